@@ -1,0 +1,84 @@
+"""SHA-256 identities: of our own sources, and of the named fields of a key.
+
+Both frame every value with its type and length, so that no two inputs share one byte string.
+"""
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ipex_inductor.errors import IpexError
+
+# Listed by name because a walk from ipex_inductor/ does not enter linked rooms, and because an
+# editable install may map them elsewhere. A test compares this with the folders and pyproject.
+ROOMS = (
+    "ipex_inductor",
+    "ipex_inductor.aot_cache",
+    "ipex_inductor.autotune",
+    "ipex_inductor.cli",
+    "ipex_inductor.lowerings",
+    "ipex_inductor.ops",
+    "ipex_inductor.passes",
+    "ipex_inductor.templates",
+)
+SUFFIXES = frozenset({".cpp", ".h", ".jinja", ".py", ".toml"})
+
+
+def sources() -> Iterator[tuple[str, Path]]:
+    """Every source file with the name of its package, ordered by the two names."""
+    for room in sorted(ROOMS):
+        spec = find_spec(room)
+        if spec is None or not spec.submodule_search_locations:
+            todo = "Reinstall ipex-inductor: its folders were moved or removed."
+            raise IpexError(f"the package {room}", "nothing importable by that name", todo)
+        files = (
+            file for folder in spec.submodule_search_locations for file in Path(folder).iterdir()
+        )
+        for file in sorted(files, key=lambda f: f.name):
+            if file.suffix in SUFFIXES and file.is_file():
+                yield room, file
+
+
+@functools.cache
+def source_digest() -> str:
+    """The identity of this package's sources: the same in a checkout, editable and from a wheel."""
+    whole = hashlib.sha256(b"ipex_inductor sources 1\n")
+    for room, file in sources():
+        whole.update(_framed((room, file.name, file.read_bytes())))
+    return whole.hexdigest()
+
+
+def digest_fields(fields: Mapping[str, object]) -> str:
+    """The identity of named fields in the order given.
+
+    Values are str, int, bool, float, None, bytes, or tuples of these; anything else (subclasses
+    too) raises `TypeError`, because what cannot be framed exactly cannot be part of a key.
+    """
+    whole = hashlib.sha256(b"ipex_inductor fields 1\n")
+    for name, value in fields.items():
+        try:
+            whole.update(_framed((name, value)))
+        except KeyError as error:
+            raise TypeError(f"field {name!r}: no digest of {error.args[0].__name__}") from None
+    return whole.hexdigest()
+
+
+def _framed(value: object) -> bytes:
+    """Type tag, length of the payload, payload; one-to-one over all values."""
+    tag, encode = _ENCODERS[type(value)]
+    payload = encode(value)
+    return tag + len(payload).to_bytes(8, "big") + payload
+
+
+_ENCODERS: dict[type, tuple[bytes, Callable[[Any], bytes]]] = {
+    type(None): (b"n", lambda _: b""),
+    bool: (b"b", lambda v: b"1" if v else b"0"),
+    int: (b"i", lambda v: f"{v:x}".encode()),
+    float: (b"f", lambda v: v.hex().encode()),  # tells 0.0 from -0.0; every nan is one value
+    str: (b"s", lambda v: v.encode("utf-8", "surrogatepass")),
+    bytes: (b"y", bytes),
+    tuple: (b"t", lambda v: b"".join(map(_framed, v))),
+}

@@ -1,0 +1,6 @@
+"""`python -m ipex_inductor`: the same command as `ipex-inductor`."""
+
+from ipex_inductor.cli import app
+
+if __name__ == "__main__":
+    app(prog_name="ipex-inductor")

@@ -1,0 +1,122 @@
+"""Every difference between the torch versions we support, and the only reader of the version."""
+
+import functools
+import logging
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ipex_inductor.errors import CompilerNotFoundError, UnsupportedTorchError
+
+log = logging.getLogger(__name__)
+
+OLDEST = (2, 11)
+TESTED = {
+    (2, 11): "whole suite",
+    (2, 12): "smoke test",
+    (2, 13): "whole suite, in CI",
+    (2, 14): "smoke test",
+    (2, 15): "whole suite",
+}
+
+
+def torch_minor(version: str = torch.__version__) -> tuple[int, int]:
+    """The (major, minor) of a torch version string such as "2.13.0+cpu" or "2.16.0.dev2026"."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def untested_reason(version: str = torch.__version__) -> str | None:
+    """Why our passes must stay out of this torch, or None when it is tested.
+
+    Raises `UnsupportedTorchError` for a torch too old to fall back on.
+    """
+    minor = torch_minor(version)
+    if minor in TESTED:
+        return None
+    if minor < OLDEST:
+        raise UnsupportedTorchError(
+            f"torch >= {OLDEST[0]}.{OLDEST[1]}",
+            f"torch {version}",
+            'Install a supported one: pip install "torch>=2.11,<2.16".',
+        )
+    newest = ".".join(map(str, max(TESTED)))
+    return f"torch {version} is newer than the newest tested one, {newest}"
+
+
+@functools.cache
+def inductor_option_types() -> Mapping[str, type | None]:
+    """Every option Inductor knows with its type, None where any value will do.
+
+    As torch.compile does, a type with parameters (`list[str]`, `X | None`) is not checked.
+    """
+    from torch._inductor import config
+
+    def checkable(name: str) -> type | None:
+        kind = config.get_type(name)
+        return kind if isinstance(kind, type) and not hasattr(kind, "__origin__") else None
+
+    return {name: checkable(name) for name in config.get_config_copy()}
+
+
+def mode_options(mode: str) -> dict[str, Any]:
+    """Inductor's option values for a `torch.compile` mode."""
+    from torch._inductor import list_mode_options
+
+    return dict(list_mode_options(mode))
+
+
+def plain_decompositions(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `inner_compile` with Inductor's own decomposition table.
+
+    From 2.13 on `compile_fx` hands a reduced table down to the inner compiler, where it makes
+    FxGraphCache give up ("unpicklable type"). By then our joint pass has decomposed everything.
+    """
+    from torch._inductor.decomposition import select_decomp_table
+
+    if "get_decomp_fn" in kwargs:
+        kwargs["get_decomp_fn"] = select_decomp_table
+    return kwargs
+
+
+def compile_inner(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
+    """Inductor's inner compiler with its graph cache on, also below a bundled autograd cache."""
+    from torch._functorch import config as functorch_config
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    with functorch_config.patch(bundled_autograd_cache=False):
+        return compile_fx_inner(gm, example_inputs, **plain_decompositions(kwargs))
+
+
+def reload_graph(graph: Any, constants: Any) -> Any:
+    """A `CompiledFxGraph` that came out of a cache, made callable again (None if it cannot be)."""
+    from torch._inductor.codecache import FxGraphCache
+
+    loaded, _ = FxGraphCache.cache_hit_post_compile(graph, {}, constants)
+    return loaded
+
+
+def compiler_missing(error: BaseException) -> CompilerNotFoundError | None:
+    """Our error for a missing C++ compiler when that is what made Inductor fail."""
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    inner: BaseException | None = error
+    while inner is not None and not isinstance(inner, InvalidCxxCompiler):
+        inner = getattr(inner, "inner_exception", None) or inner.__cause__
+    if inner is None:
+        return None
+    return CompilerNotFoundError(
+        "a working C++ compiler (g++ or clang++)",
+        "none that runs",
+        "Install one (`apt-get install g++`, `dnf install gcc-c++`) or set CXX to its path; "
+        "`ipex-inductor doctor` checks it.",
+    )
+
+
+def as_pass_list(value: Any) -> list[Callable[..., Any]]:
+    """A custom-pass option as a list: 2.11 takes one pass or None, later versions also lists."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -1,0 +1,133 @@
+"""The options of backend `ipex`: one frozen dataclass, resolved once per compile."""
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from ipex_inductor.errors import OptionError
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+_BOOLEANS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+
+
+def _option(default: Any, env: str, accepts: str, doc: str) -> Any:
+    return field(default=default, metadata={"env": env, "accepts": accepts, "doc": doc})
+
+
+@dataclass(frozen=True)
+class CompileConfig:
+    """What one call of `torch.compile(..., backend="ipex")` was asked to do.
+
+    Every field but `inductor` is an option of the same name. A keyword beats the environment
+    variable, which beats the default. Hashable, so that it can be part of a cache key.
+    """
+
+    mode: str = _option("default", "IPEX_MODE", " | ".join(MODES), "as torch.compile(mode=...)")
+    rules: str = _option(
+        "",
+        "IPEX_RULES",
+        'comma-separated "-name", or "-*"',
+        "fusion rules to leave out, by name",
+    )
+    weight_prologue: bool = _option(
+        True,
+        "IPEX_WEIGHT_PROLOGUE",
+        "bool",
+        "inference: run weight-only work once, and again when a weight changes",
+    )
+    strict: bool = _option(
+        False,
+        "IPEX_STRICT",
+        "bool",
+        "raise where we would fall back to plain Inductor with a warning",
+    )
+    inductor: tuple[tuple[str, Any], ...] = field(
+        default=(),
+        hash=False,  # some of Inductor's options are dicts or lists
+        metadata={"doc": "Inductor's own options, passed on for this call only"},
+    )
+
+    @property
+    def rules_off(self) -> frozenset[str]:
+        """Names of the rules switched off; "*" stands for all."""
+        return frozenset(entry.removeprefix("-") for entry in _entries(self.rules))
+
+
+def own_options() -> dict[str, Any]:
+    """Our options by name: the dataclass fields that carry an environment variable."""
+    return {f.name: f for f in fields(CompileConfig) if "env" in f.metadata}
+
+
+def resolve(
+    mode: str | None,
+    options: Mapping[str, Any] | None,
+    inductor_types: Mapping[str, type | None],
+    env: Mapping[str, str] = os.environ,
+) -> CompileConfig:
+    """Merge defaults, environment, `mode=` and `options=` into one checked config.
+
+    `inductor_types` maps each option Inductor knows to its type, None where any value will do.
+    Raises `OptionError` for an unknown key or mode (naming the nearest) and for a wrong type.
+    """
+    own = own_options()
+    values: dict[str, Any] = {
+        name: _parse(env[f.metadata["env"]], f)
+        for name, f in own.items()
+        if env.get(f.metadata["env"])
+    }
+    if mode is not None:
+        values["mode"] = mode
+    inductor: dict[str, Any] = {}
+    for key, value in (options or {}).items():
+        name = str(key).replace("-", "_")
+        if name in own:
+            values[name] = _checked(name, value, own[name].type)
+        elif name in inductor_types:
+            inductor[name] = _checked(name, value, inductor_types[name])
+        else:
+            raise unknown("option", str(key), [*own, *inductor_types])
+    if values.get("mode", "default") not in MODES:
+        raise unknown("mode", str(values["mode"]), MODES)
+    _check_rules(values.get("rules", ""))
+    return replace(CompileConfig(**values), inductor=tuple(sorted(inductor.items())))
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> OptionError:
+    """The error for a misspelt `name`, with the nearest known ones."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[:5]
+    todo = f"Did you mean {', '.join(repr(n) for n in near)}?"
+    return OptionError(f"a known {kind}", repr(name), f"{todo} `ipex-inductor config` lists all.")
+
+
+def _checked(name: str, value: Any, expected: type | None) -> Any:
+    if expected is None or isinstance(value, expected):
+        return value
+    came = f"{value!r} ({type(value).__name__})"
+    todo = f"Pass a value of type {expected.__name__}."
+    raise OptionError(f"option {name!r} of type {expected.__name__}", came, todo)
+
+
+def _entries(rules: str) -> list[str]:
+    return [entry.strip() for entry in rules.split(",") if entry.strip()]
+
+
+def _check_rules(rules: str) -> None:
+    for entry in _entries(rules):
+        if not entry.startswith("-") or entry == "-":
+            todo = 'Write "-name" to leave one rule out, "-*" for all of them.'
+            raise OptionError('entries of `rules` like "-name"', repr(entry), todo)
+
+
+def _parse(text: str, option: Any) -> Any:
+    """The value of an environment variable, which is always text."""
+    if option.type is not bool:
+        return text
+    try:
+        return _BOOLEANS[text.lower()]
+    except KeyError:
+        env = option.metadata["env"]
+        raise OptionError(f"{env} in {sorted(_BOOLEANS)}", repr(text), "Unset or fix it.") from None

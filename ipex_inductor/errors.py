@@ -1,0 +1,33 @@
+"""Typed errors: what was expected, what came, and what to do about it."""
+
+
+class IpexError(Exception):
+    """Base of every error this package raises on purpose."""
+
+    def __init__(self, expected: str, came: str, todo: str) -> None:
+        super().__init__(f"expected {expected}; got {came}. {todo}")
+        self.expected, self.came, self.todo = expected, came, todo
+
+
+class OptionError(IpexError, ValueError):
+    """An unknown option, mode or environment variable, or a value of the wrong type."""
+
+
+class UnsupportedTorchError(IpexError, RuntimeError):
+    """The installed torch is older than anything this package can work with."""
+
+
+class CompilerNotFoundError(IpexError, RuntimeError):
+    """No working C++ compiler, which every CPU graph needs."""
+
+
+class DeviceError(IpexError, RuntimeError):
+    """A device that has no storage or no code generator (for example `meta`)."""
+
+
+class TargetError(IpexError, LookupError):
+    """A device architecture that neither this machine nor the target table knows."""
+
+
+class PassError(IpexError, RuntimeError):
+    """A graph pass of ours failed: the graph is compiled by plain Inductor instead."""

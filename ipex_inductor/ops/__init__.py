@@ -1,0 +1,9 @@
+"""The `ipex::` operators: schema, fake and reference implementation, one file a family.
+
+Importing this package registers them with torch. Plain Inductor never meets them: only graphs
+that our own passes rewrote contain one.
+"""
+
+from ipex_inductor.ops import linear
+
+__all__ = ["linear"]

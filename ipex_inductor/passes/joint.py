@@ -1,0 +1,68 @@
+"""The one custom pass we give Inductor: rules on whole ops, then Inductor's decompositions."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from ipex_inductor.errors import PassError
+from ipex_inductor.passes import linear
+from ipex_inductor.passes.rule import apply_rules, whole_ops
+from ipex_inductor.passes.whole_ops import decompose
+from ipex_inductor.report import GraphReport
+
+RULES = (*linear.RULES,)
+RULE_NAMES = frozenset(rule.name for rule in RULES)
+WHOLE = whole_ops(RULES)
+
+
+class JointPass(CustomGraphPass):
+    """All our work on one joint or inference graph, after the user's own passes.
+
+    `identity` is what the generated code depends on beside the graph: Inductor's caches see it
+    through `uuid`, the only place where we enter their keys.
+    """
+
+    def __init__(
+        self,
+        identity: str,
+        rules_off: frozenset[str],
+        training: bool,
+        report: GraphReport,
+        user_passes: list[Callable[[torch.fx.Graph], object]],
+    ) -> None:
+        self.identity = identity
+        self.rules_off = rules_off
+        self.training = training
+        self.report = report
+        self.user_passes = user_passes
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        """Rewrite `graph` in place. Raises `PassError` when a pass of ours fails."""
+        for user_pass in self.user_passes:
+            user_pass(graph)
+        try:
+            if self.training:
+                self.report.add("missed", "*", "training graph: the rules are for inference")
+            else:
+                apply_rules(RULES, graph, self.rules_off, self.report)
+            decompose(graph, WHOLE)
+            graph.lint()
+        except Exception as error:
+            raise PassError(
+                "the joint graph pass to finish",
+                f"{type(error).__name__}: {error}",
+                'Please report it; options={"rules": "-*"} avoids the rules.',
+            ) from error
+
+    def uuid(self) -> Any | None:
+        """What distinguishes our rewriting; None (no caching) if a user's pass has no uuid."""
+        parts = [self.identity]
+        for user_pass in self.user_passes:
+            uuid = user_pass.uuid() if isinstance(user_pass, CustomGraphPass) else None
+            if uuid is None:
+                return None
+            parts.append(str(uuid))
+        return tuple(parts)
+

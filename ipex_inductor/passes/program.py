@@ -1,0 +1,74 @@
+"""A straight-line program over weights: what the prologue runs, as plain data."""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx.node import map_aggregate
+from torch.utils._pytree import tree_map_only
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The value number `index`: first the program's inputs, then each step's result."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call: the op's full name (or "getitem") and its arguments, values as `Ref`."""
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """`steps` over the graph inputs numbered `inputs`; `outputs` are the derived tensors."""
+
+    inputs: tuple[int, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[Ref, ...]
+
+    @torch.no_grad()
+    def run(self, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The derived tensors of these weights, in the order of `outputs`."""
+        values: list[Any] = list(weights)
+        for step in self.steps:
+            args, kwargs = tree_map_only(Ref, lambda r: values[r.index], (step.args, step.kwargs))
+            values.append(_function(step.op)(*args, **dict(kwargs)))
+        return [values[ref.index] for ref in self.outputs]
+
+
+def record(
+    inputs: dict[torch.fx.Node, int],
+    nodes: Sequence[torch.fx.Node],
+    outputs: Sequence[torch.fx.Node],
+) -> Program:
+    """The program of `nodes` in order; `inputs` maps placeholders to graph input numbers."""
+    refs = {node: Ref(i) for i, node in enumerate([*inputs, *nodes])}
+
+    def step(node: torch.fx.Node) -> Step:
+        args, kwargs = map_aggregate((node.args, tuple(node.kwargs.items())), _substitute)
+        name = "getitem" if node.target is operator.getitem else node.target.name()  # type: ignore[union-attr]
+        return Step(name, args, kwargs)
+
+    def _substitute(value: Any) -> Any:
+        return refs[value] if isinstance(value, torch.fx.Node) else value
+
+    return Program(
+        tuple(inputs.values()), tuple(map(step, nodes)), tuple(refs[node] for node in outputs)
+    )
+
+
+def _function(name: str) -> Any:
+    """The op called "namespace::name.overload" (or "namespace::name")."""
+    if name == "getitem":
+        return operator.getitem
+    space, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, space), packet), overload or "default")

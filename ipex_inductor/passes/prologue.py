@@ -1,0 +1,170 @@
+"""The weight prologue: work that depends on weights alone, taken out of an inference graph."""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ipex_inductor.passes.program import Program, record
+from ipex_inductor.report import GraphReport
+
+Node = torch.fx.Node
+
+
+@dataclass(frozen=True)
+class Split:
+    """A graph without its weight-only work: `gm` takes the derived tensors as last inputs."""
+
+    gm: torch.fx.GraphModule
+    example_inputs: list[Any]
+    static_input_idxs: list[int]
+    program: Program
+
+
+def split(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    static_input_idxs: Sequence[int],
+    report: GraphReport,
+) -> Split | None:
+    """Hoist the weight-only work of `gm` (changed in place), or None when there is none.
+
+    `static_input_idxs` are the inputs that are parameters or buffers; one that the graph itself
+    writes is not a weight.
+    """
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    written = _written(gm.graph)
+    weights = {placeholders[i]: i for i in static_input_idxs if placeholders[i] not in written}
+    weights = {n: i for n, i in weights.items() if isinstance(n.meta.get("val"), torch.Tensor)}
+    pack_linear_weights(gm.graph, weights)
+    derived = _weight_only(gm.graph, weights)
+    outputs = [n for n in derived if _worth_hoisting(n, derived)]
+    if not outputs:
+        return None
+    needed = _ancestors(outputs, derived)
+    used = {n: i for n, i in weights.items() if any(user in needed for user in n.users)}
+    program = record(used, [n for n in derived if n in needed], outputs)
+    report.add("hoisted", "weight prologue", f"{len(outputs)} tensors of {len(used)} weights")
+    _replace_by_inputs(gm.graph, placeholders[-1], outputs)
+    gm.recompile()
+    count = len(placeholders)
+    return Split(
+        gm,
+        [*example_inputs, *(n.meta["val"] for n in outputs)],
+        [*static_input_idxs, *range(count, count + len(outputs))],
+        program,
+    )
+
+
+def pack_linear_weights(graph: torch.fx.Graph, weights: dict[Node, int]) -> None:
+    """Give every `ipex::linear_unary` whose weight is a parameter that weight packed by oneDNN."""
+    pack = torch.ops.mkldnn._reorder_linear_weight.default
+    derived = {**weights, **dict.fromkeys(_weight_only(graph, weights), -1)}
+    for node in graph.find_nodes(
+        op="call_function", target=torch.ops.ipex.linear_unary.default
+    ):
+        x, weight, *rest = node.args
+        if weight not in derived:
+            continue
+        value = weight.meta["val"]
+        *lead, _ = x.meta["val"].shape
+        rows = _rows(lead)
+        with graph.inserting_before(node):
+            packed = graph.call_function(pack, (weight, rows))
+        # What torch reports as the strides of oneDNN's opaque layout.
+        packed.meta["val"] = value.new_empty_strided(value.shape, (1, 0))
+        node.target = torch.ops.ipex.linear_packed.default
+        node.args = (x, packed, *rest)
+
+
+def _rows(lead: Sequence[Any]) -> int | None:
+    """Rows of the product when they are known, as oneDNN picks the blocking by them."""
+    if not all(isinstance(size, int) for size in lead):
+        return None
+    rows = 1
+    for size in lead:
+        rows *= size
+    return rows
+
+
+def _written(graph: torch.fx.Graph) -> set[Node]:
+    """Inputs that some node of the graph writes to, or may write to (higher-order ops)."""
+    written: set[Node] = set()
+    for node in graph.nodes:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            written.update(node.all_input_nodes)
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        for value, argument in zip(node.args, node.target._schema.arguments, strict=False):
+            if argument.alias_info and argument.alias_info.is_write and isinstance(value, Node):
+                written.add(value)
+    return written
+
+
+def _weight_only(graph: torch.fx.Graph, weights: dict[Node, int]) -> dict[Node, None]:
+    """Pure nodes that depend on weights and constants alone, in graph order."""
+    known: dict[Node, None] = {}
+    for node in graph.nodes:
+        inputs = node.all_input_nodes
+        if inputs and _is_pure(node) and all(n in weights or n in known for n in inputs):
+            known[node] = None
+    return known
+
+
+def _is_pure(node: Node) -> bool:
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    random = torch.Tag.nondeterministic_seeded in node.target.tags
+    return not node.target._schema.is_mutable and not random
+
+
+def _worth_hoisting(node: Node, derived: dict[Node, None]) -> bool:
+    """Whether to compute `node` ahead: the rest of the graph reads it, and it costs something.
+
+    A mere view is free where it stands; what is larger than its sources would cost more to read
+    than to compute.
+    """
+    if all(user in derived for user in node.users):
+        return False
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or not all(isinstance(s, int) for s in value.shape):
+        return False
+    chain = _ancestors([node], derived)
+    if all(_is_view(n) for n in chain):
+        return False
+    sources = {n for link in chain for n in link.all_input_nodes if n not in derived}
+    return _bytes(value) <= sum(_bytes(n.meta["val"]) for n in sources)
+
+
+def _is_view(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+
+
+def _bytes(value: torch.Tensor) -> int:
+    return value.numel() * value.element_size()
+
+
+def _ancestors(nodes: Sequence[Node], within: dict[Node, None]) -> set[Node]:
+    found: set[Node] = set()
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo.extend(n for n in node.all_input_nodes if n in within)
+    return found
+
+
+def _replace_by_inputs(graph: torch.fx.Graph, last: Node, outputs: Sequence[Node]) -> None:
+    for number, node in enumerate(outputs):
+        with graph.inserting_after(last):
+            last = graph.placeholder(f"derived_{number}")
+        last.meta = {"val": node.meta["val"]}
+        node.replace_all_uses_with(last)
+    graph.eliminate_dead_code()

@@ -1,0 +1,110 @@
+"""Ops kept whole while rules run, and then decomposed exactly as Inductor would have.
+
+Inductor's decompositions insert casts in low precision and change between versions, so a rule
+that had to match them would be fragile.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.utils import detect_fake_mode
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_aggregate
+
+Table = dict[Any, Callable[..., Any]]
+
+# Ops for which whole-then-decomposed is tested to give plain Inductor's own graph.
+WHOLE = (
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_functional",
+    "_native_batch_norm_legit_no_training",
+    "_softmax",
+    "elu",
+    "gelu",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
+    "leaky_relu",
+    "mish",
+    "native_layer_norm",
+    "silu",
+)
+
+# What describes the decomposed node itself, not where it came from.
+_OWN_META = ("val", "tensor_meta")
+
+
+@functools.cache
+def overloads(names: frozenset[str]) -> frozenset[Any]:
+    """The overloads of the aten ops called `names`."""
+    packets = [getattr(torch.ops.aten, name) for name in names]
+    return frozenset(getattr(packet, o) for packet in packets for o in packet.overloads())
+
+
+def reduced_table(names: frozenset[str]) -> Table:
+    """Inductor's current decomposition table without the ops called `names`."""
+    whole = overloads(names)
+    return {op: fn for op, fn in select_decomp_table().items() if op not in whole}
+
+
+def decompose(graph: torch.fx.Graph, names: frozenset[str]) -> None:
+    """Replace the ops called `names` by Inductor's decompositions of them, in place."""
+    table = select_decomp_table()
+    whole = overloads(names)
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in whole and node.target in table:
+            _inline(graph, node, table)
+
+
+def _inline(graph: torch.fx.Graph, node: torch.fx.Node, table: Table) -> None:
+    """Put the traced decomposition of `node` in its place; other nodes keep name and meta."""
+    inputs = list(dict.fromkeys(node.all_input_nodes))
+    traced = _traced(node, inputs, table)
+    copies = dict(zip(_placeholders(traced.graph), inputs, strict=True))
+    with graph.inserting_before(node):
+        for inner in traced.graph.nodes:
+            if inner.op in ("placeholder", "output"):
+                continue
+            if inner.op != "call_function":
+                raise AssertionError(f"decomposition of {node.target} holds {inner.op}")
+            copies[inner] = graph.node_copy(inner, lambda n: copies[n])
+            own = {key: inner.meta[key] for key in _OWN_META if key in inner.meta}
+            copies[inner].meta = {**node.meta, **own}
+    (result,) = traced.graph.output_node().args
+    _replace(graph, node, map_aggregate(result, lambda n: copies.get(n, n)))
+
+
+def _replace(graph: torch.fx.Graph, node: torch.fx.Node, result: Any) -> None:
+    if isinstance(result, torch.fx.Node):
+        node.replace_all_uses_with(result)
+    else:
+        for user in list(node.users):  # getitem(node, index)
+            user.replace_all_uses_with(result[user.args[1]])
+            graph.erase_node(user)
+    graph.erase_node(node)
+
+
+def _placeholders(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    return [node for node in graph.nodes if node.op == "placeholder"]
+
+
+def _traced(
+    node: torch.fx.Node, inputs: list[torch.fx.Node], table: Table
+) -> torch.fx.GraphModule:
+    def call(*values: Any) -> Any:
+        env = dict(zip(inputs, values, strict=True))
+        args = map_aggregate(node.args, lambda n: env.get(n, n))
+        kwargs = map_aggregate(node.kwargs, lambda n: env.get(n, n))
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    values = [n.meta["val"] for n in inputs]
+    fake_mode = detect_fake_mode(values)
+    assert fake_mode is not None
+    with fake_mode, enable_python_dispatcher():
+        gm = make_fx(call, table, tracing_mode="real")(*values)
+    gm.graph.eliminate_dead_code()
+    return gm

@@ -1,0 +1,14 @@
+"""Lowerings: each `ipex::` op to its choices of kernel, one file a family.
+
+Inductor's registry of lowerings is global, so only our own ops are ever registered here.
+"""
+
+import functools
+
+
+@functools.cache
+def register() -> None:
+    """Tell Inductor how to lower every `ipex::` op (once a process)."""
+    from ipex_inductor.lowerings import linear
+
+    linear.register()

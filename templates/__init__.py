@@ -1,0 +1,1 @@
+"""Kernel templates (Triton, C++, SYCL), each beside its reference; none is needed yet."""
