@@ -12,6 +12,9 @@ from ipex_inductor.report import GraphReport
 
 Node = torch.fx.Node
 
+CASTS = (torch.ops.prims.convert_element_type.default, torch.ops.aten._to_copy.default)
+SMALL = 1 << 20  # bytes: such a tensor stays in cache, so it may grow
+
 
 @dataclass(frozen=True)
 class Split:
@@ -127,8 +130,8 @@ def _is_pure(node: Node) -> bool:
 def _worth_hoisting(node: Node, derived: dict[Node, None]) -> bool:
     """Whether to compute `node` ahead: the rest of the graph reads it, and it costs something.
 
-    A mere view is free where it stands; what is larger than its sources would cost more to read
-    than to compute.
+    A view or a widening cast is free where it stands; a large tensor that is larger still than its
+    sources costs more to read than to compute.
     """
     if all(user in derived for user in node.users):
         return False
@@ -136,10 +139,11 @@ def _worth_hoisting(node: Node, derived: dict[Node, None]) -> bool:
     if not isinstance(value, torch.Tensor) or not all(isinstance(s, int) for s in value.shape):
         return False
     chain = _ancestors([node], derived)
-    if all(_is_view(n) for n in chain):
-        return False
     sources = {n for link in chain for n in link.all_input_nodes if n not in derived}
-    return _bytes(value) <= sum(_bytes(n.meta["val"]) for n in sources)
+    grows = _bytes(value) > sum(_bytes(n.meta["val"]) for n in sources)
+    if all(_is_view(n) or (grows and n.target in CASTS) for n in chain):
+        return False
+    return not grows or _bytes(value) <= SMALL
 
 
 def _is_view(node: Node) -> bool:

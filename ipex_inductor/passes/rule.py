@@ -1,7 +1,14 @@
-"""The rule engine: a fusion is two traced functions and an equation."""
+"""The rule engine: a fusion is two functions and an equation.
+
+Both functions are traced, so a rule is written in plain torch. What Inductor's matcher does with
+a traced pattern is not exact enough (it ignores keywords the pattern leaves at their default:
+`gelu` matches `gelu(approximate="tanh")`), so patterns are built here with every default spelt
+out and every constant but the sizes of views fixed; those are checked by the shape of the result.
+"""
 
 import contextvars
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,27 +17,40 @@ from typing import Any
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.utils import counters
-from torch._inductor.pattern_matcher import Match, PatternMatcherPass, register_replacement
+from torch._inductor.pattern_matcher import (
+    CallFunction,
+    Ignored,
+    KeywordArg,
+    Match,
+    PatternExpr,
+    PatternMatcherPass,
+    register_graph_pattern,
+)
+from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.node import map_aggregate
 
 from ipex_inductor.passes.whole_ops import reduced_table
 from ipex_inductor.report import GraphReport
 
 Examples = Callable[[], list[torch.Tensor]]
 
+VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
+
 
 @dataclass(frozen=True)
 class Rule:
     """`pattern => replacement`, named by the left-hand side of its `equation`.
 
-    `examples` make the inputs the pair is traced with, one set a form (2-D, 3-D ...). `whole`
+    `examples` make the inputs the pattern is traced with, one set a form (2-D, 3-D ...). `whole`
     names the ops the pattern needs undecomposed. `when` gets the matched values by argument name
     and returns None, or the reason why this match must be left alone.
     """
 
     equation: str
-    pattern: Callable[..., Any]
-    replacement: Callable[..., Any]
+    pattern: Callable[..., torch.Tensor]
+    replacement: Callable[..., torch.Tensor]
     examples: tuple[Examples, ...]
     whole: tuple[str, ...]
     when: Callable[[Mapping[str, Any]], str | None]
@@ -39,6 +59,11 @@ class Rule:
     def name(self) -> str:
         """The left-hand side without spaces: `linear+gelu`."""
         return self.equation.split("=>")[0].replace(" ", "")
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The names of what the pattern matches."""
+        return tuple(inspect.signature(self.pattern).parameters)
 
 
 @dataclass(frozen=True)
@@ -76,32 +101,47 @@ def apply_rules(
 
 @functools.cache
 def matcher(rules: tuple[Rule, ...]) -> PatternMatcherPass:
-    """The rules as one Inductor pass of our own, traced on first use (some 15 ms a form)."""
+    """The rules as one Inductor pass of our own, traced on first use."""
     own = PatternMatcherPass(pass_name="ipex_rules")
-    trace = functools.partial(_trace, whole_ops(rules))
+    whole = whole_ops(rules)
     for rule in rules:
         for examples in rule.examples:
-            register_replacement(
-                rule.pattern,
-                rule.replacement,
-                examples(),
-                trace,
-                own,
+            register_graph_pattern(
+                _pattern(rule, examples(), whole),
                 extra_check=functools.partial(_accept, rule),
-            )
+                pass_dict=own,
+            )(functools.partial(_rewrite, rule))
     return own
 
 
 @torch.no_grad()
-def _trace(
-    whole: frozenset[str], fn: Callable[..., Any], args: Sequence[Any], **_: Any
-) -> torch.fx.GraphModule:
-    """An inference graph in which the ops called `whole` are not decomposed."""
+def _pattern(rule: Rule, examples: list[torch.Tensor], whole: frozenset[str]) -> PatternExpr:
+    """The rule's pattern as an expression of Inductor's matcher."""
     with enable_python_dispatcher():
-        gm = make_fx(fn, reduced_table(whole), tracing_mode="real")(*args)
+        gm = make_fx(rule.pattern, reduced_table(whole), tracing_mode="real")(*examples)
     gm.graph.eliminate_dead_code()
-    gm.recompile()
-    return gm
+    names = iter(rule.arguments)
+    built: dict[torch.fx.Node, PatternExpr] = {}
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            built[node] = KeywordArg(next(names))
+        elif node.op == "call_function":
+            built[node] = _call(node, built)
+    (result,) = gm.graph.output_node().args
+    return built[result]  # type: ignore[index]
+
+
+def _call(node: torch.fx.Node, built: dict[torch.fx.Node, PatternExpr]) -> PatternExpr:
+    args = map_aggregate(node.args, lambda n: built.get(n, n))  # type: ignore[call-overload]
+    kwargs = {**_keyword_defaults(node.target), **node.kwargs}
+    if node.target in VIEWS:
+        args = (args[0], Ignored())
+    return CallFunction(node.target, *args, _users=max(1, len(node.users)), **kwargs)
+
+
+def _keyword_defaults(op: Any) -> dict[str, Any]:
+    arguments = op._schema.arguments
+    return {a.name: a.default_value for a in arguments if a.kwarg_only and a.has_default_value()}
 
 
 def _accept(rule: Rule, match: Match) -> bool:
@@ -109,17 +149,40 @@ def _accept(rule: Rule, match: Match) -> bool:
     if rule.name in run.off:
         return False
     where = _user_line(match.output_node())
-    values = {
-        name: arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg
-        for name, arg in match.kwargs.items()
-    }
-    reason = rule.when(values)
+    values = {name: _value(match.kwargs[name]) for name in rule.arguments}
+    reason = _other_shape(rule, values, match.output_node()) or rule.when(values)
     if reason is not None:
         run.report.add("missed", rule.name, reason, where)
         return False
     run.report.add("fired", rule.name, where=where)
     counters["ipex"][rule.name] += 1
     return True
+
+
+def _rewrite(rule: Rule, match: Match, **matched: Any) -> None:
+    match.replace_by_example(rule.replacement, [matched[name] for name in rule.arguments])
+
+
+def _value(matched: Any) -> Any:
+    return matched.meta["val"] if isinstance(matched, torch.fx.Node) else matched
+
+
+def _other_shape(rule: Rule, values: Mapping[str, Any], output: torch.fx.Node) -> str | None:
+    """A reason unless the pattern's own result has the dtype and shape found in the graph."""
+    found = output.meta["val"]
+    try:
+        with V.fake_mode, torch.no_grad():
+            own = rule.pattern(**values)
+    except (RuntimeError, ValueError, TypeError) as error:
+        return f"the pattern cannot take these inputs: {error}"
+    same = own.dtype == found.dtype and own.dim() == found.dim()
+    if same and all(map(_equal, own.shape, found.shape)):
+        return None
+    return f"a view between changes the shape: {tuple(own.shape)} became {tuple(found.shape)}"
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return statically_known_true(a == b)
 
 
 def _user_line(node: torch.fx.Node) -> str:

@@ -65,6 +65,7 @@ def _inline(graph: torch.fx.Graph, node: torch.fx.Node, table: Table) -> None:
     inputs = list(dict.fromkeys(node.all_input_nodes))
     traced = _traced(node, inputs, table)
     copies = dict(zip(_placeholders(traced.graph), inputs, strict=True))
+    made = []
     with graph.inserting_before(node):
         for inner in traced.graph.nodes:
             if inner.op in ("placeholder", "output"):
@@ -74,8 +75,12 @@ def _inline(graph: torch.fx.Graph, node: torch.fx.Node, table: Table) -> None:
             copies[inner] = graph.node_copy(inner, lambda n: copies[n])
             own = {key: inner.meta[key] for key in _OWN_META if key in inner.meta}
             copies[inner].meta = {**node.meta, **own}
+            made.append(copies[inner])
     (result,) = traced.graph.output_node().args
     _replace(graph, node, map_aggregate(result, lambda n: copies.get(n, n)))
+    for unused in reversed(made):  # results nobody asked for, such as the saved mean
+        if not unused.users:
+            graph.erase_node(unused)
 
 
 def _replace(graph: torch.fx.Graph, node: torch.fx.Node, result: Any) -> None:

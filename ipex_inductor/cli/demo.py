@@ -1,0 +1,388 @@
+"""`ipex-inductor demo`: eager, Inductor and ipex side by side on whole models, checked first."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ipex_inductor.cli.demo_models import CONTESTANTS, INSTALL, MODELS, Contestant, Job, title
+from ipex_inductor.errors import IpexError, OptionError
+
+DEFAULT, QUICK = ("resnet50", "bert"), ("resnet50",)
+YARDSTICK = "inductor"
+LOG_TAIL = 20  # lines of a failed child's stderr
+
+
+class Dtype(StrEnum):
+    """What the weights and inputs are cast to."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+
+
+class Device(StrEnum):
+    """Where the models run."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    XPU = "xpu"
+
+
+class ChildError(IpexError, RuntimeError):
+    """A measuring process that died; `tail` is the end of what it wrote to stderr."""
+
+    def __init__(self, code: int, tail: str) -> None:
+        super().__init__("a measuring process that ends well", f"exit code {code}", tail)
+        self.tail = tail
+
+
+@dataclass(frozen=True)
+class Row:
+    """The facts about one contestant; no times unless `status` is "ok"."""
+
+    name: str
+    title: str
+    status: str  # "ok", "wrong" (fails the check against fp64) or "failed" (raised)
+    reason: str = ""
+    error: float | None = None
+    limit: float | None = None
+    median_ms: float | None = None
+    min_ms: float | None = None
+    calls: int = 0
+    vs_inductor: float | None = None
+    vs_eager: float | None = None
+    cold_s: float | None = None
+    warm_s: float | None = None
+    fx_hits: int = 0
+    aot_hits: int = 0
+    rules: Mapping[str, int] = field(default_factory=dict)  # of ipex: how often each fired
+    fallbacks: list[str] = field(default_factory=list)  # graphs that plain Inductor compiled
+
+
+@dataclass(frozen=True)
+class Report:
+    """One model's rows, and where they were measured."""
+
+    model: str
+    title: str
+    dtype: str
+    inputs: list[str]
+    rows: list[Row]
+    machine: Mapping[str, Any]
+    once: Mapping[str, float]  # what any process pays before its first contestant, in seconds
+    took_s: Mapping[str, float]  # by step
+
+
+def demo(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help=f"{', '.join(MODELS)} or MODULE:FUNCTION; may be repeated."),
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Type of weights and inputs.")] = Dtype.BF16,
+    batch: Annotated[int, typer.Option(min=1, help="Batch size of the named models.")] = 1,
+    device: Annotated[
+        Device | None, typer.Option(help="Default: cuda where torch has it, else cpu.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0, help="Timing of each model.")] = 10.0,
+    quick: Annotated[bool, typer.Option("--quick", help="ResNet-50 alone: two minutes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The facts as JSON on stdout.")] = False,
+) -> None:
+    """Compare eager, Inductor and ipex: speed, first call, caches, and error against fp64.
+
+    FUNCTION returns (model, tuple of example inputs); the current directory is importable.
+    """
+    names = model or (QUICK if quick else DEFAULT)
+    for name in names:
+        check_name(name)
+    with tempfile.TemporaryDirectory(prefix="ipex-demo-", ignore_cleanup_errors=True) as folder:
+        root, scratch = Path(folder), Path(folder, "scratch")
+        scratch.mkdir()
+        job = Job("", "", dtype, batch, device, (), root, scratch, seconds)
+        reports = run(names, job)
+    command = repeat_command(names, job, reports[0].machine["device"])
+    if as_json:
+        facts = {"schema": 1, "command": command, "models": [asdict(r) for r in reports]}
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        show(reports, command, Console())
+    raise typer.Exit(exit_code(reports))
+
+
+def check_name(name: str) -> None:
+    """Raise `OptionError` for a model that cannot be loaded, before anything is started."""
+    if ":" in name:
+        return
+    if name not in MODELS:
+        came = f"--model {name}"
+        raise OptionError(f"a model of {', '.join(MODELS)} or MODULE:FUNCTION", came, "Fix it.")
+    if importlib.util.find_spec("transformers") is None:
+        raise OptionError("transformers to be installed", "no such package", INSTALL)
+
+
+def run(names: tuple[str, ...] | list[str], job: Job) -> list[Report]:
+    """Measure each model in turn, with a progress bar on stderr."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+        # A cold and a warm step for each that compiles, then load, eager, check and timing.
+        task = bar.add_task("", total=len(names) * (2 * len(CONTESTANTS) + 2))
+        reports = []
+        for number, name in enumerate(names):
+
+            def step(text: str, name: str = name) -> None:
+                bar.update(task, advance=1, description=f"{title(name)}: {text}")
+
+            folder = job.folder / str(number)
+            reports.append(run_model(replace(job, model=name, folder=folder), step))
+        return reports
+
+
+def run_model(job: Job, step: Callable[[str], None]) -> Report:
+    """The report of one model: a cold process each, then one that measures all of them."""
+    times: dict[str, float] = {}
+    job.folder.mkdir()
+
+    def timed(text: str) -> None:
+        times[text] = time.monotonic()
+        step(text)
+
+    colds: dict[str, dict[str, Any]] = {}
+    for contestant in CONTESTANTS[1:]:
+        timed(f"cold {contestant.title}")
+        colds[contestant.name] = cold(replace(job, task="cold", contestants=(contestant,)), step)
+    # ipex goes first: what is left of once-a-process costs then counts against us, not for us.
+    alive = tuple(c for c in reversed(CONTESTANTS) if "failed" not in colds.get(c.name, {}))
+    result = run_child(replace(job, task="measure", contestants=alive), timed)
+    fresh = next(iter(colds.values())).get("start_s", 0.0)
+    ends = [*list(times.values())[1:], time.monotonic()]
+    return Report(
+        job.model,
+        title(job.model),
+        job.dtype,
+        result["inputs"],
+        merge(colds, result["rows"]),
+        result["machine"],
+        {"import_s": result["import_s"], "start_s": result["start_s"], "fresh_start_s": fresh},
+        {
+            text: round(end - begin, 1)
+            for (text, begin), end in zip(times.items(), ends, strict=True)
+        },
+    )
+
+
+def cold(job: Job, step: Callable[[str], None]) -> dict[str, Any]:
+    """The facts of one cold child; that it died is one of them."""
+    try:
+        return run_child(job, step)
+    except ChildError as error:
+        Console(stderr=True).print(error.tail, style="dim", markup=False, highlight=False)
+        return {"failed": error.came}
+
+
+def run_child(job: Job, step: Callable[[str], None]) -> dict[str, Any]:
+    """Run one job in a fresh process and return its result."""
+    log = job.folder / f"{job.task}.log"
+    command = [sys.executable, "-m", "ipex_inductor.cli.demo_measure", job.to_json()]
+    with log.open("wb") as stderr:
+        child = subprocess.Popen(
+            command,
+            # Inductor keeps precompiled headers there, whatever its cache folder is.
+            env={**os.environ, "TMPDIR": str(job.scratch)},
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            message = _last_message(child, step)
+            code = child.wait()
+        finally:
+            # Its compile workers too: they would go on writing into a folder that is removed.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    if "error" in message:
+        raise OptionError(*message["error"])
+    if "result" not in message:
+        raise ChildError(code, "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL:]))
+    result: dict[str, Any] = message["result"]
+    return result
+
+
+def merge(
+    colds: Mapping[str, Mapping[str, Any]], measured: Mapping[str, Mapping[str, Any]]
+) -> list[Row]:
+    """One row a contestant, with ratios; a row that is not "ok" carries no times."""
+    rows = [row_of(c, colds.get(c.name, {}), measured.get(c.name, {})) for c in CONTESTANTS]
+    best = {row.name: row.min_ms for row in rows}
+    return [
+        replace(
+            row,
+            vs_inductor=_ratio(best[YARDSTICK], row.min_ms),
+            vs_eager=_ratio(best["eager"], row.min_ms),
+        )
+        for row in rows
+    ]
+
+
+def row_of(contestant: Contestant, cold: Mapping[str, Any], warm: Mapping[str, Any]) -> Row:
+    """The facts of one contestant from its cold process and the measuring process."""
+    row = Row(contestant.name, contestant.title, "failed")
+    reason = cold.get("failed") or warm.get("failed")
+    if reason or "correct" not in warm:
+        return replace(row, reason=reason or "not checked: eager itself failed")
+    row = replace(
+        row,
+        error=warm["error"],
+        limit=warm["limit"],
+        rules=cold.get("rules", {}),
+        fallbacks=cold.get("fallbacks", []),
+    )
+    if not warm["correct"]:
+        return replace(row, status="wrong", reason="fails the check against fp64")
+    return replace(
+        row,
+        status="ok",
+        cold_s=cold.get("seconds"),
+        warm_s=warm["seconds"] if contestant.backend else None,
+        **{key: warm[key] for key in ("median_ms", "min_ms", "calls", "fx_hits", "aot_hits")},
+    )
+
+
+def exit_code(reports: list[Report]) -> int:
+    """1 for any wrong result, or where ipex or eager failed; a failed rival is no error of ours."""
+    rows = [row for report in reports for row in report.rows]
+    bad = any(
+        row.status == "wrong" or (row.status == "failed" and row.name in ("ipex", "eager"))
+        for row in rows
+    )
+    return int(bad)
+
+
+def repeat_command(names: tuple[str, ...] | list[str], job: Job, device: str) -> str:
+    """The command line that measures the same again, defaults spelt out."""
+    words = ["ipex-inductor", "demo", *(word for name in names for word in ("--model", name))]
+    words += ["--dtype", job.dtype, "--batch", str(job.batch)]
+    words += ["--device", device, "--seconds", f"{job.seconds:g}"]
+    threads = os.environ.get("OMP_NUM_THREADS")
+    return (f"OMP_NUM_THREADS={threads} " if threads else "") + shlex.join(words)
+
+
+def show(reports: list[Report], command: str, console: Console) -> None:
+    """Print a table a model, what the machine was, and how to repeat it."""
+    for report in reports:
+        console.print(table(report))
+        for row in report.rows:
+            for line in remarks(row):
+                console.print(line)
+        console.print()
+    for note in footer(reports, command):
+        console.print(Text(note, style="dim"), soft_wrap=True)
+
+
+HEADS = (
+    "median\nms",
+    "min\nms",
+    "vs\nInductor",
+    "vs\neager",
+    "error",
+    "cold\ns",
+    "warm\ns",
+    "cache\nhits",
+)
+
+
+def table(report: Report) -> Table:
+    """The comparison on one model; fits 80 columns."""
+    name = f"{report.title}, {report.dtype}, input {', '.join(report.inputs)}"
+    shown = Table(
+        title=Text(name, style="bold"), title_justify="left", box=SIMPLE_HEAD, show_edge=False
+    )
+    shown.add_column("")
+    for head in HEADS:
+        shown.add_column(head, justify="right", no_wrap=True)
+    for row in report.rows:
+        shown.add_row(*cells(row), style="bold" if row.name == "ipex" else "")
+    return shown
+
+
+def cells(row: Row) -> list[Text | str]:
+    """One line of the table."""
+    if row.status == "failed":
+        return [row.title, Text("failed", "yellow")]
+    if row.status == "wrong":
+        error = Text("not finite" if row.error is None else f"{row.error:.1e}", "red")
+        return [row.title, Text("wrong", "red"), "", "", "", error]
+    hits = f"{row.fx_hits}/{row.aot_hits}" if row.cold_s is not None else ""
+    numbers = (_number(row.median_ms), _number(row.min_ms))
+    ratios = (_number(row.vs_inductor, "x"), _number(row.vs_eager, "x"))
+    times = (_number(row.cold_s), _number(row.warm_s))
+    return [row.title, *numbers, *ratios, f"{row.error:.1e}", *times, hits]
+
+
+def remarks(row: Row) -> list[Text]:
+    """What does not fit into the table: why a row has no times, and what ipex fused."""
+    lines = []
+    if row.status == "failed":
+        lines.append(Text(f"{row.title}: {row.reason}", "yellow"))
+    if row.status == "wrong":
+        limit = "" if row.limit is None else f" (limit {row.limit:.1e})"
+        lines.append(Text(f"{row.title}: {row.reason}{limit}; its speed is not shown", "red"))
+    lines += [Text(f"{row.title} fell back to {what}", "yellow") for what in row.fallbacks]
+    if row.rules:
+        fused = ", ".join(f"{name} x{n}" for name, n in row.rules.items())
+        lines.append(Text(f"{row.title} fused: {fused}"))
+    return lines
+
+
+def footer(reports: list[Report], command: str) -> list[str]:
+    """Machine, meaning of the columns, and the command that repeats it."""
+    facts, once = reports[0].machine, reports[0].once
+    versions = f"torch {facts['torch']}, ipex_inductor {facts['ipex_inductor']}"
+    return [
+        f"{versions}; {facts['device']}: {facts['chip']}, {facts['threads']} threads",
+        "vs: ratio of the minima, more is faster. error: relative RMSE against fp64. "
+        "cold: first call with empty caches; warm: in the next process, with its hits in the "
+        "FX graph and AOT autograd caches.",
+        "Neither counts what any torch.compile pays once a process: "
+        f"{once['import_s'] + once['start_s']:.1f} s to import and start the compiler "
+        f"({once['import_s'] + once['fresh_start_s']:.1f} s the first time on a machine).",
+        f"Repeat: {command}",
+    ]
+
+
+def _last_message(child: "subprocess.Popen[str]", step: Callable[[str], None]) -> dict[str, Any]:
+    assert child.stdout is not None
+    message: dict[str, Any] = {}
+    for line in child.stdout:
+        message = json.loads(line)
+        if "step" in message:
+            step(message["step"])
+    return message
+
+
+def _ratio(reference: float | None, value: float | None) -> float | None:
+    return reference / value if reference is not None and value is not None else None
+
+
+def _number(value: float | None, unit: str = "") -> str:
+    return "" if value is None else f"{value:.2f}{unit}" if value < 100 else f"{value:.0f}{unit}"

@@ -1,0 +1,331 @@
+"""The child process of `ipex-inductor demo`: one job in as JSON, steps and one result out.
+
+    python -m ipex_inductor.cli.demo_measure '<JSON of demo_models.Job>'
+
+It writes JSON lines to stdout: {"step": ...} as it goes, and at last {"result": ...} or, for what
+the user did wrong, {"error": [expected, came, todo]}. Whatever else prints goes to stderr.
+"""
+
+import contextlib
+import copy
+import importlib
+import json
+import math
+import os
+import platform
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ipex_inductor import __version__, report
+from ipex_inductor.cli.demo_models import DTYPES, Contestant, Job, load
+from ipex_inductor.errors import IpexError, OptionError
+
+Call = Callable[[], Any]
+Say = Callable[[str], None]
+
+CALLS = 4  # timed calls in a turn
+WARM_UP = 2  # calls after the first; CUDA graphs record in the second and replay from the third
+
+
+def use_folder(folder: Path) -> None:
+    """Send every on-disk compile cache, Inductor's, Triton's and ours, to `folder`."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+    os.environ["IPEX_HOME"] = str(folder / "ipex")
+
+
+class Tiny(torch.nn.Module):
+    """One of each kind of layer, so that compiling it loads what compiling any model loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU()
+        )
+        self.head = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 8))
+
+    def forward(self, image: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A softmax over eight channels."""
+        return {"scores": self.head(self.conv(image).mean((2, 3))).softmax(-1)}
+
+
+def start_compiler(job: Job, device: str) -> dict[str, float]:
+    """Pay what a process pays once whatever the backend, and say in seconds what it was.
+
+    Importing Dynamo and Inductor, their lazily built tables, the C++ compiler probe and the
+    precompiled header would otherwise all be charged to the contestant that comes first. Compiled
+    twice, with the graph cache off and on, as a hit passes by what a miss loads and vice versa.
+    """
+    use_folder(job.scratch)
+    started = time.perf_counter()
+    for module in ("torch._dynamo", "torch._inductor.compile_fx"):
+        importlib.import_module(module)
+    imported = time.perf_counter()
+    dtype = getattr(torch, DTYPES[job.dtype])
+    tiny = Tiny().eval().to(device, dtype)
+    for cached in (False, True):
+        with torch.no_grad(), _inductor_config(fx_graph_cache=cached):
+            torch.compile(tiny)(torch.ones(1, 3, 16, 16, dtype=dtype, device=device))
+        torch.compiler.reset()
+    return {"import_s": imported - started, "start_s": time.perf_counter() - imported}
+
+
+def first_call(
+    contestant: Contestant, model: torch.nn.Module, inputs: tuple[Any, ...], folder: Path
+) -> tuple[Call, torch.Tensor, dict[str, Any]]:
+    """Wrap and call a model once: the callable, its output, and seconds and cache hits."""
+    use_folder(folder / contestant.name)
+    before = _counters()
+    started = time.perf_counter()
+    # Freezing is decided by Dynamo from the global config, so options= would come too late.
+    with _inductor_config(freezing=contestant.freezing):
+        run = _compiled(contestant, model)
+        output = _first_tensor(run(*inputs)).clone()
+        synchronize(output.device)
+    seconds = time.perf_counter() - started
+    after = _counters()
+    new = {key: count - before.get(key, 0) for key, count in after.items()}
+    facts = {
+        "seconds": seconds,
+        "fx_hits": new.get(("inductor", "fxgraph_cache_hit"), 0),
+        "aot_hits": new.get(("aot_autograd", "autograd_cache_hit"), 0),
+        "rules": {name: n for (kind, name), n in new.items() if kind == "ipex" and n},
+        "fallbacks": _fallbacks() if contestant.backend == "ipex" else [],
+    }
+    return lambda: run(*inputs), output, facts
+
+
+def relative_rmse(output: torch.Tensor, truth: torch.Tensor) -> float:
+    """Distance of `output` from the fp64 `truth`, as a share of its size; inf for bad shapes."""
+    if output.shape != truth.shape:
+        return math.inf
+    distance = (output.to(truth) - truth).norm() / truth.norm().clamp_min(1e-300)
+    return float(distance)
+
+
+def error_limit(eager: torch.Tensor, truth: torch.Tensor) -> float:
+    """The largest error that passes, by the rule of `torch._dynamo.utils.same`.
+
+    RMSE(contestant, fp64) <= m * RMSE(eager, fp64) + tol / 10, with m = 3 and tol = 1e-2 for
+    16-bit floats, m = 2 (3 below 1000 elements) and tol = 1e-4 for fp32; here relative to fp64.
+    """
+    sixteen_bit = eager.element_size() == 2
+    multiplier = 3 if sixteen_bit or eager.numel() < 1000 else 2
+    return multiplier * relative_rmse(eager, truth) + (1e-3 if sixteen_bit else 1e-5)
+
+
+def time_rounds(calls: Mapping[str, Call], seconds: float, device: torch.device) -> dict[str, Any]:
+    """Milliseconds of each call, from turns taken round-robin for at least `seconds`.
+
+    All contestants meet the same disturbances. The first call of a turn is not counted: it finds
+    the other contestants' weights in the processor's caches, and its own in memory.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    order, end, rounds = list(calls), time.perf_counter() + seconds, 0
+    while rounds < 2 or time.perf_counter() < end:
+        for name in order:
+            calls[name]()
+            synchronize(device)
+            samples[name] += [_milliseconds(calls[name], device) for _ in range(CALLS)]
+        order.reverse()
+        rounds += 1
+    return {
+        name: {"median_ms": statistics.median(ms), "min_ms": min(ms), "calls": len(ms)}
+        for name, ms in samples.items()
+    }
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device; the CPU has nothing to wait for."""
+    if device.type != "cpu":
+        getattr(torch, device.type).synchronize()
+
+
+def cold(job: Job, say: Say) -> dict[str, Any]:
+    """Time the first call of one contestant with empty caches."""
+    device = job.device or default_device()
+    once = start_compiler(job, device)
+    model, inputs = load(job.model, job.dtype, job.batch, device)
+    (contestant,) = job.contestants
+    with torch.no_grad(), _failure() as failed:
+        _, _, facts = first_call(contestant, model, inputs, job.folder)
+        return {**once, **facts}
+    return {**once, "failed": failed[0]}
+
+
+def measure(job: Job, say: Say) -> dict[str, Any]:
+    """Second-process first calls, then the check against fp64, then the timing of who passed."""
+    say("load")
+    device = job.device or default_device()
+    once = start_compiler(job, device)
+    model, inputs = load(job.model, job.dtype, job.batch, device)
+    facts: dict[str, dict[str, Any]] = {}
+    calls: dict[str, Call] = {}
+    outputs: dict[str, list[torch.Tensor]] = {}
+    for contestant in job.contestants:
+        name = contestant.name
+        say(f"warm {contestant.title}")
+        with torch.no_grad(), _failure() as failed:
+            # Weights of its own, as it would have alone: shared ones could be cache hits.
+            calls[name], output, facts[name] = first_call(
+                contestant, copy.deepcopy(model), inputs, job.folder
+            )
+            later = [_first_tensor(calls[name]()).clone() for _ in range(WARM_UP)]
+            outputs[name] = [output, *later]
+        if failed:
+            facts[name] = {"failed": failed[0]}
+    say("check")
+    with torch.no_grad():
+        checks = check(outputs, _fp64_output(model, inputs)) if "eager" in outputs else {}
+        say("timing")
+        passed = {name: calls[name] for name in checks if checks[name]["correct"]}
+        times = time_rounds(passed, job.seconds, torch.device(device))
+    rows = {n: {**f, **checks.get(n, {}), **times.get(n, {})} for n, f in facts.items()}
+    return {**once, "machine": machine(device), "inputs": _shapes(inputs), "rows": rows}
+
+
+def check(
+    outputs: Mapping[str, list[torch.Tensor]], truth: torch.Tensor
+) -> dict[str, dict[str, Any]]:
+    """Error and verdict of each contestant: the worst of its first call and of later ones."""
+    eager = outputs["eager"][0]
+    limit = error_limit(eager, truth)
+    verdicts = {}
+    for name, tensors in outputs.items():
+        error = max((relative_rmse(tensor, truth) for tensor in tensors), key=_nan_last)
+        correct = error <= limit and all(tensor.dtype == eager.dtype for tensor in tensors)
+        verdicts[name] = {
+            "correct": correct,
+            "error": error if math.isfinite(error) else None,
+            "limit": limit if math.isfinite(limit) else None,
+        }
+    return verdicts
+
+
+def default_device() -> str:
+    """The GPU where torch has one, else the CPU."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What a reader must know to compare the figures with others."""
+    chip = _cpu_name() if device == "cpu" else getattr(torch, device).get_device_name()
+    return {
+        "torch": torch.__version__,
+        "ipex_inductor": __version__,
+        "device": device,
+        "chip": chip,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _compiled(contestant: Contestant, model: torch.nn.Module) -> Callable[..., Any]:
+    if contestant.backend is None:
+        return model
+    compiled: Callable[..., Any] = torch.compile(
+        model, backend=contestant.backend, mode=contestant.mode
+    )
+    return compiled
+
+
+def _inductor_config(**values: Any) -> contextlib.AbstractContextManager[Any]:
+    config: Any = importlib.import_module("torch._inductor.config")
+    context: contextlib.AbstractContextManager[Any] = config.patch(**values)
+    return context
+
+
+def _counters() -> dict[tuple[str, str], int]:
+    utils: Any = importlib.import_module("torch._dynamo.utils")
+    return {(kind, name): n for kind, group in utils.counters.items() for name, n in group.items()}
+
+
+def _fallbacks() -> list[str]:
+    events = (event for graph in report.reports() for event in graph.events)
+    return [f"{e.subject}: {e.reason}" for e in events if e.kind == "fallback"]
+
+
+@contextlib.contextmanager
+def _failure() -> Iterator[list[str]]:
+    """Collects the reason of what was raised, in short; the whole of it goes to the log."""
+    reasons: list[str] = []
+    try:
+        yield reasons
+    except Exception as error:
+        traceback.print_exc()
+        text = " ".join(str(error).split())
+        reasons.append(f"{type(error).__name__}: {text}"[:200])
+
+
+def _first_tensor(output: Any) -> torch.Tensor:
+    if isinstance(output, torch.Tensor):
+        return output
+    parts = output.values() if isinstance(output, Mapping) else output
+    if isinstance(parts, str) or not hasattr(parts, "__iter__"):
+        came = type(output).__name__
+        raise OptionError("a model that returns tensors", came, "Wrap it so that it does.")
+    return _first_tensor(next(iter(parts)))
+
+
+def _fp64_output(model: torch.nn.Module, inputs: tuple[Any, ...]) -> torch.Tensor:
+    """The output of the same (already rounded) weights and inputs, computed in fp64."""
+
+    def widen(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        device = "cpu" if value.device.type == "xpu" else value.device  # most have no fp64
+        return value.to(device, torch.float64 if value.is_floating_point() else value.dtype)
+
+    wide = tree_map(widen, inputs)
+    device = next(leaf.device for leaf in tree_leaves(wide) if isinstance(leaf, torch.Tensor))
+    return _first_tensor(copy.deepcopy(model).to(device, torch.float64)(*wide))
+
+
+def _milliseconds(call: Call, device: torch.device) -> float:
+    started = time.perf_counter()
+    call()
+    synchronize(device)
+    return (time.perf_counter() - started) * 1e3
+
+
+def _nan_last(error: float) -> float:
+    return math.inf if math.isnan(error) else error
+
+
+def _shapes(inputs: tuple[Any, ...]) -> list[str]:
+    return ["x".join(map(str, i.shape)) for i in inputs if isinstance(i, torch.Tensor)]
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as info:
+        for line in info:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def main() -> None:
+    """Run the job given as the only argument."""
+    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def write(**message: Any) -> None:
+        channel.write(json.dumps(message) + "\n")
+
+    job = Job.from_json(sys.argv[1])
+    try:
+        task = {"cold": cold, "measure": measure}[job.task]
+        write(result=task(job, lambda step: write(step=step)))
+    except IpexError as error:
+        write(error=[error.expected, error.came, error.todo])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""What `ipex-inductor demo` compares: the models, the contestants, and a child process's job.
+
+Imports no torch at the top: the parent process and `--help` read the tables without it.
+"""
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from ipex_inductor.errors import OptionError
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+INSTALL = 'Run: pip install "ipex-inductor[demo]"'
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model of `transformers` by the names of its classes, with the published sizes."""
+
+    title: str
+    config: str
+    model: str
+    image: bool = False
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+
+MODELS = {
+    "resnet50": Architecture(
+        "ResNet-50", "ResNetConfig", "ResNetForImageClassification", True, {"num_labels": 1000}
+    ),
+    "bert": Architecture("BERT-base", "BertConfig", "BertModel"),
+    "vit": Architecture(
+        "ViT-B/16", "ViTConfig", "ViTForImageClassification", True, {"num_labels": 1000}
+    ),
+    "gpt2": Architecture(
+        "GPT-2 small", "GPT2Config", "GPT2LMHeadModel", False, {"use_cache": False}
+    ),
+}
+TOKENS, PIXELS = 128, 224
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One way to run a model: eager where `backend` is None."""
+
+    name: str
+    title: str
+    backend: str | None = None
+    mode: str = "default"
+    freezing: bool = False
+
+
+CONTESTANTS = (
+    Contestant("eager", "eager"),
+    Contestant("inductor", "Inductor", "inductor"),
+    Contestant(
+        "frozen", "Inductor frozen, max-autotune", "inductor", "max-autotune", freezing=True
+    ),
+    Contestant("ipex", "ipex", "ipex", "max-autotune"),
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one child process is asked to do: task "cold" (first call only) or "measure".
+
+    `folder` holds the caches of this model, one folder a contestant; `scratch` is for all children.
+    """
+
+    task: str
+    model: str
+    dtype: str
+    batch: int
+    device: str | None
+    contestants: tuple[Contestant, ...]
+    folder: Path
+    scratch: Path
+    seconds: float
+
+    def to_json(self) -> str:
+        """The job as one argument of a command line."""
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The job that `to_json` wrote."""
+        values = json.loads(text)
+        values["contestants"] = tuple(Contestant(**c) for c in values["contestants"])
+        paths = {key: Path(values[key]) for key in ("folder", "scratch")}
+        return cls(**{**values, **paths})
+
+
+def title(name: str) -> str:
+    """How the model is called in a table."""
+    return MODELS[name].title if name in MODELS else name
+
+
+def load(
+    name: str, dtype: str, batch: int, device: str
+) -> tuple["torch.nn.Module", tuple[Any, ...]]:
+    """The model, in eval mode, and example inputs; the same weights in every process.
+
+    `batch` is for the named models; MODULE:FUNCTION brings inputs of its own.
+    """
+    import torch
+    from torch.utils._pytree import tree_map
+
+    def place(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.to(device, floating if value.is_floating_point() else value.dtype)
+
+    floating = getattr(torch, DTYPES[dtype])
+    torch.manual_seed(0)
+    model, inputs = _from_config(MODELS[name], batch) if name in MODELS else _from_user(name)
+    return model.eval().to(device, floating), tree_map(place, inputs)
+
+
+def _from_config(arch: Architecture, batch: int) -> tuple["torch.nn.Module", tuple[Any, ...]]:
+    import torch
+
+    try:
+        import transformers
+    except ImportError as error:
+        raise OptionError("transformers to be installed", str(error), INSTALL) from error
+    config = getattr(transformers, arch.config)(**arch.overrides)
+    model = getattr(transformers, arch.model)(config)
+    _fill_batch_norms(model)
+    if not arch.image:
+        return model, (torch.randint(0, config.vocab_size, (batch, TOKENS)),)
+    channels_last = torch.channels_last
+    image = torch.randn(batch, 3, PIXELS, PIXELS).to(memory_format=channels_last)
+    return model.to(memory_format=channels_last), (image,)
+
+
+def _fill_batch_norms(model: "torch.nn.Module") -> None:
+    """Statistics as after training: with fresh ones (0 and 1) a wrong folding goes unseen."""
+    import torch
+
+    for norm in model.modules():
+        if isinstance(norm, torch.nn.BatchNorm2d):
+            torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
+            torch.nn.init.normal_(norm.bias, 0, 0.1)
+            norm.running_mean = torch.randn(norm.num_features) * 0.1
+            norm.running_var = torch.rand(norm.num_features) + 0.5
+
+
+def _from_user(name: str) -> tuple["torch.nn.Module", tuple[Any, ...]]:
+    module, _, function = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    todo = "The current directory is importable; check the spelling."
+    try:
+        made = getattr(importlib.import_module(module), function)()
+    except (ImportError, AttributeError) as error:
+        raise OptionError("an importable MODULE:FUNCTION", f"{name!r}: {error}", todo) from error
+    match made:
+        case (model, tuple(inputs)):
+            return model, inputs
+    raise OptionError(
+        f"{name} to return (model, tuple of inputs)", type(made).__name__, "Return such a pair."
+    )

@@ -1,0 +1,278 @@
+"""`ipex-inductor doctor`: what this machine has, what it lacks, and what to do about it."""
+
+import importlib
+import json
+import os
+import platform
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from ctypes.util import find_library
+from dataclasses import asdict, dataclass
+from glob import glob
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from ipex_inductor.errors import IpexError
+
+Status = Literal["ok", "warn", "fail"]
+Finding = tuple[Status, str, str]  # status, detail, what to do
+
+INSTALL_CXX = (
+    "`apt-get install g++` or `dnf install gcc-c++`, or set CXX to the path of a C++ compiler"
+)
+OPENMP_PROGRAM = """#include <omp.h>
+#include <cstdio>
+int main() { std::printf("%d", omp_get_max_threads()); }
+"""
+# What the driver of each vendor leaves behind, whether or not torch can use it.
+GPU_TRACES = {
+    "NVIDIA": ("/dev/nvidiactl",),
+    "AMD": ("/dev/kfd",),
+    "Intel": ("/sys/bus/pci/drivers/i915/0000:*", "/sys/bus/pci/drivers/xe/0000:*"),
+}
+DRIVER_VERSIONS = {
+    "cuda": Path("/proc/driver/nvidia/version"),
+    "hip": Path("/sys/module/amdgpu/version"),
+}
+SYCL_WHEELS = ("intel-sycl-rt", "dpcpp-cpp-rt")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report; `todo` is empty when there is nothing to do."""
+
+    name: str
+    status: Status
+    detail: str
+    todo: str = ""
+
+
+def _python() -> Finding:
+    return "ok", f"{platform.python_version()} ({sys.executable})", ""
+
+
+def _python_headers() -> Finding:
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if header.is_file():
+        return "ok", str(header), ""
+    todo = "`apt-get install python3-dev` or `dnf install python3-devel` for this Python"
+    return "fail", f"{header} is missing; compiled graphs include it", todo
+
+
+def _torch() -> Finding:
+    import torch
+
+    from ipex_inductor import compat
+
+    kinds = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip, "XPU": torch.version.xpu}
+    builds = [f"{kind} {version}" for kind, version in kinds.items() if version] or ["CPU"]
+    detail = f"{torch.__version__}, {' + '.join(builds)} build"
+    if reason := compat.untested_reason(torch.__version__):
+        todo = 'pip install "torch>=2.11,<2.16"; until then plain Inductor compiles'
+        return "warn", f"{detail}; {reason}", todo
+    oldest, newest = (".".join(map(str, f(compat.TESTED))) for f in (min, max))
+    return "ok", f"{detail}; tested are {oldest} to {newest}", ""
+
+
+def _triton() -> Finding:
+    try:
+        version = importlib.import_module("triton").__version__
+    except ImportError as error:
+        return "warn", f"{error}; no kernels for GPUs", "pip install triton"
+    return "ok", version, ""
+
+
+def _compiler() -> Finding:
+    # As torch looks: CXX, else g++ and nothing else.
+    cxx = os.environ.get("CXX", "g++")
+    if shutil.which(cxx) is None:
+        clang = shutil.which("clang++")
+        return "fail", f"{cxx!r} not found", f"export CXX={clang}" if clang else INSTALL_CXX
+    with tempfile.TemporaryDirectory() as folder:
+        source, program = Path(folder, "omp.cpp"), Path(folder, "omp")
+        source.write_text(OPENMP_PROGRAM)
+        done = _run(cxx, "-fopenmp", str(source), "-o", str(program))
+        done = done if done.returncode else _run(str(program))
+    if done.returncode:
+        said = next((line for line in done.stderr.splitlines() if "error" in line), "no message")
+        return "fail", f"{cxx} cannot build an OpenMP program: {said}", INSTALL_CXX
+    version = _run(cxx, "--version").stdout.partition("\n")[0]
+    return "ok", f"{version}; OpenMP with {done.stdout} threads", ""
+
+
+def _isa() -> Finding:
+    from ipex_inductor import target
+
+    here = target.current("cpu")
+    return "ok", f"{here.arch}, {here.multiprocessors} cores ({here.name})", ""
+
+
+def _gpu() -> Finding:
+    import torch
+
+    if found := Counter(_gpus(torch)):
+        return "ok", "; ".join(f"{count} x {gpu}" for gpu, count in found.items()), ""
+    traces = [vendor for vendor, paths in GPU_TRACES.items() if any(map(glob, paths))]
+    if traces:
+        detail = f"a driver for {' and '.join(traces)}, but torch {torch.__version__} sees no GPU"
+        return "warn", detail, "install the torch build for it: https://pytorch.org/get-started"
+    return "ok", "none; graphs run on the CPU", ""
+
+
+def _gpus(torch: Any) -> Iterator[str]:
+    from ipex_inductor import target
+
+    for kind in ("cuda", "xpu"):
+        runtime = getattr(torch, kind)
+        for index in range(runtime.device_count()):
+            here = target.current(torch.device(kind, index))
+            properties = runtime.get_device_properties(index)
+            version = getattr(properties, "driver_version", None) or _driver_version(here.kind)
+            yield f"{here.name} ({here.arch}, driver {version})"
+
+
+def _driver_version(kind: str) -> str:
+    try:
+        match = re.search(r"\d+\.\d[\d.]*", DRIVER_VERSIONS[kind].read_text())
+    except OSError:
+        match = None
+    return match[0] if match else "of unknown version"
+
+
+def _sycl() -> Finding:
+    library = next(_sycl_libraries(), None) or find_library("sycl")
+    if library is None:
+        return "ok", f"no runtime ({' or '.join(SYCL_WHEELS)}); only Intel GPUs use one", ""
+    # In a child, because a broken runtime takes the process with it.
+    done = _run(sys.executable, "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1])", library)
+    if done.returncode:
+        said = done.stderr.strip().rpartition("\n")[2] or f"exit status {done.returncode}"
+        return "warn", f"{library} does not load: {said}", f"pip install -U {SYCL_WHEELS[0]}"
+    return "ok", library, ""
+
+
+def _sycl_libraries() -> Iterator[str]:
+    """The libsycl files of the installed wheels."""
+    for wheel in SYCL_WHEELS:
+        try:
+            files = metadata.files(wheel) or []
+        except metadata.PackageNotFoundError:
+            continue
+        yield from (str(f.locate()) for f in files if re.fullmatch(r"libsycl\.so\.\d+", f.name))
+
+
+def _ocloc() -> Finding:
+    path = shutil.which("ocloc")
+    return "ok", path or "not on PATH; only compiling for Intel GPUs ahead of time uses it", ""
+
+
+def _cache_folder() -> Finding:
+    from ipex_inductor.aot_cache import home
+
+    found = home.state(home.home(), probe=True)
+    if not found.private:
+        return "fail", found.reason, "fix that, or set IPEX_HOME to a folder of your own"
+    if not found.writable:
+        return "warn", found.reason, "set IPEX_HOME to a writable folder, or every start is cold"
+    return "ok", str(found.path) if found.exists else f"{found.path}, made on first use", ""
+
+
+def _torch_cache_folder() -> Finding:
+    from ipex_inductor.aot_cache import home
+
+    path = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _torch_default_folder())
+    found = home.state(path)
+    if found.usable:
+        return "ok", str(path) if found.exists else f"{path}, made on first use", ""
+    todo = "chmod 700 it, or set TORCHINDUCTOR_CACHE_DIR to a folder of your own"
+    return "warn", f"{found.reason}; torch unpickles what it finds there", todo
+
+
+def _torch_default_folder() -> str:
+    import torch
+
+    # As a module its parents would be imported too, and they create the folder.
+    file = Path(torch.__file__).parent / "_inductor/runtime/cache_dir_utils.py"
+    return str(runpy.run_path(str(file))["default_cache_dir"]())
+
+
+def _entry_point() -> Finding:
+    found = [e.value for e in metadata.entry_points(group="torch_dynamo_backends", name="ipex")]
+    if not found:
+        todo = "pip install ipex-inductor, or `pip install -e .` in a checkout"
+        return "fail", "not installed: torch.compile does not know backend `ipex`", todo
+    foreign = [value for value in found if not value.startswith("ipex_inductor.")]
+    if foreign:
+        return "fail", f"backend `ipex` is also {', '.join(foreign)}", "uninstall that package"
+    return "ok", found[0], ""
+
+
+CHECKS: Mapping[str, Callable[[], Finding]] = {
+    "python": _python,
+    "torch": _torch,
+    "backend ipex": _entry_point,
+    "C++ compiler": _compiler,
+    "Python headers": _python_headers,
+    "CPU": _isa,
+    "GPU": _gpu,
+    "triton": _triton,
+    "SYCL": _sycl,
+    "ocloc": _ocloc,
+    "cache folder": _cache_folder,
+    "torch's cache folder": _torch_cache_folder,
+}
+
+
+def examine(checks: Mapping[str, Callable[[], Finding]] = CHECKS) -> list[Check]:
+    """Run all checks; one that raises becomes a `fail` line with its error."""
+    return [_examined(name, check) for name, check in checks.items()]
+
+
+def _examined(name: str, check: Callable[[], Finding]) -> Check:
+    try:
+        return Check(name, *check())
+    except IpexError as error:
+        return Check(name, "fail", f"{error.came}; expected {error.expected}", error.todo)
+    except Exception as error:  # a broken part of the machine must not hide the others
+        return Check(name, "fail", f"{type(error).__name__}: {error}", "fix or reinstall it")
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def _table(checks: list[Check]) -> Table:
+    styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+    table = Table(Column(""), Column("what"), Column("found", overflow="fold"))
+    for check in checks:
+        found = Text(check.detail)
+        if check.todo:
+            found.append(f"\nto do: {check.todo}", style=styles[check.status])
+        table.add_row(Text(check.status, style=styles[check.status]), Text(check.name), found)
+    return table
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """What this machine has of all that is needed. Exit code 1 if anything that must work fails."""
+    found = examine()
+    if as_json:
+        typer.echo(json.dumps({"checks": [asdict(check) for check in found]}, indent=2))
+    else:
+        Console().print(_table(found))
+    if any(check.status == "fail" for check in found):
+        raise typer.Exit(1)

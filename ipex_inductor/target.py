@@ -1,0 +1,180 @@
+"""A device architecture as a value: read from the device at hand, or described by a table.
+
+Nothing here imports torch but `current`, so that a target can be described where there is no GPU.
+"""
+
+import difflib
+import os
+import platform
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ipex_inductor.errors import DeviceError, TargetError
+
+if TYPE_CHECKING:
+    import torch
+
+_KINDS = {"sm_": "cuda", "gfx": "hip", "xe:": "xpu"}
+_UNITS = {"shared_memory": 1 << 10, "memory": 1 << 30, "bandwidth": 1e9}  # of targets.toml
+
+
+@dataclass(frozen=True)
+class Target:
+    """One device, with the facts that generating and choosing its code need; None is unknown.
+
+    Only `arch` decides which code can run. `memory` differs a little from driver to driver.
+    """
+
+    name: str  # as torch reports it
+    arch: str  # "sm_90", "gfx942", "xe:20.1" (IP version), "x86-64:amx", "aarch64:sve256"
+    multiprocessors: int  # SMs, CUs, Xe-cores, physical CPU cores
+    shared_memory: int | None = None  # bytes that one block may use of a multiprocessor's
+    registers: int | None = None  # 32-bit registers of a multiprocessor
+    subgroup: int | None = None  # threads of a warp, wavefront or the narrowest sub-group
+    memory: int | None = None  # bytes
+    bandwidth: float | None = None  # bytes/s, the vendor's peak
+    rates: tuple[tuple[str, float], ...] = ()  # dense matrix operations/s by type: "bf16", ...
+    source: str = "torch, on this machine"
+
+    def __str__(self) -> str:
+        """What `described` reads back, and fit for a command line: `sm_90:NVIDIA-H200`."""
+        return f"{self.arch}:{_plain(self.name)}"
+
+    @property
+    def kind(self) -> str:
+        """Whose code generator serves it: "cpu", "cuda", "hip" or "xpu"."""
+        return _KINDS.get(self.arch[:3], "cpu")
+
+    def rate(self, dtype: str) -> float | None:
+        """Peak dense matrix operations/s on `dtype` ("bf16", "tf32", "int8", ...)."""
+        return dict(self.rates).get(dtype)
+
+    def describe(self) -> str:
+        """The facts that are known, in one line."""
+        facts = [
+            (self.multiprocessors, 1, "multiprocessors"),
+            (self.shared_memory, 1 << 10, "KiB shared memory"),
+            (self.memory, 1 << 30, "GiB"),
+            (self.bandwidth, 1e9, "GB/s"),
+            *((rate, 1e12, f"Top/s {dtype}") for dtype, rate in self.rates),
+        ]
+        known = (f"{value / unit:.4g} {what}" for value, unit, what in facts if value)
+        return f"{self.name} ({self.arch}): {', '.join(known)}"
+
+
+def current(device: "torch.device | str" = "cpu") -> Target:
+    """The target that `device` of this machine is, completed from the table where that has it.
+
+    Raises `DeviceError` for a device that is absent or has no code generator.
+    """
+    import torch
+
+    device = torch.device(device)
+    if device.type == "cpu":
+        level, features = torch.backends.cpu.get_cpu_capability(), torch.cpu.get_capabilities()
+        name = _found("/proc/cpuinfo", r"^model name\s*: (.+)$") or platform.machine()
+        return Target(name, _cpu_arch(platform.machine(), level, features), _physical_cores())
+    read = {"cuda": _cuda, "xpu": _xpu}.get(device.type)
+    count = getattr(torch, device.type).device_count() if read else 0
+    if read is None or (device.index or 0) >= count:
+        came = f"{device} ({count} {device.type} devices here)"
+        todo = "Use one that is here, or described() for one that need not be."
+        raise DeviceError("cpu, or a cuda or xpu device of this machine", came, todo)
+    return _completed(read(getattr(torch, device.type).get_device_properties(device)))
+
+
+def described(name: str) -> Target:
+    """The table's target of that alias (`h200`), name or `arch:name`; case and dashes are free.
+
+    Raises `TargetError`, naming the nearest ones, where no target or several have the name.
+    """
+    wanted, devices = _folded(name), _tables()[1]
+    found = [t for a, t in devices.items() if wanted in map(_folded, (a, t.name, str(t)))]
+    if len(found) == 1:
+        return found[0]
+    known = {_folded(spelling): a for a, t in devices.items() for spelling in (t.name, a)}
+    near = dict.fromkeys(known[k] for k in difflib.get_close_matches(wanted, known, 3, 0.4))
+    nearest = ", ".join(map(str, found or near or devices))
+    raise TargetError("one target of the table", repr(name), f"Nearest: {nearest}.")
+
+
+def table() -> tuple[Target, ...]:
+    """Every target that targets.toml describes, in its order."""
+    return tuple(_tables()[1].values())
+
+
+@cache
+def _tables() -> tuple[dict[str, dict[str, Any]], dict[str, Target]]:
+    """targets.toml in our units: facts by architecture, targets by alias."""
+    file = tomllib.loads(Path(__file__).with_name("targets.toml").read_text("utf-8"))
+    for row in (*file["arch"].values(), *file["device"].values()):
+        row |= {name: row[name] * unit for name, unit in _UNITS.items() if name in row}
+        row["rates"] = tuple((dtype, tera * 1e12) for dtype, tera in row.get("rates", {}).items())
+    arch = file["arch"]
+    return arch, {a: Target(**(arch[row["arch"]] | row)) for a, row in file["device"].items()}
+
+
+def _completed(measured: Target) -> Target:
+    """`measured` with what the table adds.
+
+    A partition (MIG, one XCD, a trimmed stack) may have the whole device's name but has fewer
+    multiprocessors: it gets its architecture's facts and no rates.
+    """
+    for row in table():
+        if (str(row), row.multiprocessors) == (str(measured), measured.multiprocessors):
+            return replace(row, memory=measured.memory)
+    return replace(measured, **_tables()[0].get(measured.arch, {}))
+
+
+def _cuda(p: Any) -> Target:
+    """From torch.cuda's properties; on ROCm they carry a gcnArchName like `gfx942:sramecc+`."""
+    gfx = p.gcnArchName.split(":")[0] if p.gcnArchName.startswith("gfx") else ""
+    arch = gfx or f"sm_{p.major}{p.minor}"
+    shared = p.shared_memory_per_block if gfx else p.shared_memory_per_block_optin
+    registers = None if gfx else p.regs_per_multiprocessor  # HIP omits accumulation registers
+    count, memory = p.multi_processor_count, p.total_memory
+    return Target(p.name, arch, count, shared, registers, p.warp_size, memory)
+
+
+def _xpu(p: Any) -> Target:
+    """From torch.xpu's properties; SYCL's architecture is the GMDID register, one byte up."""
+    gmdid = p.architecture >> 8
+    arch = f"xe:{gmdid >> 22}.{gmdid >> 14 & 0xFF}"
+    count, shared, subgroup = p.gpu_subslice_count, p.local_mem_size, min(p.sub_group_sizes)
+    return Target(p.name, arch, count, shared, None, subgroup, p.total_memory)
+
+
+def _cpu_arch(machine: str, level: str, features: Mapping[str, Any]) -> str:
+    """`level` is torch's (ATEN_CPU_CAPABILITY lowers it), refined by the matrix extensions."""
+    base = {"amd64": "x86-64", "arm64": "aarch64"}.get(machine.lower(), machine.lower())
+    level = level.lower().replace(" ", "")
+    if level == "avx512" and features.get("avx512_bf16"):
+        level = "amx" if features.get("amx_bf16") else "avx512_bf16"
+    return base.replace("_", "-") + ("" if level in ("default", "noavx") else f":{level}")
+
+
+def _physical_cores() -> int:
+    """Cores this process may run on, hyper-threads of one core counted once."""
+    allowed = getattr(os, "sched_getaffinity", lambda pid: range(os.cpu_count() or 1))(0)
+    siblings = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    return len({_found(siblings.format(n), "(.+)") or n for n in allowed})
+
+
+def _found(path: str, pattern: str) -> str | None:
+    """The first match in a file that only Linux has."""
+    text = Path(path).read_text() if Path(path).exists() else ""
+    match = re.search(pattern, text, re.MULTILINE)
+    return match and match[1]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"\((R|TM)\)", "", name).replace(" ", "-")
+
+
+def _folded(name: str) -> str:
+    return _plain(name).replace("-", "").lower()

@@ -1,0 +1,29 @@
+"""Every test starts from a clean Dynamo and knows which rules fired."""
+
+import os
+
+# Passes must run in every test, so graphs are not cached; compiled C++ still is.
+os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "0"
+os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] = "0"
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+
+@pytest.fixture(autouse=True)
+def _clean():
+    torch.compiler.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    yield
+    torch.compiler.reset()
+
+
+def pytest_collection_modifyitems(items):
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a GPU that torch can use; there is none")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)

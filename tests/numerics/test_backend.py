@@ -1,0 +1,271 @@
+"""`torch.compile(backend="ipex")` behaves as `inductor` does, call by call."""
+
+import logging
+
+import pytest
+import torch
+from helpers import Mlp, Plain, code_of
+from torch import nn
+from torch._dynamo.utils import counters
+
+from ipex_inductor import report
+from ipex_inductor.config import MODES
+from ipex_inductor.errors import DeviceError, OptionError, PassError
+
+X = torch.randn(4, 32)
+
+
+def compiled(model, **kwargs):
+    kwargs["options"] = {"strict": True, **kwargs.get("options", {})}
+    return torch.compile(model, backend="ipex", **kwargs)
+
+
+def cause(raised, kind):
+    """The error of ours that Dynamo wrapped."""
+    error = getattr(raised.value, "inner_exception", raised.value)
+    assert isinstance(error, kind), repr(error)
+    return str(error)
+
+
+# --- the same answers ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_inference(dynamic, fullgraph):
+    model = Mlp().eval()
+    fn = compiled(model, dynamic=dynamic, fullgraph=fullgraph)
+    with torch.no_grad():
+        for rows in (4, 7, 2):
+            x = torch.randn(rows, 32)
+            torch.testing.assert_close(fn(x), model(x))
+    assert counters["ipex"]["linear+gelu"] >= 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_modes(mode):
+    model = Mlp().eval()
+    fn = torch.compile(model, backend="ipex", mode=mode)
+    with torch.no_grad():
+        torch.testing.assert_close(fn(X), model(X))
+    assert counters["ipex"]["linear+gelu"] == 1
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_training(dynamic):
+    model, twin = Mlp(), Mlp()
+    twin.load_state_dict(model.state_dict())
+    fn = compiled(model, dynamic=dynamic)
+    for rows in (4, 6):
+        x = torch.randn(rows, 32)
+        ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        fn(ours).square().sum().backward()
+        twin(theirs).square().sum().backward()
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+
+
+def test_batch_norm_training_updates_its_statistics():
+    model, twin = (nn.Sequential(nn.Linear(32, 8), nn.BatchNorm1d(8)) for _ in range(2))
+    twin.load_state_dict(model.state_dict())
+    fn = compiled(model)
+    for _ in range(3):
+        x = torch.randn(16, 32)
+        torch.testing.assert_close(fn(x), twin(x))
+    for (name, ours), theirs in zip(
+        model.named_buffers(), twin.buffers(), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, msg=name)
+
+
+def test_eval_with_grad_on_is_training():
+    model = Mlp().eval()
+    y = compiled(model)(X)
+    y.sum().backward()
+    assert model.up.weight.grad is not None
+    assert not counters["ipex"]
+
+
+def test_fp64_and_empty_batch():
+    for x in (X.double(), X.double()[:0], X[:0]):
+        model = Mlp(dtype=x.dtype).eval()
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(model)(x), model(x))
+
+
+def test_graph_breaks_and_several_outputs():
+    model = Mlp().eval()
+
+    def fn(x):
+        y = model(x)
+        torch._dynamo.graph_break()
+        return y, {"twice": model(y)}
+
+    with torch.no_grad():
+        got, want = compiled(fn)(X), fn(X)
+    torch.testing.assert_close(got, want)
+    assert counters["ipex"]["linear+gelu"] == 2
+
+
+def test_inputs_written_in_place():
+    def fn(x, y):
+        x.add_(y)
+        return x * 2
+
+    ours, theirs = X.clone(), X.clone()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(fn)(ours, X), fn(theirs, X))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_recompiles_and_resets_as_inductor():
+    frames = {}
+    for backend in ("inductor", "ipex"):
+        torch.compiler.reset()
+        counters.clear()
+        fn = torch.compile(Plain().eval(), backend=backend)
+        with torch.no_grad():
+            for x in (X, X[:2], X[:3], X.double().float()):
+                fn(x)
+            torch.compiler.reset()
+            fn(X)
+        frames[backend] = counters["stats"]["unique_graphs"]
+    assert frames["ipex"] == frames["inductor"]
+
+
+def test_reset_forgets_the_reports():
+    with torch.no_grad():
+        compiled(Mlp().eval())(X)
+    assert report.reports()
+    torch.compiler.reset()
+    assert not report.reports()
+
+
+# --- nothing changes for Inductor -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_inductor_is_the_same_before_and_after(grad):
+    def code(backend):
+        torch.compiler.reset()
+        fn = torch.compile(Mlp().train(grad), backend=backend)
+
+        def step():
+            with torch.set_grad_enabled(grad):
+                y = fn(X)
+                if grad:
+                    y.sum().backward()
+
+        return code_of(step)
+
+    config = torch._inductor.config.save_config()
+    before = code("inductor")
+    code("ipex")
+    after = code("inductor")
+    assert after == before
+    assert torch._inductor.config.save_config() == config
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_what_we_cannot_improve_compiles_exactly_as_inductor(grad, dynamic, dtype):
+    def code(backend):
+        torch.compiler.reset()
+        fn = torch.compile(Plain(dtype), backend=backend, dynamic=dynamic)
+        x = X.to(dtype)
+
+        def step():
+            with torch.set_grad_enabled(grad):
+                y = fn(x)
+                if grad:
+                    y.sum().backward()
+
+        return code_of(step)
+
+    plain = code("inductor")
+    assert plain
+    assert code("ipex") == plain
+
+
+def test_a_global_pass_of_the_users_still_runs():
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class Count(CustomGraphPass):
+        runs = 0
+
+        def __call__(self, graph):
+            self.runs += 1
+
+        def uuid(self):
+            return "count"
+
+    count = Count()
+    with torch._inductor.config.patch(joint_custom_pre_pass=count), torch.no_grad():
+        compiled(Mlp().eval())(X)
+        assert torch._inductor.config.joint_custom_pre_pass is count
+    assert count.runs == 1
+    assert counters["ipex"]["linear+gelu"] == 1
+
+
+# --- what users get wrong -------------------------------------------------------------------------
+
+WRONG = {
+    "unknown option": ({"options": {"rulez": ""}}, "'rules'"),
+    "inductor's, misspelt": ({"options": {"max_autotun": True}}, "'max_autotune'"),
+    "wrong type": ({"options": {"max_autotune": "yes"}}, "bool"),
+    "our own, wrong type": ({"options": {"rules": 3}}, "str"),
+    "unknown mode": ({"mode": "max-autotun"}, "'max-autotune'"),
+    "unknown rule": ({"options": {"rules": "-linear+gellu"}}, "'linear+gelu'"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_options_name_the_right_ones(name):
+    kwargs, hint = WRONG[name]
+    with pytest.raises(Exception) as raised:  # noqa: PT011  Dynamo wraps it
+        torch.compile(Mlp().eval(), backend="ipex", **kwargs)(X)
+    assert hint in cause(raised, OptionError)
+
+
+def test_inductors_options_reach_inductor():
+    with torch.no_grad():
+        (source,) = code_of(compiled(Plain().eval(), options={"cpp.threads": 1}), X)
+    assert "omp parallel" not in source
+
+
+def test_a_model_on_meta_says_what_to_do():
+    with pytest.raises(Exception) as raised, torch.no_grad():  # noqa: PT011
+        compiled(Mlp().to("meta"))(X.to("meta"))
+    assert "to_empty" in cause(raised, DeviceError)
+
+
+def test_freezing_per_call_is_said_to_do_nothing(caplog):
+    from ipex_inductor import backend
+
+    backend._warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING), torch.no_grad():
+        compiled(Plain().eval(), options={"freezing": True})(X)
+    assert "freezing" in caplog.text
+
+
+# --- our own failures ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", ["joint.apply_rules", "prologue.split"])
+def test_a_failing_pass_falls_back_and_says_so(stage, monkeypatch, caplog):
+    def broken(*args):
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(f"ipex_inductor.passes.{stage}", broken)
+    model = Mlp().eval()
+    with torch.no_grad(), caplog.at_level(logging.WARNING):
+        torch.testing.assert_close(torch.compile(model, backend="ipex")(X), model(X))
+    assert caplog.text.count("planted") == 1
+    (event,) = [e for r in report.reports() for e in r.events if e.kind == "fallback"]
+    assert "planted" in event.reason
+    torch.compiler.reset()
+    with pytest.raises(Exception) as raised, torch.no_grad():  # noqa: PT011
+        compiled(model)(X)
+    assert "planted" in cause(raised, PassError)

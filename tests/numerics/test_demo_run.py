@@ -1,0 +1,51 @@
+"""One real run of `ipex-inductor demo`: every process and file, on a model of a few layers."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+MODEL = """
+    import torch
+    from torch import nn
+
+    def small():
+        print("a model may print")
+        net = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64), nn.LayerNorm(64))
+        return net, (torch.randn(8, 64),)
+"""
+COMMAND = "demo --model toy:small --dtype fp32 --device cpu --seconds 0.2 --json".split()
+
+
+def test_small_model_end_to_end(tmp_path):
+    (tmp_path / "toy.py").write_text(textwrap.dedent(MODEL))
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
+    for switch in ("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE"):
+        env.pop(switch, None)  # conftest.py turns off the caches that are measured here
+    done = subprocess.run(
+        [sys.executable, "-m", "ipex_inductor", *COMMAND],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    (model,) = json.loads(done.stdout)["models"]
+    rows = {row["name"]: row for row in model["rows"]}
+    assert model["inputs"] == ["8x64"]
+    assert {name: row["status"] for name, row in rows.items()} == dict.fromkeys(rows, "ok")
+    assert {row["reason"] for row in rows.values()} == {""}
+    for row in rows.values():
+        assert 0 < row["min_ms"] <= row["median_ms"]
+        assert 0 < row["error"] <= row["limit"] < 1e-4
+    for name in ("inductor", "ipex"):
+        assert rows[name]["aot_hits"] == 1, "the second process found nothing in the first's folder"
+        assert rows[name]["warm_s"] < rows[name]["cold_s"]
+    assert rows["frozen"]["aot_hits"] == 0, "freezing bypasses the caches"
+    assert list(temporary.iterdir()) == [], "temporary caches were left behind"

@@ -1,0 +1,236 @@
+"""Weight-only work runs once, and again whenever a weight changes."""
+
+import copy
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import Mlp
+from torch import nn
+
+from ipex_inductor import report
+from ipex_inductor.passes import output_code
+
+X = torch.randn(4, 32)
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """How often a prologue ran."""
+    counted = []
+    run = output_code.Program.run
+    monkeypatch.setattr(
+        output_code.Program, "run", lambda self, weights: counted.append(1) or run(self, weights)
+    )
+    return counted
+
+
+class Scaled(nn.Module):
+    """`w * scale` is weight-only; so is what batch norm makes of its statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(32, 32))
+        self.scale = nn.Parameter(torch.randn(32))
+        self.bn = nn.BatchNorm1d(32)
+        self.bn.running_mean.normal_()
+        self.bn.running_var.uniform_(0.5, 2)
+
+    def forward(self, x):
+        return self.bn(x @ (self.w * self.scale))
+
+
+def compiled(model, **options):
+    return torch.compile(model, backend="ipex", options={"strict": True, **options})
+
+
+def hoisted():
+    return [e.reason for r in report.reports() for e in r.events if e.kind == "hoisted"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [Mlp, Scaled])
+def test_runs_once(make, runs):
+    model = make().eval()
+    fn = compiled(model)
+    for _ in range(4):
+        torch.testing.assert_close(fn(X), model(X))
+    assert len(runs) == 1
+    assert len(hoisted()) == 1
+
+
+WRITES = {
+    "in place": lambda m: m.w.mul_(2),
+    "through a view": lambda m: m.w[0].fill_(3),
+    "data replaced": lambda m: setattr(m.w, "data", torch.randn(32, 32)),
+    "parameter replaced": lambda m: setattr(m, "w", nn.Parameter(torch.randn(32, 32))),
+    "state dict": lambda m: m.load_state_dict(Scaled().state_dict()),
+    "buffer": lambda m: m.bn.running_var.add_(1),
+    "dtype and back": lambda m: m.to(torch.bfloat16).to(torch.float32),
+    "replaced twice between calls": lambda m: [
+        setattr(m.w, "data", torch.randn(32, 32)) for _ in range(4)
+    ],
+    "swapped": lambda m: setattr(m, "w", nn.Parameter(m.w.t().clone())),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("write", WRITES)
+def test_never_stale(write, runs):
+    model = Scaled().eval()
+    fn = compiled(model)
+    for _ in range(3):
+        fn(X)
+        WRITES[write](model)
+        torch.testing.assert_close(fn(X), model(X))
+        torch.testing.assert_close(fn(X), model(X))
+    assert len(runs) == 4
+
+
+def test_an_optimizer_step_is_seen(runs):
+    model = Scaled().eval()
+    fn = compiled(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    for _ in range(3):
+        model(X).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            torch.testing.assert_close(fn(X), model(X))
+    assert len(runs) == 3
+
+
+def test_parameters_made_in_inference_mode_have_no_version(runs):
+    with torch.inference_mode():
+        model = Scaled().eval()
+        fn = compiled(model)
+        for _ in range(3):
+            torch.testing.assert_close(fn(X), model(X))
+            model.w.mul_(2)
+    assert len(runs) == 3, "torch counts no versions there, so every call computes anew"
+
+
+@torch.no_grad()
+def test_two_models_of_one_class_do_not_share(runs):
+    models = [Scaled().eval() for _ in range(2)]
+    fns = [compiled(m) for m in models]
+    for _ in range(2):
+        for fn, model in zip(fns, models, strict=True):
+            torch.testing.assert_close(fn(X), model(X))
+
+
+@torch.no_grad()
+def test_a_deepcopy_of_the_model_is_right():
+    model = Scaled().eval()
+    fn = compiled(lambda m, x: m(x))
+    torch.testing.assert_close(fn(model, X), model(X))
+    other = copy.deepcopy(model)
+    other.w.mul_(3)
+    torch.testing.assert_close(fn(other, X), other(X))
+    torch.testing.assert_close(fn(model, X), model(X))
+
+
+@torch.no_grad()
+def test_a_buffer_the_graph_writes_is_not_a_weight():
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("n", torch.zeros(32))
+
+        def forward(self, x):
+            y = x + self.n * 2 + 1
+            self.n.add_(1)
+            return y
+
+    model, twin = Counter().eval(), Counter().eval()
+    fn = compiled(model)
+    for _ in range(3):
+        torch.testing.assert_close(fn(X), twin(X))
+    assert not hoisted()
+
+
+@torch.no_grad()
+def test_random_work_is_not_hoisted():
+    w = nn.Parameter(torch.ones(32, 32))
+    fn = compiled(lambda x: x @ F.dropout(w, 0.5, training=True))
+    assert not torch.equal(fn(X), fn(X))
+    assert not hoisted()
+
+
+@torch.no_grad()
+def test_views_and_widening_casts_stay_where_they_are_free():
+    w = nn.Parameter(torch.randn(512, 1024, dtype=torch.bfloat16))
+    fn = compiled(lambda x: (x.unsqueeze(-1) + w.t().float()).sum(0))
+    torch.testing.assert_close(fn(X[:, :1]), (X[:, :1].unsqueeze(-1) + w.t().float()).sum(0))
+    assert not hoisted()
+
+
+@torch.no_grad()
+def test_autocast_casts_each_weight_once(runs):
+    model = Mlp().eval()
+
+    def fn(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x)
+
+    ours = compiled(fn)
+    for _ in range(3):
+        # Eager rounds to bf16 before the GELU, oneDNN after it: one ulp of values below 1.
+        torch.testing.assert_close(ours(X), fn(X), rtol=0, atol=2**-8)
+    assert len(runs) == 1
+    assert hoisted() == ["4 tensors of 4 weights"]
+
+
+@torch.no_grad()
+def test_switched_off(runs):
+    model = Mlp().eval()
+    torch.testing.assert_close(compiled(model, weight_prologue=False)(X), model(X))
+    assert not runs
+    assert not hoisted()
+
+
+@torch.no_grad()
+def test_derived_weights_die_with_the_model():
+    model = Scaled().eval()
+    fn = compiled(lambda m, x: m(x))
+    fn(model, X)
+    (derived,) = [o for o in gc.get_objects() if type(o) is output_code.DerivedWeights]
+    assert derived._values
+    alive = weakref.ref(model.w)
+    del model
+    gc.collect()
+    assert alive() is None
+    assert not derived._values
+
+
+@torch.no_grad()
+def test_threads_share_one_run(runs):
+    model = Scaled().eval()
+    fn = compiled(model)
+    want = model(X)
+    fn(X)
+    model.scale.mul_(2)
+    want = model(X)
+    results = []
+    call = torch.no_grad()(lambda: results.append(fn(X)))  # grad mode is per thread
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 8
+    for result in results:
+        torch.testing.assert_close(result, want)
+    assert len(runs) == 2
+
+
+@torch.no_grad()
+def test_inputs_that_alias_a_weight():
+    w = nn.Parameter(torch.randn(32, 32))
+    fn = compiled(lambda x: x @ (w * 2) + w.view(-1)[:32])
+    torch.testing.assert_close(fn(w.data), w @ (w * 2) + w.view(-1)[:32])
+    w.mul_(0.5)
+    torch.testing.assert_close(fn(w.data), w @ (w * 2) + w.view(-1)[:32])

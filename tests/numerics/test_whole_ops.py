@@ -1,0 +1,89 @@
+"""Ops kept whole and decomposed again give plain Inductor's own graph."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from ipex_inductor.passes.whole_ops import WHOLE, decompose, overloads, reduced_table
+
+NAMES = frozenset(WHOLE)
+
+# One model a whole op, each with two more ops around it.
+OPS = {
+    "_softmax": lambda x: x.softmax(-1),
+    "elu": F.elu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "hardsigmoid": F.hardsigmoid,
+    "hardswish": F.hardswish,
+    "hardtanh": F.hardtanh,
+    "leaky_relu": F.leaky_relu,
+    "mish": F.mish,
+    "native_layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "silu": F.silu,
+}
+
+
+class Net(nn.Module):
+    def __init__(self, op):
+        super().__init__()
+        self.op = op
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.bn = nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        return self.op(self.bn(self.conv(x))).sin()
+
+
+class Redecompose(CustomGraphPass):
+    def __init__(self):
+        self.whole = 0
+
+    def __call__(self, graph):
+        self.whole += sum(n.target in overloads(NAMES) for n in graph.nodes)
+        decompose(graph, NAMES)
+        graph.lint()
+
+    def uuid(self):
+        return None
+
+
+def graphs(model, x, grad, dynamic, own):
+    """The (op, dtype of the result) lists handed to the inner compiler, and how many were whole."""
+    seen, redecompose = [], Redecompose()
+
+    def inner(gm, example_inputs, **kwargs):
+        calls = [n for n in gm.graph.nodes if n.op == "call_function"]
+        # A decomposition traced alone computes its sizes anew: integers, so no generated code.
+        values = [n for n in calls if not isinstance(n.meta.get("val"), torch.SymInt)]
+        seen.append([(str(n.target), getattr(n.meta.get("val"), "dtype", None)) for n in values])
+        return gm.forward
+
+    def backend(gm, example_inputs):
+        patches = {"joint_custom_pre_pass": redecompose} if own else None
+        table = reduced_table(NAMES) if own else None
+        return compile_fx(gm, example_inputs, inner, config_patches=patches, decompositions=table)
+
+    torch.compiler.reset()
+    with torch.set_grad_enabled(grad):
+        y = torch.compile(model, backend=backend, dynamic=dynamic)(x)
+        if grad:
+            y.sum().backward()
+    return seen, redecompose.whole
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", OPS)
+def test_graph_is_plain_inductors(name, dtype, mode, dynamic):
+    grad = mode == "train"
+    model = Net(OPS[name]).to(dtype).train(grad)
+    x = torch.randn(2, 3, 8, 8, dtype=dtype)
+    plain, _ = graphs(model, x, grad, dynamic, own=False)
+    ours, whole = graphs(model, x, grad, dynamic, own=True)
+    assert whole >= 2, "the op and the batch norm should have reached the pass whole"
+    assert ours == plain

@@ -1,0 +1,77 @@
+"""Who may import whom: the arrows of docs/architecture.md."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+GROUND = {"errors", "config", "target", "report", "compat"}
+MAY_IMPORT = {
+    "errors": set(),
+    "config": {"errors"},
+    "target": {"errors"},
+    "report": set(),
+    "compat": {"errors"},
+    "ops": set(),
+    "aot_cache": set(),
+    "templates": {"ops", "aot_cache"},
+    "autotune": {"aot_cache", "templates"},
+    "lowerings": {"templates", "autotune", "ops"},
+    "passes": {"ops"},
+    "backend": {"passes", "lowerings", "aot_cache", "ops"},
+    "cli": {"aot_cache", "backend", "autotune"},
+}
+FILES = [f for f in ROOT.rglob("*.py") if not {".venv", "tests", "benchmarks", "build"} & set(f.parts)]
+FILES = [f for f in FILES if not any(part.startswith(".") for part in f.relative_to(ROOT).parts)]
+
+
+def room(file):
+    parts = file.resolve().relative_to(ROOT).parts
+    return Path(parts[1] if parts[0] == "ipex_inductor" else parts[0]).stem
+
+
+def imported(file):
+    """Rooms of ours that a file imports, at any depth."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            names = [node.module or ""]
+            if node.module == "ipex_inductor":
+                names = [f"ipex_inductor.{alias.name}" for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "ipex_inductor" and len(parts) > 1:
+                yield parts[1]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(ROOT)))
+def test_arrows_go_one_way(file):
+    here = room(file)
+    if here in ("__init__", "__main__"):
+        return
+    allowed = MAY_IMPORT[here] | {here}
+    if here not in GROUND:
+        allowed |= GROUND
+    rooms = set(MAY_IMPORT)
+    assert {r for r in imported(file) if r in rooms} <= allowed
+
+
+def test_the_walk_sees_every_room():
+    assert {room(f) for f in FILES} >= set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"torch\.__version__", r"TorchVersion", r"except (ImportError|ModuleNotFoundError|AttributeError)"],
+)
+def test_versions_are_compats_business(pattern):
+    guilty = [f for f in FILES if f.name != "compat.py" and re.search(pattern, f.read_text())]
+    # A missing optional package of somebody else's is not a torch version.
+    allowed = {"demo_models.py", "doctor.py"} if "except" in pattern else {"doctor.py"}
+    assert {f.name for f in guilty} <= allowed
