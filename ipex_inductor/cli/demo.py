@@ -214,7 +214,7 @@ def run_child(job: Job, step: Callable[[str], None]) -> dict[str, Any]:
         )
         try:
             message = _last_message(child, step)
-            code = child.wait()
+            code = 0 if message else child.wait()
         finally:
             # Its compile workers too: they would go on writing into a folder that is removed.
             with contextlib.suppress(ProcessLookupError):
@@ -222,7 +222,7 @@ def run_child(job: Job, step: Callable[[str], None]) -> dict[str, Any]:
             child.wait()
     if "error" in message:
         raise OptionError(*message["error"])
-    if "result" not in message:
+    if not message:
         raise ChildError(code, "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL:]))
     result: dict[str, Any] = message["result"]
     return result
@@ -371,13 +371,14 @@ def footer(reports: list[Report], command: str) -> list[str]:
 
 
 def _last_message(child: "subprocess.Popen[str]", step: Callable[[str], None]) -> dict[str, Any]:
+    """The result or error; empty if the child ended without one."""
     assert child.stdout is not None
-    message: dict[str, Any] = {}
     for line in child.stdout:
-        message = json.loads(line)
-        if "step" in message:
-            step(message["step"])
-    return message
+        message: dict[str, Any] = json.loads(line)
+        if "step" not in message:
+            return message
+        step(message["step"])
+    return {}
 
 
 def _ratio(reference: float | None, value: float | None) -> float | None:
