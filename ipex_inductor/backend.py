@@ -82,9 +82,7 @@ def _compile_ours(
     patches = _inductor_options(config)
     training = _is_training(example_inputs)
     graph_report = report.open_report()
-    user_passes = patches.get(
-        "joint_custom_pre_pass", torch._inductor.config.joint_custom_pre_pass
-    )
+    user_passes = patches.get("joint_custom_pre_pass", torch._inductor.config.joint_custom_pre_pass)
     patches["joint_custom_pre_pass"] = JointPass(
         _identity(config, training, example_inputs),
         config.rules_off,

@@ -12,6 +12,7 @@ from ipex_inductor.errors import CompilerNotFoundError, UnsupportedTorchError
 
 log = logging.getLogger(__name__)
 
+VERSION = str(torch.__version__)
 OLDEST = (2, 11)
 TESTED = {
     (2, 11): "whole suite",
@@ -22,13 +23,13 @@ TESTED = {
 }
 
 
-def torch_minor(version: str = torch.__version__) -> tuple[int, int]:
+def torch_minor(version: str = VERSION) -> tuple[int, int]:
     """The (major, minor) of a torch version string such as "2.13.0+cpu" or "2.16.0.dev2026"."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def untested_reason(version: str = torch.__version__) -> str | None:
+def untested_reason(version: str = VERSION) -> str | None:
     """Why our passes must stay out of this torch, or None when it is tested.
 
     Raises `UnsupportedTorchError` for a torch too old to fall back on.
@@ -55,7 +56,7 @@ def inductor_option_types() -> Mapping[str, type | None]:
     from torch._inductor import config
 
     def checkable(name: str) -> type | None:
-        kind = config.get_type(name)
+        kind = config.get_type(name)  # type: ignore[attr-defined]  # a module made into a class
         return kind if isinstance(kind, type) and not hasattr(kind, "__origin__") else None
 
     return {name: checkable(name) for name in config.get_config_copy()}

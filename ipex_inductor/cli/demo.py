@@ -132,8 +132,9 @@ def check_name(name: str) -> None:
     if ":" in name:
         return
     if name not in MODELS:
-        came = f"--model {name}"
-        raise OptionError(f"a model of {', '.join(MODELS)} or MODULE:FUNCTION", came, "Fix it.")
+        todo = "Name one of these, or a function of yours that returns (model, inputs)."
+        known = ", ".join(MODELS)
+        raise OptionError(f"{known} or MODULE:FUNCTION", f"--model {name}", todo)
     if importlib.util.find_spec("transformers") is None:
         raise OptionError("transformers to be installed", "no such package", INSTALL)
 
@@ -315,7 +316,11 @@ def table(report: Report) -> Table:
     """The comparison on one model; fits 80 columns."""
     name = f"{report.title}, {report.dtype}, input {', '.join(report.inputs)}"
     shown = Table(
-        title=Text(name, style="bold"), title_justify="left", box=SIMPLE_HEAD, show_edge=False
+        title=Text(name, style="bold"),
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
     )
     shown.add_column("")
     for head in HEADS:

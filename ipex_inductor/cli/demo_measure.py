@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ipex_inductor import __version__, report
+from ipex_inductor import __version__, report, compat
 from ipex_inductor.cli.demo_models import DTYPES, Contestant, Job, load
 from ipex_inductor.errors import IpexError, OptionError
 
@@ -57,25 +57,32 @@ class Tiny(torch.nn.Module):
         return {"scores": self.head(self.conv(image).mean((2, 3))).softmax(-1)}
 
 
-def start_compiler(job: Job, device: str) -> dict[str, float]:
-    """Pay what a process pays once whatever the backend, and say in seconds what it was.
-
-    Importing Dynamo and Inductor, their lazily built tables, the C++ compiler probe and the
-    precompiled header would otherwise all be charged to the contestant that comes first. Compiled
-    twice, with the graph cache off and on, as a hit passes by what a miss loads and vice versa.
-    """
+def start(job: Job) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, float]]:
+    """The model and its inputs, and in seconds what a process pays once whatever the backend."""
     use_folder(job.scratch)
     started = time.perf_counter()
     for module in ("torch._dynamo", "torch._inductor.compile_fx"):
         importlib.import_module(module)
     imported = time.perf_counter()
-    dtype = getattr(torch, DTYPES[job.dtype])
+    device = job.device or default_device()
+    model, inputs = load(job.model, job.dtype, job.batch, device)
+    loaded = time.perf_counter()
+    start_compiler(getattr(torch, DTYPES[job.dtype]), device)
+    once = {"import_s": imported - started, "start_s": time.perf_counter() - loaded}
+    return model, inputs, once
+
+
+def start_compiler(dtype: torch.dtype, device: str) -> None:
+    """Load Inductor's lazy tables, probe the C++ compiler, precompile its header.
+
+    Else all this were charged to the contestant that comes first. Compiled twice, with the graph
+    cache off and on: a hit passes by what a miss loads, and the other way round.
+    """
     tiny = Tiny().eval().to(device, dtype)
     for cached in (False, True):
         with torch.no_grad(), _inductor_config(fx_graph_cache=cached):
             torch.compile(tiny)(torch.ones(1, 3, 16, 16, dtype=dtype, device=device))
         torch.compiler.reset()
-    return {"import_s": imported - started, "start_s": time.perf_counter() - imported}
 
 
 def first_call(
@@ -151,9 +158,7 @@ def synchronize(device: torch.device) -> None:
 
 def cold(job: Job, say: Say) -> dict[str, Any]:
     """Time the first call of one contestant with empty caches."""
-    device = job.device or default_device()
-    once = start_compiler(job, device)
-    model, inputs = load(job.model, job.dtype, job.batch, device)
+    model, inputs, once = start(job)
     (contestant,) = job.contestants
     with torch.no_grad(), _failure() as failed:
         _, _, facts = first_call(contestant, model, inputs, job.folder)
@@ -164,9 +169,8 @@ def cold(job: Job, say: Say) -> dict[str, Any]:
 def measure(job: Job, say: Say) -> dict[str, Any]:
     """Second-process first calls, then the check against fp64, then the timing of who passed."""
     say("load")
-    device = job.device or default_device()
-    once = start_compiler(job, device)
-    model, inputs = load(job.model, job.dtype, job.batch, device)
+    model, inputs, once = start(job)
+    device = torch.device(job.device or default_device())
     facts: dict[str, dict[str, Any]] = {}
     calls: dict[str, Call] = {}
     outputs: dict[str, list[torch.Tensor]] = {}
@@ -187,9 +191,9 @@ def measure(job: Job, say: Say) -> dict[str, Any]:
         checks = check(outputs, _fp64_output(model, inputs)) if "eager" in outputs else {}
         say("timing")
         passed = {name: calls[name] for name in checks if checks[name]["correct"]}
-        times = time_rounds(passed, job.seconds, torch.device(device))
+        times = time_rounds(passed, job.seconds, device)
     rows = {n: {**f, **checks.get(n, {}), **times.get(n, {})} for n, f in facts.items()}
-    return {**once, "machine": machine(device), "inputs": _shapes(inputs), "rows": rows}
+    return {**once, "machine": machine(device.type), "inputs": _shapes(inputs), "rows": rows}
 
 
 def check(
@@ -219,7 +223,7 @@ def machine(device: str) -> dict[str, Any]:
     """What a reader must know to compare the figures with others."""
     chip = _cpu_name() if device == "cpu" else getattr(torch, device).get_device_name()
     return {
-        "torch": torch.__version__,
+        "torch": compat.VERSION,
         "ipex_inductor": __version__,
         "device": device,
         "chip": chip,

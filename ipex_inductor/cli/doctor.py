@@ -79,8 +79,8 @@ def _torch() -> Finding:
 
     kinds = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip, "XPU": torch.version.xpu}
     builds = [f"{kind} {version}" for kind, version in kinds.items() if version] or ["CPU"]
-    detail = f"{torch.__version__}, {' + '.join(builds)} build"
-    if reason := compat.untested_reason(torch.__version__):
+    detail = f"{compat.VERSION}, {' + '.join(builds)} build"
+    if reason := compat.untested_reason(compat.VERSION):
         todo = 'pip install "torch>=2.11,<2.16"; until then plain Inductor compiles'
         return "warn", f"{detail}; {reason}", todo
     oldest, newest = (".".join(map(str, f(compat.TESTED))) for f in (min, max))
@@ -123,11 +123,13 @@ def _isa() -> Finding:
 def _gpu() -> Finding:
     import torch
 
+    from ipex_inductor import compat
+
     if found := Counter(_gpus(torch)):
         return "ok", "; ".join(f"{count} x {gpu}" for gpu, count in found.items()), ""
     traces = [vendor for vendor, paths in GPU_TRACES.items() if any(map(glob, paths))]
     if traces:
-        detail = f"a driver for {' and '.join(traces)}, but torch {torch.__version__} sees no GPU"
+        detail = f"a driver for {' and '.join(traces)}, but torch {compat.VERSION} sees no GPU"
         return "warn", detail, "install the torch build for it: https://pytorch.org/get-started"
     return "ok", "none; graphs run on the CPU", ""
 

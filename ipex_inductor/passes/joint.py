@@ -65,4 +65,3 @@ class JointPass(CustomGraphPass):
                 return None
             parts.append(str(uuid))
         return tuple(parts)
-

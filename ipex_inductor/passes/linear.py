@@ -15,7 +15,7 @@ ACTIVATIONS = {"gelu": ("gelu",), "gelu_tanh": ("gelu",)}
 
 
 def _examples(*lead: int) -> list[torch.Tensor]:
-    """x [*lead, 16], weight [32, 16] and bias [32]: any sizes do, they are re-checked on a match."""
+    """x [*lead, 16], weight [32, 16] and bias [32]: any sizes do."""
     return [torch.empty(*lead, 16), torch.empty(32, 16), torch.empty(32)]
 
 

@@ -32,7 +32,7 @@ class PrologueCode(OutputCode):
         """Start without derived weights."""
         self._derived = DerivedWeights(self.program)
 
-    def __call__(self, inputs: list[Any]) -> Any:
+    def __call__(self, inputs: Any) -> Any:
         """Boxed call: `inputs` is emptied, as Inductor's own graphs do."""
         assert self._derived is not None
         inputs.extend(self._derived.of([inputs[i] for i in self.program.inputs]))
@@ -90,7 +90,7 @@ class DerivedWeights:
             self._values = _settle(self._values, fresh, {s._cdata for s in storages})
             self._weights = [weakref.ref(w, self._drop) for w in weights]
             # A weakly held storage keeps its address from being given to another one.
-            self._storages = [StorageWeakRef(s) for s in storages]
+            self._storages = [StorageWeakRef(s) for s in storages]  # type: ignore[no-untyped-call]
             self._seen = now
             self.runs += 1
         return self._values

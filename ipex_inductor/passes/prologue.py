@@ -65,9 +65,7 @@ def pack_linear_weights(graph: torch.fx.Graph, weights: dict[Node, int]) -> None
     """Give every `ipex::linear_unary` whose weight is a parameter that weight packed by oneDNN."""
     pack = torch.ops.mkldnn._reorder_linear_weight.default
     derived = {**weights, **dict.fromkeys(_weight_only(graph, weights), -1)}
-    for node in graph.find_nodes(
-        op="call_function", target=torch.ops.ipex.linear_unary.default
-    ):
+    for node in graph.find_nodes(op="call_function", target=torch.ops.ipex.linear_unary.default):
         x, weight, *rest = node.args
         if weight not in derived:
             continue

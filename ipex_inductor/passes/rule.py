@@ -29,7 +29,7 @@ from torch._inductor.pattern_matcher import (
 from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.fx.node import map_aggregate
+from torch.fx.node import map_arg
 
 from ipex_inductor.passes.whole_ops import reduced_table
 from ipex_inductor.report import GraphReport
@@ -121,18 +121,19 @@ def _pattern(rule: Rule, examples: list[torch.Tensor], whole: frozenset[str]) ->
         gm = make_fx(rule.pattern, reduced_table(whole), tracing_mode="real")(*examples)
     gm.graph.eliminate_dead_code()
     names = iter(rule.arguments)
-    built: dict[torch.fx.Node, PatternExpr] = {}
+    built: dict[torch.fx.Node, Any] = {}  # PatternExpr; fx types its arguments more narrowly
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             built[node] = KeywordArg(next(names))
         elif node.op == "call_function":
             built[node] = _call(node, built)
-    (result,) = gm.graph.output_node().args
-    return built[result]  # type: ignore[index]
+    (result,) = gm.graph.output_node().all_input_nodes
+    expression: PatternExpr = built[result]
+    return expression
 
 
-def _call(node: torch.fx.Node, built: dict[torch.fx.Node, PatternExpr]) -> PatternExpr:
-    args = map_aggregate(node.args, lambda n: built.get(n, n))  # type: ignore[call-overload]
+def _call(node: torch.fx.Node, built: dict[torch.fx.Node, Any]) -> PatternExpr:
+    args: Any = map_arg(node.args, lambda n: built[n])
     kwargs = {**_keyword_defaults(node.target), **node.kwargs}
     if node.target in VIEWS:
         args = (args[0], Ignored())

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.utils import detect_fake_mode
+from torch._guards import detect_fake_mode
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.node import map_aggregate
+from torch.fx.node import map_arg
 
 Table = dict[Any, Callable[..., Any]]
 
@@ -77,7 +77,7 @@ def _inline(graph: torch.fx.Graph, node: torch.fx.Node, table: Table) -> None:
             copies[inner].meta = {**node.meta, **own}
             made.append(copies[inner])
     (result,) = traced.graph.output_node().args
-    _replace(graph, node, map_aggregate(result, lambda n: copies.get(n, n)))
+    _replace(graph, node, map_arg(result, lambda n: copies[n]))
     for unused in reversed(made):  # results nobody asked for, such as the saved mean
         if not unused.users:
             graph.erase_node(unused)
@@ -97,13 +97,11 @@ def _placeholders(graph: torch.fx.Graph) -> list[torch.fx.Node]:
     return [node for node in graph.nodes if node.op == "placeholder"]
 
 
-def _traced(
-    node: torch.fx.Node, inputs: list[torch.fx.Node], table: Table
-) -> torch.fx.GraphModule:
+def _traced(node: torch.fx.Node, inputs: list[torch.fx.Node], table: Table) -> torch.fx.GraphModule:
     def call(*values: Any) -> Any:
         env = dict(zip(inputs, values, strict=True))
-        args = map_aggregate(node.args, lambda n: env.get(n, n))
-        kwargs = map_aggregate(node.kwargs, lambda n: env.get(n, n))
+        args = map_arg(node.args, lambda n: env[n])
+        kwargs = map_arg(node.kwargs, lambda n: env[n])
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     values = [n.meta["val"] for n in inputs]

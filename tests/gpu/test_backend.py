@@ -123,7 +123,8 @@ with torch.no_grad():
         for _ in range(3):
             torch.testing.assert_close(fn(x).clone(), model(x))
         w.mul_(-0.5)
-print(json.dumps([counters["aot_autograd"]["autograd_cache_hit"], counters["inductor"]["cudagraph_skips"]]))
+hits = counters["aot_autograd"]["autograd_cache_hit"]
+print(json.dumps([hits, counters["inductor"]["cudagraph_skips"]]))
 """
 
 

@@ -27,7 +27,7 @@ def cause(raised, kind):
     return str(error)
 
 
-# --- the same answers ---------------------------------------------------------------------------
+# The same answers.
 
 
 @pytest.mark.parametrize("dynamic", [None, True, False])
@@ -73,9 +73,7 @@ def test_batch_norm_training_updates_its_statistics():
     for _ in range(3):
         x = torch.randn(16, 32)
         torch.testing.assert_close(fn(x), twin(x))
-    for (name, ours), theirs in zip(
-        model.named_buffers(), twin.buffers(), strict=True
-    ):
+    for (name, ours), theirs in zip(model.named_buffers(), twin.buffers(), strict=True):
         torch.testing.assert_close(ours, theirs, msg=name)
 
 
@@ -142,7 +140,7 @@ def test_reset_forgets_the_reports():
     assert not report.reports()
 
 
-# --- nothing changes for Inductor -----------------------------------------------------------------
+# Nothing changes for Inductor.
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
@@ -209,7 +207,7 @@ def test_a_global_pass_of_the_users_still_runs():
     assert counters["ipex"]["linear+gelu"] == 1
 
 
-# --- what users get wrong -------------------------------------------------------------------------
+# What users get wrong.
 
 WRONG = {
     "unknown option": ({"options": {"rulez": ""}}, "'rules'"),
@@ -250,7 +248,7 @@ def test_freezing_per_call_is_said_to_do_nothing(caplog):
     assert "freezing" in caplog.text
 
 
-# --- our own failures ------------------------------------------------------------------------------
+# Our own failures.
 
 
 @pytest.mark.parametrize("stage", ["joint.apply_rules", "prologue.split"])

@@ -1,11 +1,17 @@
-"""One real run of `ipex-inductor demo`: every process and file, on a model of a few layers."""
+"""`ipex-inductor demo` for real: a whole run on a few layers, and whether its check sees faults."""
 
+import copy
 import json
 import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+
+import pytest
+import torch
+
+from ipex_inductor.cli import demo_measure, demo_models
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,7 +24,7 @@ MODEL = """
         net = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64), nn.LayerNorm(64))
         return net, (torch.randn(8, 64),)
 """
-COMMAND = "demo --model toy:small --dtype fp32 --device cpu --seconds 0.2 --json".split()
+OPTIONS = ("--dtype", "fp32", "--device", "cpu", "--seconds", "0.2", "--json")
 
 
 def test_small_model_end_to_end(tmp_path):
@@ -29,7 +35,7 @@ def test_small_model_end_to_end(tmp_path):
     for switch in ("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE"):
         env.pop(switch, None)  # conftest.py turns off the caches that are measured here
     done = subprocess.run(
-        [sys.executable, "-m", "ipex_inductor", *COMMAND],
+        [sys.executable, "-m", "ipex_inductor", "demo", "--model", "toy:small", *OPTIONS],
         cwd=tmp_path,
         env=env,
         capture_output=True,
@@ -49,3 +55,24 @@ def test_small_model_end_to_end(tmp_path):
         assert rows[name]["warm_s"] < rows[name]["cold_s"]
     assert rows["frozen"]["aot_hits"] == 0, "freezing bypasses the caches"
     assert list(temporary.iterdir()) == [], "temporary caches were left behind"
+
+
+@pytest.fixture(scope="module")
+def resnet():
+    pytest.importorskip("transformers")
+    model, inputs = demo_models.load("resnet50", "bf16", 1, "cpu")
+    with torch.no_grad():
+        return model, inputs, demo_measure._fp64_output(model, inputs)
+
+
+@pytest.mark.parametrize("lost", ["running_mean", "bias"])
+@pytest.mark.parametrize("layer", [0, 1, 26, -1])
+def test_one_wrong_batch_norm_of_resnet_is_seen(resnet, layer, lost):
+    model, inputs, truth = resnet
+    broken = copy.deepcopy(model)
+    norms = [m for m in broken.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    getattr(norms[layer], lost).data.zero_()
+    with torch.no_grad():
+        outputs = {"eager": [model(*inputs).logits], "broken": [broken(*inputs).logits]}
+    verdicts = demo_measure.check(outputs, truth)
+    assert {name: v["correct"] for name, v in verdicts.items()} == {"eager": True, "broken": False}

@@ -21,7 +21,8 @@ def test_this_torch_is_tested():
 
 def test_too_new_is_a_reason_and_too_old_an_error():
     assert "2.16" in compat.untested_reason("2.16.0.dev20261101")
-    with pytest.raises(UnsupportedTorchError, match=r"torch >= 2\.11; got torch 2\.8\.0.*pip install"):
+    message = r"torch >= 2\.11; got torch 2\.8\.0.*pip install"
+    with pytest.raises(UnsupportedTorchError, match=message):
         compat.untested_reason("2.8.0")
 
 

@@ -99,7 +99,7 @@ def test_models_asked_for(invoke, args, names):
 
 
 def test_options_reach_the_job(invoke):
-    args = "--dtype fp32 --batch 4 --device cpu --seconds 0.5".split()
+    args = ("--dtype", "fp32", "--batch", "4", "--device", "cpu", "--seconds", "0.5")
     assert invoke(*args).exit_code == 0
     job = invoke.asked[1]
     assert (job.dtype, job.batch, job.device, job.seconds) == ("fp32", 4, "cpu", 0.5)

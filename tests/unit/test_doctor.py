@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from ipex_inductor import target
+from ipex_inductor import compat, target
 from ipex_inductor.cli import app, doctor
 from ipex_inductor.cli.doctor import CHECKS, Check, examine
 from ipex_inductor.errors import TargetError
@@ -181,10 +181,10 @@ def test_torch_names_version_build_and_tested_range():
 
 
 def test_a_newer_torch_is_a_warning_and_an_older_one_a_failure(monkeypatch):
-    monkeypatch.setattr(torch, "__version__", "2.16.0.dev1")
+    monkeypatch.setattr(compat, "VERSION", "2.16.0.dev1")
     assert only("torch").status == "warn"
     assert "newer than the newest tested one, 2.15" in only("torch").detail
-    monkeypatch.setattr(torch, "__version__", "2.4.1+cpu")
+    monkeypatch.setattr(compat, "VERSION", "2.4.1+cpu")
     assert only("torch").status == "fail"
     assert "pip install" in only("torch").todo
 

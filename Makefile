@@ -1,0 +1,45 @@
+# make demo | make test | make check | make compat: each installs what it needs into .venv first.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+# torch, where an index offers it, without the gigabytes of CUDA that a CPU does not need
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+TESTS ?= tests
+WORKERS ?= 2
+
+.PHONY: demo quick test slow check compat clean
+.DEFAULT_GOAL := test
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	@echo "== installing into $(VENV): torch, triton and the tools (a few minutes, once)"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --progress-bar on --constraint constraints.txt torch setuptools
+	$(PIP) install --progress-bar on --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/installed
+	@echo "== ResNet-50 and BERT-base: eager, Inductor and ipex side by side (6 minutes)"
+	$(BIN)/ipex-inductor demo
+
+quick: $(VENV)/installed
+	$(BIN)/ipex-inductor demo --quick
+
+test: $(VENV)/installed
+	@echo "== the whole suite (15 minutes on 2 cores)"
+	$(BIN)/python -m pytest $(TESTS) -n $(WORKERS) -m "not slow"
+
+slow: $(VENV)/installed
+	$(BIN)/python -m pytest $(TESTS) -n $(WORKERS) -m slow
+
+check: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/unit -n $(WORKERS) -q
+
+# The suite with every torch we support, in environments of their own outside the checkout.
+compat:
+	benchmarks/compat.sh
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
