@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ipex_inductor import __version__, report, compat
+from ipex_inductor import __version__, compat, report
 from ipex_inductor.cli.demo_models import DTYPES, Contestant, Job, load
 from ipex_inductor.errors import IpexError, OptionError
 
