@@ -6,9 +6,13 @@ import os
 os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "0"
 os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] = "0"
 
+import hypothesis
 import pytest
 import torch
 from torch._dynamo.utils import counters
+
+hypothesis.settings.register_profile("ci", deadline=None)  # two noisy cores
+hypothesis.settings.load_profile("ci")
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ from helpers import Mlp, Plain, code_of
 from torch import nn
 from torch._dynamo.utils import counters
 
-from ipex_inductor import report
+from ipex_inductor import backend, compat, report
 from ipex_inductor.config import MODES
-from ipex_inductor.errors import DeviceError, OptionError, PassError
+from ipex_inductor.errors import DeviceError, OptionError, PassError, UnsupportedTorchError
 
 X = torch.randn(4, 32)
 
@@ -119,16 +119,16 @@ def test_inputs_written_in_place():
 
 def test_recompiles_and_resets_as_inductor():
     frames = {}
-    for backend in ("inductor", "ipex"):
+    for name in ("inductor", "ipex"):
         torch.compiler.reset()
         counters.clear()
-        fn = torch.compile(Plain().eval(), backend=backend)
+        fn = torch.compile(Plain().eval(), backend=name)
         with torch.no_grad():
             for x in (X, X[:2], X[:3], X.double().float()):
                 fn(x)
             torch.compiler.reset()
             fn(X)
-        frames[backend] = counters["stats"]["unique_graphs"]
+        frames[name] = counters["stats"]["unique_graphs"]
     assert frames["ipex"] == frames["inductor"]
 
 
@@ -240,8 +240,6 @@ def test_a_model_on_meta_says_what_to_do():
 
 
 def test_freezing_per_call_is_said_to_do_nothing(caplog):
-    from ipex_inductor import backend
-
     backend._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING), torch.no_grad():
         compiled(Plain().eval(), options={"freezing": True})(X)
@@ -267,3 +265,23 @@ def test_a_failing_pass_falls_back_and_says_so(stage, monkeypatch, caplog):
     with pytest.raises(Exception) as raised, torch.no_grad():  # noqa: PT011
         compiled(model)(X)
     assert "planted" in cause(raised, PassError)
+
+
+def test_an_untested_torch_gets_plain_inductor_and_one_warning(monkeypatch, caplog):
+    monkeypatch.setattr(compat, "untested_reason", lambda: "torch 2.99 is newer than tested")
+    backend._warn_once.cache_clear()
+    model = Mlp().eval()
+    fn = torch.compile(model, backend="ipex")
+    with torch.no_grad(), caplog.at_level(logging.WARNING):
+        for rows in (2, 3, 4):
+            torch.testing.assert_close(fn(X[:rows]), model(X[:rows]))
+    assert caplog.text.count("2.99") == 1
+    assert not counters["ipex"]
+
+
+def test_an_unsupported_torch_is_a_clear_error(monkeypatch):
+    original = compat.untested_reason
+    monkeypatch.setattr(compat, "untested_reason", lambda: original("2.8.0"))
+    with pytest.raises(Exception) as raised:  # noqa: PT011
+        torch.compile(torch.sin, backend="ipex")(X)
+    assert "pip install" in cause(raised, UnsupportedTorchError)

@@ -51,39 +51,3 @@ def test_torch_lists_the_backend_without_importing_us():
         " any(m.startswith('ipex_inductor') for m in sys.modules))"
     )
     assert python(code).split() == ["True", "False"]
-
-
-COMPILE = """
-import torch
-model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Softmax(-1)).eval()
-fn = torch.compile(model, backend="ipex", options={"strict": True})
-x = torch.randn(2, 8)
-with torch.no_grad():
-    torch.testing.assert_close(fn(x), model(x))
-print("right")
-"""
-
-
-def test_a_home_that_cannot_be_written_does_not_matter(tmp_path):
-    blocked = tmp_path / "file"
-    blocked.write_text("a file, so no folder can be made below it, not even by root")
-    out = python(
-        COMPILE,
-        HOME=str(blocked / "home"),
-        XDG_CACHE_HOME=str(blocked / "cache"),
-        TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "torch"),
-    )
-    assert "right" in out
-
-
-def test_no_compiler_names_the_package(tmp_path):
-    run = subprocess.run(
-        [sys.executable, "-c", COMPILE],
-        env={**os.environ, "CXX": "/nonexistent/g++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode != 0
-    assert "CompilerNotFoundError" in run.stderr
-    assert "apt-get install g++" in run.stderr

@@ -1,0 +1,44 @@
+"""What the machine can do to a compile: no writable home, no compiler."""
+
+import os
+import subprocess
+import sys
+
+COMPILE = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Softmax(-1)).eval()
+fn = torch.compile(model, backend="ipex", options={"strict": True})
+x = torch.randn(2, 8)
+with torch.no_grad():
+    torch.testing.assert_close(fn(x), model(x))
+print("right")
+"""
+
+
+def python(**env):
+    return subprocess.run(
+        [sys.executable, "-c", COMPILE],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_a_home_that_cannot_be_written_does_not_matter(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("a file, so no folder can be made below it, not even by root")
+    run = python(
+        HOME=str(blocked / "home"),
+        XDG_CACHE_HOME=str(blocked / "cache"),
+        TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "torch"),
+    )
+    assert run.returncode == 0, run.stderr
+    assert "right" in run.stdout
+
+
+def test_no_compiler_names_the_package(tmp_path):
+    run = python(CXX="/nonexistent/g++", TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    assert run.returncode != 0
+    assert "CompilerNotFoundError" in run.stderr
+    assert "apt-get install g++" in run.stderr
