@@ -28,6 +28,7 @@ from ipex_inductor.errors import IpexError, OptionError
 
 DEFAULT, QUICK = ("resnet50", "bert"), ("resnet50",)
 YARDSTICK = "inductor"
+BUSY = 0.05  # share of the processors; OpenMP teams that collide slow a model tenfold
 LOG_TAIL = 20  # lines of a failed child's stderr
 
 
@@ -90,6 +91,7 @@ class Report:
     machine: Mapping[str, Any]
     once: Mapping[str, float]  # what any process pays before its first contestant, in seconds
     took_s: Mapping[str, float]  # by step
+    other_load: float | None = None  # share of the processors that others used during the timing
 
 
 def demo(
@@ -187,6 +189,7 @@ def run_model(job: Job, step: Callable[[str], None]) -> Report:
             text: round(end - begin, 1)
             for (text, begin), end in zip(times.items(), ends, strict=True)
         },
+        result["other_load"],
     )
 
 
@@ -295,6 +298,9 @@ def show(reports: list[Report], command: str, console: Console) -> None:
         for row in report.rows:
             for line in remarks(row):
                 console.print(line)
+        if (report.other_load or 0) > BUSY:
+            busy = f"Other programs used {report.other_load:.0%} of the processors meanwhile: "
+            console.print(Text(f"{busy}do not trust these speeds, measure again alone.", "red"))
         console.print()
     for note in footer(reports, command):
         console.print(Text(note, style="dim"), soft_wrap=True)

@@ -191,9 +191,16 @@ def measure(job: Job, say: Say) -> dict[str, Any]:
         checks = check(outputs, _fp64_output(model, inputs)) if "eager" in outputs else {}
         say("timing")
         passed = {name: calls[name] for name in checks if checks[name]["correct"]}
-        times = time_rounds(passed, job.seconds, device)
+        with _other_load() as load_of_others:
+            times = time_rounds(passed, job.seconds, device) if passed else {}
     rows = {n: {**f, **checks.get(n, {}), **times.get(n, {})} for n, f in facts.items()}
-    return {**once, "machine": machine(device.type), "inputs": _shapes(inputs), "rows": rows}
+    return {
+        **once,
+        "machine": machine(device.type),
+        "inputs": _shapes(inputs),
+        "rows": rows,
+        "other_load": load_of_others[0],
+    }
 
 
 def check(
@@ -297,6 +304,30 @@ def _milliseconds(call: Call, device: torch.device) -> float:
     call()
     synchronize(device)
     return (time.perf_counter() - started) * 1e3
+
+
+@contextlib.contextmanager
+def _other_load() -> Iterator[list[float | None]]:
+    """Collects the share of the processors that other processes used; None where unknown."""
+    shares: list[float | None] = []
+    before, own, started = _busy_seconds(), time.process_time(), time.perf_counter()
+    yield shares
+    after, wall = _busy_seconds(), time.perf_counter() - started
+    if before is None or after is None:
+        shares.append(None)
+    else:
+        others = after - before - (time.process_time() - own)
+        shares.append(max(0.0, others / wall / (os.cpu_count() or 1)))
+
+
+def _busy_seconds() -> float | None:
+    """Seconds that the processors have spent on any process since boot (Linux)."""
+    try:
+        with open("/proc/stat") as stat:
+            user, nice, system, _idle, _iowait, *rest = map(int, stat.readline().split()[1:9])
+    except (OSError, ValueError):
+        return None
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
 
 
 def _nan_last(error: float) -> float:

@@ -162,11 +162,12 @@ def _from_user(name: str) -> tuple["torch.nn.Module", tuple[Any, ...]]:
     module, _, function = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    todo = "The current directory is importable; check the spelling."
     try:
         made = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError) as error:
-        raise OptionError("an importable MODULE:FUNCTION", f"{name!r}: {error}", todo) from error
+    except Exception as error:
+        came = f"{type(error).__name__}: {error}"
+        todo = "The current directory is importable; try the call in Python."
+        raise OptionError(f"{name} to be importable and to run", came, todo) from error
     match made:
         case (model, tuple(inputs)):
             return model, inputs

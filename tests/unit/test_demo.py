@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import sys
 import textwrap
 from dataclasses import fields, replace
 from pathlib import Path
@@ -189,6 +190,18 @@ def test_a_fallback_is_shown():
     )
 
 
+@pytest.mark.parametrize(("load", "warned"), [(None, False), (0.01, False), (0.43, True)])
+def test_a_busy_machine_is_said(load, warned):
+    text = " ".join(printed(replace(report(), other_load=load)).split())
+    assert ("43% of the processors meanwhile: do not trust" in text) == warned
+
+
+def test_load_of_others_is_a_share():
+    with demo_measure._other_load() as shares:
+        sum(range(10**6))
+    assert shares[0] is None or 0 <= shares[0] <= 1.5
+
+
 def test_json_carries_the_same_facts(invoke):
     done = invoke("--json", "--model", "bert")
     facts = json.loads(done.stdout, parse_constant=pytest.fail)
@@ -223,6 +236,8 @@ MODULE = """
         return torch.nn.Linear(4, 2), (torch.ones(3, 4), torch.tensor(7))
     def alone():
         return torch.nn.Linear(4, 2)
+    def broken():
+        raise ZeroDivisionError
 """
 
 
@@ -231,7 +246,7 @@ def user_module(tmp_path, monkeypatch):
     name = f"user_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(textwrap.dedent(MODULE))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    monkeypatch.setattr(sys, "path", [*sys.path])
     return name
 
 
@@ -244,7 +259,7 @@ def test_module_function_is_loaded_from_the_current_folder(user_module):
     assert torch.equal(model.weight, again.weight), "every process must build the same weights"
 
 
-@pytest.mark.parametrize("name", ["{}:nothing", "{}x:pair", "{}:alone"])
+@pytest.mark.parametrize("name", ["{}:nothing", "{}x:pair", "{}:alone", "{}:broken"])
 def test_a_bad_module_function_is_a_typed_error(user_module, name):
     with pytest.raises(OptionError, match=user_module):
         demo_models.load(name.format(user_module), "fp32", 1, "cpu")
@@ -343,8 +358,3 @@ def test_reasons_are_one_short_line():
         raise ValueError("first\nsecond " + "x" * 1000)
     assert reasons[0].startswith("ValueError: first second x")
     assert len(reasons[0]) == 200
-
-
-def test_every_row_of_a_report_is_a_value():
-    row = report().rows[0]
-    assert replace(row) == row
