@@ -113,10 +113,11 @@ def _compile_inner(
     from ipex_inductor.passes.output_code import PrologueCode
     from ipex_inductor.passes.prologue import split
 
-    if not (prologue and kwargs.get("is_inference")):
+    if not kwargs.get("is_inference"):
         return compat.compile_inner(gm, example_inputs, **kwargs)
+    weights = kwargs.get("static_input_idxs", ()) if prologue else ()
     try:
-        parts = split(gm, example_inputs, kwargs.get("static_input_idxs", ()), graph_report)
+        parts = split(gm, example_inputs, weights, graph_report)
     except Exception as error:
         raise PassError(
             "the weight prologue to be split off",

@@ -99,6 +99,15 @@ def reload_graph(graph: Any, constants: Any) -> Any:
     return loaded
 
 
+def static_inputs() -> list[int]:
+    """The numbers of the inputs that are parameters or buffers, while a graph is compiled."""
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context else None
+    return list(metadata.static_input_indices) if metadata else []
+
+
 def compiler_missing(error: BaseException) -> CompilerNotFoundError | None:
     """Our error for a missing C++ compiler when that is what made Inductor fail."""
     from torch._inductor.exc import InvalidCxxCompiler

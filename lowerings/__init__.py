@@ -9,6 +9,7 @@ import functools
 @functools.cache
 def register() -> None:
     """Tell Inductor how to lower every `ipex::` op (once a process)."""
-    from ipex_inductor.lowerings import linear
+    from ipex_inductor.lowerings import conv, linear
 
+    conv.register()
     linear.register()

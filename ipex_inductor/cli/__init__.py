@@ -12,7 +12,7 @@ from ipex_inductor.errors import IpexError
 # Each is the function of the same name in the module of the same name.
 VERBS = {
     "config": "The options of backend `ipex`: values in force, where they come from, what they do.",
-    "demo": "Compile whole models with backend `ipex`; compare speed, error and caches with Inductor.",
+    "demo": "Compile whole models with backend `ipex`; compare it with Inductor.",
     "doctor": "What this machine has of all that is needed, and what to do about the rest.",
 }
 

@@ -1,41 +1,31 @@
-"""`ipex::linear_unary` and `ipex::linear_packed`: a linear layer together with its activation."""
-
-import functools
-from collections.abc import Callable
+"""`ipex::linear`: a linear layer together with its activation."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Our name of an activation -> the torch function that defines it.
-UNARY: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda x: x,
-    "gelu": F.gelu,
-    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
-}
-
-# Our name of an activation -> oneDNN's (attribute, algorithm).
-ONEDNN = {"none": ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh")}
+from ipex_inductor.ops.unary import UNARY
 
 
-@torch.library.custom_op("ipex::linear_unary", mutates_args=())
-def linear_unary(x: Tensor, weight: Tensor, bias: Tensor | None, unary: str) -> Tensor:
-    """`UNARY[unary](linear(x, weight, bias))`: x [..., K], weight [N, K], bias [N] -> [..., N].
+@torch.library.custom_op("ipex::linear", mutates_args=())
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, unary: str, packed: bool) -> Tensor:
+    """`UNARY[unary].fn(linear(x, weight, bias))`: x [..., K], weight [N, K], bias [N] -> [..., N].
 
-    The reference implementation; torch.nn.functional.linear defines the product.
+    `packed`: the weight is in oneDNN's layout (`mkldnn::_reorder_linear_weight`). Otherwise this
+    is the reference; torch.nn.functional.linear defines the product.
     """
-    return UNARY[unary](F.linear(x, weight, bias))
+    if packed:
+        op = torch.ops.mkldnn._linear_pointwise
+        result: Tensor = op(x, weight, bias, *UNARY[unary].words)
+        return result
+    return reference(x, weight, bias, unary)
 
 
-@torch.library.custom_op("ipex::linear_packed", mutates_args=())
-def linear_packed(x: Tensor, weight: Tensor, bias: Tensor | None, unary: str) -> Tensor:
-    """`linear_unary` on a CPU weight that oneDNN has packed (`mkldnn::_reorder_linear_weight`)."""
-    attribute, algorithm = ONEDNN[unary]
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, attribute, [], algorithm)
-    return result
+def reference(x: Tensor, weight: Tensor, bias: Tensor | None, unary: str) -> Tensor:
+    """What `ipex::linear` computes, in torch's own ops."""
+    return UNARY[unary].fn(F.linear(x, weight, bias))
 
 
-@linear_unary.register_fake
-@linear_packed.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, unary: str) -> Tensor:
+@linear.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, unary: str, packed: bool) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))

@@ -6,15 +6,16 @@ from typing import Any
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
+from ipex_inductor import compat
 from ipex_inductor.errors import PassError
-from ipex_inductor.passes import linear
+from ipex_inductor.passes import conv, folding, linear
 from ipex_inductor.passes.rule import apply_rules, whole_ops
 from ipex_inductor.passes.whole_ops import decompose
 from ipex_inductor.report import GraphReport
 
-RULES = (*linear.RULES,)
-RULE_NAMES = frozenset(rule.name for rule in RULES)
-WHOLE = whole_ops(RULES)
+RULES = (*conv.RULES, *linear.RULES)
+RULE_NAMES = frozenset(rule.name for rule in RULES) | {folding.NAME}
+WHOLE = whole_ops(RULES) | {"_native_batch_norm_legit_no_training"}
 
 
 class JointPass(CustomGraphPass):
@@ -46,7 +47,7 @@ class JointPass(CustomGraphPass):
             if self.training:
                 self.report.add("missed", "*", "training graph: the rules are for inference")
             else:
-                apply_rules(RULES, graph, self.rules_off, self.report)
+                self._rewrite(graph)
             decompose(graph, WHOLE)
             graph.lint()
         except Exception as error:
@@ -55,6 +56,11 @@ class JointPass(CustomGraphPass):
                 f"{type(error).__name__}: {error}",
                 'Please report it; options={"rules": "-*"} avoids the rules.',
             ) from error
+
+    def _rewrite(self, graph: torch.fx.Graph) -> None:
+        if not {"*", folding.NAME} & self.rules_off:
+            folding.fold_batch_norms(graph, weights_of(graph), self.report)
+        apply_rules(RULES, graph, self.rules_off, self.report)
 
     def uuid(self) -> Any | None:
         """What distinguishes our rewriting; None (no caching) if a user's pass has no uuid."""
@@ -65,3 +71,9 @@ class JointPass(CustomGraphPass):
                 return None
             parts.append(str(uuid))
         return tuple(parts)
+
+
+def weights_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Inputs of an inference graph that are parameters or buffers, and views and casts of them."""
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    return {placeholders[i] for i in compat.static_inputs() if i < len(placeholders)}

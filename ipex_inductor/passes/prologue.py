@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ipex_inductor.passes.packing import pack_weights
 from ipex_inductor.passes.program import Program, record
 from ipex_inductor.report import GraphReport
 
@@ -32,19 +33,24 @@ def split(
     static_input_idxs: Sequence[int],
     report: GraphReport,
 ) -> Split | None:
-    """Hoist the weight-only work of `gm` (changed in place), or None when there is none.
+    """Pack and hoist the weight-only work of `gm` (changed in place), or None when there is none.
 
     `static_input_idxs` are the inputs that are parameters or buffers; one that the graph itself
-    writes is not a weight.
+    writes is not a weight. Without any, all that happens is that our ops are unfused again.
     """
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     written = _written(gm.graph)
     weights = {placeholders[i]: i for i in static_input_idxs if placeholders[i] not in written}
     weights = {n: i for n, i in weights.items() if isinstance(n.meta.get("val"), torch.Tensor)}
-    pack_linear_weights(gm.graph, weights)
+    pack_weights(gm.graph, {**weights, **_weight_only(gm.graph, weights)}, report)
+    for inner in gm.modules():  # bodies of higher-order ops, whose inputs are not ours to number
+        if isinstance(inner, torch.fx.GraphModule) and inner is not gm:
+            pack_weights(inner.graph, (), report)
+            inner.recompile()
     derived = _weight_only(gm.graph, weights)
     outputs = [n for n in derived if _worth_hoisting(n, derived)]
     if not outputs:
+        gm.recompile()
         return None
     needed = _ancestors(outputs, derived)
     used = {n: i for n, i in weights.items() if any(user in needed for user in n.users)}
@@ -59,35 +65,6 @@ def split(
         [*static_input_idxs, *range(count, count + len(outputs))],
         program,
     )
-
-
-def pack_linear_weights(graph: torch.fx.Graph, weights: dict[Node, int]) -> None:
-    """Give every `ipex::linear_unary` whose weight is a parameter that weight packed by oneDNN."""
-    pack = torch.ops.mkldnn._reorder_linear_weight.default
-    derived = {**weights, **dict.fromkeys(_weight_only(graph, weights), -1)}
-    for node in graph.find_nodes(op="call_function", target=torch.ops.ipex.linear_unary.default):
-        x, weight, *rest = node.args
-        if weight not in derived:
-            continue
-        value = weight.meta["val"]
-        *lead, _ = x.meta["val"].shape
-        rows = _rows(lead)
-        with graph.inserting_before(node):
-            packed = graph.call_function(pack, (weight, rows))
-        # What torch reports as the strides of oneDNN's opaque layout.
-        packed.meta["val"] = value.new_empty_strided(value.shape, (1, 0))
-        node.target = torch.ops.ipex.linear_packed.default
-        node.args = (x, packed, *rest)
-
-
-def _rows(lead: Sequence[Any]) -> int | None:
-    """Rows of the product when they are known, as oneDNN picks the blocking by them."""
-    if not all(isinstance(size, int) for size in lead):
-        return None
-    rows = 1
-    for size in lead:
-        rows *= size
-    return rows
 
 
 def _written(graph: torch.fx.Graph) -> set[Node]:

@@ -57,13 +57,18 @@ def decompose(graph: torch.fx.Graph, names: frozenset[str]) -> None:
     whole = overloads(names)
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in whole and node.target in table:
-            _inline(graph, node, table)
+            inline(graph, node, node.target, table)
 
 
-def _inline(graph: torch.fx.Graph, node: torch.fx.Node, table: Table) -> None:
-    """Put the traced decomposition of `node` in its place; other nodes keep name and meta."""
+def inline(
+    graph: torch.fx.Graph,
+    node: torch.fx.Node,
+    fn: Callable[..., Any],
+    table: Table | None = None,
+) -> None:
+    """Put the traced body of `fn` in the place of `node`; other nodes keep name and meta."""
     inputs = list(dict.fromkeys(node.all_input_nodes))
-    traced = _traced(node, inputs, table)
+    traced = _traced(fn, node, inputs, select_decomp_table() if table is None else table)
     copies = dict(zip(_placeholders(traced.graph), inputs, strict=True))
     made = []
     with graph.inserting_before(node):
@@ -97,12 +102,14 @@ def _placeholders(graph: torch.fx.Graph) -> list[torch.fx.Node]:
     return [node for node in graph.nodes if node.op == "placeholder"]
 
 
-def _traced(node: torch.fx.Node, inputs: list[torch.fx.Node], table: Table) -> torch.fx.GraphModule:
+def _traced(
+    fn: Callable[..., Any], node: torch.fx.Node, inputs: list[torch.fx.Node], table: Table
+) -> torch.fx.GraphModule:
     def call(*values: Any) -> Any:
         env = dict(zip(inputs, values, strict=True))
         args = map_arg(node.args, lambda n: env[n])
         kwargs = map_arg(node.kwargs, lambda n: env[n])
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return fn(*args, **kwargs)
 
     values = [n.meta["val"] for n in inputs]
     fake_mode = detect_fake_mode(values)
