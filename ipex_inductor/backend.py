@@ -39,6 +39,9 @@ def compile_graph(
         _warn_once(f"{untested}: plain Inductor compiles instead")
         return _compile_plain(gm, example_inputs, config)
     _check_rules(config)
+    if torch._inductor.config.freezing and not torch.is_grad_enabled():
+        _warn_once("torch._inductor.config.freezing is on: Inductor freezes, our passes stay out")
+        return _compile_plain(gm, example_inputs, config)
     try:
         return _compile_ours(gm, example_inputs, config)
     except Exception as error:
@@ -90,7 +93,9 @@ def _compile_ours(
         graph_report,
         compat.as_pass_list(user_passes),
     )
-    prologue = config.weight_prologue and not training
+    # C++ wrappers cannot take oneDNN's opaque weights as inputs.
+    wrapped = patches.get("cpp_wrapper", torch._inductor.config.cpp_wrapper)
+    prologue = config.weight_prologue and not training and not wrapped
     # A split graph is saved whole by AOTAutogradCache; see passes/output_code.py.
     with functorch_config.patch(bundled_autograd_cache=prologue):
         return compile_fx(

@@ -83,11 +83,17 @@ def plain_decompositions(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def compile_inner(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
-    """Inductor's inner compiler with its graph cache on, also below a bundled autograd cache."""
+    """Inductor's inner compiler with its graph cache on, also below a bundled autograd cache.
+
+    But for a graph without a call, for which Inductor then returns a bare function that a bundle
+    cannot hold.
+    """
     from torch._functorch import config as functorch_config
     from torch._inductor.compile_fx import compile_fx_inner
 
-    with functorch_config.patch(bundled_autograd_cache=False):
+    bundled = functorch_config.bundled_autograd_cache
+    calls = any(node.op == "call_function" for node in gm.graph.nodes)
+    with functorch_config.patch(bundled_autograd_cache=bundled and not calls):
         return compile_fx_inner(gm, example_inputs, **plain_decompositions(kwargs))
 
 

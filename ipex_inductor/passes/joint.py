@@ -9,6 +9,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from ipex_inductor import compat
 from ipex_inductor.errors import PassError
 from ipex_inductor.passes import conv, folding, linear
+from ipex_inductor.passes.prologue import weight_only, written_inputs
 from ipex_inductor.passes.rule import apply_rules, whole_ops
 from ipex_inductor.passes.whole_ops import decompose
 from ipex_inductor.report import GraphReport
@@ -74,6 +75,8 @@ class JointPass(CustomGraphPass):
 
 
 def weights_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Inputs of an inference graph that are parameters or buffers, and views and casts of them."""
+    """Parameters and buffers of an inference graph, and what is computed from them alone."""
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-    return {placeholders[i] for i in compat.static_inputs() if i < len(placeholders)}
+    static = [placeholders[i] for i in compat.static_inputs() if i < len(placeholders)]
+    inputs = set(static) - written_inputs(graph)
+    return {*inputs, *weight_only(graph, inputs)}

@@ -64,6 +64,9 @@ def why_not(*values: Any) -> str | None:
     """Why oneDNN has no kernel for these tensors (x, weight, bias ...), None when it has."""
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     first = tensors[0]
+    backend: Any = torch.backends.mkldnn
+    if not (backend.is_available() and backend.enabled):
+        return "oneDNN is switched off (torch.backends.mkldnn)"
     if first.device.type != "cpu":
         return f"no fused kernel for {first.device.type} yet: Inductor's own is kept"
     if first.dtype not in onednn_dtypes() or any(v.dtype != first.dtype for v in tensors):

@@ -1,7 +1,7 @@
 """The weight prologue: work that depends on weights alone, taken out of an inference graph."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,15 +39,15 @@ def split(
     writes is not a weight. Without any, all that happens is that our ops are unfused again.
     """
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    written = _written(gm.graph)
+    written = written_inputs(gm.graph)
     weights = {placeholders[i]: i for i in static_input_idxs if placeholders[i] not in written}
     weights = {n: i for n, i in weights.items() if isinstance(n.meta.get("val"), torch.Tensor)}
-    pack_weights(gm.graph, {**weights, **_weight_only(gm.graph, weights)}, report)
+    pack_weights(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report)
     for inner in gm.modules():  # bodies of higher-order ops, whose inputs are not ours to number
         if isinstance(inner, torch.fx.GraphModule) and inner is not gm:
             pack_weights(inner.graph, (), report)
             inner.recompile()
-    derived = _weight_only(gm.graph, weights)
+    derived = weight_only(gm.graph, weights)
     outputs = [n for n in derived if _worth_hoisting(n, derived)]
     if not outputs:
         gm.recompile()
@@ -67,7 +67,7 @@ def split(
     )
 
 
-def _written(graph: torch.fx.Graph) -> set[Node]:
+def written_inputs(graph: torch.fx.Graph) -> set[Node]:
     """Inputs that some node of the graph writes to, or may write to (higher-order ops)."""
     written: set[Node] = set()
     for node in graph.nodes:
@@ -81,7 +81,7 @@ def _written(graph: torch.fx.Graph) -> set[Node]:
     return written
 
 
-def _weight_only(graph: torch.fx.Graph, weights: dict[Node, int]) -> dict[Node, None]:
+def weight_only(graph: torch.fx.Graph, weights: Container[Node]) -> dict[Node, None]:
     """Pure nodes that depend on weights and constants alone, in graph order."""
     known: dict[Node, None] = {}
     for node in graph.nodes:
@@ -106,9 +106,9 @@ def _worth_hoisting(node: Node, derived: dict[Node, None]) -> bool:
     """Whether to compute `node` ahead: the rest of the graph reads it, and it costs something.
 
     A view or a widening cast is free where it stands; a large tensor that is larger still than its
-    sources costs more to read than to compute.
+    sources costs more to read than to compute; what the caller gets, the caller may write.
     """
-    if all(user in derived for user in node.users):
+    if all(user in derived for user in node.users) or _leaves_the_graph(node):
         return False
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or not all(isinstance(s, int) for s in value.shape):
@@ -119,6 +119,13 @@ def _worth_hoisting(node: Node, derived: dict[Node, None]) -> bool:
     if all(_is_view(n) or (grows and n.target in CASTS) for n in chain):
         return False
     return not grows or _bytes(value) <= SMALL
+
+
+def _leaves_the_graph(node: Node) -> bool:
+    """Whether the caller gets `node` or a view of it, and could write it."""
+    return any(
+        user.op == "output" or (_is_view(user) and _leaves_the_graph(user)) for user in node.users
+    )
 
 
 def _is_view(node: Node) -> bool:

@@ -229,3 +229,18 @@ def test_folding_can_be_switched_off(rules):
         got = torch.compile(model, backend="ipex", options={"rules": rules})(X)
         torch.testing.assert_close(got, model(X), rtol=1e-4, atol=1e-4)
     assert not counters["ipex"]
+
+
+@torch.no_grad()
+def test_autocast_folds_and_fuses():
+    model = nn.Sequential(nn.Conv2d(8, 16, 3), batch_norm(16), nn.ReLU()).eval()
+
+    def fn(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x)
+
+    got, want, truth = compiled(fn)(X), fn(X), model.double()(X.double())
+    assert got.dtype == want.dtype
+    errors = [(y.double() - truth).square().mean().sqrt() for y in (got, want)]
+    assert counters["ipex"] == {"conv2d+batch_norm": 1, "conv2d+relu": 1}
+    assert errors[0] <= 2 * errors[1], "the fold rounds the weight once more than eager"

@@ -235,3 +235,66 @@ def test_inputs_that_alias_a_weight():
     torch.testing.assert_close(fn(w.data), w @ (w * 2) + w.view(-1)[:32])
     w.mul_(0.5)
     torch.testing.assert_close(fn(w.data), w @ (w * 2) + w.view(-1)[:32])
+
+
+RETURNED = {
+    "itself": lambda w: w * 2,
+    "a view": lambda w: (w * 2).t(),
+    "a view of a view": lambda w: (w * 2).t()[1:],
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", RETURNED)
+def test_what_the_caller_gets_it_may_write(name):
+    w, derive = nn.Parameter(torch.randn(32, 32)), RETURNED[name]
+    fn = compiled(lambda x: (derive(w), x @ derive(w).t()))
+    for _ in range(3):
+        got, product = fn(X)
+        torch.testing.assert_close((got, product), (derive(w), X @ derive(w).t()))
+        got.fill_(7)
+
+
+@torch.no_grad()
+def test_a_graph_of_weights_alone():
+    w = nn.Parameter(torch.randn(32, 32))
+    fn = compiled(lambda: (w * 2).sum(0))
+    for _ in range(3):
+        fn().fill_(7)
+        w.add_(1)
+        torch.testing.assert_close(fn(), (w * 2).sum(0))
+
+
+@torch.no_grad()
+def test_a_weight_without_the_usual_strides():
+    linear, conv = nn.Linear(32, 32), nn.Conv2d(4, 4, 3)
+    linear.weight.data = linear.weight.data.t()
+    conv.weight.data = conv.weight.data.permute(1, 0, 3, 2)
+    image = torch.randn(1, 4, 8, 8)
+    fn = compiled(lambda x, y: (F.relu(linear(x)), F.relu(conv(y)), linear.weight.sum()))
+    want = (F.relu(linear(X)), F.relu(conv(image)), linear.weight.sum())
+    torch.testing.assert_close(fn(X, image), want, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_cpp_wrapper_keeps_inductors_own_path():
+    model = Mlp().eval()
+    fn = compiled(model, cpp_wrapper=True)
+    torch.testing.assert_close(fn(X), model(X))
+    assert not hoisted()
+
+
+@torch.no_grad()
+def test_global_freezing_is_left_to_inductor():
+    model = Mlp().eval()
+    with torch._inductor.config.patch(freezing=True):
+        torch.testing.assert_close(compiled(model)(X), model(X))
+    assert not hoisted()
+
+
+@torch.no_grad()
+def test_without_onednn(monkeypatch):
+    model = Mlp().eval()
+    with torch.backends.mkldnn.flags(enabled=False):
+        torch.testing.assert_close(compiled(model)(X), model(X))
+    assert not hoisted()
