@@ -45,11 +45,12 @@ def compile_graph(
     try:
         return _compile_ours(gm, example_inputs, config)
     except Exception as error:
-        failed = _find(error, PassError)
-        if failed is None or config.strict:
-            raise compat.compiler_missing(error) or failed or error from error
-        report.open_report().add("fallback", "plain Inductor", str(failed))
-        return _compile_plain(gm, example_inputs, config)
+        if config.strict or compat.is_control_flow(error) or compat.compiler_missing(error):
+            raise compat.compiler_missing(error) or _find(error, PassError) or error from error
+        compiled = _compile_plain(gm, example_inputs, config)  # raises what is the model's fault
+        reason = _find(error, PassError) or f"{type(error).__name__}: {error}"
+        report.open_report().add("fallback", "plain Inductor", str(reason))
+        return compiled
 
 
 def _reset() -> None:
@@ -96,6 +97,7 @@ def _compile_ours(
     # C++ wrappers cannot take oneDNN's opaque weights as inputs.
     wrapped = patches.get("cpp_wrapper", torch._inductor.config.cpp_wrapper)
     prologue = config.weight_prologue and not training and not wrapped
+    joint = patches.get("use_joint_graph_passes", torch._inductor.config.use_joint_graph_passes)
     # A split graph is saved whole by AOTAutogradCache; see passes/output_code.py.
     with functorch_config.patch(bundled_autograd_cache=prologue):
         return compile_fx(
@@ -103,7 +105,8 @@ def _compile_ours(
             example_inputs,
             inner_compile=functools.partial(_compile_inner, prologue, graph_report),
             config_patches=patches,
-            decompositions=reduced_table(WHOLE),
+            # What nobody decomposes again must not be kept whole.
+            decompositions=reduced_table(WHOLE) if joint else None,
         )
 
 
@@ -118,9 +121,8 @@ def _compile_inner(
     from ipex_inductor.passes.output_code import PrologueCode
     from ipex_inductor.passes.prologue import split
 
-    if not kwargs.get("is_inference"):
-        return compat.compile_inner(gm, example_inputs, **kwargs)
-    weights = kwargs.get("static_input_idxs", ()) if prologue else ()
+    hoist = prologue and kwargs.get("is_inference")
+    weights = kwargs.get("static_input_idxs", ()) if hoist else ()
     try:
         parts = split(gm, example_inputs, weights, graph_report)
     except Exception as error:
@@ -133,7 +135,7 @@ def _compile_inner(
         return compat.compile_inner(gm, example_inputs, **kwargs)
     kwargs["static_input_idxs"] = parts.static_input_idxs
     inner = compat.compile_inner(parts.gm, parts.example_inputs, **kwargs)
-    return PrologueCode(inner, parts.program)
+    return PrologueCode(inner, parts.program, bool(kwargs.get("cudagraphs")))
 
 
 def _inductor_options(config: CompileConfig) -> dict[str, Any]:

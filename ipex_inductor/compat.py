@@ -114,6 +114,15 @@ def static_inputs() -> list[int]:
     return list(metadata.static_input_indices) if metadata else []
 
 
+def is_control_flow(error: BaseException) -> bool:
+    """Whether Dynamo raised this to steer itself (restart, skip a frame), not to report a fault."""
+    from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+    from torch._inductor.exc import InductorError
+
+    fault = isinstance(error, (BackendCompilerFailed, InductorError))
+    return isinstance(error, TorchDynamoException) and not fault
+
+
 def compiler_missing(error: BaseException) -> CompilerNotFoundError | None:
     """Our error for a missing C++ compiler when that is what made Inductor fail."""
     from torch._inductor.exc import InvalidCxxCompiler

@@ -13,6 +13,8 @@ def _linear(x: Any, weight: Any, bias: Any, unary: str, packed: bool) -> Any:
     """An extern call; the packed weight is opaque, so nothing may ask for its strides."""
     if not packed:
         raise AssertionError("passes/packing.py leaves no unpacked ipex::linear")
+    if bias is not None:  # oneDNN does not look at its stride
+        bias = ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(bias))
     result = ir.FallbackKernel.create(
         torch.ops.mkldnn._linear_pointwise.default,
         ir.ExternKernel.require_contiguous(x),

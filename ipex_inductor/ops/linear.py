@@ -16,6 +16,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, unary: str, packed: b
     """
     if packed:
         op = torch.ops.mkldnn._linear_pointwise
+        bias = bias if bias is None else bias.contiguous()  # oneDNN does not look at its stride
         result: Tensor = op(x, weight, bias, *UNARY[unary].words)
         return result
     return reference(x, weight, bias, unary)

@@ -45,7 +45,7 @@ class JointPass(CustomGraphPass):
         for user_pass in self.user_passes:
             user_pass(graph)
         try:
-            if self.training:
+            if self.training or is_joint(graph):
                 self.report.add("missed", "*", "training graph: the rules are for inference")
             else:
                 self._rewrite(graph)
@@ -80,3 +80,8 @@ def weights_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     static = [placeholders[i] for i in compat.static_inputs() if i < len(placeholders)]
     inputs = set(static) - written_inputs(graph)
     return {*inputs, *weight_only(graph, inputs)}
+
+
+def is_joint(graph: torch.fx.Graph) -> bool:
+    """Whether AOT autograd traced a backward too, as it also does when a model turns grad on."""
+    return any(n.op == "placeholder" and str(n.target).startswith("tangents") for n in graph.nodes)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ipex_inductor.ops import linear
-from ipex_inductor.passes.packing import why_not
+from ipex_inductor.passes.packing import why_not_linear
 from ipex_inductor.passes.rule import ACTIVATIONS, Rule
 
 
@@ -44,10 +44,7 @@ def _example(lead: tuple[int, ...], bias: bool) -> dict[str, Any]:
 
 
 def _has_kernel(values: Mapping[str, Any]) -> str | None:
-    bias = values["bias"]
-    if bias is not None and bias.dim() != 1:
-        return f"the addend has {bias.dim()} dimensions, a bias has one"
-    return why_not(values["x"], values["weight"], bias)
+    return why_not_linear(values["x"], values["weight"], values["bias"])
 
 
 RULES = tuple(map(_rule, ACTIVATIONS))

@@ -18,6 +18,9 @@ from ipex_inductor.report import GraphReport
 Node = torch.fx.Node
 aten, ipex, mkldnn = torch.ops.aten, torch.ops.ipex, torch.ops.mkldnn
 
+# Their results are opaque: they may only ever run in the prologue.
+PACKERS = (mkldnn._reorder_linear_weight.default, mkldnn._reorder_convolution_weight.default)
+
 
 @dataclass(frozen=True)
 class Product:
@@ -33,7 +36,7 @@ def pack_weights(graph: torch.fx.Graph, weights: Container[Node], report: GraphR
     """Give every product whose weight is among `weights` that weight packed by oneDNN."""
     for node in list(graph.nodes):
         product = _as_product(node)
-        if product is not None and product.weight in weights:
+        if product is not None and product.weight in weights and _is_static(product.weight):
             with graph.inserting_before(node):
                 packed = product.pack(graph)
                 # What torch reports as the strides of oneDNN's opaque layout.
@@ -76,9 +79,20 @@ def why_not(*values: Any) -> str | None:
     return None
 
 
+def why_not_linear(x: Any, weight: Any, bias: Any) -> str | None:
+    """Why oneDNN has no linear kernel for these tensors, None when it has."""
+    if bias is not None and (bias.dim() != 1 or bias.shape[0] != weight.shape[0]):
+        return f"an addend of shape {tuple(bias.shape)} is no bias of {weight.shape[0]} elements"
+    return why_not(x, weight, bias)
+
+
 def _as_product(node: Node) -> Product | None:
     read = READERS.get(node.target) if node.op == "call_function" else None
     return read(node) if read else None
+
+
+def _is_static(node: Node) -> bool:
+    return all(isinstance(size, int) for size in node.meta["val"].shape)
 
 
 def _fits(*nodes: Any) -> bool:
@@ -89,8 +103,6 @@ def _addmm(node: Node) -> Product | None:
     if node.kwargs:  # beta, alpha
         return None
     bias, x, transposed = node.args
-    if not isinstance(bias, Node) or bias.meta["val"].dim() != 1:
-        return None
     return _transposed_product(x, transposed, bias)
 
 
@@ -111,14 +123,14 @@ def _ipex_linear(node: Node) -> Product | None:
 
 
 def _linear_product(x: Any, weight: Any, bias: Any, unary: Any) -> Product | None:
-    if not _fits(x, weight, bias):
+    if why_not_linear(*(n and n.meta["val"] for n in (x, weight, bias))):
         return None
     rows = _known_product(x.meta["val"].shape[:-1])
     return Product(
         ipex.linear.default,
         weight,
         lambda packed: (x, packed, bias, unary, True),
-        lambda g: g.call_function(mkldnn._reorder_linear_weight.default, (weight, rows)),
+        lambda g: g.call_function(PACKERS[0], (weight, rows)),
     )
 
 
@@ -149,9 +161,7 @@ def _conv_product(
         ipex.conv.default,
         weight,
         lambda p: (x, p, bias, other, stride, padding, dilation, groups, unary, result),
-        lambda g: g.call_function(
-            mkldnn._reorder_convolution_weight.default, (weight, *window, known)
-        ),
+        lambda g: g.call_function(PACKERS[1], (weight, *window, known)),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ipex_inductor.passes.packing import pack_weights
+from ipex_inductor.passes.packing import PACKERS, pack_weights
 from ipex_inductor.passes.program import Program, record
 from ipex_inductor.report import GraphReport
 
@@ -108,6 +108,8 @@ def _worth_hoisting(node: Node, derived: dict[Node, None]) -> bool:
     A view or a widening cast is free where it stands; a large tensor that is larger still than its
     sources costs more to read than to compute; what the caller gets, the caller may write.
     """
+    if node.target in PACKERS:
+        return True
     if all(user in derived for user in node.users) or _leaves_the_graph(node):
         return False
     value = node.meta.get("val")

@@ -204,13 +204,23 @@ def _accept(rule: Rule, arguments: Mapping[str, Any], match: Match) -> bool:
         return False
     where = _user_line(match.output_node())
     values = {name: _value(match.kwargs.get(name)) for name in arguments}
-    reason = _other_shape(rule, values, match.output_node()) or rule.when(values)
+    reason = (
+        _not_tensors(arguments, values)
+        or _other_shape(rule, values, match.output_node())
+        or rule.when(values)
+    )
     if reason is not None:
         run.report.add("missed", rule.name, reason, where)
         return False
     run.report.add("fired", rule.name, where=where)
     counters["ipex"][rule.name] += 1
     return True
+
+
+def _not_tensors(arguments: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:
+    wanted = [name for name, value in arguments.items() if isinstance(value, torch.Tensor)]
+    numbers = [name for name in wanted if not isinstance(values[name], torch.Tensor)]
+    return f"{numbers[0]} is no tensor" if numbers else None
 
 
 def _rewrite(rule: Rule, arguments: Mapping[str, Any], match: Match, **matched: Any) -> None:

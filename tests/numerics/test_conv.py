@@ -83,6 +83,7 @@ X = torch.randn(2, 8, 6, 6)
 
 NEAR_MISSES = {
     "a broadcast addend": lambda x: CONV(x) + x[0, 0, 0, 0],
+    "a number added": lambda x: F.relu(CONV(x) + 1.0),
     "a broadcast row": lambda x: CONV(x) + x[:, :1, :4, :4],
     "a scaled addend": lambda x: torch.add(CONV(x), x[:, :1, :4, :4].expand(2, 16, 4, 4), alpha=2),
     "two users": lambda x: (lambda y: F.relu(y) * y)(CONV(x)),

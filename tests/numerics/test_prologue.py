@@ -198,13 +198,15 @@ def test_derived_weights_die_with_the_model():
     fn = compiled(lambda m, x: m(x))
     fn(model, X)
     all_derived = [o for o in gc.get_objects() if type(o) is output_code.DerivedWeights]
-    (derived,) = [o for o in all_derived if any(ref() is model.w for ref in o._weights)]
-    assert derived._values
+    mine = [
+        d for d in all_derived if d._current and d._current.weights[0]() in set(model.parameters())
+    ]
+    (derived,) = mine
     alive = weakref.ref(model.w)
     del model
     gc.collect()
     assert alive() is None
-    assert not derived._values
+    assert derived._current is None
 
 
 @torch.no_grad()
@@ -298,3 +300,58 @@ def test_without_onednn(monkeypatch):
     with torch.backends.mkldnn.flags(enabled=False):
         torch.testing.assert_close(compiled(model)(X), model(X))
     assert not hoisted()
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_a_fused_optimizer_is_seen_although_it_counts_no_version(make):
+    model = Scaled().eval()
+    fn = compiled(model)
+    optimizer = make(model.parameters(), lr=0.1, fused=True)
+    with torch.no_grad():
+        fn(X)
+    model(X).square().mean().backward()
+    optimizer.step()
+    with torch.no_grad():
+        torch.testing.assert_close(fn(X), model(X))
+
+
+@torch.no_grad()
+def test_threads_with_models_of_their_own_never_meet():
+    models = [Scaled().eval() for _ in range(2)]
+    fn = compiled(lambda m, x: m(x))
+    wants = [m(X) for m in models]
+    fn(models[0], X)
+    wrong = []
+
+    @torch.no_grad()
+    def work(number):
+        for _ in range(200):
+            if not torch.allclose(fn(models[number], X), wants[number], atol=1e-3):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@torch.no_grad()
+def test_a_weight_stored_in_a_smaller_dtype_is_packed_in_the_prologue():
+    w = nn.Parameter(torch.randn(1024, 1024, dtype=torch.bfloat16) / 32)
+    x = torch.randn(2, 1024)
+    fn = compiled(lambda x: F.relu(F.linear(x, w.float())))
+    torch.testing.assert_close(fn(x), F.relu(F.linear(x, w.float())), rtol=1e-4, atol=1e-4)
+    assert len(hoisted()) == 1
+
+
+def test_a_model_that_turns_grad_on_itself_is_training():
+    linear = nn.Linear(32, 32)
+
+    def fn(x):
+        with torch.enable_grad():
+            return F.relu(linear(x))
+
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(fn)(X), fn(X))

@@ -68,6 +68,7 @@ NEAR_MISSES = {
     "a scaled bias": (lambda x: F.gelu(torch.addmm(B, x, W.t(), beta=0.5)), X),
     "a weight not transposed": (lambda x: F.gelu(torch.addmm(B, x, W.view(16, 32))), X),
     "reshaped between": (lambda x: F.gelu(F.linear(x, W, B).view(2, 64)), X),
+    "a number added": (lambda x: F.gelu(torch.addmm(B[1], x, W.t())), X),
     "fp64": (lambda x: F.gelu(F.linear(x, W.double(), B.double())), X.double()),
     "empty": (lambda x: F.gelu(F.linear(x, W, B)), X[:0]),
     "a matrix added, not a bias": (lambda x: F.gelu(torch.addmm(x.new_ones(4, 32), x, W.t())), X),
@@ -116,3 +117,35 @@ def test_a_rule_can_be_switched_off(rules):
     with torch.no_grad():
         torch.testing.assert_close(fn(X), F.gelu(F.linear(X, W, B)))
     assert not counters["ipex"]
+
+
+BIASES = {
+    "every other": torch.randn(64)[::2],
+    "a column": torch.randn(32, 3)[:, 1],
+    "expanded": torch.randn(1).expand(32),
+}
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_a_strided_bias(name):
+    """oneDNN ignores the strides of a bias: the values were wrong by whole units."""
+    bias, weight = BIASES[name], nn.Parameter(W)
+    check(lambda x, bias: F.relu(F.linear(x, weight, bias)), X, bias)
+    check(lambda x, bias: F.linear(x, weight, bias), X, bias)
+
+
+@torch.no_grad()
+def test_a_bias_of_one_element_is_no_bias():
+    weight, bias = nn.Parameter(W), nn.Parameter(torch.randn(1))
+    check(lambda x: F.relu(F.linear(x, weight, bias)), X)
+
+
+def test_without_joint_passes_nothing_is_kept_whole():
+    linear = nn.Linear(16, 32)
+    fn = torch.compile(
+        lambda x: F.gelu(linear(x)),
+        backend="ipex",
+        options={"use_joint_graph_passes": False, "strict": True},
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(fn(X), F.gelu(linear(X)))
