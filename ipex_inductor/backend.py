@@ -94,9 +94,10 @@ def _compile_ours(
         graph_report,
         compat.as_pass_list(user_passes),
     )
-    # C++ wrappers cannot take oneDNN's opaque weights as inputs.
     wrapped = patches.get("cpp_wrapper", torch._inductor.config.cpp_wrapper)
     prologue = config.weight_prologue and not training and not wrapped
+    if wrapped and config.weight_prologue:
+        graph_report.add("missed", "weight prologue", "cpp_wrapper cannot take opaque inputs")
     joint = patches.get("use_joint_graph_passes", torch._inductor.config.use_joint_graph_passes)
     # A split graph is saved whole by AOTAutogradCache; see passes/output_code.py.
     with functorch_config.patch(bundled_autograd_cache=prologue):

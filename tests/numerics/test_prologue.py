@@ -284,6 +284,8 @@ def test_a_cpp_wrapper_keeps_inductors_own_path():
     fn = compiled(model, cpp_wrapper=True)
     torch.testing.assert_close(fn(X), model(X))
     assert not hoisted()
+    events = [e for r in report.reports() for e in r.events]
+    assert any("cpp_wrapper" in e.reason for e in events)
 
 
 @torch.no_grad()
