@@ -1,4 +1,4 @@
-"""`ipex::conv` to oneDNN's convolution with a fused addend and activation."""
+"""`ipex::conv` to oneDNN's convolution with a fused epilogue."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch._inductor import ir
 from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
-from ipex_inductor.ops.unary import UNARY
+from ipex_inductor.ops.epilogue import UNARY
 
 
 def _conv(
@@ -18,8 +18,12 @@ def _conv(
     stride: list[int],
     padding: list[int],
     dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
     groups: int,
+    binary: str,
     unary: str,
+    scalars: list[float],
     packed: str,
 ) -> Any:
     """An extern call on channels-last tensors, so that no reorder stands between convolutions.
@@ -28,38 +32,42 @@ def _conv(
     """
     if not packed:
         raise AssertionError("passes/packing.py leaves no unpacked ipex::conv")
-    op = torch.ops.mkldnn._convolution_pointwise
+    word = UNARY[unary]
     tensors = [_channels_last(x), weight]
-    constants = [padding, stride, dilation, groups]
-    if other is None:
-        constants += UNARY[unary].words
+    epilogue: list[Any] = [word.word, scalars, word.algorithm]
+    if transposed:
+        op = torch.ops.mkldnn._convolution_transpose_pointwise.default
+        constants = [padding, output_padding, stride, dilation, groups, *epilogue]
+    elif other is None:
+        op = torch.ops.mkldnn._convolution_pointwise.default
+        constants = [padding, stride, dilation, groups, *epilogue]
     else:
+        op = torch.ops.mkldnn._convolution_pointwise.binary
         tensors.insert(1, _channels_last(other))
-        constants += ["add", 1.0, *UNARY[unary].words_after_add]
+        epilogue[0] = None if unary == "none" else word.word
+        constants = [padding, stride, dilation, groups, binary, 1.0, *epilogue]
     if bias is None:
         constants.insert(0, None)
     else:
         tensors.append(ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(bias)))
-    kernel = ir.ExternKernelAlloc(
-        _layout(x),
-        tensors,
-        constants,
-        op_overload=op.default if other is None else op.binary,
-    )
-    return ir.TensorBox.create(kernel)
+    return ir.TensorBox.create(ir.ExternKernelAlloc(_layout(x), tensors, constants, op_overload=op))
+
+
+def _order(dims: int) -> list[int]:
+    """The stride order of channels-last in `dims` dimensions: NHWC_STRIDE_ORDER for four."""
+    return [dims - 1, 0, *range(dims - 2, 0, -1)]
 
 
 def _channels_last(x: Any) -> Any:
-    return ir.ExternKernel.require_stride_order(
-        ir.ExternKernel.realize_input(x), ir.NHWC_STRIDE_ORDER
-    )
+    order = _order(len(x.get_size()))
+    return ir.ExternKernel.require_stride_order(ir.ExternKernel.realize_input(x), order)
 
 
 def _layout(x: Any) -> ir.FixedLayout:
     """The channels-last layout of the node that is being lowered."""
     shape = V.graph.current_node.meta["val"].shape
     size = [s.node.expr if isinstance(s, torch.SymInt) else s for s in shape]
-    strides = ir.FlexibleLayout.stride_ordered(size, ir.NHWC_STRIDE_ORDER)
+    strides = ir.FlexibleLayout.stride_ordered(size, _order(len(size)))
     return ir.FixedLayout(x.get_device(), x.get_dtype(), size, strides)
 
 

@@ -1,4 +1,4 @@
-"""`ipex::linear` to oneDNN's linear with a fused activation."""
+"""`ipex::linear` to oneDNN's linear with a fused epilogue."""
 
 from typing import Any
 
@@ -6,23 +6,45 @@ import torch
 from torch._inductor import ir
 from torch._inductor.lowering import register_lowering
 
-from ipex_inductor.ops.unary import UNARY
+from ipex_inductor.ops.epilogue import UNARY
 
 
-def _linear(x: Any, weight: Any, bias: Any, unary: str, packed: bool) -> Any:
-    """An extern call; the packed weight is opaque, so nothing may ask for its strides."""
+def _linear(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    other: Any,
+    binary: str,
+    unary: str,
+    scalars: list[float],
+    packed: bool,
+) -> Any:
+    """An extern call; the packed weight is opaque, so nothing may ask for its strides.
+
+    An `ExternKernelAlloc` of our own, because the op with an addend has no fake implementation.
+    """
     if not packed:
         raise AssertionError("passes/packing.py leaves no unpacked ipex::linear")
-    if bias is not None:  # oneDNN does not look at its stride
-        bias = ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(bias))
-    result = ir.FallbackKernel.create(
-        torch.ops.mkldnn._linear_pointwise.default,
-        ir.ExternKernel.require_contiguous(x),
-        weight,
-        bias,
-        *UNARY[unary].words,
+    op, word = torch.ops.mkldnn._linear_pointwise, UNARY[unary]
+    tensors = [_contiguous(x), weight]
+    constants: list[Any] = [word.word, scalars, word.algorithm]
+    if other is not None:
+        tensors.insert(1, _contiguous(other))
+        constants = [binary]
+    if bias is None:
+        constants.insert(0, None)
+    else:
+        tensors.append(_contiguous(bias))  # oneDNN does not look at its stride
+    size = [*x.get_size()[:-1], weight.get_size()[0]]
+    layout = ir.FixedLayout(x.get_device(), x.get_dtype(), size)
+    overload = op.default if other is None else op.binary
+    return ir.TensorBox.create(
+        ir.ExternKernelAlloc(layout, tensors, constants, op_overload=overload)
     )
-    return ir.TensorBox.create(result)
+
+
+def _contiguous(x: Any) -> Any:
+    return ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(x))
 
 
 def register() -> None:

@@ -1,12 +1,12 @@
-"""`ipex::conv`: a 2-D convolution with what follows it: an addend, an activation."""
+"""`ipex::conv`: a convolution, transposed or not, together with its epilogue."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ipex_inductor.ops.unary import UNARY
+from ipex_inductor.ops import epilogue
+from ipex_inductor.ops.epilogue import UNARY
 
-FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 @torch.library.custom_op("ipex::conv", mutates_args=())
@@ -18,28 +18,40 @@ def conv(
     stride: list[int],
     padding: list[int],
     dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
     groups: int,
+    binary: str,
     unary: str,
+    scalars: list[float],
     packed: str,
 ) -> Tensor:
-    """`UNARY[unary].fn(conv2d(x, weight, bias, ...) + other)`.
+    """`unary(binary(convolution(x, weight, bias, ...), other), *scalars)`: see `ops/epilogue.py`.
 
-    x [B, C, H, W], weight [O, C / groups, R, S], bias [O], other as the result. `packed` is "" for
-    a plain weight: the reference, torch.nn.functional.conv2d defines the product. Otherwise the
-    weight is in oneDNN's layout (`mkldnn::_reorder_convolution_weight`), whose shape says nothing
-    of the format eager would give the result: `packed` names it, a key of `FORMATS`.
+    x [B, C, *size], weight [O, C / groups, *window] ([C, O / groups, *window] if transposed), bias
+    [O], other as the result. `packed` is "" for a plain weight: the reference, torch.convolution
+    defines the product. Otherwise the weight is in oneDNN's layout, [O, C / groups, *window] in
+    both cases, over two or three dimensions; its strides say nothing of the format eager would
+    give the result, so `packed` names that: "contiguous" or "channels_last".
     """
+    window = (stride, padding, dilation, transposed, output_padding, groups)
     if not packed:
-        return reference(x, weight, bias, other, stride, padding, dilation, groups, unary)
-    known = UNARY[unary]
-    window = (padding, stride, dilation, groups)
+        return reference(x, weight, bias, other, *window, binary, unary, scalars)
+    word = UNARY[unary]
+    if transposed:
+        result: Tensor = torch.ops.mkldnn._convolution_transpose_pointwise(
+            *(x, weight, bias, padding, output_padding, stride, dilation, groups),
+            *(word.word, scalars, word.algorithm),
+        )
+        return _formatted(result, packed)
     op = torch.ops.mkldnn._convolution_pointwise
-    result: Tensor = (
-        op.default(x, weight, bias, *window, *known.words)
-        if other is None
-        else op.binary(x, other, weight, bias, *window, "add", 1.0, *known.words_after_add)
-    )
-    return result.contiguous(memory_format=FORMATS[packed])
+    known = (weight, bias, padding, stride, dilation, groups)
+    if other is None:
+        result = op.default(x, *known, word.word, scalars, word.algorithm)
+    else:
+        last = None if unary == "none" else word.word
+        result = op.binary(x, other, *known, binary, 1.0, last, scalars, word.algorithm)
+    return _formatted(result, packed)
 
 
 def reference(
@@ -50,12 +62,17 @@ def reference(
     stride: list[int],
     padding: list[int],
     dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
     groups: int,
+    binary: str,
     unary: str,
+    scalars: list[float],
 ) -> Tensor:
     """What `ipex::conv` computes, in torch's own ops."""
-    product = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
-    return UNARY[unary].fn(product if other is None else product + other)
+    window = (stride, padding, dilation, transposed, output_padding, groups)
+    product = torch.convolution(x, weight, bias, *window)
+    return epilogue.apply(product, other, binary, unary, scalars)
 
 
 @conv.register_fake
@@ -67,14 +84,29 @@ def _(
     stride: list[int],
     padding: list[int],
     dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
     groups: int,
+    binary: str,
     unary: str,
+    scalars: list[float],
     packed: str,
 ) -> Tensor:
     if not packed:
-        return reference(x, weight, bias, other, stride, padding, dilation, groups, unary)
+        window = (stride, padding, dilation, transposed, output_padding, groups)
+        return reference(x, weight, bias, other, *window, binary, unary, scalars)
     shape = [x.shape[0], weight.shape[0]]
-    for axis in (0, 1):
-        window = dilation[axis] * (weight.shape[axis + 2] - 1) + 1
-        shape.append((x.shape[axis + 2] + 2 * padding[axis] - window) // stride[axis] + 1)
-    return x.new_empty(shape).contiguous(memory_format=FORMATS[packed])
+    for axis, size in enumerate(x.shape[2:]):
+        reach = dilation[axis] * (weight.shape[axis + 2] - 1) + 1
+        shape.append(
+            (size - 1) * stride[axis] - 2 * padding[axis] + reach + output_padding[axis]
+            if transposed
+            else (size + 2 * padding[axis] - reach) // stride[axis] + 1
+        )
+    return _formatted(x.new_empty(shape), packed)
+
+
+def _formatted(result: Tensor, packed: str) -> Tensor:
+    last = packed == "channels_last"
+    format = CHANNELS_LAST[result.dim()] if last else torch.contiguous_format
+    return result.contiguous(memory_format=format)

@@ -1,32 +1,65 @@
-"""`ipex::linear`: a linear layer together with its activation."""
+"""`ipex::linear`: a linear layer together with its epilogue."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ipex_inductor.ops.unary import UNARY
+from ipex_inductor.ops import epilogue
+from ipex_inductor.ops.epilogue import UNARY
 
 
 @torch.library.custom_op("ipex::linear", mutates_args=())
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, unary: str, packed: bool) -> Tensor:
-    """`UNARY[unary].fn(linear(x, weight, bias))`: x [..., K], weight [N, K], bias [N] -> [..., N].
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    binary: str,
+    unary: str,
+    scalars: list[float],
+    packed: bool,
+) -> Tensor:
+    """`unary(binary(linear(x, weight, bias), other), *scalars)`, the words of `ops/epilogue.py`.
 
-    `packed`: the weight is in oneDNN's layout (`mkldnn::_reorder_linear_weight`). Otherwise this
-    is the reference; torch.nn.functional.linear defines the product.
+    x [..., K], weight [N, K], bias [N], other [..., N] -> [..., N]. `packed`: the weight is in
+    oneDNN's layout (`mkldnn::_reorder_linear_weight`), which takes a unary or a binary, not both.
+    Otherwise this is the reference; torch.nn.functional.linear defines the product.
     """
-    if packed:
-        op = torch.ops.mkldnn._linear_pointwise
-        bias = bias if bias is None else bias.contiguous()  # oneDNN does not look at its stride
-        result: Tensor = op(x, weight, bias, *UNARY[unary].words)
-        return result
-    return reference(x, weight, bias, unary)
+    if not packed:
+        return reference(x, weight, bias, other, binary, unary, scalars)
+    op = torch.ops.mkldnn._linear_pointwise
+    bias = bias if bias is None else bias.contiguous()  # oneDNN does not look at its stride
+    word = UNARY[unary]
+    result: Tensor = (
+        op.default(x, weight, bias, word.word, scalars, word.algorithm)
+        if other is None
+        else op.binary(x, other.contiguous(), weight, bias, binary)
+    )
+    return result
 
 
-def reference(x: Tensor, weight: Tensor, bias: Tensor | None, unary: str) -> Tensor:
+def reference(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    binary: str,
+    unary: str,
+    scalars: list[float],
+) -> Tensor:
     """What `ipex::linear` computes, in torch's own ops."""
-    return UNARY[unary].fn(F.linear(x, weight, bias))
+    return epilogue.apply(F.linear(x, weight, bias), other, binary, unary, scalars)
 
 
 @linear.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, unary: str, packed: bool) -> Tensor:
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    binary: str,
+    unary: str,
+    scalars: list[float],
+    packed: bool,
+) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))

@@ -1,58 +1,69 @@
-"""Rules of the convolution family: conv2d x addend x activation, one table."""
+"""Rules of the convolution family: convolution, transposed or not, x epilogue."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ipex_inductor.ops import conv
-from ipex_inductor.passes.packing import why_not
-from ipex_inductor.passes.rule import ACTIVATIONS, Constant, Rule
+from ipex_inductor.passes.epilogue import Producer, family
+from ipex_inductor.passes.packing import why_not_conv
+from ipex_inductor.passes.rule import Constant, Form
 
-reference: Callable[..., Tensor] = conv.reference
+# A window of numbers met nowhere else; over two dimensions, and it matches any number of them.
+WINDOW = {"stride": [2, 3], "padding": [5, 7], "dilation": [11, 13], "groups": 17}
 
 
-def _rule(addend: bool, unary: str) -> Rule:
-    def pattern(*args: Any) -> Tensor:
-        return reference(*args, unary)
+def _producer(transposed: bool) -> Producer:
+    def product(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        groups: int,
+        output_padding: list[int] | None = None,
+    ) -> Tensor:
+        extra = output_padding or [0] * len(stride)
+        return torch.convolution(
+            x, weight, bias, stride, padding, dilation, transposed, extra, groups
+        )
 
-    def replacement(*args: Any) -> Tensor:
-        result: Tensor = torch.ops.ipex.conv(*args, unary, "")
+    def fused(output_padding: list[int] | None = None, **arguments: Any) -> Tensor:
+        extra = output_padding or [0] * len(arguments["stride"])
+        words = {"transposed": transposed, "output_padding": extra, "packed": ""}
+        result: Tensor = torch.ops.ipex.conv(**arguments, **words)
         return result
 
-    parts = ["conv2d"] + ["add"] * addend + [unary] * (unary != "none")
-    return Rule(
-        equation=f"{' + '.join(parts)} => ipex.conv",
-        pattern=pattern,
-        replacement=replacement,
-        examples=tuple(functools.partial(_example, bias, addend) for bias in (True, False)),
-        anchor="add" if unary == "none" else ACTIVATIONS[unary],
-        when=_has_kernel,
+    def when(values: Mapping[str, Any]) -> str | None:
+        tensors = (values["weight"], values["bias"], values.get("other"))
+        return why_not_conv(values["x"], *tensors, transposed, values["groups"])
+
+    return Producer(
+        name="conv_transpose" if transposed else "conv",
+        product=product,
+        fused=fused,
+        forms=tuple(
+            Form(frozenset({"convolution"}), functools.partial(_example, transposed, bias))
+            for bias in (True, False)
+        ),
+        when=when,
     )
 
 
-def _example(bias: bool, addend: bool) -> dict[str, Any]:
-    """x [1, 34, 64, 64] and weight [68, 2, 3, 3] with a window of numbers met nowhere else."""
-    window = {"stride": [2, 3], "padding": [5, 7], "dilation": [11, 13], "groups": 17}
-    x, weight = torch.empty(1, 34, 64, 64), torch.empty(68, 2, 3, 3)
-    tensors = {"x": x, "weight": weight, "bias": torch.empty(68) if bias else None}
-    args: list[Any] = [x, weight, None, None, *window.values(), "none"]
-    other = torch.empty_like(reference(*args)) if addend else None
-    return {**tensors, "other": other, **{k: Constant(v) for k, v in window.items()}}
+def _example(transposed: bool, bias: bool) -> dict[str, Any]:
+    """x [1, 34, 64, 64] and weight [68, 2, 3, 3], or [34, 4, 3, 3] if transposed."""
+    window: dict[str, Any] = dict(WINDOW)
+    if transposed:
+        window["output_padding"] = [1, 4]
+    return {
+        "x": torch.empty(1, 34, 64, 64),
+        "weight": torch.empty(34, 4, 3, 3) if transposed else torch.empty(68, 2, 3, 3),
+        "bias": torch.empty(68) if bias else None,
+        **{name: Constant(value) for name, value in window.items()},
+    }
 
 
-def _has_kernel(values: Mapping[str, Any]) -> str | None:
-    x, other = values["x"], values["other"]
-    if x.dim() != 4:
-        return f"a convolution over {x.dim() - 2} dimensions: only two are fused so far"
-    if other is not None and other.shape != conv.conv(**values, unary="none", packed="").shape:
-        return "the addend is broadcast"
-    return why_not(x, values["weight"], values["bias"], other)
-
-
-RULES = (
-    *(_rule(True, unary) for unary in ("relu", "none")),
-    *(_rule(False, unary) for unary in ACTIVATIONS),
-)
+RULES = (*family(_producer(False)), *family(_producer(True)))

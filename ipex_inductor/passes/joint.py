@@ -9,6 +9,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from ipex_inductor import compat
 from ipex_inductor.errors import PassError
 from ipex_inductor.passes import conv, folding, linear
+from ipex_inductor.passes.noops import drop_noops
+from ipex_inductor.passes.packing import transpose_weights
 from ipex_inductor.passes.prologue import weight_only, written_inputs
 from ipex_inductor.passes.rule import apply_rules, whole_ops
 from ipex_inductor.passes.whole_ops import decompose
@@ -59,9 +61,14 @@ class JointPass(CustomGraphPass):
             ) from error
 
     def _rewrite(self, graph: torch.fx.Graph) -> None:
+        if "*" not in self.rules_off:
+            drop_noops(graph)
+        weights = weights_of(graph)
         if not {"*", folding.NAME} & self.rules_off:
-            folding.fold_batch_norms(graph, weights_of(graph), self.report)
-        apply_rules(RULES, graph, self.rules_off, self.report)
+            folding.fold_batch_norms(graph, weights, self.report)
+        transpose_weights(graph, weights)
+        weights = weights_of(graph)
+        apply_rules(RULES, graph, weights, self.rules_off, self.report)
 
     def uuid(self) -> Any | None:
         """What distinguishes our rewriting; None (no caching) if a user's pass has no uuid."""

@@ -1,37 +1,21 @@
-"""Rules of the linear family: linear x activation, one table."""
+"""Rules of the linear family: linear x epilogue; linears over a batch are left to Inductor."""
 
 import functools
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ipex_inductor.ops import linear
+from ipex_inductor.passes.epilogue import Producer, family
 from ipex_inductor.passes.packing import why_not_linear
-from ipex_inductor.passes.rule import ACTIVATIONS, Rule
+from ipex_inductor.passes.rule import Form
 
 
-def _rule(unary: str) -> Rule:
-    def pattern(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return linear.reference(x, weight, bias, unary)
-
-    def replacement(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        result: Tensor = torch.ops.ipex.linear(x, weight, bias, unary, False)
-        return result
-
-    return Rule(
-        equation=f"linear + {unary} => ipex.linear",
-        pattern=pattern,
-        replacement=replacement,
-        examples=tuple(
-            functools.partial(_example, lead, bias)
-            for lead in ((4,), (2, 4))
-            for bias in (True, False)
-        ),
-        anchor=ACTIVATIONS[unary],
-        when=_has_kernel,
-    )
+def _fused(**arguments: Any) -> Tensor:
+    result: Tensor = torch.ops.ipex.linear(**arguments, packed=False)
+    return result
 
 
 def _example(lead: tuple[int, ...], bias: bool) -> dict[str, Any]:
@@ -44,7 +28,20 @@ def _example(lead: tuple[int, ...], bias: bool) -> dict[str, Any]:
 
 
 def _has_kernel(values: Mapping[str, Any]) -> str | None:
-    return why_not_linear(values["x"], values["weight"], values["bias"])
+    tensors = (values["weight"], values["bias"], values.get("other"))
+    return why_not_linear(values["x"], *tensors)
 
 
-RULES = tuple(map(_rule, ACTIVATIONS))
+LINEAR = Producer(
+    name="linear",
+    product=F.linear,
+    fused=_fused,
+    forms=tuple(
+        Form(frozenset({"addmm" if bias else "mm"}), functools.partial(_example, lead, bias))
+        for lead in ((4,), (2, 4))
+        for bias in (True, False)
+    ),
+    when=_has_kernel,
+)
+
+RULES = family(LINEAR)

@@ -1,17 +1,20 @@
 """oneDNN's layout for every weight of a linear layer or convolution that is a parameter.
 
 Runs on the inference graph that goes to the inner compiler: packing is work on weights alone, so
-the prologue takes it out of the graph. What cannot be packed is written in torch's ops again.
+the prologue takes it out of the graph. What cannot be packed is written in torch's ops again, and
+what oneDNN cannot fuse behind a product stays an op of torch's behind it.
 """
 
 import functools
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ipex_inductor.ops import conv, linear
+from ipex_inductor.ops import conv, epilogue, linear
+from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.passes.whole_ops import inline
 from ipex_inductor.report import GraphReport
 
@@ -19,7 +22,11 @@ Node = torch.fx.Node
 aten, ipex, mkldnn = torch.ops.aten, torch.ops.ipex, torch.ops.mkldnn
 
 # Their results are opaque: they may only ever run in the prologue.
-PACKERS = (mkldnn._reorder_linear_weight.default, mkldnn._reorder_convolution_weight.default)
+PACKERS = (
+    mkldnn._reorder_linear_weight.default,
+    mkldnn._reorder_convolution_weight.default,
+    mkldnn._reorder_convolution_transpose_weight.default,
+)
 
 
 @dataclass(frozen=True)
@@ -28,26 +35,64 @@ class Product:
 
     op: Any
     weight: Node
+    shape: tuple[int, ...]  # of the packed weight
     args: Callable[[Node], tuple[Any, ...]]  # of the packed weight
     pack: Callable[[torch.fx.Graph], Node]
 
 
+def transpose_weights(graph: torch.fx.Graph, weights: Container[Node]) -> None:
+    """Let every matrix product on one of `weights` take it as a linear layer does: transposed.
+
+    `x @ w` becomes `x @ transpose(transpose(w))`: the inner one is work on weights alone, which the
+    prologue does when it packs, and what matches `linear` matches this too.
+    """
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target not in (aten.addmm.default, aten.mm.default):
+            continue
+        x, weight = node.args[-2:]
+        if weight not in weights or is_transpose(weight) or why_not(_value(x), _value(weight)):
+            continue
+        with graph.inserting_before(node):
+            for _ in range(2):
+                value = weight.meta["val"].t()
+                weight = graph.call_function(aten.permute.default, (weight, [1, 0]))
+                weight.meta["val"] = value
+        node.args = (*node.args[:-1], weight)
+
+
+def fit_to_kernels(graph: torch.fx.Graph, weights: Container[Node], report: GraphReport) -> None:
+    """Rewrite every product on one of `weights` that oneDNN has in another form only.
+
+    Of an epilogue that oneDNN does not have, what it does have stays with the product, and the rest
+    follows in torch's ops. A convolution over a line becomes one over a plane of height one.
+    """
+    transpose_weights(graph, weights)
+    for node, _ in _packable(graph, weights):
+        split = _split_epilogue(node)
+        if split is not None:
+            inline(graph, node, split)
+            report.add("choice", _name(node), "oneDNN's product, then Inductor's own kernel")
+    for node, product in _packable(graph, weights):
+        if product.op is ipex.conv.default and len(product.shape) == 3:
+            inline(graph, node, functools.partial(_over_a_plane, node.target))
+
+
 def pack_weights(graph: torch.fx.Graph, weights: Container[Node], report: GraphReport) -> None:
     """Give every product whose weight is among `weights` that weight packed by oneDNN."""
+    for node, product in _packable(graph, weights):
+        with graph.inserting_before(node):
+            packed = product.pack(graph)
+            # What torch reports as the strides of oneDNN's opaque layout.
+            strides = (1, *[0] * (len(product.shape) - 1))
+            packed.meta["val"] = product.weight.meta["val"].new_empty_strided(
+                product.shape, strides
+            )
+            call = graph.call_function(product.op, product.args(packed))
+        call.meta = dict(node.meta)
+        node.replace_all_uses_with(call)
+        graph.erase_node(node)
     for node in list(graph.nodes):
-        product = _as_product(node)
-        if product is not None and product.weight in weights and _is_static(product.weight):
-            with graph.inserting_before(node):
-                packed = product.pack(graph)
-                # What torch reports as the strides of oneDNN's opaque layout.
-                value = product.weight.meta["val"]
-                strides = (1, *[0] * (value.dim() - 1))
-                packed.meta["val"] = value.new_empty_strided(value.shape, strides)
-                call = graph.call_function(product.op, product.args(packed))
-            call.meta = dict(node.meta)
-            node.replace_all_uses_with(call)
-            graph.erase_node(node)
-        elif node.target in REFERENCES:
+        if node.target in REFERENCES and not node.args[-1]:
             report.add("missed", str(node.target), "the weight is not a parameter: unfused again")
             inline(graph, node, REFERENCES[node.target])
 
@@ -79,24 +124,97 @@ def why_not(*values: Any) -> str | None:
     return None
 
 
-def why_not_linear(x: Any, weight: Any, bias: Any) -> str | None:
+def why_not_linear(x: Any, weight: Any, bias: Any, other: Any = None) -> str | None:
     """Why oneDNN has no linear kernel for these tensors, None when it has."""
     if bias is not None and (bias.dim() != 1 or bias.shape[0] != weight.shape[0]):
         return f"an addend of shape {tuple(bias.shape)} is no bias of {weight.shape[0]} elements"
-    return why_not(x, weight, bias)
+    return why_not(x, weight, bias, other)
 
 
-def _as_product(node: Node) -> Product | None:
-    read = READERS.get(node.target) if node.op == "call_function" else None
-    return read(node) if read else None
+def why_not_conv(
+    x: Any, weight: Any, bias: Any, other: Any, transposed: Any, groups: Any
+) -> str | None:
+    """Why oneDNN has no convolution kernel for these tensors, None when it has."""
+    if x.dim() != weight.dim():
+        return "the input has no batch dimension"
+    if transposed and x.dim() == 3:
+        return "oneDNN's transposed convolution is over two or three dimensions"
+    if transposed and groups > 1 and weight.shape[1] == 1:
+        return "oneDNN has no depthwise transposed convolution"
+    return why_not(x, weight, bias, other)
+
+
+def is_transpose(node: Node) -> bool:
+    """Whether `node` is the transpose of a matrix."""
+    return node.target is aten.permute.default and list(node.args[1]) == [1, 0]  # type: ignore[arg-type]
+
+
+def _packable(graph: torch.fx.Graph, weights: Container[Node]) -> Iterator[tuple[Node, Product]]:
+    for node in list(graph.nodes):
+        read = READERS.get(node.target) if node.op == "call_function" else None
+        product = read(node) if read else None
+        if product is not None and product.weight in weights and _is_static(product.weight):
+            yield node, product
 
 
 def _is_static(node: Node) -> bool:
     return all(isinstance(size, int) for size in node.meta["val"].shape)
 
 
-def _fits(*nodes: Any) -> bool:
-    return why_not(*(n.meta["val"] for n in nodes if isinstance(n, Node))) is None
+def _value(node: Any) -> Any:
+    return node.meta["val"] if isinstance(node, Node) else node
+
+
+def _fuses(node: Node, binary: Any, unary: Any) -> bool:
+    """Whether one call of oneDNN has this behind the product `node`, which is an `ipex` op.
+
+    A grouped convolution with an addend is two calls inside torch, and fails in bf16 with a relu.
+    """
+    if unary != "none" and not UNARY[unary].word:
+        return False
+    if node.target is ipex.linear.default:
+        return "none" in (binary, unary)
+    transposed, groups = node.args[7], node.args[9]
+    if transposed or groups != 1:
+        return bool(binary == "none")
+    return binary == "none" or unary in ("none", "relu")
+
+
+def _split_epilogue(node: Node) -> Callable[..., Tensor] | None:
+    """The op of `node` as what oneDNN has of it and torch's ops behind; None if it has all."""
+    if node.target not in REFERENCES:
+        return None
+    *_, binary, unary, _, _ = node.args
+    if _fuses(node, binary, unary):
+        return None
+    kept = binary if _fuses(node, binary, "none") else "none"
+    rest = "none" if kept == binary else binary
+    op: Any = node.target
+
+    def call(x: Tensor, weight: Tensor, bias: Tensor | None, other: Any, *more: Any) -> Tensor:
+        *window, _, _, scalars, packed = more
+        first, second = (None, other) if kept == "none" else (other, None)
+        product = op(x, weight, bias, first, *window, kept, "none", [], packed)
+        return epilogue.apply(product, second, str(rest), str(unary), scalars)
+
+    return call
+
+
+def _over_a_plane(op: Any, *args: Any) -> Tensor:
+    """`op`, a convolution over a line (aten's or ours), over a plane of height one."""
+    ours = op is ipex.conv.default
+    x, weight, bias, *more = args
+    other, stride, padding, dilation, transposed, extra, *rest = more if ours else [None, *more]
+    window = ([1, *stride], [0, *padding], [1, *dilation], transposed, [0, *extra])
+    wide = (other if other is None else other.unsqueeze(2),) if ours else ()
+    result: Tensor = op(x.unsqueeze(2), weight.unsqueeze(2), bias, *wide, *window, *rest)
+    return result.squeeze(2)
+
+
+def _name(node: Node) -> str:
+    """What `node` computes, in the words of the rules: `conv+add+relu`."""
+    words = [str(word) for word in node.args[-4:-2] if word != "none"]
+    return "+".join([str(node.target.__name__).split(".")[0], *words])  # type: ignore[union-attr]
 
 
 def _addmm(node: Node) -> Product | None:
@@ -111,57 +229,73 @@ def _mm(node: Node) -> Product | None:
     return _transposed_product(x, transposed, None)
 
 
+NO_EPILOGUE: tuple[Any, ...] = (None, "none", "none", [])  # other, binary, unary, scalars
+
+
 def _transposed_product(x: Any, transposed: Any, bias: Any) -> Product | None:
-    if transposed.target is not aten.permute.default or list(transposed.args[1]) != [1, 0]:
+    if not is_transpose(transposed):
         return None
-    return _linear_product(x, transposed.args[0], bias, "none")
+    return _linear_product(x, transposed.args[0], bias, *NO_EPILOGUE)
 
 
 def _ipex_linear(node: Node) -> Product | None:
-    x, weight, bias, unary, _ = node.args
-    return _linear_product(x, weight, bias, unary)
+    *args, packed = node.args
+    return None if packed else _linear_product(*args)
 
 
-def _linear_product(x: Any, weight: Any, bias: Any, unary: Any) -> Product | None:
-    if why_not_linear(*(n and n.meta["val"] for n in (x, weight, bias))):
+def _linear_product(x: Any, weight: Any, bias: Any, *words: Any) -> Product | None:
+    if why_not_linear(*map(_value, (x, weight, bias, words[0]))):
         return None
     rows = _known_product(x.meta["val"].shape[:-1])
     return Product(
         ipex.linear.default,
         weight,
-        lambda packed: (x, packed, bias, unary, True),
+        tuple(weight.meta["val"].shape),
+        lambda packed: (x, packed, bias, *words, True),
         lambda g: g.call_function(PACKERS[0], (weight, rows)),
     )
 
 
 def _convolution(node: Node) -> Product | None:
-    x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
-    if transposed or x.meta["val"].dim() != 4:  # type: ignore[union-attr]
-        return None
-    return _conv_product(node, x, weight, bias, None, stride, padding, dilation, groups, "none")
+    x, weight, bias, *window = node.args
+    return _conv_product(node, x, weight, bias, window, *NO_EPILOGUE)
 
 
 def _ipex_conv(node: Node) -> Product | None:
-    *args, _ = node.args
-    return _conv_product(node, *args)
+    x, weight, bias, other, *window, binary, unary, scalars, packed = node.args
+    if packed:
+        return None
+    return _conv_product(node, x, weight, bias, window, other, binary, unary, scalars)
 
 
 def _conv_product(
-    node: Node, x: Any, weight: Any, bias: Any, other: Any, stride: Any, padding: Any, *rest: Any
+    node: Node, x: Any, weight: Any, bias: Any, window: Any, other: Any, *words: Any
 ) -> Product | None:
-    dilation, groups, unary = rest
-    if not _fits(x, weight, bias, other):
+    stride, padding, dilation, transposed, output_padding, groups = window
+    values = (_value(x), _value(weight), _value(bias), _value(other))
+    if why_not_conv(*values, transposed, groups):
         return None
-    shape = list(x.meta["val"].shape)
-    known = shape if all(isinstance(size, int) for size in shape) else None
-    window = (padding, stride, dilation, groups)
+    sizes = list(x.meta["val"].shape)
+    known = sizes if all(isinstance(size, int) for size in sizes) else None
+    shape = tuple(weight.meta["val"].shape)
+    if transposed:
+        if known is None:
+            return None  # oneDNN blocks that weight by the size of the input
+        shape = (shape[1] * groups, shape[0] // groups, *shape[2:])
     last = not node.meta["val"].is_contiguous()  # eager gives one or the other
     result = "channels_last" if last else "contiguous"
+    geometry = (stride, dilation, groups, known)
+    packer, rest = (
+        (PACKERS[2], (padding, output_padding, *geometry))
+        if transposed
+        else (PACKERS[1], (padding, *geometry))
+    )
     return Product(
         ipex.conv.default,
         weight,
-        lambda p: (x, p, bias, other, stride, padding, dilation, groups, unary, result),
-        lambda g: g.call_function(PACKERS[1], (weight, *window, known)),
+        shape,
+        lambda packed: (x, packed, bias, other, *window, *words, result),
+        lambda g: g.call_function(packer, (weight, *rest)),
     )
 
 
@@ -184,7 +318,7 @@ READERS: dict[Any, Callable[[Node], Product | None]] = {
 }
 
 # Our ops as torch's, for those whose weight is not a parameter.
-REFERENCES: dict[Any, Callable[..., torch.Tensor]] = {
+REFERENCES: dict[Any, Callable[..., Tensor]] = {
     ipex.linear.default: lambda *args: linear.reference(*args[:-1]),
     ipex.conv.default: lambda *args: conv.reference(*args[:-1]),
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ipex_inductor.passes.packing import PACKERS, pack_weights
+from ipex_inductor.passes.packing import PACKERS, fit_to_kernels, pack_weights
 from ipex_inductor.passes.program import Program, record
 from ipex_inductor.report import GraphReport
 
@@ -42,6 +42,7 @@ def split(
     written = written_inputs(gm.graph)
     weights = {placeholders[i]: i for i in static_input_idxs if placeholders[i] not in written}
     weights = {n: i for n, i in weights.items() if isinstance(n.meta.get("val"), torch.Tensor)}
+    fit_to_kernels(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report)
     pack_weights(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report)
     for inner in gm.modules():  # bodies of higher-order ops, whose inputs are not ours to number
         if isinstance(inner, torch.fx.GraphModule) and inner is not gm:

@@ -8,7 +8,8 @@ out and every constant but the sizes of views fixed; those are checked by the sh
 
 import contextvars
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -45,19 +46,6 @@ OPEN: dict[Any, int] = {
 # Commutative ops whose operands a rule may name in either order.
 COMMUTATIVE = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
 
-# Our name of an activation -> the aten op that it is in a graph, which rules need whole.
-ACTIVATIONS = {
-    "relu": "relu",
-    "relu6": "hardtanh",
-    "sigmoid": "sigmoid",
-    "tanh": "tanh",
-    "gelu": "gelu",
-    "gelu_tanh": "gelu",
-    "silu": "silu",
-    "hardswish": "hardswish",
-    "hardsigmoid": "hardsigmoid",
-}
-
 
 @dataclass(frozen=True)
 class Constant:
@@ -66,25 +54,36 @@ class Constant:
     value: Any
 
 
-Example = Callable[[], dict[str, Any]]
+@dataclass(frozen=True)
+class Form:
+    """One way to write a pattern: the aten ops that it `needs`, and arguments to trace it with.
+
+    The arguments, by name: tensors, `Constant`s, or None for what this form lacks.
+    """
+
+    needs: frozenset[str]
+    example: Callable[[], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Rule:
     """`pattern => replacement`, named by the left-hand side of its `equation`.
 
-    Each of `examples` gives arguments to trace it with, one set a form (2-D, 3-D, no bias ...):
-    tensors, `Constant`s, or None for what that form lacks. `anchor` is the aten op the pattern ends
-    in, kept whole. `when` gets the matched values by argument name and returns None, or the
-    reason why this match must be left alone.
+    Pattern and replacement take the arguments of `forms` by name. `anchor` is an aten op of the
+    pattern, kept whole. `when` gets the matched values by name and the `result`, and returns None,
+    or the reason why this match must be left alone; what `weights` names must be a parameter, a
+    buffer or computed from those. Without a replacement the rule only reports
+    what it found: `note` says what was measured in favour of Inductor's own code.
     """
 
     equation: str
     pattern: Callable[..., torch.Tensor]
-    replacement: Callable[..., torch.Tensor]
-    examples: tuple[Example, ...]
+    replacement: Callable[..., torch.Tensor] | None
+    forms: tuple[Form, ...]
     anchor: str
     when: Callable[[Mapping[str, Any]], str | None]
+    weights: tuple[str, ...] = ()
+    note: str = ""
 
     @property
     def name(self) -> str:
@@ -95,6 +94,7 @@ class Rule:
 @dataclass(frozen=True)
 class _Run:
     off: frozenset[str]
+    weights: Container[torch.fx.Node]
     report: GraphReport
 
 
@@ -116,30 +116,35 @@ def whole_ops(rules: Sequence[Rule]) -> frozenset[str]:
 
 
 def apply_rules(
-    rules: Sequence[Rule], graph: torch.fx.Graph, off: frozenset[str], report: GraphReport
+    rules: Sequence[Rule],
+    graph: torch.fx.Graph,
+    weights: Container[torch.fx.Node],
+    off: frozenset[str],
+    report: GraphReport,
 ) -> None:
     """Rewrite `graph` by every rule not in `off`; write what fired, and what did not, down."""
     if "*" in off:
         return
-    packets = {getattr(n.target, "overloadpacket", None) for n in graph.nodes}
-    present = tuple(r for r in rules if getattr(torch.ops.aten, r.anchor) in packets)
-    with _running(_Run(off, report)):
-        for rule in present:
-            matcher(rule).apply(graph)
+    ops = {getattr(n.target, "overloadpacket", None) for n in graph.nodes}
+    names = {packet.__name__ for packet in ops if packet is not None}
+    with _running(_Run(off, weights, report)):
+        for rule in rules:
+            for form in rule.forms:
+                if rule.anchor in names and form.needs <= names:
+                    matcher(rule, form).apply(graph)
 
 
 @functools.cache
-def matcher(rule: Rule) -> PatternMatcherPass:
-    """The rule as an Inductor pass of our own, built when a graph first holds its anchor."""
+def matcher(rule: Rule, form: Form) -> PatternMatcherPass:
+    """One form of the rule as an Inductor pass of our own, built when a graph may hold it."""
     own = PatternMatcherPass(pass_name=f"ipex {rule.name}")
-    for example in rule.examples:
-        arguments = example()
-        for pattern in _patterns(rule, arguments):
-            register_graph_pattern(
-                pattern,
-                extra_check=functools.partial(_accept, rule, arguments),
-                pass_dict=own,
-            )(functools.partial(_rewrite, rule, arguments))
+    arguments = form.example()
+    for pattern in _patterns(rule, arguments):
+        register_graph_pattern(
+            pattern,
+            extra_check=functools.partial(_accept, rule, arguments),
+            pass_dict=own,
+        )(functools.partial(_rewrite, rule, arguments))
     return own
 
 
@@ -151,18 +156,30 @@ def _patterns(rule: Rule, arguments: Mapping[str, Any]) -> list[PatternExpr]:
 
     def call(*values: torch.Tensor) -> torch.Tensor:
         known = {**arguments, **constants, **dict(zip(tensors, values, strict=True))}
-        return rule.pattern(*known.values())
+        return rule.pattern(**known)
 
     with FakeTensorMode(), enable_python_dispatcher():
         fakes = [torch.empty_strided(t.size(), t.stride()) for t in tensors.values()]
         gm = make_fx(call, reduced_table(frozenset(WHOLE)), tracing_mode="real")(*fakes)
     gm.graph.eliminate_dead_code()
-    swaps = [False, True] if any(n.target in COMMUTATIVE for n in gm.graph.nodes) else [False]
-    return [_expression(gm.graph, list(tensors), constants, swap) for swap in swaps]
+    # Operands that are both tensors may stand in either order; a number always comes second.
+    swappable = [n for n in gm.graph.nodes if n.target in COMMUTATIVE and len(_operands(n)) == 2]
+    orders = itertools.product([False, True], repeat=len(swappable))
+    return [
+        _expression(gm.graph, list(tensors), constants, set(itertools.compress(swappable, order)))
+        for order in orders
+    ]
+
+
+def _operands(node: torch.fx.Node) -> list[torch.fx.Node]:
+    return [arg for arg in node.args[:2] if isinstance(arg, torch.fx.Node)]
 
 
 def _expression(
-    graph: torch.fx.Graph, names: list[str], constants: Mapping[str, Any], swap: bool
+    graph: torch.fx.Graph,
+    names: list[str],
+    constants: Mapping[str, Any],
+    swapped: Container[torch.fx.Node],
 ) -> PatternExpr:
     free = iter(names)
     built: dict[torch.fx.Node, Any] = {}  # PatternExpr; fx types its arguments more narrowly
@@ -170,7 +187,7 @@ def _expression(
         if node.op == "placeholder":
             built[node] = KeywordArg(next(free))
         elif node.op == "call_function":
-            built[node] = _call(node, built, constants, swap)
+            built[node] = _call(node, built, constants, node in swapped)
     (result,) = graph.output_node().all_input_nodes
     expression: PatternExpr = built[result]
     return expression
@@ -185,15 +202,17 @@ def _call(
 
     args: Any = map_arg(tuple(map(free, node.args)), lambda n: built[n])
     number = OPEN.get(node.target)
-    if number is not None:
+    if number is not None and not isinstance(args[number], KeywordArg):
         args = (*args[:number], Ignored(), *args[number + 1 :])
-    if swap and node.target in COMMUTATIVE:
+    if swap:
         args = (args[1], args[0], *args[2:])
     kwargs = {**_keyword_defaults(node.target), **node.kwargs}
     return CallFunction(node.target, *args, _users=max(1, len(node.users)), **kwargs)
 
 
 def _keyword_defaults(op: Any) -> dict[str, Any]:
+    if not isinstance(op, torch._ops.OpOverload):
+        return {}
     arguments = op._schema.arguments
     return {a.name: a.default_value for a in arguments if a.kwarg_only and a.has_default_value()}
 
@@ -206,11 +225,15 @@ def _accept(rule: Rule, arguments: Mapping[str, Any], match: Match) -> bool:
     values = {name: _value(match.kwargs.get(name)) for name in arguments}
     reason = (
         _not_tensors(arguments, values)
+        or _not_weights(rule, match)
         or _other_shape(rule, values, match.output_node())
-        or rule.when(values)
+        or rule.when({**values, "result": match.output_node().meta["val"]})
     )
     if reason is not None:
         run.report.add("missed", rule.name, reason, where)
+        return False
+    if rule.replacement is None:
+        run.report.add("left", rule.name, rule.note, where)
         return False
     run.report.add("fired", rule.name, where=where)
     counters["ipex"][rule.name] += 1
@@ -223,13 +246,20 @@ def _not_tensors(arguments: Mapping[str, Any], values: Mapping[str, Any]) -> str
     return f"{numbers[0]} is no tensor" if numbers else None
 
 
+def _not_weights(rule: Rule, match: Match) -> str | None:
+    weights = _run.get().weights
+    varying = [name for name in rule.weights if match.kwargs[name] not in weights]
+    return f"{varying[0]} is not a parameter or buffer" if varying else None
+
+
 def _rewrite(rule: Rule, arguments: Mapping[str, Any], match: Match, **matched: Any) -> None:
     """Only tensors are traced: the replacement closes over all else."""
     nodes = {k: v for k, v in matched.items() if isinstance(v, torch.fx.Node)}
 
     def replacement(*values: torch.Tensor) -> torch.Tensor:
         known = {**dict.fromkeys(arguments), **matched, **dict(zip(nodes, values, strict=True))}
-        return rule.replacement(*known.values())
+        assert rule.replacement is not None
+        return rule.replacement(**known)
 
     match.replace_by_example(replacement, list(nodes.values()))
 
@@ -243,17 +273,18 @@ def _other_shape(rule: Rule, values: Mapping[str, Any], output: torch.fx.Node) -
     found = output.meta["val"]
     try:
         with V.fake_mode, torch.no_grad():
-            own = rule.pattern(*values.values())
+            own = rule.pattern(**values)
     except (RuntimeError, ValueError, TypeError) as error:
         return f"the pattern cannot take these inputs: {error}"
-    same = own.dtype == found.dtype and own.dim() == found.dim()
-    if same and all(map(_equal, own.shape, found.shape)):
+    if own.dtype == found.dtype and equal_shapes(own, found):
         return None
     return f"a view between changes the shape: {tuple(own.shape)} became {tuple(found.shape)}"
 
 
-def _equal(a: Any, b: Any) -> bool:
-    return statically_known_true(a == b)
+def equal_shapes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the shapes are known to be equal, whatever the symbols in them turn out to be."""
+    same = (statically_known_true(m == n) for m, n in zip(a.shape, b.shape, strict=False))
+    return a.dim() == b.dim() and all(same)
 
 
 def _user_line(node: torch.fx.Node) -> str:

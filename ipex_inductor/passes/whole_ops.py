@@ -23,6 +23,7 @@ WHOLE = (
     "_native_batch_norm_legit_functional",
     "_native_batch_norm_legit_no_training",
     "_softmax",
+    "clamp",
     "elu",
     "gelu",
     "hardsigmoid",

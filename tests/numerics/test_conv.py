@@ -55,15 +55,15 @@ def test_windows_and_layouts(name, layout, dynamic):
     model, shape = WINDOWS[name]
     x = torch.randn(shape).to(memory_format=layout)
     check(lambda x: F.relu(model(x)), x, dynamic=dynamic)
-    assert counters["ipex"] == {"conv2d+relu": 1}
+    assert counters["ipex"] == {"conv+relu": 1}
 
 
 RESIDUALS = {
-    "conv first": (lambda y, z: F.relu(y + z), "conv2d+add+relu"),
-    "conv second": (lambda y, z: F.relu(z + y), "conv2d+add+relu"),
-    "in place": (lambda y, z: y.add_(z).relu_(), "conv2d+add+relu"),
-    "without relu": (lambda y, z: y + z, "conv2d+add"),
-    "then gelu": (lambda y, z: F.gelu(y + z), "conv2d+add"),
+    "conv first": (lambda y, z: F.relu(y + z), "conv+add+relu"),
+    "conv second": (lambda y, z: F.relu(z + y), "conv+add+relu"),
+    "in place": (lambda y, z: y.add_(z).relu_(), "conv+add+relu"),
+    "without relu": (lambda y, z: y + z, "conv+add"),
+    "then gelu": (lambda y, z: F.gelu(y + z), "conv+add"),
 }
 
 
@@ -90,9 +90,6 @@ NEAR_MISSES = {
     "a cast between": lambda x: F.relu(CONV(x).double()).float(),
     "a view between": lambda x: F.relu(CONV(x).view(2, 4, 4, 16)),
     "the weight is an input": lambda x: F.silu(F.conv2d(x, x[:, :, :3, :3] * 2)),
-    "transposed": lambda x: F.relu(F.conv_transpose2d(x, CONV.weight.transpose(0, 1))),
-    "one dimension": lambda x: F.relu(F.conv1d(x[..., 0], CONV.weight[:, :, 0])),
-    "three dimensions": lambda x: F.relu(F.conv3d(x.unsqueeze(2), CONV.weight.unsqueeze(2))),
     "fp64": lambda x: F.relu(F.conv2d(x.double(), CONV.weight.double())),
     "empty": lambda x: F.relu(CONV(x[:0])),
 }
@@ -101,14 +98,7 @@ NEAR_MISSES = {
 @pytest.mark.parametrize("name", NEAR_MISSES)
 def test_near_miss_is_right(name):
     check(NEAR_MISSES[name], X)
-    fired = set(counters["ipex"])
-    allowed = {"conv2d+silu"} if name == "the weight is an input" else set()
-    assert fired <= allowed
-
-
-def test_a_weight_that_is_no_parameter_is_unfused_again():
-    check(NEAR_MISSES["the weight is an input"], X)
-    assert any("not a parameter" in e.reason for r in report.reports() for e in r.events)
+    assert not counters["ipex"]
 
 
 def batch_norm(channels, affine=True, dims=2, dtype=torch.float32):
@@ -150,7 +140,7 @@ def test_bf16_folds_are_as_near_the_truth_as_eager():
         eager, ours = low(low_x), compiled(low)(low_x)
         truth = low.double()(low_x.double())
     error, limit = ((y.double() - truth).square().mean().sqrt() for y in (ours, eager))
-    assert counters["ipex"] == {"conv2d+batch_norm": 1, "conv2d+relu": 1}
+    assert counters["ipex"] == {"conv2d+batch_norm": 1, "conv+relu": 1}
     assert error <= 2 * limit, "the fold rounds the weight once more than eager"
 
 
@@ -214,7 +204,7 @@ def test_not_folded_for_a_reason(name):
 
 def test_a_shared_convolution_folds_into_each_call():
     check(Shared().eval(), X)
-    assert counters["ipex"] == {"conv2d+batch_norm": 2}
+    assert counters["ipex"]["conv2d+batch_norm"] == 2
 
 
 def test_batch_norm_in_training_mode_is_left_alone():
@@ -243,5 +233,5 @@ def test_autocast_folds_and_fuses():
     got, want, truth = compiled(fn)(X), fn(X), model.double()(X.double())
     assert got.dtype == want.dtype
     errors = [(y.double() - truth).square().mean().sqrt() for y in (got, want)]
-    assert counters["ipex"] == {"conv2d+batch_norm": 1, "conv2d+relu": 1}
+    assert counters["ipex"] == {"conv2d+batch_norm": 1, "conv+relu": 1}
     assert errors[0] <= 2 * errors[1], "the fold rounds the weight once more than eager"

@@ -1,0 +1,185 @@
+"""A family of rules: one producer x every epilogue, as two tables."""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ipex_inductor.ops.epilogue import BINARY, UNARY
+from ipex_inductor.passes.rule import Constant, Form, Rule, equal_shapes
+
+
+@dataclass(frozen=True)
+class Producer:
+    """`product(**arguments)` makes what epilogues follow; `fused` takes the epilogue's words too.
+
+    `forms` give the arguments of each way to write it; `when` refuses, by their names.
+    """
+
+    name: str
+    product: Callable[..., Tensor]
+    fused: Callable[..., Tensor] | None
+    forms: tuple[Form, ...]
+    when: Callable[[Mapping[str, Any]], str | None]
+    weights: tuple[str, ...] = ("weight",)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Activation:
+    """One way to write `unary` of `ops/epilogue.py`; `anchor` is the aten op that it ends in.
+
+    `fn` is for another spelling than the table's own. Of its scalars, those in `free` stand for any
+    number; `fixed` says what scalars the spelling means by itself.
+    """
+
+    name: str
+    unary: str
+    anchor: str
+    fn: Callable[..., Tensor] | None = None
+    free: tuple[float, ...] = ()
+    fixed: tuple[float, ...] = ()
+
+
+def _simple(name: str, anchor: str = "") -> Activation:
+    return Activation(name, name, anchor or name)
+
+
+def _gelu_by_hand(x: Tensor) -> Tensor:
+    return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
+
+
+def _gelu_tanh_by_hand(x: Tensor) -> Tensor:
+    inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))
+    return 0.5 * x * (1.0 + torch.tanh(inner))
+
+
+# A free scalar is a number met nowhere else in any example. aten drops arguments that are the
+# default, so F.elu(x) and F.elu(x, 0.5) are two spellings.
+ACTIVATIONS = (
+    _simple("abs"),
+    Activation("clamp", "hardtanh", "clamp", torch.clamp, free=(-0.31, 0.73)),
+    Activation("elu", "elu", "elu", free=(0.37,)),
+    Activation("elu", "elu", "elu", F.elu, fixed=(1.0,)),
+    _simple("exp"),
+    _simple("gelu"),
+    _simple("gelu_tanh", "gelu"),
+    Activation("gelu_by_hand", "gelu", "erf", _gelu_by_hand),
+    Activation("gelu_tanh_by_hand", "gelu_tanh", "tanh", _gelu_tanh_by_hand),
+    _simple("hardsigmoid"),
+    _simple("hardswish"),
+    Activation("hardtanh", "hardtanh", "hardtanh", free=(-0.31, 0.73)),
+    Activation("hardtanh", "hardtanh", "hardtanh", F.hardtanh, fixed=(-1.0, 1.0)),
+    Activation("leaky_relu", "leaky_relu", "leaky_relu", free=(0.37,)),
+    Activation("leaky_relu", "leaky_relu", "leaky_relu", F.leaky_relu, fixed=(0.01,)),
+    _simple("log"),
+    _simple("mish"),
+    _simple("relu"),
+    _simple("round"),
+    _simple("sigmoid"),
+    Activation("sigmoid*mul", "silu", "sigmoid", lambda x: x * torch.sigmoid(x)),
+    _simple("silu"),
+    _simple("sqrt"),
+    _simple("square", "pow"),
+    Activation("pow", "pow", "pow", free=(2.43,)),  # behind square, which it would match too
+    _simple("tanh"),
+)
+
+
+def family(producer: Producer) -> tuple[Rule, ...]:
+    """Every rule of `producer`: + a tensor, + a tensor + relu, + each activation."""
+    return (
+        _binary(producer, "add", "relu"),
+        *(_binary(producer, binary, "none") for binary in BINARY if binary != "none"),
+        *(_unary(producer, activation) for activation in ACTIVATIONS),
+    )
+
+
+def _unary(producer: Producer, activation: Activation) -> Rule:
+    scalars = {f"scalar{i}": Constant(value) for i, value in enumerate(activation.free)}
+    fn = activation.fn or UNARY[activation.unary].fn
+
+    def pattern(**arguments: Any) -> Tensor:
+        values = _taken(arguments, scalars)
+        return fn(producer.product(**arguments), *values)
+
+    def replacement(**arguments: Any) -> Tensor:
+        values = _taken(arguments, scalars) or activation.fixed
+        return _fused(producer, arguments, None, "none", activation.unary, values)
+
+    return _rule(producer, activation.name, activation.anchor, pattern, replacement, scalars)
+
+
+def _binary(producer: Producer, binary: str, unary: str) -> Rule:
+    def pattern(other: Tensor, **arguments: Any) -> Tensor:
+        return UNARY[unary].fn(BINARY[binary](producer.product(**arguments), other))
+
+    def replacement(other: Tensor, **arguments: Any) -> Tensor:
+        return _fused(producer, arguments, other, binary, unary, ())
+
+    name, anchor = (binary, binary) if unary == "none" else (f"{binary} + {unary}", unary)
+    return _rule(producer, name, anchor, pattern, replacement, {"other": None})
+
+
+def _rule(
+    producer: Producer,
+    name: str,
+    anchor: str,
+    pattern: Callable[..., Tensor],
+    replacement: Callable[..., Tensor],
+    more: Mapping[str, Any],
+) -> Rule:
+    def when(values: Mapping[str, Any]) -> str | None:
+        other = values.get("other")
+        if other is not None and not equal_shapes(other, values["result"]):
+            return f"the other operand is broadcast from {tuple(other.shape)}"
+        scalars = [values[name] for name in more if name != "other"]
+        if not all(isinstance(scalar, (int, float)) for scalar in scalars):
+            return "a parameter of the activation is not a number"
+        return producer.when(values)
+
+    made = replacement if producer.fused else None
+    return Rule(
+        equation=f"{producer.name} + {name} => {f'ipex.{producer.name}' if made else 'left'}",
+        pattern=pattern,
+        replacement=made,
+        forms=tuple(
+            Form(form.needs, functools.partial(_example, producer, form, more))
+            for form in producer.forms
+        ),
+        anchor=anchor,
+        when=when,
+        weights=producer.weights,
+        note=producer.note,
+    )
+
+
+def _example(producer: Producer, form: Form, more: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = form.example()
+    if "other" not in more:
+        return {**arguments, **more}
+    plain = {k: v.value if isinstance(v, Constant) else v for k, v in arguments.items()}
+    return {**arguments, "other": torch.empty_like(producer.product(**plain))}
+
+
+def _taken(arguments: dict[str, Any], names: Mapping[str, Any]) -> tuple[float, ...]:
+    """The values of `names`, removed from `arguments`."""
+    return tuple(arguments.pop(name) for name in names)
+
+
+def _fused(
+    producer: Producer,
+    arguments: Mapping[str, Any],
+    other: Tensor | None,
+    binary: str,
+    unary: str,
+    scalars: tuple[float, ...],
+) -> Tensor:
+    assert producer.fused is not None
+    words = {"binary": binary, "unary": unary, "scalars": [float(s) for s in scalars]}
+    return producer.fused(**arguments, other=other, **words)
