@@ -1,15 +1,16 @@
-"""Rules of the convolution family: convolution, transposed or not, x epilogue."""
+"""Rules of the convolution family: convolution, transposed or not, x epilogue; pad before it."""
 
 import functools
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ipex_inductor.passes.epilogue import Producer, family
 from ipex_inductor.passes.packing import why_not_conv
-from ipex_inductor.passes.rule import Constant, Form
+from ipex_inductor.passes.rule import Constant, Form, Rule
 
 # A window of numbers met nowhere else; over two dimensions, and it matches any number of them.
 WINDOW = {"stride": [2, 3], "padding": [5, 7], "dilation": [11, 13], "groups": 17}
@@ -66,4 +67,65 @@ def _example(transposed: bool, bias: bool) -> dict[str, Any]:
     }
 
 
-RULES = (*family(_producer(False)), *family(_producer(True)))
+def _padded(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    pad: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    extra = [0] * len(stride)
+    wide = F.pad(x, pad)
+    return torch.convolution(wide, weight, bias, stride, padding, dilation, False, extra, groups)
+
+
+def _pad_in_window(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    pad: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    extra = [0] * len(stride)
+    sides = [*extra, *pad[-2::-2]][-len(extra) :]  # `pad` begins with the last dimension
+    window = [given + more for given, more in zip(padding, sides, strict=True)]
+    return torch.convolution(x, weight, bias, stride, window, dilation, False, extra, groups)
+
+
+def _is_window(values: Mapping[str, Any]) -> str | None:
+    pad, dims = values["pad"], len(values["stride"])
+    if values["x"].dim() != dims + 2:
+        return "the input has no batch dimension"
+    if len(pad) > 2 * dims:
+        return "batch or channels are padded"
+    if any(left != right for left, right in zip(pad[::2], pad[1::2], strict=True)):
+        return f"the padding {pad} is not the same on both sides"
+    return "the padding crops" if min(pad) < 0 else None
+
+
+def _padded_example(bias: bool) -> dict[str, Any]:
+    example = _example(transposed=False, bias=bias)
+    tensors = {name: example.pop(name) for name in ("x", "weight", "bias")}
+    return {**tensors, "pad": Constant([1, 1, 19, 19]), **example}
+
+
+PAD = Rule(
+    equation="pad + conv => conv",
+    pattern=_padded,
+    replacement=_pad_in_window,
+    forms=tuple(
+        Form(frozenset({"convolution"}), functools.partial(_padded_example, bias))
+        for bias in (True, False)
+    ),
+    anchor="constant_pad_nd",
+    when=_is_window,
+)
+
+# The pad first: what it leaves is a convolution like any other.
+RULES = (PAD, *family(_producer(False)), *family(_producer(True)))

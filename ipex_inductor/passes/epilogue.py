@@ -90,6 +90,8 @@ ACTIVATIONS = (
     _simple("tanh"),
 )
 
+ANCHORS = {activation.name: activation.anchor for activation in ACTIVATIONS}
+
 
 def family(producer: Producer) -> tuple[Rule, ...]:
     """Every rule of `producer`: + a tensor, + a tensor + relu, + each activation."""

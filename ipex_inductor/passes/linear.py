@@ -1,4 +1,4 @@
-"""Rules of the linear family: linear x epilogue; linears over a batch are left to Inductor."""
+"""Rules of the linear family: linear x epilogue, and the gated pair of linears."""
 
 import functools
 from collections.abc import Mapping
@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ipex_inductor.passes.epilogue import Producer, family
+from ipex_inductor.ops.epilogue import UNARY
+from ipex_inductor.passes.epilogue import ANCHORS, Producer, family
 from ipex_inductor.passes.packing import why_not_linear
-from ipex_inductor.passes.rule import Form
+from ipex_inductor.passes.rule import Form, Rule
 
 
 def _fused(**arguments: Any) -> Tensor:
@@ -44,4 +45,44 @@ LINEAR = Producer(
     when=_has_kernel,
 )
 
-RULES = family(LINEAR)
+
+def _gated(unary: str) -> Rule:
+    def pattern(
+        x: Tensor, gate: Tensor, gate_bias: Tensor | None, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        return UNARY[unary].fn(F.linear(x, gate, gate_bias)) * F.linear(x, weight, bias)
+
+    def replacement(
+        x: Tensor, gate: Tensor, gate_bias: Tensor | None, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        plain = {"x": x, "scalars": []}
+        opened = _fused(
+            **plain, weight=gate, bias=gate_bias, other=None, binary="none", unary=unary
+        )
+        return _fused(**plain, weight=weight, bias=bias, other=opened, binary="mul", unary="none")
+
+    def when(values: Mapping[str, Any]) -> str | None:
+        x, *tensors = (values[name] for name in ("x", "weight", "bias", "gate", "gate_bias"))
+        return why_not_linear(x, *tensors[:2]) or why_not_linear(x, *tensors[2:])
+
+    return Rule(
+        equation=f"{unary}(linear) * linear => ipex.linear, ipex.linear",
+        pattern=pattern,
+        replacement=replacement,
+        forms=tuple(
+            Form(form.needs | {"mul"}, functools.partial(_gated_example, form))
+            for form in LINEAR.forms
+        ),
+        anchor=ANCHORS[unary],
+        when=when,
+        weights=("weight", "gate"),
+    )
+
+
+def _gated_example(form: Form) -> dict[str, Any]:
+    one, other = form.example(), form.example()
+    gate = {"gate": other["weight"], "gate_bias": other["bias"]}
+    return {"x": one["x"], **gate, "weight": one["weight"], "bias": one["bias"]}
+
+
+RULES = (*map(_gated, ("silu", "gelu", "gelu_tanh")), *family(LINEAR))

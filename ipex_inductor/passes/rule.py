@@ -35,11 +35,12 @@ from torch.fx.node import map_arg
 from ipex_inductor.passes.whole_ops import WHOLE, reduced_table
 from ipex_inductor.report import GraphReport
 
-# Arguments by number that a pattern leaves open: the sizes of a view (the shape of the result is
+# Arguments by number that a pattern leaves open: the sizes of views (the shape of the result is
 # checked instead), the output padding of a convolution (meaningless unless it is transposed).
 OPEN: dict[Any, int] = {
     torch.ops.aten.view.default: 1,
     torch.ops.aten.reshape.default: 1,
+    torch.ops.aten.expand.default: 1,
     torch.ops.aten.convolution.default: 7,
 }
 
@@ -96,6 +97,7 @@ class _Run:
     off: frozenset[str]
     weights: Container[torch.fx.Node]
     report: GraphReport
+    told: set[tuple[str, torch.fx.Node]]  # two orders of operands may find the same match
 
 
 _run: contextvars.ContextVar[_Run] = contextvars.ContextVar("ipex_rules")
@@ -127,7 +129,7 @@ def apply_rules(
         return
     ops = {getattr(n.target, "overloadpacket", None) for n in graph.nodes}
     names = {packet.__name__ for packet in ops if packet is not None}
-    with _running(_Run(off, weights, report)):
+    with _running(_Run(off, weights, report, set())):
         for rule in rules:
             for form in rule.forms:
                 if rule.anchor in names and form.needs <= names:
@@ -159,7 +161,7 @@ def _patterns(rule: Rule, arguments: Mapping[str, Any]) -> list[PatternExpr]:
         return rule.pattern(**known)
 
     with FakeTensorMode(), enable_python_dispatcher():
-        fakes = [torch.empty_strided(t.size(), t.stride()) for t in tensors.values()]
+        fakes = [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype) for t in tensors.values()]
         gm = make_fx(call, reduced_table(frozenset(WHOLE)), tracing_mode="real")(*fakes)
     gm.graph.eliminate_dead_code()
     # Operands that are both tensors may stand in either order; a number always comes second.
@@ -229,11 +231,12 @@ def _accept(rule: Rule, arguments: Mapping[str, Any], match: Match) -> bool:
         or _other_shape(rule, values, match.output_node())
         or rule.when({**values, "result": match.output_node().meta["val"]})
     )
-    if reason is not None:
-        run.report.add("missed", rule.name, reason, where)
-        return False
-    if rule.replacement is None:
-        run.report.add("left", rule.name, rule.note, where)
+    told = (rule.name, match.output_node())
+    if reason is not None or rule.replacement is None:
+        if told not in run.told:
+            kind = "left" if reason is None else "missed"
+            run.report.add(kind, rule.name, reason or rule.note, where)
+        run.told.add(told)
         return False
     run.report.add("fired", rule.name, where=where)
     counters["ipex"][rule.name] += 1
@@ -283,8 +286,12 @@ def _other_shape(rule: Rule, values: Mapping[str, Any], output: torch.fx.Node) -
 
 def equal_shapes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether the shapes are known to be equal, whatever the symbols in them turn out to be."""
-    same = (statically_known_true(m == n) for m, n in zip(a.shape, b.shape, strict=False))
-    return a.dim() == b.dim() and all(same)
+    return a.dim() == b.dim() and all(map(same_size, a.shape, b.shape))
+
+
+def same_size(a: Any, b: Any) -> bool:
+    """Whether two sizes are known to be equal."""
+    return statically_known_true(a == b)
 
 
 def _user_line(node: torch.fx.Node) -> str:

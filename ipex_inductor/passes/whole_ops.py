@@ -56,9 +56,10 @@ def decompose(graph: torch.fx.Graph, names: frozenset[str]) -> None:
     """Replace the ops called `names` by Inductor's decompositions of them, in place."""
     table = select_decomp_table()
     whole = overloads(names)
+    traced: dict[Any, torch.fx.GraphModule] = {}  # a model repeats its layers
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in whole and node.target in table:
-            inline(graph, node, node.target, table)
+            inline(graph, node, node.target, table, traced)
 
 
 def inline(
@@ -66,10 +67,19 @@ def inline(
     node: torch.fx.Node,
     fn: Callable[..., Any],
     table: Table | None = None,
+    traced_before: dict[Any, torch.fx.GraphModule] | None = None,
 ) -> None:
-    """Put the traced body of `fn` in the place of `node`; other nodes keep name and meta."""
+    """Put the traced body of `fn` in the place of `node`; other nodes keep name and meta.
+
+    `traced_before` remembers bodies between calls with the same `table`.
+    """
     inputs = list(dict.fromkeys(node.all_input_nodes))
-    traced = _traced(fn, node, inputs, select_decomp_table() if table is None else table)
+    key = _key(fn, node, inputs)
+    traced = None if traced_before is None or key is None else traced_before.get(key)
+    if traced is None:
+        traced = _traced(fn, node, inputs, select_decomp_table() if table is None else table)
+        if traced_before is not None and key is not None:
+            traced_before[key] = traced
     copies = dict(zip(_placeholders(traced.graph), inputs, strict=True))
     made = []
     with graph.inserting_before(node):
@@ -97,6 +107,17 @@ def _replace(graph: torch.fx.Graph, node: torch.fx.Node, result: Any) -> None:
             user.replace_all_uses_with(result[user.args[1]])
             graph.erase_node(user)
     graph.erase_node(node)
+
+
+def _key(fn: Any, node: torch.fx.Node, inputs: list[torch.fx.Node]) -> Any:
+    """What the body of `fn` depends on; None where sizes are symbols."""
+    sizes = [n.meta["val"] for n in inputs]
+    facts = [(v.dtype, v.device, *v.shape, -1, *v.stride()) for v in sizes]
+    if not all(isinstance(size, int) for fact in facts for size in fact[2:]):
+        return None
+    numbers = {n: i for i, n in enumerate(inputs)}
+    places = map_arg((node.args, node.kwargs), lambda n: f"input {numbers[n]}")
+    return fn, str(facts), str(places)
 
 
 def _placeholders(graph: torch.fx.Graph) -> list[torch.fx.Node]:

@@ -1,0 +1,92 @@
+"""Linear layers on the same input, of any widths, as one product on their weights side by side.
+
+One call then does what three did, which pays while the input has few rows; the weights are put side
+by side in the prologue. Measured by `benchmarks/shared_input.py`.
+"""
+
+import functools
+import operator
+from collections.abc import Container, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from ipex_inductor.passes.packing import is_transpose, why_not
+from ipex_inductor.passes.whole_ops import inline
+from ipex_inductor.report import GraphReport
+
+Node = torch.fx.Node
+aten = torch.ops.aten
+
+NAME = "linear|linear"
+FEW = 16  # rows up to which one call beats several on a CPU
+
+
+def join_linears(graph: torch.fx.Graph, weights: Container[Node], report: GraphReport) -> None:
+    """Join every group of linear layers that share their input; say why for those that do not."""
+    for group in _groups(graph, weights):
+        reason = _why_not(group)
+        if reason is None:
+            _join(graph, group)
+            counters["ipex"][NAME] += 1
+        report.add("missed" if reason else "fired", NAME, reason or f"{len(group)} layers")
+
+
+def _groups(graph: torch.fx.Graph, weights: Container[Node]) -> list[list[Node]]:
+    """Products on weights, two or more on one input, with a bias or all without."""
+    found: dict[Any, list[Node]] = {}
+    for node in graph.nodes:
+        if node.op != "call_function" or node.target not in (aten.addmm.default, aten.mm.default):
+            continue
+        *bias, x, transposed = node.args
+        if node.kwargs or not is_transpose(transposed):
+            continue
+        parameters = (*bias, transposed.args[0])
+        # What is computed from weights may stand behind the first of the group.
+        if all(n in weights and n.op == "placeholder" for n in parameters):
+            found.setdefault((node.target, *_source(x)), []).append(node)
+    return [group for group in found.values() if len(group) > 1]
+
+
+def _source(x: Any) -> tuple[Any, ...]:
+    """Each layer views its input as a matrix anew: what is viewed, and as what."""
+    shape = tuple(x.meta["val"].shape)
+    return (x.args[0] if x.target is aten.view.default else x), shape
+
+
+def _why_not(group: Sequence[Node]) -> str | None:
+    rows = group[0].meta["val"].shape[0]
+    biases = [node.args[0].meta["val"] for node in group if len(node.args) == 3]  # type: ignore[union-attr]
+    if any(bias.dim() != 1 for bias in biases):
+        return "an addend is no bias"
+    if not isinstance(rows, int):
+        return "the number of rows is not known"
+    if rows > FEW:
+        return f"{rows} rows: several calls are as fast from {FEW + 1} on"
+    return why_not(*(node.meta["val"] for node in group))
+
+
+def _join(graph: torch.fx.Graph, group: Sequence[Node]) -> None:
+    """Compute the joint product where the first stands, and give each its share of the columns."""
+    first: Any = group[0]
+    biases = [node.args[0] for node in group] if len(first.args) == 3 else []
+    weights = [node.args[-1].args[0] for node in group]  # type: ignore[union-attr]
+    product = functools.partial(_product, len(group))
+    with graph.inserting_before(first):
+        joint = graph.call_function(product, (first.args[-2], *weights, *biases))
+        shares = [graph.call_function(operator.getitem, (joint, i)) for i in range(len(group))]
+    joint.meta = {key: value for key, value in first.meta.items() if key != "val"}
+    for node, share in zip(group, shares, strict=True):
+        node.replace_all_uses_with(share)
+        graph.erase_node(node)
+    inline(graph, joint, product)
+
+
+def _product(count: int, x: Tensor, *weights_and_biases: Tensor) -> tuple[Tensor, ...]:
+    """Each share is a copy: what follows was traced on contiguous rows."""
+    weights, biases = weights_and_biases[:count], weights_and_biases[count:]
+    joint = F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
+    return tuple(share.contiguous() for share in joint.split([len(w) for w in weights], -1))
