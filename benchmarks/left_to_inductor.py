@@ -96,7 +96,7 @@ def main() -> None:
         "date": datetime.date.today().isoformat(),
         "command": "python benchmarks/left_to_inductor.py",
         "torch": torch.__version__,
-        "device": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
+        "device": f"{platform.machine()}, {torch.get_num_threads()} threads",
     }
     for dtype in (torch.float32, torch.bfloat16):
         for fn, inputs in cases(dtype):

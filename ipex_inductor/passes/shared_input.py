@@ -4,7 +4,6 @@ One call then does what three did, which pays while the input has few rows; the 
 by side in the prologue. Measured by `benchmarks/shared_input.py`.
 """
 
-import functools
 import operator
 from collections.abc import Container, Sequence
 from typing import Any
@@ -74,19 +73,19 @@ def _join(graph: torch.fx.Graph, group: Sequence[Node]) -> None:
     first: Any = group[0]
     biases = [node.args[0] for node in group] if len(first.args) == 3 else []
     weights = [node.args[-1].args[0] for node in group]  # type: ignore[union-attr]
-    product = functools.partial(_product, len(group))
     with graph.inserting_before(first):
-        joint = graph.call_function(product, (first.args[-2], *weights, *biases))
+        joint = graph.call_function(_product, (len(group), first.args[-2], *weights, *biases))
         shares = [graph.call_function(operator.getitem, (joint, i)) for i in range(len(group))]
     joint.meta = {key: value for key, value in first.meta.items() if key != "val"}
     for node, share in zip(group, shares, strict=True):
         node.replace_all_uses_with(share)
         graph.erase_node(node)
-    inline(graph, joint, product)
+    inline(graph, joint, _product)
 
 
 def _product(count: int, x: Tensor, *weights_and_biases: Tensor) -> tuple[Tensor, ...]:
     """Each share is a copy: what follows was traced on contiguous rows."""
     weights, biases = weights_and_biases[:count], weights_and_biases[count:]
     joint = F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
-    return tuple(share.contiguous() for share in joint.split([len(w) for w in weights], -1))
+    shares = torch.split(joint, [len(weight) for weight in weights], -1)
+    return tuple(share.contiguous() for share in shares)
