@@ -17,8 +17,8 @@ from ipex_inductor.passes.whole_ops import decompose
 from ipex_inductor.report import GraphReport
 
 RULES = (*conv.RULES, *linear.RULES)
-RULE_NAMES = frozenset(rule.name for rule in RULES) | {folding.NAME}
-WHOLE = whole_ops(RULES) | {"_native_batch_norm_legit_no_training"}
+RULE_NAMES = frozenset(rule.name for rule in RULES) | folding.NAMES
+WHOLE = whole_ops(RULES) | folding.WHOLE
 
 
 class JointPass(CustomGraphPass):
@@ -63,12 +63,9 @@ class JointPass(CustomGraphPass):
     def _rewrite(self, graph: torch.fx.Graph) -> None:
         if "*" not in self.rules_off:
             drop_noops(graph)
-        weights = weights_of(graph)
-        if not {"*", folding.NAME} & self.rules_off:
-            folding.fold_batch_norms(graph, weights, self.report)
-        transpose_weights(graph, weights)
-        weights = weights_of(graph)
-        apply_rules(RULES, graph, weights, self.rules_off, self.report)
+        folding.fold_batch_norms(graph, weights_of(graph), self.rules_off, self.report)
+        transpose_weights(graph, weights_of(graph))
+        apply_rules(RULES, graph, weights_of(graph), self.rules_off, self.report)
 
     def uuid(self) -> Any | None:
         """What distinguishes our rewriting; None (no caching) if a user's pass has no uuid."""
