@@ -438,6 +438,14 @@ def test_a_mean_far_from_zero_is_right_in_fp32():
     assert counters["ipex"] == {"batch_norm+linear": 1}
 
 
+def test_channels_that_a_view_cuts_unevenly():
+    """The rows are the same, but a third of 96 numbers is no whole number of 16 channels."""
+    view = Between(nn.Conv1d(8, 16, 2), lambda y: y.view(-1, 3, 32), batch_norm(3))
+    check(view, example("conv1d"))
+    assert not folds()
+    assert any("does not hold the channels" in why for _, why in events("missed"))
+
+
 def test_an_addend_that_is_no_bias():
     rows, one = nn.Parameter(torch.randn(5, 16)), nn.Parameter(torch.randn(1))
 
