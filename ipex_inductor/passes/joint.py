@@ -17,8 +17,8 @@ from ipex_inductor.passes.whole_ops import decompose
 from ipex_inductor.report import GraphReport
 
 RULES = (*attention.RULES, *conv.RULES, *linear.RULES, *left.RULES)
-RULE_NAMES = frozenset(rule.name for rule in RULES) | {folding.NAME, shared_input.NAME}
-WHOLE = whole_ops(RULES) | {"_native_batch_norm_legit_no_training"}
+RULE_NAMES = frozenset(rule.name for rule in RULES) | folding.NAMES | {shared_input.NAME}
+WHOLE = whole_ops(RULES) | folding.WHOLE
 
 
 class JointPass(CustomGraphPass):
@@ -64,10 +64,8 @@ class JointPass(CustomGraphPass):
         layouts = [_strides(node) for node in _results(graph)]
         if "*" not in self.rules_off:
             drop_noops(graph)
-        weights = weights_of(graph)
-        if not {"*", folding.NAME} & self.rules_off:
-            folding.fold_batch_norms(graph, weights, self.report)
-        transpose_weights(graph, weights)
+        folding.fold_batch_norms(graph, weights_of(graph), self.rules_off, self.report)
+        transpose_weights(graph, weights_of(graph))
         weights = weights_of(graph)
         apply_rules(RULES, graph, weights, self.rules_off, self.report)
         if not {"*", shared_input.NAME} & self.rules_off:

@@ -32,6 +32,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
+from ipex_inductor.passes.source import user_line
 from ipex_inductor.passes.whole_ops import WHOLE, reduced_table
 from ipex_inductor.report import GraphReport
 
@@ -223,7 +224,7 @@ def _accept(rule: Rule, arguments: Mapping[str, Any], match: Match) -> bool:
     run = _run.get()
     if rule.name in run.off:
         return False
-    where = _user_line(match.output_node())
+    where = user_line(match.output_node())
     values = {name: _value(match.kwargs.get(name)) for name in arguments}
     reason = (
         _not_tensors(arguments, values)
@@ -292,9 +293,3 @@ def equal_shapes(a: torch.Tensor, b: torch.Tensor) -> bool:
 def same_size(a: Any, b: Any) -> bool:
     """Whether two sizes are known to be equal."""
     return statically_known_true(a == b)
-
-
-def _user_line(node: torch.fx.Node) -> str:
-    """The innermost line of the user's source that made `node`, as file:line text."""
-    frames = [line.strip() for line in (node.stack_trace or "").splitlines() if "File " in line]
-    return frames[-1] if frames else ""

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from ipex_inductor.passes.packing import is_transpose, why_not
+from ipex_inductor.passes.source import user_line
 from ipex_inductor.passes.whole_ops import inline
 from ipex_inductor.report import GraphReport
 
@@ -31,7 +32,8 @@ def join_linears(graph: torch.fx.Graph, weights: Container[Node], report: GraphR
         if reason is None:
             _join(graph, group)
             counters["ipex"][NAME] += 1
-        report.add("missed" if reason else "fired", NAME, reason or f"{len(group)} layers")
+        kind, facts = ("missed", reason) if reason else ("fired", f"{len(group)} layers")
+        report.add(kind, NAME, facts, user_line(group[0]))
 
 
 def _groups(graph: torch.fx.Graph, weights: Container[Node]) -> list[list[Node]]:
