@@ -11,7 +11,7 @@ from ipex_inductor import refresh, report
 
 
 class Model(nn.Module):
-    """Every kind of derived weight: folded and packed, packed, and a product left in torch."""
+    """Derived weights of every kind: folded and packed, packed, computed and packed."""
 
     def __init__(self):
         super().__init__()
