@@ -11,7 +11,7 @@ from helpers import Mlp, code_of
 from torch import nn
 from torch._dynamo.utils import counters
 
-from ipex_inductor import derived_memory, refresh, report
+from ipex_inductor import compat, derived_memory, refresh, report
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.passes import derived, program
 
@@ -315,6 +315,10 @@ def test_another_storage_at_the_same_address():
     assert reused, "else this test shows nothing"
 
 
+@pytest.mark.skipif(
+    compat.torch_minor() == (2, 11),
+    reason="does not guard on strides of parameters: Inductor's own code raises as well",
+)
 @torch.no_grad()
 def test_other_strides_of_the_same_memory():
     model = Product().eval()
