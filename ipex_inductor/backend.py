@@ -85,26 +85,29 @@ def _compile_ours(
     lowerings.register()
     patches = _inductor_options(config)
     training = _is_training(example_inputs)
+    sharded = compat.is_sharded(gm)
     graph_report = report.open_report()
     user_passes = patches.get("joint_custom_pre_pass", torch._inductor.config.joint_custom_pre_pass)
     patches["joint_custom_pre_pass"] = JointPass(
-        _identity(config, training, example_inputs),
+        _identity(config, training, sharded, example_inputs),
         config.rules_off,
         training,
         graph_report,
         compat.as_pass_list(user_passes),
     )
     wrapped = patches.get("cpp_wrapper", torch._inductor.config.cpp_wrapper)
-    prologue = config.weight_prologue and not training and not wrapped
+    prologue = config.weight_prologue and not training and not wrapped and not sharded
     if wrapped and config.weight_prologue:
         graph_report.add("missed", "weight prologue", "cpp_wrapper cannot take opaque inputs")
+    if sharded:
+        graph_report.add("missed", "weight prologue", "FSDP gathers the weights for each call")
     joint = patches.get("use_joint_graph_passes", torch._inductor.config.use_joint_graph_passes)
     # A split graph is saved whole by AOTAutogradCache; see passes/output_code.py.
     with functorch_config.patch(bundled_autograd_cache=prologue):
         return compile_fx(
             gm,
             example_inputs,
-            inner_compile=functools.partial(_compile_inner, prologue, graph_report),
+            inner_compile=functools.partial(_compile_inner, prologue, config, graph_report),
             config_patches=patches,
             # What nobody decomposes again must not be kept whole.
             decompositions=reduced_table(WHOLE) if joint else None,
@@ -113,6 +116,7 @@ def _compile_ours(
 
 def _compile_inner(
     prologue: bool,
+    config: CompileConfig,
     graph_report: report.GraphReport,
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -125,7 +129,7 @@ def _compile_inner(
     hoist = prologue and kwargs.get("is_inference")
     weights = kwargs.get("static_input_idxs", ()) if hoist else ()
     try:
-        parts = split(gm, example_inputs, weights, graph_report)
+        parts = split(gm, example_inputs, weights, graph_report, config.weight_prologue_bytes)
     except Exception as error:
         raise PassError(
             "the weight prologue to be split off",
@@ -136,7 +140,7 @@ def _compile_inner(
         return compat.compile_inner(gm, example_inputs, **kwargs)
     kwargs["static_input_idxs"] = parts.static_input_idxs
     inner = compat.compile_inner(parts.gm, parts.example_inputs, **kwargs)
-    return PrologueCode(inner, parts.program, bool(kwargs.get("cudagraphs")))
+    return PrologueCode(inner, parts.programs, bool(kwargs.get("cudagraphs")))
 
 
 def _inductor_options(config: CompileConfig) -> dict[str, Any]:
@@ -150,15 +154,18 @@ def _inductor_options(config: CompileConfig) -> dict[str, Any]:
     return options
 
 
-def _identity(config: CompileConfig, training: bool, example_inputs: Sequence[Any]) -> str:
+def _identity(
+    config: CompileConfig, training: bool, sharded: bool, example_inputs: Sequence[Any]
+) -> str:
     """What our part of the generated code depends on: sources, options and device."""
     devices = sorted({str(d.type) for d in _devices(example_inputs)} | {"cpu"})
     return digest_fields(
         {
             "sources": source_digest(),
             "rules_off": tuple(sorted(config.rules_off)),
-            "weight_prologue": config.weight_prologue,
+            "weight_prologue": (config.weight_prologue, config.weight_prologue_bytes),
             "training": training,
+            "sharded": sharded,
             "targets": tuple(current(device).arch for device in devices),
         }
     )

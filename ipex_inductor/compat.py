@@ -114,6 +114,27 @@ def static_inputs() -> list[int]:
     return list(metadata.static_input_indices) if metadata else []
 
 
+def is_own_input(placeholder: Any) -> bool:
+    """Whether it is an input of the whole graph, and no part of a tensor subclass.
+
+    AOT autograd describes the inputs of its graphs; the bodies of higher-order ops have none.
+    """
+    from torch._functorch._aot_autograd.descriptors import SubclassGetAttrAOTInput
+
+    descriptor = placeholder.meta.get("desc")
+    return descriptor is not None and not isinstance(descriptor, SubclassGetAttrAOTInput)
+
+
+def is_sharded(gm: Any) -> bool:
+    """Whether FSDP manages parameters of this Dynamo graph.
+
+    It gathers them anew for each use, into the same tensors, and hides that from their versions.
+    """
+    inputs = (node.meta.get("grapharg") for node in gm.graph.find_nodes(op="placeholder"))
+    sources = (input.source for input in inputs if input is not None)
+    return any(source.guard_source.is_fsdp_module() for source in sources)
+
+
 def is_control_flow(error: BaseException) -> bool:
     """Whether Dynamo raised this to steer itself (restart, skip a frame), not to report a fault."""
     from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException

@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -37,6 +37,12 @@ class CompileConfig:
         "IPEX_WEIGHT_PROLOGUE",
         "bool",
         "inference: run weight-only work once, and again when a weight changes",
+    )
+    weight_prologue_bytes: int = _option(
+        -1,
+        "IPEX_WEIGHT_PROLOGUE_BYTES",
+        "int, -1 for no bound",
+        "how much one graph's prologue may keep; work beyond it stays in the graph",
     )
     strict: bool = _option(
         False,
@@ -124,10 +130,15 @@ def _check_rules(rules: str) -> None:
 
 def _parse(text: str, option: Any) -> Any:
     """The value of an environment variable, which is always text."""
-    if option.type is not bool:
-        return text
+    accepts, read = _READERS.get(option.type, ("", str))
     try:
-        return _BOOLEANS[text.lower()]
-    except KeyError:
+        return read(text)
+    except (KeyError, ValueError):
         env = option.metadata["env"]
-        raise OptionError(f"{env} in {sorted(_BOOLEANS)}", repr(text), "Unset or fix it.") from None
+        raise OptionError(f"{env} {accepts}", repr(text), "Unset or fix it.") from None
+
+
+_READERS: dict[Any, tuple[str, Callable[[str], Any]]] = {
+    bool: (f"in {sorted(_BOOLEANS)}", lambda text: _BOOLEANS[text.lower()]),
+    int: ("that is a whole number", int),
+}

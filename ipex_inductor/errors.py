@@ -13,6 +13,10 @@ class OptionError(IpexError, ValueError):
     """An unknown option, mode or environment variable, or a value of the wrong type."""
 
 
+class ArgumentError(IpexError, TypeError):
+    """An argument of a kind that a function of ours cannot take."""
+
+
 class UnsupportedTorchError(IpexError, RuntimeError):
     """The installed torch is older than anything this package can work with."""
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from ipex_inductor import report
+
 hypothesis.settings.register_profile("ci", deadline=None)  # two noisy cores
 hypothesis.settings.load_profile("ci")
 
@@ -18,6 +20,7 @@ hypothesis.settings.load_profile("ci")
 @pytest.fixture(autouse=True)
 def _clean():
     torch.compiler.reset()
+    report.clear()
     counters.clear()
     torch.manual_seed(0)
     yield

@@ -11,7 +11,7 @@ from ipex_inductor.errors import PassError
 from ipex_inductor.passes import attention, conv, folding, left, linear, shared_input
 from ipex_inductor.passes.noops import drop_noops
 from ipex_inductor.passes.packing import transpose_weights
-from ipex_inductor.passes.prologue import weight_only, written_inputs
+from ipex_inductor.passes.prologue import weight_inputs, weight_only
 from ipex_inductor.passes.rule import apply_rules, same_size, whole_ops
 from ipex_inductor.passes.whole_ops import decompose
 from ipex_inductor.report import GraphReport
@@ -85,9 +85,7 @@ class JointPass(CustomGraphPass):
 
 def weights_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """Parameters and buffers of an inference graph, and what is computed from them alone."""
-    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-    static = [placeholders[i] for i in compat.static_inputs() if i < len(placeholders)]
-    inputs = set(static) - written_inputs(graph)
+    inputs = weight_inputs(graph, compat.static_inputs())
     return {*inputs, *weight_only(graph, inputs)}
 
 

@@ -1,5 +1,6 @@
 """A straight-line program over weights: what the prologue runs, as plain data."""
 
+import functools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,22 +26,37 @@ class Step:
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
 
+    @property
+    def arguments(self) -> tuple[Any, Any]:
+        """Positional and keyword arguments."""
+        return self.args, self.kwargs
+
 
 @dataclass(frozen=True)
 class Program:
-    """`steps` over the graph inputs numbered `inputs`; `outputs` are the derived tensors."""
+    """`steps` over the graph inputs numbered `inputs`; `outputs` are the derived tensors.
+
+    `takes` says what the inputs are: dtype, shape and strides, on which the steps may depend.
+    """
 
     inputs: tuple[int, ...]
+    takes: tuple[str, ...]
     steps: tuple[Step, ...]
     outputs: tuple[Ref, ...]
 
-    @torch.no_grad()
+    @functools.cached_property
+    def text(self) -> str:
+        """What it computes, whatever graph it came from: equal texts give equal results."""
+        return repr((self.takes, self.steps, self.outputs))
+
     def run(self, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The derived tensors of these weights, in the order of `outputs`."""
         values: list[Any] = list(weights)
-        for step in self.steps:
-            args, kwargs = tree_map_only(Ref, lambda r: values[r.index], (step.args, step.kwargs))
-            values.append(_function(step.op)(*args, **dict(kwargs)))
+        # No inference tensors: those could not be written again outside of inference mode.
+        with torch.inference_mode(False), torch.no_grad():
+            for step in self.steps:
+                args, kwargs = tree_map_only(Ref, lambda r: values[r.index], step.arguments)
+                values.append(_function(step.op)(*args, **dict(kwargs)))
         return [values[ref.index] for ref in self.outputs]
 
 
@@ -61,8 +77,15 @@ def record(
         return refs[value] if isinstance(value, torch.fx.Node) else value
 
     return Program(
-        tuple(inputs.values()), tuple(map(step, nodes)), tuple(refs[node] for node in outputs)
+        tuple(inputs.values()),
+        tuple(_description(node.meta["val"]) for node in inputs),
+        tuple(map(step, nodes)),
+        tuple(refs[node] for node in outputs),
     )
+
+
+def _description(value: torch.Tensor) -> str:
+    return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.device}"
 
 
 def _function(name: str) -> Any:

@@ -1,19 +1,24 @@
 """The weight prologue: work that depends on weights alone, taken out of an inference graph."""
 
+import math
 import operator
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 
-from ipex_inductor.passes.packing import PACKERS, fit_to_kernels, pack_weights
+from ipex_inductor import compat
+from ipex_inductor.passes.packing import PACKERS, READERS, fit_to_kernels, pack_weights
 from ipex_inductor.passes.program import Program, record
 from ipex_inductor.report import GraphReport
 
 Node = torch.fx.Node
 
 CASTS = (torch.ops.prims.convert_element_type.default, torch.ops.aten._to_copy.default)
+# Every rank must take part each time, and a gathered weight is no longer local to its shard.
+COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 SMALL = 1 << 20  # bytes: such a tensor stays in cache, so it may grow
 
 
@@ -24,7 +29,22 @@ class Split:
     gm: torch.fx.GraphModule
     example_inputs: list[Any]
     static_input_idxs: list[int]
-    program: Program
+    programs: tuple[Program, ...]
+
+
+@dataclass
+class _Budget:
+    """The bytes that may still be kept, and how many tensors were too large for them."""
+
+    left: float
+    refused: int = 0
+
+    def take(self, size: int) -> bool:
+        """Whether `size` bytes fit; they are taken."""
+        fits = size <= self.left
+        self.left -= size if fits else 0
+        self.refused += not fits
+        return fits
 
 
 def split(
@@ -32,31 +52,37 @@ def split(
     example_inputs: Sequence[Any],
     static_input_idxs: Sequence[int],
     report: GraphReport,
+    limit: int = -1,
 ) -> Split | None:
     """Pack and hoist the weight-only work of `gm` (changed in place), or None when there is none.
 
-    `static_input_idxs` are the inputs that are parameters or buffers; one that the graph itself
-    writes is not a weight. Without any, all that happens is that our ops are unfused again.
+    `static_input_idxs` are the inputs that are parameters or buffers. Without any, all that happens
+    is that our ops are unfused again. `limit`: bytes the results may take, negative for no bound.
     """
-    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    written = written_inputs(gm.graph)
-    weights = {placeholders[i]: i for i in static_input_idxs if placeholders[i] not in written}
-    weights = {n: i for n, i in weights.items() if isinstance(n.meta.get("val"), torch.Tensor)}
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    weights = weight_inputs(gm.graph, static_input_idxs)
     fit_to_kernels(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report)
-    pack_weights(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report)
+    budget = _Budget(limit if limit >= 0 else math.inf)
+    packable = _packed_sizes(gm.graph, {**weights, **weight_only(gm.graph, weights)})
+    pack_weights(gm.graph, {n for n, size in packable.items() if budget.take(size)}, report)
     for inner in gm.modules():  # bodies of higher-order ops, whose inputs are not ours to number
         if isinstance(inner, torch.fx.GraphModule) and inner is not gm:
             pack_weights(inner.graph, (), report)
             inner.recompile()
     derived = weight_only(gm.graph, weights)
-    outputs = [n for n in derived if _worth_hoisting(n, derived)]
+    worth = [n for n in derived if _worth_hoisting(n, derived)]
+    outputs = [n for n in worth if n.target in PACKERS or budget.take(_bytes(n.meta["val"]))]
+    if budget.refused:
+        reason = f"{budget.refused} tensors are beyond weight_prologue_bytes={limit}"
+        report.add("missed", "weight prologue", f"{reason}: left in the graph")
     if not outputs:
         gm.recompile()
         return None
     needed = _ancestors(outputs, derived)
-    used = {n: i for n, i in weights.items() if any(user in needed for user in n.users)}
-    program = record(used, [n for n in derived if n in needed], outputs)
-    report.add("hoisted", "weight prologue", f"{len(outputs)} tensors of {len(used)} weights")
+    parts = _independent(n for n in derived if n in needed)
+    outputs = [n for part in parts for n in part if n in outputs]
+    programs = tuple(_program(part, outputs, weights) for part in parts)
+    report.add("hoisted", "weight prologue", _summary(outputs, programs))
     _replace_by_inputs(gm.graph, placeholders[-1], outputs)
     gm.recompile()
     count = len(placeholders)
@@ -64,8 +90,35 @@ def split(
         gm,
         [*example_inputs, *(n.meta["val"] for n in outputs)],
         [*static_input_idxs, *range(count, count + len(outputs))],
-        program,
+        programs,
     )
+
+
+def weight_inputs(graph: torch.fx.Graph, numbers: Iterable[int]) -> dict[Node, int]:
+    """Those of the inputs with these numbers whose changes can be seen, and which can be hoisted.
+
+    Not what the graph itself writes; not a part of a tensor subclass (a DTensor's shard), whose
+    version stands still when the subclass is written; not the inputs of a higher-order op's body.
+    """
+    placeholders = graph.find_nodes(op="placeholder")
+    written = written_inputs(graph)
+    found = {placeholders[i]: i for i in numbers if i < len(placeholders)}
+    return {
+        node: i
+        for node, i in found.items()
+        if node not in written and compat.is_own_input(node) and _is_strided(node.meta.get("val"))
+    }
+
+
+def _packed_sizes(graph: torch.fx.Graph, known: Container[Node]) -> dict[Node, int]:
+    """Those of `known` that can be packed, with the bytes all their packed copies will take."""
+    sizes: dict[Node, int] = {}
+    for node in graph.nodes:
+        product = READERS[node.target](node) if node.target in READERS else None
+        if product is not None and product.weight in known and _is_static(product.weight):
+            size = _bytes(product.weight.meta["val"])
+            sizes[product.weight] = sizes.get(product.weight, 0) + size
+    return sizes
 
 
 def written_inputs(graph: torch.fx.Graph) -> set[Node]:
@@ -100,7 +153,8 @@ def _is_pure(node: Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     random = torch.Tag.nondeterministic_seeded in node.target.tags
-    return not node.target._schema.is_mutable and not random
+    alone = node.target.namespace not in COLLECTIVES
+    return alone and not node.target._schema.is_mutable and not random
 
 
 def _worth_hoisting(node: Node, derived: dict[Node, None]) -> bool:
@@ -114,12 +168,12 @@ def _worth_hoisting(node: Node, derived: dict[Node, None]) -> bool:
     if all(user in derived for user in node.users) or _leaves_the_graph(node):
         return False
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or not all(isinstance(s, int) for s in value.shape):
+    if not isinstance(value, torch.Tensor) or not _is_static(node):
         return False
-    chain = _ancestors([node], derived)
-    sources = {n for link in chain for n in link.all_input_nodes if n not in derived}
+    links = _ancestors([node], derived)
+    sources = {n for link in links for n in link.all_input_nodes if n not in derived}
     grows = _bytes(value) > sum(_bytes(n.meta["val"]) for n in sources)
-    if all(_is_view(n) or (grows and n.target in CASTS) for n in chain):
+    if all(_is_view(n) or (grows and n.target in CASTS) for n in links):
         return False
     return not grows or _bytes(value) <= SMALL
 
@@ -129,6 +183,14 @@ def _leaves_the_graph(node: Node) -> bool:
     return any(
         user.op == "output" or (_is_view(user) and _leaves_the_graph(user)) for user in node.users
     )
+
+
+def _is_strided(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided
+
+
+def _is_static(node: Node) -> bool:
+    return all(isinstance(size, int) for size in node.meta["val"].shape)
 
 
 def _is_view(node: Node) -> bool:
@@ -148,6 +210,27 @@ def _ancestors(nodes: Sequence[Node], within: dict[Node, None]) -> set[Node]:
             found.add(node)
             todo.extend(n for n in node.all_input_nodes if n in within)
     return found
+
+
+def _independent(nodes: Iterable[Node]) -> list[list[Node]]:
+    """`nodes`, which come in graph order, in parts between which no value passes."""
+    parts: dict[Node, list[Node]] = {}
+    for node in nodes:
+        joined = {id(parts[n]): parts[n] for n in node.all_input_nodes if n in parts}
+        part = [*chain.from_iterable(joined.values()), node]
+        parts.update(dict.fromkeys(part, part))
+    return list({id(part): part for part in parts.values()}.values())
+
+
+def _program(part: list[Node], outputs: Sequence[Node], weights: dict[Node, int]) -> Program:
+    used = {n: weights[n] for node in part for n in node.all_input_nodes if n in weights}
+    return record(used, part, [n for n in part if n in outputs])
+
+
+def _summary(outputs: Sequence[Node], programs: Sequence[Program]) -> str:
+    size = sum(_bytes(n.meta["val"]) for n in outputs) / 2**20
+    weights = {i for program in programs for i in program.inputs}
+    return f"{len(outputs)} tensors, {size:.1f} MiB, of {len(weights)} weights"
 
 
 def _replace_by_inputs(graph: torch.fx.Graph, last: Node, outputs: Sequence[Node]) -> None:

@@ -337,7 +337,10 @@ NOT_AFTER = {
         "training mode",
     ),
     "an empty batch": (lambda x, p, n: op(p(x[:0]), n)[0], "a size is zero"),
-    "saved statistics": (lambda x, p, n: sum(map(torch.amax, op(p(x), n))), "saved statistics"),
+    "saved statistics": (
+        lambda x, p, n: torch.cat([t.flatten() for t in op(p(x), n)]),
+        "saved statistics",
+    ),
 }
 UNNAMED = (ALONE, "training mode")
 

@@ -107,6 +107,6 @@ def test_another_version_of_us_is_another_entry(warm, monkeypatch):
     from ipex_inductor import backend
 
     config = backend.resolve(None, None, {})
-    ours = backend._identity(config, False, [])
+    ours = backend._identity(config, False, False, [])
     monkeypatch.setattr(backend, "source_digest", lambda: "another")
-    assert backend._identity(config, False, []) != ours
+    assert backend._identity(config, False, False, []) != ours

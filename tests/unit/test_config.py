@@ -23,7 +23,7 @@ def test_an_unknown_key_names_the_nearest_and_where_all_are_listed():
         config({"weight_prolog": True})
     assert str(caught.value) == (
         "expected a known option; got 'weight_prolog'. "
-        "Did you mean 'weight_prologue'? `ipex-inductor config` lists all."
+        "Did you mean 'weight_prologue', 'weight_prologue_bytes'? `ipex-inductor config` lists all."
     )
     assert isinstance(caught.value, IpexError)
     assert isinstance(caught.value, ValueError)
@@ -98,6 +98,15 @@ def test_a_bad_boolean_names_the_variable_and_the_values():
     )
 
 
+def test_a_bad_number_names_the_variable():
+    assert config(env={"IPEX_WEIGHT_PROLOGUE_BYTES": "4096"}).weight_prologue_bytes == 4096
+    with pytest.raises(OptionError) as caught:
+        config(env={"IPEX_WEIGHT_PROLOGUE_BYTES": "4 GiB"})
+    assert str(caught.value) == (
+        "expected IPEX_WEIGHT_PROLOGUE_BYTES that is a whole number; got '4 GiB'. Unset or fix it."
+    )
+
+
 def test_an_empty_variable_is_an_unset_one():
     assert config(env={"IPEX_STRICT": "", "IPEX_MODE": ""}) == CompileConfig()
 
@@ -160,6 +169,7 @@ VALID = {
     "mode": st.sampled_from(MODES),
     "rules": st.lists(rule_names, max_size=4).map(lambda n: ",".join(f"-{x}" for x in n)),
     "weight_prologue": st.booleans(),
+    "weight_prologue_bytes": st.integers(),
     "strict": st.booleans(),
     "max_autotune": st.booleans(),
     "triton.cudagraphs": st.booleans(),

@@ -1,0 +1,271 @@
+"""What the prologue computed from weights: when that is out of date, and who shares it.
+
+A weight has changed when its identity, version or address has. It or its storage may have died, and
+identity or address passed on: both are watched. Weights are never held.
+"""
+
+import itertools
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ipex_inductor.errors import ArgumentError
+from ipex_inductor.passes.program import Program
+
+KEPT = 4  # models that may take turns in one graph before one of them is derived anew
+
+State = tuple[Any, ...]  # optimizer steps, then identities, versions and addresses of the weights
+
+_lock = threading.RLock()  # around all deriving; callbacks of weak references never take it
+_shared: "weakref.WeakValueDictionary[Any, _Part]" = weakref.WeakValueDictionary()
+
+
+class DerivedWeights:
+    """The results of one graph's programs, for each of the models that take turns in it.
+
+    Graphs that run the same program on the same weights share its results. `captured`: CUDA graphs
+    read them, so new ones are written to the old addresses.
+    """
+
+    def __init__(self, programs: Sequence[Program], captured: bool) -> None:
+        numbers = sorted({i for program in programs for i in program.inputs})
+        self._weights = _taking(numbers)
+        self._programs = [(p, _taking([numbers.index(i) for i in p.inputs])) for p in programs]
+        self._captured = captured
+        self._latest = _Snapshot()
+        self._kept: dict[tuple[int, ...], _Snapshot] = {}
+
+    def of(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """The results for these graph inputs, in the order of the programs."""
+        weights = self._weights(inputs)
+        current = self._latest.current  # read once: another thread may replace it
+        if current is not None and current[0] == _state(weights):
+            return current[1]
+        with _lock:
+            return self._derive(weights)
+
+    def _derive(self, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        storages = [w.untyped_storage() for w in weights]  # held: no address changes its owner
+        key, state = tuple(map(id, weights)), _state(weights)
+        kept = self._kept.get(key, self._latest)
+        current = kept.current
+        if current is not None and current[0] == state:
+            self._latest = kept
+            return current[1]
+        snapshot, values = _Snapshot(), []
+        _synchronize(weights)  # a stream may still read what is written over or freed now
+        for program, own in self._programs:
+            part = _shared_part(program, own(key), self._captured)
+            values += part.update(own(weights), state and (state[0], *map(own, state[1:])))
+            snapshot.hold(part)
+        _synchronize(weights)  # another stream may read it next
+        if state is not None and state == _state(weights):
+            snapshot.current = (state, values)
+        else:  # versions are not counted, or another thread wrote meanwhile
+            for part in snapshot.parts:
+                part.drop()
+        del storages
+        self._keep(key, snapshot)
+        return values
+
+    def _keep(self, key: tuple[int, ...], snapshot: "_Snapshot") -> None:
+        self._kept.pop(key, None)
+        self._kept[key] = self._latest = snapshot
+        for oldest in list(self._kept)[:-KEPT]:
+            del self._kept[oldest]
+
+
+class _Snapshot:
+    """One graph's parts for one model; `current` is replaced whole, never changed."""
+
+    def __init__(self) -> None:
+        self.parts: list[_Part] = []
+        self.current: tuple[State, list[torch.Tensor]] | None = None
+
+    def hold(self, part: "_Part") -> None:
+        """Hold `part`, and be told when it is dropped."""
+        self.parts.append(part)
+        part.users = (*(user for user in part.users if user() is not None), weakref.ref(self))
+
+
+class _Part:
+    """What one program gave for one set of weights; it lives as long as a snapshot holds it."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.captured = False
+        self.values: list[torch.Tensor] = []
+        self.storages: list[weakref.ref[torch.UntypedStorage]] = []
+        self.users: tuple[weakref.ref[_Snapshot], ...] = ()
+        self._weights: list[weakref.ref[_Life]] = []
+        self._own: list[torch.Tensor] = []  # the values whose storage is no weight's
+        self._state: State | None = None
+
+    def update(self, weights: Sequence[torch.Tensor], state: State | None) -> list[torch.Tensor]:
+        """The values; the program runs if a weight has changed since it last did."""
+        if state is not None and self._state == state:
+            return self.values
+        self.storages, self._weights = [], []  # what happens to the old ones no longer matters
+        self.drop()
+        values = _settle(self.values, self.program.run(weights), self._own)
+        storages = [w.untyped_storage() for w in weights]
+        self.values, self._state = values, state
+        self._own = [v for v in values if _storage(v) not in storages]
+        self.storages = [weakref.ref(s, _calls(self, _Part.drop)) for s in storages]
+        self._weights = [weakref.ref(_life(w), _calls(self, _Part.free)) for w in weights]
+        return values
+
+    def drop(self) -> int:
+        """Have the values derived anew at their next use; how many of them were up to date."""
+        valid = len(self.values) if self._state else 0
+        self._state = None
+        for user in self.users:
+            snapshot = user()
+            if snapshot is not None:
+                snapshot.current = None
+        if not self.captured:
+            self.values, self._own = [], []
+        return valid
+
+    def free(self) -> None:
+        """Drop the values and their addresses: nobody can ask for them again."""
+        self.drop()
+        self.values, self._own = [], []
+
+
+class _Life:
+    """Carried by a weight, and dead with it.
+
+    A weak reference to the weight itself would keep users from `torch.utils.swap_tensors`, which
+    `module.to` and `load_state_dict` may use.
+    """
+
+    __slots__ = ("__weakref__",)
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return OrderedDict, ()  # whoever saves a weight need not know us to load it
+
+
+def _life(weight: torch.Tensor) -> _Life:
+    carried = vars(weight)
+    if not isinstance(carried.get("_ipex_life"), _Life):
+        carried["_ipex_life"] = _Life()
+    life: _Life = carried["_ipex_life"]
+    return life
+
+
+def _calls(part: _Part, method: Callable[[_Part], object]) -> Callable[[object], None]:
+    """A callback that does not keep `part` alive."""
+    weak = weakref.ref(part)
+
+    def call(_: object) -> None:
+        alive = weak()
+        if alive is not None:
+            method(alive)
+
+    return call
+
+
+def refresh(model: torch.nn.Module | None) -> int:
+    """See `ipex_inductor.refresh`."""
+    if not isinstance(model, torch.nn.Module | None):
+        raise ArgumentError(
+            "a module, a compiled module, or None for all weights",
+            f"a {type(model).__name__}",
+            "Pass the model whose weights were written.",
+        )
+    with _lock:
+        parts = list(_shared.values())
+        if model is not None:
+            tensors = itertools.chain(model.parameters(), model.buffers())
+            written = {s._cdata for s in map(_storage, tensors) if s is not None}
+            parts = [part for part in parts if not written.isdisjoint(_addresses(part))]
+        return sum(part.drop() for part in parts)
+
+
+def derived_memory() -> int:
+    """See `ipex_inductor.derived_memory`."""
+    with _lock:
+        values = [value for part in list(_shared.values()) for value in part.values]
+    storages = {s._cdata: s.nbytes() for s in map(_storage, values) if s is not None}
+    return sum(storages.values()) + sum(v.nbytes for v in values if _storage(v) is None)
+
+
+def _shared_part(program: Program, key: tuple[int, ...], captured: bool) -> _Part:
+    """The part of the weights with these identities, which every graph of the process shares."""
+    part = _shared.setdefault((program.text, key), _Part(program))
+    part.captured |= captured
+    return part
+
+
+# torch's fused optimizers write parameters without counting a version (2.11 to 2.15), so every step
+# of any optimizer in the process counts as a change.
+_optimizer_steps = 0
+
+
+def _count_step(*_: Any) -> None:
+    global _optimizer_steps
+    if not torch.compiler.is_compiling():  # a compiled step counts versions, and must not guard
+        _optimizer_steps += 1
+
+
+register_optimizer_step_post_hook(_count_step)
+
+_version = attrgetter("_version")
+_address = torch.Tensor.data_ptr
+
+
+def _state(weights: Sequence[torch.Tensor]) -> State | None:
+    """Equal for two calls only if no weight changed; None if torch does not count versions."""
+    try:
+        return (
+            _optimizer_steps,
+            list(map(id, weights)),
+            list(map(_version, weights)),
+            list(map(_address, weights)),
+        )
+    except RuntimeError:  # inference tensors
+        return None
+
+
+def _taking(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """A function that gives the values with these numbers."""
+    if len(numbers) == 1:
+        return lambda values: (values[numbers[0]],)
+    return itemgetter(*numbers)
+
+
+def _synchronize(weights: Sequence[torch.Tensor]) -> None:
+    """Wait for all streams of the devices of `weights`, unless one of them is being captured."""
+    for device in {w.device for w in weights if w.device.type != "cpu"}:
+        if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            torch.accelerator.synchronize(device)
+
+
+def _storage(value: torch.Tensor) -> torch.UntypedStorage | None:
+    """None for oneDNN's opaque tensors."""
+    return value.untyped_storage() if value.layout == torch.strided else None
+
+
+def _addresses(part: _Part) -> list[int]:
+    return [storage._cdata for storage in (ref() for ref in part.storages) if storage is not None]
+
+
+def _settle(
+    old: list[torch.Tensor], new: list[torch.Tensor], own: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """The new values at the old addresses where they fit; `own` are those no weight shares."""
+
+    def fits(a: torch.Tensor, b: torch.Tensor) -> bool:
+        same = a is not b and a.device == b.device and a.dtype == b.dtype and a.shape == b.shape
+        strided = a.layout == b.layout == torch.strided
+        return same and strided and a.stride() == b.stride() and any(a is o for o in own)
+
+    with torch.inference_mode(False), torch.no_grad():
+        return [a.copy_(b) if fits(a, b) else b for a, b in zip(old or new, new, strict=True)]

@@ -1,0 +1,375 @@
+"""Derived weights: `refresh`, who shares them, how many are kept, and each part of the check."""
+
+import copy
+import gc
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import Mlp, code_of
+from torch import nn
+from torch._dynamo.utils import counters
+
+from ipex_inductor import compat, derived_memory, refresh, report
+from ipex_inductor.errors import ArgumentError
+from ipex_inductor.passes import derived, program
+
+X = torch.randn(4, 32)
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """How often a program ran."""
+    counted = []
+    run = program.Program.run
+    monkeypatch.setattr(
+        program.Program, "run", lambda self, weights: counted.append(1) or run(self, weights)
+    )
+    return counted
+
+
+class Product(nn.Module):
+    """One derived tensor of 4 KiB, read by no product: a packed one depends on the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(32, 32))
+        self.scale = nn.Parameter(torch.randn(32))
+
+    def forward(self, x):
+        return (x.unsqueeze(-1) * (self.w * self.scale)).sum(1)
+
+
+SIZE = 4 * 32 * 32
+
+
+def compiled(model, **options):
+    return torch.compile(model, backend="ipex", options={"strict": True, **options})
+
+
+def check(fn, model, x=X):
+    torch.testing.assert_close(fn(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def events(kind):
+    return [e.reason for r in report.reports() for e in r.events if e.kind == kind]
+
+
+UNSEEN = {
+    "data": lambda w: w.data.add_(1),
+    "numpy": lambda w: w.detach().numpy().__setitem__(0, 7),
+    "dlpack": lambda w: torch.from_dlpack(w.detach()).mul_(3),
+    "storage": lambda w: w.untyped_storage().fill_(0),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("write", UNSEEN)
+def test_refresh_shows_what_torch_cannot_see(write, runs):
+    model = Product().eval()
+    fn = compiled(model)
+    check(fn, model)
+    graphs = counters["stats"]["unique_graphs"]
+    UNSEEN[write](model.w)
+    if write != "dlpack":
+        assert not torch.allclose(fn(X), model(X)), "else this test shows nothing"
+    assert refresh(model) == 1
+    assert refresh(model) == 0, "nothing is left to refresh"
+    for _ in range(2):
+        check(fn, model)
+    assert len(runs) == 2
+    assert counters["stats"]["unique_graphs"] == graphs
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("as_what", ["module", "compiled module", "everything", "part"])
+def test_what_can_be_refreshed(as_what, runs):
+    model = nn.Sequential(Product(), Product()).eval()
+    fn = compiled(model)
+    check(fn, model)
+    model[0].w.data.add_(1)
+    whole = {"module": model, "compiled module": fn, "everything": None}
+    refreshed = refresh(model[0]) if as_what == "part" else refresh(whole[as_what])
+    assert refreshed == (1 if as_what == "part" else 2)
+    check(fn, model)
+    assert len(runs) == 2 + refreshed
+
+
+@torch.no_grad()
+def test_refresh_finds_weights_that_share_storage():
+    model, holder = Product().eval(), nn.Module()
+    fn = compiled(model)
+    check(fn, model)
+    holder.register_buffer("view", model.w.data.view(-1)[5:])
+    holder.view.numpy()[0] = 9
+    assert refresh(holder) == 1
+    check(fn, model)
+
+
+@torch.no_grad()
+def test_refresh_leaves_other_models_alone():
+    model, other = Product().eval(), Product().eval()
+    fn = compiled(model)
+    check(fn, model)
+    assert refresh(other) == 0
+    assert refresh(nn.Module()) == 0
+
+
+@pytest.mark.parametrize("wrong", [X, "model", lambda x: x, [nn.Linear(1, 1)]])
+def test_refresh_of_anything_else_is_an_error(wrong):
+    with pytest.raises(ArgumentError, match="expected a module, a compiled module, or None"):
+        refresh(wrong)
+
+
+@torch.no_grad()
+def test_graphs_share_what_they_derive_alike(runs):
+    model = Product().eval()
+    first, second = compiled(model), compiled(lambda x: model(x).relu())
+    check(first, model)
+    check(first, model, torch.randn(7, 32))  # another graph, of a dynamic batch
+    second(X)
+    assert counters["stats"]["unique_graphs"] == 3
+    assert len(runs) == 1
+    assert derived_memory() == SIZE
+    model.w.mul_(2)
+    check(first, model)
+    torch.testing.assert_close(second(X), model(X).relu())
+    assert len(runs) == 2
+    assert derived_memory() == SIZE
+
+
+@torch.no_grad()
+def test_a_changed_weight_frees_what_other_graphs_hold():
+    model = Product().eval()
+    first, second = compiled(model), compiled(lambda x: model(x).relu())
+    check(first, model)
+    second(X)
+    model.w.mul_(2)
+    check(first, model)
+    held = [o for o in gc.get_objects() if type(o) is derived._Snapshot and o.current]
+    assert sum(v.nbytes for s in held for v in s.current[1]) == SIZE
+
+
+@torch.no_grad()
+def test_models_that_take_turns_are_derived_once(runs):
+    models = [Product().eval() for _ in range(derived.KEPT)]
+    fn = compiled(lambda m, x: m(x))
+    for _ in range(3):
+        for model in models:
+            torch.testing.assert_close(fn(model, X), model(X))
+    assert len(runs) == len(models)
+    assert derived_memory() == SIZE * len(models)
+    models[1].scale.add_(1)
+    for model in models:
+        torch.testing.assert_close(fn(model, X), model(X))
+    assert len(runs) == len(models) + 1
+
+
+@torch.no_grad()
+def test_of_many_models_the_latest_are_kept():
+    models = [Product().eval() for _ in range(derived.KEPT + 2)]
+    fn = compiled(lambda m, x: m(x))
+    for _ in range(2):
+        for model in models:
+            torch.testing.assert_close(fn(model, X), model(X))
+    assert derived_memory() == SIZE * derived.KEPT
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("end", ["model", "graph"])
+def test_what_was_derived_goes_with_its_last_user(end):
+    model = Product().eval()
+    fns = [compiled(lambda m, x: m(x)), compiled(lambda m, x: m(x) + 1)]
+    for fn in fns:
+        fn(model, X)
+    assert derived_memory() == SIZE
+    if end == "model":
+        del model
+    else:
+        del fn, fns
+        torch.compiler.reset()
+        gc.collect()
+    assert derived_memory() == 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("limit", "left"), [(-1, 0), (2**14, 0), (2**13, 1), (2**13 - 1, 2)])
+def test_the_bound_leaves_work_in_the_graph(limit, left):
+    model = Mlp().eval()  # two packed weights of 2**13 bytes
+    fn = compiled(model, weight_prologue_bytes=limit)
+    check(fn, model)
+    model.up.weight.mul_(2)
+    check(fn, model)
+    assert derived_memory() == (2 - left) * 2**13
+    beyond = [reason for reason in events("missed") if "weight_prologue_bytes" in reason]
+    assert beyond == (
+        [f"{left} tensors are beyond weight_prologue_bytes={limit}: left in the graph"]
+        if left
+        else []
+    )
+
+
+@torch.no_grad()
+def test_the_bound_holds_for_what_is_not_packed():
+    model = nn.Sequential(Product(), Product()).eval()
+    fn = compiled(model, weight_prologue_bytes=SIZE)
+    check(fn, model)
+    assert derived_memory() == SIZE
+    assert events("hoisted") == ["1 tensors, 0.0 MiB, of 2 weights"]
+
+
+# Each of these is seen by one part of the check alone.
+
+
+@torch.no_grad()
+def test_another_tensor_with_the_same_memory_and_version():
+    model = Product().eval()
+    fn = compiled(model)
+    old = model.w
+    check(fn, model)
+    model.w = nn.Parameter(old.data)
+    assert model.w._version == old._version
+    old.mul_(2)
+    check(fn, model)
+    model.w = nn.Parameter(old.data)
+    check(fn, model)
+
+
+@torch.no_grad()
+def test_another_tensor_with_the_same_identity_memory_and_version():
+    model = Product().eval()
+    model.w = nn.Parameter(model.w.data)
+    fn = compiled(model)
+    reused = 0
+    for _ in range(50):
+        check(fn, model)
+        seen = id(model.w), model.w._version
+        memory = model.w.data
+        memory.mul_(-1)
+        model.w = None
+        model.w = nn.Parameter(memory)
+        reused += seen == (id(model.w), model.w._version)
+        check(fn, model)
+    assert reused, "else this test shows nothing"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["tensors", "module.to", "load_state_dict"])
+def test_tensors_can_still_be_swapped(how):
+    model, other = Product().eval(), Product().eval()
+    fn = compiled(model)
+    check(fn, model)
+    torch.__future__.set_swap_module_params_on_conversion(how != "tensors")
+    try:
+        if how == "tensors":
+            torch.utils.swap_tensors(model.w, other.w)
+        elif how == "module.to":
+            model.to(torch.float64).to(torch.float32)
+        else:
+            model.load_state_dict(other.state_dict())
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    check(fn, model)
+    model.w.mul_(2)
+    check(fn, model)
+
+
+@torch.no_grad()
+def test_weights_are_saved_and_copied_without_us(tmp_path):
+    model = Product().eval()
+    check(compiled(model), model)
+    torch.save(model.w, tmp_path / "w")
+    assert torch.equal(torch.load(tmp_path / "w", weights_only=True), model.w)
+    torch.save(model.state_dict(), tmp_path / "state")
+    torch.load(tmp_path / "state", weights_only=True)
+    assert b"ipex" not in (tmp_path / "state").read_bytes()
+    assert torch.equal(copy.deepcopy(model).w, model.w)
+
+
+@torch.no_grad()
+def test_another_place_in_the_same_storage():
+    model, both = Product().eval(), torch.randn(2, 32, 32)
+    model.w.data = both[0]
+    fn = compiled(model)
+    check(fn, model)
+    version = model.w._version
+    model.w.data = both[1]
+    assert model.w._version == version
+    check(fn, model)
+
+
+@torch.no_grad()
+def test_another_storage_at_the_same_address():
+    model = Product().eval()
+    fn = compiled(model)
+    check(fn, model)
+    address, version, reused = model.w.data_ptr(), model.w._version, 0
+    for _ in range(50):
+        model.w.data = torch.empty(1)
+        model.w.data = torch.randn(32, 32)
+        reused += model.w.data_ptr() == address
+        check(fn, model)
+        address = model.w.data_ptr()
+    assert model.w._version == version
+    assert reused, "else this test shows nothing"
+
+
+@pytest.mark.skipif(
+    compat.torch_minor() == (2, 11),
+    reason="does not guard on strides of parameters: Inductor's own code raises as well",
+)
+@torch.no_grad()
+def test_other_strides_of_the_same_memory():
+    model = Product().eval()
+    fn = compiled(model)
+    check(fn, model)
+    model.w.data = model.w.data.t()
+    check(fn, model)
+
+
+def captured(op, *args):
+    """What a graph under capture keeps of one op on its only weight."""
+    step = program.Step(op, args, ())
+    return derived.DerivedWeights([program.Program((0,), ("",), (step,), (program.Ref(1),))], True)
+
+
+@torch.no_grad()
+def test_captured_results_keep_their_addresses():
+    w = nn.Parameter(torch.randn(8))
+    kept = captured("aten::add.Tensor", program.Ref(0), program.Ref(0))
+    (first,) = kept.of([w])
+    for write in (lambda: w.mul_(2), lambda: w.data.mul_(2), lambda: setattr(w, "data", w + 1)):
+        write()
+        refresh()
+        (now,) = kept.of([w])
+        assert now is first
+        torch.testing.assert_close(now, w + w)
+    with torch.inference_mode():
+        w.data.mul_(2)
+        refresh()
+        assert kept.of([w])[0] is first
+    torch.testing.assert_close(first, w + w)
+
+
+@torch.no_grad()
+def test_captured_results_never_overwrite_a_weight():
+    w = nn.Parameter(torch.randn(8))
+    kept = captured("aten::view", program.Ref(0), [8])
+    kept.of([w])
+    old, copy = w.data, w.detach().clone()
+    w.data = torch.randn(8)
+    torch.testing.assert_close(kept.of([w])[0], w.detach())
+    torch.testing.assert_close(old, copy)
+
+
+@torch.no_grad()
+def test_eval_dropout_vanishes_and_constants_propagate():
+    """Inductor's work, which must survive ours: no random number, one constant."""
+    model = nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.5), nn.Dropout1d(0.5)).eval()
+    fn = compiled(lambda x: model(x) * (torch.ones(32) * 2 + 1))
+    (code,) = code_of(fn, X)
+    assert not re.search("rand_cpu|seed|bernoulli", code)
+    assert "static_cast<float>(3.0)" in code
+    assert re.search("rand_cpu|seed|bernoulli", code_of(compiled(nn.Dropout(0.5)), X)[0])
+    torch.testing.assert_close(fn(X), F.linear(X, model[0].weight, model[0].bias) * 3)
