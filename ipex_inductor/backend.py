@@ -16,6 +16,7 @@ from ipex_inductor.errors import DeviceError, PassError
 from ipex_inductor.target import current
 
 log = report.log
+compat.register_log()
 
 
 def compile_graph(

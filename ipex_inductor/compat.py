@@ -106,6 +106,17 @@ def reload_graph(graph: Any, constants: Any) -> Any:
     return loaded
 
 
+def register_log() -> None:
+    """Make `ipex` a short name of our log in `torch._logging.set_logs(modules={"ipex": level})`.
+
+    TORCH_LOGS is parsed while torch is imported, before us, and takes a name it does not know for
+    a module's: `TORCH_LOGS="+ipex_inductor"`.
+    """
+    from torch._logging._internal import register_log as register
+
+    register("ipex", "ipex_inductor")
+
+
 @contextlib.contextmanager
 def graph_caches_off() -> Iterator[None]:
     """What is compiled inside runs all passes and leaves nothing in Inductor's graph caches."""
@@ -131,12 +142,11 @@ def dynamo_unchanged() -> Iterator[list[Any]]:
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
     from torch._dynamo import config
     from torch._dynamo.convert_frame import register_bytecode_hook
-    from torch._dynamo.output_graph import graph_break_reasons
-    from torch._dynamo.utils import counters
+    from torch._dynamo.utils import counters, graph_break_reasons
 
     first: dict[int, tuple[Any, bool]] = {}  # code, and whether it had been compiled before
 
-    def note(code: Any, _: Any) -> None:
+    def note(code: Any, new_code: Any) -> None:
         first.setdefault(id(code), (code, bool(_debug_get_cache_entry_list(code))))
 
     counts = {kind: group.copy() for kind, group in counters.items()}

@@ -8,7 +8,7 @@ import json
 import re
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from ipex_inductor import __version__, compat, report
 from ipex_inductor.backend import compile_graph
+from ipex_inductor.errors import IpexError
 from ipex_inductor.report import KINDS, Event, GraphReport
 
 COLORS = {"fallback": "red", "fired": "green", "hoisted": "green", "missed": "yellow"}
@@ -34,6 +35,7 @@ KERNEL = re.compile(
     r"|((?:cpp|triton)_\w+?)(?:\.run)?)\(",
     re.MULTILINE,
 )
+RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")  # Dynamo's name of the rest of a frame
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def explain(
     """
     seen: list[GraphReport] = []
     written = [*_buffers(model), *_tensors((inputs, kwargs))]
-    with compat.dynamo_unchanged() as breaks, _unchanged(written), compat.graph_caches_off():
+    with compat.dynamo_unchanged() as breaks, unchanged(written), compat.graph_caches_off():
         compiled(model, seen, **(compile_args or {}))(*inputs, **kwargs)
     return Explanation(
         _title(model, compile_args or {}),
@@ -183,11 +185,20 @@ def compiled(
     options = dict(compile_args.pop("options", None) or {})
     mode = compile_args.pop("mode", None)  # torch.compile takes one of the two
     options |= {"mode": mode} if mode else {}
-    return torch.compile(call, backend=backend, options=options, **compile_args)
+    run = torch.compile(call, backend=backend, options=options, **compile_args)
+
+    def with_own_errors(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except Exception as error:  # Dynamo wraps what a backend raises
+            inner = getattr(error, "inner_exception", None)
+            raise (inner if isinstance(inner, IpexError) else error) from None
+
+    return with_own_errors
 
 
 @contextlib.contextmanager
-def _unchanged(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+def unchanged(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """These tensors have their values back afterwards, and torch its random state."""
     saved = [(t, None if t.is_inference() else t._version, t.detach().clone()) for t in tensors]
     devices = sorted({t.device.index or 0 for t in tensors if t.is_cuda})
@@ -222,8 +233,8 @@ def _explain_graph(seen: GraphReport) -> GraphExplanation:
     for event in seen.events:
         groups.setdefault((event.kind, event.subject, event.reason), []).append(event.where)
     rows = [
-        Row(kind, subject, len(lines), reason, tuple(dict.fromkeys(map(_place, filter(None, lines)))))
-        for (kind, subject, reason), lines in groups.items()
+        Row(kind, subject, len(frames), reason, _places(frames))
+        for (kind, subject, reason), frames in groups.items()
     ]
     rows.sort(key=lambda row: list(KINDS).index(row.kind))
     return GraphExplanation(tuple(rows), dict(kernels), stages)
@@ -231,19 +242,28 @@ def _explain_graph(seen: GraphReport) -> GraphExplanation:
 
 def _explain_break(found: Any) -> Break:
     reason, _, details = str(found.reason).partition("\n")
+    if reason.startswith("generic_jump"):
+        reason = f"a branch on the value of a tensor ({reason})"
     frame = found.user_stack[-1] if found.user_stack else None
     where = f'File "{frame.filename}", line {frame.lineno}, in {frame.name}' if frame else ""
     return Break(reason, _place(where), "\n".join(map(str.strip, details.strip().splitlines())))
 
 
+def _places(frames: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_place(frame) for frame in frames if frame))
+
+
 def _place(frame: str) -> str:
-    """`File "/here/model.py", line 7, in forward` as `model.py:7 in forward`."""
+    """`File "/here/model.py", line 7, in forward` as `model.py:7 in forward`.
+
+    What is installed is named from its package on.
+    """
     match = re.match(r'File "(.+)", line (\d+), in (.+)', frame)
     if match is None:
         return frame
-    path, here = Path(match[1]), Path.cwd()
-    shown = path.relative_to(here) if path.is_relative_to(here) else path
-    return f"{shown}:{match[2]} in {match[3]}"
+    path, here = match[1].rpartition("/site-packages/")[2], f"{Path.cwd()}/"
+    function = RESUMED.sub(r"\1", match[3])
+    return f"{path.removeprefix(here)}:{match[2]} in {function}"
 
 
 def _diff(before: str, after: str) -> list[Change]:
@@ -297,9 +317,7 @@ def _break_table(breaks: Sequence[Break]) -> Table:
 
 
 def _table(title: str, *heads: str) -> Table:
-    table = Table(
-        title=Text(title, "bold"), title_justify="left", box=SIMPLE_HEAD, show_edge=False
-    )
+    table = Table(title=Text(title, "bold"), title_justify="left", box=SIMPLE_HEAD, show_edge=False)
     for head in heads:
         table.add_column(head, overflow="fold", justify="right" if head == "n" else "left")
     return table

@@ -80,7 +80,7 @@ class GraphReport:
 
     def publish(self) -> None:
         """Say the summary in the log, and all of it as a structured trace event (for tlparse)."""
-        from torch._logging import trace_structured
+        from torch._logging._internal import trace_structured
 
         log.info("%s", self.summary())
         trace_structured(
