@@ -74,6 +74,7 @@ class GraphExplanation:
     Stages: "traced" as AOT autograd gave it, "rewritten" by the rules, "compiled" by Inductor.
     """
 
+    summary: str
     rows: tuple[Row, ...]
     kernels: Mapping[str, int]
     stages: Mapping[str, str]
@@ -237,7 +238,7 @@ def _explain_graph(seen: GraphReport) -> GraphExplanation:
         for (kind, subject, reason), frames in groups.items()
     ]
     rows.sort(key=lambda row: list(KINDS).index(row.kind))
-    return GraphExplanation(tuple(rows), dict(kernels), stages)
+    return GraphExplanation(seen.summary(), tuple(rows), dict(kernels), stages)
 
 
 def _explain_break(found: Any) -> Break:
@@ -302,7 +303,7 @@ def _shown(title: str, graph: GraphExplanation) -> Iterator[Any]:
             table.add_row(Text(row.kind, color), *map(Text, cells))
         yield table
     else:
-        yield Text(f"{title}: nothing of ours to do", "italic")
+        yield Text(f"{title}: {graph.summary}", "italic")
     if graph.kernels:
         each = (name + f" x{n}" * (n > 1) for name, n in graph.kernels.items())
         yield Text(f"kernels: {', '.join(each)}")

@@ -69,7 +69,7 @@ class GraphReport:
     def summary(self) -> str:
         """One line: how often each thing happened."""
         if not self.source and not self.count("fallback"):
-            return "out of a graph cache: not known what was decided when it was compiled"
+            return "nothing is known: it came out of a graph cache, or joint graph passes are off"
         parts = []
         for kind in KINDS:
             counts = self.count(kind)

@@ -33,7 +33,7 @@ def search(run: Callable[[Parts], Outcome], everything: Parts) -> Finding:
     """Find all culprits among `everything`; `run` gets the parts that are off.
 
     A part may take part only where another one is off, so what is found is switched off and all
-    the rest tried again until the result is right. About log2(parts) runs a culprit.
+    the rest tried again until the result is right: at most 2 log2(parts) runs a culprit.
     """
     run = functools.cache(run)
     first = run(frozenset())
