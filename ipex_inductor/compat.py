@@ -168,9 +168,11 @@ def dynamo_unchanged() -> Iterator[list[Any]]:
         for code, compiled_before in first.values():
             if not compiled_before:
                 reset_code(code)
-        for kind in list(counters):
+        for kind in counters.keys() - counts.keys():
+            del counters[kind]
+        for kind, group in counts.items():
             counters[kind].clear()
-            counters[kind].update(counts.get(kind, {}))
+            counters[kind].update(group)
 
 
 def static_inputs() -> list[int]:

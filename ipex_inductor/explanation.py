@@ -160,7 +160,7 @@ def explain(
     return Explanation(
         _title(model, compile_args or {}),
         tuple(map(_explain_graph, seen)),
-        tuple(dict.fromkeys(map(_explain_break, breaks))),
+        _explain_breaks(breaks),
     )
 
 
@@ -241,6 +241,14 @@ def _explain_graph(seen: GraphReport) -> GraphExplanation:
     return GraphExplanation(seen.summary(), tuple(rows), dict(kernels), stages)
 
 
+def _explain_breaks(found: Iterable[Any]) -> tuple[Break, ...]:
+    """One a place: Dynamo says it again for each frame that the place was inlined into."""
+    places: dict[str, Break] = {}
+    for each in map(_explain_break, found):
+        places.setdefault(each.where, each)
+    return tuple(places.values())
+
+
 def _explain_break(found: Any) -> Break:
     reason, _, details = str(found.reason).partition("\n")
     if reason.startswith("generic_jump"):
@@ -313,7 +321,8 @@ def _shown(title: str, graph: GraphExplanation) -> Iterator[Any]:
 def _break_table(breaks: Sequence[Break]) -> Table:
     table = _table("graph breaks", "why", "where")
     for found in breaks:
-        table.add_row(*map(Text, (found.reason, found.where)))
+        why = f"{found.reason}\n{found.details.partition(chr(10))[0]}".rstrip()
+        table.add_row(Text(why), Text(found.where))
     return table
 
 

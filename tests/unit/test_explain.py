@@ -52,14 +52,19 @@ def graph_report():
 
 @pytest.fixture
 def explained():
-    graphs = (explanation._explain_graph(graph_report()), explanation._explain_graph(GraphReport(source="passes")))
+    graphs = (
+        explanation._explain_graph(graph_report()),
+        explanation._explain_graph(GraphReport(source="passes")),
+    )
     breaks = (Break("a <b> branch", "model.py:7 in forward", "Explanation: & more"),)
     return Explanation("Net<T>", graphs, breaks)
 
 
 def test_table(explained):
     table = re.sub("─+", "---", str(explained))  # expecttest writes ASCII only
-    assert_expected_inline(table, """\
+    assert_expected_inline(
+        table,
+        """\
 Net<T>
 
 graph 0
@@ -81,7 +86,8 @@ graph 1: nothing of ours to do
 graph breaks
  why            where
 ---
- a <b> branch   model.py:7 in forward""")
+ a <b> branch   model.py:7 in forward""",
+    )
 
 
 def test_nothing_compiled_is_said():
@@ -170,12 +176,15 @@ def test_graph_text_has_names_types_and_calls():
         return torch.stack([x, x.relu()]).sum(0, keepdim=True)
 
     graph = make_fx(fn, tracing_mode="fake")(torch.ones(2, 3, dtype=torch.bfloat16)).graph
-    assert_expected_inline(report.graph_text(graph), """\
+    assert_expected_inline(
+        report.graph_text(graph),
+        """\
 x_1: bfloat16[2, 3] = input
 relu: bfloat16[2, 3] = aten.relu.default(x_1)
 stack: bfloat16[2, 2, 3] = aten.stack.default([x_1, relu])
 sum_1: bfloat16[1, 2, 3] = aten.sum.dim_IntList(stack, [0], True)
-return sum_1""")
+return sum_1""",
+    )
 
 
 PLACES = {
