@@ -84,9 +84,10 @@ triton_poi_fused_add_1
 graph 1: nothing of ours to do
 
 graph breaks
- why            where
+ why                   where
 ---
- a <b> branch   model.py:7 in forward""",
+ a <b> branch          model.py:7 in forward
+ Explanation: & more""",
     )
 
 
@@ -261,9 +262,9 @@ def test_captured_reports_keep_graphs_and_are_not_remembered():
 
 
 def test_decisions_are_logged_at_debug_and_the_summary_at_info(caplog):
-    with caplog.at_level(logging.DEBUG, "ipex_inductor"):
-        with report.about(GraphReport(source="passes")) as found:
-            found.add("missed", "linear+gelu", "a size is zero", "model.py:3")
+    debug = caplog.at_level(logging.DEBUG, "ipex_inductor")
+    with debug, report.about(GraphReport(source="passes")) as found:
+        found.add("missed", "linear+gelu", "a size is zero", "model.py:3")
     ours = [r for r in caplog.records if r.name == "ipex_inductor"]
     said = [(r.levelname, r.getMessage()) for r in ours]
     assert said == [
