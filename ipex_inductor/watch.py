@@ -30,7 +30,7 @@ def compiled(
     def call(*args: Any, **kwargs: Any) -> Any:
         return inner(*args, **kwargs)
 
-    call.__code__ = call.__code__.replace()  # Dynamo keeps what it compiles with the code object
+    call.__code__ = call.__code__.replace()  # what Dynamo compiles, and looks up, it keeps there
     options = dict(compile_args.pop("options", None) or {})
     mode = compile_args.pop("mode", None)  # torch.compile takes one of the two
     options |= {"mode": mode} if mode else {}
