@@ -41,7 +41,7 @@ def bisect(
     inputs). Exit code 0: found, 1: nothing of ours is wrong, 2: it cannot be run.
     """
     module, inputs = load_model(model, dtype, batch, device)
-    from ipex_inductor.cli.bisect_runs import EVERYTHING, Trial
+    from ipex_inductor.cli.bisect_runs import PARTS, Trial
 
     progress = Console(stderr=True)
     trial = Trial(module, inputs, mode, lambda text: progress.print(Text(text, "dim")))
@@ -49,7 +49,7 @@ def bisect(
     if slow:
         finding, ratios = trial.find_slow(percent, seconds)
     else:
-        finding = search(trial.check, EVERYTHING)
+        finding = search(trial.check, PARTS)
     if as_json:
         typer.echo(json.dumps(facts(finding, ratios), indent=2))
     else:

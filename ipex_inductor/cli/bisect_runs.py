@@ -7,7 +7,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ipex_inductor import compat
-from ipex_inductor.cli.bisect_search import Finding, Outcome, Parts
+from ipex_inductor.cli.bisect_search import REST, Finding, Outcome, Parts
 from ipex_inductor.cli.demo_measure import fp64_output, time_rounds
 from ipex_inductor.errors import IpexError
 from ipex_inductor.passes.joint import RULE_NAMES
@@ -15,7 +15,7 @@ from ipex_inductor.report import GraphReport
 from ipex_inductor.watch import compiled, unchanged
 
 PROLOGUE = "weight prologue"
-EVERYTHING = RULE_NAMES | {PROLOGUE}
+PARTS = RULE_NAMES | {PROLOGUE}
 TOGETHER = "all of them together"
 
 # As torch's own benchmarks have it; with an fp64 reference it bounds the distance from that.
@@ -28,7 +28,7 @@ def options_without(off: Parts) -> dict[str, Any]:
     """The options of `torch.compile` that switch these parts off."""
     rules = sorted(off - {PROLOGUE})
     options: dict[str, Any] = {"rules": ",".join(f"-{name}" for name in rules)} if rules else {}
-    return options | ({"weight_prologue": False} if PROLOGUE in off else {})
+    return options | ({"weight_prologue": False} if {PROLOGUE, REST} & off else {})
 
 
 class Trial:
@@ -41,7 +41,7 @@ class Trial:
         self._eager: Any = None
         self._truth: Any = None
 
-    def check(self, off: Parts) -> Outcome:
+    def check(self, off: Parts | None) -> Outcome:
         """Whether the result is wrong, by the rule of `torch._dynamo.utils.same`."""
         self._say(_without(off))
         if self._eager is None:
@@ -68,8 +68,8 @@ class Trial:
         torch.compiler.reset()
         self._say(_without(Parts()))
         self._compile(Parts(), seen)
-        candidates = {part: Parts({part}) for part in sorted(_fired(seen))}
-        candidates |= {TOGETHER: EVERYTHING}
+        candidates: dict[str, Parts | None] = {p: Parts({p}) for p in sorted(_fired(seen))}
+        candidates |= {TOGETHER: None}
         ratios = {name: self._slowdown(off, seconds) for name, off in candidates.items()}
         limit = 1 + percent / 100
         for name in (name for name, ratio in ratios.items() if ratio > limit):
@@ -82,7 +82,7 @@ class Trial:
         detail = "; ".join(f"{name} costs {ratios[name] - 1:.0%}" for name in single or slow)
         return Finding("found", culprits, Parts(p for c in culprits for p in c), detail), ratios
 
-    def _slowdown(self, off: Parts, seconds: float) -> float:
+    def _slowdown(self, off: Parts | None, seconds: float) -> float:
         """Time with everything on over time without `off`."""
         self._say(f"timing {_without(off)}")
         torch.compiler.reset()
@@ -93,9 +93,15 @@ class Trial:
             times = time_rounds(calls, seconds, tensors[0].device)
         return float(times["whole"]["min_ms"] / times["less"]["min_ms"])
 
-    def _compile(self, off: Parts, seen: list[GraphReport]) -> tuple[Callable[..., Any], Any]:
-        """The compiled model and the result of its first call."""
-        run = compiled(self._model, seen, mode=self._mode, options=options_without(off))
+    def _compile(
+        self, off: Parts | None, seen: list[GraphReport]
+    ) -> tuple[Callable[..., Any], Any]:
+        """The compiled model and the result of its first call; None for plain Inductor."""
+        run: Callable[..., Any]
+        if off is None:
+            run = torch.compile(self._model, mode=self._mode)
+        else:
+            run = compiled(self._model, seen, mode=self._mode, options=options_without(off))
         with compat.graph_caches_off():
             return run, self._call(run)
 
@@ -139,13 +145,15 @@ def difference(eager: Any, got: Any, truth: Any) -> str | None:
 def _fired(seen: list[GraphReport]) -> Parts:
     """The rules that fired, and the weight prologue where there was one."""
     events = (e for graph in seen for e in graph.events if e.kind in ("fired", "hoisted"))
-    return Parts(e.subject for e in events) & EVERYTHING
+    return Parts(e.subject for e in events) & PARTS
 
 
-def _without(off: Parts) -> str:
-    on = EVERYTHING - off
-    if not on:
+def _without(off: Parts | None) -> str:
+    if off is None:
         return "plain Inductor"
+    on = PARTS - off
+    if not on:
+        return "without any rule or the weight prologue"
     if len(on) < len(off):
         return f"with {', '.join(sorted(on))} only"
     return f"without {', '.join(sorted(off))}" if off else "with everything on"

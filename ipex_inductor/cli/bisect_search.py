@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 Parts = frozenset[str]
 
+REST = "*"  # all that is done with every named part off, and not by plain Inductor
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -18,7 +20,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Finding:
-    """`status` is "found", "fine" (nothing is wrong) or "not ours" (wrong with all parts off).
+    """`status` is "found", "fine" (nothing is wrong) or "not ours" (plain Inductor is wrong too).
 
     Each of `culprits` is a minimal set that is bad together; with `off` left out all is well.
     """
@@ -29,29 +31,31 @@ class Finding:
     detail: str = ""
 
 
-def search(run: Callable[[Parts], Outcome], everything: Parts) -> Finding:
-    """Find all culprits among `everything`; `run` gets the parts that are off.
+def search(run: Callable[[Parts | None], Outcome], parts: Parts) -> Finding:
+    """Find all culprits among `parts`; `run` gets those that are off, None for plain Inductor.
 
     A part may take part only where another one is off, so what is found is switched off and all
     the rest tried again until the result is right: at most 2 log2(parts) runs a culprit.
     """
     run = functools.cache(run)
-    first = run(frozenset())
+    first = run(Parts())
     if not first.bad:
         return Finding("fine")
-    plain = run(everything)
+    plain = run(None)
     if plain.bad:
         return Finding("not ours", detail=plain.detail)
+    if run(parts).bad:
+        return Finding("found", ((REST,),), Parts({REST}), first.detail)
 
     def bad(on: Parts) -> bool:
-        return run(everything - on).bad
+        return run(parts - on).bad
 
-    off: Parts = frozenset()
+    off = Parts()
     culprits = []
     while (outcome := run(off)).bad:
         suspects = sorted(outcome.fired - off)
-        if not bad(frozenset(suspects)):
-            suspects = sorted(everything - off)
+        if not bad(Parts(suspects)):
+            suspects = sorted(parts - off)
         guilty = minimal(suspects, bad)
         culprits.append(tuple(guilty))
         off |= {guilty[0]}
@@ -70,8 +74,8 @@ def minimal(parts: Sequence[str], bad: Callable[[Parts], bool]) -> list[str]:
         if len(rest) == 1:
             return list(rest)
         left, right = rest[: len(rest) // 2], rest[len(rest) // 2 :]
-        of_right = needed(given | frozenset(left), True, right)
-        of_left = needed(given | frozenset(of_right), bool(of_right), left)
+        of_right = needed(given | Parts(left), True, right)
+        of_left = needed(given | Parts(of_right), bool(of_right), left)
         return of_left + of_right
 
-    return needed(frozenset(), False, parts)
+    return needed(Parts(), False, parts)

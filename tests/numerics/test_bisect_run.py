@@ -10,8 +10,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 from ipex_inductor.cli import app, bisect_runs
-from ipex_inductor.cli.bisect_runs import EVERYTHING, PROLOGUE, Trial
-from ipex_inductor.cli.bisect_search import search
+from ipex_inductor.cli.bisect_runs import PARTS, PROLOGUE, Trial
+from ipex_inductor.cli.bisect_search import REST, search
 from ipex_inductor.passes import joint
 from ipex_inductor.passes.program import Program
 
@@ -40,22 +40,22 @@ def plant(monkeypatch, name, wrong):
     monkeypatch.setattr(joint, "RULES", tuple(rules))
 
 
-def relu_instead(x, weight, bias):
-    return torch.ops.ipex.linear(x, weight, bias, "relu", False)
+def relu_instead(x, weight, bias=None):
+    return F.relu(F.linear(x, weight, bias))
 
 
-def no_bias(x, weight, bias):
-    return torch.ops.ipex.linear(x, weight, None, "silu", False)
+def no_bias(x, weight, bias=None):
+    return F.silu(F.linear(x, weight))
 
 
-def slow_gelu(x, weight, bias):
-    y = torch.ops.ipex.linear(x, weight, bias, "gelu", False)
+def slow_gelu(x, weight, bias=None):
+    y = F.gelu(F.linear(x, weight, bias))
     return y + 1e-30 * torch.linalg.matrix_exp(x.mT @ x / x.numel()).sum()
 
 
 def find(model, x):
     trial = Trial(model.eval(), (x,), None, lambda text: None)
-    return search(trial.check, EVERYTHING)
+    return search(trial.check, PARTS)
 
 
 X = torch.randn(4, 32)
@@ -92,13 +92,23 @@ def test_a_wrong_prologue_is_found(monkeypatch):
     assert PROLOGUE in finding.culprits[0]
 
 
+def test_a_fault_of_what_has_no_name_is_told_from_those_of_the_rules(monkeypatch):
+    def wrong(rules, graph, *rest):
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default):
+            node.replace_all_uses_with(node.args[0])
+
+    monkeypatch.setattr(joint, "apply_rules", wrong)
+    finding = find(Net(), X)
+    assert finding.culprits == ((REST,),)
+
+
 def test_a_rule_whose_code_raises_is_found(monkeypatch):
     @torch.library.custom_op("ipex_test::raises", mutates_args=())
     def raises(x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("planted")
 
     raises.register_fake(torch.empty_like)
-    plant(monkeypatch, "linear+gelu", lambda x, w, b: raises(F.linear(x, w, b)))
+    plant(monkeypatch, "linear+gelu", lambda x, weight, bias=None: raises(F.linear(x, weight)))
     finding = find(Net(), X)
     assert finding.culprits == (("linear+gelu",),)
     assert "planted" in finding.detail

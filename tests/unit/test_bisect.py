@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from ipex_inductor.cli import app, bisect_runs
-from ipex_inductor.cli.bisect_search import Finding, Outcome, Parts, minimal, search
+from ipex_inductor.cli.bisect_search import REST, Finding, Outcome, Parts, minimal, search
 
 NAMES = [f"rule{i}" for i in range(24)]
 EVERYTHING = Parts(NAMES)
+FINE = Outcome(False)
 
 
 @given(st.sets(st.sampled_from(NAMES), min_size=1))
@@ -34,6 +35,8 @@ def test_one_of_24_takes_at_most_10_runs(guilty):
 @given(st.lists(st.sets(st.sampled_from(NAMES), min_size=1, max_size=3), min_size=1, max_size=4))
 def test_all_culprits_are_found_and_switching_off_the_named_ones_is_enough(faults):
     def run(off):
+        if off is None:
+            return FINE
         on = EVERYTHING - off
         return Outcome(any(fault <= on for fault in faults), on)
 
@@ -49,6 +52,8 @@ def test_a_part_that_comes_in_only_for_another_is_found_too():
     """conv2d+add+relu off: conv2d+add fires in its place."""
 
     def run(off):
+        if off is None:
+            return FINE
         fires = "long" if "long" not in off else "short"
         return Outcome(fires not in off, Parts({fires, "innocent"}) - off)
 
@@ -58,7 +63,10 @@ def test_a_part_that_comes_in_only_for_another_is_found_too():
 
 
 def test_a_part_that_never_says_it_takes_part_is_found_too():
-    finding = search(lambda off: Outcome("quiet" not in off, Parts()), Parts({"quiet", "loud"}))
+    def run(off):
+        return FINE if off is None else Outcome("quiet" not in off)
+
+    finding = search(run, Parts({"quiet", "loud"}))
     assert finding.culprits == (("quiet",),)
 
 
@@ -66,6 +74,8 @@ def test_only_what_took_part_is_suspected():
     tried = []
 
     def run(off):
+        if off is None:
+            return FINE
         tried.append(EVERYTHING - off)
         return Outcome("rule3" not in off, Parts({"rule3", "rule7"}) - off, "off by one")
 
@@ -80,9 +90,14 @@ def test_nothing_wrong_takes_one_run():
     assert runs == [Parts()]
 
 
-def test_wrong_with_everything_off_is_not_ours():
-    finding = search(lambda off: Outcome(True, EVERYTHING - off, "nan"), EVERYTHING)
+def test_wrong_in_plain_inductor_too_is_not_ours():
+    finding = search(lambda off: Outcome(True, detail="nan"), EVERYTHING)
     assert (finding.status, finding.culprits, finding.detail) == ("not ours", (), "nan")
+
+
+def test_what_is_wrong_with_every_part_off_but_not_in_inductor_is_the_rest():
+    finding = search(lambda off: Outcome(off is not None, EVERYTHING), EVERYTHING)
+    assert (finding.culprits, finding.off) == (((REST,),), {REST})
 
 
 OPTIONS = {
@@ -90,6 +105,7 @@ OPTIONS = {
     ("linear+gelu",): {"rules": "-linear+gelu"},
     ("linear+relu", "linear+gelu"): {"rules": "-linear+gelu,-linear+relu"},
     ("weight prologue",): {"weight_prologue": False},
+    (REST,): {"rules": "-*", "weight_prologue": False},
     ("weight prologue", "linear+gelu"): {"rules": "-linear+gelu", "weight_prologue": False},
 }
 
@@ -118,8 +134,14 @@ def invoke(tmp_path, monkeypatch):
     return run
 
 
+def together(*names):
+    """Bad where all of these are on."""
+    pair = Parts(names)
+    return lambda off: Outcome(off is not None and not pair & off, pair, "too large")
+
+
 def test_found_is_exit_code_0_and_names_the_option(invoke):
-    done = invoke(outcome=lambda off: Outcome("linear+gelu" not in off, detail="too large"))
+    done = invoke(outcome=together("linear+gelu"))
     assert done.exit_code == 0, done.output
     assert "Culprit: linear+gelu" in done.output
     assert "options={'rules': '-linear+gelu'}" in done.output
@@ -127,8 +149,7 @@ def test_found_is_exit_code_0_and_names_the_option(invoke):
 
 
 def test_parts_that_are_bad_together_are_named_together(invoke):
-    pair = {"linear+gelu", "weight prologue"}
-    done = invoke("--json", outcome=lambda off: Outcome(not pair & off, Parts(pair)))
+    done = invoke("--json", outcome=together("linear+gelu", "weight prologue"))
     told = json.loads(done.stdout)
     assert told["culprits"] == [["linear+gelu", "weight prologue"]]
     assert told["options"] == {"rules": "-linear+gelu"}
