@@ -16,6 +16,7 @@ from ipex_inductor.errors import DeviceError, PassError
 from ipex_inductor.target import current
 
 log = report.log
+compat.register_log()
 
 
 def compile_graph(
@@ -49,7 +50,8 @@ def compile_graph(
             raise compat.compiler_missing(error) or _find(error, PassError) or error from error
         compiled = _compile_plain(gm, example_inputs, config)  # raises what is the model's fault
         reason = _find(error, PassError) or f"{type(error).__name__}: {error}"
-        report.open_report().add("fallback", "plain Inductor", str(reason))
+        with report.about(report.open_report()) as graph_report:
+            graph_report.add("fallback", "plain Inductor", str(reason))
         return compiled
 
 
@@ -103,7 +105,7 @@ def _compile_ours(
         graph_report.add("missed", "weight prologue", "FSDP gathers the weights for each call")
     joint = patches.get("use_joint_graph_passes", torch._inductor.config.use_joint_graph_passes)
     # A split graph is saved whole by AOTAutogradCache; see passes/output_code.py.
-    with functorch_config.patch(bundled_autograd_cache=prologue):
+    with functorch_config.patch(bundled_autograd_cache=prologue), report.about(graph_report):
         return compile_fx(
             gm,
             example_inputs,
@@ -136,11 +138,17 @@ def _compile_inner(
             f"{type(error).__name__}: {error}",
             'Please report it; options={"weight_prologue": False} avoids it.',
         ) from error
+    graph_report.show("compiled", gm.graph)
     if parts is None:
-        return compat.compile_inner(gm, example_inputs, **kwargs)
-    kwargs["static_input_idxs"] = parts.static_input_idxs
-    inner = compat.compile_inner(parts.gm, parts.example_inputs, **kwargs)
-    return PrologueCode(inner, parts.programs, bool(kwargs.get("cudagraphs")))
+        inner = compat.compile_inner(gm, example_inputs, **kwargs)
+    else:
+        kwargs["static_input_idxs"] = parts.static_input_idxs
+        inner = compat.compile_inner(parts.gm, parts.example_inputs, **kwargs)
+    graph_report.show("code", getattr(inner, "source_code", ""))
+    if parts is None:
+        return inner
+    events = tuple(graph_report.events)
+    return PrologueCode(inner, parts.programs, bool(kwargs.get("cudagraphs")), events=events)
 
 
 def _inductor_options(config: CompileConfig) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Every difference between the torch versions we support, and the only reader of the version."""
 
+import contextlib
 import functools
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -103,6 +104,75 @@ def reload_graph(graph: Any, constants: Any) -> Any:
 
     loaded, _ = FxGraphCache.cache_hit_post_compile(graph, {}, constants)
     return loaded
+
+
+def register_log() -> None:
+    """Make `ipex` a short name of our log in `torch._logging.set_logs(modules={"ipex": level})`.
+
+    TORCH_LOGS is parsed while torch is imported, before us, and takes a name it does not know for
+    a module's: `TORCH_LOGS="+ipex_inductor"`.
+    """
+    from torch._logging._internal import register_log as register
+
+    register("ipex", "ipex_inductor")
+
+
+@contextlib.contextmanager
+def graph_caches_off() -> Iterator[None]:
+    """What is compiled inside runs all passes and leaves nothing in Inductor's graph caches."""
+    from torch._functorch import config as functorch_config
+    from torch._inductor import config
+
+    inductor: Any = config
+    remote = {"fx_graph_remote_cache": False}
+    with (
+        inductor.patch(fx_graph_cache=False, **remote),
+        functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def dynamo_unchanged() -> Iterator[list[Any]]:
+    """Dynamo forgets what it compiles inside: frames, counters, shapes seen, graph breaks.
+
+    The list is filled at the end with the graph breaks: each has a `reason` and a `user_stack`. A
+    frame that had been compiled before keeps its old entries, and the new ones behind them.
+    """
+    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
+    from torch._dynamo import config
+    from torch._dynamo.convert_frame import register_bytecode_hook
+    from torch._dynamo.utils import counters, graph_break_reasons
+
+    first: dict[int, tuple[Any, bool]] = {}  # code, and whether it had been compiled before
+
+    def note(code: Any, new_code: Any) -> None:
+        first.setdefault(id(code), (code, bool(_debug_get_cache_entry_list(code))))
+
+    counts = {kind: group.copy() for kind, group in counters.items()}
+    known = len(graph_break_reasons)
+    breaks: list[Any] = []
+    handle = register_bytecode_hook(note)
+    patches: dict[str, Any] = {
+        "automatic_dynamic_shapes": False,  # shapes met here must not make later ones symbolic
+        "recompile_limit": 1 << 16,
+        "accumulated_recompile_limit": 1 << 16,
+    }
+    try:
+        with config.patch(patches):
+            yield breaks
+    finally:
+        handle.remove()
+        breaks += graph_break_reasons[known:]
+        del graph_break_reasons[known:]
+        for code, compiled_before in first.values():
+            if not compiled_before:
+                reset_code(code)
+        for kind in counters.keys() - counts.keys():
+            del counters[kind]
+        for kind, group in counts.items():
+            counters[kind].clear()
+            counters[kind].update(group)
 
 
 def static_inputs() -> list[int]:

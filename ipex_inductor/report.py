@@ -3,16 +3,30 @@
 import logging
 import threading
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 log = logging.getLogger("ipex_inductor")
 
 KEPT = 256  # graphs whose decisions are remembered
 
+# What an event can be, in the order they are shown.
+KINDS = {
+    "fallback": "given up: plain Inductor compiled the graph",
+    "fired": "a rule or a fold rewrote the graph",
+    "hoisted": "work on weights alone, run once and not in every call",
+    "choice": "the kernel that was chosen",
+    "left": "left to Inductor, which was measured to do it as well",
+    "missed": "looked at and refused",
+}
+
 
 @dataclass(frozen=True)
 class Event:
-    """One decision: `kind` is "fired", "missed", "hoisted" or "fallback"."""
+    """One decision: `kind` is a key of `KINDS`, `where` the user's line."""
 
     kind: str
     subject: str
@@ -22,15 +36,22 @@ class Event:
 
 @dataclass
 class GraphReport:
-    """The decisions about one graph, in the order they were taken."""
+    """The decisions about one graph, in the order they were taken.
+
+    `source` is "passes" where they ran here, "cache" where the events came with an entry of a graph
+    cache, and "" where an entry had none. `stages`: the graph as text, only if `explain` asked.
+    """
 
     events: list[Event] = field(default_factory=list)
+    source: str = ""
+    stages: dict[str, str] | None = None
 
     def add(self, kind: str, subject: str, reason: str = "", where: str = "") -> None:
         """Note one decision; a fallback is also said once in the log."""
         self.events.append(Event(kind, subject, reason, where))
         level = logging.WARNING if kind == "fallback" else logging.DEBUG
-        log.log(level, "%s: %s%s", kind, subject, f" ({reason})" if reason else "")
+        text = f"{kind}: {subject}" + f" ({reason})" * bool(reason) + f" at {where}" * bool(where)
+        log.log(level, "%s", text)
 
     def count(self, kind: str) -> dict[str, int]:
         """How often each subject met `kind`."""
@@ -40,17 +61,111 @@ class GraphReport:
                 counts[event.subject] = counts.get(event.subject, 0) + 1
         return counts
 
+    def show(self, stage: str, graph: Any) -> None:
+        """Keep the graph (or source code) as it is at this stage, if somebody wants to read it."""
+        if self.stages is not None:
+            self.stages[stage] = graph if isinstance(graph, str) else graph_text(graph)
+
+    def summary(self) -> str:
+        """One line: how often each thing happened."""
+        if not self.source and not self.count("fallback"):
+            return "nothing is known: it came out of a graph cache, or joint graph passes are off"
+        parts = []
+        for kind in KINDS:
+            counts = self.count(kind)
+            each = ", ".join(name + f" x{n}" * (n > 1) for name, n in counts.items())
+            parts += [f"{kind} {each}"] if counts else []
+        text = "; ".join(parts) or "nothing of ours to do"
+        return f"{text} (out of a graph cache)" if self.source == "cache" else text
+
+    def publish(self) -> None:
+        """Say the summary in the log, and all of it as a structured trace event (for tlparse)."""
+        from torch._logging._internal import trace_structured
+
+        log.info("%s", self.summary())
+        trace_structured(
+            "artifact",
+            metadata_fn=lambda: {"name": "ipex_passes", "encoding": "json"},
+            payload_fn=self.to_dict,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Source and events as plain data."""
+        return {"source": self.source, "events": [asdict(event) for event in self.events]}
+
+
+def graph_text(graph: Any) -> str:
+    """An fx graph with one node a line: name, type, call."""
+    return "\n".join(map(_node_text, graph.nodes))
+
+
+def _node_text(node: Any) -> str:
+    if node.op == "output":
+        return f"return {node.args[0]}"
+    value = _type_text(node.meta.get("val"))
+    if node.op == "placeholder":
+        return f"{node.name}: {value} = input"
+    arguments = [*map(repr, node.args), *(f"{k}={v!r}" for k, v in node.kwargs.items())]
+    target = getattr(node.target, "__name__", None) if callable(node.target) else node.target
+    space = getattr(node.target, "namespace", "")
+    return f"{node.name}: {value} = {space}{'.' * bool(space)}{target}({', '.join(arguments)})"
+
+
+def _type_text(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_type_text, value))})"
+    if not hasattr(value, "dtype"):
+        return type(value).__name__
+    shape = ", ".join(map(str, value.shape))
+    return f"{str(value.dtype).removeprefix('torch.')}[{shape}]"
+
 
 _graphs: deque[GraphReport] = deque(maxlen=KEPT)
 _lock = threading.Lock()
+_captured: ContextVar[list[GraphReport] | None] = ContextVar("ipex_captured", default=None)
+_current: ContextVar[GraphReport | None] = ContextVar("ipex_current", default=None)
 
 
 def open_report() -> GraphReport:
     """A new, empty report, remembered as the latest."""
+    captured = _captured.get()
+    if captured is not None:
+        captured.append(GraphReport(stages={}))
+        return captured[-1]
     report = GraphReport()
     with _lock:
         _graphs.append(report)
     return report
+
+
+@contextmanager
+def capturing() -> Iterator[list[GraphReport]]:
+    """Reports opened inside keep the text of their graphs and go into this list alone."""
+    captured: list[GraphReport] = []
+    token = _captured.set(captured)
+    try:
+        yield captured
+    finally:
+        _captured.reset(token)
+
+
+@contextmanager
+def about(report: GraphReport) -> Iterator[GraphReport]:
+    """While its graph is compiled `recall` writes to this report; published at the end."""
+    token = _current.set(report)
+    try:
+        yield report
+    finally:
+        _current.reset(token)
+    report.publish()
+
+
+def recall(events: Iterable[Event]) -> None:
+    """Give the graph that is being loaded out of a cache the events of its compilation."""
+    report = _current.get() or open_report()
+    if not report.source:
+        report.source = "cache"
+        report.events.extend(events)
 
 
 def reports() -> list[GraphReport]:

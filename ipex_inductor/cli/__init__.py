@@ -11,9 +11,11 @@ from ipex_inductor.errors import IpexError
 
 # Each is the function of the same name in the module of the same name.
 VERBS = {
+    "bisect": "Which rule, fold or prologue is behind a wrong or a slow result.",
     "config": "The options of backend `ipex`: values in force, where they come from, what they do.",
     "demo": "Compile whole models with backend `ipex`; compare it with Inductor.",
     "doctor": "What this machine has of all that is needed, and what to do about the rest.",
+    "explain": "What backend `ipex` does to a model, graph by graph, and why not more.",
 }
 
 

@@ -1,7 +1,6 @@
 """`ipex-inductor demo`: eager, Inductor and ipex side by side on whole models, checked first."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import shlex
@@ -12,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,29 +21,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from ipex_inductor.cli.demo_models import CONTESTANTS, INSTALL, MODELS, Contestant, Job, title
+from ipex_inductor.cli.demo_models import (
+    CONTESTANTS,
+    MODELS,
+    Contestant,
+    Device,
+    Dtype,
+    Job,
+    check_name,
+    title,
+)
 from ipex_inductor.errors import IpexError, OptionError
 
 DEFAULT, QUICK = ("resnet50", "bert"), ("resnet50",)
 YARDSTICK = "inductor"
 BUSY = 0.05  # share of the processors; OpenMP teams that collide slow a model tenfold
 LOG_TAIL = 20  # lines of a failed child's stderr
-
-
-class Dtype(StrEnum):
-    """What the weights and inputs are cast to."""
-
-    BF16 = "bf16"
-    FP16 = "fp16"
-    FP32 = "fp32"
-
-
-class Device(StrEnum):
-    """Where the models run."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-    XPU = "xpu"
 
 
 class ChildError(IpexError, RuntimeError):
@@ -127,18 +118,6 @@ def demo(
     else:
         show(reports, command, Console())
     raise typer.Exit(exit_code(reports))
-
-
-def check_name(name: str) -> None:
-    """Raise `OptionError` for a model that cannot be loaded, before anything is started."""
-    if ":" in name:
-        return
-    if name not in MODELS:
-        todo = "Name one of these, or a function of yours that returns (model, inputs)."
-        known = ", ".join(MODELS)
-        raise OptionError(f"{known} or MODULE:FUNCTION", f"--model {name}", todo)
-    if importlib.util.find_spec("transformers") is None:
-        raise OptionError("transformers to be installed", "no such package", INSTALL)
 
 
 def run(names: tuple[str, ...] | list[str], job: Job) -> list[Report]:

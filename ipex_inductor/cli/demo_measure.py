@@ -188,7 +188,9 @@ def measure(job: Job, say: Say) -> dict[str, Any]:
             facts[name] = {"failed": failed[0]}
     say("check")
     with torch.no_grad():
-        checks = check(outputs, _fp64_output(model, inputs)) if "eager" in outputs else {}
+        checks = {}
+        if "eager" in outputs:
+            checks = check(outputs, _first_tensor(fp64_output(model, inputs)))
         say("timing")
         passed = {name: calls[name] for name in checks if checks[name]["correct"]}
         with _other_load() as load_of_others:
@@ -285,7 +287,7 @@ def _first_tensor(output: Any) -> torch.Tensor:
     return _first_tensor(next(iter(parts)))
 
 
-def _fp64_output(model: torch.nn.Module, inputs: tuple[Any, ...]) -> torch.Tensor:
+def fp64_output(model: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
     """The output of the same (already rounded) weights and inputs, computed in fp64."""
 
     def widen(value: Any) -> Any:
@@ -296,7 +298,7 @@ def _fp64_output(model: torch.nn.Module, inputs: tuple[Any, ...]) -> torch.Tenso
 
     wide = tree_map(widen, inputs)
     device = next(leaf.device for leaf in tree_leaves(wide) if isinstance(leaf, torch.Tensor))
-    return _first_tensor(copy.deepcopy(model).to(device, torch.float64)(*wide))
+    return copy.deepcopy(model).to(device, torch.float64)(*wide)
 
 
 def _milliseconds(call: Call, device: torch.device) -> float:

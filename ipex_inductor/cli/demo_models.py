@@ -4,11 +4,13 @@ Imports no torch at the top: the parent process and `--help` read the tables wit
 """
 
 import importlib
+import importlib.util
 import json
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,6 +22,22 @@ if TYPE_CHECKING:
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 INSTALL = 'Run: pip install "ipex-inductor[demo]"'
+
+
+class Dtype(StrEnum):
+    """What the weights and inputs are cast to."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+
+
+class Device(StrEnum):
+    """Where the models run."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    XPU = "xpu"
 
 
 @dataclass(frozen=True)
@@ -104,12 +122,24 @@ def title(name: str) -> str:
     return MODELS[name].title if name in MODELS else name
 
 
+def check_name(name: str) -> None:
+    """Raise `OptionError` for a model that cannot be loaded, before anything is started."""
+    if ":" in name:
+        return
+    if name not in MODELS:
+        todo = "Name one of these, or a function of yours that returns (model, inputs)."
+        raise OptionError(f"{', '.join(MODELS)} or MODULE:FUNCTION", f"model {name!r}", todo)
+    if importlib.util.find_spec("transformers") is None:
+        raise OptionError("transformers to be installed", "no such package", INSTALL)
+
+
 def load(
-    name: str, dtype: str, batch: int, device: str
+    name: str, dtype: str | None, batch: int, device: str
 ) -> tuple["torch.nn.Module", tuple[Any, ...]]:
     """The model, in eval mode, and example inputs; the same weights in every process.
 
-    `batch` is for the named models; MODULE:FUNCTION brings inputs of its own.
+    `batch` is for the named models; MODULE:FUNCTION brings inputs of its own, which `dtype` None
+    leaves as they are.
     """
     import torch
     from torch.utils._pytree import tree_map
@@ -117,9 +147,9 @@ def load(
     def place(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        return value.to(device, floating if value.is_floating_point() else value.dtype)
+        return value.to(device, floating if value.is_floating_point() else None)
 
-    floating = getattr(torch, DTYPES[dtype])
+    floating = getattr(torch, DTYPES[dtype]) if dtype else None
     torch.manual_seed(0)
     model, inputs = _from_config(MODELS[name], batch) if name in MODELS else _from_user(name)
     return model.eval().to(device, floating), tree_map(place, inputs)
@@ -159,6 +189,8 @@ def _fill_batch_norms(model: "torch.nn.Module") -> None:
 
 
 def _from_user(name: str) -> tuple["torch.nn.Module", tuple[Any, ...]]:
+    import torch
+
     module, _, function = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -169,8 +201,11 @@ def _from_user(name: str) -> tuple["torch.nn.Module", tuple[Any, ...]]:
         todo = "The current directory is importable; try the call in Python."
         raise OptionError(f"{name} to be importable and to run", came, todo) from error
     match made:
-        case (model, tuple(inputs)):
+        case (model, tuple(inputs)) if isinstance(model, torch.nn.Module):
             return model, inputs
+    came = ", ".join(type(part).__name__ for part in made) if isinstance(made, tuple) else made
     raise OptionError(
-        f"{name} to return (model, tuple of inputs)", type(made).__name__, "Return such a pair."
+        f"{name} to return (model, tuple of inputs), the model a torch.nn.Module",
+        str(came),
+        "Return such a pair.",
     )

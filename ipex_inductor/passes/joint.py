@@ -46,11 +46,14 @@ class JointPass(CustomGraphPass):
         """Rewrite `graph` in place. Raises `PassError` when a pass of ours fails."""
         for user_pass in self.user_passes:
             user_pass(graph)
+        self.report.source = "passes"
+        self.report.show("traced", graph)
         try:
             if self.training or is_joint(graph):
                 self.report.add("missed", "*", "training graph: the rules are for inference")
             else:
                 self._rewrite(graph)
+            self.report.show("rewritten", graph)
             decompose(graph, WHOLE)
             graph.lint()
         except Exception as error:

@@ -12,6 +12,7 @@ import json, sys, torch
 from torch import nn
 import torch.nn.functional as F
 from torch._dynamo.utils import counters
+from ipex_inductor import report
 options = json.loads(sys.argv[1])
 grad, scale = options.pop("grad"), options.pop("scale")
 
@@ -44,6 +45,7 @@ print(json.dumps({
     "aot": [counters["aot_autograd"]["autograd_cache_" + k] for k in ("hit", "miss", "bypass")],
     "fx": [inductor["fxgraph_cache_" + k] for k in ("hit", "miss", "bypass")],
     "fired": counters["ipex"]["linear+gelu"],
+    "reports": [found.to_dict() for found in report.reports()],
 }))
 """
 
@@ -70,13 +72,17 @@ def warm(tmp_path_factory):
     return folder, run(folder)
 
 
+def counts(done):
+    return {name: done[name] for name in ("aot", "fx", "fired")}
+
+
 def test_first_process_misses(warm):
-    assert warm[1] == {"aot": [0, 1, 0], "fx": [0, 1, 0], "fired": 1}
+    assert counts(warm[1]) == {"aot": [0, 1, 0], "fx": [0, 1, 0], "fired": 1}
 
 
 def test_autograd_cache_hits(warm):
     """The prologue came out of the cache too: the weights changed, and the result is right."""
-    assert run(warm[0]) == {"aot": [1, 0, 0], "fx": [0, 0, 0], "fired": 0}
+    assert counts(run(warm[0])) == {"aot": [1, 0, 0], "fx": [0, 0, 0], "fired": 0}
 
 
 def test_one_entry_serves_every_checkpoint(warm):
@@ -84,7 +90,8 @@ def test_one_entry_serves_every_checkpoint(warm):
 
 
 def test_graph_cache_hits_when_the_autograd_cache_is_off(warm):
-    assert run(warm[0], aot=False) == {"aot": [0, 0, 0], "fx": [1, 0, 0], "fired": 1}
+    done = counts(run(warm[0], aot=False))
+    assert done == {"aot": [0, 0, 0], "fx": [1, 0, 0], "fired": 1}
 
 
 @pytest.mark.parametrize(
@@ -110,3 +117,18 @@ def test_another_version_of_us_is_another_entry(warm, monkeypatch):
     ours = backend._identity(config, False, False, [])
     monkeypatch.setattr(backend, "source_digest", lambda: "another")
     assert backend._identity(config, False, False, []) != ours
+
+
+def test_what_was_decided_is_known_after_a_hit(warm):
+    """The second process runs no passes: it has the events of the first, and says so."""
+    first, second = warm[1]["reports"], run(warm[0])["reports"]
+    assert [found["source"] for found in first] == ["passes"]
+    assert [found["source"] for found in second] == ["cache"]
+    assert second[0]["events"] == first[0]["events"]
+    kinds = {event["kind"] for event in second[0]["events"]}
+    assert {"fired", "hoisted"} <= kinds
+
+
+def test_where_the_entry_has_no_events_nothing_is_claimed(tmp_path):
+    first, second = (run(tmp_path, weight_prologue=False)["reports"] for _ in range(2))
+    assert (first[0]["source"], second) == ("passes", [{"source": "", "events": []}])

@@ -22,7 +22,9 @@ MAY_IMPORT = {
     "lowerings": {"templates", "autotune", "ops"},
     "passes": {"ops"},
     "backend": {"passes", "lowerings", "aot_cache", "ops"},
-    "cli": {"aot_cache", "backend", "autotune"},
+    "watch": {"backend"},
+    "explanation": {"watch"},
+    "cli": {"aot_cache", "backend", "autotune", "explanation", "passes", "watch"},
 }
 ROOMS = ("ipex_inductor", "lowerings", "templates", "autotune", "aot_cache")
 FILES = sorted(f for folder in ROOMS for f in (ROOT / folder).rglob("*.py"))
