@@ -1,4 +1,4 @@
-# make demo | make test | make check | make compat: each installs what it needs into .venv first.
+# make demo | test | check | fuzz | compat: each installs what it needs into .venv first.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TESTS ?= tests
 WORKERS ?= 2
 
-.PHONY: demo quick test slow check compat clean
+.PHONY: demo quick test slow fuzz check compat clean
 .DEFAULT_GOAL := test
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -30,6 +30,11 @@ test: $(VENV)/installed
 
 slow: $(VENV)/installed
 	$(BIN)/python -m pytest $(TESTS) -n $(WORKERS) -m slow
+
+# 10,000 random programs against their twins in float64, forward and backward, 120 of them compiled.
+FUZZ ?= --programs 10000 --compiled 120
+fuzz: $(VENV)/installed
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
