@@ -40,7 +40,10 @@ def _producer(transposed: bool) -> Producer:
 
     def when(values: Mapping[str, Any]) -> str | None:
         tensors = (values["weight"], values["bias"], values.get("other"))
-        return why_not_conv(values["x"], *tensors, transposed, values["groups"])
+        extra = values.get("output_padding")
+        return why_not_conv(
+            values["x"], *tensors, values["stride"], transposed, extra, values["groups"]
+        )
 
     return Producer(
         name="conv_transpose" if transposed else "conv",
@@ -94,7 +97,8 @@ def _pad_in_window(
 ) -> Tensor:
     extra = [0] * len(stride)
     sides = [*extra, *pad[-2::-2]][-len(extra) :]  # `pad` begins with the last dimension
-    window = [given + more for given, more in zip(padding, sides, strict=True)]
+    given = padding * len(extra) if len(padding) == 1 else padding  # "valid" comes as one zero
+    window = [both + more for both, more in zip(given, sides, strict=True)]
     return torch.convolution(x, weight, bias, stride, window, dilation, False, extra, groups)
 
 

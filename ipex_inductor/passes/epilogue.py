@@ -136,10 +136,14 @@ def _rule(
     replacement: Callable[..., Tensor],
     more: Mapping[str, Any],
 ) -> Rule:
+    taken = producer.forms[0].example().keys()
+
     def when(values: Mapping[str, Any]) -> str | None:
-        other = values.get("other")
-        if other is not None and not equal_shapes(other, values["result"]):
-            return f"the other operand is broadcast from {tuple(other.shape)}"
+        if "other" in values:
+            product = producer.product(**{name: values[name] for name in taken})
+            for operand in (values["other"], product):
+                if not equal_shapes(operand, values["result"]):
+                    return f"an operand is broadcast from {tuple(operand.shape)}"
         scalars = [values[name] for name in more if name != "other"]
         if not all(isinstance(scalar, (int, float)) for scalar in scalars):
             return "a parameter of the activation is not a number"

@@ -6,6 +6,7 @@ what oneDNN cannot fuse behind a product stays an op of torch's behind it.
 """
 
 import functools
+import operator
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -132,15 +133,24 @@ def why_not_linear(x: Any, weight: Any, bias: Any, other: Any = None) -> str | N
 
 
 def why_not_conv(
-    x: Any, weight: Any, bias: Any, other: Any, transposed: Any, groups: Any
+    x: Any,
+    weight: Any,
+    bias: Any,
+    other: Any,
+    stride: Any,
+    transposed: Any,
+    output_padding: Any,
+    groups: Any,
 ) -> str | None:
-    """Why oneDNN has no convolution kernel for these tensors, None when it has."""
+    """Why oneDNN has no convolution kernel for these arguments, None when it has."""
     if x.dim() != weight.dim():
         return "the input has no batch dimension"
     if transposed and x.dim() == 3:
         return "oneDNN's transposed convolution is over two or three dimensions"
     if transposed and groups > 1 and weight.shape[1] == 1:
         return "oneDNN has no depthwise transposed convolution"
+    if transposed and any(map(operator.ge, output_padding, stride)):
+        return "oneDNN wants an output padding below the stride"
     return why_not(x, weight, bias, other)
 
 
@@ -273,7 +283,7 @@ def _conv_product(
 ) -> Product | None:
     stride, padding, dilation, transposed, output_padding, groups = window
     values = (_value(x), _value(weight), _value(bias), _value(other))
-    if why_not_conv(*values, transposed, groups):
+    if why_not_conv(*values, stride, transposed, output_padding, groups):
         return None
     sizes = list(x.meta["val"].shape)
     known = sizes if all(isinstance(size, int) for size in sizes) else None

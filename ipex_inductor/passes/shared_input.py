@@ -54,15 +54,16 @@ def _groups(graph: torch.fx.Graph, weights: Container[Node]) -> list[list[Node]]
 
 def _source(x: Any) -> tuple[Any, ...]:
     """Each layer views its input as a matrix anew: what is viewed, and as what."""
-    shape = tuple(x.meta["val"].shape)
+    shape = str(x.meta["val"].shape)  # symbols have no hash
     return (x.args[0] if x.target is aten.view.default else x), shape
 
 
 def _why_not(group: Sequence[Node]) -> str | None:
     rows = group[0].meta["val"].shape[0]
-    biases = [node.args[0].meta["val"] for node in group if len(node.args) == 3]  # type: ignore[union-attr]
-    if any(bias.dim() != 1 for bias in biases):
-        return "an addend is no bias"
+    for node in group:
+        *bias, _, _ = node.args
+        if bias and bias[0].meta["val"].shape != node.meta["val"].shape[1:]:  # type: ignore[union-attr]
+            return "an addend is no bias"
     if not isinstance(rows, int):
         return "the number of rows is not known"
     if rows > FEW:

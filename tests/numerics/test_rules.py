@@ -175,9 +175,11 @@ def fires(name, dtype, dynamic):
     model = Family(make).to(dtype)
     check_family(model, torch.randn(shape, dtype=dtype), dynamic=dynamic)
     expected = Counter(f"{family}+{rule}" for rule, _, _ in EPILOGUES)
-    if dynamic:  # Dynamo makes math.pi an input then, and an input is no constant
-        del expected[f"{family}+gelu_tanh_by_hand"]
-    assert counters["ipex"] == (expected if has_kernels(dtype) else {})
+    fired = Counter(counters["ipex"])
+    if dynamic:  # Dynamo makes math.pi an input then (not in 2.11), and an input is no constant
+        fired.pop(by_hand := f"{family}+gelu_tanh_by_hand", None)
+        del expected[by_hand]
+    assert fired == (expected if has_kernels(dtype) else {})
 
 
 def test_every_rule_of_the_families_is_in_the_table():
@@ -226,7 +228,7 @@ def test_every_rule_leaves_near_misses_alone(op_by_op, name, miss):
         check_training(model, x)
     else:
         check_family(model, x[:0] if miss == "zero size" else x)
-    assert not counters["ipex"]
+    assert not set(counters["ipex"]) - {"linear|linear"}  # the products do share their input
 
 
 def check_training(model, x):
