@@ -143,6 +143,7 @@ def test_a_model_that_cannot_run_in_float64_is_compared_with_eager(monkeypatch):
     assert find(Half(), X).culprits == (("linear+gelu",),)
 
 
+@pytest.mark.slow  # it times, and other tests run on the same two cores
 def test_a_slow_rule_is_found(monkeypatch):
     plant(monkeypatch, "linear+gelu", slow_gelu)
     trial = Trial(Net(256).eval(), (torch.randn(64, 256),), None, lambda text: None)
