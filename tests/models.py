@@ -71,8 +71,8 @@ def _fill(model: nn.Module) -> None:
     _fill_batch_norms(model)
 
 
-def _image() -> dict[str, Tensor]:
-    return {"pixel_values": torch.randn(2, 3, 32, 32)}
+def _image(batch: int = 2) -> dict[str, Tensor]:
+    return {"pixel_values": torch.randn(batch, 3, 32, 32)}
 
 
 def _tokens(batch: int = 2, tokens: int = 16) -> dict[str, Tensor]:
@@ -176,27 +176,6 @@ _BERT = {
     "max_position_embeddings": 64,
 }
 _BERT_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-_GPT2 = {
-    "vocab_size": VOCABULARY,
-    "n_positions": 64,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "use_cache": False,
-}
-_T5 = {
-    "vocab_size": VOCABULARY,
-    "d_model": 32,
-    "d_kv": 8,
-    "d_ff": 64,
-    "num_layers": 2,
-    "num_heads": 4,
-    "use_cache": False,
-}
-BY_HAND = {"attn_implementation": "eager"}
-
 MODELS: dict[str, Tiny | Own] = {
     "resnet": Tiny(
         "ResNetConfig",
@@ -205,7 +184,7 @@ MODELS: dict[str, Tiny | Own] = {
         {
             "embedding_size": 8,
             "hidden_sizes": [16, 32],
-            "depths": [1, 2],
+            "depths": [1, 1],
             "num_labels": LABELS,
         },
     ),
@@ -213,7 +192,7 @@ MODELS: dict[str, Tiny | Own] = {
     "mobilenet_v2": Tiny(
         "MobileNetV2Config",
         "MobileNetV2ForImageClassification",
-        _image,
+        lambda: _image(8),  # the last batch norms see one pixel of each
         {"image_size": 32, "depth_multiplier": 0.25, "num_labels": LABELS},
         ("classifier_dropout_prob",),
     ),
@@ -274,23 +253,44 @@ MODELS: dict[str, Tiny | Own] = {
         (*_BERT_DROPOUT, "drop_path_rate"),
     ),
     "bert": Tiny("BertConfig", "BertForMaskedLM", _padded, _BERT, _BERT_DROPOUT),
-    "bert_by_hand": Tiny(
-        "BertConfig", "BertForMaskedLM", _padded, {**_BERT, **BY_HAND}, _BERT_DROPOUT
+    "roberta": Tiny(  # with its attention written out
+        "RobertaConfig",
+        "RobertaForMaskedLM",
+        _padded,
+        {**_BERT, "attn_implementation": "eager"},
+        _BERT_DROPOUT,
     ),
-    "roberta": Tiny("RobertaConfig", "RobertaForMaskedLM", _padded, _BERT, _BERT_DROPOUT),
     "gpt2": Tiny(
         "GPT2Config",
         "GPT2LMHeadModel",
         _tokens,
-        _GPT2,
+        {
+            "vocab_size": VOCABULARY,
+            "n_positions": 64,
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "use_cache": False,
+        },
         ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
     ),
-    "t5": Tiny("T5Config", "T5ForConditionalGeneration", _two_texts, _T5, ("dropout_rate",)),
-    "t5_gated": Tiny(
+    "t5": Tiny(
         "T5Config",
         "T5ForConditionalGeneration",
         _two_texts,
-        {**_T5, "feed_forward_proj": "gated-gelu"},
+        {
+            "vocab_size": VOCABULARY,
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 64,
+            "num_layers": 2,
+            "num_decoder_layers": 1,
+            "num_heads": 4,
+            "feed_forward_proj": "gated-gelu",  # as since T5 1.1
+            "use_cache": False,
+        },
         ("dropout_rate",),
     ),
     "llama": Tiny(
@@ -318,7 +318,7 @@ MODELS: dict[str, Tiny | Own] = {
             "num_mel_bins": 8,
             "d_model": 32,
             "encoder_layers": 2,
-            "decoder_layers": 2,
+            "decoder_layers": 1,
             "encoder_attention_heads": 4,
             "decoder_attention_heads": 4,
             "encoder_ffn_dim": 64,
