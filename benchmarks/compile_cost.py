@@ -111,13 +111,12 @@ def child(backend: str, name: str, profile: bool) -> Spent:
 
 def run(backend: str, name: str, profile: bool = False) -> Spent:
     """`child` in a process with empty caches."""
-    code = (
-        f"import compile_cost, json; print(json.dumps(compile_cost.child{backend, name, profile}))"
-    )
+    call = f"compile_cost.child{(backend, name, profile)}"
+    program = f"import compile_cost, json; print(json.dumps({call}))"
     with tempfile.TemporaryDirectory() as folder:
         demo_measure.use_folder(Path(folder))  # in our environment, which the child inherits
         done = subprocess.run(
-            [sys.executable, "-c", f"import compile_cost, json; print(json.dumps({call}))"],
+            [sys.executable, "-c", program],
             cwd=Path(__file__).parent,
             stdout=subprocess.PIPE,
             text=True,
