@@ -1,7 +1,8 @@
 """Tiny models of the kinds that people compile: random weights, a few layers, seconds to compile.
 
 Most are classes of `transformers`, and `sizes` shrinks their configurations. Its ResNet has no
-groups, so ResNeXt is written out here, as is a recommender like DLRM.
+groups, so ResNeXt is written out here, and timm's stands beside it for where timm is installed; a
+recommender like DLRM is written out too.
 """
 
 import itertools
@@ -144,6 +145,12 @@ def _normalised(channels: int, out: int, kernel: int, **window: int) -> nn.Seque
     return nn.Sequential(conv, nn.BatchNorm2d(out))
 
 
+def _timm_resnext() -> nn.Module:
+    from timm.models.resnet import Bottleneck, ResNet
+
+    return ResNet(Bottleneck, [1, 1, 1, 1], num_classes=LABELS, cardinality=4, base_width=4)
+
+
 class Dlrm(nn.Module):
     """Bags of embeddings and a bottom MLP, their dot products, a top MLP (arXiv 1906.00091)."""
 
@@ -189,6 +196,7 @@ MODELS: dict[str, Tiny | Own] = {
         },
     ),
     "resnext": Own(ResNext, _image),
+    "timm_resnext": Own(_timm_resnext, lambda: {"x": torch.randn(2, 3, 64, 64)}),
     "mobilenet_v2": Tiny(
         "MobileNetV2Config",
         "MobileNetV2ForImageClassification",

@@ -12,6 +12,7 @@ as those write their models anew. After a change that is meant to be seen there,
 
 import copy
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import expecttest
@@ -21,7 +22,7 @@ import torch.nn.functional as F
 from models import MODELS, build
 from torch._dynamo.utils import counters, same
 
-from ipex_inductor import report
+from ipex_inductor import compat, report
 
 transformers = pytest.importorskip("transformers", reason="its models are what is compiled here")
 
@@ -31,8 +32,29 @@ PINS = Path(__file__).parent / "fired_rules" / f"transformers{transformers.__ver
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 FP64 = 1e-10
 
-GENERATED = ("resnet", "bert", "gpt2")  # a family of ops each, and where the demo takes its time
-EVERY = [pytest.param(name, marks=() if name in GENERATED else pytest.mark.slow) for name in MODELS]
+GENERATED = ("resnet", "bert", "gpt2")  # a family of ops each
+MARKS = {
+    "timm_resnext": pytest.mark.skipif(
+        find_spec("timm") is None, reason="timm is not installed, and nothing of ours needs it"
+    ),
+    # Fails on: a convolution + addend whose result is one pixel, "could not create a memory".
+    "mobilenet_v2": pytest.mark.xfail(
+        compat.torch_minor() == (2, 11), raises=RuntimeError, strict=True, reason="a bug of oneDNN"
+    ),
+}
+
+
+def names(*, generated=False, marks=MARKS):
+    """All models; `generated`: those that take long are marked as slow."""
+
+    def marks_of(name):
+        slow = [pytest.mark.slow] if generated and name not in GENERATED else []
+        return [*slow, *([marks[name]] if name in marks else [])]
+
+    return [pytest.param(name, marks=marks_of(name)) for name in MODELS]
+
+
+TRAINED = {"timm_resnext": MARKS["timm_resnext"]}
 
 
 def compiled(fn, fullgraph=True):
@@ -74,7 +96,7 @@ def check_inference(name, dtype):
     return Counter(counters["ipex"])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", names())
 def test_every_rule_fires_as_often_as_ever(op_by_op, name):
     fired = [check_inference(name, dtype) for dtype in TOLERANCE]
     rules = sorted(set().union(*fired))
@@ -94,7 +116,7 @@ def assert_pinned(name, block):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", names(generated=True))
 def test_inference_in_generated_code(name, dtype):
     assert check_inference(name, dtype)
 
@@ -140,11 +162,11 @@ def check_training(name):
             assert_same(f"{name} {key}", want[key], got[key], exact[key], *limit)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", names(marks=TRAINED))
 def test_training(op_by_op, name):
     check_training(name)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", names(generated=True, marks=TRAINED))
 def test_training_in_generated_code(name):
     check_training(name)
