@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 
-from ipex_inductor import compat, report
+from ipex_inductor import report
 from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.passes.epilogue import ACTIVATIONS
 from ipex_inductor.passes.joint import RULE_NAMES
@@ -132,22 +132,6 @@ def has_kernels(dtype):
 
 def misses():
     return [e for r in report.reports() for e in r.events if e.kind == "missed"]
-
-
-@pytest.fixture
-def op_by_op(monkeypatch):
-    """All of the backend but Inductor's code generation: the graph runs as it stands."""
-
-    def run(gm, example_inputs, **kwargs):
-        def call(inputs):
-            given = list(inputs)
-            inputs.clear()
-            return gm(*given)
-
-        call._boxed_call = True
-        return call
-
-    monkeypatch.setattr(compat, "compile_inner", run)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
