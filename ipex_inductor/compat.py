@@ -175,6 +175,14 @@ def dynamo_unchanged() -> Iterator[list[Any]]:
             counters[kind].update(group)
 
 
+def adds_to_one_pixel() -> bool:
+    """Whether oneDNN's convolution with an addend works where the result is one pixel wide.
+
+    In 2.11 it fails with "could not create a memory".
+    """
+    return torch_minor() > (2, 12)  # 2.12 has not been tried
+
+
 def static_inputs() -> list[int]:
     """The numbers of the inputs that are parameters or buffers, while a graph is compiled."""
     from torch._guards import TracingContext

@@ -32,11 +32,20 @@ def _producer(transposed: bool) -> Producer:
             x, weight, bias, stride, padding, dilation, transposed, extra, groups
         )
 
-    def fused(output_padding: list[int] | None = None, **arguments: Any) -> Tensor:
-        extra = output_padding or [0] * len(arguments["stride"])
-        words = {"transposed": transposed, "output_padding": extra, "packed": ""}
-        result: Tensor = torch.ops.ipex.conv(**arguments, **words)
-        return result
+    def fused(
+        *words: Any,
+        x: Any,
+        weight: Any,
+        bias: Any,
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        groups: int,
+        output_padding: list[int] | None = None,
+    ) -> tuple[Any, ...]:
+        other, *rest = words
+        window = (stride, padding, dilation, transposed, output_padding or [0] * len(stride))
+        return x, weight, bias, other, *window, groups, *rest, ""
 
     def when(values: Mapping[str, Any]) -> str | None:
         tensors = (values["weight"], values["bias"], values.get("other"))
@@ -48,6 +57,7 @@ def _producer(transposed: bool) -> Producer:
     return Producer(
         name="conv_transpose" if transposed else "conv",
         product=product,
+        op=torch.ops.ipex.conv.default,
         fused=fused,
         forms=tuple(
             Form(frozenset({"convolution"}), functools.partial(_example, transposed, bias))

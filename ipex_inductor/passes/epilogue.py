@@ -16,14 +16,16 @@ from ipex_inductor.passes.rule import Constant, Form, Rule, equal_shapes
 
 @dataclass(frozen=True)
 class Producer:
-    """`product(**arguments)` makes what epilogues follow; `fused` takes the epilogue's words too.
+    """`product(**arguments)` makes what epilogues follow; `op` has it with its epilogue.
 
-    `forms` give the arguments of each way to write it; `when` refuses, by their names.
+    `fused` gives the arguments of `op`, from those of the product and the epilogue's words. `forms`
+    give the arguments of each way to write the product; `when` refuses, by their names.
     """
 
     name: str
     product: Callable[..., Tensor]
-    fused: Callable[..., Tensor] | None
+    op: Any
+    fused: Callable[..., tuple[Any, ...]]
     forms: tuple[Form, ...]
     when: Callable[[Mapping[str, Any]], str | None]
     weights: tuple[str, ...] = ("weight",)
@@ -110,7 +112,7 @@ def _unary(producer: Producer, activation: Activation) -> Rule:
         values = _taken(arguments, scalars)
         return fn(producer.product(**arguments), *values)
 
-    def replacement(**arguments: Any) -> Tensor:
+    def replacement(**arguments: Any) -> tuple[Any, ...]:
         values = _taken(arguments, scalars) or activation.fixed
         return _fused(producer, arguments, None, "none", activation.unary, values)
 
@@ -121,7 +123,7 @@ def _binary(producer: Producer, binary: str, unary: str) -> Rule:
     def pattern(other: Tensor, **arguments: Any) -> Tensor:
         return UNARY[unary].fn(BINARY[binary](producer.product(**arguments), other))
 
-    def replacement(other: Tensor, **arguments: Any) -> Tensor:
+    def replacement(other: Any, **arguments: Any) -> tuple[Any, ...]:
         return _fused(producer, arguments, other, binary, unary, ())
 
     name, anchor = (binary, binary) if unary == "none" else (f"{binary} + {unary}", unary)
@@ -133,7 +135,7 @@ def _rule(
     name: str,
     anchor: str,
     pattern: Callable[..., Tensor],
-    replacement: Callable[..., Tensor],
+    replacement: Callable[..., tuple[Any, ...]],
     more: Mapping[str, Any],
 ) -> Rule:
     taken = producer.forms[0].example().keys()
@@ -149,11 +151,11 @@ def _rule(
             return "a parameter of the activation is not a number"
         return producer.when(values)
 
-    made = replacement if producer.fused else None
     return Rule(
-        equation=f"{producer.name} + {name} => {f'ipex.{producer.name}' if made else 'left'}",
+        equation=f"{producer.name} + {name} => {producer.op or 'left'}",
         pattern=pattern,
-        replacement=made,
+        replacement=replacement if producer.op else None,
+        op=producer.op,
         forms=tuple(
             Form(form.needs, functools.partial(_example, producer, form, more))
             for form in producer.forms
@@ -181,11 +183,10 @@ def _taken(arguments: dict[str, Any], names: Mapping[str, Any]) -> tuple[float, 
 def _fused(
     producer: Producer,
     arguments: Mapping[str, Any],
-    other: Tensor | None,
+    other: Any,
     binary: str,
     unary: str,
     scalars: tuple[float, ...],
-) -> Tensor:
-    assert producer.fused is not None
-    words = {"binary": binary, "unary": unary, "scalars": [float(s) for s in scalars]}
-    return producer.fused(**arguments, other=other, **words)
+) -> tuple[Any, ...]:
+    words = (other, binary, unary, [float(scalar) for scalar in scalars])
+    return producer.fused(*words, **arguments)

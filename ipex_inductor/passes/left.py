@@ -81,7 +81,8 @@ def _shuffle(x: Tensor, grouped: list[int], order: list[int], shape: list[int]) 
 BMM = Producer(
     name="bmm",
     product=torch.baddbmm,
-    fused=None,
+    op=None,
+    fused=lambda *words, **arguments: (),
     forms=(
         Form(
             frozenset({"baddbmm"}),

@@ -14,9 +14,8 @@ from ipex_inductor.passes.packing import why_not_linear
 from ipex_inductor.passes.rule import Form, Rule
 
 
-def _fused(**arguments: Any) -> Tensor:
-    result: Tensor = torch.ops.ipex.linear(**arguments, packed=False)
-    return result
+def _fused(*words: Any, x: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
+    return x, weight, bias, *words, False
 
 
 def _example(lead: tuple[int, ...], bias: bool) -> dict[str, Any]:
@@ -36,6 +35,7 @@ def _has_kernel(values: Mapping[str, Any]) -> str | None:
 LINEAR = Producer(
     name="linear",
     product=F.linear,
+    op=torch.ops.ipex.linear.default,
     fused=_fused,
     forms=tuple(
         Form(frozenset({"addmm" if bias else "mm"}), functools.partial(_example, lead, bias))
@@ -55,11 +55,10 @@ def _gated(unary: str) -> Rule:
     def replacement(
         x: Tensor, gate: Tensor, gate_bias: Tensor | None, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
-        plain = {"x": x, "scalars": []}
-        opened = _fused(
-            **plain, weight=gate, bias=gate_bias, other=None, binary="none", unary=unary
-        )
-        return _fused(**plain, weight=weight, bias=bias, other=opened, binary="mul", unary="none")
+        linear = torch.ops.ipex.linear
+        opened = linear(x, gate, gate_bias, None, "none", unary, [], False)
+        result: Tensor = linear(x, weight, bias, opened, "mul", "none", [], False)
+        return result
 
     def when(values: Mapping[str, Any]) -> str | None:
         x, *tensors = (values[name] for name in ("x", "weight", "bias", "gate", "gate_bias"))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ipex_inductor import compat
 from ipex_inductor.ops import conv, epilogue, linear
 from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.passes.whole_ops import inline
@@ -185,9 +186,14 @@ def _fuses(node: Node, binary: Any, unary: Any) -> bool:
     if node.target is ipex.linear.default:
         return "none" in (binary, unary)
     transposed, groups = node.args[7], node.args[9]
-    if transposed or groups != 1:
+    if transposed or groups != 1 or not (compat.adds_to_one_pixel() or _has_pixels(node)):
         return bool(binary == "none")
     return binary == "none" or unary in ("none", "relu")
+
+
+def _has_pixels(node: Node) -> bool:
+    """Whether the result is known to be larger than one pixel."""
+    return any(isinstance(size, int) and size > 1 for size in node.meta["val"].shape[2:])
 
 
 def _split_epilogue(node: Node) -> Callable[..., Tensor] | None:

@@ -75,16 +75,18 @@ class Rule:
     pattern, kept whole. `when` gets the matched values by name and the `result`, and returns None,
     or the reason why this match must be left alone; what `weights` names must be a parameter, a
     buffer or computed from those. Without a replacement the rule only reports
-    what it found: `note` says what was measured in favour of Inductor's own code.
+    what it found: `note` says what was measured in favour of Inductor's own code. With `op`, which
+    has the pattern's own result and layout, `replacement` gives its arguments: nothing is traced.
     """
 
     equation: str
     pattern: Callable[..., torch.Tensor]
-    replacement: Callable[..., torch.Tensor] | None
+    replacement: Callable[..., Any] | None
     forms: tuple[Form, ...]
     anchor: str
     when: Callable[[Mapping[str, Any]], str | None]
     weights: tuple[str, ...] = ()
+    op: Any = None
     note: str = ""
 
     @property
@@ -257,13 +259,23 @@ def _not_weights(rule: Rule, match: Match) -> str | None:
 
 
 def _rewrite(rule: Rule, arguments: Mapping[str, Any], match: Match, **matched: Any) -> None:
-    """Only tensors are traced: the replacement closes over all else."""
+    assert rule.replacement is not None
     nodes = {k: v for k, v in matched.items() if isinstance(v, torch.fx.Node)}
+    known = {**dict.fromkeys(arguments), **matched}
+    if rule.op is not None:
+        output = match.output_node()
+        with output.graph.inserting_before(output):
+            call = output.graph.call_function(rule.op, rule.replacement(**known))
+        call.meta = dict(output.meta)
+        output.replace_all_uses_with(call)
+        match.erase_nodes()
+        return
 
     def replacement(*values: torch.Tensor) -> torch.Tensor:
-        known = {**dict.fromkeys(arguments), **matched, **dict(zip(nodes, values, strict=True))}
+        """Only tensors are traced: this closes over all else."""
         assert rule.replacement is not None
-        return rule.replacement(**known)
+        result: torch.Tensor = rule.replacement(**known | dict(zip(nodes, values, strict=True)))
+        return result
 
     match.replace_by_example(replacement, list(nodes.values()))
 

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from models import MODELS, build
 from torch._dynamo.utils import counters, same
 
-from ipex_inductor import compat, report
+from ipex_inductor import report
 
 transformers = pytest.importorskip("transformers", reason="its models are what is compiled here")
 
@@ -36,10 +36,6 @@ GENERATED = ("resnet", "bert", "gpt2")  # a family of ops each
 MARKS = {
     "timm_resnext": pytest.mark.skipif(
         find_spec("timm") is None, reason="timm is not installed, and nothing of ours needs it"
-    ),
-    # Fails on: a convolution + addend whose result is one pixel, "could not create a memory".
-    "mobilenet_v2": pytest.mark.xfail(
-        compat.torch_minor() == (2, 11), raises=RuntimeError, strict=True, reason="a bug of oneDNN"
     ),
 }
 
