@@ -149,6 +149,8 @@ def _rule(
         scalars = [values[name] for name in more if name != "other"]
         if not all(isinstance(scalar, (int, float)) for scalar in scalars):
             return "a parameter of the activation is not a number"
+        if name == "clamp" and scalars[0] > scalars[1]:
+            return "the bounds are the wrong way round"
         return producer.when(values)
 
     return Rule(

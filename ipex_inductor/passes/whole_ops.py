@@ -111,8 +111,10 @@ def _replace(graph: torch.fx.Graph, node: torch.fx.Node, result: Any) -> None:
 
 def _key(fn: Any, node: torch.fx.Node, inputs: list[torch.fx.Node]) -> Any:
     """What the body of `fn` depends on; None where sizes are symbols."""
-    sizes = [n.meta["val"] for n in inputs]
-    facts = [(v.dtype, v.device, *v.shape, -1, *v.stride()) for v in sizes]
+    values = [n.meta["val"] for n in inputs]
+    if not all(isinstance(value, torch.Tensor) for value in values):
+        return None
+    facts = [(v.dtype, v.device, *v.shape, -1, *v.stride()) for v in values]
     if not all(isinstance(size, int) for fact in facts for size in fact[2:]):
         return None
     numbers = {n: i for i, n in enumerate(inputs)}

@@ -34,7 +34,7 @@ class Net(nn.Module):
 def plant(monkeypatch, name, wrong):
     """Replace what the rule `name` rewrites to."""
     rules = [
-        dataclasses.replace(rule, replacement=wrong) if rule.name == name else rule
+        dataclasses.replace(rule, replacement=wrong, op=None) if rule.name == name else rule
         for rule in joint.RULES
     ]
     monkeypatch.setattr(joint, "RULES", tuple(rules))

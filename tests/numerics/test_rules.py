@@ -254,6 +254,7 @@ LINEAR_NEAR_MISSES = {
     "a column added": lambda x, w, b: F.linear(x, w, b) + x[:, :1],
     "a scaled addend": lambda x, w, b: torch.add(F.linear(x, w, b), F.linear(x, w), alpha=2),
     "subtracted the other way": lambda x, w, b: x @ x.t() @ x.new_ones(4, 32) - F.linear(x, w, b),
+    "bounds the wrong way round": lambda x, w, b: F.linear(x, w, b).clamp(0.5, 0.25),
     "selu is an elu of three parameters": lambda x, w, b: F.selu(F.linear(x, w, b)),
 }
 
