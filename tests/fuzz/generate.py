@@ -4,6 +4,8 @@ import itertools
 import random
 from contextlib import suppress
 
+import torch
+
 from fuzz.builder import Builder
 from fuzz.motifs import EPILOGUES, MOTIFS, PRODUCTS, between, dead, from_rule, product
 from fuzz.program import Program
@@ -34,7 +36,16 @@ def _draw(seed: int, rng: random.Random) -> Program:
             last = found
     while rng.random() < 0.35 and len(b.steps) < 14:
         last = _piece(b)
-    return b.program(_outputs(b, last), b.dtype)
+    program = b.program(_outputs(b, last), b.dtype)
+    _run(program)
+    return program
+
+
+def _run(program: Program) -> None:
+    """Raises RuntimeError where eager does; pieces were tried in float64, which no cast parts."""
+    dtype = getattr(torch, program.dtype)
+    with torch.no_grad():
+        program.module(dtype)(*program.inputs(dtype))
 
 
 def _piece(b: Builder) -> str:
