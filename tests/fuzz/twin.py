@@ -35,9 +35,9 @@ TOLERANCE = 1e-10
 # What is zero but for rounding (the gradient of a key's bias behind softmax) has no relative error:
 # it is measured against the largest of all values compared.
 FLOOR = 1e-2
-# Eager is no better here: its kernel writes 1/6 as a float32 in the gradient of hardsigmoid, and the
-# gradient of what batch statistics normalise away is a difference of nearly equal sums ("True, 0.1"
-# ends the call of a batch norm in training; the same with every rule off).
+# Eager is no better here: its kernel writes 1/6 as a float32 in the gradient of hardsigmoid, and
+# the gradient of what batch statistics normalise away is a difference of nearly equal sums ("True,
+# 0.1" ends the call of a batch norm in training; it is the same with every rule off).
 ROUNDED = {"hardsigmoid": 1e-7, "True, 0.1": 2e-9}
 
 aten = torch.ops.aten
