@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch._inductor import ir
+from torch._inductor import ir, mkldnn_ir
 from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
@@ -50,7 +50,28 @@ def _conv(
         constants.insert(0, None)
     else:
         tensors.append(ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(bias)))
+    if binary == "add" and _dies_here(V.graph.current_node):
+        layout = ir.NoneLayout(device=x.get_device())
+        # Out of place, torch copies the addend first: a quarter of ResNet-50 bf16 on AMX.
+        sum_into = mkldnn_ir.ConvolutionBinaryInplace(layout, tensors, constants)
+        return ir.TensorBox.create(sum_into.inputs[0])  # the addend, written over
     return ir.TensorBox.create(ir.ExternKernelAlloc(_layout(x), tensors, constants, op_overload=op))
+
+
+def _dies_here(node: torch.fx.Node) -> bool:
+    """Whether the result of `node` may take the place of its addend, which nothing reads later.
+
+    Only for what a convolution wrote and others read: no view, and not the input of `node` itself.
+    """
+    other = node.args[3]
+    assert isinstance(other, torch.fx.Node)
+    own = torch.ops.ipex.conv.default
+    others = [user for user in other.users if user is not node]
+    return (
+        other.target is own
+        and other is not node.args[0]
+        and all(user.target is own and user < node for user in others)
+    )
 
 
 def _order(dims: int) -> list[int]:

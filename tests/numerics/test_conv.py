@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
+from torch._inductor.utils import run_and_get_code
 
 
 def compiled(fn, **kwargs):
@@ -70,6 +71,44 @@ def test_residuals(name, dtype):
     # bf16: eager rounds after each of three steps, oneDNN once: two ulp of the largest value.
     check(lambda x, z: fn(conv(x), z.clone()), x, z, atol=2e-5 if dtype.itemsize == 4 else 2**-6)
     assert counters["ipex"] == {rule: 1}
+
+
+A, B, C = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+
+
+def _twice(x):
+    y = F.relu(A(x))
+    y = F.relu(B(y) + y)
+    z = F.relu(C(y))
+    return F.relu(B(z) + y)
+
+
+# Graph, and the sums written over their addend: torch's out-of-place call copies the addend first.
+SUMS = {
+    "block": (lambda x: F.relu(C(B(y := A(x))) + y), 1),
+    "blocks in a row": (lambda x: _twice(F.relu(A(x))), 1),
+    "no relu": (lambda x: B(y := A(x)) - B(y) + y, 0),
+    "convolved by itself": (lambda x: F.relu(B(y := A(x)) + y), 0),
+    "read later": (lambda x: F.relu(C(B(y := A(x))) + y) * y, 0),
+    "read later by a convolution": (lambda x: B(F.relu(C(B(y := A(x))) + y)) - A(y), 0),
+    "returned": (lambda x: (y := A(x), F.relu(C(B(y)) + y))[1] + y.sum(), 0),
+    "seen through a view": (lambda x: F.relu(C(B(y := A(x))) + y) + y[:, :1], 0),
+    "an input": (lambda x: F.relu(C(B(x)) + x), 0),
+    "subtracted": (lambda x: C(B(y := A(x))) - y, 0),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_take_the_place_of_an_addend_that_dies(name):
+    fn, sums = SUMS[name]
+    x = torch.randn(2, 8, 6, 6)
+    kept = x.clone()
+    with torch.no_grad():
+        got, (code, *_) = run_and_get_code(compiled(fn), x)
+        # fp32 sums of some 100 terms near 1, three deep
+        torch.testing.assert_close(got, fn(x), rtol=0, atol=1e-4)
+    assert code.count("_convolution_pointwise_.binary(") == sums
+    assert torch.equal(x, kept)
 
 
 CONV = nn.Conv2d(8, 16, 3)
