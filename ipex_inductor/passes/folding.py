@@ -10,7 +10,7 @@ computes: in float64, rounded once.
 Above the vectors run along the output channels of w, below along its input channels.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -64,13 +64,17 @@ def fold_batch_norms(
 
 
 class _Folding:
-    """The folds of one graph. `exact` maps each derived weight to its value before rounding."""
+    """The folds of one graph. `exact` maps each derived weight to its value before rounding.
+
+    `fakes` remembers what ops give for which arguments: a model repeats its layers.
+    """
 
     def __init__(
         self, graph: torch.fx.Graph, weights: set[Node], off: Collection[str], report: GraphReport
     ) -> None:
         self.graph, self.weights, self.off, self.report = graph, weights, off, report
         self.exact: dict[Node, Node] = {}
+        self.fakes: dict[str, torch.Tensor] = {}
 
     def into_product_before(self, norm: Node) -> bool:
         """Fold `norm` into the product whose result it normalises, if that is legal."""
@@ -87,7 +91,7 @@ class _Folding:
             return False
         for node in (product.node, *between):  # to where the statistics are known
             norm.prepend(node)
-        build = _Builder(self.graph, product.node, self.exact)
+        build = _Builder(self, product.node)
         scale, shift = _affine(build, norm, width)
         along = _along(build, scale, product, product.outputs)
         if product.bias is not None:
@@ -113,7 +117,7 @@ class _Folding:
         )
         if not self._decide(f"batch_norm+{product.name}", reason, norm):
             return
-        build = _Builder(self.graph, product.node, self.exact)
+        build = _Builder(self, product.node)
         scale, shift = (
             _along(build, v, product, product.inputs) for v in _affine(build, norm, width)
         )
@@ -176,6 +180,8 @@ def _affine(build: "_Builder", norm: Node, width: int) -> tuple[Node, Node]:
 def _spread(build: "_Builder", vector: Node, width: int) -> Node:
     """`vector` with each number repeated, so that it has `width`."""
     (channels,) = vector.meta["val"].shape
+    if channels == width:
+        return vector
     column = build(aten.view.default, vector, [channels, 1])
     table = build(aten.repeat.default, column, [1, width // channels])
     return build(aten.view.default, table, [width])
@@ -268,17 +274,25 @@ def _neighbours(norm: Node) -> str:
 class _Builder:
     """Adds nodes before `place`, with their fake values."""
 
-    def __init__(self, graph: torch.fx.Graph, place: Node, exact: Mapping[Node, Node]) -> None:
-        self._graph, self._place, self._exact = graph, place, exact
+    def __init__(self, folding: _Folding, place: Node) -> None:
+        self._folding, self._place = folding, place
 
-    def __call__(self, op: Any, *args: Any) -> Node:
-        """The node `op(*args)`."""
-        with self._graph.inserting_before(self._place):
-            node = self._graph.call_function(op, args)
-        values = torch.fx.map_arg(args, lambda n: n.meta["val"])
-        with V.fake_mode:
-            node.meta["val"] = op(*values)
+    def __call__(self, op: Any, *args: Any, value: torch.Tensor | None = None) -> Node:
+        """The node `op(*args)`; `value` is its fake value if that is known."""
+        graph = self._folding.graph
+        with graph.inserting_before(self._place):
+            node = graph.call_function(op, args)
+        node.meta["val"] = self._fake(op, args) if value is None else value
         return node
+
+    def _fake(self, op: Any, args: Any) -> torch.Tensor:
+        values = torch.fx.map_arg(args, lambda n: n.meta["val"])
+        facts = id if op.is_view else _facts  # a view shares the memory of its own origin
+        key = repr((op, [facts(v) if isinstance(v, torch.Tensor) else v for v in values]))
+        if key not in self._folding.fakes:
+            with V.fake_mode:
+                self._folding.fakes[key] = op(*values)
+        return self._folding.fakes[key]
 
     def times(self, a: Node, b: Node) -> Node:
         """`a * b`."""
@@ -294,4 +308,9 @@ class _Builder:
 
     def double(self, node: Any) -> Node:
         """`node` in float64; what another fold derived, as it was before rounding."""
-        return self._exact.get(node) or self.cast(node, torch.float64)
+        return self._folding.exact.get(node) or self.cast(node, torch.float64)
+
+
+def _facts(value: torch.Tensor) -> tuple[Any, ...]:
+    """What the fake result of an op on `value` depends on."""
+    return value.dtype, value.device, tuple(value.shape), value.stride()

@@ -19,7 +19,7 @@ RESHAPES = (
 )
 
 
-Build = Callable[..., Node]  # a new node of an op and its arguments
+Build = Callable[..., Node]  # a new node of an op and its arguments, `value` its fake value
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _convolution(node: Node) -> Product:
         bias=bias,
         outputs=outputs,
         inputs=inputs,
-        again=lambda build, *own: build(node.target, *own, *window),
+        again=lambda build, *own: build(node.target, *own, *window, value=node.meta["val"]),
         groups=groups,  # type: ignore[arg-type]
         uneven=uneven,
     )
