@@ -2,13 +2,18 @@
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx.node import map_aggregate
-from torch.utils._pytree import tree_map_only
+
+# Ops that torch implements in slow Python, by what that comes down to: same bits, same strides.
+DIRECT: dict[str, Callable[..., Any]] = {
+    "getitem": operator.getitem,
+    "prims::convert_element_type": lambda x, dtype: torch.empty_like(x, dtype=dtype).copy_(x),
+}
 
 
 @dataclass(frozen=True)
@@ -25,11 +30,6 @@ class Step:
     op: str
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
-
-    @property
-    def arguments(self) -> tuple[Any, Any]:
-        """Positional and keyword arguments."""
-        return self.args, self.kwargs
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Program:
         # No inference tensors: those could not be written again outside of inference mode.
         with torch.inference_mode(False), torch.no_grad():
             for step in self.steps:
-                args, kwargs = tree_map_only(Ref, lambda r: values[r.index], step.arguments)
-                values.append(_function(step.op)(*args, **dict(kwargs)))
+                kwargs = {name: _filled(value, values) for name, value in step.kwargs}
+                values.append(_function(step.op)(*_filled(step.args, values), **kwargs))
         return [values[ref.index] for ref in self.outputs]
 
 
@@ -88,10 +88,20 @@ def _description(value: torch.Tensor) -> str:
     return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.device}"
 
 
-def _function(name: str) -> Any:
+def _filled(argument: Any, values: Sequence[Any]) -> Any:
+    """`argument` with the values that its `Ref`s stand for; tuples may become lists."""
+    if isinstance(argument, Ref):
+        return values[argument.index]
+    if isinstance(argument, (tuple, list)):
+        return [_filled(part, values) for part in argument]
+    return argument
+
+
+@functools.cache
+def _function(name: str) -> Callable[..., Any]:
     """The op called "namespace::name.overload" (or "namespace::name")."""
-    if name == "getitem":
-        return operator.getitem
-    space, _, rest = name.partition("::")
-    packet, _, overload = rest.partition(".")
-    return getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
+    if name in DIRECT:
+        return DIRECT[name]
+    path = name if "." in name else f"{name}.default"
+    op: Callable[..., Any] = operator.attrgetter(path.replace("::", "."))(torch.ops)
+    return op
