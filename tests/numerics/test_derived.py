@@ -328,6 +328,51 @@ def test_other_strides_of_the_same_memory():
     check(fn, model)
 
 
+def test_identities_are_read_as_python_holds_them():
+    objects = [object() for _ in range(300)]
+    for count in (0, 1, 2, 300):
+        some = tuple(objects[:count])
+        assert derived._as_they_lie(some) == derived._one_by_one(some)
+    assert derived._as_they_lie((objects[0],)) != derived._as_they_lie((objects[1],))
+    assert derived._identities is derived._as_they_lie
+
+
+LAYOUTS = {
+    "dense": lambda x: x,
+    "transposed": lambda x: x.t(),
+    "cut": lambda x: x[:, ::2],
+    "cut and transposed": lambda x: x[1:, ::2].t(),
+    "expanded": lambda x: x[:, :1].expand(6, 8),
+    "parameter": nn.Parameter,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_program_casts_as_prims_does(layout, dtype):
+    """Inductor's code relies on the strides that the op itself would give."""
+    x = LAYOUTS[layout](torch.randn(6, 8))
+    step = program.Step("prims::convert_element_type", (program.Ref(0), dtype), ())
+    (got,) = program.Program((0,), ("",), (step,), (program.Ref(1),)).run([x])
+    want = torch.ops.prims.convert_element_type.default(x, dtype)
+    assert torch.equal(got, want)
+    assert (got.dtype, got.stride()) == (want.dtype, want.stride())
+    assert got.data_ptr() != x.data_ptr()
+
+
+def test_a_program_fills_lists_and_keywords():
+    ref = program.Ref
+    steps = (
+        program.Step("aten::cat", ([ref(0), ref(1)], 0), ()),
+        program.Step("aten::split.Tensor", (ref(2), 3), ()),
+        program.Step("getitem", (ref(3), 1), ()),
+        program.Step("aten::add.Tensor", (ref(4), ref(0)), (("alpha", 2),)),
+    )
+    a, b = torch.randn(3), torch.randn(3)
+    (got,) = program.Program((0, 1), ("", ""), steps, (ref(5),)).run([a, b])
+    assert torch.equal(got, b + 2 * a)
+
+
 def captured(op, *args):
     """What a graph under capture keeps of one op on its only weight."""
     step = program.Step(op, args, ())

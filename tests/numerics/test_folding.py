@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
+from torch._inductor.virtualized import V
 from torch.func import functional_call
+from torch.fx import map_arg
 
 from ipex_inductor import report
 from ipex_inductor.passes import folding
@@ -172,6 +174,72 @@ def test_a_norm_before_a_product_folds(kind, run):
     code = check(model, example(kind).to(dtype), dynamic=dynamic)
     assert counters["ipex"] == {f"batch_norm+{kind}": len(model.models)}
     assert "sqrt" not in code, "a batch norm is left in the graph"
+
+
+@pytest.fixture
+def folded(monkeypatch):
+    """The `_Folding` of each graph, after it."""
+    found = []
+    make = folding._Folding.__init__
+    monkeypatch.setattr(
+        folding._Folding, "__init__", lambda self, *args: found.append(self) or make(self, *args)
+    )
+    return found
+
+
+@torch.no_grad()
+def test_what_is_remembered_of_one_fold_is_right_for_the_next(monkeypatch):
+    wrong, views = [], []
+    fold = folding.fold_batch_norms
+
+    def spy(graph, *rest):
+        fold(graph, *rest)
+        for node in graph.nodes:
+            if node.op != "call_function" or not isinstance(node.meta["val"], torch.Tensor):
+                continue
+            args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+            with V.fake_mode:
+                want = node.target(*args, **kwargs)
+            if facts(node.meta["val"]) != facts(want):
+                wrong.append(node.format_node())
+            if node.target.is_view:
+                views.append(node)
+                if memory(node.meta["val"]) != memory(args[0]):
+                    wrong.append(node.format_node())
+
+    def facts(value):
+        return value.dtype, value.device, value.shape, value.stride()
+
+    def memory(value):
+        return value.untyped_storage()._cdata
+
+    monkeypatch.setattr(folding, "fold_batch_norms", spy)
+    layers = [
+        product(kind, 8, 8, bias, groups=groups)
+        for kind in ("conv2d", "conv_transpose2d")
+        for bias in (True, False)
+        for groups in (1, 2)
+        for _ in range(2)
+    ]
+    blocks = [part for layer in layers for part in (layer, batch_norm(8, 2))]
+    tail = [nn.Flatten(1), nn.Linear(8 * 49, 8), batch_norm(8), nn.Linear(8, 8), batch_norm(8)]
+    model = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(7), *tail)
+    check(model, torch.randn(2, 8, 40, 40))
+    assert sum(folds().values()) == len(layers) + 2
+    assert views
+    assert not wrong
+
+
+@torch.no_grad()
+def test_a_layer_met_again_costs_no_fake_value(folded):
+    def model(count):
+        layers = [(product("conv2d", 8, 8, padding=1), batch_norm(8, 2)) for _ in range(count)]
+        return nn.Sequential(*itertools.chain.from_iterable(layers))
+
+    for count in (1, 6):
+        check(model(count), example("conv2d"))
+    first, many = (len(f.fakes) for f in folded)
+    assert first == many > 0
 
 
 @pytest.mark.parametrize("rank", [2, 3])
