@@ -221,7 +221,8 @@ def test_what_is_remembered_of_one_fold_is_right_for_the_next(monkeypatch):
         for groups in (1, 2)
         for _ in range(2)
     ]
-    blocks = [part for layer in layers for part in (layer, batch_norm(8, 2))]
+    affine = itertools.cycle((True, True, False))
+    blocks = [p for layer in layers for p in (layer, batch_norm(8, 2, next(affine)))]
     tail = [nn.Flatten(1), nn.Linear(8 * 49, 8), batch_norm(8), nn.Linear(8, 8), batch_norm(8)]
     model = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(7), *tail)
     check(model, torch.randn(2, 8, 40, 40))
