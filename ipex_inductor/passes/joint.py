@@ -16,9 +16,11 @@ from ipex_inductor.passes.rule import apply_rules, same_size, whole_ops
 from ipex_inductor.passes.whole_ops import decompose
 from ipex_inductor.report import GraphReport
 
-RULES = (*attention.RULES, *conv.RULES, *linear.RULES, *left.RULES)
-RULE_NAMES = frozenset(rule.name for rule in RULES) | folding.NAMES | {shared_input.NAME}
-WHOLE = whole_ops(RULES) | folding.WHOLE
+RULES = (*conv.RULES, *linear.RULES, *left.RULES)
+RULE_NAMES = frozenset(rule.name for rule in RULES) | (
+    folding.NAMES | {attention.NAME, shared_input.NAME}
+)
+WHOLE = whole_ops(RULES) | folding.WHOLE | attention.WHOLE
 
 
 class JointPass(CustomGraphPass):
@@ -70,6 +72,8 @@ class JointPass(CustomGraphPass):
         folding.fold_batch_norms(graph, weights_of(graph), self.rules_off, self.report)
         transpose_weights(graph, weights_of(graph))
         weights = weights_of(graph)
+        if not {"*", attention.NAME} & self.rules_off:
+            attention.fuse_attention(graph, self.report)
         apply_rules(RULES, graph, weights, self.rules_off, self.report)
         if not {"*", shared_input.NAME} & self.rules_off:
             shared_input.join_linears(graph, weights, self.report)
