@@ -1,0 +1,45 @@
+"""What a graph computes from none of its inputs: the value, now."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+Node = torch.fx.Node
+
+LARGEST = 1 << 22  # elements of a tensor that is computed
+
+
+class _Varies(Exception):
+    pass
+
+
+def number(node: Any) -> float | None:
+    """A number, or the one element of a constant tensor, rounded as that is."""
+    if isinstance(node, (int, float)):
+        return node
+    with unset_fake_temporarily():
+        value = constant(node, 1)
+        return None if value is None else value.item()
+
+
+def constant(node: Any, elements: int = LARGEST) -> Tensor | None:
+    """The value of `node` if it depends on no input and has at most so many `elements`."""
+    try:
+        with unset_fake_temporarily(), torch.no_grad():
+            return _computed(node, elements)  # type: ignore[no-any-return]
+    except _Varies:
+        return None
+
+
+def _computed(node: Any, elements: int = LARGEST) -> Any:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    if not isinstance(value, Tensor) or not isinstance(node.target, torch._ops.OpOverload):
+        raise _Varies
+    if not all(isinstance(n, int) for n in value.shape) or value.numel() > elements:
+        raise _Varies
+    if torch.Tag.nondeterministic_seeded in node.target.tags or node.target._schema.is_mutable:
+        raise _Varies
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), _computed)
+    return node.target(*args, **kwargs)
