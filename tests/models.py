@@ -182,6 +182,7 @@ _BERT = {
     "intermediate_size": 64,
     "max_position_embeddings": 64,
 }
+_BY_HAND = {"attn_implementation": "eager"}  # attention written out, each model in its own way
 _BERT_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 MODELS: dict[str, Tiny | Own] = {
     "resnet": Tiny(
@@ -257,15 +258,16 @@ MODELS: dict[str, Tiny | Own] = {
             "num_heads": [2, 4],
             "window_size": 4,
             "num_labels": LABELS,
+            **_BY_HAND,
         },
         (*_BERT_DROPOUT, "drop_path_rate"),
     ),
     "bert": Tiny("BertConfig", "BertForMaskedLM", _padded, _BERT, _BERT_DROPOUT),
-    "roberta": Tiny(  # with its attention written out
+    "roberta": Tiny(
         "RobertaConfig",
         "RobertaForMaskedLM",
         _padded,
-        {**_BERT, "attn_implementation": "eager"},
+        {**_BERT, **_BY_HAND},
         _BERT_DROPOUT,
     ),
     "gpt2": Tiny(
@@ -281,6 +283,7 @@ MODELS: dict[str, Tiny | Own] = {
             "bos_token_id": 1,
             "eos_token_id": 2,
             "use_cache": False,
+            **_BY_HAND,
         },
         ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
     ),
@@ -298,6 +301,7 @@ MODELS: dict[str, Tiny | Own] = {
             "num_heads": 4,
             "feed_forward_proj": "gated-gelu",  # as since T5 1.1
             "use_cache": False,
+            **_BY_HAND,
         },
         ("dropout_rate",),
     ),
