@@ -1,6 +1,6 @@
-"""Fusions that `passes/left.py` leaves to Inductor: its kernels against library kernels.
+"""Fusions that are left to Inductor, always or on some CPUs: its kernels against library kernels.
 
-    python benchmarks/left_to_inductor.py [--json FILE]
+    python benchmarks/left_to_inductor.py [--json FILE] [--only NAME]
 
 Every compiled function does the same work REPEAT times on inputs of its own, so that Dynamo's
 guards weigh little. Minima of interleaved rounds, in microseconds per repetition.
@@ -9,13 +9,14 @@ guards weigh little. Minima of interleaved rounds, in microseconds per repetitio
 import argparse
 import datetime
 import json
-import platform
 import time
 from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from ipex_inductor.target import current
 
 REPEAT, ROUNDS = 16, 40
 
@@ -52,6 +53,32 @@ def bmm_bias_gelu(bias: Tensor, x: Tensor, w: Tensor) -> Tensor:
     return F.gelu(torch.baddbmm(bias, x, w))
 
 
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Attention by hand with an added mask, in none of the forms that Inductor knows."""
+    return F.softmax(q @ k.transpose(-1, -2) * 0.125 + mask, -1) @ v
+
+
+def filled_attention(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    """Attention by hand with masked scores replaced."""
+    scores = q @ k.transpose(-1, -2) * 0.125
+    return F.softmax(torch.where(keep > 0, scores, torch.finfo(q.dtype).min), -1) @ v
+
+
+def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """What the rule makes of `attention`."""
+    return F.scaled_dot_product_attention(q, k, v, mask)
+
+
+def filled_kernel(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    """What the rule makes of `filled_attention`."""
+    mask = torch.where(keep > 0, keep.new_zeros(()), torch.finfo(q.dtype).min)
+    return F.scaled_dot_product_attention(q, k, v, mask)
+
+
+# What the library has for a case, where that is not the case itself in eager mode.
+LIBRARY = {attention: kernel, filled_attention: filled_kernel}
+
+
 def cases(dtype: torch.dtype) -> Iterator[tuple[Callable[..., Tensor], list[tuple[Tensor, ...]]]]:
     """Each function with REPEAT sets of inputs, sized as BERT-base and ShuffleNet have them."""
 
@@ -62,21 +89,26 @@ def cases(dtype: torch.dtype) -> Iterator[tuple[Callable[..., Tensor], list[tupl
     yield add_layer_norm, of(hidden, hidden, (768,), (768,))
     yield add_rms_norm, of(hidden, hidden, (768,), (768,))
     table = torch.randn(30522, 768).to(dtype)
-    tokens = [torch.randint(0, 30522, (1, 128)) for _ in range(REPEAT)]
+    texts = [torch.randint(0, 30522, (1, 128)) for _ in range(REPEAT)]
     norms = of((768,), (768,))
-    yield embedding_layer_norm, [(table, t, *n) for t, n in zip(tokens, norms, strict=True)]
+    yield embedding_layer_norm, [(table, t, *n) for t, n in zip(texts, norms, strict=True)]
     yield div_add_softmax, of((1, 12, 128, 128), (1, 1, 1, 128))
     yield shuffle, of((1, 116, 28, 28))
+    for tokens in (128, 384):
+        heads = (1, 12, tokens, 64)
+        yield attention, of(heads, heads, heads, (1, 1, 1, tokens))
+        yield filled_attention, of(heads, heads, heads, (1, 1, tokens, tokens))
     yield bmm_bias_gelu, of((8, 1, 256), (8, 64, 256), (8, 256, 256))
 
 
 def measure(fn: Callable[..., Tensor], inputs: list[tuple[Tensor, ...]]) -> list[float]:
-    """Microseconds of one repetition: eager's library kernels, Inductor's."""
+    """Microseconds of one repetition: library kernels, Inductor's."""
 
-    def many(*sets: tuple[Tensor, ...]) -> list[Tensor]:
-        return [fn(*arguments) for arguments in sets]
+    def repeated(fn: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
+        return lambda *sets: [fn(*arguments) for arguments in sets]
 
-    runs = [many, torch.compile(many)]
+    library = repeated(LIBRARY.get(fn, fn))
+    runs = [torch.compile(library) if fn in LIBRARY else library, torch.compile(repeated(fn))]
     best = [float("inf")] * len(runs)
     for _ in range(ROUNDS):
         for i, run in enumerate(runs):
@@ -91,15 +123,18 @@ def main() -> None:
     """Print the table; with --json also append one line a row to FILE."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", help="append the rows to this file, one JSON object a line")
+    parser.add_argument("--only", default="", help="the cases whose name holds this")
     options = parser.parse_args()
     facts = {
         "date": datetime.date.today().isoformat(),
         "command": "python benchmarks/left_to_inductor.py",
         "torch": torch.__version__,
-        "device": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "device": f"{current().arch}, {torch.get_num_threads()} threads",
     }
     for dtype in (torch.float32, torch.bfloat16):
         for fn, inputs in cases(dtype):
+            if options.only not in fn.__name__:
+                continue
             torch.compiler.reset()
             eager, inductor = measure(fn, inputs)
             row = {"case": fn.__name__, "dtype": str(dtype), "eager_us": round(eager, 1)}
