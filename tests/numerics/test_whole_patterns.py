@@ -200,6 +200,15 @@ def test_attention_of_any_layout(name):
     assert counters["ipex"] == {attention.NAME: 1}
 
 
+def test_a_view_of_the_result(op_by_op):
+    """torch's kernel has its result in another order of strides."""
+
+    def attend(q, k, v):
+        return (F.softmax(product(q, k), -1) @ v).view(2, 15, 8).cos()
+
+    assert found(attend, QUERY, KEY, VALUE) == {attention.NAME: 1}
+
+
 def test_layers_share_the_sum_of_their_masks(op_by_op, monkeypatch):
     traced, inline = [], attention.inline
     monkeypatch.setattr(attention, "inline", lambda *args: traced.append(args) or inline(*args))
