@@ -200,6 +200,11 @@ def test_attention_of_any_layout(name):
     assert counters["ipex"] == {attention.NAME: 1}
 
 
+def test_attention_of_nothing(op_by_op):
+    """Fused or not: torch 2.11 has a kernel for no batch, 2.13 has none."""
+    found(lambda q, k, v: F.softmax(product(q, k), -1) @ v, QUERY[:0], KEY[:0], VALUE[:0])
+
+
 def test_a_view_of_the_result(op_by_op):
     """torch's kernel has its result in another order of strides."""
 
@@ -286,7 +291,7 @@ MISSES = {
             "masked scores become no constant",
         ),
         "filled, then rounded": (
-            between(lambda s: F.softmax(torch.where(KEEP, s.float(), -3e38).half(), -1)),
+            between(lambda s: F.softmax(torch.where(causal(), s.float(), -3e38).half(), -1)),
             HALF,
             "masked scores are rounded",
         ),
@@ -321,11 +326,6 @@ MISSES = {
             between(lambda s: F.softmax(s, -1)),
             tuple(x[0] for x in QKV),
             "are not [batch, heads, tokens, width]",
-        ),
-        "without a batch": (
-            between(lambda s: F.softmax(s, -1)),
-            tuple(x[:0] for x in QKV),
-            "no fused kernel",
         ),
         "broadcast to the mask": (
             between(lambda s: F.softmax(s + MASK, -1)),
