@@ -35,8 +35,9 @@ def main() -> int:
     for failure in failures:
         print(failure.text())
     print(
-        f"{twins.programs} programs forward, {twins.trained} of them backward, {twins.dynamic} at two"
-        f" sizes, {compiled.programs} compiled; {twins.pairs():.1%} of pairs; {len(failures)} mismatches"
+        f"{twins.programs} programs forward, {twins.trained} of them backward, {twins.dynamic} at"
+        f" two sizes, {compiled.programs} compiled; {twins.pairs():.1%} of pairs;"
+        f" {len(failures)} mismatches"
     )
     return bool(failures)
 

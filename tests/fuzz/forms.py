@@ -150,7 +150,9 @@ def _meta(value):
 def _sized(b, rule, example, keep):
     """Other sizes and numbers, the same for the same; tensors of zeros."""
     tensors = {k: v for k, v in example.items() if isinstance(v, torch.Tensor)}
-    sizes = {n: min(n, 64) if keep else b.pick(2, 3, 4, 6) for v in tensors.values() for n in v.shape}
+    sizes = {
+        n: min(n, 64) if keep else b.pick(2, 3, 4, 6) for v in tensors.values() for n in v.shape
+    }
     weights = {n for k, v in tensors.items() if _is_weight(rule, k, v) for n in v.shape}
     numbers = set(_numbers([v.value for v in example.values() if isinstance(v, Constant)]))
     free = sorted(sizes.keys() - weights - numbers)

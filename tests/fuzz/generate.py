@@ -85,7 +85,10 @@ def _named(program: Program, pairs: tuple[tuple[int, int], ...]) -> Program:
                 factors.append(name)
         return " * ".join([*factors, *[str(number)] * (number != 1 or not factors)])
 
-    lines = [(name, re.sub(r"(?<![\w.])(?<!e-)\d+(?![\w.])", named, line)) for name, line in program.steps]
+    lines = [
+        (name, re.sub(r"(?<![\w.])(?<!e-)\d+(?![\w.])", named, line))
+        for name, line in program.steps
+    ]
     used = {name for _, line in lines for name in re.findall(r"\bn\d\b", line)}
     steps = [step for step in steps if step[0] in used]
     return dataclasses.replace(program, steps=(*steps, *lines), dynamic=pairs)

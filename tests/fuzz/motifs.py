@@ -7,8 +7,6 @@ import dataclasses
 import functools
 import math
 
-import torch
-
 from fuzz.tables import BINARY, DEAD, MISSES, NOISE, POSITIVE, UNARY
 
 # Sources

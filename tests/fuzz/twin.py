@@ -5,13 +5,13 @@ a wrong one by far more than 1e-10. So the graph is captured with the dtypes the
 and only the replay is wide: every floating-point dtype in it becomes float64, and our ops run
 their reference implementations.
 
-A dynamic program is captured with a symbol for each size of its inputs, as `torch.compile(dynamic=
-True)` does it, and replayed at two sizes, unless what it says holds for the first alone.
+A dynamic program is captured with symbols for its batch and lengths, as Dynamo has them, and
+replayed at two sizes, unless what it says holds for the first alone.
 """
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +25,11 @@ from torch._inductor.fx_passes.joint_graph import canonicalize_aten_ir_passes
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fuzz.program import Program, wide_arguments
@@ -82,6 +86,11 @@ class Trial:
         """A shape, or strides, as numbers."""
         return tuple(map(self.size, sizes))
 
+    def broken(self, shapes: ShapeEnv) -> list[str]:
+        """The guards that do not hold at these sizes."""
+        known = {guard.expr: guard.expr.xreplace(self.known) for guard in shapes.guards}
+        return [str(expr) for expr, holds in known.items() if holds != sympy.true]
+
 
 @dataclass
 class Captured:
@@ -102,10 +111,23 @@ class Captured:
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
-        """Where a pass runs: with the fake mode and the tracing context of this graph."""
+        """Where a pass runs: with the fake mode and the tracing context of this graph.
+
+        Raises `Mismatch` where it makes the graph one for fewer sizes than it was.
+        """
         grad, lazy = torch.set_grad_enabled(self.joint), _use_lazy_graph_module(True)
         with V.set_fake_mode(self.mode), tracing(self.context), grad, lazy:
             yield
+        broken = [
+            text for trial in self.trials if trial.known for text in trial.broken(self.shapes)
+        ]
+        if broken:
+            raise Mismatch(f"a pass made it a graph for {', '.join(broken)} alone")
+
+    @property
+    def shapes(self) -> Any:
+        """What is known of the symbols."""
+        return self.mode.shape_env
 
     def copy(self) -> torch.fx.GraphModule:
         """A graph to rewrite."""
@@ -143,7 +165,8 @@ def capture(program: Program, training: bool) -> Captured:
     mode = FakeTensorMode(shape_env=shapes)
     symbols: list[Any] = []
     if shapes is not None:
-        inputs = [mode.from_tensor(x, source=LocalSource(f"x{i}")) for i, x in enumerate(inputs)]
+        free = dict(program.dynamic)
+        inputs = [_symbolic(mode, x, free, f"x{number}") for number, x in enumerate(inputs)]
         symbols = _symbols(inputs)
     module = _Traced(program.module(dtype), len(symbols), copied=training)
     context = TracingContext(mode)
@@ -179,6 +202,13 @@ def capture(program: Program, training: bool) -> Captured:
     return Captured(gm, context, mode, static, symbols, trials, count, training)
 
 
+def _symbolic(mode: FakeTensorMode, x: torch.Tensor, free: Container[int], name: str) -> Any:
+    """`x` with a symbol for each of its sizes that is in `free`, the same for the same."""
+    dims = [DimDynamic.DUCK if n in free else DimDynamic.STATIC for n in x.shape]
+    context = StatelessSymbolicContext(dynamic_sizes=dims)
+    return mode.from_tensor(x, source=LocalSource(name), symbolic_context=context)
+
+
 def _symbols(inputs: Sequence[torch.Tensor]) -> list[Any]:
     """The sizes of `inputs` that are symbols, each once."""
     sizes = [n for x in inputs for n in x.shape if not isinstance(n, int)]
@@ -200,9 +230,8 @@ def _trials(
             for n, size in zip(x.shape, leaf.shape, strict=True)
             if not isinstance(n, int)
         }
-        if all(guard.expr.xreplace(known) == sympy.true for guard in shapes.guards):
-            trials.append(Trial(sized, known))
-    return trials
+        trials.append(Trial(sized, known))
+    return [trial for trial in trials if not trial.broken(shapes)]
 
 
 class _Traced(torch.nn.Module):
