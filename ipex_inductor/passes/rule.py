@@ -132,8 +132,7 @@ def apply_rules(
         return
     ops = {getattr(n.target, "overloadpacket", None) for n in graph.nodes}
     names = {packet.__name__ for packet in ops if packet is not None}
-    # Without the dispatcher some fake ops (pad) take a symbol for the number it stands for now.
-    with _running(_Run(off, weights, report, set())), enable_python_dispatcher():
+    with _running(_Run(off, weights, report, set())):
         for rule in rules:
             for form in rule.forms:
                 if rule.anchor in names and form.needs <= names:

@@ -37,15 +37,19 @@ def _draw(seed: int, rng: random.Random) -> Program:
     wanted = [rule.dtype for rule in drawn if rule.dtype]
     dtype = rng.choice(wanted or ["float32", "float32", "bfloat16"])
     b = Builder(rng, dtype, rng.random() < DYNAMIC)
-    last = product(b, *PAIRS[seed % len(PAIRS)]) if rng.random() < 0.6 else _piece(b)
+    values = []
+    if not b.dynamic or rng.random() < 0.5:  # symbols make tracing slow
+        first = rng.random() < 0.6
+        values.append(product(b, *PAIRS[seed % len(PAIRS)]) if first else _piece(b))
     for rule in drawn:
         found = rule.make(b)
-        if found and found != last:
+        if found:
             b.tag(f"rule: {rule.name}")
-            b.extra_outputs.append(last)
-            last = found
-    while rng.random() < 0.2 and len(b.steps) < 14:
-        last = _piece(b)
+            values.append(found)
+    while rng.random() < 0.1 and len(b.steps) < 14:
+        values.append(_piece(b))
+    *others, last = values
+    b.extra_outputs += others
     program = b.program(_outputs(b, last), b.dtype)
     _run(program)
     return _dynamic(program) if b.dynamic else program

@@ -147,9 +147,9 @@ def padded_conv(b, x=None):
     pads = [sides] * 2 * dims
     if b.chance(0.3):
         pads[b.rng.randrange(2 * dims)] = 0
-    if b.chance(0.1):
+    if b.chance(0.2):
         pads += [1, 1]  # channels too
-    rest = b.pick("", "", "", ", value=1.5", ", mode='replicate'", ", 'constant', 0")
+    rest = b.pick("", "", "", ", value=1.5", ", value=1.5", ", mode='replicate'", ", 'constant', 0")
     if "replicate" in rest and len(pads) > 2 * dims:
         rest = ""
     x = b.emit(f"F.pad({x}, {tuple(pads)}{rest})")
@@ -453,6 +453,10 @@ def between(b, v):
     return new if b.env[new].is_floating_point() else v
 
 
+def padded(b):
+    return epilogue(b, padded_conv(b))
+
+
 def norm_traps(b):
     """What others folded wrongly: a linear layer's last axis is no channel; one weight twice."""
     kind = b.rng.choice(sorted(TRAPS))
@@ -702,6 +706,7 @@ def reshaped(b):
 MOTIFS = {
     product: 40,
     norm_traps: 15,
+    padded: 10,
     add_norm: 7,
     embedding_norm: 4,
     masked_softmax: 5,

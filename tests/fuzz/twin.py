@@ -12,12 +12,13 @@ replayed at two sizes, unless what it says holds for the first alone.
 import math
 import operator
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import LocalSource
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext, tracing
@@ -111,12 +112,18 @@ class Captured:
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
-        """Where a pass runs: with the fake mode and the tracing context of this graph.
+        """Where a pass runs: in what AOT autograd and `compile_fx` have around it.
 
         Raises `Mismatch` where it makes the graph one for fewer sizes than it was.
         """
-        grad, lazy = torch.set_grad_enabled(self.joint), _use_lazy_graph_module(True)
-        with V.set_fake_mode(self.mode), tracing(self.context), grad, lazy:
+        with ExitStack() as stack:
+            stack.enter_context(V.set_fake_mode(self.mode))
+            stack.enter_context(tracing(self.context))
+            stack.enter_context(torch.set_grad_enabled(self.joint))
+            stack.enter_context(_use_lazy_graph_module(True))
+            stack.enter_context(self.mode)
+            if self.shapes is not None:  # else some fake ops take a symbol for a number
+                stack.enter_context(enable_python_dispatcher())
             yield
         broken = [
             text for trial in self.trials if trial.known for text in trial.broken(self.shapes)

@@ -50,6 +50,15 @@ def test_pad_enters_the_window_of_a_line(op_by_op):
     assert found(lambda x: LINE(F.pad(x, (2, 2))), IMAGE[:, :, 0]) == {"pad+conv": 1}
 
 
+@torch._dynamo.config.patch(error_on_recompile=True)
+def test_pad_keeps_the_batch_dynamic(op_by_op):
+    fn = torch.compile(lambda x: CONV(F.pad(x, (1, 1))), backend="ipex", dynamic=True)
+    with torch.no_grad():
+        for batch in (2, 3):
+            assert len(fn(torch.randn(batch, 4, 5, 5))) == batch
+    assert counters["ipex"] == {"pad+conv": 1}
+
+
 NO_PADS = {
     "uneven": lambda x: CONV(F.pad(x, (2, 1, 1, 1))),
     "cropping": lambda x: CONV(F.pad(x, (-1, -1))),
