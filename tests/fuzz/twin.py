@@ -9,6 +9,7 @@ A dynamic program is captured with symbols for its batch and lengths, as Dynamo 
 replayed at two sizes, unless what it says holds for the first alone.
 """
 
+import dataclasses
 import math
 import operator
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -225,20 +226,23 @@ def _symbols(inputs: Sequence[torch.Tensor]) -> list[Any]:
 def _trials(
     program: Program, inputs: Sequence[torch.Tensor], shapes: ShapeEnv | None
 ) -> list[Trial]:
-    """The program as it is; then at its other sizes, if the guards of the graph hold for them."""
+    """The program as it is, then at other sizes: as many as the guards of the graph allow."""
     if shapes is None:
         return [Trial(program, {})]
-    trials = []
-    for sized in (program, program.resized()):
-        pairs = zip(inputs, sized.of_kind("input"), strict=True)
-        known = {
-            n.node._expr: sympy.Integer(size)
-            for x, leaf in pairs
-            for n, size in zip(x.shape, leaf.shape, strict=True)
-            if not isinstance(n, int)
-        }
-        trials.append(Trial(sized, known))
-    return [trial for trial in trials if not trial.broken(shapes)]
+    alone = (dataclasses.replace(program, dynamic=(pair,)) for pair in program.dynamic)
+    others = (_trial(p.resized(), inputs) for p in (program, *alone))
+    second = next((trial for trial in others if not trial.broken(shapes)), None)
+    first = _trial(program, inputs)
+    return [first, second] if second else [first]
+
+
+def _trial(program: Program, inputs: Sequence[torch.Tensor]) -> Trial:
+    known = {}
+    for x, leaf in zip(inputs, program.of_kind("input"), strict=True):
+        symbols = [n.node._expr if hasattr(n, "node") else None for n in x.shape]
+        known |= dict(zip(symbols, map(sympy.Integer, leaf.shape), strict=True))
+    known.pop(None, None)
+    return Trial(program, known)
 
 
 class _Traced(torch.nn.Module):

@@ -90,12 +90,16 @@ def test_a_rule_fires_on_its_own_form(name):
 
 
 def test_a_dynamic_program_is_judged_at_two_sizes():
-    program = next(p for p in map(generate, range(100)) if len(p.dynamic) == 2)
-    captured = twin.capture(program, False)
-    first, second = captured.trials
-    assert first.program == program
-    assert second.program == program.resized()
-    assert captured.symbols
+    leaves = Leaf("x0", "input", (7, 11, 4)), Leaf("w0", "parameter", (6, 4))
+    sizes = ("n0", "x0.shape[0]"), ("n1", "x0.shape[1]")
+    flat = (*sizes, ("v0", "F.gelu(F.linear(x0, w0)).view(n0 * n1, 6)"))
+    rows = (*sizes, ("v0", "F.linear(x0, w0).view(n0, 66)"))  # which is for a length of 11
+    for steps, other in ((flat, (9, 10)), (rows, (9, 11))):
+        program = Program(leaves, steps, ("v0",), dynamic=((7, 9), (11, 10)))
+        twin.judge(program)
+        first, second = twin.capture(program, False).trials
+        assert first.program == program
+        assert second.program.leaves[0].shape == (*other, 4)
 
 
 def test_a_pass_that_holds_for_one_size_alone_is_noticed(monkeypatch):
