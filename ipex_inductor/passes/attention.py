@@ -125,6 +125,15 @@ def _attend(
     return result if strided else result.contiguous()
 
 
+def _is_copied(user: Node) -> bool:
+    """Whether `user` only transposes the result for a copy: nothing sees the kernel's strides."""
+    return user.target is aten.permute.default and all(
+        copy.target is aten.clone.default
+        and copy.kwargs.get("memory_format") is torch.contiguous_format
+        for copy in user.users
+    )
+
+
 def _rewrite(
     graph: torch.fx.Graph, product: Product, scores: Scores, masks: dict[Any, Node]
 ) -> None:
@@ -139,8 +148,7 @@ def _rewrite(
     if mask is not None and scores.steps not in masks:
         inline(graph, mask, functools.partial(mask_of, scores.steps))
         masks[scores.steps] = call.args[3]  # type: ignore[assignment]
-    # What views the result was traced on contiguous rows; a transposed one is copied anyway.
-    strided = all(user.target is aten.permute.default for user in product.node.users)
+    strided = all(map(_is_copied, product.node.users))
     product.node.replace_all_uses_with(call)
     with torch.no_grad():
         inline(graph, call, functools.partial(_attend, scale=scores.scale, strided=strided))

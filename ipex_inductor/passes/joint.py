@@ -12,7 +12,7 @@ from ipex_inductor.passes import attention, conv, folding, left, linear, shared_
 from ipex_inductor.passes.noops import drop_noops
 from ipex_inductor.passes.packing import transpose_weights
 from ipex_inductor.passes.prologue import weight_inputs, weight_only
-from ipex_inductor.passes.rule import apply_rules, same_size, whole_ops
+from ipex_inductor.passes.rule import apply_rules, whole_ops
 from ipex_inductor.passes.whole_ops import decompose
 from ipex_inductor.report import GraphReport
 
@@ -66,7 +66,6 @@ class JointPass(CustomGraphPass):
             ) from error
 
     def _rewrite(self, graph: torch.fx.Graph) -> None:
-        layouts = [_strides(node) for node in _results(graph)]
         if "*" not in self.rules_off:
             drop_noops(graph)
         folding.fold_batch_norms(graph, weights_of(graph), self.rules_off, self.report)
@@ -77,7 +76,6 @@ class JointPass(CustomGraphPass):
         apply_rules(RULES, graph, weights, self.rules_off, self.report)
         if not {"*", shared_input.NAME} & self.rules_off:
             shared_input.join_linears(graph, weights, self.report)
-        _restore(graph, layouts)
 
     def uuid(self) -> Any | None:
         """What distinguishes our rewriting; None (no caching) if a user's pass has no uuid."""
@@ -94,36 +92,6 @@ def weights_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """Parameters and buffers of an inference graph, and what is computed from them alone."""
     inputs = weight_inputs(graph, compat.static_inputs())
     return {*inputs, *weight_only(graph, inputs)}
-
-
-def _results(graph: torch.fx.Graph) -> list[Any]:
-    return list(graph.output_node().args[0])  # type: ignore[arg-type]
-
-
-def _strides(node: Any) -> tuple[Any, ...] | None:
-    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    return tuple(value.stride()) if isinstance(value, torch.Tensor) else None
-
-
-def _restore(graph: torch.fx.Graph, layouts: list[tuple[Any, ...] | None]) -> None:
-    """Give what leaves the graph eager's strides again; attention has its result in another order.
-
-    Inductor takes the strides of the results from the graph it gets.
-    """
-    place, results = graph.output_node(), _results(graph)
-    for number, (node, strides) in enumerate(zip(results, layouts, strict=True)):
-        now = _strides(node)
-        if strides is None or now is None or all(map(same_size, now, strides)):
-            continue
-        value = node.meta["val"]
-        like = value.new_empty_strided(value.shape, strides)
-        with graph.inserting_before(place):
-            size = {"size": list(value.shape), "stride": list(strides)}
-            facts = {"dtype": value.dtype, "device": value.device}
-            empty = graph.call_function(torch.ops.aten.empty_strided.default, (), {**size, **facts})
-            results[number] = graph.call_function(torch.ops.aten.copy.default, (empty, node))
-        empty.meta["val"] = results[number].meta["val"] = like
-    place.args = (tuple(results),)
 
 
 def is_joint(graph: torch.fx.Graph) -> bool:

@@ -8,14 +8,19 @@ import torch
 from fuzz.program import NAMES, Leaf, Program, Wide, names_in
 
 LARGE = 50.0  # values grow no further: what follows would be ill-conditioned
+BATCH, LENGTH = 7, 11  # of dynamic programs: primes that stand for nothing else in a program
 
 
 class Builder:
-    """`rng` is the only source of chance; `env` holds the value of every name in float64."""
+    """`rng` is the only source of chance; `env` holds the value of every name in float64.
 
-    def __init__(self, rng: random.Random, dtype: str):
+    A `dynamic` program has inputs of `BATCH` and `LENGTH`, which are to be any.
+    """
+
+    def __init__(self, rng: random.Random, dtype: str, dynamic: bool = False):
         self.rng = rng
         self.dtype = dtype
+        self.dynamic = dynamic
         self.norms: list[tuple] = []  # weights of batch norms so far
         self.leaves: list[Leaf] = []
         self.steps: list[tuple[str, str]] = []
@@ -79,6 +84,18 @@ class Builder:
 
     def pick(self, *choices):
         return self.rng.choice(choices)
+
+    def batch(self, *sizes):
+        """How many samples an input has."""
+        return BATCH if self.dynamic and self.chance(0.85) else self.pick(*sizes)
+
+    def length(self, *sizes):
+        """How many tokens a sample has, or pixels along a line."""
+        return LENGTH if self.dynamic and self.chance(0.5) else self.pick(*sizes)
+
+    def free_sizes(self):
+        """What to give to sizes that no weight has."""
+        return (BATCH, *[LENGTH] * self.chance(0.5)) if self.dynamic else ()
 
     def tag(self, tag):
         self.tags.append(tag)

@@ -33,6 +33,7 @@ class Tally:
 
     programs: int = 0
     trained: int = 0
+    dynamic: int = 0  # replayed at two sizes
     cpu: float = 0.0
     fired: Counter[str] = field(default_factory=Counter)
     missed: Counter[str] = field(default_factory=Counter)
@@ -43,6 +44,7 @@ class Tally:
         """Take the counts of another range."""
         self.programs += other.programs
         self.trained += other.trained
+        self.dynamic += other.dynamic
         self.cpu += other.cpu
         self.fired += other.fired
         self.missed += other.missed
@@ -73,6 +75,7 @@ def judge_seeds(seeds: Iterable[int], training: bool = True, reduced: int = 1) -
             tally.failures.append(Failure(seed, _message(error), program))
             continue
         tally.trained += verdict.trained
+        tally.dynamic += verdict.sizes > 1
         # A rule whose match is Inductor's own to make says "left" where others say "fired".
         tally.fired.update({e.subject for e in verdict.events if e.kind in ("fired", "left")})
         tally.missed.update({e.subject for e in verdict.events if e.kind == "missed"})

@@ -13,6 +13,7 @@ import torch
 
 from fuzz import campaign
 from fuzz.campaign import Tally
+from ipex_inductor.passes import joint
 
 CHUNK = 50  # programs a task: seconds, so that progress shows
 
@@ -34,8 +35,9 @@ def main() -> int:
     for failure in failures:
         print(failure.text())
     print(
-        f"{twins.programs} programs forward, {twins.trained} of them backward, {compiled.programs}"
-        f" compiled; {twins.pairs():.1%} of pairs; {len(failures)} mismatches"
+        f"{twins.programs} programs forward, {twins.trained} of them backward, {twins.dynamic} at"
+        f" two sizes, {compiled.programs} compiled; {twins.pairs():.1%} of pairs;"
+        f" {len(failures)} mismatches"
     )
     return bool(failures)
 
@@ -81,4 +83,7 @@ def _print_rules(total: Tally) -> None:
     print(f"\n{'rule':{width}}  fired in  missed in programs")
     for name in names:
         print(f"{name:{width}}  {total.fired[name]:8}  {total.missed[name]:9}")
-    print(f"never fired: {', '.join(total.silent()) or 'none'}\n")
+    counts = sorted((total.fired[name], name) for name in joint.RULE_NAMES)
+    print(f"never fired: {', '.join(total.silent()) or 'none'}")
+    (least, name), (median, _) = counts[0], counts[len(counts) // 2]
+    print(f"each rule fired in {least} programs ({name}) or more, the median in {median}\n")

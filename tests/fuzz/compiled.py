@@ -1,5 +1,8 @@
 """Generated code against float64, with eager's own error as the yardstick."""
 
+import dataclasses
+from collections.abc import Callable
+
 import torch
 
 from fuzz.program import Program
@@ -19,13 +22,22 @@ def suits(program: Program) -> bool:
 
 
 def judge_compiled(program: Program) -> None:
-    """Compile with backend ipex, strict; raises `Mismatch` where it is less exact than eager."""
+    """Compile with backend ipex, strict; raises `Mismatch` where it is less exact than eager.
+
+    What a dynamic program is compiled to must do for its other sizes too.
+    """
+    torch.compiler.reset()
+    module = program.module(DTYPES[program.dtype])
+    dynamic = bool(program.dynamic) or None
+    compiled = torch.compile(module, backend="ipex", options={"strict": True}, dynamic=dynamic)
+    for sized in (program, program.resized()) if dynamic else (program,):
+        _judge_call(compiled, dataclasses.replace(sized, dynamic=()))
+
+
+def _judge_call(compiled: Callable, program: Program) -> None:
     dtype = DTYPES[program.dtype]
     inputs = program.inputs(dtype)
-    torch.compiler.reset()
-    module = program.module(dtype)
     with torch.no_grad():
-        compiled = torch.compile(module, backend="ipex", options={"strict": True})
         got = compiled(*_fresh(inputs))
         eager = program.module(dtype)(*_fresh(inputs))
         exact = _rounded(program, dtype, 0)

@@ -1,7 +1,8 @@
 """Seeded faults: one edit of one function of the passes each, which the fuzzer must notice.
 
 An edit is a piece of source text and what stands there instead; a function that no longer holds
-that text exactly once is an error, so the table cannot rot.
+that text exactly once is an error, so the table cannot rot. Of a function inside another, every one
+that a rule holds is edited.
 """
 
 import importlib
@@ -14,7 +15,7 @@ from typing import Any
 
 from fuzz import twin
 from fuzz.program import Program
-from ipex_inductor.passes import rule
+from ipex_inductor.passes import joint, rule
 
 
 @dataclass(frozen=True)
@@ -30,15 +31,18 @@ class Fault:
     @contextmanager
     def seeded(self) -> Iterator[None]:
         """The package with this fault in it."""
-        function = _function(self.target)
-        whole = function.__code__
+        functions = _functions(self.target)
+        whole = functions[0].__code__
         if self.retrace:
             rule.matcher.cache_clear()
-        function.__code__ = _edited(function, self.old, self.new)
+        edited = _edited(functions[0], self.old, self.new)
+        for function in functions:
+            function.__code__ = edited
         try:
             yield
         finally:
-            function.__code__ = whole
+            for function in functions:
+                function.__code__ = whole
             if self.retrace:
                 rule.matcher.cache_clear()
 
@@ -54,12 +58,27 @@ def killed_by(fault: Fault | None, programs: Sequence[tuple[Program, twin.Captur
     return None
 
 
-def _function(target: str) -> Any:
+def _functions(target: str) -> list[Any]:
+    """The function called `target`, or all that rules hold of one that is made inside another."""
     module, _, qualname = target.partition(":")
     found: Any = importlib.import_module(f"ipex_inductor.{module}")
-    for name in qualname.split("."):
-        found = getattr(found, name)
-    return inspect.unwrap(getattr(found, "_init_fn", found))
+    outer, *inner = qualname.split(".")
+    found = getattr(found, outer)
+    if inspect.isclass(found):
+        for name in inner:
+            found = getattr(found, name)
+    elif inner:
+        return _held_by_rules(found.__module__, ".<locals>.".join((outer, *inner)))
+    return [inspect.unwrap(getattr(found, "_init_fn", found))]
+
+
+def _held_by_rules(module: str, qualname: str) -> list[Any]:
+    functions = [f for r in joint.RULES for f in (r.pattern, r.replacement, r.when)]
+    found = [f for f in functions if getattr(f, "__qualname__", "") == qualname]
+    found = [f for f in found if f.__module__ == module]
+    if not found:
+        raise LookupError(f"no rule holds {module}:{qualname}")
+    return found
 
 
 def _edited(function: Callable[..., Any], old: str, new: str) -> Any:
@@ -67,12 +86,15 @@ def _edited(function: Callable[..., Any], old: str, new: str) -> Any:
     source = textwrap.dedent(inspect.getsource(function))
     if source.count(old) != 1:
         raise LookupError(f"{function.__qualname__} holds {source.count(old)} times: {old}")
-    start = source.index("def ")
-    code = compile(source[start:].replace(old, new), inspect.getfile(function), "exec")
-    (found,) = (c for c in code.co_consts if getattr(c, "co_name", "") == function.__name__)
-    if found.co_freevars != function.__code__.co_freevars:
+    text = source[source.index("def ") :].replace(old, new)
+    if closed := ", ".join(function.__code__.co_freevars):
+        text = f"def outer({closed}):\n{textwrap.indent(text, '    ')}"
+    code = compile(text, inspect.getfile(function), "exec")
+    while code.co_name != function.__name__:
+        code = next(c for c in code.co_consts if inspect.iscode(c))
+    if code.co_freevars != function.__code__.co_freevars:
         raise LookupError(f"{function.__qualname__} closes over other names: {old}")
-    return found
+    return code
 
 
 FOLDING = "passes.folding:"
@@ -81,6 +103,9 @@ RULE = "passes.rule:"
 EPILOGUE = "passes.epilogue:"
 PACKING = "passes.packing:"
 SHARED = "passes.shared_input:"
+ATTENTION = "passes.attention:"
+LINEAR = "passes.linear:"
+CONV = "passes.conv:"
 
 FAULTS = (
     # Batch norm folding: the arithmetic
@@ -344,6 +369,94 @@ FAULTS = (
     Fault(
         "inputs not compared", SHARED + "_source", "x.args[0] if x.target is", "x.op if x.target is"
     ),
+    # Attention
+    Fault("scale dropped", ATTENTION + "_rule.replacement", "factor(scale)", "factor(1.0)"),
+    Fault("scale squared", ATTENTION + "_rule.replacement", "factor(scale)", "factor(scale) ** 2"),
+    Fault(
+        "scale turned over", ATTENTION + "_rule.replacement", "factor(scale)", "1 / factor(scale)"
+    ),
+    Fault("mask dropped", ATTENTION + "_rule.replacement", "k, v, mask", "k, v, None"),
+    Fault("query and key swapped", ATTENTION + "_rule.replacement", "(q, k, v", "(k, q, v"),
+    Fault("key and value swapped", ATTENTION + "_rule.replacement", "(q, k, v", "(q, v, k"),
+    Fault(
+        "causal too",
+        ATTENTION + "_rule.replacement",
+        "scale=factor(scale)",
+        "is_causal=mask is None, scale=factor(scale)",
+    ),
+    Fault(
+        "softmax over any dimension",
+        RULE + "_call",
+        "OPEN.get(node.target)",
+        "{**OPEN, torch.ops.aten._softmax.default: 1}.get(node.target)",
+        True,
+    ),
+    # Gated linear layers
+    Fault(
+        "gate and value swapped",
+        LINEAR + "_gated.replacement",
+        "opened = linear",
+        "gate, gate_bias, weight, bias = weight, bias, gate, gate_bias\n    opened = linear",
+    ),
+    Fault(
+        "weights of gate and value swapped",
+        LINEAR + "_gated.replacement",
+        "opened = linear",
+        "gate, weight = weight, gate\n    opened = linear",
+    ),
+    Fault(
+        "biases of gate and value swapped",
+        LINEAR + "_gated.replacement",
+        "opened = linear",
+        "gate_bias, bias = bias, gate_bias\n    opened = linear",
+    ),
+    Fault(
+        "gate without activation",
+        LINEAR + "_gated.replacement",
+        '"none", unary, []',
+        '"none", str(unary and "none"), []',
+    ),
+    Fault(
+        "activation behind the gate",
+        LINEAR + "_gated.replacement",
+        'opened, "mul", "none"',
+        'linear(x, gate, gate_bias, None, "none", "none", [], False), "mul", unary',
+    ),
+    Fault("gate added", LINEAR + "_gated.replacement", '"mul"', '"add"'),
+    Fault(
+        "gate's bias lost",
+        LINEAR + "_gated.replacement",
+        "gate, gate_bias",
+        "gate, None and gate_bias",
+    ),
+    Fault(
+        "value's bias lost",
+        LINEAR + "_gated.replacement",
+        "weight, bias, opened",
+        "weight, None, opened",
+    ),
+    # pad + conv
+    Fault("padding transposed", CONV + "_pad_in_window", "pad[-2::-2]", "pad[::2]"),
+    Fault("only the first padding", CONV + "_pad_in_window", "both + more", "both"),
+    Fault("only the second padding", CONV + "_pad_in_window", "both + more", "more"),
+    Fault("padding twice", CONV + "_pad_in_window", "both + more", "both + 2 * more"),
+    Fault(
+        "pad's value not looked at",
+        RULE + "_call",
+        "OPEN.get(node.target)",
+        "{**OPEN, torch.ops.aten.constant_pad_nd.default: 2}.get(node.target)",
+        True,
+    ),
+    Fault(
+        "sides of a pad not compared",
+        CONV + "_is_window",
+        "if any(left != right",
+        "if any(False and left != right",
+    ),
+    Fault(
+        "padded channels not looked at", CONV + "_is_window", "if len(pad) > 2 * dims", "if False"
+    ),
+    Fault("cropping pads", CONV + "_is_window", "if min(pad) < 0", "if False"),
     # Packing and prologue
     Fault("transposed once", PACKING + "transpose_weights", "range(2)", "range(1)"),
     Fault("alpha and beta not packed", PACKING + "_addmm", "if node.kwargs:", "if False:"),

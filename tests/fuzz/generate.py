@@ -1,18 +1,26 @@
-"""seed -> program: pieces of every family in a row, with noise and near-misses between."""
+"""seed -> program: pieces of every family in a row, with noise and near-misses between.
 
+Each rule gets its share: a program holds the next few rules' own patterns beside random pieces.
+"""
+
+import dataclasses
 import itertools
 import random
+import re
 from contextlib import suppress
 
 import torch
 
-from fuzz.builder import Builder
-from fuzz.motifs import EPILOGUES, MOTIFS, PRODUCTS, between, dead, from_rule, product
+from fuzz import forms
+from fuzz.builder import BATCH, LENGTH, Builder
+from fuzz.motifs import EPILOGUES, MOTIFS, PRODUCTS, between, dead, product
 from fuzz.program import Program
-from ipex_inductor.passes import joint
 
 # What the seeds go through in turn, so that each pair gets its share.
 PAIRS = [(kind, follows) for kind in PRODUCTS for follows in EPILOGUES]
+RULES = 3  # patterns of rules in a program: each rule fires 200 times in 10,000
+DYNAMIC = 0.22  # of the programs; a tenth of these say something that holds at one size alone
+OTHER = {BATCH: 9, LENGTH: 10}  # what is tried in the place of the sizes of dynamic programs
 
 
 def generate(seed: int) -> Program:
@@ -24,21 +32,27 @@ def generate(seed: int) -> Program:
 
 
 def _draw(seed: int, rng: random.Random) -> Program:
-    """A pair or a whole piece, then a rule's own pattern, then more pieces."""
-    b = Builder(rng, rng.choice(["float32", "float32", "bfloat16"]))
-    last = product(b, *PAIRS[seed % len(PAIRS)]) if rng.random() < 0.6 else _piece(b)
-    if rng.random() < 0.4:
-        name = joint.RULES[seed % len(joint.RULES)].name
-        found = from_rule(b, name)
-        if found and found != last:
-            b.tag(f"rule: {name}")
-            b.extra_outputs.append(last)
-            last = found
-    while rng.random() < 0.35 and len(b.steps) < 14:
-        last = _piece(b)
+    """A pair or a whole piece, then a few rules' own patterns, then more pieces."""
+    drawn = [forms.draw(rng, name) for name in forms.due(seed, RULES)]
+    wanted = [rule.dtype for rule in drawn if rule.dtype]
+    dtype = rng.choice(wanted or ["float32", "float32", "bfloat16"])
+    b = Builder(rng, dtype, rng.random() < DYNAMIC)
+    values = []
+    if not b.dynamic or rng.random() < 0.5:  # symbols make tracing slow
+        first = rng.random() < 0.6
+        values.append(product(b, *PAIRS[seed % len(PAIRS)]) if first else _piece(b))
+    for rule in drawn:
+        found = rule.make(b)
+        if found:
+            b.tag(f"rule: {rule.name}")
+            values.append(found)
+    while rng.random() < 0.1 and len(b.steps) < 14:
+        values.append(_piece(b))
+    *others, last = values
+    b.extra_outputs += others
     program = b.program(_outputs(b, last), b.dtype)
     _run(program)
-    return program
+    return _dynamic(program) if b.dynamic else program
 
 
 def _run(program: Program) -> None:
@@ -46,6 +60,42 @@ def _run(program: Program) -> None:
     dtype = getattr(torch, program.dtype)
     with torch.no_grad():
         program.module(dtype)(*program.inputs(dtype))
+
+
+def _dynamic(program: Program) -> Program:
+    """The program for any sizes, as far as eager agrees to run it with others."""
+    both = tuple(OTHER.items())
+    for pairs in (both, both[:1], both[1:]):
+        with suppress(RuntimeError, StopIteration):
+            free = _named(program, pairs)
+            _run(free.resized())
+            return free
+    return program
+
+
+def _named(program: Program, pairs: tuple[tuple[int, int], ...]) -> Program:
+    """The program with names for these sizes, wherever its lines have them or a multiple."""
+    names, steps = {}, []
+    for number, (size, _) in enumerate(pairs):
+        leaf = next(leaf for leaf in program.of_kind("input") if size in leaf.shape)
+        names[size] = f"n{number}"
+        steps.append((names[size], f"{leaf.name}.shape[{leaf.shape.index(size)}]"))
+
+    def named(match: re.Match) -> str:
+        number, factors = int(match.group()), []
+        for size, name in names.items():
+            while number and number % size == 0:
+                number //= size
+                factors.append(name)
+        return " * ".join([*factors, *[str(number)] * (number != 1 or not factors)])
+
+    lines = [
+        (name, re.sub(r"(?<![\w.])(?<!e-)\d+(?![\w.])", named, line))
+        for name, line in program.steps
+    ]
+    used = {name for _, line in lines for name in re.findall(r"\bn\d\b", line)}
+    steps = [step for step in steps if step[0] in used]
+    return dataclasses.replace(program, steps=(*steps, *lines), dynamic=pairs)
 
 
 def _piece(b: Builder) -> str:

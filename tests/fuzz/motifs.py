@@ -7,27 +7,28 @@ import dataclasses
 import functools
 import math
 
-import torch
-
 from fuzz.tables import BINARY, DEAD, MISSES, NOISE, POSITIVE, UNARY
-from ipex_inductor.passes import joint
-from ipex_inductor.passes.rule import Constant
 
 # Sources
 
 
 def source(b, dims):
     """A live value of one of these numbers of dimensions, or a new input."""
-    live = [name for name, _ in b.steps if b.dim(name) in dims and b.env[name].numel() <= 1500]
+    live = [name for name, _ in b.steps if b.dim(name) in dims and b.env[name].numel() <= 3000]
     live = [n for n in live[-4:] if b.env[n].is_floating_point() and 0 not in b.shape(n)]
     live = [n for n in live if b.env[n].isfinite().all() and b.env[n].abs().max() < 50]
     if live and b.chance(0.7):
         return b.rng.choice(live)
-    dim = b.rng.choice(dims)
-    lead = [b.pick(1, 2, 3)] if dim > 1 else []
-    middle = [b.pick(4, 6)] + [b.pick(5, 6)] * (dim - 3) if dim > 2 else []
-    shape = [*lead, *middle, b.pick(6, 8)] if dim > 2 else [*lead, b.pick(4, 6, 8)]
-    return b.input(*shape)
+    return fresh(b, b.rng.choice(dims))
+
+
+def fresh(b, dim):
+    """A new input: batch, then rows or channels, then what lies in them."""
+    if dim < 3:
+        return b.input(*[b.batch(1, 2, 3)] * (dim - 1), b.pick(4, 6, 8))
+    rows = b.length(4, 6) if dim == 3 else b.pick(4, 6)
+    plane = [b.length(5, 6), *[b.pick(5, 6)] * (dim - 4)] if dim > 3 else []
+    return b.input(b.batch(1, 2, 3), rows, *plane, b.pick(6, 8))
 
 
 def other(b, shape):
@@ -146,9 +147,9 @@ def padded_conv(b, x=None):
     pads = [sides] * 2 * dims
     if b.chance(0.3):
         pads[b.rng.randrange(2 * dims)] = 0
-    if b.chance(0.1):
+    if b.chance(0.2):
         pads += [1, 1]  # channels too
-    rest = b.pick("", "", "", ", value=1.5", ", mode='replicate'", ", 'constant', 0")
+    rest = b.pick("", "", "", ", value=1.5", ", value=1.5", ", mode='replicate'", ", 'constant', 0")
     if "replicate" in rest and len(pads) > 2 * dims:
         rest = ""
     x = b.emit(f"F.pad({x}, {tuple(pads)}{rest})")
@@ -452,6 +453,10 @@ def between(b, v):
     return new if b.env[new].is_floating_point() else v
 
 
+def padded(b):
+    return epilogue(b, padded_conv(b))
+
+
 def norm_traps(b):
     """What others folded wrongly: a linear layer's last axis is no channel; one weight twice."""
     kind = b.rng.choice(sorted(TRAPS))
@@ -546,7 +551,7 @@ def add_norm(b):
 
 def embedding_norm(b):
     rows, width = 5, b.pick(6, 8)
-    shape = b.pick((3,), (2, 4))
+    shape = b.pick((b.length(3),), (b.batch(2), b.length(4)))
     v = b.emit(
         f"F.embedding({b.input(*shape, fill='index', scale=rows)}, {b.parameter(rows, width)})"
     )
@@ -594,7 +599,7 @@ def masked_softmax(b):
 
 def attention(b):
     """softmax(q k^T * scale + mask) v, as people write it."""
-    batch, heads, keys, width = b.pick(1, 2), b.pick(1, 2, 3), b.pick(3, 5), b.pick(4, 8)
+    batch, heads, keys, width = b.batch(1, 2), b.pick(1, 2, 3), b.length(3, 5), b.pick(4, 8)
     queries = keys if b.chance(0.8) else 4
     lead = (batch, heads) if b.chance(0.8) else (heads,)
     form = b.pick("inputs", "inputs", "projected")
@@ -697,68 +702,11 @@ def reshaped(b):
     )
 
 
-# From the rules themselves
-
-
-def from_rule(b, name):
-    """The pattern of a rule on its own example, with other sizes where they fit together."""
-    rule = next(r for r in joint.RULES if r.name == name)
-    example = b.rng.choice(rule.forms).example()
-    for attempt in range(4):
-        sizes = Sizes(b, keep=attempt == 3)
-        marked = len(b.leaves), len(b.steps)
-        try:
-            arguments = [f"{k}={_argument(b, k, v, sizes)}" for k, v in example.items()]
-            return b.emit(f"rule({name!r})({', '.join(arguments)})")
-        except (RuntimeError, ValueError, TypeError):
-            del b.leaves[marked[0] :], b.steps[marked[1] :]
-    return None
-
-
-class Sizes:
-    """The same new size for the same old one."""
-
-    def __init__(self, b, keep):
-        self.b, self.keep, self.known = b, keep, {}
-
-    def __call__(self, size):
-        if self.keep:
-            return min(size, 64) if size > 64 else size
-        if size not in self.known:
-            self.known[size] = size if size == 1 else self.b.pick(2, 3, 4, 6)
-        return self.known[size]
-
-
-def _argument(b, key, value, sizes):
-    if value is None:
-        return "None"
-    if isinstance(value, Constant):
-        return repr(_number(b, value.value, sizes.keep))
-    shape = [sizes(n) for n in value.shape]
-    if math.prod(shape) > 5_000:
-        raise ValueError("too large an example")
-    if value.dtype == torch.bool:
-        return b.input(*shape, fill="mask")
-    if not value.is_floating_point():
-        return b.input(*shape, fill="index", scale=2)
-    if "weight" in key or "bias" in key or len(shape) == 1:
-        return b.parameter(*shape)
-    return other(b, tuple(shape))
-
-
-def _number(b, value, keep):
-    """Another number where one is free; a list keeps its length."""
-    if keep or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [_number(b, v, keep) for v in value]
-    return b.pick(1, 2) if isinstance(value, int) else b.pick(0.25, 0.5, value)
-
-
 # Piece -> how often it is drawn.
 MOTIFS = {
     product: 40,
     norm_traps: 15,
+    padded: 10,
     add_norm: 7,
     embedding_norm: 4,
     masked_softmax: 5,

@@ -17,10 +17,9 @@ from torch.overrides import TorchFunctionMode
 from ipex_inductor.passes import joint
 
 
-def rule(name: str) -> Callable[..., torch.Tensor]:
-    """The pattern of the rule called `name`."""
-    (found,) = (r.pattern for r in joint.RULES if r.name == name)
-    return found
+def rule(name: str, number: int = 0) -> Callable[..., torch.Tensor]:
+    """The pattern of the rule called `name`; the next ones are other spellings."""
+    return [r.pattern for r in joint.RULES if r.name == name][number]
 
 
 # What the lines may name.
@@ -93,13 +92,17 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Program:
-    """`steps` are (name, expression) over leaves and earlier steps; `outputs` are names."""
+    """`steps` are (name, expression) over leaves and earlier steps; `outputs` are names.
+
+    `dynamic` are pairs (size, another): it is for any size of inputs, and tried with both.
+    """
 
     leaves: tuple[Leaf, ...]
     steps: tuple[tuple[str, str], ...]
     outputs: tuple[str, ...]
     dtype: str = "float32"
     tags: tuple[str, ...] = ()
+    dynamic: tuple[tuple[int, int], ...] = ()
 
     def of_kind(self, *kinds: str) -> list[Leaf]:
         """The leaves of these kinds, in order."""
@@ -116,12 +119,23 @@ class Program:
         """The values of the inputs."""
         return [_cast(leaf.value(), dtype) for leaf in self.of_kind("input")]
 
+    def resized(self) -> "Program":
+        """The same lines on inputs of the other sizes."""
+        sizes = dict(self.dynamic)
+        leaves = tuple(
+            dataclasses.replace(leaf, shape=tuple(sizes.get(n, n) for n in leaf.shape))
+            if leaf.kind == "input"
+            else leaf
+            for leaf in self.leaves
+        )
+        return dataclasses.replace(self, leaves=leaves)
+
     def reproducer(self) -> str:
         """A standalone script that compares eager with backend ipex."""
         lines = ["import math, torch; from torch import nn; import torch.nn.functional as F"]
         if "rule(" in str(self.steps):
             lines[0] += "; from ipex_inductor.passes.joint import RULES"
-            lines.append("rule = {r.name: r.pattern for r in RULES}.__getitem__")
+            lines.append("rule = lambda name, n=0: [r.pattern for r in RULES if r.name == name][n]")
         if self.dtype != "float32":
             lines.append(f"torch.set_default_dtype(torch.{self.dtype})")
         names = ", ".join(leaf.name for leaf in self.leaves)
@@ -131,8 +145,13 @@ class Program:
         lines.append(f"def f({call}):")
         lines += [f"    {name} = {line}" for name, line in self.steps]
         lines.append(f"    return {', '.join(self.outputs)},")
-        compiled = f"torch.compile(f, backend='ipex')({call})"
-        lines.append(f"with torch.no_grad(): print({compiled}, f({call}), sep='\\n')")
+        option = ", dynamic=True" if self.dynamic else ""
+        lines.append(f"g = torch.compile(f, backend='ipex'{option})")
+        show = f"with torch.no_grad(): print(g({call}), f({call}), sep='\\n')"
+        lines.append(show)
+        if self.dynamic:
+            again = ", ".join(leaf.text() for leaf in self.resized().of_kind("input"))
+            lines += [f"{call}, = {again},", show]
         return "\n".join(lines)
 
     def to_json(self, why: str = "") -> str:
@@ -150,6 +169,8 @@ class Program:
             "steps": [list(step) for step in self.steps],
             "outputs": list(self.outputs),
         }
+        if self.dynamic:
+            rows["dynamic"] = [list(pair) for pair in self.dynamic]
         return _pretty(rows)
 
 
@@ -158,7 +179,8 @@ def from_json(text: str) -> Program:
     fields = json.loads(text)
     leaves = tuple(Leaf(**{**leaf, "shape": tuple(leaf["shape"])}) for leaf in fields["leaves"])
     steps = tuple((name, line) for name, line in fields["steps"])
-    return Program(leaves, steps, tuple(fields["outputs"]), fields["dtype"])
+    dynamic = tuple((size, other) for size, other in fields.get("dynamic", ()))
+    return Program(leaves, steps, tuple(fields["outputs"]), fields["dtype"], dynamic=dynamic)
 
 
 def names_in(text: str) -> set[str]:

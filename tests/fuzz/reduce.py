@@ -23,6 +23,9 @@ def reduce(program: Program, fails: Fails) -> Program:
 
 def candidates(program: Program) -> Iterator[Program]:
     """Programs a little smaller, the largest cut first."""
+    for pair in program.dynamic:
+        fewer = tuple(other for other in program.dynamic if other != pair)
+        yield dataclasses.replace(program, dynamic=fewer)
     for name in program.outputs:
         if len(program.outputs) > 1:
             yield tidy(dataclasses.replace(program, outputs=(name,)))
@@ -53,7 +56,8 @@ def runs(program: Program) -> bool:
     """Whether eager takes it, and every leaf is used."""
     try:
         with torch.no_grad():
-            program.module(torch.float64)(*program.inputs(torch.float64))
+            for sized in {program, program.resized()}:
+                sized.module(torch.float64)(*sized.inputs(torch.float64))
     except Exception:
         return False
     return bool(program.steps)
@@ -88,7 +92,8 @@ def _shape(program: Program, name: str) -> tuple[int, ...] | None:
             (value,) = whole.module(torch.float64)(*whole.inputs(torch.float64))
     except Exception:
         return None
-    return tuple(value.shape) if value.is_floating_point() else None
+    tensor = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return tuple(value.shape) if tensor else None
 
 
 def _simpler(line: str) -> Iterator[str]:
@@ -107,12 +112,13 @@ def _simpler(line: str) -> Iterator[str]:
 
 def _smaller_sizes(program: Program) -> Iterator[Program]:
     """One size made 1 or 2 wherever it stands, or in one leaf alone."""
-    sizes = sorted({n for leaf in program.leaves for n in leaf.shape if n > 2}, reverse=True)
-    for size in sizes:
+    free = {n for pair in program.dynamic for n in pair}
+    sizes = {n for leaf in program.leaves for n in leaf.shape if n > 2} - free
+    for size in sorted(sizes, reverse=True):
         for new in (1, 2):
             yield _resized(program, {leaf.name for leaf in program.leaves}, size, new)
     for leaf in program.leaves:
-        for size in {n for n in leaf.shape if n > 1}:
+        for size in {n for n in leaf.shape if n > 1} - free:
             yield _resized(program, {leaf.name}, size, 1)
 
 

@@ -4,21 +4,34 @@ Graph rewrites do not depend on the dtype, and in float64 a right one differs fr
 a wrong one by far more than 1e-10. So the graph is captured with the dtypes the rules look for,
 and only the replay is wide: every floating-point dtype in it becomes float64, and our ops run
 their reference implementations.
+
+A dynamic program is captured with symbols for its batch and lengths, as Dynamo has them, and
+replayed at two sizes, unless what it says holds for the first alone.
 """
 
+import dataclasses
 import math
 import operator
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
 import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import LocalSource
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext, tracing
 from torch._inductor.fx_passes.joint_graph import canonicalize_aten_ir_passes
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fuzz.program import Program, wide_arguments
@@ -60,37 +73,96 @@ class Untrainable(Exception):
     """Eager itself has no backward for this program."""
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A program at one choice of its sizes: what each symbol of its graph stands for."""
+
+    program: Program
+    known: dict[sympy.Symbol, sympy.Integer]
+
+    def size(self, size: Any) -> Any:
+        """A size as a number."""
+        return int(size.node.expr.xreplace(self.known)) if hasattr(size, "node") else size
+
+    def sizes(self, sizes: Sequence[Any]) -> tuple[int, ...]:
+        """A shape, or strides, as numbers."""
+        return tuple(map(self.size, sizes))
+
+    def broken(self, shapes: ShapeEnv) -> list[str]:
+        """The guards that do not hold at these sizes."""
+        known = {guard.expr: guard.expr.xreplace(self.known) for guard in shapes.guards}
+        return [str(expr) for expr, holds in known.items() if holds != sympy.true]
+
+
 @dataclass
 class Captured:
-    """One graph of AOT autograd with what it takes to compile it."""
+    """One graph of AOT autograd with what it takes to compile it.
+
+    Its inputs are `static` parameters and buffers, `symbols` (none unless the program is dynamic),
+    then the program's own.
+    """
 
     gm: torch.fx.GraphModule
     context: TracingContext
     mode: FakeTensorMode
-    static: int  # how many inputs come first that are parameters or buffers
+    static: int
+    symbols: list[Any]
+    trials: list[Trial]
     forward_outputs: int
     joint: bool
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
-        """Where a pass runs: with the fake mode and the tracing context of this graph."""
-        with V.set_fake_mode(self.mode), tracing(self.context), torch.set_grad_enabled(self.joint):
+        """Where a pass runs: in what AOT autograd and `compile_fx` have around it."""
+        with ExitStack() as stack:
+            stack.enter_context(V.set_fake_mode(self.mode))
+            stack.enter_context(tracing(self.context))
+            stack.enter_context(torch.set_grad_enabled(self.joint))
+            stack.enter_context(_use_lazy_graph_module(True))
+            stack.enter_context(self.mode)
+            if self.shapes is not None:  # else some fake ops take a symbol for a number
+                stack.enter_context(enable_python_dispatcher())
             yield
+
+    def check_sizes(self, graph: torch.fx.Graph) -> None:
+        """Raises `Mismatch` where a pass made it a graph for fewer sizes than it was.
+
+        But torch's attention compares the widths of heads to choose its kernel: there the sizes it
+        leaves out are not tried.
+        """
+        broken = {text for t in self.trials if t.known for text in t.broken(self.shapes)}
+        if broken and not any("scaled_dot_product" in str(node.target) for node in graph.nodes):
+            raise Mismatch(f"a pass made it a graph for {', '.join(broken)} alone")
+        if broken:
+            self.trials = [trial for trial in self.trials if not trial.broken(self.shapes)]
+
+    @property
+    def shapes(self) -> Any:
+        """What is known of the symbols."""
+        return self.mode.shape_env
 
     def copy(self) -> torch.fx.GraphModule:
         """A graph to rewrite."""
         graph = torch.fx.Graph()
         graph.output(graph.graph_copy(self.gm.graph, {}))
         graph.output_node().meta = dict(self.gm.graph.output_node().meta)
-        return torch.fx.GraphModule(self.gm, graph)
+        with _use_lazy_graph_module(True):
+            return _make_graph_module(self.gm, graph)
+
+    def values(self, trial: Trial, leaves: Sequence[torch.Tensor]) -> list[Any]:
+        """What the graph takes, from the leaves of the program in order."""
+        weights, inputs = leaves[: self.static], leaves[self.static :]
+        return [*weights, *map(trial.size, self.symbols), *inputs]
 
 
 @dataclass
 class Verdict:
-    """What was seen of one program: events of the passes, and whether it could be trained."""
+    """What was seen of one program: events of the passes, whether it could be trained, and at how
+    many sizes its graphs were replayed."""
 
     events: list[Any] = field(default_factory=list)
     trained: bool = True
+    sizes: int = 0
 
 
 class _Captured(Exception):
@@ -100,11 +172,15 @@ class _Captured(Exception):
 def capture(program: Program, training: bool) -> Captured:
     """The graph that backend ipex would be given: inference, or joint forward and backward."""
     dtype = DTYPES[program.dtype]
-    module = program.module(dtype)
-    if training:
-        module = _Copied(module)
-    inputs = [_requiring(x, training) for x in program.inputs(dtype)]
-    mode = FakeTensorMode()
+    inputs: list[Any] = [_requiring(x, training) for x in program.inputs(dtype)]
+    shapes = ShapeEnv() if program.dynamic else None
+    mode = FakeTensorMode(shape_env=shapes)
+    symbols: list[Any] = []
+    if shapes is not None:
+        free = dict(program.dynamic)
+        inputs = [_symbolic(mode, x, free, f"x{number}") for number, x in enumerate(inputs)]
+        symbols = _symbols(inputs)
+    module = _Traced(program.module(dtype), len(symbols), copied=training)
     context = TracingContext(mode)
     found: list[tuple[Any, int]] = []
     static = len(program.of_kind("parameter", "buffer"))
@@ -119,11 +195,12 @@ def capture(program: Program, training: bool) -> Captured:
         found.append((gm, num_fwd_outputs))
         raise _Captured
 
-    with V.set_fake_mode(mode), tracing(context), torch.set_grad_enabled(training):
+    grad, lazy = torch.set_grad_enabled(training), _use_lazy_graph_module(True)
+    with V.set_fake_mode(mode), tracing(context), grad, lazy:
         with suppress(_Captured):
             aot_module_simplified(
                 module,
-                inputs,
+                [*symbols, *inputs],
                 inference,
                 inference,
                 partition,
@@ -133,22 +210,62 @@ def capture(program: Program, training: bool) -> Captured:
             )
         ((gm, count),) = found
         canonicalize_aten_ir_passes(gm)  # Inductor's, before any custom pass
-    return Captured(gm, context, mode, static, count, training)
+    trials = _trials(program, inputs, shapes)
+    return Captured(gm, context, mode, static, symbols, trials, count, training)
 
 
-class _Copied(torch.nn.Module):
-    """Results that share no memory with anything: AOT autograd has no bookkeeping to add."""
+def _symbolic(mode: FakeTensorMode, x: torch.Tensor, free: Container[int], name: str) -> Any:
+    """`x` with a symbol for each of its sizes that is in `free`, the same for the same."""
+    dims = [DimDynamic.DUCK if n in free else DimDynamic.STATIC for n in x.shape]
+    context = StatelessSymbolicContext(dynamic_sizes=dims)
+    return mode.from_tensor(x, source=LocalSource(name), symbolic_context=context)
 
-    def __init__(self, module: torch.nn.Module):
+
+def _symbols(inputs: Sequence[torch.Tensor]) -> list[Any]:
+    """The sizes of `inputs` that are symbols, each once."""
+    sizes = [n for x in inputs for n in x.shape if not isinstance(n, int)]
+    return list({n.node.expr: n for n in sizes}.values())
+
+
+def _trials(
+    program: Program, inputs: Sequence[torch.Tensor], shapes: ShapeEnv | None
+) -> list[Trial]:
+    """The program as it is, then at other sizes: as many as the guards of the graph allow."""
+    if shapes is None:
+        return [Trial(program, {})]
+    alone = (dataclasses.replace(program, dynamic=(pair,)) for pair in program.dynamic)
+    others = (_trial(p.resized(), inputs) for p in (program, *alone))
+    second = next((trial for trial in others if not trial.broken(shapes)), None)
+    first = _trial(program, inputs)
+    return [first, second] if second else [first]
+
+
+def _trial(program: Program, inputs: Sequence[torch.Tensor]) -> Trial:
+    known = {}
+    for x, leaf in zip(inputs, program.of_kind("input"), strict=True):
+        symbols = [n.node._expr if hasattr(n, "node") else None for n in x.shape]
+        known |= dict(zip(symbols, map(sympy.Integer, leaf.shape), strict=True))
+    known.pop(None, None)
+    return Trial(program, known)
+
+
+class _Traced(torch.nn.Module):
+    """`module` taking `symbols` sizes first, as the graphs of Dynamo do.
+
+    `copied` results share no memory with anything: AOT autograd has no bookkeeping to add.
+    """
+
+    def __init__(self, module: torch.nn.Module, symbols: int, copied: bool):
         super().__init__()
         for name, value in module.named_parameters():
             self.register_parameter(name, value)
         for name, value in module.named_buffers():
             self.register_buffer(name, value)
-        self._call = module._call
+        self._call, self._symbols, self._copied = module._call, symbols, copied
 
-    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(result.clone() for result in self._call(self, *inputs))
+    def forward(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        results = self._call(self, *inputs[self._symbols :])
+        return tuple(result.clone() for result in results) if self._copied else results
 
 
 def rewrite(
@@ -161,10 +278,11 @@ def rewrite(
             joint.JointPass("", off, captured.joint, report, [])(gm.graph)
         except PassError as error:
             raise Mismatch(f"the pass failed: {error}") from error
+    captured.check_sizes(gm.graph)
     return gm, report
 
 
-def replay(graph: torch.fx.Graph, inputs: Sequence[torch.Tensor]) -> list[Any]:
+def replay(graph: torch.fx.Graph, inputs: Sequence[Any], trial: Trial) -> list[Any]:
     """Run `graph` in float64; each value must have the shape the graph says."""
     env: dict[torch.fx.Node, Any] = {}
     free = iter(inputs)
@@ -181,7 +299,7 @@ def replay(graph: torch.fx.Graph, inputs: Sequence[torch.Tensor]) -> list[Any]:
                 env[node] = _call(node.target, args, kwargs)
             except Exception as error:
                 raise Mismatch(f"{node.format_node()} cannot run: {error}") from error
-            _check_shape(node, env[node])
+            _check_shape(node, env[node], trial)
     raise AssertionError("a graph without an output")
 
 
@@ -199,11 +317,12 @@ def _wide(value: Any) -> Any:
     return value.double() if floating else value
 
 
-def _check_shape(node: torch.fx.Node, value: Any) -> None:
+def _check_shape(node: torch.fx.Node, value: Any, trial: Trial) -> None:
     said = node.meta.get("val")
-    tensors = isinstance(said, torch.Tensor) and isinstance(value, torch.Tensor)
-    if tensors and said.shape != value.shape:
-        raise Mismatch(f"{node.format_node()} gives {tuple(value.shape)}, not {tuple(said.shape)}")
+    if isinstance(said, torch.Tensor) and isinstance(value, torch.Tensor):
+        shape = trial.sizes(said.shape)
+        if shape != tuple(value.shape):
+            raise Mismatch(f"{node.format_node()} gives {tuple(value.shape)}, not {shape}")
 
 
 def judge(program: Program, training: bool = True, off: frozenset[str] = frozenset()) -> Verdict:
@@ -233,35 +352,36 @@ def judge_inference(
     program: Program, captured: Captured, verdict: Verdict, off: frozenset[str] = frozenset()
 ) -> None:
     """The inference graph after the joint pass, then split into prologue and graph."""
-    module = program.module(torch.float64)
-    weights = [*module.parameters(), *module.buffers()]
-    inputs = program.inputs(torch.float64)
-    values = [v.detach().clone() for v in (*weights, *inputs)]
     with torch.no_grad(), wide_default():
-        want = module(*inputs)
         gm, report = rewrite(captured, off)
         verdict.events += report.events
-        check_metadata(captured.gm.graph, gm.graph)
-        got = replay(gm.graph, [v.clone() for v in values])
-        compare(got, want, "result")
-        compare_split(captured, gm, report, values, want)
+        verdict.sizes = len(captured.trials)
+        tried = [(trial, *_eager(trial.program, captured, trial)) for trial in captured.trials]
+        for trial, values, want in tried:
+            check_metadata(captured.gm.graph, gm.graph, trial)
+            got = replay(gm.graph, [_copy(v) for v in values], trial)
+            compare(got, want, "result")
+        with captured.compiling():
+            fakes = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
+            parts = prologue.split(gm, fakes, range(captured.static), report)
+        captured.check_sizes(gm.graph)
+        for trial, values, want in tried:
+            if parts is not None:
+                derived = [v for program in parts.programs for v in run_program(program, values)]
+                got = replay(parts.gm.graph, [*values, *derived], trial)
+                compare(got, want, "result behind the prologue")
 
 
-def compare_split(
-    captured: Captured,
-    gm: torch.fx.GraphModule,
-    report: GraphReport,
-    values: list[torch.Tensor],
-    want: Sequence[torch.Tensor],
-) -> None:
-    """The weight prologue's program and the graph that is left give the same."""
-    with captured.compiling():
-        fakes = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
-        parts = prologue.split(gm, fakes, range(captured.static), report)
-    if parts is None:
-        return
-    derived = [result for program in parts.programs for result in run_program(program, values)]
-    compare(replay(parts.gm.graph, [*values, *derived]), want, "result behind the prologue")
+def _eager(program: Program, captured: Captured, trial: Trial) -> tuple[list[Any], Any]:
+    """What the graph takes, and what eager makes of it."""
+    module, inputs = program.module(torch.float64), program.inputs(torch.float64)
+    leaves = [*module.parameters(), *module.buffers(), *inputs]
+    values = captured.values(trial, [v.detach().clone() for v in leaves])
+    return values, module(*inputs)
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def run_program(program: Any, values: Sequence[torch.Tensor]) -> list[Any]:
@@ -279,35 +399,60 @@ def run_program(program: Any, values: Sequence[torch.Tensor]) -> list[Any]:
     return [known[ref.index] for ref in program.outputs]
 
 
-def judge_training(program: Program, verdict: Verdict, off: frozenset[str] = frozenset()) -> None:
-    """The joint graph after the joint pass: results and the gradient of every leaf."""
+@dataclass(frozen=True)
+class Trained:
+    """A program forward and backward in eager: its leaves, results, tangents and gradients."""
+
+    leaves: list[torch.Tensor]
+    results: list[torch.Tensor]
+    tangents: list[torch.Tensor]
+    gradients: Sequence[torch.Tensor | None]
+
+
+def train(program: Program) -> Trained:
+    """Raises `Untrainable` where eager has no gradient."""
     module = program.module(torch.float64)
     inputs = [_requiring(x, True) for x in program.inputs(torch.float64)]
     leaves = [*module.parameters(), *module.buffers(), *inputs]
-    values = [v.detach().clone() for v in leaves]
+    values = [v.detach().clone().requires_grad_(v.requires_grad) for v in leaves]
+    trained = [v for v in leaves if v.requires_grad]
+    try:
+        results = module(*inputs)
+        wanted = [r for r in results if r.requires_grad]
+        if not wanted:
+            raise Untrainable
+        tangents = [_tangent(r, i) for i, r in enumerate(wanted)]
+        gradients = torch.autograd.grad(wanted, trained, tangents, allow_unused=True)
+    except RuntimeError as error:  # a value needed for the gradient was changed in place
+        raise Untrainable from error
+    return Trained(values, [r.detach() for r in results], tangents, gradients)
+
+
+def judge_training(program: Program, verdict: Verdict, off: frozenset[str] = frozenset()) -> None:
+    """The joint graph after the joint pass: results and the gradient of every leaf."""
     with wide_default():
-        try:
-            results = module(*inputs)
-            wanted = [r for r in results if r.requires_grad]
-            tangents = [_tangent(r, i) for i, r in enumerate(wanted)]
-            trained = [v for v in leaves if v.requires_grad]
-            if not wanted:
-                raise Untrainable
-            want = torch.autograd.grad(wanted, trained, tangents, allow_unused=True)
-        except RuntimeError as error:  # a value needed for the gradient was changed in place
-            raise Untrainable from error
+        first = train(program)  # before anything is captured: there may be no backward
         captured = capture(program, True)
         gm, report = rewrite(captured, off)
         verdict.events += report.events
-        with torch.no_grad():
-            check_metadata(captured.gm.graph, gm.graph)
-            got = replay(gm.graph, [*values, *tangents])
-    forward, backward = got[: captured.forward_outputs], got[captured.forward_outputs :]
-    compare(forward[-len(results) :], [r.detach() for r in results], "result in training")
-    grads = [g for g, leaf in zip(backward, leaves, strict=True) if leaf.requires_grad]
-    text = str(program.steps)
+        for trial in captured.trials:
+            eager = first if trial.program is program else train(trial.program)
+            with torch.no_grad():
+                check_metadata(captured.gm.graph, gm.graph, trial)
+                values = [*captured.values(trial, eager.leaves), *eager.tangents]
+                got = replay(gm.graph, values, trial)
+            compare_trained(captured, got, eager, str(program.steps))
+
+
+def compare_trained(captured: Captured, got: Sequence[Any], eager: Trained, text: str) -> None:
+    """What the joint graph returned: results, then a gradient for each of its inputs."""
+    count, symbols = captured.forward_outputs, len(captured.symbols)
+    results, grads = got[:count][-len(eager.results) :], got[count:]
+    compare(results, eager.results, "result in training")
+    del grads[captured.static : captured.static + symbols]
+    pairs = zip(grads, eager.leaves, strict=True)
     loosest = max((t for word, t in ROUNDED.items() if word in text), default=TOLERANCE)
-    compare(grads, want, "gradient", loosest)
+    compare([g for g, v in pairs if v.requires_grad], eager.gradients, "gradient", loosest)
 
 
 def _tangent(result: torch.Tensor, number: int) -> torch.Tensor:
@@ -330,13 +475,14 @@ def _requiring(value: torch.Tensor, training: bool) -> torch.Tensor:
     return value.requires_grad_() if training and value.is_floating_point() else value
 
 
-def check_metadata(before: torch.fx.Graph, after: torch.fx.Graph) -> None:
+def check_metadata(before: torch.fx.Graph, after: torch.fx.Graph, trial: Trial) -> None:
     """What leaves the graph keeps dtype, shape and strides, and is as many values as before."""
     if len(set(_leaves(after.output_node()))) < len(set(_leaves(before.output_node()))):
         raise Mismatch("two results became one tensor, which the caller may write")
     for number, (old, new) in enumerate(zip(*map(outputs_of, (before, after)), strict=True)):
-        if describe(old) != describe(new):
-            raise Mismatch(f"result {number} is {describe(new)}, not {describe(old)}")
+        was, now = describe(old, trial.sizes), describe(new, trial.sizes)
+        if was != now:
+            raise Mismatch(f"result {number} is {now}, not {was}")
 
 
 def outputs_of(graph: torch.fx.Graph) -> list[Any]:
@@ -350,12 +496,13 @@ def _leaves(output: torch.fx.Node) -> list[Any]:
     return tree_leaves(output.args, is_leaf=lambda value: value is None)
 
 
-def describe(value: Any) -> Any:
+def describe(value: Any, sizes: Callable[[Any], tuple[int, ...]] = tuple) -> Any:
     """dtype, shape and the strides that mean something (not over one element, not of nothing)."""
     if not isinstance(value, torch.Tensor):
         return value
-    sizes = [(n, s) for n, s in zip(value.shape, value.stride(), strict=True) if n != 1]
-    return value.dtype, tuple(value.shape), sizes if value.numel() else None
+    shape, strides = sizes(value.shape), sizes(value.stride())
+    steps = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
+    return value.dtype, shape, None if 0 in shape else steps
 
 
 def compare(

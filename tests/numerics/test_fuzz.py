@@ -2,16 +2,20 @@
 
 import functools
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
-from fuzz import campaign, faults, twin
+from fuzz import campaign, faults, forms, twin
+from fuzz import generate as generator
+from fuzz.builder import Builder
 from fuzz.compiled import judge_compiled, suits
 from fuzz.generate import generate
-from fuzz.program import from_json
+from fuzz.program import Leaf, Program, from_json
 from fuzz.reduce import reduce
+from ipex_inductor.passes import joint
 
 CORPUS = sorted((Path(__file__).parents[1] / "corpus").glob("*.json"))
 
@@ -32,6 +36,7 @@ def test_500_programs(part):
     assert not tally.failures, "\n".join(failure.text() for failure in tally.failures)
     assert len(tally.fired) > 5, "the programs should be ones that rules fire on"
     assert tally.trained > 40
+    assert tally.dynamic > 2, "a fifth of the programs are to be replayed at two sizes"
 
 
 @pytest.mark.parametrize("seed", [s for s in range(1000, 1010) if suits(generate(s))][:5])
@@ -58,6 +63,58 @@ def test_a_seed_is_a_program():
     generate(8)
     assert generate(7) == first
     assert from_json(first.to_json()).steps == first.steps
+
+
+def test_every_rule_has_its_turn():
+    count = len(joint.RULE_NAMES)
+    drawn = Counter(name for seed in range(count) for name in forms.due(seed, generator.RULES))
+    assert drawn == dict.fromkeys(joint.RULE_NAMES, generator.RULES)
+
+
+def test_what_is_no_pattern_has_a_piece():
+    assert forms.BESIDES.keys() == joint.RULE_NAMES - {rule.name for rule in joint.RULES}
+
+
+@pytest.mark.parametrize("name", sorted({rule.name for rule in joint.RULES}))
+def test_a_rule_fires_on_its_own_form(name):
+    """Whatever the rule: its example with other sizes is a program that it rewrites."""
+    for seed in range(3):
+        rng = random.Random(seed)
+        drawn = forms.draw(rng, name)
+        b = Builder(rng, drawn.dtype or "float32")
+        program = b.program([drawn.make(b)], b.dtype)
+        _, report = twin.rewrite(twin.capture(program, False))
+        if any(e.subject == name for e in report.events if e.kind in ("fired", "left")):
+            return
+    pytest.fail(f"{name} never fired on what was drawn for it")
+
+
+def test_a_dynamic_program_is_judged_at_two_sizes():
+    leaves = Leaf("x0", "input", (7, 11, 4)), Leaf("w0", "parameter", (6, 4))
+    sizes = ("n0", "x0.shape[0]"), ("n1", "x0.shape[1]")
+    flat = (*sizes, ("v0", "F.gelu(F.linear(x0, w0)).view(n0 * n1, 6)"))
+    rows = (*sizes, ("v0", "F.linear(x0, w0).view(n0, 66)"))  # which is for a length of 11
+    for steps, other in ((flat, (9, 10)), (rows, (9, 11))):
+        program = Program(leaves, steps, ("v0",), dynamic=((7, 9), (11, 10)))
+        twin.judge(program)
+        first, second = twin.capture(program, False).trials
+        assert first.program == program
+        assert second.program.leaves[0].shape == (*other, 4)
+
+
+def test_a_pass_that_holds_for_one_size_alone_is_noticed(monkeypatch):
+    leaf = Leaf("x0", "input", (7, 4))
+    program = Program((leaf,), (("v0", "torch.relu(x0)"),), ("v0",), dynamic=((7, 9),))
+    twin.judge(program)
+    monkeypatch.setattr(joint, "drop_noops", lambda graph: _take_sizes(graph))
+    with pytest.raises(twin.Mismatch, match="Eq"):
+        twin.judge(program)
+
+
+def _take_sizes(graph):
+    for node in graph.nodes:
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            tuple(map(int, node.meta["val"].shape))
 
 
 def test_a_failing_program_becomes_small():
@@ -98,6 +155,9 @@ SAMPLE = (
     "sub for add",
     "dilation ignored",
     "rest of the epilogue lost",
+    "scale squared",
+    "gate and value swapped",
+    "padding transposed",
 )
 
 

@@ -56,6 +56,17 @@ FIRE = {
         IMAGE,
     ),
 }
+
+
+@torch._dynamo.config.patch(error_on_recompile=True)
+def test_pad_keeps_the_batch_dynamic(op_by_op):
+    fn = torch.compile(lambda x: CONV(F.pad(x, (1, 1))), backend="ipex", dynamic=True)
+    with torch.no_grad():
+        for batch in (2, 3):
+            assert len(fn(torch.randn(batch, 4, 5, 5))) == batch
+    assert counters["ipex"] == {"pad+conv": 1}
+
+
 LEFT = {
     "add+layer_norm": (lambda x: NORM(x + x.sin()), ROWS),
     "embedding+layer_norm": (lambda t: NORM(TABLE(t)), torch.arange(6).view(2, 3)),
@@ -194,9 +205,12 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_attention_of_any_layout(name):
-    found(lambda q, k, v: F.softmax(product(q, k) / 2 + BIAS, -1) @ v, *LAYOUTS[name])
+def test_attention_of_any_layout(name, dynamic):
+    found(
+        lambda q, k, v: F.softmax(product(q, k) / 2 + BIAS, -1) @ v, *LAYOUTS[name], dynamic=dynamic
+    )
     assert counters["ipex"] == {attention.NAME: 1}
 
 
