@@ -185,7 +185,7 @@ def _refuse_strangers(optimizer: Optimizer, *_: Any) -> None:
         return
     known = vars(optimizer).get(TABLE, {})
     for group in optimizer.param_groups:
-        if any(MARK in vars(p) and p not in known for p in group["params"]):
+        if any(vars(p).get(MARK) == p.dtype and p not in known for p in group["params"]):
             raise ArgumentError(
                 "an optimizer that was given to `optimize` with its model",
                 f"a {type(optimizer).__name__} on parameters with master weights",

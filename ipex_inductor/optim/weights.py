@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ipex_inductor.optim.halves import halves, join, split, write
 
 TABLE = "_ipex_weights"  # of a module: name -> Weight; of an optimizer: Parameter -> Weight
-MARK = "_ipex_master"  # carried by a parameter that only an optimizer of ours may step
+MARK = "_ipex_master"  # of a parameter that only a wrapped optimizer may step: its dtype
 
 
 class Weight:
@@ -70,7 +70,7 @@ class Trained(Weight):
         self._mark()
 
     def _mark(self) -> None:
-        vars(self.param)[MARK] = True  # copies of parameters lose what they carry
+        vars(self.param)[MARK] = self.dtype  # copies of parameters lose what they carry
         if self.dtype is torch.float16:
             self.param.grad_dtype = torch.float32  # or GradScaler refuses to unscale
 
