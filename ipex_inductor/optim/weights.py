@@ -58,21 +58,18 @@ class Trained(Weight):
     def __init__(self, param: nn.Parameter, dtype: torch.dtype) -> None:
         super().__init__(param)
         self.dtype = dtype
-        grad, param.grad = param.grad, None
         low, self._rest = self.cut(param.detach())
-        param.data = low
+        _become(param, low)
         self._mark()
-        if grad is not None:
-            param.grad = grad.to(param.grad_dtype)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._mark()
 
     def _mark(self) -> None:
-        vars(self.param)[MARK] = self.dtype  # copies of parameters lose what they carry
-        if self.dtype is torch.float16:
-            self.param.grad_dtype = torch.float32  # or GradScaler refuses to unscale
+        # Copies of parameters lose what they carry.
+        vars(self.param)[MARK] = self.dtype
+        _set_grad_dtype(self.param)
 
     def cut(self, full: Tensor) -> tuple[Tensor, Tensor]:
         """Parameter and rest of an fp32 value."""
@@ -96,9 +93,8 @@ class Trained(Weight):
     @torch.no_grad()
     def restore(self) -> None:
         """Make the parameter fp32 again."""
-        self.param.data = self.full().clone()
+        _become(self.param, self.full().clone())
         del vars(self.param)[MARK]
-        self.param.grad_dtype = torch.float32
 
 
 class Split(Trained):
@@ -138,6 +134,21 @@ class Master(Trained):
         """Keep `full`, and round it."""
         self.rest.copy_(full)  # nothing to do if it is `rest`
         self.param.copy_(full)
+
+
+def _become(param: nn.Parameter, value: Tensor) -> None:
+    """Give `param` another dtype, and its gradient with it."""
+    grad, param.grad = param.grad, None
+    param.data = value
+    _set_grad_dtype(param)
+    if grad is not None:
+        param.grad = grad.to(param.grad_dtype)
+
+
+def _set_grad_dtype(param: nn.Parameter) -> None:
+    """fp32 beside fp16, or GradScaler refuses to unscale; else left to follow the parameter."""
+    if param.dtype == torch.float16:
+        param.grad_dtype = torch.float32
 
 
 def table(module: nn.Module) -> dict[str, Weight]:
