@@ -179,6 +179,19 @@ def test_closures(held):
     assert_same(*four)
 
 
+def takes_more(make):
+    """Whether torch's own optimizer steps a parameter that was added to it."""
+    first, second = (nn.Parameter(torch.ones(1)) for _ in range(2))
+    optimizer = make([first])
+    optimizer.add_param_group({"params": second})
+    second.grad = torch.ones(1)
+    try:
+        optimizer.step()
+    except KeyError:
+        return False
+    return True
+
+
 @parametrize_low
 @pytest.mark.parametrize("make", [VARIANTS[name] for name in ONE_EACH], ids=ONE_EACH)
 def test_parameters_added_later(make, held):
@@ -186,6 +199,8 @@ def test_parameters_added_later(make, held):
     model, twin = Net(), Net()
     twin.load_state_dict(model.state_dict())
     optimizer, reference = make(model.up.parameters()), make(twin.up.parameters())
+    if not takes_more(make):
+        pytest.skip("this torch's Adagrad makes no state for parameters added later (2.11)")
     attach_master_weights(model, optimizer, model.cast(), held[0], split=held[1])
     for step_of, net in ((optimizer, model), (reference, twin)):
         step_of.add_param_group({"params": [net.conv.weight, net.norm.weight], "lr": 0.02})

