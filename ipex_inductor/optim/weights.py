@@ -5,6 +5,7 @@ All of it is ordinary data and functions with a name, so modules copy and pickle
 """
 
 import weakref
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from typing import Any
 
@@ -17,7 +18,7 @@ TABLE = "_ipex_weights"  # of a module: name -> Weight; of an optimizer: Paramet
 MARK = "_ipex_master"  # of a parameter that only a wrapped optimizer may step: its dtype
 
 
-class Weight:
+class Weight(ABC):
     """A parameter held in low precision."""
 
     def __init__(self, param: nn.Parameter) -> None:
@@ -27,13 +28,9 @@ class Weight:
         """Whether the parameter is still what we made of it."""
         return True
 
+    @abstractmethod
     def full(self) -> Tensor:
         """The public value."""
-        raise NotImplementedError
-
-    def store(self, full: Tensor) -> None:
-        """Take over a public value."""
-        raise NotImplementedError
 
 
 class Rounded(Weight):
@@ -46,10 +43,6 @@ class Rounded(Weight):
     def full(self) -> Tensor:
         """The parameter, widened."""
         return self.param.detach().to(self.public)
-
-    def store(self, full: Tensor) -> None:
-        """Round to nearest."""
-        self.param.copy_(full)
 
 
 class Trained(Weight):
@@ -71,9 +64,13 @@ class Trained(Weight):
         vars(self.param)[MARK] = self.dtype
         _set_grad_dtype(self.param)
 
+    @abstractmethod
     def cut(self, full: Tensor) -> tuple[Tensor, Tensor]:
         """Parameter and rest of an fp32 value."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def store(self, full: Tensor) -> None:
+        """Take over an fp32 value."""
 
     @property
     def rest(self) -> Tensor:
@@ -207,7 +204,7 @@ def _load(
         return
     for name, weight in table(module).items():
         value = state_dict.get(prefix + name)
-        if isinstance(value, Tensor) and _fits(value, weight.param):
+        if isinstance(weight, Trained) and isinstance(value, Tensor) and _fits(value, weight.param):
             weight.store(value.to(weight.param.device, torch.float32).view(weight.param.shape))
             state_dict[prefix + name] = weight.param.detach()
 

@@ -82,7 +82,11 @@ def test_no_more_than_a_chunk_is_fp32_at_a_time(monkeypatch):
 @parametrize_low
 def test_state_is_fp32(held):
     model, optimizer, *_ = four = pair(VARIANTS["adam amsgrad"], held)
+    weight = model.up.weight
+    address, version = weight.data_ptr(), weight._version
     train(*four)
+    assert weight.data_ptr() == address  # captured graphs read there
+    assert weight._version > version  # what is derived from weights asks for it
     state = optimizer.state[model.up.weight]
     assert model.up.weight.dtype == held[0]
     assert {value.dtype for value in state.values()} == {torch.float32}
