@@ -27,8 +27,9 @@ def attach_master_weights(
 
     `split` (bf16 alone): the upper 16 bits of each weight in the parameter, the lower 16 beside it.
     Otherwise bf16 or fp16 in the parameter and fp32 beside it. State dicts of the model and of its
-    submodules hold fp32, as does the optimizer's state. fp16 parameters get fp32 gradients.
-    Attached again, what is held otherwise is cast anew. Raises `ArgumentError`.
+    submodules hold fp32, as does the optimizer's state. fp16 parameters get fp32 gradients, which
+    `GradScaler` needs and `DistributedDataParallel` refuses. Attached again, what is held otherwise
+    is cast anew. Raises `ArgumentError`.
     """
     _check_optimizer(optimizer, dtype, split)
     kind = Split if split else Master

@@ -32,6 +32,10 @@ class Weight(ABC):
     def full(self) -> Tensor:
         """The public value."""
 
+    @abstractmethod
+    def store(self, full: Tensor) -> None:
+        """Take over a public value; called without gradients."""
+
 
 class Rounded(Weight):
     """Inference: the parameter is all there is; shown in the dtype it had."""
@@ -43,6 +47,10 @@ class Rounded(Weight):
     def full(self) -> Tensor:
         """The parameter, widened."""
         return self.param.detach().to(self.public)
+
+    def store(self, full: Tensor) -> None:
+        """Round to nearest."""
+        self.param.copy_(full)
 
 
 class Trained(Weight):
@@ -68,10 +76,6 @@ class Trained(Weight):
     def cut(self, full: Tensor) -> tuple[Tensor, Tensor]:
         """Parameter and rest of an fp32 value."""
 
-    @abstractmethod
-    def store(self, full: Tensor) -> None:
-        """Take over an fp32 value."""
-
     @property
     def rest(self) -> Tensor:
         """On the parameter's device, wherever `model.to` has sent that."""
@@ -91,7 +95,6 @@ class Trained(Weight):
     def restore(self) -> None:
         """Make the parameter fp32 again."""
         _become(self.param, self.full().clone())
-        del vars(self.param)[MARK]
 
 
 class Split(Trained):
