@@ -21,6 +21,7 @@ ROOMS = (
     "ipex_inductor.cli",
     "ipex_inductor.lowerings",
     "ipex_inductor.ops",
+    "ipex_inductor.optim",
     "ipex_inductor.passes",
     "ipex_inductor.templates",
 )

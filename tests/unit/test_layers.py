@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "templates": {"ops", "aot_cache"},
     "autotune": {"aot_cache", "templates"},
     "lowerings": {"templates", "autotune", "ops"},
+    "optim": {"ops", "templates", "autotune", "aot_cache"},
     "passes": {"ops"},
     "backend": {"passes", "lowerings", "aot_cache", "ops"},
     "watch": {"backend"},

@@ -1,0 +1,77 @@
+"""Lamb: Adam's direction, with a step length for each parameter that fits its norm."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from ipex_inductor.optim.checks import in_range, not_negative
+
+
+class Lamb(Optimizer):
+    """Layer-wise adaptive moments; You et al. 2020, arXiv:1904.00962, algorithm 2.
+
+    `m = b1 m + (1 - b1) g`, `v = b2 v + (1 - b2) g^2`, `u = m' / (sqrt(v') + eps) + weight_decay w`
+    with bias-corrected m' and v', `w -= lr |w| / |u| u`. The ratio is 1 if either norm is 0, and is
+    not clamped. `fused` asks for one kernel a step where there is one. Sparse gradients raise.
+    """
+
+    fused = False
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        fused: bool = False,
+    ) -> None:
+        not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
+        in_range(betas)
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults)
+        self.fused = fused
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Checkpoints of IPEX count steps in an int."""
+        super().__setstate__(state)
+        for own in self.state.values():
+            if "step" in own and not isinstance(own["step"], Tensor):
+                own["step"] = torch.tensor(float(own["step"]))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step; `closure` computes the loss anew and returns it."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self._update(param, param.grad, self.state[param], group)
+        return loss
+
+    def _update(self, param: Tensor, grad: Tensor, own: dict[str, Any], group: Any) -> None:
+        if grad.is_sparse:
+            raise RuntimeError("Lamb does not support sparse gradients")
+        if not own:
+            own["step"] = torch.tensor(0.0)
+            own["exp_avg"] = torch.zeros_like(param)
+            own["exp_avg_sq"] = torch.zeros_like(param)
+        first, second = group["betas"]
+        own["step"] += 1
+        step = own["step"].item()
+        m = own["exp_avg"].lerp_(grad, 1 - first)
+        v = own["exp_avg_sq"].mul_(second).addcmul_(grad, grad, value=1 - second)
+        update = (v / (1 - second**step)).sqrt_().add_(group["eps"])
+        update = torch.div(m / (1 - first**step), update, out=update)
+        if group["weight_decay"]:
+            update.add_(param, alpha=group["weight_decay"])
+        above, below = param.norm(), update.norm()
+        ratio = torch.where((above > 0) & (below > 0), above / below, 1.0)  # no wait for a GPU
+        param.addcmul_(update, ratio * group["lr"], value=-1)

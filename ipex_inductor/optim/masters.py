@@ -1,0 +1,94 @@
+"""Casting the parameters of a model, with full precision kept where training needs it."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.optim import LBFGS, Optimizer
+
+from ipex_inductor.errors import ArgumentError
+from ipex_inductor.optim.step import wrap
+from ipex_inductor.optim.tables import SPLIT_OPTIMIZERS, names
+from ipex_inductor.optim.weights import Master, Rounded, Split, Trained, Weight, place, weights_of
+
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+@torch.no_grad()
+def attach_master_weights(
+    model: nn.Module,
+    optimizer: Optimizer,
+    parameters: Iterable[nn.Parameter],
+    dtype: torch.dtype,
+    *,
+    split: bool,
+) -> None:
+    """Cast `parameters` of `model` (fp32) to `dtype`, in place, and have `optimizer` train fp32.
+
+    `split` (bf16 alone): the upper 16 bits of each weight in the parameter, the lower 16 beside it.
+    Otherwise bf16 or fp16 in the parameter and fp32 beside it. State dicts of the model and of its
+    submodules hold fp32, as does the optimizer's state. fp16 parameters get fp32 gradients, which
+    `GradScaler` needs and `DistributedDataParallel` refuses. Attached again, what is held otherwise
+    is cast anew. Raises `ArgumentError`.
+    """
+    _check_optimizer(optimizer, dtype, split)
+    kind = Split if split else Master
+    known = weights_of(model)
+    asked = _check_parameters(model, parameters, known)
+    weights = {p: _attach(p, known.get(p), kind, dtype) for p in asked}
+    place(model, weights)
+    wrap(optimizer, weights)
+
+
+def keep_public_dtype(model: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
+    """State dicts of `model` go on holding `parameters` in the dtype these have now.
+
+    Called before they are cast for inference. What has master weights keeps showing those.
+    """
+    known = weights_of(model)
+    place(model, {p: Rounded(p) for p in parameters if p not in known})
+
+
+def _attach(
+    param: nn.Parameter, weight: Weight | None, kind: type[Trained], dtype: torch.dtype
+) -> Trained:
+    if isinstance(weight, Trained):
+        if weight.is_a(kind, dtype):
+            return weight
+        weight.restore()
+    return kind(param, dtype)
+
+
+def _check_optimizer(optimizer: Optimizer, dtype: torch.dtype, split: bool) -> None:
+    if dtype not in DTYPES or (split and dtype != torch.bfloat16):
+        wanted = "torch.bfloat16" if split else "torch.bfloat16 or torch.float16"
+        raise ArgumentError(wanted, str(dtype), "Split weights are halves of fp32: bf16 alone.")
+    if split and type(optimizer) not in SPLIT_OPTIMIZERS:
+        came = f"a {type(optimizer).__name__}"
+        raise ArgumentError(
+            f"one of {names(SPLIT_OPTIMIZERS)}, exactly", came, "Others train with split=False."
+        )
+    if isinstance(optimizer, LBFGS):
+        raise ArgumentError(
+            "an optimizer that evaluates its closure once a step",
+            "LBFGS",
+            "It changes parameters while it evaluates the loss: leave the model in fp32.",
+        )
+
+
+def _check_parameters(
+    model: nn.Module, parameters: Iterable[nn.Parameter], known: dict[nn.Parameter, Weight]
+) -> list[nn.Parameter]:
+    """Each parameter once; all checked before the first is cast."""
+    asked, owned = list(dict.fromkeys(parameters)), set(model.parameters())
+    for param in asked:
+        trained = isinstance(known.get(param), Trained)
+        plain = type(param.data) is torch.Tensor and param.dtype == torch.float32
+        if param not in owned or not (trained or plain):
+            raise ArgumentError(
+                "ordinary fp32 parameters of the model",
+                f"a {type(param).__name__} of {param.dtype}"
+                + " that is none of the model's" * (param not in owned),
+                "Give the model as it was before any cast: the lower bits are needed.",
+            )
+    return asked

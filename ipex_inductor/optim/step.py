@@ -1,0 +1,196 @@
+"""The step of an optimizer whose parameters are held in low precision.
+
+PyTorch's own step does the arithmetic, in fp32 and so exactly as it would for fp32 parameters: a
+chunk of parameters at a time is put together, stepped and cut again.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ipex_inductor.errors import ArgumentError
+from ipex_inductor.optim.tables import SPLIT_OPTIMIZERS
+from ipex_inductor.optim.weights import MARK, TABLE, Trained
+
+CHUNK = 2**22  # elements that are fp32 at a time, 16 MiB, and as much for their gradients
+
+
+def wrap(optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained] | None = None) -> None:
+    """Have `optimizer` step `weights` in fp32 and keep its state of them in fp32.
+
+    `optimizer._original_step` is the step it had. Wrapped twice, it learns of more weights.
+    """
+    own = vars(optimizer)
+    own[TABLE] = {**own.get(TABLE, {}), **(weights or {})}
+    if "_original_step" not in own:
+        own["_original_step"] = optimizer.step
+        for name, method in METHODS.items():
+            own[name] = MethodType(method, optimizer)
+
+
+def _step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+    """One step of the optimizer's class."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # what LR schedulers ask
+    plain = type(optimizer).step.__wrapped__  # type: ignore[attr-defined]  # hooks ran already
+    weights = _live(optimizer)
+    if not weights:
+        return plain(optimizer, closure)
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    for chunk in _chunks(optimizer, weights):
+        with _stand_ins(optimizer, chunk, weights):
+            plain(optimizer)
+    return loss
+
+
+def _live(optimizer: Optimizer) -> dict[nn.Parameter, Trained]:
+    """The weights this optimizer steps, each as its parameter stands now."""
+    known = vars(optimizer)[TABLE]
+    weights = {p: known[p] for g in optimizer.param_groups for p in g["params"] if p in known}
+    weights = {p: weight for p, weight in weights.items() if weight.live()}
+    if weights and any(group.get("differentiable") for group in optimizer.param_groups):
+        raise ArgumentError(
+            "groups with differentiable=False",
+            "a differentiable step on master weights",
+            "Autograd cannot follow a cast in place: leave the model in fp32.",
+        )
+    return weights
+
+
+def _chunks(
+    optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained]
+) -> Iterator[list[nn.Parameter]]:
+    """Parameters with a gradient, at most CHUNK elements of `weights` at a time (but one at least).
+
+    An optimizer that is not known to treat each parameter by itself gets all of them at once.
+    """
+    most = CHUNK if type(optimizer) in SPLIT_OPTIMIZERS else float("inf")
+    chunk: list[nn.Parameter] = []
+    size = 0
+    for param in (p for group in optimizer.param_groups for p in group["params"]):
+        if param.grad is None:
+            continue
+        added = param.numel() if param in weights else 0
+        if size and size + added > most:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(param)
+        size += added
+    if chunk:
+        yield chunk
+
+
+@contextmanager
+def _stand_ins(
+    optimizer: Optimizer, chunk: list[nn.Parameter], weights: Mapping[nn.Parameter, Trained]
+) -> Iterator[None]:
+    """While open, `chunk` is all the optimizer knows, and `weights` among it are fp32 tensors."""
+    groups, state = optimizer.param_groups, optimizer.state
+    held = [group["params"] for group in groups]
+    with torch.no_grad():
+        fulls = {p: _full(p, weights[p]) for p in chunk if p in weights}
+    now = {p: fulls.get(p, p) for p in chunk}
+    try:
+        for group in groups:
+            group["params"] = [now[p] for p in group["params"] if p in now]
+        for param, full in fulls.items():
+            if param in state:
+                state[full] = state[param]
+        yield
+        with torch.no_grad():
+            for param, full in fulls.items():
+                weights[param].store(full)
+    finally:
+        for group, params in zip(groups, held, strict=True):
+            group["params"] = params
+        for param, full in fulls.items():
+            if full in state:
+                state[param] = state.pop(full)
+
+
+def _full(param: nn.Parameter, weight: Trained) -> Tensor:
+    """The weight in fp32 with the gradient in fp32."""
+    full = weight.full().detach()
+    full.grad = None if param.grad is None else param.grad.to(torch.float32)
+    return full
+
+
+def _load_state_dict(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+    """torch's own, which casts state to the parameter's dtype; state of our weights stays fp32."""
+    loaded: dict[str, Any] = {}
+
+    def note(_: Optimizer, given: dict[str, Any]) -> None:
+        loaded.update(given)
+
+    def widen(_: Optimizer) -> None:
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        keys = [key for group in loaded["param_groups"] for key in group["params"]]
+        weights = _live(optimizer)
+        for key, param in zip(keys, params, strict=True):
+            if param in weights and key in loaded["state"]:
+                state, given = optimizer.state[param], loaded["state"][key]
+                state.update({name: _wide(state[name], given[name], param) for name in given})
+
+    first = optimizer.register_load_state_dict_pre_hook(note)  # after all others
+    second = optimizer.register_load_state_dict_post_hook(widen, prepend=True)
+    try:
+        type(optimizer).load_state_dict(optimizer, state_dict)
+    finally:
+        first.remove()
+        second.remove()
+
+
+def _wide(cast: Any, given: Any, param: Tensor) -> Any:
+    """What torch made of `given`, but fp32 and no alias where torch went for the param's dtype."""
+    if not isinstance(given, Tensor) or not given.is_floating_point() or cast.dtype != param.dtype:
+        return cast
+    return given.to(param.device, torch.float32, copy=True)
+
+
+def _reduce(optimizer: Optimizer, _: Any) -> tuple[Any, ...]:
+    """Copies and pickles are wrapped as well; torch keeps three attributes of an optimizer."""
+    state = {**optimizer.__getstate__(), TABLE: vars(optimizer)[TABLE]}
+    return _revive, (type(optimizer), vars(optimizer).get("fused")), state
+
+
+def _revive(kind: type[Optimizer], fused: bool | None) -> Optimizer:
+    optimizer = kind.__new__(kind)
+    wrap(optimizer)
+    if fused is not None:
+        vars(optimizer)["fused"] = fused
+    return optimizer
+
+
+_hooked_step = Optimizer.profile_hook_step(_step)  # step hooks, profiler
+_hooked_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # or they warn
+
+METHODS: dict[str, Callable[..., Any]] = {
+    "step": _hooked_step,
+    "load_state_dict": _load_state_dict,
+    "__reduce_ex__": _reduce,
+}
+
+
+def _refuse_strangers(optimizer: Optimizer, *_: Any) -> None:
+    """Of a parameter with a master weight, a plain step would change the low precision alone."""
+    if torch.compiler.is_compiling():
+        return
+    known = vars(optimizer).get(TABLE, {})
+    for group in optimizer.param_groups:
+        if any(vars(p).get(MARK) == p.dtype and p not in known for p in group["params"]):
+            raise ArgumentError(
+                "an optimizer that was given to `optimize` with its model",
+                f"a {type(optimizer).__name__} on parameters with master weights",
+                "Pass it: `model, optimizer = optimize(model, optimizer=optimizer, dtype=...)`.",
+            )
+
+
+register_optimizer_step_pre_hook(_refuse_strangers)

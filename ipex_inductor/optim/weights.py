@@ -1,0 +1,217 @@
+"""Parameters held in low precision, and the full precision that `state_dict` shows and loads.
+
+A module that owns such parameters carries a table of them, and two of torch's own hooks read it.
+All of it is ordinary data and functions with a name, so modules copy and pickle as before.
+"""
+
+import weakref
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ipex_inductor.optim.halves import halves, join, split, write
+
+TABLE = "_ipex_weights"  # of a module: name -> Weight; of an optimizer: Parameter -> Weight
+MARK = "_ipex_master"  # of a parameter that only a wrapped optimizer may step: its dtype
+
+
+class Weight(ABC):
+    """A parameter held in low precision."""
+
+    def __init__(self, param: nn.Parameter) -> None:
+        self.param = param
+
+    def live(self) -> bool:
+        """Whether the parameter is still what we made of it."""
+        return True
+
+    @abstractmethod
+    def full(self) -> Tensor:
+        """The public value."""
+
+    @abstractmethod
+    def store(self, full: Tensor) -> None:
+        """Take over a public value; called without gradients."""
+
+
+class Rounded(Weight):
+    """Inference: the parameter is all there is; shown in the dtype it had."""
+
+    def __init__(self, param: nn.Parameter) -> None:
+        super().__init__(param)
+        self.public = param.dtype
+
+    def full(self) -> Tensor:
+        """The parameter, widened."""
+        return self.param.detach().to(self.public)
+
+    def store(self, full: Tensor) -> None:
+        """Round to nearest."""
+        self.param.copy_(full)
+
+
+class Trained(Weight):
+    """Training: `rest` holds what the parameter cannot; `dtype` is the parameter's."""
+
+    def __init__(self, param: nn.Parameter, dtype: torch.dtype) -> None:
+        super().__init__(param)
+        self.dtype = dtype
+        low, self._rest = self.cut(param.detach())
+        _become(param, low)
+        self._mark()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._mark()
+
+    def _mark(self) -> None:
+        # Copies of parameters lose what they carry.
+        vars(self.param)[MARK] = self.dtype
+        _set_grad_dtype(self.param)
+
+    @abstractmethod
+    def cut(self, full: Tensor) -> tuple[Tensor, Tensor]:
+        """Parameter and rest of an fp32 value."""
+
+    @property
+    def rest(self) -> Tensor:
+        """On the parameter's device, wherever `model.to` has sent that."""
+        if self._rest.device != self.param.device:
+            self._rest = self._rest.to(self.param.device)
+        return self._rest
+
+    def live(self) -> bool:
+        """Not after `model.float()` or the like: then the parameter alone counts."""
+        return self.param.dtype == self.dtype
+
+    def is_a(self, kind: type["Trained"], dtype: torch.dtype) -> bool:
+        """Whether nothing is to be done to hold the parameter so."""
+        return self.live() and type(self) is kind and self.dtype == dtype
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Make the parameter fp32 again."""
+        _become(self.param, self.full().clone())
+
+
+class Split(Trained):
+    """bf16 training: upper halves in the parameter, lower halves in `rest`, 4 bytes together.
+
+    Who writes the parameter himself sets the upper halves; the lower ones stay, less than one bf16
+    step.
+    """
+
+    def cut(self, full: Tensor) -> tuple[Tensor, Tensor]:
+        """The two halves."""
+        return split(full)
+
+    def full(self) -> Tensor:
+        """The halves put together, in new memory."""
+        return join(self.param.detach(), self.rest)
+
+    def store(self, full: Tensor) -> None:
+        """Cut `full` into the halves."""
+        write(*halves(full), self.rest, self.param.detach())
+
+
+class Master(Trained):
+    """bf16 or fp16 training: fp32 in `rest`, rounded to nearest in the parameter."""
+
+    def cut(self, full: Tensor) -> tuple[Tensor, Tensor]:
+        """The rounded value, and fp32 in memory of its own."""
+        return full.to(self.dtype), full.clone()
+
+    def full(self) -> Tensor:
+        """`rest`; where somebody wrote the parameter since, what he wrote."""
+        low = self.param.detach()
+        self.rest.copy_(torch.where(low == self.rest.to(self.dtype), self.rest, low))
+        return self.rest
+
+    def store(self, full: Tensor) -> None:
+        """Keep `full`, and round it."""
+        self.rest.copy_(full)  # nothing to do if it is `rest`
+        self.param.copy_(full)
+
+
+def _become(param: nn.Parameter, value: Tensor) -> None:
+    """Give `param` another dtype, and its gradient with it."""
+    grad, param.grad = param.grad, None
+    param.data = value
+    _set_grad_dtype(param)
+    if grad is not None:
+        param.grad = grad.to(param.grad_dtype)
+
+
+def _set_grad_dtype(param: nn.Parameter) -> None:
+    """fp32 beside fp16, or GradScaler refuses to unscale; else left to follow the parameter."""
+    if param.dtype == torch.float16:
+        param.grad_dtype = torch.float32
+
+
+def table(module: nn.Module) -> dict[str, Weight]:
+    """The weights that `module` itself owns, by name; changed only by `place`."""
+    weights: dict[str, Weight] = vars(module).get(TABLE, {})
+    owned = module._parameters
+    return {n: w for n, w in weights.items() if owned.get(n) is w.param and w.live()}
+
+
+def weights_of(model: nn.Module) -> dict[nn.Parameter, Weight]:
+    """The weights of `model` and of its submodules, by parameter."""
+    return {w.param: w for module in model.modules() for w in table(module).values()}
+
+
+def place(model: nn.Module, weights: dict[nn.Parameter, Any]) -> None:
+    """Have every module of `model` that owns one of these parameters show and load its weight."""
+    for module in model.modules():
+        own = {n: weights[p] for n, p in module._parameters.items() if p in weights}
+        if own and TABLE not in vars(module):
+            module.register_state_dict_post_hook(_show)  # type: ignore[no-untyped-call]
+            module.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
+        if own:
+            vars(module)[TABLE] = vars(module).get(TABLE, {}) | own
+
+
+# Where a weight was last shown: tied modules show one tensor under two names, as torch does.
+_shown: "weakref.WeakKeyDictionary[Weight, tuple[Any, str]]" = weakref.WeakKeyDictionary()
+
+
+@torch.no_grad()
+def _show(module: nn.Module, state_dict: Any, prefix: str, _: Any) -> None:
+    """State dicts hold full precision: copies, which later steps do not change."""
+    for name, weight in table(module).items():
+        key = prefix + name
+        if key not in state_dict:
+            continue
+        where, other = _shown.get(weight, (lambda: None, key))
+        if where() is state_dict and other != key:
+            state_dict[key] = state_dict[other]
+            continue
+        needs_grad = state_dict[key].requires_grad  # with keep_vars
+        state_dict[key] = weight.full().clone().requires_grad_(needs_grad)
+        if isinstance(state_dict, OrderedDict):  # a plain dict has no weak references
+            _shown[weight] = weakref.ref(state_dict), key
+
+
+@torch.no_grad()
+def _load(
+    module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any
+) -> None:
+    """Take full precision out of a state dict, and hand torch the low one, which it then checks.
+
+    `assign=True` makes the caller's tensor the parameter: an ordinary one from then on.
+    """
+    if metadata.get("assign_to_params_buffers", False):
+        return
+    for name, weight in table(module).items():
+        value = state_dict.get(prefix + name)
+        if isinstance(weight, Trained) and isinstance(value, Tensor) and _fits(value, weight.param):
+            weight.store(value.to(weight.param.device, torch.float32).view(weight.param.shape))
+            state_dict[prefix + name] = weight.param.detach()
+
+
+def _fits(value: Tensor, param: Tensor) -> bool:
+    """What torch would load: the same shape, or the one-element form of old scalars."""
+    return value.shape == param.shape or (param.dim() == 0 and value.shape == (1,))

@@ -1,0 +1,12 @@
+"""One thread: the tensors are small, and on busy cores threads wait for one another."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
