@@ -1,0 +1,102 @@
+"""`ipex_inductor.optimize`: a model, and its optimizer, made ready in one call."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ipex_inductor.frontend import casting, folding, layout, training
+from ipex_inductor.frontend import graph_mode as graphs
+from ipex_inductor.frontend.checks import check
+from ipex_inductor.frontend.copying import copy_with_model
+from ipex_inductor.frontend.dropout import replace_dropout
+from ipex_inductor.frontend.elsewhere import say_who
+from ipex_inductor.frontend.flow import flow_of
+from ipex_inductor.frontend.knobs import Knobs, resolve
+from ipex_inductor.frontend.layout import disable_auto_channels_last, enable_auto_channels_last
+from ipex_inductor.frontend.notes import Notes
+
+__all__ = ["disable_auto_channels_last", "enable_auto_channels_last", "optimize"]
+
+
+def optimize(
+    model: Any,
+    dtype: torch.dtype | None = None,
+    optimizer: Any = None,
+    level: str = "O1",
+    inplace: bool = False,
+    conv_bn_folding: bool | None = None,
+    linear_bn_folding: bool | None = None,
+    weights_prepack: bool | None = None,
+    replace_dropout_with_identity: bool | None = None,
+    optimize_lstm: bool | None = None,
+    split_master_weight_for_bf16: bool | None = None,
+    fuse_update_step: bool | None = None,
+    auto_kernel_selection: bool | None = None,
+    sample_input: Any = None,
+    graph_mode: bool | None = None,
+    concat_linear: bool | None = None,
+) -> Any:
+    """`model` made ready for inference (eval mode), or with its `optimizer` for training.
+
+    Returns the model, or (model, optimizer): copies unless `inplace`, of the same classes. `level`
+    O1 sets the knobs left at None; O0 sets none, and returns the very objects if nothing is asked.
+    `dtype`: torch.bfloat16 or torch.float16 casts what gains by it; call the model under autocast.
+    `sample_input`: a tensor, tuple or dict of arguments that show how `forward` is called; without
+    data, so it costs no time. `graph_mode`: compiled with backend `ipex`. What was done, and what
+    not and why: `ipex_inductor.report(model)`. Load checkpoints before folding for inference.
+
+    Raises `PhaseError`, `LevelError`, `MixedDevicesError`, `WrappedModelError`, `ArgumentError`.
+    """
+    knobs = resolve(
+        level,
+        {
+            "conv_bn_folding": conv_bn_folding,
+            "linear_bn_folding": linear_bn_folding,
+            "weights_prepack": weights_prepack,
+            "replace_dropout_with_identity": replace_dropout_with_identity,
+            "optimize_lstm": optimize_lstm,
+            "split_master_weight_for_bf16": split_master_weight_for_bf16,
+            "fuse_update_step": fuse_update_step,
+            "auto_kernel_selection": auto_kernel_selection,
+            "graph_mode": graph_mode,
+            "concat_linear": concat_linear,
+        },
+    )
+    if isinstance(model, torch.jit.ScriptModule):
+        return _pair(model, optimizer)
+    check(model, dtype, optimizer)
+    forced = layout.policy() is layout.Policy.ALWAYS
+    if not knobs.on and dtype not in casting.HALF and not forced:
+        return _pair(model, optimizer)
+    compiled = graphs.is_wanted(model, graph_mode)
+    if not inplace:
+        model, optimizer = copy_with_model(model, optimizer)
+    asked = knobs.asked | {"dtype"} | ({"channels_last"} if forced else set())
+    notes = Notes(asked)
+    layout.lay_out(model, level, notes)
+    say_who(model, knobs, compiled, notes)
+    if optimizer is None:
+        _prepare_inference(model, dtype, sample_input, knobs, notes)
+    else:
+        training.train(model, optimizer, dtype, knobs, notes)
+    model.ipex_report = notes.report
+    if compiled:
+        graphs.compile_model(model, knobs, notes)
+    return _pair(model, optimizer)
+
+
+def _prepare_inference(
+    model: nn.Module, dtype: torch.dtype | None, sample_input: Any, knobs: Knobs, notes: Notes
+) -> None:
+    if "replace_dropout_with_identity" in knobs:
+        replace_dropout(model, notes)
+    if folding.is_wanted(model, knobs):
+        flow = flow_of(model, sample_input, folding.is_watched)
+        folding.fold_batch_norms(model, flow, knobs, notes)
+    if dtype in casting.HALF:
+        casting.cast(model, dtype, notes)
+
+
+def _pair(model: Any, optimizer: Any) -> Any:
+    return model if optimizer is None else (model, optimizer)

@@ -1,0 +1,35 @@
+"""A model and its optimizer copied together: the copy steps the copy, with the state it had."""
+
+import copy
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ipex_inductor.errors import ArgumentError
+
+
+def copy_with_model(model: nn.Module, optimizer: Any = None) -> tuple[nn.Module, Any]:
+    """Deep copies of both; parameters of the optimizer that are the model's are so in the copy.
+
+    Raises `ArgumentError` for a model that cannot be copied.
+    """
+    memo: dict[int, Any] = {}
+    try:
+        copied = copy.deepcopy(model, memo)
+    except Exception as error:
+        todo = "optimize(..., inplace=True) changes the model itself and needs no copy."
+        came = f"{type(error).__name__}: {error}"
+        raise ArgumentError("a model that copy.deepcopy can copy", came, todo) from error
+    return copied, None if optimizer is None else _copied(optimizer, memo)
+
+
+def _copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
+    """torch keeps only defaults, state and groups; LBFGS, say, has more. The user's hooks stay."""
+    copied = copy.deepcopy(optimizer, memo)
+    for name, value in vars(optimizer).items():
+        if name.endswith("_hooks"):
+            vars(copied)[name] = copy.copy(value)
+        elif name not in vars(copied) and not callable(value):  # a patched step is bound to the old
+            vars(copied)[name] = copy.deepcopy(value, memo)
+    return copied
