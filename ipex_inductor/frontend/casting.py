@@ -94,10 +94,12 @@ def cast(model: nn.Module, dtype: torch.dtype, notes: Notes) -> None:
 def announce(model: nn.Module, dtypes: Mapping[nn.Parameter, torch.dtype]) -> None:
     """Have the modules of torch.nn that own these parameters keep their dtypes without autocast."""
     for _, module in _owning(model, dtypes):
-        listed = isinstance(module, nn.ParameterList) or not _is_torchs(type(module))
-        known = any(getattr(h, "func", None) is _narrow for h in module._forward_pre_hooks.values())
-        if not listed and not known:
-            name, param = next((n, p) for n, p in module._parameters.items() if p in dtypes)
+        hooks = module._forward_pre_hooks.values()
+        known = any(getattr(hook, "func", None) is _narrow for hook in hooks)
+        calls = _is_torchs(type(module)) and not isinstance(module, nn.ParameterList)
+        if calls and not known:
+            own = {name: p for name, p in module.named_parameters(recurse=False) if p in dtypes}
+            name, param = next(iter(own.items()))
             narrow = partial(_narrow, owned=name)
             module.register_forward_pre_hook(narrow, prepend=True, with_kwargs=True)
             module.register_forward_hook(partial(_widen, owned=name, public=dtypes[param]))

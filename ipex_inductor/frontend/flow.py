@@ -77,7 +77,7 @@ def flow_of(model: nn.Module, sample_input: Any, watch: Watch) -> Flow:
             twin = copy.deepcopy(model)
     except Exception as error:
         return Flow(f"the model cannot be copied: {_first_line(error)}")
-    if nn.modules.module._has_any_global_hook():
+    if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
         return Flow("hooks on all modules of the process see what would be folded away")
     if sample_input is None:
         return _traced(twin)
@@ -134,11 +134,11 @@ def _run(model: nn.Module, mode: FakeTensorMode, args: Any, kwargs: Any, watch: 
     return recorder.flow
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the calls of the watched modules, and all ops on what they give."""
 
     def __init__(self, model: nn.Module, watch: Watch) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.flow = Flow()
         self._inside: list[str] = []
         self._tokens = 0

@@ -69,9 +69,9 @@ def _why_not(device: torch.device, level: str) -> str | None:
 def _gains(device: torch.device) -> bool:
     """Whether the convolutions of `device` have channels-last kernels that are its fastest."""
     if device.type == "cpu":
-        return torch.backends.mkldnn.is_available()
+        return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
     if device.type == "cuda":  # tensor cores; MIOpen prefers channels first
-        return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (7, 0)
+        return not torch.version.hip and torch.cuda.get_device_capability(device) >= (7, 0)
     if device.type == "xpu":
         properties = torch.xpu.get_device_properties(device)
         return bool(getattr(properties, "has_subgroup_2d_block_io", False))
