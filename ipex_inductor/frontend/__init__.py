@@ -74,15 +74,14 @@ def optimize(
         model, optimizer = copy_with_model(model, optimizer)
     asked = knobs.asked | {"dtype"} | ({"channels_last"} if forced else set())
     notes = Notes(asked)
-    layout.lay_out(model, level, notes)
+    layout.lay_out(model, optimizer, level, notes)
     say_who(model, knobs, compiled, notes)
     if optimizer is None:
         _prepare_inference(model, dtype, sample_input, knobs, notes)
     else:
         training.train(model, optimizer, dtype, knobs, notes)
+    graphs.switch(model, compiled, knobs, notes)
     model.ipex_report = notes.report
-    if compiled:
-        graphs.compile_model(model, knobs, notes)
     return _pair(model, optimizer)
 
 

@@ -94,8 +94,7 @@ def cast(model: nn.Module, dtype: torch.dtype, notes: Notes) -> None:
 def announce(model: nn.Module, dtypes: Mapping[nn.Parameter, torch.dtype]) -> None:
     """Have the modules of torch.nn that own these parameters keep their dtypes without autocast."""
     for _, module in _owning(model, dtypes):
-        hooks = module._forward_pre_hooks.values()
-        known = any(getattr(hook, "func", None) is _narrow for hook in hooks)
+        known = any(map(is_own_hook, module._forward_pre_hooks.values()))
         calls = _is_torchs(type(module)) and not isinstance(module, nn.ParameterList)
         if calls and not known:
             own = {name: p for name, p in module.named_parameters(recurse=False) if p in dtypes}
@@ -103,6 +102,11 @@ def announce(model: nn.Module, dtypes: Mapping[nn.Parameter, torch.dtype]) -> No
             narrow = partial(_narrow, owned=name)
             module.register_forward_pre_hook(narrow, prepend=True, with_kwargs=True)
             module.register_forward_hook(partial(_widen, owned=name, public=dtypes[param]))
+
+
+def is_own_hook(hook: Any) -> bool:
+    """Whether `announce` registered it."""
+    return getattr(hook, "func", None) in (_narrow, _widen)
 
 
 def _narrow(module: nn.Module, args: Any, kwargs: Any, *, owned: str) -> Any:

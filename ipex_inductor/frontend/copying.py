@@ -10,7 +10,9 @@ from ipex_inductor.errors import ArgumentError
 
 
 def copy_with_model(model: nn.Module, optimizer: Any = None) -> tuple[nn.Module, Any]:
-    """Deep copies of both; parameters of the optimizer that are the model's are so in the copy.
+    """Deep copies of both: the new optimizer has the new model's parameters where it had the old's.
+
+    Others it goes on stepping itself: those of a loss function, say.
 
     Raises `ArgumentError` for a model that cannot be copied.
     """
@@ -26,6 +28,8 @@ def copy_with_model(model: nn.Module, optimizer: Any = None) -> tuple[nn.Module,
 
 def _copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
     """torch keeps only defaults, state and groups; LBFGS, say, has more. The user's hooks stay."""
+    params = (p for group in optimizer.param_groups for p in group["params"])
+    memo |= {id(p): p for p in params if id(p) not in memo}
     copied = copy.deepcopy(optimizer, memo)
     for name, value in vars(optimizer).items():
         if name.endswith("_hooks"):

@@ -4,21 +4,29 @@ from torch import nn
 
 from ipex_inductor.frontend.knobs import Knobs
 from ipex_inductor.frontend.notes import Notes
+from ipex_inductor.report import GraphReport
 
 KNOB = "graph_mode"
 
 
 def is_wanted(model: nn.Module, given: bool | None) -> bool:
     """Whether the user asks for it, now or when `model` was last optimized."""
-    report = getattr(model, "ipex_report", None)
-    return bool(given) if given is not None or report is None else KNOB in report.count("fired")
+    return _was_on(model) if given is None else given
 
 
-def compile_model(model: nn.Module, knobs: Knobs, notes: Notes) -> None:
-    """Have calls of `model` run through backend `ipex`, compiled at the first one.
+def switch(model: nn.Module, on: bool, knobs: Knobs, notes: Notes) -> None:
+    """Have calls of `model` run through backend `ipex`, compiled at the first one, or eagerly.
 
     torch leaves compiled code out of copies and pickles: those run eagerly until compiled again.
     """
-    mode = "max-autotune" if "auto_kernel_selection" in knobs else None
-    model.compile(backend="ipex", mode=mode)
-    notes.done(KNOB, "backend ipex" + f", mode {mode}" * bool(mode))
+    if on:
+        mode = "max-autotune" if "auto_kernel_selection" in knobs else None
+        model.compile(backend="ipex", mode=mode)
+        notes.done(KNOB, "backend ipex" + f", mode {mode}" * bool(mode))
+    elif _was_on(model):
+        model._compiled_call_impl = None
+
+
+def _was_on(model: nn.Module) -> bool:
+    report = getattr(model, "ipex_report", None)
+    return isinstance(report, GraphReport) and KNOB in report.count("fired")

@@ -1,6 +1,7 @@
 """The channels-last policy: convolution weights laid out as the fast kernels of a device want."""
 
 from enum import Enum
+from typing import Any
 
 import torch
 from torch import nn
@@ -39,12 +40,14 @@ def policy() -> Policy:
     return _policy
 
 
-def lay_out(model: nn.Module, level: str, notes: Notes) -> None:
+def lay_out(model: nn.Module, optimizer: Any, level: str, notes: Notes) -> None:
     """Make the convolution weights of `model` channels-last where the policy says so."""
     convolutions = [(n, m) for n, m in model.named_modules() if isinstance(m, CONVOLUTIONS)]
     if not convolutions:
         return
     reason = _why_not(convolutions[0][1].weight.device, level)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        reason = "LBFGS views each gradient as a row"
     if reason:
         notes.missed("channels_last", reason)
         return

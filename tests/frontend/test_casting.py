@@ -2,10 +2,10 @@
 
 import copy
 import logging
-import pickle
 
 import pytest
 import torch
+from helpers import pickled
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
@@ -196,7 +196,7 @@ def test_trace_and_freeze(autocast):
 def test_copies_and_pickles():
     model = ipex_inductor.optimize(Net().eval(), dtype=torch.bfloat16)
     expected = model(WORDS)
-    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+    for copied in (copy.deepcopy(model), pickled(model)):
         assert torch.equal(copied(WORDS), expected)
         assert copied.state_dict()["head.weight"].dtype == torch.float32
         assert str(ipex_inductor.report(copied)) == str(ipex_inductor.report(model))

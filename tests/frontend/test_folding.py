@@ -51,19 +51,19 @@ def reasons(model):
 def check(model, x, folded=True, sample_input=None, **knobs):
     """Optimize `model`; the result folds all or nothing and is as near float64 as the model."""
     model = model.eval()
-    before = copy.deepcopy(model.state_dict())
+    before = copy.deepcopy(model)
     optimized = ipex_inductor.optimize(model, sample_input=sample_input, **knobs)
     with torch.no_grad():
         truth = copy.deepcopy(model).double()(x.double())
         # Two roundings of folded weights and sums of up to 100 float32 terms around 10.
         torch.testing.assert_close(optimized(x).double(), truth, rtol=1e-4, atol=1e-4)
     assert (len(norms(optimized)) == 0) == folded, ipex_inductor.report(optimized)
-    assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values()))
+    torch.testing.assert_close(model.state_dict(), before.state_dict(), rtol=0, atol=0)
     return optimized
 
 
 CONVOLUTIONS = [
-    (getattr(nn, f"{kind}{d}d"), getattr(nn, f"BatchNorm{d}d"), (N, 4) + (9, 8, 7)[:d])
+    (getattr(nn, f"{kind}{d}d"), getattr(nn, f"BatchNorm{d}d"), (N, 4, *(9, 8, 7)[:d]))
     for kind, d in itertools.product(["Conv", "ConvTranspose"], [1, 2, 3])
 ]
 
