@@ -11,7 +11,7 @@ from ipex_inductor.frontend.checks import check
 from ipex_inductor.frontend.copying import copy_with_model
 from ipex_inductor.frontend.dropout import replace_dropout
 from ipex_inductor.frontend.elsewhere import say_who
-from ipex_inductor.frontend.flow import flow_of
+from ipex_inductor.frontend.flow import Flow, flow_of
 from ipex_inductor.frontend.knobs import Knobs, resolve
 from ipex_inductor.frontend.layout import disable_auto_channels_last, enable_auto_channels_last
 from ipex_inductor.frontend.notes import Notes
@@ -72,8 +72,9 @@ def optimize(
     compiled = graphs.is_wanted(model, graph_mode)
     if not inplace:
         model, optimizer = copy_with_model(model, optimizer)
-    asked = knobs.asked | {"dtype"} | ({"channels_last"} if forced else set())
-    notes = Notes(asked)
+    notes = Notes(knobs.asked | {"dtype", "sample_input", *(["channels_last"] * forced)})
+    for knob, phase in knobs.out_of_phase("inference" if optimizer is None else "training"):
+        notes.missed(knob, f"it takes effect in {phase} only")
     layout.lay_out(model, optimizer, level, notes)
     say_who(model, knobs, compiled, notes)
     if optimizer is None:
@@ -91,10 +92,19 @@ def _prepare_inference(
     if "replace_dropout_with_identity" in knobs:
         replace_dropout(model, notes)
     if folding.is_wanted(model, knobs):
-        flow = flow_of(model, sample_input, folding.is_watched)
+        flow = _flow(model, sample_input, notes)
         folding.fold_batch_norms(model, flow, knobs, notes)
     if dtype in casting.HALF:
         casting.cast(model, dtype, notes)
+
+
+def _flow(model: nn.Module, sample_input: Any, notes: Notes) -> Flow:
+    flow = flow_of(model, sample_input, folding.is_watched)
+    if not flow.reason or sample_input is None:
+        return flow
+    notes.missed("sample_input", flow.reason)
+    traced = flow_of(model, None, folding.is_watched)
+    return flow if traced.reason else traced
 
 
 def _pair(model: Any, optimizer: Any) -> Any:

@@ -21,6 +21,13 @@ LEVELS = {
 }
 
 
+# What takes effect in one phase only.
+PHASES = {
+    "inference": ("conv_bn_folding", "linear_bn_folding", "replace_dropout_with_identity"),
+    "training": ("split_master_weight_for_bf16", "fuse_update_step"),
+}
+
+
 @dataclass(frozen=True)
 class Knobs:
     """`on`: what is to be done. `asked`: what the user set himself, who is warned if it is not."""
@@ -30,6 +37,11 @@ class Knobs:
 
     def __contains__(self, name: str) -> bool:
         return name in self.on
+
+    def out_of_phase(self, phase: str) -> list[tuple[str, str]]:
+        """Those that have no effect in `phase`, with the phase in which they have."""
+        others = [(name, other) for other, names in PHASES.items() for name in names]
+        return [(name, other) for name, other in others if other != phase and name in self.on]
 
 
 def resolve(level: str, given: Mapping[str, bool | None]) -> Knobs:

@@ -207,6 +207,21 @@ def test_what_only_graphs_do(knob, caplog):
     assert knob in ipex_inductor.report(compiled).count("left")
 
 
+def test_knobs_of_the_other_phase(caplog):
+    net = model()
+    with caplog.at_level(logging.WARNING, "IPEX"):
+        ours = ipex_inductor.optimize(net, split_master_weight_for_bf16=True)
+        other, _ = ipex_inductor.optimize(
+            net.train(), optimizer=SGD(net.parameters(), 0.1), conv_bn_folding=True
+        )
+    assert caplog.messages == [
+        "[NotSupported]split_master_weight_for_bf16: it takes effect in training only",
+        "[NotSupported]conv_bn_folding: it takes effect in inference only",
+    ]
+    assert "fuse_update_step" in ipex_inductor.report(ours).count("missed")
+    assert type(other[1]) is nn.Dropout
+
+
 def test_defaults_do_not_warn(caplog):
     with caplog.at_level(logging.WARNING, "IPEX"):
         ours = ipex_inductor.optimize(nn.Sequential(nn.LSTM(4, 4), nn.BatchNorm2d(4)).eval())

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import logging
 import re
 
 import pytest
@@ -244,6 +245,13 @@ def test_control_flow_needs_a_sample():
     assert "cannot be traced" in reasons(check(own(Loop), x, folded=False))[0]
     assert "did not run" in reasons(check(own(Loop), x, folded=False, sample_input=x))[0]
     check(own(Sized), x, folded=True, sample_input=x)
+
+
+def test_a_sample_that_does_not_fit_is_said_and_a_trace_stands_in(caplog):
+    with caplog.at_level(logging.WARNING, "IPEX"):
+        check(own(Pair), torch.randn(2, 4, 8, 8), folded=True, sample_input=torch.randn(2, 5))
+    (message,) = caplog.messages
+    assert message.startswith("[NotSupported]sample_input: forward did not run on a fake")
 
 
 def test_looking_leaves_nothing_in_the_model():
