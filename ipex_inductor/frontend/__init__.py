@@ -8,7 +8,7 @@ from torch import nn
 from ipex_inductor.frontend import casting, folding, layout, training
 from ipex_inductor.frontend import graph_mode as graphs
 from ipex_inductor.frontend.checks import check
-from ipex_inductor.frontend.copying import copy_with_model
+from ipex_inductor.frontend.copying import copy_with_model, warn_of_schedulers
 from ipex_inductor.frontend.dropout import replace_dropout
 from ipex_inductor.frontend.elsewhere import say_who
 from ipex_inductor.frontend.flow import Flow, flow_of
@@ -19,6 +19,7 @@ from ipex_inductor.frontend.notes import Notes
 __all__ = ["disable_auto_channels_last", "enable_auto_channels_last", "optimize"]
 
 
+@torch.inference_mode(False)  # or the copies were tensors that nobody may write later
 def optimize(
     model: Any,
     dtype: torch.dtype | None = None,
@@ -69,12 +70,11 @@ def optimize(
     forced = layout.policy() is layout.Policy.ALWAYS
     if not knobs.on and dtype not in casting.HALF and not forced:
         return _pair(model, optimizer)
+    notes = Notes(knobs.asked)
     compiled = graphs.is_wanted(model, graph_mode)
     if not inplace:
+        warn_of_schedulers(optimizer, notes)
         model, optimizer = copy_with_model(model, optimizer)
-    notes = Notes(knobs.asked | {"dtype", "sample_input", *(["channels_last"] * forced)})
-    for knob, phase in knobs.out_of_phase("inference" if optimizer is None else "training"):
-        notes.missed(knob, f"it takes effect in {phase} only")
     layout.lay_out(model, optimizer, level, notes)
     say_who(model, knobs, compiled, notes)
     if optimizer is None:

@@ -13,6 +13,7 @@ from ipex_inductor.errors import (
     PhaseError,
     WrappedModelError,
 )
+from ipex_inductor.frontend import graph_mode
 
 DTYPES = (None, torch.float32, torch.bfloat16, torch.float16)
 
@@ -59,6 +60,12 @@ def _check_phase(model: nn.Module, optimizer: Any) -> None:
 
 def _check_unwrapped(model: nn.Module) -> None:
     wrappers = _loaded_wrappers()
+    if model._compiled_call_impl is not None and not graph_mode.is_on(model):
+        raise WrappedModelError(
+            "a model that is not compiled yet",
+            "one whose compile() was called",
+            "Call optimize first, then compile what it returns (or graph_mode=True does).",
+        )
     for module in model.modules():
         if isinstance(module, wrappers):
             raise WrappedModelError(

@@ -7,6 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ipex_inductor.errors import ArgumentError
+from ipex_inductor.frontend.notes import Notes
 
 
 def copy_with_model(model: nn.Module, optimizer: Any = None) -> tuple[nn.Module, Any]:
@@ -24,6 +25,16 @@ def copy_with_model(model: nn.Module, optimizer: Any = None) -> tuple[nn.Module,
         came = f"{type(error).__name__}: {error}"
         raise ArgumentError("a model that copy.deepcopy can copy", came, todo) from error
     return copied, None if optimizer is None else _copied(optimizer, memo)
+
+
+def warn_of_schedulers(optimizer: Any, notes: Notes) -> None:
+    """Say so if an LR scheduler drives `optimizer`: it will not drive the copy.
+
+    That cannot be seen any more once the step is one of ours.
+    """
+    marked = hasattr(getattr(optimizer, "step", None), "_wrapped_by_lr_sched")
+    if marked and "_original_step" not in vars(optimizer):
+        notes.missed("scheduler", "it drives the optimizer that was copied: make it of the new one")
 
 
 def _copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:

@@ -28,7 +28,9 @@ XPU = {
 
 
 def say_who(model: nn.Module, knobs: Knobs, compiled: bool, notes: Notes) -> None:
-    """Note who does what these knobs stand for, or that nobody does."""
+    """Note for the knobs of which the frontend does nothing who does it, or why nobody does."""
+    for knob, phase in knobs.out_of_phase("training" if model.training else "inference"):
+        notes.missed(knob, f"it takes effect in {phase} only")
     device = next((p.device.type for p in model.parameters()), "cpu")
     known = CPU if device == "cpu" else ANY
     for knob in sorted(knobs.on & CPU.keys()):

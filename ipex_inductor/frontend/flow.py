@@ -26,12 +26,11 @@ OUTSIDE = ""  # names whatever is no call of a watched module: an op of forward'
 class Call:
     """One call of a module with the single argument `x`, None if there were others.
 
-    `version` counts the writes to x; `shape` is that of the result y, None in a trace.
+    `shape` is that of the result y, None in a trace.
     """
 
     x: Hashable
     y: Hashable
-    version: int = 0
     shape: tuple[int, ...] | None = None
 
 
@@ -158,8 +157,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(y, torch.Tensor):
                 alone = len(args) == 1 and not kwargs
                 x = self._token(args[0]) if alone else None
-                version = args[0]._version if alone else 0
-                call = Call(x, self._token(y), version, tuple(y.shape))
+                call = Call(x, self._token(y), tuple(y.shape))
                 self._given[call.y] = weakref.ref(y)  # type: ignore[index]
                 self.flow.note(name, call)
 

@@ -11,7 +11,7 @@ KNOB = "graph_mode"
 
 def is_wanted(model: nn.Module, given: bool | None) -> bool:
     """Whether the user asks for it, now or when `model` was last optimized."""
-    return _was_on(model) if given is None else given
+    return is_on(model) if given is None else given
 
 
 def switch(model: nn.Module, on: bool, knobs: Knobs, notes: Notes) -> None:
@@ -23,10 +23,11 @@ def switch(model: nn.Module, on: bool, knobs: Knobs, notes: Notes) -> None:
         mode = "max-autotune" if "auto_kernel_selection" in knobs else None
         model.compile(backend="ipex", mode=mode)
         notes.done(KNOB, "backend ipex" + f", mode {mode}" * bool(mode))
-    elif _was_on(model):
+    elif is_on(model):
         model._compiled_call_impl = None
 
 
-def _was_on(model: nn.Module) -> bool:
+def is_on(model: nn.Module) -> bool:
+    """Whether `optimize` left `model`, or what it is a copy of, in graph mode."""
     report = getattr(model, "ipex_report", None)
     return isinstance(report, GraphReport) and KNOB in report.count("fired")

@@ -8,12 +8,16 @@ from ipex_inductor.report import GraphReport
 log = logging.getLogger("IPEX")  # the name and the prefix that users of IPEX filter by
 
 
+# Not done only if the user gave them.
+ARGUMENTS = frozenset({"dtype", "sample_input", "scheduler"})
+
+
 class Notes:
     """Writes the report of one call. `asked` names the knobs that the user set."""
 
     def __init__(self, asked: Collection[str]) -> None:
         self.report = GraphReport(source="optimize")
-        self._asked = asked
+        self._asked = ARGUMENTS.union(asked)
         self._said: set[str] = set()
 
     def done(self, knob: str, reason: str = "", where: str = "") -> None:

@@ -45,6 +45,12 @@ def mixed():
     return made
 
 
+def compiled():
+    made = model()
+    made.compile()
+    return made
+
+
 def test_the_signature():
     parameters = inspect.signature(ipex_inductor.optimize).parameters
     assert list(parameters) == list(ARGUMENTS)
@@ -97,6 +103,7 @@ def test_the_signature():
             errors.WrappedModelError,
             "OptimizedModule",
         ),
+        (lambda: ipex_inductor.optimize(compiled()), errors.WrappedModelError, "not compiled yet"),
         (lambda: ipex_inductor.report(model()), errors.ArgumentError, "optimize returned"),
     ],
 )
@@ -178,6 +185,22 @@ def test_inplace():
     assert ipex_inductor.optimize(net, torch.bfloat16, inplace=True) is net
     assert type(net[1]) is nn.Identity
     assert net[0].weight.dtype == torch.bfloat16
+
+
+def test_in_inference_mode():
+    net = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)).eval()
+    x = torch.randn(2, 3, 4, 4)
+    with torch.inference_mode():
+        ours = ipex_inductor.optimize(net, torch.bfloat16, sample_input=x.clone())
+    assert type(ours[1]) is nn.Identity
+    assert not any(p.is_inference() for p in ours.parameters())
+
+
+def test_random_numbers_are_not_drawn():
+    net = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.Dropout()).eval()
+    before = torch.get_rng_state()
+    ipex_inductor.optimize(net, sample_input=torch.zeros(2, 3, 4, 4))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_dropout():

@@ -199,6 +199,16 @@ def test_a_scheduler_made_afterwards_drives_the_rate():
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
 
 
+def test_a_scheduler_made_before_is_warned_about(caplog):
+    model, optimizer = trained(SGD)
+    lr_scheduler.StepLR(optimizer, 1)
+    with caplog.at_level(logging.WARNING, "IPEX"):
+        pair = ipex_inductor.optimize(model, torch.bfloat16, optimizer)
+        ipex_inductor.optimize(pair[0], torch.bfloat16, pair[1])
+        ipex_inductor.optimize(model, torch.bfloat16, optimizer, inplace=True)
+    assert [message.split(":")[0] for message in caplog.messages] == ["[NotSupported]scheduler"]
+
+
 def test_without_autocast_it_trains_as_well():
     model, optimizer = trained(SGD)
     ours, stepper = ipex_inductor.optimize(model, torch.bfloat16, optimizer)
