@@ -87,7 +87,9 @@ def cast(model: nn.Module, dtype: torch.dtype, notes: Notes) -> None:
         param.grad = None  # of another dtype than the gradients to come
         param.data = param.data.to(dtype)
     announce(model, dtypes)
-    for name, _ in _owning(model, params):
+    for name, module in _owning(model, params):
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()  # cuDNN wants them side by side
         notes.done(KNOB, f"to {dtype}", name)
 
 
