@@ -52,6 +52,18 @@ def test_switched_off_in_place():
     assert ours._compiled_call_impl is None
 
 
+@pytest.mark.parametrize("autocast", [False, True], ids=["plain", "autocast"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_cast_model_compiles_to_one_graph(dynamic, autocast, op_by_op):
+    model = Mlp().eval()
+    ours = ipex_inductor.optimize(model, torch.bfloat16)
+    whole = torch.compile(ours, backend="ipex", fullgraph=True, dynamic=dynamic)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        for x in (X, torch.cat([X, X])):
+            torch.testing.assert_close(whole(x), ours(x), rtol=0.02, atol=0.02)  # 2**-8, thrice
+    assert "linear+gelu" in report.reports()[0].count("fired") or not autocast
+
+
 def test_state_dicts_load_into_it(op_by_op):
     ours = ipex_inductor.optimize(Mlp().eval(), graph_mode=True)
     other = Mlp().eval()
