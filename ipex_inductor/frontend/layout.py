@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from ipex_inductor.frontend.notes import Notes
-from ipex_inductor.optim.weights import weights_of
 
 CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 # Not in 1-D: torch has no such format, and oneDNN was slower on weights laid out so.
@@ -51,10 +50,9 @@ def lay_out(model: nn.Module, optimizer: Any, level: str, notes: Notes) -> None:
     if reason:
         notes.missed("channels_last", reason)
         return
-    held = weights_of(model)  # laid out already, in two parts
     for name, module in convolutions:
         weight = module.weight  # what a parametrization computes has no layout of its own
-        if type(weight) is nn.Parameter and weight not in held:
+        if type(weight) is nn.Parameter:
             weight.data = weight.data.contiguous(memory_format=FORMATS[weight.dim()])
             notes.done("channels_last", where=name)
 

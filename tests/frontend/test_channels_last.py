@@ -1,5 +1,7 @@
 """The layout of convolution weights, and who decides about it."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -82,6 +84,27 @@ def test_cast_and_trained_weights_keep_the_layout():
         model, _ = ipex_inductor.optimize(model, torch.bfloat16, optimizer)
         assert is_channels_last(model.inner[0][0].weight)
         assert is_channels_last(model.state_dict()["inner.0.0.weight"])
+
+
+@pytest.mark.parametrize("split", [True, False], ids=["split", "master"])
+def test_weights_in_training_can_be_laid_out_later(split):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3))
+    twin = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    reference = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
+    grads = [torch.randn_like(p).bfloat16() for p in twin.parameters()]
+    off, on = ipex_inductor.disable_auto_channels_last, ipex_inductor.enable_auto_channels_last
+    for change in (off, on):
+        change()
+        model, optimizer = ipex_inductor.optimize(
+            model, torch.bfloat16, optimizer, split_master_weight_for_bf16=split
+        )
+        for net, stepper in ((model, optimizer), (twin, reference)):
+            for param, grad in zip(net.parameters(), grads, strict=True):
+                param.grad = grad.to(param.dtype)
+            stepper.step()
+    assert is_channels_last(model[0].weight)
+    torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=0, atol=0)
 
 
 def test_a_parametrized_weight_is_left_alone():
