@@ -94,13 +94,18 @@ def _prepare_inference(
     if folding.is_wanted(model, knobs):
         flow = _flow(model, sample_input, notes)
         folding.fold_batch_norms(model, flow, knobs, notes)
+    elif sample_input is not None:
+        notes.left("sample_input", "nothing to fold; graphs see the shapes when they are compiled")
     if dtype in casting.HALF:
         casting.cast(model, dtype, notes)
 
 
 def _flow(model: nn.Module, sample_input: Any, notes: Notes) -> Flow:
     flow = flow_of(model, sample_input, folding.is_watched)
-    if not flow.reason or sample_input is None:
+    if sample_input is None:
+        return flow
+    if not flow.reason:
+        notes.done("sample_input", "run without data, to see what may fold")
         return flow
     notes.missed("sample_input", flow.reason)
     traced = flow_of(model, None, folding.is_watched)

@@ -230,6 +230,14 @@ def test_what_only_graphs_do(knob, caplog):
     assert knob in ipex_inductor.report(compiled).count("left")
 
 
+def test_what_a_sample_was_good_for():
+    ours = ipex_inductor.optimize(model(), sample_input=torch.randn(2, 4))
+    assert "sample_input" in ipex_inductor.report(ours).count("left")
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    ours = ipex_inductor.optimize(net, sample_input=torch.randn(2, 4))
+    assert "sample_input" in ipex_inductor.report(ours).count("fired")
+
+
 def test_knobs_of_the_other_phase(caplog):
     net = model()
     with caplog.at_level(logging.WARNING, "IPEX"):
