@@ -4,12 +4,41 @@ Importing this package is cheap: no compilation, no folder, no torch internals u
 """
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from ipex_inductor import report  # a module, and a function too
 
 if TYPE_CHECKING:
     from ipex_inductor.explanation import Explanation
+    from ipex_inductor.frontend import disable_auto_channels_last as disable_auto_channels_last
+    from ipex_inductor.frontend import enable_auto_channels_last as enable_auto_channels_last
+    from ipex_inductor.frontend import optimize as optimize
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "derived_memory",
+    "disable_auto_channels_last",
+    "enable_auto_channels_last",
+    "explain",
+    "optimize",
+    "refresh",
+    "report",
+]
+
+# Imported at first use, with all that they need.
+_HOMES = {
+    "optimize": "ipex_inductor.frontend",
+    "enable_auto_channels_last": "ipex_inductor.frontend",
+    "disable_auto_channels_last": "ipex_inductor.frontend",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ipex_inductor' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def refresh(model: Any = None) -> int:

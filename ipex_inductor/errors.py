@@ -35,3 +35,27 @@ class TargetError(IpexError, LookupError):
 
 class PassError(IpexError, RuntimeError):
     """A graph pass of ours failed: the graph is compiled by plain Inductor instead."""
+
+
+class FamiliarError(IpexError):
+    """An error whose message starts with the text that users of IPEX know and test for."""
+
+    def __init__(self, text: str, expected: str, came: str, todo: str) -> None:
+        super().__init__(expected, came, todo)
+        self.args = (f"{text}: expected {expected}; got {came}. {todo}",)
+
+
+class PhaseError(FamiliarError, AssertionError):
+    """An optimizer for a model in eval mode, or none for a model in training mode."""
+
+
+class LevelError(FamiliarError, RuntimeError):
+    """An optimization level that there is not."""
+
+
+class MixedDevicesError(FamiliarError, DeviceError):
+    """A model whose parameters lie on devices of several types."""
+
+
+class WrappedModelError(IpexError, TypeError):
+    """A model that is wrapped already: DDP, FSDP, torch.compile."""

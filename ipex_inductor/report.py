@@ -1,13 +1,20 @@
-"""What was decided and why: every room writes here, `explain` and the tests read."""
+"""What was decided and why: every room writes here, `explain` and the tests read.
+
+The module is also a function: `ipex_inductor.report(model)` is the report of what `optimize` did.
+"""
 
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
+from types import ModuleType
 from typing import Any
+
+from ipex_inductor.errors import ArgumentError
 
 log = logging.getLogger("ipex_inductor")
 
@@ -33,13 +40,19 @@ class Event:
     reason: str = ""
     where: str = ""
 
+    def __str__(self) -> str:
+        """One line."""
+        reason, where = f" ({self.reason})" * bool(self.reason), f" at {self.where}"
+        return f"{self.kind}: {self.subject}{reason}{where * bool(self.where)}"
+
 
 @dataclass
 class GraphReport:
-    """The decisions about one graph, in the order they were taken.
+    """The decisions about one graph, or one model, in the order they were taken.
 
     `source` is "passes" where they ran here, "cache" where the events came with an entry of a graph
-    cache, and "" where an entry had none. `stages`: the graph as text, only if `explain` asked.
+    cache, "" where an entry had none, and "optimize" for a model. `stages`: the graph as text, only
+    if `explain` asked.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -50,8 +63,7 @@ class GraphReport:
         """Note one decision; a fallback is also said once in the log."""
         self.events.append(Event(kind, subject, reason, where))
         level = logging.WARNING if kind == "fallback" else logging.DEBUG
-        text = f"{kind}: {subject}" + f" ({reason})" * bool(reason) + f" at {where}" * bool(where)
-        log.log(level, "%s", text)
+        log.log(level, "%s", self.events[-1])
 
     def count(self, kind: str) -> dict[str, int]:
         """How often each subject met `kind`."""
@@ -92,6 +104,10 @@ class GraphReport:
     def to_dict(self) -> dict[str, Any]:
         """Source and events as plain data."""
         return {"source": self.source, "events": [asdict(event) for event in self.events]}
+
+    def __str__(self) -> str:
+        """A line for each decision."""
+        return "\n".join(map(str, self.events)) or "nothing was asked for"
 
 
 def graph_text(graph: Any) -> str:
@@ -178,3 +194,25 @@ def clear() -> None:
     """Forget all reports (called by `torch.compiler.reset`)."""
     with _lock:
         _graphs.clear()
+
+
+def of(model: Any) -> GraphReport:
+    """What `optimize` did to `model` and why: also `ipex_inductor.report(model)`.
+
+    Raises `ArgumentError` for a model that did not come out of `optimize`.
+    """
+    found = getattr(model, "ipex_report", None)
+    if isinstance(found, GraphReport):
+        return found
+    came = f"a {type(model).__name__} without a report"
+    todo = "Optimize it first; level O0 leaves a model as it is, without a report."
+    raise ArgumentError("a model that ipex_inductor.optimize returned", came, todo)
+
+
+class _CallableModule(ModuleType):
+    """`ipex_inductor.report` was the name of this module before users knew it as a function."""
+
+    __call__ = staticmethod(of)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -1,5 +1,6 @@
 """What several tests need: generated code without its comments, and models to compile."""
 
+import io
 import re
 
 import torch
@@ -23,6 +24,14 @@ def strip(source):
         for number, name in enumerate(taken.split(", ")):
             text = re.sub(rf"\b{name}\b", f"argument{number}", text)
     return text
+
+
+def pickled(value):
+    """`value` saved whole and loaded again."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
 
 
 class Mlp(nn.Module):

@@ -1,0 +1,169 @@
+"""Which parameters are held in low precision, and how modules that hold them are called.
+
+The lists are those of IPEX: exact types, other modules keep fp32. Its contract is autocast around
+the model. Without autocast a cast module takes and gives the dtype it had, and computes in its own.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from ipex_inductor.frontend.notes import Notes
+from ipex_inductor.optim import keep_public_dtype
+from ipex_inductor.optim.weights import Trained, weights_of
+
+KNOB = "dtype"
+HALF = (torch.bfloat16, torch.float16)
+
+_MOST = frozenset({"Conv2d", "Conv3d", "ConvTranspose2d", "ConvTranspose3d", "Linear", "Embedding"})
+_TRAINED = _MOST | {"Conv1d", "EmbeddingBag", "ParameterList"}
+_TRANSFORMERS = "transformers.models"
+
+# By phase, and by device and dtype: classes of torch.nn, or full names. IPEX's GPU lists hold for
+# every GPU.
+CASTS: dict[str, dict[str, frozenset[str]]] = {
+    "inference": {
+        "cpu bfloat16": _MOST
+        | {"LSTM", "ParameterList", f"{_TRANSFORMERS}.albert.modeling_albert.AlbertMLMHead"},
+        "cpu float16": _MOST | {"ParameterList"},
+        "gpu": _MOST
+        | {
+            *("EmbeddingBag", "LSTM"),
+            f"{_TRANSFORMERS}.bart.modeling_bart.BartLearnedPositionalEmbedding",
+        },
+    },
+    "training": {
+        "cpu bfloat16": _TRAINED | {"LSTM"},
+        "cpu float16": _TRAINED,
+        "gpu": _TRAINED
+        | {"ConvTranspose1d", f"{_TRANSFORMERS}.bert.modeling_bert.BertLMPredictionHead"},
+    },
+}
+ORIGINALS = {"inference": (torch.float32, *HALF), "training": (torch.float32,)}
+
+
+def castable(model: nn.Module, dtype: torch.dtype, phase: str, notes: Notes) -> list[nn.Parameter]:
+    """The parameters of `model` to hold in `dtype`.
+
+    A module is cast whole or not at all; so is all that shares a parameter with it.
+    """
+    classes = _classes(model, dtype, phase)
+    held = weights_of(model)
+    owners = [(kind, own) for kind, own in _owners(model) if own]
+    for param in model.parameters():
+        if param.is_floating_point() and param not in held and param.dtype not in ORIGINALS[phase]:
+            text = f"Can't convert model's parameters dtype from {param.dtype} to {dtype}"
+            notes.missed(KNOB, text, text=text)
+    stay: set[nn.Parameter] = set()
+    while True:
+        fixed = {
+            param
+            for kind, own in owners
+            if kind not in classes or not stay.isdisjoint(own) or _unfit(own, phase, held)
+            for param in own
+        }
+        if fixed == stay:
+            break
+        stay = fixed
+    return [p for p in model.parameters() if p not in stay]
+
+
+def cast(model: nn.Module, dtype: torch.dtype, notes: Notes) -> None:
+    """Hold the castable parameters of `model` in `dtype`; state dicts go on showing their own."""
+    held = weights_of(model)
+    # What was trained with a master weight is held in its own low precision.
+    params = [
+        p
+        for p in castable(model, dtype, "inference", notes)
+        if not isinstance(held.get(p), Trained) and p.dtype != dtype
+    ]
+    dtypes = {p: p.dtype for p in params}
+    keep_public_dtype(model, params)
+    for param in params:
+        param.grad = None  # of another dtype than the gradients to come
+        param.data = param.data.to(dtype)
+    announce(model, dtypes)
+    for name, module in _owning(model, params):
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()  # cuDNN wants them side by side
+        notes.done(KNOB, f"to {dtype}", name)
+
+
+def announce(model: nn.Module, dtypes: Mapping[nn.Parameter, torch.dtype]) -> None:
+    """Have the modules of torch.nn that own these parameters keep their dtypes without autocast."""
+    for _, module in _owning(model, dtypes):
+        known = any(map(is_own_hook, module._forward_pre_hooks.values()))
+        calls = _is_torchs(type(module)) and not isinstance(module, nn.ParameterList)
+        if calls and not known:
+            own = {name: p for name, p in module.named_parameters(recurse=False) if p in dtypes}
+            name, param = next(iter(own.items()))
+            narrow = partial(_narrow, owned=name)
+            module.register_forward_pre_hook(narrow, prepend=True, with_kwargs=True)
+            module.register_forward_hook(partial(_widen, owned=name, public=dtypes[param]))
+
+
+def is_own_hook(hook: Any) -> bool:
+    """Whether `announce` registered it."""
+    return getattr(hook, "func", None) in (_narrow, _widen)
+
+
+def _narrow(module: nn.Module, args: Any, kwargs: Any, *, owned: str) -> Any:
+    """Without autocast: floating point inputs in the dtype of the weights."""
+    weight = getattr(module, owned)
+    if torch.is_autocast_enabled(weight.device.type):
+        return None
+    return _to(weight.dtype, (args, kwargs))
+
+
+def _widen(module: nn.Module, args: Any, result: Any, *, owned: str, public: torch.dtype) -> Any:
+    """Without autocast: results in the dtype that the module had."""
+    if torch.is_autocast_enabled(getattr(module, owned).device.type):
+        return None
+    return _to(public, result)
+
+
+def _to(dtype: torch.dtype, values: Any) -> Any:
+    def convert(value: torch.Tensor) -> torch.Tensor:
+        return value.to(dtype) if value.is_floating_point() else value
+
+    return tree_map_only(torch.Tensor, convert, values)
+
+
+def _classes(model: nn.Module, dtype: torch.dtype, phase: str) -> Collection[type]:
+    device = next((p.device.type for p in model.parameters()), "cpu")
+    kind = f"cpu {str(dtype).removeprefix('torch.')}" if device == "cpu" else "gpu"
+    listed = CASTS[phase][kind]
+    types = {kind for kind, _ in _owners(model)}
+    return {t for t in types if (t.__name__ if _is_torchs(t) else _full_name(t)) in listed}
+
+
+def _is_torchs(kind: type) -> bool:
+    return getattr(nn, kind.__name__, None) is kind
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _owners(model: nn.Module) -> Iterator[tuple[type, list[nn.Parameter]]]:
+    """Each module's class and own parameters; a list of parameters belongs to who holds it."""
+    held_by = {id(c): type(m) for m in model.modules() for c in m.children()}
+    for module in model.modules():
+        is_list = isinstance(module, nn.ParameterList)
+        kind = held_by.get(id(module), type(module)) if is_list else type(module)
+        yield kind, list(module.parameters(recurse=False))
+
+
+def _owning(model: nn.Module, params: Iterable[nn.Parameter]) -> Iterator[tuple[str, nn.Module]]:
+    chosen = set(params)
+    for name, module in model.named_modules():
+        if not chosen.isdisjoint(module.parameters(recurse=False)):
+            yield name, module
+
+
+def _unfit(own: list[nn.Parameter], phase: str, held: Any) -> bool:
+    return not all(p in held or p.dtype in ORIGINALS[phase] for p in own)

@@ -1,0 +1,95 @@
+"""What `optimize` refuses before it touches anything."""
+
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from ipex_inductor.errors import (
+    ArgumentError,
+    DeviceError,
+    MixedDevicesError,
+    PhaseError,
+    WrappedModelError,
+)
+from ipex_inductor.frontend import graph_mode
+
+DTYPES = (None, torch.float32, torch.bfloat16, torch.float16)
+
+# Where the class of a wrapper lives. A model can only be wrapped if that was imported.
+WRAPPERS = {
+    "torch.nn.parallel": ("DistributedDataParallel", "DataParallel"),
+    "torch.distributed.fsdp": ("FullyShardedDataParallel", "FSDPModule"),
+    "torch._dynamo.eval_frame": ("OptimizedModule",),
+}
+
+
+def check(model: Any, dtype: Any, optimizer: Any) -> None:
+    """Raise a typed error for arguments that do not fit together."""
+    if not isinstance(model, nn.Module):
+        came = f"a {type(model).__name__}"
+        raise ArgumentError("a torch.nn.Module", came, "Pass the model itself.")
+    if dtype not in DTYPES:
+        todo = "Leave it out to keep the model's own."
+        raise ArgumentError("torch.float32, torch.bfloat16 or torch.float16", repr(dtype), todo)
+    _check_phase(model, optimizer)
+    _check_unwrapped(model)
+    _check_devices(model)
+
+
+def _check_phase(model: nn.Module, optimizer: Any) -> None:
+    if model.training and optimizer is None:
+        raise PhaseError(
+            "The optimizer should be given for training mode",
+            "an optimizer, as the model is in training mode",
+            "none",
+            "Pass optimizer=..., or call model.eval() first for inference.",
+        )
+    if not model.training and optimizer is not None:
+        raise PhaseError(
+            "The optimizer should not be given for inference mode",
+            "no optimizer, as the model is in eval mode",
+            f"a {type(optimizer).__name__}",
+            "Leave it out, or call model.train() first.",
+        )
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        came = f"a {type(optimizer).__name__}"
+        raise ArgumentError("a torch.optim.Optimizer", came, "Pass the one that steps the model.")
+
+
+def _check_unwrapped(model: nn.Module) -> None:
+    wrappers = _loaded_wrappers()
+    if model._compiled_call_impl is not None and not graph_mode.is_on(model):
+        raise WrappedModelError(
+            "a model that is not compiled yet",
+            "one whose compile() was called",
+            "Call optimize first, then compile what it returns (or graph_mode=True does).",
+        )
+    for module in model.modules():
+        if isinstance(module, wrappers):
+            raise WrappedModelError(
+                "a model that is not wrapped yet",
+                f"a {type(module).__name__}",
+                "Call optimize on the plain model first, then wrap or compile what it returns.",
+            )
+
+
+def _loaded_wrappers() -> tuple[type, ...]:
+    homes = ((sys.modules.get(home), names) for home, names in WRAPPERS.items())
+    found = (getattr(home, name, None) for home, names in homes for name in names)
+    return tuple(kind for kind in found if isinstance(kind, type))
+
+
+def _check_devices(model: nn.Module) -> None:
+    types = sorted({p.device.type for p in model.parameters()})
+    if len(types) > 1:
+        raise MixedDevicesError(
+            "The model is mixed with different device type",
+            "all parameters on one type of device",
+            " and ".join(types),
+            "Move the model to one device first: model.to(device).",
+        )
+    if types == ["meta"]:
+        todo = "Give the model storage first: model.to_empty(device=...), then load its weights."
+        raise DeviceError("parameters with storage", "parameters on device 'meta'", todo)

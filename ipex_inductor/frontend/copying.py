@@ -1,0 +1,50 @@
+"""A model and its optimizer copied together: the copy steps the copy, with the state it had."""
+
+import copy
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ipex_inductor.errors import ArgumentError
+from ipex_inductor.frontend.notes import Notes
+
+
+def copy_with_model(model: nn.Module, optimizer: Any = None) -> tuple[nn.Module, Any]:
+    """Deep copies of both: the new optimizer has the new model's parameters where it had the old's.
+
+    Others it goes on stepping itself: those of a loss function, say.
+
+    Raises `ArgumentError` for a model that cannot be copied.
+    """
+    memo: dict[int, Any] = {}
+    try:
+        copied = copy.deepcopy(model, memo)
+    except Exception as error:
+        todo = "optimize(..., inplace=True) changes the model itself and needs no copy."
+        came = f"{type(error).__name__}: {error}"
+        raise ArgumentError("a model that copy.deepcopy can copy", came, todo) from error
+    return copied, None if optimizer is None else _copied(optimizer, memo)
+
+
+def warn_of_schedulers(optimizer: Any, notes: Notes) -> None:
+    """Say so if an LR scheduler drives `optimizer`: it will not drive the copy.
+
+    That cannot be seen any more once the step is one of ours.
+    """
+    marked = hasattr(getattr(optimizer, "step", None), "_wrapped_by_lr_sched")
+    if marked and "_original_step" not in vars(optimizer):
+        notes.missed("scheduler", "it drives the optimizer that was copied: make it of the new one")
+
+
+def _copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
+    """torch keeps only defaults, state and groups; LBFGS, say, has more. The user's hooks stay."""
+    params = (p for group in optimizer.param_groups for p in group["params"])
+    memo |= {id(p): p for p in params if id(p) not in memo}
+    copied = copy.deepcopy(optimizer, memo)
+    for name, value in vars(optimizer).items():
+        if name.endswith("_hooks"):
+            vars(copied)[name] = copy.copy(value)
+        elif name not in vars(copied) and not callable(value):  # a patched step is bound to the old
+            vars(copied)[name] = copy.deepcopy(value, memo)
+    return copied

@@ -1,0 +1,28 @@
+"""Dropout in inference does nothing: an `nn.Identity` does it faster."""
+
+from torch import nn
+
+from ipex_inductor.frontend.folding import hooked, put
+from ipex_inductor.frontend.notes import Notes
+
+KNOB = "replace_dropout_with_identity"
+DROPOUTS = (
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    *(nn.AlphaDropout, nn.FeatureAlphaDropout),
+)
+
+
+def replace_dropout(model: nn.Module, notes: Notes) -> None:
+    """Replace each dropout below `model`; its probability stays readable as `.p`."""
+    for name, module in list(model.named_modules()):
+        if type(module) not in DROPOUTS or module is model:
+            continue
+        if module.training:
+            notes.missed(KNOB, "it is in training mode", name)
+        elif hooked(module):
+            notes.missed(KNOB, "it has hooks", name)
+        else:
+            identity = nn.Identity().eval()
+            identity.p = module.p  # code of users' reads it
+            put(model, module, identity)
+            notes.done(KNOB, where=name)

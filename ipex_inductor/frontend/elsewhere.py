@@ -1,0 +1,42 @@
+"""What IPEX did in the model by itself, and torch or backend `ipex` do now: the report says who."""
+
+from torch import nn
+
+from ipex_inductor.frontend.knobs import Knobs
+from ipex_inductor.frontend.notes import Notes
+
+COMPILE = "graph_mode=True, or torch.compile(model, backend='ipex')"
+TORCH, GRAPH, TUNED = "torch", "graph", "tuned graph"
+
+# Who does it on a CPU, and how.
+CPU = {
+    "optimize_lstm": (TORCH, "torch runs nn.LSTM on oneDNN's kernel by itself"),
+    "weights_prepack": (GRAPH, "backend ipex lays weights out for oneDNN in inference"),
+    "concat_linear": (GRAPH, "the rule linear|linear of backend ipex joins layers on few rows"),
+    "auto_kernel_selection": (TUNED, "Inductor measures kernels in mode max-autotune"),
+}
+ANY = {"concat_linear": CPU["concat_linear"]}
+
+# The messages that users of IPEX know for its GPUs.
+XPU = {
+    "weights_prepack": "Weight Prepack and Sample Input are both disabled on XPU. The Onednn "
+    "Layout is automatically applied.",
+    "optimize_lstm": "For XPU, the optimize_lstm(replace lstm with ipex_lstm) is unsupported, so "
+    "disable it",
+    "auto_kernel_selection": "Auto Kernel Selection feature is not supported on XPU, disabled.",
+}
+
+
+def say_who(model: nn.Module, knobs: Knobs, compiled: bool, notes: Notes) -> None:
+    """Note for the knobs of which the frontend does nothing who does it, or why nobody does."""
+    for knob, phase in knobs.out_of_phase("training" if model.training else "inference"):
+        notes.missed(knob, f"it takes effect in {phase} only")
+    device = next((p.device.type for p in model.parameters()), "cpu")
+    known = CPU if device == "cpu" else ANY
+    for knob in sorted(knobs.on & CPU.keys()):
+        who, how = known.get(knob, ("", f"it concerns oneDNN on CPUs, not {device}"))
+        if who == TORCH or (who and compiled):
+            notes.left(knob, how)
+        else:
+            reason = f"{how}: {COMPILE}" if who else how
+            notes.missed(knob, reason, text=XPU.get(knob, "") if device == "xpu" else "")

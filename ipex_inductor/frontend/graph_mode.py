@@ -1,0 +1,33 @@
+"""Graph mode: the model itself runs compiled, still of its own class."""
+
+from torch import nn
+
+from ipex_inductor.frontend.knobs import Knobs
+from ipex_inductor.frontend.notes import Notes
+from ipex_inductor.report import GraphReport
+
+KNOB = "graph_mode"
+
+
+def is_wanted(model: nn.Module, given: bool | None) -> bool:
+    """Whether the user asks for it, now or when `model` was last optimized."""
+    return is_on(model) if given is None else given
+
+
+def switch(model: nn.Module, on: bool, knobs: Knobs, notes: Notes) -> None:
+    """Have calls of `model` run through backend `ipex`, compiled at the first one, or eagerly.
+
+    torch leaves compiled code out of copies and pickles: those run eagerly until compiled again.
+    """
+    if on:
+        mode = "max-autotune" if "auto_kernel_selection" in knobs else None
+        model.compile(backend="ipex", mode=mode)
+        notes.done(KNOB, "backend ipex" + f", mode {mode}" * bool(mode))
+    elif is_on(model):
+        model._compiled_call_impl = None
+
+
+def is_on(model: nn.Module) -> bool:
+    """Whether `optimize` left `model`, or what it is a copy of, in graph mode."""
+    report = getattr(model, "ipex_report", None)
+    return isinstance(report, GraphReport) and KNOB in report.count("fired")

@@ -1,0 +1,84 @@
+"""The channels-last policy: convolution weights laid out as the fast kernels of a device want."""
+
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import nn
+
+from ipex_inductor.frontend.notes import Notes
+
+CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+# Not in 1-D: torch has no such format, and oneDNN was slower on weights laid out so.
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+class Policy(Enum):
+    """When `optimize` lays convolution weights out channels-last."""
+
+    AUTO = "where the device gains by it"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+_policy = Policy.AUTO  # of the process, as users of IPEX know it
+
+
+def enable_auto_channels_last() -> None:
+    """From now on `optimize` makes convolution weights channels-last on every device."""
+    _set(Policy.ALWAYS)
+
+
+def disable_auto_channels_last() -> None:
+    """From now on `optimize` leaves the layout of convolution weights as it is."""
+    _set(Policy.NEVER)
+
+
+def policy() -> Policy:
+    """The one in force."""
+    return _policy
+
+
+def lay_out(model: nn.Module, optimizer: Any, level: str, notes: Notes) -> None:
+    """Make the convolution weights of `model` channels-last where the policy says so."""
+    convolutions = [(n, m) for n, m in model.named_modules() if isinstance(m, CONVOLUTIONS)]
+    if not convolutions:
+        return
+    reason = _why_not(convolutions[0][1].weight.device, level)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        reason = "LBFGS views each gradient as a row"
+    if reason:
+        notes.missed("channels_last", reason)
+        return
+    for name, module in convolutions:
+        weight = module.weight  # what a parametrization computes has no layout of its own
+        if type(weight) is nn.Parameter:
+            weight.data = weight.data.contiguous(memory_format=FORMATS[weight.dim()])
+            notes.done("channels_last", where=name)
+
+
+def _why_not(device: torch.device, level: str) -> str | None:
+    if _policy is Policy.NEVER:
+        return "disable_auto_channels_last() was called"
+    if _policy is Policy.AUTO and level == "O0":
+        return "level O0"
+    if _policy is Policy.AUTO and not _gains(device):
+        return f"no known gain on {device}; enable_auto_channels_last() asks for it"
+    return None
+
+
+def _gains(device: torch.device) -> bool:
+    """Whether the convolutions of `device` have channels-last kernels that are its fastest."""
+    if device.type == "cpu":
+        return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    if device.type == "cuda":  # tensor cores; MIOpen prefers channels first
+        return not torch.version.hip and torch.cuda.get_device_capability(device) >= (7, 0)
+    if device.type == "xpu":
+        properties = torch.xpu.get_device_properties(device)
+        return bool(getattr(properties, "has_subgroup_2d_block_io", False))
+    return False
+
+
+def _set(wanted: Policy) -> None:
+    global _policy
+    _policy = wanted

@@ -1,0 +1,210 @@
+"""Which parameters are cast for inference, what state dicts show, and calls without autocast."""
+
+import copy
+import logging
+
+import pytest
+import torch
+from helpers import pickled
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import ipex_inductor
+from ipex_inductor.frontend import casting
+
+LOW = [torch.bfloat16, torch.float16]
+# One rounding of inputs, weights and results, each 2**-8 of it at most, over a few layers.
+TOLERANCE = {"rtol": 0.05, "atol": 0.05}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.LayerNorm(8)
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+        self.scale = nn.Parameter(torch.ones(8))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, words):
+        x = self.norm(self.embed(words) * self.scale)
+        x = self.conv(x.unsqueeze(1)).mean(1) @ x.transpose(1, 2) @ x  # fp32 meets fp32
+        x, _ = self.lstm(x)
+        return self.head(x)
+
+
+WORDS = torch.arange(10).view(2, 5)
+
+
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+def test_the_listed_modules_are_cast(dtype):
+    model = ipex_inductor.optimize(Net().eval(), dtype=dtype)
+    cast = {name for name, p in model.named_parameters() if p.dtype == dtype}
+    expected = {"embed.weight", "conv.weight", "conv.bias", "head.weight", "head.bias"}
+    if dtype == torch.bfloat16:
+        expected |= {f"lstm.{name}" for name, _ in nn.LSTM(8, 8).named_parameters()}
+    assert cast == expected
+
+
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+def test_right_with_autocast_and_without(dtype):
+    model = Net().eval()
+    optimized = ipex_inductor.optimize(model, dtype=dtype)
+    with torch.no_grad():
+        expected = model(WORDS)
+        plain = optimized(WORDS)
+        with torch.autocast("cpu", dtype):
+            autocast = optimized(WORDS)
+    assert plain.dtype == torch.float32
+    torch.testing.assert_close(plain, expected, **TOLERANCE)
+    torch.testing.assert_close(autocast.float(), expected, **TOLERANCE)
+
+
+def test_low_precision_is_used_under_autocast():
+    model = ipex_inductor.optimize(nn.Sequential(nn.Linear(4, 4)).eval(), dtype=torch.bfloat16)
+    x = torch.randn(2, 4)
+    assert model(x).dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(x).dtype == torch.bfloat16
+
+
+def test_state_dicts_show_the_dtype_that_was():
+    model = Net().eval()
+    optimized = ipex_inductor.optimize(model, dtype=torch.bfloat16)
+    shown = optimized.state_dict()
+    assert {v.dtype for v in shown.values()} == {torch.float32}
+    assert {v.dtype for v in optimized.lstm.state_dict().values()} == {torch.float32}
+    rounded = {k: v.bfloat16().float() for k, v in model.state_dict().items()}
+    assert torch.equal(shown["head.weight"], rounded["head.weight"])
+    other = Net().eval()
+    optimized.load_state_dict(other.state_dict())
+    expected = other.state_dict()["head.weight"].bfloat16()
+    assert torch.equal(optimized.head.weight, expected)
+    assert optimized.head.weight.dtype == torch.bfloat16
+
+
+def test_twice_or_in_two_dtypes():
+    model = Net().eval()
+    once = ipex_inductor.optimize(model, dtype=torch.bfloat16)
+    twice = ipex_inductor.optimize(once, dtype=torch.bfloat16)
+    assert torch.equal(once(WORDS), twice(WORDS))
+    assert len(twice.head._forward_pre_hooks) == 1
+    other = ipex_inductor.optimize(once, dtype=torch.float16)
+    assert other.head.weight.dtype == torch.float16
+    assert other(WORDS).dtype == other.state_dict()["head.weight"].dtype == torch.float32
+
+
+def test_tied_weights_stay_tied_and_are_cast_with_all_that_own_them():
+    class Head(nn.Module):
+        def __init__(self, weight):
+            super().__init__()
+            self.weight = weight
+
+    class Tied(nn.Module):
+        def __init__(self, custom):
+            super().__init__()
+            self.embed, self.free = nn.Embedding(7, 4), nn.Linear(4, 4)
+            self.linear = nn.Linear(4, 7)
+            self.linear.weight = self.embed.weight
+            self.bias = Head(self.linear.bias) if custom else nn.Identity()
+
+    model = ipex_inductor.optimize(Tied(custom=False).eval(), dtype=torch.bfloat16)
+    assert model.linear.weight is model.embed.weight
+    assert model.linear.weight.dtype == model.linear.bias.dtype == torch.bfloat16
+    model = ipex_inductor.optimize(Tied(custom=True).eval(), dtype=torch.bfloat16)
+    assert model.linear.weight is model.embed.weight
+    # The head may not be cast, so its bias, so the linear layer, so the embedding may not.
+    assert {model.embed.weight.dtype, model.linear.bias.dtype} == {torch.float32}
+    assert model.free.weight.dtype == torch.bfloat16
+
+
+def test_subclasses_and_lists_of_custom_modules_are_not_cast():
+    class Mine(nn.Linear):
+        pass
+
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.list = nn.ParameterList([nn.Parameter(torch.ones(2))])
+            self.mine = Mine(2, 2)
+
+    model = ipex_inductor.optimize(Holder().eval(), dtype=torch.bfloat16)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_float64_is_left_alone_with_the_known_message(caplog):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Conv2d(1, 1, 1)).double().eval()
+    with caplog.at_level(logging.WARNING, "IPEX"):
+        optimized = ipex_inductor.optimize(model, dtype=torch.bfloat16)
+    assert [f"{r.levelname}:{r.name}:{r.message}" for r in caplog.records] == [
+        "WARNING:IPEX:[NotSupported]Can't convert model's parameters dtype from torch.float64 to "
+        "torch.bfloat16"
+    ]
+    assert optimized[0].weight.dtype == torch.float64
+
+
+def test_packed_sequences_pass():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(4, 4, batch_first=True)
+
+        def forward(self, x):
+            return self.lstm(x)
+
+    packed = pack_padded_sequence(torch.randn(2, 5, 4), [5, 3], batch_first=True)
+    model = Recurrent().eval()
+    optimized = ipex_inductor.optimize(model, dtype=torch.bfloat16)
+    with torch.no_grad():
+        out, _ = optimized(packed)
+        expected, _ = model(packed)
+    assert out.data.dtype == torch.float32
+    torch.testing.assert_close(out.data, expected.data, **TOLERANCE)
+
+
+def test_a_transformer_layer_whose_fast_path_reads_weights():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    optimized = ipex_inductor.optimize(model, dtype=torch.bfloat16)
+    x = torch.randn(2, 5, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(optimized(x), model(x), **TOLERANCE)
+
+
+def test_gradients_in_eval_mode():
+    model = ipex_inductor.optimize(Net().eval(), dtype=torch.bfloat16)
+    model(WORDS).sum().backward()
+    assert model.head.weight.grad.dtype == torch.bfloat16
+    assert model.scale.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["plain", "autocast"])
+def test_trace_and_freeze(autocast):
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Flatten(), nn.Linear(144, 5)
+    ).eval()
+    x = torch.randn(2, 3, 8, 8)
+    optimized = ipex_inductor.optimize(model, dtype=torch.bfloat16, sample_input=x)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, autocast, cache_enabled=False):
+        traced = torch.jit.freeze(torch.jit.trace(optimized, x, check_trace=False))
+        expected = optimized(x)
+        torch.testing.assert_close(traced(x).float(), expected.float(), **TOLERANCE)
+    assert ipex_inductor.optimize(traced) is traced
+
+
+def test_copies_and_pickles():
+    model = ipex_inductor.optimize(Net().eval(), dtype=torch.bfloat16)
+    expected = model(WORDS)
+    for copied in (copy.deepcopy(model), pickled(model)):
+        assert torch.equal(copied(WORDS), expected)
+        assert copied.state_dict()["head.weight"].dtype == torch.float32
+        assert str(ipex_inductor.report(copied)) == str(ipex_inductor.report(model))
+
+
+def test_the_lists():
+    lists = casting.CASTS["training"]
+    assert lists["cpu bfloat16"] - lists["cpu float16"] == {"LSTM"}
+    assert "EmbeddingBag" not in casting.CASTS["inference"]["cpu bfloat16"]
+    assert {"EmbeddingBag", "LSTM"} < casting.CASTS["inference"]["gpu"]
+    assert {"ConvTranspose1d", "Conv1d"} < casting.CASTS["training"]["gpu"]

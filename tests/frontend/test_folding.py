@@ -1,0 +1,346 @@
+"""Module-level folding: right numbers, or a reason; the user's class, methods and hooks stay."""
+
+import copy
+import itertools
+import logging
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import ipex_inductor
+from ipex_inductor.frontend import folding
+
+N, C = 3, 6
+
+
+def norm(kind, channels, **options):
+    """A batch norm whose statistics and weights are far from 0 and 1."""
+    made = kind(channels, **options)
+    made.running_mean.uniform_(-2, 2)
+    made.running_var.uniform_(0.25, 4)
+    if made.weight is not None:
+        nn.init.uniform_(made.weight, 0.5, 2)
+        nn.init.uniform_(made.bias, -1, 1)
+    return made
+
+
+class Pair(nn.Module):
+    """`layer`, then `norm`, with a method and a buffer of its own."""
+
+    def __init__(self, layer, norm):
+        super().__init__()
+        self.layer, self.norm = layer, norm
+
+    def forward(self, x):
+        return self.norm(self.layer(x))
+
+    def classify(self, x):
+        return self(x).flatten(1).argmax(1)
+
+
+def norms(model):
+    return [m for m in model.modules() if type(m) in folding.NORMS]
+
+
+def reasons(model):
+    events = ipex_inductor.report(model).events
+    return [e.reason for e in events if e.kind == "missed" and "bn_folding" in e.subject]
+
+
+def check(model, x, folded=True, sample_input=None, **knobs):
+    """Optimize `model`; the result folds all or nothing and is as near float64 as the model."""
+    model = model.eval()
+    before = copy.deepcopy(model)
+    optimized = ipex_inductor.optimize(model, sample_input=sample_input, **knobs)
+    with torch.no_grad():
+        truth = copy.deepcopy(model).double()(x.double())
+        # Two roundings of folded weights and sums of up to 100 float32 terms around 10.
+        torch.testing.assert_close(optimized(x).double(), truth, rtol=1e-4, atol=1e-4)
+    assert (len(norms(optimized)) == 0) == folded, ipex_inductor.report(optimized)
+    torch.testing.assert_close(model.state_dict(), before.state_dict(), rtol=0, atol=0)
+    return optimized
+
+
+CONVOLUTIONS = [
+    (getattr(nn, f"{kind}{d}d"), getattr(nn, f"BatchNorm{d}d"), (N, 4, *(9, 8, 7)[:d]))
+    for kind, d in itertools.product(["Conv", "ConvTranspose"], [1, 2, 3])
+]
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"groups": 2}, {"stride": 2}], ids=str)
+@pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
+@pytest.mark.parametrize(
+    ("layer", "bn", "shape"), CONVOLUTIONS, ids=lambda v: str(v).split(".")[-1]
+)
+def test_convolution_and_batch_norm(layer, bn, shape, affine, options):
+    model = Pair(layer(4, C, 3, padding=1, **options), norm(bn, C, affine=affine))
+    check(model, torch.randn(shape), sample_input=torch.randn(shape))
+
+
+def test_convolutions_in_2d_and_3d_need_no_sample():
+    for d in (2, 3):
+        layer, bn, shape = CONVOLUTIONS[d - 1]
+        check(Pair(layer(4, C, 3), norm(bn, C)), torch.randn(shape))
+
+
+def test_an_unbatched_convolution_in_1d_is_normalised_along_another_dimension():
+    model = Pair(nn.Conv1d(4, C, 3), norm(nn.BatchNorm1d, C))
+    x = torch.randn(4, C + 2)  # the result is [C, C]: BatchNorm1d takes it for C rows
+    assert "without a sample_input" in reasons(check(model, x, folded=False))[0]
+    assert "another dimension" in reasons(check(model, x, folded=False, sample_input=x))[0]
+
+
+def test_linear_and_batch_norm():
+    x = torch.randn(N, 5)
+    for bias, affine in itertools.product([True, False], repeat=2):
+        model = Pair(nn.Linear(5, C, bias=bias), norm(nn.BatchNorm1d, C, affine=affine))
+        optimized = check(model, x, sample_input=x)
+        assert optimized.layer.bias.shape == (C,)
+
+
+@pytest.mark.parametrize(
+    ("bn", "shape"),
+    [
+        (nn.BatchNorm1d, (N, C, 5)),
+        (nn.BatchNorm2d, (N, C, 4, 5)),
+        (nn.BatchNorm3d, (N, C, 2, 4, 5)),
+    ],
+    ids=["1d", "2d", "3d"],
+)
+def test_linear_acts_on_the_last_dimension_and_batch_norm_on_the_second(bn, shape):
+    model = Pair(nn.Linear(5, C), norm(bn, C))  # num_features == out_features, by accident
+    x = torch.randn(shape)
+    check(model, x, folded=False)
+    assert "another dimension" in reasons(check(model, x, folded=False, sample_input=x))[0]
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("bn", [nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d])
+def test_one_feature_is_the_same_for_all_dimensions(bn, bias):
+    x = torch.randn(N, 1, *(4, 2)[: int(bn.__name__[-2]) - 1], 5)
+    optimized = check(Pair(nn.Linear(5, C, bias=bias), norm(bn, 1)), x)
+    assert optimized.layer.bias.shape == (C,)
+
+
+def test_each_layer_has_its_knob():
+    x = torch.randn(N, 5)
+    linear = Pair(nn.Linear(5, C), norm(nn.BatchNorm1d, C))
+    check(linear, x, folded=False, sample_input=x, linear_bn_folding=False)
+    check(linear, x, folded=True, sample_input=x, conv_bn_folding=False)
+    check(linear, x, folded=True, sample_input=x, level="O0", linear_bn_folding=True)
+    image = torch.randn(N, 4, 8, 8)
+    conv = Pair(nn.Conv2d(4, C, 3), norm(nn.BatchNorm2d, C))
+    check(conv, image, folded=False, conv_bn_folding=False)
+    check(conv, image, folded=False, level="O0", linear_bn_folding=True)
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+        self.first, self.second = norm(nn.BatchNorm2d, 4), norm(nn.BatchNorm2d, 4)
+
+    def forward(self, x):
+        return self.second(self.conv(self.first(self.conv(x))))
+
+
+class NormTwice(Twice):
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Conv2d(4, 4, 3, padding=1)
+        del self.second
+
+    def forward(self, x):
+        return self.first(self.other(self.first(self.conv(x))))
+
+
+class Read(Pair):
+    def forward(self, x):
+        y = self.layer(x)
+        return self.norm(y), y
+
+
+class Stored(Pair):
+    def forward(self, x):
+        self.seen = self.layer(x)
+        return self.norm(self.seen)
+
+
+class Written(Pair):
+    def forward(self, x):
+        return self.norm(self.layer(x).mul_(2))
+
+
+class Handled(Pair):
+    def forward(self, x):
+        return self.norm(self.layer(x)) + self.layer.weight.sum()
+
+
+class Branch(Pair):
+    def forward(self, x, raw=None):
+        y = self.layer(x)
+        return self.norm(y) if raw is None else y
+
+
+class Tied(Pair):
+    def __init__(self, layer, bn):
+        super().__init__(layer, bn)
+        self.other = copy.deepcopy(layer)
+        self.other.weight = layer.weight
+
+    def forward(self, x):
+        return self.norm(self.layer(x)) + self.other(x)
+
+
+def own(kind):
+    return kind(nn.Conv2d(4, 4, 3), norm(nn.BatchNorm2d, 4))
+
+
+TRAPS = {
+    "a convolution called twice": (Twice, ["called 2 times"] * 2),
+    "a batch norm called twice": (NormTwice, ["called 2 times"]),
+    "the convolution's result is returned": (lambda: own(Read), ["other users"]),
+    "the convolution's result is stored": (lambda: own(Stored), ["other users"]),
+    "the convolution's result is changed": (lambda: own(Written), ["other users|right before it"]),
+    "the convolution's weight is used": (lambda: own(Handled), ["outside of it"]),
+    "the convolution's weight is tied": (lambda: own(Tied), ["another module"]),
+}
+
+
+@pytest.mark.parametrize("sampled", [True, False], ids=["sample", "trace"])
+@pytest.mark.parametrize("trap", TRAPS)
+def test_what_must_not_fold(trap, sampled):
+    make, expected = TRAPS[trap]
+    x = torch.randn(2, 4, 8, 8)
+    model = make().eval()
+    optimized = ipex_inductor.optimize(model, sample_input=x if sampled else None)
+    assert len(norms(optimized)) == len(norms(model))
+    with torch.no_grad():
+        torch.testing.assert_close(optimized(x), model(x))  # the same ops; layouts differ
+    assert len(reasons(optimized)) == len(expected)
+    assert all(map(re.search, expected, reasons(optimized)))
+
+
+def test_optional_arguments_need_a_sample():
+    x = torch.randn(2, 4, 8, 8)
+    assert "optional arguments" in reasons(check(own(Branch), x, folded=False))[0]
+    check(own(Branch), x, folded=True, sample_input=x)
+    sample = {"x": x, "raw": True}
+    optimized = ipex_inductor.optimize(own(Branch).eval(), sample_input=sample)
+    assert norms(optimized)
+
+
+def test_control_flow_needs_a_sample():
+    class Loop(Pair):
+        def forward(self, x):
+            return super().forward(x if x.sum() > 0 else -x)
+
+    class Sized(Pair):
+        def forward(self, x):
+            return super().forward(x if x.shape[0] > 1 else -x)
+
+    x = torch.randn(2, 4, 8, 8)
+    assert "cannot be traced" in reasons(check(own(Loop), x, folded=False))[0]
+    assert "did not run" in reasons(check(own(Loop), x, folded=False, sample_input=x))[0]
+    check(own(Sized), x, folded=True, sample_input=x)
+
+
+def test_a_sample_that_does_not_fit_is_said_and_a_trace_stands_in(caplog):
+    with caplog.at_level(logging.WARNING, "IPEX"):
+        check(own(Pair), torch.randn(2, 4, 8, 8), folded=True, sample_input=torch.randn(2, 5))
+    (message,) = caplog.messages
+    assert message.startswith("[NotSupported]sample_input: forward did not run on a fake")
+
+
+def test_looking_leaves_nothing_in_the_model():
+    model = own(Stored).eval()
+    ipex_inductor.optimize(model, sample_input=torch.randn(2, 4, 8, 8), inplace=True)
+    ipex_inductor.optimize(model, inplace=True)
+    assert not hasattr(model, "seen")
+
+
+def test_a_layer_of_a_sequential_that_is_read_alone():
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.features = nn.Sequential(nn.Conv2d(4, 4, 3), norm(nn.BatchNorm2d, 4))
+
+        def forward(self, x):
+            seen = []
+            for layer in self.features:
+                x = layer(x)
+                seen.append(x)
+            return torch.cat(seen)
+
+    check(Reader(), torch.randn(2, 4, 8, 8), folded=False)
+
+
+@pytest.mark.parametrize("where", ["layer", "norm"])
+def test_hooks_between_stay_and_see_what_they_saw(where):
+    seen = []
+    model = own(Pair).eval()
+    getattr(model, where).register_forward_hook(lambda module, args, y: seen.append(y))
+    x = torch.randn(2, 4, 8, 8)
+    model(x)
+    optimized = check(model, x, folded=False)
+    assert "hook" in reasons(optimized)[0]
+    seen.clear()
+    optimized(x)
+    assert len(seen) == 1
+
+
+def test_class_methods_and_hooks_stay():
+    model = nn.Sequential(own(Pair), nn.ReLU()).eval()
+    seen = []
+    model.register_forward_hook(lambda *_: seen.append("model"))
+    model[0].register_forward_pre_hook(lambda *_: seen.append("pair"))
+    x = torch.randn(2, 4, 8, 8)
+    optimized = ipex_inductor.optimize(model, sample_input=x)
+    assert not norms(optimized)
+    assert type(optimized) is nn.Sequential
+    assert isinstance(optimized[0], Pair)
+    seen.clear()
+    optimized(x)
+    assert seen == ["pair", "model"]
+    assert optimized[0].classify(x).shape == (2,)
+
+
+def test_batch_norms_in_training_stay():
+    model = own(Pair).eval()
+    model.norm.train()
+    optimized = ipex_inductor.optimize(model)
+    assert "statistics of the batch" in reasons(optimized)[0]
+    untracked = Pair(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)).eval()
+    assert norms(ipex_inductor.optimize(untracked))
+
+
+def test_as_exact_as_the_graph_pass(op_by_op):
+    model = own(Pair).eval()
+    x = torch.randn(2, 4, 8, 8)
+    with torch.no_grad():
+        folded = ipex_inductor.optimize(model)(x)
+        graph = torch.compile(model, backend="ipex")(x)
+    # The same weights to the bit; the kernels sum 36 terms in another order.
+    torch.testing.assert_close(folded, graph, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_are_rounded_once():
+    model = own(Pair).eval()
+    twin = copy.deepcopy(model).double()
+    scale = torch.rsqrt(twin.norm.running_var + twin.norm.eps) * twin.norm.weight
+    weight = twin.layer.weight * scale.view(-1, 1, 1, 1)
+    bias = (twin.layer.bias - twin.norm.running_mean) * scale + twin.norm.bias
+    layer = ipex_inductor.optimize(model).layer
+    assert torch.equal(layer.weight, weight.float())
+    # The order of the float64 sum may decide a rounding.
+    torch.testing.assert_close(layer.bias, bias.float(), rtol=2**-23, atol=0)
+
+
+def test_models_that_were_cast_before():
+    for dtype in (torch.bfloat16, torch.float16):
+        model = own(Pair).eval().to(dtype)
+        optimized = ipex_inductor.optimize(model)
+        assert not norms(optimized)
+        assert optimized.layer.weight.dtype == dtype

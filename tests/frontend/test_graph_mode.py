@@ -1,0 +1,99 @@
+"""Graph mode: compiled, and still the model it was."""
+
+import copy
+
+import pytest
+import torch
+from helpers import Mlp, pickled
+from torch import nn
+
+import ipex_inductor
+from ipex_inductor import report
+
+X = torch.linspace(-1, 1, 64).view(2, 32)
+
+
+def compiled_graphs():
+    return sum("passes" in r.source for r in report.reports())
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["fp32", "bf16"])
+def test_it_runs_compiled_and_stays_the_model(dtype, op_by_op):
+    model = Mlp().eval()
+    ours = ipex_inductor.optimize(model, dtype, graph_mode=True)
+    assert type(ours) is Mlp
+    assert ours.state_dict().keys() == model.state_dict().keys()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype is not None):
+        # bf16: three roundings of 2**-8 on numbers around 1
+        close = {"rtol": 1e-5, "atol": 1e-5} if dtype is None else {"rtol": 0.05, "atol": 0.05}
+        torch.testing.assert_close(ours(X), model(X), **close)
+    assert compiled_graphs() == 1
+    assert "linear+gelu" in report.reports()[0].count("fired")
+
+
+def test_copies_and_pickles_run_eagerly_until_compiled_again(op_by_op):
+    ours = ipex_inductor.optimize(Mlp().eval(), graph_mode=True)
+    with torch.no_grad():
+        expected = ours(X)
+        for copied in (copy.deepcopy(ours), pickled(ours)):
+            torch.testing.assert_close(copied(X), expected)
+            assert compiled_graphs() == 1
+    again = ipex_inductor.optimize(copy.deepcopy(ours))  # it was in graph mode, so it is again
+    assert again._compiled_call_impl is not None
+    with torch.no_grad():
+        torch.testing.assert_close(again(X), expected)
+    eager = ipex_inductor.optimize(ours, graph_mode=False)
+    assert eager._compiled_call_impl is None
+
+
+def test_switched_off_in_place():
+    ours = ipex_inductor.optimize(Mlp().eval(), graph_mode=True)
+    assert ipex_inductor.optimize(ours, graph_mode=False, inplace=True) is ours
+    assert ours._compiled_call_impl is None
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["plain", "autocast"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_cast_model_compiles_to_one_graph(dynamic, autocast, op_by_op):
+    model = Mlp().eval()
+    ours = ipex_inductor.optimize(model, torch.bfloat16)
+    whole = torch.compile(ours, backend="ipex", fullgraph=True, dynamic=dynamic)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        for x in (X, torch.cat([X, X])):
+            torch.testing.assert_close(whole(x), ours(x), rtol=0.02, atol=0.02)  # 2**-8, thrice
+    assert "linear+gelu" in report.reports()[0].count("fired") or not autocast
+
+
+def test_state_dicts_load_into_it(op_by_op):
+    ours = ipex_inductor.optimize(Mlp().eval(), graph_mode=True)
+    other = Mlp().eval()
+    with torch.no_grad():
+        ours(X)
+        ours.load_state_dict(other.state_dict())
+        torch.testing.assert_close(ours(X), other(X))
+
+
+def test_training(op_by_op):
+    model = Mlp()
+    twin = copy.deepcopy(model)
+    pair = ipex_inductor.optimize(
+        model, torch.bfloat16, torch.optim.SGD(model.parameters(), lr=0.1), graph_mode=True
+    )
+    reference = torch.optim.SGD(twin.parameters(), lr=0.1)
+    for net, optimizer in (pair, (twin, reference)):
+        for _ in range(3):
+            with torch.autocast("cpu", torch.bfloat16, enabled=net is not twin):
+                loss = net(X).float().square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert compiled_graphs() == 1
+    for name, value in pair[0].state_dict().items():
+        torch.testing.assert_close(value, twin.state_dict()[name], rtol=0.02, atol=0.02)
+
+
+def test_kernel_selection_is_max_autotune(monkeypatch):
+    asked = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: asked.append(options))
+    ipex_inductor.optimize(Mlp().eval(), graph_mode=True, auto_kernel_selection=True)
+    assert asked == [{"backend": "ipex", "mode": "max-autotune"}]
