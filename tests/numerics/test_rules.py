@@ -198,6 +198,8 @@ NEAR_MISSES = {
     "zero size": Family,
     "training": Family,
 }
+# Under training a rule of `passes/training.py` may fire, where the backward reads the result.
+READS_RESULT = {f"linear+{name}" for name in ("add", "sub", "mul", "relu", "sigmoid", "tanh")}
 
 
 @pytest.mark.parametrize("miss", NEAR_MISSES)
@@ -212,7 +214,9 @@ def test_every_rule_leaves_near_misses_alone(op_by_op, name, miss):
         check_training(model, x)
     else:
         check_family(model, x[:0] if miss == "zero size" else x)
-    assert not set(counters["ipex"]) - {"linear|linear"}  # the products do share their input
+    fired = set(counters["ipex"]) - {"linear|linear"}  # the products do share their input
+    trained = miss == "training" and name.startswith("linear")
+    assert fired == (READS_RESULT if trained else set())
 
 
 def check_training(model, x):
