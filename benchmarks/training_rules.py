@@ -3,9 +3,9 @@
     python benchmarks/training_rules.py [--json FILE] [--rounds N] [CASE ...]
 
 Every case is LAYERS layers of one product with one epilogue, compiled twice: with every rule of
-`passes/training.py`, those left to Inductor too, and with none. Loss and gradients must agree before
-a time is printed. Minima of interleaved rounds, in milliseconds a step of one thread's processor
-time: a busy machine moves that least.
+`passes/training.py`, those left to Inductor too, and with none. Loss and gradients must agree
+before a time is printed. Minima of interleaved rounds, in milliseconds a step of one thread's
+processor time: a busy machine moves that least.
 """
 
 import argparse
@@ -26,8 +26,8 @@ from ipex_inductor import compat
 from ipex_inductor.passes import training
 
 LAYERS = 3
-# Largest error of a gradient against its largest value: a relu may switch where its input is all but 0.
-TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 1e-1}
+# Of a gradient as a whole: a relu may switch where its input is all but 0, and moves one number.
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 
 EPILOGUES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "relu": lambda y, x: F.relu(y),
@@ -111,7 +111,7 @@ def measure(
     if not counters["ipex"]:
         raise RuntimeError(f"no rule fired in {product}+{epilogue}")
     for want, got in zip(*(run() for run in runs), strict=True):
-        error = (got - want).abs().max() / want.abs().max()
+        error = (got - want).norm() / want.norm()
         if error > TOLERANCE[dtype]:
             raise RuntimeError(f"{product}+{epilogue} {shape} {dtype}: error {error}")
     best = [float("inf")] * len(runs)

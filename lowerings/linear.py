@@ -19,7 +19,7 @@ def _linear(
     scalars: list[float],
     packed: bool,
 ) -> Any:
-    """An extern call; a packed weight is opaque, so nothing may ask for its strides.
+    """An extern call on a plain weight (training) or a packed one, which has no strides to ask for.
 
     An `ExternKernelAlloc` of our own, because the op with an addend has no fake implementation.
     """

@@ -17,6 +17,8 @@ WINDOW = {"stride": [2, 3], "padding": [5, 7], "dilation": [11, 13], "groups": 1
 
 
 def producer(transposed: bool) -> Producer:
+    """Convolution, transposed or not, as what epilogues follow."""
+
     def product(
         x: Tensor,
         weight: Tensor,

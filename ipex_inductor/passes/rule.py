@@ -78,8 +78,8 @@ class Rule:
     buffer or computed from those. Without a replacement the rule only reports
     what it found: `note` says what was measured in favour of Inductor's own code. With `op`, which
     has the pattern's own result and layout, `replacement` gives its arguments: nothing is traced.
-    A rule is for inference graphs, or for `training` graphs: there a match is refused, with a reason,
-    where the backward reads what would vanish, and the backward itself is left alone.
+    A rule is for inference graphs, or for `training` graphs: there a match is refused, with a
+    reason, where the backward reads what would vanish; the backward itself is left alone.
     """
 
     equation: str

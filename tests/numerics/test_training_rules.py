@@ -157,7 +157,7 @@ def test_what_is_left_to_inductor_is_said(op_by_op, name):
 
 
 def test_a_weight_without_gradient(op_by_op):
-    """Frozen layers on an input without gradient: no backward reads the product, so GELU is fused."""
+    """Frozen, on an input without gradient: no backward reads the product, so GELU is fused."""
     model = nn.Sequential(nn.Linear(16, 16).requires_grad_(False), nn.GELU(), nn.Linear(16, 16))
     x, twin = torch.randn(4, 16), copy.deepcopy(model)
     for fn in (compiled(model), twin):
