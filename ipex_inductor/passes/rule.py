@@ -79,7 +79,8 @@ class Rule:
     what it found: `note` says what was measured in favour of Inductor's own code. With `op`, which
     has the pattern's own result and layout, `replacement` gives its arguments: nothing is traced.
     A rule is for inference graphs, or for `training` graphs: there a match is refused, with a
-    reason, where the backward reads what would vanish; the backward itself is left alone.
+    reason, where the backward reads what would vanish; the backward itself is left alone. What a
+    rule `claims` without replacing it, no later rule rewrites either.
     """
 
     equation: str
@@ -92,6 +93,7 @@ class Rule:
     op: Any = None
     note: str = ""
     training: bool = False
+    claims: bool = False
 
     @property
     def name(self) -> str:
@@ -105,6 +107,7 @@ class _Run:
     weights: Container[torch.fx.Node]
     report: GraphReport
     told: set[tuple[str, torch.fx.Node]]  # two orders of operands may find the same match
+    claimed: set[torch.fx.Node]
 
 
 _run: contextvars.ContextVar[_Run] = contextvars.ContextVar("ipex_rules")
@@ -136,7 +139,7 @@ def apply_rules(
         return
     ops = {getattr(n.target, "overloadpacket", None) for n in graph.nodes}
     names = {packet.__name__ for packet in ops if packet is not None}
-    with _running(_Run(off, weights, report, set())):
+    with _running(_Run(off, weights, report, set(), set())):
         for rule in rules:
             for form in rule.forms:
                 if rule.anchor in names and form.needs <= names:
@@ -238,6 +241,8 @@ def _accept(rule: Rule, arguments: Mapping[str, Any], match: Match) -> bool:
         return False
     where = user_line(match.output_node())
     values = {name: _value(match.kwargs.get(name)) for name in arguments}
+    if match.output_node() in run.claimed:
+        return False
     if any(values[name] is None for name in values if arguments[name] is not None):
         return False  # another form of the rule: without a bias
     reason = (
@@ -253,6 +258,8 @@ def _accept(rule: Rule, arguments: Mapping[str, Any], match: Match) -> bool:
             kind = "left" if reason is None else "missed"
             run.report.add(kind, rule.name, reason or rule.note, where)
         run.told.add(told)
+        if reason is None and rule.claims:
+            run.claimed.update(match.nodes)
         return False
     run.report.add("fired", rule.name, where=where)
     counters["ipex"][rule.name] += 1

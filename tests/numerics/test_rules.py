@@ -339,3 +339,18 @@ def test_without_joint_passes_nothing_is_kept_whole():
     )
     with torch.no_grad():
         torch.testing.assert_close(fn(X), F.gelu(linear(X)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("users", [1, 2])
+def test_a_sum_that_only_a_norm_reads_is_left_to_its_kernel(op_by_op, users, dtype):
+    linear, norm = nn.Linear(16, 16).to(dtype), nn.LayerNorm(16).to(dtype)
+
+    def fn(x):
+        y = linear(x) + x
+        return norm(y) if users == 1 else norm(y) * y.mean()
+
+    check(fn, torch.randn(2, 3, 16, dtype=dtype))
+    assert counters["ipex"] == ({} if users == 1 else {"linear+add": 1})
+    left = {e.subject for r in report.reports() for e in r.events if e.kind == "left"}
+    assert ("linear+add+layer_norm" in left) == (users == 1)
