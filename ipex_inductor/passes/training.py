@@ -2,7 +2,8 @@
 
 The result is the same tensor, so a rule is right wherever the backward does not read what vanishes:
 that of relu, sigmoid or tanh reads the result, that of a sum nothing. Weights change at every step,
-so nothing is folded, packed or joined here. `benchmarks/training_rules.py` measures what pays.
+so nothing is folded, packed or joined here. `benchmarks/training_rules.py` measures what pays: for
+linear layers a step is 1.00 to 1.29 of Inductor's speed.
 """
 
 import dataclasses
