@@ -82,6 +82,7 @@ class JointPass(CustomGraphPass):
     def _rewrite_training(self, graph: torch.fx.Graph) -> None:
         if "*" not in self.rules_off:
             training.say_batch_norms(graph, self.report)
+            training.say_attention(graph, self.report)
         apply_rules(training.RULES, graph, weights_of(graph), self.rules_off, self.report)
 
     def uuid(self) -> Any | None:

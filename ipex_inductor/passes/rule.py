@@ -237,7 +237,7 @@ def _keyword_defaults(op: Any) -> dict[str, Any]:
 
 def _accept(rule: Rule, arguments: Mapping[str, Any], match: Match) -> bool:
     run = _run.get()
-    if rule.name in run.off or (rule.training and _is_backward(match.output_node())):
+    if rule.name in run.off or (rule.training and is_backward(match.output_node())):
         return False
     where = user_line(match.output_node())
     values = {name: _value(match.kwargs.get(name)) for name in arguments}
@@ -287,14 +287,15 @@ def _read_elsewhere(match: Match) -> str | None:
             continue
         computed.add(node)
         others = [user for user in node.users if user not in match.nodes]
-        if any(map(_is_backward, others)):
+        if any(map(is_backward, others)):
             return f"the backward reads {node}"
         if others:
             return f"{node} has {len(node.users)} users"
     return None
 
 
-def _is_backward(node: torch.fx.Node) -> bool:
+def is_backward(node: torch.fx.Node) -> bool:
+    """Whether AOT autograd traced `node` in the backward."""
     return node.meta.get("partitioner_tag") == "is_backward"
 
 

@@ -17,7 +17,8 @@ from ipex_inductor import compat
 from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.passes import attention, conv, folding, linear
 from ipex_inductor.passes.epilogue import ACTIVATIONS, Producer, family
-from ipex_inductor.passes.rule import Rule
+from ipex_inductor.passes.rule import Rule, is_backward
+from ipex_inductor.passes.scores import attention_of
 from ipex_inductor.passes.source import user_line
 from ipex_inductor.report import GraphReport
 
@@ -40,7 +41,6 @@ LEFT = {
 def rules(left: Mapping[str, str]) -> tuple[Rule, ...]:
     """All rules for training graphs; those that `left` names only say so."""
     return (
-        *(_only_said(rule, ATTENTION) for rule in attention.RULES),
         *_family(conv.producer(False), _why_not_conv, left),
         *_family(linear.LINEAR, _why_not_linear, left),
     )
@@ -61,7 +61,7 @@ def _family(producer: Producer, why_not: Why, left: Mapping[str, str]) -> tuple[
 
 
 def _only_said(rule: Rule, note: str) -> Rule:
-    return dataclasses.replace(rule, replacement=None, op=None, note=note, training=True)
+    return dataclasses.replace(rule, replacement=None, op=None, note=note)
 
 
 def _why_not_linear(values: Mapping[str, Any]) -> str | None:
@@ -81,6 +81,13 @@ def _why_not_conv(values: Mapping[str, Any]) -> str | None:
         return "oneDNN adds in a second call behind a grouped convolution"
     one_pixel = all(size == 1 for size in values["result"].shape[2:])
     return None if compat.adds_to_one_pixel() or not one_pixel else "oneDNN cannot add to one pixel"
+
+
+def say_attention(graph: torch.fx.Graph, report: GraphReport) -> None:
+    """Say of all attention by hand, in the forward, whose it is."""
+    for bmm in graph.find_nodes(op="call_function", target=torch.ops.aten.bmm.default):
+        if not is_backward(bmm) and attention_of(bmm) is not None:
+            report.add("left", attention.NAME, ATTENTION, user_line(bmm))
 
 
 def say_batch_norms(graph: torch.fx.Graph, report: GraphReport) -> None:
