@@ -124,14 +124,17 @@ def _compile_inner(
     example_inputs: Sequence[Any],
     **kwargs: Any,
 ) -> Any:
-    """Inductor's inner compiler behind the weight prologue (inference graphs only)."""
+    """Inductor's inner compiler, in inference behind the weight prologue."""
     from ipex_inductor.passes.output_code import PrologueCode
     from ipex_inductor.passes.prologue import split
 
-    hoist = prologue and kwargs.get("is_inference")
-    weights = kwargs.get("static_input_idxs", ()) if hoist else ()
+    weights = kwargs.get("static_input_idxs", ()) if prologue else ()
     try:
-        parts = split(gm, example_inputs, weights, graph_report, config.weight_prologue_bytes)
+        parts = (
+            split(gm, example_inputs, weights, graph_report, config.weight_prologue_bytes)
+            if kwargs.get("is_inference")
+            else None  # in training, our ops are on weights as they are
+        )
     except Exception as error:
         raise PassError(
             "the weight prologue to be split off",

@@ -30,10 +30,8 @@ def _conv(
 
     An `ExternKernelAlloc` of our own, because the op with an addend has no fake implementation.
     """
-    if not packed:
-        raise AssertionError("passes/packing.py leaves no unpacked ipex::conv")
     word = UNARY[unary]
-    tensors = [_channels_last(x), weight]
+    tensors = [_channels_last(x), weight if packed else _channels_last(weight)]
     epilogue: list[Any] = [word.word, scalars, word.algorithm]
     if transposed:
         op = torch.ops.mkldnn._convolution_transpose_pointwise.default

@@ -19,14 +19,12 @@ def _linear(
     scalars: list[float],
     packed: bool,
 ) -> Any:
-    """An extern call; the packed weight is opaque, so nothing may ask for its strides.
+    """An extern call on a plain weight (training) or a packed one, which has no strides to ask for.
 
     An `ExternKernelAlloc` of our own, because the op with an addend has no fake implementation.
     """
-    if not packed:
-        raise AssertionError("passes/packing.py leaves no unpacked ipex::linear")
     op, word = torch.ops.mkldnn._linear_pointwise, UNARY[unary]
-    tensors = [_contiguous(x), weight]
+    tensors = [_contiguous(x), weight if packed else _contiguous(weight)]
     constants: list[Any] = [word.word, scalars, word.algorithm]
     if other is not None:
         tensors.insert(1, _contiguous(other))

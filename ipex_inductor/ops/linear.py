@@ -23,7 +23,8 @@ def linear(
 
     x [..., K], weight [N, K], bias [N], other [..., N] -> [..., N]. `packed`: the weight is in
     oneDNN's layout (`mkldnn::_reorder_linear_weight`), which takes a unary or a binary, not both.
-    Otherwise this is the reference; torch.nn.functional.linear defines the product.
+    Otherwise this is the reference (Inductor calls oneDNN on the plain weight); torch's linear
+    defines the product.
     """
     if not packed:
         return reference(x, weight, bias, other, binary, unary, scalars)

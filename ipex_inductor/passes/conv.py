@@ -16,7 +16,9 @@ from ipex_inductor.passes.rule import Constant, Form, Rule
 WINDOW = {"stride": [2, 3], "padding": [5, 7], "dilation": [11, 13], "groups": 17}
 
 
-def _producer(transposed: bool) -> Producer:
+def producer(transposed: bool) -> Producer:
+    """Convolution, transposed or not, as what epilogues follow."""
+
     def product(
         x: Tensor,
         weight: Tensor,
@@ -142,4 +144,4 @@ PAD = Rule(
 )
 
 # The pad first: what it leaves is a convolution like any other.
-RULES = (PAD, *family(_producer(False)), *family(_producer(True)))
+RULES = (PAD, *family(producer(False)), *family(producer(True)))

@@ -30,6 +30,7 @@ class Producer:
     when: Callable[[Mapping[str, Any]], str | None]
     weights: tuple[str, ...] = ("weight",)
     note: str = ""
+    training: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,7 @@ def _rule(
         when=when,
         weights=producer.weights,
         note=producer.note,
+        training=producer.training,
     )
 
 

@@ -8,7 +8,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from ipex_inductor import compat
 from ipex_inductor.errors import PassError
-from ipex_inductor.passes import attention, conv, folding, left, linear, shared_input
+from ipex_inductor.passes import attention, conv, folding, left, linear, shared_input, training
 from ipex_inductor.passes.noops import drop_noops
 from ipex_inductor.passes.packing import transpose_weights
 from ipex_inductor.passes.prologue import weight_inputs, weight_only
@@ -52,7 +52,7 @@ class JointPass(CustomGraphPass):
         self.report.show("traced", graph)
         try:
             if self.training or is_joint(graph):
-                self.report.add("missed", "*", "training graph: the rules are for inference")
+                self._rewrite_training(graph)
             else:
                 self._rewrite(graph)
             self.report.show("rewritten", graph)
@@ -76,6 +76,12 @@ class JointPass(CustomGraphPass):
         apply_rules(RULES, graph, weights, self.rules_off, self.report)
         if not {"*", shared_input.NAME} & self.rules_off:
             shared_input.join_linears(graph, weights, self.report)
+
+    def _rewrite_training(self, graph: torch.fx.Graph) -> None:
+        if "*" not in self.rules_off:
+            training.say_batch_norms(graph, self.report)
+            training.say_attention(graph, self.report)
+        apply_rules(training.RULES, graph, weights_of(graph), self.rules_off, self.report)
 
     def uuid(self) -> Any | None:
         """What distinguishes our rewriting; None (no caching) if a user's pass has no uuid."""

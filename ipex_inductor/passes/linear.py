@@ -11,7 +11,7 @@ from torch import Tensor
 from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.passes.epilogue import ANCHORS, Producer, family
 from ipex_inductor.passes.packing import why_not_linear
-from ipex_inductor.passes.rule import Form, Rule
+from ipex_inductor.passes.rule import Constant, Form, Rule
 
 
 def _fused(*words: Any, x: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
@@ -84,4 +84,40 @@ def _gated_example(form: Form) -> dict[str, Any]:
     return {"x": one["x"], **gate, "weight": one["weight"], "bias": one["bias"]}
 
 
-RULES = (*map(_gated, ("silu", "gelu", "gelu_tanh")), *family(LINEAR))
+def _add_layer_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    other: Tensor,
+    shape: list[int],
+    gamma: Tensor,
+    beta: Tensor,
+    eps: float,
+) -> Tensor:
+    return F.layer_norm(F.linear(x, weight, bias) + other, shape, gamma, beta, eps)
+
+
+def _normed_example(form: Form) -> dict[str, Any]:
+    example = form.example()
+    other = torch.empty(*example["x"].shape[:-1], 32)
+    norm = {"gamma": torch.empty(32), "beta": torch.empty(32), "eps": Constant(0.37)}
+    return {**example, "other": other, "shape": Constant([32]), **norm}
+
+
+# Of a sum that only the norm reads: where others read it too, it is written out anyway.
+NORMED = Rule(
+    equation="linear + add + layer_norm => left",
+    pattern=_add_layer_norm,
+    replacement=None,
+    forms=tuple(
+        Form(form.needs | {"add"}, functools.partial(_normed_example, form))
+        for form in LINEAR.forms
+    ),
+    anchor="native_layer_norm",
+    when=_has_kernel,
+    weights=("weight",),
+    note="Inductor adds and normalises in one kernel, rounding no sum (benchmarks/add_norm.py)",
+    claims=True,
+)
+
+RULES = (NORMED, *map(_gated, ("silu", "gelu", "gelu_tanh")), *family(LINEAR))

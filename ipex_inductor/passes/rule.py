@@ -18,6 +18,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.utils import counters
 from torch._inductor.pattern_matcher import (
+    MULTIPLE,
     CallFunction,
     Ignored,
     KeywordArg,
@@ -77,6 +78,9 @@ class Rule:
     buffer or computed from those. Without a replacement the rule only reports
     what it found: `note` says what was measured in favour of Inductor's own code. With `op`, which
     has the pattern's own result and layout, `replacement` gives its arguments: nothing is traced.
+    A rule is for inference graphs, or for `training` graphs: there a match is refused, with a
+    reason, where the backward reads what would vanish; the backward itself is left alone. What a
+    rule `claims` without replacing it, no later rule rewrites either.
     """
 
     equation: str
@@ -88,6 +92,8 @@ class Rule:
     weights: tuple[str, ...] = ()
     op: Any = None
     note: str = ""
+    training: bool = False
+    claims: bool = False
 
     @property
     def name(self) -> str:
@@ -101,6 +107,7 @@ class _Run:
     weights: Container[torch.fx.Node]
     report: GraphReport
     told: set[tuple[str, torch.fx.Node]]  # two orders of operands may find the same match
+    claimed: set[torch.fx.Node]
 
 
 _run: contextvars.ContextVar[_Run] = contextvars.ContextVar("ipex_rules")
@@ -132,7 +139,7 @@ def apply_rules(
         return
     ops = {getattr(n.target, "overloadpacket", None) for n in graph.nodes}
     names = {packet.__name__ for packet in ops if packet is not None}
-    with _running(_Run(off, weights, report, set())):
+    with _running(_Run(off, weights, report, set(), set())):
         for rule in rules:
             for form in rule.forms:
                 if rule.anchor in names and form.needs <= names:
@@ -171,8 +178,8 @@ def _patterns(rule: Rule, arguments: Mapping[str, Any]) -> list[PatternExpr]:
     swappable = [n for n in gm.graph.nodes if n.target in COMMUTATIVE and len(_operands(n)) == 2]
     orders = itertools.product([False, True], repeat=len(swappable))
     return [
-        _expression(gm.graph, list(tensors), constants, set(itertools.compress(swappable, order)))
-        for order in orders
+        _expression(rule, gm.graph, list(tensors), constants, set(itertools.compress(swappable, o)))
+        for o in orders
     ]
 
 
@@ -181,6 +188,7 @@ def _operands(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def _expression(
+    rule: Rule,
     graph: torch.fx.Graph,
     names: list[str],
     constants: Mapping[str, Any],
@@ -192,14 +200,18 @@ def _expression(
         if node.op == "placeholder":
             built[node] = KeywordArg(next(free))
         elif node.op == "call_function":
-            built[node] = _call(node, built, constants, node in swapped)
+            built[node] = _call(rule, node, built, constants, node in swapped)
     (result,) = graph.output_node().all_input_nodes
     expression: PatternExpr = built[result]
     return expression
 
 
 def _call(
-    node: torch.fx.Node, built: dict[torch.fx.Node, Any], constants: Mapping[str, Any], swap: bool
+    rule: Rule,
+    node: torch.fx.Node,
+    built: dict[torch.fx.Node, Any],
+    constants: Mapping[str, Any],
+    swap: bool,
 ) -> PatternExpr:
     def free(value: Any) -> Any:
         names = [name for name, constant in constants.items() if value == constant]
@@ -212,7 +224,8 @@ def _call(
     if swap:
         args = (args[1], args[0], *args[2:])
     kwargs = {**_keyword_defaults(node.target), **node.kwargs}
-    return CallFunction(node.target, *args, _users=max(1, len(node.users)), **kwargs)
+    users: Any = MULTIPLE if rule.training else max(1, len(node.users))
+    return CallFunction(node.target, *args, _users=users, **kwargs)
 
 
 def _keyword_defaults(op: Any) -> dict[str, Any]:
@@ -224,14 +237,19 @@ def _keyword_defaults(op: Any) -> dict[str, Any]:
 
 def _accept(rule: Rule, arguments: Mapping[str, Any], match: Match) -> bool:
     run = _run.get()
-    if rule.name in run.off:
+    if rule.name in run.off or (rule.training and is_backward(match.output_node())):
         return False
     where = user_line(match.output_node())
     values = {name: _value(match.kwargs.get(name)) for name in arguments}
+    if match.output_node() in run.claimed:
+        return False
+    if any(values[name] is None for name in values if arguments[name] is not None):
+        return False  # another form of the rule: without a bias
     reason = (
         _not_tensors(arguments, values)
         or _not_weights(rule, match)
         or _other_shape(rule, values, match.output_node())
+        or (_read_elsewhere(match) if rule.training and rule.replacement else None)
         or rule.when({**values, "result": match.output_node().meta["val"]})
     )
     told = (rule.name, match.output_node())
@@ -240,6 +258,8 @@ def _accept(rule: Rule, arguments: Mapping[str, Any], match: Match) -> bool:
             kind = "left" if reason is None else "missed"
             run.report.add(kind, rule.name, reason or rule.note, where)
         run.told.add(told)
+        if reason is None and rule.claims:
+            run.claimed.update(match.nodes)
         return False
     run.report.add("fired", rule.name, where=where)
     counters["ipex"][rule.name] += 1
@@ -256,6 +276,27 @@ def _not_weights(rule: Rule, match: Match) -> str | None:
     weights = _run.get().weights
     varying = [name for name in rule.weights if match.kwargs[name] not in weights]
     return f"{varying[0]} is not a parameter or buffer" if varying else None
+
+
+def _read_elsewhere(match: Match) -> str | None:
+    """A reason if anybody else reads what the rewriting would remove: all but views of inputs."""
+    computed: set[torch.fx.Node] = set()
+    for node in match.nodes:  # inputs first
+        kept = computed.isdisjoint(node.all_input_nodes) and node.target.is_view  # type: ignore[union-attr]
+        if kept or node is match.output_node():
+            continue
+        computed.add(node)
+        others = [user for user in node.users if user not in match.nodes]
+        if any(map(is_backward, others)):
+            return f"the backward reads {node}"
+        if others:
+            return f"{node} has {len(node.users)} users"
+    return None
+
+
+def is_backward(node: torch.fx.Node) -> bool:
+    """Whether AOT autograd traced `node` in the backward."""
+    return node.meta.get("partitioner_tag") == "is_backward"
 
 
 def _rewrite(rule: Rule, arguments: Mapping[str, Any], match: Match, **matched: Any) -> None:
