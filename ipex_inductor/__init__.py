@@ -10,35 +10,49 @@ from typing import TYPE_CHECKING, Any
 from ipex_inductor import report  # a module, and a function too
 
 if TYPE_CHECKING:
+    from ipex_inductor.cpu.verbose import VERBOSE_OFF as VERBOSE_OFF
+    from ipex_inductor.cpu.verbose import VERBOSE_ON as VERBOSE_ON
+    from ipex_inductor.cpu.verbose import VERBOSE_ON_CREATION as VERBOSE_ON_CREATION
+    from ipex_inductor.cpu.verbose import verbose as verbose
     from ipex_inductor.explanation import Explanation
     from ipex_inductor.frontend import disable_auto_channels_last as disable_auto_channels_last
     from ipex_inductor.frontend import enable_auto_channels_last as enable_auto_channels_last
     from ipex_inductor.frontend import optimize as optimize
+    from ipex_inductor.math_mode import FP32MathMode as FP32MathMode
+    from ipex_inductor.math_mode import get_fp32_math_mode as get_fp32_math_mode
+    from ipex_inductor.math_mode import set_fp32_math_mode as set_fp32_math_mode
+    from ipex_inductor.switches import enable_onednn_fusion as enable_onednn_fusion
+    from ipex_inductor.switches import set_logging_level as set_logging_level
+    from ipex_inductor.switches import version as version
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "derived_memory",
-    "disable_auto_channels_last",
-    "enable_auto_channels_last",
-    "explain",
-    "optimize",
-    "refresh",
-    "report",
-]
-
 # Imported at first use, with all that they need.
 _HOMES = {
-    "optimize": "ipex_inductor.frontend",
-    "enable_auto_channels_last": "ipex_inductor.frontend",
-    "disable_auto_channels_last": "ipex_inductor.frontend",
+    "ipex_inductor.cpu.verbose": (
+        *("VERBOSE_OFF", "VERBOSE_ON", "VERBOSE_ON_CREATION"),
+        "verbose",
+    ),
+    "ipex_inductor.frontend": (
+        "disable_auto_channels_last",
+        "enable_auto_channels_last",
+        "optimize",
+    ),
+    "ipex_inductor.math_mode": ("FP32MathMode", "get_fp32_math_mode", "set_fp32_math_mode"),
+    "ipex_inductor.switches": ("enable_onednn_fusion", "set_logging_level", "version"),
 }
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = frozenset({"cpu", "frontend", "nn", "optim", "xpu"})
+
+__all__ = ["derived_memory", "explain", "refresh", "report", *_HOME]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'ipex_inductor' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return import_module(f"ipex_inductor.{name}")
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'ipex_inductor' has no attribute {name!r}")
 
 
 def refresh(model: Any = None) -> int:

@@ -62,6 +62,15 @@ class CompileConfig:
         return frozenset(entry.removeprefix("-") for entry in _entries(self.rules))
 
 
+_fusion = True
+
+
+def enable_fusion(enabled: bool) -> None:
+    """Whether graphs compiled from now on in this process get our rules, where none are named."""
+    global _fusion
+    _fusion = enabled
+
+
 def own_options() -> dict[str, Any]:
     """Our options by name: the dataclass fields that carry an environment variable."""
     return {f.name: f for f in fields(CompileConfig) if "env" in f.metadata}
@@ -75,6 +84,7 @@ def resolve(
 ) -> CompileConfig:
     """Merge defaults, environment, `mode=` and `options=` into one checked config.
 
+    `enable_fusion(False)` beats the environment, as what a program says does, and no keyword.
     `inductor_types` maps each option Inductor knows to its type, None where any value will do.
     Raises `OptionError` for an unknown key or mode (naming the nearest) and for a wrong type.
     """
@@ -84,6 +94,8 @@ def resolve(
         for name, f in own.items()
         if env.get(f.metadata["env"])
     }
+    if not _fusion:
+        values["rules"] = "-*"
     if mode is not None:
         values["mode"] = mode
     inductor: dict[str, Any] = {}

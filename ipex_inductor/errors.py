@@ -17,6 +17,22 @@ class ArgumentError(IpexError, TypeError):
     """An argument of a kind that a function of ours cannot take."""
 
 
+class MissingPackageError(IpexError, ImportError):
+    """A package that a function of ours needs and does not require of everybody."""
+
+
+class NotCarriedError(IpexError, AttributeError):
+    """A name of IPEX that does not resolve here; the message says what to use, or why it went."""
+
+
+class NotCarriedImportError(IpexError, ModuleNotFoundError):
+    """`NotCarriedError` for a module, or a name that is imported from one."""
+
+
+class AlreadyImportedError(IpexError, RuntimeError):
+    """The real `intel_extension_for_pytorch` is loaded where we were to take its place."""
+
+
 class UnsupportedTorchError(IpexError, RuntimeError):
     """The installed torch is older than anything this package can work with."""
 

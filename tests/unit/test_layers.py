@@ -26,6 +26,17 @@ MAY_IMPORT = {
     "frontend": {"passes", "optim"},
     "watch": {"backend"},
     "explanation": {"watch"},
+    "math_mode": set(),
+    "nn": {"ops", "optim"},
+    "cpu": set(),
+    "switches": set(),
+    "memory_table": set(),
+    "xpu": {"frontend", "math_mode", "memory_table", "nn"},
+    "parameter_wrapper": {"frontend", "optim"},
+    "ipex_names": set(),
+    "compat_ipex": {"ipex_names"},
+    "old_names": {"compat_ipex"},
+    "as_ipex": {"compat_ipex", "old_names"},
     "cli": {"aot_cache", "backend", "autotune", "explanation", "passes", "watch"},
 }
 ROOMS = ("ipex_inductor", "lowerings", "templates", "autotune", "aot_cache")

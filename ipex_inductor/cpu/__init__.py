@@ -1,0 +1,1 @@
+"""What users of IPEX know under `ipex.cpu`."""

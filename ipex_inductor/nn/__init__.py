@@ -1,0 +1,6 @@
+"""Functions and modules that users of IPEX know under `ipex.nn`, as torch code."""
+
+from ipex_inductor.nn import functional, modules
+from ipex_inductor.nn.frozen_batch_norm import FrozenBatchNorm2d
+
+__all__ = ["FrozenBatchNorm2d", "functional", "modules"]

@@ -1,0 +1,21 @@
+"""`ipex.nn.modules`: every module of ours, under one name."""
+
+from ipex_inductor.nn.boxes import RoIAlign
+from ipex_inductor.nn.frozen_batch_norm import FrozenBatchNorm2d
+from ipex_inductor.nn.merged_embedding_bag import (
+    EmbeddingSpec,
+    MergedEmbeddingBag,
+    MergedEmbeddingBagWithAdaGrad,
+    MergedEmbeddingBagWithCat,
+    MergedEmbeddingBagWithSGD,
+)
+
+__all__ = [
+    "EmbeddingSpec",
+    "FrozenBatchNorm2d",
+    "MergedEmbeddingBag",
+    "MergedEmbeddingBagWithAdaGrad",
+    "MergedEmbeddingBagWithCat",
+    "MergedEmbeddingBagWithSGD",
+    "RoIAlign",
+]

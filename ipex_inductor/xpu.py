@@ -1,0 +1,139 @@
+"""What users of IPEX know as `torch.xpu` or `ipex.xpu`: all of it is torch's by now but this.
+
+Every name of `torch.xpu` is here too.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.xpu import (
+    empty_cache,
+    max_memory_allocated,
+    max_memory_reserved,
+    mem_get_info,
+    memory_allocated,
+    memory_reserved,
+    memory_snapshot,
+    memory_stats,
+    memory_stats_as_nested_dict,
+    reset_accumulated_memory_stats,
+    reset_peak_memory_stats,
+)
+
+from ipex_inductor import frontend, math_mode
+from ipex_inductor.math_mode import FP32MathMode
+from ipex_inductor.memory_table import memory_table
+from ipex_inductor.nn.functional import nms, roi_align
+
+__all__ = [
+    "FP32MathMode",
+    "amp",
+    "empty_cache",
+    "fp32_math_mode",
+    "get_fp32_math_mode",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_snapshot",
+    "memory_stats",
+    "memory_stats_as_nested_dict",
+    "memory_summary",
+    "nms",
+    "optimize",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
+    "roi_align",
+    "set_fp32_math_mode",
+]
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(torch.xpu, name)
+
+
+def optimize(
+    model: Any,
+    dtype: torch.dtype | None = None,
+    optimizer: Any = None,
+    level: str = "O1",
+    inplace: bool = False,
+    conv_bn_folding: bool | None = None,
+    linear_bn_folding: bool | None = None,
+    weights_prepack: bool | None = None,
+    replace_dropout_with_identity: bool | None = None,
+    optimize_lstm: bool | None = None,
+    split_master_weight_for_bf16: bool | None = None,
+    fuse_update_step: bool | None = None,
+    auto_kernel_selection: bool | None = None,
+    sample_input: Any = None,
+    graph_mode: bool | None = None,
+) -> Any:
+    """`ipex_inductor.optimize` without `concat_linear`, as IPEX had it; any device."""
+    return frontend.optimize(
+        model,
+        dtype,
+        optimizer,
+        level,
+        inplace,
+        conv_bn_folding,
+        linear_bn_folding,
+        weights_prepack,
+        replace_dropout_with_identity,
+        optimize_lstm,
+        split_master_weight_for_bf16,
+        fuse_update_step,
+        auto_kernel_selection,
+        sample_input,
+        graph_mode,
+    )
+
+
+def set_fp32_math_mode(mode: FP32MathMode = FP32MathMode.FP32, device: str = "xpu") -> None:
+    """`ipex_inductor.set_fp32_math_mode`, of Intel GPUs unless said otherwise."""
+    math_mode.set_fp32_math_mode(mode, device)
+
+
+def get_fp32_math_mode(device: str = "xpu") -> FP32MathMode:
+    """`ipex_inductor.get_fp32_math_mode`, of Intel GPUs unless said otherwise."""
+    return math_mode.get_fp32_math_mode(device)
+
+
+@contextmanager
+def fp32_math_mode(mode: FP32MathMode) -> Iterator[None]:
+    """`set_fp32_math_mode(mode)` inside a `with`."""
+    before = get_fp32_math_mode()
+    set_fp32_math_mode(mode)
+    try:
+        yield
+    finally:
+        set_fp32_math_mode(before)
+
+
+class _Autocast(torch.amp.autocast):
+    """`torch.amp.autocast("xpu", ...)`."""
+
+    def __init__(
+        self,
+        enabled: bool = True,
+        dtype: torch.dtype = torch.bfloat16,
+        cache_enabled: bool = True,
+    ) -> None:
+        super().__init__("xpu", dtype, enabled, cache_enabled)
+
+
+amp = SimpleNamespace(autocast=_Autocast, GradScaler=partial(torch.amp.GradScaler, "xpu"))
+
+
+def memory_summary(device: torch.types.Device = None, abbreviated: bool = False) -> str:
+    """A table of `torch.xpu.memory_stats(device)`, laid out as `torch.cuda.memory_summary` is.
+
+    Rows that XPU's allocator does not count are left out; `abbreviated` leaves the pools out.
+    """
+    number = torch.xpu._utils._get_device_index(device, optional=True)
+    return memory_table(memory_stats(number), "XPU", number, abbreviated)
