@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fuzz.attention import attention
 from fuzz.builder import Builder
 from fuzz.motifs import PRODUCTS, batch_norm, bias, fresh, other, shared_input
 from ipex_inductor.passes import joint
@@ -91,6 +92,7 @@ BESIDES = {
     **{f"conv_transpose{n}d+batch_norm": _norm_behind(f"conv_transpose{n}d") for n in (1, 2, 3)},
     **{f"batch_norm+{kind}": _norm_before(kind) for kind in KINDS},
     "linear|linear": shared_input,
+    "softmax(q@k)@v": attention,
 }
 
 
