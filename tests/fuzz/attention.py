@@ -41,10 +41,10 @@ TRAPS = {
 
 def attention(b):
     """softmax(q @ k * scale + mask) @ v, perhaps a second layer with the same mask or another."""
-    sizes = {"b": b.batch(1, 2, 3), "h": b.pick(1, 2, 3), "k": b.length(3, 5), "dtype": b.dtype}
+    sizes = {"b": b.batch(1, 2), "h": b.pick(1, 3), "k": b.length(3, 5), "dtype": b.dtype}
     sizes["q"] = sizes["k"] if b.chance(0.7) else 4
     sizes["low"] = f"torch.finfo(torch.{b.dtype}).min"
-    width = b.pick(4, 8)
+    width = b.pick(4, 4, 8)
     heads = _projected if b.chance(0.3) and sizes["q"] == sizes["k"] else _inputs
     q, k, v = heads(b, width, sizes)
     steps = _steps(b, sizes)

@@ -21,7 +21,8 @@ from ipex_inductor.passes.rule import Constant, Form, Rule
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 ATTEMPTS = 80  # one in seven fits a convolution
-NEAR_MISS = 0.05  # of the rules' pieces may be refused
+VARIANTS = 4  # of the sizes of a form: torch keeps what it computed of each shape
+NEAR_MISS = 0.03  # of the rules' pieces may be refused
 UNFIT = (RuntimeError, ValueError, TypeError, IndexError)  # what torch raises on odd sizes
 
 
@@ -103,8 +104,10 @@ def _from_rule(rule, number, form, b):
     """The rule's pattern on arguments like its example's."""
     example = _example(form)
     like_result = _like_result(rule, form)
+    variant = b.rng.randrange(VARIANTS)
     for attempt in itertools.count(1):
-        values = _sized(b, rule, example, keep=attempt >= ATTEMPTS)
+        rng = random.Random(f"{variant} {attempt}")  # the same for all rules of a family
+        values = _sized(b, rng, rule, example, keep=attempt >= ATTEMPTS)
         values = _fitted(b, rule, values, like_result)
         if values is not None:
             break
@@ -149,11 +152,13 @@ def _meta(value):
     return value if value is None else value.to("meta")
 
 
-def _sized(b, rule, example, keep):
+def _sized(b, rng, rule, example, keep):
     """Other sizes and numbers, the same for the same; tensors of zeros."""
     tensors = {k: v for k, v in example.items() if isinstance(v, torch.Tensor)}
     sizes = {
-        n: min(n, 64) if keep else b.pick(2, 3, 4, 6) for v in tensors.values() for n in v.shape
+        n: min(n, 64) if keep else rng.choice((2, 3, 4, 6))
+        for v in tensors.values()
+        for n in v.shape
     }
     weights = {n for k, v in tensors.items() if _is_weight(rule, k, v) for n in v.shape}
     numbers = set(_numbers([v.value for v in example.values() if isinstance(v, Constant)]))
@@ -165,7 +170,7 @@ def _sized(b, rule, example, keep):
         if isinstance(value, torch.Tensor):
             values[key] = _zeros(value, [sizes[n] for n in value.shape], b.dtype)
         else:
-            values[key] = value and _number(b, value.value, sizes, keep)
+            values[key] = value and _number(rng, value.value, sizes, keep)
     return values
 
 
@@ -190,15 +195,15 @@ def _numbers(value) -> Iterator[int]:
         yield value
 
 
-def _number(b, value, sizes, keep):
+def _number(rng, value, sizes, keep):
     """Another number where one is free, sometimes a size; a list keeps its length."""
     if keep or isinstance(value, (bool, str)):
         return value
     if isinstance(value, (list, tuple)):
-        return [_number(b, v, sizes, keep) for v in value]
+        return [_number(rng, v, sizes, keep) for v in value]
     if isinstance(value, int):
-        return sizes[value] if value in sizes and b.chance(0.5) else b.pick(1, 2)
-    return b.pick(0.25, 0.5, value)
+        return sizes[value] if value in sizes and rng.random() < 0.5 else rng.choice((1, 2))
+    return rng.choice((0.25, 0.5, value))
 
 
 def _fitted(b, rule, values, like_result):

@@ -162,10 +162,11 @@ class Captured:
 
 @dataclass
 class Verdict:
-    """What was seen of one program: events of the passes, whether it could be trained, and at how
-    many sizes its graphs were replayed."""
+    """What was seen of one program: events of the passes in inference and in training, whether it
+    could be trained, and at how many sizes its graphs were replayed."""
 
     events: list[Any] = field(default_factory=list)
+    in_training: list[Any] = field(default_factory=list)
     trained: bool = True
     sizes: int = 0
 
@@ -439,7 +440,7 @@ def judge_training(program: Program, verdict: Verdict, off: frozenset[str] = fro
         first = train(program)  # before anything is captured: there may be no backward
         captured = capture(program, True)
         gm, report = rewrite(captured, off)
-        verdict.events += report.events
+        verdict.in_training += report.events
         for trial in captured.trials:
             eager = first if trial.program is program else train(trial.program)
             with torch.no_grad():
