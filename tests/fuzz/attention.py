@@ -1,8 +1,6 @@
 """Attention by hand in all the ways its reader takes, and some that it must not take."""
 
-import torch
-
-from fuzz.motifs import bias, between
+from fuzz.motifs import between, bias
 
 # On the scores `{s}`, [`{b}`, `{h}`, `{q}`, `{k}`]. `{low}` is the lowest number of the dtype.
 SCALES = (
@@ -29,7 +27,7 @@ MASKS = {
 # What only looks like one of these: each changes the result if the reader takes it.
 TRAPS = {
     "a fill that is not lost": "{s}.masked_fill({drops}, -3.0)",
-    "a row masked whole": "{s}.masked_fill(torch.ones({q}, {k}, dtype=torch.bool).triu(), -math.inf)",
+    "a row masked whole": "torch.where(" + CAUSAL + ", -math.inf, {s})",
     "rows that may be masked whole": "{s}.masked_fill({drops}, -math.inf)",
     "an addend scaled": "torch.add({s}, {addend}, alpha=2)",
     "scaled behind a mask": "({s} + {addend}) * 0.5",

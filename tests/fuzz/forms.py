@@ -15,7 +15,7 @@ import torch
 
 from fuzz.attention import attention
 from fuzz.builder import Builder
-from fuzz.motifs import PRODUCTS, batch_norm, bias, fresh, other, shared_input
+from fuzz.motifs import PRODUCTS, batch_norm, bias, fresh, other, padded_conv, shared_input
 from ipex_inductor.passes import joint
 from ipex_inductor.passes.rule import Constant, Form, Rule
 
@@ -52,6 +52,8 @@ def draw(rng: random.Random, name: str) -> Drawn:
     spellings = [rule for rule in joint.RULES if rule.name == name]
     if not spellings:
         return Drawn(name, BESIDES[name], "float32" if name.startswith("batch_norm+") else None)
+    if name in LOOKALIKES and rng.random() < 0.3:
+        return Drawn(name, LOOKALIKES[name])
     number = rng.randrange(len(spellings))
     rule = spellings[number]
     form = rng.choice([f for f in rule.forms if _dtypes(f) <= DTYPES.keys()])
@@ -95,6 +97,10 @@ BESIDES = {
     "linear|linear": shared_input,
     "softmax(q@k)@v": attention,
 }
+
+
+# Rules whose example has no room for what they must refuse
+LOOKALIKES = {"pad+conv": padded_conv}
 
 
 # Those that are

@@ -124,7 +124,8 @@ class Captured:
             stack.enter_context(torch.set_grad_enabled(self.joint))
             stack.enter_context(_use_lazy_graph_module(True))
             stack.enter_context(self.mode)
-            stack.enter_context(mock.patch.object(attention, "architecture", lambda: MACHINE))
+            machine = mock.patch.object(attention, "architecture", return_value=MACHINE)
+            stack.enter_context(machine)
             if self.shapes is not None:  # else some fake ops take a symbol for a number
                 stack.enter_context(enable_python_dispatcher())
             yield
