@@ -435,7 +435,6 @@ FAULTS = (
         "keeps = branches[1] is fill",
         "keeps = branches[0] is fill",
     ),
-    Fault("a mask is seen by its last view", SCORES + "_view", "mask.expand(source)", "mask"),
     Fault("fills that are not lost", SCORES + "_chosen", "elif low > LOST", "elif False"),
     Fault(
         "a row masked whole",
@@ -568,6 +567,7 @@ FAULTS = (
 # Edits that change no result of the replay, with the reason.
 EQUIVALENT = {
     "scores or probabilities with other users": "those are computed twice, as they were",
+    "a mask viewed before it is expanded": "then torch cannot reshape it, and it is refused",
     "masked scores rounded by a cast": "the replay does not round",
     "a pattern takes inner values with other users": "they are computed twice, as they were",
     "a weight that is no parameter": "the fold holds for any tensor; it only costs time",

@@ -27,14 +27,19 @@ UNFIT = (RuntimeError, ValueError, TypeError, IndexError)  # what torch raises o
 
 
 def due(seed: int, count: int) -> list[str]:
-    """The rules that program `seed` tries: over all seeds, none twice more often than another."""
+    """The rules that program `seed` tries: over all seeds as often as `turns` has them."""
     places = range(seed * count, seed * count + count)
-    return [_deck(*divmod(place, len(joint.RULE_NAMES))) for place in places]
+    return [_deck(*divmod(place, len(turns()))) for place in places]
+
+
+def turns() -> list[str]:
+    """Every rule, and those twice that need more than their pattern: half their pieces fire."""
+    return sorted([*joint.RULE_NAMES, *BESIDES])
 
 
 def _deck(turn: int, number: int) -> str:
     """Each turn goes through all rules, in an order of its own."""
-    names = sorted(joint.RULE_NAMES)
+    names = turns()
     return random.Random(f"turn {turn}").sample(names, len(names))[number]
 
 
@@ -76,7 +81,8 @@ def _dtypes(form: Form) -> frozenset[torch.dtype]:
 
 
 def _norm_behind(kind):
-    return lambda b: batch_norm(b, PRODUCTS[kind](b))
+    # Behind a linear layer, dimension 1 is the channels where there are no others.
+    return lambda b: batch_norm(b, PRODUCTS[kind](b, fresh(b, 2) if kind == "linear" else None))
 
 
 def _norm_before(kind):

@@ -12,16 +12,18 @@ from contextlib import suppress
 import torch
 
 from fuzz import forms
+from fuzz.attention import attention
 from fuzz.builder import BATCH, LENGTH, Builder
 from fuzz.motifs import EPILOGUES, MOTIFS, PRODUCTS, between, dead, product
 from fuzz.program import Program
 
 # What the seeds go through in turn, so that each pair gets its share.
 PAIRS = [(kind, follows) for kind in PRODUCTS for follows in EPILOGUES]
+PIECES = {**MOTIFS, attention: 10}
 RULES = 3  # patterns of rules in a program: each rule fires 200 times in 10,000
 PIECE = 0.45  # of the programs have a random one beside the patterns
-DYNAMIC = 0.1  # of the programs, at three times the cost of the others; a tenth of these say
-# something that holds at one size alone
+# Of the programs, at three times the cost; a tenth of them say what holds at one size alone.
+DYNAMIC = 0.1
 OTHER = {BATCH: 9, LENGTH: 10}  # what is tried in the place of the sizes of dynamic programs
 
 
@@ -101,7 +103,7 @@ def _named(program: Program, pairs: tuple[tuple[int, int], ...]) -> Program:
 
 
 def _piece(b: Builder) -> str:
-    (motif,) = b.rng.choices(list(MOTIFS), MOTIFS.values())
+    (motif,) = b.rng.choices(list(PIECES), PIECES.values())
     b.tag(motif.__name__)
     last = motif(b)
     if b.chance(0.1):
