@@ -5,6 +5,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from fuzz import twin
 from fuzz.compiled import judge_compiled, suits
@@ -37,6 +38,7 @@ class Tally:
     cpu: float = 0.0
     fired: Counter[str] = field(default_factory=Counter)
     missed: Counter[str] = field(default_factory=Counter)
+    in_training: Counter[str] = field(default_factory=Counter)  # fired
     tags: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
 
@@ -48,6 +50,7 @@ class Tally:
         self.cpu += other.cpu
         self.fired += other.fired
         self.missed += other.missed
+        self.in_training += other.in_training
         self.tags += other.tags
         self.failures += other.failures
 
@@ -77,10 +80,15 @@ def judge_seeds(seeds: Iterable[int], training: bool = True, reduced: int = 1) -
         tally.trained += verdict.trained
         tally.dynamic += verdict.sizes > 1
         # A rule whose match is Inductor's own to make says "left" where others say "fired".
-        tally.fired.update({e.subject for e in verdict.events if e.kind in ("fired", "left")})
-        tally.missed.update({e.subject for e in verdict.events if e.kind == "missed"})
+        tally.fired.update(_subjects(verdict.events, "fired", "left"))
+        tally.missed.update(_subjects(verdict.events, "missed"))
+        tally.in_training.update(_subjects(verdict.in_training, "fired"))
     tally.cpu = time.process_time() - began
     return tally
+
+
+def _subjects(events: Iterable[Any], *kinds: str) -> set[str]:
+    return {event.subject for event in events if event.kind in kinds}
 
 
 def compile_seeds(seeds: Iterable[int]) -> Tally:

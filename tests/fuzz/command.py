@@ -80,9 +80,10 @@ def _say(what: str, total: Tally, of: int, seconds: float) -> None:
 def _print_rules(total: Tally) -> None:
     names = sorted(set(total.fired) | set(total.missed) | set(total.silent()))
     width = max(map(len, names))
-    print(f"\n{'rule':{width}}  fired in  missed in programs")
+    print(f"\n{'rule':{width}}    fired in   missed in  training")
     for name in names:
-        print(f"{name:{width}}  {total.fired[name]:8}  {total.missed[name]:9}")
+        row = (total.fired[name], total.missed[name], total.in_training[name])
+        print("  ".join((f"{name:{width}}", *map("{:>10}".format, row))))
     counts = sorted((total.fired[name], name) for name in joint.RULE_NAMES)
     print(f"never fired: {', '.join(total.silent()) or 'none'}")
     (least, name), (median, _) = counts[0], counts[len(counts) // 2]

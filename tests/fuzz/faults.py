@@ -104,6 +104,7 @@ EPILOGUE = "passes.epilogue:"
 PACKING = "passes.packing:"
 SHARED = "passes.shared_input:"
 ATTENTION = "passes.attention:"
+SCORES = "passes.scores:"
 LINEAR = "passes.linear:"
 CONV = "passes.conv:"
 
@@ -370,26 +371,89 @@ FAULTS = (
         "inputs not compared", SHARED + "_source", "x.args[0] if x.target is", "x.op if x.target is"
     ),
     # Attention
-    Fault("scale dropped", ATTENTION + "_rule.replacement", "factor(scale)", "factor(1.0)"),
-    Fault("scale squared", ATTENTION + "_rule.replacement", "factor(scale)", "factor(scale) ** 2"),
+    Fault("scale dropped", ATTENTION + "_rewrite", "scale=scores.scale", "scale=1.0"),
+    Fault("scale squared", ATTENTION + "_rewrite", "scale=scores.scale", "scale=scores.scale**2"),
     Fault(
-        "scale turned over", ATTENTION + "_rule.replacement", "factor(scale)", "1 / factor(scale)"
+        "scale of the query dropped",
+        SCORES + "_queried",
+        "Scores(q, product.b, scale)",
+        "Scores(q, product.b)",
     ),
-    Fault("mask dropped", ATTENTION + "_rule.replacement", "k, v, mask", "k, v, None"),
-    Fault("query and key swapped", ATTENTION + "_rule.replacement", "(q, k, v", "(k, q, v"),
-    Fault("key and value swapped", ATTENTION + "_rule.replacement", "(q, k, v", "(q, v, k"),
+    Fault("a quotient is a product", SCORES + "_times", "scale / factor if", "scale * factor if"),
     Fault(
-        "causal too",
-        ATTENTION + "_rule.replacement",
-        "scale=factor(scale)",
-        "is_causal=mask is None, scale=factor(scale)",
+        "scales of masks too",
+        SCORES + "_scaled",
+        "if scores.tensors",
+        "if False",
     ),
+    Fault(
+        "mask dropped",
+        ATTENTION + "_rewrite",
+        "(scores.q, scores.k, product.b, mask)",
+        "(scores.q, scores.k, product.b, None)",
+    ),
+    Fault(
+        "masks shared although they differ",
+        ATTENTION + "_rewrite",
+        "masks.get(scores.steps)",
+        "next(iter(masks.values()), None)",
+    ),
+    Fault(
+        "query and key swapped",
+        ATTENTION + "_attend",
+        "(q, k.transpose(-1, -2), v",
+        "(k.transpose(-1, -2), q, v",
+    ),
+    Fault(
+        "key and value swapped",
+        ATTENTION + "_attend",
+        "(q, k.transpose(-1, -2), v",
+        "(q, v, k.transpose(-1, -2)",
+    ),
+    Fault(
+        "causal too", ATTENTION + "_attend", "scale=scale", "is_causal=mask is None, scale=scale"
+    ),
+    Fault(
+        "the kernel's strides are seen",
+        ATTENTION + "_is_copied",
+        "return user",
+        "return True or user",
+    ),
+    Fault("mask added twice", SCORES + "_add", "addend.to(kind)", "2 * addend.to(kind)"),
+    Fault("the first mask dropped", SCORES + "_add", "mask + addend", "addend"),
+    Fault("mask behind a fill dropped", SCORES + "_add", "mask + addend", "mask"),
+    Fault(
+        "mask before a fill dropped",
+        SCORES + "_fill",
+        "if mask is None else mask.to(kind)",
+        "if mask is None else torch.zeros_like(mask, dtype=kind)",
+    ),
+    Fault("the other side filled", SCORES + "_fill", "low) if keeps", "low) if not keeps"),
+    Fault(
+        "a filled mask is turned over",
+        SCORES + "_chosen",
+        "keeps = branches[1] is fill",
+        "keeps = branches[0] is fill",
+    ),
+    Fault("fills that are not lost", SCORES + "_chosen", "elif low > LOST", "elif False"),
+    Fault(
+        "a row masked whole",
+        SCORES + "_check_rows",
+        "if not (mask == keeps).any(-1).all()",
+        "if False",
+    ),
+    Fault(
+        "rows of any mask",
+        SCORES + "_check_rows",
+        'raise Refused("masked scores become -inf, and a row may',
+        'return None and Refused("masked scores become -inf, and a row may',
+    ),
+    Fault("addends of any scale", SCORES + "_added", "if node.kwargs", "if False"),
     Fault(
         "softmax over any dimension",
-        RULE + "_call",
-        "OPEN.get(node.target)",
-        "{**OPEN, torch.ops.aten._softmax.default: 1}.get(node.target)",
-        True,
+        SCORES + "attention_of",
+        "if last else None",
+        "if last or True else None",
     ),
     # Gated linear layers
     Fault(
@@ -502,6 +566,9 @@ FAULTS = (
 
 # Edits that change no result of the replay, with the reason.
 EQUIVALENT = {
+    "scores or probabilities with other users": "those are computed twice, as they were",
+    "a mask viewed before it is expanded": "then torch cannot reshape it, and it is refused",
+    "masked scores rounded by a cast": "the replay does not round",
     "a pattern takes inner values with other users": "they are computed twice, as they were",
     "a weight that is no parameter": "the fold holds for any tensor; it only costs time",
     "a matrix that addmm adds is a bias": "scale and shift run along its last dimension",

@@ -13,26 +13,33 @@ from dataclasses import dataclass
 
 import torch
 
+from fuzz.attention import attention
 from fuzz.builder import Builder
-from fuzz.motifs import PRODUCTS, batch_norm, bias, fresh, other, shared_input
+from fuzz.motifs import PRODUCTS, batch_norm, bias, fresh, other, padded_conv, shared_input
 from ipex_inductor.passes import joint
 from ipex_inductor.passes.rule import Constant, Form, Rule
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 ATTEMPTS = 80  # one in seven fits a convolution
-NEAR_MISS = 0.05  # of the rules' pieces may be refused
+VARIANTS = 4  # of the sizes of a form: torch keeps what it computed of each shape
+NEAR_MISS = 0.03  # of the rules' pieces may be refused
 UNFIT = (RuntimeError, ValueError, TypeError, IndexError)  # what torch raises on odd sizes
 
 
 def due(seed: int, count: int) -> list[str]:
-    """The rules that program `seed` tries: over all seeds, none twice more often than another."""
+    """The rules that program `seed` tries: over all seeds as often as `turns` has them."""
     places = range(seed * count, seed * count + count)
-    return [_deck(*divmod(place, len(joint.RULE_NAMES))) for place in places]
+    return [_deck(*divmod(place, len(turns()))) for place in places]
+
+
+def turns() -> list[str]:
+    """Every rule, and those twice that need more than their pattern: half their pieces fire."""
+    return sorted([*joint.RULE_NAMES, *BESIDES])
 
 
 def _deck(turn: int, number: int) -> str:
     """Each turn goes through all rules, in an order of its own."""
-    names = sorted(joint.RULE_NAMES)
+    names = turns()
     return random.Random(f"turn {turn}").sample(names, len(names))[number]
 
 
@@ -50,6 +57,8 @@ def draw(rng: random.Random, name: str) -> Drawn:
     spellings = [rule for rule in joint.RULES if rule.name == name]
     if not spellings:
         return Drawn(name, BESIDES[name], "float32" if name.startswith("batch_norm+") else None)
+    if name in LOOKALIKES and rng.random() < 0.3:
+        return Drawn(name, LOOKALIKES[name])
     number = rng.randrange(len(spellings))
     rule = spellings[number]
     form = rng.choice([f for f in rule.forms if _dtypes(f) <= DTYPES.keys()])
@@ -72,7 +81,8 @@ def _dtypes(form: Form) -> frozenset[torch.dtype]:
 
 
 def _norm_behind(kind):
-    return lambda b: batch_norm(b, PRODUCTS[kind](b))
+    # Behind a linear layer, dimension 1 is the channels where there are no others.
+    return lambda b: batch_norm(b, PRODUCTS[kind](b, fresh(b, 2) if kind == "linear" else None))
 
 
 def _norm_before(kind):
@@ -91,7 +101,12 @@ BESIDES = {
     **{f"conv_transpose{n}d+batch_norm": _norm_behind(f"conv_transpose{n}d") for n in (1, 2, 3)},
     **{f"batch_norm+{kind}": _norm_before(kind) for kind in KINDS},
     "linear|linear": shared_input,
+    "softmax(q@k)@v": attention,
 }
+
+
+# Rules whose example has no room for what they must refuse
+LOOKALIKES = {"pad+conv": padded_conv}
 
 
 # Those that are
@@ -101,8 +116,10 @@ def _from_rule(rule, number, form, b):
     """The rule's pattern on arguments like its example's."""
     example = _example(form)
     like_result = _like_result(rule, form)
+    variant = b.rng.randrange(VARIANTS)
     for attempt in itertools.count(1):
-        values = _sized(b, rule, example, keep=attempt >= ATTEMPTS)
+        rng = random.Random(f"{variant} {attempt}")  # the same for all rules of a family
+        values = _sized(b, rng, rule, example, keep=attempt >= ATTEMPTS)
         values = _fitted(b, rule, values, like_result)
         if values is not None:
             break
@@ -147,11 +164,13 @@ def _meta(value):
     return value if value is None else value.to("meta")
 
 
-def _sized(b, rule, example, keep):
+def _sized(b, rng, rule, example, keep):
     """Other sizes and numbers, the same for the same; tensors of zeros."""
     tensors = {k: v for k, v in example.items() if isinstance(v, torch.Tensor)}
     sizes = {
-        n: min(n, 64) if keep else b.pick(2, 3, 4, 6) for v in tensors.values() for n in v.shape
+        n: min(n, 64) if keep else rng.choice((2, 3, 4, 6))
+        for v in tensors.values()
+        for n in v.shape
     }
     weights = {n for k, v in tensors.items() if _is_weight(rule, k, v) for n in v.shape}
     numbers = set(_numbers([v.value for v in example.values() if isinstance(v, Constant)]))
@@ -163,7 +182,7 @@ def _sized(b, rule, example, keep):
         if isinstance(value, torch.Tensor):
             values[key] = _zeros(value, [sizes[n] for n in value.shape], b.dtype)
         else:
-            values[key] = value and _number(b, value.value, sizes, keep)
+            values[key] = value and _number(rng, value.value, sizes, keep)
     return values
 
 
@@ -188,15 +207,15 @@ def _numbers(value) -> Iterator[int]:
         yield value
 
 
-def _number(b, value, sizes, keep):
+def _number(rng, value, sizes, keep):
     """Another number where one is free, sometimes a size; a list keeps its length."""
     if keep or isinstance(value, (bool, str)):
         return value
     if isinstance(value, (list, tuple)):
-        return [_number(b, v, sizes, keep) for v in value]
+        return [_number(rng, v, sizes, keep) for v in value]
     if isinstance(value, int):
-        return sizes[value] if value in sizes and b.chance(0.5) else b.pick(1, 2)
-    return b.pick(0.25, 0.5, value)
+        return sizes[value] if value in sizes and rng.random() < 0.5 else rng.choice((1, 2))
+    return rng.choice((0.25, 0.5, value))
 
 
 def _fitted(b, rule, values, like_result):

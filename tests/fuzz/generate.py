@@ -12,14 +12,18 @@ from contextlib import suppress
 import torch
 
 from fuzz import forms
+from fuzz.attention import attention
 from fuzz.builder import BATCH, LENGTH, Builder
 from fuzz.motifs import EPILOGUES, MOTIFS, PRODUCTS, between, dead, product
 from fuzz.program import Program
 
 # What the seeds go through in turn, so that each pair gets its share.
 PAIRS = [(kind, follows) for kind in PRODUCTS for follows in EPILOGUES]
+PIECES = {**MOTIFS, attention: 10}
 RULES = 3  # patterns of rules in a program: each rule fires 200 times in 10,000
-DYNAMIC = 0.22  # of the programs; a tenth of these say something that holds at one size alone
+PIECE = 0.45  # of the programs have a random one beside the patterns
+# Of the programs, at three times the cost; a tenth of them say what holds at one size alone.
+DYNAMIC = 0.1
 OTHER = {BATCH: 9, LENGTH: 10}  # what is tried in the place of the sizes of dynamic programs
 
 
@@ -38,7 +42,7 @@ def _draw(seed: int, rng: random.Random) -> Program:
     dtype = rng.choice(wanted or ["float32", "float32", "bfloat16"])
     b = Builder(rng, dtype, rng.random() < DYNAMIC)
     values = []
-    if not b.dynamic or rng.random() < 0.5:  # symbols make tracing slow
+    if rng.random() < (0.2 if b.dynamic else PIECE):
         first = rng.random() < 0.6
         values.append(product(b, *PAIRS[seed % len(PAIRS)]) if first else _piece(b))
     for rule in drawn:
@@ -99,7 +103,7 @@ def _named(program: Program, pairs: tuple[tuple[int, int], ...]) -> Program:
 
 
 def _piece(b: Builder) -> str:
-    (motif,) = b.rng.choices(list(MOTIFS), MOTIFS.values())
+    (motif,) = b.rng.choices(list(PIECES), PIECES.values())
     b.tag(motif.__name__)
     last = motif(b)
     if b.chance(0.1):

@@ -142,16 +142,21 @@ def padded_conv(b, x=None):
     """A convolution behind a pad that it could do itself, or could not."""
     dims = b.pick(1, 2, 2, 3)
     x = x or source(b, [dims + 2])
-    room = min(b.shape(x)[-dims:]) > 4
-    sides = b.rng.choice([1, 1, 1, 2, 0, -1 if room else 1])
-    pads = [sides] * 2 * dims
-    if b.chance(0.3):
-        pads[b.rng.randrange(2 * dims)] = 0
-    if b.chance(0.2):
-        pads += [1, 1]  # channels too
-    rest = b.pick("", "", "", ", value=1.5", ", value=1.5", ", mode='replicate'", ", 'constant', 0")
-    if "replicate" in rest and len(pads) > 2 * dims:
-        rest = ""
+    crops = ["cropped"] if min(b.shape(x)[-dims:]) > 4 else []
+    # One at a time: of two traps, the second is not reached.
+    kind = b.pick("even", "even", "even", "uneven", "value", "channels", "replicate", *crops)
+    pads, rest = [b.pick(0, 1, 1, 2)] * 2 * dims, b.pick("", "", ", 'constant', 0")
+    if kind == "uneven":
+        pads[b.rng.randrange(2 * dims)] += 1
+    elif kind == "value":
+        pads, rest = [b.pick(1, 2)] * 2 * dims, ", value=1.5"
+    elif kind == "channels":
+        pads += [1, 1]
+    elif kind == "replicate":
+        rest = ", mode='replicate'"
+    elif kind == "cropped":
+        pads = [-1] * 2 * dims
+    b.tag(f"pad: {kind}")
     x = b.emit(f"F.pad({x}, {tuple(pads)}{rest})")
     if b.chance(0.15):
         b.extra_outputs.append(x)

@@ -36,7 +36,7 @@ def test_500_programs(part):
     assert not tally.failures, "\n".join(failure.text() for failure in tally.failures)
     assert len(tally.fired) > 5, "the programs should be ones that rules fire on"
     assert tally.trained > 40
-    assert tally.dynamic > 2, "a fifth of the programs are to be replayed at two sizes"
+    assert tally.dynamic > 0, "a tenth of the programs are to be replayed at two sizes"
 
 
 @pytest.mark.parametrize("seed", [s for s in range(1000, 1010) if suits(generate(s))][:5])
@@ -66,9 +66,10 @@ def test_a_seed_is_a_program():
 
 
 def test_every_rule_has_its_turn():
-    count = len(joint.RULE_NAMES)
+    count = len(forms.turns())
     drawn = Counter(name for seed in range(count) for name in forms.due(seed, generator.RULES))
-    assert drawn == dict.fromkeys(joint.RULE_NAMES, generator.RULES)
+    assert drawn == {name: n * generator.RULES for name, n in Counter(forms.turns()).items()}
+    assert drawn.keys() == joint.RULE_NAMES
 
 
 def test_what_is_no_pattern_has_a_piece():
