@@ -415,7 +415,7 @@ UNNAMED = (ALONE, "training mode")
 
 
 @pytest.mark.parametrize("name", NOT_AFTER)
-def test_not_folded_into_the_product_before(name):
+def test_not_folded_into_the_product_before(op_by_op, name):
     fn, reason = NOT_AFTER[name]
     model = Each(Call(fn, product(kind), batch_norm(16, dims(kind))) for kind in AFTER)
     check(model, *map(example, AFTER))
@@ -453,7 +453,7 @@ NOT_BEFORE = {
 
 
 @pytest.mark.parametrize("name", NOT_BEFORE)
-def test_not_folded_into_the_product_after(name):
+def test_not_folded_into_the_product_after(op_by_op, name):
     fn, reason = NOT_BEFORE[name]
     model = Each(Call(fn, product(kind), batch_norm(8, dims(kind))) for kind in BEFORE)
     check(model, *map(example, BEFORE))
@@ -803,7 +803,7 @@ def program(seed):
 
 
 @torch.no_grad()
-def test_random_programs_in_float64():
+def test_random_programs_in_float64(op_by_op):
     """Where the folds are right, float64 differs by its rounding alone: relative 1e-10."""
     fired = set()
     for seed in range(6):
