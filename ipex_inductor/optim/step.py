@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.optim.tables import SPLIT_OPTIMIZERS
-from ipex_inductor.optim.weights import MARK, TABLE, Trained
+from ipex_inductor.optim.weights import MARK, TABLE, Trained, displaced
 
 CHUNK = 2**22  # elements that are fp32 at a time, 16 MiB, and as much for their gradients
 
@@ -183,6 +183,7 @@ def _refuse_strangers(optimizer: Optimizer, *_: Any) -> None:
     """Of a parameter with a master weight, a plain step would change the low precision alone."""
     if torch.compiler.is_compiling():
         return
+    _refuse_displaced({p for group in optimizer.param_groups for p in group["params"]})
     known = vars(optimizer).get(TABLE, {})
     for group in optimizer.param_groups:
         if any(vars(p).get(MARK) == p.dtype and p not in known for p in group["params"]):
@@ -191,6 +192,17 @@ def _refuse_strangers(optimizer: Optimizer, *_: Any) -> None:
                 f"a {type(optimizer).__name__} on parameters with master weights",
                 "Pass it: `model, optimizer = optimize(model, optimizer=optimizer, dtype=...)`.",
             )
+
+
+def _refuse_displaced(params: set[Tensor]) -> None:
+    """What FSDP made of a low-precision parameter would train without its lower bits."""
+    for module, name in displaced(params):
+        raise ArgumentError(
+            "the parameters that `optimize` gave master weights",
+            f"a {type(module).__name__} whose {name!r} was replaced or sharded (FSDP does both)",
+            "Shard a model in fp32, by `optimize` without dtype, and let FSDP's mixed precision or "
+            "autocast compute in low precision.",
+        )
 
 
 register_optimizer_step_pre_hook(_refuse_strangers)

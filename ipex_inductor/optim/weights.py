@@ -7,6 +7,7 @@ All of it is ordinary data and functions with a name, so modules copy and pickle
 import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -86,6 +87,10 @@ class Trained(Weight):
     def live(self) -> bool:
         """Not after `model.float()` or the like: then the parameter alone counts."""
         return self.param.dtype == self.dtype
+
+    def stands(self) -> bool:
+        """Not after FSDP has put a shard in the place of the parameter's values."""
+        return self.param.shape == self._rest.shape
 
     def is_a(self, kind: type["Trained"], dtype: torch.dtype) -> bool:
         """Whether nothing is to be done to hold the parameter so."""
@@ -172,6 +177,36 @@ def place(model: nn.Module, weights: dict[nn.Parameter, Any]) -> None:
             module.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
         if own:
             vars(module)[TABLE] = vars(module).get(TABLE, {}) | own
+            _owners.add(module)
+
+
+_owners: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()  # of tables
+
+
+def displaced(params: set[Tensor]) -> Iterator[tuple[nn.Module, str]]:
+    """Where a low-precision value has come for one with a master weight, and `params` train it.
+
+    So do FSDP, which shards or flattens parameters, and parametrizations. An ordinary parameter in
+    that place is somebody's own choice, and one that only moved (pruning) is still stepped.
+    """
+    flat = {info.module for p in params for info in getattr(p, "_param_infos", ())}  # FSDP1
+    for module in list(_owners):
+        for name, weight in vars(module)[TABLE].items():
+            if isinstance(weight, Trained) and _displaced(module, name, weight):
+                within = set(module.parameters()) | {weight.param}
+                if module in flat or not params.isdisjoint(within):
+                    yield module, name
+
+
+def _displaced(module: nn.Module, name: str, weight: Trained) -> bool:
+    if module._parameters.get(name) is weight.param:
+        return weight.live() and not weight.stands()
+    if not weight.live() or any(p is weight.param for p in module.parameters()):
+        return False
+    value = getattr(module, name, None)
+    if not isinstance(value, Tensor) or type(value) is nn.Parameter:
+        return False
+    return value.dtype == weight.dtype
 
 
 # Where a weight was last shown: tied modules show one tensor under two names, as torch does.

@@ -1,0 +1,91 @@
+"""Who puts other values in the place of a parameter with a master weight hears of it."""
+
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from optimizers import LOW, VARIANTS, pair
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+from torch.optim import SGD
+
+from ipex_inductor.errors import ArgumentError
+from ipex_inductor.optim import attach_master_weights
+
+parametrize_low = pytest.mark.parametrize("held", LOW.values(), ids=list(LOW))
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A process group of one."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def fsdp2(model):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+
+
+def fsdp1(model):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of one process
+        return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+
+
+def trained(held):
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    optimizer = SGD(model.parameters(), 0.1)
+    attach_master_weights(model, optimizer, model.parameters(), held[0], split=held[1])
+    return model, optimizer
+
+
+def backward(model, held):
+    model(torch.randn(4, 8).to(held[0])).float().square().mean().backward()
+
+
+@parametrize_low
+@pytest.mark.parametrize("late", [False, True], ids=["its optimizer", "a new optimizer"])
+@pytest.mark.parametrize("wrap", [fsdp1, fsdp2, parametrizations.weight_norm])
+def test_what_drops_the_masters_is_refused(wrap, late, held, alone):
+    """The bits below would be gone: plain low-precision training, and nobody would notice."""
+    model, optimizer = trained(held)
+    if wrap is parametrizations.weight_norm:
+        wrap(model[0])
+    else:
+        model = wrap(model)
+    if late:
+        optimizer = SGD(model.parameters(), 0.1)
+    backward(model, held)
+    with pytest.raises(ArgumentError, match=r"Linear whose 'weight' .* FSDP"):
+        optimizer.step()
+    SGD([nn.Parameter(torch.ones(1))]).step()  # is none of theirs
+
+
+@parametrize_low
+def test_a_shard_of_the_same_parameter_is_refused(held):
+    """FSDP1 with `use_orig_params=True`: the object stays, its values are cut."""
+    model, optimizer = trained(held)
+    for stepper in (optimizer, SGD(model.parameters())):
+        model[0].weight.data = model[0].weight.data.flatten()[:32]
+        with pytest.raises(ArgumentError, match=r"Linear whose 'weight' .* FSDP"):
+            stepper.step()
+
+
+@parametrize_low
+def test_what_keeps_the_masters_or_asks_for_ordinary_parameters_is_not(held):
+    model, optimizer, *_ = pair(VARIANTS["sgd"], held)
+    prune.l1_unstructured(model.up, "weight", 0.5)  # moves the parameter, and computes from it
+    model.gain = nn.Parameter(torch.ones((), dtype=held[0]))
+    model.load_state_dict({"conv.weight": torch.zeros(4, 3, 3, 3).to(held[0])}, False, assign=True)
+    before = model.up.weight_orig.detach().clone()
+    model.up.weight_orig.grad = torch.ones(5, 5).to(model.up.weight_orig.grad_dtype)
+    optimizer.step()
+    SGD([model.gain, model.conv.weight]).step()
+    assert not torch.equal(model.up.weight_orig, before)
