@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.optim.step import wrap
+from ipex_inductor.optim.step import refuse_differentiable, wrap
 from ipex_inductor.optim.tables import SPLIT_OPTIMIZERS, names
 from ipex_inductor.optim.weights import Master, Rounded, Split, Trained, Weight, place, weights_of
 
@@ -29,7 +29,8 @@ def attach_master_weights(
     Otherwise bf16 or fp16 in the parameter and fp32 beside it. State dicts of the model and of its
     submodules hold fp32, as does the optimizer's state. fp16 parameters get fp32 gradients, which
     `GradScaler` needs and `DistributedDataParallel` refuses. Attached again, what is held otherwise
-    is cast anew. Raises `ArgumentError`.
+    is cast anew. FSDP and parametrizations applied afterwards make steps raise. Optimizers beyond
+    `SPLIT_OPTIMIZERS` evaluate closures themselves, as often as they like. Raises `ArgumentError`.
     """
     _check_optimizer(optimizer, dtype, split)
     kind = Split if split else Master
@@ -74,6 +75,16 @@ def _check_optimizer(optimizer: Optimizer, dtype: torch.dtype, split: bool) -> N
             "LBFGS",
             "It changes parameters while it evaluates the loss: leave the model in fp32.",
         )
+
+    if "_optimizer_step_pre_hooks" not in vars(optimizer) or not hasattr(
+        type(optimizer).step, "__wrapped__"
+    ):
+        raise ArgumentError(
+            "an optimizer whose __init__ calls that of torch.optim.Optimizer",
+            f"a {type(optimizer).__name__}",
+            "If it wraps another optimizer, pass that one, and wrap what comes back.",
+        )
+    refuse_differentiable(optimizer)
 
 
 def _check_parameters(

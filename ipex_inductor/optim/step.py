@@ -30,17 +30,30 @@ def wrap(optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained] | None = 
     own[TABLE] = {**own.get(TABLE, {}), **(weights or {})}
     if "_original_step" not in own:
         own["_original_step"] = optimizer.step
-        for name, method in METHODS.items():
+        methods = METHODS if _users_step(optimizer) is None else {**METHODS, "step": _patched_step}
+        for name, method in methods.items():
             own[name] = MethodType(method, optimizer)
 
 
-def _step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+def _users_step(optimizer: Optimizer) -> Callable[..., Any] | None:
+    """What somebody had put in the place of the class's step; LR schedulers alone do not count."""
+    original = vars(optimizer)["_original_step"]
+    scheduled = hasattr(original, "_wrapped_by_lr_sched")
+    below = getattr(original, "__wrapped__" if scheduled else "__func__", None)
+    return None if below is type(optimizer).step else original
+
+
+def _step(
+    optimizer: Optimizer, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any
+) -> Any:
     """One step of the optimizer's class."""
     optimizer._opt_called = True  # type: ignore[attr-defined]  # what LR schedulers ask
     plain = type(optimizer).step.__wrapped__  # type: ignore[attr-defined]  # hooks ran already
     weights = _live(optimizer)
     if not weights:
-        return plain(optimizer, closure)
+        return plain(optimizer, closure, *args, **kwargs)
+    if type(optimizer) not in SPLIT_OPTIMIZERS:
+        return _whole_step(optimizer, weights, MethodType(plain, optimizer), closure, args, kwargs)
     loss = None
     if closure is not None:
         with torch.enable_grad():
@@ -51,35 +64,82 @@ def _step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any
     return loss
 
 
+def _patched_step(
+    optimizer: Optimizer, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any
+) -> Any:
+    """One step of what somebody has put there, which calls the class's, with its hooks."""
+    _refuse_strangers(optimizer)
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+    given = _users_step(optimizer)
+    assert given is not None
+    return _whole_step(optimizer, _live(optimizer), given, closure, args, kwargs)
+
+
+def _whole_step(
+    optimizer: Optimizer,
+    weights: Mapping[nn.Parameter, Trained],
+    plain: Callable[..., Any],
+    closure: Callable[[], Any] | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """`plain` on all parameters at once; it evaluates `closure` when, and as often as, it likes.
+
+    For the loss the model takes over what `plain` made of the weights until then.
+    """
+    known = (p for group in optimizer.param_groups for p in group["params"])
+    params = [p for p in known if closure is not None or p.grad is not None]
+    with _stand_ins(optimizer, params, weights) as fulls:
+
+        def evaluate() -> Any:
+            assert closure is not None
+            with torch.no_grad():
+                for param, full in fulls.items():
+                    weights[param].store(full)
+            with _swapped(optimizer, {fulls.get(p, p): p for p in params}):
+                loss = closure()
+            for param, full in fulls.items():
+                full.grad = _wide_grad(param)
+            return loss
+
+        given = () if closure is None else (evaluate,)
+        return plain(*given, *args, **kwargs)
+
+
 def _live(optimizer: Optimizer) -> dict[nn.Parameter, Trained]:
     """The weights this optimizer steps, each as its parameter stands now."""
     known = vars(optimizer)[TABLE]
     weights = {p: known[p] for g in optimizer.param_groups for p in g["params"] if p in known}
     weights = {p: weight for p, weight in weights.items() if weight.live()}
-    if weights and any(group.get("differentiable") for group in optimizer.param_groups):
+    if weights:
+        refuse_differentiable(optimizer)  # groups come and change
+    return weights
+
+
+def refuse_differentiable(optimizer: Optimizer) -> None:
+    """Raise `ArgumentError` if autograd is to follow the step."""
+    if any(group.get("differentiable") for group in optimizer.param_groups):
         raise ArgumentError(
             "groups with differentiable=False",
             "a differentiable step on master weights",
             "Autograd cannot follow a cast in place: leave the model in fp32.",
         )
-    return weights
 
 
 def _chunks(
     optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained]
 ) -> Iterator[list[nn.Parameter]]:
-    """Parameters with a gradient, at most CHUNK elements of `weights` at a time (but one at least).
+    """Parameters with a gradient, at most CHUNK elements of `weights` at a time, but one at least.
 
-    An optimizer that is not known to treat each parameter by itself gets all of them at once.
+    For optimizers that are known to treat each parameter by itself.
     """
-    most = CHUNK if type(optimizer) in SPLIT_OPTIMIZERS else float("inf")
     chunk: list[nn.Parameter] = []
     size = 0
     for param in (p for group in optimizer.param_groups for p in group["params"]):
         if param.grad is None:
             continue
         added = param.numel() if param in weights else 0
-        if size and size + added > most:
+        if size and size + added > CHUNK:
             yield chunk
             chunk, size = [], 0
         chunk.append(param)
@@ -91,36 +151,48 @@ def _chunks(
 @contextmanager
 def _stand_ins(
     optimizer: Optimizer, chunk: list[nn.Parameter], weights: Mapping[nn.Parameter, Trained]
-) -> Iterator[None]:
+) -> Iterator[dict[nn.Parameter, Tensor]]:
     """While open, `chunk` is all the optimizer knows, and `weights` among it are fp32 tensors."""
-    groups, state = optimizer.param_groups, optimizer.state
-    held = [group["params"] for group in groups]
+    state = optimizer.state
     with torch.no_grad():
         fulls = {p: _full(p, weights[p]) for p in chunk if p in weights}
-    now = {p: fulls.get(p, p) for p in chunk}
     try:
-        for group in groups:
-            group["params"] = [now[p] for p in group["params"] if p in now]
-        for param, full in fulls.items():
-            if param in state:
-                state[full] = state[param]
-        yield
+        with _swapped(optimizer, {p: fulls.get(p, p) for p in chunk}):
+            for param, full in fulls.items():
+                if param in state:
+                    state[full] = state[param]
+            yield fulls
         with torch.no_grad():
             for param, full in fulls.items():
                 weights[param].store(full)
     finally:
-        for group, params in zip(groups, held, strict=True):
-            group["params"] = params
         for param, full in fulls.items():
             if full in state:
                 state[param] = state.pop(full)
 
 
+@contextmanager
+def _swapped(optimizer: Optimizer, now: Mapping[Any, Any]) -> Iterator[None]:
+    """While open, groups have `now[p]` for p, and nothing for others."""
+    held = [group["params"] for group in optimizer.param_groups]
+    try:
+        for group in optimizer.param_groups:
+            group["params"] = [now[p] for p in group["params"] if p in now]
+        yield
+    finally:
+        for group, params in zip(optimizer.param_groups, held, strict=True):
+            group["params"] = params
+
+
 def _full(param: nn.Parameter, weight: Trained) -> Tensor:
     """The weight in fp32 with the gradient in fp32."""
     full = weight.full().detach()
-    full.grad = None if param.grad is None else param.grad.to(torch.float32)
+    full.grad = _wide_grad(param)
     return full
+
+
+def _wide_grad(param: nn.Parameter) -> Tensor | None:
+    return None if param.grad is None else param.grad.to(torch.float32)
 
 
 def _load_state_dict(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
@@ -170,7 +242,8 @@ def _revive(kind: type[Optimizer], fused: bool | None) -> Optimizer:
 
 
 _hooked_step = Optimizer.profile_hook_step(_step)  # step hooks, profiler
-_hooked_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # or they warn
+for _ours in (_hooked_step, _patched_step):
+    _ours._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # or they warn
 
 METHODS: dict[str, Callable[..., Any]] = {
     "step": _hooked_step,

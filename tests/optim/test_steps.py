@@ -1,6 +1,7 @@
 """Steps on low-precision weights are torch's fp32 steps, to the bit, in every variant."""
 
 import warnings
+from types import MethodType
 
 import pytest
 import torch
@@ -228,6 +229,77 @@ def test_other_optimizers_train_with_whole_masters(held):
         assert_same(model, optimizer, twin, reference)
 
 
+class Sharp(torch.optim.RMSprop):
+    """Evaluates the loss twice, the second time aside of the weights; takes a scale."""
+
+    def step(self, closure, scale=1.0):
+        params = [p for group in self.param_groups for p in group["params"]]
+        with torch.enable_grad():
+            closure()
+        aside = [scale * p.grad.detach() for p in params]
+        with torch.no_grad():
+            torch._foreach_add_(params, aside)
+        with torch.enable_grad():
+            loss = closure()
+        with torch.no_grad():
+            torch._foreach_sub_(params, aside)
+        super().step()
+        return loss
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_who_evaluates_the_loss_as_often_as_he_likes(dtype):
+    """As in sharpness-aware minimisation: the model has to see the weights moved aside."""
+    model, twin = (nn.Linear(4, 4, bias=False) for _ in range(2))
+    twin.load_state_dict(model.state_dict())
+    optimizer, reference = Sharp(model.parameters(), 0.1), Sharp(twin.parameters(), 0.1)
+    attach_master_weights(model, optimizer, model.parameters(), dtype, split=False)
+    seen = []
+
+    def ours():
+        optimizer.zero_grad()
+        assert model.weight.grad is None
+        loss = model.weight.float().square().sum()
+        loss.backward()
+        seen.append(model.weight.detach().clone())
+        return loss
+
+    def theirs():  # the same gradients: of the rounded weight, rounded
+        rounded = twin.weight.detach().to(dtype)
+        twin.weight.grad = (2 * rounded).to(model.weight.grad_dtype).float()
+        assert torch.equal(seen[len(calls)], rounded)
+        calls.append(1)
+        return rounded.float().square().sum()
+
+    calls = []
+    for _ in range(3):
+        losses = optimizer.step(ours, scale=0.5), reference.step(theirs, scale=0.5)
+        assert torch.equal(*losses)
+    assert len(calls) == len(seen) == 6
+    assert torch.equal(model.state_dict()["weight"], twin.weight)
+
+
+@parametrize_low
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_step_that_the_user_put_there_is_called(held, scheduled):
+    model, twin = Net(), Net()
+    twin.load_state_dict(model.state_dict())
+    optimizer, reference = Adam(model.parameters()), Adam(twin.parameters())
+    calls, hooks, plain = [], [], optimizer.step
+    optimizer.step = MethodType(lambda _, *args: (calls.append(1), plain(*args))[1], optimizer)
+    optimizer.register_step_post_hook(lambda *_: hooks.append(1))
+    scheduler = lr_scheduler.ConstantLR(optimizer, 1.0) if scheduled else None
+    attach_master_weights(model, optimizer, model.cast(), held[0], split=held[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, optimizer, twin, reference)
+        if scheduler:
+            scheduler.step()
+    assert len(calls) == len(hooks) == 5
+    ours, theirs = model.state_dict(), twin.state_dict()
+    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+
+
 def test_zero_grad_and_clipping_see_the_parameters():
     model, optimizer, *_ = four = pair(VARIANTS["sgd"], SPLIT)
     same_gradients(*four[::2])
@@ -260,7 +332,23 @@ def test_the_fused_types_are_exact():
         assert optimizer.step != original
 
 
+class Around(torch.optim.Optimizer):
+    """Wraps another optimizer, and is one in name alone."""
+
+    def __init__(self, params):
+        self.inner = SGD(params)
+        self.param_groups = self.inner.param_groups
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
 REFUSED = {
+    "wrapper": (Around, torch.bfloat16, False, "pass that one"),
+    "differentiable": (
+        lambda p: SGD(p, differentiable=True),
+        *(torch.bfloat16, True, "differentiable=False"),
+    ),
     "fp16 halves": (lambda p: SGD(p), torch.float16, True, "halves of fp32"),
     "fp64": (lambda p: SGD(p), torch.float64, False, "bfloat16 or torch.float16"),
     "subclass": (lambda p: Mine(p), torch.bfloat16, True, "a Mine"),
@@ -294,8 +382,9 @@ def test_parameters_are_checked_before_the_first_is_cast(second):
 
 def test_differentiable_steps_are_refused():
     model = nn.Linear(2, 2)
-    optimizer = SGD(model.parameters(), differentiable=True)
+    optimizer = SGD(model.parameters())
     attach_master_weights(model, optimizer, model.parameters(), torch.bfloat16, split=True)
+    optimizer.param_groups[0]["differentiable"] = True
     model.weight.grad = torch.ones_like(model.weight)
     with pytest.raises(ArgumentError, match="differentiable"):
         optimizer.step()
