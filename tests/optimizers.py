@@ -7,16 +7,14 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
-from ipex_inductor.optim import Lamb, Lars, attach_master_weights, fuse_step
+from ipex_inductor.optim import Lamb, Lars, attach_master_weights
 
-# How weights are held: dtype, split. None is fp32 with the fused step.
-HOLDINGS = {
-    "fp32": None,
+# How weights are held: dtype, split.
+LOW = {
     "bf16 split": (torch.bfloat16, True),
     "bf16 master": (torch.bfloat16, False),
     "fp16 master": (torch.float16, False),
 }
-LOW = {name: held for name, held in HOLDINGS.items() if held}
 
 VARIANTS = {
     "sgd": partial(SGD, lr=0.1),
@@ -77,9 +75,7 @@ def pair(make, held, model=None):
     model = model or Net()
     twin = copy.deepcopy(model)
     optimizer, reference = make(groups(model)), make(groups(twin))
-    if held:
-        attach_master_weights(model, optimizer, model.cast(), held[0], split=held[1])
-    assert fuse_step(optimizer) is None
+    attach_master_weights(model, optimizer, model.cast(), held[0], split=held[1])
     return model, optimizer, twin, reference
 
 

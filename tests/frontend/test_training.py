@@ -12,7 +12,7 @@ from torch.optim import SGD, Adam, lr_scheduler
 
 import ipex_inductor
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.optim import FUSED_OPTIMIZERS, SPLIT_OPTIMIZERS, Lamb
+from ipex_inductor.optim import SPLIT_OPTIMIZERS, Lamb
 
 OPTIMIZERS = [
     *(Lamb, SGD, Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adadelta),
@@ -94,7 +94,7 @@ def test_a_pretrained_model_goes_on_training(kind):
     for name, value in ours.state_dict().items():
         assert value.dtype == twin.state_dict()[name].dtype
     assert ("split_master_weight_for_bf16" in report(ours, "fired")) == (kind in SPLIT_OPTIMIZERS)
-    assert ("fuse_update_step" in report(ours, "fired")) == (kind in FUSED_OPTIMIZERS)
+    assert "fuse_update_step" in report(ours, "missed")  # no kernel yet, and none is claimed
 
 
 @each_optimizer

@@ -10,7 +10,7 @@ from optimizers import LOW, ONE_EACH, VARIANTS, Net, assert_same, pair, same_gra
 from torch import nn
 from torch.optim import SGD
 
-from ipex_inductor.optim import attach_master_weights, fuse_step, keep_public_dtype
+from ipex_inductor.optim import attach_master_weights, keep_public_dtype
 from ipex_inductor.optim.halves import halves, join, split
 
 parametrize_low = pytest.mark.parametrize("held", LOW.values(), ids=list(LOW))
@@ -293,7 +293,7 @@ def test_copies_train_on(variant, way, held):
     copied, its_optimizer = COPIES[way]((model, optimizer))
     before = model.state_dict()
     train(copied, its_optimizer, twin, reference)
-    assert its_optimizer.fused
+    assert vars(its_optimizer).get("fused") == vars(optimizer).get("fused")
     assert_same(copied, its_optimizer, twin, reference)
     for name, value in before.items():
         assert torch.equal(model.state_dict()[name], value), name
@@ -320,7 +320,6 @@ def test_attached_twice(held):
     tables = [vars(m).get("_ipex_weights") for m in model.modules()]
     step = optimizer.step
     attach_master_weights(model, optimizer, model.cast(), held[0], split=held[1])
-    assert fuse_step(optimizer) is None
     assert optimizer.step == step
     assert [vars(m).get("_ipex_weights") for m in model.modules()] == tables
     assert all(len(m._state_dict_hooks) <= 1 for m in model.modules())

@@ -6,7 +6,6 @@ from types import MethodType
 import pytest
 import torch
 from optimizers import (
-    HOLDINGS,
     LOW,
     ONE_EACH,
     VARIANTS,
@@ -31,11 +30,11 @@ from ipex_inductor.optim import (
     step,
 )
 
-SPLIT = HOLDINGS["bf16 split"]
+SPLIT = LOW["bf16 split"]
 parametrize_low = pytest.mark.parametrize("held", LOW.values(), ids=list(LOW))
 
 
-@pytest.mark.parametrize("held", HOLDINGS.values(), ids=list(HOLDINGS))
+@parametrize_low
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_is_the_fp32_step(variant, held):
     four = pair(VARIANTS[variant], held)
@@ -166,7 +165,7 @@ def test_step_hooks_run_once_a_step(monkeypatch):
     assert seen == ["pre", "post", "global"]
 
 
-@pytest.mark.parametrize("held", HOLDINGS.values(), ids=list(HOLDINGS))
+@parametrize_low
 def test_closures(held):
     model, optimizer, twin, reference = four = pair(VARIANTS["adam"], held)
     seen = []
@@ -180,7 +179,7 @@ def test_closures(held):
     for _ in range(3):
         assert optimizer.step(closure) == 3
         reference.step()
-    assert seen == [held[0] if held else torch.float32] * 3
+    assert seen == [held[0]] * 3
     assert_same(*four)
 
 
@@ -324,12 +323,9 @@ def test_the_fused_types_are_exact():
     )
     for kind in FUSED_OPTIMIZERS:
         optimizer = kind(params)
-        original = optimizer.step
-        assert fuse_step(optimizer) is None
-        assert fuse_step(optimizer) is None
-        assert optimizer.fused
-        assert optimizer._original_step == original
-        assert optimizer.step != original
+        before = dict(vars(optimizer))
+        assert f"step of {kind.__name__} stays PyTorch's own" in fuse_step(optimizer)
+        assert vars(optimizer) == before  # nothing is claimed that is not so
 
 
 class Around(torch.optim.Optimizer):
