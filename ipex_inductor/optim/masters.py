@@ -30,7 +30,8 @@ def attach_master_weights(
     submodules hold fp32, as does the optimizer's state. fp16 parameters get fp32 gradients, which
     `GradScaler` needs and `DistributedDataParallel` refuses. Attached again, what is held otherwise
     is cast anew. FSDP and parametrizations applied afterwards make steps raise. Optimizers beyond
-    `SPLIT_OPTIMIZERS` evaluate closures themselves, as often as they like. Raises `ArgumentError`.
+    `SPLIT_OPTIMIZERS` evaluate closures themselves, as often as they like. Averages of weights
+    are to be taken of state dicts (see `ipex_inductor.optim`). Raises `ArgumentError`.
     """
     _check_optimizer(optimizer, dtype, split)
     kind = Split if split else Master

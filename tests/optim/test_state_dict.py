@@ -9,6 +9,7 @@ import torch
 from optimizers import LOW, ONE_EACH, VARIANTS, Net, assert_same, pair, same_gradients, train
 from torch import nn
 from torch.optim import SGD
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ipex_inductor.optim import attach_master_weights, keep_public_dtype
 from ipex_inductor.optim.halves import halves, join, split
@@ -421,3 +422,20 @@ def test_the_same_gradients_reach_both():
     same_gradients(model, twin)
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(p.grad.float(), q.grad)
+
+
+@parametrize_low
+def test_averages_of_an_fp32_twin_are_those_of_fp32_training(held):
+    """As the docstring of the package says; averages of the parameters lose what is small."""
+    model, _, twin, _ = four = pair(VARIANTS["sgd"], held)
+    shown = copy.deepcopy(twin)
+    ours, theirs = (
+        AveragedModel(m, multi_avg_fn=get_ema_multi_avg_fn(0.99)) for m in (shown, twin)
+    )
+    for _ in range(5):
+        train(*four, steps=1)
+        shown.load_state_dict(model.state_dict())
+        ours.update_parameters(shown)
+        theirs.update_parameters(twin)
+    averages = theirs.state_dict()
+    assert all(torch.equal(value, averages[name]) for name, value in ours.state_dict().items())
