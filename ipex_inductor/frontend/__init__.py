@@ -1,5 +1,6 @@
 """`ipex_inductor.optimize`: a model, and its optimizer, made ready in one call."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -108,8 +109,7 @@ def _flow(model: nn.Module, sample_input: Any, notes: Notes) -> Flow:
         notes.done("sample_input", "run without data, to see what may fold")
         return flow
     notes.missed("sample_input", flow.reason)
-    traced = flow_of(model, None, folding.is_watched)
-    return flow if traced.reason else traced
+    return replace(flow_of(model, None, folding.is_watched), unseen=flow.reason)
 
 
 def _pair(model: Any, optimizer: Any) -> Any:

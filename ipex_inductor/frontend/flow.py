@@ -6,11 +6,11 @@ stores is not stored in the user's. The model itself is never replaced by what w
 
 import copy
 import gc
-import inspect
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import torch
@@ -19,6 +19,10 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ipex_inductor.frontend.casting import is_own_hook
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+UNSAMPLED = "give a sample_input: without one only neighbours in plain nn.Sequentials fold"
 OUTSIDE = ""  # names whatever is no call of a watched module: an op of forward's, the caller
 
 
@@ -26,7 +30,7 @@ OUTSIDE = ""  # names whatever is no call of a watched module: an op of forward'
 class Call:
     """One call of a module with the single argument `x`, None if there were others.
 
-    `shape` is that of the result y, None in a trace.
+    `shape` is that of the result y, None without a sample.
     """
 
     x: Hashable
@@ -38,11 +42,12 @@ class Call:
 class Flow:
     """The calls of the watched modules by name, and who uses each value.
 
-    `handled` names those whose parameters are used outside their call. Without `calls`, `reason`
-    says why nothing is known.
+    `handled` names those whose parameters are used outside their call. `unseen` says why some calls
+    are not known, `reason` why none is.
     """
 
     reason: str = ""
+    unseen: str = ""
     calls: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
     users: dict[Hashable, set[str]] = field(default_factory=lambda: defaultdict(set))
     makers: dict[Hashable, str] = field(default_factory=dict)
@@ -51,6 +56,8 @@ class Flow:
     def call(self, name: str) -> Call | str:
         """The one call of a module, or the reason why there is none to speak of."""
         calls = self.calls.get(name, [])
+        if not calls and self.unseen:
+            return self.reason or self.unseen
         if self.reason or len(calls) != 1:
             return self.reason or f"{name} is called {len(calls)} times"
         return calls[0]
@@ -65,21 +72,21 @@ Watch = Callable[[nn.Module], bool]
 
 
 def flow_of(model: nn.Module, sample_input: Any, watch: Watch) -> Flow:
-    """The flow of `model` when called on `sample_input`, or on anything where that is None.
+    """The flow of `model` in calls like that on `sample_input`, or in any call where that is None.
 
     `watch` picks the modules to look at. A sample is a tensor, a tuple of arguments, or a dict of
     keyword arguments.
     """
+    if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
+        return Flow("hooks on all modules of the process see what would be folded away")
+    if sample_input is None:
+        return _chained(model)
     try:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with FakeCopyMode(mode):
             twin = copy.deepcopy(model)
     except Exception as error:
         return Flow(f"the model cannot be copied: {_first_line(error)}")
-    if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
-        return Flow("hooks on all modules of the process see what would be folded away")
-    if sample_input is None:
-        return _traced(twin)
     return _run(twin, mode, *arguments(sample_input), watch)
 
 
@@ -92,30 +99,30 @@ def arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (sample_input,), {}
 
 
-def _traced(model: nn.Module) -> Flow:
-    """From a symbolic trace: it holds for every call, as control flow on inputs cannot be traced.
+def hooked(module: nn.Module) -> bool:
+    """Whether somebody sees or changes what goes into `module` or out of it."""
+    own = vars(module)
+    return "forward" in own or not all(is_own_hook(h) for kind in HOOKS for h in own[kind].values())
 
-    But for `is None`, which nobody sees: hence no optional inputs.
+
+def _chained(model: nn.Module) -> Flow:
+    """From `nn.Sequential`s alone: their forward calls each child once, and is nobody else's code.
+
+    A trace of other forwards would hold for no call: `is None`, `isinstance`, and flags go unseen.
     """
-    if any(p.default is not p.empty for p in inspect.signature(model.forward).parameters.values()):
-        return Flow("forward has optional arguments: a sample_input would say how it is called")
-    try:
-        graph = torch.fx.Tracer().trace(model)
-    except Exception as error:
-        return Flow(f"without a sample_input, forward cannot be traced: {_first_line(error)}")
-    flow = Flow()
-    for node in graph.nodes:
-        name = str(node.target) if node.op == "call_module" else OUTSIDE
-        for value in node.all_input_nodes:
-            flow.users[value].add(name)
-        if name:
-            alone = len(node.args) == 1 and not node.kwargs
-            flow.note(name, Call(node.args[0] if alone else None, node))
-        if node.op == "get_attr":
-            flow.handled.add(node.target.rpartition(".")[0])
-    for value in tree_leaves([vars(module) for module in model.modules()]):
-        if isinstance(value, torch.fx.Proxy):  # stored for somebody to read
-            flow.users[value.node].add(OUTSIDE)
+    flow = Flow(unseen=UNSAMPLED)
+    names = {module: name for name, module in model.named_modules()}
+
+    def follow(module: nn.Module, x: Hashable) -> Hashable:
+        if type(module) is nn.Sequential and not hooked(module):
+            return reduce(lambda value, child: follow(child, value), module, x)
+        y = object()
+        flow.users[x].add(names[module])
+        flow.note(names[module], Call(x, y))
+        flow.handled |= {names[inner] for inner in module.modules() if inner is not module}
+        return y
+
+    flow.users[follow(model, object())].add(OUTSIDE)
     return flow
 
 

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ipex_inductor.frontend.casting import is_own_hook
-from ipex_inductor.frontend.flow import Flow
+from ipex_inductor.frontend.flow import Flow, hooked
 from ipex_inductor.frontend.knobs import Knobs
 from ipex_inductor.frontend.notes import Notes
 from ipex_inductor.optim.weights import Weight, weights_of
@@ -73,14 +72,6 @@ def put(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
         for name, child in list(parent._modules.items()):
             if child is old:
                 setattr(parent, name, new)
-
-
-def hooked(module: nn.Module) -> bool:
-    """Whether somebody sees or changes what goes into `module` or out of it."""
-    own = vars(module)
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    hooks = (hook for kind in kinds for hook in own[kind].values())
-    return "forward" in own or not all(map(is_own_hook, hooks))
 
 
 def _maker(flow: Flow, name: str) -> tuple[str, str | None]:
