@@ -44,9 +44,10 @@ def optimize(
     Returns the model, or (model, optimizer): copies unless `inplace`, of the same classes. `level`
     O1 sets the knobs left at None; O0 sets none, and returns the very objects if nothing is asked.
     `dtype`: torch.bfloat16 or torch.float16 casts what gains by it; call the model under autocast.
-    `sample_input`: a tensor, tuple or dict of arguments that show how `forward` is called; without
-    data, so it costs no time. `graph_mode`: compiled with backend `ipex`. What was done, and what
-    not and why: `ipex_inductor.report(model)`. Load checkpoints before folding for inference.
+    `sample_input`: a tensor, tuple or dict of arguments that show how `forward` is called; a copy
+    runs on it once, and what folds by it is right for calls that take the same way. `graph_mode`:
+    compiled with backend `ipex`. `ipex_inductor.report(model)`: what was done, and what not and
+    why. Load checkpoints before folding for inference.
 
     Raises `PhaseError`, `LevelError`, `MixedDevicesError`, `WrappedModelError`, `ArgumentError`.
     """
@@ -106,7 +107,7 @@ def _flow(model: nn.Module, sample_input: Any, notes: Notes) -> Flow:
     if sample_input is None:
         return flow
     if not flow.reason:
-        notes.done("sample_input", "run without data, to see what may fold")
+        notes.done("sample_input", "run once on a copy, to see what may fold in calls like it")
         return flow
     notes.missed("sample_input", flow.reason)
     return replace(flow_of(model, None, folding.is_watched), unseen=flow.reason)

@@ -1,21 +1,21 @@
-"""Which modules of a model take what others give: read from a run without data, or from a trace.
+"""Which modules of a model take what others give: read from a run, or from plain sequentials.
 
-Both look at a copy of the model on fake tensors, which takes no memory, so that whatever `forward`
-stores is not stored in the user's. The model itself is never replaced by what was traced.
+A copy of the model runs, so that whatever `forward` stores is not stored in the user's, and on real
+tensors, as whatever it stores elsewhere (a cache of the process, say) is there to stay.
 """
 
 import copy
 import gc
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -23,6 +23,7 @@ from ipex_inductor.frontend.casting import is_own_hook
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 UNSAMPLED = "give a sample_input: without one only neighbours in plain nn.Sequentials fold"
+READS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 OUTSIDE = ""  # names whatever is no call of a watched module: an op of forward's, the caller
 
 
@@ -82,12 +83,11 @@ def flow_of(model: nn.Module, sample_input: Any, watch: Watch) -> Flow:
     if sample_input is None:
         return _chained(model)
     try:
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        with FakeCopyMode(mode):
-            twin = copy.deepcopy(model)
+        twin = copy.deepcopy(model)
+        args, kwargs = copy.deepcopy(tree_map_only(torch.Tensor, _plain, arguments(sample_input)))
     except Exception as error:
-        return Flow(f"the model cannot be copied: {_first_line(error)}")
-    return _run(twin, mode, *arguments(sample_input), watch)
+        return Flow(f"the model or its sample_input cannot be copied: {_first_line(error)}")
+    return _run(twin, args, kwargs, watch)
 
 
 def arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -126,33 +126,40 @@ def _chained(model: nn.Module) -> Flow:
     return flow
 
 
-def _run(model: nn.Module, mode: FakeTensorMode, args: Any, kwargs: Any, watch: Watch) -> Flow:
-    """From one call on tensors without data: it holds for calls that take the same way."""
+def _run(model: nn.Module, args: Any, kwargs: Any, watch: Watch) -> Flow:
+    """From one call without the hooks of users: it holds for calls that take the same way."""
     recorder = _Recorder(model, watch)
     try:
-        args, kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
-        with torch.no_grad(), mode, recorder:
+        with torch.no_grad(), _random_state_kept(model), recorder:
             result = model(*args, **kwargs)
     except Exception as error:
-        return Flow(f"forward did not run on a fake sample_input: {_first_line(error)}")
+        return Flow(f"forward did not run on the sample_input: {_first_line(error)}")
     recorder.finish()
     del result  # until here it held what the caller gets
     return recorder.flow
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the calls of the watched modules, and all ops on what they give."""
+    """Notes the calls of the watched modules, and all ops on what they give.
+
+    A value is its storage, which views and `.data` share. Weak references to one keep its address
+    from being used again.
+    """
 
     def __init__(self, model: nn.Module, watch: Watch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flow = Flow()
         self._inside: list[str] = []
-        self._tokens = 0
-        self._given: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._owners: dict[int, str] = {}
+        self._given: set[StorageWeakRef] = set()
+        self._owners: dict[StorageWeakRef, set[str]] = defaultdict(set)
         for name, module in model.named_modules():
+            if hooked(module):
+                _remove_hooks(module)
+                self._see(module)
             if watch(module):
-                self._owners |= {id(p): name for p in module.parameters(recurse=False)}
+                own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+                for value in _storages(own):
+                    self._owners[value].add(name)
                 self._hook(name, module)
 
     def _hook(self, name: str, module: nn.Module) -> None:
@@ -163,38 +170,70 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._inside.pop()
             if isinstance(y, torch.Tensor):
                 alone = len(args) == 1 and not kwargs
-                x = self._token(args[0]) if alone else None
-                call = Call(x, self._token(y), tuple(y.shape))
-                self._given[call.y] = weakref.ref(y)  # type: ignore[index]
+                call = Call(_storage(args[0]) if alone else None, _storage(y), tuple(y.shape))
+                self._given.add(_storage(y))
                 self.flow.note(name, call)
 
         module.register_forward_pre_hook(enter, with_kwargs=True)
         module.register_forward_hook(leave, with_kwargs=True)
 
-    def _token(self, value: torch.Tensor) -> int:
-        """A number that a tensor carries as long as it lives."""
-        if not hasattr(value, "_ipex_token"):
-            self._tokens += 1
-            value._ipex_token = self._tokens  # type: ignore[attr-defined]
-        return value._ipex_token  # type: ignore[attr-defined, no-any-return]
+    def _see(self, module: nn.Module) -> None:
+        """Hooks of the user's, which are not run, would see what goes in and out."""
+
+        def seen(module: nn.Module, *values: Any) -> None:
+            for value in _storages(values):
+                self.flow.users[value].add(OUTSIDE)
+
+        module.register_forward_pre_hook(seen, with_kwargs=True)
+        module.register_forward_hook(seen, with_kwargs=True)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not READS_VALUES.isdisjoint(func.tags):
+            raise RuntimeError(f"its way may depend on the values of tensors ({func})")
         inside = self._inside[-1] if self._inside else OUTSIDE
-        for value in tree_leaves((args, kwargs)):
-            if isinstance(value, torch.Tensor) and func.namespace != "prim":  # asks for the device
-                if hasattr(value, "_ipex_token"):
-                    self.flow.users[value._ipex_token].add(inside)
-                if self._owners.get(id(value), inside) != inside:
-                    self.flow.handled.add(self._owners[id(value)])
+        for value in _storages((args, kwargs)):
+            if value in self._given:
+                self.flow.users[value].add(inside)
+            self.flow.handled |= self._owners.get(value, set()) - {inside}
         return func(*args, **(kwargs or {}))
 
     def finish(self) -> None:
         """What is alive after the call is held by its result, or was stored somewhere."""
-        if any(ref() is not None for ref in self._given.values()):
+        if not all(map(_is_dead, self._given)):
             gc.collect()
-        for token, ref in self._given.items():
-            if ref() is not None:
-                self.flow.users[token].add(OUTSIDE)
+        for value in self._given:
+            if not _is_dead(value):
+                self.flow.users[value].add(OUTSIDE)
+
+
+def _storages(values: Any) -> list[StorageWeakRef]:
+    tensors = (v for v in tree_leaves(values) if isinstance(v, torch.Tensor))
+    return [_storage(t) for t in tensors if t.layout is torch.strided]  # others have none
+
+
+def _storage(tensor: torch.Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def _is_dead(storage: StorageWeakRef) -> bool:
+    return bool(storage.expired())  # type: ignore[no-untyped-call]
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()  # inference tensors and those with a history cannot be copied
+
+
+def _remove_hooks(module: nn.Module) -> None:
+    for kind in HOOKS:
+        hooks = vars(module)[kind]
+        for key in [key for key, hook in hooks.items() if not is_own_hook(hook)]:
+            del hooks[key]
+
+
+def _random_state_kept(model: nn.Module) -> AbstractContextManager[None]:
+    devices = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}
+    kind = next(iter(devices)).type if devices else "cuda"
+    return torch.random.fork_rng(devices, device_type=kind)
 
 
 def _first_line(error: Exception) -> str:
