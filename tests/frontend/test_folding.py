@@ -390,6 +390,46 @@ def test_looking_leaves_nothing_behind():
     assert len(grids) == 1
 
 
+HELD = {
+    "list": lambda layer, bn: [layer, bn],
+    "nested": lambda layer, bn: {"stages": [("first", {bn})]},
+    "parameters": lambda layer, bn: (layer.weight,),
+    "statistics": lambda layer, bn: [bn.running_var],
+    "method": lambda layer, bn: bn.forward,
+}
+
+
+@pytest.mark.parametrize("sampled", [True, False], ids=["sample", "no sample"])
+@pytest.mark.parametrize("held", HELD)
+def test_what_attributes_hold_beside_the_submodules_stays(held, sampled):
+    model = own(nn.Sequential)
+    model.held = HELD[held](*model)
+    x = torch.randn(2, 4, 8, 8)
+    optimized = check(model, x, folded=False, sample_input=x if sampled else None)
+    assert "attribute" in reasons(optimized)[0] or "another module" in reasons(optimized)[0]
+
+
+def test_a_buffer_of_two_modules_stays():
+    model = nn.Sequential(*own(nn.Sequential), nn.ReLU())
+    model[2].register_buffer("mean", model[1].running_mean)
+    check(model, torch.randn(2, 4, 8, 8), folded=False)
+
+
+def test_layers_called_through_a_list():
+    class Listed(Pair):
+        def __init__(self, layer, bn):
+            super().__init__(layer, bn)
+            self.layers = [self.layer, self.norm]
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    x = torch.randn(2, 4, 8, 8)
+    check(own(Listed), x, folded=False, sample_input=x)
+
+
 def test_a_layer_of_a_sequential_that_is_read_alone():
     class Reader(nn.Module):
         def __init__(self):
