@@ -19,6 +19,9 @@ from ipex_inductor.optim.weights import Trained, weights_of
 KNOB = "dtype"
 HALF = (torch.bfloat16, torch.float16)
 
+# An empty buffer with the dtype that a cast module had: what `.to(dtype)` makes of it, it has now.
+PUBLIC = "_ipex_public"
+
 _MOST = frozenset({"Conv2d", "Conv3d", "ConvTranspose2d", "ConvTranspose3d", "Linear", "Embedding"})
 _TRAINED = _MOST | {"Conv1d", "EmbeddingBag", "ParameterList"}
 _TRANSFORMERS = "transformers.models"
@@ -103,7 +106,9 @@ def announce(model: nn.Module, dtypes: Mapping[nn.Parameter, torch.dtype]) -> No
             name, param = next(iter(own.items()))
             narrow = partial(_narrow, owned=name)
             module.register_forward_pre_hook(narrow, prepend=True, with_kwargs=True)
-            module.register_forward_hook(partial(_widen, owned=name, public=dtypes[param]))
+            public = torch.empty(0, dtype=dtypes[param], device=param.device)
+            module.register_buffer(PUBLIC, public, persistent=False)
+            module.register_forward_hook(partial(_widen, owned=name))
 
 
 def is_own_hook(hook: Any) -> bool:
@@ -119,11 +124,11 @@ def _narrow(module: nn.Module, args: Any, kwargs: Any, *, owned: str) -> Any:
     return _to(weight.dtype, (args, kwargs))
 
 
-def _widen(module: nn.Module, args: Any, result: Any, *, owned: str, public: torch.dtype) -> Any:
-    """Without autocast: results in the dtype that the module had."""
+def _widen(module: nn.Module, args: Any, result: Any, *, owned: str) -> Any:
+    """Without autocast: results in the dtype that the module had, or was moved to since."""
     if torch.is_autocast_enabled(getattr(module, owned).device.type):
         return None
-    return _to(public, result)
+    return _to(getattr(module, PUBLIC).dtype, result)
 
 
 def _to(dtype: torch.dtype, values: Any) -> Any:

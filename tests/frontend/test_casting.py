@@ -95,6 +95,20 @@ def test_twice_or_in_two_dtypes():
     assert other(WORDS).dtype == other.state_dict()["head.weight"].dtype == torch.float32
 
 
+@pytest.mark.parametrize("later", [*LOW, torch.float64, torch.float32], ids=str)
+def test_a_model_that_is_moved_to_a_dtype_afterwards(later):
+    model = Net().eval()
+    optimized = ipex_inductor.optimize(model, dtype=torch.bfloat16).to(later)
+    with torch.no_grad():
+        y = optimized(WORDS)
+        expected = model(WORDS).to(later)
+    assert y.dtype == later
+    torch.testing.assert_close(y, expected, **TOLERANCE)
+    assert "_ipex" not in str(optimized.state_dict().keys())
+    back = copy.deepcopy(optimized).float()
+    assert back(WORDS).dtype == torch.float32
+
+
 def test_tied_weights_stay_tied_and_are_cast_with_all_that_own_them():
     class Head(nn.Module):
         def __init__(self, weight):
