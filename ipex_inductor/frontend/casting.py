@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_map_only
 
 from ipex_inductor.frontend.notes import Notes
@@ -18,6 +21,8 @@ from ipex_inductor.optim.weights import Trained, weights_of
 
 KNOB = "dtype"
 HALF = (torch.bfloat16, torch.float16)
+
+RECOMPUTING = (BasePruningMethod, SpectralNorm, WeightNorm)
 
 # An empty buffer with the dtype that a cast module had: what `.to(dtype)` makes of it, it has now.
 PUBLIC = "_ipex_public"
@@ -61,6 +66,9 @@ def castable(model: nn.Module, dtype: torch.dtype, phase: str, notes: Notes) -> 
         if param.is_floating_point() and param not in held and param.dtype not in ORIGINALS[phase]:
             text = f"Can't convert model's parameters dtype from {param.dtype} to {dtype}"
             notes.missed(KNOB, text, text=text)
+    for name, module in model.named_modules():
+        if _recomputed(module):
+            notes.missed(KNOB, "a hook computes its weight in every call", name)
     stay: set[nn.Parameter] = set()
     while True:
         fixed = {
@@ -160,7 +168,13 @@ def _owners(model: nn.Module) -> Iterator[tuple[type, list[nn.Parameter]]]:
     for module in model.modules():
         is_list = isinstance(module, nn.ParameterList)
         kind = held_by.get(id(module), type(module)) if is_list else type(module)
+        kind = nn.Module if _recomputed(module) else kind  # in no list
         yield kind, list(module.parameters(recurse=False))
+
+
+def _recomputed(module: nn.Module) -> bool:
+    """Whether its weight is no parameter, but what a hook of `nn.utils` makes of some."""
+    return any(isinstance(hook, RECOMPUTING) for hook in module._forward_pre_hooks.values())
 
 
 def _owning(model: nn.Module, params: Iterable[nn.Parameter]) -> Iterator[tuple[str, nn.Module]]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers import pickled
 from torch import nn
+from torch.nn.utils import prune
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import ipex_inductor
@@ -145,6 +146,29 @@ def test_subclasses_and_lists_of_custom_modules_are_not_cast():
 
     model = ipex_inductor.optimize(Holder().eval(), dtype=torch.bfloat16)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+RECOMPUTED = {
+    "spectral_norm": nn.utils.spectral_norm,
+    "weight_norm": nn.utils.weight_norm,
+    "pruning": lambda module: prune.l1_unstructured(module, "weight", 0.5),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("kind", RECOMPUTED)
+def test_weights_that_hooks_compute_stay(kind):
+    model = nn.Sequential(RECOMPUTED[kind](nn.Linear(8, 8)), nn.Linear(8, 8)).eval()
+    x = torch.randn(2, 8)
+    with torch.no_grad():
+        expected = model(x)
+        model[0].weight = model[0].weight.detach()  # what has a history cannot be copied
+        optimized = ipex_inductor.optimize(model, dtype=torch.bfloat16)
+        torch.testing.assert_close(optimized(x), expected, **TOLERANCE)
+    assert {p.dtype for p in optimized[0].parameters()} == {torch.float32}
+    assert optimized[1].weight.dtype == torch.bfloat16
+    events = ipex_inductor.report(optimized).events
+    assert [e.where for e in events if e.subject == "dtype" and e.kind == "missed"] == ["0"]
 
 
 def test_float64_is_left_alone_with_the_known_message(caplog):
