@@ -82,6 +82,8 @@ def optimize(
     if optimizer is None:
         _prepare_inference(model, dtype, sample_input, knobs, notes)
     else:
+        if sample_input is not None:
+            notes.missed("sample_input", "it takes effect in inference only")
         training.train(model, optimizer, dtype, knobs, notes)
     graphs.switch(model, compiled, knobs, notes)
     model.ipex_report = notes.report

@@ -20,6 +20,7 @@ from ipex_inductor.optim import keep_public_dtype
 from ipex_inductor.optim.weights import Trained, weights_of
 
 KNOB = "dtype"
+NOTHING = "no parameter of it may be held in {}"
 HALF = (torch.bfloat16, torch.float16)
 
 RECOMPUTING = (BasePruningMethod, SpectralNorm, WeightNorm)
@@ -86,12 +87,11 @@ def castable(model: nn.Module, dtype: torch.dtype, phase: str, notes: Notes) -> 
 def cast(model: nn.Module, dtype: torch.dtype, notes: Notes) -> None:
     """Hold the castable parameters of `model` in `dtype`; state dicts go on showing their own."""
     held = weights_of(model)
+    found = castable(model, dtype, "inference", notes)
+    if not found and KNOB not in notes.report.count("missed"):
+        notes.missed(KNOB, NOTHING.format(dtype))
     # What was trained with a master weight is held in its own low precision.
-    params = [
-        p
-        for p in castable(model, dtype, "inference", notes)
-        if not isinstance(held.get(p), Trained) and p.dtype != dtype
-    ]
+    params = [p for p in found if not isinstance(held.get(p), Trained) and p.dtype != dtype]
     dtypes = {p: p.dtype for p in params}
     keep_public_dtype(model, params)
     for param in params:

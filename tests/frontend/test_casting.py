@@ -171,6 +171,16 @@ def test_weights_that_hooks_compute_stay(kind):
     assert [e.where for e in events if e.subject == "dtype" and e.kind == "missed"] == ["0"]
 
 
+def test_nothing_to_cast_is_said(caplog):
+    model = nn.Sequential(nn.LayerNorm(4)).eval()
+    with caplog.at_level(logging.WARNING, "IPEX"):
+        optimized = ipex_inductor.optimize(model, dtype=torch.bfloat16)
+    assert caplog.messages == [
+        "[NotSupported]dtype: no parameter of it may be held in torch.bfloat16"
+    ]
+    assert "dtype" in ipex_inductor.report(optimized).count("missed")
+
+
 def test_float64_is_left_alone_with_the_known_message(caplog):
     model = nn.Sequential(nn.Linear(3, 3), nn.Conv2d(1, 1, 1)).double().eval()
     with caplog.at_level(logging.WARNING, "IPEX"):
