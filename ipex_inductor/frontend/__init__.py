@@ -86,7 +86,7 @@ def optimize(
             notes.missed("sample_input", "it takes effect in inference only")
         training.train(model, optimizer, dtype, knobs, notes)
     graphs.switch(model, compiled, knobs, notes)
-    model.ipex_report = notes.report
+    model.ipex_report = notes.after(getattr(model, "ipex_report", None))
     return _pair(model, optimizer)
 
 
