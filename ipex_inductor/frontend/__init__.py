@@ -1,5 +1,6 @@
 """`ipex_inductor.optimize`: a model, and its optimizer, made ready in one call."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,9 +44,10 @@ def optimize(
     Returns the model, or (model, optimizer): copies unless `inplace`, of the same classes. `level`
     O1 sets the knobs left at None; O0 sets none, and returns the very objects if nothing is asked.
     `dtype`: torch.bfloat16 or torch.float16 casts what gains by it; call the model under autocast.
-    `sample_input`: a tensor, tuple or dict of arguments that show how `forward` is called; without
-    data, so it costs no time. `graph_mode`: compiled with backend `ipex`. What was done, and what
-    not and why: `ipex_inductor.report(model)`. Load checkpoints before folding for inference.
+    `sample_input`: a tensor, tuple or dict of arguments that show how `forward` is called; a copy
+    runs on it once, and what folds by it is right for calls that take the same way. `graph_mode`:
+    compiled with backend `ipex`. `ipex_inductor.report(model)`: what was done, and what not and
+    why. Load checkpoints before folding for inference.
 
     Raises `PhaseError`, `LevelError`, `MixedDevicesError`, `WrappedModelError`, `ArgumentError`.
     """
@@ -80,9 +82,11 @@ def optimize(
     if optimizer is None:
         _prepare_inference(model, dtype, sample_input, knobs, notes)
     else:
+        if sample_input is not None:
+            notes.missed("sample_input", "it takes effect in inference only")
         training.train(model, optimizer, dtype, knobs, notes)
     graphs.switch(model, compiled, knobs, notes)
-    model.ipex_report = notes.report
+    model.ipex_report = notes.after(getattr(model, "ipex_report", None))
     return _pair(model, optimizer)
 
 
@@ -105,11 +109,10 @@ def _flow(model: nn.Module, sample_input: Any, notes: Notes) -> Flow:
     if sample_input is None:
         return flow
     if not flow.reason:
-        notes.done("sample_input", "run without data, to see what may fold")
+        notes.done("sample_input", "run once on a copy, to see what may fold in calls like it")
         return flow
     notes.missed("sample_input", flow.reason)
-    traced = flow_of(model, None, folding.is_watched)
-    return flow if traced.reason else traced
+    return replace(flow_of(model, None, folding.is_watched), unseen=flow.reason)
 
 
 def _pair(model: Any, optimizer: Any) -> Any:

@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_map_only
 
 from ipex_inductor.frontend.notes import Notes
@@ -17,7 +20,13 @@ from ipex_inductor.optim import keep_public_dtype
 from ipex_inductor.optim.weights import Trained, weights_of
 
 KNOB = "dtype"
+NOTHING = "no parameter of it may be held in {}"
 HALF = (torch.bfloat16, torch.float16)
+
+RECOMPUTING = (BasePruningMethod, SpectralNorm, WeightNorm)
+
+# An empty buffer with the dtype that a cast module had: what `.to(dtype)` makes of it, it has now.
+PUBLIC = "_ipex_public"
 
 _MOST = frozenset({"Conv2d", "Conv3d", "ConvTranspose2d", "ConvTranspose3d", "Linear", "Embedding"})
 _TRAINED = _MOST | {"Conv1d", "EmbeddingBag", "ParameterList"}
@@ -58,6 +67,9 @@ def castable(model: nn.Module, dtype: torch.dtype, phase: str, notes: Notes) -> 
         if param.is_floating_point() and param not in held and param.dtype not in ORIGINALS[phase]:
             text = f"Can't convert model's parameters dtype from {param.dtype} to {dtype}"
             notes.missed(KNOB, text, text=text)
+    for name, module in model.named_modules():
+        if _recomputed(module):
+            notes.missed(KNOB, "a hook computes its weight in every call", name)
     stay: set[nn.Parameter] = set()
     while True:
         fixed = {
@@ -75,12 +87,11 @@ def castable(model: nn.Module, dtype: torch.dtype, phase: str, notes: Notes) -> 
 def cast(model: nn.Module, dtype: torch.dtype, notes: Notes) -> None:
     """Hold the castable parameters of `model` in `dtype`; state dicts go on showing their own."""
     held = weights_of(model)
+    found = castable(model, dtype, "inference", notes)
+    if not found and KNOB not in notes.report.count("missed"):
+        notes.missed(KNOB, NOTHING.format(dtype))
     # What was trained with a master weight is held in its own low precision.
-    params = [
-        p
-        for p in castable(model, dtype, "inference", notes)
-        if not isinstance(held.get(p), Trained) and p.dtype != dtype
-    ]
+    params = [p for p in found if not isinstance(held.get(p), Trained) and p.dtype != dtype]
     dtypes = {p: p.dtype for p in params}
     keep_public_dtype(model, params)
     for param in params:
@@ -103,7 +114,9 @@ def announce(model: nn.Module, dtypes: Mapping[nn.Parameter, torch.dtype]) -> No
             name, param = next(iter(own.items()))
             narrow = partial(_narrow, owned=name)
             module.register_forward_pre_hook(narrow, prepend=True, with_kwargs=True)
-            module.register_forward_hook(partial(_widen, owned=name, public=dtypes[param]))
+            public = torch.empty(0, dtype=dtypes[param], device=param.device)
+            module.register_buffer(PUBLIC, public, persistent=False)
+            module.register_forward_hook(partial(_widen, owned=name))
 
 
 def is_own_hook(hook: Any) -> bool:
@@ -119,11 +132,11 @@ def _narrow(module: nn.Module, args: Any, kwargs: Any, *, owned: str) -> Any:
     return _to(weight.dtype, (args, kwargs))
 
 
-def _widen(module: nn.Module, args: Any, result: Any, *, owned: str, public: torch.dtype) -> Any:
-    """Without autocast: results in the dtype that the module had."""
+def _widen(module: nn.Module, args: Any, result: Any, *, owned: str) -> Any:
+    """Without autocast: results in the dtype that the module had, or was moved to since."""
     if torch.is_autocast_enabled(getattr(module, owned).device.type):
         return None
-    return _to(public, result)
+    return _to(getattr(module, PUBLIC).dtype, result)
 
 
 def _to(dtype: torch.dtype, values: Any) -> Any:
@@ -155,7 +168,13 @@ def _owners(model: nn.Module) -> Iterator[tuple[type, list[nn.Parameter]]]:
     for module in model.modules():
         is_list = isinstance(module, nn.ParameterList)
         kind = held_by.get(id(module), type(module)) if is_list else type(module)
+        kind = nn.Module if _recomputed(module) else kind  # in no list
         yield kind, list(module.parameters(recurse=False))
+
+
+def _recomputed(module: nn.Module) -> bool:
+    """Whether its weight is no parameter, but what a hook of `nn.utils` makes of some."""
+    return any(isinstance(hook, RECOMPUTING) for hook in module._forward_pre_hooks.values())
 
 
 def _owning(model: nn.Module, params: Iterable[nn.Parameter]) -> Iterator[tuple[str, nn.Module]]:

@@ -2,7 +2,8 @@
 
 from torch import nn
 
-from ipex_inductor.frontend.folding import hooked, put
+from ipex_inductor.frontend.flow import hooked
+from ipex_inductor.frontend.folding import put
 from ipex_inductor.frontend.notes import Notes
 
 KNOB = "replace_dropout_with_identity"

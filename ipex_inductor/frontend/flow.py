@@ -1,24 +1,29 @@
-"""Which modules of a model take what others give: read from a run without data, or from a trace.
+"""Which modules of a model take what others give: read from a run, or from plain sequentials.
 
-Both look at a copy of the model on fake tensors, which takes no memory, so that whatever `forward`
-stores is not stored in the user's. The model itself is never replaced by what was traced.
+A copy of the model runs, so that whatever `forward` stores is not stored in the user's, and on real
+tensors, as whatever it stores elsewhere (a cache of the process, say) is there to stay.
 """
 
 import copy
 import gc
-import inspect
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ipex_inductor.frontend.casting import is_own_hook
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+UNSAMPLED = "give a sample_input: without one only neighbours in plain nn.Sequentials fold"
+READS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 OUTSIDE = ""  # names whatever is no call of a watched module: an op of forward's, the caller
 
 
@@ -26,7 +31,7 @@ OUTSIDE = ""  # names whatever is no call of a watched module: an op of forward'
 class Call:
     """One call of a module with the single argument `x`, None if there were others.
 
-    `shape` is that of the result y, None in a trace.
+    `shape` is that of the result y, None without a sample.
     """
 
     x: Hashable
@@ -38,11 +43,12 @@ class Call:
 class Flow:
     """The calls of the watched modules by name, and who uses each value.
 
-    `handled` names those whose parameters are used outside their call. Without `calls`, `reason`
-    says why nothing is known.
+    `handled` names those whose parameters are used outside their call. `unseen` says why some calls
+    are not known, `reason` why none is.
     """
 
     reason: str = ""
+    unseen: str = ""
     calls: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
     users: dict[Hashable, set[str]] = field(default_factory=lambda: defaultdict(set))
     makers: dict[Hashable, str] = field(default_factory=dict)
@@ -51,6 +57,8 @@ class Flow:
     def call(self, name: str) -> Call | str:
         """The one call of a module, or the reason why there is none to speak of."""
         calls = self.calls.get(name, [])
+        if not calls and self.unseen:
+            return self.reason or self.unseen
         if self.reason or len(calls) != 1:
             return self.reason or f"{name} is called {len(calls)} times"
         return calls[0]
@@ -65,22 +73,21 @@ Watch = Callable[[nn.Module], bool]
 
 
 def flow_of(model: nn.Module, sample_input: Any, watch: Watch) -> Flow:
-    """The flow of `model` when called on `sample_input`, or on anything where that is None.
+    """The flow of `model` in calls like that on `sample_input`, or in any call where that is None.
 
     `watch` picks the modules to look at. A sample is a tensor, a tuple of arguments, or a dict of
     keyword arguments.
     """
-    try:
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        with FakeCopyMode(mode):
-            twin = copy.deepcopy(model)
-    except Exception as error:
-        return Flow(f"the model cannot be copied: {_first_line(error)}")
     if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
         return Flow("hooks on all modules of the process see what would be folded away")
     if sample_input is None:
-        return _traced(twin)
-    return _run(twin, mode, *arguments(sample_input), watch)
+        return _chained(model)
+    try:
+        twin = copy.deepcopy(model)
+        args, kwargs = copy.deepcopy(tree_map_only(torch.Tensor, _plain, arguments(sample_input)))
+    except Exception as error:
+        return Flow(f"the model or its sample_input cannot be copied: {_first_line(error)}")
+    return _run(twin, args, kwargs, watch)
 
 
 def arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -92,60 +99,67 @@ def arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (sample_input,), {}
 
 
-def _traced(model: nn.Module) -> Flow:
-    """From a symbolic trace: it holds for every call, as control flow on inputs cannot be traced.
+def hooked(module: nn.Module) -> bool:
+    """Whether somebody sees or changes what goes into `module` or out of it."""
+    own = vars(module)
+    return "forward" in own or not all(is_own_hook(h) for kind in HOOKS for h in own[kind].values())
 
-    But for `is None`, which nobody sees: hence no optional inputs.
+
+def _chained(model: nn.Module) -> Flow:
+    """From `nn.Sequential`s alone: their forward calls each child once, and is nobody else's code.
+
+    A trace of other forwards would hold for no call: `is None`, `isinstance`, and flags go unseen.
     """
-    if any(p.default is not p.empty for p in inspect.signature(model.forward).parameters.values()):
-        return Flow("forward has optional arguments: a sample_input would say how it is called")
-    try:
-        graph = torch.fx.Tracer().trace(model)
-    except Exception as error:
-        return Flow(f"without a sample_input, forward cannot be traced: {_first_line(error)}")
-    flow = Flow()
-    for node in graph.nodes:
-        name = str(node.target) if node.op == "call_module" else OUTSIDE
-        for value in node.all_input_nodes:
-            flow.users[value].add(name)
-        if name:
-            alone = len(node.args) == 1 and not node.kwargs
-            flow.note(name, Call(node.args[0] if alone else None, node))
-        if node.op == "get_attr":
-            flow.handled.add(node.target.rpartition(".")[0])
-    for value in tree_leaves([vars(module) for module in model.modules()]):
-        if isinstance(value, torch.fx.Proxy):  # stored for somebody to read
-            flow.users[value.node].add(OUTSIDE)
+    flow = Flow(unseen=UNSAMPLED)
+    names = {module: name for name, module in model.named_modules()}
+
+    def follow(module: nn.Module, x: Hashable) -> Hashable:
+        if type(module) is nn.Sequential and not hooked(module):
+            return reduce(lambda value, child: follow(child, value), module, x)
+        y = object()
+        flow.users[x].add(names[module])
+        flow.note(names[module], Call(x, y))
+        flow.handled |= {names[inner] for inner in module.modules() if inner is not module}
+        return y
+
+    flow.users[follow(model, object())].add(OUTSIDE)
     return flow
 
 
-def _run(model: nn.Module, mode: FakeTensorMode, args: Any, kwargs: Any, watch: Watch) -> Flow:
-    """From one call on tensors without data: it holds for calls that take the same way."""
+def _run(model: nn.Module, args: Any, kwargs: Any, watch: Watch) -> Flow:
+    """From one call without the hooks of users: it holds for calls that take the same way."""
     recorder = _Recorder(model, watch)
     try:
-        args, kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
-        with torch.no_grad(), mode, recorder:
+        with torch.no_grad(), _random_state_kept(model), recorder:
             result = model(*args, **kwargs)
     except Exception as error:
-        return Flow(f"forward did not run on a fake sample_input: {_first_line(error)}")
+        return Flow(f"forward did not run on the sample_input: {_first_line(error)}")
     recorder.finish()
     del result  # until here it held what the caller gets
     return recorder.flow
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the calls of the watched modules, and all ops on what they give."""
+    """Notes the calls of the watched modules, and all ops on what they give.
+
+    A value is its storage, which views and `.data` share. Weak references to one keep its address
+    from being used again.
+    """
 
     def __init__(self, model: nn.Module, watch: Watch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flow = Flow()
         self._inside: list[str] = []
-        self._tokens = 0
-        self._given: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._owners: dict[int, str] = {}
+        self._given: set[StorageWeakRef] = set()
+        self._owners: dict[StorageWeakRef, set[str]] = defaultdict(set)
         for name, module in model.named_modules():
+            if hooked(module):
+                _remove_hooks(module)
+                self._see(module)
             if watch(module):
-                self._owners |= {id(p): name for p in module.parameters(recurse=False)}
+                own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+                for value in _storages(own):
+                    self._owners[value].add(name)
                 self._hook(name, module)
 
     def _hook(self, name: str, module: nn.Module) -> None:
@@ -156,38 +170,70 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._inside.pop()
             if isinstance(y, torch.Tensor):
                 alone = len(args) == 1 and not kwargs
-                x = self._token(args[0]) if alone else None
-                call = Call(x, self._token(y), tuple(y.shape))
-                self._given[call.y] = weakref.ref(y)  # type: ignore[index]
+                call = Call(_storage(args[0]) if alone else None, _storage(y), tuple(y.shape))
+                self._given.add(_storage(y))
                 self.flow.note(name, call)
 
         module.register_forward_pre_hook(enter, with_kwargs=True)
         module.register_forward_hook(leave, with_kwargs=True)
 
-    def _token(self, value: torch.Tensor) -> int:
-        """A number that a tensor carries as long as it lives."""
-        if not hasattr(value, "_ipex_token"):
-            self._tokens += 1
-            value._ipex_token = self._tokens  # type: ignore[attr-defined]
-        return value._ipex_token  # type: ignore[attr-defined, no-any-return]
+    def _see(self, module: nn.Module) -> None:
+        """Hooks of the user's, which are not run, would see what goes in and out."""
+
+        def seen(module: nn.Module, *values: Any) -> None:
+            for value in _storages(values):
+                self.flow.users[value].add(OUTSIDE)
+
+        module.register_forward_pre_hook(seen, with_kwargs=True)
+        module.register_forward_hook(seen, with_kwargs=True)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not READS_VALUES.isdisjoint(func.tags):
+            raise RuntimeError(f"its way may depend on the values of tensors ({func})")
         inside = self._inside[-1] if self._inside else OUTSIDE
-        for value in tree_leaves((args, kwargs)):
-            if isinstance(value, torch.Tensor) and func.namespace != "prim":  # asks for the device
-                if hasattr(value, "_ipex_token"):
-                    self.flow.users[value._ipex_token].add(inside)
-                if self._owners.get(id(value), inside) != inside:
-                    self.flow.handled.add(self._owners[id(value)])
+        for value in _storages((args, kwargs)):
+            if value in self._given:
+                self.flow.users[value].add(inside)
+            self.flow.handled |= self._owners.get(value, set()) - {inside}
         return func(*args, **(kwargs or {}))
 
     def finish(self) -> None:
         """What is alive after the call is held by its result, or was stored somewhere."""
-        if any(ref() is not None for ref in self._given.values()):
+        if not all(map(_is_dead, self._given)):
             gc.collect()
-        for token, ref in self._given.items():
-            if ref() is not None:
-                self.flow.users[token].add(OUTSIDE)
+        for value in self._given:
+            if not _is_dead(value):
+                self.flow.users[value].add(OUTSIDE)
+
+
+def _storages(values: Any) -> list[StorageWeakRef]:
+    tensors = (v for v in tree_leaves(values) if isinstance(v, torch.Tensor))
+    return [_storage(t) for t in tensors if t.layout is torch.strided]  # others have none
+
+
+def _storage(tensor: torch.Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def _is_dead(storage: StorageWeakRef) -> bool:
+    return bool(storage.expired())  # type: ignore[no-untyped-call]
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()  # inference tensors and those with a history cannot be copied
+
+
+def _remove_hooks(module: nn.Module) -> None:
+    for kind in HOOKS:
+        hooks = vars(module)[kind]
+        for key in [key for key, hook in hooks.items() if not is_own_hook(hook)]:
+            del hooks[key]
+
+
+def _random_state_kept(model: nn.Module) -> AbstractContextManager[None]:
+    devices = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}
+    kind = next(iter(devices)).type if devices else "cuda"
+    return torch.random.fork_rng(devices, device_type=kind)
 
 
 def _first_line(error: Exception) -> str:

@@ -9,14 +9,16 @@ takes what is left here:
 with `scale = gamma / sqrt(var + eps)` and `shift = beta - mean * scale`.
 """
 
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ipex_inductor.frontend.casting import is_own_hook
-from ipex_inductor.frontend.flow import Flow
+from ipex_inductor.frontend.flow import Flow, hooked
 from ipex_inductor.frontend.knobs import Knobs
 from ipex_inductor.frontend.notes import Notes
 from ipex_inductor.optim.weights import Weight, weights_of
@@ -30,6 +32,7 @@ KNOBS = {
     **dict.fromkeys((*CONVOLUTIONS, *TRANSPOSED), "conv_bn_folding"),
     nn.Linear: "linear_bn_folding",
 }
+REGISTRIES = ("_modules", "_parameters", "_buffers")
 GRAPH = "backend ipex still folds it where its graph proves it right"
 
 
@@ -46,7 +49,7 @@ def is_watched(module: nn.Module) -> bool:
 
 def fold_batch_norms(model: nn.Module, flow: Flow, knobs: Knobs, notes: Notes) -> None:
     """Fold every batch norm for which `flow` proves it right; say why for the others."""
-    shared, held = _shared_parameters(model), weights_of(model)
+    shared, held = _shared(model), weights_of(model)
     modules = dict(model.named_modules())
     for name, norm in modules.items():
         if type(norm) not in NORMS:
@@ -75,14 +78,6 @@ def put(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
                 setattr(parent, name, new)
 
 
-def hooked(module: nn.Module) -> bool:
-    """Whether somebody sees or changes what goes into `module` or out of it."""
-    own = vars(module)
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    hooks = (hook for kind in kinds for hook in own[kind].values())
-    return "forward" in own or not all(map(is_own_hook, hooks))
-
-
 def _maker(flow: Flow, name: str) -> tuple[str, str | None]:
     """The module whose result the batch norm `name` alone takes; or why there is none."""
     call = flow.call(name)
@@ -108,10 +103,12 @@ def _unfit(product: Any, norm: Any, shared: set[int], held: Held) -> str | None:
         return "it normalises by the statistics of the batch"
     if hooked(product) or hooked(norm):
         return "a hook sees what is between"
-    own = [*product.parameters(), *norm.parameters()]
-    if any(id(p) in shared for p in own):
-        return "another module has one of the parameters"
-    if not all(t.is_floating_point() for t in (*own, norm.running_mean, norm.running_var)):
+    own = [*product.parameters(), *norm.parameters(), norm.running_mean, norm.running_var]
+    if any(id(t) in shared for t in own):
+        return "another module has one of the parameters or buffers"
+    if not shared.isdisjoint(map(id, (product, norm))):
+        return "an attribute that is no submodule has one of the two"
+    if not all(t.is_floating_point() for t in own):
         return "weights are no floating point numbers"
     if product.weight in held and product.bias is None:
         return "weights in low precision have no room for a bias"
@@ -183,6 +180,26 @@ def _rounded(exact: Tensor, like: nn.Parameter, held: Held) -> nn.Parameter:
     return nn.Parameter(value.copy_(exact), requires_grad=like.requires_grad)
 
 
-def _shared_parameters(model: nn.Module) -> set[int]:
-    counts = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
-    return {key for key, count in counts.items() if count > 1}
+def _shared(model: nn.Module) -> set[int]:
+    """The ids of tensors that several modules have, and of all that attributes hold otherwise."""
+    modules = list(model.modules())
+    own = (chain(m.parameters(recurse=False), m.buffers(recurse=False)) for m in modules)
+    counts = Counter(map(id, chain.from_iterable(own)))
+    held = {id(v): v for m in modules for k, v in vars(m).items() if k not in REGISTRIES}
+    todo = list(held.values())
+    while todo:
+        value = todo.pop()
+        inner = _inside(value)
+        new = {id(v): v for v in inner if id(v) not in held}
+        held |= new
+        todo += new.values()
+    return held.keys() | {key for key, count in counts.items() if count > 1}
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    """What a container holds, or a bound method is bound to."""
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return value
+    return [value.__self__] if isinstance(value, MethodType) else []

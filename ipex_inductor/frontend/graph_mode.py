@@ -4,9 +4,9 @@ from torch import nn
 
 from ipex_inductor.frontend.knobs import Knobs
 from ipex_inductor.frontend.notes import Notes
-from ipex_inductor.report import GraphReport
 
 KNOB = "graph_mode"
+MARK = "_ipex_graph_mode"  # on the model: copies and pickles keep it
 
 
 def is_wanted(model: nn.Module, given: bool | None) -> bool:
@@ -22,12 +22,13 @@ def switch(model: nn.Module, on: bool, knobs: Knobs, notes: Notes) -> None:
     if on:
         mode = "max-autotune" if "auto_kernel_selection" in knobs else None
         model.compile(backend="ipex", mode=mode)
+        vars(model)[MARK] = True
         notes.done(KNOB, "backend ipex" + f", mode {mode}" * bool(mode))
     elif is_on(model):
         model._compiled_call_impl = None
+        del vars(model)[MARK]
 
 
 def is_on(model: nn.Module) -> bool:
     """Whether `optimize` left `model`, or what it is a copy of, in graph mode."""
-    report = getattr(model, "ipex_report", None)
-    return isinstance(report, GraphReport) and KNOB in report.count("fired")
+    return MARK in vars(model)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection
+from typing import Any
 
 from ipex_inductor.report import GraphReport
 
@@ -19,6 +20,14 @@ class Notes:
         self.report = GraphReport(source="optimize")
         self._asked = ARGUMENTS.union(asked)
         self._said: set[str] = set()
+
+    def after(self, earlier: Any) -> GraphReport:
+        """This call's report, behind what an `earlier` one says and this one does not repeat."""
+        if isinstance(earlier, GraphReport):
+            again = set(self.report.events)
+            old = [event for event in earlier.events if event not in again]
+            self.report.events[:0] = old
+        return self.report
 
     def done(self, knob: str, reason: str = "", where: str = "") -> None:
         """Something was changed in the model."""

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.frontend.casting import HALF, announce, castable
+from ipex_inductor.frontend.casting import HALF, NOTHING, announce, castable
 from ipex_inductor.frontend.knobs import Knobs
 from ipex_inductor.frontend.notes import Notes
 from ipex_inductor.optim import SPLIT_OPTIMIZERS, attach_master_weights, fuse_step
@@ -38,7 +38,7 @@ def _attach(
 ) -> None:
     params = castable(model, dtype, "training", notes)
     if not params:
-        notes.missed("dtype", f"no parameter of it may be held in {dtype}")
+        notes.missed("dtype", NOTHING.format(dtype))
         return
     dtypes = dict.fromkeys(params, torch.float32)
     try:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers import pickled
 from torch import nn
+from torch.nn.utils import prune
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import ipex_inductor
@@ -95,6 +96,20 @@ def test_twice_or_in_two_dtypes():
     assert other(WORDS).dtype == other.state_dict()["head.weight"].dtype == torch.float32
 
 
+@pytest.mark.parametrize("later", [*LOW, torch.float64, torch.float32], ids=str)
+def test_a_model_that_is_moved_to_a_dtype_afterwards(later):
+    model = Net().eval()
+    optimized = ipex_inductor.optimize(model, dtype=torch.bfloat16).to(later)
+    with torch.no_grad():
+        y = optimized(WORDS)
+        expected = model(WORDS).to(later)
+    assert y.dtype == later
+    torch.testing.assert_close(y, expected, **TOLERANCE)
+    assert "_ipex" not in str(optimized.state_dict().keys())
+    back = copy.deepcopy(optimized).float()
+    assert back(WORDS).dtype == torch.float32
+
+
 def test_tied_weights_stay_tied_and_are_cast_with_all_that_own_them():
     class Head(nn.Module):
         def __init__(self, weight):
@@ -131,6 +146,39 @@ def test_subclasses_and_lists_of_custom_modules_are_not_cast():
 
     model = ipex_inductor.optimize(Holder().eval(), dtype=torch.bfloat16)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+RECOMPUTED = {
+    "spectral_norm": nn.utils.spectral_norm,
+    "weight_norm": nn.utils.weight_norm,
+    "pruning": lambda module: prune.l1_unstructured(module, "weight", 0.5),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("kind", RECOMPUTED)
+def test_weights_that_hooks_compute_stay(kind):
+    model = nn.Sequential(RECOMPUTED[kind](nn.Linear(8, 8)), nn.Linear(8, 8)).eval()
+    x = torch.randn(2, 8)
+    with torch.no_grad():
+        expected = model(x)
+        model[0].weight = model[0].weight.detach()  # what has a history cannot be copied
+        optimized = ipex_inductor.optimize(model, dtype=torch.bfloat16)
+        torch.testing.assert_close(optimized(x), expected, **TOLERANCE)
+    assert {p.dtype for p in optimized[0].parameters()} == {torch.float32}
+    assert optimized[1].weight.dtype == torch.bfloat16
+    events = ipex_inductor.report(optimized).events
+    assert [e.where for e in events if e.subject == "dtype" and e.kind == "missed"] == ["0"]
+
+
+def test_nothing_to_cast_is_said(caplog):
+    model = nn.Sequential(nn.LayerNorm(4)).eval()
+    with caplog.at_level(logging.WARNING, "IPEX"):
+        optimized = ipex_inductor.optimize(model, dtype=torch.bfloat16)
+    assert caplog.messages == [
+        "[NotSupported]dtype: no parameter of it may be held in torch.bfloat16"
+    ]
+    assert "dtype" in ipex_inductor.report(optimized).count("missed")
 
 
 def test_float64_is_left_alone_with_the_known_message(caplog):

@@ -52,6 +52,20 @@ def test_switched_off_in_place():
     assert ours._compiled_call_impl is None
 
 
+def test_reports_of_later_calls_say_what_earlier_ones_did():
+    first = ipex_inductor.optimize(Mlp().eval(), torch.bfloat16, graph_mode=True)
+    events = list(ipex_inductor.report(first).events)
+    again = ipex_inductor.optimize(first, graph_mode=False)
+    report = ipex_inductor.report(again)
+    assert set(events) < set(report.events)
+    assert {"dtype", "graph_mode"} <= report.count("fired").keys()
+    assert ipex_inductor.report(first).events == events
+    # What is said twice stands once, and graph mode is off whatever was done before.
+    third = ipex_inductor.optimize(again, graph_mode=False, inplace=True)
+    assert third._compiled_call_impl is None
+    assert sorted(map(str, ipex_inductor.report(third).events)) == sorted(map(str, report.events))
+
+
 @pytest.mark.parametrize("autocast", [False, True], ids=["plain", "autocast"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_a_cast_model_compiles_to_one_graph(dynamic, autocast, op_by_op):

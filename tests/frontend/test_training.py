@@ -295,3 +295,12 @@ def test_a_model_that_cannot_be_copied():
 
     with pytest.raises(ArgumentError, match="inplace=True"):
         ipex_inductor.optimize(Locked().eval())
+
+
+def test_a_sample_input_is_for_inference(caplog):
+    model = nn.Sequential(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with caplog.at_level(logging.WARNING, "IPEX"):
+        ours, _ = ipex_inductor.optimize(model, None, optimizer, sample_input=torch.ones(1, 4))
+    assert caplog.messages == ["[NotSupported]sample_input: it takes effect in inference only"]
+    assert "sample_input" in report(ours, "missed")
