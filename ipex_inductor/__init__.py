@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ipex_inductor import report  # a module, and a function too
+from ipex_inductor.decisions import report
 
 if TYPE_CHECKING:
     from ipex_inductor.cpu.verbose import VERBOSE_OFF as VERBOSE_OFF

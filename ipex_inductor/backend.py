@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from ipex_inductor import compat, report
+from ipex_inductor import compat, decisions
 from ipex_inductor.aot_cache.digest import digest_fields, source_digest
 from ipex_inductor.config import CompileConfig, resolve, unknown
 from ipex_inductor.errors import DeviceError, PassError
 from ipex_inductor.target import current
 
-log = report.log
+log = decisions.log
 compat.register_log()
 
 
@@ -50,14 +50,14 @@ def compile_graph(
             raise compat.compiler_missing(error) or _find(error, PassError) or error from error
         compiled = _compile_plain(gm, example_inputs, config)  # raises what is the model's fault
         reason = _find(error, PassError) or f"{type(error).__name__}: {error}"
-        with report.about(report.open_report()) as graph_report:
+        with decisions.about(decisions.open_report()) as graph_report:
             graph_report.add("fallback", "plain Inductor", str(reason))
         return compiled
 
 
 def _reset() -> None:
     """What `torch.compiler.reset()` calls."""
-    report.clear()
+    decisions.clear()
     from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 
     reset_cudagraph_trees()
@@ -88,7 +88,7 @@ def _compile_ours(
     patches = _inductor_options(config)
     training = _is_training(example_inputs)
     sharded = compat.is_sharded(gm)
-    graph_report = report.open_report()
+    graph_report = decisions.open_report()
     user_passes = patches.get("joint_custom_pre_pass", torch._inductor.config.joint_custom_pre_pass)
     patches["joint_custom_pre_pass"] = JointPass(
         _identity(config, training, sharded, example_inputs),
@@ -105,7 +105,7 @@ def _compile_ours(
         graph_report.add("missed", "weight prologue", "FSDP gathers the weights for each call")
     joint = patches.get("use_joint_graph_passes", torch._inductor.config.use_joint_graph_passes)
     # A split graph is saved whole by AOTAutogradCache; see passes/output_code.py.
-    with functorch_config.patch(bundled_autograd_cache=prologue), report.about(graph_report):
+    with functorch_config.patch(bundled_autograd_cache=prologue), decisions.about(graph_report):
         return compile_fx(
             gm,
             example_inputs,
@@ -119,7 +119,7 @@ def _compile_ours(
 def _compile_inner(
     prologue: bool,
     config: CompileConfig,
-    graph_report: report.GraphReport,
+    graph_report: decisions.GraphReport,
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
     **kwargs: Any,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ipex_inductor import ipex_names, report
+from ipex_inductor import decisions, ipex_names
 from ipex_inductor.errors import AlreadyImportedError, NotCarriedError, NotCarriedImportError
 
 PACKAGES = ("intel_extension_for_pytorch", "intel_pytorch_extension")  # the older name second
@@ -39,7 +39,9 @@ def install() -> tuple[str, ...]:
     for name in (missing := [name for name in XPU_NAMES if not hasattr(torch.xpu, name)]):
         setattr(torch.xpu, name, ipex_names.locate(f"ipex_inductor.xpu.{name}"))
         _attached.append(name)
-    report.log.info("attached to torch.xpu, which lacks them: %s", ", ".join(missing) or "nothing")
+    decisions.log.info(
+        "attached to torch.xpu, which lacks them: %s", ", ".join(missing) or "nothing"
+    )
     return tuple(missing)
 
 

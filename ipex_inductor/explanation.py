@@ -21,7 +21,7 @@ from rich.text import Text
 from torch.utils._pytree import tree_leaves
 
 from ipex_inductor import __version__, compat
-from ipex_inductor.report import KINDS, GraphReport
+from ipex_inductor.decisions import KINDS, GraphReport
 from ipex_inductor.watch import compiled, unchanged
 
 COLORS = {"fallback": "red", "fired": "green", "hoisted": "green", "missed": "yellow"}

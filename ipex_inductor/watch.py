@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from ipex_inductor import report
+from ipex_inductor import decisions
 from ipex_inductor.backend import compile_graph
+from ipex_inductor.decisions import Event, GraphReport
 from ipex_inductor.errors import IpexError
-from ipex_inductor.report import Event, GraphReport
 
 
 def compiled(
@@ -22,7 +22,7 @@ def compiled(
     inner = getattr(model, "_orig_mod", getattr(model, "_torchdynamo_orig_callable", model))
 
     def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
-        with report.capturing() as opened:
+        with decisions.capturing() as opened:
             result = compile_graph(gm, example_inputs, **options)
         seen.append(opened[-1] if opened else _stayed_out())
         return result

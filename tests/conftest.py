@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from ipex_inductor import compat, report
+from ipex_inductor import compat, decisions
 
 hypothesis.settings.register_profile("ci", deadline=None)  # two noisy cores
 hypothesis.settings.load_profile("ci")
@@ -20,7 +20,7 @@ hypothesis.settings.load_profile("ci")
 @pytest.fixture(autouse=True)
 def _clean():
     torch.compiler.reset()
-    report.clear()
+    decisions.clear()
     counters.clear()
     torch.manual_seed(0)
     yield

@@ -9,9 +9,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ipex_inductor import compat
 from ipex_inductor.cli.bisect_search import REST, Finding, Outcome, Parts
 from ipex_inductor.cli.demo_measure import fp64_output, time_rounds
+from ipex_inductor.decisions import GraphReport
 from ipex_inductor.errors import IpexError
 from ipex_inductor.passes.joint import RULE_NAMES
-from ipex_inductor.report import GraphReport
 from ipex_inductor.watch import compiled, unchanged
 
 PROLOGUE = "weight prologue"

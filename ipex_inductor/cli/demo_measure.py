@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ipex_inductor import __version__, compat, report
+from ipex_inductor import __version__, compat, decisions
 from ipex_inductor.cli.demo_models import DTYPES, Contestant, Job, load
 from ipex_inductor.errors import IpexError, OptionError
 
@@ -261,7 +261,7 @@ def _counters() -> dict[tuple[str, str], int]:
 
 
 def _fallbacks() -> list[str]:
-    events = (event for graph in report.reports() for event in graph.events)
+    events = (event for graph in decisions.reports() for event in graph.events)
     return [f"{e.subject}: {e.reason}" for e in events if e.kind == "fallback"]
 
 

@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.frontend.notes import Notes
+from ipex_inductor.optim.weights import TABLE
 
 
 def copy_with_model(model: nn.Module, optimizer: Any = None) -> tuple[nn.Module, Any]:
@@ -33,7 +34,7 @@ def warn_of_schedulers(optimizer: Any, notes: Notes) -> None:
     That cannot be seen any more once the step is one of ours.
     """
     marked = hasattr(getattr(optimizer, "step", None), "_wrapped_by_lr_sched")
-    if marked and "_original_step" not in vars(optimizer):
+    if marked and TABLE not in vars(optimizer):
         notes.missed("scheduler", "it drives the optimizer that was copied: make it of the new one")
 
 

@@ -27,8 +27,9 @@ def wrap(optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained] | None = 
     `optimizer._original_step` is the step it had. Wrapped twice, it learns of more weights.
     """
     own = vars(optimizer)
-    own[TABLE] = {**own.get(TABLE, {}), **(weights or {})}
-    if "_original_step" not in own:
+    known = own.get(TABLE)
+    own[TABLE] = {**(known or {}), **(weights or {})}
+    if known is None:
         own["_original_step"] = optimizer.step
         methods = METHODS if _users_step(optimizer) is None else {**METHODS, "step": _patched_step}
         for name, method in methods.items():

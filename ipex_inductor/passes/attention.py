@@ -15,6 +15,7 @@ from torch._dynamo.utils import counters
 from torch._guards import detect_fake_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ipex_inductor.decisions import GraphReport
 from ipex_inductor.passes.scores import (
     Product,
     Refused,
@@ -29,7 +30,6 @@ from ipex_inductor.passes.scores import (
 )
 from ipex_inductor.passes.source import user_line
 from ipex_inductor.passes.whole_ops import inline
-from ipex_inductor.report import GraphReport
 from ipex_inductor.target import current
 
 Node = torch.fx.Node

@@ -18,9 +18,9 @@ from torch._dynamo.utils import counters
 from torch._inductor.virtualized import V
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from ipex_inductor.decisions import GraphReport
 from ipex_inductor.passes.products import Product, as_product, product_after, product_before
 from ipex_inductor.passes.source import user_line
-from ipex_inductor.report import GraphReport
 
 Node = torch.fx.Node
 aten = torch.ops.aten

@@ -7,6 +7,7 @@ import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from ipex_inductor import compat
+from ipex_inductor.decisions import GraphReport
 from ipex_inductor.errors import PassError
 from ipex_inductor.passes import attention, conv, folding, left, linear, shared_input, training
 from ipex_inductor.passes.noops import drop_noops
@@ -14,7 +15,6 @@ from ipex_inductor.passes.packing import transpose_weights
 from ipex_inductor.passes.prologue import weight_inputs, weight_only
 from ipex_inductor.passes.rule import apply_rules, whole_ops
 from ipex_inductor.passes.whole_ops import decompose
-from ipex_inductor.report import GraphReport
 
 RULES = (*conv.RULES, *linear.RULES, *left.RULES)
 RULE_NAMES = frozenset(rule.name for rule in RULES) | (

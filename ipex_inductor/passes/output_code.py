@@ -6,7 +6,7 @@ from typing import Any
 
 from torch._inductor.output_code import CompiledFxGraph, OutputCode
 
-from ipex_inductor import compat, report
+from ipex_inductor import compat, decisions
 from ipex_inductor.passes.derived import DerivedWeights
 from ipex_inductor.passes.program import Program
 
@@ -22,7 +22,7 @@ class PrologueCode(OutputCode):
     inner: CompiledFxGraph
     programs: tuple[Program, ...]
     captured: bool
-    events: tuple[report.Event, ...] = ()  # what was decided, for a process that loads this
+    events: tuple[decisions.Event, ...] = ()  # what was decided, for a process that loads this
     _boxed_call: bool = True
     _derived: DerivedWeights | None = field(default=None, repr=False)
 
@@ -44,7 +44,7 @@ class PrologueCode(OutputCode):
 
     def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
         """Make a graph that came out of the cache callable again."""
-        report.recall(self.events)
+        decisions.recall(self.events)
         loaded = compat.reload_graph(self.inner, constants)
         if loaded is None:
             raise RuntimeError("the cached graph could not be reloaded; it is compiled again")

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ipex_inductor import compat
+from ipex_inductor.decisions import GraphReport
 from ipex_inductor.ops import conv, epilogue, linear
 from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.passes.whole_ops import inline
-from ipex_inductor.report import GraphReport
 
 Node = torch.fx.Node
 aten, ipex, mkldnn = torch.ops.aten, torch.ops.ipex, torch.ops.mkldnn

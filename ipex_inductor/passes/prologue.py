@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from ipex_inductor import compat
+from ipex_inductor.decisions import GraphReport
 from ipex_inductor.passes.packing import PACKERS, READERS, fit_to_kernels, pack_weights
 from ipex_inductor.passes.program import Program, record
-from ipex_inductor.report import GraphReport
 
 Node = torch.fx.Node
 

@@ -33,9 +33,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
+from ipex_inductor.decisions import GraphReport
 from ipex_inductor.passes.source import user_line
 from ipex_inductor.passes.whole_ops import WHOLE, reduced_table
-from ipex_inductor.report import GraphReport
 
 # Arguments by number that a pattern leaves open: the sizes of views (the shape of the result is
 # checked instead), the output padding of a convolution (meaningless unless it is transposed).

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+from ipex_inductor.decisions import GraphReport
 from ipex_inductor.passes.packing import is_transpose, why_not
 from ipex_inductor.passes.source import user_line
 from ipex_inductor.passes.whole_ops import inline
-from ipex_inductor.report import GraphReport
 
 Node = torch.fx.Node
 aten = torch.ops.aten

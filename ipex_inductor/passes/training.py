@@ -14,13 +14,13 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ipex_inductor import compat
+from ipex_inductor.decisions import GraphReport
 from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.passes import attention, conv, folding, linear
 from ipex_inductor.passes.epilogue import ACTIVATIONS, Producer, family
 from ipex_inductor.passes.rule import Rule, is_backward
 from ipex_inductor.passes.scores import attention_of
 from ipex_inductor.passes.source import user_line
-from ipex_inductor.report import GraphReport
 
 Why = Callable[[Mapping[str, Any]], str | None]
 

@@ -7,7 +7,7 @@ import torch
 from helpers import Mlp, code_of
 from torch._dynamo.utils import counters
 
-from ipex_inductor import __version__, config, report
+from ipex_inductor import __version__, config, decisions
 from ipex_inductor.cpu.verbose import VERBOSE_OFF, VERBOSE_ON, VERBOSE_ON_CREATION, verbose
 from ipex_inductor.errors import ArgumentError, OptionError
 from ipex_inductor.switches import LOGS, enable_onednn_fusion, set_logging_level, version
@@ -48,7 +48,7 @@ def test_what_is_compiled_already_keeps_its_code():
     counters.clear()
     fn(X)
     assert not counters["ipex"]
-    assert len(report.reports()) == 1
+    assert len(decisions.reports()) == 1
 
 
 def test_rules_named_by_a_call_beat_the_switch():

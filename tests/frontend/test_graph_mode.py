@@ -8,13 +8,13 @@ from helpers import Mlp, pickled
 from torch import nn
 
 import ipex_inductor
-from ipex_inductor import report
+from ipex_inductor import decisions
 
 X = torch.linspace(-1, 1, 64).view(2, 32)
 
 
 def compiled_graphs():
-    return sum("passes" in r.source for r in report.reports())
+    return sum("passes" in r.source for r in decisions.reports())
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["fp32", "bf16"])
@@ -28,7 +28,7 @@ def test_it_runs_compiled_and_stays_the_model(dtype, op_by_op):
         close = {"rtol": 1e-5, "atol": 1e-5} if dtype is None else {"rtol": 0.05, "atol": 0.05}
         torch.testing.assert_close(ours(X), model(X), **close)
     assert compiled_graphs() == 1
-    assert "linear+gelu" in report.reports()[0].count("fired")
+    assert "linear+gelu" in decisions.reports()[0].count("fired")
 
 
 def test_copies_and_pickles_run_eagerly_until_compiled_again(op_by_op):
@@ -75,7 +75,7 @@ def test_a_cast_model_compiles_to_one_graph(dynamic, autocast, op_by_op):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         for x in (X, torch.cat([X, X])):
             torch.testing.assert_close(whole(x), ours(x), rtol=0.02, atol=0.02)  # 2**-8, thrice
-    assert "linear+gelu" in report.reports()[0].count("fired") or not autocast
+    assert "linear+gelu" in decisions.reports()[0].count("fired") or not autocast
 
 
 def test_state_dicts_load_into_it(op_by_op):

@@ -78,14 +78,14 @@ def _projected(b, width, sizes):
 def _steps(b, sizes):
     """Lines from the product to the softmax: scales, then masks, with casts between."""
     lines = [b.rng.choice(SCALES) for _ in range(b.pick(0, 1, 1, 2))]
-    lines += [_mask(b, sizes) for _ in range(b.pick(0, 1, 1, 1, 2))]
+    lines += [_mask(b, sizes) for _ in range(b.pick(0, 1, 1, 2, 2))]
     if b.chance(0.25):
         lines.insert(b.rng.randrange(len(lines) + 1), "{s}.to(torch.float32)")
     return [line.replace("{dtype}", b.dtype) for line in lines]
 
 
 def _mask(b, sizes):
-    kind = b.rng.choice(sorted(TRAPS if b.chance(0.15) else MASKS))
+    kind = b.rng.choice(sorted(TRAPS if b.chance(0.25) else MASKS))
     b.tag(f"attention: {kind}")
     line = {**MASKS, **TRAPS}[kind]
     lead = b.pick((), (1, 1), (sizes["b"], 1), (sizes["b"], sizes["h"]))

@@ -15,7 +15,16 @@ import torch
 
 from fuzz.attention import attention
 from fuzz.builder import Builder
-from fuzz.motifs import PRODUCTS, batch_norm, bias, fresh, other, padded_conv, shared_input
+from fuzz.motifs import (
+    PRODUCTS,
+    addmm_norm,
+    batch_norm,
+    bias,
+    fresh,
+    other,
+    padded_conv,
+    shared_input,
+)
 from ipex_inductor.passes import joint
 from ipex_inductor.passes.rule import Constant, Form, Rule
 
@@ -33,8 +42,8 @@ def due(seed: int, count: int) -> list[str]:
 
 
 def turns() -> list[str]:
-    """Every rule, and those twice that need more than their pattern: half their pieces fire."""
-    return sorted([*joint.RULE_NAMES, *BESIDES])
+    """Every rule, more often where half its pieces are refused, or where it reads many forms."""
+    return sorted(name for name in joint.RULE_NAMES for _ in range(TURNS.get(name, 1)))
 
 
 def _deck(turn: int, number: int) -> str:
@@ -55,10 +64,10 @@ class Drawn:
 def draw(rng: random.Random, name: str) -> Drawn:
     """One way to try the rule called `name`."""
     spellings = [rule for rule in joint.RULES if rule.name == name]
+    if name in LOOKALIKES and rng.random() < 0.5:
+        return Drawn(name, LOOKALIKES[name])
     if not spellings:
         return Drawn(name, BESIDES[name], "float32" if name.startswith("batch_norm+") else None)
-    if name in LOOKALIKES and rng.random() < 0.3:
-        return Drawn(name, LOOKALIKES[name])
     number = rng.randrange(len(spellings))
     rule = spellings[number]
     form = rng.choice([f for f in rule.forms if _dtypes(f) <= DTYPES.keys()])
@@ -105,8 +114,10 @@ BESIDES = {
 }
 
 
-# Rules whose example has no room for what they must refuse
-LOOKALIKES = {"pad+conv": padded_conv}
+TURNS = {**dict.fromkeys(BESIDES, 2), "pad+conv": 2, "softmax(q@k)@v": 10}
+
+# What the example of a rule has no room for: what it must refuse, above all
+LOOKALIKES = {"pad+conv": padded_conv, "linear+batch_norm": addmm_norm}
 
 
 # Those that are

@@ -12,7 +12,7 @@ from helpers import Mlp, Plain, code_of
 from torch import nn
 from torch._dynamo.utils import counters
 
-from ipex_inductor import report
+from ipex_inductor import decisions
 from ipex_inductor.config import MODES
 
 pytestmark = pytest.mark.gpu
@@ -53,7 +53,7 @@ def test_inference_and_changed_weights(dtype, mode):
         model.w.data = torch.randn_like(model.w) / 8
         for _ in range(3):
             torch.testing.assert_close(fn(x).clone(), model(x), rtol=0, atol=4 * ATOL[dtype])
-    assert [e for r in report.reports() for e in r.events if e.kind == "hoisted"]
+    assert [e for r in decisions.reports() for e in r.events if e.kind == "hoisted"]
 
 
 def test_captured_graphs_read_refreshed_weights_without_a_new_capture():

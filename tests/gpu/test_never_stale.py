@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 
-from ipex_inductor import derived_memory, refresh, report
+from ipex_inductor import decisions, derived_memory, refresh
 from ipex_inductor.config import MODES
 
 pytestmark = pytest.mark.gpu
@@ -98,7 +98,7 @@ def test_never_stale(case):
         agree(fn, model, x, name)
         write(model)
         agree(fn, model, x.to(model.w.dtype), name)
-    assert any(e.kind == "hoisted" for r in report.reports() for e in r.events)
+    assert any(e.kind == "hoisted" for r in decisions.reports() for e in r.events)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from helpers import Mlp, Plain, code_of
 from torch import nn
 from torch._dynamo.utils import counters
 
-from ipex_inductor import backend, compat, report
+from ipex_inductor import backend, compat, decisions
 from ipex_inductor.config import MODES
 from ipex_inductor.errors import DeviceError, OptionError, PassError, UnsupportedTorchError
 
@@ -135,9 +135,9 @@ def test_recompiles_and_resets_as_inductor():
 def test_reset_forgets_the_reports():
     with torch.no_grad():
         compiled(Mlp().eval())(X)
-    assert report.reports()
+    assert decisions.reports()
     torch.compiler.reset()
-    assert not report.reports()
+    assert not decisions.reports()
 
 
 # Nothing changes for Inductor.
@@ -259,7 +259,7 @@ def test_a_failing_pass_falls_back_and_says_so(stage, monkeypatch, caplog):
     with torch.no_grad(), caplog.at_level(logging.WARNING):
         torch.testing.assert_close(torch.compile(model, backend="ipex")(X), model(X))
     assert caplog.text.count("planted") == 1
-    (event,) = [e for r in report.reports() for e in r.events if e.kind == "fallback"]
+    (event,) = [e for r in decisions.reports() for e in r.events if e.kind == "fallback"]
     assert "planted" in event.reason
     torch.compiler.reset()
     with pytest.raises(Exception) as raised, torch.no_grad():  # noqa: PT011

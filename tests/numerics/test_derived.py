@@ -11,10 +11,9 @@ from helpers import Mlp, code_of
 from torch import nn
 from torch._dynamo.utils import counters
 
-from ipex_inductor import compat, derived_memory, refresh, report
+from ipex_inductor import compat, decisions, derived_memory, refresh
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.passes import derived, program
-
 
 
 def whole(*shape):
@@ -60,7 +59,7 @@ def check(fn, model, x=X):
 
 
 def events(kind):
-    return [e.reason for r in report.reports() for e in r.events if e.kind == kind]
+    return [e.reason for r in decisions.reports() for e in r.events if e.kind == kind]
 
 
 UNSEEN = {

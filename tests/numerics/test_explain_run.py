@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters, graph_break_reasons
 from typer.testing import CliRunner
 
 import ipex_inductor
-from ipex_inductor import report
+from ipex_inductor import decisions
 from ipex_inductor.cli import app
 from ipex_inductor.errors import OptionError
 
@@ -147,7 +147,7 @@ def state(model):
     entries = torch._C._dynamo.eval_frame._debug_get_cache_entry_list
     return {
         "counters": copy.deepcopy(dict(counters)),
-        "reports": report.reports(),
+        "reports": decisions.reports(),
         "breaks": list(graph_break_reasons),
         "entries": len(entries(type(model).forward.__code__)),
         "dynamo": torch._dynamo.config.get_config_copy(),
@@ -218,7 +218,7 @@ def test_a_second_explain_with_another_shape_is_as_static_as_the_first():
 def test_graphs_are_not_kept_unless_asked_for():
     with torch.no_grad():
         torch.compile(Plain().eval(), backend="ipex")(X)
-    assert [found.stages for found in report.reports()] == [None]
+    assert [found.stages for found in decisions.reports()] == [None]
 
 
 # The verb.

@@ -14,7 +14,7 @@ from torch._inductor.virtualized import V
 from torch.func import functional_call
 from torch.fx import map_arg
 
-from ipex_inductor import report
+from ipex_inductor import decisions
 from ipex_inductor.passes import folding
 
 CONVOLUTIONS = ["conv1d", "conv2d", "conv3d"]
@@ -62,7 +62,7 @@ def folds():
 
 
 def events(kind):
-    return [(e.subject, e.reason) for r in report.reports() for e in r.events if e.kind == kind]
+    return [(e.subject, e.reason) for r in decisions.reports() for e in r.events if e.kind == kind]
 
 
 def judge(got, eager, truth, factor=2):
@@ -604,7 +604,7 @@ def test_autocast_casts_between_a_norm_and_what_follows():
 
 def test_the_report_names_the_line():
     check(Mine(), example("conv2d"))
-    (fired,) = [e for r in report.reports() for e in r.events if e.kind == "fired"]
+    (fired,) = [e for r in decisions.reports() for e in r.events if e.kind == "fired"]
     assert fired.subject == "conv2d+batch_norm"
     assert __file__ in fired.where
 

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from models import MODELS, build
 from torch._dynamo.utils import counters, same
 
-from ipex_inductor import report
+from ipex_inductor import decisions
 from ipex_inductor.passes import attention
 
 transformers = pytest.importorskip("transformers", reason="its models are what is compiled here")
@@ -151,7 +151,7 @@ def check_training(name):
     truth = step(double, doubles, target.double(), lambda fn: fn)
     # Whisper draws a number for every layer, in training, and asks whether to skip it.
     ours = step(model, inputs, target, lambda fn: compiled(fn, fullgraph=name != "whisper"))
-    assert {r.source for r in report.reports()} == {"passes"}
+    assert {r.source for r in decisions.reports()} == {"passes"}
     # Some gradients are zero but for rounding: of a bias before a norm, or of attention's keys.
     least = 1e-3 * max(g.square().mean().sqrt().item() for g in truth[1].values())
     limits = [(1e-4, 0.0), (1e-2, least), (1e-4, 0.0)]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ipex_inductor import refresh, report
+from ipex_inductor import decisions, refresh
 
 
 class Model(nn.Module):
@@ -119,7 +119,7 @@ def test_never_stale(name):
     fn = torch.compile(model, backend="ipex")
     for _ in range(2):
         check(fn, model, name)
-    assert any(e.kind == "hoisted" for r in report.reports() for e in r.events)
+    assert any(e.kind == "hoisted" for r in decisions.reports() for e in r.events)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -128,4 +128,4 @@ def test_never_stale_in_mode(mode):
     fn = torch.compile(model, backend="ipex", **MODES[mode])
     for name in WRITES:
         check(fn, model, name)
-    assert any(e.kind == "hoisted" for r in report.reports() for e in r.events)
+    assert any(e.kind == "hoisted" for r in decisions.reports() for e in r.events)

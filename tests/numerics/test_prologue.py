@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from helpers import Mlp
 from torch import nn
 
-from ipex_inductor import derived_memory, report
+from ipex_inductor import decisions, derived_memory
 from ipex_inductor.passes import program
 
 X = torch.randn(4, 32)
@@ -47,7 +47,7 @@ def compiled(model, **options):
 
 
 def hoisted():
-    return [e.reason for r in report.reports() for e in r.events if e.kind == "hoisted"]
+    return [e.reason for r in decisions.reports() for e in r.events if e.kind == "hoisted"]
 
 
 @torch.no_grad()
@@ -279,7 +279,7 @@ def test_a_cpp_wrapper_keeps_inductors_own_path():
     fn = compiled(model, cpp_wrapper=True)
     torch.testing.assert_close(fn(X), model(X))
     assert not hoisted()
-    events = [e for r in report.reports() for e in r.events]
+    events = [e for r in decisions.reports() for e in r.events]
     assert any("cpp_wrapper" in e.reason for e in events)
 
 
@@ -378,7 +378,7 @@ def test_in_the_body_of_a_higher_order_op_nothing_is_a_weight():
             torch.testing.assert_close(fn(sign * x), model(sign * x), rtol=1e-4, atol=1e-5)
         model.w.mul_(2)
         model.bn.weight.mul_(2)
-    events = {(e.kind, e.subject, e.reason) for r in report.reports() for e in r.events}
+    events = {(e.kind, e.subject, e.reason) for r in decisions.reports() for e in r.events}
     reason = "a weight, bias or statistic is not a parameter or buffer"
     subjects = ("conv2d+batch_norm", "batch_norm+linear")
     assert events == {("missed", subject, reason) for subject in subjects}

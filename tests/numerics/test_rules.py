@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 
-from ipex_inductor import report
+from ipex_inductor import decisions
 from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.passes.epilogue import ACTIVATIONS
 from ipex_inductor.passes.joint import RULE_NAMES
@@ -131,7 +131,7 @@ def has_kernels(dtype):
 
 
 def misses():
-    return [e for r in report.reports() for e in r.events if e.kind == "missed"]
+    return [e for r in decisions.reports() for e in r.events if e.kind == "missed"]
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -352,5 +352,5 @@ def test_a_sum_that_only_a_norm_reads_is_left_to_its_kernel(op_by_op, users, dty
 
     check(fn, torch.randn(2, 3, 16, dtype=dtype))
     assert counters["ipex"] == ({} if users == 1 else {"linear+add": 1})
-    left = {e.subject for r in report.reports() for e in r.events if e.kind == "left"}
+    left = {e.subject for r in decisions.reports() for e in r.events if e.kind == "left"}
     assert ("linear+add+layer_norm" in left) == (users == 1)

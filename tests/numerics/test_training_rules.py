@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters, same
 
-from ipex_inductor import compat, report
+from ipex_inductor import compat, decisions
 from ipex_inductor.passes import training
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}  # torch's own, of its benchmarks
@@ -70,7 +70,7 @@ def check(model, x, **kwargs):
 
 
 def events(kind):
-    return {e.subject: e.reason for r in report.reports() for e in r.events if e.kind == kind}
+    return {e.subject: e.reason for r in decisions.reports() for e in r.events if e.kind == kind}
 
 
 @pytest.fixture

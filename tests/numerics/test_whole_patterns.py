@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 
-from ipex_inductor import report
+from ipex_inductor import decisions
 from ipex_inductor.passes import attention
 
 # Another order of summation, results near 1; in low precision also what eager rounds between.
@@ -38,7 +38,7 @@ def has_kernels(dtype):
 
 
 def events(name):
-    return [e for r in report.reports() for e in r.events if e.subject == name]
+    return [e for r in decisions.reports() for e in r.events if e.subject == name]
 
 
 # What fires, or is left to Inductor, in every dtype
@@ -117,7 +117,7 @@ def test_rules_fire(op_by_op, name, dtype, dynamic):
 def test_what_is_left_is_said(op_by_op, name, dtype, dynamic):
     fn, x = LEFT[name]
     assert found(fn, given(x, dtype), dynamic=dynamic) == {}
-    left = [e for r in report.reports() for e in r.events if e.kind == "left"]
+    left = [e for r in decisions.reports() for e in r.events if e.kind == "left"]
     assert [e.subject for e in left] == [name]
     assert "left_to_inductor" in left[0].reason
 

@@ -12,7 +12,7 @@ import json, sys, torch
 from torch import nn
 import torch.nn.functional as F
 from torch._dynamo.utils import counters
-from ipex_inductor import report
+from ipex_inductor import decisions
 options = json.loads(sys.argv[1])
 grad, scale = options.pop("grad"), options.pop("scale")
 
@@ -45,7 +45,7 @@ print(json.dumps({
     "aot": [counters["aot_autograd"]["autograd_cache_" + k] for k in ("hit", "miss", "bypass")],
     "fx": [inductor["fxgraph_cache_" + k] for k in ("hit", "miss", "bypass")],
     "fired": counters["ipex"]["linear+gelu"],
-    "reports": [found.to_dict() for found in report.reports()],
+    "reports": [found.to_dict() for found in decisions.reports()],
 }))
 """
 

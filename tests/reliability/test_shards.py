@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import ipex_inductor
-from ipex_inductor import report
+from ipex_inductor import decisions
 
 kind, rank, port = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
@@ -74,7 +74,7 @@ if kind == "parallel":
 ipex_inductor.refresh(model)
 check()
 if rank == 0:
-    events = [[e.kind, e.reason] for r in report.reports() for e in r.events]
+    events = [[e.kind, e.reason] for r in decisions.reports() for e in r.events]
     print(json.dumps([ipex_inductor.derived_memory(), events]))
 dist.destroy_process_group()
 """

@@ -11,10 +11,10 @@ from expecttest import assert_expected_inline
 from torch.fx.experimental.proxy_tensor import make_fx
 from typer.testing import CliRunner
 
-from ipex_inductor import explanation, report
+from ipex_inductor import decisions, explanation
 from ipex_inductor.cli import app
+from ipex_inductor.decisions import Event, GraphReport
 from ipex_inductor.explanation import Break, Explanation
-from ipex_inductor.report import Event, GraphReport
 
 FRAME = 'File "/somewhere/lib/python3/site-packages/nets/model.py", line {}, in forward'
 CODE = """
@@ -33,7 +33,7 @@ def call(args):
 
 @pytest.fixture(autouse=True)
 def no_reports():
-    report.clear()
+    decisions.clear()
 
 
 def graph_report():
@@ -178,7 +178,7 @@ def test_graph_text_has_names_types_and_calls():
 
     graph = make_fx(fn, tracing_mode="fake")(torch.ones(2, 3, dtype=torch.bfloat16)).graph
     assert_expected_inline(
-        report.graph_text(graph),
+        decisions.graph_text(graph),
         """\
 x_1: bfloat16[2, 3] = input
 relu: bfloat16[2, 3] = aten.relu.default(x_1)
@@ -239,31 +239,31 @@ def test_recalled_events_fill_a_report_no_pass_has_written():
     events = [Event("fired", "linear+gelu")]
     loaded, compiled = GraphReport(), GraphReport(source="passes")
     for found in (loaded, compiled):
-        with report.about(found):
-            report.recall(events)
+        with decisions.about(found):
+            decisions.recall(events)
     assert (loaded.source, loaded.events) == ("cache", events)
     assert (compiled.source, compiled.events) == ("passes", [])
 
 
 def test_recall_without_a_compile_opens_a_report():
-    report.recall([Event("fired", "linear+gelu")])
-    assert report.reports()[-1].source == "cache"
+    decisions.recall([Event("fired", "linear+gelu")])
+    assert decisions.reports()[-1].source == "cache"
 
 
 def test_captured_reports_keep_graphs_and_are_not_remembered():
-    with report.capturing() as seen:
-        inside = report.open_report()
-    outside = report.open_report()
+    with decisions.capturing() as seen:
+        inside = decisions.open_report()
+    outside = decisions.open_report()
     for found in (inside, outside):
         found.show("traced", "text")
     assert seen == [inside]
-    assert report.reports() == [outside]
+    assert decisions.reports() == [outside]
     assert (inside.stages, outside.stages) == ({"traced": "text"}, None)
 
 
 def test_decisions_are_logged_at_debug_and_the_summary_at_info(caplog):
     debug = caplog.at_level(logging.DEBUG, "ipex_inductor")
-    with debug, report.about(GraphReport(source="passes")) as found:
+    with debug, decisions.about(GraphReport(source="passes")) as found:
         found.add("missed", "linear+gelu", "a size is zero", "model.py:3")
     ours = [r for r in caplog.records if r.name == "ipex_inductor"]
     said = [(r.levelname, r.getMessage()) for r in ours]

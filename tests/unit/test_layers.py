@@ -8,12 +8,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-GROUND = {"errors", "config", "target", "report", "compat"}
+GROUND = {"errors", "config", "target", "decisions", "compat"}
 MAY_IMPORT = {
     "errors": set(),
     "config": {"errors"},
     "target": {"errors"},
-    "report": {"errors"},
+    "decisions": {"errors"},
     "compat": {"errors"},
     "ops": set(),
     "aot_cache": set(),

@@ -1,17 +1,12 @@
-"""What was decided and why: every room writes here, `explain` and the tests read.
-
-The module is also a function: `ipex_inductor.report(model)` is the report of what `optimize` did.
-"""
+"""What was decided and why: every room writes here, `explain` and the tests read."""
 
 import logging
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
-from types import ModuleType
 from typing import Any
 
 from ipex_inductor.errors import ArgumentError
@@ -196,8 +191,8 @@ def clear() -> None:
         _graphs.clear()
 
 
-def of(model: Any) -> GraphReport:
-    """What `optimize` did to `model` and why: also `ipex_inductor.report(model)`.
+def report(model: Any) -> GraphReport:
+    """What `optimize` did to `model` and why, which is `model.ipex_report` too.
 
     Raises `ArgumentError` for a model that did not come out of `optimize`.
     """
@@ -207,12 +202,3 @@ def of(model: Any) -> GraphReport:
     came = f"a {type(model).__name__} without a report"
     todo = "Optimize it first; level O0 leaves a model as it is, without a report."
     raise ArgumentError("a model that ipex_inductor.optimize returned", came, todo)
-
-
-class _CallableModule(ModuleType):
-    """`ipex_inductor.report` was the name of this module before users knew it as a function."""
-
-    __call__ = staticmethod(of)
-
-
-sys.modules[__name__].__class__ = _CallableModule
