@@ -23,7 +23,7 @@ PIECES = {**MOTIFS, attention: 10}
 RULES = 3  # patterns of rules in a program: each rule fires 170 times or more in 10,000
 PIECE = 0.45  # of the programs have a random one beside the patterns
 # Of the programs, at three times the cost; a tenth of them say what holds at one size alone.
-DYNAMIC = 0.1
+DYNAMIC = 0.06
 OTHER = {BATCH: 9, LENGTH: 10}  # what is tried in the place of the sizes of dynamic programs
 
 
