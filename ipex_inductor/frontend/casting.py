@@ -16,8 +16,8 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_map_only
 
 from ipex_inductor.frontend.notes import Notes
-from ipex_inductor.optim import keep_public_dtype
-from ipex_inductor.optim.weights import Trained, weights_of
+from ipex_inductor.optim import cast_for_inference
+from ipex_inductor.optim.weights import weights_of
 
 KNOB = "dtype"
 NOTHING = "no parameter of it may be held in {}"
@@ -86,19 +86,12 @@ def castable(model: nn.Module, dtype: torch.dtype, phase: str, notes: Notes) -> 
 
 def cast(model: nn.Module, dtype: torch.dtype, notes: Notes) -> None:
     """Hold the castable parameters of `model` in `dtype`; state dicts go on showing their own."""
-    held = weights_of(model)
     found = castable(model, dtype, "inference", notes)
     if not found and KNOB not in notes.report.count("missed"):
         notes.missed(KNOB, NOTHING.format(dtype))
-    # What was trained with a master weight is held in its own low precision.
-    params = [p for p in found if not isinstance(held.get(p), Trained) and p.dtype != dtype]
-    dtypes = {p: p.dtype for p in params}
-    keep_public_dtype(model, params)
-    for param in params:
-        param.grad = None  # of another dtype than the gradients to come
-        param.data = param.data.to(dtype)
+    dtypes = cast_for_inference(model, found, dtype)
     announce(model, dtypes)
-    for name, module in _owning(model, params):
+    for name, module in _owning(model, dtypes):
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()  # cuDNN wants them side by side
         notes.done(KNOB, f"to {dtype}", name)

@@ -9,7 +9,7 @@ precision, in which small differences are lost. State dicts hold fp32, so averag
 from ipex_inductor.optim._lamb import Lamb
 from ipex_inductor.optim._lars import Lars, create_optimizer_lars
 from ipex_inductor.optim.fused import fuse_step
-from ipex_inductor.optim.masters import attach_master_weights, keep_public_dtype
+from ipex_inductor.optim.masters import attach_master_weights, cast_for_inference
 from ipex_inductor.optim.tables import FUSED_OPTIMIZERS, SPLIT_OPTIMIZERS
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "Lamb",
     "Lars",
     "attach_master_weights",
+    "cast_for_inference",
     "create_optimizer_lars",
     "fuse_step",
-    "keep_public_dtype",
 ]

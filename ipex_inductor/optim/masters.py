@@ -42,13 +42,25 @@ def attach_master_weights(
     wrap(optimizer, weights)
 
 
-def keep_public_dtype(model: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
-    """State dicts of `model` go on holding `parameters` in the dtype these have now.
+def cast_for_inference(
+    model: nn.Module, parameters: Iterable[nn.Parameter], dtype: torch.dtype
+) -> dict[nn.Parameter, torch.dtype]:
+    """Cast `parameters` of `model` to `dtype`; its state dicts go on holding the dtypes they had.
 
-    Called before they are cast for inference. What has master weights keeps showing those.
+    Cast twice, they show the first; after `model.half()` or the like, what that made of them. What
+    has master weights is held in its own low precision, and left alone. Returns the dtype that each
+    one had which was cast.
     """
-    known = weights_of(model)
-    place(model, {p: Rounded(p) for p in parameters if p not in known})
+    known, cast = weights_of(model), {}
+    for param in parameters:
+        weight, had = known.get(param), param.dtype
+        if not isinstance(weight, Trained) and had != dtype:
+            param.grad = None  # of another dtype than the gradients to come
+            param.data = param.data.to(dtype)
+            public = weight.public if isinstance(weight, Rounded) else had
+            known[param], cast[param] = Rounded(param, dtype, public), had
+    place(model, {p: known[p] for p in cast})
+    return cast
 
 
 def _attach(

@@ -20,14 +20,15 @@ MARK = "_ipex_master"  # of a parameter that only a wrapped optimizer may step: 
 
 
 class Weight(ABC):
-    """A parameter held in low precision."""
+    """A parameter held in low precision, `dtype`."""
 
-    def __init__(self, param: nn.Parameter) -> None:
+    def __init__(self, param: nn.Parameter, dtype: torch.dtype) -> None:
         self.param = param
+        self.dtype = dtype
 
     def live(self) -> bool:
-        """Whether the parameter is still what we made of it."""
-        return True
+        """Not after `model.float()` or the like: then the parameter alone counts."""
+        return self.param.dtype == self.dtype
 
     @abstractmethod
     def full(self) -> Tensor:
@@ -39,11 +40,11 @@ class Weight(ABC):
 
 
 class Rounded(Weight):
-    """Inference: the parameter is all there is; shown in the dtype it had."""
+    """Inference: the parameter is all there is; shown in `public`, the dtype it had."""
 
-    def __init__(self, param: nn.Parameter) -> None:
-        super().__init__(param)
-        self.public = param.dtype
+    def __init__(self, param: nn.Parameter, dtype: torch.dtype, public: torch.dtype) -> None:
+        super().__init__(param, dtype)
+        self.public = public
 
     def full(self) -> Tensor:
         """The parameter, widened."""
@@ -55,11 +56,10 @@ class Rounded(Weight):
 
 
 class Trained(Weight):
-    """Training: `rest` holds what the parameter cannot; `dtype` is the parameter's."""
+    """Training: `rest` holds what the parameter cannot."""
 
     def __init__(self, param: nn.Parameter, dtype: torch.dtype) -> None:
-        super().__init__(param)
-        self.dtype = dtype
+        super().__init__(param, dtype)
         low, self._rest = self.cut(param.detach())
         _become(param, low)
         self._mark()
@@ -83,10 +83,6 @@ class Trained(Weight):
         if self._rest.device != self.param.device:
             self._rest = self._rest.to(self.param.device)
         return self._rest
-
-    def live(self) -> bool:
-        """Not after `model.float()` or the like: then the parameter alone counts."""
-        return self.param.dtype == self.dtype
 
     def stands(self) -> bool:
         """Not after FSDP has put a shard in the place of the parameter's values."""
@@ -176,11 +172,25 @@ def place(model: nn.Module, weights: dict[nn.Parameter, Any]) -> None:
             module.register_state_dict_post_hook(_show)  # type: ignore[no-untyped-call]
             module.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
         if own:
-            vars(module)[TABLE] = vars(module).get(TABLE, {}) | own
-            _owners.add(module)
+            vars(module)[TABLE] = _Table(module, vars(module).get(TABLE, {}) | own)
 
 
-_owners: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()  # of tables
+class _Table(dict[str, Weight]):
+    """The weights that `module` owned when it was made, by name; copies know the module's copy."""
+
+    def __init__(self, module: nn.Module, weights: dict[str, Weight]) -> None:
+        super().__init__(weights)
+        self.__setstate__(module)
+
+    def __getstate__(self) -> nn.Module | None:
+        return self.module()
+
+    def __setstate__(self, module: nn.Module) -> None:
+        self.module = weakref.ref(module)
+        _tables[id(self)] = self
+
+
+_tables: "weakref.WeakValueDictionary[int, _Table]" = weakref.WeakValueDictionary()
 
 
 def displaced(params: set[Tensor]) -> Iterator[tuple[nn.Module, str]]:
@@ -190,8 +200,11 @@ def displaced(params: set[Tensor]) -> Iterator[tuple[nn.Module, str]]:
     that place is somebody's own choice, and one that only moved (pruning) is still stepped.
     """
     flat = {info.module for p in params for info in getattr(p, "_param_infos", ())}  # FSDP1
-    for module in list(_owners):
-        for name, weight in vars(module)[TABLE].items():
+    for kept in list(_tables.values()):
+        module = kept.module()
+        if module is None:
+            continue
+        for name, weight in kept.items():
             if isinstance(weight, Trained) and _displaced(module, name, weight):
                 within = set(module.parameters()) | {weight.param}
                 if module in flat or not params.isdisjoint(within):

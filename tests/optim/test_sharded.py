@@ -1,5 +1,6 @@
 """Who puts other values in the place of a parameter with a master weight hears of it."""
 
+import copy
 import warnings
 
 import pytest
@@ -50,17 +51,22 @@ def backward(model, held):
     model(torch.randn(4, 8).to(held[0])).float().square().mean().backward()
 
 
+STEPPED_BY = ("its optimizer", "a new optimizer", "a new optimizer of a copy")
+
+
 @parametrize_low
-@pytest.mark.parametrize("late", [False, True], ids=["its optimizer", "a new optimizer"])
+@pytest.mark.parametrize("by", STEPPED_BY)
 @pytest.mark.parametrize("wrap", [fsdp1, fsdp2, parametrizations.weight_norm])
-def test_what_drops_the_masters_is_refused(wrap, late, held, alone):
+def test_what_drops_the_masters_is_refused(wrap, by, held, alone):
     """The bits below would be gone: plain low-precision training, and nobody would notice."""
     model, optimizer = trained(held)
+    if "copy" in by:
+        model = copy.deepcopy(model)
     if wrap is parametrizations.weight_norm:
         wrap(model[0])
     else:
         model = wrap(model)
-    if late:
+    if "new" in by:
         optimizer = SGD(model.parameters(), 0.1)
     backward(model, held)
     with pytest.raises(ArgumentError, match=r"Linear whose 'weight' .* FSDP"):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ipex_inductor.optim import attach_master_weights, keep_public_dtype
+from ipex_inductor.optim import attach_master_weights, cast_for_inference
 from ipex_inductor.optim.halves import halves, join, split
 
 parametrize_low = pytest.mark.parametrize("held", LOW.values(), ids=list(LOW))
@@ -396,9 +396,9 @@ def test_gradients_from_before_are_cast():
 def test_inference_keeps_the_public_dtype(dtype, public):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(public).eval()
     before = copy.deepcopy(model.state_dict())
-    keep_public_dtype(model, model[0].parameters())
-    keep_public_dtype(model, model[0].parameters())
-    model[0].to(dtype)
+    first = cast_for_inference(model, model[0].parameters(), dtype)
+    assert set(first.values()) == ({public} if public != dtype else set())
+    assert not cast_for_inference(model, model[0].parameters(), dtype)
     shown = model.state_dict()
     assert {value.dtype for value in shown.values()} == {public}
     assert torch.equal(shown["0.weight"], before["0.weight"].to(dtype).to(public))
@@ -408,10 +408,27 @@ def test_inference_keeps_the_public_dtype(dtype, public):
     assert copy.deepcopy(model)[0].state_dict()["weight"].dtype == public
 
 
+def test_cast_twice_state_dicts_show_the_first():
+    model = nn.Linear(4, 4)
+    for dtype in (torch.bfloat16, torch.float16):
+        cast_for_inference(model, model.parameters(), dtype)
+    assert model.weight.dtype == torch.float16
+    assert model.state_dict()["weight"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_what_the_user_casts_afterwards_is_shown(dtype):
+    model = nn.Linear(4, 4)
+    cast_for_inference(model, model.parameters(), torch.bfloat16)
+    model.to(dtype)
+    assert model.state_dict()["weight"].dtype == dtype
+    assert torch.equal(model.state_dict()["weight"], model.weight)
+
+
 def test_masters_stay_when_a_trained_model_goes_into_inference():
     model, _, twin, _ = four = pair(VARIANTS["sgd"], SPLIT)
     train(*four)
-    keep_public_dtype(model, model.parameters())
+    assert not cast_for_inference(model, model.cast(), torch.bfloat16)
     shown = model.state_dict()
     assert all(torch.equal(shown[name], value) for name, value in twin.state_dict().items())
 
