@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from optimizers import LOW, VARIANTS
 from torch import nn
-from torch.optim import SGD, AdamW
+from torch.optim import SGD, AdamW, lr_scheduler
 
 from ipex_inductor.optim import attach_master_weights
 
@@ -83,27 +83,34 @@ def test_two_hundred_steps_are_those_of_an_fp32_master(variant, way):
     assert all(torch.equal(shown[name], value) for name, value in twin.state_dict().items())
 
 
-@pytest.mark.parametrize("steps", [300, pytest.param(2000, marks=pytest.mark.slow)])
-def test_the_loss_is_that_of_fp32(steps):
+# Steps, rate, and the loss in nats that fp32 reaches: 4.97 untrained, 3.07 by frequencies alone. At
+# twice the rate trainings learn the text by heart, and differ by who is first.
+CURVES = [(600, 3e-3, 2.95), pytest.param(2000, 1.5e-3, 2.5, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("steps", "rate", "reached"), CURVES)
+def test_the_loss_is_that_of_fp32(steps, rate, reached):
     """Within 1 %: bf16 products round to 3 digits, and each training goes its own way then."""
     start = CharLM()
     losses = {}
     for name in ("fp32", "autocast", "split"):
         model = copy.deepcopy(start)
-        optimizer = AdamW(model.parameters(), 3e-3)
+        optimizer = AdamW(model.parameters(), rate)
         if name == "split":
             attach_master_weights(model, optimizer, model.cast(), torch.bfloat16, split=True)
+        scheduler = lr_scheduler.CosineAnnealingLR(optimizer, steps)
         for number in range(steps):
             optimizer.zero_grad()
             with autocast(torch.bfloat16, enabled=name != "fp32"):
                 model.loss(draw(number, 8)).backward()
             optimizer.step()
+            scheduler.step()
         judge = copy.deepcopy(start)
         judge.load_state_dict(model.state_dict())
         with torch.no_grad():
-            losses[name] = judge.loss(draw(-1, 128)).item()
+            losses[name] = judge.loss(draw(-1, 512)).item()
     print(losses)
-    assert losses["fp32"] < 3.06  # nats; 4.97 untrained, 3.07 for who knows frequencies alone
+    assert losses["fp32"] < reached
     assert losses["autocast"] == pytest.approx(losses["fp32"], rel=0.01)
     assert losses["split"] == pytest.approx(losses["fp32"], rel=0.01)
 
