@@ -7,8 +7,8 @@ mask's value, as it does for finite scores if that is the lowest number of fp32 
 kernels add in fp32, in which numbers around -2^128 are 2^104 apart, so a score below 2^103 in size
 is lost. A row masked whole is then uniform in both. The lowest number of fp16 is no such number:
 the lowest of fp32 takes its place, which is the same as long as a row keeps a score above -65400.
-With -inf, torch's kernels return zeros for a row masked whole, and eager NaN: such a mask is taken
-only if it is made of constants, and seen to leave every row a score.
+With -inf, torch's kernels return zeros for a row masked whole, and eager NaN: such a fill is taken
+only where it is a constant, and all that constants do is seen to leave every row a score.
 """
 
 import math
@@ -102,7 +102,23 @@ def scores_of(product: Product, softmax: Node) -> Scores:
     for node in (*product.path, product.a, softmax):
         if len(node.users) != 1:
             raise Refused(f"the probabilities have {len(node.users)} users")
-    return _read(softmax.args[0])
+    scores = _read(softmax.args[0])
+    _check_rows(scores)
+    return scores
+
+
+def _check_rows(scores: Scores) -> None:
+    """What constants do to the scores must leave each row one; a fill by -inf must be constant."""
+    mask: Tensor | None = None
+    with unset_fake_temporarily():
+        for step, parameters, taken in scores.steps:
+            tensors = [constant(node) for node in taken]
+            if all(tensor is not None for tensor in tensors):
+                mask = step(mask, *tensors, *parameters)
+            elif -math.inf in parameters:
+                raise Refused("masked scores become -inf, and a row may be masked whole")
+        if mask is not None and (mask == -math.inf).all(-1).any():
+            raise Refused("masked scores become -inf, and a row is masked whole")
 
 
 def _product(node: Node) -> Product | None:
@@ -175,24 +191,13 @@ def _chosen(node: Node) -> Scores:
     kind, low = dtype(node), number(fill)
     if low is None:
         raise Refused("masked scores become no constant")
-    if low == -math.inf:
-        _check_rows(condition, keeps)
-    elif not on_cpu(node):
+    if low != -math.inf and not on_cpu(node):
         raise Refused(f"what becomes of a row masked whole is not known on {value(node).device}")
-    elif kind == torch.float16 and low == torch.finfo(kind).min:
+    if kind == torch.float16 and low == torch.finfo(kind).min:
         kind, low = torch.float32, torch.finfo(torch.float32).min
     elif low > LOST:
         raise Refused(f"masked scores become {low}: a row masked whole would not stay uniform")
     return scores.then(_fill, keeps, low, kind, of=[condition])
-
-
-def _check_rows(condition: Any, keeps: bool) -> None:
-    with unset_fake_temporarily():
-        mask = constant(condition)
-        if mask is None:
-            raise Refused("masked scores become -inf, and a row may be masked whole")
-        if not (mask == keeps).any(-1).all():
-            raise Refused("masked scores become -inf, and a row is masked whole")
 
 
 def _cast(node: Node) -> Scores:

@@ -33,8 +33,8 @@ TRAPS = {
     "scaled behind a mask": "({s} + {addend}) * 0.5",
     "a number added": "{s} + 1",
     "squared": "{s} * {s}",
-    "other scales": "{s} * {factor}",
 }
+SCALED = "{s} * {factor}"  # a trap before masks: of filled scores its gradient is rounding alone
 
 
 def attention(b):
@@ -78,6 +78,8 @@ def _projected(b, width, sizes):
 def _steps(b, sizes):
     """Lines from the product to the softmax: scales, then masks, with casts between."""
     lines = [b.rng.choice(SCALES) for _ in range(b.pick(0, 1, 1, 2))]
+    if b.chance(0.05):
+        lines.append(SCALED.format(s="{s}", factor=b.input(sizes["q"], sizes["k"])))
     lines += [_mask(b, sizes) for _ in range(b.pick(0, 1, 1, 2, 2))]
     if b.chance(0.25):
         lines.insert(b.rng.randrange(len(lines) + 1), "{s}.to(torch.float32)")
@@ -95,8 +97,6 @@ def _mask(b, sizes):
         values["addend"] = b.input(*lead, *matrix)
     if "{drops}" in line:
         values["drops"] = b.input(*lead, *matrix, fill="mask")
-    if "{factor}" in line:
-        values["factor"] = b.input(*lead, *matrix)
     return line.format(s="{s}", **values)
 
 

@@ -1,7 +1,6 @@
 """`python -m fuzz`: many programs on all cores; exit code 1 if one is wrong."""
 
 import argparse
-import gc
 import logging
 import multiprocessing
 import os
@@ -64,7 +63,6 @@ def _parts(seeds: range, size: int) -> Iterator[range]:
 
 def _one_thread() -> None:
     torch.set_num_threads(1)
-    gc.freeze()  # torch's modules are there to stay: one part in twenty of the time
     warnings.simplefilter("ignore")
     # torch reports each shape that a rule tries and refuses.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)

@@ -439,8 +439,14 @@ FAULTS = (
     Fault(
         "a row masked whole",
         SCORES + "_check_rows",
-        "if not (mask == keeps).any(-1).all()",
-        "if False",
+        "if mask is not None and",
+        "if False and",
+    ),
+    Fault(
+        "a row masked by two",
+        SCORES + "_check_rows",
+        "step(mask, *tensors",
+        "step(None, *tensors",
     ),
     Fault(
         "rows of any mask",

@@ -214,6 +214,11 @@ def test_attention_of_any_layout(name, dynamic):
     assert counters["ipex"] == {attention.NAME: 1}
 
 
+def test_two_fills_that_leave_every_row_a_score(op_by_op):
+    """With -inf: of two that do not, torch's kernel makes zeros, and eager NaN."""
+    assert found(without(0, 0), *QKV) == {attention.NAME: 1}
+
+
 def test_attention_of_nothing(op_by_op):
     """Fused or not: torch 2.11 has a kernel for no batch, 2.13 has none."""
     found(lambda q, k, v: F.softmax(product(q, k), -1) @ v, QUERY[:0], KEY[:0], VALUE[:0])
@@ -271,6 +276,17 @@ def filled(value, drop=lambda: ~KEEP):
     return between(lambda s: F.softmax(s.masked_fill(drop(), value), -1))
 
 
+def without(*parities):
+    """Scores of -inf in the even columns (0), in the odd ones (1), in all of them."""
+
+    def fill(s):
+        for parity in parities:
+            s = s.masked_fill(torch.arange(5) % 2 == parity, -torch.inf)
+        return F.softmax(s, -1)
+
+    return between(fill)
+
+
 def twice(fn, make):
     """`fn` of what `make` gives, which is used once more."""
     return lambda *args: (lambda y: fn(y, *args) + y.mean())(make(*args))
@@ -297,6 +313,11 @@ MISSES = {
         ),
         "filled with -inf": (filled(-torch.inf), QKV, "a row may be masked whole"),
         "a row of -inf": (filled(-torch.inf, causal), QKV, "a row is masked whole"),
+        "rows of -inf by two fills": (
+            without(0, 1),
+            QKV,
+            "a row is masked whole",
+        ),
         "filled with -10000": (filled(-1e4), QKV, "would not stay uniform"),
         "filled with -100 in fp16": (filled(-100), HALF, "would not stay uniform"),
         "filled with a tensor": (
