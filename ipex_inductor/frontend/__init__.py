@@ -12,7 +12,7 @@ from ipex_inductor.frontend.checks import check
 from ipex_inductor.frontend.copying import copy_with_model, warn_of_schedulers
 from ipex_inductor.frontend.dropout import replace_dropout
 from ipex_inductor.frontend.elsewhere import say_who
-from ipex_inductor.frontend.flow import Flow, flow_of
+from ipex_inductor.frontend.flow import Flow, differs, flow_of
 from ipex_inductor.frontend.knobs import Knobs, resolve
 from ipex_inductor.frontend.layout import disable_auto_channels_last, enable_auto_channels_last
 from ipex_inductor.frontend.notes import Notes
@@ -44,8 +44,8 @@ def optimize(
     Returns the model, or (model, optimizer): copies unless `inplace`, of the same classes. `level`
     O1 sets the knobs left at None; O0 sets none, and returns the very objects if nothing is asked.
     `dtype`: torch.bfloat16 or torch.float16 casts what gains by it; call the model under autocast.
-    `sample_input`: a tensor, tuple or dict of arguments that show how `forward` is called; a copy
-    runs on it once, and what folds by it is right for calls that take the same way. `graph_mode`:
+    `sample_input`: a tensor, tuple or dict of arguments that show how `forward` is called; copies
+    run on it, and what folds by it is right for calls that take the same way. `graph_mode`:
     compiled with backend `ipex`. `ipex_inductor.report(model)`: what was done, and what not and
     why. Load checkpoints before folding for inference.
 
@@ -77,6 +77,8 @@ def optimize(
     if not inplace:
         warn_of_schedulers(optimizer, notes)
         model, optimizer = copy_with_model(model, optimizer)
+    if dtype is torch.float32:
+        casting.say_low(model, notes)
     layout.lay_out(model, optimizer, level, notes)
     say_who(model, knobs, compiled, notes)
     if optimizer is None:
@@ -96,7 +98,7 @@ def _prepare_inference(
     if "replace_dropout_with_identity" in knobs:
         replace_dropout(model, notes)
     if folding.is_wanted(model, knobs):
-        flow = _flow(model, sample_input, notes)
+        flow = _flow(model, sample_input, knobs, notes)
         folding.fold_batch_norms(model, flow, knobs, notes)
     elif sample_input is not None:
         notes.left("sample_input", "nothing to fold; graphs see the shapes when they are compiled")
@@ -104,15 +106,20 @@ def _prepare_inference(
         casting.cast(model, dtype, notes)
 
 
-def _flow(model: nn.Module, sample_input: Any, notes: Notes) -> Flow:
+def _flow(model: nn.Module, sample_input: Any, knobs: Knobs, notes: Notes) -> Flow:
     flow = flow_of(model, sample_input, folding.is_watched)
     if sample_input is None:
         return flow
-    if not flow.reason:
-        notes.done("sample_input", "run once on a copy, to see what may fold in calls like it")
+
+    def fold(copied: nn.Module) -> None:
+        folding.fold_batch_norms(copied, flow, knobs, Notes(None))
+
+    reason = flow.reason or differs(model, sample_input, flow, fold)
+    if not reason:
+        notes.done("sample_input", "run on copies, to see what may fold in calls like it")
         return flow
-    notes.missed("sample_input", flow.reason)
-    return replace(flow_of(model, None, folding.is_watched), unseen=flow.reason)
+    notes.missed("sample_input", reason)
+    return replace(flow_of(model, None, folding.is_watched), unseen=reason)
 
 
 def _pair(model: Any, optimizer: Any) -> Any:

@@ -52,6 +52,7 @@ CASTS: dict[str, dict[str, frozenset[str]]] = {
         | {"ConvTranspose1d", f"{_TRANSFORMERS}.bert.modeling_bert.BertLMPredictionHead"},
     },
 }
+BAG = "ipex_inductor.nn.merged_embedding_bag."
 ORIGINALS = {"inference": (torch.float32, *HALF), "training": (torch.float32,)}
 
 
@@ -68,6 +69,8 @@ def castable(model: nn.Module, dtype: torch.dtype, phase: str, notes: Notes) -> 
             text = f"Can't convert model's parameters dtype from {param.dtype} to {dtype}"
             notes.missed(KNOB, text, text=text)
     for name, module in model.named_modules():
+        if _full_name(type(module)).startswith(BAG):
+            notes.missed(KNOB, "tables of merged bags keep the dtype of their EmbeddingSpec", name)
         if _recomputed(module):
             notes.missed(KNOB, "a hook computes its weight in every call", name)
     stay: set[nn.Parameter] = set()
@@ -97,6 +100,13 @@ def cast(model: nn.Module, dtype: torch.dtype, notes: Notes) -> None:
         notes.done(KNOB, f"to {dtype}", name)
 
 
+def say_low(model: nn.Module, notes: Notes) -> None:
+    """Note that `dtype=torch.float32` widens nothing."""
+    low = sorted({str(p.dtype) for p in model.parameters() if p.dtype in HALF})
+    if low:
+        notes.missed(KNOB, f"torch.float32 widens nothing, and parameters are {low[0]}")
+
+
 def announce(model: nn.Module, dtypes: Mapping[nn.Parameter, torch.dtype]) -> None:
     """Have the modules of torch.nn that own these parameters keep their dtypes without autocast."""
     for _, module in _owning(model, dtypes):
@@ -105,11 +115,11 @@ def announce(model: nn.Module, dtypes: Mapping[nn.Parameter, torch.dtype]) -> No
         if calls and not known:
             own = {name: p for name, p in module.named_parameters(recurse=False) if p in dtypes}
             name, param = next(iter(own.items()))
-            narrow = partial(_narrow, owned=name)
-            module.register_forward_pre_hook(narrow, prepend=True, with_kwargs=True)
+            # Next to the module: what hooks of the user's see and give is as it was.
+            module.register_forward_pre_hook(partial(_narrow, owned=name), with_kwargs=True)
             public = torch.empty(0, dtype=dtypes[param], device=param.device)
             module.register_buffer(PUBLIC, public, persistent=False)
-            module.register_forward_hook(partial(_widen, owned=name))
+            module.register_forward_hook(partial(_widen, owned=name), prepend=True)
 
 
 def is_own_hook(hook: Any) -> bool:

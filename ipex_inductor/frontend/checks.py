@@ -56,6 +56,20 @@ def _check_phase(model: nn.Module, optimizer: Any) -> None:
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         came = f"a {type(optimizer).__name__}"
         raise ArgumentError("a torch.optim.Optimizer", came, "Pass the one that steps the model.")
+    if optimizer is not None:
+        _check_steps(model, optimizer)
+
+
+def _check_steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    trained = {p for p in model.parameters() if p.requires_grad}
+    stepped = {p for group in optimizer.param_groups for p in group["params"]}
+    if trained and stepped and trained.isdisjoint(stepped):
+        raise ArgumentError(
+            "an optimizer of parameters of the model",
+            f"a {type(optimizer).__name__} that steps none of them",
+            "Make it of model.parameters(). Of several optimizers of one model give each with "
+            "inplace=True: a copy of the model has parameters of its own.",
+        )
 
 
 def _check_unwrapped(model: nn.Module) -> None:

@@ -21,11 +21,26 @@ def copy_with_model(model: nn.Module, optimizer: Any = None) -> tuple[nn.Module,
     memo: dict[int, Any] = {}
     try:
         copied = copy.deepcopy(model, memo)
+        for param in model.parameters():
+            if id(param) in memo:
+                _carry(param, memo[id(param)], memo)
     except Exception as error:
         todo = "optimize(..., inplace=True) changes the model itself and needs no copy."
         came = f"{type(error).__name__}: {error}"
         raise ArgumentError("a model that copy.deepcopy can copy", came, todo) from error
     return copied, None if optimizer is None else _copied(optimizer, memo)
+
+
+def _carry(param: nn.Parameter, copied: nn.Parameter, memo: dict[int, Any]) -> None:
+    """What torch's copies of parameters lose: attributes and hooks."""
+    for name, value in vars(param).items():
+        if name not in vars(copied):
+            vars(copied)[name] = copy.deepcopy(value, memo)
+    if param.requires_grad:
+        for hook in (param._backward_hooks or {}).values():
+            copied.register_hook(hook)  # type: ignore[no-untyped-call]
+        for hook in (param._post_accumulate_grad_hooks or {}).values():
+            copied.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
 
 def warn_of_schedulers(optimizer: Any, notes: Notes) -> None:
@@ -46,6 +61,11 @@ def _copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
     for name, value in vars(optimizer).items():
         if name.endswith("_hooks"):
             vars(copied)[name] = copy.copy(value)
-        elif name not in vars(copied) and not callable(value):  # a patched step is bound to the old
+        elif name not in vars(copied) and not _is_step(name, value, optimizer):
             vars(copied)[name] = copy.deepcopy(value, memo)
     return copied
+
+
+def _is_step(name: str, value: Any, optimizer: Optimizer) -> bool:
+    """Whether it is a step that somebody patched, or a method of the `optimizer` itself."""
+    return name == "step" or getattr(value, "__self__", None) is optimizer

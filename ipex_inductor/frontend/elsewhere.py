@@ -29,11 +29,12 @@ XPU = {
 
 def say_who(model: nn.Module, knobs: Knobs, compiled: bool, notes: Notes) -> None:
     """Note for the knobs of which the frontend does nothing who does it, or why nobody does."""
-    for knob, phase in knobs.out_of_phase("training" if model.training else "inference"):
+    elsewhen = knobs.out_of_phase("training" if model.training else "inference")
+    for knob, phase in elsewhen.items():
         notes.missed(knob, f"it takes effect in {phase} only")
     device = next((p.device.type for p in model.parameters()), "cpu")
     known = CPU if device == "cpu" else ANY
-    for knob in sorted(knobs.on & CPU.keys()):
+    for knob in sorted((knobs.on & CPU.keys()) - elsewhen.keys()):
         who, how = known.get(knob, ("", f"it concerns oneDNN on CPUs, not {device}"))
         if who == TORCH or (who and compiled):
             notes.left(knob, how)

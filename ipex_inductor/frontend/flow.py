@@ -44,7 +44,7 @@ class Flow:
     """The calls of the watched modules by name, and who uses each value.
 
     `handled` names those whose parameters are used outside their call. `unseen` says why some calls
-    are not known, `reason` why none is.
+    are not known, `reason` why none is. `result` is what the model gave on the sample.
     """
 
     reason: str = ""
@@ -53,6 +53,7 @@ class Flow:
     users: dict[Hashable, set[str]] = field(default_factory=lambda: defaultdict(set))
     makers: dict[Hashable, str] = field(default_factory=dict)
     handled: set[str] = field(default_factory=set)
+    result: Any = None
 
     def call(self, name: str) -> Call | str:
         """The one call of a module, or the reason why there is none to speak of."""
@@ -84,10 +85,49 @@ def flow_of(model: nn.Module, sample_input: Any, watch: Watch) -> Flow:
         return _chained(model)
     try:
         twin = copy.deepcopy(model)
-        args, kwargs = copy.deepcopy(tree_map_only(torch.Tensor, _plain, arguments(sample_input)))
+        args, kwargs = _copied(sample_input)
     except Exception as error:
         return Flow(f"the model or its sample_input cannot be copied: {_first_line(error)}")
     return _run(twin, args, kwargs, watch)
+
+
+def differs(
+    model: nn.Module, sample_input: Any, flow: Flow, change: Callable[[nn.Module], None]
+) -> str | None:
+    """Why a copy of `model` after `change` is not as good on the sample; None if it is.
+
+    A change by `flow` is right if the flow is all that `forward` looks at. What never comes by it:
+    attributes of modules that are read, tensors that are read as Python numbers.
+    """
+    twin = copy.deepcopy(model)
+    change(twin)
+    for module in twin.modules():
+        _remove_hooks(module)
+    args, kwargs = _copied(sample_input)
+    try:
+        with torch.no_grad(), _random_state_kept(model):
+            result = twin(*args, **kwargs)
+    except Exception as error:
+        return f"folded, forward does not run on the sample_input: {_first_line(error)}"
+    olds, news = tree_leaves(flow.result), tree_leaves(result)
+    if len(olds) == len(news) and all(map(_is_close, olds, news)):
+        return None
+    return "folded, the sample_input gives another result: forward depends on more than its calls"
+
+
+def _copied(sample_input: Any) -> Any:
+    return copy.deepcopy(tree_map_only(torch.Tensor, _plain, arguments(sample_input)))
+
+
+def _is_close(old: Any, new: Any) -> bool:
+    """Whether floating point numbers differ by rounding alone: half their digits are the same."""
+    if not isinstance(old, torch.Tensor) or not old.is_floating_point() or not old.numel():
+        return True
+    if not isinstance(new, torch.Tensor) or old.shape != new.shape:
+        return False
+    digits = torch.finfo(old.dtype).eps ** 0.5
+    largest = old.nan_to_num(posinf=0, neginf=0).abs().max().item()
+    return torch.allclose(new, old, rtol=0, atol=digits * largest, equal_nan=True)
 
 
 def arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -134,8 +174,8 @@ def _run(model: nn.Module, args: Any, kwargs: Any, watch: Watch) -> Flow:
             result = model(*args, **kwargs)
     except Exception as error:
         return Flow(f"forward did not run on the sample_input: {_first_line(error)}")
-    recorder.finish()
-    del result  # until here it held what the caller gets
+    recorder.finish()  # while `result` holds what the caller gets
+    recorder.flow.result = result
     return recorder.flow
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ipex_inductor.errors import ArgumentError
 from ipex_inductor.frontend.flow import Flow, hooked
 from ipex_inductor.frontend.knobs import Knobs
 from ipex_inductor.frontend.notes import Notes
@@ -68,6 +69,9 @@ def fold_batch_norms(model: nn.Module, flow: Flow, knobs: Knobs, notes: Notes) -
         _fold(product, norm, held)
         put(model, norm, nn.Identity().eval())
         notes.done(knob, where=where)
+        hooks = model._load_state_dict_pre_hooks.values()
+        if not any(getattr(hook, "hook", None) is _refuse_unfolded for hook in hooks):
+            model.register_load_state_dict_pre_hook(_refuse_unfolded)  # type: ignore[no-untyped-call]
 
 
 def put(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
@@ -76,6 +80,18 @@ def put(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
         for name, child in list(parent._modules.items()):
             if child is old:
                 setattr(parent, name, new)
+
+
+def _refuse_unfolded(model: nn.Module, state_dict: Any, prefix: str, *_: Any) -> None:
+    """Before anything is loaded: with `strict=False` nobody would miss the batch norms."""
+    for name, module in model.named_modules():
+        own = f"{prefix}{name}."
+        if type(module) is nn.Identity and any(key.startswith(own) for key in state_dict):
+            raise ArgumentError(
+                "a state dict of the model as it is",
+                f"one with the batch norm {name!r}, which was folded",
+                "Load it into the model first, then call optimize.",
+            )
 
 
 def _maker(flow: Flow, name: str) -> tuple[str, str | None]:

@@ -23,10 +23,12 @@ def switch(model: nn.Module, on: bool, knobs: Knobs, notes: Notes) -> None:
         mode = "max-autotune" if "auto_kernel_selection" in knobs else None
         model.compile(backend="ipex", mode=mode)
         vars(model)[MARK] = True
-        notes.done(KNOB, "backend ipex" + f", mode {mode}" * bool(mode))
+        how = f"backend ipex{f', mode {mode}' * bool(mode)}; copies run eagerly until compile()"
+        notes.done(KNOB, how)
     elif is_on(model):
         model._compiled_call_impl = None
         del vars(model)[MARK]
+        notes.done(KNOB, "off again")
 
 
 def is_on(model: nn.Module) -> bool:

@@ -23,7 +23,10 @@ LEVELS = {
 
 # What takes effect in one phase only.
 PHASES = {
-    "inference": ("conv_bn_folding", "linear_bn_folding", "replace_dropout_with_identity"),
+    "inference": (
+        *("conv_bn_folding", "linear_bn_folding", "replace_dropout_with_identity"),
+        "concat_linear",
+    ),
     "training": ("split_master_weight_for_bf16", "fuse_update_step"),
 }
 
@@ -38,10 +41,10 @@ class Knobs:
     def __contains__(self, name: str) -> bool:
         return name in self.on
 
-    def out_of_phase(self, phase: str) -> list[tuple[str, str]]:
+    def out_of_phase(self, phase: str) -> dict[str, str]:
         """Those that have no effect in `phase`, with the phase in which they have."""
-        others = [(name, other) for other, names in PHASES.items() for name in names]
-        return [(name, other) for name, other in others if other != phase and name in self.on]
+        others = {name: other for other, names in PHASES.items() for name in names}
+        return {n: other for n, other in others.items() if other != phase and n in self.on}
 
 
 def resolve(level: str, given: Mapping[str, bool | None]) -> Knobs:

@@ -9,7 +9,7 @@ from torch import nn
 from ipex_inductor.frontend.notes import Notes
 
 CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-# Not in 1-D: torch has no such format, and oneDNN was slower on weights laid out so.
+LINES = (nn.Conv1d, nn.ConvTranspose1d)  # oneDNN was slower on their weights laid out so
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -41,6 +41,8 @@ def policy() -> Policy:
 
 def lay_out(model: nn.Module, optimizer: Any, level: str, notes: Notes) -> None:
     """Make the convolution weights of `model` channels-last where the policy says so."""
+    if any(isinstance(module, LINES) for module in model.modules()):
+        notes.left("channels_last", "1-D convolutions: torch has no such format for them")
     convolutions = [(n, m) for n, m in model.named_modules() if isinstance(m, CONVOLUTIONS)]
     if not convolutions:
         return

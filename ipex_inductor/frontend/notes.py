@@ -14,11 +14,12 @@ ARGUMENTS = frozenset({"dtype", "sample_input", "scheduler"})
 
 
 class Notes:
-    """Writes the report of one call. `asked` names the knobs that the user set."""
+    """Writes the report of one call. `asked` names the knobs that the user set; None is a trial."""
 
-    def __init__(self, asked: Collection[str]) -> None:
+    def __init__(self, asked: Collection[str] | None) -> None:
         self.report = GraphReport(source="optimize")
-        self._asked = ARGUMENTS.union(asked)
+        self._aloud = asked is not None
+        self._asked = ARGUMENTS.union(asked or ())
         self._said: set[str] = set()
 
     def after(self, earlier: Any) -> GraphReport:
@@ -41,7 +42,7 @@ class Notes:
         """It was not done. `text` is the message that users of IPEX know, else the reason is it."""
         self.report.add("missed", knob, reason, where)
         text = text or f"{knob}: {reason}" + f" ({where})" * bool(where)
-        if text not in self._said:
+        if self._aloud and text not in self._said:
             self._said.add(text)
             level = logging.WARNING if knob in self._asked else logging.INFO
             log.log(level, "[NotSupported]%s", text)

@@ -67,7 +67,8 @@ def _splits(optimizer: Any, dtype: torch.dtype, knobs: Knobs, notes: Notes) -> b
 
 
 def _unsupported(optimizer: Any) -> str:
-    device = next(p.device.type for g in optimizer.param_groups for p in g["params"]).upper()
+    devices = (p.device.type for group in optimizer.param_groups for p in group["params"])
+    device = next(devices, "cpu").upper()
     return (
         f"IPEX {device} does not support fused/fused split update for {type(optimizer)} will use "
         f"non-fused master weight update for bf16 training on {device}."

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ipex_inductor.errors import ArgumentError
+from ipex_inductor.optim import replicas
 from ipex_inductor.optim.tables import SPLIT_OPTIMIZERS
 from ipex_inductor.optim.weights import MARK, TABLE, Trained, displaced
 
@@ -29,6 +30,7 @@ def wrap(optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained] | None = 
     own = vars(optimizer)
     known = own.get(TABLE)
     own[TABLE] = {**(known or {}), **(weights or {})}
+    replicas.watch()
     if known is None:
         own["_original_step"] = optimizer.step
         methods = METHODS if _users_step(optimizer) is None else {**METHODS, "step": _patched_step}
@@ -88,8 +90,7 @@ def _whole_step(
 
     For the loss the model takes over what `plain` made of the weights until then.
     """
-    known = (p for group in optimizer.param_groups for p in group["params"])
-    params = [p for p in known if closure is not None or p.grad is not None]
+    params = [p for group in optimizer.param_groups for p in group["params"]]
     with _stand_ins(optimizer, params, weights) as fulls:
 
         def evaluate() -> Any:

@@ -181,6 +181,38 @@ def test_nothing_to_cast_is_said(caplog):
     assert "dtype" in ipex_inductor.report(optimized).count("missed")
 
 
+def test_hooks_from_before_see_the_dtype_of_the_model():
+    seen = []
+    model = nn.Sequential(nn.Linear(4, 4)).eval()
+    model[0].register_forward_pre_hook(lambda module, args: (args[0] + torch.ones(4),))
+    model[0].register_forward_pre_hook(lambda module, args: seen.append(args[0].dtype))
+    model[0].register_forward_hook(lambda module, args, result: seen.append(result.dtype))
+    optimized = ipex_inductor.optimize(model, dtype=torch.bfloat16)
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(optimized(x), model(x), **TOLERANCE)
+    assert seen == [torch.float32] * 4
+
+
+def test_float32_widens_nothing_and_says_so(caplog):
+    with caplog.at_level(logging.WARNING, "IPEX"):
+        optimized = ipex_inductor.optimize(nn.Linear(4, 4).bfloat16().eval(), dtype=torch.float32)
+    assert caplog.messages == [
+        "[NotSupported]dtype: torch.float32 widens nothing, and parameters are torch.bfloat16"
+    ]
+    assert optimized.weight.dtype == torch.bfloat16
+
+
+def test_merged_bags_keep_their_dtype_and_it_is_said():
+    bag = ipex_inductor.nn.modules.MergedEmbeddingBag.from_embeddingbag_list(
+        [nn.EmbeddingBag(5, 4, mode="sum")]
+    )
+    optimized = ipex_inductor.optimize(nn.ModuleList([bag, nn.Linear(4, 4)]).eval(), torch.bfloat16)
+    reasons = [e.reason for e in ipex_inductor.report(optimized).events if e.where == "0"]
+    assert reasons == ["tables of merged bags keep the dtype of their EmbeddingSpec"]
+    assert optimized[0].weights[0].dtype == torch.float32
+
+
 def test_float64_is_left_alone_with_the_known_message(caplog):
     model = nn.Sequential(nn.Linear(3, 3), nn.Conv2d(1, 1, 1)).double().eval()
     with caplog.at_level(logging.WARNING, "IPEX"):

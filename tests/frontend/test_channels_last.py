@@ -43,6 +43,7 @@ def test_all_convolutions_in_2d_and_3d():
     for name, value in model.state_dict().items():
         assert torch.equal(ours.state_dict()[name], value)
     assert ipex_inductor.report(ours).count("fired")["channels_last"] == 5
+    assert ipex_inductor.report(ours).count("left")["channels_last"] == 1  # all in 1-D
 
 
 def test_results_follow_the_weights_and_are_right():

@@ -8,9 +8,11 @@ import re
 
 import pytest
 import torch
+from helpers import pickled
 from torch import nn
 
 import ipex_inductor
+from ipex_inductor.errors import ArgumentError
 from ipex_inductor.frontend import folding
 
 N, C = 3, 6
@@ -535,3 +537,49 @@ def test_models_that_were_cast_before():
         optimized = ipex_inductor.optimize(model)
         assert not norms(optimized)
         assert optimized[0].weight.dtype == dtype
+
+
+class Reads(nn.Module):
+    """Its result depends on more than which module takes what: `how` reads it."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        self.conv, self.norm = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
+        self.norm.running_mean += 5
+
+    def forward(self, x):
+        return self.how(self, x)
+
+
+READS = {
+    "numbers": (
+        lambda m, x: m.norm(y := m.conv(x)) * y.tolist()[0][0][0][0],
+        "gives another result",
+    ),
+    "an attribute": (
+        lambda m, x: m.norm(m.conv(x.to(m.norm.weight.dtype))),
+        "does not run on the sample_input: AttributeError",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", READS)
+def test_what_no_flow_shows_is_seen_by_running_the_folded_model(case, caplog):
+    how, reason = READS[case]
+    x = torch.randn(2, 3, 4, 4)
+    with caplog.at_level(logging.WARNING, "IPEX"):
+        optimized = check(Reads(how), x, folded=False, sample_input=x)
+    assert [reason in message for message in caplog.messages] == [True]
+    assert any(reason in given for given in reasons(optimized))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_state_dict_with_the_folded_norm_changes_nothing(strict):
+    model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)), nn.ReLU()).eval()
+    optimized = pickled(ipex_inductor.optimize(ipex_inductor.optimize(model)))
+    before = copy.deepcopy(optimized.state_dict())
+    with pytest.raises(ArgumentError, match=r"batch norm '0.1', which was folded.* Load it into"):
+        optimized.load_state_dict(model.state_dict(), strict=strict)
+    torch.testing.assert_close(optimized.state_dict(), before, rtol=0, atol=0)
+    optimized.load_state_dict(before, strict=strict)

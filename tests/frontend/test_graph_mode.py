@@ -59,6 +59,7 @@ def test_reports_of_later_calls_say_what_earlier_ones_did():
     report = ipex_inductor.report(again)
     assert set(events) < set(report.events)
     assert {"dtype", "graph_mode"} <= report.count("fired").keys()
+    assert report.events[-1].reason == "off again"
     assert ipex_inductor.report(first).events == events
     # What is said twice stands once, and graph mode is off whatever was done before.
     third = ipex_inductor.optimize(again, graph_mode=False, inplace=True)

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import logging
+import math
 from functools import partial
 
 import pytest
@@ -286,6 +287,69 @@ def test_inference_after_training_folds_in_full_precision():
     expected = ipex_inductor.optimize(full)
     assert type(ready[1]) is nn.Identity
     assert_equal(ready.state_dict(), expected.state_dict())
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_hooks_and_attributes_of_parameters_stay(inplace):
+    model = nn.Linear(8, 4)
+    seen = []
+    model.bias.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
+    model.bias.register_post_accumulate_grad_hook(lambda p: seen.append(p))
+    model.bias.no_decay = True
+    ours, _ = ipex_inductor.optimize(model, optimizer=SGD(model.parameters(), 0.1), inplace=inplace)
+    ours(torch.ones(4, 8)).sum().backward()
+    assert torch.equal(ours.bias.grad, torch.full((4,), 0.01))
+    assert len(seen) == 1
+    assert seen[0] is ours.bias
+    assert ours.bias.no_decay
+
+
+def test_functions_an_optimizer_holds_are_copied():
+    class Scaled(SGD):
+        def step(self, closure=None):
+            self.param_groups[0]["lr"] = self.rate(0.01)
+            return super().step(closure)
+
+    model = nn.Linear(2, 2)
+    optimizer = Scaled(model.parameters(), 1.0)
+    optimizer.rate = math.sqrt
+    _, ours = ipex_inductor.optimize(model, optimizer=optimizer)
+    ours.step()
+    assert ours.param_groups[0]["lr"] == 0.1
+
+
+def test_an_optimizer_of_another_model_is_refused():
+    """Two optimizers of one model: the first call's copy has parameters of its own."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    first, second = (SGD(layer.parameters(), 0.1) for layer in model)
+    ours, _ = ipex_inductor.optimize(model, torch.bfloat16, first)
+    with pytest.raises(ArgumentError, match=r"steps none of them.*inplace=True"):
+        ipex_inductor.optimize(ours, torch.bfloat16, second)
+    for optimizer in (first, second):
+        ipex_inductor.optimize(model, torch.bfloat16, optimizer, inplace=True)
+    before = model.state_dict()
+    with torch.autocast("cpu", torch.bfloat16):
+        model(torch.ones(2, 4)).float().sum().backward()
+    first.step()
+    second.step()
+    assert all(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_an_optimizer_without_parameters():
+    ours, _ = ipex_inductor.optimize(
+        nn.Linear(3, 3), torch.bfloat16, torch.optim.Adamax([{"params": []}])
+    )
+    assert "split_master_weight_for_bf16" in report(ours, "missed")
+
+
+def test_what_takes_effect_in_inference_alone_is_said(caplog):
+    model = nn.Linear(4, 4)
+    with caplog.at_level(logging.WARNING, "IPEX"):
+        ours, _ = ipex_inductor.optimize(
+            model, optimizer=SGD(model.parameters()), concat_linear=True, graph_mode=True
+        )
+    assert caplog.messages == ["[NotSupported]concat_linear: it takes effect in inference only"]
+    assert "concat_linear" in report(ours, "missed")
 
 
 def test_a_model_that_cannot_be_copied():

@@ -1,6 +1,8 @@
 """Who puts other values in the place of a parameter with a master weight hears of it."""
 
 import copy
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -72,6 +74,42 @@ def test_what_drops_the_masters_is_refused(wrap, by, held, alone):
     with pytest.raises(ArgumentError, match=r"Linear whose 'weight' .* FSDP"):
         optimizer.step()
     SGD([nn.Parameter(torch.ones(1))]).step()  # is none of theirs
+
+
+REPLICAS = """
+import sys, torch, torch.distributed as dist
+from torch import nn
+from ipex_inductor.optim import attach_master_weights
+
+rank, split, store = int(sys.argv[1]), sys.argv[2] == "split", sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+torch.manual_seed(rank)
+model = nn.Sequential(nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), nn.Linear(6, 6))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+attach_master_weights(model, optimizer, model.parameters(), torch.bfloat16, split=split)
+started = model.state_dict()
+replica = nn.parallel.DistributedDataParallel(model)
+for step in range(4):
+    for name, value in model.state_dict().items():
+        both = [torch.empty_like(value) for _ in range(2)]
+        dist.all_gather(both, value.contiguous())
+        assert torch.equal(*both), (step, name)
+        assert rank or step or torch.equal(value, started[name]), "the first process's"
+    optimizer.zero_grad()
+    replica(torch.randn(2, 3, 8, 8).bfloat16()).float().square().mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("how", ["split", "master"])
+def test_replicas_that_start_differently_agree(how, tmp_path):
+    """DDP broadcasts parameters, which hold half of the values."""
+    command = [sys.executable, "-c", REPLICAS]
+    ranks = [
+        subprocess.Popen([*command, str(rank), how, str(tmp_path / "store")]) for rank in range(2)
+    ]
+    assert [process.wait(120) for process in ranks] == [0, 0]
 
 
 @parametrize_low

@@ -313,6 +313,29 @@ def test_zero_grad_and_clipping_see_the_parameters():
     assert all(p.grad is None for p in model.parameters())
 
 
+class Clip(SGD):
+    """Does something to parameters without a gradient, too, and counts them."""
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        for group in self.param_groups:
+            self.seen = len(group["params"])
+            for p in group["params"]:
+                p.data.clamp_(-0.0625, 0.0625)
+        return loss
+
+
+@parametrize_low
+def test_a_step_of_ones_own_sees_every_parameter(held):
+    model = nn.Linear(8, 4)
+    optimizer = Clip(model.parameters(), 0.1)
+    attach_master_weights(model, optimizer, model.parameters(), held[0], split=False)
+    model.bias.grad = torch.zeros_like(model.bias, dtype=model.bias.grad_dtype)
+    optimizer.step()
+    assert optimizer.seen == 2
+    assert model.state_dict()["weight"].abs().max() == 0.0625
+
+
 class Mine(SGD):
     """A subclass, which may step as it likes."""
 
