@@ -4,6 +4,7 @@ The lists are those of IPEX: exact types, other modules keep fp32. Its contract 
 the model. Without autocast a cast module takes and gives the dtype it had, and computes in its own.
 """
 
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -109,6 +110,8 @@ def say_low(model: nn.Module, notes: Notes) -> None:
 
 def announce(model: nn.Module, dtypes: Mapping[nn.Parameter, torch.dtype]) -> None:
     """Have the modules of torch.nn that own these parameters keep their dtypes without autocast."""
+    if dtypes and _explain not in model._forward_hooks.values():
+        model.register_forward_hook(_explain, always_call=True)
     for _, module in _owning(model, dtypes):
         known = any(map(is_own_hook, module._forward_pre_hooks.values()))
         calls = _is_torchs(type(module)) and not isinstance(module, nn.ParameterList)
@@ -124,7 +127,19 @@ def announce(model: nn.Module, dtypes: Mapping[nn.Parameter, torch.dtype]) -> No
 
 def is_own_hook(hook: Any) -> bool:
     """Whether `announce` registered it."""
-    return getattr(hook, "func", None) in (_narrow, _widen)
+    return getattr(hook, "func", hook) in (_narrow, _widen, _explain)
+
+
+def _explain(model: nn.Module, *_: Any) -> None:
+    """Say where it comes from, if `forward` meets two dtypes without autocast."""
+    error = None if torch.compiler.is_compiling() else sys.exc_info()[1]
+    held = {p.dtype for p in model.parameters()} & set(HALF)
+    if isinstance(error, RuntimeError) and "dtype" in str(error) and held:
+        error.add_note(
+            f"ipex_inductor.optimize holds parameters of this {type(model).__name__} in "
+            f"{held.pop()}. What reads one outside of its own module (a tied weight, say) needs "
+            "autocast around the call: with torch.autocast(device, dtype=...)."
+        )
 
 
 def _narrow(module: nn.Module, args: Any, kwargs: Any, *, owned: str) -> Any:

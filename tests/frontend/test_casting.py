@@ -5,6 +5,7 @@ import logging
 
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers import pickled
 from torch import nn
 from torch.nn.utils import prune
@@ -192,6 +193,33 @@ def test_hooks_from_before_see_the_dtype_of_the_model():
     with torch.no_grad():
         torch.testing.assert_close(optimized(x), model(x), **TOLERANCE)
     assert seen == [torch.float32] * 4
+
+
+class Tied(nn.Module):
+    """Reads the weight of a module beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+
+    def forward(self, words):
+        return F.linear(self.embed(words), self.embed.weight)
+
+
+def test_a_weight_read_outside_of_its_module_wants_autocast_and_the_error_says_so():
+    words = torch.arange(5)
+    model = ipex_inductor.optimize(Tied().eval(), dtype=torch.bfloat16)
+    for one in (model, copy.deepcopy(model), pickled(model)):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert one(words).isfinite().all()
+        with pytest.raises(RuntimeError, match="dtype") as raised:
+            one(words)
+        (note,) = raised.value.__notes__
+        assert "this Tied in torch.bfloat16" in note
+        assert "torch.autocast" in note
+    with pytest.raises(IndexError) as raised:
+        model(words + 5)
+    assert not hasattr(raised.value, "__notes__")
 
 
 def test_float32_widens_nothing_and_says_so(caplog):
