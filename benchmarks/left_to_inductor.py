@@ -94,9 +94,9 @@ def cases(dtype: torch.dtype) -> Iterator[tuple[Callable[..., Tensor], list[tupl
     yield embedding_layer_norm, [(table, t, *n) for t, n in zip(texts, norms, strict=True)]
     yield div_add_softmax, of((1, 12, 128, 128), (1, 1, 1, 128))
     yield shuffle, of((1, 116, 28, 28))
-    for tokens in (128, 384):
-        heads = (1, 12, tokens, 64)
-        yield attention, of(heads, heads, heads, (1, 1, 1, tokens))
+    for batch, tokens in ((1, 128), (8, 128), (32, 128), (1, 384), (1, 512), (1, 1024)):
+        heads = (batch, 12, tokens, 64)
+        yield attention, of(heads, heads, heads, (batch, 1, 1, tokens))
         yield filled_attention, of(heads, heads, heads, (1, 1, tokens, tokens))
     yield bmm_bias_gelu, of((8, 1, 256), (8, 64, 256), (8, 256, 256))
 
@@ -137,8 +137,12 @@ def main() -> None:
                 continue
             torch.compiler.reset()
             eager, inductor = measure(fn, inputs)
-            row = {"case": fn.__name__, "dtype": str(dtype), "eager_us": round(eager, 1)}
-            row |= {"inductor_us": round(inductor, 1), "speedup": round(eager / inductor, 2)}
+            row = {"case": fn.__name__, "dtype": str(dtype), "shape": list(inputs[0][0].shape)}
+            row |= {
+                "eager_us": round(eager, 1),
+                "inductor_us": round(inductor, 1),
+                "speedup": round(eager / inductor, 2),
+            }
             print(*(f"{key} {value}" for key, value in row.items()), sep="  ")
             if options.json:
                 with open(options.json, "a") as file:

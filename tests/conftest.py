@@ -12,6 +12,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from ipex_inductor import compat, decisions
+from ipex_inductor.passes import attention
 
 hypothesis.settings.register_profile("ci", deadline=None)  # two noisy cores
 hypothesis.settings.load_profile("ci")
@@ -25,6 +26,12 @@ def _clean():
     torch.manual_seed(0)
     yield
     torch.compiler.reset()
+
+
+@pytest.fixture(autouse=True)
+def _rules_fire_alike(monkeypatch):
+    """On every CPU: attention is left to Inductor on some."""
+    monkeypatch.setattr(attention, "architecture", lambda: "x86-64:amx")
 
 
 @pytest.fixture

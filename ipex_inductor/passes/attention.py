@@ -6,6 +6,7 @@ and what is left here may still meet one.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from ipex_inductor.passes.scores import (
     on_cpu,
     same,
     scores_of,
+    shape,
     value,
 )
 from ipex_inductor.passes.source import user_line
@@ -38,9 +40,13 @@ aten = torch.ops.aten
 NAME = "softmax(q@k)@v"
 WHOLE = frozenset({"_softmax"})
 
-# In bf16, where oneDNN has products on AVX-512 that torch's kernel for attention has on AMX only.
-SLOW = "x86-64:avx512_bf16"
-NOTE = "in bfloat16 on this CPU Inductor's own is faster (benchmarks/left_to_inductor.py)"
+# Where two of oneDNN's products were measured to be faster than torch's kernel, by CPU and dtype:
+# while the scores [batch, heads, queries, keys] are few. (In bf16 that kernel's products want AMX.)
+FEW: dict[tuple[str, torch.dtype], Callable[..., bool]] = {
+    ("x86-64:avx512_bf16", torch.bfloat16): lambda b, h, q, k: k <= 1024,
+    ("x86-64:avx512_bf16", torch.float32): lambda b, h, q, k: b * h * q * k < 2**21,
+}
+NOTE = "with so few scores Inductor's own is faster on this CPU (benchmarks/left_to_inductor.py)"
 
 
 def fuse_attention(graph: torch.fx.Graph, report: GraphReport) -> None:
@@ -65,10 +71,18 @@ def _fuse(
     graph: torch.fx.Graph, product: Product, scores: Scores, masks: dict[Any, Node]
 ) -> tuple[str, str]:
     _check(product, scores)
-    if dtype(scores.q) == torch.bfloat16 and on_cpu(scores.q) and architecture() == SLOW:
+    if on_cpu(scores.q) and _are_few(scores):
         return "left", NOTE
     _rewrite(graph, product, scores, masks)
     return "fired", ""
+
+
+def _are_few(scores: Scores) -> bool:
+    """Whether products are faster for scores of these sizes; one that may change as it is now."""
+    few = FEW.get((architecture(), dtype(scores.q)))
+    sizes = (*shape(scores.q)[:3], shape(scores.k)[-1])
+    hints = [n if isinstance(n, int) else n.node.hint for n in sizes]
+    return few is not None and None not in hints and few(*hints)
 
 
 @functools.cache

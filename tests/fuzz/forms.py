@@ -114,7 +114,7 @@ BESIDES = {
 }
 
 
-TURNS = {**dict.fromkeys(BESIDES, 2), "pad+conv": 2, "softmax(q@k)@v": 10}
+TURNS = {**dict.fromkeys(BESIDES, 2), "linear+batch_norm": 3, "pad+conv": 2, "softmax(q@k)@v": 10}
 
 # What the example of a rule has no room for: what it must refuse, above all
 LOOKALIKES = {"pad+conv": padded_conv, "linear+batch_norm": addmm_norm}

@@ -173,16 +173,10 @@ PROBABILITIES = {
 }
 
 
-@pytest.fixture
-def amx(monkeypatch):
-    """As on a CPU on which bf16 is not left to Inductor."""
-    monkeypatch.setattr(attention, "architecture", lambda: "x86-64:amx")
-
-
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("name", PROBABILITIES)
-def test_attention_by_hand(op_by_op, amx, name, dtype, dynamic):
+def test_attention_by_hand(op_by_op, name, dtype, dynamic):
     """As near to the float64 run as eager may be, a row masked whole included."""
     inputs = [x.to(dtype) for x in (QUERY, KEY, VALUE)]
 
@@ -246,14 +240,20 @@ def test_layers_share_the_sum_of_their_masks(op_by_op, monkeypatch):
     assert len(traced) == 3  # two layers, one sum
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_bf16_is_left_where_that_is_faster(op_by_op, monkeypatch, dtype):
-    monkeypatch.setattr(attention, "architecture", lambda: attention.SLOW)
-    q, k, v = (x.to(dtype) for x in (QUERY, KEY, VALUE))
+FEW = [(torch.bfloat16, 1024, True), (torch.bfloat16, 1025, False), (torch.float16, 5, False)]
+FEW += [(torch.float32, 500, True), (torch.float32, 600, False)]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(("dtype", "tokens", "left"), FEW)
+def test_few_scores_are_left_where_that_is_faster(
+    op_by_op, monkeypatch, dtype, tokens, left, dynamic
+):
+    monkeypatch.setattr(attention, "architecture", lambda: "x86-64:avx512_bf16")
+    q, k, v = torch.randn(3, 1, 6, tokens, 8).to(dtype)
     with torch.no_grad():
-        compiled(lambda q, k, v: F.softmax(product(q, k) / 2, -1) @ v)(q, k, v)
-    kind = "left" if dtype == torch.bfloat16 else "fired"
-    assert [e.kind for e in events(attention.NAME)] == [kind]
+        compiled(lambda q, k, v: F.softmax(product(q, k) / 2, -1) @ v, dynamic=dynamic)(q, k, v)
+    assert [e.kind for e in events(attention.NAME)] == ["left" if left else "fired"]
 
 
 # Near-misses
