@@ -288,6 +288,8 @@ def _conv_product(
     node: Node, x: Any, weight: Any, bias: Any, window: Any, other: Any, *words: Any
 ) -> Product | None:
     stride, padding, dilation, transposed, output_padding, groups = window
+    if len(padding) == 1:  # "valid" comes as one zero
+        padding = list(padding) * len(stride)
     values = (_value(x), _value(weight), _value(bias), _value(other))
     if why_not_conv(*values, stride, transposed, output_padding, groups):
         return None
@@ -300,6 +302,7 @@ def _conv_product(
         shape = (shape[1] * groups, shape[0] // groups, *shape[2:])
     last = not node.meta["val"].is_contiguous()  # eager gives one or the other
     result = "channels_last" if last else "contiguous"
+    window = (stride, padding, dilation, transposed, output_padding, groups)
     geometry = (stride, dilation, groups, known)
     packer, rest = (
         (PACKERS[2], (padding, output_padding, *geometry))

@@ -40,6 +40,8 @@ WINDOWS = {
     "one of all": (nn.Conv2d(1, 1, 1), (1, 1, 1, 1)),
     "prime sizes": (nn.Conv2d(7, 13, 5), (3, 7, 11, 5)),
     "same padding": (nn.Conv2d(8, 16, 3, padding="same"), (2, 8, 6, 6)),
+    "valid padding": (nn.Conv2d(8, 16, 3, padding="valid"), (2, 8, 6, 6)),
+    "valid padding, dilated": (nn.Conv2d(8, 16, 3, dilation=2, padding="valid"), (2, 8, 6, 6)),
 }
 
 
