@@ -9,7 +9,16 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from ipex_inductor import compat
 from ipex_inductor.decisions import GraphReport
 from ipex_inductor.errors import PassError
-from ipex_inductor.passes import attention, conv, folding, left, linear, shared_input, training
+from ipex_inductor.passes import (
+    attention,
+    conv,
+    corrections,
+    folding,
+    left,
+    linear,
+    shared_input,
+    training,
+)
 from ipex_inductor.passes.noops import drop_noops
 from ipex_inductor.passes.packing import transpose_weights
 from ipex_inductor.passes.prologue import weight_inputs, weight_only
@@ -78,6 +87,7 @@ class JointPass(CustomGraphPass):
             shared_input.join_linears(graph, weights, self.report)
 
     def _rewrite_training(self, graph: torch.fx.Graph) -> None:
+        corrections.correct(graph, self.report)
         if "*" not in self.rules_off:
             training.say_batch_norms(graph, self.report)
             training.say_attention(graph, self.report)

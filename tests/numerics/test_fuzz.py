@@ -183,7 +183,7 @@ def test_seeded_faults_are_caught():
 @pytest.mark.slow
 def test_all_seeded_faults_are_caught():
     assert len(faults.FAULTS) >= 60
-    table = kills(faults.FAULTS, range(500))
+    table = kills(faults.FAULTS, range(1000))
     print("\n".join(f"{name:45} {at or 'survived'}" for name, at in table.items()))
     caught = sum(at is not None for at in table.values())
     assert caught >= 0.95 * len(table)
