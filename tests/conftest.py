@@ -50,6 +50,16 @@ def op_by_op(monkeypatch):
     monkeypatch.setattr(compat, "compile_inner", run)
 
 
+@pytest.fixture
+def alone(tmp_path):
+    """A process group of one."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
 def pytest_collection_modifyitems(items):
     if torch.cuda.is_available():
         return

@@ -5,7 +5,6 @@ way, from the first process to the others, when DDP takes the model.
 """
 
 import functools
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -31,9 +30,8 @@ def _registered(parent: Any, name: str, module: Any) -> None:
 
 
 @torch.no_grad()
-def _broadcast(tensors: Iterable[Tensor], group: Any) -> None:
+def _broadcast(tensors: list[Tensor], group: Any) -> None:
     """Give all processes of `group` the values of its first, whatever dtypes its backend knows."""
-    tensors = list(tensors)
     # As DDP does before it sends anything: of other shapes it would not end.
     torch.distributed.utils._verify_param_shape_across_processes(group, tensors)
     for tensor in tensors:

@@ -113,16 +113,6 @@ def test_what_is_refused(call, kind, text):
     assert isinstance(caught.value, errors.IpexError)
 
 
-@pytest.fixture
-def alone(tmp_path):
-    """A process group of one."""
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def test_before_a_wrapper_not_after(alone):
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel

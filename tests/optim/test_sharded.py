@@ -7,7 +7,6 @@ import warnings
 
 import pytest
 import torch
-import torch.distributed as dist
 from optimizers import LOW, VARIANTS, pair
 from torch import nn
 from torch.nn.utils import parametrizations, prune
@@ -17,14 +16,6 @@ from ipex_inductor.errors import ArgumentError
 from ipex_inductor.optim import attach_master_weights
 
 parametrize_low = pytest.mark.parametrize("held", LOW.values(), ids=list(LOW))
-
-
-@pytest.fixture
-def alone(tmp_path):
-    """A process group of one."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def fsdp2(model):
