@@ -123,7 +123,7 @@ def main() -> None:
     """Print the table; with --json also append one line a row to FILE."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", help="append the rows to this file, one JSON object a line")
-    parser.add_argument("--only", default="", help="the cases whose name holds this")
+    parser.add_argument("--only", default="", help="the cases whose name and dtype hold this")
     options = parser.parse_args()
     facts = {
         "date": datetime.date.today().isoformat(),
@@ -133,7 +133,7 @@ def main() -> None:
     }
     for dtype in (torch.float32, torch.bfloat16):
         for fn, inputs in cases(dtype):
-            if options.only not in fn.__name__:
+            if options.only not in f"{fn.__name__} {dtype}":
                 continue
             torch.compiler.reset()
             eager, inductor = measure(fn, inputs)

@@ -55,9 +55,14 @@ def alone(tmp_path):
     """A process group of one."""
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device", default="cpu", help="of the tests of optimizers")
 
 
 def pytest_collection_modifyitems(items):

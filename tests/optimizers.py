@@ -48,6 +48,16 @@ VARIANTS = {
 ONE_EACH = ("sgd momentum", "adagrad", "adam amsgrad", "adamw", "lamb decay", "lars momentum")
 
 
+def device():
+    """Where these tests run: see their `--device`."""
+    return torch.get_default_device()
+
+
+def autocast(dtype, **kwargs):
+    """torch's, on that device."""
+    return torch.autocast(device().type, dtype, **kwargs)
+
+
 class Net(nn.Module):
     """A tied weight, a channels-last and a 0-d parameter, a norm that stays fp32."""
 

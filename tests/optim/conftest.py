@@ -10,3 +10,14 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _on_device(request):
+    """The same steps on a GPU: `pytest tests/optim --device cuda`."""
+    device = request.config.getoption("device")
+    if device == "cpu":
+        yield
+        return
+    with torch.device(device):
+        yield

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from optimizers import LOW, VARIANTS, pair
+from optimizers import LOW, VARIANTS, device, pair
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 from torch.optim import SGD
@@ -22,7 +22,7 @@ def fsdp2(model):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    return fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    return fully_shard(model, mesh=init_device_mesh(device().type, (1,)))
 
 
 def fsdp1(model):
@@ -30,7 +30,7 @@ def fsdp1(model):
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of one process
-        return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+        return FullyShardedDataParallel(model, device_id=device())
 
 
 def trained(held):

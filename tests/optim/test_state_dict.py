@@ -6,7 +6,17 @@ import struct
 
 import pytest
 import torch
-from optimizers import LOW, ONE_EACH, VARIANTS, Net, assert_same, pair, same_gradients, train
+from optimizers import (
+    LOW,
+    ONE_EACH,
+    VARIANTS,
+    Net,
+    assert_same,
+    autocast,
+    pair,
+    same_gradients,
+    train,
+)
 from torch import nn
 from torch.optim import SGD
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -386,7 +396,7 @@ def test_gradients_from_before_are_cast():
     optimizer = SGD(model.parameters(), 0.1)
     attach_master_weights(model, optimizer, model.parameters(), torch.bfloat16, split=True)
     assert torch.equal(model.weight.grad, kept.bfloat16())
-    with torch.autocast("cpu", torch.bfloat16):
+    with autocast(torch.bfloat16):
         model(torch.randn(2, 4)).sum().backward()
     assert not torch.equal(model.weight.grad, kept.bfloat16())
 

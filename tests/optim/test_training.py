@@ -7,18 +7,23 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from optimizers import LOW, VARIANTS
+from optimizers import LOW, VARIANTS, autocast, device
 from torch import nn
 from torch.optim import SGD, AdamW, lr_scheduler
 
 from ipex_inductor.optim import attach_master_weights
 
 SPLIT, _, HALF = LOW.values()
-autocast = partial(torch.autocast, "cpu")
 
 # The licence of this repository: a text of 11 kB that does not change.
 TEXT = (Path(__file__).parents[2] / "LICENSE").read_bytes()
 DATA = torch.tensor(list(TEXT))
+
+
+def text(start, context=32):
+    """What follows those places, and the bytes to guess."""
+    data = DATA.to(device())[start[:, None] + torch.arange(context + 1)]
+    return data[:, :-1], data[:, 1:].flatten()
 
 
 class CharLM(nn.Module):
@@ -46,14 +51,14 @@ class CharLM(nn.Module):
         return [p for m in owners for p in m.parameters(recurse=False)]
 
     def loss(self, start, context=32):
-        at = start[:, None] + torch.arange(context + 1)
-        logits = self(DATA[at[:, :-1]])
-        return F.cross_entropy(logits.float().flatten(0, 1), DATA[at[:, 1:]].flatten())
+        given, wanted = text(start, context)
+        return F.cross_entropy(self(given).float().flatten(0, 1), wanted)
 
 
 def draw(number, size):
-    generator = torch.Generator().manual_seed(number)
-    return torch.randint(len(DATA) - 33, (size,), generator=generator)
+    generator = torch.Generator("cpu").manual_seed(number)
+    drawn = torch.randint(len(DATA) - 33, (size,), generator=generator, device="cpu")
+    return drawn.to(device())
 
 
 WAYS = [(variant, "bf16 split") for variant in ("sgd momentum", "adamw", "lamb decay")]
@@ -143,7 +148,7 @@ def test_fp16_with_a_grad_scaler(variant, clip):
     twin = copy.deepcopy(model)
     optimizer, reference = (VARIANTS[variant](m.parameters()) for m in (model, twin))
     attach_master_weights(model, optimizer, model.parameters(), HALF[0], split=False)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**15, growth_interval=4)
+    scaler = torch.amp.GradScaler(device().type, init_scale=2.0**15, growth_interval=4)
     skipped = 0
     for number in range(12):
         optimizer.zero_grad()
@@ -183,10 +188,10 @@ def test_compiled_models_train(held):
         losses = []
         for number in range(4):
             optimizer.zero_grad()
-            at = draw(number, 4)[:, None] + torch.arange(33)
+            given, wanted = text(draw(number, 4))
             with autocast(held[0]):
-                logits = run(DATA[at[:, :-1]]).float().flatten(0, 1)
-            loss = F.cross_entropy(logits, DATA[at[:, 1:]].flatten())
+                logits = run(given).float().flatten(0, 1)
+            loss = F.cross_entropy(logits, wanted)
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
