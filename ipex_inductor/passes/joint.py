@@ -16,6 +16,7 @@ from ipex_inductor.passes import (
     folding,
     left,
     linear,
+    misread,
     shared_input,
     training,
 )
@@ -64,6 +65,7 @@ class JointPass(CustomGraphPass):
                 self._rewrite_training(graph)
             else:
                 self._rewrite(graph)
+            misread.keep_apart(graph, self.report)
             self.report.show("rewritten", graph)
             decompose(graph, WHOLE)
             graph.lint()

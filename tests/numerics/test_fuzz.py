@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._inductor import pattern_matcher
 
 from fuzz import campaign, faults, forms, twin
 from fuzz import generate as generator
@@ -149,13 +150,14 @@ def test_a_fault_whose_target_is_gone_is_an_error():
         pass
 
 
+KEYWORDS = ("keyword defaults not spelt out",)  # the matcher of torch 2.15 compares them itself
 # One of each kind for every run; all of them with -m slow.
 SAMPLE = (
     "epsilon doubled",
     "gamma dropped",
     "groups mixed",
     "rows need not be the same",
-    "keyword defaults not spelt out",
+    *(() if hasattr(pattern_matcher, "_has_undeclared_non_default_kwarg") else KEYWORDS),
     "operands swapped",
     "scalars lost",
     "sub for add",
