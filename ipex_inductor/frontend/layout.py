@@ -4,12 +4,12 @@ from enum import Enum
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ipex_inductor.frontend.notes import Notes
 
-CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-LINES = (nn.Conv1d, nn.ConvTranspose1d)  # oneDNN was slower on their weights laid out so
+LINES = (nn.Conv1d, nn.ConvTranspose1d)
+CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d, *LINES)
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -25,7 +25,7 @@ _policy = Policy.AUTO  # of the process, as users of IPEX know it
 
 
 def enable_auto_channels_last() -> None:
-    """From now on `optimize` makes convolution weights channels-last on every device."""
+    """From now on `optimize` makes convolution weights channels-last on every device, 1-D too."""
     _set(Policy.ALWAYS)
 
 
@@ -41,9 +41,11 @@ def policy() -> Policy:
 
 def lay_out(model: nn.Module, optimizer: Any, level: str, notes: Notes) -> None:
     """Make the convolution weights of `model` channels-last where the policy says so."""
-    if any(isinstance(module, LINES) for module in model.modules()):
-        notes.left("channels_last", "1-D convolutions: torch has no such format for them")
     convolutions = [(n, m) for n, m in model.named_modules() if isinstance(m, CONVOLUTIONS)]
+    if _policy is Policy.AUTO and any(isinstance(module, LINES) for _, module in convolutions):
+        convolutions = [(n, m) for n, m in convolutions if not isinstance(m, LINES)]
+        slower = "1-D convolutions were measured slower; enable_auto_channels_last() asks for it"
+        notes.left("channels_last", slower)
     if not convolutions:
         return
     reason = _why_not(convolutions[0][1].weight.device, level)
@@ -55,8 +57,14 @@ def lay_out(model: nn.Module, optimizer: Any, level: str, notes: Notes) -> None:
     for name, module in convolutions:
         weight = module.weight  # what a parametrization computes has no layout of its own
         if type(weight) is nn.Parameter:
-            weight.data = weight.data.contiguous(memory_format=FORMATS[weight.dim()])
+            weight.data = _channels_last(weight.data)
             notes.done("channels_last", where=name)
+
+
+def _channels_last(weight: Tensor) -> Tensor:
+    if weight.dim() == 3:  # torch has no format for it: that of images with one row
+        return _channels_last(weight.unsqueeze(2)).squeeze(2)
+    return weight.contiguous(memory_format=FORMATS[weight.dim()])
 
 
 def _why_not(device: torch.device, level: str) -> str | None:
