@@ -1,1 +1,1 @@
-"""Measured kernel choice: problem, verification, timing, records; no op has two choices yet."""
+"""Measured kernel choice: problems, choices and records of them as data, merged and compared."""

@@ -183,6 +183,7 @@ def test_seeded_faults_are_caught():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2400)
 def test_all_seeded_faults_are_caught():
     assert len(faults.FAULTS) >= 60
     table = kills(faults.FAULTS, range(1000))

@@ -1,0 +1,158 @@
+"""Records on disk: JSON lines with a digest each, one file a writer, merged as they are read.
+
+Writers share no file, so there are no locks; a record is acknowledged once it is on the disk.
+Readers take what is whole, known and possible, and say what they refused: a line cut off by a
+crash, a changed byte, a choice that there is not.
+"""
+
+import hashlib
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from ipex_inductor.autotune import record as records
+from ipex_inductor.autotune.record import Record
+from ipex_inductor.autotune.space import why_refused
+
+SUFFIX = ".jsonl"
+_HEAD, _MIDDLE, _TAIL = b'{"record":', b',"sha256":"', b'"}\n'
+_DIGEST = 64  # hexadecimal digits of SHA-256
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A line that was not used: where it stands, and why."""
+
+    path: Path
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        """`file:line: reason`, as compilers write it."""
+        return f"{self.path}:{self.line}: {self.reason}"
+
+
+@dataclass
+class Found:
+    """What was read: records by digest, in the order of the digests, and what was refused."""
+
+    records: dict[str, Record] = field(default_factory=dict)
+    refused: list[Refusal] = field(default_factory=list)
+
+
+class Shard:
+    """The file that one writer appends to, made with the first record.
+
+    A forked child must open its own: two writers of one file could tear each other's lines.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: int | None = None
+
+    def append(self, record: Record) -> str:
+        """Write one record; it is on the disk when its digest comes back.
+
+        Raises `ValueError` for a record that no reader would take, and `OSError` if the disk does
+        not take it: then nothing of it stays.
+        """
+        reason = why_refused(record)
+        if reason is not None:
+            raise ValueError(reason)
+        digest, line = _line(record)
+        if self._file is None:
+            self._file = self._open()
+        end = os.fstat(self._file).st_size
+        try:
+            if os.write(self._file, line) != len(line):
+                raise OSError(f"the disk took a part of a record for {self._folder}")
+            os.fsync(self._file)
+        except OSError:
+            os.ftruncate(self._file, end)
+            raise
+        return digest
+
+    def close(self) -> None:
+        """End the shard; the next record starts another."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _open(self) -> int:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = self._folder / f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)  # or the name may be gone after a power loss, and all lines with it
+        finally:
+            os.close(folder)
+        return file
+
+
+def read(*sources: Path) -> Found:
+    """All records of these files and folders: the same whatever their order, doubles once.
+
+    Raises `FileNotFoundError` for a source that is not there.
+    """
+    found = Found()
+    for path in sorted(_files(sources)):
+        for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+            try:
+                digest, record = _parsed(line)
+            except (ValueError, msgspec.MsgspecError) as error:
+                found.refused.append(Refusal(path, number, str(error)))
+            else:
+                found.records[digest] = record
+    found.records = dict(sorted(found.records.items()))
+    return found
+
+
+def write(path: Path, found: Iterable[Record]) -> None:
+    """One file with these records, in the order of their digests; it replaces `path` whole."""
+    lines = dict(map(_line, found))
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with open(part, "wb") as file:
+            file.writelines(lines[digest] for digest in sorted(lines))
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _files(sources: Iterable[Path]) -> Iterator[Path]:
+    for source in sources:
+        if source.is_dir():
+            yield from source.glob(f"*{SUFFIX}")
+        else:
+            yield source
+
+
+def _line(record: Record) -> tuple[str, bytes]:
+    body = records.encode(record)
+    digest = hashlib.sha256(body).hexdigest()
+    return digest, _HEAD + body + _MIDDLE + digest.encode() + _TAIL
+
+
+def _parsed(line: bytes) -> tuple[str, Record]:
+    """The digest is of the bytes as they stand: no byte of a line can change unseen."""
+    end = len(line) - len(_TAIL) - _DIGEST
+    start = end - len(_MIDDLE)
+    framed = line.startswith(_HEAD) and line.endswith(_TAIL) and line[start:end] == _MIDDLE
+    if not framed or start < len(_HEAD):
+        raise ValueError("not a whole record: cut off, or no line of ours")
+    body = line[len(_HEAD) : start]
+    digest = line[end : end + _DIGEST]
+    if hashlib.sha256(body).hexdigest().encode() != digest:
+        raise ValueError("changed after it was written: the digest is another")
+    record = records.decode(body)
+    reason = why_refused(record)
+    if reason is not None:
+        raise ValueError(reason)
+    return digest.decode(), record

@@ -1,0 +1,57 @@
+"""Which choices there are: a row from a file is used only if it names one of them."""
+
+from ipex_inductor.autotune.record import Choice, Outcome, Record
+
+# By kind and name: of each parameter, its values with their types, as True is 1 to Python.
+_SPACES: dict[tuple[str, str], dict[str, frozenset[tuple[type, bool | int | str]]]] = {}
+
+
+def register(kind: str, name: str, **parameters: tuple[bool | int | str, ...]) -> None:
+    """Make the choices of one library call or template known, with all that its parameters may be.
+
+    Raises `ValueError` if that name is registered with other parameters.
+    """
+    space = {key: frozenset((type(v), v) for v in values) for key, values in parameters.items()}
+    if _SPACES.setdefault((kind, name), space) != space:
+        raise ValueError(f"{kind} {name} is registered with other parameters")
+
+
+def why_refused(record: Record) -> str | None:
+    """What is wrong with a record whose types are right; None if it may be used."""
+    sizes = [size for operand in record.problem.operands for size in operand.shape]
+    if not record.problem.symbols and not all(isinstance(size, int) for size in sizes):
+        return "sizes vary by symbols that have no range"
+    for symbol in record.problem.symbols:
+        if symbol.low > symbol.high:
+            return f"{symbol.name} is from {symbol.low} to {symbol.high}"
+    for outcome in record.outcomes:
+        reason = _why_not(outcome) or _why_unknown(outcome.choice)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _why_not(outcome: Outcome) -> str | None:
+    name, timing = outcome.choice.name, outcome.timing
+    if timing is None:
+        return None if outcome.reason else f"{name} has neither a timing nor a reason"
+    if outcome.error is None or outcome.tolerance is None:
+        return f"{name} was timed and not verified"
+    if outcome.error > outcome.tolerance:
+        return f"{name} was timed though its error is {outcome.error:g}"
+    if not timing.p20 <= timing.p50 <= timing.p80:
+        return f"{name} has percentiles out of order"
+    return None
+
+
+def _why_unknown(choice: Choice) -> str | None:
+    space = _SPACES.get((choice.kind, choice.name))
+    if space is None:
+        return f"there is no {choice.kind} {choice.name}"
+    if choice.parameters.keys() != space.keys():
+        given, wanted = (", ".join(sorted(names)) for names in (choice.parameters, space))
+        return f"{choice.name} has the parameters {wanted or 'none'}, not {given or 'none'}"
+    for name, value in choice.parameters.items():
+        if (type(value), value) not in space[name]:
+            return f"{choice.name} has no {name}={value!r}"
+    return None
