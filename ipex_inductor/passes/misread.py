@@ -1,9 +1,10 @@
 """Attention that Inductor's own patterns take for another one.
 
-Those patterns (torch 2.11 to 2.15, `fuse_attention.py`) leave numbers out of the comparison: which
+Those patterns (torch 2.11 to 2.15, `fuse_attention.py`) leave much out of the comparison: which
 dimension is normalised, how factors are permuted, viewed and expanded, `alpha` of a sum, what a
-mask is compared with and filled by. What they rewrite is then another function, without a word. So
-whatever may be one of them is compared here in full, and kept apart from them if it differs.
+mask is compared with and filled by, that a scale is a tensor or an added mask holds truth values.
+What they rewrite is then another function, without a word, or does not compile. So whatever may be
+one of them is judged here, and kept apart from them where it is not what they mean.
 """
 
 import math
@@ -11,9 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ipex_inductor.decisions import GraphReport
-from ipex_inductor.passes.constants import number
+from ipex_inductor.passes.constants import constant, number
 from ipex_inductor.passes.rule import is_backward
 from ipex_inductor.passes.scores import LOST, VIEWS, dtype, same, shape
 from ipex_inductor.passes.source import user_line
@@ -30,54 +32,58 @@ HEADS_FIRST, TRANSPOSED = ((0, 2, 1, 3),), ((0, 1, 3, 2), (0, 2, 1))
 
 def keep_apart(graph: torch.fx.Graph, report: GraphReport) -> None:
     """Hide every attention that Inductor would misread behind a view that its patterns lack."""
-    found = False
+    left_to_inductor = False
     for product in graph.find_nodes(op="call_function", target=aten.bmm.default):
-        if is_backward(product):
+        between = {} if is_backward(product) else _between(product)
+        if not any(leads and node.target in NORMALISED for node, leads in between.items()):
             continue
-        nodes, between = _between(product)
-        ignored = _ignored(product, nodes, between)
-        if ignored is not None:
-            reason = f"Inductor's own patterns ignore {ignored}"
+        ignored = _ignored(product, between)
+        if ignored is None:
+            left_to_inductor = True
+        else:
+            reason = f"kept from Inductor's own patterns, which ignore {ignored}"
             report.add("fired", NAME, reason, user_line(product))
             _hide(graph, product)
-        elif nodes:
-            found = True
-    if found:
+    if left_to_inductor:
         _make_scales_float(graph)
 
 
-def _between(product: Node) -> tuple[list[Node], Between]:
-    """All from the product of query and key to the other one, none where `product` is none."""
+def _between(product: Node) -> Between:
+    """What patterns may pass on their way from `product` up to the product of query and key."""
+    met, todo = set(), [product.args[0]]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, Node) and node.target in PASSED and node not in met:
+            met.add(node)
+            todo += () if node.target is aten.bmm.default else node.all_input_nodes
     between: Between = {}
-    _leads_to_scores(product.args[0], between)
-    nodes = [node for node, leads in between.items() if leads]
-    return (nodes if any(node.target in NORMALISED for node in nodes) else []), between
+    for node in sorted(met):
+        is_product = node.target is aten.bmm.default
+        between[node] = is_product or any(between.get(n) for n in node.all_input_nodes)
+    return between
 
 
-def _ignored(product: Node, nodes: list[Node], between: Between) -> str | None:
+def _ignored(product: Node, between: Between) -> str | None:
     """What sets attention apart from that of the patterns, if anything does."""
+    nodes = [node for node, leads in reversed(between.items()) if leads]
     for node in nodes:
         check = CHECKS.get(node.target)
         ignored = check(node, between) if check else None
         if ignored is not None:
             return ignored
-    changed: list[str | None] = []
+    views = [node for node in nodes if node.target in VIEWS]
     for scores in (node for node in nodes if node.target is aten.bmm.default):
-        changed.append(_changed(scores.args[1], TRANSPOSED, HEADS_FIRST))
-        if any(node.target in VIEWS for node in nodes):  # else in three dimensions throughout
-            changed += [_changed(f, HEADS_FIRST) for f in (scores.args[0], product.args[1])]
-    return next(filter(None, changed), None)
-
-
-def _leads_to_scores(node: Any, between: Between) -> bool:
-    """Whether patterns may reach a product from `node`; all nodes on the way go to `between`."""
-    if not isinstance(node, Node) or node.target not in PASSED:
-        return False
-    if node not in between:
-        inputs = [] if node.target is aten.bmm.default else node.all_input_nodes
-        found = [_leads_to_scores(n, between) for n in inputs]
-        between[node] = not inputs or any(found)
-    return between[node]
+        (query, key), value = scores.args, product.args[1]
+        ignored = _changed(key, TRANSPOSED, HEADS_FIRST)
+        if views and ignored is None:  # else in three dimensions throughout
+            ignored = _changed(query, HEADS_FIRST) or _changed(value, HEADS_FIRST)
+            heads = [_heads(factor) for factor in (query, key, value)]
+            heads += [shape(view)[:2] for view in views if len(shape(view)) == 4]
+            if not all(same(heads[0], other) for other in heads):
+                ignored = ignored or "how batch and heads are flattened"
+        if ignored is not None:
+            return ignored
+    return None
 
 
 def _hide(graph: torch.fx.Graph, product: Node) -> None:
@@ -94,7 +100,7 @@ def _hide(graph: torch.fx.Graph, product: Node) -> None:
 
 
 def _normalised(node: Node, between: Between) -> str | None:
-    dims: Any = node.args[1]
+    dims: Any = node.args[1] if len(node.args) > 1 else ()
     dims = tuple(dims) if isinstance(dims, (list, tuple)) else (dims,)
     return None if dims in ((-1,), (len(shape(node)) - 1,)) else "what dimension is normalised"
 
@@ -111,16 +117,25 @@ def _expanded(node: Node, between: Between) -> str | None:
 def _added(node: Node, between: Between) -> str | None:
     if node.kwargs:
         return "that a mask is scaled as it is added"
-    scores = next(n for n in node.all_input_nodes if between.get(n))
+    scores, mask = node.args if between.get(node.args[0]) else node.args[::-1]
+    if not isinstance(mask, Node) or len(shape(mask)) < 2:
+        return "that what is added is no matrix"
+    if dtype(mask) == torch.bool:
+        return "that truth values are added"
     return None if same(shape(node), shape(scores)) else "that a mask widens the scores"
 
 
-def _scaled(node: Node, between: Between) -> str | None:
+def _dropped_out(node: Node, between: Between) -> str | None:
     x, other = node.args
     drop = _dropout_of(x)
     if drop is None or (isinstance(other, (int, float)) and math.isclose(other * (1 - drop), 1)):
         return None
     return "how dropout is made up for"
+
+
+def _divided(node: Node, between: Between) -> str | None:
+    by = node.args[1]
+    return "that a scale is a tensor" if isinstance(by, Node) and not between.get(by) else None
 
 
 def _dropout_of(node: Any) -> float | None:
@@ -135,16 +150,22 @@ def _dropout_of(node: Any) -> float | None:
 
 def _chosen(node: Node, between: Between) -> str | None:
     condition, *branches = node.args
-    fills = [number(branch) for branch in branches if not between.get(branch)]
+    scores = [branch for branch in branches if between.get(branch)]
+    fill: Any = branches[branches[0] in scores]
     if between.get(condition):  # of all scores: this is torch's safe softmax
-        return None if fills == [0] else "by what a row without scores is replaced"
-    low = torch.finfo(torch.float16).min if dtype(node) == torch.float16 else LOST
-    if not all(fill is not None and fill <= low for fill in fills):
+        is_zero = fill.target in (aten.full.default, aten.full_like.default) and fill.args[1] == 0
+        return None if is_zero else "by what a row without scores is replaced"
+    low, lowest = number(fill), LOST
+    if dtype(node) == torch.float16:
+        lowest = torch.finfo(torch.float16).min
+    if low is None or low > lowest:
         return "by what masked scores are replaced"
-    mask: Any = condition
-    while mask.target in (*VIEWS, aten.expand.default, aten.logical_not.default):
-        mask = mask.args[0]
-    return "what a mask is compared with" if mask.target is aten.eq.Scalar else None
+    with unset_fake_temporarily():
+        mask = constant(condition)
+        kept = mask if mask is None or fill is branches[1] else ~mask
+        if kept is None or not kept.any(-1).all():
+            return "what a mask is compared with, and rows masked whole"
+    return None
 
 
 def _compared(node: Node, between: Between) -> str | None:
@@ -162,14 +183,15 @@ CHECKS: dict[Any, Check] = {
     **dict.fromkeys(VIEWS, _viewed),
     aten.expand.default: _expanded,
     aten.add.Tensor: _added,
-    aten.mul.Tensor: _scaled,
+    aten.mul.Tensor: _dropped_out,
+    aten.div.Tensor: _divided,
     aten.where.self: _chosen,
     aten.eq.Scalar: _compared,
 }
 PASSED = {
     *CHECKS,
     *(aten.bmm.default, aten.clone.default, prims.convert_element_type.default),
-    *(aten.div.Tensor, aten.mul.Scalar, aten.sub.Tensor, aten.exp.default),
+    *(aten.mul.Scalar, aten.sub.Tensor, aten.exp.default),
     aten.logical_not.default,
 }
 
@@ -181,7 +203,8 @@ FLATTENED: dict[Any, Check | None] = {
     **dict.fromkeys(VIEWS, _viewed),
     aten.expand.default: _expanded,
     **dict.fromkeys((aten.clone.default, prims.convert_element_type.default)),
-    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor)),
+    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar)),
+    aten.div.Tensor: _divided,
 }
 
 
@@ -200,6 +223,13 @@ def _changed(node: Any, *permutations: tuple[tuple[int, ...], ...]) -> str | Non
             return "how factors are permuted"
         node = node.args[0]
     return None
+
+
+def _heads(node: Any) -> Any:
+    """The dimensions of a factor before its matrices, before they were flattened."""
+    while len(shape(node)) == 3 and node.target in FLATTENED:
+        node = node.args[0]
+    return shape(node)[:-2]
 
 
 def _make_scales_float(graph: torch.fx.Graph) -> None:

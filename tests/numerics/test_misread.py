@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch._dynamo.utils import counters
+from torch._inductor.fx_passes import fuse_attention
 
 from ipex_inductor import decisions
 from ipex_inductor.passes import attention, misread
@@ -21,7 +22,8 @@ ATOL = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 0.1}
 
 
 def scaled(scores, how):
-    return {"div": scores / 2, "mul": scores * 0.5, "by query": scores}[how]
+    ways = {"div": scores / 2, "mul": scores * 0.5, "by query": scores, "none": scores}
+    return scores / scores.new_ones(SIZE, 1, 1) if how == "tensor" else ways[how]
 
 
 def masked(scores, how, mask, keep):
@@ -30,6 +32,9 @@ def masked(scores, how, mask, keep):
     rows, columns = (keep.view(SIZE, 1, *ends) for ends in ((SIZE, 1), (1, SIZE)))
     return {
         "none": lambda: scores,
+        "truth": lambda: scores + (columns > 0),
+        "number": lambda: scores + 1.0,
+        "whole row": lambda: torch.where(rows > 0, scores, low),
         "add": lambda: scores + mask,
         "add twice": lambda: torch.add(scores, mask, alpha=2),
         "add wide": lambda: scores[:1] + mask,
@@ -77,6 +82,10 @@ FORMS = {
     "what a mask is": {"mask": "is 2"},
     "rows masked": {"mask": "row is 0"},
     "fill": {"mask": "where 0"},
+    "rows masked whole": {"mask": "whole row"},
+    "truth values added": {"mask": "truth", "scale": "none"},
+    "a number added": {"mask": "number", "scale": "none"},
+    "scale by a tensor": {"scale": "tensor", "mask": "add"},
 }
 LEFT_TO_THEM = {
     "plain": {},
@@ -135,6 +144,45 @@ def test_training_with_dropout_and_an_int_for_scale_is_theirs():
     result = torch.compile(fn, backend="ipex", options={"strict": True})(*inputs(grad=True)[:3])
     result.backward(torch.randn_like(result))
     assert counters["inductor"]["fuse_attention"] > 0
+
+
+@pytest.mark.skipif(
+    not hasattr(fuse_attention, "_sfdp_pattern_30"), reason="torch 2.11 has no pattern of it"
+)
+def test_torchs_own_attention_in_single_steps_is_theirs():
+    """It replaces rows without scores after the softmax, which is no mask."""
+
+    def fn(q, k, v, mask):
+        q, k, v = (x.permute(HEADS) for x in (q, k, v))
+        return torch._scaled_dot_product_attention_math(q, k, v, mask)[0]
+
+    compiled = torch.compile(fn, backend="ipex", options={"strict": True})
+    with torch.no_grad():
+        given = inputs()[:4]
+        torch.testing.assert_close(compiled(*given), fn(*given), rtol=0, atol=ATOL[torch.float32])
+    assert counters["inductor"]["fuse_attention"] == 1
+
+
+def extreme(x, y):
+    """No attention: what is divided by is of all dimensions."""
+    scores = x @ y
+    return scores / scores.amax() @ y
+
+
+def long(x, y):
+    """No attention: a chain longer than Python's stack."""
+    for _ in range(1200):
+        x = x + 1e-3
+    return x @ y
+
+
+@pytest.mark.parametrize("fn", [extreme, long])
+def test_what_is_no_attention(fn):
+    x, y = torch.rand(2, 3, 4, 4), torch.rand(2, 3, 4, 4)
+    compiled = torch.compile(fn, backend="ipex", options={"strict": True})
+    with torch.no_grad():
+        # fp32 sums of 4 terms around 4
+        torch.testing.assert_close(compiled(x, y), fn(x, y), rtol=1e-5, atol=1e-5)
 
 
 CHOICES = {
