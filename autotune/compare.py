@@ -2,14 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
-import msgspec
+from msgspec.structs import replace
 
 from ipex_inductor.autotune.pool import Estimate, Pool, pool
-from ipex_inductor.autotune.record import Problem, Record, encode
+from ipex_inductor.autotune.record import Problem, Record, decode_problem
 
 # Standard errors of a difference that noise alone exceeds in 0.3 % of the cases; a difference of
 # twice that band is found in 99.9 %.
@@ -36,16 +36,21 @@ class Exit(Enum):
     NOT_COMPARABLE = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """One problem: the choices of both sides; `effect` is log(B / A), `band` what noise may do."""
 
-    problem: Problem
+    key: bytes  # the problem's canonical form
     verdict: Verdict
     a: Estimate | None = None
     b: Estimate | None = None
     effect: float = 0.0
     band: float = 0.0
+
+    @property
+    def problem(self) -> Problem:
+        """As a value; that of any architecture where architectures are compared."""
+        return decode_problem(self.key)
 
 
 @dataclass(frozen=True)
@@ -74,38 +79,41 @@ class Comparison:
 
 def compare(a: Iterable[Record], b: Iterable[Record], cross: bool = False) -> Comparison:
     """Lay B beside A. `cross` compares architectures: problems are then the same but for those."""
-    pools = pool(a), pool(b)
-    architectures = [{p.problem.arch for p in side.values()} for side in pools]
-    names = [", ".join(sorted(side)) for side in architectures]
+    architectures: tuple[set[str], set[str]] = (set(), set())
+    sides = [
+        pool(_noted(side, seen, cross)) for side, seen in zip((a, b), architectures, strict=True)
+    ]
+    names = [", ".join(sorted(seen)) for seen in architectures]
     if not cross and all(architectures) and not set.intersection(*architectures):
         return Comparison((), f"A is of {names[0]}, B of {names[1]}")
-    if cross and any(len(side) > 1 for side in architectures):
+    if cross and any(len(seen) > 1 for seen in architectures):
         return Comparison((), f"one architecture each: A is of {names[0]}, B of {names[1]}")
-    sides = [_by_problem(side.values(), cross) for side in pools]
-    rows = (_row(sides[0].get(key), sides[1].get(key)) for key in sides[0] | sides[1])
-    return Comparison(tuple(sorted(rows, key=lambda r: (-abs(r.effect), encode(r.problem)))))
+    rows = (_row(key, sides[0].get(key), sides[1].get(key)) for key in sides[0] | sides[1])
+    return Comparison(tuple(sorted(rows, key=lambda r: (-abs(r.effect), r.key))))
 
 
-def _by_problem(pools: Iterable[Pool], cross: bool) -> dict[bytes, Pool]:
-    def key(problem: Problem) -> bytes:
-        return encode(msgspec.structs.replace(problem, arch="any") if cross else problem)
+def _noted(records: Iterable[Record], seen: set[str], cross: bool) -> Iterator[Record]:
+    """The same, their architectures noted, and made one if all are compared."""
+    for record in records:
+        seen.add(record.problem.arch)
+        if cross:
+            problem = replace(record.problem, arch="any")
+            yield replace(record, problem=problem)
+        else:
+            yield record
 
-    return {key(found.problem): found for found in pools}
 
-
-def _row(a: Pool | None, b: Pool | None) -> Row:
-    problem = (a or b).problem  # type: ignore[union-attr]
-    best = [side.best() if side else None for side in (a, b)]
-    before, after = best
+def _row(key: bytes, a: Pool | None, b: Pool | None) -> Row:
+    before, after = (side.best() if side else None for side in (a, b))
     if before is None and after is None:
-        return Row(problem, Verdict.SAME if a and b else Verdict.ONLY_A if a else Verdict.ONLY_B)
+        return Row(key, Verdict.SAME if a and b else Verdict.ONLY_A if a else Verdict.ONLY_B)
     if after is None:
-        return Row(problem, Verdict.FAILED if b else Verdict.ONLY_A, before)
+        return Row(key, Verdict.FAILED if b else Verdict.ONLY_A, before)
     if before is None:
-        return Row(problem, Verdict.FASTER if a else Verdict.ONLY_B, None, after)
+        return Row(key, Verdict.FASTER if a else Verdict.ONLY_B, None, after)
     effect, band = before.effect(after), BAND * before.noise_against(after)
     if abs(effect) > band:
         verdict = Verdict.SLOWER if effect > 0 else Verdict.FASTER
     else:
         verdict = Verdict.SAME if before.choice == after.choice else Verdict.NOISE
-    return Row(problem, verdict, before, after, effect, band)
+    return Row(key, verdict, before, after, effect, band)

@@ -9,7 +9,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -36,12 +36,31 @@ class Refusal:
         return f"{self.path}:{self.line}: {self.reason}"
 
 
-@dataclass
-class Found:
-    """What was read: records by digest, in the order of the digests, and what was refused."""
+class Records:
+    """The records of these files and folders, each once, read anew by every loop over them.
 
-    records: dict[str, Record] = field(default_factory=dict)
-    refused: list[Refusal] = field(default_factory=list)
+    `refused` tells what the last loop did not take. Raises `FileNotFoundError` for a source that is
+    not there.
+    """
+
+    def __init__(self, *sources: Path) -> None:
+        self.sources = sources
+        self.refused: list[Refusal] = []
+
+    def __iter__(self) -> Iterator[Record]:
+        """One by one, so that no more of them need be held than their reader wants."""
+        self.refused, met = [], set()
+        for path in sorted(_files(self.sources)):
+            with open(path, "rb") as file:
+                for number, line in enumerate(file, 1):
+                    try:
+                        name, record = _parsed(line)
+                    except (ValueError, msgspec.MsgspecError) as error:
+                        self.refused.append(Refusal(path, number, str(error)))
+                    else:
+                        if name not in met:
+                            met.add(name)
+                            yield record
 
 
 class Shard:
@@ -63,7 +82,7 @@ class Shard:
         reason = why_refused(record)
         if reason is not None:
             raise ValueError(reason)
-        digest, line = _line(record)
+        name, line = _line(record)
         if self._file is None:
             self._file = self._open()
         end = os.fstat(self._file).st_size
@@ -74,7 +93,7 @@ class Shard:
         except OSError:
             os.ftruncate(self._file, end)
             raise
-        return digest
+        return name
 
     def close(self) -> None:
         """End the shard; the next record starts another."""
@@ -94,36 +113,23 @@ class Shard:
         return file
 
 
-def read(*sources: Path) -> Found:
-    """All records of these files and folders: the same whatever their order, doubles once.
-
-    Raises `FileNotFoundError` for a source that is not there.
-    """
-    found = Found()
-    for path in sorted(_files(sources)):
-        for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
-            try:
-                digest, record = _parsed(line)
-            except (ValueError, msgspec.MsgspecError) as error:
-                found.refused.append(Refusal(path, number, str(error)))
-            else:
-                found.records[digest] = record
-    found.records = dict(sorted(found.records.items()))
-    return found
-
-
-def write(path: Path, found: Iterable[Record]) -> None:
-    """One file with these records, in the order of their digests; it replaces `path` whole."""
-    lines = dict(map(_line, found))
+def write(path: Path, given: Iterable[Record]) -> None:
+    """One file with these records, each once, ordered by digest; it replaces `path` whole."""
+    lines = dict(map(_line, given))
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with open(part, "wb") as file:
-            file.writelines(lines[digest] for digest in sorted(lines))
+            file.writelines(lines[name] for name in sorted(lines))
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def digest(record: Record) -> str:
+    """The SHA-256 of its canonical form."""
+    return _line(record)[0]
 
 
 def _files(sources: Iterable[Path]) -> Iterator[Path]:
@@ -136,23 +142,22 @@ def _files(sources: Iterable[Path]) -> Iterator[Path]:
 
 def _line(record: Record) -> tuple[str, bytes]:
     body = records.encode(record)
-    digest = hashlib.sha256(body).hexdigest()
-    return digest, _HEAD + body + _MIDDLE + digest.encode() + _TAIL
+    name = hashlib.sha256(body).hexdigest()
+    return name, _HEAD + body + _MIDDLE + name.encode() + _TAIL
 
 
-def _parsed(line: bytes) -> tuple[str, Record]:
+def _parsed(line: bytes) -> tuple[bytes, Record]:
     """The digest is of the bytes as they stand: no byte of a line can change unseen."""
     end = len(line) - len(_TAIL) - _DIGEST
     start = end - len(_MIDDLE)
     framed = line.startswith(_HEAD) and line.endswith(_TAIL) and line[start:end] == _MIDDLE
     if not framed or start < len(_HEAD):
         raise ValueError("not a whole record: cut off, or no line of ours")
-    body = line[len(_HEAD) : start]
-    digest = line[end : end + _DIGEST]
-    if hashlib.sha256(body).hexdigest().encode() != digest:
+    body, said = line[len(_HEAD) : start], line[end : end + _DIGEST]
+    if hashlib.sha256(body).hexdigest().encode() != said:
         raise ValueError("changed after it was written: the digest is another")
     record = records.decode(body)
     reason = why_refused(record)
     if reason is not None:
         raise ValueError(reason)
-    return digest.decode(), record
+    return said, record

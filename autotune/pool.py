@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ipex_inductor.autotune.record import Choice, Outcome, Problem, Record, encode
+from ipex_inductor.autotune.record import Choice, Outcome, Record, encode
 
 # What is slower by less than that many standard errors of the difference, and by no more than that
 # share at all, is as good as the best: repeated tunings then choose the same.
@@ -17,7 +17,7 @@ DOUBTFUL = 3.0
 OF_MEDIAN = math.sqrt(math.pi / 2)  # the standard error of a median, in those of a mean
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """How long a choice takes, in microseconds, and the relative standard error of that."""
 
@@ -34,51 +34,68 @@ class Estimate:
         return math.hypot(self.noise, other.noise)
 
 
-@dataclass
+@dataclass(slots=True)
+class Samples:
+    """What the measurements of one choice found; a failure among them is final."""
+
+    choice: Choice
+    p50: list[float] = field(default_factory=list)
+    noise: list[float] = field(default_factory=list)
+    failed: bool = False
+
+    def add(self, outcome: Outcome) -> None:
+        """One more measurement."""
+        if outcome.timing is None:
+            self.failed = True
+        else:
+            self.p50.append(outcome.timing.p50)
+            self.noise.append(outcome.timing.noise)
+
+    def estimate(self) -> Estimate:
+        """The median of the medians; its noise as said, or as they differ if they do more."""
+        count = len(self.p50)
+        if count == 1:
+            return Estimate(self.choice, self.p50[0], self.noise[0])
+        noise = math.sqrt(math.fsum([n**2 for n in self.noise]) / count)
+        if count > 2:
+            seen = _spread([math.log(p50) for p50 in self.p50])
+            noise = OF_MEDIAN * (seen if seen > DOUBTFUL * noise else noise)
+        return Estimate(self.choice, statistics.median(self.p50), noise / math.sqrt(count))
+
+
+@dataclass(slots=True)
 class Pool:
-    """What all records say of one problem: the outcomes of each choice."""
+    """What all records say of one problem: the samples of each choice, by its canonical form."""
 
-    problem: Problem
-    outcomes: dict[bytes, list[Outcome]] = field(default_factory=dict)
+    samples: dict[bytes, Samples] = field(default_factory=dict)
 
-    def estimates(self) -> list[Estimate]:
-        """One for each choice that never failed, the fastest first."""
-        found = [
-            _estimate(outcomes)
-            for outcomes in self.outcomes.values()
-            if all(outcome.timing is not None for outcome in outcomes)
-        ]
-        return sorted(found, key=lambda e: (e.p50, encode(e.choice)))
+    def estimates(self) -> dict[bytes, Estimate]:
+        """One for each choice that never failed."""
+        return {key: s.estimate() for key, s in self.samples.items() if not s.failed}
 
     def best(self) -> Estimate | None:
         """The choice to use: what ties with the fastest, library calls first, then by name."""
         estimates = self.estimates()
         if not estimates:
             return None
-        fastest = estimates[0]
-        return min((e for e in estimates if _ties(fastest, e)), key=_preference)
+        fastest = min(estimates.values(), key=lambda e: e.p50)
+        ties = {key: e for key, e in estimates.items() if _ties(fastest, e)}
+        return ties[min(ties, key=lambda key: (ties[key].choice.kind != "library", key))]
 
 
 def pool(records: Iterable[Record]) -> dict[bytes, Pool]:
     """The records of each problem, by its canonical form."""
     pools: dict[bytes, Pool] = {}
+    choices: dict[bytes, tuple[bytes, Choice]] = {}  # there are few; problems share them
     for record in records:
-        of = pools.setdefault(encode(record.problem), Pool(record.problem))
+        samples = pools.setdefault(encode(record.problem), Pool()).samples
         for outcome in record.outcomes:
-            of.outcomes.setdefault(encode(outcome.choice), []).append(outcome)
+            key = encode(outcome.choice)
+            key, choice = choices.setdefault(key, (key, outcome.choice))
+            if key not in samples:
+                samples[key] = Samples(choice)
+            samples[key].add(outcome)
     return pools
-
-
-def _estimate(outcomes: list[Outcome]) -> Estimate:
-    """The median of the medians; its noise as said, or as they differ if they do more."""
-    timings = [outcome.timing for outcome in outcomes if outcome.timing is not None]
-    choice, count = outcomes[0].choice, len(timings)
-    p50 = statistics.median([timing.p50 for timing in timings])
-    noise = math.sqrt(math.fsum([timing.noise**2 for timing in timings]) / count)
-    if count > 2:
-        seen = _spread([math.log(timing.p50) for timing in timings])
-        noise = OF_MEDIAN * (seen if seen > DOUBTFUL * noise else noise)
-    return Estimate(choice, p50, noise / math.sqrt(count))
 
 
 def _spread(values: list[float]) -> float:
@@ -89,7 +106,3 @@ def _spread(values: list[float]) -> float:
 
 def _ties(fastest: Estimate, other: Estimate) -> bool:
     return fastest.effect(other) <= min(TIE_SHARE, TIE_ERRORS * fastest.noise_against(other))
-
-
-def _preference(estimate: Estimate) -> tuple[bool, bytes]:
-    return estimate.choice.kind != "library", encode(estimate.choice)

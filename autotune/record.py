@@ -18,8 +18,8 @@ Size = Natural | Name  # a number, or an expression of the problem's symbols: "6
 Constant = bool | int | float | str | tuple[int, ...] | None
 
 
-class Value(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of all that is recorded."""
+class Value(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
+    """Base of all that is recorded; never part of a cycle, so the collector need not look."""
 
 
 class Operand(Value, frozen=True):
@@ -127,3 +127,8 @@ def encode(value: Any) -> bytes:
 def decode(line: bytes) -> Record:
     """The record in `line`. Raises `msgspec.DecodeError` that says what is wrong."""
     return _decoder.decode(line)
+
+
+def decode_problem(key: bytes) -> Problem:
+    """The problem that `encode` made `key` of."""
+    return msgspec.json.decode(key, type=Problem)

@@ -18,8 +18,8 @@ def register(kind: str, name: str, **parameters: tuple[bool | int | str, ...]) -
 
 def why_refused(record: Record) -> str | None:
     """What is wrong with a record whose types are right; None if it may be used."""
-    sizes = [size for operand in record.problem.operands for size in operand.shape]
-    if not record.problem.symbols and not all(isinstance(size, int) for size in sizes):
+    problem = record.problem
+    if not problem.symbols and any(type(n) is str for o in problem.operands for n in o.shape):
         return "sizes vary by symbols that have no range"
     for symbol in record.problem.symbols:
         if symbol.low > symbol.high:
