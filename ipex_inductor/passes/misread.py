@@ -144,7 +144,8 @@ def _dropout_of(node: Any) -> float | None:
     for factor in node.all_input_nodes if is_product else ():
         mask = factor.args[0] if factor.target is prims.convert_element_type.default else factor
         if isinstance(mask, Node) and mask.target is aten.gt.Scalar:
-            return float(mask.args[1])  # type: ignore[arg-type]
+            share: Any = mask.args[1]
+            return float(share)
     return None
 
 

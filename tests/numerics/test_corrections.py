@@ -3,8 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._inductor.utils import run_and_get_code
 
 from ipex_inductor import decisions
+from ipex_inductor.passes import misread
 
 POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 # Dimensions, window (the second is larger than what it is over), whether padding counts, dynamic.
@@ -36,3 +38,23 @@ def test_gradients_of_average_pooling_at_the_border(dims, window, counts, dynami
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)  # quotients are in fp32
     fired = any("avg_pool_backward" in r.count("fired") for r in decisions.reports())
     assert fired == counts
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_what_is_kept_from_patterns_compiles_to_the_same_code(training, monkeypatch):
+    """The view that hides attention costs nothing: shown where no pattern would match anyway."""
+
+    def fn(q, k, v, mask):
+        scores = torch.where(mask > 0, q.permute(2, 0, 1, 3) @ k.mT * 0.3, 0.0)
+        return F.softmax(scores, -2) @ v
+
+    given = [torch.randn(4, 4, 4, 4, requires_grad=training) for _ in range(3)]
+    codes, hidden = [], []
+    for keep_apart in (misread.keep_apart, lambda graph, report: None):
+        torch.compiler.reset()
+        monkeypatch.setattr(misread, "keep_apart", keep_apart)
+        _, code = run_and_get_code(torch.compile(fn, backend="ipex"), *given, torch.ones(4, 4))
+        codes.append([line for line in code[0].splitlines() if not line.strip().startswith("#")])
+        hidden.append(any(misread.NAME in r.count("fired") for r in decisions.reports()))
+    assert hidden == [True, False]
+    assert codes[0] == codes[1]

@@ -37,7 +37,6 @@ def masked(scores, how, mask, keep):
         "whole row": lambda: torch.where(rows > 0, scores, low),
         "add": lambda: scores + mask,
         "add twice": lambda: torch.add(scores, mask, alpha=2),
-        "add wide": lambda: scores[:1] + mask,
         "where": lambda: torch.where(columns > 0, scores, low),
         "where 0": lambda: torch.where(columns > 0, scores, torch.zeros_like(mask[0, 0, 0, 0])),
         "is 0": lambda: scores.masked_fill((columns == 0).expand_as(scores), -torch.inf),
