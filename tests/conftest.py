@@ -1,5 +1,6 @@
 """Every test starts from a clean Dynamo and knows which rules fired."""
 
+import gc
 import os
 
 # Passes must run in every test, so graphs are not cached; compiled C++ still is.
@@ -32,6 +33,12 @@ def _clean():
 def _rules_fire_alike(monkeypatch):
     """On every CPU: attention is left to Inductor on some."""
     monkeypatch.setattr(attention, "architecture", lambda: "x86-64:amx")
+
+
+@pytest.fixture
+def no_garbage():
+    """For what counts bytes: models of earlier tests are gone, those in reference cycles too."""
+    gc.collect()
 
 
 @pytest.fixture

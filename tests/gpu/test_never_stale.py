@@ -102,7 +102,7 @@ def test_never_stale(case):
 
 
 @torch.no_grad()
-def test_refresh_lands_at_the_addresses_a_captured_graph_reads():
+def test_refresh_lands_at_the_addresses_a_captured_graph_reads(no_garbage):
     model = Model().eval().cuda()
     x = torch.rand(2, 3, 8, 8, device="cuda")
     fn = torch.compile(model, backend="ipex", mode="reduce-overhead")

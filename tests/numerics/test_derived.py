@@ -129,7 +129,7 @@ def test_refresh_of_anything_else_is_an_error(wrong):
 
 
 @torch.no_grad()
-def test_graphs_share_what_they_derive_alike(runs):
+def test_graphs_share_what_they_derive_alike(runs, no_garbage):
     model = Product().eval()
     first, second = compiled(model), compiled(lambda x: model(x).relu())
     check(first, model)
@@ -146,7 +146,7 @@ def test_graphs_share_what_they_derive_alike(runs):
 
 
 @torch.no_grad()
-def test_a_changed_weight_frees_what_other_graphs_hold():
+def test_a_changed_weight_frees_what_other_graphs_hold(no_garbage):
     model = Product().eval()
     first, second = compiled(model), compiled(lambda x: model(x).relu())
     check(first, model)
@@ -158,7 +158,7 @@ def test_a_changed_weight_frees_what_other_graphs_hold():
 
 
 @torch.no_grad()
-def test_models_that_take_turns_are_derived_once(runs):
+def test_models_that_take_turns_are_derived_once(runs, no_garbage):
     models = [Product().eval() for _ in range(derived.KEPT)]
     fn = compiled(lambda m, x: m(x))
     for _ in range(3):
@@ -173,7 +173,7 @@ def test_models_that_take_turns_are_derived_once(runs):
 
 
 @torch.no_grad()
-def test_of_many_models_the_latest_are_kept():
+def test_of_many_models_the_latest_are_kept(no_garbage):
     models = [Product().eval() for _ in range(derived.KEPT + 2)]
     fn = compiled(lambda m, x: m(x))
     for _ in range(2):
@@ -184,7 +184,7 @@ def test_of_many_models_the_latest_are_kept():
 
 @torch.no_grad()
 @pytest.mark.parametrize("end", ["model", "graph"])
-def test_what_was_derived_goes_with_its_last_user(end):
+def test_what_was_derived_goes_with_its_last_user(end, no_garbage):
     model = Product().eval()
     fns = [compiled(lambda m, x: m(x)), compiled(lambda m, x: m(x) + 1)]
     for fn in fns:
@@ -201,7 +201,7 @@ def test_what_was_derived_goes_with_its_last_user(end):
 
 @torch.no_grad()
 @pytest.mark.parametrize(("limit", "left"), [(-1, 0), (2**14, 0), (2**13, 1), (2**13 - 1, 2)])
-def test_the_bound_leaves_work_in_the_graph(limit, left):
+def test_the_bound_leaves_work_in_the_graph(limit, left, no_garbage):
     model = Mlp().eval()  # two packed weights of 2**13 bytes
     fn = compiled(model, weight_prologue_bytes=limit)
     check(fn, model)
@@ -217,7 +217,7 @@ def test_the_bound_leaves_work_in_the_graph(limit, left):
 
 
 @torch.no_grad()
-def test_the_bound_holds_for_what_is_not_packed():
+def test_the_bound_holds_for_what_is_not_packed(no_garbage):
     model = nn.Sequential(Product(), Product()).eval()
     fn = compiled(model, weight_prologue_bytes=SIZE)
     check(fn, model)

@@ -193,7 +193,7 @@ def test_switched_off(runs):
 
 
 @torch.no_grad()
-def test_derived_weights_die_with_the_model():
+def test_derived_weights_die_with_the_model(no_garbage):
     model = Scaled().eval()
     fn = compiled(lambda m, x: m(x))
     fn(model, X)
