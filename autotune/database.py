@@ -8,7 +8,7 @@ crash, a changed byte, a choice that there is not.
 import hashlib
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from ipex_inductor.autotune.space import why_refused
 
 SUFFIX = ".jsonl"
 _HEAD, _MIDDLE, _TAIL = b'{"record":', b',"sha256":"', b'"}\n'
+_PROBLEM, _OUTCOMES = b'{"problem":', b',"outcomes":['
 _DIGEST = 64  # hexadecimal digits of SHA-256
 
 
@@ -39,12 +40,14 @@ class Refusal:
 class Records:
     """The records of these files and folders, each once, read anew by every loop over them.
 
-    `refused` tells what the last loop did not take. Raises `FileNotFoundError` for a source that is
-    not there.
+    `refused` tells what the last loop did not take. With `only`, lines of other problems (in
+    canonical form) are passed over unread. Raises `FileNotFoundError` for a source that is not
+    there.
     """
 
-    def __init__(self, *sources: Path) -> None:
+    def __init__(self, *sources: Path, only: Collection[bytes] | None = None) -> None:
         self.sources = sources
+        self._only = None if only is None else frozenset(only)
         self.refused: list[Refusal] = []
 
     def __iter__(self) -> Iterator[Record]:
@@ -53,6 +56,8 @@ class Records:
         for path in sorted(_files(self.sources)):
             with open(path, "rb") as file:
                 for number, line in enumerate(file, 1):
+                    if self._only is not None and _problem(line) not in self._only:
+                        continue
                     try:
                         name, record = _parsed(line)
                     except (ValueError, msgspec.MsgspecError) as error:
@@ -144,6 +149,12 @@ def _line(record: Record) -> tuple[str, bytes]:
     body = records.encode(record)
     name = hashlib.sha256(body).hexdigest()
     return name, _HEAD + body + _MIDDLE + name.encode() + _TAIL
+
+
+def _problem(line: bytes) -> bytes:
+    """What stands in the place of the problem, which is the first field of a record."""
+    end = line.find(_OUTCOMES)
+    return line[len(_HEAD) + len(_PROBLEM) : end] if line.startswith(_HEAD + _PROBLEM) else b""
 
 
 def _parsed(line: bytes) -> tuple[bytes, Record]:

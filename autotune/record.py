@@ -42,7 +42,8 @@ class Problem(Value, frozen=True):
     """What is to be computed, where: all that may decide which kernel is the best.
 
     `op` is torch's name of it ("aten.addmm.default"), `constants` its arguments that are no
-    tensors, `epilogue` the equation of what is fused behind it, `arch` a target's.
+    tensors, `epilogue` what follows it, as an expression, `arch` a target's. `settings` are those
+    of the process that the op obeys: threads on a CPU, the precision of fp32 products on a GPU.
     """
 
     op: Name
@@ -51,6 +52,7 @@ class Problem(Value, frozen=True):
     constants: dict[str, Constant] = {}
     epilogue: str = ""
     symbols: tuple[Symbol, ...] = ()
+    settings: dict[str, Constant] = {}
 
 
 class Choice(Value, frozen=True):

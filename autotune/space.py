@@ -1,17 +1,35 @@
 """Which choices there are: a row from a file is used only if it names one of them."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from ipex_inductor.autotune.record import Choice, Outcome, Record
 
-# By kind and name: of each parameter, its values with their types, as True is 1 to Python.
-_SPACES: dict[tuple[str, str], dict[str, frozenset[tuple[type, bool | int | str]]]] = {}
+Values = tuple[bool | int | str, ...]
+_Typed = frozenset[tuple[type, bool | int | str]]  # values with their types, as True is 1 to Python
 
 
-def register(kind: str, name: str, **parameters: tuple[bool | int | str, ...]) -> None:
+@dataclass(frozen=True)
+class _Space:
+    """What the parameters of one choice may be; those beyond `required` may be left out."""
+
+    values: dict[str, _Typed]
+    required: frozenset[str]
+
+
+_SPACES: dict[tuple[str, str], _Space] = {}  # by kind and name
+
+
+def register(
+    kind: str, name: str, optional: Mapping[str, Values] | None = None, **parameters: Values
+) -> None:
     """Make the choices of one library call or template known, with all that its parameters may be.
 
     Raises `ValueError` if that name is registered with other parameters.
     """
-    space = {key: frozenset((type(v), v) for v in values) for key, values in parameters.items()}
+    given = {**(optional or {}), **parameters}
+    typed = {key: frozenset((type(v), v) for v in values) for key, values in given.items()}
+    space = _Space(typed, frozenset(parameters))
     if _SPACES.setdefault((kind, name), space) != space:
         raise ValueError(f"{kind} {name} is registered with other parameters")
 
@@ -25,7 +43,7 @@ def why_refused(record: Record) -> str | None:
         if symbol.low > symbol.high:
             return f"{symbol.name} is from {symbol.low} to {symbol.high}"
     for outcome in record.outcomes:
-        reason = _why_not(outcome) or _why_unknown(outcome.choice)
+        reason = _why_not(outcome) or why_unknown(outcome.choice)
         if reason is not None:
             return reason
     return None
@@ -44,14 +62,16 @@ def _why_not(outcome: Outcome) -> str | None:
     return None
 
 
-def _why_unknown(choice: Choice) -> str | None:
+def why_unknown(choice: Choice) -> str | None:
+    """Why there is no such choice; None if there is."""
     space = _SPACES.get((choice.kind, choice.name))
     if space is None:
         return f"there is no {choice.kind} {choice.name}"
-    if choice.parameters.keys() != space.keys():
-        given, wanted = (", ".join(sorted(names)) for names in (choice.parameters, space))
-        return f"{choice.name} has the parameters {wanted or 'none'}, not {given or 'none'}"
+    given = choice.parameters.keys()
+    if not space.required <= given <= space.values.keys():
+        wanted, had = (", ".join(sorted(names)) or "none" for names in (space.values, given))
+        return f"{choice.name} has the parameters {wanted}, not {had}"
     for name, value in choice.parameters.items():
-        if (type(value), value) not in space[name]:
+        if (type(value), value) not in space.values[name]:
             return f"{choice.name} has no {name}={value!r}"
     return None

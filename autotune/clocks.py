@@ -1,0 +1,134 @@
+"""How a round is timed on each kind of device, and how much memory defeats its caches."""
+
+import itertools
+import math
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipex_inductor.autotune.measure import Clock, Round, Run
+
+# A sample on the CPU lasts at least so long, a captured graph on a GPU so long, in microseconds:
+# far above what a clock resolves, far below what an interruption lasts.
+CPU_SAMPLE, GPU_SAMPLE = 200.0, 400.0
+CPU_SAMPLES = 4  # the least of them is the round's: what disturbs a CPU only adds
+WARM = 3  # calls before the first that counts
+
+MOST_BUFFERS, MOST_BYTES = 256, 4 << 30
+UNKNOWN_CACHE = 32 << 20
+LARGEST_CPU_CACHE = 64 << 20  # shared by more cores than work on one op
+
+
+class CpuClock:
+    """Wall time of samples, which go on where the last one stopped in the row of buffers."""
+
+    def prepare(self, run: Run, buffers: Sequence[Sequence[Tensor]]) -> Round:
+        """See `Clock`."""
+        once = min(_sample(run, [buffers[0]]) for _ in range(WARM))
+        calls = max(1, math.ceil(CPU_SAMPLE / once))
+        endless = itertools.cycle(buffers)
+
+        def round() -> float:
+            samples = ([*itertools.islice(endless, calls)] for _ in range(CPU_SAMPLES))
+            return min(_sample(run, sample) for sample in samples) / calls
+
+        return round
+
+
+class EventClock:
+    """Events around calls that are submitted one by one: for devices without graphs."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device  # torch.cuda, torch.xpu
+
+    def prepare(self, run: Run, buffers: Sequence[Sequence[Tensor]]) -> Round:
+        """See `Clock`."""
+        self._warm(run, buffers)
+        repeat = self._repeat(run, buffers)
+        calls = [*buffers] * repeat
+
+        def body() -> None:
+            for inputs in calls:
+                run(inputs)
+
+        return lambda: self._between(body) / len(calls)
+
+    def _warm(self, run: Run, buffers: Sequence[Sequence[Tensor]]) -> None:
+        for inputs in buffers:
+            run(inputs)
+        self._device.synchronize()
+
+    def _repeat(self, run: Run, buffers: Sequence[Sequence[Tensor]]) -> int:
+        def body() -> None:
+            for inputs in buffers:
+                run(inputs)
+
+        return max(1, math.ceil(GPU_SAMPLE / self._between(body)))
+
+    def _between(self, body: Any) -> float:
+        """Microseconds of the device from before `body` to after it."""
+        start, end = (self._device.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        body()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e3
+
+
+class GraphClock(EventClock):
+    """A captured graph of many calls, so that what a host takes to submit them does not count."""
+
+    def prepare(self, run: Run, buffers: Sequence[Sequence[Tensor]]) -> Round:
+        """See `Clock`."""
+        side = self._device.Stream()
+        side.wait_stream(self._device.current_stream())
+        with self._device.stream(side):
+            self._warm(run, buffers)
+        self._device.current_stream().wait_stream(side)
+        repeat = self._repeat(run, buffers)
+        graph = self._device.CUDAGraph()
+        with self._device.graph(graph):
+            for inputs in [*buffers] * repeat:
+                run(inputs)
+        graph.replay()
+        self._device.synchronize()
+        calls = repeat * len(buffers)
+        return lambda: self._between(graph.replay) / calls
+
+
+def clock_of(device: torch.device) -> Clock:
+    """The best there is for `device`."""
+    if device.type == "cuda":
+        return GraphClock(torch.cuda)
+    if device.type == "xpu":
+        return EventClock(torch.xpu)
+    return CpuClock()
+
+
+def buffers_against_caches(device: torch.device, size: int) -> int:
+    """How many sets of inputs of `size` bytes are larger than `device`'s last cache, twice."""
+    wanted = math.ceil(2 * _cache(device) / max(1, size))
+    most = min(MOST_BUFFERS, max(1, MOST_BYTES // max(1, size)))
+    return max(1, min(wanted, most))
+
+
+def _cache(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    if device.type == "cpu":
+        names = ("SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE")
+        found = (os.sysconf(n) for n in names if n in os.sysconf_names)
+        return min(next((n for n in found if n > 0), UNKNOWN_CACHE), LARGEST_CPU_CACHE)
+    return UNKNOWN_CACHE
+
+
+def _sample(run: Run, buffers: Sequence[Sequence[Tensor]]) -> float:
+    """Microseconds that one call on each of `buffers` takes, together."""
+    start = time.perf_counter_ns()
+    for inputs in buffers:
+        run(inputs)
+    return (time.perf_counter_ns() - start) / 1e3

@@ -1,0 +1,206 @@
+"""Several ways to compute one thing, verified and then timed side by side, with the noise of it.
+
+A candidate is judged before its clock starts. Rounds are interleaved, so that whatever slows the
+machine down slows all of them; the inputs of one call are long out of the caches at its next; the
+slow half drops out early, with what was measured of it.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ipex_inductor.autotune.record import Choice, Outcome, Timing
+
+Run = Callable[[Sequence[Tensor]], Tensor]
+Round = Callable[[], float]  # one round of a candidate: microseconds a call
+
+# How many rounds a stage of successive halving adds to those that are still in.
+STAGES = (6, 12, 24, 48)
+KEPT = 2  # at least so many stay in to the end: a winner is one against something
+NEAR = 0.03  # and whoever is within that share of the fastest
+
+BLOCKS = 8  # of rounds, whose medians tell the noise
+OF_MEDIAN = math.sqrt(math.pi / 2)  # the standard error of a median, in those of a mean
+
+# Of the result against the same computed in fp64, in units of the largest value there: so many
+# times what torch's own kernel is off by, and so many roundings of the result's dtype.
+ERRORS, ROUNDINGS = 4.0, 4.0
+# The same of the root mean square, which a few elements that torch rounds badly cannot widen.
+MEAN_ERRORS, MEAN_ROUNDINGS = 2.0, 1.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute the result from the inputs; `run` writes none of them."""
+
+    choice: Choice
+    run: Run
+
+
+class Clock(Protocol):
+    """How the rounds of a candidate are timed on one kind of device."""
+
+    def prepare(self, run: Run, buffers: Sequence[Sequence[Tensor]]) -> Round:
+        """A round over all `buffers`, warm and ready to be repeated."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """The result as it should be, and how far from it a candidate may be."""
+
+    exact: Tensor  # float64
+    eager: Tensor  # torch's own, in the dtype and layout to be had
+
+    def error(self, result: Tensor) -> float:
+        """The largest difference, in units of the largest exact value; NaN where one is."""
+        return _largest(result.double() - self.exact) / self._unit
+
+    @property
+    def tolerance(self) -> float:
+        """What `error` may be."""
+        return ERRORS * self.error(self.eager) + ROUNDINGS * self._rounding
+
+    def why_wrong(self, result: Tensor) -> str | None:
+        """What is wrong with `result`; None if it may be used."""
+        for what in ("shape", "dtype", "stride"):
+            got, want = (_property(t, what) for t in (result, self.eager))
+            if got != want:
+                return f"its {what} is {got}, not {want}"
+        error, tolerance = self.error(result), self.tolerance
+        if not error <= tolerance:  # NaN is wrong too
+            return f"wrong by {error:.3g} where {tolerance:.3g} is allowed"
+        mean = self._mean_error(result)
+        allowed = MEAN_ERRORS * self._mean_error(self.eager) + MEAN_ROUNDINGS * self._rounding
+        if not mean <= allowed:
+            return f"wrong by {mean:.3g} on average where {allowed:.3g} is allowed"
+        return None
+
+    @property
+    def _unit(self) -> float:
+        return _largest(self.exact) or 1.0
+
+    @property
+    def _rounding(self) -> float:
+        dtype = self.eager.dtype
+        return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+
+    def _mean_error(self, result: Tensor) -> float:
+        off = (result.double() - self.exact) / self._unit
+        return float(off.square().mean().sqrt()) if off.numel() else 0.0
+
+
+@dataclass
+class Runner:
+    """A candidate that is in the race, and its rounds so far."""
+
+    candidate: Candidate
+    round: Round
+    error: float
+    times: list[float] = field(default_factory=list)
+
+    @property
+    def p50(self) -> float:
+        """The median so far."""
+        return statistics.median(self.times)
+
+    def timing(self) -> Timing:
+        """What the rounds come to."""
+        ordered = sorted(self.times)
+        p20, p50, p80 = (_percentile(ordered, share) for share in (0.2, 0.5, 0.8))
+        return Timing(p20, p50, p80, len(ordered), noise_of(self.times))
+
+
+def verified(candidate: Candidate, judge: Judge, inputs: Sequence[Tensor]) -> Outcome | float:
+    """The error of what the candidate computes, or the outcome that says why it is out."""
+    before = [t.clone() for t in inputs]
+    try:
+        result = candidate.run(inputs)
+    except Exception as error:
+        return Outcome(candidate.choice, reason=first_line(error))
+    reason = judge.why_wrong(result)
+    if reason is None and not all(map(_same, before, inputs)):
+        reason = "it writes its inputs"
+    if reason is not None:
+        error_found = judge.error(result) if result.shape == judge.exact.shape else math.nan
+        known = error_found if math.isfinite(error_found) else None
+        return Outcome(candidate.choice, reason=reason, error=known, tolerance=judge.tolerance)
+    return judge.error(result)
+
+
+def race(
+    runners: Sequence[Runner],
+    *,
+    stages: Sequence[int] = STAGES,
+    deadline: float = math.inf,
+    say: Callable[[Runner], None] = lambda runner: None,
+) -> None:
+    """Time `runners` in turns, the slow half of them dropping out after each stage but the last.
+
+    Past `deadline` (of `time.monotonic`) no stage begins but the first. `say` hears whose round is
+    next.
+    """
+    running = list(runners)
+    for stage, rounds in enumerate(stages):
+        if stage and time.monotonic() >= deadline:
+            return
+        for number in range(rounds):
+            turn = number % len(running)
+            for runner in [*running[turn:], *running[:turn]]:  # nobody always follows the same
+                say(runner)
+                runner.times.append(runner.round())
+        running.sort(key=lambda r: r.p50)
+        near = running[0].p50 * (1 + NEAR)
+        half = max(KEPT, len(running) // 2)
+        running = [r for i, r in enumerate(running) if i < half or r.p50 <= near]
+
+
+def noise_of(times: Sequence[float]) -> float:
+    """The standard error of the median of `times`, in the order they were taken, relatively.
+
+    From the medians of blocks, which see what drifts over many rounds; of few rounds from those
+    themselves.
+    """
+    median = statistics.median(times)
+    blocks = min(BLOCKS, len(times) // 3)
+    if blocks >= 4:
+        size = len(times) / blocks
+        cuts = [round(i * size) for i in range(blocks + 1)]
+        medians = [statistics.median(times[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+        return statistics.stdev(medians) / math.sqrt(blocks) / median
+    if len(times) < 2:
+        return 1.0  # nothing is known
+    return OF_MEDIAN * statistics.stdev(times) / math.sqrt(len(times)) / median
+
+
+def _percentile(ordered: Sequence[float], share: float) -> float:
+    """By linear interpolation, as numpy's."""
+    at = share * (len(ordered) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+
+
+def _largest(values: Tensor) -> float:
+    return float(values.abs().max()) if values.numel() else 0.0
+
+
+def _property(tensor: Tensor, name: str) -> object:
+    value = getattr(tensor, name)
+    return value() if callable(value) else value if name == "dtype" else tuple(value)
+
+
+def _same(before: Tensor, after: Tensor) -> bool:
+    """To the bit, so that NaN is itself."""
+    flat = (t.contiguous().reshape(-1).view(torch.uint8) for t in (before, after))
+    return torch.equal(*flat)
+
+
+def first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0].strip() if lines else ''}"[:500]

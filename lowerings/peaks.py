@@ -1,0 +1,55 @@
+"""How near a kernel comes to what its device can do."""
+
+import functools
+import math
+
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from ipex_inductor import target
+from ipex_inductor.autotune.record import Problem, encode
+from ipex_inductor.lowerings.workload import function_of
+
+_RATES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+
+
+def shares(problem: Problem, microseconds: float) -> tuple[float | None, float | None]:
+    """Of the peak bandwidth and of the peak rate; None where the device's is not known.
+
+    Every operand and the result are counted as moved once.
+    """
+    try:
+        device = target.described(problem.arch)
+    except target.TargetError:
+        return None, None
+    moved, operations = work(problem)
+    dtype = _RATES.get(problem.operands[0].dtype, "")
+    if dtype == "fp32" and problem.settings.get("float32_matmul_precision", "highest") != "highest":
+        dtype = "tf32"
+    seconds, rate = microseconds * 1e-6, device.rate(dtype)
+    return (
+        device.bandwidth and moved / seconds / device.bandwidth,
+        rate and operations / seconds / rate,
+    )
+
+
+def work(problem: Problem) -> tuple[int, int]:
+    """Bytes moved and operations of the op, the epilogue's not counted (a FMA is two)."""
+    return _work(encode(problem), problem)
+
+
+@functools.lru_cache(1024)
+def _work(_: bytes, problem: Problem) -> tuple[int, int]:
+    with FakeTensorMode(), FlopCounterMode(display=False) as counter:
+        operands = [
+            torch.empty_strided(o.shape, o.stride, dtype=getattr(torch, o.dtype))
+            for o in problem.operands
+        ]
+        result = function_of(problem)(*operands)
+    moved = sum(
+        getattr(torch, o.dtype).itemsize
+        * math.prod(int(n) for n, step in zip(o.shape, o.stride, strict=True) if step)
+        for o in problem.operands
+    )
+    return moved + result.numel() * result.itemsize, int(counter.get_total_flops())

@@ -1,0 +1,121 @@
+"""Which kernels a graph gets, settled before anything of it is compiled for use.
+
+The problems of a graph are learned by lowering it once, and remembered by what the graph is; so
+in later processes the selections are known before Inductor makes its cache key, and are part of it.
+A list that is remembered wrongly costs only speed: what was not settled gets the library's kernel.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ipex_inductor import decisions
+from ipex_inductor.aot_cache import home
+from ipex_inductor.autotune.child import Child, Refused
+from ipex_inductor.autotune.database import Shard
+from ipex_inductor.autotune.record import Problem, Record, encode
+from ipex_inductor.autotune.select import Selection, lookup
+
+COMMAND = (sys.executable, "-P", "-m", "ipex_inductor.lowerings.tuner")
+log = decisions.log
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Where records are and whether more may be made: seconds of timing for one graph."""
+
+    database: Path | None
+    may_time: bool
+    budget: float
+
+
+def settle(
+    policy: Policy, graph: str, learn: Callable[[], Iterable[Problem]]
+) -> dict[bytes, Selection]:
+    """The selections for the graph with that digest; `learn` lowers it to see its problems."""
+    known = policy.database is not None and policy.database.exists()
+    if not (policy.may_time or known):
+        return {}
+    problems = _remembered(graph)
+    if problems is None:
+        problems = list(learn())
+        _remember(graph, problems)
+    keys = [encode(p) for p in problems]
+    found = lookup(keys, policy.database)
+    missing = [p for p, key in zip(problems, keys, strict=True) if key not in found]
+    if missing and policy.may_time and policy.database is not None:
+        for _ in tuned(missing, policy.database, policy.budget):
+            pass
+        found = lookup(keys, policy.database)
+    return found
+
+
+def tuned(
+    problems: Sequence[Problem], database: Path, budget: float, command: Sequence[str] = COMMAND
+) -> Iterable[tuple[Problem, Record | str]]:
+    """Measure `problems` one after the other; each record is on the disk before it comes.
+
+    Instead of a record comes the reason why there is none.
+    """
+    deadline, shard = time.monotonic() + budget, Shard(database)
+    try:
+        with Child(command) as child:
+            for problem in problems:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    yield problem, f"the budget of {budget:g} seconds is spent"
+                    continue
+                try:
+                    record = child.tune(problem, left)
+                except Refused as refused:
+                    log.warning("autotune: %s: %s", problem.op, refused)
+                    yield problem, str(refused)
+                    continue
+                _say_failures(record)
+                shard.append(record)
+                yield problem, record
+    finally:
+        shard.close()
+
+
+def _say_failures(record: Record) -> None:
+    for outcome in record.outcomes:
+        if outcome.reason:
+            log.warning(
+                "autotune: %s of %s is out: %s",
+                outcome.choice.name,
+                record.problem.op,
+                outcome.reason,
+            )
+
+
+def _folder() -> Path:
+    return home.home() / "graphs"
+
+
+def _remembered(graph: str) -> list[Problem] | None:
+    """The problems this graph had when it was lowered, None if that is not known."""
+    file = _folder() / f"{graph}.json"
+    if not home.state(_folder()).usable or not file.exists():
+        return None
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=list[Problem])
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _remember(graph: str, problems: Sequence[Problem]) -> None:
+    """Whole or not at all; without a folder of our own they are learned anew next time."""
+    if not home.ensure(_folder()).usable:
+        return
+    part = _folder() / f".{graph}.{time.monotonic_ns()}"
+    try:
+        part.write_bytes(encode(problems))
+        part.replace(_folder() / f"{graph}.json")
+    except OSError as error:
+        log.info("autotune: what this graph needs is not remembered: %s", error)
+        part.unlink(missing_ok=True)

@@ -1,0 +1,229 @@
+"""A problem and the graph node it came from: read from one, and made runnable again.
+
+What follows the op in the graph and is pointwise is its epilogue, written as one expression over
+the op's result `y` and the operands `x0`, `x1`, ...: `aten.relu.default(aten.add.Tensor(y, x3))`.
+"""
+
+import ast
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+from torch.fx import Node
+
+from ipex_inductor.autotune.record import Constant, Operand, Problem
+
+EPILOGUE_NODES = 16  # what is longer is no matter of the op's
+_CAST = re.compile(r"torch\.(float16|bfloat16|float32)\b")
+
+
+def problem_of(
+    node: Node, arch: str, settings: Mapping[str, Constant], strides: Sequence[Any] = ()
+) -> Problem | None:
+    """What `node` computes and what follows it; None where sizes vary or tensors come in lists.
+
+    `strides` are those of the operands as they were lowered, None where that is not known.
+    """
+    bound = _bound(node)
+    if bound is None:
+        return None
+    tensors, constants = bound
+    epilogue, others = _epilogue(node)
+    nodes = [*tensors, *(o for o in others if o not in tensors)]
+    operands = [_operand(n) for n in nodes]
+    if any(o is None for o in operands):
+        return None
+    for i, stride in enumerate(strides[: len(tensors)]):
+        known = operands[i]
+        if known is not None and stride is not None and len(stride) == len(known.shape):
+            operands[i] = Operand(known.shape, tuple(stride), known.dtype)
+    text = _text(epilogue, node, {n: f"x{i}" for i, n in enumerate(nodes)})
+    found = tuple(o for o in operands if o is not None)
+    return Problem(str(node.target), found, arch, constants, text, settings=dict(settings))
+
+
+def inputs_of(problem: Problem, device: torch.device, seed: int) -> list[Tensor]:
+    """Random operands, scaled so that sums of products neither overflow nor vanish."""
+    generator = torch.Generator(device).manual_seed(seed)
+    return [_random(o, device, generator) for o in problem.operands]
+
+
+def function_of(problem: Problem) -> Callable[..., Tensor]:
+    """The op and its epilogue, as a function of the operands."""
+    op = _op(problem.op)
+    epilogue = ast.parse(problem.epilogue or "y", mode="eval").body
+    names = [argument.name for argument in op._schema.arguments]
+    constants = {name: _constant(value) for name, value in problem.constants.items()}
+    free = [n for n in names if n not in constants and _is_tensor(op, n)]
+
+    def call(*operands: Tensor) -> Tensor:
+        given = dict(zip(free, operands, strict=False))
+        y = op(**{n: given.get(n, constants.get(n)) for n in names if n in given or n in constants})
+        values = {"y": y} | {f"x{i}": t for i, t in enumerate(operands)}
+        result: Tensor = _evaluated(epilogue, values)
+        return result
+
+    return call
+
+
+def widened(problem: Problem) -> Problem:
+    """The same in float64: operands, and what the epilogue casts to."""
+    wide = tuple(
+        replace(o, dtype="float64") if _dtype(o.dtype).is_floating_point else o
+        for o in problem.operands
+    )
+    return replace(problem, operands=wide, epilogue=_CAST.sub("torch.float64", problem.epilogue))
+
+
+def _bound(node: Node) -> tuple[list[Node], dict[str, Constant]] | None:
+    """The tensors of a call in the order of the schema, and its other arguments by name."""
+    tensors: list[Node] = []
+    constants: dict[str, Constant] = {}
+    for i, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if i < len(node.args):
+            value = node.args[i]
+        elif argument.name in node.kwargs:
+            value = node.kwargs[argument.name]
+        else:
+            continue
+        if isinstance(value, Node) and isinstance(value.meta.get("val"), Tensor):
+            tensors.append(value)
+        elif argument.has_default_value() and value == argument.default_value:
+            continue
+        elif (constant := _plain(value)) is not _UNKNOWN:
+            constants[argument.name] = constant
+        else:
+            return None
+    return tensors, constants
+
+
+_UNKNOWN: Any = object()
+
+
+def _plain(value: Any) -> Any:
+    """`value` as a record holds it."""
+    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format, torch.device)):
+        return str(value)
+    if isinstance(value, (list, tuple)) and all(type(v) is int for v in value):
+        return tuple(value)
+    return value if value is None or type(value) in (bool, int, float, str) else _UNKNOWN
+
+
+def _constant(value: Constant) -> Any:
+    """What `_plain` made `value` of, where an op takes it."""
+    if isinstance(value, str) and value.startswith("torch."):
+        return getattr(torch, value.removeprefix("torch."))
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _operand(node: Node) -> Operand | None:
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return None
+    shape, stride = tuple(value.shape), value.stride()
+    if not all(type(n) is int for n in (*shape, *stride)):
+        return None
+    return Operand(shape, stride, str(value.dtype).removeprefix("torch."))
+
+
+def _epilogue(node: Node) -> tuple[list[Node], list[Node]]:
+    """The pointwise nodes behind `node` that only its last one leaves, and what else they read."""
+    region, last = [node], 0
+    inside = {node}
+    queue = sorted(node.users)
+    while queue and len(region) <= EPILOGUE_NODES:
+        user = queue.pop(0)
+        if user in inside or not _is_pointwise(user, node):
+            continue
+        inside.add(user)
+        region.append(user)
+        queue = sorted({*queue, *user.users})
+        leaving = [n for n in region if any(u not in inside for u in n.users)]
+        if leaving == [user]:
+            last = len(region) - 1
+    kept = region[: last + 1]
+    return kept[1:], list(
+        dict.fromkeys(a for n in kept[1:] for a in n.all_input_nodes if a not in kept)
+    )
+
+
+def _is_pointwise(node: Node, like: Node) -> bool:
+    """Whether it computes each element of a result shaped as `like`'s by itself."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    cast = torch.ops.prims.convert_element_type.default
+    if node.target is not cast and torch.Tag.pointwise not in node.target.tags:
+        return False
+    value, want = node.meta.get("val"), like.meta["val"]
+    others = [a for a in node.all_input_nodes if _operand(a) is None]
+    plain = all(_plain(a) is not _UNKNOWN or isinstance(a, Node) for a in node.args)
+    plain &= all(_plain(a) is not _UNKNOWN or isinstance(a, Node) for a in node.kwargs.values())
+    return isinstance(value, Tensor) and value.shape == want.shape and not others and plain
+
+
+def _text(nodes: Sequence[Node], product: Node, names: Mapping[Node, str]) -> str:
+    """`nodes` as one expression; "" if there are none."""
+    written: dict[Node, str] = {**names, product: "y"}
+    for node in nodes:
+        given = [_argument(a, written) for a in node.args]
+        given += [f"{k}={_argument(a, written)}" for k, a in node.kwargs.items()]
+        written[node] = f"{node.target}({', '.join(given)})"
+    return written[nodes[-1]] if nodes else ""
+
+
+def _argument(value: Any, written: Mapping[Node, str]) -> str:
+    if isinstance(value, Node):
+        return written[value]
+    return str(value) if isinstance(value, (torch.dtype, torch.device)) else repr(_plain(value))
+
+
+def _evaluated(node: ast.expr, values: Mapping[str, Tensor]) -> Any:
+    """An epilogue's expression: calls of torch's ops on values and constants, nothing else."""
+    match node:
+        case ast.Call(func=function, args=args, keywords=keywords):
+            given = [_evaluated(a, values) for a in args]
+            named = {str(k.arg): _evaluated(k.value, values) for k in keywords}
+            return _op(ast.unparse(function))(*given, **named)
+        case ast.Name(id=name):
+            return values[name]
+        case ast.Attribute(value=ast.Name(id="torch"), attr=name):
+            return _constant(f"torch.{name}")
+        case _:
+            return ast.literal_eval(node)
+
+
+@functools.cache
+def _op(name: str) -> Any:
+    """The op `aten.mm.default`. Raises `AttributeError` where torch has none of that name."""
+    namespace, packet, overload = name.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+
+
+def _is_tensor(op: Any, name: str) -> bool:
+    argument = next(a for a in op._schema.arguments if a.name == name)
+    return "Tensor" in str(argument.type)
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _random(operand: Operand, device: torch.device, generator: torch.Generator) -> Tensor:
+    """Of that shape and stride; where a stride is 0, all are one element."""
+    shape, stride = ([int(n) for n in given] for given in (operand.shape, operand.stride))
+    own = [1 if step == 0 else n for n, step in zip(shape, stride, strict=True)]
+    dtype = _dtype(operand.dtype)
+    result = torch.empty_strided(own, stride, dtype=dtype, device=device)
+    if dtype.is_floating_point:
+        reduced = math.prod(shape[1:]) if len(shape) > 1 else 1
+        values = torch.randn(own, generator=generator, device=device)
+        result.copy_(values / math.sqrt(max(1, min(reduced, 4096))))
+    else:
+        result.copy_(torch.randint(0, 2, own, generator=generator, device=device))
+    return result.expand(shape)
