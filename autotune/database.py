@@ -29,11 +29,12 @@ _DIGEST = 64  # hexadecimal digits of SHA-256
 
 @dataclass(frozen=True)
 class Refusal:
-    """A line that was not used: where it stands, and why."""
+    """A line that was not used: where it stands, why, and whether it ends as lines do."""
 
     path: Path
     line: int
     reason: str
+    ended: bool = True
 
     def __str__(self) -> str:
         """`file:line: reason`, as compilers write it."""
@@ -137,6 +138,21 @@ def write(path: Path, given: Iterable[Record]) -> None:
     """One file with these records, each once, ordered by digest; it replaces `path` whole."""
     lines = dict(map(_line, given))
     write_lines(path, (lines[name] for name in sorted(lines)))
+
+
+def add(folder: Path, given: Iterable[Record]) -> Path:
+    """One more file in `folder`, which is made if need be; named by what it holds."""
+    lines = dict(map(_line, given))
+    content = b"".join(lines[name] for name in sorted(lines))
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / name_of("imported", content)
+    write_lines(path, [content])
+    return path
+
+
+def name_of(kind: str, content: bytes) -> str:
+    """Of a file that takes no other's place."""
+    return f"{kind}-{hashlib.sha256(content).hexdigest()[:16]}{SUFFIX}"
 
 
 def write_lines(path: Path, lines: Iterable[bytes]) -> None:

@@ -73,7 +73,7 @@ def _details(key: bytes, records: list[Record]) -> Details:
     for name, found in outcomes.items():
         estimate = estimates.get(name)
         chosen = best is not None and estimate is not None and best.choice == estimate.choice
-        lines.append(_line(found, chosen, estimate and estimate.noise))
+        lines.append(_line(found, chosen, estimate.noise if estimate else None))
     provenance = {encode(record.provenance): record.provenance for record in records}
     dated = sorted(provenance.items(), key=lambda item: (item[1].date, item[0]))
     return Details(key, tuple(sorted(lines, key=_rank)), tuple(each for _, each in dated))
@@ -86,13 +86,16 @@ def _line(outcomes: list[Outcome], best: bool, noise: float | None) -> Line:
         outcomes[0].choice,
         best,
         len(timings),
-        *(_median(getattr(t, name) for t in timings) for name in ("p20", "p50", "p80")),
-        noise,
-        worst.error,
-        worst.tolerance,
-        *(_median(getattr(o, name) for o in outcomes) for name in ("bandwidth", "rate")),
-        _median(o.reported for o in outcomes),
-        tuple(sorted({o.reason for o in outcomes if o.reason})),
+        p20=_median(t.p20 for t in timings),
+        p50=_median(t.p50 for t in timings),
+        p80=_median(t.p80 for t in timings),
+        noise=noise,
+        error=worst.error,
+        tolerance=worst.tolerance,
+        bandwidth=_median(o.bandwidth for o in outcomes),
+        rate=_median(o.rate for o in outcomes),
+        reported=_median(o.reported for o in outcomes),
+        reasons=tuple(sorted({o.reason for o in outcomes if o.reason})),
     )
 
 

@@ -54,6 +54,13 @@ class Samples:
         else:
             self.failed = True
 
+    def join(self, other: "Samples") -> None:
+        """All measurements of the same choice by another."""
+        self.p50 += other.p50
+        self.noise += other.noise
+        self.failed |= other.failed
+        self.reported = [*(self.reported or ()), *(other.reported or ())]
+
     def estimate(self) -> Estimate:
         """The median of the medians; its noise as said, or as they differ if they do more."""
         count = len(self.p50)
@@ -77,6 +84,11 @@ class Pool:
         if key not in self.samples:
             self.samples[key] = Samples(choice)
         self.samples[key].add(outcome)
+
+    def join(self, other: "Pool") -> None:
+        """All that another pool of the same problem holds."""
+        for key, more in other.samples.items():
+            self.samples.setdefault(key, Samples(more.choice)).join(more)
 
     def estimates(self) -> dict[bytes, Estimate]:
         """One for each choice that we measured and that never failed."""

@@ -38,7 +38,7 @@ def why_refused(record: Record, known: bool = True) -> str | None:
 
 
 def _why_not_from(source: str, outcome: Outcome) -> str | None:
-    """Nothing in such a record may look as if we had measured it, or choose or rule out a choice."""
+    """Nothing in such a record may look as if we had measured it, or rule out a choice."""
     if outcome.reported is None:
         return f"{outcome.choice.name} of {source} has no reported time"
     if outcome.timing is not None or outcome.reason or outcome.error is not None:

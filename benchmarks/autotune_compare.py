@@ -2,9 +2,9 @@
 
     python benchmarks/autotune_compare.py [RECORDS]
 
-Half of the records (100,000 unless said) are A's and half B's: a problem each, of five choices. Runs
-`ipex-inductor autotune compare A B` as users do, start of Python included. Prints seconds and
-megabytes of each of five runs, and the least.
+Half of the records (100,000 unless said) are A's and half B's, a problem each with five choices.
+Runs `ipex-inductor autotune compare A B` as users do, start of Python included. Prints seconds of
+each of five runs, the least of them, and the peak of memory.
 """
 
 import os
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def database(count, rng):
-    """Records of as many problems; what the library takes is the same on both sides but for noise."""
+    """Records of as many problems."""
     for rows in range(1, count + 1):
         operands = (
             Operand((rows, 4096), (4096, 1), "bfloat16"),

@@ -3,7 +3,7 @@
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +16,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ipex_inductor.autotune.database import Records
+from ipex_inductor.autotune.foreign import Imported
+from ipex_inductor.autotune.merging import Merged
 from ipex_inductor.autotune.words import plain
 from ipex_inductor.errors import ArgumentError
 
@@ -29,16 +31,21 @@ ROWS, REFUSALS = 40, 5  # shown unless --all; shown always
 READER_LEFT = 141  # as shells say of what a closed pipe ended: neither of a verdict's codes
 
 
-def records(*sources: Path) -> Records:
-    """What these hold, choices unknown here too, as nothing is run; raises `ArgumentError`."""
+def check_there(sources: Iterable[Path]) -> None:
+    """Raises `ArgumentError` for a database that is not there."""
     for source in sources:
         if not source.exists():
-            todo = "Check the path."
-            raise ArgumentError("a file of records or a folder of them", f"{source}: none", todo)
+            expected = "a file of records, or a folder of such files"
+            raise ArgumentError(expected, f"{source}, which is not there", "Check the path.")
+
+
+def records(*sources: Path) -> Records:
+    """What these hold, choices unknown here too, as nothing is run; raises `ArgumentError`."""
+    check_there(sources)
     return Records(*sources, known=False)
 
 
-def say_refused(*read: Records) -> None:
+def say_refused(*read: Records | Merged | Imported) -> None:
     """On stderr: how many lines were not used, and the first of them."""
     refused = [refusal for each in read for refusal in each.refused]
     if refused:
@@ -65,6 +72,16 @@ def say_json(facts: dict[str, Any]) -> None:
     """As JSON on stdout; what is not finite is null."""
     _write(msgspec.json.format(msgspec.json.encode({"schema": 1} | facts), indent=2).decode())
     _write("\n")
+
+
+def merged_facts(merged: Merged) -> dict[str, Any]:
+    """What became of the files, as plain data."""
+    return {
+        "file": merged.path and str(merged.path),
+        "records": merged.records,
+        "refused": [str(refusal) for refusal in merged.refused],
+        "removed": [str(path) for path in merged.removed],
+    }
 
 
 def listing(*heads: str | Column) -> Table:

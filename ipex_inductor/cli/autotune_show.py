@@ -75,7 +75,6 @@ def _table(lines: Iterable[Line]) -> Any:
         mark = "best" if line.best else "reported" if line.p50 is None and line.reported else ""
         p50 = line.reported if line.p50 is None else line.p50
         cells = (
-            Text(mark, "green" if line.best else ""),
             words.choice(line.choice),
             *map(_microseconds, (line.p20, p50, line.p80)),
             "" if line.noise is None else f"{line.noise:.2%}",
@@ -83,7 +82,7 @@ def _table(lines: Iterable[Line]) -> Any:
             str(line.measured),
             words.plain("; ".join(line.reasons)),
         )
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
+        table.add_row(Text(mark, "green"), *map(Text, cells))
     return table
 
 
