@@ -55,7 +55,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows, the largest effects first, and what they come to."""
+    """All rows, what fails first, then the largest effects; and what they come to."""
 
     rows: tuple[Row, ...]
     reason: str = ""  # why they cannot be compared
@@ -89,7 +89,8 @@ def compare(a: Iterable[Record], b: Iterable[Record], cross: bool = False) -> Co
     if cross and any(len(seen) > 1 for seen in architectures):
         return Comparison((), f"one architecture each: A is of {names[0]}, B of {names[1]}")
     rows = (_row(key, sides[0].get(key), sides[1].get(key)) for key in sides[0] | sides[1])
-    return Comparison(tuple(sorted(rows, key=lambda r: (-abs(r.effect), r.key))))
+    reason = "" if sides[0].keys() & sides[1].keys() else "A and B have no problem in common"
+    return Comparison(tuple(sorted(rows, key=_rank)), reason)
 
 
 def _noted(records: Iterable[Record], seen: set[str], cross: bool) -> Iterator[Record]:
@@ -103,8 +104,12 @@ def _noted(records: Iterable[Record], seen: set[str], cross: bool) -> Iterator[R
             yield record
 
 
+def _rank(row: Row) -> tuple[bool, float, bytes]:
+    return row.verdict is not Verdict.FAILED, -abs(row.effect), row.key
+
+
 def _row(key: bytes, a: Pool | None, b: Pool | None) -> Row:
-    before, after = (side.best() if side else None for side in (a, b))
+    before, after = (side.best_known() if side else None for side in (a, b))
     if before is None and after is None:
         return Row(key, Verdict.SAME if a and b else Verdict.ONLY_A if a else Verdict.ONLY_B)
     if after is None:

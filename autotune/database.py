@@ -5,12 +5,15 @@ Readers take what is whole, known and possible, and say what they refused: a lin
 crash, a changed byte, a choice that there is not.
 """
 
+import fcntl
 import hashlib
 import os
 import secrets
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -21,16 +24,18 @@ from ipex_inductor.autotune.space import why_refused
 SUFFIX = ".jsonl"
 _HEAD, _MIDDLE, _TAIL = b'{"record":', b',"sha256":"', b'"}\n'
 _PROBLEM, _OUTCOMES = b'{"problem":', b',"outcomes":['
+_TRIES = 3  # files of one writer that somebody else may remove, one after the other
 _DIGEST = 64  # hexadecimal digits of SHA-256
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A line that was not used: where it stands, and why."""
+    """A line that was not used: where it stands, why, and whether it ends as lines do."""
 
     path: Path
     line: int
     reason: str
+    ended: bool = True
 
     def __str__(self) -> str:
         """`file:line: reason`, as compilers write it."""
@@ -40,38 +45,50 @@ class Refusal:
 class Records:
     """The records of these files and folders, each once, read anew by every loop over them.
 
-    `refused` tells what the last loop did not take. With `only`, lines of other problems (in
-    canonical form) are passed over unread. Raises `FileNotFoundError` for a source that is not
-    there.
+    `refused` tells what the last loop did not take. With `known` that is also what names a choice
+    that is not registered here: who only looks may want it, who runs choices must not. With `only`,
+    lines of other problems (in canonical form) are passed over unread. Raises `FileNotFoundError`
+    for a source that is not there.
     """
 
-    def __init__(self, *sources: Path, only: Collection[bytes] | None = None) -> None:
+    def __init__(
+        self, *sources: Path, known: bool = True, only: Collection[bytes] | None = None
+    ) -> None:
         self.sources = sources
+        self.known = known
         self._only = None if only is None else frozenset(only)
         self.refused: list[Refusal] = []
 
     def __iter__(self) -> Iterator[Record]:
         """One by one, so that no more of them need be held than their reader wants."""
         self.refused, met = [], set()
-        for path in sorted(_files(self.sources)):
-            with open(path, "rb") as file:
-                for number, line in enumerate(file, 1):
-                    if self._only is not None and _problem(line) not in self._only:
-                        continue
-                    try:
-                        name, record = _parsed(line)
-                    except (ValueError, msgspec.MsgspecError) as error:
-                        self.refused.append(Refusal(path, number, str(error)))
-                    else:
-                        if name not in met:
-                            met.add(name)
-                            yield record
+        for file in opened(self.sources):
+            for number, line in enumerate(file, 1):
+                if self._only is not None and _problem(line) not in self._only:
+                    continue
+                try:
+                    name, record = self._parsed(line)
+                except (ValueError, msgspec.MsgspecError) as error:
+                    self.refused.append(Refusal(Path(file.name), number, str(error)))
+                else:
+                    if name not in met:
+                        met.add(name)
+                        yield record
+
+    def _parsed(self, line: bytes) -> tuple[bytes, Record]:
+        name, body = whole(line)
+        record = records.decode(body)
+        reason = why_refused(record, self.known)
+        if reason is not None:
+            raise ValueError(reason)
+        return name, record
 
 
 class Shard:
-    """The file that one writer appends to, made with the first record.
+    """The file that one writer appends to, made with the first record and locked for as long.
 
-    A forked child must open its own: two writers of one file could tear each other's lines.
+    The lock is for who would remove it (`merging.compact`), not against other writers: a forked
+    child must open its own, as two writers of one file could tear each other's lines.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -88,6 +105,20 @@ class Shard:
         if reason is not None:
             raise ValueError(reason)
         name, line = _line(record)
+        for _ in range(_TRIES):
+            if self._wrote(line):
+                return name
+            self.close()
+        raise OSError(f"somebody removes the files of {self._folder} as they are written")
+
+    def close(self) -> None:
+        """End the shard; the next record starts another."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _wrote(self, line: bytes) -> bool:
+        """False if the file was removed, before it was locked or by somebody who asks no locks."""
         if self._file is None:
             self._file = self._open()
         end = os.fstat(self._file).st_size
@@ -98,38 +129,51 @@ class Shard:
         except OSError:
             os.ftruncate(self._file, end)
             raise
-        return name
-
-    def close(self) -> None:
-        """End the shard; the next record starts another."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        return os.fstat(self._file).st_nlink > 0
 
     def _open(self) -> int:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self._folder / f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)  # or the name may be gone after a power loss, and all lines with it
-        finally:
-            os.close(folder)
+        with suppress(OSError):  # a file system without locks, on which nobody can compact
+            fcntl.flock(file, fcntl.LOCK_EX)
+        _keep_names(self._folder)
         return file
 
 
 def write(path: Path, given: Iterable[Record]) -> None:
     """One file with these records, each once, ordered by digest; it replaces `path` whole."""
     lines = dict(map(_line, given))
+    write_lines(path, (lines[name] for name in sorted(lines)))
+
+
+def add(folder: Path, given: Iterable[Record]) -> Path:
+    """One more file in `folder`, which is made if need be; named by what it holds."""
+    lines = dict(map(_line, given))
+    content = b"".join(lines[name] for name in sorted(lines))
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / name_of("imported", content)
+    write_lines(path, [content])
+    return path
+
+
+def name_of(kind: str, content: bytes) -> str:
+    """Of a file that takes no other's place."""
+    return f"{kind}-{hashlib.sha256(content).hexdigest()[:16]}{SUFFIX}"
+
+
+def write_lines(path: Path, lines: Iterable[bytes]) -> None:
+    """Replace `path` whole or not at all; it is on the disk when this returns."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with open(part, "wb") as file:
-            file.writelines(lines[name] for name in sorted(lines))
+            file.writelines(lines)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+    _keep_names(path.parent)
 
 
 def digest(record: Record) -> str:
@@ -137,18 +181,24 @@ def digest(record: Record) -> str:
     return _line(record)[0]
 
 
-def _files(sources: Iterable[Path]) -> Iterator[Path]:
+def opened(sources: Iterable[Path]) -> Iterator[BinaryIO]:
+    """Every file of these files and folders, each once, open to read until the next is asked for.
+
+    A file that goes while its folder is read was merged into another, so the folder is listed
+    again until it shows nothing new.
+    """
+    done: set[Path] = set()
     for source in sources:
-        if source.is_dir():
-            yield from source.glob(f"*{SUFFIX}")
-        else:
-            yield source
+        may_go = (FileNotFoundError,) if source.is_dir() else ()
+        while todo := sorted(set(_listed(source)) - done):
+            done.update(todo)
+            for path in todo:
+                with suppress(*may_go), open(path, "rb") as file:
+                    yield file
 
 
-def _line(record: Record) -> tuple[str, bytes]:
-    body = records.encode(record)
-    name = hashlib.sha256(body).hexdigest()
-    return name, _HEAD + body + _MIDDLE + name.encode() + _TAIL
+def _listed(source: Path) -> Iterable[Path]:
+    return source.glob(f"*{SUFFIX}") if source.is_dir() else [source]
 
 
 def _problem(line: bytes) -> bytes:
@@ -157,8 +207,11 @@ def _problem(line: bytes) -> bytes:
     return line[len(_HEAD) + len(_PROBLEM) : end] if line.startswith(_HEAD + _PROBLEM) else b""
 
 
-def _parsed(line: bytes) -> tuple[bytes, Record]:
-    """The digest is of the bytes as they stand: no byte of a line can change unseen."""
+def whole(line: bytes) -> tuple[bytes, bytes]:
+    """The digest and the JSON of a line as `write` makes them; raises `ValueError` for any other.
+
+    The digest is of the bytes as they stand: no byte of a line can change unseen.
+    """
     end = len(line) - len(_TAIL) - _DIGEST
     start = end - len(_MIDDLE)
     framed = line.startswith(_HEAD) and line.endswith(_TAIL) and line[start:end] == _MIDDLE
@@ -167,8 +220,19 @@ def _parsed(line: bytes) -> tuple[bytes, Record]:
     body, said = line[len(_HEAD) : start], line[end : end + _DIGEST]
     if hashlib.sha256(body).hexdigest().encode() != said:
         raise ValueError("changed after it was written: the digest is another")
-    record = records.decode(body)
-    reason = why_refused(record)
-    if reason is not None:
-        raise ValueError(reason)
-    return said, record
+    return said, body
+
+
+def _line(record: Record) -> tuple[str, bytes]:
+    body = records.encode(record)
+    name = hashlib.sha256(body).hexdigest()
+    return name, _HEAD + body + _MIDDLE + name.encode() + _TAIL
+
+
+def _keep_names(folder: Path) -> None:
+    """Or a new name may be gone after a power loss, and all lines with it."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

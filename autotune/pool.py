@@ -42,14 +42,24 @@ class Samples:
     p50: list[float] = field(default_factory=list)
     noise: list[float] = field(default_factory=list)
     failed: bool = False
+    reported: list[float] | None = None  # by other tools
 
     def add(self, outcome: Outcome) -> None:
         """One more measurement."""
-        if outcome.timing is None:
-            self.failed = True
-        else:
+        if outcome.timing is not None:
             self.p50.append(outcome.timing.p50)
             self.noise.append(outcome.timing.noise)
+        elif outcome.reported is not None:
+            self.reported = [*(self.reported or ()), outcome.reported]
+        else:
+            self.failed = True
+
+    def join(self, other: "Samples") -> None:
+        """All measurements of the same choice by another."""
+        self.p50 += other.p50
+        self.noise += other.noise
+        self.failed |= other.failed
+        self.reported = [*(self.reported or ()), *(other.reported or ())]
 
     def estimate(self) -> Estimate:
         """The median of the medians; its noise as said, or as they differ if they do more."""
@@ -69,18 +79,36 @@ class Pool:
 
     samples: dict[bytes, Samples] = field(default_factory=dict)
 
+    def add(self, key: bytes, choice: Choice, outcome: Outcome) -> None:
+        """One more outcome of this choice, whose canonical form is `key`."""
+        if key not in self.samples:
+            self.samples[key] = Samples(choice)
+        self.samples[key].add(outcome)
+
+    def join(self, other: "Pool") -> None:
+        """All that another pool of the same problem holds."""
+        for key, more in other.samples.items():
+            self.samples.setdefault(key, Samples(more.choice)).join(more)
+
     def estimates(self) -> dict[bytes, Estimate]:
-        """One for each choice that never failed."""
-        return {key: s.estimate() for key, s in self.samples.items() if not s.failed}
+        """One for each choice that we measured and that never failed."""
+        return {key: s.estimate() for key, s in self.samples.items() if s.p50 and not s.failed}
+
+    def reported(self) -> dict[bytes, Estimate]:
+        """What other tools say of choices that never failed here; nobody knows with what noise."""
+        return {
+            key: Estimate(s.choice, statistics.median(s.reported), math.inf)
+            for key, s in self.samples.items()
+            if s.reported and not s.failed
+        }
 
     def best(self) -> Estimate | None:
         """The choice to use: what ties with the fastest, library calls first, then by name."""
-        estimates = self.estimates()
-        if not estimates:
-            return None
-        fastest = min(estimates.values(), key=lambda e: e.p50)
-        ties = {key: e for key, e in estimates.items() if _ties(fastest, e)}
-        return ties[min(ties, key=lambda key: (ties[key].choice.kind != "library", key))]
+        return _best(self.estimates())
+
+    def best_known(self) -> Estimate | None:
+        """The same where we measured, else by other tools' word: to look at, not to use."""
+        return self.best() or _best(self.reported())
 
 
 def pool(records: Iterable[Record]) -> dict[bytes, Pool]:
@@ -88,14 +116,19 @@ def pool(records: Iterable[Record]) -> dict[bytes, Pool]:
     pools: dict[bytes, Pool] = {}
     choices: dict[bytes, tuple[bytes, Choice]] = {}  # there are few; problems share them
     for record in records:
-        samples = pools.setdefault(encode(record.problem), Pool()).samples
+        pooled = pools.setdefault(encode(record.problem), Pool())
         for outcome in record.outcomes:
             key = encode(outcome.choice)
-            key, choice = choices.setdefault(key, (key, outcome.choice))
-            if key not in samples:
-                samples[key] = Samples(choice)
-            samples[key].add(outcome)
+            pooled.add(*choices.setdefault(key, (key, outcome.choice)), outcome)
     return pools
+
+
+def _best(estimates: dict[bytes, Estimate]) -> Estimate | None:
+    if not estimates:
+        return None
+    fastest = min(estimates.values(), key=lambda e: e.p50)
+    ties = {key: e for key, e in estimates.items() if _ties(fastest, e)}
+    return ties[min(ties, key=lambda key: (ties[key].choice.kind != "library", key))]
 
 
 def _spread(values: list[float]) -> float:

@@ -82,6 +82,7 @@ class Outcome(Value, frozen=True):
 
     `error` is the largest difference from the reference, `tolerance` what was allowed, both in
     units of the reference's largest value. `bandwidth` and `rate` are shares of the peak.
+    `reported` is the only word of another tool's: microseconds, not verified, of unknown noise.
     """
 
     choice: Choice
@@ -94,10 +95,14 @@ class Outcome(Value, frozen=True):
     shared_memory: Natural | None = None
     bandwidth: NotNegative | None = None
     rate: NotNegative | None = None
+    reported: Positive | None = None
 
 
 class Provenance(Value, frozen=True):
-    """When and on what it was measured; versions are those that the choices run with."""
+    """When and on what it was measured; versions are those that the choices run with.
+
+    `source` is the tool that reported it, "" where we measured.
+    """
 
     date: Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]  # UTC
     device: Name
@@ -107,6 +112,7 @@ class Provenance(Value, frozen=True):
     triton: str = ""
     toolkit: str = ""
     clock: str = ""
+    source: str = ""
 
 
 class Record(Value, frozen=True):

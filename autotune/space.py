@@ -34,23 +34,40 @@ def register(
         raise ValueError(f"{kind} {name} is registered with other parameters")
 
 
-def why_refused(record: Record) -> str | None:
-    """What is wrong with a record whose types are right; None if it may be used."""
-    problem = record.problem
+def why_refused(record: Record, known: bool = True) -> str | None:
+    """What is wrong with a record whose types are right; None if it may be used.
+
+    `known`: its choices must be of a registered space, as for all that may run. Those of other
+    tools are of none.
+    """
+    problem, source = record.problem, record.provenance.source
     if not problem.symbols and any(type(n) is str for o in problem.operands for n in o.shape):
         return "sizes vary by symbols that have no range"
-    for symbol in record.problem.symbols:
+    for symbol in problem.symbols:
         if symbol.low > symbol.high:
             return f"{symbol.name} is from {symbol.low} to {symbol.high}"
     for outcome in record.outcomes:
-        reason = _why_not(outcome) or why_unknown(outcome.choice)
+        reason = _why_not_from(source, outcome) if source else _why_not(outcome)
+        if reason is None and known and not source:
+            reason = why_unknown(outcome.choice)
         if reason is not None:
             return reason
     return None
 
 
+def _why_not_from(source: str, outcome: Outcome) -> str | None:
+    """Nothing in such a record may look as if we had measured it, or rule out a choice."""
+    if outcome.reported is None:
+        return f"{outcome.choice.name} of {source} has no reported time"
+    if outcome.timing is not None or outcome.reason or outcome.error is not None:
+        return f"{outcome.choice.name} of {source} has more than a reported time"
+    return None
+
+
 def _why_not(outcome: Outcome) -> str | None:
     name, timing = outcome.choice.name, outcome.timing
+    if outcome.reported is not None:
+        return f"{name} was reported by nobody"
     if timing is None:
         return None if outcome.reason else f"{name} has neither a timing nor a reason"
     if outcome.error is None or outcome.tolerance is None:

@@ -1,0 +1,115 @@
+"""Of each problem all that was measured, a line a choice: what people look at."""
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ipex_inductor.autotune.pool import Pool
+from ipex_inductor.autotune.record import (
+    Choice,
+    Outcome,
+    Problem,
+    Provenance,
+    Record,
+    decode_problem,
+    encode,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One choice over all records: medians of the percentiles, in microseconds; the worst error.
+
+    `noise` is that of the pooled p50. `reported` is what other tools say it takes, unverified.
+    """
+
+    choice: Choice
+    best: bool
+    measured: int
+    p20: float | None = None
+    p50: float | None = None
+    p80: float | None = None
+    noise: float | None = None
+    error: float | None = None
+    tolerance: float | None = None
+    bandwidth: float | None = None
+    rate: float | None = None
+    reported: float | None = None
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """One problem: the best choice first, then by time, then what failed."""
+
+    key: bytes  # the problem's canonical form
+    lines: tuple[Line, ...]
+    provenance: tuple[Provenance, ...]
+
+    @property
+    def problem(self) -> Problem:
+        """As a value."""
+        return decode_problem(self.key)
+
+
+def details(records: Iterable[Record]) -> dict[bytes, Details]:
+    """By the problem's canonical form, in its order."""
+    groups: dict[bytes, list[Record]] = {}
+    for record in records:
+        groups.setdefault(encode(record.problem), []).append(record)
+    return {key: _details(key, groups[key]) for key in sorted(groups)}
+
+
+def _details(key: bytes, records: list[Record]) -> Details:
+    outcomes: dict[bytes, list[Outcome]] = {}
+    pooled = Pool()
+    for outcome in (outcome for record in records for outcome in record.outcomes):
+        name = encode(outcome.choice)
+        outcomes.setdefault(name, []).append(outcome)
+        pooled.add(name, outcome.choice, outcome)
+    best, estimates = pooled.best(), pooled.estimates()
+    lines = []
+    for name, found in outcomes.items():
+        estimate = estimates.get(name)
+        chosen = best is not None and estimate is not None and best.choice == estimate.choice
+        lines.append(_line(found, chosen, estimate.noise if estimate else None))
+    provenance = {encode(record.provenance): record.provenance for record in records}
+    dated = sorted(provenance.items(), key=lambda item: (item[1].date, item[0]))
+    return Details(key, tuple(sorted(lines, key=_rank)), tuple(each for _, each in dated))
+
+
+def _line(outcomes: list[Outcome], best: bool, noise: float | None) -> Line:
+    timings = [o.timing for o in outcomes if o.timing]
+    worst = max(outcomes, key=_share_of_tolerance)
+    return Line(
+        outcomes[0].choice,
+        best,
+        len(timings),
+        p20=_median(t.p20 for t in timings),
+        p50=_median(t.p50 for t in timings),
+        p80=_median(t.p80 for t in timings),
+        noise=noise,
+        error=worst.error,
+        tolerance=worst.tolerance,
+        bandwidth=_median(o.bandwidth for o in outcomes),
+        rate=_median(o.rate for o in outcomes),
+        reported=_median(o.reported for o in outcomes),
+        reasons=tuple(sorted({o.reason for o in outcomes if o.reason})),
+    )
+
+
+def _median(values: Iterable[Any]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _share_of_tolerance(outcome: Outcome) -> float:
+    if outcome.error is None or outcome.tolerance is None:
+        return -1.0
+    return outcome.error / outcome.tolerance if outcome.tolerance else outcome.error
+
+
+def _rank(line: Line) -> tuple[bool, bool, float, bytes]:
+    known = line.p50 if line.p50 is not None else line.reported
+    return not line.best, bool(line.reasons) or known is None, known or 0.0, encode(line.choice)

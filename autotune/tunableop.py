@@ -1,0 +1,116 @@
+"""The results that TunableOp of torch writes, one line a product and its fastest solution.
+
+Names and sizes are as TunableGemm.h and GemmCommon.h (torch/include/ATen/cuda/tunable) write them:
+BLAS's, columns first, so that m and n, a and b are the other way round than torch's.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from ipex_inductor.autotune.record import (
+    Choice,
+    Constant,
+    Operand,
+    Outcome,
+    Problem,
+    Provenance,
+    Record,
+)
+from ipex_inductor.autotune.told import UNKNOWN, Parsed, Told, microseconds
+from ipex_inductor.errors import ArgumentError
+
+_GEMM = re.compile(r"(Gemm|GemmAndBias|GemmStridedBatched)TunableOp_(.+)_([NT])([NT])")
+_SIZES = re.compile(
+    r"[nt]{2}_(?P<m>\d+)_(?P<n>\d+)_(?P<k>\d+)(_B_(?P<batch>\d+))?"
+    r"(_ld_(?P<lda>\d+)_(?P<ldb>\d+)_\d+)?"
+)
+_OPS = {"Gemm": "aten.mm", "GemmAndBias": "aten.addmm", "GemmStridedBatched": "aten.bmm"}
+_DTYPES = {
+    "float": "float32",
+    "tf32": "float32",
+    "double": "float64",
+    "BFloat16": "bfloat16",
+    "Half": "float16",
+    "c10::complex<float>": "complex64",
+    "c10::complex<double>": "complex128",
+}
+
+
+def tunableop(path: Path, told: Told, date: str) -> Parsed:
+    """A record of each line; raises `ArgumentError` for another kind of file."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    rows = [line.split(",", 4) for line in lines]
+    validators = _validators(path, rows)
+    arch = told.arch or validators.get("GCN_ARCH_NAME", "").partition(":")[0]
+    if not arch:
+        raise ArgumentError("an architecture", f"none in {path}", "Say it: --arch sm_90.")
+    tools = (f"{k} {v}" for k, v in validators.items() if k not in {"PT_VERSION", "GCN_ARCH_NAME"})
+    by = Provenance(
+        date,
+        told.device or UNKNOWN,
+        validators["PT_VERSION"],
+        UNKNOWN,
+        toolkit=", ".join(tools),
+        source="tunableop",
+    )
+    for number, row in enumerate(rows, 1):
+        if row[0] != "Validator" and row != [""]:
+            yield number, _tunableop_row(row, arch, by)
+
+
+def _validators(path: Path, rows: Iterable[list[str]]) -> dict[str, str]:
+    """The versions that the file says it is of."""
+    found: dict[str, str] = {}
+    for row in rows:
+        if row[0] == "Validator" and len(row) > 2:
+            name, value = row[1], ",".join(row[2:])
+            if found.setdefault(name, value) != value:
+                came = f"{name} {found[name]} and {value} in {path}"
+                raise ArgumentError("results of one machine", came, "Import each file by itself.")
+    if "PT_VERSION" not in found:
+        todo = "TunableOp writes it as its first lines."
+        raise ArgumentError("a line Validator,PT_VERSION,...", f"{path} without one", todo)
+    return found
+
+
+def _tunableop_row(row: list[str], arch: str, by: Provenance) -> Record | str:
+    if len(row) < 4:
+        return "an operator, its sizes, a solution and a time are expected; the time may be missing"
+    name, sizes = _GEMM.fullmatch(row[0]), _SIZES.fullmatch(row[1])
+    if name is None or name[2] not in _DTYPES or sizes is None:
+        return f"{row[0]},{row[1]} is no product that is read here"
+    if (sizes["batch"] is not None) != (name[1] == "GemmStridedBatched"):
+        return f"{row[0]} does not go with the sizes {row[1]}"
+    time = microseconds(row[3])
+    if time is None:
+        return f"its time is {row[3]!r}"
+    op, solution = _OPS[name[1]], row[2]
+    own = solution == "Default"  # what torch calls without TunableOp
+    choice = Choice("library", op if own else "tunableop", {} if own else {"solution": solution})
+    constants: dict[str, Constant] = {"precision": "tf32"} if name[2] == "tf32" else {}
+    operands = _gemm_operands(name, {key: int(n) for key, n in sizes.groupdict().items() if n})
+    problem = Problem(f"{op}.default", operands, arch, constants)
+    return Record(problem, (Outcome(choice, reported=time),), by)
+
+
+def _gemm_operands(name: re.Match[str], sizes: dict[str, int]) -> tuple[Operand, ...]:
+    """Alpha, beta, activations and the strides of batches are not told: taken as torch's usual."""
+    dtype, (m, n, k) = _DTYPES[name[2]], (sizes[size] for size in "mnk")
+    batch = (sizes["batch"],) if "batch" in sizes else ()
+    matrices = (
+        _matrix(batch, n, k, sizes.get("ldb"), name[4] == "T", dtype),
+        _matrix(batch, k, m, sizes.get("lda"), name[3] == "T", dtype),
+    )
+    bias = (Operand((m,), (1,), dtype),) if name[1] == "GemmAndBias" else ()
+    return (*bias, *matrices)
+
+
+def _matrix(
+    batch: tuple[int, ...], rows: int, columns: int, leading: int | None, turned: bool, dtype: str
+) -> Operand:
+    """`leading` elements lie between its rows, or between its columns if it is `turned`."""
+    inner, outer = (rows, columns) if turned else (columns, rows)
+    leading = leading or inner
+    stride = (1, leading) if turned else (leading, 1)
+    return Operand((*batch, rows, columns), (*(outer * leading for _ in batch), *stride), dtype)

@@ -1,0 +1,52 @@
+"""Problems and choices in a line each, for people."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from ipex_inductor.autotune.record import Choice, Operand, Problem
+
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+
+
+def problem(value: Problem) -> str:
+    """`aten.mm.default + relu bf16[64x32] bf16[32x16] out_dtype=None on sm_90`."""
+    epilogue = f" + {value.epilogue}" if value.epilogue else ""
+    ranges = [f"{s.name}={s.low}..{s.high}" for s in value.symbols]
+    parts = [*map(_operand, value.operands), *_pairs(value.constants), *ranges]
+    return plain(f"{value.op}{epilogue} {' '.join(parts)} on {value.arch}")
+
+
+def choice(value: Choice) -> str:
+    """`tiled flat=False tile=64x64 warps=2`."""
+    return plain(" ".join([value.name, *_pairs(value.parameters)]))
+
+
+def plain(text: str) -> str:
+    """What a file says, without what a terminal would obey."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _operand(value: Operand) -> str:
+    """Strides are said where they are not those of a dense tensor in its own order."""
+    if not value.stride:
+        strides = ":?" if value.shape else ""
+    elif value.stride == _dense(value.shape):
+        strides = ""
+    else:
+        strides = f":{','.join(map(str, value.stride))}"
+    shape = "x".join(map(str, value.shape))
+    return f"{_SHORT.get(value.dtype, value.dtype)}[{shape}{strides}]"
+
+
+def _dense(shape: tuple[Any, ...]) -> tuple[int, ...] | None:
+    strides, step = [], 1
+    for size in reversed(shape):
+        if type(size) is not int:
+            return None
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def _pairs(values: dict[str, Any]) -> Iterable[str]:
+    return (f"{name}={value}" for name, value in sorted(values.items()))

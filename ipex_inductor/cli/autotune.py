@@ -1,0 +1,40 @@
+"""`ipex-inductor autotune`: the verbs over databases of measured kernel choices."""
+
+from typing import Any
+
+import typer
+
+from ipex_inductor.cli.verbs import Verbs, table
+from ipex_inductor.errors import ArgumentError
+
+# Each is the function `autotune_<verb>` in the module of that name.
+VERBS = {
+    "compact": "Make one file of a database's many, while others may write to it.",
+    "compare": "Two databases side by side: what changed, by how much, is it more than noise.",
+    "export": "The table of winners that selection needs, the same bytes for the same records.",
+    "import": "Take in records, TunableOp's results or Inductor's log of matrix products.",
+    "merge": "One file of several databases, whatever their order.",
+    "regret": "Repeated tunings: do they choose the same, and what does it cost where not.",
+    "show": "What was measured of each problem: every choice, the best, and when and where.",
+}
+
+
+class _Verbs(Verbs):
+    prefix = "autotune_"
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            came = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            todo = "Check the path, its mode, and the disk."
+            raise ArgumentError("files that can be read and written", came, todo) from None
+
+
+autotune = typer.Typer(name="autotune", cls=_Verbs, no_args_is_help=True, add_completion=False)
+table(autotune, VERBS)
+
+
+@autotune.callback()
+def _autotune() -> None:
+    """Databases of measured kernel choices: a file of records, or a folder of such files."""

@@ -1,0 +1,113 @@
+"""`ipex-inductor autotune compare`: two databases side by side."""
+
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.text import Text
+
+from ipex_inductor.autotune import words
+from ipex_inductor.autotune.compare import Comparison, Exit, Row, Verdict, compare
+from ipex_inductor.autotune.pool import Estimate
+from ipex_inductor.cli.autotune_shared import (
+    ROWS,
+    AsJson,
+    Everything,
+    listing,
+    no_collector,
+    number,
+    records,
+    say,
+    say_json,
+    say_refused,
+)
+
+COLORS = {Verdict.SLOWER: "red", Verdict.FAILED: "red", Verdict.FASTER: "green"}
+SAID = {
+    Exit.NOTHING_WORSE: "nothing is worse in B",
+    Exit.REGRESSIONS: "B is worse",
+    Exit.NOT_COMPARABLE: "not comparable",
+}
+
+Side = Annotated[Path, typer.Argument(help="A file of records, or a folder of such files.")]
+
+
+def autotune_compare(
+    a: Side,
+    b: Side,
+    cross: Annotated[
+        bool, typer.Option("--cross", help="Compare architectures: one in A with one in B.")
+    ] = False,
+    everything: Everything = False,
+    as_json: AsJson = False,
+) -> None:
+    """Of each problem: the same choice, within noise, faster, slower, or on one side only.
+
+    Ends with 0 where nothing is worse in B, 1 where something is slower beyond noise or runs no
+    more, 2 where they cannot be compared.
+    """
+    with no_collector():
+        sides = records(a), records(b)
+        result = compare(*sides, cross=cross)
+        say_refused(*sides)
+        if as_json:
+            say_json(facts(result))
+        else:
+            say(*shown(result, len(result.rows) if everything else ROWS))
+    raise typer.Exit(result.exit().value)
+
+
+def facts(result: Comparison) -> dict[str, Any]:
+    """Everything, as plain data; `effect` and `band` are logarithms of B's time over A's."""
+    return {
+        "verdict": result.exit().name.lower(),
+        "reason": result.reason,
+        "geometric_mean": result.geometric_mean(),
+        "count": {verdict.value: n for verdict, n in result.count().items()},
+        "rows": [_fact(row) for row in result.rows],
+    }
+
+
+def shown(result: Comparison, rows: int) -> list[Any]:
+    """The first rows as a table, how many more there are, and what it comes to."""
+    table = listing("problem", "verdict", "A", "B", number("B/A"), number("noise"))
+    for row in result.rows[:rows]:
+        verdict = Text(row.verdict, COLORS.get(row.verdict, ""))
+        cells = (_side(row.a), _side(row.b), *_effect(row))
+        table.add_row(Text(words.problem(row.problem)), verdict, *map(Text, cells))
+    more = len(result.rows) - rows
+    parts = [table, f"and {more} more rows (--all)"] if more > 0 else [table]
+    return [*(parts if result.rows else ()), "", *_summary(result)]
+
+
+def _summary(result: Comparison) -> list[str]:
+    count, mean = result.count(), result.geometric_mean()
+    told = ", ".join(f"{count[verdict]} {verdict.value}" for verdict in Verdict if count[verdict])
+    lines = [f"{len(result.rows)} problems: {told}"] if result.rows else []
+    lines += [f"B takes {mean:.3f} times as long as A (geometric mean)"] if mean else []
+    return [*lines, f"verdict: {SAID[result.exit()]}{f': {result.reason}' * bool(result.reason)}"]
+
+
+def _side(best: Estimate | None) -> str:
+    return f"{words.choice(best.choice)}\n{best.p50:.2f} us" if best else ""
+
+
+def _effect(row: Row) -> tuple[str, str]:
+    if row.a is None or row.b is None:
+        return "", ""
+    band = f"{math.expm1(row.band):.1%}" if math.isfinite(row.band) else "unknown"
+    return f"{math.exp(row.effect):.3f}", band
+
+
+def _fact(row: Row) -> dict[str, Any]:
+    both = row.a is not None and row.b is not None
+    return {
+        "problem": msgspec.Raw(row.key),
+        "verdict": row.verdict.value,
+        "a": row.a,
+        "b": row.b,
+        "effect": row.effect if both else None,
+        "band": row.band if both else None,
+    }

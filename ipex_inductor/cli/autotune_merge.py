@@ -1,0 +1,45 @@
+"""`ipex-inductor autotune merge`: one file of several databases."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ipex_inductor.autotune.merging import merge
+from ipex_inductor.cli.autotune_shared import (
+    AsJson,
+    Databases,
+    check_there,
+    merged_facts,
+    say,
+    say_json,
+    say_refused,
+)
+from ipex_inductor.errors import ArgumentError
+
+
+def autotune_merge(
+    out: Annotated[Path, typer.Argument(help="The file to write.")],
+    databases: Databases,
+    as_json: AsJson = False,
+) -> None:
+    """Write one file with every record of the databases once: the same bytes in any order.
+
+    Nothing is removed. Damaged lines are left out and told on stderr; choices that this version
+    does not know are kept. To add to a file, name it among the databases too.
+    """
+    check_there(databases)
+    if out.exists() and not any(_holds(each, out) for each in databases):
+        todo = "Remove it, or name it among the databases to keep its records."
+        raise ArgumentError("a file to write that is not there yet", f"{out}, which is", todo)
+    merged = merge(out, databases)
+    say_refused(merged)
+    if as_json:
+        say_json(merged_facts(merged))
+    else:
+        say(f"{merged.records} records in {out}")
+
+
+def _holds(database: Path, file: Path) -> bool:
+    """Whether what is merged has all that `file` has."""
+    return database.samefile(file.parent if database.is_dir() else file)

@@ -1,0 +1,117 @@
+"""What the verbs over databases share: their arguments, and how they speak."""
+
+import gc
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from ipex_inductor.autotune.database import Records
+from ipex_inductor.autotune.foreign import Imported
+from ipex_inductor.autotune.merging import Merged
+from ipex_inductor.autotune.words import plain
+from ipex_inductor.errors import ArgumentError
+
+Databases = Annotated[
+    list[Path], typer.Argument(metavar="DB...", help="Files of records, or folders of such files.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="The facts as JSON on stdout.")]
+Everything = Annotated[bool, typer.Option("--all", help="Every row, however many.")]
+
+ROWS, REFUSALS = 40, 5  # shown unless --all; shown always
+READER_LEFT = 141  # as shells say of what a closed pipe ended: neither of a verdict's codes
+
+
+def check_there(sources: Iterable[Path]) -> None:
+    """Raises `ArgumentError` for a database that is not there."""
+    for source in sources:
+        if not source.exists():
+            expected = "a file of records, or a folder of such files"
+            raise ArgumentError(expected, f"{source}, which is not there", "Check the path.")
+
+
+def records(*sources: Path) -> Records:
+    """What these hold, choices unknown here too, as nothing is run; raises `ArgumentError`."""
+    check_there(sources)
+    return Records(*sources, known=False)
+
+
+def say_refused(*read: Records | Merged | Imported) -> None:
+    """On stderr: how many lines were not used, and the first of them."""
+    refused = [refusal for each in read for refusal in each.refused]
+    if refused:
+        print(f"{len(refused)} lines refused:", file=sys.stderr)
+        for refusal in refused[:REFUSALS]:
+            print(f"  {plain(str(refusal))}", file=sys.stderr)
+        if len(refused) > REFUSALS:
+            print(f"  and {len(refused) - REFUSALS} more", file=sys.stderr)
+
+
+def say(*parts: Any) -> None:
+    """Tables and lines on stdout, as wide as the terminal."""
+    console = Console()
+    with console.capture() as text:
+        for part in parts:
+            if isinstance(part, str):
+                console.print(Text(part), soft_wrap=True)
+            else:
+                console.print(part)
+    _write(text.get())
+
+
+def say_json(facts: dict[str, Any]) -> None:
+    """As JSON on stdout; what is not finite is null."""
+    _write(msgspec.json.format(msgspec.json.encode({"schema": 1} | facts), indent=2).decode())
+    _write("\n")
+
+
+def merged_facts(merged: Merged) -> dict[str, Any]:
+    """What became of the files, as plain data."""
+    return {
+        "file": merged.path and str(merged.path),
+        "records": merged.records,
+        "refused": [str(refusal) for refusal in merged.refused],
+        "removed": [str(path) for path in merged.removed],
+    }
+
+
+def listing(*heads: str | Column) -> Table:
+    """A table with these columns, whose cells wrap rather than lose their ends."""
+    columns = (Column(h, overflow="fold") if isinstance(h, str) else h for h in heads)
+    return Table(*columns, box=SIMPLE_HEAD, show_edge=False)
+
+
+def number(head: str) -> Column:
+    """A column of figures."""
+    return Column(head, justify="right", no_wrap=True)
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """Records are never part of a cycle; to look for one takes a third of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python would try again at its end, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(READER_LEFT) from None

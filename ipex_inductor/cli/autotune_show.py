@@ -1,0 +1,98 @@
+"""`ipex-inductor autotune show`: what was measured of each problem."""
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.text import Text
+
+from ipex_inductor.autotune import words
+from ipex_inductor.autotune.details import Details, Line, details
+from ipex_inductor.autotune.record import Provenance
+from ipex_inductor.cli.autotune_shared import (
+    ROWS,
+    AsJson,
+    Databases,
+    Everything,
+    listing,
+    no_collector,
+    number,
+    records,
+    say,
+    say_json,
+    say_refused,
+)
+
+
+def autotune_show(
+    databases: Databases,
+    problem: Annotated[
+        str, typer.Option(help="Only problems whose line contains this text, in any case.")
+    ] = "",
+    everything: Everything = False,
+    as_json: AsJson = False,
+) -> None:
+    """Of each problem: every choice, the best of them, and when and on what it was measured.
+
+    Times are microseconds: medians of the percentiles over all records. "best" is what selection
+    would use; "reported" are times of other tools, which nobody verified here.
+    """
+    with no_collector():
+        read = records(*databases)
+        found = [
+            each
+            for each in details(read).values()
+            if problem.casefold() in words.problem(each.problem).casefold()
+        ]
+        say_refused(read)
+        if as_json:
+            say_json({"problems": [_fact(each) for each in found]})
+        else:
+            say(*_shown(found, len(found) if everything else ROWS))
+
+
+def _fact(of: Details) -> dict[str, Any]:
+    return {"problem": msgspec.Raw(of.key), "choices": of.lines, "provenance": of.provenance}
+
+
+def _shown(found: list[Details], count: int) -> Iterator[Any]:
+    for each in found[:count]:
+        yield Text(words.problem(each.problem), "bold")
+        yield _table(each.lines)
+        yield from map(_measured, each.provenance)
+        yield ""
+    if len(found) > count:
+        yield f"and {len(found) - count} more problems (--all, --problem TEXT)"
+    if not found:
+        yield "no problem"
+
+
+def _table(lines: Iterable[Line]) -> Any:
+    times = (number(head) for head in ("p20", "p50", "p80", "noise"))
+    table = listing("", "choice", *times, number("error/allowed"), number("n"), "why not")
+    for line in lines:
+        mark = "best" if line.best else "reported" if line.p50 is None and line.reported else ""
+        p50 = line.reported if line.p50 is None else line.p50
+        cells = (
+            words.choice(line.choice),
+            *map(_microseconds, (line.p20, p50, line.p80)),
+            "" if line.noise is None else f"{line.noise:.2%}",
+            "" if line.error is None else f"{line.error:.1e}/{line.tolerance:.0e}",
+            str(line.measured),
+            words.plain("; ".join(line.reasons)),
+        )
+        table.add_row(Text(mark, "green"), *map(Text, cells))
+    return table
+
+
+def _microseconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _measured(by: Provenance) -> str:
+    versions = (("driver", by.driver), ("triton", by.triton), ("toolkit", by.toolkit))
+    told = [f"torch {by.torch}", *(f"{name} {version}" for name, version in versions if version)]
+    who = f"reported by {by.source}" if by.source else "measured"
+    clock = [f"clock {by.clock}"] if by.clock else []
+    return words.plain(f"{who} {by.date} on {by.device}: {', '.join([*told, *clock])}")
