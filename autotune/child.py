@@ -100,12 +100,13 @@ class Child:
                 with contextlib.suppress(OSError):
                     pipe.close()
         self._status.close()
+        self._file.close()
         self._answers = b""
 
     def _start(self) -> None:
         if self._process is not None:
             return
-        self._file = tempfile.TemporaryFile()
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  for as long as the process
         self._file.write(bytes(2 * _WORD))
         self._file.flush()
         self._status = mmap.mmap(self._file.fileno(), 2 * _WORD)

@@ -5,6 +5,7 @@ machine down slows all of them; the inputs of one call are long out of the cache
 slow half drops out early, with what was measured of it.
 """
 
+import itertools
 import math
 import statistics
 import time
@@ -171,7 +172,7 @@ def noise_of(times: Sequence[float]) -> float:
     if blocks >= 4:
         size = len(times) / blocks
         cuts = [round(i * size) for i in range(blocks + 1)]
-        medians = [statistics.median(times[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+        medians = [statistics.median(times[a:b]) for a, b in itertools.pairwise(cuts)]
         return statistics.stdev(medians) / math.sqrt(blocks) / median
     if len(times) < 2:
         return 1.0  # nothing is known
@@ -202,5 +203,6 @@ def _same(before: Tensor, after: Tensor) -> bool:
 
 
 def first_line(error: Exception) -> str:
+    """Of a message that may go on for pages."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0].strip() if lines else ''}"[:500]

@@ -21,10 +21,15 @@ def open_own() -> Records:
     A folder that the caller names is the caller's choice, and not judged here.
     """
     folder = default_folder()
-    found = state(folder)
+    return Records(folder) if folder.exists() and trusted() else Records()
+
+
+def trusted() -> bool:
+    """Whether nobody else can write that folder, which need not be there yet."""
+    found = state(default_folder())
     if not found.private:
         _say(found.reason)
-    return Records(folder) if found.exists and found.private else Records()
+    return found.private
 
 
 @functools.cache

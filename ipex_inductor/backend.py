@@ -4,8 +4,11 @@ Everything is per call: no global option, registry of Inductor's or user pass is
 """
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +17,11 @@ from ipex_inductor.aot_cache.digest import digest_fields, source_digest
 from ipex_inductor.config import CompileConfig, resolve, unknown
 from ipex_inductor.errors import DeviceError, PassError
 from ipex_inductor.target import current
+
+if TYPE_CHECKING:
+    from ipex_inductor.autotune.record import Problem
+    from ipex_inductor.autotune.select import Selection
+    from ipex_inductor.lowerings.listed import Choosing
 
 log = decisions.log
 compat.register_log()
@@ -77,6 +85,66 @@ def _compile_plain(
 def _compile_ours(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: CompileConfig
 ) -> Any:
+    graph_report = decisions.open_report()
+    selected = _settled(gm, example_inputs, config, graph_report)
+    with decisions.about(graph_report):
+        return _compile_with(gm, example_inputs, config, selected, graph_report)
+
+
+def _settled(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    config: CompileConfig,
+    graph_report: decisions.GraphReport,
+) -> "dict[bytes, Selection]":
+    """The kernels that records or timing choose for this graph; none where that fails."""
+    from ipex_inductor.lowerings import selection
+
+    database = selection.database_of(config.autotune_database)
+    policy = selection.Policy(database, _may_time(config), config.autotune_budget_s)
+    if not selection.may_choose(gm, _devices(example_inputs)):
+        return {}
+    learn = functools.partial(_problems, gm, example_inputs, config)
+    graph = digest_fields(
+        {
+            "identity": _identity(config, _is_training(example_inputs), False, example_inputs),
+            "inductor": repr(config.inductor),
+            "graph": gm.print_readable(print_output=False, include_stride=True),
+        }
+    )
+    try:
+        return selection.settle(policy, graph, learn)
+    except Exception as error:
+        if config.strict or compat.is_control_flow(error):
+            raise
+        graph_report.add("missed", "autotune", f"{type(error).__name__}: {error}")
+        return {}
+
+
+def _problems(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: CompileConfig
+) -> "list[Problem]":
+    """What there is to choose in a graph, forward and backward: it is lowered, and no more."""
+    from ipex_inductor.lowerings.listed import Choosing, choosing
+
+    copy = torch.fx.GraphModule(gm, deepcopy(gm.graph))
+    now = Choosing()
+    options = dict(config.inductor) | compat.LOWER_ONLY | {"max_autotune_gemm": True}
+    lowered = replace(config, inductor=tuple(options.items()))
+    report = decisions.GraphReport()  # nobody reads it: all of it is decided again
+    with compat.graph_caches_off(), compat.backward_at_once(), choosing(now):
+        _compile_with(copy, example_inputs, lowered, {}, report, compat.lower_inner)
+    return [offer.problem for offer in now.offers.values()]
+
+
+def _compile_with(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    config: CompileConfig,
+    selected: "Mapping[bytes, Selection]",
+    graph_report: decisions.GraphReport,
+    compile_inner: Callable[..., Any] = compat.compile_inner,
+) -> Any:
     from torch._functorch import config as functorch_config
     from torch._inductor.compile_fx import compile_fx
 
@@ -86,12 +154,13 @@ def _compile_ours(
 
     lowerings.register()
     patches = _inductor_options(config)
+    if any(s.choice.kind == "template" for s in selected.values()):
+        patches["max_autotune_gemm"] = True  # or Inductor does not list it
     training = _is_training(example_inputs)
     sharded = compat.is_sharded(gm)
-    graph_report = decisions.open_report()
     user_passes = patches.get("joint_custom_pre_pass", torch._inductor.config.joint_custom_pre_pass)
     patches["joint_custom_pre_pass"] = JointPass(
-        _identity(config, training, sharded, example_inputs),
+        _identity(config, training, sharded, example_inputs, selected),
         config.rules_off,
         training,
         graph_report,
@@ -104,12 +173,15 @@ def _compile_ours(
     if sharded:
         graph_report.add("missed", "weight prologue", "FSDP gathers the weights for each call")
     joint = patches.get("use_joint_graph_passes", torch._inductor.config.use_joint_graph_passes)
+    inner = functools.partial(
+        _compile_inner, prologue, config, selected, graph_report, compile_inner
+    )
     # A split graph is saved whole by AOTAutogradCache; see passes/output_code.py.
-    with functorch_config.patch(bundled_autograd_cache=prologue), decisions.about(graph_report):
+    with functorch_config.patch(bundled_autograd_cache=prologue):
         return compile_fx(
             gm,
             example_inputs,
-            inner_compile=functools.partial(_compile_inner, prologue, config, graph_report),
+            inner_compile=inner,
             config_patches=patches,
             # What nobody decomposes again must not be kept whole.
             decompositions=reduced_table(WHOLE) if joint else None,
@@ -119,12 +191,15 @@ def _compile_ours(
 def _compile_inner(
     prologue: bool,
     config: CompileConfig,
+    selected: "Mapping[bytes, Selection]",
     graph_report: decisions.GraphReport,
+    compile_inner: Callable[..., Any],
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
     **kwargs: Any,
 ) -> Any:
     """Inductor's inner compiler, in inference behind the weight prologue."""
+    from ipex_inductor.lowerings.listed import Choosing, choosing
     from ipex_inductor.passes.output_code import PrologueCode
     from ipex_inductor.passes.prologue import split
 
@@ -142,16 +217,34 @@ def _compile_inner(
             'Please report it; options={"weight_prologue": False} avoids it.',
         ) from error
     graph_report.show("compiled", gm.graph)
-    if parts is None:
-        inner = compat.compile_inner(gm, example_inputs, **kwargs)
-    else:
+    if parts is not None:
+        gm, example_inputs = parts.gm, parts.example_inputs
         kwargs["static_input_idxs"] = parts.static_input_idxs
-        inner = compat.compile_inner(parts.gm, parts.example_inputs, **kwargs)
+    if compile_inner is compat.lower_inner:
+        return compile_inner(gm, example_inputs, **kwargs)
+    choices = {problem: selection.choice for problem, selection in selected.items()}
+    with choosing(Choosing(choices, leaves=_may_time(config))) as now:
+        inner = compile_inner(gm, example_inputs, **kwargs)
+    _say_choices(now, selected, graph_report)
     graph_report.show("code", getattr(inner, "source_code", ""))
     if parts is None:
         return inner
     events = tuple(graph_report.events)
     return PrologueCode(inner, parts.programs, bool(kwargs.get("cudagraphs")), events=events)
+
+
+def _say_choices(
+    now: "Choosing", selected: "Mapping[bytes, Selection]", graph_report: decisions.GraphReport
+) -> None:
+    for key, offer in now.offers.items():
+        known = selected.get(key)
+        if known is None:
+            reason = f"{offer.taken.name}: nothing is recorded of {len(offer.choices)} choices"
+        elif known.choice == offer.taken:
+            reason = str(known)
+        else:
+            reason = f"{offer.taken.name}: {known.choice.name} is recorded and not offered here"
+        graph_report.add("choice", offer.problem.op, reason)
 
 
 def _inductor_options(config: CompileConfig) -> dict[str, Any]:
@@ -162,13 +255,33 @@ def _inductor_options(config: CompileConfig) -> dict[str, Any]:
             "option 'freezing' has no effect per call (Dynamo reads it globally before a backend "
             "is asked); the weight prologue does its work and keeps the caches"
         )
+    if config.autotune == "never":
+        options["deterministic"] = True  # or padding and reductions are timed
     return options
 
 
+def _may_time(config: CompileConfig) -> bool:
+    """Whether the user asked for kernels to be timed, by option, by mode or as of Inductor."""
+    if config.autotune != "auto":
+        return config.autotune == "always"
+    options, otherwise = _inductor_options(config), torch._inductor.config
+    asked = {
+        name: options.get(name, getattr(otherwise, name))
+        for name in ("deterministic", "max_autotune", "max_autotune_gemm")
+    }
+    return not asked.pop("deterministic") and any(asked.values())
+
+
 def _identity(
-    config: CompileConfig, training: bool, sharded: bool, example_inputs: Sequence[Any]
+    config: CompileConfig,
+    training: bool,
+    sharded: bool,
+    example_inputs: Sequence[Any],
+    selected: "Mapping[bytes, Selection]" = MappingProxyType({}),
 ) -> str:
-    """What our part of the generated code depends on: sources, options and device."""
+    """What our part of the generated code depends on: sources, options, device and selections."""
+    from ipex_inductor.autotune.select import digest
+
     devices = sorted({str(d.type) for d in _devices(example_inputs)} | {"cpu"})
     return digest_fields(
         {
@@ -178,6 +291,8 @@ def _identity(
             "training": training,
             "sharded": sharded,
             "targets": tuple(current(device).arch for device in devices),
+            "selected": digest((p, s.choice) for p, s in selected.items()),
+            "leaves": _may_time(config),
         }
     )
 

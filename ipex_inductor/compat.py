@@ -98,6 +98,43 @@ def compile_inner(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
         return compile_fx_inner(gm, example_inputs, **plain_decompositions(kwargs))
 
 
+class _Lowered(BaseException):
+    """Ends a compilation after lowering; no `except Exception` on the way takes it for a fault."""
+
+
+def _stop(_: Any) -> Any:
+    raise _Lowered
+
+
+# Of `compile_fx` and `lower_inner` together: the scheduler calls this before it fuses anything.
+LOWER_ONLY: dict[str, Any] = {"_pre_fusion_custom_pass": _stop}
+
+
+def lower_inner(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
+    """`compile_inner` up to the lowering, under the options LOWER_ONLY; what comes back is no code.
+
+    AOT autograd takes it for some, so that it goes on to the backward graph.
+    """
+    try:
+        return compile_inner(gm, example_inputs, **kwargs)
+    except _Lowered:
+
+        def never(inputs: Any) -> Any:
+            raise AssertionError("lowered only")
+
+        never._boxed_call = True  # type: ignore[attr-defined]
+        return never
+
+
+@contextlib.contextmanager
+def backward_at_once() -> Iterator[None]:
+    """Backward graphs are compiled with their forward, and not when they are first needed."""
+    from torch._functorch import config as functorch_config
+
+    with functorch_config.patch(force_non_lazy_backward_lowering=True):
+        yield
+
+
 def reload_graph(graph: Any, constants: Any) -> Any:
     """A `CompiledFxGraph` that came out of a cache, made callable again (None if it cannot be)."""
     from torch._inductor.codecache import FxGraphCache

@@ -10,6 +10,8 @@ from ipex_inductor.errors import OptionError
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
+AUTOTUNE = ("auto", "always", "never")
+
 _BOOLEANS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 
 
@@ -49,6 +51,24 @@ class CompileConfig:
         "IPEX_STRICT",
         "bool",
         "raise where we would fall back to plain Inductor with a warning",
+    )
+    autotune: str = _option(
+        "auto",
+        "IPEX_AUTOTUNE",
+        " | ".join(AUTOTUNE),
+        "whether kernels may be timed: in the max-autotune modes, always, or never (records only)",
+    )
+    autotune_budget_s: int = _option(
+        600,
+        "IPEX_AUTOTUNE_BUDGET_S",
+        "int",
+        "seconds that timing for one graph may take; then the library's kernels are used",
+    )
+    autotune_database: str = _option(
+        "",
+        "IPEX_AUTOTUNE_DATABASE",
+        'folder, "" for our own',
+        "where records of timings are read and written",
     )
     inductor: tuple[tuple[str, Any], ...] = field(
         default=(),
@@ -107,8 +127,9 @@ def resolve(
             inductor[name] = _checked(name, value, inductor_types[name])
         else:
             raise unknown("option", str(key), [*own, *inductor_types])
-    if values.get("mode", "default") not in MODES:
-        raise unknown("mode", str(values["mode"]), MODES)
+    for name, known in (("mode", MODES), ("autotune", AUTOTUNE)):
+        if values.get(name, known[0]) not in known:
+            raise unknown(name, str(values[name]), known)
     _check_rules(values.get("rules", ""))
     return replace(CompileConfig(**values), inductor=tuple(sorted(inductor.items())))
 

@@ -9,7 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ipex_inductor import target
 from ipex_inductor.autotune.record import Problem, encode
-from ipex_inductor.lowerings.workload import function_of
+from ipex_inductor.errors import TargetError
+from ipex_inductor.lowerings.workload import empty, function_of
 
 _RATES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 
@@ -21,7 +22,7 @@ def shares(problem: Problem, microseconds: float) -> tuple[float | None, float |
     """
     try:
         device = target.described(problem.arch)
-    except target.TargetError:
+    except TargetError:
         return None, None
     moved, operations = work(problem)
     dtype = _RATES.get(problem.operands[0].dtype, "")
@@ -42,10 +43,7 @@ def work(problem: Problem) -> tuple[int, int]:
 @functools.lru_cache(1024)
 def _work(_: bytes, problem: Problem) -> tuple[int, int]:
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
-        operands = [
-            torch.empty_strided(o.shape, o.stride, dtype=getattr(torch, o.dtype))
-            for o in problem.operands
-        ]
+        operands = [empty(o, torch.device("cpu")) for o in problem.operands]
         result = function_of(problem)(*operands)
     moved = sum(
         getattr(torch, o.dtype).itemsize

@@ -5,6 +5,7 @@ in later processes the selections are known before Inductor makes its cache key,
 A list that is remembered wrongly costs only speed: what was not settled gets the library's kernel.
 """
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -12,16 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import torch
 
 from ipex_inductor import decisions
 from ipex_inductor.aot_cache import home
+from ipex_inductor.autotune import own
 from ipex_inductor.autotune.child import Child, Refused
 from ipex_inductor.autotune.database import Shard
 from ipex_inductor.autotune.record import Problem, Record, encode
 from ipex_inductor.autotune.select import Selection, lookup
+from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
 
 COMMAND = (sys.executable, "-P", "-m", "ipex_inductor.lowerings.tuner")
 log = decisions.log
+
+# What has a choice on the CPU, by the names that Dynamo's graphs have: without one of these, there
+# is no need to lower a graph to learn its problems.
+_CPU_CALLS = re.compile(r"(badd)?bmm|r?matmul|einsum|tensordot|bilinear")
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,22 @@ def settle(
             pass
         found = lookup(keys, policy.database)
     return found
+
+
+def database_of(option: str) -> Path | None:
+    """The folder of that name; else our own, None if others can write that."""
+    if option:
+        return Path(option).expanduser()
+    return own.default_folder() if own.trusted() else None
+
+
+def may_choose(gm: torch.fx.GraphModule, devices: Iterable[torch.device]) -> bool:
+    """Whether there can be anything to settle in this Dynamo graph."""
+    if any(device.type != "cpu" for device in devices):
+        return True
+    calls = (n.target for n in gm.graph.nodes if n.op in ("call_function", "call_method"))
+    names = (call if isinstance(call, str) else getattr(call, "__name__", "") for call in calls)
+    return any(_CPU_CALLS.fullmatch(name.strip("_")) for name in names)
 
 
 def tuned(

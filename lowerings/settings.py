@@ -35,12 +35,8 @@ SETTINGS = {
     "deterministic": Setting(
         _ALL, torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, False
     ),
-    "fp16_reduced": Setting(
-        _CUDA, *_flag(_matmul, "allow_fp16_reduced_precision_reduction"), True
-    ),
-    "bf16_reduced": Setting(
-        _CUDA, *_flag(_matmul, "allow_bf16_reduced_precision_reduction"), True
-    ),
+    "fp16_reduced": Setting(_CUDA, *_flag(_matmul, "allow_fp16_reduced_precision_reduction"), True),
+    "bf16_reduced": Setting(_CUDA, *_flag(_matmul, "allow_bf16_reduced_precision_reduction"), True),
 }
 
 

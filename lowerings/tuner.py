@@ -5,7 +5,6 @@ A problem's candidates are whole compiled graphs, op and epilogue, that differ i
 
 import os
 import re
-import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -160,7 +159,7 @@ def _lowered(
     from torch._inductor.compile_fx import compile_fx
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    now = Choosing(problem.arch, problem.settings, selected)
+    now = Choosing(selected)
     with torch.no_grad(), compat.graph_caches_off(), choosing(now):
         gm = make_fx(function_of(problem))(*inputs)
         run: Any = compile_fx(gm, list(inputs), config_patches=OPTIONS)
@@ -234,5 +233,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
-
+    main()

@@ -214,16 +214,25 @@ def _dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _random(operand: Operand, device: torch.device, generator: torch.Generator) -> Tensor:
-    """Of that shape and stride; where a stride is 0, all are one element."""
+def empty(operand: Operand, device: torch.device) -> Tensor:
+    """Memory of that shape and stride; where a stride is 0, all are one element."""
     shape, stride = ([int(n) for n in given] for given in (operand.shape, operand.stride))
     own = [1 if step == 0 else n for n, step in zip(shape, stride, strict=True)]
-    dtype = _dtype(operand.dtype)
-    result = torch.empty_strided(own, stride, dtype=dtype, device=device)
-    if dtype.is_floating_point:
-        reduced = math.prod(shape[1:]) if len(shape) > 1 else 1
-        values = torch.randn(own, generator=generator, device=device)
-        result.copy_(values / math.sqrt(max(1, min(reduced, 4096))))
+    return torch.empty_strided(own, stride, dtype=_dtype(operand.dtype), device=device).expand(
+        shape
+    )
+
+
+def _random(operand: Operand, device: torch.device, generator: torch.Generator) -> Tensor:
+    result = empty(operand, device)
+    own = result.as_strided(
+        [1 if step == 0 else n for n, step in zip(result.shape, result.stride(), strict=True)],
+        result.stride(),
+    )
+    if own.is_floating_point():
+        reduced = math.prod(own.shape[1:]) if own.dim() > 1 else 1
+        values = torch.randn(own.shape, generator=generator, device=device)
+        own.copy_(values / math.sqrt(max(1, min(reduced, 4096))))
     else:
-        result.copy_(torch.randint(0, 2, own, generator=generator, device=device))
-    return result.expand(shape)
+        own.copy_(torch.randint(0, 2, own.shape, generator=generator, device=device))
+    return result

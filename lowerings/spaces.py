@@ -1,0 +1,50 @@
+"""All choices of kernel that a record may name here, with what their parameters may be."""
+
+from ipex_inductor.autotune.space import Values, register
+
+LIBRARY = (
+    "mm",
+    "mm_dtype",
+    "addmm",
+    "bias_addmm",
+    "bmm",
+    "bmm_dtype",
+    "baddbmm",
+    "convolution",
+    "conv1x1_via_mm",
+)
+TRITON = (
+    "mm",
+    "bmm",
+    "mm_persistent_tma",
+    "blackwell_ws_persistent_device_tma",
+    "convolution2d",
+    "convolution3d",
+    "depthwise_conv1d",
+)
+MICRO = tuple(f"CppMicro{name}" for name in ("GemmAMX", "GemmFP32Vec", "GemmRef", "Brgemm"))
+
+_TILES = tuple(2**n for n in range(3, 10))
+_REQUIRED: dict[str, Values] = {
+    "num_stages": tuple(range(9)),
+    "num_warps": (1, 2, 4, 8, 16),
+}
+# Templates have some of these each; those for AMD stand at the end.
+_OPTIONAL: dict[str, Values] = {
+    "BLOCK_M": _TILES,
+    "BLOCK_N": _TILES,
+    "BLOCK_K": _TILES,
+    "GROUP_M": tuple(range(1, 17)),
+    "NUM_SMS": tuple(range(1, 1025)),
+    "EPILOGUE_SUBTILE": (False, True, 0, 1, 2, 4),
+    "matrix_instr_nonkdim": (0, 16, 32),
+    "waves_per_eu": tuple(range(9)),
+    "kpack": (1, 2),
+}
+TRITON_PARAMETERS = (*_REQUIRED, *_OPTIONAL)
+
+for _name in LIBRARY:
+    register("library", f"aten.{_name}")
+for _name in TRITON:
+    register("template", f"inductor.triton.{_name}", optional=_OPTIONAL, **_REQUIRED)
+register("template", "inductor.cpp.bmm", micro=MICRO)
