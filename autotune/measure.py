@@ -118,14 +118,17 @@ class Runner:
 
 
 def verified(candidate: Candidate, judge: Judge, inputs: Sequence[Tensor]) -> Outcome | float:
-    """The error of what the candidate computes, or the outcome that says why it is out."""
-    before = [t.clone() for t in inputs]
+    """The error of what the candidate computes, or the outcome that says why it is out.
+
+    It gets copies: what it may write is not what others are judged by.
+    """
+    given = [_copy(t) for t in inputs]
     try:
-        result = candidate.run(inputs)
+        result = candidate.run(given)
     except Exception as error:
         return Outcome(candidate.choice, reason=first_line(error))
     reason = judge.why_wrong(result)
-    if reason is None and not all(map(_same, before, inputs)):
+    if reason is None and not all(map(_same, inputs, given)):
         reason = "it writes its inputs"
     if reason is not None:
         error_found = judge.error(result) if result.shape == judge.exact.shape else math.nan
@@ -194,6 +197,14 @@ def _largest(values: Tensor) -> float:
 def _property(tensor: Tensor, name: str) -> object:
     value = getattr(tensor, name)
     return value() if callable(value) else value if name == "dtype" else tuple(value)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """With its strides; what is one element to it is one element to the copy."""
+    stride = tensor.stride()
+    size = [n if step else min(n, 1) for n, step in zip(tensor.shape, stride, strict=True)]
+    copy = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
+    return copy.copy_(tensor.as_strided(size, stride)).expand(tensor.shape)
 
 
 def _same(before: Tensor, after: Tensor) -> bool:

@@ -108,7 +108,8 @@ class Tuner:
             numbers[id(runner)] = i
         if runners:
             measure.race(runners, deadline=deadline, say=lambda r: self._say.doing(numbers[id(r)]))
-        return failed + [self._outcome(problem, r, judge, first) for r in runners]
+        fresh = inputs_of(problem, device, seed=0)  # who wrote its inputs did so to itself alone
+        return failed + [self._outcome(problem, r, judge, fresh) for r in runners]
 
     def _outcome(
         self, problem: Problem, runner: Runner, judge: Judge, inputs: Sequence[Tensor]

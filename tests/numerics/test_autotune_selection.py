@@ -1,0 +1,313 @@
+"""Which kernel a graph gets, by records; and that nothing else of it changes."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from msgspec.structs import replace as changed
+from records import PROVENANCE, timed
+from torch._inductor.runtime import benchmarking
+from torch._inductor.utils import run_and_get_code
+
+from ipex_inductor import backend, decisions
+from ipex_inductor.aot_cache import home
+from ipex_inductor.autotune import select
+from ipex_inductor.autotune.database import Records, Shard
+from ipex_inductor.autotune.record import Record, encode
+from ipex_inductor.lowerings import listed, selection
+from ipex_inductor.lowerings.listed import Choosing, choosing
+
+A, B = torch.randn(3, 40, 24), torch.randn(3, 24, 56)
+TEMPLATE, IN_CODE = "inductor.cpp.bmm", "_threaded_mm("
+
+
+def fn(a, b):
+    return torch.bmm(a, b).relu()
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def database(tmp_path):
+    return tmp_path / "database"
+
+
+def offers_of(fn, *inputs):
+    torch.compiler.reset()
+    with choosing(Choosing()) as now, torch.no_grad():
+        torch.compile(fn, options={"max_autotune": True})(*inputs)
+    torch.compiler.reset()
+    return list(now.offers.values())
+
+
+def keep(database, problem, choices, fastest):
+    """A record in which the choice of that name took half of what the others did."""
+    times = [timed(c, 50.0 if c.name == fastest else 100.0, noise=0.001) for c in choices]
+    shard = Shard(database)
+    shard.append(Record(problem, tuple(times), PROVENANCE))
+    shard.close()
+
+
+@pytest.fixture
+def offer():
+    (offer,) = offers_of(fn, A, B)
+    return offer
+
+
+def compiled(fn, database, **options):
+    options = {"strict": True, "autotune_database": str(database), **options}
+    return torch.compile(fn, backend="ipex", options=options)
+
+
+def said():
+    return [e.reason for r in decisions.reports() for e in r.events if e.kind == "choice"]
+
+
+def code_of(compiled, *inputs):
+    with torch.no_grad():
+        result, (code,) = run_and_get_code(compiled, *inputs)
+    return result, code
+
+
+@pytest.mark.parametrize("fastest", [TEMPLATE, "aten.bmm"])
+@pytest.mark.parametrize("options", [{}, {"autotune": "never"}, {"max_autotune": True}], ids=str)
+def test_the_recorded_choice_is_used(fastest, options, database, offer, monkeypatch):
+    keep(database, offer.problem, offer.choices, fastest)
+    timings = []
+    for name in ("benchmark", "benchmark_cpu", "benchmark_gpu"):
+        monkeypatch.setattr(benchmarking.Benchmarker, name, lambda *a, **k: timings.append(a))
+    monkeypatch.setattr(selection, "tuned", lambda *a: timings.append(a))
+    result, code = code_of(compiled(fn, database, **options), A, B)
+    torch.testing.assert_close(result, fn(A, B))
+    assert (IN_CODE in code) == (fastest == TEMPLATE)
+    assert ("extern_kernels.bmm" in code) == (fastest == "aten.bmm")
+    assert not timings
+    against = ", aten.bmm 100" if fastest == TEMPLATE else ""
+    (reason,) = said()
+    assert reason.startswith(fastest)
+    assert reason.endswith(f": 50 us{against}, recorded")
+
+
+def test_nothing_recorded_is_the_librarys_and_is_said(database, offer):
+    keep(database, changed(offer.problem, arch="sm_90:other"), offer.choices, TEMPLATE)
+    _, code = code_of(compiled(fn, database, autotune="never", max_autotune=True), A, B)
+    assert "extern_kernels.bmm" in code
+    assert said() == ["aten.bmm: nothing is recorded of 2 choices"]
+
+
+def test_a_choice_that_is_not_offered_any_more_is_not_used_and_said(database, offer):
+    """A template of another torch is another one."""
+    older = [changed(c, template="torch 2.0.0") if c.template else c for c in offer.choices]
+    keep(database, offer.problem, older, TEMPLATE)
+    _, code = code_of(compiled(fn, database), A, B)
+    assert "extern_kernels.bmm" in code
+    assert said() == [f"aten.bmm: {TEMPLATE} is recorded and not offered here"]
+
+
+def test_what_failed_once_is_not_used_again(database, offer):
+    keep(database, offer.problem, offer.choices, TEMPLATE)
+    failed = timed(offer.choices[1], 1.0)
+    wrong = Record(
+        offer.problem, (changed(failed, timing=None, reason="wrong by 0.1"),), PROVENANCE
+    )
+    Shard(database).append(wrong)
+    _, code = code_of(compiled(fn, database), A, B)
+    assert "extern_kernels.bmm" in code
+
+
+def test_sizes_that_vary_are_the_librarys(database, offer):
+    keep(database, offer.problem, offer.choices, TEMPLATE)
+    dynamic = torch.compile(
+        fn, backend="ipex", dynamic=True, options={"autotune_database": str(database)}
+    )
+    _, code = code_of(dynamic, A, B)
+    assert "extern_kernels.bmm" in code
+
+
+def test_the_epilogue_is_part_of_the_problem(database, offer):
+    keep(database, offer.problem, offer.choices, TEMPLATE)
+    _, code = code_of(compiled(lambda a, b: torch.bmm(a, b).sigmoid(), database), A, B)
+    assert "extern_kernels.bmm" in code
+
+
+def test_backward_graphs_are_settled_too(database):
+    """Which are compiled later, after the call of the backend."""
+    (choices,) = (offer.choices for offer in offers_of(fn, A, B))
+    tangent = torch.randn(3, 40, 56)
+    for problem in _problems_in_training():
+        if problem.operands[0].shape == tangent.shape:  # that of the first factor's gradient
+            keep(database, problem, choices, TEMPLATE)
+    a, b = (t.clone().requires_grad_() for t in (A, B))
+    _, codes = run_and_get_code(lambda: compiled(fn, database)(a, b).backward(tangent))
+    assert [IN_CODE in code for code in codes] == [False, True]
+    want = [t.clone().requires_grad_() for t in (A, B)]
+    fn(*want).backward(tangent)
+    for have, expected in zip((a, b), want, strict=True):
+        torch.testing.assert_close(have.grad, expected.grad)
+
+
+def _problems_in_training():
+    seen = []
+    problems = backend._problems
+
+    def noted(*args):
+        seen.extend(problems(*args))
+        return seen
+
+    config = {"strict": True, "autotune": "always", "autotune_budget_s": 0}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "_problems", noted)
+        factors = (t.clone().requires_grad_() for t in (A, B))
+        torch.compile(fn, backend="ipex", options=config)(*factors)
+    torch.compiler.reset()
+    decisions.clear()
+    assert len(seen) >= 2
+    return seen
+
+
+def test_lists_of_plain_inductor_are_left_as_they_are():
+    listed._hook()
+    callers = [object(), object()]
+    assert listed._one(callers) is callers
+
+
+def test_a_failure_leaves_the_librarys_kernels(monkeypatch, database, offer):
+    keep(database, offer.problem, offer.choices, TEMPLATE)
+
+    def broken(*_):
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(selection, "lookup", broken)
+    result, code = code_of(compiled(fn, database, strict=False), A, B)
+    assert "extern_kernels.bmm" in code
+    torch.testing.assert_close(result, fn(A, B))
+    (event,) = [e for r in decisions.reports() for e in r.events if e.subject == "autotune"]
+    assert event.reason == "RuntimeError: no luck"
+
+
+def test_our_own_folder_is_used_only_if_nobody_else_can_write_it(offer):
+    folder = home.home() / "autotune"
+    keep(folder, offer.problem, offer.choices, TEMPLATE)
+    assert selection.database_of("") == folder
+    folder.chmod(0o777)
+    assert selection.database_of("") is None
+
+
+def test_the_digest_is_of_what_was_selected(offer):
+    first, second = offer.choices
+    key = encode(offer.problem)
+    digests = {select.digest(pairs) for pairs in ([], [(key, first)], [(key, second)])}
+    assert len(digests) == 3
+    assert select.digest([(key, first), (b"x", second)]) == select.digest(
+        [(b"x", second), (key, first)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "may"),
+    [
+        (lambda a, b: a @ b, True),
+        (lambda a, b: a.matmul(b), True),
+        (lambda a, b: torch.einsum("bij,bjk->bik", a, b), True),
+        (lambda a, b: torch.baddbmm(a.sum(), a, b), True),
+        (lambda a, b: a.relu() + b.sum(), False),
+    ],
+)
+def test_graphs_without_a_choice_are_not_lowered_to_learn_that(call, may):
+    graphs = []
+
+    def note(gm, _):
+        graphs.append(gm)
+        return gm.forward
+
+    torch.compile(call, backend=note)(A, B)
+    assert selection.may_choose(graphs[0], {A.device}) == may
+
+
+PROGRAM = """
+import json, sys, hashlib, torch
+from torch._dynamo.utils import counters
+from torch._inductor.utils import run_and_get_code
+from ipex_inductor import decisions
+
+torch.manual_seed(0)
+a, b = torch.randn(3, 40, 24), torch.randn(3, 24, 56)
+fn = torch.compile(
+    lambda a, b: torch.bmm(a, b).relu(),
+    backend="ipex", mode=sys.argv[2], options=json.loads(sys.argv[3]) or None,
+) if sys.argv[2] == "default" else torch.compile(
+    lambda a, b: torch.bmm(a, b).relu(), backend="ipex", mode=sys.argv[2]
+)
+with torch.no_grad():
+    result, codes = run_and_get_code(fn, a, b)
+torch.testing.assert_close(result, torch.bmm(a, b).relu())
+print(json.dumps({
+    "code": [hashlib.sha256(c.encode()).hexdigest() for c in codes],
+    "extern": ["extern_kernels.bmm" in c for c in codes],
+    "hit": counters["aot_autograd"]["autograd_cache_hit"],
+    "said": [e.reason for r in decisions.reports() for e in r.events if e.kind == "choice"],
+}))
+"""
+
+
+def process(tmp_path, database, name="a", mode="default", options=None):
+    folder = tmp_path / name
+    env = {
+        **os.environ,
+        "IPEX_HOME": str(folder / "home"),
+        "IPEX_AUTOTUNE_DATABASE": str(database),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
+        "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
+    }
+    (folder / "home").mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-c", PROGRAM, "x", mode, json.dumps(options or {})]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_two_machines_with_one_table_get_the_same_code(tmp_path, database, offer):
+    keep(database, offer.problem, offer.choices, TEMPLATE)
+    first, second = (process(tmp_path, database, name) for name in ("a", "b"))
+    assert first["code"] == second["code"] != []
+    assert first["extern"] == [False]
+
+
+def test_a_new_record_throws_only_the_graphs_away_that_it_changes(tmp_path, database, offer):
+    keep(database, offer.problem, offer.choices, "aten.bmm")
+    assert process(tmp_path, database)["hit"] == 0
+    assert process(tmp_path, database)["hit"] == 1
+    keep(database, changed(offer.problem, epilogue=""), offer.choices, TEMPLATE)
+    assert process(tmp_path, database)["hit"] == 1
+    for _ in range(2):  # the median of three
+        keep(
+            database,
+            offer.problem,
+            [changed(c, template=c.template) for c in offer.choices],
+            TEMPLATE,
+        )
+        moved = replace(offer, choices=offer.choices[::-1])
+        keep(database, moved.problem, moved.choices, TEMPLATE)
+    found = process(tmp_path, database)
+    assert found["hit"] == 0
+    assert found["extern"] == [False]
+    assert process(tmp_path, database)["hit"] == 1
+
+
+def test_max_autotune_measures_once_and_remembers(tmp_path, database):
+    found = process(tmp_path, database, mode="max-autotune")
+    assert found["hit"] == 0
+    (record,) = Records(database)
+    assert {o.choice.name for o in record.outcomes if o.timing} == {TEMPLATE, "aten.bmm"}
+    assert record.problem.epilogue == "aten.relu.default(y)"
+    assert found["said"][0].endswith("recorded")
+    assert process(tmp_path, database, mode="max-autotune")["hit"] == 1
+    assert [encode(r) for r in Records(database)] == [encode(record)]

@@ -1,0 +1,148 @@
+"""Problems: read from a graph, written down, and run again as what they were."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ipex_inductor.autotune.record import decode_problem, encode
+from ipex_inductor.lowerings.workload import function_of, inputs_of, problem_of, widened
+
+aten = torch.ops.aten
+M = torch.randn(6, 8)
+W = torch.randn(8, 10)
+B = torch.randn(10)
+X = torch.randn(2, 6, 9, 9)
+K = torch.randn(4, 3, 3, 3)
+CPU = torch.device("cpu")
+
+
+def gelu(x):
+    return F.gelu(x, approximate="tanh")
+
+
+# Function, operands, the op, how many ops follow it in its epilogue.
+CASES = {
+    "mm": (torch.mm, (M, W), aten.mm.default, 0),
+    "mm, relu": (lambda a, b: (a @ b).relu(), (M, W), aten.mm.default, 1),
+    "transposed": (torch.mm, (M, W.t().contiguous().t()), aten.mm.default, 0),
+    "addmm": (torch.addmm, (B, M, W), aten.addmm.default, 0),
+    "addmm, alpha": (lambda *a: torch.addmm(*a, alpha=2.5), (B, M, W), aten.addmm.default, 0),
+    "addmm, gelu": (lambda *a: F.gelu(torch.addmm(*a)), (B, M, W), aten.addmm.default, 1),
+    "bmm, scale, mask": (
+        lambda a, b, m, fill: torch.where(m, torch.bmm(a, b) * 0.125, fill),
+        (torch.randn(2, 5, 4), torch.randn(2, 4, 5), torch.ones(2, 5, 5).tril().bool(), B[0]),
+        aten.bmm.default,
+        2,
+    ),
+    "conv": (
+        lambda x, w, b: F.conv2d(x, w, b, 2, (1, 0), groups=2),
+        (X, K, torch.randn(4)),
+        aten.convolution.default,
+        0,
+    ),
+    "conv without bias, silu": (
+        lambda x, w: F.silu(F.conv2d(x, w, None, groups=2)),
+        (X, K),
+        aten.convolution.default,
+        1,
+    ),
+    "residual": (lambda a, b, c: (a @ b + c).relu() * 2, (M, W, M @ W), aten.mm.default, 3),
+    "used twice": (lambda a, b: (y := a @ b) * y.sigmoid(), (M, W), aten.mm.default, 2),
+    "read before and after": (
+        lambda a, b: ((y := a @ b), y.relu()),
+        (M, W),
+        aten.mm.default,
+        0,  # the product itself leaves
+    ),
+    "reduced": (lambda a, b: (a @ b).relu().sum(), (M, W), aten.mm.default, 1),
+    "widened by an addend": (
+        lambda a, b, c: (a @ b).relu() + c,
+        (M, W, torch.randn(3, 6, 10)),
+        aten.mm.default,
+        1,
+    ),
+}
+
+
+def problem(fn, operands, op, **more):
+    graph = make_fx(fn, tracing_mode="fake", **more)(*operands).graph
+    (node,) = graph.find_nodes(op="call_function", target=op)
+    return problem_of(node, "test", {})
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_problem_is_what_it_was_read_from(name, dtype):
+    fn, operands, op, follows = CASES[name]
+    operands = [t.to(dtype) if t.is_floating_point() else t for t in operands]
+    found = problem(fn, operands, op)
+    again = decode_problem(encode(found))
+    assert again == found
+    assert found.epilogue.count("(") == follows
+    given = inputs_of(again, CPU, seed=0)
+    for have, want in zip(given, operands, strict=False):
+        assert (have.shape, have.dtype, have.stride()) == (want.shape, want.dtype, want.stride())
+    if name not in ("read before and after", "reduced", "widened by an addend"):
+        assert len(given) == len(operands)
+        torch.testing.assert_close(function_of(again)(*given), fn(*given), rtol=0, atol=0)
+    assert problem(function_of(again), given, op) == found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_wide_is_the_same_in_fp64(name):
+    """Also where the epilogue casts: that of a decomposed GELU in bf16 does."""
+    fn, operands, op, _ = CASES[name]
+    low = [t.bfloat16() if t.is_floating_point() else t for t in operands]
+    table = torch._inductor.decomposition.select_decomp_table()
+    wide = widened(problem(fn, low, op, decomposition_table=table))
+    given = inputs_of(wide, CPU, seed=1)
+    assert all(t.dtype in (torch.float64, torch.bool) for t in given)
+    if name in ("read before and after", "reduced", "widened by an addend"):
+        return
+    # Inductor's GELU multiplies by 1/sqrt(2), given to 16 digits.
+    torch.testing.assert_close(function_of(wide)(*given), fn(*given), rtol=1e-12, atol=1e-14)
+
+
+def test_one_element_stands_for_all_where_a_stride_is_zero():
+    found = problem(torch.addmm, (B.expand(6, 10), M, W), aten.addmm.default)
+    bias = inputs_of(found, CPU, seed=0)[0]
+    assert bias.stride() == (0, 1)
+    assert torch.equal(bias[0], bias[5])
+    assert bias.std() > 0
+
+
+def test_inputs_depend_on_the_seed_alone():
+    found = problem(torch.mm, (M, W), aten.mm.default)
+    first, again, other = (inputs_of(found, CPU, seed)[0] for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_sizes_that_vary_and_lists_of_tensors_are_no_problem_yet():
+    graph = make_fx(torch.mm, tracing_mode="symbolic")(M, W).graph
+    (node,) = graph.find_nodes(op="call_function", target=aten.mm.default)
+    assert problem_of(node, "test", {}) is None
+    graph = make_fx(torch.cat, tracing_mode="fake")([M, M]).graph
+    (node,) = graph.find_nodes(op="call_function", target=aten.cat.default)
+    assert problem_of(node, "test", {}) is None
+
+
+@pytest.mark.parametrize(
+    "epilogue",
+    [
+        "__import__('os').system('true')",
+        "y.__class__",
+        "open('x')",
+        "os.system.x('')",
+        "x7",
+        "(y)(",
+    ],
+)
+def test_an_epilogue_is_ops_of_torch_and_nothing_else(epilogue):
+    """Records may come from others."""
+    from msgspec.structs import replace
+
+    found = replace(problem(torch.mm, (M, W), aten.mm.default), epilogue=epilogue)
+    with pytest.raises((ValueError, AttributeError, KeyError, SyntaxError)):
+        function_of(found)(M, W)

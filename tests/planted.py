@@ -1,0 +1,95 @@
+"""A tuner with choices among Inductor's that are wrong, or do harm: `python planted.py`."""
+
+import os
+import signal
+import time
+from dataclasses import replace
+
+from ipex_inductor.autotune import space
+from ipex_inductor.autotune.record import Choice
+from ipex_inductor.lowerings import tuner
+
+
+def crash():
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class Later:
+    """Does `harm` at its call number `call`."""
+
+    def __init__(self, call, harm):
+        self.left, self.harm = call, harm
+
+    def __call__(self, right, inputs):
+        self.left -= 1
+        result = right(inputs)
+        return self.harm(result) if self.left < 0 else result
+
+
+def one_element_off(right, inputs):
+    result = right(inputs)
+    result.view(-1)[-1] += 0.01 * result.abs().max()
+    return result
+
+
+def everywhere_a_little(right, inputs):
+    result = right(inputs)
+    return result + 1e-6 * result.abs().max() * result.sign()
+
+
+def writes(right, inputs):
+    result = right(inputs)
+    inputs[0].view(-1)[0] += 1
+    return result
+
+
+def hang(*_):
+    time.sleep(3600)
+
+
+def refuse(*_):
+    raise RuntimeError("invalid configuration argument\nand so on, for pages")
+
+
+# What each does, and the words of the reason it is to be out for; in the order they are tried.
+HARM = {
+    "one element off": (one_element_off, "wrong by 0.0"),
+    "everywhere a little": (everywhere_a_little, "on average where"),
+    "nan": (lambda right, inputs: right(inputs) * float("nan"), "wrong by nan"),
+    "zero": (lambda right, inputs: right(inputs) * 0, "wrong by 1"),
+    "transposed": (lambda right, inputs: right(inputs).mT.contiguous().mT, "its stride is"),
+    "half": (lambda right, inputs: right(inputs).half(), "its dtype is torch.float16"),
+    "a row less": (lambda right, inputs: right(inputs)[1:], "its shape is"),
+    "writes": (writes, "it writes its inputs"),
+    "refuses": (refuse, "RuntimeError: invalid configuration argument"),
+    "crashes": (lambda *_: crash(), "it crashed with SIGSEGV"),
+    "exits": (lambda *_: os._exit(7), "it ended with 7"),
+    "hangs": (hang, "it hung: nothing happened for"),
+    "crashes in the race": (Later(20, lambda _: crash()), "it crashed with SIGSEGV"),
+    "wrong after the race": (Later(20, lambda result: result * 0), "wrong by 1"),
+}
+CHOICES = {name: Choice("library", f"planted.{name}") for name in HARM}
+for _choice in CHOICES.values():
+    space.register("library", _choice.name)
+
+
+def plant():
+    offer, compiled = tuner._offer, tuner.compiled
+
+    def with_harm(problem, inputs):
+        run, real = offer(problem, inputs)
+        return run, replace(real, choices=(*CHOICES.values(), *real.choices))
+
+    def harmful(problem, choice, inputs):
+        name = choice.name.removeprefix("planted.")
+        if name not in HARM:
+            return compiled(problem, choice, inputs)
+        right = offer(problem, inputs)[0]
+        return lambda given: HARM[name][0](right, given)
+
+    tuner._offer, tuner.compiled = with_harm, harmful
+
+
+if __name__ == "__main__":
+    plant()
+    tuner.main()

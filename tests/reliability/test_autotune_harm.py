@@ -1,0 +1,108 @@
+"""What a choice may do while it is measured: be wrong, crash, hang. It is out, and the others not."""
+
+import sys
+import time
+from pathlib import Path
+
+import planted
+import pytest
+import torch
+
+from ipex_inductor import target
+from ipex_inductor.autotune.child import Child, Refused
+from ipex_inductor.autotune.database import Records
+from ipex_inductor.autotune.pool import pool
+from ipex_inductor.autotune.record import Operand, Problem, encode
+from ipex_inductor.lowerings.selection import tuned
+from ipex_inductor.lowerings.settings import settings_of
+
+PLANTED = (sys.executable, planted.__file__)
+TUNER = (sys.executable, "-P", "-m", "ipex_inductor.lowerings.tuner")
+
+
+def product(batch, m, k, n, arch=None, dtype="float32"):
+    shapes = ((batch, m, k), (batch, k, n))
+    operands = tuple(Operand(s, (s[1] * s[2], s[2], 1), dtype) for s in shapes)
+    arch = arch or str(target.current())
+    return Problem("aten.bmm.default", operands, arch, settings=settings_of("cpu"))
+
+
+@pytest.fixture(scope="module")
+def record():
+    """The problem is small, so that the race is soon over where nothing is in the way."""
+    with Child(PLANTED, patience=20) as child:
+        return child.tune(product(4, 32, 16, 24), 600)
+
+
+@pytest.mark.parametrize("name", planted.HARM)
+def test_harm_is_recorded_and_never_selected(name, record):
+    by_choice = {o.choice: o for o in map(_hashable, record.outcomes)}
+    outcome = by_choice[encode(planted.CHOICES[name])]
+    assert planted.HARM[name][1] in outcome.reason
+    assert outcome.timing is None
+    assert "\n" not in outcome.reason
+
+
+class _hashable:
+    def __init__(self, outcome):
+        self.choice, self.reason, self.timing = (
+            encode(outcome.choice),
+            outcome.reason,
+            outcome.timing,
+        )
+
+
+def test_what_is_right_is_timed_beside_it(record):
+    timed = [o for o in record.outcomes if o.timing]
+    assert {o.choice.name for o in timed} == {"aten.bmm", "inductor.cpp.bmm"}
+    assert all(o.timing.rounds >= 6 and o.error <= o.tolerance < 1e-4 for o in timed)
+    assert len(record.outcomes) == len(planted.HARM) + 2
+    best = pool([record])[encode(record.problem)].best()
+    assert best.choice in [o.choice for o in timed]
+
+
+def test_a_database_gets_what_was_measured_though_a_child_dies(tmp_path):
+    problems = [product(4, 32, 16, 24, arch="sm_90:none"), product(2, 16, 16, 16)]
+    found = list(tuned(problems, tmp_path / "db", 600, TUNER))
+    assert "no device here is sm_90:none" in found[0][1]
+    records = list(Records(tmp_path / "db"))
+    assert [encode(r) for r in records] == [encode(found[1][1])]
+    assert records[0].provenance.torch == torch.__version__
+
+
+def test_a_spent_budget_is_said_and_nothing_is_started(tmp_path):
+    (found,) = tuned([product(2, 16, 16, 16)], tmp_path / "db", 0, TUNER)
+    assert found[1] == "the budget of 0 seconds is spent"
+    assert not (tmp_path / "db").exists()
+
+
+DIES = "import os; os._exit(3)"
+IDLES = "import time; time.sleep(1000)"
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"), [(DIES, "ended with 3"), (IDLES, "hung: nothing happened for 1 seconds")]
+)
+def test_a_child_that_never_begins_refuses_the_problem(program, reason):
+    start = time.monotonic()
+    with (
+        Child((sys.executable, "-c", program), patience=1) as child,
+        pytest.raises(Refused, match=reason),
+    ):
+        child.tune(product(2, 16, 16, 16), 60)
+    assert time.monotonic() - start < 30
+
+
+def test_no_process_is_left(tmp_path):
+    """Of a child that is closed while it works, and of what it started itself."""
+    note = tmp_path / "pid"
+    program = (
+        "import subprocess, sys, time, pathlib\n"
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\n"
+        f"pathlib.Path({str(note)!r}).write_text(str(p.pid))\n"
+        "time.sleep(1000)\n"
+    )
+    with Child((sys.executable, "-c", program), patience=3) as child, pytest.raises(Refused):
+        child.tune(product(2, 16, 16, 16), 60)
+    status = Path(f"/proc/{note.read_text()}/status")
+    assert not status.exists() or "State:\tZ" in status.read_text()
