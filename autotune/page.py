@@ -9,14 +9,14 @@ import importlib
 import importlib.util
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ipex_inductor.autotune import words
-from ipex_inductor.autotune.compare import Comparison, Row
+from ipex_inductor.autotune.compare import Row
 from ipex_inductor.autotune.details import Details, Line
 from ipex_inductor.autotune.intensity import intensity
 from ipex_inductor.autotune.pool import Estimate
@@ -32,8 +32,8 @@ def check_plotly() -> None:
         raise MissingPackageError("plotly, which draws the page's plots", "no such package", todo)
 
 
-def page(result: Comparison, sides: Sides, title: str, verdict: Iterable[str]) -> str:
-    """The page; `verdict` are the lines that sum it up."""
+def page(rows: Sequence[Row], sides: Sides, title: str, verdict: Iterable[str]) -> str:
+    """The page of these rows and their details; `verdict` are the lines that sum it up."""
     check_plotly()
     from jinja2 import Environment, StrictUndefined
 
@@ -42,7 +42,7 @@ def page(result: Comparison, sides: Sides, title: str, verdict: Iterable[str]) -
     return environment.from_string(text).render(
         title=title,
         verdict=list(verdict),
-        data=_embedded(_facts(result, sides)),
+        data=_embedded(_facts(rows, sides)),
         plotly=importlib.import_module("plotly.offline").get_plotlyjs(),
     )
 
@@ -53,11 +53,11 @@ def _embedded(facts: Any) -> str:
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
 
 
-def _facts(result: Comparison, sides: Sides) -> dict[str, Any]:
-    rows = [_row(row, [side.get(row.key) for side in sides]) for row in result.rows]
-    points = [point for row in rows for point in row["points"]]
-    plotted = sum(bool(row["points"]) for row in rows)
-    return {"rows": rows, "roofs": _roofs(points), "unplotted": len(rows) - plotted}
+def _facts(rows: Sequence[Row], sides: Sides) -> dict[str, Any]:
+    told = [_row(row, [side.get(row.key) for side in sides]) for row in rows]
+    points = [point for row in told for point in row["points"]]
+    plotted = sum(bool(row["points"]) for row in told)
+    return {"rows": told, "roofs": _roofs(points), "unplotted": len(told) - plotted}
 
 
 def _row(row: Row, sides: list[Details | None]) -> dict[str, Any]:

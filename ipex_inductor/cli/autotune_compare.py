@@ -28,6 +28,7 @@ from ipex_inductor.cli.autotune_shared import (
 )
 from ipex_inductor.errors import OptionError
 
+PAGE_ROWS = 5000  # unless --all
 COLORS = {Verdict.SLOWER: "red", Verdict.FAILED: "red", Verdict.FASTER: "green"}
 SAID = {
     Exit.NOTHING_WORSE: "nothing is worse in B",
@@ -64,7 +65,7 @@ def autotune_compare(
         result = compare(*sides, cross=cross)
         say_refused(*sides)
         if html is not None:
-            _write_page(html, result, sides, cross)
+            _write_page(html, result, sides, cross, len(result.rows) if everything else PAGE_ROWS)
         if as_json:
             say_json(facts(result))
         else:
@@ -73,12 +74,18 @@ def autotune_compare(
 
 
 def _write_page(
-    path: Path, result: Comparison, sides: tuple[Records, Records], cross: bool
+    path: Path, result: Comparison, sides: tuple[Records, Records], cross: bool, count: int
 ) -> None:
-    a, b = (details(map(of_any, side) if cross else side) for side in sides)
-    names = [", ".join(map(str, side.sources)) for side in sides]
-    title = f"A: {words.plain(names[0])}, B: {words.plain(names[1])}"
-    write_lines(path, [page(result, (a, b), title, summary(result)).encode()])
+    """The first rows, and the details of no others: there may be more than a browser can hold."""
+    rows = result.rows[:count]
+    keys = {row.key for row in rows}
+    a, b = (details(map(of_any, side) if cross else side, keys) for side in sides)
+    names = [words.plain(", ".join(map(str, side.sources))) for side in sides]
+    lines = summary(result)
+    if len(result.rows) > count:
+        lines.append(f"here are the first {count} of {len(result.rows)} problems (--all)")
+    title = f"A: {names[0]}, B: {names[1]}"
+    write_lines(path, [page(rows, (a, b), title, lines).encode()])
 
 
 def facts(result: Comparison) -> dict[str, Any]:

@@ -86,6 +86,17 @@ def test_no_text_of_records_ends_a_block_or_is_a_template(sides, tmp_path):
     assert JINJA in text
 
 
+@needs_plotly
+def test_a_page_has_no_more_rows_than_a_browser_can_hold(sides, tmp_path, monkeypatch):
+    monkeypatch.setattr("ipex_inductor.cli.autotune_compare.PAGE_ROWS", 2)
+    path = tmp_path / "page.html"
+    run(*sides, "--html", path)
+    assert "here are the first 2 of 4 problems (--all)" in path.read_text()
+    assert path.read_text().count('"name":"aten.mm.default') == 2
+    run(*sides, "--html", path, "--all")
+    assert path.read_text().count('"name":"aten.mm.default') == 4
+
+
 ROWS = "[...document.querySelectorAll('#problems tbody tr.row')]"
 VERDICTS = f"{ROWS}.map(row => row.children[1].textContent)"
 CLICK = "[...document.querySelectorAll('#problems th')].find(th => th.textContent === '{}').click()"
