@@ -93,15 +93,16 @@ def compare(a: Iterable[Record], b: Iterable[Record], cross: bool = False) -> Co
     return Comparison(tuple(sorted(rows, key=_rank)), reason)
 
 
+def of_any(record: Record) -> Record:
+    """The same with a problem of any architecture, as where architectures are compared."""
+    return replace(record, problem=replace(record.problem, arch="any"))
+
+
 def _noted(records: Iterable[Record], seen: set[str], cross: bool) -> Iterator[Record]:
     """The same, their architectures noted, and made one if all are compared."""
     for record in records:
         seen.add(record.problem.arch)
-        if cross:
-            problem = replace(record.problem, arch="any")
-            yield replace(record, problem=problem)
-        else:
-            yield record
+        yield of_any(record) if cross else record
 
 
 def _rank(row: Row) -> tuple[bool, float, bytes]:

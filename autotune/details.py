@@ -1,7 +1,7 @@
 """Of each problem all that was measured, a line a choice: what people look at."""
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,11 +53,15 @@ class Details:
         return decode_problem(self.key)
 
 
-def details(records: Iterable[Record]) -> dict[bytes, Details]:
-    """By the problem's canonical form, in its order."""
+def details(
+    records: Iterable[Record], wanted: Container[bytes] | None = None
+) -> dict[bytes, Details]:
+    """By the problem's canonical form, in its order; only of `wanted` ones, if any are named."""
     groups: dict[bytes, list[Record]] = {}
     for record in records:
-        groups.setdefault(encode(record.problem), []).append(record)
+        key = encode(record.problem)
+        if wanted is None or key in wanted:
+            groups.setdefault(key, []).append(record)
     return {key: _details(key, groups[key]) for key in sorted(groups)}
 
 

@@ -23,7 +23,7 @@ from ipex_inductor.autotune.told import UNKNOWN, Parsed, Told, microseconds
 from ipex_inductor.errors import ArgumentError
 
 _LOGGED = {"mm": "aten.mm", "addmm": "aten.addmm", "int_mm": "aten._int_mm"}
-_MKN = re.compile(r"\((\d+), (\d+), (\d+)\)")
+_MKN = re.compile(r"\((\d{1,15}), (\d{1,15}), (\d{1,15})\)")
 
 
 def inductor_mm_log(path: Path, told: Told, date: str) -> Parsed:

@@ -138,4 +138,5 @@ def _spread(values: list[float]) -> float:
 
 
 def _ties(fastest: Estimate, other: Estimate) -> bool:
-    return fastest.effect(other) <= min(TIE_SHARE, TIE_ERRORS * fastest.noise_against(other))
+    effect = fastest.effect(other)
+    return effect <= TIE_SHARE and effect <= TIE_ERRORS * fastest.noise_against(other)

@@ -22,8 +22,8 @@ from ipex_inductor.errors import ArgumentError
 
 _GEMM = re.compile(r"(Gemm|GemmAndBias|GemmStridedBatched)TunableOp_(.+)_([NT])([NT])")
 _SIZES = re.compile(
-    r"[nt]{2}_(?P<m>\d+)_(?P<n>\d+)_(?P<k>\d+)(_B_(?P<batch>\d+))?"
-    r"(_ld_(?P<lda>\d+)_(?P<ldb>\d+)_\d+)?"
+    r"[nt]{2}_(?P<m>\d{1,15})_(?P<n>\d{1,15})_(?P<k>\d{1,15})(_B_(?P<batch>\d{1,15}))?"
+    r"(_ld_(?P<lda>\d{1,15})_(?P<ldb>\d{1,15})_\d{1,15})?"
 )
 _OPS = {"Gemm": "aten.mm", "GemmAndBias": "aten.addmm", "GemmStridedBatched": "aten.bmm"}
 _DTYPES = {
@@ -56,7 +56,7 @@ def tunableop(path: Path, told: Told, date: str) -> Parsed:
     )
     for number, row in enumerate(rows, 1):
         if row[0] != "Validator" and row != [""]:
-            yield number, _tunableop_row(row, arch, by)
+            yield number, _row(row, arch, by)
 
 
 def _validators(path: Path, rows: Iterable[list[str]]) -> dict[str, str]:
@@ -74,9 +74,9 @@ def _validators(path: Path, rows: Iterable[list[str]]) -> dict[str, str]:
     return found
 
 
-def _tunableop_row(row: list[str], arch: str, by: Provenance) -> Record | str:
+def _row(row: list[str], arch: str, by: Provenance) -> Record | str:
     if len(row) < 4:
-        return "an operator, its sizes, a solution and a time are expected; the time may be missing"
+        return "it has no operator, sizes, solution and time"
     name, sizes = _GEMM.fullmatch(row[0]), _SIZES.fullmatch(row[1])
     if name is None or name[2] not in _DTYPES or sizes is None:
         return f"{row[0]},{row[1]} is no product that is read here"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from ipex_inductor.autotune.record import Choice, Operand, Problem
+from ipex_inductor.autotune.record import Choice, Operand, Problem, Provenance
 
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 
@@ -19,6 +19,15 @@ def problem(value: Problem) -> str:
 def choice(value: Choice) -> str:
     """`tiled flat=False tile=64x64 warps=2`."""
     return plain(" ".join([value.name, *_pairs(value.parameters)]))
+
+
+def provenance(by: Provenance) -> str:
+    """`measured 2026-11-21T12:00:00Z on NVIDIA H200: torch 2.13.0, driver 580.1`."""
+    versions = (("driver", by.driver), ("triton", by.triton), ("toolkit", by.toolkit))
+    told = [f"torch {by.torch}", *(f"{name} {version}" for name, version in versions if version)]
+    who = f"reported by {by.source}" if by.source else "measured"
+    clock = [f"clock {by.clock}"] if by.clock else []
+    return plain(f"{who} {by.date} on {by.device}: {', '.join([*told, *clock])}")
 
 
 def plain(text: str) -> str:

