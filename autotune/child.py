@@ -42,6 +42,9 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""
 
 
+Tuned = tuple[Problem, Record | str]  # or the reason why there is no record
+
+
 class Refused(Exception):
     """A problem that cannot be measured here, with the reason."""
 

@@ -12,7 +12,8 @@ def problem(value: Problem) -> str:
     """`aten.mm.default + relu bf16[64x32] bf16[32x16] out_dtype=None on sm_90`."""
     epilogue = f" + {value.epilogue}" if value.epilogue else ""
     ranges = [f"{s.name}={s.low}..{s.high}" for s in value.symbols]
-    parts = [*map(_operand, value.operands), *_pairs(value.constants), *ranges]
+    pairs = (*_pairs(value.constants), *_pairs(value.settings))
+    parts = [*map(_operand, value.operands), *pairs, *ranges]
     return plain(f"{value.op}{epilogue} {' '.join(parts)} on {value.arch}")
 
 

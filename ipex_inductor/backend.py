@@ -121,6 +121,25 @@ def _settled(
         return {}
 
 
+def problems_of(call: Callable[[], object], mode: str | None = None) -> "list[Problem]":
+    """What there is to choose in all that Dynamo sees of `call`, which runs eagerly meanwhile.
+
+    Each once, in the order met; those of backward graphs too.
+    """
+    met: dict[bytes, Problem] = {}
+    config = resolve(mode, {"strict": True}, compat.inductor_option_types())
+
+    def learn(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        from ipex_inductor.autotune.record import encode
+
+        met.update((encode(p), p) for p in _problems(gm, example_inputs, config))
+        return gm.forward
+
+    with compat.dynamo_unchanged():
+        torch.compile(call, backend=learn)()
+    return list(met.values())
+
+
 def _problems(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: CompileConfig
 ) -> "list[Problem]":

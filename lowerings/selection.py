@@ -8,7 +8,7 @@ A list that is remembered wrongly costs only speed: what was not settled gets th
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import torch
 from ipex_inductor import decisions
 from ipex_inductor.aot_cache import home
 from ipex_inductor.autotune import own
-from ipex_inductor.autotune.child import Child, Refused
+from ipex_inductor.autotune.child import Child, Refused, Tuned
 from ipex_inductor.autotune.database import Shard
 from ipex_inductor.autotune.record import Problem, Record, encode
 from ipex_inductor.autotune.select import Selection, lookup
@@ -56,7 +56,7 @@ def settle(
     found = lookup(keys, policy.database)
     missing = [p for p, key in zip(problems, keys, strict=True) if key not in found]
     if missing and policy.may_time and policy.database is not None:
-        for _ in tuned(missing, policy.database, policy.budget):
+        for _ in tuned(here(missing, policy.budget), policy.database):
             pass
         found = lookup(keys, policy.database)
     return found
@@ -78,32 +78,33 @@ def may_choose(gm: torch.fx.GraphModule, devices: Iterable[torch.device]) -> boo
     return any(_CPU_CALLS.fullmatch(name.strip("_")) for name in names)
 
 
-def tuned(
-    problems: Sequence[Problem], database: Path, budget: float, command: Sequence[str] = COMMAND
-) -> Iterable[tuple[Problem, Record | str]]:
-    """Measure `problems` one after the other; each record is on the disk before it comes.
-
-    Instead of a record comes the reason why there is none.
-    """
-    deadline, shard = time.monotonic() + budget, Shard(database)
+def tuned(measured: Iterable[Tuned], database: Path) -> Iterator[Tuned]:
+    """The same; each record is on the disk before it comes, and what is out is said in the log."""
+    shard = Shard(database)
     try:
-        with Child(command) as child:
-            for problem in problems:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    yield problem, f"the budget of {budget:g} seconds is spent"
-                    continue
-                try:
-                    record = child.tune(problem, left)
-                except Refused as refused:
-                    log.warning("autotune: %s: %s", problem.op, refused)
-                    yield problem, str(refused)
-                    continue
-                _say_failures(record)
-                shard.append(record)
-                yield problem, record
+        for problem, told in measured:
+            if isinstance(told, Record):
+                _say_failures(told)
+                shard.append(told)
+            else:
+                log.warning("autotune: %s: %s", problem.op, told)
+            yield problem, told
     finally:
         shard.close()
+
+
+def here(
+    problems: Sequence[Problem], budget: float, command: Sequence[str] = COMMAND
+) -> Iterator[Tuned]:
+    """Measure `problems` on this machine, one after the other, in so many seconds."""
+    deadline = time.monotonic() + budget
+    with Child(command) as child:
+        for problem in problems:
+            left = deadline - time.monotonic()
+            try:
+                yield problem, child.tune(problem, left) if left > 0 else "the budget is spent"
+            except Refused as refused:
+                yield problem, str(refused)
 
 
 def _say_failures(record: Record) -> None:

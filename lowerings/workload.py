@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.fx import Node
 
 from ipex_inductor.autotune.record import Constant, Operand, Problem
@@ -69,6 +70,16 @@ def function_of(problem: Problem) -> Callable[..., Tensor]:
         return result
 
     return call
+
+
+def check(problem: Problem) -> Problem:
+    """The same problem; raises what torch does where it cannot be called like that."""
+    with FakeTensorMode():
+        operands = [empty(o, torch.device("cpu")) for o in problem.operands]
+        result = function_of(problem)(*operands)
+    if not isinstance(result, Tensor):
+        raise TypeError(f"{problem.op} does not give one tensor")
+    return problem
 
 
 def widened(problem: Problem) -> Problem:

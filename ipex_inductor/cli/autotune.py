@@ -15,6 +15,7 @@ VERBS = {
     "import": "Take in records, TunableOp's results or Inductor's log of matrix products.",
     "merge": "One file of several databases, whatever their order.",
     "regret": "Repeated tunings: do they choose the same, and what does it cost where not.",
+    "run": "Measure the choices of a model's or a list's problems, and keep the records.",
     "show": "What was measured of each problem: every choice, the best, and when and where.",
 }
 

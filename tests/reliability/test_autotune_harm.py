@@ -1,4 +1,4 @@
-"""What a choice may do while it is measured: be wrong, crash, hang. It is out, and the others not."""
+"""A choice that is wrong, crashes or hangs while it is measured is out, and the others are not."""
 
 import sys
 import time
@@ -13,11 +13,10 @@ from ipex_inductor.autotune.child import Child, Refused
 from ipex_inductor.autotune.database import Records
 from ipex_inductor.autotune.pool import pool
 from ipex_inductor.autotune.record import Operand, Problem, encode
-from ipex_inductor.lowerings.selection import tuned
+from ipex_inductor.lowerings.selection import here, tuned
 from ipex_inductor.lowerings.settings import settings_of
 
 PLANTED = (sys.executable, planted.__file__)
-TUNER = (sys.executable, "-P", "-m", "ipex_inductor.lowerings.tuner")
 
 
 def product(batch, m, k, n, arch=None, dtype="float32"):
@@ -63,7 +62,7 @@ def test_what_is_right_is_timed_beside_it(record):
 
 def test_a_database_gets_what_was_measured_though_a_child_dies(tmp_path):
     problems = [product(4, 32, 16, 24, arch="sm_90:none"), product(2, 16, 16, 16)]
-    found = list(tuned(problems, tmp_path / "db", 600, TUNER))
+    found = list(tuned(here(problems, 600), tmp_path / "db"))
     assert "no device here is sm_90:none" in found[0][1]
     records = list(Records(tmp_path / "db"))
     assert [encode(r) for r in records] == [encode(found[1][1])]
@@ -71,8 +70,8 @@ def test_a_database_gets_what_was_measured_though_a_child_dies(tmp_path):
 
 
 def test_a_spent_budget_is_said_and_nothing_is_started(tmp_path):
-    (found,) = tuned([product(2, 16, 16, 16)], tmp_path / "db", 0, TUNER)
-    assert found[1] == "the budget of 0 seconds is spent"
+    (found,) = tuned(here([product(2, 16, 16, 16)], 0), tmp_path / "db")
+    assert found[1] == "the budget is spent"
     assert not (tmp_path / "db").exists()
 
 

@@ -1,0 +1,111 @@
+"""Measuring on many machines: a Ray cluster whose workers hold one device each.
+
+Ray queues, restarts workers and tries again where a machine is lost; what comes back are records,
+which the caller keeps, so that a run that ended early goes on with what has none.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ipex_inductor.autotune.child import Child, Refused, Tuned
+from ipex_inductor.autotune.record import Problem, decode, decode_problem, encode
+from ipex_inductor.errors import ArgumentError, MissingPackageError
+
+TRIES = 3  # of one problem, on workers that were lost
+
+
+class Worker:
+    """What runs on each device: a measuring process, kept for the next problem."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._child = Child(command)
+
+    def tune(self, problem: bytes, seconds: float) -> tuple[bytes, str]:
+        """A record, or the reason why there is none; as bytes, whatever versions both ends have."""
+        try:
+            return encode(self._child.tune(decode_problem(problem), seconds)), ""
+        except Refused as refused:
+            return b"", str(refused)
+
+
+def measured(
+    problems: Sequence[Problem],
+    budget: float,
+    command: Sequence[str],
+    *,
+    gpus: int,
+    cpus: int,
+    address: str | None = None,
+) -> Iterator[Tuned]:
+    """A record for each problem, or a reason, in the order they are done.
+
+    A worker takes so many GPUs, or cores where that is 0, of a machine of the cluster at `address`
+    (None: the one this process belongs to, or one of this machine alone). Raises
+    `MissingPackageError` without Ray, `ArgumentError` if no machine has that much.
+    """
+    ray = _ray()
+    begun = not ray.is_initialized()
+    if begun:
+        ray.init(address=address, log_to_driver=False, include_dashboard=False)
+    try:
+        yield from _spread(ray, deque(problems), time.monotonic() + budget, command, gpus, cpus)
+    finally:
+        if begun:
+            ray.shutdown()
+
+
+def _spread(
+    ray: Any,
+    waiting: deque[Problem],
+    deadline: float,
+    command: Sequence[str],
+    gpus: int,
+    cpus: int,
+) -> Iterator[Tuned]:
+    kind = ray.remote(
+        num_gpus=gpus, num_cpus=0 if gpus else cpus, max_restarts=-1, max_task_retries=TRIES
+    )(Worker)
+    count = min(_room(ray, gpus, cpus), len(waiting))
+    idle = [kind.remote(list(command)) for _ in range(count)]
+    working: dict[Any, tuple[Any, Problem]] = {}
+    while waiting or working:
+        while idle and waiting and (left := deadline - time.monotonic()) > 0:
+            worker, problem = idle.pop(), waiting.popleft()
+            working[worker.tune.remote(encode(problem), left)] = worker, problem
+        if not working:
+            yield from ((p, "the budget is spent") for p in waiting)
+            return
+        (done, *_), _ = ray.wait(list(working), num_returns=1)
+        worker, problem = working.pop(done)
+        idle.append(worker)
+        yield problem, _told(ray, done)
+
+
+def _told(ray: Any, done: Any) -> Any:
+    try:
+        record, reason = ray.get(done)
+    except ray.exceptions.RayError as error:
+        return f"the worker was lost {TRIES + 1} times: {type(error).__name__}"
+    return decode(record) if record else reason
+
+
+def _room(ray: Any, gpus: int, cpus: int) -> int:
+    """How many workers the cluster has room for; each must fit into one machine."""
+    name, size = ("GPU", gpus) if gpus else ("CPU", cpus)
+    nodes = [node["Resources"].get(name, 0) for node in ray.nodes() if node["Alive"]]
+    count = sum(int(have // size) for have in nodes)
+    if not count:
+        came = ", ".join(f"{have:g}" for have in nodes) or "no machine"
+        raise ArgumentError(f"machines with {size} {name}s for Ray", came, "Add or resize nodes.")
+    return count
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        todo = 'Run: pip install "ipex-inductor[ray]"'
+        raise MissingPackageError("ray, for --engine ray", "no such package", todo) from None
+    return ray

@@ -1,0 +1,196 @@
+"""`ipex-inductor autotune run`: measure the choices of a model, or of problems in a file."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ipex_inductor.autotune import words
+from ipex_inductor.autotune.child import Tuned
+from ipex_inductor.autotune.own import default_folder
+from ipex_inductor.autotune.record import Problem, encode
+from ipex_inductor.autotune.select import Selection, lookup
+from ipex_inductor.cli.autotune_shared import AsJson, listing, number, say, say_json
+from ipex_inductor.cli.demo_models import MODELS, Device, Dtype
+from ipex_inductor.cli.model_options import Batch, Mode, Precision, Where, load_model
+from ipex_inductor.errors import ArgumentError, DeviceError
+
+
+class Engine(StrEnum):
+    """Where problems are measured."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+STOPPED = 130  # as shells say of what Ctrl-C ended
+
+
+def autotune_run(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help=f"{', '.join(MODELS)} or MODULE:FUNCTION."),
+    ] = None,
+    shapes: Annotated[
+        Path | None, typer.Option(help="A file of problems, a line each (docs/autotune.md).")
+    ] = None,
+    into: Annotated[
+        Path | None, typer.Option(help="The database, a folder. Default: our own.")
+    ] = None,
+    arch: Annotated[
+        str | None, typer.Option(help="Refuse to measure on another target than this.")
+    ] = None,
+    budget: Annotated[float, typer.Option(min=0, help="Seconds in all.")] = 3600.0,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure what the database knows as well.")
+    ] = False,
+    train: Annotated[
+        bool, typer.Option("--train", help="The model in train mode, its backward too.")
+    ] = False,
+    engine: Annotated[
+        Engine, typer.Option(help="This machine, or the devices of a Ray cluster.")
+    ] = Engine.LOCAL,
+    address: Annotated[
+        str | None, typer.Option(help="Of the Ray cluster. Default: this machine's.")
+    ] = None,
+    mode: Mode = None,
+    dtype: Precision = None,
+    batch: Batch = 1,
+    device: Where = Device.CPU,
+    as_json: AsJson = False,
+) -> None:
+    """Measure every choice of kernel, verified first, in a process of its own; keep the records.
+
+    Ctrl-C keeps what was measured. Exit code 1 if something could not be measured.
+    """
+    if (model is None) == (shapes is None):
+        came = "neither" if model is None else "both"
+        raise ArgumentError("a MODEL or --shapes FILE", came, "Give one of the two.")
+    from ipex_inductor.autotune import fleet
+    from ipex_inductor.lowerings.selection import COMMAND, here
+
+    machine = _target(device, arch)
+    problems = (
+        _from_file(shapes, machine, device)
+        if shapes is not None
+        else _from_model(str(model), mode, dtype, batch, device, train)
+    )
+    folder = into or default_folder()
+    known = {} if again else lookup([encode(p) for p in problems], folder)
+    todo = [p for p in problems if encode(p) not in known]
+    if engine is Engine.LOCAL:
+        source = here(todo, budget)
+    else:
+        gpus = int(device is not Device.CPU)
+        source = fleet.measured(
+            todo, budget, COMMAND, gpus=gpus, cpus=_threads(todo), address=address
+        )
+    measured, stopped = _measured(source, len(todo), folder)
+    found = lookup([encode(p) for p in problems], folder)
+    reasons = {encode(p): told for p, told in measured if isinstance(told, str)}
+    rows = [(p, found.get(encode(p)), reasons.get(encode(p), "")) for p in problems]
+    if as_json:
+        say_json({"database": str(folder), "problems": list(map(_facts, rows))})
+    else:
+        _say(rows, folder, len(problems) - len(todo))
+    if stopped:
+        raise typer.Exit(STOPPED)
+    if reasons:
+        raise typer.Exit(1)
+
+
+def _target(device: Device, arch: str | None) -> str:
+    """What this machine's device is. Raises `DeviceError` if it is to be another."""
+    from ipex_inductor import target
+
+    here = str(target.current(device.value))
+    if arch is not None and here != str(target.described(arch)):
+        raise DeviceError(f"target {arch}", here, "Run this on that device, or leave out --arch.")
+    return here
+
+
+def _from_file(file: Path, arch: str, device: Device) -> list[Problem]:
+    from ipex_inductor.lowerings import settings, shapes
+
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ArgumentError("a text file of problems", str(error), "Check the path.") from None
+    read = shapes.problems(lines, arch, settings.settings_of(device.value), str(file))
+    return list({encode(problem): problem for problem in read}.values())
+
+
+def _from_model(
+    name: str, mode: str | None, dtype: Dtype | None, batch: int, device: Device, train: bool
+) -> list[Problem]:
+    import torch
+
+    from ipex_inductor.backend import problems_of
+
+    module, inputs = load_model(name, dtype, batch, device)
+    module.train(train)
+    with torch.set_grad_enabled(train):
+        return problems_of(lambda: module(*inputs), mode)
+
+
+def _threads(problems: Sequence[Problem]) -> int:
+    """Of a CPU, what every problem was read for; each worker needs that many to itself."""
+    counts = (p.settings.get("threads") for p in problems)
+    return max((count for count in counts if isinstance(count, int)), default=1)
+
+
+def _measured(source: Iterable[Tuned], count: int, folder: Path) -> tuple[list[Tuned], bool]:
+    """What came of each, and whether the user stopped it before the last."""
+    from ipex_inductor.lowerings.selection import tuned
+
+    done: list[Tuned] = []
+    try:
+        for each in _with_progress(tuned(source, folder), count):
+            done.append(each)
+    except KeyboardInterrupt:
+        return done, True
+    return done, False
+
+
+def _with_progress(measured: Iterable[Tuned], count: int) -> Iterator[Tuned]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
+        task = progress.add_task("measuring", total=count)
+        for problem, told in measured:
+            progress.update(task, advance=1, description=words.problem(problem)[:60])
+            yield problem, told
+
+
+_Row = tuple[Problem, Selection | None, str]
+
+
+def _say(rows: Sequence[_Row], folder: Path, known: int) -> None:
+    table = listing("problem", "choice", number("us"), number("library's us"))
+    for problem, selection, reason in rows:
+        best = selection and selection.best
+        library = selection and selection.library
+        table.add_row(
+            words.plain(words.problem(problem)),
+            words.plain(words.choice(best.choice) if best else reason or "nothing runs"),
+            f"{best.p50:.4g}" if best else "",
+            f"{library.p50:.4g}" if library else "",
+        )
+    unknown = sum(selection is None for _, selection, _ in rows)
+    tail = f", {unknown} without a choice" if unknown else ""
+    say(table, f"{len(rows)} problems, {known} known before{tail}: {folder}")
+
+
+def _facts(row: _Row) -> dict[str, Any]:
+    problem, selection, reason = row
+    return {
+        "problem": problem,
+        "choice": selection and selection.choice,
+        "microseconds": selection and selection.best.p50,
+        "library_microseconds": selection and selection.library and selection.library.p50,
+        "reason": reason,
+    }

@@ -1,0 +1,64 @@
+"""Measuring on a Ray cluster of two nodes, of which one is lost on the way."""
+
+import time
+
+import pytest
+
+from ipex_inductor import target
+from ipex_inductor.autotune.database import Records
+from ipex_inductor.autotune.fleet import measured
+from ipex_inductor.autotune.record import Operand, Problem, encode
+from ipex_inductor.errors import ArgumentError
+from ipex_inductor.lowerings.selection import COMMAND, tuned
+from ipex_inductor.lowerings.settings import settings_of
+
+ray = pytest.importorskip(
+    "ray", reason="Ray is not installed, and nothing but --engine ray needs it"
+)
+
+
+def product(rows):
+    shapes = ((2, rows, 16), (2, 16, 8))
+    operands = tuple(Operand(s, (s[1] * s[2], s[2], 1), "float32") for s in shapes)
+    settings = settings_of("cpu") | {"threads": 1}
+    return Problem("aten.bmm.default", operands, str(target.current()), settings=settings)
+
+
+@pytest.fixture
+def cluster():
+    from ray.cluster_utils import Cluster
+
+    small = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=small)
+    cluster.other = cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def test_every_problem_is_measured_though_a_node_is_lost(cluster, tmp_path):
+    problems = [product(rows) for rows in (4, 8, 12, 16)]
+    alien = Problem("aten.bmm.default", problems[0].operands, "sm_90:none")
+    told = {}
+    run = measured([alien, *problems], 500, COMMAND, gpus=0, cpus=1, address=cluster.address)
+    for problem, answer in tuned(run, tmp_path / "db"):
+        told[encode(problem)] = answer
+        if len(told) == 2:
+            cluster.remove_node(cluster.other, allow_graceful=False)
+    assert "no device here is sm_90:none" in told.pop(encode(alien))
+    assert told.keys() == {encode(p) for p in problems}
+    kept = {encode(r) for r in Records(tmp_path / "db")}
+    assert kept == {encode(record) for record in told.values()}
+
+
+def test_what_no_machine_has_is_an_error(cluster):
+    run = measured([product(4)], 60, COMMAND, gpus=0, cpus=64, address=cluster.address)
+    with pytest.raises(ArgumentError, match="machines with 64 CPUs for Ray; got 1, 1"):
+        next(run)
+
+
+def test_a_spent_budget_starts_nothing(cluster):
+    begun = time.monotonic()
+    run = measured([product(4)] * 3, 0, COMMAND, gpus=0, cpus=1, address=cluster.address)
+    assert [told for _, told in run] == ["the budget is spent"] * 3
+    assert time.monotonic() - begun < 60
