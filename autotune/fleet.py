@@ -1,11 +1,11 @@
 """Measuring on many machines: a Ray cluster whose workers hold one device each.
 
-Ray queues, restarts workers and tries again where a machine is lost; what comes back are records,
-which the caller keeps, so that a run that ended early goes on with what has none.
+Ray places the workers and says which are lost, whose problems go to others. What comes back are
+records, which the caller keeps, so that a run that ended early goes on with what has none.
 """
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,7 +13,7 @@ from ipex_inductor.autotune.child import Child, Refused, Tuned
 from ipex_inductor.autotune.record import Problem, decode, decode_problem, encode
 from ipex_inductor.errors import ArgumentError, MissingPackageError
 
-TRIES = 3  # of one problem, on workers that were lost
+TRIES = 3  # of one problem that workers are lost with
 
 
 class Worker:
@@ -64,14 +64,12 @@ def _spread(
     gpus: int,
     cpus: int,
 ) -> Iterator[Tuned]:
-    kind = ray.remote(
-        num_gpus=gpus, num_cpus=0 if gpus else cpus, max_restarts=-1, max_task_retries=TRIES
-    )(Worker)
-    count = min(_room(ray, gpus, cpus), len(waiting))
-    idle = [kind.remote(list(command)) for _ in range(count)]
+    kind = ray.remote(num_gpus=gpus, num_cpus=0 if gpus else cpus)(Worker)
+    idle = [kind.remote(command) for _ in range(min(_room(ray, gpus, cpus), len(waiting)))]
     working: dict[Any, tuple[Any, Problem]] = {}
+    lost: Counter[bytes] = Counter()
     while waiting or working:
-        while idle and waiting and (left := deadline - time.monotonic()) > 0:
+        while waiting and idle and (left := deadline - time.monotonic()) > 0:
             worker, problem = idle.pop(), waiting.popleft()
             working[worker.tune.remote(encode(problem), left)] = worker, problem
         if not working:
@@ -79,16 +77,20 @@ def _spread(
             return
         (done, *_), _ = ray.wait(list(working), num_returns=1)
         worker, problem = working.pop(done)
-        idle.append(worker)
-        yield problem, _told(ray, done)
-
-
-def _told(ray: Any, done: Any) -> Any:
-    try:
-        record, reason = ray.get(done)
-    except ray.exceptions.RayError as error:
-        return f"the worker was lost {TRIES + 1} times: {type(error).__name__}"
-    return decode(record) if record else reason
+        try:
+            record, reason = ray.get(done)
+        except ray.exceptions.RayError as error:
+            # Its place may be gone with its machine: the others go on, and if there are none, a
+            # new one waits for a place.
+            idle += [kind.remote(command)] if not (idle or working) else []
+            lost[encode(problem)] += 1
+            if lost[encode(problem)] < TRIES:
+                waiting.append(problem)
+            else:
+                yield problem, f"the worker was lost {TRIES} times: {type(error).__name__}"
+        else:
+            idle.append(worker)
+            yield problem, decode(record) if record else reason
 
 
 def _room(ray: Any, gpus: int, cpus: int) -> int:
