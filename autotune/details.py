@@ -68,10 +68,10 @@ def details(
 def _details(key: bytes, records: list[Record]) -> Details:
     outcomes: dict[bytes, list[Outcome]] = {}
     pooled = Pool()
-    for outcome in (outcome for record in records for outcome in record.outcomes):
-        name = encode(outcome.choice)
-        outcomes.setdefault(name, []).append(outcome)
-        pooled.add(name, outcome.choice, outcome)
+    for record in records:
+        pooled.add(record.outcomes, {})
+        for outcome in record.outcomes:
+            outcomes.setdefault(encode(outcome.choice), []).append(outcome)
     best, estimates = pooled.best(), pooled.estimates()
     lines = []
     for name, found in outcomes.items():

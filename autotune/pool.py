@@ -5,11 +5,13 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ipex_inductor.autotune.record import Choice, Outcome, Record, encode
+from ipex_inductor.autotune.record import Choice, Outcome, Record, Timing, encode
 
 # What is slower by less than that many standard errors of the difference, and by no more than that
 # share at all, is as good as the best: repeated tunings then choose the same.
 TIE_ERRORS, TIE_SHARE = 3.0, 0.02
+
+_TIE_LIMIT = math.exp(TIE_SHARE) * (1 + 1e-9)  # what is slower need not be looked at
 
 # Measurements that spread by more than so many times their noise are not believed about it: chance
 # does that to one in 8,000 sets of three.
@@ -39,38 +41,41 @@ class Samples:
     """What the measurements of one choice found; a failure among them is final."""
 
     choice: Choice
-    p50: list[float] = field(default_factory=list)
-    noise: list[float] = field(default_factory=list)
+    timings: list[Timing] = field(default_factory=list)
     failed: bool = False
-    reported: list[float] | None = None  # by other tools
+    reported: tuple[float, ...] = ()  # by other tools
 
     def add(self, outcome: Outcome) -> None:
         """One more measurement."""
         if outcome.timing is not None:
-            self.p50.append(outcome.timing.p50)
-            self.noise.append(outcome.timing.noise)
+            self.timings.append(outcome.timing)
         elif outcome.reported is not None:
-            self.reported = [*(self.reported or ()), outcome.reported]
+            self.reported += (outcome.reported,)
         else:
             self.failed = True
 
     def join(self, other: "Samples") -> None:
         """All measurements of the same choice by another."""
-        self.p50 += other.p50
-        self.noise += other.noise
+        self.timings += other.timings
+        self.reported += other.reported
         self.failed |= other.failed
-        self.reported = [*(self.reported or ()), *(other.reported or ())]
 
     def estimate(self) -> Estimate:
         """The median of the medians; its noise as said, or as they differ if they do more."""
-        count = len(self.p50)
+        count = len(self.timings)
         if count == 1:
-            return Estimate(self.choice, self.p50[0], self.noise[0])
-        noise = math.sqrt(math.fsum([n**2 for n in self.noise]) / count)
+            return Estimate(self.choice, self.timings[0].p50, self.timings[0].noise)
+        noise = math.sqrt(math.fsum([t.noise**2 for t in self.timings]) / count)
         if count > 2:
-            seen = _spread([math.log(p50) for p50 in self.p50])
+            seen = _spread([math.log(t.p50) for t in self.timings])
             noise = OF_MEDIAN * (seen if seen > DOUBTFUL * noise else noise)
-        return Estimate(self.choice, statistics.median(self.p50), noise / math.sqrt(count))
+        return Estimate(self.choice, self.middle(), noise / math.sqrt(count))
+
+    def middle(self) -> float:
+        """The median of the medians."""
+        if len(self.timings) == 1:
+            return self.timings[0].p50
+        return statistics.median([t.p50 for t in self.timings])
 
 
 @dataclass(slots=True)
@@ -79,11 +84,14 @@ class Pool:
 
     samples: dict[bytes, Samples] = field(default_factory=dict)
 
-    def add(self, key: bytes, choice: Choice, outcome: Outcome) -> None:
-        """One more outcome of this choice, whose canonical form is `key`."""
-        if key not in self.samples:
-            self.samples[key] = Samples(choice)
-        self.samples[key].add(outcome)
+    def add(self, outcomes: Iterable[Outcome], choices: dict[bytes, tuple[bytes, Choice]]) -> None:
+        """One more measurement; `choices` are those met so far, which problems share."""
+        for outcome in outcomes:
+            key = encode(outcome.choice)
+            key, choice = choices.setdefault(key, (key, outcome.choice))
+            if key not in self.samples:
+                self.samples[key] = Samples(choice)
+            self.samples[key].add(outcome)
 
     def join(self, other: "Pool") -> None:
         """All that another pool of the same problem holds."""
@@ -92,7 +100,7 @@ class Pool:
 
     def estimates(self) -> dict[bytes, Estimate]:
         """One for each choice that we measured and that never failed."""
-        return {key: s.estimate() for key, s in self.samples.items() if s.p50 and not s.failed}
+        return {key: s.estimate() for key, s in self.samples.items() if s.timings and not s.failed}
 
     def reported(self) -> dict[bytes, Estimate]:
         """What other tools say of choices that never failed here; nobody knows with what noise."""
@@ -104,7 +112,10 @@ class Pool:
 
     def best(self) -> Estimate | None:
         """The choice to use: what ties with the fastest, library calls first, then by name."""
-        return _best(self.estimates())
+        times = {key: s.middle() for key, s in self.samples.items() if s.timings and not s.failed}
+        limit = min(times.values(), default=0.0) * _TIE_LIMIT
+        near = (key for key, time in times.items() if time <= limit)
+        return _best({key: self.samples[key].estimate() for key in near})
 
     def best_known(self) -> Estimate | None:
         """The same where we measured, else by other tools' word: to look at, not to use."""
@@ -114,12 +125,9 @@ class Pool:
 def pool(records: Iterable[Record]) -> dict[bytes, Pool]:
     """The records of each problem, by its canonical form."""
     pools: dict[bytes, Pool] = {}
-    choices: dict[bytes, tuple[bytes, Choice]] = {}  # there are few; problems share them
+    choices: dict[bytes, tuple[bytes, Choice]] = {}  # there are few
     for record in records:
-        pooled = pools.setdefault(encode(record.problem), Pool())
-        for outcome in record.outcomes:
-            key = encode(outcome.choice)
-            pooled.add(*choices.setdefault(key, (key, outcome.choice)), outcome)
+        pools.setdefault(encode(record.problem), Pool()).add(record.outcomes, choices)
     return pools
 
 
