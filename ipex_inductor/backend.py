@@ -102,7 +102,7 @@ def _settled(
 
     database = selection.database_of(config.autotune_database)
     policy = selection.Policy(database, _may_time(config), config.autotune_budget_s)
-    if not selection.may_choose(gm, _devices(example_inputs)):
+    if config.autotune == "inductor" or not selection.may_choose(gm, _devices(example_inputs)):
         return {}
     learn = functools.partial(_problems, gm, example_inputs, config)
     graph = digest_fields(
@@ -242,14 +242,24 @@ def _compile_inner(
     if compile_inner is compat.lower_inner:
         return compile_inner(gm, example_inputs, **kwargs)
     choices = {problem: selection.choice for problem, selection in selected.items()}
-    with choosing(Choosing(choices, leaves=_may_time(config))) as now:
+    watches = config.autotune == "inductor"
+    with choosing(Choosing(choices, leaves=_may_time(config), watches=watches)) as now:
         inner = compile_inner(gm, example_inputs, **kwargs)
     _say_choices(now, selected, graph_report)
+    _keep_heard(now, config)
     graph_report.show("code", getattr(inner, "source_code", ""))
     if parts is None:
         return inner
     events = tuple(graph_report.events)
     return PrologueCode(inner, parts.programs, bool(kwargs.get("cudagraphs")), events=events)
+
+
+def _keep_heard(now: "Choosing", config: CompileConfig) -> None:
+    from ipex_inductor.lowerings.selection import database_of, keep_heard
+
+    database = database_of(config.autotune_database)
+    if now.heard and database is not None:
+        keep_heard(now.heard, database)
 
 
 def _say_choices(

@@ -10,7 +10,7 @@ from ipex_inductor.errors import OptionError
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
-AUTOTUNE = ("auto", "always", "never")
+AUTOTUNE = ("auto", "always", "never", "inductor")
 
 _BOOLEANS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 
@@ -56,7 +56,7 @@ class CompileConfig:
         "auto",
         "IPEX_AUTOTUNE",
         " | ".join(AUTOTUNE),
-        "whether kernels may be timed: in the max-autotune modes, always, or never (records only)",
+        "whether kernels may be timed: in max-autotune modes, always, never, or by Inductor alone",
     )
     autotune_budget_s: int = _option(
         600,

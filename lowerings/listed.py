@@ -42,16 +42,29 @@ class Offer:
     taken: Choice
 
 
+@dataclass(frozen=True)
+class Heard:
+    """What Inductor timed of one problem, in milliseconds; infinite where it failed."""
+
+    problem: Problem
+    device: torch.device
+    times: tuple[tuple[Choice, float], ...]
+
+
 @dataclass
 class Choosing:
     """What is to be chosen while one graph is lowered, and what was offered.
 
-    `leaves`: lists of which there can be no record stay Inductor's to decide.
+    `leaves`: lists of which there can be no record stay Inductor's to decide; with `watches` all
+    do, and `heard` is what it timed.
     """
 
     selected: Mapping[bytes, Choice] = field(default_factory=dict)
     leaves: bool = False
+    watches: bool = False
     offers: dict[bytes, Offer] = field(default_factory=dict)
+    heard: list[Heard] = field(default_factory=list)
+    watched: dict[int, Problem] = field(default_factory=dict)  # by id of a choice of Inductor's
 
 
 _current: ContextVar[Choosing | None] = ContextVar("ipex_choosing", default=None)
@@ -92,9 +105,10 @@ def describe(caller: Any) -> Choice | None:
 @functools.cache
 def _hook() -> None:
     """Have Inductor ask us, once a process; it has no other way to say which kernel is meant."""
-    from torch._inductor.select_algorithm import add_preprocessing_fn
+    from torch._inductor.select_algorithm import add_feedback_saver, add_preprocessing_fn
 
     add_preprocessing_fn(_one)
+    add_feedback_saver(_hear)
 
 
 def _one(callers: list[Any]) -> list[Any]:
@@ -109,6 +123,9 @@ def _one(callers: list[Any]) -> list[Any]:
         if choice is not None:
             described.setdefault(encode(choice), (choice, caller))
     problem = _problem(callers[0])
+    if now.watches:
+        now.watched |= {id(caller): problem for caller in callers if problem is not None}
+        return callers
     if problem is None or encode(describe(default)) not in described:
         return callers if now.leaves else [default]
     key = encode(problem)
@@ -117,6 +134,17 @@ def _one(callers: list[Any]) -> list[Any]:
     if len(described) > 1 or key in now.selected:
         now.offers[key] = Offer(problem, tuple(c for c, _ in described.values()), choice)
     return [caller]
+
+
+def _hear(timings: Mapping[Any, float], *_: Any) -> None:
+    """What Inductor timed, in milliseconds, of the lists that we saw."""
+    now = _current.get()
+    caller = next((c for c in timings if now and id(c) in now.watched), None)
+    if now is None or caller is None:
+        return
+    described = ((describe(c), ms) for c, ms in timings.items())
+    told = {encode(choice): (choice, ms) for choice, ms in described if choice is not None}
+    now.heard.append(Heard(now.watched[id(caller)], caller.layout.device, tuple(told.values())))
 
 
 def _is_library(caller: Any) -> bool:

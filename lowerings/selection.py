@@ -20,9 +20,12 @@ from ipex_inductor.aot_cache import home
 from ipex_inductor.autotune import own
 from ipex_inductor.autotune.child import Child, Refused, Tuned
 from ipex_inductor.autotune.database import Shard
-from ipex_inductor.autotune.record import Problem, Record, encode
+from ipex_inductor.autotune.record import Outcome, Problem, Record, encode
 from ipex_inductor.autotune.select import Selection, lookup
+from ipex_inductor.autotune.told import microseconds
 from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
+from ipex_inductor.lowerings.listed import Heard
+from ipex_inductor.lowerings.provenance import provenance_of
 
 COMMAND = (sys.executable, "-P", "-m", "ipex_inductor.lowerings.tuner")
 log = decisions.log
@@ -105,6 +108,20 @@ def here(
                 yield problem, child.tune(problem, left) if left > 0 else "the budget is spent"
             except Refused as refused:
                 yield problem, str(refused)
+
+
+def keep_heard(heard: Iterable[Heard], database: Path) -> None:
+    """What Inductor timed itself, as records that say so: selection does not trust them."""
+    shard = Shard(database)
+    try:
+        for each in heard:
+            times = ((choice, microseconds(ms)) for choice, ms in each.times)
+            outcomes = tuple(Outcome(c, reported=time) for c, time in times if time is not None)
+            if outcomes:
+                by = provenance_of(each.device, source="inductor")
+                shard.append(Record(each.problem, outcomes, by))
+    finally:
+        shard.close()
 
 
 def _say_failures(record: Record) -> None:

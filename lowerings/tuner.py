@@ -3,25 +3,20 @@
 A problem's candidates are whole compiled graphs, op and epilogue, that differ in the one choice.
 """
 
-import os
-import re
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ipex_inductor import compat, target
-from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.autotune import child, clocks, measure
 from ipex_inductor.autotune.measure import Candidate, Judge, Run, Runner
-from ipex_inductor.autotune.record import Choice, Outcome, Problem, Provenance, Record, encode
+from ipex_inductor.autotune.record import Choice, Outcome, Problem, Record, encode
 from ipex_inductor.lowerings import peaks, settings
 from ipex_inductor.lowerings.listed import Choosing, Offer, choosing
+from ipex_inductor.lowerings.provenance import provenance_of
 from ipex_inductor.lowerings.workload import function_of, inputs_of, widened
 
 # What makes Inductor list its templates, and time nothing.
@@ -63,7 +58,7 @@ class Tuner:
         outcomes += self._raced(problem, candidates, judge, deadline)
         order = {encode(c): i for i, c in enumerate(offer.choices)}
         outcomes.sort(key=lambda o: order[encode(o.choice)])
-        return Record(problem, tuple(outcomes), _provenance(device))
+        return Record(problem, tuple(outcomes), provenance_of(device))
 
     def _candidate(
         self,
@@ -188,44 +183,6 @@ def _device(problem: Problem) -> torch.device:
         if str(target.current(kind)) == problem.arch:
             return torch.device(kind)
     raise ValueError(f"no device here is {problem.arch}")
-
-
-def _provenance(device: torch.device) -> Provenance:
-    return Provenance(
-        date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        device=target.current(device).name,
-        torch=compat.VERSION,
-        package=source_digest(),
-        driver=_driver(device),
-        triton=_triton(),
-        toolkit=str(torch.version.cuda or torch.version.hip or torch.version.xpu or ""),
-        clock=_clock(device),
-    )
-
-
-def _driver(device: torch.device) -> str:
-    file = Path("/proc/driver/nvidia/version")
-    if device.type != "cuda" or not file.exists():
-        return ""
-    found = re.search(r"\b\d{3}\.\d[\d.]*", file.read_text())
-    return found[0] if found else ""
-
-
-def _triton() -> str:
-    try:
-        return version("triton")
-    except PackageNotFoundError:
-        return ""
-
-
-def _clock(device: torch.device) -> str:
-    """The clock of the multiprocessors now, where the vendor's library says it."""
-    if device.type == "cpu":
-        return f"load {os.getloadavg()[0]:.2f}"  # what else this machine did lately
-    try:
-        return f"{getattr(torch, device.type).clock_rate(device)} MHz"
-    except Exception:  # the library, or the right to ask it, may be missing
-        return ""
 
 
 def main() -> None:

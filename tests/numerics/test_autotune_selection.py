@@ -172,6 +172,18 @@ def _problems_in_training():
     return seen
 
 
+def test_what_inductor_times_itself_is_kept_as_its_word(database, offer):
+    options = {"autotune": "inductor", "max_autotune": True}
+    result, _ = code_of(compiled(fn, database, **options), A, B)
+    torch.testing.assert_close(result, fn(A, B))
+    (record,) = Records(database)
+    assert record.problem == offer.problem
+    assert record.provenance.source == "inductor"
+    assert [o.choice for o in record.outcomes] == list(offer.choices)
+    assert all(o.reported > 0 and o.timing is None for o in record.outcomes)
+    assert not select.lookup([encode(record.problem)], database)
+
+
 def test_lists_of_plain_inductor_are_left_as_they_are():
     listed._hook()
     callers = [object(), object()]
