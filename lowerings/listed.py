@@ -170,12 +170,8 @@ def _arch(device: torch.device) -> str:
     return str(target.current(device))
 
 
-def _stride(buffer: Any) -> tuple[int, ...] | None:
-    layout = buffer.get_layout()
-    stride = getattr(layout, "stride", None)
-    if stride is None or not all(getattr(n, "is_Integer", type(n) is int) for n in stride):
-        return None
-    return tuple(map(int, stride))
+def _stride(buffer: Any) -> list[Any] | None:
+    return getattr(buffer.get_layout(), "stride", None)
 
 
 _PARAMETER = re.compile(r"(\w+)=([^,]+)")

@@ -17,7 +17,7 @@ from ipex_inductor import backend, decisions
 from ipex_inductor.aot_cache import home
 from ipex_inductor.autotune import select
 from ipex_inductor.autotune.database import Records, Shard
-from ipex_inductor.autotune.record import Record, encode
+from ipex_inductor.autotune.record import Record, Symbol, encode
 from ipex_inductor.lowerings import listed, selection
 from ipex_inductor.lowerings.listed import Choosing, choosing
 
@@ -122,13 +122,23 @@ def test_what_failed_once_is_not_used_again(database, offer):
     assert "extern_kernels.bmm" in code
 
 
-def test_sizes_that_vary_are_the_librarys(database, offer):
+def test_a_size_that_varies_has_records_of_its_own(database, offer):
     keep(database, offer.problem, offer.choices, TEMPLATE)
-    dynamic = torch.compile(
-        fn, backend="ipex", dynamic=True, options={"autotune_database": str(database)}
-    )
-    _, code = code_of(dynamic, A, B)
-    assert "extern_kernels.bmm" in code
+    a, b = A.clone(), B.clone()
+    for factor in (a, b):
+        torch._dynamo.mark_dynamic(factor, 0)
+    _, code = code_of(compiled(fn, database), a, b)
+    assert "extern_kernels.bmm" in code, "the record is of three products exactly"
+    (varying,) = offers_of(fn, a, b)
+    assert varying.problem.symbols == (Symbol("s0", 3, 4),)
+    keep(database, varying.problem, varying.choices, TEMPLATE)
+    torch.compiler.reset()
+    dynamic = compiled(fn, database)
+    _, code = code_of(dynamic, a, b)
+    assert IN_CODE in code
+    for batch in (3, 4, 9):
+        given = torch.randn(batch, 40, 24), torch.randn(batch, 24, 56)
+        torch.testing.assert_close(dynamic(*given), fn(*given))
 
 
 def test_the_epilogue_is_part_of_the_problem(database, offer):

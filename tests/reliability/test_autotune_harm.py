@@ -7,12 +7,13 @@ from pathlib import Path
 import planted
 import pytest
 import torch
+from msgspec.structs import replace as changed
 
 from ipex_inductor import target
 from ipex_inductor.autotune.child import Child, Refused
 from ipex_inductor.autotune.database import Records
 from ipex_inductor.autotune.pool import pool
-from ipex_inductor.autotune.record import Operand, Problem, encode
+from ipex_inductor.autotune.record import Operand, Problem, Symbol, encode
 from ipex_inductor.lowerings.selection import here, tuned
 from ipex_inductor.lowerings.settings import settings_of
 
@@ -67,6 +68,18 @@ def test_a_database_gets_what_was_measured_though_a_child_dies(tmp_path):
     records = list(Records(tmp_path / "db"))
     assert [encode(r) for r in records] == [encode(found[1][1])]
     assert records[0].provenance.torch == torch.__version__
+
+
+def test_a_size_that_varies_is_measured_at_two():
+    static = product(3, 40, 24, 56)
+    operands = tuple(
+        changed(o, shape=("s0", *o.shape[1:]), stride=o.stride) for o in static.operands
+    )
+    problem = changed(static, operands=operands, symbols=(Symbol("s0", 3, 4),))
+    ((_, record),) = here([problem], 600)
+    assert record.problem == problem
+    timed = [o for o in record.outcomes if o.timing]
+    assert {o.choice.name for o in timed} == {"aten.bmm", "inductor.cpp.bmm"}
 
 
 def test_a_spent_budget_is_said_and_nothing_is_started(tmp_path):
