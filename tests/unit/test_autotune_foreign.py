@@ -158,8 +158,8 @@ TRITON |= {"num_stages": 3, "num_warps": 4}
 LOG = [
     {
         "(512, 64, 1024)": [
-            {"type": "cublas", "time": 0.05},
             {"type": "cublas", "time": 0.03},
+            {"type": "cublas", "time": 0.05},
             TRITON,
             TRITON | {"num_warps": 8, "time": float("inf")},
             None,
