@@ -105,11 +105,16 @@ def test_sizes_and_layouts_of_tunableop(line, op, operands, tmp_path):
     assert only.outcomes[0].choice == Choice("library", op)
 
 
-def test_tf32_is_another_problem_than_fp32(tmp_path):
+def test_products_of_other_precision_are_other_problems(tmp_path):
     lines = [f"GemmTunableOp_{t}_NN,nn_8_4_2_ld_8_2_8,Default,1" for t in ("float", "tf32")]
-    fp32, tf32 = (r.problem for r in tunableop(tmp_path, *lines).records)
-    assert fp32.operands == tf32.operands
-    assert fp32 != tf32
+    lines.append("GemmTunableOp_bfx9_NN,nn_8_4_2_ld_8_2_8_compute_bf16x9_r,Default,1")
+    fp32, tf32, bfx9 = (r.problem for r in tunableop(tmp_path, *lines).records)
+    assert fp32.operands == tf32.operands == bfx9.operands
+    assert [p.constants for p in (fp32, tf32, bfx9)] == [
+        {},
+        {"precision": "tf32"},
+        {"precision": "bf16x9"},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -117,6 +122,7 @@ def test_tf32_is_another_problem_than_fp32(tmp_path):
     [
         ("ScaledGemmTunableOp_Float8_e4m3fn_Float8_e4m3fn_Half_TN,tn_8_4_2,x,1", "no product"),
         ("GemmTunableOp_Half_NN,nn_8_4,x,1", "no product"),
+        ("GemmTunableOp_Half_NN,nn_8_*_2_ld_8_2_8,x,1", "no product"),
         ("GemmTunableOp_Half_NN,nn_8_4_2_B_3_ld_8_2_8,x,1", "does not go with"),
         ("GemmStridedBatchedTunableOp_Half_NN,nn_8_4_2_ld_8_2_8,x,1", "does not go with"),
         ("GemmTunableOp_Half_NN,nn_8_4_2_ld_8_2_8,x", "solution and time"),
