@@ -321,6 +321,15 @@ def test_a_winner_that_fails_elsewhere_is_regretted_without_end(tmp_path):
     assert "fails elsewhere" in done.stdout
 
 
+def test_a_winner_that_ties_with_the_best_and_is_faster_costs_nothing(tmp_path):
+    one = database(tmp_path / "1.jsonl", record(timed(LIBRARY, 10.5), timed(TILES[0], 10.0)))
+    other = database(tmp_path / "2.jsonl", record(timed(LIBRARY, 9.7), timed(TILES[0], 10.0)))
+    (row,) = facts("regret", one, other)["rows"]
+    assert [winner["name"] for winner in row["winners"]] == ["tiled", "aten.mm"]
+    assert (row["best"]["choice"]["name"], row["best"]["p50"]) == ("aten.mm", pytest.approx(10.1))
+    assert row["regrets"] == [0.0, 0.0]
+
+
 def test_regret_needs_tunings_of_the_same_problems(tmp_path, a):
     apart = database(tmp_path / "apart.jsonl", record(rows=77))
     assert run("regret", a).exit_code == 2
