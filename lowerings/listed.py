@@ -123,8 +123,9 @@ def _one(callers: list[Any]) -> list[Any]:
         if choice is not None:
             described.setdefault(encode(choice), (choice, caller))
     problem = _problem(callers[0])
+    if now.watches and problem is not None:
+        now.watched |= {id(caller): problem for caller in callers}
     if now.watches:
-        now.watched |= {id(caller): problem for caller in callers if problem is not None}
         return callers
     if problem is None or encode(describe(default)) not in described:
         return callers if now.leaves else [default]

@@ -3,6 +3,7 @@
 A problem's candidates are whole compiled graphs, op and epilogue, that differ in the one choice.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from ipex_inductor import compat, target
 from ipex_inductor.autotune import child, clocks, measure
 from ipex_inductor.autotune.measure import Candidate, Judge, Run, Runner
 from ipex_inductor.autotune.record import Choice, Outcome, Problem, Record, encode
+from ipex_inductor.autotune.told import microseconds
 from ipex_inductor.lowerings import peaks, settings
 from ipex_inductor.lowerings.listed import Choosing, Offer, choosing
 from ipex_inductor.lowerings.provenance import provenance_of
@@ -22,6 +24,7 @@ from ipex_inductor.lowerings.workload import function_of, inputs_of, mark, point
 
 # What makes Inductor list its templates, and time nothing.
 OPTIONS: dict[str, Any] = {"max_autotune": True, "shape_padding": False}
+QUIETLY: dict[str, Any] = {"autotune_num_choices_displayed": 0}
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,11 @@ class Trial:
     problem: Problem
     inputs: tuple[Tensor, ...]
     judge: Judge
+
+
+# Of long lists, so many are measured, and no more than so many times slower than the fastest, both
+# by what Inductor times of them in passing: without epilogue, without verification, roughly.
+FINALISTS, HOPELESS = 8, 1.3
 
 
 class Tuner:
@@ -53,6 +61,9 @@ class Tuner:
         self._say.choices(offer.choices)
         known = {encode(o.choice): o for o in out}
         outcomes = [o for o in out if o.choice in offer.choices]
+        if len(offer.choices) > FINALISTS:
+            outcomes += _passed_over(problem, offer, trials[0].inputs)
+        known |= {encode(o.choice): o for o in outcomes}
         candidates = []
         for i, choice in enumerate(offer.choices):
             if encode(choice) in known:
@@ -167,6 +178,27 @@ def _offer(problem: Problem, inputs: Sequence[Tensor]) -> tuple[Run, Offer]:
     return run, offer
 
 
+def _passed_over(problem: Problem, offer: Offer, inputs: Sequence[Tensor]) -> list[Outcome]:
+    """What is too slow to be measured beside the others, by Inductor's word; never the library.
+
+    It compiles them all at once, and measures in processes of its own what may crash.
+    """
+    now = Choosing(watches=True)
+    with choosing(now):
+        _compiled(problem, inputs, OPTIONS | QUIETLY | {"autotune_in_subproc": inputs[0].is_cuda})
+    heard = [h.times for h in now.heard if h.problem == problem]
+    told = {encode(choice): microseconds(ms) for times in heard for choice, ms in times}
+    times = {key: time for key, time in told.items() if time is not None}
+    limit = min(times.values(), default=math.inf) * HOPELESS
+    entered = sorted((t, k) for k, t in times.items() if t <= limit)[:FINALISTS]
+    kept = {key for _, key in entered}
+    return [
+        Outcome(choice, reported=times[key])
+        for choice in offer.choices
+        if (key := encode(choice)) in times and key not in kept and choice.kind != "library"
+    ]
+
+
 def _named(problem: Problem) -> str:
     shapes = " ".join(f"{o.dtype}{list(o.shape)}{list(o.stride)}" for o in problem.operands)
     return f"{problem.op} {shapes}"
@@ -177,10 +209,8 @@ def _lowered(
 ) -> tuple[Run, dict[bytes, Offer]]:
     """The compiled graph of the problem, and what was offered for the ops in it."""
     now = Choosing(selected)
-    make = _dynamic if problem.symbols else _static
-    with torch.no_grad(), compat.graph_caches_off(), choosing(now):
-        run = make(problem, inputs)
-        run(*inputs)  # AOT autograd compiles at the first call
+    with choosing(now):
+        run = _compiled(problem, inputs, OPTIONS)
 
     def call(operands: Sequence[Tensor]) -> Tensor:
         with torch.no_grad():
@@ -190,17 +220,31 @@ def _lowered(
     return call, now.offers
 
 
-def _static(problem: Problem, inputs: Sequence[Tensor]) -> Callable[..., Tensor]:
+def _compiled(
+    problem: Problem, inputs: Sequence[Tensor], options: dict[str, Any]
+) -> Callable[..., Tensor]:
+    make = _dynamic if problem.symbols else _static
+    with torch.no_grad(), compat.graph_caches_off():
+        run = make(problem, inputs, options)
+        run(*inputs)  # AOT autograd compiles at the first call
+    return run
+
+
+def _static(
+    problem: Problem, inputs: Sequence[Tensor], options: dict[str, Any]
+) -> Callable[..., Tensor]:
     """Without Dynamo, whose guards take as long as a small product."""
     from torch._inductor.compile_fx import compile_fx
     from torch.fx.experimental.proxy_tensor import make_fx
 
     gm = make_fx(function_of(problem))(*inputs)
-    run: Any = compile_fx(gm, list(inputs), config_patches=OPTIONS)
+    run: Any = compile_fx(gm, list(inputs), config_patches=options)
     return cast(Callable[..., Tensor], run)
 
 
-def _dynamic(problem: Problem, inputs: Sequence[Tensor]) -> Callable[..., Tensor]:
+def _dynamic(
+    problem: Problem, inputs: Sequence[Tensor], options: dict[str, Any]
+) -> Callable[..., Tensor]:
     mark(problem, inputs)
     # What Dynamo compiles for one choice must not be taken for another, nor be compiled anew.
     torch._dynamo.config.error_on_recompile = True
@@ -210,7 +254,7 @@ def _dynamic(problem: Problem, inputs: Sequence[Tensor]) -> Callable[..., Tensor
         return function(*operands)
 
     call.__code__ = call.__code__.replace()
-    return torch.compile(call, fullgraph=True, options=OPTIONS)
+    return torch.compile(call, fullgraph=True, options=options)
 
 
 def _device(problem: Problem) -> torch.device:

@@ -14,6 +14,8 @@ from ipex_inductor.autotune.child import Child, Refused
 from ipex_inductor.autotune.database import Records
 from ipex_inductor.autotune.pool import pool
 from ipex_inductor.autotune.record import Operand, Problem, Symbol, encode
+from ipex_inductor.autotune.space import why_refused
+from ipex_inductor.lowerings import tuner
 from ipex_inductor.lowerings.selection import here, tuned
 from ipex_inductor.lowerings.settings import settings_of
 
@@ -80,6 +82,28 @@ def test_a_size_that_varies_is_measured_at_two():
     assert record.problem == problem
     timed = [o for o in record.outcomes if o.timing]
     assert {o.choice.name for o in timed} == {"aten.bmm", "inductor.cpp.bmm"}
+
+
+class Silent:
+    def choices(self, choices):
+        pass
+
+    def doing(self, number):
+        pass
+
+
+def test_of_long_lists_only_finalists_are_measured(monkeypatch):
+    """And the library, whatever Inductor says of it; the rest has its word."""
+    monkeypatch.setattr(tuner, "FINALISTS", 0)
+    record = tuner.Tuner(Silent()).tune(product(2, 16, 16, 16), (), 600)
+    library, template = record.outcomes
+    assert (library.choice.kind, template.choice.kind) == ("library", "template")
+    assert library.timing
+    assert template.timing is None
+    assert template.reported > 0
+    assert why_refused(record) is None
+    best = pool([record])[encode(record.problem)].best()
+    assert best.choice == library.choice
 
 
 def test_a_spent_budget_is_said_and_nothing_is_started(tmp_path):
