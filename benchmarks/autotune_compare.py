@@ -4,7 +4,7 @@
 
 Half of the records (100,000 unless said) are A's and half B's, a problem each with five choices.
 Runs `ipex-inductor autotune compare A B` as users do, start of Python included. Prints seconds of
-each of five runs, the least of them, how many of these the processor worked, and the peak of memory.
+each of five runs; the least of them, in all and of the processor; and the peak of memory.
 """
 
 import random
