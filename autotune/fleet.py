@@ -7,6 +7,7 @@ records, which the caller keeps, so that a run that ended early goes on with wha
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from ipex_inductor.autotune.child import Child, Refused, Tuned
@@ -105,9 +106,9 @@ def _room(ray: Any, gpus: int, cpus: int) -> int:
 
 
 def _ray() -> Any:
-    try:
-        import ray
-    except ImportError:
+    if find_spec("ray") is None:
         todo = 'Run: pip install "ipex-inductor[ray]"'
-        raise MissingPackageError("ray, for --engine ray", "no such package", todo) from None
+        raise MissingPackageError("ray, for --engine ray", "no such package", todo)
+    import ray
+
     return ray
