@@ -153,6 +153,8 @@ def _problems(
     report = decisions.GraphReport()  # nobody reads it: all of it is decided again
     with compat.graph_caches_off(), compat.backward_at_once(), choosing(now):
         _compile_with(copy, example_inputs, lowered, {}, report, compat.lower_inner)
+    for node in copy.graph.nodes:
+        node.meta.clear()  # Dynamo's notes hold weak references to parameters: no swapping those
     return [offer.problem for offer in now.offers.values()]
 
 
