@@ -239,7 +239,7 @@ def find_shards() -> None:
     """Go over to what `fully_shard` has put in the place of parameters."""
     for kept in list(_tables.values()):
         for place in kept.values():
-            if isinstance(place, Trained):
+            if isinstance(place, Trained) and is_sharded(place.param):
                 place.mark()
         module = kept.module()
         if module is None or _places(module) == kept or not shards.is_managed(module):
