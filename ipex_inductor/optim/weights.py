@@ -328,8 +328,15 @@ def _load(
                 "broadcast_from_rank0 writes into them: give each process the whole state dict.",
             )
         if isinstance(weight, Trained) and isinstance(value, Tensor) and _fits(value, weight.param):
+            if _is_memory_of(value, weight.param):
+                continue  # torch copies it onto itself; what the parameter cannot hold stays
             weight.store(_as(weight.param, value.to(weight.param.device, torch.float32)))
             state_dict[prefix + name] = weight.param.detach()
+
+
+def _is_memory_of(value: Tensor, param: Tensor) -> bool:
+    same = value.dtype == param.dtype and value.device == param.device
+    return same and not is_sharded(value) and value.data_ptr() == param.data_ptr()
 
 
 def _look_for_shards(module: nn.Module) -> None:
