@@ -471,7 +471,7 @@ def test_averages_of_an_fp32_twin_are_those_of_fp32_training(held):
 @parametrize_low
 def test_loading_the_parameters_themselves_changes_nothing(held):
     """They are low precision: what they cannot hold must not be taken for zero."""
-    model, optimizer, *_ = pair(VARIANTS["sgd"], held)
+    model, *_ = pair(VARIANTS["sgd"], held)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.load_state_dict(dict(model.named_parameters()), strict=False)
     for name, value in model.state_dict().items():
