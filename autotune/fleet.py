@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from ipex_inductor.autotune.child import Child, Refused, Tuned
+from ipex_inductor.autotune.child import SPENT, Child, Refused, Tuned
 from ipex_inductor.autotune.record import Problem, decode, decode_problem, encode
 from ipex_inductor.errors import ArgumentError, MissingPackageError
 
@@ -74,7 +74,7 @@ def _spread(
             worker, problem = idle.pop(), waiting.popleft()
             working[worker.tune.remote(encode(problem), left)] = worker, problem
         if not working:
-            yield from ((p, "the budget is spent") for p in waiting)
+            yield from ((p, SPENT) for p in waiting)
             return
         (done, *_), _ = ray.wait(list(working), num_returns=1)
         worker, problem = working.pop(done)

@@ -102,7 +102,8 @@ def _settled(
 
     database = selection.database_of(config.autotune_database)
     policy = selection.Policy(database, _may_time(config), config.autotune_budget_s)
-    if config.autotune == "inductor" or not selection.may_choose(gm, _devices(example_inputs)):
+    possible = policy.settles() and selection.may_choose(gm, _devices(example_inputs))
+    if config.autotune == "inductor" or not possible:
         return {}
     learn = functools.partial(_problems, gm, example_inputs, config)
     graph = digest_fields(

@@ -102,13 +102,15 @@ def describe(caller: Any) -> Choice | None:
     return choice if space.why_unknown(choice) is None else None
 
 
-@functools.cache
 def _hook() -> None:
-    """Have Inductor ask us, once a process; it has no other way to say which kernel is meant."""
-    from torch._inductor.select_algorithm import add_feedback_saver, add_preprocessing_fn
+    """Have Inductor ask us and tell us; others may have cleared its lists since the last time."""
+    from torch._inductor.select_algorithm import get_algorithm_selector_cache
 
-    add_preprocessing_fn(_one)
-    add_feedback_saver(_hear)
+    lists = get_algorithm_selector_cache()
+    if _one not in lists.preprocessing_fns:
+        lists.add_preprocessing_fn(_one)
+    if _hear not in lists.feedback_saver_fns:
+        lists.add_feedback_saver(_hear)
 
 
 def _one(callers: list[Any]) -> list[Any]:

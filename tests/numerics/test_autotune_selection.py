@@ -214,6 +214,42 @@ def test_a_failure_leaves_the_librarys_kernels(monkeypatch, database, offer):
     assert event.reason == "RuntimeError: no luck"
 
 
+def test_what_cannot_be_measured_is_not_tried_by_every_process(monkeypatch, database, offer):
+    tried = []
+
+    def refuses(problems, _):
+        tried.extend(problems)
+        yield from ((p, "no luck") for p in problems)
+
+    monkeypatch.setattr(selection, "here", refuses)
+    for _ in range(2):
+        torch.compiler.reset()
+        _, code = code_of(compiled(fn, database, autotune="always"), A, B)
+        assert "extern_kernels.bmm" in code
+    assert tried == [offer.problem]
+
+
+def test_the_hook_is_there_again_after_somebody_cleared_inductors(database, offer):
+    from torch._inductor.select_algorithm import clear_preprocessing_fns
+
+    keep(database, offer.problem, offer.choices, TEMPLATE)
+    clear_preprocessing_fns()
+    _, code = code_of(compiled(fn, database), A, B)
+    assert IN_CODE in code
+
+
+def test_a_remembered_list_that_is_damaged_is_made_anew(database, offer):
+    keep(database, offer.problem, offer.choices, TEMPLATE)
+    code_of(compiled(fn, database), A, B)
+    (file,) = (home.home() / "graphs").iterdir()
+    whole = file.read_bytes()
+    for damage in (whole[:-5], b"", b"[7]", whole.replace(b"bmm", b"nope")):
+        file.write_bytes(damage)
+        torch.compiler.reset()
+        result, _ = code_of(compiled(fn, database), A, B)
+        torch.testing.assert_close(result, fn(A, B))
+
+
 def test_our_own_folder_is_used_only_if_nobody_else_can_write_it(offer):
     folder = home.home() / "autotune"
     keep(folder, offer.problem, offer.choices, TEMPLATE)
