@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -87,7 +88,7 @@ class Child:
             except _Died as died:
                 at = self._doing()
                 self.close()
-                if not 0 <= at < len(choices) or len(out) >= CRASHES:
+                if died.killed or not 0 <= at < len(choices) or len(out) >= CRASHES:
                     raise Refused(f"the measuring process {died}") from None
                 out.append(Outcome(choices[at], reason=f"it {died}"))
 
@@ -116,15 +117,21 @@ class Child:
         self._status = mmap.mmap(self._file.fileno(), 2 * _WORD)
         reading, writing = os.pipe()
         fds = (writing, self._file.fileno())
-        self._process = subprocess.Popen(
-            [*self._command, *map(str, fds)],
-            stdin=subprocess.PIPE,
-            stdout=sys.stderr,  # what libraries print is no answer
-            pass_fds=fds,
-            start_new_session=True,  # Ctrl-C is the parent's to handle
-        )
-        os.close(writing)
         self._pipe = os.fdopen(reading, "rb", buffering=0)
+        try:
+            self._process = subprocess.Popen(
+                [*self._command, *map(str, fds)],
+                stdin=subprocess.PIPE,
+                stdout=2,  # what libraries print is no answer
+                pass_fds=fds,
+                start_new_session=True,  # Ctrl-C is the parent's to handle
+            )
+        except BaseException:
+            self._pipe.close()
+            self._file.close()
+            raise
+        finally:
+            os.close(writing)
 
     def _send(self, task: Task) -> None:
         assert self._process is not None
@@ -142,7 +149,7 @@ class Child:
                 if selector.select(POLL):
                     read = self._pipe.read(1 << 16)
                     if not read:
-                        raise _Died(self._end())
+                        raise self._end()
                     self._answers += read
                 now = self._status[:]
                 if now != seen:
@@ -155,14 +162,21 @@ class Child:
     def _doing(self) -> int:
         return int.from_bytes(self._status[_WORD:], "little", signed=True)
 
-    def _end(self) -> str:
+    def _end(self) -> "_Died":
         assert self._process is not None
         code = self._process.wait()
-        return f"crashed with {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        if code == -signal.SIGKILL:
+            return _Died("was killed, perhaps for want of memory", killed=True)
+        crashed = f"crashed with {signal.Signals(-code).name}" if code < 0 else ""
+        return _Died(crashed or f"ended with {code}")
 
 
 class _Died(Exception):
-    """How the process ended, as a predicate."""
+    """How the process ended, as a predicate; `killed` by somebody else, which no choice does."""
+
+    def __init__(self, how: str, killed: bool = False) -> None:
+        super().__init__(how)
+        self.killed = killed
 
 
 class Say:
@@ -192,6 +206,7 @@ def serve(
     make: Callable[[Say], Callable[[Problem, Sequence[Outcome], float], Record]],
 ) -> None:
     """The child's main loop: a task a line until the parent closes the pipe."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     writing, shared = map(int, sys.argv[-2:])
     status = mmap.mmap(shared, 2 * _WORD)
     with os.fdopen(writing, "wb") as answers:
@@ -205,3 +220,10 @@ def serve(
             except Exception as error:
                 answer = Answer(reason=f"{type(error).__name__}: {error}"[:2000])
             say.answer(answer)
+
+
+def _end_with(parent: int) -> None:
+    """End this process and its compilers when `parent` did, whatever the other threads do."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.killpg(0, signal.SIGKILL)

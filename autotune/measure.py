@@ -23,6 +23,7 @@ Round = Callable[[], float]  # one round of a candidate: microseconds a call
 
 # How many rounds a stage of successive halving adds to those that are still in.
 STAGES = (6, 12, 24, 48)
+FEWEST = 3  # rounds of everybody, or there is nothing to say
 KEPT = 2  # at least so many stay in to the end: a winner is one against something
 NEAR = 0.03  # and whoever is within that share of the fastest
 
@@ -31,9 +32,10 @@ OF_MEDIAN = math.sqrt(math.pi / 2)  # the standard error of a median, in those o
 
 # Of the result against the same computed in fp64, in units of the largest value there: so many
 # times what torch's own kernel is off by, and so many roundings of the result's dtype.
-ERRORS, ROUNDINGS = 4.0, 4.0
-# The same of the root mean square, which a few elements that torch rounds badly cannot widen.
-MEAN_ERRORS, MEAN_ROUNDINGS = 2.0, 1.0
+ERRORS, ROUNDINGS = 4.0, 1.0
+# The same of the root mean square, which no few elements that torch rounds badly can widen: a sum
+# of a thousand products that lacks one of them is off by more.
+MEAN_ERRORS, MEAN_ROUNDINGS = 2.0, 0.25
 
 
 @dataclass(frozen=True)
@@ -54,21 +56,30 @@ class Clock(Protocol):
         """
 
 
-@dataclass(frozen=True)
 class Judge:
-    """The result as it should be, and how far from it a candidate may be."""
+    """The result as it should be, and how far from it a candidate may be.
 
-    exact: Tensor  # float64
-    eager: Tensor  # torch's own, in the dtype and layout to be had
+    `exact` is computed in float64, `eager` by torch's own kernels in the dtype and layout to be
+    had. What either has no finite value for is not judged; if that is nearly all, `ValueError`.
+    """
+
+    def __init__(self, exact: Tensor, eager: Tensor) -> None:
+        self.eager = eager
+        exact = exact.double()
+        self._judged = exact.isfinite() & eager.isfinite()
+        self._exact = exact[self._judged]
+        if 4 * self._exact.numel() < exact.numel():
+            raise ValueError("what it computes of random numbers is hardly ever finite")
+        self._unit = float(self._exact.abs().max()) if self._exact.numel() else 1.0
+        self._unit = self._unit or 1.0
+        rounding = torch.finfo(eager.dtype).eps if eager.dtype.is_floating_point else 0.0
+        largest, mean = self._errors(eager)
+        self.tolerance = ERRORS * largest + ROUNDINGS * rounding
+        self._mean_tolerance = MEAN_ERRORS * mean + MEAN_ROUNDINGS * rounding
 
     def error(self, result: Tensor) -> float:
         """The largest difference, in units of the largest exact value; NaN where one is."""
-        return _largest(result.double() - self.exact) / self._unit
-
-    @property
-    def tolerance(self) -> float:
-        """What `error` may be."""
-        return ERRORS * self.error(self.eager) + ROUNDINGS * self._rounding
+        return self._errors(result)[0]
 
     def why_wrong(self, result: Tensor) -> str | None:
         """What is wrong with `result`; None if it may be used."""
@@ -76,27 +87,19 @@ class Judge:
             got, want = (_property(t, what) for t in (result, self.eager))
             if got != want:
                 return f"its {what} is {got}, not {want}"
-        error, tolerance = self.error(result), self.tolerance
-        if not error <= tolerance:  # NaN is wrong too
-            return f"wrong by {error:.3g} where {tolerance:.3g} is allowed"
-        mean = self._mean_error(result)
-        allowed = MEAN_ERRORS * self._mean_error(self.eager) + MEAN_ROUNDINGS * self._rounding
-        if not mean <= allowed:
-            return f"wrong by {mean:.3g} on average where {allowed:.3g} is allowed"
+        largest, mean = self._errors(result)
+        if not largest <= self.tolerance:  # NaN is wrong too
+            return f"wrong by {largest:.3g} where {self.tolerance:.3g} is allowed"
+        if not mean <= self._mean_tolerance:
+            return f"wrong by {mean:.3g} on average where {self._mean_tolerance:.3g} is allowed"
         return None
 
-    @property
-    def _unit(self) -> float:
-        return _largest(self.exact) or 1.0
-
-    @property
-    def _rounding(self) -> float:
-        dtype = self.eager.dtype
-        return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
-
-    def _mean_error(self, result: Tensor) -> float:
-        off = (result.double() - self.exact) / self._unit
-        return float(off.square().mean().sqrt()) if off.numel() else 0.0
+    def _errors(self, result: Tensor) -> tuple[float, float]:
+        """The largest error, and the root of the mean square."""
+        off = (result.double()[self._judged] - self._exact) / self._unit
+        if not off.numel():
+            return 0.0, 0.0
+        return float(off.abs().max()), float(off.square().mean().sqrt())
 
 
 @dataclass
@@ -128,13 +131,15 @@ def verified(candidate: Candidate, judge: Judge, inputs: Sequence[Tensor]) -> Ou
     given = [_copy(t) for t in inputs]
     try:
         result = candidate.run(given)
+    except torch.OutOfMemoryError:
+        raise  # it is the machine's: the choice is none the worse for it
     except Exception as error:
         return Outcome(candidate.choice, reason=first_line(error))
     reason = judge.why_wrong(result)
     if reason is None and not all(map(_same, inputs, given)):
         reason = "it writes its inputs"
     if reason is not None:
-        error_found = judge.error(result) if result.shape == judge.exact.shape else math.nan
+        error_found = judge.error(result) if result.shape == judge.eager.shape else math.nan
         known = error_found if math.isfinite(error_found) else None
         return Outcome(candidate.choice, reason=reason, error=known, tolerance=judge.tolerance)
     return judge.error(result)
@@ -149,14 +154,14 @@ def race(
 ) -> None:
     """Time `runners` in turns, the slow half of them dropping out after each stage but the last.
 
-    Past `deadline` (of `time.monotonic`) no stage begins but the first. `say` hears whose round is
-    next.
+    Past `deadline` (of `time.monotonic`) no round begins but the first few. `say` hears whose round
+    is next.
     """
     running = list(runners)
     for stage, rounds in enumerate(stages):
-        if stage and time.monotonic() >= deadline:
-            return
         for number in range(rounds):
+            if (stage or number >= FEWEST) and time.monotonic() >= deadline:
+                return
             turn = number % len(running)
             for runner in [*running[turn:], *running[:turn]]:  # nobody always follows the same
                 say(runner)
@@ -191,10 +196,6 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
     low = math.floor(at)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (at - low) * (ordered[high] - ordered[low])
-
-
-def _largest(values: Tensor) -> float:
-    return float(values.abs().max()) if values.numel() else 0.0
 
 
 def _property(tensor: Tensor, name: str) -> object:

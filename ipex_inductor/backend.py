@@ -100,26 +100,49 @@ def _settled(
     """The kernels that records or timing choose for this graph; none where that fails."""
     from ipex_inductor.lowerings import selection
 
-    database = selection.database_of(config.autotune_database)
-    policy = selection.Policy(database, _may_time(config), config.autotune_budget_s)
-    possible = policy.settles() and selection.may_choose(gm, _devices(example_inputs))
-    if config.autotune == "inductor" or not possible:
-        return {}
-    learn = functools.partial(_problems, gm, example_inputs, config)
-    graph = digest_fields(
-        {
-            "identity": _identity(config, _is_training(example_inputs), False, example_inputs),
-            "inductor": repr(config.inductor),
-            "graph": gm.print_readable(print_output=False, include_stride=True),
-        }
-    )
     try:
-        return selection.settle(policy, graph, learn)
+        database = selection.database_of(config.autotune_database)
+        policy = selection.Policy(database, _may_time(config), config.autotune_budget_s)
+        possible = policy.settles() and selection.may_choose(gm, _devices(example_inputs))
+        if config.autotune == "inductor" or not possible:
+            return {}
+        graph = _graph_digest(gm, example_inputs, config)
+        learn = functools.partial(_problems, gm, example_inputs, config)
+        say = functools.partial(graph_report.add, "missed")
+        return selection.settle(policy, graph, learn, say)
     except Exception as error:
         if config.strict or compat.is_control_flow(error):
             raise
         graph_report.add("missed", "autotune", f"{type(error).__name__}: {error}")
         return {}
+
+
+def _graph_digest(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: CompileConfig
+) -> str:
+    """What the problems of a Dynamo graph depend on."""
+    from ipex_inductor.lowerings.settings import settings_of
+
+    kinds = sorted({d.type for d in _devices(example_inputs)} | {"cpu"})
+    return digest_fields(
+        {
+            "identity": _identity(config, _is_training(example_inputs), False, example_inputs),
+            "torch": compat.VERSION,
+            "inductor": tuple(
+                (name, getattr(value, "__qualname__", type(value).__name__))
+                if callable(value)
+                else (name, repr(value))
+                for name, value in config.inductor
+            ),
+            "settings": tuple(repr(settings_of(kind)) for kind in kinds),
+            "autocast": tuple(
+                (kind, torch.is_autocast_enabled(kind), str(torch.get_autocast_dtype(kind)))
+                for kind in kinds
+            ),
+            "sizes": tuple(repr(compat.hints(value)) for value in example_inputs),
+            "graph": gm.print_readable(print_output=False, include_stride=True),
+        }
+    )
 
 
 def problems_of(call: Callable[[], object], mode: str | None = None) -> "list[Problem]":
@@ -165,7 +188,7 @@ def _compile_with(
     config: CompileConfig,
     selected: "Mapping[bytes, Selection]",
     graph_report: decisions.GraphReport,
-    compile_inner: Callable[..., Any] = compat.compile_inner,
+    compile_inner: Callable[..., Any] | None = None,
 ) -> Any:
     from torch._functorch import config as functorch_config
     from torch._inductor.compile_fx import compile_fx
@@ -196,7 +219,12 @@ def _compile_with(
         graph_report.add("missed", "weight prologue", "FSDP gathers the weights for each call")
     joint = patches.get("use_joint_graph_passes", torch._inductor.config.use_joint_graph_passes)
     inner = functools.partial(
-        _compile_inner, prologue, config, selected, graph_report, compile_inner
+        _compile_inner,
+        prologue,
+        config,
+        selected,
+        graph_report,
+        compile_inner or compat.compile_inner,
     )
     # A split graph is saved whole by AOTAutogradCache; see passes/output_code.py.
     with functorch_config.patch(bundled_autograd_cache=prologue):
@@ -249,7 +277,7 @@ def _compile_inner(
     with choosing(Choosing(choices, leaves=_may_time(config), watches=watches)) as now:
         inner = compile_inner(gm, example_inputs, **kwargs)
     _say_choices(now, selected, graph_report)
-    _keep_heard(now, config)
+    _keep_heard(now, config, graph_report)
     graph_report.show("code", getattr(inner, "source_code", ""))
     if parts is None:
         return inner
@@ -257,12 +285,17 @@ def _compile_inner(
     return PrologueCode(inner, parts.programs, bool(kwargs.get("cudagraphs")), events=events)
 
 
-def _keep_heard(now: "Choosing", config: CompileConfig) -> None:
+def _keep_heard(
+    now: "Choosing", config: CompileConfig, graph_report: decisions.GraphReport
+) -> None:
     from ipex_inductor.lowerings.selection import database_of, keep_heard
 
-    database = database_of(config.autotune_database)
-    if now.heard and database is not None:
-        keep_heard(now.heard, database)
+    try:
+        database = database_of(config.autotune_database)
+        if now.heard and database is not None:
+            keep_heard(now.heard, database)
+    except OSError as error:  # backward graphs are compiled outside of all that could fall back
+        graph_report.add("missed", "autotune", f"what was timed is not kept: {error}")
 
 
 def _say_choices(
@@ -277,6 +310,8 @@ def _say_choices(
         else:
             reason = f"{offer.taken.name}: {known.choice.name} is recorded and not offered here"
         graph_report.add("choice", offer.problem.op, reason)
+    if now.failure:
+        graph_report.add("missed", "autotune", now.failure)
 
 
 def _inductor_options(config: CompileConfig) -> dict[str, Any]:

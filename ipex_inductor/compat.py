@@ -212,6 +212,15 @@ def dynamo_unchanged() -> Iterator[list[Any]]:
             counters[kind].update(group)
 
 
+def hints(value: Any) -> Any:
+    """The sizes that a tensor, or a size, has now, symbols and all; None for one nobody knows."""
+    if isinstance(value, torch.SymInt):
+        return value.node.hint
+    if isinstance(value, torch.Tensor):
+        return tuple(map(hints, value.shape))
+    return value if isinstance(value, int) else None
+
+
 def adds_to_one_pixel() -> bool:
     """Whether oneDNN's convolution with an addend works where the result is one pixel wide.
 

@@ -64,7 +64,9 @@ class Choosing:
     watches: bool = False
     offers: dict[bytes, Offer] = field(default_factory=dict)
     heard: list[Heard] = field(default_factory=list)
-    watched: dict[int, Problem] = field(default_factory=dict)  # by id of a choice of Inductor's
+    # By id of a choice of Inductor's, which is kept so that the id stays its own.
+    watched: dict[int, tuple[Any, Problem]] = field(default_factory=dict)
+    failure: str = ""  # of ours, where the library's kernel was taken instead
 
 
 _current: ContextVar[Choosing | None] = ContextVar("ipex_choosing", default=None)
@@ -116,24 +118,32 @@ def _hook() -> None:
 def _one(callers: list[Any]) -> list[Any]:
     """The one of `callers` that is selected, or else the library's; all of them outside."""
     now = _current.get()
-    if now is None or not callers:
+    if now is None or not callers or (len(callers) < 2 and not now.selected):
         return callers
     default = next((c for c in callers if _is_library(c)), callers[0])
+    try:
+        return _chosen(now, callers, default)
+    except Exception as error:  # in Inductor's hands it would be the user's
+        now.failure = f"{type(error).__name__}: {error}"
+        return callers if now.leaves or now.watches else [default]
+
+
+def _chosen(now: Choosing, callers: list[Any], default: Any) -> list[Any]:
+    problem = _problem(callers[0])
+    if now.watches and problem is not None:
+        now.watched |= {id(caller): (caller, problem) for caller in callers}
+    if now.watches:
+        return callers
     described: dict[bytes, tuple[Choice, Any]] = {}
     for caller in callers:
         choice = describe(caller)
         if choice is not None:
             described.setdefault(encode(choice), (choice, caller))
-    problem = _problem(callers[0])
-    if now.watches and problem is not None:
-        now.watched |= {id(caller): problem for caller in callers}
-    if now.watches:
-        return callers
-    if problem is None or encode(describe(default)) not in described:
+    usual = described.get(encode(describe(default)))
+    if problem is None or usual is None:
         return callers if now.leaves else [default]
     key = encode(problem)
-    wanted = encode(now.selected.get(key))
-    choice, caller = described.get(wanted) or described[encode(describe(default))]
+    choice, caller = described.get(encode(now.selected.get(key)), usual)
     if len(described) > 1 or key in now.selected:
         now.offers[key] = Offer(problem, tuple(c for c, _ in described.values()), choice)
     return [caller]
@@ -147,7 +157,7 @@ def _hear(timings: Mapping[Any, float], *_: Any) -> None:
         return
     described = ((describe(c), ms) for c, ms in timings.items())
     told = {encode(choice): (choice, ms) for choice, ms in described if choice is not None}
-    now.heard.append(Heard(now.watched[id(caller)], caller.layout.device, tuple(told.values())))
+    now.heard.append(Heard(now.watched[id(caller)][1], caller.layout.device, tuple(told.values())))
 
 
 def _is_library(caller: Any) -> bool:

@@ -29,7 +29,7 @@ def shares(problems: Sequence[Problem], microseconds: float) -> tuple[float | No
     except TargetError:
         return None, None
     dtype = _RATES.get(first.operands[0].dtype, "")
-    if dtype == "fp32" and first.settings.get("float32_matmul_precision", "highest") != "highest":
+    if dtype == "fp32" and first.settings.get("fp32 cuda products", "ieee") != "ieee":
         dtype = "tf32"
     moved, operations = (statistics.fmean(each) for each in zip(*map(work, problems), strict=True))
     seconds, rate = microseconds * 1e-6, device.rate(dtype)

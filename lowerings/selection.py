@@ -5,6 +5,7 @@ in later processes the selections are known before Inductor makes its cache key,
 A list that is remembered wrongly costs only speed: what was not settled gets the library's kernel.
 """
 
+import os
 import re
 import secrets
 import sys
@@ -33,7 +34,7 @@ log = decisions.log
 
 # What has a choice on the CPU, by the names that Dynamo's graphs have: without one of these, there
 # is no need to lower a graph to learn its problems.
-_CPU_CALLS = re.compile(r"(badd)?bmm|r?matmul|einsum|tensordot|bilinear")
+_CPU_CALLS = re.compile(r"(badd)?bmm|(r|linalg_)?matmul|einsum|tensordot|bilinear")
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,15 @@ class Policy:
 
 
 def settle(
-    policy: Policy, graph: str, learn: Callable[[], Iterable[Problem]]
+    policy: Policy,
+    graph: str,
+    learn: Callable[[], Iterable[Problem]],
+    say: Callable[[str, str], None],
 ) -> dict[bytes, Selection]:
-    """The selections for the graph with that digest; `learn` lowers it to see its problems."""
+    """The selections for the graph with that digest; `learn` lowers it to see its problems.
+
+    `say` hears what could not be measured, and why.
+    """
     problems = _remembered(graph)
     if problems is None:
         problems = {encode(p): p for p in learn()}
@@ -61,18 +68,34 @@ def settle(
     found = lookup(problems, policy.database)
     missing = [p for key, p in problems.items() if key not in found]
     if missing and policy.may_time and policy.database is not None:
-        told = {encode(p): t for p, t in tuned(here(missing, policy.budget), policy.database)}
+        out = _measure(missing, policy.database, policy.budget, say)
         # What cannot be measured here is not tried again by every process.
-        refused = {key for key, t in told.items() if isinstance(t, str) and t != SPENT}
-        _remember(graph, {key: p for key, p in problems.items() if key not in refused})
+        _remember(graph, {key: p for key, p in problems.items() if key not in out})
         found = lookup(problems, policy.database)
     return found
+
+
+def _measure(
+    problems: Sequence[Problem], database: Path, budget: float, say: Callable[[str, str], None]
+) -> set[bytes]:
+    """Keep a record of each, and give those of which nothing can be used; `say` hears why."""
+    out = set()
+    try:
+        for problem, told in tuned(here(problems, budget), database):
+            works = isinstance(told, Record) and any(o.timing for o in told.outcomes)
+            if not works:
+                reason = told if isinstance(told, str) else "no choice gives what it should"
+                say(f"autotune of {problem.op}", reason)
+                out |= {encode(problem)} if reason != SPENT else set()
+    except OSError as error:
+        say("autotune", f"measuring stopped: {error}")
+    return out
 
 
 def database_of(option: str) -> Path | None:
     """The folder of that name; else our own, None if others can write that."""
     if option:
-        return Path(option).expanduser()
+        return Path(os.path.expanduser(option))
     return own.default_folder() if own.trusted() else None
 
 
@@ -80,9 +103,11 @@ def may_choose(gm: torch.fx.GraphModule, devices: Iterable[torch.device]) -> boo
     """Whether there can be anything to settle in this Dynamo graph."""
     if any(device.type != "cpu" for device in devices):
         return True
-    calls = (n.target for n in gm.graph.nodes if n.op in ("call_function", "call_method"))
+    graphs = (part.graph for part in gm.modules() if isinstance(part, torch.fx.GraphModule))
+    nodes = (n for graph in graphs for n in graph.nodes)
+    calls = (n.target for n in nodes if n.op in ("call_function", "call_method"))
     names = (call if isinstance(call, str) else getattr(call, "__name__", "") for call in calls)
-    return any(_CPU_CALLS.fullmatch(name.strip("_")) for name in names)
+    return any(_CPU_CALLS.fullmatch(name.split(".")[0].strip("_")) for name in names)
 
 
 def tuned(measured: Iterable[Tuned], database: Path) -> Iterator[Tuned]:

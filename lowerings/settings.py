@@ -23,20 +23,48 @@ def _flag(owner: Any, name: str) -> tuple[Callable[[], Constant], Callable[[Any]
     return (lambda: getattr(owner, name)), (lambda value: setattr(owner, name, value))
 
 
+def _precision(owner: Any) -> Callable[[], Constant]:
+    """How fp32 is read there. torch's older function raises where only the new switch was set."""
+    return lambda: "ieee" if owner.fp32_precision == "none" else str(owner.fp32_precision)
+
+
+# The older switches set the new ones with them, so that all of them agree; Inductor reads both.
+_OLDER = {"ieee": "highest", "tf32": "high", "bf16": "medium"}
+_onednn: Any = torch.backends.mkldnn
+_cudnn: Any = torch.backends.cudnn
+_cuda: Any = torch.backends.cuda.matmul
 _CPU, _CUDA, _ALL = frozenset({"cpu"}), frozenset({"cuda"}), frozenset({"cpu", "cuda", "xpu"})
-_matmul: Any = torch.backends.cuda.matmul
-_precision = (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
 
 SETTINGS = {
     "threads": Setting(_CPU, torch.get_num_threads, torch.set_num_threads, None),
-    "float32_matmul_precision": Setting(_ALL, *_precision, "highest"),
-    "cudnn.allow_tf32": Setting(_CUDA, *_flag(torch.backends.cudnn, "allow_tf32"), True),
-    "cudnn.benchmark": Setting(_CUDA, *_flag(torch.backends.cudnn, "benchmark"), False),
+    "fp32 products": Setting(
+        _CPU,
+        _precision(_onednn.matmul),
+        lambda value: torch.set_float32_matmul_precision(_OLDER[value]),
+        "ieee",
+    ),
+    "fp32 convolutions": Setting(
+        _CPU, _precision(_onednn.conv), _flag(_onednn.conv, "fp32_precision")[1], "ieee"
+    ),
+    "fp32 cuda products": Setting(
+        _CUDA,
+        _precision(_cuda),
+        lambda value: torch.set_float32_matmul_precision(_OLDER[value]),
+        "ieee",
+    ),
+    "fp32 cuda convolutions": Setting(
+        _CUDA,
+        _precision(_cudnn.conv),
+        lambda value: setattr(_cudnn, "allow_tf32", value == "tf32"),
+        "tf32",
+    ),
+    "cudnn.benchmark": Setting(_CUDA, *_flag(_cudnn, "benchmark"), False),
     "deterministic": Setting(
         _ALL, torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, False
     ),
-    "fp16_reduced": Setting(_CUDA, *_flag(_matmul, "allow_fp16_reduced_precision_reduction"), True),
-    "bf16_reduced": Setting(_CUDA, *_flag(_matmul, "allow_bf16_reduced_precision_reduction"), True),
+    "fp16 reduced": Setting(_CUDA, *_flag(_cuda, "allow_fp16_reduced_precision_reduction"), True),
+    "bf16 reduced": Setting(_CUDA, *_flag(_cuda, "allow_bf16_reduced_precision_reduction"), True),
+    "fp16 accumulated": Setting(_CUDA, *_flag(_cuda, "allow_fp16_accumulation"), False),
 }
 
 

@@ -39,6 +39,7 @@ class Trial:
 # Of long lists, so many are measured, and no more than so many times slower than the fastest, both
 # by what Inductor times of them in passing: without epilogue, without verification, roughly.
 FINALISTS, HOPELESS = 8, 1.3
+NOBODY = -1  # of the choices is at work
 
 
 class Tuner:
@@ -56,17 +57,23 @@ class Tuner:
         deadline = time.monotonic() + seconds
         device = _device(problem)
         settings.apply(device.type, problem.settings)
-        trials = [_trial(point, device) for point in points(problem)]
+        trials = []
+        for point in points(problem):
+            self._say.doing(NOBODY)
+            trials.append(_trial(point, device))
+        self._say.doing(NOBODY)
         default, offer = _offer(problem, trials[0].inputs)
         self._say.choices(offer.choices)
         known = {encode(o.choice): o for o in out}
         outcomes = [o for o in out if o.choice in offer.choices]
-        if len(offer.choices) > FINALISTS:
+        # On a CPU Inductor's word is too rough: it may be off by a thousand times.
+        if len(offer.choices) > FINALISTS and device.type != "cpu":
+            self._say.doing(NOBODY)
             outcomes += _passed_over(problem, offer, trials[0].inputs)
         known |= {encode(o.choice): o for o in outcomes}
-        candidates = []
+        candidates: list[tuple[int, Candidate, float]] = []
         for i, choice in enumerate(offer.choices):
-            if encode(choice) in known:
+            if encode(choice) in known or (len(candidates) > 1 and time.monotonic() > deadline):
                 continue
             self._say.doing(i)
             run = default if choice == offer.taken else None
@@ -76,6 +83,8 @@ class Tuner:
             else:
                 candidates.append((i, *found))
         outcomes += self._raced(candidates, trials, device, deadline)
+        if not outcomes:
+            raise ValueError("the time was up before anything was measured")
         order = {encode(c): i for i, c in enumerate(offer.choices)}
         outcomes.sort(key=lambda o: order[encode(o.choice)])
         return Record(problem, tuple(outcomes), provenance_of(device))
@@ -86,6 +95,8 @@ class Tuner:
         """Compiled, unless `run` is it, and found right, with its error."""
         try:
             candidate = Candidate(choice, run or compiled(problem, choice, trials[0].inputs))
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
             return Outcome(choice, reason=f"it does not compile: {measure.first_line(error)}")
         found = _verified(candidate, trials)
@@ -106,6 +117,8 @@ class Tuner:
             self._say.doing(i)
             try:
                 prepared = clock.prepare(candidate.run, buffers, len(trials))
+            except torch.OutOfMemoryError:
+                raise
             except Exception as refused:
                 reason = f"it cannot be timed: {measure.first_line(refused)}"
                 failed.append(Outcome(candidate.choice, reason=reason))

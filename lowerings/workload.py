@@ -5,7 +5,6 @@ the op's result `y` and the operands `x0`, `x1`, ...: `aten.relu.default(aten.ad
 """
 
 import ast
-import functools
 import math
 import operator
 import re
@@ -94,9 +93,18 @@ def mark(problem: Problem, inputs: Sequence[Tensor]) -> None:
 
 
 def inputs_of(problem: Problem, device: torch.device, seed: int) -> list[Tensor]:
-    """Random operands, scaled so that sums of products neither overflow nor vanish."""
+    """Random operands, one factor scaled so that the product is of the size of all others.
+
+    Or a bias would hide it, an epilogue flatten it, and a low precision overflow.
+    """
     generator = torch.Generator(device).manual_seed(seed)
-    return [_random(o, device, generator) for o in problem.operands]
+    operands = [_random(o, device, generator) for o in problem.operands]
+    last, terms = _summed(problem)
+    if operands[last].is_floating_point() and terms > 1:
+        factor = operands[last]
+        own = [1 if not step else n for n, step in zip(factor.shape, factor.stride(), strict=True)]
+        factor.as_strided(own, factor.stride()).div_(math.sqrt(terms))
+    return operands
 
 
 def function_of(problem: Problem) -> Callable[..., Tensor]:
@@ -168,6 +176,8 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, (list, tuple)) and all(type(v) is int for v in value):
         return tuple(value)
+    if type(value) is float and math.isnan(value):
+        return _UNKNOWN  # nothing that reads back is itself
     return value if value is None or type(value) in (bool, int, float, str) else _UNKNOWN
 
 
@@ -193,9 +203,9 @@ def _symbols(values: Sequence[Any]) -> "dict[sympy.Expr, Symbol] | None":
         bounds = size.node.shape_env.bound_sympy(expr)
         if not isinstance(hint, int) or hint < 1:
             return None
-        high = 1 << (hint - 1).bit_length()
-        low, high = max(high // 2 + 1, int(bounds.lower)), int(min(high, bounds.upper))
-        found[expr] = Symbol(f"s{len(found)}", low, high)
+        high = max(4, 1 << (hint - 1).bit_length())
+        low = max(2 if high == 4 else high // 2 + 1, int(bounds.lower))
+        found[expr] = Symbol(f"n{len(found)}", low, int(min(high, bounds.upper)))
     return found
 
 
@@ -206,9 +216,8 @@ def _said(sizes: Sequence[Any], names: "Mapping[sympy.Expr, str]") -> tuple[int 
 
 def _said_one(size: Any, names: "Mapping[sympy.Expr, str]") -> int | str:
     expr = sympy.sympify(size.node.expr if isinstance(size, torch.SymInt) else size)
-    # The largest expressions first: 64*s0 may be a size itself.
-    for known, name in sorted(names.items(), key=lambda pair: -pair[0].count_ops()):
-        expr = expr.subs(known, sympy.Symbol(name, integer=True, positive=True))
+    known = {e: sympy.Symbol(name, integer=True, positive=True) for e, name in names.items()}
+    expr = expr.subs(known, simultaneous=True)  # torch may have symbols of these names
     if expr.is_Integer:
         return int(expr)
     if not {str(s) for s in expr.free_symbols} <= set(names.values()):
@@ -294,7 +303,9 @@ def _text(nodes: Sequence[Node], product: Node, names: Mapping[Node, str]) -> st
 def _argument(value: Any, written: Mapping[Node, str]) -> str:
     if isinstance(value, Node):
         return written[value]
-    return str(value) if isinstance(value, (torch.dtype, torch.device)) else repr(_plain(value))
+    if isinstance(value, (torch.dtype, torch.device)):
+        return str(value)
+    return repr(_plain(value)).replace("inf", "1e999")  # a literal, which reads as infinite
 
 
 def _evaluated(node: ast.expr, values: Mapping[str, Tensor]) -> Any:
@@ -312,7 +323,6 @@ def _evaluated(node: ast.expr, values: Mapping[str, Tensor]) -> Any:
             return ast.literal_eval(node)
 
 
-@functools.cache
 def _op(name: str) -> Any:
     """The op `aten.mm.default`. Raises `AttributeError` where torch has none of that name."""
     namespace, packet, overload = name.split(".")
@@ -345,9 +355,18 @@ def _random(operand: Operand, device: torch.device, generator: torch.Generator) 
         result.stride(),
     )
     if own.is_floating_point():
-        reduced = math.prod(own.shape[1:]) if own.dim() > 1 else 1
-        values = torch.randn(own.shape, generator=generator, device=device)
-        own.copy_(values / math.sqrt(max(1, min(reduced, 4096))))
+        own.copy_(torch.randn(own.shape, generator=generator, device=device))
     else:
         own.copy_(torch.randint(0, 2, own.shape, generator=generator, device=device))
     return result
+
+
+def _summed(problem: Problem) -> tuple[int, int]:
+    """The number of the operand that is multiplied last, and how many products a sum is of."""
+    packet = problem.op.split(".")[1]
+    last = _LAST_FACTOR.get(packet, 0)
+    shape = [int(n) for n in problem.operands[last].shape]
+    return last, math.prod(shape[1:]) if packet == "convolution" else shape[-2] if last else 1
+
+
+_LAST_FACTOR = {"mm": 1, "bmm": 1, "addmm": 2, "baddbmm": 2, "convolution": 1}

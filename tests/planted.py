@@ -34,7 +34,7 @@ def one_element_off(right, inputs):
 
 def everywhere_a_little(right, inputs):
     result = right(inputs)
-    return result + 1e-6 * result.abs().max() * result.sign()
+    return result + 4e-7 * result.abs().max() * result.sign()
 
 
 def writes(right, inputs):

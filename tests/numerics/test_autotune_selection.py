@@ -12,6 +12,7 @@ from msgspec.structs import replace as changed
 from records import PROVENANCE, timed
 from torch._inductor.runtime import benchmarking
 from torch._inductor.utils import run_and_get_code
+from torch.utils.checkpoint import checkpoint
 
 from ipex_inductor import backend, decisions
 from ipex_inductor.aot_cache import home
@@ -20,6 +21,7 @@ from ipex_inductor.autotune.database import Records, Shard
 from ipex_inductor.autotune.record import Record, Symbol, encode
 from ipex_inductor.lowerings import listed, selection
 from ipex_inductor.lowerings.listed import Choosing, choosing
+from ipex_inductor.lowerings.settings import settings_of
 
 A, B = torch.randn(3, 40, 24), torch.randn(3, 24, 56)
 TEMPLATE, IN_CODE = "inductor.cpp.bmm", "_threaded_mm("
@@ -130,7 +132,7 @@ def test_a_size_that_varies_has_records_of_its_own(database, offer):
     _, code = code_of(compiled(fn, database), a, b)
     assert "extern_kernels.bmm" in code, "the record is of three products exactly"
     (varying,) = offers_of(fn, a, b)
-    assert varying.problem.symbols == (Symbol("s0", 3, 4),)
+    assert varying.problem.symbols == (Symbol("n0", 2, 4),)
     keep(database, varying.problem, varying.choices, TEMPLATE)
     torch.compiler.reset()
     dynamic = compiled(fn, database)
@@ -214,6 +216,109 @@ def test_a_failure_leaves_the_librarys_kernels(monkeypatch, database, offer):
     assert event.reason == "RuntimeError: no luck"
 
 
+def test_every_way_to_ask_for_precision_leaves_the_rules_on():
+    """torch's older function raises where only the new switch was set."""
+    onednn, layer = torch.backends.mkldnn.matmul, torch.nn.Linear(24, 8).eval()
+    before = onednn.fp32_precision
+    try:
+        onednn.fp32_precision = "bf16"
+        assert settings_of("cpu")["fp32 products"] == "bf16"
+        for options in ({}, {"autotune": "never"}):
+            torch.compiler.reset()
+            with torch.no_grad():
+                torch.compile(layer, backend="ipex", options={"strict": True, **options})(A[0])
+        assert all(not r.count("fallback") for r in decisions.reports())
+    finally:
+        onednn.fp32_precision = before
+
+
+@pytest.mark.parametrize("options", [{"autotune": "inductor", "max_autotune": True}], ids=str)
+def test_a_database_that_cannot_be_written_is_said_also_in_a_backward(options, tmp_path):
+    class Late(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a, b):
+            ctx.save_for_backward(a, b)
+            return a.sum() + b.sum()
+
+        @staticmethod
+        def backward(ctx, tangent):
+            a, b = ctx.saved_tensors
+            product = torch.bmm(a, b).sum()
+            return product.expand_as(a) * tangent, product.expand_as(b) * tangent
+
+    file = tmp_path / "file"
+    file.write_text("")
+    a, b = (t.clone().requires_grad_() for t in (A, B))
+    options = {**options, "autotune_database": str(file / "no folder")}
+    torch.compile(Late.apply, backend="ipex", options=options)(a, b).backward()
+    assert a.grad is not None
+    events = [e for r in decisions.reports() for e in r.events if e.subject == "autotune"]
+    assert any("what was timed is not kept" in e.reason for e in events)
+
+
+def test_a_fault_of_ours_in_inductors_hands_is_the_librarys_kernel(monkeypatch, database, offer):
+    keep(database, offer.problem, offer.choices, TEMPLATE)
+    settled = torch.compiler.reset, compiled(fn, database)
+    code_of(settled[1], A, B)  # remembers the problem
+
+    def broken(*_):
+        raise RuntimeError("no luck")
+
+    torch.compiler.reset()
+    decisions.clear()
+    monkeypatch.setattr(listed, "_problem", broken)
+    result, code = code_of(compiled(fn, database), A, B)
+    assert "extern_kernels.bmm" in code
+    torch.testing.assert_close(result, fn(A, B))
+    (event,) = [e for r in decisions.reports() for e in r.events if e.kind == "missed"]
+    assert event.reason == "RuntimeError: no luck"
+
+
+def test_problems_are_learned_anew_for_other_threads_and_other_sizes(monkeypatch, database):
+    asked = []
+
+    def refuses(problems, _):
+        asked.extend(problems)
+        yield from ((p, "no luck") for p in problems)
+
+    monkeypatch.setattr(selection, "here", refuses)
+    before = torch.get_num_threads()
+    try:
+        for threads in (before, before + 1):
+            torch.set_num_threads(threads)
+            torch.compiler.reset()
+            code_of(compiled(fn, database, autotune="always"), A, B)
+    finally:
+        torch.set_num_threads(before)
+    assert [p.settings["threads"] for p in asked] == [before, before + 1]
+    del asked[:]
+    for batch in (4, 100):
+        torch.compiler.reset()
+        a, b = torch.randn(batch, 40, 24), torch.randn(batch, 24, 56)
+        for factor in (a, b):
+            torch._dynamo.mark_dynamic(factor, 0)
+        code_of(compiled(fn, database, autotune="always"), a, b)
+    assert [p.symbols[0].high for p in asked] == [4, 128]
+    reasons = [e for r in decisions.reports() for e in r.events if e.kind == "missed"]
+    assert any(e.reason == "no luck" for e in reasons)
+
+
+def test_what_was_found_is_used_though_the_disk_fails_later(monkeypatch, database, offer):
+    keep(database, offer.problem, offer.choices, TEMPLATE)
+    other = changed(offer.problem, epilogue="")
+
+    def full(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(selection, "here", full)
+    said_ = []
+    policy = selection.Policy(database, True, 10)
+    learned = lambda: [offer.problem, other]  # noqa: E731
+    found = selection.settle(policy, "graph", learned, lambda *words: said_.append(words))
+    assert [s.choice.name for s in found.values()] == [TEMPLATE]
+    assert said_ == [("autotune", "measuring stopped: no space left")]
+
+
 def test_what_cannot_be_measured_is_not_tried_by_every_process(monkeypatch, database, offer):
     tried = []
 
@@ -275,6 +380,9 @@ def test_the_digest_is_of_what_was_selected(offer):
         (lambda a, b: a.matmul(b), True),
         (lambda a, b: torch.einsum("bij,bjk->bik", a, b), True),
         (lambda a, b: torch.baddbmm(a.sum(), a, b), True),
+        (lambda a, b: torch.linalg.matmul(a, b), True),
+        (lambda a, b: torch.ops.aten.bmm.default(a, b), True),
+        (lambda a, b: checkpoint(torch.bmm, a, b, use_reentrant=False), True),
         (lambda a, b: a.relu() + b.sum(), False),
     ],
 )
@@ -293,6 +401,7 @@ PROGRAM = """
 import json, sys, hashlib, torch
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
+from torch.utils.checkpoint import checkpoint
 from ipex_inductor import decisions
 
 torch.manual_seed(0)

@@ -6,7 +6,15 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ipex_inductor.autotune.record import Symbol, decode_problem, encode
-from ipex_inductor.lowerings.workload import function_of, inputs_of, points, problem_of, widened
+from ipex_inductor.lowerings import shapes, tuner
+from ipex_inductor.lowerings.workload import (
+    _said,
+    function_of,
+    inputs_of,
+    points,
+    problem_of,
+    widened,
+)
 
 aten = torch.ops.aten
 M = torch.randn(6, 8)
@@ -139,8 +147,8 @@ def dynamic(fn, op, *operands, **mode):
 
 def test_a_size_that_varies_is_known_by_the_powers_of_two_about_it():
     found = dynamic(aten.mm.default, aten.mm.default, torch.randn(100, 8), W)
-    assert found.symbols == (Symbol("s0", 65, 128),)
-    assert [o.shape for o in found.operands] == [("s0", 8), (8, 10)]
+    assert found.symbols == (Symbol("n0", 65, 128),)
+    assert [o.shape for o in found.operands] == [("n0", 8), (8, 10)]
     assert decode_problem(encode(found)) == found
     middle, end = points(found)
     assert [p.operands[0].shape for p in (middle, end)] == [(91, 8), (128, 8)]
@@ -151,7 +159,7 @@ def test_a_size_that_varies_is_known_by_the_powers_of_two_about_it():
 
 def test_its_own_range_may_be_narrower():
     found = dynamic(aten.mm.default, aten.mm.default, torch.randn(100, 8), W, min=70, max=110)
-    assert found.symbols == (Symbol("s0", 70, 110),)
+    assert found.symbols == (Symbol("n0", 70, 110),)
 
 
 def test_a_product_of_sizes_is_a_size_and_strides_are_of_them():
@@ -159,15 +167,15 @@ def test_a_product_of_sizes_is_a_size_and_strides_are_of_them():
         return aten.mm.default(x.reshape(-1, 8), w)
 
     found = dynamic(fn, aten.mm.default, torch.randn(100, 3, 8), W)
-    assert found.symbols == (Symbol("s0", 257, 512),)
-    assert found.operands[0].shape == ("s0", 8)
+    assert found.symbols == (Symbol("n0", 257, 512),)
+    assert found.operands[0].shape == ("n0", 8)
     turned = torch.randn(50, 4, 6).transpose(1, 2)
 
     def keep(x, y):
         return aten.bmm.default(x.transpose(0, 2).contiguous().transpose(0, 2), y)
 
     found = dynamic(keep, aten.bmm.default, turned, torch.randn(50, 4, 3))
-    assert found.operands[0].stride == (1, "s0", "6*s0")
+    assert found.operands[0].stride == (1, "n0", "6*n0")
     assert points(found)[1].operands[0].stride == (1, 64, 384)
 
 
@@ -195,3 +203,103 @@ def test_an_epilogue_is_ops_of_torch_and_nothing_else(epilogue):
     found = replace(problem(torch.mm, (M, W), aten.mm.default), epilogue=epilogue)
     with pytest.raises((ValueError, AttributeError, KeyError, SyntaxError)):
         function_of(found)(M, W)
+
+
+CONV = (
+    "aten.convolution.default {} 4x32x14x14:L 48x32x3x3:L 48 stride=1,1 padding=1,1 dilation=1,1 "
+    "transposed=False output_padding=0,0 groups=1"
+)
+LINEAR = "aten.addmm.default {} 96 64x768 768x96:T"
+MM = "aten.mm.default {} 64x768 768x96:T"
+BMM = "aten.bmm.default {} 6x32x64 6x64x48"
+
+
+def without(y, i, op, drop):
+    """The op on factors of which the last `drop` terms of each sum are left out."""
+    x, w = i[-2:]
+    parts = [x[..., :-drop] @ w[..., :-drop, :]]
+    return (i[0] + parts[0]) if op == "addmm" else parts[0]
+
+
+# Problem, and what a kernel that is wrong makes of the right result and the operands.
+WRONG = {
+    "the bias alone": (LINEAR, lambda y, i: i[0].expand_as(y).contiguous()),
+    "the convolution's bias alone": (
+        CONV,
+        lambda y, i: torch.empty_like(y).copy_(i[2].view(1, -1, 1, 1).expand_as(y)),
+    ),
+    "half of the sum": (LINEAR, lambda y, i: without(y, i, "addmm", 384)),
+    "a tile less": (MM, lambda y, i: without(y, i, "mm", 16)),
+    "a term less": (MM, lambda y, i: without(y, i, "mm", 1)),
+    "sigmoid of nothing": (
+        MM + " -> aten.sigmoid.default(y)",
+        lambda y, i: torch.full_like(y, 0.5),
+    ),
+    "the epilogue of nothing": (
+        BMM + " -> aten.add.Tensor(y, 1.0)",
+        lambda y, i: torch.ones_like(y),
+    ),
+    "no epilogue": (BMM + " -> aten.relu.default(y)", lambda y, i: torch.bmm(*i)),
+    "zero": (BMM, lambda y, i: torch.zeros_like(y)),
+    "a row less": (BMM, lambda y, i: y.index_fill(1, torch.tensor(31), 0)),
+    "NaN where it is none": (
+        BMM + " -> aten.sqrt.default(aten.abs.default(y))",
+        lambda y, i: y.masked_fill(y == y.max(), float("nan")),
+    ),
+    "a comparison turned round": (BMM + " -> aten.gt.Scalar(y, 0)", lambda y, i: ~y),
+}
+
+
+def trial(line, dtype):
+    (found,) = shapes.problems([line.format(dtype)], "test", {})
+    return tuner._trial(found, CPU)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", WRONG)
+def test_a_kernel_that_does_not_compute_the_product_is_wrong(name, dtype):
+    """Also where a bias could hide it, an epilogue flatten it, or low precision excuse it."""
+    line, spoil = WRONG[name]
+    given = trial(line, dtype)
+    right = function_of(given.problem)(*given.inputs)
+    assert given.judge.why_wrong(right) is None
+    wrong = spoil(right, given.inputs)
+    if name == "a term less" and dtype == "bfloat16":
+        return  # of 768, less than the rounding of the result
+    reason = given.judge.why_wrong(wrong)
+    assert reason
+    assert "wrong by" in reason, "not by its layout"
+
+
+@pytest.mark.parametrize("epilogue", ["sqrt", "log", "rsqrt"])
+def test_what_has_no_value_is_not_judged_and_the_rest_is(epilogue):
+    given = trial(f"{BMM} -> aten.{epilogue}.default(y)", "bfloat16")
+    right = function_of(given.problem)(*given.inputs)
+    assert right.isnan().any()
+    assert given.judge.why_wrong(right) is None
+    assert given.judge.why_wrong(right * 1.5)
+
+
+def test_what_has_next_to_no_values_cannot_be_judged():
+    with pytest.raises(ValueError, match="hardly ever finite"):
+        trial(BMM + " -> aten.log.default(aten.sub.Tensor(y, 9.0))", "float32")
+
+
+def test_infinite_constants_are_written_as_literals():
+    fn = lambda a, b: torch.mm(a, b).clamp(max=float("inf")) + float("-inf")  # noqa: E731
+    found = problem(fn, (M, W), aten.mm.default)
+    assert found.epilogue.count("1e999") == 2
+    assert torch.equal(function_of(found)(M, W), fn(M, W))
+
+
+def test_torchs_names_of_symbols_and_ours_are_no_matter():
+    """Two that change places: what is one's name is the other's."""
+    import sympy
+
+    a, b = sympy.symbols("n1 n0", integer=True, positive=True)
+    assert _said([a, b, 8 * b, a * b], {a: "n0", b: "n1"}) == ("n0", "n1", "8*n1", "n0*n1")
+
+
+def test_the_smallest_range_has_more_than_one_size():
+    found = dynamic(aten.mm.default, aten.mm.default, torch.randn(2, 8), W)
+    assert found.symbols == (Symbol("n0", 2, 4),)

@@ -1,5 +1,6 @@
 """A choice that is wrong, crashes or hangs while it is measured is out, and the others are not."""
 
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -32,7 +33,7 @@ def product(batch, m, k, n, arch=None, dtype="float32"):
 @pytest.fixture(scope="module")
 def record():
     """The problem is small, so that the race is soon over where nothing is in the way."""
-    with Child(PLANTED, patience=20) as child:
+    with Child(PLANTED, patience=30) as child:
         return child.tune(product(4, 32, 16, 24), 600)
 
 
@@ -75,9 +76,9 @@ def test_a_database_gets_what_was_measured_though_a_child_dies(tmp_path):
 def test_a_size_that_varies_is_measured_at_two():
     static = product(3, 40, 24, 56)
     operands = tuple(
-        changed(o, shape=("s0", *o.shape[1:]), stride=o.stride) for o in static.operands
+        changed(o, shape=("n0", *o.shape[1:]), stride=o.stride) for o in static.operands
     )
-    problem = changed(static, operands=operands, symbols=(Symbol("s0", 3, 4),))
+    problem = changed(static, operands=operands, symbols=(Symbol("n0", 2, 4),))
     ((_, record),) = here([problem], 600)
     assert record.problem == problem
     timed = [o for o in record.outcomes if o.timing]
@@ -112,12 +113,18 @@ def test_a_spent_budget_is_said_and_nothing_is_started(tmp_path):
     assert not (tmp_path / "db").exists()
 
 
+KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 DIES = "import os; os._exit(3)"
 IDLES = "import time; time.sleep(1000)"
 
 
 @pytest.mark.parametrize(
-    ("program", "reason"), [(DIES, "ended with 3"), (IDLES, "hung: nothing happened for 1 seconds")]
+    ("program", "reason"),
+    [
+        (DIES, "ended with 3"),
+        (KILLED, "was killed, perhaps for want of memory"),
+        (IDLES, "hung: nothing happened for 1 seconds"),
+    ],
 )
 def test_a_child_that_never_begins_refuses_the_problem(program, reason):
     start = time.monotonic()
@@ -127,6 +134,67 @@ def test_a_child_that_never_begins_refuses_the_problem(program, reason):
     ):
         child.tune(product(2, 16, 16, 16), 60)
     assert time.monotonic() - start < 30
+
+
+def test_whom_somebody_else_kills_is_no_worse_for_it():
+    """As the kernel does for want of memory, whatever choice is at work."""
+    program = (
+        "import os, signal\n"
+        "from ipex_inductor.autotune import child\n"
+        "from ipex_inductor.autotune.record import Choice\n"
+        "def make(say):\n"
+        "    def tune(*_):\n"
+        "        say.choices((Choice('library', 'aten.bmm'),))\n"
+        "        say.doing(0)\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return tune\n"
+        "child.serve(make)\n"
+    )
+    with (
+        Child((sys.executable, "-c", program)) as child,
+        pytest.raises(Refused, match="was killed"),
+    ):
+        child.tune(product(2, 16, 16, 16), 60)
+
+
+def test_a_child_ends_with_its_parent():
+    program = (
+        "import sys, time\n"
+        "from ipex_inductor.autotune.child import Child\n"
+        "child = Child((sys.executable, '-c', sys.argv[1]))\n"
+        "child._start()\n"
+        "print(child._process.pid, flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    hangs = (
+        "import threading, time\n"
+        "from ipex_inductor.autotune import child\n"
+        "threading.Thread(target=time.sleep, args=(1000,)).start()\n"
+        "child.serve(lambda say: time.sleep(1000))\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, hangs], stdout=subprocess.PIPE, text=True
+    )
+    status = Path(f"/proc/{parent.stdout.readline().strip()}/status")
+    time.sleep(5)  # it imports torch
+    assert status.exists()
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 60
+    while status.exists() and "State:\tZ" not in status.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_a_failed_start_leaves_no_files_open():
+    def open_files():
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = open_files()
+    for _ in range(3):
+        with Child(("/nowhere/python",)) as child, pytest.raises(FileNotFoundError):
+            child.tune(product(2, 16, 16, 16), 60)
+    assert open_files() == before
 
 
 def test_no_process_is_left(tmp_path):

@@ -51,7 +51,7 @@ def test_torchs_own_result_and_one_summed_otherwise_are_right():
         (lambda y: y.masked_fill(y == y.max(), math.nan), "wrong by nan where"),
         (lambda y: y.masked_fill(y == y.max(), math.inf), "wrong by inf"),
         (lambda y: y.roll(1, 0), "wrong by"),
-        (lambda y: y + 8e-7 * y.abs().max(), "on average where"),
+        (lambda y: y + 5e-7 * y.abs().max(), "on average where"),
         (lambda y: y.double(), "its dtype is torch.float64, not torch.float32"),
         (lambda y: y[:, :-1], "its shape is"),
         (lambda y: y.t().contiguous().t(), "its stride is"),
@@ -147,10 +147,10 @@ def test_nobody_always_follows_the_same():
     assert turns == ["abc", "bca", "cab"] * 2
 
 
-def test_past_the_deadline_one_stage_is_run():
+def test_past_the_deadline_a_few_rounds_are_run():
     runners = [runner("a", steady(10)), runner("b", steady(11))]
     race(runners, deadline=time.monotonic() - 1)
-    assert {len(r.times) for r in runners} == {measure.STAGES[0]}
+    assert {len(r.times) for r in runners} == {measure.FEWEST}
 
 
 @pytest.mark.parametrize("rounds", [6, 18, 90])
