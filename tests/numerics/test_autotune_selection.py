@@ -258,8 +258,7 @@ def test_a_database_that_cannot_be_written_is_said_also_in_a_backward(options, t
 
 def test_a_fault_of_ours_in_inductors_hands_is_the_librarys_kernel(monkeypatch, database, offer):
     keep(database, offer.problem, offer.choices, TEMPLATE)
-    settled = torch.compiler.reset, compiled(fn, database)
-    code_of(settled[1], A, B)  # remembers the problem
+    code_of(compiled(fn, database), A, B)  # remembers the problem
 
     def broken(*_):
         raise RuntimeError("no luck")
