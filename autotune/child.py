@@ -127,8 +127,8 @@ class Child:
                 start_new_session=True,  # Ctrl-C is the parent's to handle
             )
         except BaseException:
-            self._pipe.close()
-            self._file.close()
+            for opened in (self._pipe, self._status, self._file):
+                opened.close()
             raise
         finally:
             os.close(writing)

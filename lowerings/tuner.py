@@ -39,6 +39,7 @@ class Trial:
 # Of long lists, so many are measured, and no more than so many times slower than the fastest, both
 # by what Inductor times of them in passing: without epilogue, without verification, roughly.
 FINALISTS, HOPELESS = 8, 1.3
+PRUNED = ("cuda", "xpu")  # on CPUs its word may be off by a thousand times
 NOBODY = -1  # of the choices is at work
 
 
@@ -66,8 +67,7 @@ class Tuner:
         self._say.choices(offer.choices)
         known = {encode(o.choice): o for o in out}
         outcomes = [o for o in out if o.choice in offer.choices]
-        # On a CPU Inductor's word is too rough: it may be off by a thousand times.
-        if len(offer.choices) > FINALISTS and device.type != "cpu":
+        if len(offer.choices) > FINALISTS and device.type in PRUNED:
             self._say.doing(NOBODY)
             outcomes += _passed_over(problem, offer, trials[0].inputs)
         known |= {encode(o.choice): o for o in outcomes}
