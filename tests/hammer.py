@@ -1,7 +1,7 @@
 """Processes that use one kernel cache at once and are killed: run as `python hammer.py SPEC`.
 
-SPEC is JSON: folder, processes, keys, size, seconds, kills, operations, quota, network, pause. Prints
-what was found, as JSON. Imports no torch, so that children are forked and killed by the hundred.
+SPEC is JSON with a folder and the fields of DEFAULTS. Prints what was found, as JSON. Imports no
+torch, so that children are forked by the hundred.
 """
 
 import errno
@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -24,6 +25,43 @@ from ipex_inductor.aot_cache.room import sweep
 from ipex_inductor.aot_cache.store import Store
 
 EVENTS = ("operations", "hits", "puts", "wrong", "exceptions", "corrupt", "evicted")
+
+
+DEFAULTS = {
+    "processes": 8,
+    "keys": 200,
+    "size": 4096,  # bytes of a blob
+    "seconds": 500,  # at most
+    "kills": 0,  # at least, as the next two
+    "operations": 0,
+    "puts": 0,
+    "quota": 1 << 30,
+    "network": False,
+    "evict": 0.05,  # of the operations, one more evicts
+    "pause": (0.005, 0.06),  # s between two kills
+}
+
+
+def hammered(path, **spec):
+    """What one run found, after the checks that every run must pass."""
+    here = Path(__file__).parent
+    ran = subprocess.run(
+        [sys.executable, __file__, json.dumps(DEFAULTS | {"folder": str(path)} | spec)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])},
+        capture_output=True,
+        text=True,
+        timeout=590,
+    )
+    assert ran.returncode == 0, ran.stderr
+    result = json.loads(ran.stdout)
+    print(result)
+    assert result["exceptions"] == 0, ran.stderr
+    assert result["wrong"] == result["bad"] == 0, result
+    assert "is not used" not in ran.stderr, "a torn entry"
+    assert result["orphans"] == 0, "all that killed writers left was reaped"
+    for least in ("kills", "operations", "puts"):
+        assert result[least] >= spec.get(least, 0), result
+    return result
 
 
 class Tally:
@@ -123,15 +161,16 @@ def run(spec):
     kills, largest, begun = 0, 0, time.monotonic()
     try:
         while time.monotonic() - begun < spec["seconds"] and (
-            kills < spec["kills"] or tally.sums()["operations"] < spec["operations"]
+            kills < spec["kills"] or any(tally.sums()[e] < spec[e] for e in ("operations", "puts"))
         ):
-            time.sleep(rng.uniform(*spec["pause"]))
-            largest = max(largest, held(spec["folder"]))
-            if kills < spec["kills"] or spec["operations"]:
-                process = rng.randrange(spec["processes"])
-                os.kill(children[process], signal.SIGKILL)
-                kills += os.WIFSIGNALED(os.waitpid(children[process], 0)[1])
-                children[process] = start(spec, process, tally)
+            until = time.monotonic() + rng.uniform(*spec["pause"])
+            while time.monotonic() < until:
+                time.sleep(0.01)
+                largest = max(largest, held(spec["folder"]))
+            process = rng.randrange(spec["processes"])
+            os.kill(children[process], signal.SIGKILL)
+            kills += os.WIFSIGNALED(os.waitpid(children[process], 0)[1])
+            children[process] = start(spec, process, tally)
     finally:
         for child in children:
             os.kill(child, signal.SIGKILL)
