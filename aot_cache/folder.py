@@ -57,7 +57,7 @@ class Folder:
     def read(self, name: str) -> bytes | None:
         """The bytes under a name; None if there are none to be had, which is said unless usual."""
         try:
-            return self.load(name)
+            return self.load(name, use=not self._layer)
         except FileNotFoundError:
             return None
         except entry.CorruptError as error:
@@ -68,8 +68,8 @@ class Folder:
             say(f"entries in {self._at} cannot be read: {error.strerror}")
         return None
 
-    def load(self, name: str, head: bool = False) -> bytes:
-        """The bytes of a file that is ours, or those up to the end of its key.
+    def load(self, name: str, head: bool = False, use: bool = False) -> bytes:
+        """The bytes of a file that is ours, or those up to the end of its key; `use` is noted.
 
         Raises `RefusedError`, `OSError`, and `CorruptError` for a length other than it says.
         """
@@ -85,7 +85,7 @@ class Folder:
             found = disk.fstat(file)
             if reason := self._why_refused(found):
                 raise RefusedError(f"{path} {reason}: not used")
-            if not self._layer and disk.time() - found.st_mtime > TOUCH_AFTER:
+            if use and disk.time() - found.st_mtime > TOUCH_AFTER:
                 with suppress(OSError):  # it may have gone to a read-only mount
                     disk.utime(file)
             return _bytes(file, found.st_size, head)

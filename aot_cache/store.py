@@ -9,13 +9,12 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from ipex_inductor.aot_cache import key as keys
 from ipex_inductor.aot_cache import lock
-from ipex_inductor.aot_cache.entry import HEAD, CorruptError, Entry, pack, unpack
+from ipex_inductor.aot_cache.entry import CorruptError, Entry, pack, unpack
 from ipex_inductor.aot_cache.folder import MEMORY_ONLY, SUFFIX, Folder, RefusedError
 from ipex_inductor.aot_cache.home import home
 from ipex_inductor.aot_cache.key import Key
@@ -23,6 +22,7 @@ from ipex_inductor.aot_cache.memory import Memory
 from ipex_inductor.aot_cache.notices import say
 from ipex_inductor.aot_cache.remote import Remote
 from ipex_inductor.aot_cache.room import QUOTA, Room
+from ipex_inductor.aot_cache.survey import survey
 
 Build = Callable[[], tuple[dict[str, Any], bytes]]
 
@@ -100,15 +100,8 @@ class Store:
     def keys(self) -> Iterator[Mapping[str, Any]]:
         """The fields of every key in folder and layers, unverified: to explain, not to run."""
         for folder in (self.folder, *self.layers):
-            try:
-                names = [file.name for file in folder.files()]
-            except (OSError, RefusedError):
-                continue
-            for name in names:
-                try:
-                    yield keys.read(folder.load(name, head=True)[HEAD:])
-                except (OSError, RefusedError, ValueError):
-                    continue
+            with suppress(OSError, RefusedError):
+                yield from (found.key for found in survey(folder) if found.key)
 
     def counts(self) -> dict[tuple[str, str], int]:
         """What happened in this process, by event and tier ("" for all tiers together).
