@@ -56,27 +56,31 @@ def pack(framed_key: bytes, meta: Mapping[str, Any], blob: bytes) -> bytes:
 
 def unpack(data: bytes, framed_key: bytes) -> Entry:
     """The entry of that key; raises `CorruptError` for any other bytes."""
-    view = memoryview(data)
-    key, meta, blob = _parts(view, len(data))
+    key, meta, blob = _parts(data, len(data))
     if data[key] != framed_key:
         raise CorruptError("it holds another key")
-    return _checked(view, meta, blob)
+    return _checked(data, meta, blob)
 
 
 def unpack_any(data: bytes) -> tuple[bytes, Entry]:
     """The framed key and the entry of whatever key; raises `CorruptError`."""
-    view = memoryview(data)
-    key, meta, blob = _parts(view, len(data))
-    return data[key], _checked(view, meta, blob)
+    key, meta, blob = _parts(data, len(data))
+    return data[key], _checked(data, meta, blob)
+
+
+def is_whole(head: bytes, size: int) -> bool:
+    """Whether a file of `size` bytes that begins so is as long as it says."""
+    with suppress(CorruptError):
+        return key_end(head, size) <= size
+    return False
 
 
 def key_end(head: bytes, size: int) -> int:
     """Where the key ends in a file of `size` bytes that begins so; raises `CorruptError`."""
-    end: int = _parts(memoryview(head), size)[0].stop
-    return end
+    return _parts(head, size)[0].stop  # type: ignore[no-any-return]
 
 
-def _parts(head: memoryview, size: int) -> tuple[slice, slice, slice]:
+def _parts(head: bytes, size: int) -> tuple[slice, slice, slice]:
     """Where key, metadata and blob stand."""
     if len(head) < HEAD:
         raise CorruptError("it is cut off")
@@ -104,16 +108,16 @@ def _why_too_large(key: int, meta: int, blob: int) -> str:
     return "" if fits else f"key, metadata or blob is too large: {key}, {meta}, {blob} bytes"
 
 
-def _checked(view: memoryview, meta: slice, blob: slice) -> Entry:
-    if _digest(view[: _FIRST.size], view[HEAD:]) != view[_FIRST.size : HEAD]:
+def _checked(data: bytes, meta: slice, blob: slice) -> Entry:
+    if _digest(data[: _FIRST.size], memoryview(data)[HEAD:]) != data[_FIRST.size : HEAD]:
         raise CorruptError("it changed after it was written: the digest is another")
     try:
-        found = msgspec.json.decode(view[meta])
+        found = msgspec.json.decode(data[meta])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CorruptError(f"its metadata is no JSON: {error}") from None
     if type(found) is not dict:
         raise CorruptError("its metadata is no JSON object")
-    return Entry(found, bytes(view[blob]))
+    return Entry(found, data[blob])
 
 
 def _digest(*parts: bytes | memoryview) -> bytes:

@@ -23,7 +23,7 @@ MEMORY_ONLY = "kernels are kept in memory only"
 _TEMP, _LOCK = ".tmp", ".lock"
 TOUCH_AFTER = 3600.0  # s; how exactly it is known when an entry was last used
 DEAD_AFTER = 3600.0  # s; then a temporary file that nobody holds was left by a killed writer
-_CHUNK = 1 << 20  # bytes read before the length they state is believed
+_CHUNK = 2 << 20  # bytes read before the length they state is believed; a key is shorter
 _GUARDED = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -60,8 +60,6 @@ class Folder:
             return self.load(name, use=not self._layer)
         except FileNotFoundError:
             return None
-        except entry.CorruptError as error:
-            say(f"{self._at}/{name} is not used: {error}")
         except RefusedError as error:
             say(str(error))
         except OSError as error:
@@ -71,7 +69,7 @@ class Folder:
     def load(self, name: str, head: bool = False, use: bool = False) -> bytes:
         """The bytes of a file that is ours, or those up to the end of its key; `use` is noted.
 
-        Raises `RefusedError`, `OSError`, and `CorruptError` for a length other than it says.
+        Raises `RefusedError`, `OSError`, and `CorruptError` if there is no end of a key.
         """
         self._judge()
         path = f"{self._at}/{name}"
@@ -163,14 +161,15 @@ class Folder:
 
     def _judge(self, make: bool = False) -> None:
         """Raises `RefusedError` if others can write the folder, `OSError` if it is not there."""
-        if self._judged is not None:
-            with suppress(OSError):
-                if _identity(disk.lstat(self._at)) == self._judged:
-                    return
+        try:
+            if self._judged and _identity(disk.lstat(self._at)) == self._judged:
+                return
+        except OSError:
+            self._judged = None
         found = ensure(self.path) if make else state(self.path, layer=self._layer)
         if self._layer and not found.exists:
             raise RefusedError(f"{self._at} is not there: not used")
-        if not found.private:
+        if not found.private or (make and not found.exists):
             raise RefusedError(f"{found.reason}: {'not used' if self._layer else MEMORY_ONLY}")
         self._judged = _identity(disk.lstat(self._at))
         self._why_not_written = found.reason
@@ -178,7 +177,7 @@ class Folder:
     def _why_refused(self, found: os.stat_result) -> str:
         if not stat.S_ISREG(found.st_mode):
             return "is no regular file"
-        if found.st_uid not in ({0, os.geteuid()} if self._layer else {os.geteuid()}):
+        if found.st_uid != os.geteuid() and not (self._layer and found.st_uid == 0):
             return f"belongs to uid {found.st_uid}"
         if found.st_mode & _OTHERS_WRITE:
             return f"has mode {stat.S_IMODE(found.st_mode):04o}: others can write it"
@@ -198,16 +197,17 @@ def sync_folder(path: Path) -> None:
 
 
 def _identity(found: os.stat_result) -> tuple[int, ...]:
-    return found.st_dev, found.st_ino, found.st_uid, found.st_mode, os.geteuid()
+    """Mode, inode, device, links and owner; and who we are."""
+    return (*found[:5], os.geteuid())
 
 
 def _bytes(file: int, size: int, head: bool) -> bytes:
+    """All of a file, but no more than the beginning of a large one that is none of ours."""
     first = disk.read(file, min(size, _CHUNK))
-    end = entry.key_end(first, size)
     if head:
-        size = end
-    if len(first) >= size:
-        return first[:size]
+        return first[: entry.key_end(first, size)]
+    if len(first) == size or not entry.is_whole(first, size):
+        return first
     parts, missing = [first], size - len(first)
     while missing and (part := disk.read(file, missing)):
         parts.append(part)

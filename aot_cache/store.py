@@ -25,6 +25,7 @@ from ipex_inductor.aot_cache.room import QUOTA, Room
 from ipex_inductor.aot_cache.survey import survey
 
 Build = Callable[[], tuple[dict[str, Any], bytes]]
+Event = tuple[str, str, int]  # what, in which tier ("" for all together), how much
 
 
 def default_folder() -> Path:
@@ -52,8 +53,8 @@ class Store:
         self._memory = Memory()
         self._room = Room(self.folder, quota)
         self._tiers: tuple[Memory | Folder | Remote, ...] = (
-            self._memory,
             self.folder,
+            self._memory,
             *self.layers,
             *self.remotes,
         )
@@ -61,10 +62,8 @@ class Store:
 
     def get(self, key: Key) -> Entry | None:
         """The entry of that key, verified; None if no tier has a good one."""
-        entry, missed = self._found(key)
-        for tier in missed:
-            self._count("misses", tier)
-        self._count("hits" if entry else "misses")
+        entry, events = self._found(key)
+        self._count((*events, ("hits" if entry else "misses", "", 1)))
         return entry
 
     def put(self, key: Key, meta: dict[str, Any], blob: bytes) -> bool:
@@ -91,7 +90,9 @@ class Store:
         if entry := self.get(key):
             return entry
         with self._alone(key):
-            if entry := self._found(key)[0]:
+            entry, events = self._found(key)
+            if entry:
+                self._count(events)
                 return entry
             meta, blob = build()
             self.put(key, meta, blob)
@@ -110,29 +111,25 @@ class Store:
         """
         return dict(self._counts)
 
-    def _found(self, key: Key) -> tuple[Entry | None, list[str]]:
-        """The entry and the tiers that did not have it."""
+    def _found(self, key: Key) -> tuple[Entry | None, list[Event]]:
+        """The entry, and what happened on the way to it."""
         name = key.digest + SUFFIX
-        missed: list[str] = []
+        events: list[Event] = []
         for tier in self._tiers:
             data = tier.read(name)
-            entry = None if data is None else self._unpacked(data, key, tier.label)
-            if data and entry:
-                self._count("hits", tier.label)
-                self._count("bytes read", tier.label, len(data))
-                if isinstance(tier, Remote):
-                    self._keep(name, data)
-                return entry, missed
-            missed.append(tier.label)
-        return None, missed
-
-    def _unpacked(self, data: bytes, key: Key, tier: str) -> Entry | None:
-        try:
-            return unpack(data, key.framed)
-        except CorruptError as error:
-            say(f"{key.digest}{SUFFIX} in {tier} is not used: {error}")
-            self._count("corrupt", tier)
-            return None
+            if data is not None:
+                try:
+                    entry = unpack(data, key.framed)
+                except CorruptError as error:
+                    say(f"{name} in {tier.label} is not used: {error}")
+                    events.append(("corrupt", tier.label, 1))
+                else:
+                    events += ("hits", tier.label, 1), ("bytes read", tier.label, len(data))
+                    if isinstance(tier, Remote):
+                        self._keep(name, data)
+                    return entry, events
+            events.append(("misses", tier.label, 1))
+        return None, events
 
     def _keep(self, name: str, data: bytes) -> bool:
         """Into the folder, or else into memory; whether it is in the folder."""
@@ -150,10 +147,10 @@ class Store:
             self._memory.keep(name, data)
             return False
         self._memory.forget(name)
-        self._count("bytes written", self.folder.label, len(data))
+        ours = self.folder.label
+        self._count([("bytes written", ours, len(data))])
         if swept:
-            self._count("evicted", self.folder.label, swept.evicted)
-            self._count("reaped", self.folder.label, swept.reaped)
+            self._count([("evicted", ours, swept.evicted), ("reaped", ours, swept.reaped)])
         return True
 
     def _alone(self, key: Key) -> AbstractContextManager[bool]:
@@ -162,9 +159,10 @@ class Store:
         except (OSError, RefusedError):
             return nullcontext(False)
 
-    def _count(self, event: str, tier: str = "", by: int = 1) -> None:
+    def _count(self, events: Iterable[Event]) -> None:
         with _counting:
-            self._counts[event, tier] += by
+            for event, tier, by in events:
+                self._counts[event, tier] += by
 
 
 _counting = threading.Lock()
