@@ -58,6 +58,7 @@ def hammered(path, **spec):
     assert result["exceptions"] == 0, ran.stderr
     assert result["wrong"] == result["bad"] == 0, result
     assert "is not used" not in ran.stderr, "a torn entry"
+    assert spec.get("network") or "memory only" not in ran.stderr, ran.stderr
     assert result["orphans"] == 0, "all that killed writers left was reaped"
     for least in ("kills", "operations", "puts"):
         assert result[least] >= spec.get(least, 0), result

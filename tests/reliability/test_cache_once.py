@@ -76,6 +76,24 @@ def test_a_forked_child_of_a_killed_builder_holds_nobody_up(tmp_path, monkeypatc
     os.close(file)
 
 
+def test_a_lock_that_lost_its_name_is_no_lock(tmp_path, monkeypatch):
+    """Who waited holds the file that the builder removed; another one locks a new file."""
+    path, real = str(tmp_path / "lock"), lock._locked
+    removed = []
+
+    def late(file):
+        if not removed:
+            removed.append(os.unlink(path))
+        return real(file)
+
+    monkeypatch.setattr(lock, "_locked", late)
+    with lock.held(path) as ours:
+        assert ours
+        monkeypatch.setattr(lock, "_locked", real)
+        assert lock._tried(path)[0] is None, "both would build"
+    assert not os.path.exists(path)
+
+
 def test_signs_of_life_are_waited_for(tmp_path, monkeypatch):
     """For longer than patience: a long compile is not done twice."""
     monkeypatch.setattr(lock, "PATIENCE", 0.5)

@@ -159,6 +159,34 @@ def test_other_bytes_are_refused_or_the_only_ones_for_their_fields(data):
     assert digest.frame_fields(found) == data
 
 
+def framed(tag, payload):
+    return tag + len(payload).to_bytes(8, "big") + payload
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        framed(b"i", b"0x1"),
+        framed(b"i", b"01"),
+        framed(b"i", b"A"),
+        framed(b"i", b"1_0"),
+        framed(b"b", b"yes"),
+        framed(b"n", b"x"),
+        framed(b"f", b"1.0"),
+    ],
+)
+def test_a_value_has_one_spelling(value):
+    with pytest.raises(ValueError, match="made by something else"):
+        digest.unframe_fields(framed(b"t", framed(b"s", b"a") + value))
+
+
+def test_a_name_stands_once():
+    field = framed(b"t", framed(b"s", b"a") + framed(b"i", b"1"))
+    assert digest.unframe_fields(field) == {"a": 1}
+    with pytest.raises(ValueError, match="made by something else"):
+        digest.unframe_fields(2 * field)
+
+
 def test_every_changed_byte_of_a_key_is_refused_or_another_key():
     framed = key().framed
     for at in range(len(framed)):

@@ -1,6 +1,7 @@
 """The store by its face: what goes in comes out, or is a miss; tiers, counters, one builder."""
 
 import os
+import signal
 import threading
 
 import pytest
@@ -8,6 +9,7 @@ from keys import blob, key
 
 from ipex_inductor.aot_cache import folder as folders
 from ipex_inductor.aot_cache import notices
+from ipex_inductor.aot_cache import store as stores
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import nearest
 from ipex_inductor.aot_cache.remote import Remote
@@ -172,6 +174,16 @@ def test_a_forked_child_goes_on(store, path):
             assert store.get(key(number)) == Entry(META, blob(number))
     finally:
         stop.set()
+
+
+def test_a_child_forked_while_another_thread_counts_does_not_wait_for_it(store):
+    store.put(key(1), META, blob(1))
+    with stores._counting:
+        child = os.fork()
+        if not child:
+            signal.alarm(10)
+            os._exit(0 if store.get(key(1)) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_folder_that_goes_is_made_again(store, path):
@@ -342,13 +354,21 @@ def test_what_a_remote_sends_is_verified(path, tmp_path, caplog):
     assert not file_of(path, 1).exists()
 
 
-def test_a_forked_child_opens_the_remote_anew(path, tmp_path):
+def test_a_forked_child_opens_the_remote_anew(path, tmp_path, monkeypatch):
+    """What fsspec made before the fork refuses to work after it, where it talks to a network."""
+    import fsspec.core
+
+    opened, real = [], fsspec.core.url_to_fs
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda u: (opened.append(os.getpid()), real(u))[1])
     Store(tmp_path / "far").put(key(1), META, blob(1))
-    store = Store(path, remotes=["memory://kernels", f"file://{tmp_path / 'far'}"])
-    assert store.get(key(2)) is None
+    store = Store(path, remotes=[f"file://{tmp_path / 'far'}"])
+    for _ in range(2):
+        assert store.get(key(2)) is None
+    assert opened == [os.getpid()]
     child = os.fork()
     if not child:
-        os._exit(0 if store.get(key(1)) else 1)
+        good = store.get(key(1)) and opened == [os.getppid(), os.getpid()]
+        os._exit(0 if good else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
