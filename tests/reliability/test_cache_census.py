@@ -27,6 +27,7 @@ LISTED = CENSUS.key.keys() | CENSUS.neutral.keys()
 DYNAMIC = {
     "triton/knobs.py",  # the descriptors, whose names are seen where they are made
     "triton/profiler/profile.py",  # copies of listed names for a child
+    "triton/profiler/__init__.py",  # the same
     "triton/_compile_warmup.py",
     "triton/_compile_warmup_pool.py",
     "torch/_inductor/autotune_process.py",  # CUDA_VISIBLE_DEVICES
@@ -38,6 +39,7 @@ DYNAMIC = {
     "torch/_inductor/cache.py",
     "torch/_inductor/runtime/caching/config.py",  # what Inductor remembers
     "torch/_inductor/runtime/compile_tasks.py",
+    "torch/_inductor/runtime/flydsl_cache.py",  # FLYDSL_*
     "triton/_internal_testing.py",  # Triton's own tests
     "ipex_inductor/config.py",
     "ipex_inductor/cli/config.py",  # own_options()
