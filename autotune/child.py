@@ -43,6 +43,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 Tuned = tuple[Problem, Record | str]  # or the reason why there is no record
+SPENT = "the budget is spent"
 
 
 class Refused(Exception):

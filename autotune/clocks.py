@@ -26,10 +26,10 @@ LARGEST_CPU_CACHE = 64 << 20  # shared by more cores than work on one op
 class CpuClock:
     """Wall time of samples, which go on where the last one stopped in the row of buffers."""
 
-    def prepare(self, run: Run, buffers: Sequence[Sequence[Tensor]]) -> Round:
+    def prepare(self, run: Run, buffers: Sequence[Sequence[Tensor]], sizes: int = 1) -> Round:
         """See `Clock`."""
-        once = min(_sample(run, [buffers[0]]) for _ in range(WARM))
-        calls = max(1, math.ceil(CPU_SAMPLE / once))
+        once = min(_sample(run, buffers[:sizes]) for _ in range(WARM))
+        calls = sizes * max(1, math.ceil(CPU_SAMPLE / once))
         endless = itertools.cycle(buffers)
 
         def round() -> float:
@@ -45,7 +45,7 @@ class EventClock:
     def __init__(self, device: Any) -> None:
         self._device = device  # torch.cuda, torch.xpu
 
-    def prepare(self, run: Run, buffers: Sequence[Sequence[Tensor]]) -> Round:
+    def prepare(self, run: Run, buffers: Sequence[Sequence[Tensor]], sizes: int = 1) -> Round:
         """See `Clock`."""
         self._warm(run, buffers)
         repeat = self._repeat(run, buffers)
@@ -82,7 +82,7 @@ class EventClock:
 class GraphClock(EventClock):
     """A captured graph of many calls, so that what a host takes to submit them does not count."""
 
-    def prepare(self, run: Run, buffers: Sequence[Sequence[Tensor]]) -> Round:
+    def prepare(self, run: Run, buffers: Sequence[Sequence[Tensor]], sizes: int = 1) -> Round:
         """See `Clock`."""
         side = self._device.Stream()
         side.wait_stream(self._device.current_stream())

@@ -7,9 +7,10 @@ records, which the caller keeps, so that a run that ended early goes on with wha
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from typing import Any
 
-from ipex_inductor.autotune.child import Child, Refused, Tuned
+from ipex_inductor.autotune.child import SPENT, Child, Refused, Tuned
 from ipex_inductor.autotune.record import Problem, decode, decode_problem, encode
 from ipex_inductor.errors import ArgumentError, MissingPackageError
 
@@ -73,7 +74,7 @@ def _spread(
             worker, problem = idle.pop(), waiting.popleft()
             working[worker.tune.remote(encode(problem), left)] = worker, problem
         if not working:
-            yield from ((p, "the budget is spent") for p in waiting)
+            yield from ((p, SPENT) for p in waiting)
             return
         (done, *_), _ = ray.wait(list(working), num_returns=1)
         worker, problem = working.pop(done)
@@ -105,9 +106,9 @@ def _room(ray: Any, gpus: int, cpus: int) -> int:
 
 
 def _ray() -> Any:
-    try:
-        import ray
-    except ImportError:
+    if find_spec("ray") is None:
         todo = 'Run: pip install "ipex-inductor[ray]"'
-        raise MissingPackageError("ray, for --engine ray", "no such package", todo) from None
+        raise MissingPackageError("ray, for --engine ray", "no such package", todo)
+    import ray
+
     return ray

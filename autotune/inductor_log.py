@@ -1,7 +1,8 @@
 """Inductor's log of matrix products, which TORCHINDUCTOR_MM_LOGGING_FILE turns on.
 
-A JSON list of {"(M, K, N)": [choices], "kernel_type": name}, as `maybe_log_mm_results` of torch's
-select_algorithm.py writes it. Of batched products it has two sizes only: they are refused.
+A JSON list of {"(M, K, N)": [choices], "kernel_type": name}, as torch's select_algorithm.py writes
+it. Torch 2.11 writes no kernel type, and {"invoke": "(M, K, N)"} at every choice to be made. Of
+batched products there are two sizes only: they are refused.
 """
 
 import json
@@ -41,22 +42,26 @@ def inductor_mm_log(path: Path, told: Told, date: str) -> Parsed:
     versions = (told.device or UNKNOWN, told.torch or UNKNOWN, UNKNOWN)
     by = Provenance(date, *versions, source="inductor-mm-log")
     for number, entry in enumerate(entries, 1):
-        for made in _mm_entry(entry, told.arch, told.dtype, by):
-            yield number, made
+        if not (isinstance(entry, dict) and entry.keys() == {"invoke"}):
+            for made in _entry(entry, told, by):
+                yield number, made
 
 
-def _mm_entry(entry: Any, arch: str, dtype: str, by: Provenance) -> Iterator[Record | str]:
+def _entry(entry: Any, told: Told, by: Provenance) -> Iterator[Record | str]:
     """One record of an entry, and a reason for each of its choices that has no place in it."""
-    kind = entry.get("kernel_type") if isinstance(entry, dict) else None
+    kind = entry.get("kernel_type", told.op) if isinstance(entry, dict) else None
     sizes = [key for key in entry if key != "kernel_type"] if isinstance(entry, dict) else []
     found = _MKN.fullmatch(sizes[0]) if len(sizes) == 1 else None
+    if kind is None and found:
+        yield f"torch 2.11 does not say which product {sizes[0]} is; if all are the same: --op mm"
+        return
     if kind not in _LOGGED or found is None or not isinstance(entry[sizes[0]], list):
         yield f"{kind!r} of sizes {sizes} is no product that is read here"
         return
     m, k, n = map(int, found.groups())
     times: dict[bytes, tuple[Choice, float]] = {}
-    for told in entry[sizes[0]]:
-        parsed = _mm_choice(told, _LOGGED[kind])
+    for logged in entry[sizes[0]]:
+        parsed = _choice(logged, _LOGGED[kind])
         if isinstance(parsed, str):
             yield parsed
         else:  # library calls are not told apart: the fastest counts
@@ -65,11 +70,12 @@ def _mm_entry(entry: Any, arch: str, dtype: str, by: Provenance) -> Iterator[Rec
     outcomes = tuple(Outcome(choice, reported=time) for choice, time in times.values())
     if outcomes:
         # Strides are not logged: none are said, which is no problem that is ever looked up.
+        dtype, arch = told.dtype or "", told.arch or ""
         operands = (Operand((m, k), (), dtype), Operand((k, n), (), dtype))
         yield Record(Problem(f"{_LOGGED[kind]}.default", operands, arch), outcomes, by)
 
 
-def _mm_choice(told: Any, library: str) -> tuple[Choice, float] | str:
+def _choice(told: Any, library: str) -> tuple[Choice, float] | str:
     kind = told.get("type") if isinstance(told, dict) else None
     if kind not in {"cublas", "triton"}:
         return "a choice that the log does not describe"

@@ -47,8 +47,11 @@ class Candidate:
 class Clock(Protocol):
     """How the rounds of a candidate are timed on one kind of device."""
 
-    def prepare(self, run: Run, buffers: Sequence[Sequence[Tensor]]) -> Round:
-        """A round over all `buffers`, warm and ready to be repeated."""
+    def prepare(self, run: Run, buffers: Sequence[Sequence[Tensor]], sizes: int = 1) -> Round:
+        """A round over `buffers`, warm and ready to be repeated.
+
+        They are of so many `sizes` in turns, all of which count alike.
+        """
 
 
 @dataclass(frozen=True)

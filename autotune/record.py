@@ -82,7 +82,8 @@ class Outcome(Value, frozen=True):
 
     `error` is the largest difference from the reference, `tolerance` what was allowed, both in
     units of the reference's largest value. `bandwidth` and `rate` are shares of the peak.
-    `reported` is the only word of another tool's: microseconds, not verified, of unknown noise.
+    `reported` is the only word of another tool's: microseconds, not verified, of unknown noise. In
+    a record of ours it stands for what was too slow by that to be measured beside the others.
     """
 
     choice: Choice

@@ -46,8 +46,9 @@ def why_refused(record: Record, known: bool = True) -> str | None:
     for symbol in problem.symbols:
         if symbol.low > symbol.high:
             return f"{symbol.name} is from {symbol.low} to {symbol.high}"
+    raced = any(outcome.timing for outcome in record.outcomes)
     for outcome in record.outcomes:
-        reason = _why_not_from(source, outcome) if source else _why_not(outcome)
+        reason = _why_not_from(source, outcome) if source else _why_not(outcome, raced)
         if reason is None and known and not source:
             reason = why_unknown(outcome.choice)
         if reason is not None:
@@ -64,10 +65,12 @@ def _why_not_from(source: str, outcome: Outcome) -> str | None:
     return None
 
 
-def _why_not(outcome: Outcome) -> str | None:
+def _why_not(outcome: Outcome, raced: bool) -> str | None:
+    """What was passed over as slow, by the word of another tool, must have been so for others."""
     name, timing = outcome.choice.name, outcome.timing
     if outcome.reported is not None:
-        return f"{name} was reported by nobody"
+        passed = raced and timing is None and not outcome.reason and outcome.error is None
+        return None if passed else f"{name} was reported by nobody"
     if timing is None:
         return None if outcome.reason else f"{name} has neither a timing nor a reason"
     if outcome.error is None or outcome.tolerance is None:

@@ -19,6 +19,7 @@ class Told:
     device: str | None = None
     torch: str | None = None
     dtype: str | None = None
+    op: str | None = None
 
 
 # A line or entry, counted from one, and the record it makes or the reason why it makes none.

@@ -1,7 +1,8 @@
 """The results that TunableOp of torch writes, one line a product and its fastest solution.
 
 Names and sizes are as TunableGemm.h and GemmCommon.h (torch/include/ATen/cuda/tunable) write them:
-BLAS's, columns first, so that m and n, a and b are the other way round than torch's.
+BLAS's, columns first, so that m and n, a and b are the other way round than torch's. Torch 2.15 may
+write `*` for a size that varies: such lines are of no problem, and refused.
 """
 
 import re
@@ -23,12 +24,17 @@ from ipex_inductor.errors import ArgumentError
 _GEMM = re.compile(r"(Gemm|GemmAndBias|GemmStridedBatched)TunableOp_(.+)_([NT])([NT])")
 _SIZES = re.compile(
     r"[nt]{2}_(?P<m>\d{1,15})_(?P<n>\d{1,15})_(?P<k>\d{1,15})(_B_(?P<batch>\d{1,15}))?"
-    r"(_ld_(?P<lda>\d{1,15})_(?P<ldb>\d{1,15})_\d{1,15})?"
+    r"(_ld_(?P<lda>\d{1,15})_(?P<ldb>\d{1,15})_\d{1,15})?(_compute_bf16x9_r)?"
 )
 _OPS = {"Gemm": "aten.mm", "GemmAndBias": "aten.addmm", "GemmStridedBatched": "aten.bmm"}
+_PRECISIONS: dict[str, dict[str, Constant]] = {
+    "tf32": {"precision": "tf32"},
+    "bfx9": {"precision": "bf16x9"},
+}
 _DTYPES = {
     "float": "float32",
     "tf32": "float32",
+    "bfx9": "float32",
     "double": "float64",
     "BFloat16": "bfloat16",
     "Half": "float16",
@@ -88,9 +94,8 @@ def _row(row: list[str], arch: str, by: Provenance) -> Record | str:
     op, solution = _OPS[name[1]], row[2]
     own = solution == "Default"  # what torch calls without TunableOp
     choice = Choice("library", op if own else "tunableop", {} if own else {"solution": solution})
-    constants: dict[str, Constant] = {"precision": "tf32"} if name[2] == "tf32" else {}
     operands = _gemm_operands(name, {key: int(n) for key, n in sizes.groupdict().items() if n})
-    problem = Problem(f"{op}.default", operands, arch, constants)
+    problem = Problem(f"{op}.default", operands, arch, _PRECISIONS.get(name[2], {}))
     return Record(problem, (Outcome(choice, reported=time),), by)
 
 

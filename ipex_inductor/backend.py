@@ -102,7 +102,8 @@ def _settled(
 
     database = selection.database_of(config.autotune_database)
     policy = selection.Policy(database, _may_time(config), config.autotune_budget_s)
-    if config.autotune == "inductor" or not selection.may_choose(gm, _devices(example_inputs)):
+    possible = policy.settles() and selection.may_choose(gm, _devices(example_inputs))
+    if config.autotune == "inductor" or not possible:
         return {}
     learn = functools.partial(_problems, gm, example_inputs, config)
     graph = digest_fields(
@@ -153,6 +154,8 @@ def _problems(
     report = decisions.GraphReport()  # nobody reads it: all of it is decided again
     with compat.graph_caches_off(), compat.backward_at_once(), choosing(now):
         _compile_with(copy, example_inputs, lowered, {}, report, compat.lower_inner)
+    for node in copy.graph.nodes:
+        node.meta.clear()  # Dynamo's notes hold weak references to parameters: no swapping those
     return [offer.problem for offer in now.offers.values()]
 
 

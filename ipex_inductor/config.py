@@ -131,6 +131,9 @@ def resolve(
         if values.get(name, known[0]) not in known:
             raise unknown(name, str(values[name]), known)
     _check_rules(values.get("rules", ""))
+    if (seconds := values.get("autotune_budget_s", 0)) < 0:
+        todo = 'To time nothing, pass {"autotune": "never"}.'
+        raise OptionError("autotune_budget_s of 0 or more seconds", str(seconds), todo)
     return replace(CompileConfig(**values), inductor=tuple(sorted(inductor.items())))
 
 

@@ -102,13 +102,15 @@ def describe(caller: Any) -> Choice | None:
     return choice if space.why_unknown(choice) is None else None
 
 
-@functools.cache
 def _hook() -> None:
-    """Have Inductor ask us, once a process; it has no other way to say which kernel is meant."""
-    from torch._inductor.select_algorithm import add_feedback_saver, add_preprocessing_fn
+    """Have Inductor ask us and tell us; others may have cleared its lists since the last time."""
+    from torch._inductor.select_algorithm import get_algorithm_selector_cache
 
-    add_preprocessing_fn(_one)
-    add_feedback_saver(_hear)
+    lists = get_algorithm_selector_cache()
+    if _one not in lists.preprocessing_fns:
+        lists.add_preprocessing_fn(_one)
+    if _hear not in lists.feedback_saver_fns:
+        lists.add_feedback_saver(_hear)
 
 
 def _one(callers: list[Any]) -> list[Any]:
@@ -123,8 +125,9 @@ def _one(callers: list[Any]) -> list[Any]:
         if choice is not None:
             described.setdefault(encode(choice), (choice, caller))
     problem = _problem(callers[0])
+    if now.watches and problem is not None:
+        now.watched |= {id(caller): problem for caller in callers}
     if now.watches:
-        now.watched |= {id(caller): problem for caller in callers if problem is not None}
         return callers
     if problem is None or encode(describe(default)) not in described:
         return callers if now.leaves else [default]
@@ -170,12 +173,8 @@ def _arch(device: torch.device) -> str:
     return str(target.current(device))
 
 
-def _stride(buffer: Any) -> tuple[int, ...] | None:
-    layout = buffer.get_layout()
-    stride = getattr(layout, "stride", None)
-    if stride is None or not all(getattr(n, "is_Integer", type(n) is int) for n in stride):
-        return None
-    return tuple(map(int, stride))
+def _stride(buffer: Any) -> list[Any] | None:
+    return getattr(buffer.get_layout(), "stride", None)
 
 
 _PARAMETER = re.compile(r"(\w+)=([^,]+)")

@@ -2,6 +2,8 @@
 
 import functools
 import math
+import statistics
+from collections.abc import Sequence
 
 import torch
 from torch._subclasses import FakeTensorMode
@@ -15,19 +17,21 @@ from ipex_inductor.lowerings.workload import empty, function_of
 _RATES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 
 
-def shares(problem: Problem, microseconds: float) -> tuple[float | None, float | None]:
+def shares(problems: Sequence[Problem], microseconds: float) -> tuple[float | None, float | None]:
     """Of the peak bandwidth and of the peak rate; None where the device's is not known.
 
-    Every operand and the result are counted as moved once.
+    Every operand and the result are counted as moved once; `microseconds` are the mean over
+    `problems`, which are one at several sizes.
     """
+    first = problems[0]
     try:
-        device = target.described(problem.arch)
+        device = target.described(first.arch)
     except TargetError:
         return None, None
-    moved, operations = work(problem)
-    dtype = _RATES.get(problem.operands[0].dtype, "")
-    if dtype == "fp32" and problem.settings.get("float32_matmul_precision", "highest") != "highest":
+    dtype = _RATES.get(first.operands[0].dtype, "")
+    if dtype == "fp32" and first.settings.get("float32_matmul_precision", "highest") != "highest":
         dtype = "tf32"
+    moved, operations = (statistics.fmean(each) for each in zip(*map(work, problems), strict=True))
     seconds, rate = microseconds * 1e-6, device.rate(dtype)
     return (
         device.bandwidth and moved / seconds / device.bandwidth,

@@ -6,9 +6,10 @@ A list that is remembered wrongly costs only speed: what was not settled gets th
 """
 
 import re
+import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +19,10 @@ import torch
 from ipex_inductor import decisions
 from ipex_inductor.aot_cache import home
 from ipex_inductor.autotune import own
-from ipex_inductor.autotune.child import Child, Refused, Tuned
+from ipex_inductor.autotune.child import SPENT, Child, Refused, Tuned
 from ipex_inductor.autotune.database import Shard
 from ipex_inductor.autotune.record import Outcome, Problem, Record, encode
-from ipex_inductor.autotune.select import Selection, lookup
+from ipex_inductor.autotune.select import SHIPPED, Selection, lookup
 from ipex_inductor.autotune.told import microseconds
 from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
 from ipex_inductor.lowerings.listed import Heard
@@ -43,25 +44,28 @@ class Policy:
     may_time: bool
     budget: float
 
+    def settles(self) -> bool:
+        """Whether anything can be known of any graph."""
+        there = self.database is not None and (self.may_time or self.database.exists())
+        return there or SHIPPED.exists()
+
 
 def settle(
     policy: Policy, graph: str, learn: Callable[[], Iterable[Problem]]
 ) -> dict[bytes, Selection]:
     """The selections for the graph with that digest; `learn` lowers it to see its problems."""
-    known = policy.database is not None and policy.database.exists()
-    if not (policy.may_time or known):
-        return {}
     problems = _remembered(graph)
     if problems is None:
-        problems = list(learn())
+        problems = {encode(p): p for p in learn()}
         _remember(graph, problems)
-    keys = [encode(p) for p in problems]
-    found = lookup(keys, policy.database)
-    missing = [p for p, key in zip(problems, keys, strict=True) if key not in found]
+    found = lookup(problems, policy.database)
+    missing = [p for key, p in problems.items() if key not in found]
     if missing and policy.may_time and policy.database is not None:
-        for _ in tuned(here(missing, policy.budget), policy.database):
-            pass
-        found = lookup(keys, policy.database)
+        told = {encode(p): t for p, t in tuned(here(missing, policy.budget), policy.database)}
+        # What cannot be measured here is not tried again by every process.
+        refused = {key for key, t in told.items() if isinstance(t, str) and t != SPENT}
+        _remember(graph, {key: p for key, p in problems.items() if key not in refused})
+        found = lookup(problems, policy.database)
     return found
 
 
@@ -105,7 +109,7 @@ def here(
         for problem in problems:
             left = deadline - time.monotonic()
             try:
-                yield problem, child.tune(problem, left) if left > 0 else "the budget is spent"
+                yield problem, child.tune(problem, left) if left > 0 else SPENT
             except Refused as refused:
                 yield problem, str(refused)
 
@@ -139,24 +143,24 @@ def _folder() -> Path:
     return home.home() / "graphs"
 
 
-def _remembered(graph: str) -> list[Problem] | None:
+def _remembered(graph: str) -> dict[bytes, Problem] | None:
     """The problems this graph had when it was lowered, None if that is not known."""
     file = _folder() / f"{graph}.json"
     if not home.state(_folder()).usable or not file.exists():
         return None
     try:
-        return msgspec.json.decode(file.read_bytes(), type=list[Problem])
+        return {encode(p): p for p in msgspec.json.decode(file.read_bytes(), type=list[Problem])}
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def _remember(graph: str, problems: Sequence[Problem]) -> None:
+def _remember(graph: str, problems: Mapping[bytes, Problem]) -> None:
     """Whole or not at all; without a folder of our own they are learned anew next time."""
     if not home.ensure(_folder()).usable:
         return
-    part = _folder() / f".{graph}.{time.monotonic_ns()}"
+    part = _folder() / f".{graph}.{secrets.token_hex(8)}"
     try:
-        part.write_bytes(encode(problems))
+        part.write_bytes(encode([*problems.values()]))
         part.replace(_folder() / f"{graph}.json")
     except OSError as error:
         log.info("autotune: what this graph needs is not remembered: %s", error)

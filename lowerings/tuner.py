@@ -3,9 +3,11 @@
 A problem's candidates are whole compiled graphs, op and epilogue, that differ in the one choice.
 """
 
+import math
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,13 +16,29 @@ from ipex_inductor import compat, target
 from ipex_inductor.autotune import child, clocks, measure
 from ipex_inductor.autotune.measure import Candidate, Judge, Run, Runner
 from ipex_inductor.autotune.record import Choice, Outcome, Problem, Record, encode
+from ipex_inductor.autotune.told import microseconds
 from ipex_inductor.lowerings import peaks, settings
 from ipex_inductor.lowerings.listed import Choosing, Offer, choosing
 from ipex_inductor.lowerings.provenance import provenance_of
-from ipex_inductor.lowerings.workload import function_of, inputs_of, widened
+from ipex_inductor.lowerings.workload import function_of, inputs_of, mark, points, widened
 
 # What makes Inductor list its templates, and time nothing.
-OPTIONS = {"max_autotune": True, "shape_padding": False}
+OPTIONS: dict[str, Any] = {"max_autotune": True, "shape_padding": False}
+QUIETLY: dict[str, Any] = {"autotune_num_choices_displayed": 0}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One set of sizes that a problem is measured at: its inputs, and what is to come of them."""
+
+    problem: Problem
+    inputs: tuple[Tensor, ...]
+    judge: Judge
+
+
+# Of long lists, so many are measured, and no more than so many times slower than the fastest, both
+# by what Inductor times of them in passing: without epilogue, without verification, roughly.
+FINALISTS, HOPELESS = 8, 1.3
 
 
 class Tuner:
@@ -38,90 +56,107 @@ class Tuner:
         deadline = time.monotonic() + seconds
         device = _device(problem)
         settings.apply(device.type, problem.settings)
-        inputs = inputs_of(problem, device, seed=0)
-        judge = _judge(problem, inputs)
-        default, offer = _offer(problem, inputs)
+        trials = [_trial(point, device) for point in points(problem)]
+        default, offer = _offer(problem, trials[0].inputs)
         self._say.choices(offer.choices)
         known = {encode(o.choice): o for o in out}
         outcomes = [o for o in out if o.choice in offer.choices]
+        if len(offer.choices) > FINALISTS:
+            outcomes += _passed_over(problem, offer, trials[0].inputs)
+        known |= {encode(o.choice): o for o in outcomes}
         candidates = []
         for i, choice in enumerate(offer.choices):
             if encode(choice) in known:
                 continue
             self._say.doing(i)
             run = default if choice == offer.taken else None
-            found = self._candidate(problem, choice, inputs, judge, run)
+            found = self._candidate(problem, choice, trials, run)
             if isinstance(found, Outcome):
                 outcomes.append(found)
             else:
                 candidates.append((i, *found))
-        outcomes += self._raced(problem, candidates, judge, deadline)
+        outcomes += self._raced(candidates, trials, device, deadline)
         order = {encode(c): i for i, c in enumerate(offer.choices)}
         outcomes.sort(key=lambda o: order[encode(o.choice)])
         return Record(problem, tuple(outcomes), provenance_of(device))
 
     def _candidate(
-        self,
-        problem: Problem,
-        choice: Choice,
-        inputs: Sequence[Tensor],
-        judge: Judge,
-        run: Run | None,
+        self, problem: Problem, choice: Choice, trials: Sequence[Trial], run: Run | None
     ) -> Outcome | tuple[Candidate, float]:
         """Compiled, unless `run` is it, and found right, with its error."""
         try:
-            candidate = Candidate(choice, run or compiled(problem, choice, inputs))
+            candidate = Candidate(choice, run or compiled(problem, choice, trials[0].inputs))
         except Exception as error:
             return Outcome(choice, reason=f"it does not compile: {measure.first_line(error)}")
-        found = measure.verified(candidate, judge, inputs)
+        found = _verified(candidate, trials)
         return found if isinstance(found, Outcome) else (candidate, found)
 
     def _raced(
         self,
-        problem: Problem,
         candidates: Sequence[tuple[int, Candidate, float]],
-        judge: Judge,
+        trials: Sequence[Trial],
+        device: torch.device,
         deadline: float,
     ) -> list[Outcome]:
         """The outcomes of what was right, after the race and a second look at its results."""
-        device = _device(problem)
-        first = inputs_of(problem, device, seed=0)
-        size = sum(t.untyped_storage().nbytes() for t in first)
-        count = clocks.buffers_against_caches(device, size)
-        buffers = [first, *(inputs_of(problem, device, seed) for seed in range(1, count))]
+        buffers = _buffers(trials, device)
         clock = clocks.clock_of(device)
         runners, numbers, failed = [], {}, []
         for i, candidate, error in candidates:
             self._say.doing(i)
             try:
-                runner = Runner(candidate, clock.prepare(candidate.run, buffers), error)
+                prepared = clock.prepare(candidate.run, buffers, len(trials))
             except Exception as refused:
                 reason = f"it cannot be timed: {measure.first_line(refused)}"
                 failed.append(Outcome(candidate.choice, reason=reason))
                 continue
-            runners.append(runner)
-            numbers[id(runner)] = i
+            runners.append(Runner(candidate, prepared, error))
+            numbers[id(runners[-1])] = i
         if runners:
             measure.race(runners, deadline=deadline, say=lambda r: self._say.doing(numbers[id(r)]))
-        fresh = inputs_of(problem, device, seed=0)  # who wrote its inputs did so to itself alone
-        return failed + [self._outcome(problem, r, judge, fresh) for r in runners]
+        return failed + [_outcome(runner, trials) for runner in runners]
 
-    def _outcome(
-        self, problem: Problem, runner: Runner, judge: Judge, inputs: Sequence[Tensor]
-    ) -> Outcome:
-        again = measure.verified(runner.candidate, judge, inputs)
-        if isinstance(again, Outcome):
-            return again  # right at first, and not any more
-        timing = runner.timing()
-        bandwidth, rate = peaks.shares(problem, timing.p50)
-        return Outcome(
-            runner.candidate.choice,
-            timing,
-            error=max(again, runner.error),
-            tolerance=judge.tolerance,
-            bandwidth=bandwidth,
-            rate=rate,
-        )
+
+def _trial(problem: Problem, device: torch.device) -> Trial:
+    inputs = inputs_of(problem, device, seed=0)
+    wide = [t.double() if t.is_floating_point() else t for t in inputs]
+    with torch.no_grad():
+        exact, eager = function_of(widened(problem))(*wide), function_of(problem)(*inputs)
+    return Trial(problem, tuple(inputs), Judge(exact, eager))
+
+
+def _verified(candidate: Candidate, trials: Sequence[Trial]) -> Outcome | float:
+    """The largest error of all sizes, or the first outcome that is out."""
+    errors = []
+    for trial in trials:
+        found = measure.verified(candidate, trial.judge, trial.inputs)
+        if isinstance(found, Outcome):
+            return found
+        errors.append(found)
+    return max(errors)
+
+
+def _buffers(trials: Sequence[Trial], device: torch.device) -> list[list[Tensor]]:
+    """Inputs of all sizes in turns, more than the caches hold; who writes to them harms nobody."""
+    size = sum(t.untyped_storage().nbytes() for trial in trials for t in trial.inputs)
+    count = clocks.buffers_against_caches(device, size)
+    return [inputs_of(t.problem, device, seed) for seed in range(count) for t in trials]
+
+
+def _outcome(runner: Runner, trials: Sequence[Trial]) -> Outcome:
+    again = _verified(runner.candidate, trials)
+    if isinstance(again, Outcome):
+        return again  # right at first, and not any more
+    timing = runner.timing()
+    bandwidth, rate = peaks.shares([t.problem for t in trials], timing.p50)
+    return Outcome(
+        runner.candidate.choice,
+        timing,
+        error=max(again, runner.error),
+        tolerance=max(t.judge.tolerance for t in trials),
+        bandwidth=bandwidth,
+        rate=rate,
+    )
 
 
 def compiled(problem: Problem, choice: Choice, inputs: Sequence[Tensor]) -> Run:
@@ -143,6 +178,27 @@ def _offer(problem: Problem, inputs: Sequence[Tensor]) -> tuple[Run, Offer]:
     return run, offer
 
 
+def _passed_over(problem: Problem, offer: Offer, inputs: Sequence[Tensor]) -> list[Outcome]:
+    """What is too slow to be measured beside the others, by Inductor's word; never the library.
+
+    It compiles them all at once, and measures in processes of its own what may crash.
+    """
+    now = Choosing(watches=True)
+    with choosing(now):
+        _compiled(problem, inputs, OPTIONS | QUIETLY | {"autotune_in_subproc": inputs[0].is_cuda})
+    heard = [h.times for h in now.heard if h.problem == problem]
+    told = {encode(choice): microseconds(ms) for times in heard for choice, ms in times}
+    times = {key: time for key, time in told.items() if time is not None}
+    limit = min(times.values(), default=math.inf) * HOPELESS
+    entered = sorted((t, k) for k, t in times.items() if t <= limit)[:FINALISTS]
+    kept = {key for _, key in entered}
+    return [
+        Outcome(choice, reported=times[key])
+        for choice in offer.choices
+        if (key := encode(choice)) in times and key not in kept and choice.kind != "library"
+    ]
+
+
 def _named(problem: Problem) -> str:
     shapes = " ".join(f"{o.dtype}{list(o.shape)}{list(o.stride)}" for o in problem.operands)
     return f"{problem.op} {shapes}"
@@ -152,27 +208,53 @@ def _lowered(
     problem: Problem, inputs: Sequence[Tensor], selected: dict[bytes, Choice]
 ) -> tuple[Run, dict[bytes, Offer]]:
     """The compiled graph of the problem, and what was offered for the ops in it."""
-    from torch._inductor.compile_fx import compile_fx
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     now = Choosing(selected)
-    with torch.no_grad(), compat.graph_caches_off(), choosing(now):
-        gm = make_fx(function_of(problem))(*inputs)
-        run: Any = compile_fx(gm, list(inputs), config_patches=OPTIONS)
-        run(*inputs)  # AOT autograd compiles at the first call
+    with choosing(now):
+        run = _compiled(problem, inputs, OPTIONS)
 
-    def call(given: Sequence[Tensor]) -> Tensor:
+    def call(operands: Sequence[Tensor]) -> Tensor:
         with torch.no_grad():
-            result: Tensor = run(*given)
+            result: Tensor = run(*operands)
         return result
 
     return call, now.offers
 
 
-def _judge(problem: Problem, inputs: Sequence[Tensor]) -> Judge:
-    wide = [t.double() if t.is_floating_point() else t for t in inputs]
-    with torch.no_grad():
-        return Judge(function_of(widened(problem))(*wide), function_of(problem)(*inputs))
+def _compiled(
+    problem: Problem, inputs: Sequence[Tensor], options: dict[str, Any]
+) -> Callable[..., Tensor]:
+    make = _dynamic if problem.symbols else _static
+    with torch.no_grad(), compat.graph_caches_off():
+        run = make(problem, inputs, options)
+        run(*inputs)  # AOT autograd compiles at the first call
+    return run
+
+
+def _static(
+    problem: Problem, inputs: Sequence[Tensor], options: dict[str, Any]
+) -> Callable[..., Tensor]:
+    """Without Dynamo, whose guards take as long as a small product."""
+    from torch._inductor.compile_fx import compile_fx
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    gm = make_fx(function_of(problem))(*inputs)
+    run: Any = compile_fx(gm, list(inputs), config_patches=options)
+    return cast(Callable[..., Tensor], run)
+
+
+def _dynamic(
+    problem: Problem, inputs: Sequence[Tensor], options: dict[str, Any]
+) -> Callable[..., Tensor]:
+    mark(problem, inputs)
+    # What Dynamo compiles for one choice must not be taken for another, nor be compiled anew.
+    torch._dynamo.config.error_on_recompile = True
+    function = function_of(problem)
+
+    def call(*operands: Tensor) -> Tensor:
+        return function(*operands)
+
+    call.__code__ = call.__code__.replace()
+    return torch.compile(call, fullgraph=True, options=options)
 
 
 def _device(problem: Problem) -> torch.device:

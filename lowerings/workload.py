@@ -7,17 +7,19 @@ the op's result `y` and the operands `x0`, `x1`, ...: `aten.relu.default(aten.ad
 import ast
 import functools
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx import Node
 
-from ipex_inductor.autotune.record import Constant, Operand, Problem
+from ipex_inductor.autotune.record import Constant, Operand, Problem, Symbol
 
 EPILOGUE_NODES = 16  # what is longer is no matter of the op's
 _CAST = re.compile(r"torch\.(float16|bfloat16|float32)\b")
@@ -26,9 +28,10 @@ _CAST = re.compile(r"torch\.(float16|bfloat16|float32)\b")
 def problem_of(
     node: Node, arch: str, settings: Mapping[str, Constant], strides: Sequence[Any] = ()
 ) -> Problem | None:
-    """What `node` computes and what follows it; None where sizes vary or tensors come in lists.
+    """What `node` computes and what follows it; None for what no record can say.
 
-    `strides` are those of the operands as they were lowered, None where that is not known.
+    `strides` are those of the operands as they were lowered, None where that is not known. A size
+    that varies is known by the powers of two about the one it has now.
     """
     bound = _bound(node)
     if bound is None:
@@ -36,16 +39,58 @@ def problem_of(
     tensors, constants = bound
     epilogue, others = _epilogue(node)
     nodes = [*tensors, *(o for o in others if o not in tensors)]
-    operands = [_operand(n) for n in nodes]
-    if any(o is None for o in operands):
+    values = [n.meta["val"] for n in nodes]
+    known = [*strides, *[None] * len(nodes)]
+    given = [
+        v.stride() if stride is None or len(stride) != v.dim() else stride
+        for v, stride in zip(values, known, strict=False)
+    ]
+    symbols = _symbols(values)
+    if symbols is None:
         return None
-    for i, stride in enumerate(strides[: len(tensors)]):
-        known = operands[i]
-        if known is not None and stride is not None and len(stride) == len(known.shape):
-            operands[i] = Operand(known.shape, tuple(stride), known.dtype)
+    names = {expr: symbol.name for expr, symbol in symbols.items()}
+    try:
+        operands = tuple(
+            Operand(_said(v.shape, names), _said(stride, names), str(v.dtype).split(".")[1])
+            for v, stride in zip(values, given, strict=True)
+        )
+    except KeyError:  # a stride that is not of these sizes
+        return None
     text = _text(epilogue, node, {n: f"x{i}" for i, n in enumerate(nodes)})
-    found = tuple(o for o in operands if o is not None)
-    return Problem(str(node.target), found, arch, constants, text, settings=dict(settings))
+    ranges = tuple(symbols.values())
+    return Problem(str(node.target), operands, arch, constants, text, ranges, dict(settings))
+
+
+def sized(problem: Problem, sizes: Mapping[str, int]) -> Problem:
+    """The problem with these sizes for its symbols."""
+    operands = tuple(
+        replace(o, shape=_numbers(o.shape, sizes), stride=_numbers(o.stride, sizes))
+        for o in problem.operands
+    )
+    return replace(problem, operands=operands, symbols=())
+
+
+def points(problem: Problem) -> tuple[Problem, ...]:
+    """The sizes at which it is measured: in the middle of every range, and at its end.
+
+    In the middle no two symbols are alike, so that what is traced there keeps them apart.
+    """
+    if not problem.symbols:
+        return (problem,)
+    middle = {
+        s.name: min(s.high, math.isqrt(s.low * s.high) + i) for i, s in enumerate(problem.symbols)
+    }
+    return sized(problem, middle), sized(problem, {s.name: s.high for s in problem.symbols})
+
+
+def mark(problem: Problem, inputs: Sequence[Tensor]) -> None:
+    """Let Dynamo know which sizes of `inputs` are `problem`'s symbols, and their ranges."""
+    ranges = {s.name: s for s in problem.symbols}
+    for operand, tensor in zip(problem.operands, inputs, strict=True):
+        for dimension, size in enumerate(operand.shape):
+            if isinstance(size, str):
+                low, high = ranges[size].low, ranges[size].high
+                torch._dynamo.mark_dynamic(tensor, dimension, min=low, max=high)
 
 
 def inputs_of(problem: Problem, device: torch.device, seed: int) -> list[Tensor]:
@@ -74,11 +119,12 @@ def function_of(problem: Problem) -> Callable[..., Tensor]:
 
 def check(problem: Problem) -> Problem:
     """The same problem; raises what torch does where it cannot be called like that."""
-    with FakeTensorMode():
-        operands = [empty(o, torch.device("cpu")) for o in problem.operands]
-        result = function_of(problem)(*operands)
-    if not isinstance(result, Tensor):
-        raise TypeError(f"{problem.op} does not give one tensor")
+    for point in points(problem):
+        with FakeTensorMode():
+            operands = [empty(o, torch.device("cpu")) for o in point.operands]
+            result = function_of(point)(*operands)
+        if not isinstance(result, Tensor):
+            raise TypeError(f"{problem.op} does not give one tensor")
     return problem
 
 
@@ -132,14 +178,72 @@ def _constant(value: Constant) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _operand(node: Node) -> Operand | None:
-    value = node.meta.get("val")
-    if not isinstance(value, Tensor):
-        return None
-    shape, stride = tuple(value.shape), value.stride()
-    if not all(type(n) is int for n in (*shape, *stride)):
-        return None
-    return Operand(shape, stride, str(value.dtype).removeprefix("torch."))
+def _symbols(values: Sequence[Any]) -> "dict[sympy.Expr, Symbol] | None":
+    """A symbol for each size that varies, with the powers of two it lies between now.
+
+    None where that is not known. A size is a symbol of its own though it is a multiple of another:
+    of `64*batch` rows nothing but the product counts.
+    """
+    found: dict[sympy.Expr, Symbol] = {}
+    for size in (n for value in values for n in value.shape if isinstance(n, torch.SymInt)):
+        expr = size.node.expr
+        if expr in found or expr.is_Integer:
+            continue
+        hint = size.node.hint
+        bounds = size.node.shape_env.bound_sympy(expr)
+        if not isinstance(hint, int) or hint < 1:
+            return None
+        high = 1 << (hint - 1).bit_length()
+        low, high = max(high // 2 + 1, int(bounds.lower)), int(min(high, bounds.upper))
+        found[expr] = Symbol(f"s{len(found)}", low, high)
+    return found
+
+
+def _said(sizes: Sequence[Any], names: "Mapping[sympy.Expr, str]") -> tuple[int | str, ...]:
+    """Sizes or strides as a record has them. Raises `KeyError` for one of other symbols."""
+    return tuple(_said_one(n, names) for n in sizes)
+
+
+def _said_one(size: Any, names: "Mapping[sympy.Expr, str]") -> int | str:
+    expr = sympy.sympify(size.node.expr if isinstance(size, torch.SymInt) else size)
+    # The largest expressions first: 64*s0 may be a size itself.
+    for known, name in sorted(names.items(), key=lambda pair: -pair[0].count_ops()):
+        expr = expr.subs(known, sympy.Symbol(name, integer=True, positive=True))
+    if expr.is_Integer:
+        return int(expr)
+    if not {str(s) for s in expr.free_symbols} <= set(names.values()):
+        raise KeyError(str(expr))
+    text = str(expr)
+    _number(text, dict.fromkeys(names.values(), 2))
+    return text
+
+
+def _numbers(sizes: Sequence[int | str], known: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(n if isinstance(n, int) else _number(n, known) for n in sizes)
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
+
+
+def _number(text: str, known: Mapping[str, int]) -> int:
+    """An expression like `64*s0`. Raises `KeyError` for what is none."""
+
+    def value(node: ast.expr) -> int:
+        match node:
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.Name(id=name):
+                return known[name]
+            case ast.BinOp(left=left, op=op, right=right):
+                return _OPERATORS[type(op)](value(left), value(right))
+        raise KeyError(text)
+
+    return value(ast.parse(text, mode="eval").body)
 
 
 def _epilogue(node: Node) -> tuple[list[Node], list[Node]]:
@@ -171,7 +275,7 @@ def _is_pointwise(node: Node, like: Node) -> bool:
     if node.target is not cast and torch.Tag.pointwise not in node.target.tags:
         return False
     value, want = node.meta.get("val"), like.meta["val"]
-    others = [a for a in node.all_input_nodes if _operand(a) is None]
+    others = [a for a in node.all_input_nodes if not isinstance(a.meta.get("val"), Tensor)]
     plain = all(_plain(a) is not _UNKNOWN or isinstance(a, Node) for a in node.args)
     plain &= all(_plain(a) is not _UNKNOWN or isinstance(a, Node) for a in node.kwargs.values())
     return isinstance(value, Tensor) and value.shape == want.shape and not others and plain

@@ -1,8 +1,13 @@
 """Every test starts from a clean Dynamo and knows which rules fired."""
 
+import atexit
 import gc
 import os
+import shutil
+import tempfile
 
+# Nobody's records decide what tests get, and none are left behind.
+os.environ["IPEX_HOME"] = tempfile.mkdtemp(prefix="ipex_home_")
 # Passes must run in every test, so graphs are not cached; compiled C++ still is.
 os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "0"
 os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] = "0"
@@ -15,6 +20,7 @@ from torch._dynamo.utils import counters
 from ipex_inductor import compat, decisions
 from ipex_inductor.passes import attention
 
+atexit.register(shutil.rmtree, os.environ["IPEX_HOME"], ignore_errors=True)
 hypothesis.settings.register_profile("ci", deadline=None)  # two noisy cores
 hypothesis.settings.load_profile("ci")
 

@@ -29,7 +29,7 @@ class Format(StrEnum):
 
 
 def autotune_import(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What to take in.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="What to take in.")],
     into: Annotated[Path, typer.Option(help="The database: a folder, made if it is missing.")],
     form: Annotated[
         Format, typer.Option("--format", help="What wrote the files.")
@@ -38,6 +38,9 @@ def autotune_import(
     device: Annotated[str | None, typer.Option(help="Its name, which they lack.")] = None,
     torch: Annotated[str | None, typer.Option(help="Version, if they lack it.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Of the operands, if they lack it.")] = None,
+    op: Annotated[
+        str | None, typer.Option(help="mm, addmm or int_mm, if the log of torch 2.11 is of one.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Add the records of other files to a database, or the times that other tools report.
@@ -49,7 +52,7 @@ def autotune_import(
     check_there(files)
     if into.exists() and not into.is_dir():
         raise ArgumentError("a folder to import into", f"{into}, a file", "Name a folder.")
-    told = Told(arch, device, torch, dtype)
+    told = Told(arch, device, torch, dtype, op)
     found = _records(files) if form is Format.RECORDS else _foreign(files, form, told)
     say_refused(found)
     if not found.records:

@@ -22,7 +22,7 @@ from ipex_inductor.autotune.words import plain
 from ipex_inductor.errors import ArgumentError
 
 Databases = Annotated[
-    list[Path], typer.Argument(metavar="DB...", help="Files of records, or folders of such files.")
+    list[Path], typer.Argument(metavar="DB", help="Files of records, or folders of such files.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="The facts as JSON on stdout.")]
 Everything = Annotated[bool, typer.Option("--all", help="Every row, however many.")]

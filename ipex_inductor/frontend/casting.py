@@ -23,6 +23,12 @@ from ipex_inductor.optim.weights import weights_of
 KNOB = "dtype"
 NOTHING = "no parameter of it may be held in {}"
 HALF = (torch.bfloat16, torch.float16)
+MIXED = (
+    "ipex_inductor.optimize keeps norms and other parameters in fp32, and FSDP shards parameters "
+    "of one dtype together. Before fully_shard(block), and before that of the model, give what is "
+    "low a group of its own: fully_shard([m for m in block.modules() if any(p.dtype == dtype for p "
+    "in m.parameters(recurse=False))])."
+)
 
 RECOMPUTING = (BasePruningMethod, SpectralNorm, WeightNorm)
 
@@ -134,6 +140,8 @@ def _explain(model: nn.Module, *_: Any) -> None:
     """Say where it comes from, if `forward` meets two dtypes without autocast."""
     error = None if torch.compiler.is_compiling() else sys.exc_info()[1]
     held = {p.dtype for p in model.parameters()} & set(HALF)
+    if isinstance(error, AssertionError) and "uniform original parameter dtype" in str(error):
+        error.add_note(MIXED)
     if isinstance(error, RuntimeError) and "dtype" in str(error) and held:
         error.add_note(
             f"ipex_inductor.optimize holds parameters of this {type(model).__name__} in "

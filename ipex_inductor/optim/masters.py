@@ -7,9 +7,20 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 
 from ipex_inductor.errors import ArgumentError
+from ipex_inductor.optim.shards import is_sharded
 from ipex_inductor.optim.step import refuse_differentiable, wrap
 from ipex_inductor.optim.tables import SPLIT_OPTIMIZERS, names
-from ipex_inductor.optim.weights import Master, Rounded, Split, Trained, Weight, place, weights_of
+from ipex_inductor.optim.weights import (
+    Master,
+    Rounded,
+    Split,
+    Trained,
+    Weight,
+    find_shards,
+    place,
+    unplaced,
+    weights_of,
+)
 
 DTYPES = (torch.bfloat16, torch.float16)
 
@@ -29,16 +40,19 @@ def attach_master_weights(
     Otherwise bf16 or fp16 in the parameter and fp32 beside it. State dicts of the model and of its
     submodules hold fp32, as does the optimizer's state. fp16 parameters get fp32 gradients, which
     `GradScaler` needs and `DistributedDataParallel` refuses. Attached again, what is held otherwise
-    is cast anew. FSDP and parametrizations applied afterwards make steps raise. Optimizers beyond
+    is cast anew. After `fully_shard` (FSDP2) the optimizer steps the shards, from its next call on;
+    FSDP1 and parametrizations applied afterwards make steps raise. Optimizers beyond
     `SPLIT_OPTIMIZERS` evaluate closures themselves, as often as they like. Averages of weights
     are to be taken of state dicts (see `ipex_inductor.optim`). Raises `ArgumentError`.
     """
     _check_optimizer(optimizer, dtype, split)
     kind = Split if split else Master
-    known = weights_of(model)
-    asked = _check_parameters(model, parameters, known)
+    find_shards()
+    known, asked = weights_of(model), list(parameters)
+    _refuse_sharded(asked, known, kind, dtype)
+    asked = _check_parameters(model, asked, known)
     weights = {p: _attach(p, known.get(p), kind, dtype) for p in asked}
-    place(model, weights)
+    place(model, unplaced(model) | weights)
     wrap(optimizer, weights)
 
 
@@ -71,6 +85,22 @@ def _attach(
             return weight
         weight.restore()
     return kind(param, dtype)
+
+
+def _refuse_sharded(
+    params: Iterable[nn.Parameter],
+    known: dict[nn.Parameter, Weight],
+    kind: type[Trained],
+    dtype: torch.dtype,
+) -> None:
+    for param in filter(is_sharded, params):
+        weight = known.get(param)
+        if not isinstance(weight, Trained) or not weight.is_a(kind, dtype):
+            raise ArgumentError(
+                f"parameters that are not sharded yet, or are held as {kind.__name__} already",
+                f"a DTensor of {param.dtype}",
+                "Attach master weights first, then call fully_shard: the optimizer steps shards.",
+            )
 
 
 def _check_optimizer(optimizer: Optimizer, dtype: torch.dtype, split: bool) -> None:

@@ -16,6 +16,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.optim import replicas
+from ipex_inductor.optim.following import follow
+from ipex_inductor.optim.shards import local
 from ipex_inductor.optim.tables import SPLIT_OPTIMIZERS
 from ipex_inductor.optim.weights import MARK, TABLE, Trained, displaced
 
@@ -71,7 +73,7 @@ def _patched_step(
     optimizer: Optimizer, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any
 ) -> Any:
     """One step of what somebody has put there, which calls the class's, with its hooks."""
-    _refuse_strangers(optimizer)
+    _before_step(optimizer)
     optimizer._opt_called = True  # type: ignore[attr-defined]
     given = _users_step(optimizer)
     assert given is not None
@@ -140,7 +142,7 @@ def _chunks(
     for param in (p for group in optimizer.param_groups for p in group["params"]):
         if param.grad is None:
             continue
-        added = param.numel() if param in weights else 0
+        added = local(param).numel() if param in weights else 0
         if size and size + added > CHUNK:
             yield chunk
             chunk, size = [], 0
@@ -199,6 +201,7 @@ def _wide_grad(param: nn.Parameter) -> Tensor | None:
 
 def _load_state_dict(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     """torch's own, which casts state to the parameter's dtype; state of our weights stays fp32."""
+    follow(optimizer)
     loaded: dict[str, Any] = {}
 
     def note(_: Optimizer, given: dict[str, Any]) -> None:
@@ -220,6 +223,18 @@ def _load_state_dict(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     finally:
         first.remove()
         second.remove()
+
+
+def _state_dict(optimizer: Optimizer) -> dict[str, Any]:
+    """torch's own, of the parameters as they stand now."""
+    follow(optimizer)
+    return type(optimizer).state_dict(optimizer)
+
+
+def _zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:
+    """torch's own, of the parameters as they stand now."""
+    follow(optimizer)
+    type(optimizer).zero_grad(optimizer, set_to_none)
 
 
 def _wide(cast: Any, given: Any, param: Tensor) -> Any:
@@ -249,35 +264,46 @@ for _ours in (_hooked_step, _patched_step):
 
 METHODS: dict[str, Callable[..., Any]] = {
     "step": _hooked_step,
+    "zero_grad": _zero_grad,
+    "state_dict": _state_dict,
     "load_state_dict": _load_state_dict,
     "__reduce_ex__": _reduce,
 }
 
 
-def _refuse_strangers(optimizer: Optimizer, *_: Any) -> None:
-    """Of a parameter with a master weight, a plain step would change the low precision alone."""
+def _before_step(optimizer: Optimizer, *_: Any) -> None:
+    """Look where the parameters are now, and whether this is the optimizer to step them."""
     if torch.compiler.is_compiling():
         return
-    _refuse_displaced({p for group in optimizer.param_groups for p in group["params"]})
+    follow(optimizer)
+    params = {p for group in optimizer.param_groups for p in group["params"]}
+    _refuse_displaced(params)
+    _refuse_strangers(optimizer, params)
+
+
+def _refuse_strangers(optimizer: Optimizer, params: set[Tensor]) -> None:
+    """Of a parameter with a master weight, a plain step would change the low precision alone."""
     known = vars(optimizer).get(TABLE, {})
-    for group in optimizer.param_groups:
-        if any(vars(p).get(MARK) == p.dtype and p not in known for p in group["params"]):
-            raise ArgumentError(
-                "an optimizer that was given to `optimize` with its model",
-                f"a {type(optimizer).__name__} on parameters with master weights",
-                "Pass it: `model, optimizer = optimize(model, optimizer=optimizer, dtype=...)`.",
-            )
-
-
-def _refuse_displaced(params: set[Tensor]) -> None:
-    """What FSDP made of a low-precision parameter would train without its lower bits."""
-    for module, name in displaced(params):
+    if any(vars(p).get(MARK) == p.dtype and p not in known for p in params):
         raise ArgumentError(
-            "the parameters that `optimize` gave master weights",
-            f"a {type(module).__name__} whose {name!r} was replaced or sharded (FSDP does both)",
-            "Shard a model in fp32, by `optimize` without dtype, and let FSDP's mixed precision or "
-            "autocast compute in low precision.",
+            "an optimizer that was given to `optimize` with its model",
+            f"a {type(optimizer).__name__} on parameters with master weights",
+            "Pass it: `model, optimizer = optimize(model, optimizer=optimizer, dtype=...)`. After "
+            "fully_shard keep the one that came back: it steps the shards.",
         )
 
 
-register_optimizer_step_pre_hook(_refuse_strangers)
+def _refuse_displaced(params: set[Tensor]) -> None:
+    """What came for a low-precision parameter would train without its lower bits."""
+    for module, name in displaced(params):
+        raise ArgumentError(
+            "the parameters that `optimize` gave master weights, or what fully_shard made of them",
+            f"a {type(module).__name__} whose {name!r} was replaced or flattened",
+            "So do FullyShardedDataParallel, tensor parallelism, parametrizations, and fully_shard "
+            "where only one of tied modules is in the call. Use fully_shard (FSDP2) on all, or "
+            "leave the model in fp32, by `optimize` without dtype, and let FSDP's mixed precision "
+            "or autocast compute in low precision.",
+        )
+
+
+register_optimizer_step_pre_hook(_before_step)

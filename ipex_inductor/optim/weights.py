@@ -13,18 +13,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ipex_inductor.errors import ArgumentError
+from ipex_inductor.optim import shards
 from ipex_inductor.optim.halves import halves, join, split, write
+from ipex_inductor.optim.shards import cut, is_sharded, local, whole
 
-TABLE = "_ipex_weights"  # of a module: name -> Weight; of an optimizer: Parameter -> Weight
+TABLE = "_ipex_weights"  # of a module: name -> Place; of an optimizer: Parameter -> Trained
 MARK = "_ipex_master"  # of a parameter that only a wrapped optimizer may step: its dtype
+SHARDED = "_ipex_sharded"  # of a parameter that `fully_shard` has replaced: by what
 
 
-class Weight(ABC):
-    """A parameter held in low precision, `dtype`."""
+class Place:
+    """A parameter where a module has it, by which is found what `fully_shard` makes of it."""
 
     def __init__(self, param: nn.Parameter, dtype: torch.dtype) -> None:
         self.param = param
         self.dtype = dtype
+
+    def shard(self, param: nn.Parameter) -> None:
+        """Go over to `param`, the shards of what there was."""
+        vars(self.param)[SHARDED] = param
+        self.param = param
+
+
+class Weight(Place, ABC):
+    """A parameter held in low precision, `dtype`."""
 
     def live(self) -> bool:
         """Not after `model.float()` or the like: then the parameter alone counts."""
@@ -62,16 +75,24 @@ class Trained(Weight):
         super().__init__(param, dtype)
         low, self._rest = self.cut(param.detach())
         _become(param, low)
-        self._mark()
+        self.mark()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._mark()
+        self.mark()
 
-    def _mark(self) -> None:
-        # Copies of parameters lose what they carry.
-        vars(self.param)[MARK] = self.dtype
-        _set_grad_dtype(self.param)
+    def mark(self) -> None:
+        """Mark the parameter: copies lose what they carry, as do DTensors in `model.to`."""
+        if MARK not in vars(self.param):
+            vars(self.param)[MARK] = self.dtype
+            _set_grad_dtype(self.param)
+
+    @torch.no_grad()
+    def shard(self, param: nn.Parameter) -> None:
+        """Keep of the rest what belongs to the part that this process holds."""
+        self._rest = cut(self.rest, param)
+        super().shard(param)
+        self.mark()
 
     @abstractmethod
     def cut(self, full: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,8 +106,8 @@ class Trained(Weight):
         return self._rest
 
     def stands(self) -> bool:
-        """Not after FSDP has put a shard in the place of the parameter's values."""
-        return self.param.shape == self._rest.shape
+        """Not after FSDP1 has put a shard in the place of the parameter's values."""
+        return local(self.param).shape == self._rest.shape
 
     def is_a(self, kind: type["Trained"], dtype: torch.dtype) -> bool:
         """Whether nothing is to be done to hold the parameter so."""
@@ -111,11 +132,11 @@ class Split(Trained):
 
     def full(self) -> Tensor:
         """The halves put together, in new memory."""
-        return join(self.param.detach(), self.rest)
+        return whole(join(local(self.param), self.rest), self.param)
 
     def store(self, full: Tensor) -> None:
         """Cut `full` into the halves."""
-        write(*halves(full), self.rest, self.param.detach())
+        write(*halves(local(full)), self.rest, local(self.param))
 
 
 class Master(Trained):
@@ -127,14 +148,14 @@ class Master(Trained):
 
     def full(self) -> Tensor:
         """`rest`; where somebody wrote the parameter since, what he wrote."""
-        low = self.param.detach()
+        low = local(self.param)
         self.rest.copy_(torch.where(low == self.rest.to(self.dtype), self.rest, low))
-        return self.rest
+        return whole(self.rest, self.param)
 
     def store(self, full: Tensor) -> None:
         """Keep `full`, and round it."""
-        self.rest.copy_(full)  # nothing to do if it is `rest`
-        self.param.copy_(full)
+        self.rest.copy_(local(full))  # nothing to do if it is `rest`
+        local(self.param).copy_(local(full))
 
 
 def _become(param: nn.Parameter, value: Tensor) -> None:
@@ -148,15 +169,30 @@ def _become(param: nn.Parameter, value: Tensor) -> None:
 
 def _set_grad_dtype(param: nn.Parameter) -> None:
     """fp32 beside fp16, or GradScaler refuses to unscale; else left to follow the parameter."""
-    if param.dtype == torch.float16:
+    if param.dtype != torch.float16:
+        return
+    if not is_sharded(param):
         param.grad_dtype = torch.float32
+        return
+    if param.requires_grad:  # FSDP brings fp16, and then runs such hooks
+        param.register_post_accumulate_grad_hook(_widen_grad)  # type: ignore[no-untyped-call]
+        _widen_grad(param)
+
+
+def _widen_grad(param: Tensor) -> None:
+    param.grad_dtype = None  # any
+    if param.grad is not None:
+        param.grad = param.grad.float()
 
 
 def table(module: nn.Module) -> dict[str, Weight]:
     """The weights that `module` itself owns, by name; changed only by `place`."""
-    weights: dict[str, Weight] = vars(module).get(TABLE, {})
-    owned = module._parameters
-    return {n: w for n, w in weights.items() if owned.get(n) is w.param and w.live()}
+    return {n: w for n, w in _places(module).items() if isinstance(w, Weight) and w.live()}
+
+
+def _places(module: nn.Module) -> dict[str, Place]:
+    places: dict[str, Place] = vars(module).get(TABLE, {})
+    return {n: kept for n, kept in places.items() if module._parameters.get(n) is kept.param}
 
 
 def weights_of(model: nn.Module) -> dict[nn.Parameter, Weight]:
@@ -164,10 +200,16 @@ def weights_of(model: nn.Module) -> dict[nn.Parameter, Weight]:
     return {w.param: w for module in model.modules() for w in table(module).values()}
 
 
-def place(model: nn.Module, weights: dict[nn.Parameter, Any]) -> None:
+def unplaced(model: nn.Module) -> dict[nn.Parameter, Place]:
+    """Places for the parameters of `model` that no table has yet."""
+    known = {kept.param for module in model.modules() for kept in _places(module).values()}
+    return {p: Place(p, p.dtype) for p in model.parameters() if p not in known}
+
+
+def place(model: nn.Module, places: dict[nn.Parameter, Any]) -> None:
     """Have every module of `model` that owns one of these parameters show and load its weight."""
     for module in model.modules():
-        own = {n: weights[p] for n, p in module._parameters.items() if p in weights}
+        own = {n: places[p] for n, p in module._parameters.items() if p in places}
         if own and TABLE not in vars(module):
             module.register_state_dict_post_hook(_show)  # type: ignore[no-untyped-call]
             module.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
@@ -175,11 +217,11 @@ def place(model: nn.Module, weights: dict[nn.Parameter, Any]) -> None:
             vars(module)[TABLE] = _Table(module, vars(module).get(TABLE, {}) | own)
 
 
-class _Table(dict[str, Weight]):
-    """The weights that `module` owned when it was made, by name; copies know the module's copy."""
+class _Table(dict[str, Place]):
+    """What `module` owned when it was made, by name; copies know the module's copy."""
 
-    def __init__(self, module: nn.Module, weights: dict[str, Weight]) -> None:
-        super().__init__(weights)
+    def __init__(self, module: nn.Module, places: dict[str, Place]) -> None:
+        super().__init__(places)
         self.__setstate__(module)
 
     def __getstate__(self) -> nn.Module | None:
@@ -193,10 +235,27 @@ class _Table(dict[str, Weight]):
 _tables: "weakref.WeakValueDictionary[int, _Table]" = weakref.WeakValueDictionary()
 
 
+def find_shards() -> None:
+    """Go over to what `fully_shard` has put in the place of parameters."""
+    for kept in list(_tables.values()):
+        for place in kept.values():
+            if isinstance(place, Trained) and is_sharded(place.param):
+                place.mark()
+        module = kept.module()
+        if module is None or _places(module) == kept or not shards.is_managed(module):
+            continue
+        if any(not is_sharded(place.param) for place in kept.values()):
+            shards.put_back(module)
+        for name, place in kept.items():
+            value = module._parameters.get(name)
+            if value is not None and shards.replaces(value, place.param):
+                place.shard(value)
+
+
 def displaced(params: set[Tensor]) -> Iterator[tuple[nn.Module, str]]:
     """Where a low-precision value has come for one with a master weight, and `params` train it.
 
-    So do FSDP, which shards or flattens parameters, and parametrizations. An ordinary parameter in
+    So do FSDP1, which flattens parameters, and parametrizations. An ordinary parameter in
     that place is somebody's own choice, and one that only moved (pruning) is still stepped.
     """
     flat = {info.module for p in params for info in getattr(p, "_param_infos", ())}  # FSDP1
@@ -217,9 +276,13 @@ def _displaced(module: nn.Module, name: str, weight: Trained) -> bool:
     if not weight.live() or any(p is weight.param for p in module.parameters()):
         return False
     value = getattr(module, name, None)
-    if not isinstance(value, Tensor) or type(value) is nn.Parameter:
+    if not isinstance(value, Tensor) or value.dtype != weight.dtype:
         return False
-    return value.dtype == weight.dtype
+    if not is_sharded(weight.param):
+        return type(value) is not nn.Parameter
+    if not is_sharded(value):  # gathered, or one of tied parameters, whose other was sharded
+        return vars(value).get(SHARDED) is weight.param
+    return shards.same_mesh(value, weight.param)  # on another between two passes
 
 
 # Where a weight was last shown: tied modules show one tensor under two names, as torch does.
@@ -229,6 +292,7 @@ _shown: "weakref.WeakKeyDictionary[Weight, tuple[Any, str]]" = weakref.WeakKeyDi
 @torch.no_grad()
 def _show(module: nn.Module, state_dict: Any, prefix: str, _: Any) -> None:
     """State dicts hold full precision: copies, which later steps do not change."""
+    _look_for_shards(module)
     for name, weight in table(module).items():
         key = prefix + name
         if key not in state_dict:
@@ -253,13 +317,42 @@ def _load(
     """
     if metadata.get("assign_to_params_buffers", False):
         return
+    shards.put_back(module)  # as FSDP does after us
+    _look_for_shards(module)
     for name, weight in table(module).items():
         value = state_dict.get(prefix + name)
+        if value is weight.param and is_sharded(value):
+            raise ArgumentError(
+                "a state dict of full precision",
+                f"one of the parameters themselves, for {prefix + name!r}",
+                "broadcast_from_rank0 writes into them: give each process the whole state dict.",
+            )
         if isinstance(weight, Trained) and isinstance(value, Tensor) and _fits(value, weight.param):
-            weight.store(value.to(weight.param.device, torch.float32).view(weight.param.shape))
+            if _is_memory_of(value, weight.param):
+                continue  # torch copies it onto itself; what the parameter cannot hold stays
+            weight.store(_as(weight.param, value.to(weight.param.device, torch.float32)))
             state_dict[prefix + name] = weight.param.detach()
+
+
+def _is_memory_of(value: Tensor, param: Tensor) -> bool:
+    same = value.dtype == param.dtype and value.device == param.device
+    return same and not is_sharded(value) and value.data_ptr() == param.data_ptr()
+
+
+def _look_for_shards(module: nn.Module) -> None:
+    if _places(module) != vars(module).get(TABLE, {}):
+        find_shards()
 
 
 def _fits(value: Tensor, param: Tensor) -> bool:
     """What torch would load: the same shape, or the one-element form of old scalars."""
+    if is_sharded(value) != is_sharded(param):
+        return False  # torch says so
     return value.shape == param.shape or (param.dim() == 0 and value.shape == (1,))
+
+
+def _as(param: Any, value: Any) -> Tensor:
+    """`value` in the shape of `param`, or sharded as that."""
+    if is_sharded(param):
+        return value.redistribute(param.device_mesh, param.placements)  # type: ignore[no-any-return]
+    return value.view(param.shape)  # type: ignore[no-any-return]

@@ -368,3 +368,37 @@ def test_a_sample_input_is_for_inference(caplog):
         ours, _ = ipex_inductor.optimize(model, None, optimizer, sample_input=torch.ones(1, 4))
     assert caplog.messages == ["[NotSupported]sample_input: it takes effect in inference only"]
     assert "sample_input" in report(ours, "missed")
+
+
+def test_fully_sharded_blocks_train(alone):
+    """As docs/migrating.md has it: FSDP shards parameters of one dtype together."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    mesh = init_device_mesh("cpu", (1,))
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+    model = nn.Sequential(layer, nn.Linear(8, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model, optimizer = ipex_inductor.optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
+    mixed, plain = copy.deepcopy(model), copy.deepcopy((model, optimizer))
+    for block in (model[0], model):
+        rest = [m for m in block.modules() if not isinstance(m, FSDPModule)]
+        dtypes = {m: {p.dtype for p in m.parameters(recurse=False)} for m in rest}
+        fully_shard([m for m in rest if torch.bfloat16 in dtypes[m]], mesh=mesh)
+        fully_shard(block, mesh=mesh)
+    optimizer.zero_grad()
+    x = torch.randn(4, 5, 8)
+    for number in range(4):
+        for each, steps in ((model, optimizer), plain):
+            with torch.autocast("cpu", torch.bfloat16, enabled=number < 2):
+                loss = each(x).float().square().mean()
+            loss.backward()
+            steps.step()
+            steps.zero_grad()
+    for name, value in plain[0].state_dict().items():
+        assert torch.equal(model.state_dict()[name].full_tensor(), value), name
+
+    fully_shard(mixed, mesh=mesh)
+    with pytest.raises(AssertionError, match="uniform original parameter dtype") as raised:
+        mixed(x)
+    assert "fully_shard([m for m in block.modules()" in raised.value.__notes__[0]

@@ -17,7 +17,7 @@ from ipex_inductor import backend, decisions
 from ipex_inductor.aot_cache import home
 from ipex_inductor.autotune import select
 from ipex_inductor.autotune.database import Records, Shard
-from ipex_inductor.autotune.record import Record, encode
+from ipex_inductor.autotune.record import Record, Symbol, encode
 from ipex_inductor.lowerings import listed, selection
 from ipex_inductor.lowerings.listed import Choosing, choosing
 
@@ -122,13 +122,23 @@ def test_what_failed_once_is_not_used_again(database, offer):
     assert "extern_kernels.bmm" in code
 
 
-def test_sizes_that_vary_are_the_librarys(database, offer):
+def test_a_size_that_varies_has_records_of_its_own(database, offer):
     keep(database, offer.problem, offer.choices, TEMPLATE)
-    dynamic = torch.compile(
-        fn, backend="ipex", dynamic=True, options={"autotune_database": str(database)}
-    )
-    _, code = code_of(dynamic, A, B)
-    assert "extern_kernels.bmm" in code
+    a, b = A.clone(), B.clone()
+    for factor in (a, b):
+        torch._dynamo.mark_dynamic(factor, 0)
+    _, code = code_of(compiled(fn, database), a, b)
+    assert "extern_kernels.bmm" in code, "the record is of three products exactly"
+    (varying,) = offers_of(fn, a, b)
+    assert varying.problem.symbols == (Symbol("s0", 3, 4),)
+    keep(database, varying.problem, varying.choices, TEMPLATE)
+    torch.compiler.reset()
+    dynamic = compiled(fn, database)
+    _, code = code_of(dynamic, a, b)
+    assert IN_CODE in code
+    for batch in (3, 4, 9):
+        given = torch.randn(batch, 40, 24), torch.randn(batch, 24, 56)
+        torch.testing.assert_close(dynamic(*given), fn(*given))
 
 
 def test_the_epilogue_is_part_of_the_problem(database, offer):
@@ -202,6 +212,42 @@ def test_a_failure_leaves_the_librarys_kernels(monkeypatch, database, offer):
     torch.testing.assert_close(result, fn(A, B))
     (event,) = [e for r in decisions.reports() for e in r.events if e.subject == "autotune"]
     assert event.reason == "RuntimeError: no luck"
+
+
+def test_what_cannot_be_measured_is_not_tried_by_every_process(monkeypatch, database, offer):
+    tried = []
+
+    def refuses(problems, _):
+        tried.extend(problems)
+        yield from ((p, "no luck") for p in problems)
+
+    monkeypatch.setattr(selection, "here", refuses)
+    for _ in range(2):
+        torch.compiler.reset()
+        _, code = code_of(compiled(fn, database, autotune="always"), A, B)
+        assert "extern_kernels.bmm" in code
+    assert tried == [offer.problem]
+
+
+def test_the_hook_is_there_again_after_somebody_cleared_inductors(database, offer):
+    from torch._inductor.select_algorithm import clear_preprocessing_fns
+
+    keep(database, offer.problem, offer.choices, TEMPLATE)
+    clear_preprocessing_fns()
+    _, code = code_of(compiled(fn, database), A, B)
+    assert IN_CODE in code
+
+
+def test_a_remembered_list_that_is_damaged_is_made_anew(database, offer):
+    keep(database, offer.problem, offer.choices, TEMPLATE)
+    code_of(compiled(fn, database), A, B)
+    (file,) = (home.home() / "graphs").iterdir()
+    whole = file.read_bytes()
+    for damage in (whole[:-5], b"", b"[7]", whole.replace(b"bmm", b"nope")):
+        file.write_bytes(damage)
+        torch.compiler.reset()
+        result, _ = code_of(compiled(fn, database), A, B)
+        torch.testing.assert_close(result, fn(A, B))
 
 
 def test_our_own_folder_is_used_only_if_nobody_else_can_write_it(offer):

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ipex_inductor.autotune.record import decode_problem, encode
-from ipex_inductor.lowerings.workload import function_of, inputs_of, problem_of, widened
+from ipex_inductor.autotune.record import Symbol, decode_problem, encode
+from ipex_inductor.lowerings.workload import function_of, inputs_of, points, problem_of, widened
 
 aten = torch.ops.aten
 M = torch.randn(6, 8)
@@ -119,10 +119,59 @@ def test_inputs_depend_on_the_seed_alone():
     assert not torch.equal(first, other)
 
 
-def test_sizes_that_vary_and_lists_of_tensors_are_no_problem_yet():
-    graph = make_fx(torch.mm, tracing_mode="symbolic")(M, W).graph
-    (node,) = graph.find_nodes(op="call_function", target=aten.mm.default)
-    assert problem_of(node, "test", {}) is None
+def dynamic(fn, op, *operands, **mode):
+    """The problem of `op` where the first dimension of the first operand varies."""
+    seen = []
+
+    def backend(gm, example_inputs):
+        (node,) = gm.graph.find_nodes(op="call_function", target=op)
+        for n in gm.graph.nodes:
+            n.meta["val"] = n.meta.get("example_value")
+        seen.append(problem_of(node, "test", {}))
+        return gm.forward
+
+    for operand in operands:
+        if operand.shape[0] == operands[0].shape[0]:
+            torch._dynamo.mark_dynamic(operand, 0, **mode)
+    torch.compile(fn, backend=backend, fullgraph=True)(*operands)
+    return seen[0]
+
+
+def test_a_size_that_varies_is_known_by_the_powers_of_two_about_it():
+    found = dynamic(aten.mm.default, aten.mm.default, torch.randn(100, 8), W)
+    assert found.symbols == (Symbol("s0", 65, 128),)
+    assert [o.shape for o in found.operands] == [("s0", 8), (8, 10)]
+    assert decode_problem(encode(found)) == found
+    middle, end = points(found)
+    assert [p.operands[0].shape for p in (middle, end)] == [(91, 8), (128, 8)]
+    assert not middle.symbols
+    given = inputs_of(middle, CPU, seed=0)
+    torch.testing.assert_close(function_of(middle)(*given), given[0] @ given[1])
+
+
+def test_its_own_range_may_be_narrower():
+    found = dynamic(aten.mm.default, aten.mm.default, torch.randn(100, 8), W, min=70, max=110)
+    assert found.symbols == (Symbol("s0", 70, 110),)
+
+
+def test_a_product_of_sizes_is_a_size_and_strides_are_of_them():
+    def fn(x, w):
+        return aten.mm.default(x.reshape(-1, 8), w)
+
+    found = dynamic(fn, aten.mm.default, torch.randn(100, 3, 8), W)
+    assert found.symbols == (Symbol("s0", 257, 512),)
+    assert found.operands[0].shape == ("s0", 8)
+    turned = torch.randn(50, 4, 6).transpose(1, 2)
+
+    def keep(x, y):
+        return aten.bmm.default(x.transpose(0, 2).contiguous().transpose(0, 2), y)
+
+    found = dynamic(keep, aten.bmm.default, turned, torch.randn(50, 4, 3))
+    assert found.operands[0].stride == (1, "s0", "6*s0")
+    assert points(found)[1].operands[0].stride == (1, 64, 384)
+
+
+def test_lists_of_tensors_are_no_problem():
     graph = make_fx(torch.cat, tracing_mode="fake")([M, M]).graph
     (node,) = graph.find_nodes(op="call_function", target=aten.cat.default)
     assert problem_of(node, "test", {}) is None

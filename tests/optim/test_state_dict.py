@@ -466,3 +466,17 @@ def test_averages_of_an_fp32_twin_are_those_of_fp32_training(held):
         theirs.update_parameters(twin)
     averages = theirs.state_dict()
     assert all(torch.equal(value, averages[name]) for name, value in ours.state_dict().items())
+
+
+@parametrize_low
+def test_loading_the_parameters_themselves_changes_nothing(held):
+    """They are low precision: what they cannot hold must not be taken for zero."""
+    model, *_ = pair(VARIANTS["sgd"], held)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(dict(model.named_parameters()), strict=False)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    copies = {name: p.detach().clone() for name, p in model.named_parameters()}
+    model.load_state_dict(copies, strict=False)
+    for name, value in model.state_dict().items():
+        assert name not in copies or torch.equal(value, copies[name].to(value.dtype))

@@ -7,12 +7,15 @@ from pathlib import Path
 import planted
 import pytest
 import torch
+from msgspec.structs import replace as changed
 
 from ipex_inductor import target
 from ipex_inductor.autotune.child import Child, Refused
 from ipex_inductor.autotune.database import Records
 from ipex_inductor.autotune.pool import pool
-from ipex_inductor.autotune.record import Operand, Problem, encode
+from ipex_inductor.autotune.record import Operand, Problem, Symbol, encode
+from ipex_inductor.autotune.space import why_refused
+from ipex_inductor.lowerings import tuner
 from ipex_inductor.lowerings.selection import here, tuned
 from ipex_inductor.lowerings.settings import settings_of
 
@@ -67,6 +70,40 @@ def test_a_database_gets_what_was_measured_though_a_child_dies(tmp_path):
     records = list(Records(tmp_path / "db"))
     assert [encode(r) for r in records] == [encode(found[1][1])]
     assert records[0].provenance.torch == torch.__version__
+
+
+def test_a_size_that_varies_is_measured_at_two():
+    static = product(3, 40, 24, 56)
+    operands = tuple(
+        changed(o, shape=("s0", *o.shape[1:]), stride=o.stride) for o in static.operands
+    )
+    problem = changed(static, operands=operands, symbols=(Symbol("s0", 3, 4),))
+    ((_, record),) = here([problem], 600)
+    assert record.problem == problem
+    timed = [o for o in record.outcomes if o.timing]
+    assert {o.choice.name for o in timed} == {"aten.bmm", "inductor.cpp.bmm"}
+
+
+class Silent:
+    def choices(self, choices):
+        pass
+
+    def doing(self, number):
+        pass
+
+
+def test_of_long_lists_only_finalists_are_measured(monkeypatch):
+    """And the library, whatever Inductor says of it; the rest has its word."""
+    monkeypatch.setattr(tuner, "FINALISTS", 0)
+    record = tuner.Tuner(Silent()).tune(product(2, 16, 16, 16), (), 600)
+    library, template = record.outcomes
+    assert (library.choice.kind, template.choice.kind) == ("library", "template")
+    assert library.timing
+    assert template.timing is None
+    assert template.reported > 0
+    assert why_refused(record) is None
+    best = pool([record])[encode(record.problem)].best()
+    assert best.choice == library.choice
 
 
 def test_a_spent_budget_is_said_and_nothing_is_started(tmp_path):

@@ -321,6 +321,15 @@ def test_a_winner_that_fails_elsewhere_is_regretted_without_end(tmp_path):
     assert "fails elsewhere" in done.stdout
 
 
+def test_a_winner_that_ties_with_the_best_and_is_faster_costs_nothing(tmp_path):
+    one = database(tmp_path / "1.jsonl", record(timed(LIBRARY, 10.5), timed(TILES[0], 10.0)))
+    other = database(tmp_path / "2.jsonl", record(timed(LIBRARY, 9.7), timed(TILES[0], 10.0)))
+    (row,) = facts("regret", one, other)["rows"]
+    assert [winner["name"] for winner in row["winners"]] == ["tiled", "aten.mm"]
+    assert (row["best"]["choice"]["name"], row["best"]["p50"]) == ("aten.mm", pytest.approx(10.1))
+    assert row["regrets"] == [0.0, 0.0]
+
+
 def test_regret_needs_tunings_of_the_same_problems(tmp_path, a):
     apart = database(tmp_path / "apart.jsonl", record(rows=77))
     assert run("regret", a).exit_code == 2
@@ -422,10 +431,10 @@ def test_export_names_what_it_lacks_and_eats_nothing(a, tmp_path):
 
 @pytest.mark.slow
 def test_100_000_records_are_compared_in_5_seconds_and_500_megabytes():
-    """The least of five runs: other work on the machine adds to the rest."""
+    """Of the processor, in the least of five runs: other work on the machine adds to the rest."""
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     line = [sys.executable, str(ROOT / "benchmarks" / "autotune_compare.py")]
     done = subprocess.run(line, env=env, cwd="/", capture_output=True, text=True, check=True)
-    least = re.search(r"least ([\d.]+) s, peak (\d+) MB", done.stdout)
+    least = re.search(r"worked ([\d.]+) s, peak (\d+) MB", done.stdout)
     assert float(least[1]) < 5, done.stdout
     assert int(least[2]) < 500, done.stdout

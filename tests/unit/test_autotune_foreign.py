@@ -2,6 +2,8 @@
 
 import json
 import os
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from records import LIBRARY, PROVENANCE, TILES, failed, record, timed
@@ -103,11 +105,16 @@ def test_sizes_and_layouts_of_tunableop(line, op, operands, tmp_path):
     assert only.outcomes[0].choice == Choice("library", op)
 
 
-def test_tf32_is_another_problem_than_fp32(tmp_path):
+def test_products_of_other_precision_are_other_problems(tmp_path):
     lines = [f"GemmTunableOp_{t}_NN,nn_8_4_2_ld_8_2_8,Default,1" for t in ("float", "tf32")]
-    fp32, tf32 = (r.problem for r in tunableop(tmp_path, *lines).records)
-    assert fp32.operands == tf32.operands
-    assert fp32 != tf32
+    lines.append("GemmTunableOp_bfx9_NN,nn_8_4_2_ld_8_2_8_compute_bf16x9_r,Default,1")
+    fp32, tf32, bfx9 = (r.problem for r in tunableop(tmp_path, *lines).records)
+    assert fp32.operands == tf32.operands == bfx9.operands
+    assert [p.constants for p in (fp32, tf32, bfx9)] == [
+        {},
+        {"precision": "tf32"},
+        {"precision": "bf16x9"},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -115,6 +122,7 @@ def test_tf32_is_another_problem_than_fp32(tmp_path):
     [
         ("ScaledGemmTunableOp_Float8_e4m3fn_Float8_e4m3fn_Half_TN,tn_8_4_2,x,1", "no product"),
         ("GemmTunableOp_Half_NN,nn_8_4,x,1", "no product"),
+        ("GemmTunableOp_Half_NN,nn_8_*_2_ld_8_2_8,x,1", "no product"),
         ("GemmTunableOp_Half_NN,nn_8_4_2_B_3_ld_8_2_8,x,1", "does not go with"),
         ("GemmStridedBatchedTunableOp_Half_NN,nn_8_4_2_ld_8_2_8,x,1", "does not go with"),
         ("GemmTunableOp_Half_NN,nn_8_4_2_ld_8_2_8,x", "solution and time"),
@@ -158,8 +166,8 @@ TRITON |= {"num_stages": 3, "num_warps": 4}
 LOG = [
     {
         "(512, 64, 1024)": [
-            {"type": "cublas", "time": 0.05},
             {"type": "cublas", "time": 0.03},
+            {"type": "cublas", "time": 0.05},
             TRITON,
             TRITON | {"num_warps": 8, "time": float("inf")},
             None,
@@ -291,3 +299,56 @@ def test_other_tools_say_reported_times_and_nothing_else(outcome, provenance, re
 def test_records_from_before_keep_their_digests():
     before = "a99fa2ffccf077e263a87e8b4cd7c30da024d4051d02f834f806a545407f0649"
     assert digest(record(timed(LIBRARY, 10.0), timed(TILES[0], 8.0), failed(TILES[1]))) == before
+
+
+def test_the_log_of_torch_2_11_says_no_op(tmp_path):
+    path = tmp_path / "log.json"
+    size = "(512, 64, 1024)"
+    path.write_text(
+        json.dumps([{"invoke": size}, {size: [{"type": "cublas", "time": 1.0}, TRITON]}])
+    )
+    told = Told("sm_90", dtype="bfloat16")
+    found = read(path, "inductor-mm-log", told)
+    assert not found.records
+    assert [(r.line, "--op mm" in r.reason) for r in found.refused] == [(2, True)]
+    found = read(path, "inductor-mm-log", replace(told, op="addmm"))
+    assert [r.problem.op for r in found.records] == ["aten.addmm.default"]
+    assert len(found.records[0].outcomes) == 2
+    assert not found.refused
+    assert read(path, "inductor-mm-log", replace(told, op="bmm")).refused
+
+
+def test_the_log_is_read_as_the_installed_torch_writes_it(tmp_path, monkeypatch):
+    """Its own writer, on two choices that nobody timed."""
+    from torch._inductor import select_algorithm as select
+
+    path = tmp_path / "log.json"
+    monkeypatch.setenv("TORCHINDUCTOR_MM_LOGGING_FILE", str(path))
+    select.get_mm_log_filename.cache_clear()
+    extern = object.__new__(select.ExternKernelCaller)
+    triton = object.__new__(select.TritonTemplateCaller)
+    extern.name, triton.name = "mm", "mm_0"
+    info = {"tile_shape": "(64, 32, 128)", "num_stages": 3, "num_warps": 4}
+    monkeypatch.setattr(select.TritonTemplateCaller, "info_dict", lambda _: info)
+    nodes = [SimpleNamespace(get_size=lambda size=size: size) for size in ([512, 64], [64, 1024])]
+    times = {extern: 0.03, triton: 0.02}
+    cache = select.AlgorithmSelectorCache
+    if not hasattr(cache, "maybe_log_mm_results"):
+        pytest.skip("torch 2.11 has no function of its own for that")
+    cache.maybe_log_mm_results("mm", nodes, times)
+    select.get_mm_log_filename.cache_clear()
+
+    found = read(path, "inductor-mm-log", Told("sm_90", dtype="bfloat16"))
+    assert not found.refused
+    (only,) = found.records
+    assert [o.shape for o in only.problem.operands] == [(512, 64), (64, 1024)]
+    library, template = only.outcomes
+    assert (library.choice, library.reported) == (Choice("library", "aten.mm"), 30.0)
+    assert template.reported == 20.0
+    assert template.choice.parameters.items() >= {
+        ("BLOCK_M", 64),
+        ("BLOCK_K", 32),
+        ("BLOCK_N", 128),
+        ("num_stages", 3),
+        ("num_warps", 4),
+    }

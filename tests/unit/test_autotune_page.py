@@ -55,6 +55,7 @@ def sides(tmp_path):
     return tmp_path / "a.jsonl", tmp_path / "b.jsonl"
 
 
+@needs_plotly
 def test_what_cannot_be_written_is_said_before_anything_is_read(sides, tmp_path):
     done = run(*sides, "--html", tmp_path / "none" / "page.html")
     assert done.exit_code == 2

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipex_inductor.config import MODES, CompileConfig, own_options, resolve
+from ipex_inductor.config import AUTOTUNE, MODES, CompileConfig, own_options, resolve
 from ipex_inductor.errors import IpexError, OptionError
 
 INDUCTOR = {"max_autotune": bool, "triton.cudagraphs": bool, "cpp.threads": int, "any": None}
@@ -150,6 +150,20 @@ def test_inductors_keys_come_out_sorted_and_with_underscores():
     assert asked.weight_prologue is False
 
 
+@pytest.mark.parametrize(
+    ("options", "env", "message"),
+    [
+        ({"autotune": "nevr"}, {}, r"a known autotune; got 'nevr'. Did you mean 'never'\?"),
+        ({}, {"IPEX_AUTOTUNE": "on"}, "a known autotune; got 'on'"),
+        ({"autotune_budget_s": -1}, {}, "autotune_budget_s of 0 or more seconds; got -1"),
+        ({}, {"IPEX_AUTOTUNE_BUDGET_S": "1m"}, "IPEX_AUTOTUNE_BUDGET_S that is a whole number"),
+    ],
+)
+def test_what_autotune_takes(options, env, message):
+    with pytest.raises(OptionError, match=message):
+        config(options, env=env)
+
+
 def test_a_config_is_hashable_whatever_inductor_is_given():
     one, two = config({"any": {"a": []}}), config({"any": {"a": [1]}})
     assert one != two
@@ -171,6 +185,9 @@ VALID = {
     "weight_prologue": st.booleans(),
     "weight_prologue_bytes": st.integers(),
     "strict": st.booleans(),
+    "autotune": st.sampled_from(AUTOTUNE),
+    "autotune_budget_s": st.integers(min_value=0),
+    "autotune_database": st.text(),
     "max_autotune": st.booleans(),
     "triton.cudagraphs": st.booleans(),
     "cpp.threads": st.integers(),

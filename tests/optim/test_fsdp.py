@@ -1,0 +1,48 @@
+"""Low-precision weights under fully_shard, in several processes, against fp32 that is whole."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+PATHS = (HERE, HERE.parent, HERE.parents[1])
+
+# By number of processes. They start slowly, so one set of them runs several checks.
+CHECKS = {
+    "split": (2, "split_trains"),
+    "masters": (2, "masters_train", "halves_train", "other_optimizers_train"),
+    "uneven": (3, "uneven_shards", "parts_of_what_each_had"),
+    "ways to shard": (
+        2,
+        "on_meshes_of_any_kind",
+        "in_any_order",
+        "mixed_precision",
+        "moved",
+        "memory",
+    ),
+    "around the step": (2, "clipped_and_scheduled", "scaled"),
+    "state dicts": (2, "state_dicts", "resumed_at_once", "checkpoints"),
+}
+
+
+@pytest.mark.parametrize("checks", CHECKS.values(), ids=CHECKS)
+def test_under_fully_shard(checks, tmp_path):
+    """See fsdp_ranks.py."""
+    size, *names = checks
+    command = [sys.executable, str(HERE / "fsdp_ranks.py")]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, PATHS)), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(size), str(tmp_path), *names],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    said = [process.communicate()[0] for process in ranks]
+    assert [process.returncode for process in ranks] == [0] * size, "\n".join(said)

@@ -1,0 +1,114 @@
+"""`ipex-inductor autotune run` as a user starts it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from ipex_inductor import backend
+from ipex_inductor.autotune.database import Records
+from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
+
+COMMAND = (sys.executable, "-m", "ipex_inductor", "autotune", "run")
+BMM = "aten.bmm.default float32 2x{}x16 2x16x24 -> aten.relu.default(y)"
+NO_CHOICE = "aten.relu.default float32 4x4"
+
+
+@pytest.fixture
+def shapes(tmp_path):
+    def write(*lines):
+        file = tmp_path / "shapes.txt"
+        file.write_text("\n".join(lines) + "\n")
+        return str(file)
+
+    return write
+
+
+def environment(tmp_path):
+    return {**os.environ, "IPEX_HOME": str(tmp_path / "home")}
+
+
+def run(tmp_path, *arguments):
+    done = subprocess.run(
+        [*COMMAND, *arguments],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_file_is_measured_once_and_what_cannot_be_has_a_reason(tmp_path, shapes):
+    file = shapes(BMM.format(8), NO_CHOICE)
+    code, out, _ = run(tmp_path, "--shapes", file, "--json")
+    assert code == 1
+    first, second = json.loads(out)["problems"]
+    assert first["choice"]["name"] in ("aten.bmm", "inductor.cpp.bmm")
+    assert first["microseconds"] > 0
+    assert second["choice"] is None
+    assert "nothing to choose from" in second["reason"]
+    (record,) = Records(tmp_path / "home" / "autotune")
+    code, out, _ = run(tmp_path, "--shapes", shapes(BMM.format(8)))
+    assert code == 0
+    assert "1 problems, 1 known before" in out
+    assert list(Records(tmp_path / "home" / "autotune")) == [record]
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path, shapes):
+    file, folder = shapes(*(BMM.format(rows) for rows in range(1, 33))), tmp_path / "db"
+    process = subprocess.Popen(
+        [*COMMAND, "--shapes", file, "--into", str(folder)],
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 300
+    while not (folder.exists() and list(Records(folder))) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=100)
+    kept = list(Records(folder))
+    assert process.returncode == 130
+    assert 1 <= len(kept) < 32
+    assert f"{32 - len(kept)} without a choice" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "expected a MODEL or --shapes FILE; got neither"),
+        (("bert", "--shapes", "x"), "got both"),
+        (("--shapes", "/nowhere"), "/nowhere: No such file"),
+        (("--shapes", "BAD"), "expected OP DTYPE SHAPE"),
+        (("--shapes", "BAD", "--arch", "h200"), "expected target h200; got"),
+    ],
+)
+def test_bad_arguments_are_a_line(arguments, message, tmp_path, shapes):
+    bad = shapes("aten.mm.default float32 4x6")
+    code, out, err = run(tmp_path, *(bad if a == "BAD" else a for a in arguments))
+    assert code == 2
+    assert message in " ".join(err.split())
+    assert not out
+    assert "Traceback" not in err
+
+
+def test_the_problems_of_what_runs_are_those_of_forward_and_backward():
+    a = torch.randn(2, 5, 4, requires_grad=True)
+    b = torch.randn(2, 4, 3, requires_grad=True)
+
+    def call():
+        torch.bmm(a, b).relu().sum().backward()
+
+    found = backend.problems_of(call)
+    sizes = {tuple(o.shape for o in p.operands) for p in found}
+    assert ((2, 5, 4), (2, 4, 3)) in {s[:2] for s in sizes}
+    assert ((2, 5, 3), (2, 3, 4)) in {s[:2] for s in sizes}
+    assert a.grad is not None

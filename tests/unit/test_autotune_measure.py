@@ -1,0 +1,214 @@
+"""The race and its judge, with clocks and results made up."""
+
+import math
+import random
+import statistics
+import time
+
+import pytest
+import torch
+
+from ipex_inductor.autotune import clocks, measure
+from ipex_inductor.autotune.measure import Candidate, Judge, Runner, noise_of, race, verified
+from ipex_inductor.autotune.record import Choice
+
+CPU = torch.device("cpu")
+
+
+def choice(name):
+    return Choice("library", name)
+
+
+def runner(name, round):
+    return Runner(Candidate(choice(name), lambda inputs: inputs[0]), round, error=0.0)
+
+
+def steady(microseconds, spread=0.01, seed=0):
+    random_ = random.Random(f"{microseconds} {seed}")
+    return lambda: microseconds * random_.gauss(1, spread)
+
+
+def exact_and_eager(dtype=torch.float32):
+    a, b = (torch.randn(32, 48, dtype=torch.float64) for _ in range(2))
+    a, b = a.to(dtype), b.to(dtype)
+    return a, b, Judge(a.double() @ b.double().t(), a @ b.t())
+
+
+def test_torchs_own_result_and_one_summed_otherwise_are_right():
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        a, b, judge = exact_and_eager(dtype)
+        assert judge.why_wrong(a @ b.t()) is None
+        first, last = (a[:, k].float() @ b[:, k].float().t() for k in (slice(24), slice(24, 48)))
+        assert judge.why_wrong((first + last).to(dtype)) is None
+        assert judge.tolerance < 16 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda y: y.index_put((torch.tensor(3), torch.tensor(4)), y[3, 4] * 1.01), "wrong by"),
+        (lambda y: y * (1 + 1e-5), "wrong by"),
+        (lambda y: y.masked_fill(y == y.max(), math.nan), "wrong by nan where"),
+        (lambda y: y.masked_fill(y == y.max(), math.inf), "wrong by inf"),
+        (lambda y: y.roll(1, 0), "wrong by"),
+        (lambda y: y + 8e-7 * y.abs().max(), "on average where"),
+        (lambda y: y.double(), "its dtype is torch.float64, not torch.float32"),
+        (lambda y: y[:, :-1], "its shape is"),
+        (lambda y: y.t().contiguous().t(), "its stride is"),
+    ],
+)
+def test_what_is_wrong(spoil, reason):
+    a, b, judge = exact_and_eager()
+    assert reason in judge.why_wrong(spoil(a @ b.t()))
+
+
+def test_a_choice_that_rounds_like_a_lower_precision_is_wrong():
+    """As a TF32 or bf16 accumulator would be where torch itself uses fp32."""
+    a, b, judge = exact_and_eager()
+    assert judge.why_wrong((a.bfloat16() @ b.t().bfloat16()).float())
+
+
+def test_candidates_are_judged_on_copies():
+    a, b, judge = exact_and_eager()
+
+    def writes(inputs):
+        result = inputs[0] @ inputs[1].t()
+        inputs[0].zero_()
+        return result
+
+    found = verified(Candidate(choice("writes"), writes), judge, [a, b])
+    assert found.reason == "it writes its inputs"
+    assert a.abs().sum() > 0
+    assert isinstance(
+        verified(Candidate(choice("right"), lambda i: i[0] @ i[1].t()), judge, [a, b]), float
+    )
+
+
+def test_a_message_of_pages_is_its_first_line():
+    def fails(_):
+        raise RuntimeError("\n  invalid argument  \nand pages more")
+
+    a, b, judge = exact_and_eager()
+    found = verified(Candidate(choice("fails"), fails), judge, [a, b])
+    assert found.reason == "RuntimeError: invalid argument"
+
+
+def test_one_element_that_stands_for_all_is_copied_as_such():
+    wide = torch.randn(3, 1).expand(3, 5)
+    copy = measure._copy(wide)
+    assert copy.stride() == wide.stride()
+    assert torch.equal(copy, wide)
+    assert copy.data_ptr() != wide.data_ptr()
+
+
+def test_the_slower_half_drops_out_and_keeps_what_was_measured():
+    runners = [runner(str(us), steady(us)) for us in (80, 10, 40, 20, 60, 30, 70, 50)]
+    race(runners)
+    rounds = {r.candidate.choice.name: len(r.times) for r in runners}
+    ends = [sum(measure.STAGES[: i + 1]) for i in range(len(measure.STAGES))]
+    assert [rounds[str(us)] for us in range(10, 90, 10)] == [
+        *[ends[-1]] * 2,
+        *[ends[1]] * 2,
+        *[ends[0]] * 4,
+    ]
+    assert min(runners, key=lambda r: r.p50).candidate.choice.name == "10"
+
+
+def test_whoever_is_near_the_fastest_stays_in():
+    runners = [runner(str(i), steady(100 + i / 2, 0.001)) for i in range(5)]
+    race([*runners, runner("slow", steady(150))])
+    assert {len(r.times) for r in runners} == {sum(measure.STAGES)}
+
+
+def test_what_slows_the_machine_down_slows_all():
+    """A clock that drifts by half while it runs, and a difference of 3 %: found in every order."""
+    for seed in range(50):
+        turn = [0]
+
+        def drifting(us, turn=turn, seed=seed):
+            inner = steady(us, 0.002, seed)
+
+            def round():
+                turn[0] += 1
+                return inner() * (1 + 0.5 * turn[0] / 180)
+
+            return round
+
+        runners = [runner("slow", drifting(103)), runner("fast", drifting(100))]
+        race(runners if seed % 2 else runners[::-1])
+        assert runners[1].p50 < runners[0].p50
+
+
+def test_nobody_always_follows_the_same():
+    order = []
+    runners = [runner(name, steady(10, seed=name)) for name in "abc"]
+    race(runners, stages=(6,), say=lambda r: order.append(r.candidate.choice.name))
+    turns = ["".join(order[i : i + 3]) for i in range(0, 18, 3)]
+    assert turns == ["abc", "bca", "cab"] * 2
+
+
+def test_past_the_deadline_one_stage_is_run():
+    runners = [runner("a", steady(10)), runner("b", steady(11))]
+    race(runners, deadline=time.monotonic() - 1)
+    assert {len(r.times) for r in runners} == {measure.STAGES[0]}
+
+
+@pytest.mark.parametrize("rounds", [6, 18, 90])
+def test_the_noise_is_how_far_the_median_is_off(rounds):
+    """Of 2,000 medians of known rounds: their spread against the mean of what was said."""
+    random_ = random.Random(0)
+    samples = [[random_.gauss(100, 3) for _ in range(rounds)] for _ in range(2000)]
+    true = statistics.stdev([statistics.median(s) for s in samples]) / 100
+    said = statistics.fmean([noise_of(s) for s in samples])
+    assert 0.75 < said / true < 1.35
+
+
+def test_noise_sees_a_drift_that_single_rounds_do_not_show():
+    drifting = [100 + i / 5 for i in range(90)]
+    still = [100 + (i * 37 % 90) / 5 for i in range(90)]  # the same values, shuffled
+    assert noise_of(drifting) > 2 * noise_of(still)
+
+
+def test_one_round_says_nothing_of_its_noise():
+    assert noise_of([5.0]) == 1.0
+
+
+def test_a_timing_has_its_percentiles_in_order():
+    entrant = runner("a", steady(10, 0.1))
+    race([entrant])
+    timing = entrant.timing()
+    assert timing.p20 <= timing.p50 <= timing.p80
+    assert timing.rounds == len(entrant.times) == sum(measure.STAGES)
+
+
+def test_the_cpu_clock_takes_every_buffer_in_turn_and_counts_one_call():
+    met = []
+
+    def run(inputs):
+        met.append(inputs[0])
+        time.sleep(100e-6)
+
+    buffers = [[n] for n in range(7)]
+    round = clocks.CpuClock().prepare(run, buffers)
+    del met[:]
+    microseconds = [round() for _ in range(10)]
+    assert met == [n % 7 for n in range(met[0], met[0] + len(met))]
+    assert all(100 <= us < 2000 for us in microseconds)
+
+
+def test_of_two_sizes_as_many_calls_of_each(monkeypatch):
+    monkeypatch.setattr(clocks, "CPU_SAMPLES", 1)
+    met = []
+    round = clocks.CpuClock().prepare(lambda i: met.append(i[0]), [["a"], ["b"]] * 3, sizes=2)
+    del met[:]
+    round()
+    assert met.count("a") == met.count("b") > 0
+
+
+@pytest.mark.parametrize("size", [1, 10**6, 10**9, 10**12])
+def test_buffers_are_more_than_the_caches_and_less_than_memory(size):
+    count = clocks.buffers_against_caches(CPU, size)
+    assert 1 <= count <= clocks.MOST_BUFFERS
+    assert count * size <= max(size, clocks.MOST_BYTES)
+    if 10**5 < size < 10**9:
+        assert count * size >= clocks._cache(CPU)
