@@ -1,4 +1,4 @@
-# make demo | test | check | fuzz | compat: each installs what it needs into .venv first.
+# make demo | test | check | reliability | fuzz | compat: each installs what it needs into .venv first.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TESTS ?= tests
 WORKERS ?= 2
 
-.PHONY: demo quick test slow fuzz check compat clean
+.PHONY: demo quick test slow reliability fuzz check compat clean
 .DEFAULT_GOAL := test
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -30,6 +30,10 @@ test: $(VENV)/installed
 
 slow: $(VENV)/installed
 	$(BIN)/python -m pytest $(TESTS) -n $(WORKERS) -m slow
+
+# The kernel cache under everything that tests/reliability can do to it; -rP shows the figures.
+reliability: $(VENV)/installed
+	$(BIN)/python -m pytest tests/reliability/test_cache_*.py -m "slow or not slow" -rP --show-capture=stdout
 
 # 10,000 random programs against their twins in float64, forward and backward, 120 of them compiled.
 FUZZ ?= --programs 10000 --compiled 120

@@ -62,22 +62,59 @@ def digest_fields(fields: Mapping[str, object]) -> str:
     Values are str, int, bool, float, None, bytes, or tuples of these; anything else (subclasses
     too) raises `TypeError`, because what cannot be framed exactly cannot be part of a key.
     """
-    whole = hashlib.sha256(b"ipex_inductor fields 1\n")
+    return digest_framed(frame_fields(fields))
+
+
+def digest_framed(framed: bytes) -> str:
+    """What `digest_fields` gives for the fields that `frame_fields` framed."""
+    return hashlib.sha256(b"ipex_inductor fields 1\n" + framed).hexdigest()
+
+
+def frame_fields(fields: Mapping[str, object]) -> bytes:
+    """Named fields as bytes that no other fields share; raises `TypeError` as `digest_fields`."""
+    parts = []
     for name, value in fields.items():
         try:
-            whole.update(_framed((name, value)))
+            parts.append(_framed((name, value)))
         except KeyError as error:
             raise TypeError(f"field {name!r}: no digest of {error.args[0].__name__}") from None
-    return whole.hexdigest()
+    return b"".join(parts)
+
+
+def unframe_fields(framed: bytes) -> dict[str, Any]:
+    """The fields that `frame_fields` framed; raises `ValueError` for bytes it cannot have made."""
+    try:
+        fields = dict(_unframed(framed, _DEPTH))
+        whole = frame_fields(fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"not framed fields: {error}") from None
+    if whole != framed:  # a name twice, or a spelling of a value that is not ours
+        raise ValueError("not framed fields: made by something else")
+    return fields
 
 
 def _framed(value: object) -> bytes:
     """Type tag, length of the payload, payload; one-to-one over all values."""
     tag, encode = _ENCODERS[type(value)]
     payload = encode(value)
-    return tag + len(payload).to_bytes(8, "big") + payload
+    return tag + len(payload).to_bytes(_LENGTH, "big") + payload
 
 
+def _unframed(data: bytes, depth: int) -> Iterator[Any]:
+    """The values framed one after the other in `data`, tuples nested `depth` deep at most."""
+    at = 0
+    while at < len(data):
+        start = at + 1 + _LENGTH
+        end = start + int.from_bytes(data[at + 1 : start], "big")
+        if not start <= end <= len(data) or depth == 0:
+            raise ValueError("cut off, or nested too deep")
+        tag, payload = data[at : at + 1], data[start:end]
+        yield tuple(_unframed(payload, depth - 1)) if tag == b"t" else _DECODERS[tag](payload)
+        at = end
+
+
+_LENGTH = 8  # bytes
+_DEPTH = 64  # of tuples in fields that are read back
 _ENCODERS: dict[type, tuple[bytes, Callable[[Any], bytes]]] = {
     type(None): (b"n", lambda _: b""),
     bool: (b"b", lambda v: b"1" if v else b"0"),
@@ -86,4 +123,12 @@ _ENCODERS: dict[type, tuple[bytes, Callable[[Any], bytes]]] = {
     str: (b"s", lambda v: v.encode("utf-8", "surrogatepass")),
     bytes: (b"y", bytes),
     tuple: (b"t", lambda v: b"".join(map(_framed, v))),
+}
+_DECODERS: dict[bytes, Callable[[bytes], Any]] = {
+    b"n": lambda _: None,
+    b"b": lambda data: data == b"1",
+    b"i": lambda data: int(data, 16),
+    b"f": lambda data: float.fromhex(data.decode("ascii")),
+    b"s": lambda data: data.decode("utf-8", "surrogatepass"),
+    b"y": bytes,
 }

@@ -53,10 +53,13 @@ def home() -> Path:
     return root / "ipex_inductor"
 
 
-def state(path: Path, probe: bool = False) -> HomeState:
-    """Judge `path` without changing it; `probe` also tries a temporary file inside it."""
+def state(path: Path, probe: bool = False, layer: bool = False) -> HomeState:
+    """Judge `path` without changing it; `probe` also tries a temporary file inside it.
+
+    A `layer` is only read, and so may be root's.
+    """
     path = path.absolute()
-    shared = _why_shared(path)
+    shared = _why_shared(path, {0, os.geteuid()} if layer else {os.geteuid()})
     # Never write into a folder that somebody else may have put there.
     unwritable = _why_unwritable(path, probe and not shared)
     reason = shared or unwritable
@@ -81,25 +84,25 @@ def ensure(path: Path | None = None) -> HomeState:
     return state(found.path)
 
 
-def _why_shared(path: Path) -> str:
+def _why_shared(path: Path, owners: set[int]) -> str:
     """How another user could write `path` or replace it, "" when none can."""
     try:
         for step in _steps(path.parent):
             if reason := _ancestor_risk(step, os.lstat(step)):
                 return reason
-        return _folder_risk(path, os.lstat(path))
+        return _folder_risk(path, os.lstat(path), owners)
     except FileNotFoundError:
         return ""  # from here down `ensure` creates everything itself
     except OSError as error:
         return f"{path} cannot be judged: {error.strerror}"
 
 
-def _folder_risk(path: Path, found: os.stat_result) -> str:
+def _folder_risk(path: Path, found: os.stat_result, owners: set[int]) -> str:
     if stat.S_ISLNK(found.st_mode):
         return f"{path} is a symbolic link; name the folder itself"
     if not stat.S_ISDIR(found.st_mode):
         return f"{path} is not a folder"
-    if found.st_uid != os.geteuid():
+    if found.st_uid not in owners:
         return f"{path} belongs to uid {found.st_uid}, not to you (uid {os.geteuid()})"
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"{path} has mode {_octal(found)}: others can write it; chmod 700 it"

@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from ipex_inductor.aot_cache.folder import sync_folder
 from ipex_inductor.autotune import record as records
 from ipex_inductor.autotune.record import Record
 from ipex_inductor.autotune.space import why_refused
@@ -137,7 +138,7 @@ class Shard:
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
         with suppress(OSError):  # a file system without locks, on which nobody can compact
             fcntl.flock(file, fcntl.LOCK_EX)
-        _keep_names(self._folder)
+        sync_folder(self._folder)
         return file
 
 
@@ -173,7 +174,7 @@ def write_lines(path: Path, lines: Iterable[bytes]) -> None:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-    _keep_names(path.parent)
+    sync_folder(path.parent)
 
 
 def digest(record: Record) -> str:
@@ -227,12 +228,3 @@ def _line(record: Record) -> tuple[str, bytes]:
     body = records.encode(record)
     name = hashlib.sha256(body).hexdigest()
     return name, _HEAD + body + _MIDDLE + name.encode() + _TAIL
-
-
-def _keep_names(folder: Path) -> None:
-    """Or a new name may be gone after a power loss, and all lines with it."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

@@ -1,0 +1,88 @@
+"""Entries that are shared over a network, by any protocol that fsspec knows: file, s3, gs, http ...
+
+A remote that does not answer in time, or fails, costs that once and is not asked again by this
+process. What comes from it is judged as any entry is: by key and digest.
+"""
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ipex_inductor.aot_cache.notices import say
+
+TIMEOUT = 10.0  # s for one entry
+
+_T = TypeVar("_T")
+
+
+class Remote:
+    """The entries below a URL; `write_back` also puts there what is compiled here.
+
+    `options` are fsspec's for the protocol (endpoint, profile, ...).
+    """
+
+    def __init__(
+        self, url: str, write_back: bool = False, timeout: float = TIMEOUT, **options: Any
+    ) -> None:
+        self.label = url
+        self.write_back = write_back
+        self._timeout = timeout
+        self._options = options
+        self._opened: tuple[int, Any, str] | None = None  # process, file system, folder in it
+        self._dead = False
+
+    def read(self, name: str) -> bytes | None:
+        """The bytes under a name, None if there are none or the remote is dead."""
+        return self._asked(lambda: self._fetched(name))
+
+    def write(self, name: str, data: bytes) -> bool:
+        """Put an entry there, if that was asked for; whether it is."""
+        return self.write_back and self._asked(lambda: self._put(name, data)) is not None
+
+    def _fetched(self, name: str) -> bytes | None:
+        files, folder = self._open()
+        try:
+            return bytes(files.cat_file(f"{folder}/{name}"))
+        except FileNotFoundError:
+            return None
+
+    def _put(self, name: str, data: bytes) -> bool:
+        files, folder = self._open()
+        try:
+            files.pipe_file(f"{folder}/{name}", data)
+        except FileNotFoundError:  # of protocols that have folders
+            files.makedirs(folder, exist_ok=True)
+            files.pipe_file(f"{folder}/{name}", data)
+        return True
+
+    def _open(self) -> tuple[Any, str]:
+        """The file system of this process: fsspec's must not be used after a fork."""
+        if self._opened is None or self._opened[0] != os.getpid():
+            from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+            self._opened = os.getpid(), *url_to_fs(self.label, **self._options)
+        return self._opened[1], self._opened[2].rstrip("/")
+
+    def _asked(self, call: Callable[[], _T]) -> _T | None:
+        if self._dead:
+            return None
+        answer: queue.SimpleQueue[_T | Exception | None] = queue.SimpleQueue()
+        threading.Thread(target=_answer, args=(call, answer), daemon=True).start()
+        try:
+            found = answer.get(timeout=self._timeout)
+        except queue.Empty:
+            found = TimeoutError(f"no answer in {self._timeout:g} s")
+        if isinstance(found, Exception):
+            self._dead = True
+            say(f"{self.label} is not asked again by this process: {found or type(found).__name__}")
+            return None
+        return found
+
+
+def _answer(call: Callable[[], _T | None], answer: "queue.SimpleQueue[Any]") -> None:
+    try:
+        answer.put(call())
+    except Exception as error:  # whatever a protocol's library raises
+        answer.put(error)

@@ -1,0 +1,27 @@
+"""`ipex-inductor cache`: the verbs over the kernel cache."""
+
+import typer
+
+from ipex_inductor.cli.verbs import Verbs, table
+
+# Each is the function `cache_<verb>` in the module of that name.
+VERBS = {
+    "gc": "Remove what killed processes left, and what was not used for longest beyond the quota.",
+    "ls": "Every entry: what it is, for which device, how large, and when it was last used.",
+    "path": "Where kernels are kept, and whether that folder may be used.",
+    "stats": "How many entries, how many bytes, of which kinds, and how much room is left.",
+    "verify": "Read every entry whole; the exit code says whether one is corrupt or not yours.",
+}
+
+
+class _Verbs(Verbs):
+    prefix = "cache_"
+
+
+cache = typer.Typer(name="cache", cls=_Verbs, no_args_is_help=True, add_completion=False)
+table(cache, VERBS)
+
+
+@cache.callback()
+def _cache() -> None:
+    """The kernel cache: compiled kernels under keys that name all that their code depends on."""

@@ -1,0 +1,34 @@
+"""`ipex-inductor cache gc`: make room now."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from ipex_inductor.aot_cache.room import QUOTA, Swept, sweep
+from ipex_inductor.cli.autotune_shared import AsJson, say, say_json
+from ipex_inductor.cli.cache_shared import InFolder, opened, quota_of, readable, size
+
+
+def cache_gc(
+    folder: InFolder = None,
+    quota: Annotated[
+        str, typer.Option(help="How much may stay: 512M, 8GiB; 0 removes every entry.")
+    ] = str(QUOTA),
+    as_json: AsJson = False,
+) -> None:
+    """Remove what killed processes left, and beyond the quota what was not used for longest.
+
+    Writers do the same by themselves. Who reads an entry meanwhile has it to its end.
+    """
+    limit = quota_of(quota)
+    try:
+        with readable():
+            swept = sweep(opened(folder), limit)
+    except FileNotFoundError:
+        swept = Swept(0, 0, 0, 0)
+    if as_json:
+        say_json(asdict(swept))
+    else:
+        gone = f"removed {swept.evicted} entries ({size(swept.freed)})"
+        say(f"{gone} and {swept.reaped} dead files; {size(swept.held)} stay")
