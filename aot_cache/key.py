@@ -7,8 +7,7 @@ differs from the nearest entry.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeGuard
 
 from ipex_inductor.aot_cache.digest import digest_framed, frame_fields, unframe_fields
@@ -37,32 +36,28 @@ class Key:
     torch: str  # version and build: "2.13.0+cu130"
     environment: Pairs  # `knobs.environment()`
 
-    def __post_init__(self) -> None:
-        _ = self.digest
+    # Made at once, not when asked for: a fork could leave the lock of `cached_property` held.
+    framed: bytes = field(init=False, repr=False, compare=False)  # the fields, as entries hold them
+    digest: str = field(init=False, repr=False, compare=False)  # SHA-256, the entry's name
 
-    @cached_property
-    def framed(self) -> bytes:
-        """The fields as bytes, one-to-one; what an entry holds."""
+    def __post_init__(self) -> None:
         for name in _TEXTS:
             if type(getattr(self, name)) is not str:
                 raise TypeError(f"field {name!r}: expected str, got {getattr(self, name)!r}")
         for name in _PAIRS:
             _check_pairs(name, getattr(self, name))
-        return frame_fields(self.fields)
-
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256, hexadecimal: the entry's name."""
-        return digest_framed(self.framed)
+        object.__setattr__(self, "framed", frame_fields(self.fields))
+        object.__setattr__(self, "digest", digest_framed(self.framed))
 
     @property
     def fields(self) -> dict[str, Value]:
         """By name, in order."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: getattr(self, name) for name in _NAMES}
 
 
-_PAIRS = tuple(f.name for f in fields(Key) if f.type == "Pairs")
-_TEXTS = tuple(f.name for f in fields(Key) if f.type == "str")
+_NAMES = tuple(f.name for f in fields(Key) if f.init)
+_PAIRS = tuple(f.name for f in fields(Key) if f.init and f.type == "Pairs")
+_TEXTS = tuple(f.name for f in fields(Key) if f.init and f.type == "str")
 
 # How a difference between one-value fields is said; {there} is the entry's value, {here} ours.
 _WORDS = {

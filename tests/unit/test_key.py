@@ -39,7 +39,7 @@ CHANGED = {
 
 
 def test_every_field_is_tried():
-    assert CHANGED.keys() == {f.name for f in fields(Key)}
+    assert CHANGED.keys() == {f.name for f in fields(Key) if f.init}
 
 
 @pytest.mark.parametrize("name", CHANGED)

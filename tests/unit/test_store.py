@@ -153,7 +153,7 @@ def test_threads_build_once(store):
 
 
 def test_a_forked_child_goes_on(store, path):
-    """Though another thread of the parent was counting when it was forked."""
+    """Though other threads of the parent were making keys, reading and counting meanwhile."""
     store.put(key(1), META, blob(1))
     stop = threading.Event()
 
@@ -165,9 +165,10 @@ def test_a_forked_child_goes_on(store, path):
     for thread in threads:
         thread.start()
     try:
-        for number in range(2, 12):
+        for number in range(2, 52):
             child = os.fork()
             if not child:
+                signal.alarm(20)
                 good = store.get(key(1)) and store.put(key(number), META, blob(number))
                 os._exit(0 if good else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -184,6 +185,30 @@ def test_a_child_forked_while_another_thread_counts_does_not_wait_for_it(store):
             signal.alarm(10)
             os._exit(0 if store.get(key(1)) else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_child_forked_while_another_thread_makes_a_key_makes_its_own(monkeypatch):
+    from ipex_inductor.aot_cache import key as keys
+
+    real, inside, go = keys.frame_fields, threading.Event(), threading.Event()
+
+    def slow(fields):
+        inside.set()
+        go.wait()
+        return real(fields)
+
+    monkeypatch.setattr(keys, "frame_fields", slow)
+    thread = threading.Thread(target=key, args=(1,))
+    thread.start()
+    inside.wait()
+    child = os.fork()
+    if not child:
+        signal.alarm(10)
+        keys.frame_fields = real
+        os._exit(0 if key(2).digest else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    go.set()
+    thread.join()
 
 
 def test_a_folder_that_goes_is_made_again(store, path):
