@@ -195,7 +195,7 @@ def test_a_programs_settings_are_in_the_key(monkeypatch, group, values, expected
 
 
 def test_a_hook_that_adds_passes_cannot_be_in_a_key(monkeypatch):
-    fake_triton(monkeypatch, "runtime", add_stages_inspection_hook=print)
+    fake_triton(monkeypatch, "runtime", add_stages_inspection_hook=len)
     with pytest.raises(TypeError, match="add_stages_inspection_hook: no digest of builtin"):
         knobs.triton_settings()
 
