@@ -33,7 +33,7 @@ def product(batch, m, k, n, arch=None, dtype="float32"):
 @pytest.fixture(scope="module")
 def record():
     """The problem is small, so that the race is soon over where nothing is in the way."""
-    with Child(PLANTED, patience=30) as child:
+    with Child(PLANTED, patience=45) as child:
         return child.tune(product(4, 32, 16, 24), 600)
 
 
