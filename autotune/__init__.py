@@ -1,1 +1,1 @@
-"""Measured kernel choice: problems, choices and records of them as data, merged and compared."""
+"""Measured kernel choice: candidates judged and raced, records as data, merged and compared."""

@@ -1,4 +1,4 @@
-"""Lowerings: each `ipex::` op to its choices of kernel, one file a family.
+"""Lowerings: each `ipex::` op to its kernel, one file a family; whose kernel Inductor's ops get.
 
 Inductor's registry of lowerings is global, so only our own ops are ever registered here.
 """

@@ -16,6 +16,7 @@ from ipex_inductor.cli.autotune_shared import AsJson, listing, number, say, say_
 from ipex_inductor.cli.demo_models import MODELS, Device, Dtype
 from ipex_inductor.cli.model_options import Batch, Mode, Precision, Where, load_model
 from ipex_inductor.errors import ArgumentError, DeviceError
+from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
 
 
 class Engine(StrEnum):
@@ -68,9 +69,6 @@ def autotune_run(
     if (model is None) == (shapes is None):
         came = "neither" if model is None else "both"
         raise ArgumentError("a MODEL or --shapes FILE", came, "Give one of the two.")
-    from ipex_inductor.autotune import fleet
-    from ipex_inductor.lowerings.selection import COMMAND, here
-
     machine = _target(device, arch)
     problems = (
         _from_file(shapes, machine, device)
@@ -80,13 +78,7 @@ def autotune_run(
     folder = into or default_folder()
     known = {} if again else lookup([encode(p) for p in problems], folder)
     todo = [p for p in problems if encode(p) not in known]
-    if engine is Engine.LOCAL:
-        source = here(todo, budget)
-    else:
-        gpus = int(device is not Device.CPU)
-        source = fleet.measured(
-            todo, budget, COMMAND, gpus=gpus, cpus=_threads(todo), address=address
-        )
+    source = _source(todo, budget, engine, address, device)
     measured, stopped = _measured(source, len(todo), folder)
     found = lookup([encode(p) for p in problems], folder)
     reasons = {encode(p): told for p, told in measured if isinstance(told, str)}
@@ -133,6 +125,18 @@ def _from_model(
     module.train(train)
     with torch.set_grad_enabled(train):
         return problems_of(lambda: module(*inputs), mode)
+
+
+def _source(
+    todo: Sequence[Problem], budget: float, engine: Engine, address: str | None, device: Device
+) -> Iterator[Tuned]:
+    from ipex_inductor.autotune import fleet
+    from ipex_inductor.lowerings.selection import COMMAND, here
+
+    if engine is Engine.LOCAL:
+        return here(todo, budget)
+    gpus = int(device is not Device.CPU)
+    return fleet.measured(todo, budget, COMMAND, gpus=gpus, cpus=_threads(todo), address=address)
 
 
 def _threads(problems: Sequence[Problem]) -> int:
