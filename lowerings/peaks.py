@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ipex_inductor import target
-from ipex_inductor.autotune.record import Problem, encode
+from ipex_inductor.autotune.record import Problem, decode_problem, encode
 from ipex_inductor.errors import TargetError
 from ipex_inductor.lowerings.workload import empty, function_of
 
@@ -41,11 +41,12 @@ def shares(problems: Sequence[Problem], microseconds: float) -> tuple[float | No
 
 def work(problem: Problem) -> tuple[int, int]:
     """Bytes moved and operations of the op, the epilogue's not counted (a FMA is two)."""
-    return _work(encode(problem), problem)
+    return _work(encode(problem))
 
 
 @functools.lru_cache(1024)
-def _work(_: bytes, problem: Problem) -> tuple[int, int]:
+def _work(key: bytes) -> tuple[int, int]:
+    problem = decode_problem(key)  # a problem has no hash: it holds dicts
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         operands = [empty(o, torch.device("cpu")) for o in problem.operands]
         result = function_of(problem)(*operands)
