@@ -9,7 +9,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,10 +40,14 @@ MEAN_ERRORS, MEAN_ROUNDINGS = 2.0, 0.25
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to compute the result from the inputs; `run` writes none of them."""
+    """One way to compute the result from the inputs; `run` writes none of them.
+
+    `takes` is what an outcome says of the kernel: registers, spills, shared_memory.
+    """
 
     choice: Choice
     run: Run
+    takes: Mapping[str, int] = field(default_factory=dict)
 
 
 class Clock(Protocol):

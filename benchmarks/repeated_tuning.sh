@@ -1,15 +1,23 @@
 #!/usr/bin/env bash
 # The same problems tuned again and again, each time in a fresh process with an empty database: do
-# the winners agree, and what does it cost where they do not?
-#   benchmarks/repeated_tuning.sh [DEVICE [TIMES [OUT [FILE]]]]
+# the winners agree, and what does it cost where they do not? GPUS=2 runs two at once, one a GPU.
+#   [GPUS=1] benchmarks/repeated_tuning.sh [DEVICE [TIMES [OUT [FILE]]]]
 set -euo pipefail
 device=${1:-cuda} times=${2:-10} out=${3:-build/repeated_tuning}
 file=${4:-$(dirname "$0")/tuning_problems.txt}
 mkdir -p "$out"
-for i in $(seq "$times"); do
-  rm -rf "$out/$i"
+tune() {
+  rm -rf "$out/$1"
   # Problems with a reason and no record do not stop the others.
-  ipex-inductor autotune run --shapes "$file" --device "$device" --into "$out/$i" > "$out/$i.txt" || cat "$out/$i.txt"
-done
+  ipex-inductor autotune run --shapes "$file" --device "$device" --into "$out/$1" > "$out/$1.txt" || cat "$out/$1.txt"
+}
+if [ "${GPUS:-1}" -gt 1 ]; then
+  for gpu in $(seq 0 $((GPUS - 1))); do
+    for i in $(seq $((gpu + 1)) "$GPUS" "$times"); do CUDA_VISIBLE_DEVICES=$gpu tune "$i"; done &
+  done
+  wait
+else
+  for i in $(seq "$times"); do tune "$i"; done
+fi
 ipex-inductor autotune merge "$out/all.jsonl" "$out"/*/
 ipex-inductor autotune regret "$out"/*/ --max-regret 0.02 --min-identical 0.9

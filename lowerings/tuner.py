@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from ipex_inductor import compat, target
@@ -17,7 +18,7 @@ from ipex_inductor.autotune import child, clocks, measure
 from ipex_inductor.autotune.measure import Candidate, Judge, Run, Runner
 from ipex_inductor.autotune.record import Choice, Outcome, Problem, Record, encode
 from ipex_inductor.autotune.told import microseconds
-from ipex_inductor.lowerings import peaks, settings
+from ipex_inductor.lowerings import peaks, resources, settings
 from ipex_inductor.lowerings.listed import Choosing, Offer, choosing
 from ipex_inductor.lowerings.provenance import provenance_of
 from ipex_inductor.lowerings.workload import function_of, inputs_of, mark, points, widened
@@ -94,7 +95,9 @@ class Tuner:
     ) -> Outcome | tuple[Candidate, float]:
         """Compiled, unless `run` is it, and found right, with its error."""
         try:
-            candidate = Candidate(choice, run or compiled(problem, choice, trials[0].inputs))
+            with resources.of_loaded() as takes:
+                run = run or compiled(problem, choice, trials[0].inputs)
+            candidate = Candidate(choice, run, takes)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -162,7 +165,7 @@ def _outcome(runner: Runner, trials: Sequence[Trial]) -> Outcome:
         return again  # right at first, and not any more
     timing = runner.timing()
     bandwidth, rate = peaks.shares([t.problem for t in trials], timing.p50)
-    return Outcome(
+    outcome = Outcome(
         runner.candidate.choice,
         timing,
         error=max(again, runner.error),
@@ -170,6 +173,7 @@ def _outcome(runner: Runner, trials: Sequence[Trial]) -> Outcome:
         bandwidth=bandwidth,
         rate=rate,
     )
+    return replace(outcome, **runner.candidate.takes)
 
 
 def compiled(problem: Problem, choice: Choice, inputs: Sequence[Tensor]) -> Run:

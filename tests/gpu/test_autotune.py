@@ -42,6 +42,11 @@ def test_a_problem_is_measured(name, tmp_path):
         # Nothing is faster than the device, nor than memory but for what its caches hold.
         assert 0 < outcome.rate < 1.05
         assert 0 < outcome.bandwidth < 2
+        if outcome.choice.kind == "template":
+            assert 16 <= outcome.registers <= 255
+            assert 0 < outcome.shared_memory <= target.current("cuda").shared_memory
+        else:
+            assert outcome.registers is None
     assert len(record.outcomes) > len(timed) or len(timed) <= 9
     best = pool([record])[encode(record.problem)].best()
     assert best.choice in [o.choice for o in timed]
