@@ -7,8 +7,7 @@ device=${1:-cuda} times=${2:-10} out=${3:-build/repeated_tuning}
 file=${4:-$(dirname "$0")/tuning_problems.txt}
 mkdir -p "$out"
 tune() {
-  rm -rf "$out/$1"
-  # Problems with a reason and no record do not stop the others.
+  # What OUT has from before is kept. Problems with a reason and no record do not stop the others.
   ipex-inductor autotune run --shapes "$file" --device "$device" --into "$out/$1" > "$out/$1.txt" || cat "$out/$1.txt"
 }
 if [ "${GPUS:-1}" -gt 1 ]; then
