@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+import random
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipex_inductor.autotune.measure import Clock, Round, Run
+from ipex_inductor.autotune.measure import Clock, Round, Run, copy
 
 # A sample on the CPU lasts at least so long, a captured graph on a GPU so long, in microseconds:
 # far above what a clock resolves, far below what an interruption lasts.
@@ -18,7 +19,9 @@ CPU_SAMPLE, GPU_SAMPLE = 200.0, 400.0
 CPU_SAMPLES = 4  # the least of them is the round's: what disturbs a CPU only adds
 WARM = 3  # calls before the first that counts
 
-MOST_BUFFERS, MOST_BYTES = 256, 4 << 30
+MOST_BUFFERS, MOST_BYTES = 256, 1 << 30
+FEWEST_BUFFERS = 8  # of a GPU: where one of them lies counts for less
+JUNK = 256 << 20  # bytes at most that lie between a GPU's buffers and where the last ones lay
 UNKNOWN_CACHE = 32 << 20
 LARGEST_CPU_CACHE = 64 << 20  # shared by more cores than work on one op
 
@@ -55,7 +58,7 @@ class EventClock:
             for inputs in calls:
                 run(inputs)
 
-        return lambda: self._between(body) / len(calls)
+        return _resting(lambda: self._between(body) / len(calls))
 
     def _warm(self, run: Run, buffers: Sequence[Sequence[Tensor]]) -> None:
         for inputs in buffers:
@@ -96,8 +99,8 @@ class GraphClock(EventClock):
                 run(inputs)
         graph.replay()
         self._device.synchronize()
-        calls = repeat * len(buffers)
-        return lambda: self._between(graph.replay) / calls
+        # The graph knows addresses only: that `buffers` stay is for this closure to see to.
+        return _resting(lambda: self._between(graph.replay) / (repeat * len(buffers)))
 
 
 def clock_of(device: torch.device) -> Clock:
@@ -112,8 +115,38 @@ def clock_of(device: torch.device) -> Clock:
 def buffers_against_caches(device: torch.device, size: int) -> int:
     """How many sets of inputs of `size` bytes are larger than `device`'s last cache, twice."""
     wanted = math.ceil(2 * _cache(device) / max(1, size))
+    if device.type != "cpu":
+        wanted = max(wanted, FEWEST_BUFFERS)
     most = min(MOST_BUFFERS, max(1, MOST_BYTES // max(1, size)))
     return max(1, min(wanted, most))
+
+
+def moved(buffers: Sequence[Sequence[Tensor]], seed: int) -> list[list[Tensor]]:
+    """Copies of `buffers`, elsewhere in memory for each `seed`."""
+    device = buffers[0][0].device
+    if device.type == "cpu":
+        return [[*map(copy, inputs)] for inputs in buffers]
+    getattr(torch, device.type).empty_cache()  # or they would lie where others lay before
+    sizes = random.Random(seed).choices(range(1 << 20, JUNK), k=3)
+    junk = [torch.empty(n, dtype=torch.uint8, device=device) for n in sizes]
+    result = [[*map(copy, inputs)] for inputs in buffers]
+    del junk
+    return result
+
+
+def _resting(round: Round) -> Round:
+    """Idle for as long as each round took: large products at a stretch would lower the clock.
+
+    On an H200 by a tenth within a tenth of a second, and of two kernels one more than the other.
+    """
+
+    def rested() -> float:
+        start = time.monotonic()
+        found = round()
+        time.sleep(time.monotonic() - start)
+        return found
+
+    return rested
 
 
 def _cache(device: torch.device) -> int:

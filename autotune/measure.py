@@ -1,8 +1,8 @@
 """Several ways to compute one thing, verified and then timed side by side, with the noise of it.
 
 A candidate is judged before its clock starts. Rounds are interleaved, so that whatever slows the
-machine down slows all of them; the inputs of one call are long out of the caches at its next; the
-slow half drops out early, with what was measured of it.
+machine down slows all of them; the inputs of one call are long out of the caches at its next, and
+move from block to block; the slow half drops out early, with what was measured of it.
 """
 
 import itertools
@@ -21,13 +21,16 @@ from ipex_inductor.autotune.record import Choice, Outcome, Timing
 Run = Callable[[Sequence[Tensor]], Tensor]
 Round = Callable[[], float]  # one round of a candidate: microseconds a call
 
-# How many rounds a stage of successive halving adds to those that are still in.
-STAGES = (6, 12, 24, 48)
+# How many blocks of rounds a stage of successive halving adds for those that are still in. In each
+# block what a candidate reads and writes lies elsewhere in memory, which changes what kernels of an
+# H200 take by 0.3 to 3 %, and is most of what sets two processes apart.
+STAGES, ROUNDS = (1, 1, 2, 4), 8
 FEWEST = 3  # rounds of everybody, or there is nothing to say
 KEPT = 2  # at least so many stay in to the end: a winner is one against something
 NEAR = 0.03  # and whoever is within that share of the fastest
 
-BLOCKS = 8  # of rounds, whose medians tell the noise
+PLACE = 0.01  # what one place in memory may change, relatively, where too few were tried to tell
+TOLD_BY = 4  # blocks, and more: their medians tell the noise
 OF_MEDIAN = math.sqrt(math.pi / 2)  # the standard error of a median, in those of a mean
 
 # Of the result against the same computed in fp64, in units of the largest value there: so many
@@ -48,6 +51,9 @@ class Candidate:
     choice: Choice
     run: Run
     takes: Mapping[str, int] = field(default_factory=dict)
+
+
+Place = Callable[[], Callable[[Run], Round]]  # inputs anew, and how to time a run on them
 
 
 class Clock(Protocol):
@@ -108,23 +114,16 @@ class Judge:
 
 @dataclass
 class Runner:
-    """A candidate that is in the race, and its rounds so far."""
+    """A candidate that is in the race, and its rounds so far; or why it cannot be timed."""
 
     candidate: Candidate
-    round: Round
     error: float
-    times: list[float] = field(default_factory=list)
+    blocks: list[list[float]] = field(default_factory=list)
+    failure: str = ""
 
-    @property
-    def p50(self) -> float:
-        """The median so far."""
-        return statistics.median(self.times)
-
-    def timing(self) -> Timing:
-        """What the rounds come to."""
-        ordered = sorted(self.times)
-        p20, p50, p80 = (_percentile(ordered, share) for share in (0.2, 0.5, 0.8))
-        return Timing(p20, p50, p80, len(ordered), noise_of(self.times))
+    def p50(self, blocks: int | None = None) -> float:
+        """The median of the first so many blocks, or of all."""
+        return statistics.median(itertools.chain(*self.blocks[:blocks]))
 
 
 def verified(candidate: Candidate, judge: Judge, inputs: Sequence[Tensor]) -> Outcome | float:
@@ -132,7 +131,7 @@ def verified(candidate: Candidate, judge: Judge, inputs: Sequence[Tensor]) -> Ou
 
     It gets copies: what it may write is not what others are judged by.
     """
-    given = [_copy(t) for t in inputs]
+    given = [copy(t) for t in inputs]
     try:
         result = candidate.run(given)
     except torch.OutOfMemoryError:
@@ -151,6 +150,7 @@ def verified(candidate: Candidate, judge: Judge, inputs: Sequence[Tensor]) -> Ou
 
 def race(
     runners: Sequence[Runner],
+    place: Place,
     *,
     stages: Sequence[int] = STAGES,
     deadline: float = math.inf,
@@ -158,40 +158,94 @@ def race(
 ) -> None:
     """Time `runners` in turns, the slow half of them dropping out after each stage but the last.
 
-    Past `deadline` (of `time.monotonic`) no round begins but the first few. `say` hears whose round
-    is next.
+    Past `deadline` (of `time.monotonic`) nothing begins but the first few rounds. `say` hears whose
+    turn is next. Raises `torch.OutOfMemoryError`, which is nobody's failure.
     """
     running = list(runners)
-    for stage, rounds in enumerate(stages):
-        for number in range(rounds):
-            if (stage or number >= FEWEST) and time.monotonic() >= deadline:
+    for stage, blocks in enumerate(stages):
+        for block in range(blocks):
+            first = not (stage or block)
+            if not first and time.monotonic() >= deadline:
                 return
-            turn = number % len(running)
-            for runner in [*running[turn:], *running[:turn]]:  # nobody always follows the same
-                say(runner)
-                runner.times.append(runner.round())
-        running.sort(key=lambda r: r.p50)
-        near = running[0].p50 * (1 + NEAR)
+            running = _block(running, place(), FEWEST if first else 0, deadline, say)
+        running.sort(key=Runner.p50)
         half = max(KEPT, len(running) // 2)
-        running = [r for i, r in enumerate(running) if i < half or r.p50 <= near]
+        near = running[0].p50() * (1 + NEAR) if running else 0.0
+        running = [r for i, r in enumerate(running) if i < half or r.p50() <= near]
 
 
-def noise_of(times: Sequence[float]) -> float:
-    """The standard error of the median of `times`, in the order they were taken, relatively.
+def timings(runners: Sequence[Runner]) -> list[Timing]:
+    """What the rounds of each of a race come to.
 
-    From the medians of blocks, which see what drifts over many rounds; of few rounds from those
-    themselves.
+    Who dropped out early saw the machine at other times, and had fewer places in memory, than who
+    stayed: its times are put in proportion, and its noise is as theirs would be.
     """
-    median = statistics.median(times)
-    blocks = min(BLOCKS, len(times) // 3)
-    if blocks >= 4:
-        size = len(times) / blocks
-        cuts = [round(i * size) for i in range(blocks + 1)]
-        medians = [statistics.median(times[a:b]) for a, b in itertools.pairwise(cuts)]
-        return statistics.stdev(medians) / math.sqrt(blocks) / median
+    most = max(len(r.blocks) for r in runners)
+    stayed = [r for r in runners if len(r.blocks) == most]
+    place = statistics.median(map(_of_place, stayed))
+    return [_timing(runner, stayed, place) for runner in runners]
+
+
+def noise_of(blocks: Sequence[Sequence[float]], place: float) -> float:
+    """The standard error of the median of all rounds in `blocks`, relatively.
+
+    From the medians of the blocks; where these are few from their rounds, and from what another
+    `place` in memory changes.
+    """
+    if len(blocks) >= TOLD_BY:
+        return _of_blocks(blocks) / math.sqrt(len(blocks))
+    times = [*itertools.chain(*blocks)]
     if len(times) < 2:
         return 1.0  # nothing is known
-    return OF_MEDIAN * statistics.stdev(times) / math.sqrt(len(times)) / median
+    own = OF_MEDIAN * statistics.stdev(times) / math.sqrt(len(times)) / statistics.median(times)
+    return math.hypot(own, place / math.sqrt(len(blocks)))
+
+
+def _block(
+    running: Sequence[Runner],
+    prepare: Callable[[Run], Round],
+    fewest: int,
+    deadline: float,
+    say: Callable[[Runner], None],
+) -> list[Runner]:
+    """One more block of all that can be timed at this place in memory; these are in."""
+    rounds: list[tuple[Runner, Round]] = []
+    for runner in running:
+        say(runner)
+        try:
+            rounds.append((runner, prepare(runner.candidate.run)))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            runner.failure = f"it cannot be timed: {first_line(error)}"
+        else:
+            runner.blocks.append([])
+    for number in range(ROUNDS):
+        if number >= max(1, fewest) and time.monotonic() >= deadline:
+            break
+        turn = number % max(1, len(rounds))
+        for runner, round in [*rounds[turn:], *rounds[:turn]]:  # nobody always follows the same
+            say(runner)
+            runner.blocks[-1].append(round())
+    return [runner for runner, _ in rounds]
+
+
+def _timing(runner: Runner, stayed: Sequence[Runner], place: float) -> Timing:
+    count = len(runner.blocks)
+    drift = statistics.median(r.p50() / r.p50(count) for r in stayed)
+    ordered = sorted(time * drift for time in itertools.chain(*runner.blocks))
+    p20, p50, p80 = (_percentile(ordered, share) for share in (0.2, 0.5, 0.8))
+    return Timing(p20, p50, p80, len(ordered), noise_of(runner.blocks, place))
+
+
+def _of_place(runner: Runner) -> float:
+    return _of_blocks(runner.blocks) if len(runner.blocks) >= TOLD_BY else PLACE
+
+
+def _of_blocks(blocks: Sequence[Sequence[float]]) -> float:
+    """How far blocks are from each other, relatively."""
+    medians = [*map(statistics.median, blocks)]
+    return statistics.stdev(medians) / statistics.median(medians)
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:
@@ -207,12 +261,12 @@ def _property(tensor: Tensor, name: str) -> object:
     return value() if callable(value) else value if name == "dtype" else tuple(value)
 
 
-def _copy(tensor: Tensor) -> Tensor:
+def copy(tensor: Tensor) -> Tensor:
     """With its strides; what is one element to it is one element to the copy."""
     stride = tensor.stride()
     size = [n if step else min(n, 1) for n, step in zip(tensor.shape, stride, strict=True)]
-    copy = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
-    return copy.copy_(tensor.as_strided(size, stride)).expand(tensor.shape)
+    own = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
+    return own.copy_(tensor.as_strided(size, stride)).expand(tensor.shape)
 
 
 def _same(before: Tensor, after: Tensor) -> bool:

@@ -3,6 +3,7 @@
 A problem's candidates are whole compiled graphs, op and epilogue, that differ in the one choice.
 """
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from ipex_inductor import compat, target
 from ipex_inductor.autotune import child, clocks, measure
-from ipex_inductor.autotune.measure import Candidate, Judge, Run, Runner
-from ipex_inductor.autotune.record import Choice, Outcome, Problem, Record, encode
+from ipex_inductor.autotune.measure import Candidate, Judge, Round, Run, Runner
+from ipex_inductor.autotune.record import Choice, Outcome, Problem, Record, Timing, encode
 from ipex_inductor.autotune.told import microseconds
 from ipex_inductor.lowerings import peaks, resources, settings
 from ipex_inductor.lowerings.listed import Choosing, Offer, choosing
@@ -113,24 +114,21 @@ class Tuner:
         deadline: float,
     ) -> list[Outcome]:
         """The outcomes of what was right, after the race and a second look at its results."""
-        buffers = _buffers(trials, device)
-        clock = clocks.clock_of(device)
-        runners, numbers, failed = [], {}, []
-        for i, candidate, error in candidates:
-            self._say.doing(i)
-            try:
-                prepared = clock.prepare(candidate.run, buffers, len(trials))
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as refused:
-                reason = f"it cannot be timed: {measure.first_line(refused)}"
-                failed.append(Outcome(candidate.choice, reason=reason))
-                continue
-            runners.append(Runner(candidate, prepared, error))
-            numbers[id(runners[-1])] = i
+        runners = [Runner(candidate, error) for _, candidate, error in candidates]
+        numbers = {id(r): i for r, (i, _, _) in zip(runners, candidates, strict=True)}
+        buffers, clock, seeds = _buffers(trials, device), clocks.clock_of(device), itertools.count()
+
+        def place() -> Callable[[Run], Round]:
+            here = clocks.moved(buffers, next(seeds))
+            return lambda run: clock.prepare(run, here, len(trials))
+
         if runners:
-            measure.race(runners, deadline=deadline, say=lambda r: self._say.doing(numbers[id(r)]))
-        return failed + [_outcome(runner, trials) for runner in runners]
+            say = self._say.doing
+            measure.race(runners, place, deadline=deadline, say=lambda r: say(numbers[id(r)]))
+        timed = [r for r in runners if not r.failure]
+        failed = [Outcome(r.candidate.choice, reason=r.failure) for r in runners if r.failure]
+        times = measure.timings(timed) if timed else []
+        return failed + [_outcome(*each, trials) for each in zip(timed, times, strict=True)]
 
 
 def _trial(problem: Problem, device: torch.device) -> Trial:
@@ -159,11 +157,10 @@ def _buffers(trials: Sequence[Trial], device: torch.device) -> list[list[Tensor]
     return [inputs_of(t.problem, device, seed) for seed in range(count) for t in trials]
 
 
-def _outcome(runner: Runner, trials: Sequence[Trial]) -> Outcome:
+def _outcome(runner: Runner, timing: Timing, trials: Sequence[Trial]) -> Outcome:
     again = _verified(runner.candidate, trials)
     if isinstance(again, Outcome):
         return again  # right at first, and not any more
-    timing = runner.timing()
     bandwidth, rate = peaks.shares([t.problem for t in trials], timing.p50)
     outcome = Outcome(
         runner.candidate.choice,

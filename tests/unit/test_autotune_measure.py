@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from ipex_inductor.autotune import clocks, measure
-from ipex_inductor.autotune.measure import Candidate, Judge, Runner, noise_of, race, verified
+from ipex_inductor.autotune.measure import (
+    Candidate,
+    Judge,
+    Runner,
+    noise_of,
+    race,
+    timings,
+    verified,
+)
 from ipex_inductor.autotune.record import Choice
 
 CPU = torch.device("cpu")
@@ -20,7 +28,16 @@ def choice(name):
 
 
 def runner(name, round):
-    return Runner(Candidate(choice(name), lambda inputs: inputs[0]), round, error=0.0)
+    """What takes as long as `round` says, wherever it is."""
+    return Runner(Candidate(choice(name), round), error=0.0)
+
+
+def anywhere():
+    return lambda round: round
+
+
+def rounds_of(runner):
+    return sum(map(len, runner.blocks))
 
 
 def steady(microseconds, spread=0.01, seed=0):
@@ -95,7 +112,7 @@ def test_a_message_of_pages_is_its_first_line():
 
 def test_one_element_that_stands_for_all_is_copied_as_such():
     wide = torch.randn(3, 1).expand(3, 5)
-    copy = measure._copy(wide)
+    copy = measure.copy(wide)
     assert copy.stride() == wide.stride()
     assert torch.equal(copy, wide)
     assert copy.data_ptr() != wide.data_ptr()
@@ -103,21 +120,17 @@ def test_one_element_that_stands_for_all_is_copied_as_such():
 
 def test_the_slower_half_drops_out_and_keeps_what_was_measured():
     runners = [runner(str(us), steady(us)) for us in (80, 10, 40, 20, 60, 30, 70, 50)]
-    race(runners)
-    rounds = {r.candidate.choice.name: len(r.times) for r in runners}
-    ends = [sum(measure.STAGES[: i + 1]) for i in range(len(measure.STAGES))]
-    assert [rounds[str(us)] for us in range(10, 90, 10)] == [
-        *[ends[-1]] * 2,
-        *[ends[1]] * 2,
-        *[ends[0]] * 4,
-    ]
-    assert min(runners, key=lambda r: r.p50).candidate.choice.name == "10"
+    race(runners, anywhere)
+    blocks = {r.candidate.choice.name: len(r.blocks) for r in runners}
+    assert [blocks[str(us)] for us in range(10, 90, 10)] == [8, 8, 2, 2, 1, 1, 1, 1]
+    assert {rounds_of(r) for r in runners} == {8 * measure.ROUNDS, 2 * measure.ROUNDS, 8}
+    assert min(runners, key=Runner.p50).candidate.choice.name == "10"
 
 
 def test_whoever_is_near_the_fastest_stays_in():
     runners = [runner(str(i), steady(100 + i / 2, 0.001)) for i in range(5)]
-    race([*runners, runner("slow", steady(150))])
-    assert {len(r.times) for r in runners} == {sum(measure.STAGES)}
+    race([*runners, runner("slow", steady(150))], anywhere)
+    assert {len(r.blocks) for r in runners} == {sum(measure.STAGES)}
 
 
 def test_what_slows_the_machine_down_slows_all():
@@ -135,50 +148,127 @@ def test_what_slows_the_machine_down_slows_all():
             return round
 
         runners = [runner("slow", drifting(103)), runner("fast", drifting(100))]
-        race(runners if seed % 2 else runners[::-1])
-        assert runners[1].p50 < runners[0].p50
+        race(runners if seed % 2 else runners[::-1], anywhere)
+        assert runners[1].p50() < runners[0].p50()
+
+
+def test_who_dropped_out_is_told_in_proportion_to_who_stayed():
+    """A clock that is twice as slow from the second block on; who was slower stays slower."""
+    started = [0]
+
+    def place():
+        started[0] += 1
+        slow = 2.0 if started[0] > 1 else 1.0
+        return lambda round: lambda: slow * round()
+
+    runners = [runner(str(us), steady(us, 0.001)) for us in (100, 105, 110, 120)]
+    race(runners, place)
+    assert [len(r.blocks) for r in runners] == [8, 8, 1, 1]
+    times = [t.p50 for t in timings(runners)]
+    assert times == pytest.approx([200, 210, 220, 240], rel=0.01)  # noise: 0.001 a round
+
+
+def test_every_block_is_at_a_place_of_its_own_and_whoever_cannot_be_timed_is_out():
+    places = []
+
+    def place():
+        places.append([])
+
+        def prepare(run):
+            if len(places) == 2 and run() > 25:
+                raise RuntimeError("no graph\nof this")
+            places[-1].append(run())
+            return run
+
+        return prepare
+
+    runners = [runner(str(us), lambda us=us: us) for us in (10, 20, 30, 60, 70)]
+    race(runners, place)
+    assert places == [[10, 20, 30, 60, 70], [10, 20], *[[10, 20]] * 6]
+    runners = [runner(str(us), lambda us=us: us) for us in (30, 30.5, 10)]
+    places[:] = [[]]
+    race(runners, place)
+    assert [r.failure for r in runners] == 2 * ["it cannot be timed: RuntimeError: no graph"] + [""]
+
+
+def test_memory_that_is_short_is_nobodys_failure():
+    def place():
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(torch.OutOfMemoryError):
+        race([runner("a", steady(10))], place)
+    with pytest.raises(torch.OutOfMemoryError):
+        race([runner("a", steady(10))], lambda: lambda run: place())
 
 
 def test_nobody_always_follows_the_same():
     order = []
     runners = [runner(name, steady(10, seed=name)) for name in "abc"]
-    race(runners, stages=(6,), say=lambda r: order.append(r.candidate.choice.name))
-    turns = ["".join(order[i : i + 3]) for i in range(0, 18, 3)]
-    assert turns == ["abc", "bca", "cab"] * 2
+    race(runners, anywhere, stages=(1,), say=lambda r: order.append(r.candidate.choice.name))
+    turns = ["".join(order[i : i + 3]) for i in range(3, len(order), 3)]
+    assert order[:3] == ["a", "b", "c"]  # as they are prepared
+    assert turns == (["abc", "bca", "cab"] * 3)[: measure.ROUNDS]
 
 
 def test_past_the_deadline_a_few_rounds_are_run():
     runners = [runner("a", steady(10)), runner("b", steady(11))]
-    race(runners, deadline=time.monotonic() - 1)
-    assert {len(r.times) for r in runners} == {measure.FEWEST}
+    race(runners, anywhere, deadline=time.monotonic() - 1)
+    assert {rounds_of(r) for r in runners} == {measure.FEWEST}
 
 
-@pytest.mark.parametrize("rounds", [6, 18, 90])
-def test_the_noise_is_how_far_the_median_is_off(rounds):
-    """Of 2,000 medians of known rounds: their spread against the mean of what was said."""
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("place", [0.0, 0.01, 0.1])
+def test_the_noise_is_how_far_the_median_is_off(count, place):
+    """Of 1,000 medians of known rounds at known places: their spread against what was said."""
     random_ = random.Random(0)
-    samples = [[random_.gauss(100, 3) for _ in range(rounds)] for _ in range(2000)]
-    true = statistics.stdev([statistics.median(s) for s in samples]) / 100
-    said = statistics.fmean([noise_of(s) for s in samples])
-    assert 0.75 < said / true < 1.35
+
+    def blocks():
+        for _ in range(count):
+            here = 100 * random_.gauss(1, place)
+            yield [random_.gauss(here, 3) for _ in range(measure.ROUNDS)]
+
+    samples = [[*blocks()] for _ in range(1000)]
+    medians = [statistics.median([t for block in s for t in block]) for s in samples]
+    said = statistics.fmean([noise_of(s, place) for s in samples])
+    # The errors of few values are themselves known by few: 8 rounds, or 4 medians.
+    assert 0.75 < said / (statistics.stdev(medians) / 100) < 1.35
 
 
 def test_noise_sees_a_drift_that_single_rounds_do_not_show():
-    drifting = [100 + i / 5 for i in range(90)]
-    still = [100 + (i * 37 % 90) / 5 for i in range(90)]  # the same values, shuffled
-    assert noise_of(drifting) > 2 * noise_of(still)
+    drifting = [100 + i / 5 for i in range(64)]
+    still = [100 + (i * 37 % 64) / 5 for i in range(64)]  # the same values, shuffled
+    cut = [[times[i : i + 8] for i in range(0, 64, 8)] for times in (drifting, still)]
+    assert noise_of(cut[0], 0.0) > 2 * noise_of(cut[1], 0.0)
 
 
 def test_one_round_says_nothing_of_its_noise():
-    assert noise_of([5.0]) == 1.0
+    assert noise_of([[5.0]], 0.0) == 1.0
+
+
+def test_who_dropped_out_has_the_noise_of_places_that_others_show():
+    def place():
+        here = random_.gauss(1, 0.05)
+        return lambda round: lambda: here * round()
+
+    random_ = random.Random(0)
+    said = []
+    for seed in range(200):
+        runners = [runner(str(us), steady(us, 0.001, seed)) for us in (100, 102, 200)]
+        race(runners, place)
+        first, _, last = timings(runners)
+        assert last.rounds == measure.ROUNDS
+        said.append((first.noise, last.noise))
+    stayed, dropped = (statistics.fmean(column) for column in zip(*said, strict=True))
+    assert 0.04 < dropped < 0.06
+    assert 0.04 / math.sqrt(8) < stayed < 0.06 / math.sqrt(8)
 
 
 def test_a_timing_has_its_percentiles_in_order():
     entrant = runner("a", steady(10, 0.1))
-    race([entrant])
-    timing = entrant.timing()
+    race([entrant], anywhere)
+    (timing,) = timings([entrant])
     assert timing.p20 <= timing.p50 <= timing.p80
-    assert timing.rounds == len(entrant.times) == sum(measure.STAGES)
+    assert timing.rounds == rounds_of(entrant) == sum(measure.STAGES) * measure.ROUNDS
 
 
 def test_the_cpu_clock_takes_every_buffer_in_turn_and_counts_one_call():
@@ -212,3 +302,25 @@ def test_buffers_are_more_than_the_caches_and_less_than_memory(size):
     assert count * size <= max(size, clocks.MOST_BYTES)
     if 10**5 < size < 10**9:
         assert count * size >= clocks._cache(CPU)
+
+
+def test_moved_buffers_are_copies_elsewhere():
+    buffers = [[torch.randn(4, 6).t(), torch.randn(3, 1).expand(3, 5)] for _ in range(2)]
+    for inputs, copies in zip(buffers, clocks.moved(buffers, seed=1), strict=True):
+        for tensor, copy in zip(inputs, copies, strict=True):
+            assert torch.equal(tensor, copy)
+            assert tensor.stride() == copy.stride()
+            assert tensor.data_ptr() != copy.data_ptr()
+
+
+def test_a_round_of_a_gpu_is_followed_by_a_rest(monkeypatch):
+    now, rests = [0.0], []
+
+    def round():
+        now[0] += 3.0
+        return 7.0
+
+    monkeypatch.setattr(clocks.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(clocks.time, "sleep", rests.append)
+    assert clocks._resting(round)() == 7.0
+    assert rests == [3.0]
