@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ipex_inductor.autotune.record import Operand, Problem
 
@@ -11,27 +12,45 @@ _BYTES |= {"float8_e4m3fn": 1, "float8_e5m2": 1, "complex64": 8, "complex128": 1
 Shape = tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Extent:
+    """`count` products of a matrix of `rows` by `terms` with one of `terms` by `columns`."""
+
+    count: int
+    rows: int
+    columns: int
+    terms: int
+
+    @property
+    def result(self) -> int:
+        """Elements of the result."""
+        return self.count * self.rows * self.columns
+
+
+Extents = Callable[[Sequence[Shape], Problem], Extent | None]
+
+
 def intensity(problem: Problem) -> float | None:
     """Operations a byte of operands and result, each moved once.
 
     None for what is neither a matrix product nor a convolution, or has sizes by symbols.
     """
+    found = extent(problem)
+    if found is None or any(o.dtype not in _BYTES for o in problem.operands):
+        return None
+    moved = found.result * _BYTES[problem.operands[0].dtype]
+    for operand in problem.operands:
+        moved += math.prod(map(int, operand.shape)) * _BYTES[operand.dtype]
+    return 2 * found.result * found.terms / moved if moved else None
+
+
+def extent(problem: Problem) -> Extent | None:
+    """As `intensity`, the matrix product that it is or that a convolution comes to."""
     name = problem.op.removesuffix(".default").rpartition(".")[2]
-    if name not in _RESULTS or any(o.dtype not in _BYTES for o in problem.operands):
-        return None
     shapes = [_numbers(o) for o in problem.operands]
-    if None in shapes:
+    if name not in _RESULTS or None in shapes:
         return None
-    known = [shape for shape in shapes if shape is not None]
-    found = _RESULTS[name](known, problem)
-    if found is None:
-        return None
-    result, terms = found
-    moved = sum(
-        math.prod(s) * _BYTES[o.dtype] for s, o in zip(known, problem.operands, strict=True)
-    )
-    moved += math.prod(result) * _BYTES[problem.operands[0].dtype]
-    return 2 * math.prod(result) * terms / moved if moved else None
+    return _RESULTS[name]([shape for shape in shapes if shape is not None], problem)
 
 
 def _numbers(operand: Operand) -> Shape | None:
@@ -39,22 +58,26 @@ def _numbers(operand: Operand) -> Shape | None:
     return sizes if len(sizes) == len(operand.shape) else None
 
 
-def _product(shapes: Sequence[Shape], problem: Problem) -> tuple[Shape, int] | None:
-    """The result's shape, and the products summed in each element; a bias comes first."""
-    left, right = shapes[-2:] if len(shapes) > 1 else ((), ())
-    if len(left) < 2 or len(right) != len(left) or left[-1] != right[-2]:
-        return None
-    return (*left[:-1], right[-1]), left[-1]
+def _product(first: int) -> Extents:
+    """Of the operands, which are factors; those of an epilogue come behind them."""
+
+    def of(shapes: Sequence[Shape], problem: Problem) -> Extent | None:
+        left, right = shapes[first : first + 2] if len(shapes) > first + 1 else ((), ())
+        if len(left) < 2 or len(right) != len(left) or left[-1] != right[-2]:
+            return None
+        return Extent(math.prod(left[:-2]), left[-2], right[-1], left[-1])
+
+    return of
 
 
-def _linear(shapes: Sequence[Shape], problem: Problem) -> tuple[Shape, int] | None:
+def _linear(shapes: Sequence[Shape], problem: Problem) -> Extent | None:
     left, right = shapes[:2] if len(shapes) > 1 else ((), ())
     if not left or len(right) != 2 or left[-1] != right[-1]:
         return None
-    return (*left[:-1], right[0]), left[-1]
+    return Extent(1, math.prod(left[:-1]), right[0], left[-1])
 
 
-def _convolution(shapes: Sequence[Shape], problem: Problem) -> tuple[Shape, int] | None:
+def _convolution(shapes: Sequence[Shape], problem: Problem) -> Extent | None:
     x, weight = shapes[:2] if len(shapes) > 1 else ((), ())
     kernel, given = weight[2:], problem.constants
     windows = [given.get(name) for name in ("stride", "padding", "dilation")]
@@ -65,11 +88,16 @@ def _convolution(shapes: Sequence[Shape], problem: Problem) -> tuple[Shape, int]
         return None
     places = zip(x[2:], kernel, *known, strict=True)
     size = [(n + 2 * pad - far * (k - 1) - 1) // step + 1 for n, k, step, pad, far in places]
-    return ((x[0], weight[0], *size), math.prod(weight[1:])) if min(size) > 0 else None
+    if min(size) <= 0:
+        return None
+    groups = given.get("groups", 1)
+    groups = groups if isinstance(groups, int) else 1
+    return Extent(groups, x[0] * math.prod(size), weight[0] // groups, math.prod(weight[1:]))
 
 
-_RESULTS: dict[str, Callable[[Sequence[Shape], Problem], tuple[Shape, int] | None]] = {
-    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "_int_mm"), _product),
+_RESULTS: dict[str, Extents] = {
+    **dict.fromkeys(("mm", "bmm", "_int_mm"), _product(0)),
+    **dict.fromkeys(("addmm", "baddbmm"), _product(1)),
     "linear": _linear,
     "convolution": _convolution,
 }

@@ -51,7 +51,7 @@ class Samples:
             self.timings.append(outcome.timing)
         elif outcome.reported is not None:
             self.reported += (outcome.reported,)
-        else:
+        elif outcome.predicted is None:
             self.failed = True
 
     def join(self, other: "Samples") -> None:

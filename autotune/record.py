@@ -84,6 +84,7 @@ class Outcome(Value, frozen=True):
     units of the reference's largest value. `bandwidth` and `rate` are shares of the peak.
     `reported` is the only word of another tool's: microseconds, not verified, of unknown noise. In
     a record of ours it stands for what was too slow by that to be measured beside the others.
+    `predicted` is the same by the word of our cost model.
     """
 
     choice: Choice
@@ -97,6 +98,7 @@ class Outcome(Value, frozen=True):
     bandwidth: NotNegative | None = None
     rate: NotNegative | None = None
     reported: Positive | None = None
+    predicted: Positive | None = None
 
 
 class Provenance(Value, frozen=True):

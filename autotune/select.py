@@ -1,7 +1,7 @@
 """What is known about problems: the best choice of each, and where that comes from.
 
-The user's own records come first, then the tables that the package ships. What neither has is the
-library's, or is measured first where that is allowed.
+The user's own records come first, then the tables that the package ships. What neither has is
+measured first where that is allowed, or else guessed by the cost model, or is the library's.
 """
 
 from collections.abc import Collection, Iterable
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ipex_inductor.aot_cache.digest import digest_fields
+from ipex_inductor.autotune import own
+from ipex_inductor.autotune.cost import Model, load
 from ipex_inductor.autotune.database import Records
 from ipex_inductor.autotune.pool import Estimate, pool
 from ipex_inductor.autotune.record import Choice, encode
@@ -39,17 +41,23 @@ class Selection:
         return f"{choice.name}{given}: {self.best.p50:.4g} us{against}, {self.source}"
 
 
-def lookup(problems: Collection[bytes], own: Path | None) -> dict[bytes, Selection]:
+def lookup(problems: Collection[bytes], database: Path | None) -> dict[bytes, Selection]:
     """The selections of those `problems` (in canonical form) of which something is known.
 
-    `own` is the user's database, None for none.
+    `database` is the user's, None for none.
     """
     found: dict[bytes, Selection] = {}
-    for source, folder in (("recorded", own), ("shipped", SHIPPED)):
+    for source, folder in (("recorded", database), ("shipped", SHIPPED)):
         missing = [p for p in problems if p not in found]
         if missing and folder is not None and folder.exists():
             found |= _best(missing, folder, source)
     return found
+
+
+def cost_model(arch: str) -> Model | None:
+    """The user's own model of that architecture, or the one that the package ships."""
+    folders = [own.default_folder()] if own.trusted() else []
+    return load([*folders, SHIPPED], arch)
 
 
 def digest(selected: Iterable[tuple[bytes, Choice]]) -> str:

@@ -60,17 +60,17 @@ def _why_not_from(source: str, outcome: Outcome) -> str | None:
     """Nothing in such a record may look as if we had measured it, or rule out a choice."""
     if outcome.reported is None:
         return f"{outcome.choice.name} of {source} has no reported time"
-    if outcome.timing is not None or outcome.reason or outcome.error is not None:
+    if outcome.timing or outcome.reason or outcome.error is not None or outcome.predicted:
         return f"{outcome.choice.name} of {source} has more than a reported time"
     return None
 
 
 def _why_not(outcome: Outcome, raced: bool) -> str | None:
-    """What was passed over as slow, by the word of another tool, must have been so for others."""
+    """What was passed over as slow, by a word only, must have been so for others."""
     name, timing = outcome.choice.name, outcome.timing
-    if outcome.reported is not None:
+    if outcome.reported is not None or outcome.predicted is not None:
         passed = raced and timing is None and not outcome.reason and outcome.error is None
-        return None if passed else f"{name} was reported by nobody"
+        return None if passed else f"{name} was passed over for nothing"
     if timing is None:
         return None if outcome.reason else f"{name} has neither a timing nor a reason"
     if outcome.error is None or outcome.tolerance is None:

@@ -19,6 +19,7 @@ from ipex_inductor.errors import DeviceError, PassError
 from ipex_inductor.target import current
 
 if TYPE_CHECKING:
+    from ipex_inductor.autotune.cost import Model
     from ipex_inductor.autotune.record import Problem
     from ipex_inductor.autotune.select import Selection
     from ipex_inductor.lowerings.listed import Choosing
@@ -199,13 +200,14 @@ def _compile_with(
 
     lowerings.register()
     patches = _inductor_options(config)
-    if any(s.choice.kind == "template" for s in selected.values()):
+    model = _cost_model(config, example_inputs)
+    if model is not None or any(s.choice.kind == "template" for s in selected.values()):
         patches["max_autotune_gemm"] = True  # or Inductor does not list it
     training = _is_training(example_inputs)
     sharded = compat.is_sharded(gm)
     user_passes = patches.get("joint_custom_pre_pass", torch._inductor.config.joint_custom_pre_pass)
     patches["joint_custom_pre_pass"] = JointPass(
-        _identity(config, training, sharded, example_inputs, selected),
+        _identity(config, training, sharded, example_inputs, selected, model),
         config.rules_off,
         training,
         graph_report,
@@ -223,6 +225,7 @@ def _compile_with(
         prologue,
         config,
         selected,
+        model,
         graph_report,
         compile_inner or compat.compile_inner,
     )
@@ -242,6 +245,7 @@ def _compile_inner(
     prologue: bool,
     config: CompileConfig,
     selected: "Mapping[bytes, Selection]",
+    model: "Model | None",
     graph_report: decisions.GraphReport,
     compile_inner: Callable[..., Any],
     gm: torch.fx.GraphModule,
@@ -274,7 +278,7 @@ def _compile_inner(
         return compile_inner(gm, example_inputs, **kwargs)
     choices = {problem: selection.choice for problem, selection in selected.items()}
     watches = config.autotune == "inductor"
-    with choosing(Choosing(choices, leaves=_may_time(config), watches=watches)) as now:
+    with choosing(Choosing(choices, model, leaves=_may_time(config), watches=watches)) as now:
         inner = compile_inner(gm, example_inputs, **kwargs)
     _say_choices(now, selected, graph_report)
     _keep_heard(now, config, graph_report)
@@ -303,7 +307,9 @@ def _say_choices(
 ) -> None:
     for key, offer in now.offers.items():
         known = selected.get(key)
-        if known is None:
+        if known is None and offer.guess is not None:
+            reason = str(offer.guess)
+        elif known is None:
             reason = f"{offer.taken.name}: nothing is recorded of {len(offer.choices)} choices"
         elif known.choice == offer.taken:
             reason = str(known)
@@ -331,12 +337,27 @@ def _may_time(config: CompileConfig) -> bool:
     """Whether the user asked for kernels to be timed, by option, by mode or as of Inductor."""
     if config.autotune != "auto":
         return config.autotune == "always"
-    options, otherwise = _inductor_options(config), torch._inductor.config
-    asked = {
-        name: options.get(name, getattr(otherwise, name))
-        for name in ("deterministic", "max_autotune", "max_autotune_gemm")
-    }
-    return not asked.pop("deterministic") and any(asked.values())
+    asked = _asked(config, "max_autotune") or _asked(config, "max_autotune_gemm")
+    return asked and not _deterministic(config)
+
+
+def _deterministic(config: CompileConfig) -> bool:
+    return _asked(config, "deterministic")
+
+
+def _asked(config: CompileConfig, name: str) -> bool:
+    """Inductor's setting of that name, for this call."""
+    return bool(_inductor_options(config).get(name, getattr(torch._inductor.config, name)))
+
+
+def _cost_model(config: CompileConfig, example_inputs: Sequence[Any]) -> "Model | None":
+    """What guesses the kernels of which nothing is recorded, where none may be timed."""
+    from ipex_inductor.autotune.select import cost_model
+
+    device = next((d for d in _devices(example_inputs) if d.type == "cuda"), None)
+    if device is None or config.autotune != "auto" or _may_time(config) or _deterministic(config):
+        return None
+    return cost_model(str(current(device)))
 
 
 def _identity(
@@ -345,8 +366,10 @@ def _identity(
     sharded: bool,
     example_inputs: Sequence[Any],
     selected: "Mapping[bytes, Selection]" = MappingProxyType({}),
+    model: "Model | None" = None,
 ) -> str:
     """What our part of the generated code depends on: sources, options, device and selections."""
+    from ipex_inductor.autotune.record import encode
     from ipex_inductor.autotune.select import digest
 
     devices = sorted({str(d.type) for d in _devices(example_inputs)} | {"cpu"})
@@ -359,6 +382,7 @@ def _identity(
             "sharded": sharded,
             "targets": tuple(current(device).arch for device in devices),
             "selected": digest((p, s.choice) for p, s in selected.items()),
+            "cost model": encode(model),
             "leaves": _may_time(config),
         }
     )

@@ -12,6 +12,7 @@ VERBS = {
     "compact": "Make one file of a database's many, while others may write to it.",
     "compare": "Two databases side by side: what changed, by how much, is it more than noise.",
     "export": "The table of winners that selection needs, the same bytes for the same records.",
+    "fit": "The cost model of the records' architecture, and what it is worth.",
     "import": "Take in records, TunableOp's results or Inductor's log of matrix products.",
     "merge": "One file of several databases, whatever their order.",
     "regret": "Repeated tunings: do they choose the same, and what does it cost where not.",

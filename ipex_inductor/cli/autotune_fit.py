@@ -1,0 +1,61 @@
+"""`ipex-inductor autotune fit`: the cost model of the records' architecture."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ipex_inductor.aot_cache.home import ensure
+from ipex_inductor.autotune.cost import file_name
+from ipex_inductor.autotune.database import write_lines
+from ipex_inductor.autotune.own import default_folder
+from ipex_inductor.autotune.record import encode
+from ipex_inductor.cli.autotune_shared import (
+    AsJson,
+    Databases,
+    listing,
+    number,
+    records,
+    say,
+    say_json,
+    say_refused,
+)
+from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
+
+
+def autotune_fit(
+    databases: Databases,
+    into: Annotated[
+        Path | None, typer.Option(help="The folder of the model. Default: our own database.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fit the model that ranks what is to be measured, and guesses where nothing may be.
+
+    It says how good the model is on problems that it was not fitted on, a tenth at a time.
+    """
+    from ipex_inductor.autotune.fitting import fit
+
+    read = [records(each) for each in databases]
+    model, quality = fit(record for each in read for record in each)
+    say_refused(*read)
+    folder = into or default_folder()
+    if into is None:
+        ensure(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / file_name(model.arch)
+    write_lines(file, [encode(model), b"\n"])
+    if as_json:
+        say_json({"file": str(file), "problems": model.problems, **asdict(quality)})
+        return
+    lost = listing(
+        "measured, of those ranked first", number("slower than the best"), number("worst")
+    )
+    for count, (mean, worst) in quality.lost.items():
+        lost.add_row(str(count), f"{mean:.1%}", f"{worst:.1%}")
+    taken = listing("guessed without a measurement", number("problems"), number("x the library"))
+    for op, (gain, count) in quality.gained.items():
+        taken.add_row(op, str(count), f"{gain:.2f}")
+    fitted = f"{model.problems} problems of {model.arch}"
+    say(lost, taken, f"{fitted}, median error {model.error:.0%} on the others: {file}")
