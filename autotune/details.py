@@ -21,7 +21,8 @@ from ipex_inductor.autotune.record import (
 class Line:
     """One choice over all records: medians of the percentiles, in microseconds; the worst error.
 
-    `noise` is that of the pooled p50. `reported` is what other tools say it takes, unverified.
+    `noise` is that of the pooled p50. `reported` is what other tools say it takes, unverified,
+    `predicted` the cost model. Registers are a thread's, shared memory a block's in bytes.
     """
 
     choice: Choice
@@ -36,6 +37,10 @@ class Line:
     bandwidth: float | None = None
     rate: float | None = None
     reported: float | None = None
+    predicted: float | None = None
+    registers: float | None = None
+    spills: float | None = None
+    shared_memory: float | None = None
     reasons: tuple[str, ...] = ()
 
 
@@ -99,6 +104,10 @@ def _line(outcomes: list[Outcome], best: bool, noise: float | None) -> Line:
         bandwidth=_median(o.bandwidth for o in outcomes),
         rate=_median(o.rate for o in outcomes),
         reported=_median(o.reported for o in outcomes),
+        predicted=_median(o.predicted for o in outcomes),
+        registers=_median(o.registers for o in outcomes),
+        spills=_median(o.spills for o in outcomes),
+        shared_memory=_median(o.shared_memory for o in outcomes),
         reasons=tuple(sorted({o.reason for o in outcomes if o.reason})),
     )
 
@@ -115,5 +124,5 @@ def _share_of_tolerance(outcome: Outcome) -> float:
 
 
 def _rank(line: Line) -> tuple[bool, bool, float, bytes]:
-    known = line.p50 if line.p50 is not None else line.reported
+    known = line.p50 or line.reported or line.predicted
     return not line.best, bool(line.reasons) or known is None, known or 0.0, encode(line.choice)

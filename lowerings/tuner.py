@@ -43,7 +43,7 @@ class Trial:
 
 
 # Of long lists, so many templates are measured that the cost model thinks fastest: on an H200 the
-# best of all was among them but for 0.2 % of time (6 % in the worst of 60 problems).
+# best of all was among them but for 0.2 % of time (5.7 % in the worst of 60 problems).
 LIKELY = 12
 # Where there is no model so many, no more than so many times slower than the fastest, both by what
 # Inductor times of them in passing: without epilogue, without verification, roughly.

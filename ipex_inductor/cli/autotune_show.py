@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+from rich.table import Column
 from rich.text import Text
 
 from ipex_inductor.autotune import words
@@ -35,7 +36,8 @@ def autotune_show(
     """Of each problem: every choice, the best of them, and when and on what it was measured.
 
     Times are microseconds: medians of the percentiles over all records. "best" is what selection
-    would use; "reported" are times of other tools, which nobody verified here.
+    would use; "reported" are times of other tools, which nobody verified here, and "predicted"
+    those of the cost model.
     """
     with no_collector():
         read = records(*databases)
@@ -69,21 +71,22 @@ def _shown(found: list[Details], count: int) -> Iterator[Any]:
 
 def _table(lines: Iterable[Line]) -> Any:
     times = (number(head) for head in ("p20", "p50", "p80", "noise"))
-    table = listing("", "choice", *times, number("error/allowed"), number("n"), "why not")
+    choice = Column("choice, or why not", overflow="fold", min_width=18)
+    table = listing("", choice, *times, number("error"), number("n"))
     for line in lines:
-        mark = "best" if line.best else "reported" if line.p50 is None and line.reported else ""
-        p50 = line.reported if line.p50 is None else line.p50
+        words_only = {"reported": line.reported, "predicted": line.predicted}
+        told = next((each for each in words_only.items() if each[1]), ("", None))
+        mark, p50 = ("best" if line.best else "", line.p50) if line.p50 else told
         cells = (
-            words.choice(line.choice),
+            "; ".join([words.choice(line.choice), *map(words.plain, line.reasons)]),
             *map(_microseconds, (line.p20, p50, line.p80)),
             "" if line.noise is None else f"{line.noise:.2%}",
-            "" if line.error is None else f"{line.error:.1e}/{line.tolerance:.0e}",
+            "" if line.error is None else f"{line.error:.1e}",
             str(line.measured),
-            words.plain("; ".join(line.reasons)),
         )
         table.add_row(Text(mark, "green"), *map(Text, cells))
     return table
 
 
 def _microseconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+    return "" if value is None else f"{value:.4g}"

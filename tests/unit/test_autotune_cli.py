@@ -233,8 +233,7 @@ def test_show_json(tmp_path):
 def test_show_table_and_filter(a):
     done = run("show", a, "--problem", "BF16[2x32]")
     assert done.stdout.count("aten.mm.default") == 1
-    assert "best   aten.mm" in done.stdout
-    assert "1.0e-03/1e-02" in done.stdout
+    assert re.search("best +aten.mm .* 1.0e-03", done.stdout)
     assert "measured 2026-11-21T12:00:00Z on test device: torch 2.13.0" in done.stdout
     assert run("show", a, "--problem", "conv").stdout == "no problem\n"
 
