@@ -19,7 +19,15 @@ from ipex_inductor.aot_cache import disk, entry, trust
 from ipex_inductor.aot_cache.entry import CorruptError
 from ipex_inductor.aot_cache.folder import GUARDED, SUFFIX, File, why_refused
 from ipex_inductor.aot_cache.home import state
-from ipex_inductor.aot_cache.manifest import HEAD, Head, Item, Manifest, read_head, read_manifest
+from ipex_inductor.aot_cache.manifest import (
+    HEAD,
+    Head,
+    Item,
+    Manifest,
+    checksum,
+    read_head,
+    read_manifest,
+)
 from ipex_inductor.aot_cache.notices import say
 from ipex_inductor.aot_cache.signing import is_signed
 from ipex_inductor.errors import BundleError, OlderBundleError, UntrustedError
@@ -116,7 +124,7 @@ def _verified(path: Path, file: int, allow_unsigned: bool, allow_older: bool) ->
         raise CorruptError("it is no regular file")
     head = read_head(_read(file, 0, min(HEAD, found.st_size)), found.st_size)
     text = _read(file, HEAD + head.entries, head.manifest)
-    signer = _signer(path, head, text)
+    signer = _signer(head, text)
     if not (signer and signer.trusted):
         _check_place(path, found, signer, allow_unsigned)
     manifest = read_manifest(text, head)
@@ -135,11 +143,14 @@ def _opened(path: Path) -> int:
         raise _bad(path, "it is a symbolic link" if path.is_symlink() else error) from None
 
 
-def _signer(path: Path, head: Head, manifest: bytes) -> Signer | None:
+def _signer(head: Head, manifest: bytes) -> Signer | None:
     """Who signed this, None if nobody; raises `CorruptError` for a signature that is bad."""
+    message = head.first + manifest
     if not head.signed:
+        if checksum(message) != head.signature:
+            raise CorruptError("its checksum is of something else: it was changed")
         return None
-    if not is_signed(head.first + manifest, head.public, head.signature):
+    if not is_signed(message, head.public, head.signature):
         raise CorruptError("its signature is of something else: it was changed")
     names = [name for name, key in trust.trusted().items() if key == head.public]
     return Signer(head.public, *names[:1])

@@ -17,7 +17,15 @@ from ipex_inductor import __version__
 from ipex_inductor.aot_cache import disk
 from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.folder import SUFFIX, Folder, RefusedError, sync_folder
-from ipex_inductor.aot_cache.manifest import HEAD, Head, Item, Manifest, item_of, write_manifest
+from ipex_inductor.aot_cache.manifest import (
+    HEAD,
+    Head,
+    Item,
+    Manifest,
+    checksum,
+    item_of,
+    write_manifest,
+)
 from ipex_inductor.aot_cache.signing import private_key
 from ipex_inductor.aot_cache.survey import checked, survey
 from ipex_inductor.aot_cache.trust import check_name
@@ -111,7 +119,7 @@ def _written(
         text = write_manifest(manifest)
         public = {"public": signer.public_key().public_bytes_raw()} if signer else {}
         head = Head(len(text), manifest.size, **public)
-        signature = signer.sign(head.first + text) if signer else head.signature
+        signature = signer.sign(head.first + text) if signer else checksum(head.first + text)
         file.write(text)
         file.seek(0)
         file.write(head.first + signature)

@@ -32,6 +32,14 @@ def check_name(name: str) -> None:
         raise ArgumentError(expected, repr(name), "Choose another one.")
 
 
+def check_free(name: str, public: bytes = b"") -> None:
+    """Raises `ArgumentError` for a name that is another key's than `public`, or that is none."""
+    check_name(name)
+    if trusted().get(name, public) != public:
+        todo = f"Choose another one, or first run: ipex-inductor cache trust rm {name}"
+        raise ArgumentError("a name for a key", f"{name!r}, which is another key's", todo)
+
+
 def trusted() -> dict[str, bytes]:
     """The public keys by name; raises `UntrustedError` for a folder that others can write."""
     folder = _folder()
@@ -42,11 +50,7 @@ def trusted() -> dict[str, bytes]:
 
 def add(name: str, public: bytes) -> None:
     """Trust a key; raises `ArgumentError` for a name that is taken or none, `UntrustedError`."""
-    check_name(name)
-    known = trusted()
-    if name in known and known[name] != public:
-        todo = f"Choose another one, or first run: ipex-inductor cache trust rm {name}"
-        raise ArgumentError("a name for a key", f"{name!r}, which is another key's", todo)
+    check_free(name, public)
     try:
         _folder().publish(name + _KEY, to_pem(public))
     except (OSError, RefusedError) as error:

@@ -16,7 +16,7 @@ from keys import blob, key
 from ipex_inductor.aot_cache import disk, entry, notices, packing, signing, survey, trust, use
 from ipex_inductor.aot_cache import store as stores
 from ipex_inductor.aot_cache.bundle import Bundle, open_bundle
-from ipex_inductor.aot_cache.manifest import HEAD, Head, read_head
+from ipex_inductor.aot_cache.manifest import HEAD, Head, checksum, read_head
 from ipex_inductor.aot_cache.store import Store
 from ipex_inductor.errors import ArgumentError, BundleError, OlderBundleError, UntrustedError
 
@@ -151,6 +151,16 @@ def test_every_change_of_bytes_is_refused(path, tmp_path, mine, spy, monkeypatch
     assert spy.seen.count("load") == spy.seen.count("unpack") == COUNT, "the spies do see"
 
 
+@pytest.mark.parametrize("step", [97, pytest.param(11, marks=slow)])
+def test_every_accident_shows_where_there_is_no_signature(tmp_path, spy, step):
+    """Though whoever means it can make another such bundle."""
+    data, file = packed(tmp_path / "unsigned", numbers=range(COUNT)).read_bytes(), tmp_path / "x"
+    spy.seen.clear()
+    for changed in bytes_changed(data, step, random.Random(step)):
+        file.write_bytes(changed)
+        assert refused(file, spy, allow_unsigned=True)
+
+
 # --- what somebody made anew
 
 
@@ -162,7 +172,7 @@ def joined(entries, manifest, signer=None, public=None, signature=None):
     head = Head(len(text), sum(map(len, entries)), public or bytes(32))
     if signer:
         signature = signer.sign(head.first + text)
-    return b"".join((head.first, signature or bytes(64), *entries, text))
+    return b"".join((head.first, signature or checksum(head.first + text), *entries, text))
 
 
 def edits(entries, items):

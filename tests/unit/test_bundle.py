@@ -229,7 +229,7 @@ def test_a_manifest_has_one_spelling():
     text = msgspec.json.encode(MANIFEST)
     twice = text.replace(b'"serial":1', b'"serial":9,"serial":1')
     for changed in (text + b" ", text.replace(b'"x"', b'"\\u0078"'), twice):
-        with pytest.raises(CorruptError, match="its manifest does not fit"):
+        with pytest.raises(CorruptError, match="its manifest is not as ours are"):
             manifest.read_manifest(changed, manifest.Head(len(changed), 100))
 
 
@@ -590,6 +590,22 @@ def test_what_is_no_private_key(tmp_path, mine, kind):
         file.chmod(0o600)
     with pytest.raises(KeyFileError, match="an Ed25519 private key in PEM, without a password"):
         signing.private_key(file)
+
+
+@pytest.mark.parametrize("kind", ["rsa", "x25519"])
+def test_another_kind_of_public_key_is_none(tmp_path, kind):
+    from cryptography.hazmat.primitives import serialization as s
+    from cryptography.hazmat.primitives.asymmetric import rsa, x25519
+
+    key = (
+        rsa.generate_private_key(65537, 1024)
+        if kind == "rsa"
+        else x25519.X25519PrivateKey.generate()
+    )
+    text = key.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "key").write_bytes(text)
+    with pytest.raises(KeyFileError, match="an Ed25519 public key in PEM"):
+        signing.public_key(tmp_path / "key")
 
 
 def test_what_is_no_public_key(tmp_path, mine):
