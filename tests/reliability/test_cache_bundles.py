@@ -3,6 +3,7 @@
 Spies stand where entries are read and unpacked; they see nothing until the good bundle is opened.
 """
 
+import errno
 import os
 import random
 import socket
@@ -367,10 +368,43 @@ def test_what_is_no_bundle_is_refused(path, tmp_path, spy, kind, monkeypatch):
     assert not [at for at in spy.read if HEAD <= at < HEAD + entries]
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES, errno.EMFILE, errno.ESTALE, errno.EROFS])
+def test_any_system_call_may_fail_while_it_is_opened(tmp_path, mine, monkeypatch, code):
+    """The k-th, for every k: a typed error, or the bundle whole; nothing stays open."""
+    names = [name for name in disk.__all__ if name not in ("close", "time")]
+    outcomes = []
+    for kth in range(1, 100):
+        path = packed(tmp_path / f"{kth}", mine, [1], serial=kth)
+        calls = 0
+
+        def failing(real, kth=kth):
+            def run(*args, **kwargs):
+                nonlocal calls
+                calls += 1
+                if calls == kth:
+                    raise OSError(code, os.strerror(code))
+                return real(*args, **kwargs)
+
+            return run
+
+        before = os.listdir("/proc/self/fd")
+        with monkeypatch.context() as patch:
+            for name in names:
+                patch.setattr(disk, name, failing(getattr(disk, name)))
+            try:
+                outcomes.append(len(open_bundle(path).manifest.entries))
+            except BundleError:
+                outcomes.append(0)
+        assert len(os.listdir("/proc/self/fd")) == len(before)
+        if calls < kth:
+            break
+    assert outcomes[-1] == 1
+    assert set(outcomes) == {0, 1}
+    assert len(outcomes) > 10
+
+
 def test_a_signer_that_goes_while_it_packs_leaves_no_bundle(path, tmp_path, mine, monkeypatch):
     """Nor one that is taken for whole, at any of its system calls."""
-    import errno
-
     calls = ("open", "fsync", "rename")
     for name in calls:
         real = getattr(disk, name)
