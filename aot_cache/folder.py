@@ -24,7 +24,7 @@ _TEMP, _LOCK = ".tmp", ".lock"
 TOUCH_AFTER = 3600.0  # s; how exactly it is known when an entry was last used
 DEAD_AFTER = 3600.0  # s; then a temporary file that nobody holds was left by a killed writer
 _CHUNK = 2 << 20  # bytes read before the length they state is believed; a key is shorter
-_GUARDED = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+GUARDED = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -74,14 +74,14 @@ class Folder:
         self._judge()
         path = f"{self._at}/{name}"
         try:
-            file = disk.open(path, os.O_RDONLY | _GUARDED)
+            file = disk.open(path, os.O_RDONLY | GUARDED)
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise RefusedError(f"{path} is a symbolic link: not used") from None
             raise
         try:
             found = disk.fstat(file)
-            if reason := self._why_refused(found):
+            if reason := why_refused(found, self._layer):
                 raise RefusedError(f"{path} {reason}: not used")
             if use and disk.time() - found.st_mtime > TOUCH_AFTER:
                 with suppress(OSError):  # it may have gone to a read-only mount
@@ -108,7 +108,7 @@ class Folder:
         """
         self.check_writable()
         temp = f"{self._at}/.{name}.{secrets.token_hex(8)}{_TEMP}"
-        file = disk.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _GUARDED, 0o600)
+        file = disk.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | GUARDED, 0o600)
         try:
             with suppress(OSError):  # for who reaps; there are disks without locks
                 disk.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -149,7 +149,7 @@ class Folder:
 
     def _unheld(self, name: str) -> bool:
         with suppress(OSError):
-            file = disk.open(f"{self._at}/{name}", os.O_RDONLY | _GUARDED)
+            file = disk.open(f"{self._at}/{name}", os.O_RDONLY | GUARDED)
             try:
                 disk.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
@@ -174,17 +174,19 @@ class Folder:
         self._judged = _identity(disk.lstat(self._at))
         self._why_not_written = found.reason
 
-    def _why_refused(self, found: os.stat_result) -> str:
-        if not stat.S_ISREG(found.st_mode):
-            return "is no regular file"
-        if found.st_uid != os.geteuid() and not (self._layer and found.st_uid == 0):
-            return f"belongs to uid {found.st_uid}"
-        if found.st_mode & _OTHERS_WRITE:
-            return f"has mode {stat.S_IMODE(found.st_mode):04o}: others can write it"
-        # Package managers link equal files of a layer; here it is a name that somebody else gave.
-        if found.st_nlink > 1 and not self._layer:
-            return "has another name elsewhere"
-        return ""
+
+def why_refused(found: os.stat_result, layer: bool) -> str:
+    """Why a file is not read, "" if it is; a `layer` is only read, and so may be root's."""
+    if not stat.S_ISREG(found.st_mode):
+        return "is no regular file"
+    if found.st_uid != os.geteuid() and not (layer and found.st_uid == 0):
+        return f"belongs to uid {found.st_uid}"
+    if found.st_mode & _OTHERS_WRITE:
+        return f"has mode {stat.S_IMODE(found.st_mode):04o}: others can write it"
+    # Package managers link equal files of a layer; here it is a name that somebody else gave.
+    if found.st_nlink > 1 and not layer:
+        return "has another name elsewhere"
+    return ""
 
 
 def sync_folder(path: Path) -> None:

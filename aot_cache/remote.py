@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ipex_inductor.aot_cache.entry import LIMIT
 from ipex_inductor.aot_cache.notices import say
 
 TIMEOUT = 10.0  # s for one entry
@@ -43,8 +44,13 @@ class Remote:
 
     def _fetched(self, name: str) -> bytes | None:
         files, folder = self._open()
+        path = f"{folder}/{name}"
         try:
-            return bytes(files.cat_file(f"{folder}/{name}"))
+            size = files.info(path)["size"] or 0  # asked first: an entry must fit into memory
+            if size > LIMIT:
+                say(f"{path} in {self.label} is not fetched: {size} bytes are no entry")
+                return None
+            return bytes(files.cat_file(path))
         except FileNotFoundError:
             return None
 

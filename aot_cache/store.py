@@ -1,4 +1,4 @@
-"""The kernel cache: entries under keys, in memory, a folder of ours, layers below it, and remotes.
+"""The kernel cache: entries under keys: in memory, a folder of ours, layers, bundles, and remotes.
 
 Never torn (an entry is published whole), never stale (the key names all that its code depends on),
 never a stranger's (owner and mode are judged), and never in the way: what a disk or a network does
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ipex_inductor.aot_cache import lock
+from ipex_inductor.aot_cache.bundle import Bundle
 from ipex_inductor.aot_cache.entry import CorruptError, Entry, pack, unpack
 from ipex_inductor.aot_cache.folder import MEMORY_ONLY, SUFFIX, Folder, RefusedError
 from ipex_inductor.aot_cache.home import home
@@ -22,9 +23,11 @@ from ipex_inductor.aot_cache.memory import Memory
 from ipex_inductor.aot_cache.notices import say
 from ipex_inductor.aot_cache.remote import Remote
 from ipex_inductor.aot_cache.room import QUOTA, Room
-from ipex_inductor.aot_cache.survey import survey
+from ipex_inductor.aot_cache.survey import checked, survey
+from ipex_inductor.aot_cache.use import in_use
 
 Build = Callable[[], tuple[dict[str, Any], bytes]]
+Tier = Memory | Folder | Bundle | Remote
 Event = tuple[str, str, int]  # what, in which tier ("" for all together), how much
 
 
@@ -34,10 +37,11 @@ def default_folder() -> Path:
 
 
 class Store:
-    """Entries in `folder`, then in `layers` (only read), then in `remotes`; at most `quota` bytes.
+    """Entries in `folder`, then in `layers` and `bundles` (only read), then in `remotes`.
 
-    No method raises for what a disk or a network does. Threads may share a store; a forked child
-    may go on with its parent's.
+    `bundles` are those the process uses unless given. The folder holds at most `quota` bytes. No
+    method raises for what a disk or a network does. Threads may share a store; a forked child may
+    go on with its parent's.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class Store:
         folder: Path | None = None,
         layers: Iterable[Path] = (),
         remotes: Iterable[Remote | str] = (),
+        bundles: Iterable[Bundle] | None = None,
         quota: int = QUOTA,
     ) -> None:
         self.folder = Folder(folder or default_folder(), "ours")
@@ -52,13 +57,13 @@ class Store:
         self.remotes = tuple(Remote(r) if isinstance(r, str) else r for r in remotes)
         self._memory = Memory()
         self._room = Room(self.folder, quota)
-        self._tiers: tuple[Memory | Folder | Remote, ...] = (
-            self.folder,
-            self._memory,
-            *self.layers,
-            *self.remotes,
-        )
+        self._bundles = None if bundles is None else tuple(bundles)
         self._counts: Counter[tuple[str, str]] = Counter()
+
+    @property
+    def bundles(self) -> tuple[Bundle, ...]:
+        """Those it was given, else those the process uses now."""
+        return in_use() if self._bundles is None else self._bundles
 
     def get(self, key: Key) -> Entry | None:
         """The entry of that key, verified; None if no tier has a good one."""
@@ -82,6 +87,18 @@ class Store:
             remote.write(key.digest + SUFFIX, data)
         return kept
 
+    def adopt(self, name: str, data: bytes) -> bool:
+        """Keep an entry as it was packed elsewhere under that name; whether the folder has it.
+
+        A good one that is there already stays. Raises `ValueError` for what is no entry of that
+        name.
+        """
+        checked(name, data)
+        with suppress(OSError, RefusedError, ValueError):
+            checked(name, self.folder.load(name))
+            return True
+        return self._keep(name, data)
+
     def compile_once(self, key: Key, build: Build) -> Entry:
         """The entry of that key, built by one process while the others wait for it.
 
@@ -99,8 +116,9 @@ class Store:
             return Entry(meta, blob)
 
     def keys(self) -> Iterator[Mapping[str, Any]]:
-        """The fields of every key in folder and layers, unverified: to explain, not to run."""
-        for folder in (self.folder, *self.layers):
+        """The fields of every key but those of remotes, unverified: to explain, not to run."""
+        folders: tuple[Folder | Bundle, ...] = (self.folder, *self.layers, *self.bundles)
+        for folder in folders:
             with suppress(OSError, RefusedError):
                 yield from (found.key for found in survey(folder) if found.key)
 
@@ -111,11 +129,14 @@ class Store:
         """
         return dict(self._counts)
 
+    def _tiers(self) -> tuple[Tier, ...]:
+        return (self.folder, self._memory, *self.layers, *self.bundles, *self.remotes)
+
     def _found(self, key: Key) -> tuple[Entry | None, list[Event]]:
         """The entry, and what happened on the way to it."""
         name = key.digest + SUFFIX
         events: list[Event] = []
-        for tier in self._tiers:
+        for tier in self._tiers():
             data = tier.read(name)
             if data is not None:
                 try:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipex_inductor.aot_cache import key as keys
+from ipex_inductor.aot_cache.bundle import Bundle
 from ipex_inductor.aot_cache.digest import digest_framed
 from ipex_inductor.aot_cache.entry import HEAD, CorruptError, unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX, File, Folder, RefusedError
@@ -23,7 +24,7 @@ class Found:
     refused: bool = False
 
 
-def survey(folder: Folder, whole: bool = False) -> Iterator[Found]:
+def survey(folder: Folder | Bundle, whole: bool = False) -> Iterator[Found]:
     """Every entry, the one used last first; `whole` verifies all of it, not its key alone.
 
     Raises `RefusedError` for a folder that is not ours, `OSError` for one that cannot be read; one
@@ -35,7 +36,9 @@ def survey(folder: Folder, whole: bool = False) -> Iterator[Found]:
         return
     for file in files:
         try:
-            yield Found(file, _key(folder, file.name, whole))
+            data = folder.load(file.name, head=not whole)
+            key = checked(file.name, data) if whole else _named(file.name, data[HEAD:])
+            yield Found(file, key)
         except FileNotFoundError:  # evicted meanwhile
             continue
         except RefusedError as error:
@@ -44,9 +47,12 @@ def survey(folder: Folder, whole: bool = False) -> Iterator[Found]:
             yield Found(file, {}, str(error))
 
 
-def _key(folder: Folder, name: str, whole: bool) -> Mapping[str, Any]:
-    data = folder.load(name, head=not whole)
-    framed = unpack_any(data)[0] if whole else data[HEAD:]
+def checked(name: str, data: bytes) -> Mapping[str, Any]:
+    """The fields of the key of a whole entry under that name; raises `ValueError` for any other."""
+    return _named(name, unpack_any(data)[0])
+
+
+def _named(name: str, framed: bytes) -> Mapping[str, Any]:
     found = keys.read(framed)
     if digest_framed(framed) + SUFFIX != name:
         raise CorruptError("its name is that of another key")

@@ -1,4 +1,4 @@
-"""What the kernel cache costs: a verified read, a warm start of 200 kernels, a durable put.
+"""What the kernel cache costs: a verified read, a warm start of 200 kernels, a put, a bundle.
 
     python benchmarks/cache_cost.py [--json] [--folder DIR]
 
@@ -16,8 +16,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.aot_cache.key import Key
+from ipex_inductor.aot_cache.packing import pack
 from ipex_inductor.aot_cache.store import Store
 
 KERNELS, SIZE, ROUNDS = 200, 1 << 16, 15
@@ -61,7 +63,7 @@ def measured(folder: Path) -> dict[str, float]:
         wholes.append(sum(reads))
         data = bytes(SIZE)
         hashes.append(statistics.median(seconds(lambda d=data: hashlib.sha256(d)) for _ in keys))
-    return {
+    return bundled(folder, keys) | {
         "read_p50_us": 1e6 * min(singles),
         "read_p50_us_median_round": 1e6 * statistics.median(singles),
         "sha256_p50_us": 1e6 * min(hashes),
@@ -69,6 +71,20 @@ def measured(folder: Path) -> dict[str, float]:
         "read_200_ms_median_round": 1e3 * statistics.median(wholes),
         "put_p50_ms": 1e3 * statistics.median(puts),
     }
+
+
+def bundled(folder: Path, keys: list[Key]) -> dict[str, float]:
+    """Opening, which verifies all of it, and reading, from a bundle of these entries."""
+    path, empty = folder.with_name("kernels.bundle"), folder.with_name("empty")
+    empty.mkdir(mode=0o700)
+    pack(Store(folder).folder, path, "kernels")
+    opens, singles = [], []
+    for _ in range(ROUNDS):
+        opens.append(seconds(lambda: open_bundle(path, allow_unsigned=True)))
+        store = Store(empty, bundles=[open_bundle(path, allow_unsigned=True)])
+        singles.append(statistics.median(seconds(lambda k=k, s=store: s.get(k)) for k in keys))
+        assert store.counts()["hits", ""] == KERNELS
+    return {"bundle_open_ms": 1e3 * min(opens), "bundle_read_p50_us": 1e6 * min(singles)}
 
 
 def main() -> None:

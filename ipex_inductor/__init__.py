@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ipex_inductor.decisions import report
 
 if TYPE_CHECKING:
+    from ipex_inductor.aot_cache.use import use_bundle as use_bundle
     from ipex_inductor.cpu.verbose import VERBOSE_OFF as VERBOSE_OFF
     from ipex_inductor.cpu.verbose import VERBOSE_ON as VERBOSE_ON
     from ipex_inductor.cpu.verbose import VERBOSE_ON_CREATION as VERBOSE_ON_CREATION
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 
 # Imported at first use, with all that they need.
 _HOMES = {
+    "ipex_inductor.aot_cache.use": ("use_bundle",),
     "ipex_inductor.cpu.verbose": (
         *("VERBOSE_OFF", "VERBOSE_ON", "VERBOSE_ON_CREATION"),
         "verbose",

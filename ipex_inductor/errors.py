@@ -49,6 +49,22 @@ class TargetError(IpexError, LookupError):
     """A device architecture that neither this machine nor the target table knows."""
 
 
+class KeyFileError(IpexError, ValueError):
+    """A file that holds no Ed25519 key, or a private key that others can read."""
+
+
+class BundleError(IpexError, ValueError):
+    """A bundle of kernels that is cut off, changed, or none at all."""
+
+
+class UntrustedError(BundleError):
+    """Nothing vouches for a bundle: no signature, an unknown key, or a place others can write."""
+
+
+class OlderBundleError(BundleError):
+    """A bundle older than one that was accepted under the same name and key."""
+
+
 class PassError(IpexError, RuntimeError):
     """A graph pass of ours failed: the graph is compiled by plain Inductor instead."""
 

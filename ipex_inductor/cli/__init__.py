@@ -11,7 +11,7 @@ from ipex_inductor.cli.verbs import Verbs, table
 VERBS = {
     "autotune": "Measured kernel choices: show, compare, merge, import and export them.",
     "bisect": "Which rule, fold or prologue is behind a wrong or a slow result.",
-    "cache": "The kernel cache: where it is, what is in it, is it whole, make room.",
+    "cache": "The kernel cache: what is in it, is it whole, make room, ship it as signed bundles.",
     "config": "The options of backend `ipex`: values in force, where they come from, what they do.",
     "demo": "Compile whole models with backend `ipex`; compare it with Inductor.",
     "doctor": "What this machine has of all that is needed, and what to do about the rest.",

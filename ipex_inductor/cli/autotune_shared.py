@@ -3,7 +3,7 @@
 import gc
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,13 +47,17 @@ def records(*sources: Path) -> Records:
 
 def say_refused(*read: Records | Merged | Imported) -> None:
     """On stderr: how many lines were not used, and the first of them."""
-    refused = [refusal for each in read for refusal in each.refused]
-    if refused:
-        print(f"{len(refused)} lines refused:", file=sys.stderr)
-        for refusal in refused[:REFUSALS]:
-            print(f"  {plain(str(refusal))}", file=sys.stderr)
-        if len(refused) > REFUSALS:
-            print(f"  and {len(refused) - REFUSALS} more", file=sys.stderr)
+    say_reasons("lines", [str(refusal) for each in read for refusal in each.refused])
+
+
+def say_reasons(what: str, reasons: Sequence[str]) -> None:
+    """On stderr: how many of these were refused, and the first reasons; nothing for none."""
+    if reasons:
+        print(f"{len(reasons)} {what} refused:", file=sys.stderr)
+        for reason in reasons[:REFUSALS]:
+            print(f"  {plain(reason)}", file=sys.stderr)
+        if len(reasons) > REFUSALS:
+            print(f"  and {len(reasons) - REFUSALS} more", file=sys.stderr)
 
 
 def say(*parts: Any) -> None:

@@ -8,8 +8,13 @@ from ipex_inductor.cli.verbs import Verbs, table
 VERBS = {
     "gc": "Remove what killed processes left, and what was not used for longest beyond the quota.",
     "ls": "Every entry: what it is, for which device, how large, and when it was last used.",
+    "merge": "Entries of other folders and of bundles into yours, each verified.",
+    "pack": "Entries into one file, a bundle, to ship them; signed with your key.",
     "path": "Where kernels are kept, and whether that folder may be used.",
+    "sign": "Sign a bundle with your key.",
     "stats": "How many entries, how many bytes, of which kinds, and how much room is left.",
+    "trust": "Whose bundles are used: public keys by name.",
+    "unpack": "The entries of a bundle into your cache, all of it verified first.",
     "verify": "Read every entry whole; the exit code says whether one is corrupt or not yours.",
 }
 

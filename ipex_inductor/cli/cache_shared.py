@@ -2,20 +2,33 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from ipex_inductor.aot_cache.bundle import Bundle
 from ipex_inductor.aot_cache.folder import Folder, RefusedError
-from ipex_inductor.aot_cache.store import default_folder
+from ipex_inductor.aot_cache.manifest import Manifest
+from ipex_inductor.aot_cache.merging import merge
+from ipex_inductor.aot_cache.store import Store, default_folder
+from ipex_inductor.autotune.words import plain
+from ipex_inductor.cli.autotune_shared import say, say_json, say_reasons
 from ipex_inductor.errors import ArgumentError
 
 InFolder = Annotated[
     Path | None, typer.Option("--folder", help="A folder of entries instead of your own.")
+]
+
+AllowUnsigned = Annotated[
+    bool,
+    typer.Option("--allow-unsigned", help="Also if no key signed it that is trusted here."),
+]
+AllowOlder = Annotated[
+    bool, typer.Option("--allow-older", help="Also if a newer one was accepted before.")
 ]
 
 
@@ -58,3 +71,31 @@ def quota_of(text: str) -> int:
 def date(seconds: float) -> str:
     """In UTC, to the second."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def merge_into(folder: Path | None, sources: Iterable[Folder | Bundle], as_json: bool) -> None:
+    """Put entries into the kernel cache and tell of it; ends with 1 if it has not got all."""
+    store = Store(folder, bundles=())
+    with readable():
+        done = merge(store, sources)
+    say_reasons("entries", done.refused)
+    at = str(store.folder.path)
+    if as_json:
+        counts = {"found": done.found, "held": done.held, "refused": list(done.refused)}
+        say_json({"path": at} | counts)
+    else:
+        say(f"{done.held} of {done.found} entries are in {at}")
+    if done.held < done.found:
+        raise typer.Exit(1)
+
+
+def bundle_line(path: Path, manifest: Manifest) -> str:
+    """What a bundle is, for people."""
+    held = f"{len(manifest.entries)} entries ({size(manifest.size)})"
+    return f"{path}: {plain(manifest.name)} {manifest.serial}, {held}"
+
+
+def bundle_facts(path: Path, manifest: Manifest) -> dict[str, Any]:
+    """The same as plain data."""
+    about = {"path": str(path), "name": manifest.name, "serial": manifest.serial}
+    return about | {"entries": len(manifest.entries), "bytes": manifest.size}

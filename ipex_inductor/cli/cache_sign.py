@@ -1,0 +1,26 @@
+"""`ipex-inductor cache sign`: say that a bundle is good."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ipex_inductor.aot_cache.packing import sign
+from ipex_inductor.cli.autotune_shared import AsJson, say, say_json
+from ipex_inductor.cli.cache_shared import bundle_facts, bundle_line
+
+
+def cache_sign(
+    bundle: Annotated[Path, typer.Argument(help="A bundle.")],
+    key: Annotated[Path, typer.Option(help="The private key; `cache trust new` makes one.")],
+    as_json: AsJson = False,
+) -> None:
+    """Sign a bundle, instead of whoever signed it before; its entries are verified first.
+
+    One without a signature that you trust must lie where only you can write it.
+    """
+    signed = sign(bundle, key)
+    if as_json:
+        say_json(bundle_facts(bundle, signed))
+    else:
+        say(f"signed: {bundle_line(bundle, signed)}")
