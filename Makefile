@@ -44,6 +44,7 @@ check: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	! git grep -nE '^(<{7}|>{7}) '
 	$(BIN)/python -m pytest tests/unit -n $(WORKERS) -q -m "not slow"
 
 # The suite with every torch we support, in environments of their own outside the checkout.
