@@ -171,9 +171,10 @@ def cache_folder(path: Path, answers: Answers) -> Iterator[None]:
     """Inductor's and Triton's files go to `path` meanwhile, those of compile workers too.
 
     By the environment: it is what torch reads anew each time and hands to its workers with each
-    task. A Triton folder that the user named stays. Whether compiler and CPU can do AVX2, AVX-512,
-    AMX ... is answered from `answers`; Inductor would build and load a library for each of them in
-    every process. What is not answered is tried, and becomes an answer.
+    task. A Triton folder that the user named stays. C++ kernels that other compilations have loaded
+    are not seen, nor do they see ours, or neither folder would be complete. Whether compiler and
+    CPU can do AVX2, AVX-512, AMX ... is answered from `answers`; Inductor would build and load a
+    library for each in every process. What is not answered is tried, and becomes an answer.
     """
     compilation = path, answers
     with _compiling_lock:
@@ -189,9 +190,16 @@ def cache_folder(path: Path, answers: Answers) -> Iterator[None]:
             _switch()
 
 
+_loaded: dict[Any, dict[Any, Any]] = {}  # C++ kernels loaded inside `cache_folder`, as Inductor's
+
+
 def _remember() -> None:
+    from torch._inductor.codecache import CppCodeCache
     from torch._inductor.cpu_vec_isa import VecISA
 
+    _outside["loaded"] = {kind: vars(kind)["cache"] for kind in _kinds(CppCodeCache)}
+    for kind in _outside["loaded"]:
+        kind.cache = _loaded.setdefault(kind, {})
     _outside["folder"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     _outside["triton"] = os.environ.get("TRITON_CACHE_DIR")
     _outside["check_build"] = tried = VecISA.check_build
@@ -223,6 +231,8 @@ def _switch() -> None:
     else:
         vec_isa: Any = VecISA
         vec_isa.check_build = _outside["check_build"]
+        for kind, cache in _outside["loaded"].items():
+            kind.cache = cache
         used_triton = os.path.exists(os.environ.get("TRITON_CACHE_DIR", ""))
         if triton is None and used_triton and torch_minor() < (2, 15):
             # A worker keeps what the last task said until another says otherwise. So it is said,
@@ -234,6 +244,14 @@ def _switch() -> None:
         os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
     if triton is None:
         os.environ.pop("TRITON_CACHE_DIR", None)
+
+
+def _kinds(kind: Any) -> Iterator[Any]:
+    """A class and all below it that have a cache of their own."""
+    if "cache" in vars(kind):
+        yield kind
+    for below in kind.__subclasses__():
+        yield from _kinds(below)
 
 
 def at_end_of_compile(call: Callable[[], None]) -> bool:
@@ -262,12 +280,14 @@ def _run_at_end(_: Any) -> None:
 
 
 def inductor_changes() -> dict[str, Any]:
-    """Inductor's options that this program has set, of those that Inductor digests."""
+    """Inductor's options that are not as torch comes with, of those that Inductor digests."""
     from torch._inductor import config
 
+    known: dict[str, Any] = config._config  # type: ignore[attr-defined]
     prefixes = ["_", *getattr(config, "_cache_config_ignore_prefix", [])]
     changes = config._get_dict(ignored_prefixes=prefixes, skip_default=True)  # type: ignore[attr-defined]
-    return {name: value for name, value in changes.items() if name not in _CACHES}
+    # What was set and put back is among them.
+    return {n: v for n, v in changes.items() if n not in _CACHES and v != known[n].default}
 
 
 _CACHES = frozenset(  # whether caches are on changes no code
