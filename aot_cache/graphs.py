@@ -79,7 +79,7 @@ class GraphFiles:
             if self.key and store:
                 blob = workroom.packed(self.folder)
                 self._known |= new
-                store.put(self.key, {"files": len(self._known)}, blob)
+                store.put(self.key, {"files": len(self._known), "why": self.reason}, blob)
         except OSError as error:
             say(f"a graph is not kept: {error.strerror}")
 

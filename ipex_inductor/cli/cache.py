@@ -10,6 +10,7 @@ VERBS = {
     "ls": "Every entry: what it is, for which device, how large, and when it was last used.",
     "path": "Where kernels are kept, and whether that folder may be used.",
     "stats": "How many entries, how many bytes, of which kinds, and how much room is left.",
+    "why": "Why each graph was compiled: what set it apart from the nearest that was there.",
     "verify": "Read every entry whole; the exit code says whether one is corrupt or not yours.",
 }
 

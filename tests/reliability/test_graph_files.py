@@ -318,6 +318,31 @@ def test_a_miss_names_what_differs(base):
     assert "max_fusion_size=7 here, unset there" in said
 
 
+EXPLAIN = """
+import json, torch
+from ipex_inductor import explain
+with torch.no_grad():
+    found = explain(torch.nn.Linear(16, 16), torch.randn(4, 16))
+rows = [row for row in found.graphs[0].rows if row.kind == "cache"]
+print(json.dumps([[row.subject, row.reason] for row in rows]))
+"""
+
+
+def test_explain_says_hit_or_miss(base):
+    def explained():
+        env = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"}
+        env |= {"IPEX_HOME": str(base / "home"), "TMPDIR": str(base / "tmp")}
+        done = subprocess.run(
+            [sys.executable, "-c", EXPLAIN], env=env, capture_output=True, text=True, check=True
+        )
+        return json.loads(done.stdout.splitlines()[-1])
+
+    assert explained() == [["miss", "it is in no entry"]]
+    ((outcome, reason),) = explained()
+    assert outcome == "hit"
+    assert reason.endswith("all verified")
+
+
 # --- in this process
 
 
