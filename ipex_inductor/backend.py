@@ -4,7 +4,9 @@ Everything is per call: no global option, registry of Inductor's or user pass is
 """
 
 import functools
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from types import MappingProxyType
@@ -12,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ipex_inductor import compat, decisions
+from ipex_inductor import compat, decisions, graph_files
 from ipex_inductor.aot_cache.digest import digest_fields, source_digest
+from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.config import CompileConfig, resolve, unknown
 from ipex_inductor.errors import DeviceError, PassError
 from ipex_inductor.target import current
@@ -88,8 +91,27 @@ def _compile_ours(
 ) -> Any:
     graph_report = decisions.open_report()
     selected = _settled(gm, example_inputs, config, graph_report)
-    with decisions.about(graph_report):
-        return _compile_with(gm, example_inputs, config, selected, graph_report)
+    key = functools.partial(_key, gm, example_inputs, config, selected)
+    with decisions.about(graph_report), graph_files.compiling(key, graph_report) as folder:
+        return _compile_with(gm, example_inputs, config, selected, graph_report, folder)
+
+
+def _key(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    config: CompileConfig,
+    selected: "Mapping[bytes, Selection]",
+) -> Key:
+    """What the files of a Dynamo graph are found by."""
+    training, sharded = _is_training(example_inputs), compat.is_sharded(gm)
+    model = _cost_model(config, example_inputs)
+    identity = _identity_fields(config, training, sharded, example_inputs, selected, model)
+    for name in ("sources", "targets"):  # fields of their own
+        del identity[name]
+    problem = _problem_fields(gm, example_inputs)
+    problem["graph"] = hashlib.sha256(problem["graph"].encode()).hexdigest()
+    options = _inductor_options(config)
+    return graph_files.key_of(identity, problem, options, _devices(example_inputs))
 
 
 def _settled(
@@ -122,28 +144,30 @@ def _graph_digest(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: CompileConfig
 ) -> str:
     """What the problems of a Dynamo graph depend on."""
-    from ipex_inductor.lowerings.settings import settings_of
-
-    kinds = sorted({d.type for d in _devices(example_inputs)} | {"cpu"})
     return digest_fields(
         {
             "identity": _identity(config, _is_training(example_inputs), False, example_inputs),
             "torch": compat.VERSION,
-            "inductor": tuple(
-                (name, getattr(value, "__qualname__", type(value).__name__))
-                if callable(value)
-                else (name, repr(value))
-                for name, value in config.inductor
-            ),
-            "settings": tuple(repr(settings_of(kind)) for kind in kinds),
-            "autocast": tuple(
-                (kind, torch.is_autocast_enabled(kind), str(torch.get_autocast_dtype(kind)))
-                for kind in kinds
-            ),
-            "sizes": tuple(repr(compat.hints(value)) for value in example_inputs),
-            "graph": gm.print_readable(print_output=False, include_stride=True),
+            "inductor": tuple((name, graph_files.said(value)) for name, value in config.inductor),
+            **_problem_fields(gm, example_inputs),
         }
     )
+
+
+def _problem_fields(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> dict[str, Any]:
+    """What there is to compile, and the state of the process that it is compiled under."""
+    from ipex_inductor.lowerings.settings import settings_of
+
+    kinds = sorted({d.type for d in _devices(example_inputs)} | {"cpu"})
+    return {
+        "settings": tuple(repr(settings_of(kind)) for kind in kinds),
+        "autocast": tuple(
+            (kind, torch.is_autocast_enabled(kind), str(torch.get_autocast_dtype(kind)))
+            for kind in kinds
+        ),
+        "sizes": tuple(repr(compat.hints(value)) for value in example_inputs),
+        "graph": gm.print_readable(print_output=False, include_stride=True),
+    }
 
 
 def problems_of(call: Callable[[], object], mode: str | None = None) -> "list[Problem]":
@@ -176,8 +200,9 @@ def _problems(
     options = dict(config.inductor) | compat.LOWER_ONLY | {"max_autotune_gemm": True}
     lowered = replace(config, inductor=tuple(options.items()))
     report = decisions.GraphReport()  # nobody reads it: all of it is decided again
-    with compat.graph_caches_off(), compat.backward_at_once(), choosing(now):
-        _compile_with(copy, example_inputs, lowered, {}, report, compat.lower_inner)
+    off, at_once = compat.graph_caches_off(), compat.backward_at_once()
+    with graph_files.spare(), off, at_once, choosing(now):
+        _compile_with(copy, example_inputs, lowered, {}, report, None, compat.lower_inner)
     for node in copy.graph.nodes:
         node.meta.clear()  # Dynamo's notes hold weak references to parameters: no swapping those
     return [offer.problem for offer in now.offers.values()]
@@ -189,6 +214,7 @@ def _compile_with(
     config: CompileConfig,
     selected: "Mapping[bytes, Selection]",
     graph_report: decisions.GraphReport,
+    folder: graph_files.Folder | None,
     compile_inner: Callable[..., Any] | None = None,
 ) -> Any:
     from torch._functorch import config as functorch_config
@@ -200,6 +226,8 @@ def _compile_with(
 
     lowerings.register()
     patches = _inductor_options(config)
+    if folder:
+        patches = graph_files.NO_HEADERS | patches
     model = _cost_model(config, example_inputs)
     if model is not None or any(s.choice.kind == "template" for s in selected.values()):
         patches["max_autotune_gemm"] = True  # or Inductor does not list it
@@ -227,6 +255,7 @@ def _compile_with(
         selected,
         model,
         graph_report,
+        folder,
         compile_inner or compat.compile_inner,
     )
     # A split graph is saved whole by AOTAutogradCache; see passes/output_code.py.
@@ -247,6 +276,7 @@ def _compile_inner(
     selected: "Mapping[bytes, Selection]",
     model: "Model | None",
     graph_report: decisions.GraphReport,
+    folder: graph_files.Folder | None,
     compile_inner: Callable[..., Any],
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -278,7 +308,8 @@ def _compile_inner(
         return compile_inner(gm, example_inputs, **kwargs)
     choices = {problem: selection.choice for problem, selection in selected.items()}
     watches = config.autotune == "inductor"
-    with choosing(Choosing(choices, model, leaves=_may_time(config), watches=watches)) as now:
+    late = folder.entered_late() if folder and kwargs.get("is_backward") else nullcontext()
+    with late, choosing(Choosing(choices, model, leaves=_may_time(config), watches=watches)) as now:
         inner = compile_inner(gm, example_inputs, **kwargs)
     _say_choices(now, selected, graph_report)
     _keep_heard(now, config, graph_report)
@@ -368,24 +399,36 @@ def _identity(
     selected: "Mapping[bytes, Selection]" = MappingProxyType({}),
     model: "Model | None" = None,
 ) -> str:
-    """What our part of the generated code depends on: sources, options, device and selections."""
+    """What our part of the generated code depends on, as one digest."""
+    return digest_fields(
+        _identity_fields(config, training, sharded, example_inputs, selected, model)
+    )
+
+
+def _identity_fields(
+    config: CompileConfig,
+    training: bool,
+    sharded: bool,
+    example_inputs: Sequence[Any],
+    selected: "Mapping[bytes, Selection]",
+    model: "Model | None",
+) -> dict[str, Any]:
+    """Sources, options, devices and selections."""
     from ipex_inductor.autotune.record import encode
     from ipex_inductor.autotune.select import digest
 
     devices = sorted({str(d.type) for d in _devices(example_inputs)} | {"cpu"})
-    return digest_fields(
-        {
-            "sources": source_digest(),
-            "rules_off": tuple(sorted(config.rules_off)),
-            "weight_prologue": (config.weight_prologue, config.weight_prologue_bytes),
-            "training": training,
-            "sharded": sharded,
-            "targets": tuple(current(device).arch for device in devices),
-            "selected": digest((p, s.choice) for p, s in selected.items()),
-            "cost model": encode(model),
-            "leaves": _may_time(config),
-        }
-    )
+    return {
+        "sources": source_digest(),
+        "rules_off": tuple(sorted(config.rules_off)),
+        "weight_prologue": (config.weight_prologue, config.weight_prologue_bytes),
+        "training": training,
+        "sharded": sharded,
+        "targets": tuple(current(device).arch for device in devices),
+        "selected": digest((p, s.choice) for p, s in selected.items()),
+        "cost model": digest_fields({"model": encode(model)}),
+        "leaves": _may_time(config),
+    }
 
 
 def _is_training(example_inputs: Sequence[Any]) -> bool:

@@ -23,6 +23,7 @@ KINDS = {
     "choice": "the kernel that was chosen",
     "left": "left to Inductor, which was measured to do it as well",
     "missed": "looked at and refused",
+    "cache": "looked for in the kernel cache",
 }
 
 

@@ -11,6 +11,10 @@ os.environ["IPEX_HOME"] = tempfile.mkdtemp(prefix="ipex_home_")
 # Passes must run in every test, so graphs are not cached; compiled C++ still is.
 os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "0"
 os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] = "0"
+# A folder that is named is torch's alone, and outlives the run; test_graph_files.py tests ours.
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get(
+    "TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/ipex_tests_{os.getuid()}"
+)
 
 import hypothesis
 import pytest

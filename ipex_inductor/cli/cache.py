@@ -15,6 +15,7 @@ VERBS = {
     "stats": "How many entries, how many bytes, of which kinds, and how much room is left.",
     "trust": "Whose bundles are used: public keys by name.",
     "unpack": "The entries of a bundle into your cache, all of it verified first.",
+    "why": "Why each graph was compiled: what set it apart from the nearest that was there.",
     "verify": "Read every entry whole; the exit code says whether one is corrupt or not yours.",
 }
 

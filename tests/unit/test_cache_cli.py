@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 from keys import blob, key
@@ -60,6 +61,25 @@ def test_every_verb_works_where_there_is_nothing(verb, here):
     assert run(verb).exit_code == 0
     assert facts(verb) is not None
     assert not here.exists()
+
+
+def test_why_says_what_each_graph_was_compiled_for(here):
+    store = Store(here)
+    for number in range(2):
+        graph = replace(key(number), kind="graph")
+        store.put(graph, {"files": 1, "why": f"reason {number}"}, b"")
+        os.utime(here / f"{graph.digest}.entry", (1.7e9 + number, 1.7e9 + number))
+    store.put(key(7), {"why": "no graph"}, b"")
+    assert [each["why"] for each in facts("why")["graphs"]] == ["reason 1", "reason 0"]
+    assert "reason 0" in run("why").stdout
+    spoiled = here / f"{replace(key(1), kind='graph').digest}.entry"
+    flipped = bytearray(spoiled.read_bytes())
+    flipped[-1] ^= 1
+    spoiled.write_bytes(flipped)
+    assert (
+        "unknown: it changed"
+        in facts("why")["graphs"][-1]["why"] + facts("why")["graphs"][0]["why"]
+    )
 
 
 def test_path(here):

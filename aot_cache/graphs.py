@@ -1,0 +1,143 @@
+"""The kernel cache's entries of compiled graphs: the files that torch needs so as to build nothing.
+
+A key here only finds the entry. Whether what lies in it fits is for torch to say, whose own keys
+are in the names of the files; if they do not, torch builds, and the entry gets the new files too.
+"""
+
+import functools
+import logging
+import os
+import shutil
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ipex_inductor.aot_cache import workroom
+from ipex_inductor.aot_cache.home import ensure
+from ipex_inductor.aot_cache.key import Key, nearest
+from ipex_inductor.aot_cache.notices import say
+from ipex_inductor.aot_cache.store import Store, default_folder
+from ipex_inductor.errors import OptionError
+
+log = logging.getLogger("ipex_inductor")
+
+KIND, CHECKS = "graph", "vector checks"
+
+
+@dataclass
+class GraphFiles:
+    """The files of one graph, in a folder that torch works in. Raises `OSError` if there is none.
+
+    `outcome`: "hit" if torch built nothing, "miss" if there was no entry, "outdated" if torch built
+    something though there was one; `reason` says why, or what was found.
+    """
+
+    key: Key | None  # None: nothing is to be read or kept
+    folder: Path = field(init=False)
+    outcome: str = field(init=False, default="miss")
+    reason: str = field(init=False, default="nothing is to be kept")
+    _known: frozenset[str] = field(init=False, default=frozenset())
+
+    def __post_init__(self) -> None:
+        name = self.key.digest[:32] if self.key else os.urandom(16).hex()
+        self.folder = workroom.room() / name
+        if self.folder.is_dir():  # compiled before, by this process
+            self._known = frozenset(workroom.files_in(self.folder))
+            self.outcome, self.reason = "hit", "compiled before by this process"
+            return
+        store = _store()
+        entry = store.get(self.key) if self.key and store else None
+        if entry:
+            try:
+                self._known = workroom.unpack(entry.blob, self.folder)
+            except (OSError, ValueError) as error:
+                say(f"a graph is compiled anew: {error}")
+                shutil.rmtree(self.folder, ignore_errors=True)
+            else:
+                size = len(entry.blob) / (1 << 20)
+                self.outcome = "hit"
+                self.reason = f"{len(self._known)} files, {size:.1f} MiB, all verified"
+        if self.outcome == "miss":
+            self.folder.mkdir(mode=0o700)
+            if self.key and store:
+                self.reason = why_missed(self.key, store)
+                log.info("kernel cache: a graph is compiled: %s", self.reason)
+
+    def keep(self) -> None:
+        """Put what torch has built into the entry. Never raises for what the disk says."""
+        try:
+            workroom.complete(self.folder)
+            new = frozenset(workroom.files_in(self.folder)) - self._known
+            if not new:
+                return
+            if self.outcome == "hit":
+                self.outcome, self.reason = "outdated", f"torch made {len(new)} files anew"
+                log.info("kernel cache: an entry is outdated: %s", self.reason)
+            store = _store()
+            if self.key and store:
+                blob = workroom.packed(self.folder)
+                self._known |= new
+                store.put(self.key, {"files": len(self._known), "why": self.reason}, blob)
+        except OSError as error:
+            say(f"a graph is not kept: {error.strerror}")
+
+
+def why_missed(key: Key, store: Store) -> str:
+    """In the user's words: what sets this graph's nearest entry apart from it."""
+    graph = _graph(key.fields)
+    found = nearest(key, filter(lambda fields: _graph(fields) == graph, store.keys()))
+    if found is None:
+        return "it is in no entry"
+    return "; ".join(found[1]) or "its entry is not to be read"
+
+
+class VectorChecks:
+    """Which vector instructions compiler and CPU together can do, as tried once a machine."""
+
+    def __init__(self, key: Key) -> None:
+        self._key = key
+        self._answers: dict[str, bool] | None = None
+        self._kept = 0
+
+    def answers(self) -> MutableMapping[str, bool]:
+        """What is known; read when first asked for."""
+        if self._answers is None:
+            store = _store()
+            entry = store.get(self._key) if store else None
+            found = entry.meta if entry else {}
+            self._answers = {name: v for name, v in found.items() if type(v) is bool}
+            self._kept = len(self._answers)
+        return self._answers
+
+    def keep(self) -> None:
+        """Keep what was tried since."""
+        store = _store()
+        if store and self._answers and len(self._answers) > self._kept:
+            self._kept = len(self._answers)
+            store.put(self._key, dict(self._answers), b"")
+
+
+def _graph(fields: Mapping[str, Any]) -> object:
+    with suppress(TypeError, ValueError):
+        return dict(fields.get("problem", ())).get("graph")
+    return None
+
+
+def _store() -> Store | None:
+    """The store in our home; None where that must not be used, which is said once."""
+    try:
+        return _store_in(default_folder())
+    except OptionError as error:
+        say(str(error))
+        return None
+
+
+@functools.lru_cache(maxsize=8)
+def _store_in(folder: Path) -> Store | None:
+    found = ensure(folder)
+    if not found.usable:
+        say(f"{found.reason}: compiled graphs are not kept")
+        return None
+    return Store(folder)

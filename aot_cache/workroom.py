@@ -1,0 +1,154 @@
+"""Where torch keeps its files while it compiles: folders that a process made, and that go with it.
+
+Torch runs whatever lies in its cache folder. Under backend `ipex` that is a new folder a graph, in
+one of mode 0700 that this process made, with nothing in it but what came verified out of an entry:
+what a stranger planted, a killed process tore or a disk flipped never lies there.
+"""
+
+import atexit
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from ipex_inductor.aot_cache.digest import frame_fields, unframe_fields
+from ipex_inductor.aot_cache.folder import DEAD_AFTER
+from ipex_inductor.aot_cache.home import ensure, home
+from ipex_inductor.aot_cache.notices import say
+from ipex_inductor.errors import OptionError
+
+_HELD = ".held"  # locked by the process whose room it is, and by its forked children
+_PASSING = (".lock", ".tmp")  # of torch: nothing of these is worth keeping
+_DEPTH = 8  # folders, of a file in an entry
+_made: tuple[int, Path] | None = None
+_lock = threading.Lock()
+
+
+def room() -> Path:
+    """The folder of this process, which nobody else uses; raises `OSError` if none can be made.
+
+    In our home, or where that is not to be had in the folder for temporary files.
+    """
+    global _made
+    with _lock:
+        if _made is None or _made[0] != os.getpid() or not _made[1].is_dir():
+            _made = os.getpid(), _make()
+        return _made[1]
+
+
+def is_one(path: str) -> bool:
+    """Whether this lies in the room of some process: what a child was told by a parent of ours."""
+    with suppress(OptionError):
+        return Path(path).is_relative_to(home() / "torch")
+    return False
+
+
+def files_in(folder: Path) -> Iterator[str]:
+    """The names below `folder` of what is worth keeping, with "/", in order."""
+    for above, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(above, name)
+            if path.suffix not in _PASSING and stat.S_ISREG(path.lstat().st_mode):
+                yield path.relative_to(folder).as_posix()
+
+
+def packed(folder: Path) -> bytes:
+    """All files below `folder` with their names, as one value."""
+    return frame_fields({name: (folder / name).read_bytes() for name in files_in(folder)})
+
+
+def unpack(blob: bytes, folder: Path) -> frozenset[str]:
+    """Write what `packed` packed into the new `folder`; the names.
+
+    Raises `ValueError`, before anything is written, for names that could lead out of it, `OSError`.
+    """
+    files = unframe_fields(blob)
+    for name, data in files.items():
+        parts = name.split("/")
+        if type(data) is not bytes or not {"", ".", ".."}.isdisjoint(parts) or "\0" in name:
+            raise ValueError(f"{name!r} is no name of a file below a folder")
+        if len(parts) > _DEPTH:
+            raise ValueError(f"{name!r} lies too deep")
+    folder.mkdir(mode=0o700)
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(path, "xb") as file:
+            file.write(data)
+    return frozenset(files)
+
+
+def complete(folder: Path) -> None:
+    """Bring in what was built of sources in `folder` for other graphs of this process.
+
+    What a process has loaded already torch does not build again, and the next process would miss.
+    """
+    for source in [*folder.rglob("*.cpp")]:
+        stem = source.relative_to(folder).with_suffix("")
+        built = f"{stem.name}.*"
+        if len([*source.parent.glob(built)]) > 1:
+            continue
+        for other in folder.parent.glob(f"*/{stem.parent.as_posix()}/{built}"):
+            if not (source.parent / other.name).exists() and other.suffix not in _PASSING:
+                shutil.copyfile(other, source.parent / other.name)
+
+
+def _make() -> Path:
+    path = None
+    with suppress(OSError, OptionError):
+        above = ensure(home() / "torch")
+        if above.usable:
+            _reap(above.path)
+            path = Path(tempfile.mkdtemp(dir=above.path))
+        else:
+            say(f"{above.reason}: torch's files lie in {tempfile.gettempdir()} meanwhile")
+    path = path or Path(tempfile.mkdtemp(prefix="ipex_inductor_"))
+    # Left open, as it is locked for as long as this process or a forked child of it lives.
+    held = os.open(path / _HELD, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with suppress(OSError):  # there are disks without locks
+        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    atexit.register(_leave, os.getpid(), path)
+    return path
+
+
+def _leave(pid: int, path: Path) -> None:
+    if os.getpid() == pid:  # a forked child inherits what is done at exit
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _reap(above: Path) -> None:
+    """Remove the rooms of killed processes."""
+    for path in above.iterdir():
+        with suppress(OSError):
+            if time.time() - path.lstat().st_mtime > DEAD_AFTER and _is_dead(path):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_dead(path: Path) -> bool:
+    try:
+        held = os.open(path / _HELD, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return path.is_dir()
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(held)
+    return True
+
+
+def _renew_lock() -> None:
+    """A child would wait for ever for a thread that it did not get."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

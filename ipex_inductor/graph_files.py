@@ -1,0 +1,188 @@
+"""Where Inductor and Triton keep the files of a graph that backend `ipex` compiles, and the cache.
+
+Both get a folder of this process with what a verified entry holds (`aot_cache.graphs`); nothing of
+it concerns a model that another backend compiles.
+"""
+
+import contextlib
+import functools
+import importlib.metadata
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ipex_inductor import compat, decisions
+from ipex_inductor.aot_cache import graphs, workroom
+from ipex_inductor.aot_cache.digest import source_digest
+from ipex_inductor.aot_cache.key import Key, Pairs, pairs
+from ipex_inductor.aot_cache.knobs import environment, triton_settings
+from ipex_inductor.target import current
+
+NO_HEADERS = {"cpp_cache_precompile_headers": False}  # 150 MB in /tmp, and g++ run in every process
+
+
+class Folder:
+    """The folder of one graph, forward and backward."""
+
+    def __init__(self, key: Key | None) -> None:
+        self.files = graphs.GraphFiles(key)
+        self._checks = _vector_checks()
+        self._open = False
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Torch works in it; what it has built is kept at the end, if nothing was raised."""
+        if self._open:
+            yield
+            return
+        self._open = True
+        try:
+            with compat.cache_folder(self.files.folder, self._checks.answers):
+                yield
+            self.files.keep()
+            self._checks.keep()
+        finally:
+            self._open = False
+
+    @contextlib.contextmanager
+    def entered_late(self) -> Iterator[None]:
+        """As `entered`, for a backward: AOT autograd saves it after it was compiled."""
+        until_saved = contextlib.ExitStack()
+        until_saved.enter_context(self.entered())
+        if not compat.at_end_of_compile(until_saved.close):
+            with until_saved:
+                yield
+            return
+        yield
+
+
+@contextlib.contextmanager
+def compiling(
+    make_key: Callable[[], Key], report: decisions.GraphReport
+) -> Iterator[Folder | None]:
+    """A folder of its own for the graph that is compiled inside; None where torch keeps its own."""
+    folder = None
+    if not (reason := _why_not_ours()):
+        try:
+            folder = Folder(None if compat.caches_forbidden() else make_key())
+        except (OSError, TypeError) as error:
+            reason = f"no folder for Inductor's files: {error}"
+    if folder is None:
+        _tell(reason)
+        yield None
+        return
+    with folder.entered():
+        yield folder
+    report.add("cache", folder.files.outcome, folder.files.reason)
+
+
+def spare() -> contextlib.AbstractContextManager[None]:
+    """A folder for what is lowered and no more."""
+    return _spare() if not _why_not_ours() else contextlib.nullcontext()
+
+
+def key_of(
+    identity: Mapping[str, Any],
+    problem: Mapping[str, Any],
+    options: Mapping[str, Any],
+    devices: set[torch.device],
+) -> Key:
+    """What a graph's entry is found by: ours of `backend`, the graph, and what it is compiled with.
+
+    Raises `TypeError` for what has no exact digest.
+    """
+    on_gpu = any(device.type != "cpu" for device in devices)
+    changed = {f"torch._inductor.config.{k}": said(v) for k, v in compat.inductor_changes().items()}
+    return Key(
+        kind=graphs.KIND,
+        source=source_digest(),
+        tables=(),
+        options=pairs({**identity, **{name: said(value) for name, value in options.items()}}),
+        problem=pairs(problem),
+        architecture=" and ".join(sorted(current(d).arch for d in devices | {torch.device("cpu")})),
+        toolkit=_toolkit(),
+        triton=_triton() if on_gpu else "",
+        torch=compat.VERSION,
+        environment=pairs(dict([*environment(), *triton_settings(), *pairs(changed)])),
+    )
+
+
+def said(value: object) -> str:
+    """A value of an option as text, the same in every process."""
+    return getattr(value, "__qualname__", type(value).__name__) if callable(value) else repr(value)
+
+
+@contextlib.contextmanager
+def _spare() -> Iterator[None]:
+    try:
+        folder = Folder(None)
+    except OSError as error:
+        _tell(f"no folder for Inductor's files: {error}")
+        yield
+        return
+    try:
+        with folder.entered():
+            yield
+    finally:
+        shutil.rmtree(folder.files.folder, ignore_errors=True)
+
+
+def _why_not_ours() -> str:
+    """Why torch's own folder is left to it, "" if it is not."""
+    named = compat.named_folder()
+    if named is None or workroom.is_one(named):  # a child of ours inherits our own
+        return ""
+    return f"Inductor's files are kept unverified in {named}, as TORCHINDUCTOR_CACHE_DIR says"
+
+
+@functools.cache
+def _tell(reason: str) -> None:
+    decisions.log.info("%s", reason)
+
+
+def _vector_checks() -> graphs.VectorChecks:
+    return _vector_checks_of(environment())
+
+
+@functools.lru_cache(maxsize=8)
+def _vector_checks_of(variables: Pairs) -> graphs.VectorChecks:
+    return graphs.VectorChecks(
+        Key(
+            kind=graphs.CHECKS,
+            source=source_digest(),
+            tables=(),
+            options=(),
+            problem=(),
+            architecture=current().arch,
+            toolkit=_toolkit(),
+            triton="",
+            torch=compat.VERSION,
+            environment=variables,
+        )
+    )
+
+
+def _toolkit() -> Pairs:
+    return pairs({"c++": _compiler(compat.cxx()), "python": platform.python_version()})
+
+
+@functools.cache
+def _compiler(named: tuple[str | None, ...]) -> str:
+    """The first of these that is there, told by path and size: it is not run for that."""
+    for name in named:
+        if name and (found := shutil.which(name)):
+            path = os.path.realpath(found)
+            return f"{path}, {os.stat(path).st_size} bytes"
+    return "none"
+
+
+@functools.cache
+def _triton() -> str:
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,414 @@
+"""Torch's own files under backend `ipex`: private, verified before torch looks, and never fatal."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ipex_inductor import compat
+from ipex_inductor.aot_cache import workroom
+from ipex_inductor.aot_cache.digest import frame_fields, unframe_fields
+from ipex_inductor.aot_cache.entry import unpack_any
+
+RUN = """
+import json, logging, os, sys, torch
+from torch import nn
+from torch._dynamo.utils import counters
+told = json.loads(sys.argv[1])
+launched, said = [], []
+
+def watch(event, args):
+    if event == "subprocess.Popen":
+        launched.append([str(a) for a in args[1]])
+sys.addaudithook(watch)
+
+class Keep(logging.Handler):
+    def emit(self, record):
+        said.append([record.levelname, record.getMessage()])
+log = logging.getLogger("ipex_inductor")
+log.addHandler(Keep())
+log.setLevel(logging.INFO)
+
+class Model(nn.Module):
+    def __init__(self, shift):
+        super().__init__()
+        self.linear, self.shift = nn.Linear(16, 16), shift
+    def forward(self, x):
+        y = (self.linear(x).sin() + 1.5).softmax(-1)
+        return y if self.shift is None else (y @ y.t()).neg() + self.shift
+
+torch.manual_seed(0)
+x = torch.randn(4, 16)
+outcomes, env = [], {}
+for step in told["steps"]:
+    torch.compiler.reset()
+    model = Model(step.get("shift"))
+    fn = torch.compile(model, backend=step["backend"], options=step.get("options"))
+    grad = step.get("grad", False)
+    with torch.set_grad_enabled(grad):
+        y = fn(x)
+        torch.testing.assert_close(y, model(x))
+    if grad:
+        y.square().sum().backward()
+        found = model.linear.weight.grad.clone()
+        model.linear.weight.grad = None
+        model(x).square().sum().backward()
+        torch.testing.assert_close(found, model.linear.weight.grad)
+    from ipex_inductor import decisions
+    outcomes.append([(e.subject, e.reason) for r in decisions.reports() for e in r.events
+                     if e.kind == "cache"])
+    folders = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
+    env[step["backend"]] = [os.environ.get(name) for name in folders]
+inductor, aot = counters["inductor"], counters["aot_autograd"]
+print(json.dumps({
+    "aot": [aot["autograd_cache_" + k] for k in ("hit", "miss")],
+    "fx": [inductor["fxgraph_cache_" + k] for k in ("hit", "miss")],
+    "built": [c for c in launched if any(a.endswith((".cpp", ".hpp", ".h")) for a in c)],
+    "tried": [c for c in launched if "LoadLibrary" in " ".join(c)],
+    "outcomes": outcomes, "said": said, "env": env,
+}))
+"""
+
+IPEX, TRAINED, INDUCTOR = (
+    {"backend": "ipex", "options": {"strict": True}},
+    {"backend": "ipex", "options": {"strict": True}, "grad": True},
+    {"backend": "inductor"},
+)
+
+
+def start(base, *steps, **env):
+    """A process that compiles; torch's usual folder is in `base`/tmp, our home is `base`/home."""
+    (base / "tmp").mkdir(parents=True, exist_ok=True)
+    ours = {"TMPDIR": str(base / "tmp"), "IPEX_HOME": str(base / "home")}
+    caches = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "1", "TORCHINDUCTOR_AUTOGRAD_CACHE": "1"}
+    unset = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    inherited = {k: v for k, v in os.environ.items() if k not in unset}
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN, json.dumps({"steps": steps})],
+        env=inherited | ours | caches | env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(base, *steps, **env):
+    process = start(base, *steps, **env)
+    out, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return json.loads(out.splitlines()[-1])
+
+
+def entries(base):
+    return sorted((base / "home" / "kernels" / "1").glob("*.entry"))
+
+
+def graphs(base):
+    return [e for e in entries(base) if b"graph" in e.read_bytes()[60:100]]
+
+
+def usual(base):
+    """The files in the folder that torch uses without us."""
+    (folder,) = (base / "tmp").glob("torchinductor_*") or [None]
+    return sorted(p for p in folder.rglob("*") if p.is_file()) if folder else []
+
+
+def outcome(done, step=0):
+    ((subject, _),) = done["outcomes"][step]
+    return subject
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """Home and usual folder as one process leaves them, and what it told."""
+    base = tmp_path_factory.mktemp("filled")
+    return base, run(base, IPEX)
+
+
+@pytest.fixture
+def base(filled, tmp_path):
+    """A copy of them to spoil."""
+    shutil.copytree(filled[0], tmp_path / "base", symlinks=True)
+    return tmp_path / "base"
+
+
+def test_the_first_process_builds_and_leaves_one_entry(filled):
+    base, done = filled
+    assert (outcome(done), done["aot"]) == ("miss", [0, 1])
+    assert done["built"]
+    assert len(graphs(base)) == 1
+    assert list((base / "home" / "torch").iterdir()) == []
+    assert ["INFO", "kernel cache: a graph is compiled: it is in no entry"] in done["said"]
+
+
+def test_the_second_process_builds_nothing(filled):
+    done = run(filled[0], IPEX)
+    assert (outcome(done), done["aot"]) == ("hit", [1, 0])
+    assert (done["built"], done["tried"]) == ([], [])
+    assert not [text for level, text in done["said"] if level != "INFO"]
+
+
+def test_what_torch_gets_is_private_and_new(filled, monkeypatch, tmp_path):
+    monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
+    room = workroom.room()
+    assert room.parent == tmp_path / "home" / "torch"
+    assert [p.stat().st_mode & 0o777 for p in (room, room.parent, room.parent.parent)] == [
+        0o700
+    ] * 3
+
+
+def test_nothing_of_ours_in_the_usual_folder(filled):
+    """Importing Dynamo makes it; not a file in it is ours."""
+    assert usual(filled[0]) == []
+
+
+def test_training_hits_both_and_the_backward_leaves_nothing_behind(base):
+    first, second = run(base, TRAINED), run(base, TRAINED)
+    assert (first["aot"], first["fx"]) == ([0, 1], [0, 2])
+    assert (second["aot"], second["fx"], outcome(second)) == ([1, 0], [2, 0], "hit")
+    assert second["built"] == []
+    assert usual(base) == []
+    assert "/home/torch/" not in str(first["env"])
+
+
+@pytest.mark.slow
+def test_inductor_keeps_its_folder(base):
+    """Before, between and after compilations of ours, in one process."""
+    done = run(
+        base, IPEX, INDUCTOR, {**TRAINED, "shift": 2.0}, {**INDUCTOR, "shift": 2.0, "grad": True}
+    )
+    assert {p.relative_to(base / "tmp").parts[1] for p in usual(base)} >= {"fxgraph", "aotautograd"}
+    assert done["env"]["ipex"] == done["env"]["inductor"]
+    assert done["env"]["inductor"][0].startswith(str(base / "tmp" / "torchinductor_"))
+    again = run(base, INDUCTOR, {**INDUCTOR, "shift": 2.0, "grad": True})
+    kernels = [c for c in again["built"] if "main.cpp" in str(c)]  # beside trials of instructions
+    assert (again["aot"], kernels) == ([2, 0], [])
+    assert len(graphs(base)) == 2
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def cut(path):
+    os.truncate(path, path.stat().st_size * 2 // 3)
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def dumps(value):
+    import pickle
+
+    return pickle.dumps(value)
+
+
+class Hostile:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def hostile(path):
+    path.write_bytes(dumps(Hostile(path.parent / "executed")))
+
+
+@pytest.mark.parametrize("spoil", [flip, cut, empty, hostile], ids=lambda f: f.__name__)
+def test_a_spoiled_entry_is_said_once_rebuilt_once_and_never_loaded(base, spoil):
+    (path,) = graphs(base)
+    spoil(path)
+    done = run(base, IPEX, IPEX)
+    assert (outcome(done), done["aot"][1]) == ("miss", 1)
+    assert len(done["built"]) >= 1
+    warnings = [text for level, text in done["said"] if level == "WARNING"]
+    assert len(warnings) == 1
+    assert "is not used" in warnings[0]
+    assert not (path.parent / "executed").exists()
+    again = run(base, IPEX)
+    assert (outcome(again), again["built"]) == ("hit", [])
+
+
+def test_hostile_pickles_wherever_torch_would_look(base):
+    """R8: at every name that the graph's files have, in the usual folder and in other rooms."""
+    (path,) = graphs(base)
+    names = unframe_fields(unpack_any(path.read_bytes())[1].blob)
+    pickles = [name for name in names if name.startswith(("fxgraph/", "aotautograd/"))]
+    assert pickles
+    marker = base / "executed"
+    source = f"open({str(marker)!r}, 'w')\n"
+    (folder,) = (base / "tmp").glob("torchinductor_*")
+    for room in (folder, base / "home" / "torch", base / "home" / "torch" / path.stem[:32]):
+        for name in names:
+            target = room / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if name in pickles:
+                target.write_bytes(dumps(Hostile(marker)))
+            else:
+                target.write_text(source)
+    planted = usual(base)
+    done = run(base, IPEX)
+    assert (outcome(done), done["aot"], done["built"]) == ("hit", [1, 0], [])
+    assert not marker.exists()
+    path.unlink()
+    done = run(base, IPEX)
+    assert (outcome(done), done["aot"]) == ("miss", [0, 1])
+    assert not marker.exists()
+    assert usual(base) == planted
+
+
+def test_a_killed_compile_leaves_nothing_that_is_used(base):
+    (path,) = graphs(base)
+    path.unlink()
+    process = start(base, IPEX)
+    deadline = time.monotonic() + 120
+    while not list((base / "home" / "torch").glob("*/*/*/*.cpp")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert graphs(base) == []
+    done = run(base, IPEX)
+    assert (outcome(done), done["aot"]) == ("miss", [0, 1])
+    assert outcome(run(base, IPEX)) == "hit"
+
+
+def test_a_kernel_that_two_graphs_share_is_in_both_entries(base):
+    """Torch does not build what the process has loaded; the entry must have it all the same."""
+    shifted = {**IPEX, "shift": 1.0}
+    run(base, IPEX, shifted)
+    alone = run(base, shifted)
+    assert (outcome(alone), alone["built"]) == ("hit", [])
+
+
+@pytest.mark.slow
+def test_a_folder_that_the_user_named_is_torchs(base, tmp_path):
+    named = tmp_path / "named"
+    done = run(base, {**IPEX, "shift": 1.0}, TORCHINDUCTOR_CACHE_DIR=str(named))
+    assert (named / "fxgraph").is_dir()
+    assert len(graphs(base)) == 1
+    assert [text for level, text in done["said"] if str(named) in text and level == "INFO"]
+    assert done["env"]["ipex"][0] == str(named)
+
+
+@pytest.mark.slow
+def test_a_home_that_others_can_write_is_not_used(base):
+    (base / "home").chmod(0o777)
+    done = run(base, IPEX)
+    assert (outcome(done), done["aot"]) == ("miss", [0, 1])
+    assert len([text for _, text in done["said"] if "compiled graphs are not kept" in text]) == 1
+    assert usual(base) == []
+
+
+def test_a_miss_names_what_differs(base):
+    done = run(base, {**IPEX, "options": {"strict": True, "rules": "-linear+gelu"}})
+    (said,) = [text for level, text in done["said"] if "a graph is compiled" in text]
+    assert "rules_off" in said
+    done = run(base, {**IPEX, "options": {"strict": True, "max_fusion_size": 7}})
+    (said,) = [text for level, text in done["said"] if "a graph is compiled" in text]
+    assert "max_fusion_size=7 here, unset there" in said
+
+
+EXPLAIN = """
+import json, torch
+from ipex_inductor import explain
+with torch.no_grad():
+    found = explain(torch.nn.Linear(16, 16), torch.randn(4, 16))
+rows = [row for row in found.graphs[0].rows if row.kind == "cache"]
+print(json.dumps([[row.subject, row.reason] for row in rows]))
+"""
+
+
+def test_explain_says_hit_or_miss(base):
+    def explained():
+        env = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"}
+        env |= {"IPEX_HOME": str(base / "home"), "TMPDIR": str(base / "tmp")}
+        done = subprocess.run(
+            [sys.executable, "-c", EXPLAIN], env=env, capture_output=True, text=True, check=True
+        )
+        return json.loads(done.stdout.splitlines()[-1])
+
+    assert explained() == [["miss", "it is in no entry"]]
+    ((outcome, reason),) = explained()
+    assert outcome == "hit"
+    assert reason.endswith("all verified")
+
+
+# --- in this process
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/x", "a/../../x", "a//x", "a/./x", "x\0y", "/".join("abcdefghi")]
+)
+def test_names_that_lead_out_are_refused_before_anything_is_written(tmp_path, name):
+    blob = frame_fields({"good": b"1", name: b"2"})
+    with pytest.raises(ValueError, match=r"is no name|too deep"):
+        workroom.unpack(blob, tmp_path / "folder")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_come_back_as_they_were(tmp_path):
+    (tmp_path / "one" / "deep").mkdir(parents=True)
+    (tmp_path / "one" / "deep" / "a.so").write_bytes(bytes(range(256)))
+    (tmp_path / "one" / "b.py").write_text("1")
+    for passing in ("b.lock", ".1.2.tmp"):
+        (tmp_path / "one" / passing).write_text("x")
+    blob = workroom.packed(tmp_path / "one")
+    assert workroom.unpack(blob, tmp_path / "two") == {"deep/a.so", "b.py"}
+    assert (tmp_path / "two" / "deep" / "a.so").read_bytes() == bytes(range(256))
+
+
+def test_rooms_of_the_dead_are_reaped_and_those_of_the_living_stay(tmp_path, monkeypatch):
+    monkeypatch.setenv("IPEX_HOME", str(tmp_path))
+    monkeypatch.setattr(workroom, "_made", None)
+    mine = workroom.room()
+    dead, young = mine.parent / "dead", mine.parent / "young"
+    for room in (dead, young):
+        room.mkdir()
+        (room / ".held").touch()
+    for room in (dead, mine):
+        os.utime(room, (1, 1))
+    monkeypatch.setattr(workroom, "_made", None)
+    other = workroom.room()
+    assert set(mine.parent.iterdir()) == {mine, young, other}
+
+
+def test_compilations_that_overlap_leave_the_environment_as_it_was(tmp_path, monkeypatch):
+    from torch._inductor.cpu_vec_isa import VecISA
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/before")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/users")
+    tried = VecISA.check_build
+    first = compat.cache_folder(tmp_path / "a", dict)
+    second = compat.cache_folder(tmp_path / "b", dict)
+    first.__enter__()
+    assert compat.named_folder() == "/before"
+    second.__enter__()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "b")
+    first.__exit__(None, None, None)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "b")
+    assert os.environ["TRITON_CACHE_DIR"] == "/users"
+    second.__exit__(None, None, None)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/before"
+    assert VecISA.check_build is tried
+
+
+def test_vector_checks_are_asked_once(tmp_path, monkeypatch):
+    from torch._inductor.cpu_vec_isa import VecAVX2, VecISA
+
+    asked, answers = [], {}
+    monkeypatch.setattr(VecISA, "check_build", lambda isa, code: asked.append(code) or False)
+    for _ in range(2):
+        with compat.cache_folder(tmp_path, lambda: answers):
+            assert VecAVX2().check_build("code") is False
+    assert asked == ["code"]
+    assert list(answers.values()) == [False]
