@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ipex_inductor.aot_cache.digest import ROOMS, SUFFIXES, sources
+from ipex_inductor.autotune.select import SHIPPED
 
 ROOT = Path(__file__).parents[2]
 LINKED = ("aot_cache", "autotune", "lowerings", "templates")
@@ -28,9 +29,9 @@ assert not set(sys.argv[1:]) & sys.modules.keys(), set(sys.argv[1:]) & sys.modul
 
 
 def packages_on_disk():
-    """Dotted names of all folders below ipex_inductor/, links followed."""
+    """Dotted names of all folders below ipex_inductor/, links followed, but for those of data."""
     for folder, below, _ in os.walk(ROOT / "ipex_inductor", followlinks=True):
-        below[:] = [name for name in below if name != "__pycache__"]
+        below[:] = [name for name in below if name not in ("__pycache__", SHIPPED.name)]
         yield ".".join(Path(folder).relative_to(ROOT).parts)
 
 
@@ -68,8 +69,11 @@ def test_wheels_carry_every_source_that_is_not_python():
 
 
 def test_every_kind_of_carried_file_is_digested():
+    """But for tables: what of them concerns a graph is in that graph's key, and no more."""
     kinds = {Path(p).suffix for patterns in SETUP["package-data"].values() for p in patterns}
-    assert kinds - {".typed"} <= SUFFIXES
+    assert kinds - {".typed", ".json"} <= SUFFIXES
+    assert {file.suffix for file in SHIPPED.iterdir()} == {".json"}
+    assert ".json" not in SUFFIXES
 
 
 def test_everything_imports_under_its_full_name_only():
