@@ -35,11 +35,16 @@ CALLS = 4  # timed calls in a turn
 WARM_UP = 2  # calls after the first; CUDA graphs record in the second and replay from the third
 
 
-def use_folder(folder: Path) -> None:
-    """Send every on-disk compile cache, Inductor's, Triton's and ours, to `folder`."""
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
-    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+def use_folder(folder: Path, backend: str = "") -> None:
+    """Send every on-disk compile cache, Inductor's, Triton's and ours, to `folder`.
+
+    To backend `ipex` torch's are not named, or it would leave them to torch, unverified.
+    """
     os.environ["IPEX_HOME"] = str(folder / "ipex")
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        os.environ.pop(name, None)
+        if backend != "ipex":
+            os.environ[name] = str(folder / name.lower())
 
 
 class Tiny(torch.nn.Module):
@@ -89,7 +94,7 @@ def first_call(
     contestant: Contestant, model: torch.nn.Module, inputs: tuple[Any, ...], folder: Path
 ) -> tuple[Call, torch.Tensor, dict[str, Any]]:
     """Wrap and call a model once: the callable, its output, and seconds and cache hits."""
-    use_folder(folder / contestant.name)
+    use_folder(folder / contestant.name, contestant.backend)
     before = _counters()
     started = time.perf_counter()
     # Freezing is decided by Dynamo from the global config, so options= would come too late.
