@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+import torch
 
 from ipex_inductor.autotune.record import Choice, Outcome, Problem, Record, encode
 
@@ -217,6 +218,8 @@ def serve(
             say.doing(-1)
             try:
                 answer = Answer(record=tune(task.problem, task.out, task.seconds))
+            except torch.AcceleratorError:
+                raise  # the device answers nothing any more: the choice at work is to blame
             except Exception as error:
                 answer = Answer(reason=f"{type(error).__name__}: {error}"[:2000])
             say.answer(answer)

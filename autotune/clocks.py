@@ -85,13 +85,16 @@ class EventClock:
 class GraphClock(EventClock):
     """A captured graph of many calls, so that what a host takes to submit them does not count."""
 
+    def __init__(self, device: Any) -> None:
+        super().__init__(device)
+        self._side = device.Stream()  # one for all: cuBLAS keeps a workspace for each
+
     def prepare(self, run: Run, buffers: Sequence[Sequence[Tensor]], sizes: int = 1) -> Round:
         """See `Clock`."""
-        side = self._device.Stream()
-        side.wait_stream(self._device.current_stream())
-        with self._device.stream(side):
+        self._side.wait_stream(self._device.current_stream())
+        with self._device.stream(self._side):
             self._warm(run, buffers)
-        self._device.current_stream().wait_stream(side)
+        self._device.current_stream().wait_stream(self._side)
         repeat = self._repeat(run, buffers)
         graph = self._device.CUDAGraph()
         with self._device.graph(graph):
@@ -122,11 +125,12 @@ def buffers_against_caches(device: torch.device, size: int) -> int:
 
 
 def moved(buffers: Sequence[Sequence[Tensor]], seed: int) -> list[list[Tensor]]:
-    """Copies of `buffers`, elsewhere in memory for each `seed`."""
+    """Copies of `buffers`, elsewhere in memory for each `seed`; no captured graph may be alive."""
     device = buffers[0][0].device
-    if device.type == "cpu":
-        return [[*map(copy, inputs)] for inputs in buffers]
-    getattr(torch, device.type).empty_cache()  # or they would lie where others lay before
+    if device.type != "cpu":
+        getattr(torch, device.type).empty_cache()  # or they would lie where others lay before
+    if device.type == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()  # made anew by the next capture, elsewhere too
     sizes = random.Random(seed).choices(range(1 << 20, JUNK), k=3)
     junk = [torch.empty(n, dtype=torch.uint8, device=device) for n in sizes]
     result = [[*map(copy, inputs)] for inputs in buffers]

@@ -2,11 +2,11 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 from torch.nn import functional
 
@@ -16,7 +16,7 @@ from ipex_inductor.autotune.pool import Pool, pool
 from ipex_inductor.autotune.record import Choice, Problem, Record, decode_problem
 from ipex_inductor.errors import ArgumentError
 
-FEWEST = 20  # problems, of which a tenth is held out at a time
+FEWEST = 20  # problems of a dtype, of which a tenth is held out at a time
 FOLDS = 10
 STEPS, ENOUGH = 400, 1e-7  # of L-BFGS at most; what it gains by one at least
 RIDGE = 1e-3  # on all factors that depend on a tile's shape
@@ -25,27 +25,19 @@ WORD = 0.3  # the weight of a time by another tool's word
 PAIRS = 5  # of such a time and our own, or nothing is known of what it has besides the kernel
 
 # The factors before any record: half of the peak rate, two thirds of the bandwidth, 0.4 us a step.
-FIRST_TILE, FIRST_LIBRARY, FIRST_LAUNCH = (0.5, 0.0, 0.35, -0.9), (0.5, 0.4, 1.3), 0.4
-
-# How many times as fast as the library's kernel a template must be said to be, to be taken without
-# a measurement: for each op the least of these by which no held-out problem lost more than `LOSS`,
-# and all of them together gained `GAIN`.
-MARGINS, LOSS, GAIN = (1.1, 1.25, 1.5, 2.0), 0.1, 1.05
-CHOSEN = 4  # held-out problems at least that it was taken for
+FIRST, FIRST_LAUNCH = (0.5, 0.0, 0.35, -0.9), 0.4
 
 
 @dataclass(frozen=True)
 class Quality:
     """What the model is worth, each problem predicted by a model fitted on others.
 
-    `lost`: by what share the best of so many choices, ranked by the model, is slower than the best
-    of all (mean, worst); `gained`: by op, how many times as fast as the library's kernels those are
-    that the model takes, and how many.
+    `lost`: by what share the best of so many templates, ranked by the model, is slower than the
+    best of all templates (mean, worst).
     """
 
     error: float
     lost: dict[int, tuple[float, float]]
-    gained: dict[str, tuple[float, int]]
 
 
 @dataclass(frozen=True)
@@ -58,90 +50,62 @@ class _Rows:
     weights: Tensor
     problems: Tensor
 
-
-@dataclass(frozen=True)
-class _Library:
-    """The same of a library's fastest kernel."""
-
-    op: str
-    time: float
-    parts: tuple[float, float]
+    @property
+    def count(self) -> int:
+        """Of problems."""
+        return int(self.problems.max()) + 1
 
 
 def fit(records: Iterable[Record]) -> tuple[Model, Quality]:
     """The model of the records' one architecture, and its quality.
 
-    Raises `ArgumentError` for several architectures, for one without a description, and for less
-    than 20 problems with templates.
+    Of dtypes with 20 problems or more that have templates. Raises `ArgumentError` if there are
+    none, for several architectures, and for one without a description.
     """
     pools = pool(records)
     problems = {key: decode_problem(key) for key in pools}
     arch = _one({problem.arch for problem in problems.values()})
-    known = [(problems[key], pools[key]) for key in sorted(pools)]
-    extra = _besides([each for _, each in known])
-    rows, libraries, choices, dtypes = _rows(known, extra)
-    if len(libraries) < FEWEST:
-        came = f"{len(libraries)} of {len(known)}"
+    extra = _besides([*pools.values()])
+    seen = [(problems[key], _seen(problems[key], pools[key], extra)) for key in sorted(pools)]
+    counts = Counter(p.operands[0].dtype for p, templates in seen if templates)
+    dtypes = tuple(sorted(dtype for dtype, count in counts.items() if count >= FEWEST))
+    if not dtypes:
+        came = ", ".join(f"{n} of {dtype}" for dtype, n in sorted(counts.items())) or "none"
         todo = "Record more: ipex-inductor autotune run."
-        raise ArgumentError(f"{FEWEST} problems with a template that was timed", came, todo)
-    tiles, launch = _fit_tiles(rows)
-    model = Model(
-        arch,
-        tuple(sorted(dtypes)),
-        tuple(tuple(row) for row in tiles.tolist()),
-        launch,
-        {op: _fit_library([x for x in libraries if x.op == op]) for op in _ops(libraries)},
-        tuple(sorted({choice.name for choice in choices})),
-        {},
-        0.0,
-        len(libraries),
-    )
-    quality, margins = _held_out(rows, libraries)
-    return replace(model, error=quality.error, margins=margins), quality
+        raise ArgumentError(f"{FEWEST} problems of a dtype with templates", came, todo)
+    kept = [templates for p, templates in seen if templates and p.operands[0].dtype in dtypes]
+    rows = _rows(kept)
+    factors, launch = _fit(rows)
+    names = {choice.name for templates in kept for choice, *_ in templates}
+    tiles = tuple(tuple(row) for row in factors.tolist())
+    quality = _held_out(rows)
+    model = Model(arch, dtypes, tiles, launch, tuple(sorted(names)), quality.error, len(kept))
+    return model, quality
 
 
-def _rows(
-    known: Sequence[tuple[Problem, Pool]], extra: float | None
-) -> tuple[_Rows, list[_Library], list[Choice], set[str]]:
-    times, parts, features, weights, numbers = [], [], [], [], []
-    libraries: list[_Library] = []
-    choices: list[Choice] = []
-    dtypes: set[str] = set()
-    for problem, pooled in known:
-        library = cost.library_parts_of(problem)
-        timed = [e for e in pooled.estimates().values() if e.choice.kind == "library"]
-        templates = [*_template_times(pooled, extra)]
-        seen = [(c, t, w, cost.parts_of(problem, c)) for c, t, w in templates]
-        if library is None or not timed or not any(p for *_, p in seen):
-            continue
-        for choice, time, weight, found in seen:
-            tile = cost.tile_of(choice)
-            if found is None or tile is None:
-                continue
-            times.append(math.log(time))
-            parts.append([*map(math.log, found.times)])
-            features.append(cost.features(choice, tile, found))
-            weights.append(weight)
-            numbers.append(len(libraries))
-            choices.append(choice)
-        dtypes.add(problem.operands[0].dtype)
-        fastest = min(e.p50 for e in timed)
-        libraries.append(_Library(problem.op, math.log(fastest), library))
-    rows = _Rows(
-        _tensor(times), _tensor(parts), _tensor(features), _tensor(weights), torch.tensor(numbers)
-    )
-    return rows, libraries, choices, dtypes
+_Seen = tuple[Choice, float, float, cost.Parts]  # of a template: its time and what that counts for
 
 
-def _template_times(pooled: Pool, extra: float | None) -> Iterable[tuple[Choice, float, float]]:
-    """Each template's time and what it counts for: measured, or else by another tool's word."""
+def _seen(problem: Problem, pooled: Pool, extra: float | None) -> list[_Seen]:
+    """The templates that were timed, or else those that another tool has timed."""
     measured = pooled.estimates()
-    for estimate in measured.values():
-        if estimate.choice.kind == "template":
-            yield estimate.choice, estimate.p50, 1.0
-    for key, told in pooled.reported().items():
-        if extra is not None and key not in measured and told.choice.kind == "template":
-            yield told.choice, max(told.p50 - extra, 0.3 * told.p50), WORD
+    times = [(e.choice, e.p50, 1.0) for e in measured.values()]
+    if extra is not None:
+        told = (e for key, e in pooled.reported().items() if key not in measured)
+        times += [(e.choice, max(e.p50 - extra, 0.3 * e.p50), WORD) for e in told]
+    found = ((c, t, w, cost.parts_of(problem, c)) for c, t, w in times if c.kind == "template")
+    return [(c, t, w, parts) for c, t, w, parts in found if parts is not None]
+
+
+def _rows(problems: Sequence[Sequence[_Seen]]) -> _Rows:
+    flat = [(i, *each) for i, templates in enumerate(problems) for each in templates]
+    return _Rows(
+        _tensor([math.log(time) for _, _, time, _, _ in flat]),
+        _tensor([parts.times for *_, parts in flat]).log(),
+        _tensor([parts.features for *_, parts in flat]),
+        _tensor([weight for _, _, _, weight, _ in flat]),
+        torch.tensor([i for i, *_ in flat]),
+    )
 
 
 def _besides(pools: Sequence[Pool]) -> float | None:
@@ -156,73 +120,52 @@ def _besides(pools: Sequence[Pool]) -> float | None:
     return statistics.median(pairs) if len(pairs) >= PAIRS else None
 
 
-def _fit_tiles(rows: _Rows, mask: Tensor | None = None) -> tuple[Tensor, float]:
+def _fit(rows: _Rows, mask: Tensor | None = None) -> tuple[Tensor, float]:
+    """The factors, and the launch, of the rows in `mask`."""
     mask = torch.ones_like(rows.problems, dtype=torch.bool) if mask is None else mask
     factors = torch.zeros(4, rows.features.shape[1], dtype=torch.float64)
-    factors[:, 0] = _tensor(FIRST_TILE)
+    factors[:, 0] = _tensor(FIRST)
     launch = _tensor([FIRST_LAUNCH])
+    optimizer = torch.optim.LBFGS(
+        [factors.requires_grad_(), launch.requires_grad_()],
+        max_iter=STEPS,
+        tolerance_change=ENOUGH,
+        line_search_fn="strong_wolfe",
+    )
 
-    def loss() -> Tensor:
-        found = _larger(rows.parts[mask] + rows.features[mask] @ factors.t(), launch)
+    def loss() -> float:
+        optimizer.zero_grad()
+        found = _predicted(rows, mask, factors, launch)
         off = functional.huber_loss(found, rows.times[mask], reduction="none", delta=HUBER)
-        return (rows.weights[mask] * off).mean() + RIDGE * factors[:, 1:].square().sum()
+        whole = (rows.weights[mask] * off).mean() + RIDGE * factors[:, 1:].square().sum()
+        whole.backward()  # type: ignore[no-untyped-call]
+        return float(whole.detach())
 
-    _minimize(loss, [factors, launch])
+    optimizer.step(loss)  # type: ignore[no-untyped-call]
     return factors.detach(), float(launch.detach())
 
 
-def _fit_library(libraries: Sequence[_Library]) -> tuple[float, ...]:
-    parts = _tensor([x.parts for x in libraries]).log()
-    times, first = _tensor([x.time for x in libraries]), _tensor(FIRST_LIBRARY)
-    factors = first.clone()
-
-    def loss() -> Tensor:
-        found = _larger(parts + factors[:2], factors[2:])
-        off = functional.huber_loss(found, times, delta=HUBER)
-        return off + RIDGE * (factors - first).square().sum()
-
-    _minimize(loss, [factors])
-    return tuple(factors.tolist())
-
-
-def _held_out(rows: _Rows, libraries: Sequence[_Library]) -> tuple[Quality, dict[str, float]]:
+def _held_out(rows: _Rows) -> Quality:
     """Every tenth problem in turns, predicted by what the others teach."""
-    fold = torch.arange(len(libraries)) % FOLDS
-    found, whole = torch.zeros_like(rows.times), [0.0] * len(libraries)
+    fold = torch.arange(rows.count) % FOLDS
+    found = torch.zeros_like(rows.times)
     for number in range(FOLDS):
         out = fold[rows.problems] == number
-        factors, launch = _fit_tiles(rows, ~out)
-        found[out] = _larger(rows.parts[out] + rows.features[out] @ factors.t(), _tensor([launch]))
-        for i in range(number, len(libraries), FOLDS):
-            own = libraries[i]
-            others = [x for j, x in enumerate(libraries) if x.op == own.op and j % FOLDS != number]
-            known = _fit_library(others) if others else FIRST_LIBRARY
-            whole[i] = float(
-                _larger(_tensor([own.parts]).log() + _tensor(known[:2]), _tensor(known[2:]))
-            )
+        factors, launch = _fit(rows, ~out)
+        found[out] = _predicted(rows, out, factors, _tensor([launch]))
     ranked = []
-    for i in range(len(libraries)):
+    for i in range(rows.count):
         mine = rows.problems == i
         ranked.append(sorted(zip(found[mine].tolist(), rows.times[mine].tolist(), strict=True)))
     lost = {}
-    for count in (1, 5, 8, 12):
-        shares = [min(t for _, t in r[:count]) - min(t for _, t in r) for r in ranked]
-        lost[count] = (math.expm1(statistics.fmean(shares)), math.expm1(max(shares)))
-    margins, gained = {}, {}
-    for op in _ops(libraries):
-        said_and_true = [
-            (whole[i] - ranked[i][0][0], x.time - ranked[i][0][1])
-            for i, x in enumerate(libraries)
-            if x.op == op
-        ]
-        for margin in MARGINS:
-            true = [t for said, t in said_and_true if said >= math.log(margin)]
-            gain = math.exp(statistics.fmean(true)) if true else 0.0
-            if len(true) >= CHOSEN and min(true) >= math.log1p(-LOSS) and gain >= GAIN:
-                margins[op], gained[op] = margin, (gain, len(true))
-                break
-    error = math.expm1(float((found - rows.times).abs().median()))
-    return Quality(error, lost, gained), margins
+    for first in (1, 5, 8, 12):
+        shares = [min(t for _, t in r[:first]) - min(t for _, t in r) for r in ranked]
+        lost[first] = (math.expm1(statistics.fmean(shares)), math.expm1(max(shares)))
+    return Quality(math.expm1(float((found - rows.times).abs().median())), lost)
+
+
+def _predicted(rows: _Rows, mask: Tensor, factors: Tensor, launch: Tensor) -> Tensor:
+    return _larger(rows.parts[mask] + rows.features[mask] @ factors.t(), launch)
 
 
 def _larger(times: Tensor, least: Tensor) -> Tensor:
@@ -231,34 +174,13 @@ def _larger(times: Tensor, least: Tensor) -> Tensor:
     return torch.logsumexp(SHARPNESS * every, 1) / SHARPNESS
 
 
-def _minimize(loss: Callable[[], Tensor], values: list[Tensor]) -> None:
-    for value in values:
-        value.requires_grad_()
-    optimizer = torch.optim.LBFGS(
-        values, max_iter=STEPS, tolerance_change=ENOUGH, line_search_fn="strong_wolfe"
-    )
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        found = loss()
-        found.backward()  # type: ignore[no-untyped-call]
-        return float(found.detach())
-
-    optimizer.step(closure)  # type: ignore[no-untyped-call]
-
-
 def _tensor(values: object) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def _ops(libraries: Sequence[_Library]) -> list[str]:
-    return sorted({x.op for x in libraries})
-
-
 def _one(names: set[str]) -> str:
-    described = {name for name in names if cost.described(name)}
-    if len(described) != 1:
+    if len(names) != 1 or not all(map(cost.described, names)):
         came = ", ".join(sorted(names)) or "no records"
         todo = "Name databases of one; `ipex-inductor doctor` lists what is described."
         raise ArgumentError("records of one described GPU", came, todo)
-    return described.pop()
+    return names.pop()

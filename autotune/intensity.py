@@ -91,7 +91,8 @@ def _convolution(shapes: Sequence[Shape], problem: Problem) -> Extent | None:
     if min(size) <= 0:
         return None
     groups = given.get("groups", 1)
-    groups = groups if isinstance(groups, int) else 1
+    if type(groups) is not int or groups < 1:
+        return None
     return Extent(groups, x[0] * math.prod(size), weight[0] // groups, math.prod(weight[1:]))
 
 

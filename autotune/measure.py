@@ -29,6 +29,10 @@ FEWEST = 3  # rounds of everybody, or there is nothing to say
 KEPT = 2  # at least so many stay in to the end: a winner is one against something
 NEAR = 0.03  # and whoever is within that share of the fastest
 
+# What this process cannot blame a choice for: memory is the machine's, and after an error of the
+# device every call fails, so that the process must end; its parent knows who was at work.
+FATAL = (torch.OutOfMemoryError, torch.AcceleratorError)
+
 PLACE = 0.01  # what one place in memory may change, relatively, where too few were tried to tell
 TOLD_BY = 4  # blocks, and more: their medians tell the noise
 OF_MEDIAN = math.sqrt(math.pi / 2)  # the standard error of a median, in those of a mean
@@ -134,8 +138,8 @@ def verified(candidate: Candidate, judge: Judge, inputs: Sequence[Tensor]) -> Ou
     given = [copy(t) for t in inputs]
     try:
         result = candidate.run(given)
-    except torch.OutOfMemoryError:
-        raise  # it is the machine's: the choice is none the worse for it
+    except FATAL:
+        raise
     except Exception as error:
         return Outcome(candidate.choice, reason=first_line(error))
     reason = judge.why_wrong(result)
@@ -158,16 +162,22 @@ def race(
 ) -> None:
     """Time `runners` in turns, the slow half of them dropping out after each stage but the last.
 
-    Past `deadline` (of `time.monotonic`) nothing begins but the first few rounds. `say` hears whose
-    turn is next. Raises `torch.OutOfMemoryError`, which is nobody's failure.
+    Past `deadline` (of `time.monotonic`) nothing begins but the first few rounds, and nothing after
+    a block for which memory was short, but that the first one raises `torch.OutOfMemoryError`. It
+    is nobody's failure. `say` hears whose turn is next.
     """
     running = list(runners)
     for stage, blocks in enumerate(stages):
         for block in range(blocks):
             first = not (stage or block)
-            if not first and time.monotonic() >= deadline:
+            if not running or (not first and time.monotonic() >= deadline):
                 return
-            running = _block(running, place(), FEWEST if first else 0, deadline, say)
+            try:
+                running = _block(running, place(), FEWEST if first else 0, deadline, say)
+            except torch.OutOfMemoryError:
+                if first:
+                    raise
+                return
         running.sort(key=Runner.p50)
         half = max(KEPT, len(running) // 2)
         near = running[0].p50() * (1 + NEAR) if running else 0.0
@@ -193,7 +203,7 @@ def noise_of(blocks: Sequence[Sequence[float]], place: float) -> float:
     `place` in memory changes.
     """
     if len(blocks) >= TOLD_BY:
-        return _of_blocks(blocks) / math.sqrt(len(blocks))
+        return OF_MEDIAN * _of_blocks(blocks) / math.sqrt(len(blocks))
     times = [*itertools.chain(*blocks)]
     if len(times) < 2:
         return 1.0  # nothing is known
@@ -214,12 +224,12 @@ def _block(
         say(runner)
         try:
             rounds.append((runner, prepare(runner.candidate.run)))
-        except torch.OutOfMemoryError:
+        except FATAL:
             raise
         except Exception as error:
             runner.failure = f"it cannot be timed: {first_line(error)}"
-        else:
-            runner.blocks.append([])
+    for runner, _ in rounds:
+        runner.blocks.append([])
     for number in range(ROUNDS):
         if number >= max(1, fewest) and time.monotonic() >= deadline:
             break

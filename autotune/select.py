@@ -1,7 +1,7 @@
 """What is known about problems: the best choice of each, and where that comes from.
 
-The user's own records come first, then the tables that the package ships. What neither has is
-measured first where that is allowed, or else guessed by the cost model, or is the library's.
+The user's own records come first, then the tables that the package ships. What neither has is the
+library's, or is measured first where that is allowed.
 """
 
 from collections.abc import Collection, Iterable

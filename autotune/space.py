@@ -69,7 +69,8 @@ def _why_not(outcome: Outcome, raced: bool) -> str | None:
     """What was passed over as slow, by a word only, must have been so for others."""
     name, timing = outcome.choice.name, outcome.timing
     if outcome.reported is not None or outcome.predicted is not None:
-        passed = raced and timing is None and not outcome.reason and outcome.error is None
+        alone = outcome.reported is None or outcome.predicted is None
+        passed = raced and alone and not (timing or outcome.reason or outcome.error is not None)
         return None if passed else f"{name} was passed over for nothing"
     if timing is None:
         return None if outcome.reason else f"{name} has neither a timing nor a reason"

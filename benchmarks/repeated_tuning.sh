@@ -8,7 +8,7 @@ file=${4:-$(dirname "$0")/tuning_problems.txt}
 mkdir -p "$out"
 tune() {
   # What OUT has from before is kept. Problems with a reason and no record do not stop the others.
-  ipex-inductor autotune run --shapes "$file" --device "$device" --into "$out/$1" > "$out/$1.txt" || cat "$out/$1.txt"
+  ipex-inductor autotune run --shapes "$file" --device "$device" --into "$out/$1" > "$out/$1.txt" || [ $? = 1 ]
 }
 if [ "${GPUS:-1}" -gt 1 ]; then
   for gpu in $(seq 0 $((GPUS - 1))); do
@@ -18,5 +18,7 @@ if [ "${GPUS:-1}" -gt 1 ]; then
 else
   for i in $(seq "$times"); do tune "$i"; done
 fi
-ipex-inductor autotune merge "$out/all.jsonl" "$out"/*/
-ipex-inductor autotune regret "$out"/*/ --max-regret 0.02 --min-identical 0.9
+tunings=$(seq -f "$out/%g" "$times")
+rm -f "$out/all.jsonl"
+ipex-inductor autotune merge "$out/all.jsonl" $tunings
+ipex-inductor autotune regret $tunings --max-regret 0.02 --min-identical 0.9

@@ -22,7 +22,6 @@ from ipex_inductor.errors import DeviceError, PassError
 from ipex_inductor.target import current
 
 if TYPE_CHECKING:
-    from ipex_inductor.autotune.cost import Model
     from ipex_inductor.autotune.record import Problem
     from ipex_inductor.autotune.select import Selection
     from ipex_inductor.lowerings.listed import Choosing
@@ -104,8 +103,7 @@ def _key(
 ) -> Key:
     """What the files of a Dynamo graph are found by."""
     training, sharded = _is_training(example_inputs), compat.is_sharded(gm)
-    model = _cost_model(config, example_inputs)
-    identity = _identity_fields(config, training, sharded, example_inputs, selected, model)
+    identity = _identity_fields(config, training, sharded, example_inputs, selected)
     for name in ("sources", "targets"):  # fields of their own
         del identity[name]
     problem = _problem_fields(gm, example_inputs)
@@ -228,14 +226,13 @@ def _compile_with(
     patches = _inductor_options(config)
     if folder:
         patches = graph_files.NO_HEADERS | patches
-    model = _cost_model(config, example_inputs)
-    if model is not None or any(s.choice.kind == "template" for s in selected.values()):
+    if any(s.choice.kind == "template" for s in selected.values()):
         patches["max_autotune_gemm"] = True  # or Inductor does not list it
     training = _is_training(example_inputs)
     sharded = compat.is_sharded(gm)
     user_passes = patches.get("joint_custom_pre_pass", torch._inductor.config.joint_custom_pre_pass)
     patches["joint_custom_pre_pass"] = JointPass(
-        _identity(config, training, sharded, example_inputs, selected, model),
+        _identity(config, training, sharded, example_inputs, selected),
         config.rules_off,
         training,
         graph_report,
@@ -253,7 +250,6 @@ def _compile_with(
         prologue,
         config,
         selected,
-        model,
         graph_report,
         folder,
         compile_inner or compat.compile_inner,
@@ -274,7 +270,6 @@ def _compile_inner(
     prologue: bool,
     config: CompileConfig,
     selected: "Mapping[bytes, Selection]",
-    model: "Model | None",
     graph_report: decisions.GraphReport,
     folder: graph_files.Folder | None,
     compile_inner: Callable[..., Any],
@@ -309,7 +304,7 @@ def _compile_inner(
     choices = {problem: selection.choice for problem, selection in selected.items()}
     watches = config.autotune == "inductor"
     late = folder.entered_late() if folder and kwargs.get("is_backward") else nullcontext()
-    with late, choosing(Choosing(choices, model, leaves=_may_time(config), watches=watches)) as now:
+    with late, choosing(Choosing(choices, leaves=_may_time(config), watches=watches)) as now:
         inner = compile_inner(gm, example_inputs, **kwargs)
     _say_choices(now, selected, graph_report)
     _keep_heard(now, config, graph_report)
@@ -338,9 +333,7 @@ def _say_choices(
 ) -> None:
     for key, offer in now.offers.items():
         known = selected.get(key)
-        if known is None and offer.guess is not None:
-            reason = str(offer.guess)
-        elif known is None:
+        if known is None:
             reason = f"{offer.taken.name}: nothing is recorded of {len(offer.choices)} choices"
         elif known.choice == offer.taken:
             reason = str(known)
@@ -369,26 +362,12 @@ def _may_time(config: CompileConfig) -> bool:
     if config.autotune != "auto":
         return config.autotune == "always"
     asked = _asked(config, "max_autotune") or _asked(config, "max_autotune_gemm")
-    return asked and not _deterministic(config)
-
-
-def _deterministic(config: CompileConfig) -> bool:
-    return _asked(config, "deterministic")
+    return asked and not _asked(config, "deterministic")
 
 
 def _asked(config: CompileConfig, name: str) -> bool:
     """Inductor's setting of that name, for this call."""
     return bool(_inductor_options(config).get(name, getattr(torch._inductor.config, name)))
-
-
-def _cost_model(config: CompileConfig, example_inputs: Sequence[Any]) -> "Model | None":
-    """What guesses the kernels of which nothing is recorded, where none may be timed."""
-    from ipex_inductor.autotune.select import cost_model
-
-    device = next((d for d in _devices(example_inputs) if d.type == "cuda"), None)
-    if device is None or config.autotune != "auto" or _may_time(config) or _deterministic(config):
-        return None
-    return cost_model(str(current(device)))
 
 
 def _identity(
@@ -397,12 +376,9 @@ def _identity(
     sharded: bool,
     example_inputs: Sequence[Any],
     selected: "Mapping[bytes, Selection]" = MappingProxyType({}),
-    model: "Model | None" = None,
 ) -> str:
     """What our part of the generated code depends on, as one digest."""
-    return digest_fields(
-        _identity_fields(config, training, sharded, example_inputs, selected, model)
-    )
+    return digest_fields(_identity_fields(config, training, sharded, example_inputs, selected))
 
 
 def _identity_fields(
@@ -411,10 +387,8 @@ def _identity_fields(
     sharded: bool,
     example_inputs: Sequence[Any],
     selected: "Mapping[bytes, Selection]",
-    model: "Model | None",
 ) -> dict[str, Any]:
     """Sources, options, devices and selections."""
-    from ipex_inductor.autotune.record import encode
     from ipex_inductor.autotune.select import digest
 
     devices = sorted({str(d.type) for d in _devices(example_inputs)} | {"cpu"})
@@ -426,7 +400,6 @@ def _identity_fields(
         "sharded": sharded,
         "targets": tuple(current(device).arch for device in devices),
         "selected": digest((p, s.choice) for p, s in selected.items()),
-        "cost model": digest_fields({"model": encode(model)}),
         "leaves": _may_time(config),
     }
 

@@ -16,7 +16,6 @@ import torch
 
 from ipex_inductor import compat, target
 from ipex_inductor.autotune import space
-from ipex_inductor.autotune.cost import Guess, Model
 from ipex_inductor.autotune.record import Choice, Problem, encode
 from ipex_inductor.lowerings.settings import settings_of
 from ipex_inductor.lowerings.spaces import TRITON_PARAMETERS
@@ -36,15 +35,11 @@ OPS = {
 
 @dataclass
 class Offer:
-    """What Inductor listed for one problem, in its order; the first of a name counts.
-
-    `guess` is why `taken` is, where nothing was recorded and the cost model had something to say.
-    """
+    """What Inductor listed for one problem, in its order; the first of a name counts."""
 
     problem: Problem
     choices: tuple[Choice, ...]
     taken: Choice
-    guess: Guess | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,6 @@ class Choosing:
     """
 
     selected: Mapping[bytes, Choice] = field(default_factory=dict)
-    model: Model | None = None  # for what is not selected
     leaves: bool = False
     watches: bool = False
     offers: dict[bytes, Offer] = field(default_factory=dict)
@@ -149,14 +143,9 @@ def _chosen(now: Choosing, callers: list[Any], default: Any) -> list[Any]:
     if problem is None or usual is None:
         return callers if now.leaves else [default]
     key = encode(problem)
-    choices = tuple(choice for choice, _ in described.values())
-    wanted, guess = now.selected.get(key), None
-    if wanted is None and now.model is not None:
-        guess = now.model.guess(problem, choices)
-        wanted = guess.choice if guess else None
-    choice, caller = described.get(encode(wanted), usual)
+    choice, caller = described.get(encode(now.selected.get(key)), usual)
     if len(described) > 1 or key in now.selected:
-        now.offers[key] = Offer(problem, choices, choice, guess)
+        now.offers[key] = Offer(problem, tuple(c for c, _ in described.values()), choice)
     return [caller]
 
 

@@ -75,18 +75,23 @@ class Tuner:
         default, offer = _offer(problem, trials[0].inputs)
         self._say.choices(offer.choices)
         known = {encode(o.choice): o for o in out}
+        order: dict[bytes, int] = {}
         outcomes = [o for o in out if o.choice in offer.choices]
         if len(offer.choices) > FINALISTS and device.type in PRUNED:
             self._say.doing(NOBODY)
-            model = cost_model(problem.arch)
+            ranked = _ranked(trials[0].problem, offer, cost_model(problem.arch))
             outcomes += (
-                _unlikely(trials[0].problem, offer, model)
-                if model
+                [Outcome(choice, predicted=time) for time, choice in ranked[LIKELY:]]
+                if ranked
                 else _passed_over(problem, offer, trials[0].inputs)
             )
+            order = {encode(choice): i for i, (_, choice) in enumerate(ranked)}
         known |= {encode(o.choice): o for o in outcomes}
         candidates: list[tuple[int, Candidate, float]] = []
-        for i, choice in enumerate(offer.choices):
+        # Those first that would be missed most, should the time be up.
+        for i, choice in sorted(
+            enumerate(offer.choices), key=lambda c: order.get(encode(c[1]), -1)
+        ):
             if encode(choice) in known or (len(candidates) > 1 and time.monotonic() > deadline):
                 continue
             self._say.doing(i)
@@ -96,11 +101,14 @@ class Tuner:
                 outcomes.append(found)
             else:
                 candidates.append((i, *found))
-        outcomes += self._raced(candidates, trials, device, deadline)
+        raced = self._raced(candidates, trials, device, deadline) if candidates else []
+        outcomes += raced
+        if not any(o.timing for o in raced):  # then nothing was passed over for anything
+            outcomes = [o for o in outcomes if o.reason]
         if not outcomes:
             raise ValueError("the time was up before anything was measured")
-        order = {encode(c): i for i, c in enumerate(offer.choices)}
-        outcomes.sort(key=lambda o: order[encode(o.choice)])
+        listed = {encode(c): i for i, c in enumerate(offer.choices)}
+        outcomes.sort(key=lambda o: listed[encode(o.choice)])
         return Record(problem, tuple(outcomes), provenance_of(device))
 
     def _candidate(
@@ -111,7 +119,7 @@ class Tuner:
             with resources.of_loaded() as takes:
                 run = run or compiled(problem, choice, trials[0].inputs)
             candidate = Candidate(choice, run, takes)
-        except torch.OutOfMemoryError:
+        except measure.FATAL:
             raise
         except Exception as error:
             return Outcome(choice, reason=f"it does not compile: {measure.first_line(error)}")
@@ -128,15 +136,15 @@ class Tuner:
         """The outcomes of what was right, after the race and a second look at its results."""
         runners = [Runner(candidate, error) for _, candidate, error in candidates]
         numbers = {id(r): i for r, (i, _, _) in zip(runners, candidates, strict=True)}
+        self._say.doing(NOBODY)
         buffers, clock, seeds = _buffers(trials, device), clocks.clock_of(device), itertools.count()
 
         def place() -> Callable[[Run], Round]:
             here = clocks.moved(buffers, next(seeds))
             return lambda run: clock.prepare(run, here, len(trials))
 
-        if runners:
-            say = self._say.doing
-            measure.race(runners, place, deadline=deadline, say=lambda r: say(numbers[id(r)]))
+        say = self._say.doing
+        measure.race(runners, place, deadline=deadline, say=lambda r: say(numbers[id(r)]))
         timed = [r for r in runners if not r.failure]
         failed = [Outcome(r.candidate.choice, reason=r.failure) for r in runners if r.failure]
         times = measure.timings(timed) if timed else []
@@ -204,13 +212,17 @@ def _offer(problem: Problem, inputs: Sequence[Tensor]) -> tuple[Run, Offer]:
     return run, offer
 
 
-def _unlikely(problem: Problem, offer: Offer, model: Model) -> list[Outcome]:
-    """What the cost model thinks too slow; never the library's, nor what it does not know."""
-    templates = (c for c in offer.choices if c.kind == "template")
-    said = [(model.microseconds(problem, choice), choice) for choice in templates]
+def _ranked(problem: Problem, offer: Offer, model: Model | None) -> list[tuple[float, Choice]]:
+    """The templates with what the model says they take, fastest first; those it knows.
+
+    None at all if there is one of a name that it never met: of that it cannot say what is likely.
+    """
+    templates = [choice for choice in offer.choices if choice.kind == "template"]
+    if model is None or not {choice.name for choice in templates} <= {*model.templates}:
+        return []
+    said = ((model.microseconds(problem, choice), choice) for choice in templates)
     times = [(time, choice) for time, choice in said if time is not None]
-    times.sort(key=lambda each: (each[0], encode(each[1])))
-    return [Outcome(choice, predicted=time) for time, choice in times[LIKELY:]]
+    return sorted(times, key=lambda each: (each[0], encode(each[1])))
 
 
 def _passed_over(problem: Problem, offer: Offer, inputs: Sequence[Tensor]) -> list[Outcome]:

@@ -5,6 +5,8 @@ import signal
 import time
 from dataclasses import replace
 
+import torch
+
 from ipex_inductor.autotune import space
 from ipex_inductor.autotune.record import Choice
 from ipex_inductor.lowerings import tuner
@@ -51,6 +53,10 @@ def refuse(*_):
     raise RuntimeError("invalid configuration argument\nand so on, for pages")
 
 
+def break_device(*_):
+    raise torch.AcceleratorError("an illegal memory access was encountered", 700)
+
+
 # What each does, and the words of the reason it is to be out for; in the order they are tried.
 HARM = {
     "one element off": (one_element_off, "wrong by 0.0"),
@@ -62,6 +68,7 @@ HARM = {
     "a row less": (lambda right, inputs: right(inputs)[1:], "its shape is"),
     "writes": (writes, "it writes its inputs"),
     "refuses": (refuse, "RuntimeError: invalid configuration argument"),
+    "breaks the device": (break_device, "it ended with 1"),
     "crashes": (lambda *_: crash(), "it crashed with SIGSEGV"),
     "exits": (lambda *_: os._exit(7), "it ended with 7"),
     "hangs": (hang, "it hung: nothing happened for"),

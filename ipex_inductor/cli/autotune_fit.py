@@ -21,28 +21,30 @@ from ipex_inductor.cli.autotune_shared import (
     say_json,
     say_refused,
 )
+from ipex_inductor.errors import ArgumentError
 from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
 
 
 def autotune_fit(
     databases: Databases,
     into: Annotated[
-        Path | None, typer.Option(help="The folder of the model. Default: our own database.")
+        Path | None,
+        typer.Option(help="The folder of the model. Default: ours, the only one that is used."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fit the model that ranks what is to be measured, and guesses where nothing may be.
+    """Fit the model that ranks what is to be measured.
 
     It says how good the model is on problems that it was not fitted on, a tenth at a time.
     """
     from ipex_inductor.autotune.fitting import fit
 
-    read = [records(each) for each in databases]
-    model, quality = fit(record for each in read for record in each)
-    say_refused(*read)
+    read = records(*databases)
+    model, quality = fit(read)
+    say_refused(read)
     folder = into or default_folder()
-    if into is None:
-        ensure(folder)
+    if into is None and not (found := ensure(folder)).usable:
+        raise ArgumentError("a home that only you can write", found.reason, "Name one by --into.")
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / file_name(model.arch)
     write_lines(file, [encode(model), b"\n"])
@@ -54,8 +56,5 @@ def autotune_fit(
     )
     for count, (mean, worst) in quality.lost.items():
         lost.add_row(str(count), f"{mean:.1%}", f"{worst:.1%}")
-    taken = listing("guessed without a measurement", number("problems"), number("x the library"))
-    for op, (gain, count) in quality.gained.items():
-        taken.add_row(op, str(count), f"{gain:.2f}")
     fitted = f"{model.problems} problems of {model.arch}"
-    say(lost, taken, f"{fitted}, median error {model.error:.0%} on the others: {file}")
+    say(lost, f"{fitted}, median error {model.error:.0%} on the others: {file}")

@@ -94,7 +94,7 @@ def first_call(
     contestant: Contestant, model: torch.nn.Module, inputs: tuple[Any, ...], folder: Path
 ) -> tuple[Call, torch.Tensor, dict[str, Any]]:
     """Wrap and call a model once: the callable, its output, and seconds and cache hits."""
-    use_folder(folder / contestant.name, contestant.backend)
+    use_folder(folder / contestant.name, contestant.backend or "")
     before = _counters()
     started = time.perf_counter()
     # Freezing is decided by Dynamo from the global config, so options= would come too late.

@@ -75,26 +75,6 @@ def test_what_was_measured_is_used_in_every_mode(tmp_path):
     assert len(list(Records(tmp_path / "db"))) == 1
 
 
-@torch.no_grad()
-def test_a_guess_of_the_cost_model_is_used_where_nothing_is_recorded(tmp_path, monkeypatch):
-    monkeypatch.setenv("IPEX_HOME", str(tmp_path))
-    if select.cost_model(str(target.current("cuda"))) is None:
-        pytest.skip("no cost model is shipped for this GPU")
-    q, k = (torch.randn(96, 512, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-
-    def scores(q, k):
-        return torch.bmm(q, k.transpose(1, 2)) * 0.125
-
-    torch.compiler.reset()
-    decisions.clear()
-    compiled = torch.compile(scores, backend="ipex", options={"strict": True})
-    result, (code,) = run_and_get_code(compiled, q, k)
-    torch.testing.assert_close(result, scores(q, k), rtol=2e-2, atol=2e-2)  # one rounding, not two
-    assert "triton_tem" in code
-    (event,) = [e for r in decisions.reports() for e in r.events if e.kind == "choice"]
-    assert "by the cost model, not measured" in event.reason
-
-
 def test_the_cost_model_ranks_what_is_measured(tmp_path):
     """The best of all templates is among the likely, but for what nobody would notice."""
     ((_, record),) = tuned(here([problem("bmm")], 500), tmp_path / "db")

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 from ipex_inductor import backend, decisions
 from ipex_inductor.aot_cache import home
 from ipex_inductor.autotune import select
-from ipex_inductor.autotune.cost import Guess
 from ipex_inductor.autotune.database import Records, Shard
 from ipex_inductor.autotune.record import Record, Symbol, encode
 from ipex_inductor.lowerings import listed, selection
@@ -478,68 +477,3 @@ def test_max_autotune_measures_once_and_remembers(tmp_path, database):
     assert found["said"][0].endswith("recorded")
     assert process(tmp_path, database, mode="max-autotune")["hit"] == 1
     assert [encode(r) for r in Records(database)] == [encode(record)]
-
-
-@dataclass(frozen=True)
-class Certain:
-    """A cost model that takes the first template for everything."""
-
-    name: str = "certain"
-
-    def guess(self, problem, choices):
-        template = next(c for c in choices if c.kind == "template")
-        return Guess(template, 1.0, 2.0)
-
-
-def test_where_nothing_is_recorded_the_cost_model_guesses(database, monkeypatch):
-    monkeypatch.setattr(backend, "_cost_model", lambda *_: Certain())
-    plain = torch.compile(fn)
-    result, code = code_of(compiled(fn, database), A, B)
-    torch.testing.assert_close(result, fn(A, B), rtol=1e-4, atol=1e-4)  # sums in another order
-    assert IN_CODE in code
-    (reason,) = said()
-    assert reason.startswith(f"{TEMPLATE} micro=")
-    assert reason.endswith("1 us, the library's 2, both by the cost model, not measured")
-    _, code = code_of(plain, A, B)
-    assert IN_CODE not in code
-
-
-def test_a_record_is_worth_more_than_a_guess(database, offer, monkeypatch):
-    monkeypatch.setattr(backend, "_cost_model", lambda *_: Certain())
-    keep(database, offer.problem, offer.choices, "aten.bmm")
-    _, code = code_of(compiled(fn, database), A, B)
-    assert IN_CODE not in code
-    (reason,) = said()
-    assert reason.endswith("recorded")
-
-
-def test_another_model_is_another_key_of_inductors_caches():
-    config = backend.resolve(None, {}, {})
-    keys = {
-        backend._identity(config, False, False, [A], {}, m) for m in (None, Certain(), Certain("b"))
-    }
-    assert len(keys) == 3
-
-
-def test_a_guess_is_for_gpus_in_default_mode_alone(monkeypatch):
-    asked = []
-    monkeypatch.setattr(select, "cost_model", lambda arch: asked.append(arch))
-    gpu = type("OnGpu", (), {"type": "cuda"})()
-    monkeypatch.setattr(backend, "_devices", lambda _: {gpu})
-    monkeypatch.setattr(backend, "current", lambda _: "sm_90:NVIDIA-H200")
-    known = {"deterministic": bool, "max_autotune": bool}
-    refused = [
-        {"autotune": "never"},
-        {"autotune": "always"},
-        {"autotune": "inductor"},
-        {"max_autotune": True},
-        {"deterministic": True},
-    ]
-    for options in refused:
-        backend._cost_model(backend.resolve(None, options, known), [A])
-    assert not asked
-    backend._cost_model(backend.resolve(None, {}, known), [A])
-    assert asked == ["sm_90:NVIDIA-H200"]
-    monkeypatch.setattr(backend, "_devices", lambda _: {torch.device("cpu")})
-    assert backend._cost_model(backend.resolve(None, {}, known), [A]) is None
-    assert len(asked) == 1

@@ -412,3 +412,28 @@ def test_vector_checks_are_asked_once(tmp_path, monkeypatch):
             assert VecAVX2().check_build("code") is False
     assert asked == ["code"]
     assert list(answers.values()) == [False]
+
+
+def test_a_bundle_of_another_machine_spares_the_first_process_of_this_one(filled, tmp_path):
+    """Pack and sign what one home has; an empty one that trusts the key builds nothing."""
+
+    def cache(home, *args):
+        command = [sys.executable, "-m", "ipex_inductor", "cache", *map(str, args)]
+        env = os.environ | {"IPEX_HOME": str(home)}
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    there, here, bundle = filled[0] / "home", tmp_path / "here", tmp_path / "graphs.bundle"
+    cache(there, "trust", "new", "builder", "--into", tmp_path)
+    cache(there, "pack", bundle, "--key", tmp_path / "builder.key")
+    unknown = run(here, IPEX, IPEX_AOT_BUNDLES=str(bundle))
+    assert outcome(unknown) == "miss"
+    assert unknown["built"]
+    assert any("a bundle of IPEX_AOT_BUNDLES is not used" in line for _, line in unknown["said"])
+    shutil.rmtree(here)
+    cache(here / "home", "trust", "add", "builder", tmp_path / "builder.pub")
+    served = run(here, IPEX, IPEX_AOT_BUNDLES=str(bundle))
+    assert outcome(served) == "hit"
+    assert (served["built"], served["tried"], served["aot"]) == ([], [], [1, 0])
+    assert graphs(here) == []  # it is read where it lies

@@ -191,14 +191,30 @@ def test_every_block_is_at_a_place_of_its_own_and_whoever_cannot_be_timed_is_out
     assert [r.failure for r in runners] == 2 * ["it cannot be timed: RuntimeError: no graph"] + [""]
 
 
-def test_memory_that_is_short_is_nobodys_failure():
-    def place():
+def test_memory_that_is_short_is_nobodys_failure_and_loses_no_block():
+    def short(*_):
         raise torch.OutOfMemoryError
 
     with pytest.raises(torch.OutOfMemoryError):
-        race([runner("a", steady(10))], place)
+        race([runner("a", steady(10))], short)
     with pytest.raises(torch.OutOfMemoryError):
-        race([runner("a", steady(10))], lambda: lambda run: place())
+        race([runner("a", steady(10))], lambda: short)
+    for second in (short, lambda: short):
+        places = iter([anywhere, second])
+        runners = [runner("a", steady(10)), runner("b", steady(11))]
+        race(runners, lambda places=places: next(places)())
+        assert [(len(r.blocks), r.failure) for r in runners] == [(1, ""), (1, "")]
+
+
+def test_an_error_of_the_device_is_for_the_parent_to_blame():
+    def fails(_):
+        raise torch.AcceleratorError("an illegal memory access", 700)
+
+    a, b, judge = exact_and_eager()
+    with pytest.raises(torch.AcceleratorError):
+        verified(Candidate(choice("fails"), fails), judge, [a, b])
+    with pytest.raises(torch.AcceleratorError):
+        race([runner("a", steady(10))], lambda: fails)
 
 
 def test_nobody_always_follows_the_same():
@@ -231,7 +247,22 @@ def test_the_noise_is_how_far_the_median_is_off(count, place):
     medians = [statistics.median([t for block in s for t in block]) for s in samples]
     said = statistics.fmean([noise_of(s, place) for s in samples])
     # The errors of few values are themselves known by few: 8 rounds, or 4 medians.
-    assert 0.75 < said / (statistics.stdev(medians) / 100) < 1.35
+    assert 0.85 < said / (statistics.stdev(medians) / 100) < 1.35
+
+
+@pytest.mark.parametrize("count", [4, 8])
+def test_equal_kernels_hardly_ever_differ_by_three_errors(count):
+    """Which is what `compare` and ties go by: in less than 1.5 % of 4,000 pairs of races."""
+    random_ = random.Random(0)
+
+    def race_of():
+        places = [100 * random_.gauss(1, 0.01) for _ in range(count)]
+        blocks = [[random_.gauss(here, 0.2) for _ in range(measure.ROUNDS)] for here in places]
+        return statistics.median([t for block in blocks for t in block]), noise_of(blocks, 0.01)
+
+    pairs = [(race_of(), race_of()) for _ in range(4000)]
+    far = [abs(math.log(a / b)) > 3 * math.hypot(m, n) for (a, m), (b, n) in pairs]
+    assert sum(far) / len(far) < 0.015
 
 
 def test_noise_sees_a_drift_that_single_rounds_do_not_show():
@@ -260,7 +291,7 @@ def test_who_dropped_out_has_the_noise_of_places_that_others_show():
         said.append((first.noise, last.noise))
     stayed, dropped = (statistics.fmean(column) for column in zip(*said, strict=True))
     assert 0.04 < dropped < 0.06
-    assert 0.04 / math.sqrt(8) < stayed < 0.06 / math.sqrt(8)
+    assert 0.04 < stayed * math.sqrt(8) / measure.OF_MEDIAN < 0.06
 
 
 def test_a_timing_has_its_percentiles_in_order():
