@@ -447,6 +447,7 @@ def test_two_machines_with_one_table_get_the_same_code(tmp_path, database, offer
     assert first["extern"] == [False]
 
 
+@pytest.mark.slow
 def test_a_new_record_throws_only_the_graphs_away_that_it_changes(tmp_path, database, offer):
     keep(database, offer.problem, offer.choices, "aten.bmm")
     assert process(tmp_path, database)["hit"] == 0

@@ -414,6 +414,7 @@ def test_vector_checks_are_asked_once(tmp_path, monkeypatch):
     assert list(answers.values()) == [False]
 
 
+@pytest.mark.slow
 def test_a_bundle_of_another_machine_spares_the_first_process_of_this_one(filled, tmp_path):
     """Pack and sign what one home has; an empty one that trusts the key builds nothing."""
 
