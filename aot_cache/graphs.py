@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ipex_inductor.aot_cache import workroom
+from ipex_inductor.aot_cache import use, workroom
 from ipex_inductor.aot_cache.home import ensure
 from ipex_inductor.aot_cache.key import Key, nearest
 from ipex_inductor.aot_cache.notices import say
@@ -140,4 +140,4 @@ def _store_in(folder: Path) -> Store | None:
     if not found.usable:
         say(f"{found.reason}: compiled graphs are not kept")
         return None
-    return Store(folder)
+    return Store(folder, use.layers(), use.remotes(), quota=use.quota())

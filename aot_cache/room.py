@@ -5,9 +5,11 @@ the room that was free when it last looked, so that several together do not pass
 than an entry each.
 """
 
+import re
 from dataclasses import dataclass
 
 from ipex_inductor.aot_cache.folder import MEMORY_ONLY, Folder, RefusedError
+from ipex_inductor.errors import ArgumentError
 
 QUOTA = 8 << 30  # bytes
 _SHARE = 16  # of the free room that one writer fills before it looks again
@@ -61,3 +63,11 @@ def sweep(folder: Folder, quota: int, size: int = 0) -> Swept:
         folder.remove(file.name)  # if somebody else did, it is gone all the same
         evicted, freed = evicted + 1, freed + file.size
     return Swept(held - freed, evicted, freed, reaped)
+
+
+def quota_of(text: str) -> int:
+    """The bytes that `512M`, `8GiB` or `1000` say; raises `ArgumentError`."""
+    found = re.fullmatch(r"(\d+(?:\.\d*)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise ArgumentError("a size such as 512M or 8GiB", repr(text), "Write it so.")
+    return int(float(found[1]) * (1 << 10 * " KMGT".index(found[2].upper() or " ")))

@@ -1,4 +1,4 @@
-"""The bundles that this process uses: of `use_bundle`, and of the environment."""
+"""What the environment says of the kernel cache, and the bundles that this process uses."""
 
 import functools
 import os
@@ -7,6 +7,8 @@ from pathlib import Path
 from ipex_inductor.aot_cache.bundle import Bundle, open_bundle
 from ipex_inductor.aot_cache.manifest import Manifest
 from ipex_inductor.aot_cache.notices import say
+from ipex_inductor.aot_cache.remote import Remote
+from ipex_inductor.aot_cache.room import QUOTA, quota_of
 from ipex_inductor.errors import IpexError
 
 _used: list[Bundle] = []
@@ -31,6 +33,35 @@ def use_bundle(
 def in_use() -> tuple[Bundle, ...]:
     """Those of the environment, which is read once a process, and then those of `use_bundle`."""
     return (*_from_environment(), *_used)
+
+
+def layers() -> tuple[Path, ...]:
+    """The folders of `IPEX_AOT_LAYERS=one:two`, which are only read."""
+    named = os.environ.get("IPEX_AOT_LAYERS", "").split(os.pathsep)
+    return tuple(Path(path).expanduser() for path in named if path)
+
+
+def remotes() -> tuple[Remote, ...]:
+    """The URLs of `IPEX_AOT_REMOTES`, with spaces between them, any that fsspec knows.
+
+    `IPEX_AOT_WRITE_BACK=1` also puts there what is compiled here. Who can write there decides what
+    runs here: a digest is no signature.
+    """
+    back = os.environ.get("IPEX_AOT_WRITE_BACK", "").strip().lower()
+    if back not in ("", "0", "1", "false", "true"):
+        say(f"IPEX_AOT_WRITE_BACK is not used: expected 0 or 1; got {back!r}")
+    urls = os.environ.get("IPEX_AOT_REMOTES", "").split()
+    return tuple(Remote(url, write_back=back in ("1", "true")) for url in urls)
+
+
+def quota() -> int:
+    """The bytes of `IPEX_AOT_QUOTA` (`512M`, `8GiB`); what cannot be read is a warning."""
+    text = os.environ.get("IPEX_AOT_QUOTA", "")
+    try:
+        return quota_of(text) if text else QUOTA
+    except IpexError as error:
+        say(f"IPEX_AOT_QUOTA is not used: {error}")
+        return QUOTA
 
 
 @functools.cache

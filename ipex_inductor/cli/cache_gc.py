@@ -5,23 +5,28 @@ from typing import Annotated
 
 import typer
 
-from ipex_inductor.aot_cache.room import QUOTA, Swept, sweep
+from ipex_inductor.aot_cache import use
+from ipex_inductor.aot_cache.room import Swept, quota_of, sweep
 from ipex_inductor.cli.autotune_shared import AsJson, say, say_json
-from ipex_inductor.cli.cache_shared import InFolder, opened, quota_of, readable, size
+from ipex_inductor.cli.cache_shared import InFolder, opened, readable, size
 
 
 def cache_gc(
     folder: InFolder = None,
     quota: Annotated[
-        str, typer.Option(help="How much may stay: 512M, 8GiB; 0 removes every entry.")
-    ] = str(QUOTA),
+        str | None,
+        typer.Option(
+            help="How much may stay: 512M, 8GiB; 0 removes every entry.",
+            show_default="IPEX_AOT_QUOTA, or 8GiB",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Remove what killed processes left, and beyond the quota what was not used for longest.
 
     Writers do the same by themselves. Who reads an entry meanwhile has it to its end.
     """
-    limit = quota_of(quota)
+    limit = use.quota() if quota is None else quota_of(quota)
     try:
         with readable():
             swept = sweep(opened(folder), limit)

@@ -1,7 +1,6 @@
 """What the verbs over the kernel cache share: their options, and how they speak of sizes."""
 
 import math
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -58,14 +57,6 @@ def size(count: float) -> str:
         return f"{count:.0f} B"
     power = min(4, int(math.log2(count) // 10))
     return f"{count / (1 << 10 * power):.1f} {'KMGT'[power - 1]}iB"
-
-
-def quota_of(text: str) -> int:
-    """The bytes that `512M`, `8GiB` or `1000` say; raises `ArgumentError`."""
-    found = re.fullmatch(r"(\d+(?:\.\d*)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if found is None:
-        raise ArgumentError("a size such as 512M or 8GiB", repr(text), "Write it so.")
-    return int(float(found[1]) * (1 << 10 * " KMGT".index(found[2].upper() or " ")))
 
 
 def date(seconds: float) -> str:

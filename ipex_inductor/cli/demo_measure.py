@@ -41,10 +41,10 @@ def use_folder(folder: Path, backend: str = "") -> None:
     To backend `ipex` torch's are not named, or it would leave them to torch, unverified.
     """
     os.environ["IPEX_HOME"] = str(folder / "ipex")
-    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
-        os.environ.pop(name, None)
-        if backend != "ipex":
-            os.environ[name] = str(folder / name.lower())
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+    if backend == "ipex":
+        del os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ["TRITON_CACHE_DIR"]
 
 
 class Tiny(torch.nn.Module):

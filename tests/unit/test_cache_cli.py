@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 
 from ipex_inductor.aot_cache import notices
 from ipex_inductor.aot_cache.key import Key
+from ipex_inductor.aot_cache.room import quota_of
 from ipex_inductor.aot_cache.store import Store
 from ipex_inductor.cli import app
 from ipex_inductor.cli.cache import VERBS
-from ipex_inductor.cli.cache_shared import quota_of, size
+from ipex_inductor.cli.cache_shared import size
 
 
 @pytest.fixture(autouse=True)
