@@ -127,10 +127,10 @@ def buffers_against_caches(device: torch.device, size: int) -> int:
 def moved(buffers: Sequence[Sequence[Tensor]], seed: int) -> list[list[Tensor]]:
     """Copies of `buffers`, elsewhere in memory for each `seed`; no captured graph may be alive."""
     device = buffers[0][0].device
-    if device.type != "cpu":
-        getattr(torch, device.type).empty_cache()  # or they would lie where others lay before
     if device.type == "cuda":
         torch._C._cuda_clearCublasWorkspaces()  # made anew by the next capture, elsewhere too
+    if device.type != "cpu":
+        getattr(torch, device.type).empty_cache()  # or they would lie where others lay before
     sizes = random.Random(seed).choices(range(1 << 20, JUNK), k=3)
     junk = [torch.empty(n, dtype=torch.uint8, device=device) for n in sizes]
     result = [[*map(copy, inputs)] for inputs in buffers]

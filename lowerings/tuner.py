@@ -74,24 +74,13 @@ class Tuner:
         self._say.doing(NOBODY)
         default, offer = _offer(problem, trials[0].inputs)
         self._say.choices(offer.choices)
-        known = {encode(o.choice): o for o in out}
-        order: dict[bytes, int] = {}
         outcomes = [o for o in out if o.choice in offer.choices]
-        if len(offer.choices) > FINALISTS and device.type in PRUNED:
-            self._say.doing(NOBODY)
-            ranked = _ranked(trials[0].problem, offer, cost_model(problem.arch))
-            outcomes += (
-                [Outcome(choice, predicted=time) for time, choice in ranked[LIKELY:]]
-                if ranked
-                else _passed_over(problem, offer, trials[0].inputs)
-            )
-            order = {encode(choice): i for i, (_, choice) in enumerate(ranked)}
-        known |= {encode(o.choice): o for o in outcomes}
+        passed, order = self._narrowed(problem, offer, trials, device)
+        outcomes += [o for o in passed if o.choice not in [known.choice for known in outcomes]]
+        known = {encode(o.choice) for o in outcomes}
         candidates: list[tuple[int, Candidate, float]] = []
-        # Those first that would be missed most, should the time be up.
-        for i, choice in sorted(
-            enumerate(offer.choices), key=lambda c: order.get(encode(c[1]), -1)
-        ):
+        for i in order:
+            choice = offer.choices[i]
             if encode(choice) in known or (len(candidates) > 1 and time.monotonic() > deadline):
                 continue
             self._say.doing(i)
@@ -110,6 +99,28 @@ class Tuner:
         listed = {encode(c): i for i, c in enumerate(offer.choices)}
         outcomes.sort(key=lambda o: listed[encode(o.choice)])
         return Record(problem, tuple(outcomes), provenance_of(device))
+
+    def _narrowed(
+        self, problem: Problem, offer: Offer, trials: Sequence[Trial], device: torch.device
+    ) -> tuple[list[Outcome], list[int]]:
+        """What is passed over of a long list; the numbers of all, as they are to be tried.
+
+        Those come first that would be missed most, should the time be up.
+        """
+        passed: list[Outcome] = []
+        ranked: list[tuple[float, Choice]] = []
+        if len(offer.choices) > FINALISTS and device.type in PRUNED:
+            self._say.doing(NOBODY)
+            ranked = _ranked(trials[0].problem, offer, cost_model(problem.arch))
+            passed = (
+                [Outcome(choice, predicted=time) for time, choice in ranked[LIKELY:]]
+                if ranked
+                else _passed_over(problem, offer, trials[0].inputs)
+            )
+        place = {encode(choice): i for i, (_, choice) in enumerate(ranked)}
+        others = {"library": -1, "template": len(ranked)}
+        keys = [place.get(encode(c), others[c.kind]) for c in offer.choices]
+        return passed, sorted(range(len(keys)), key=keys.__getitem__)
 
     def _candidate(
         self, problem: Problem, choice: Choice, trials: Sequence[Trial], run: Run | None
