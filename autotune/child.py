@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-import torch
 
 from ipex_inductor.autotune.record import Choice, Outcome, Problem, Record, encode
 
@@ -207,6 +206,8 @@ def serve(
     make: Callable[[Say], Callable[[Problem, Sequence[Outcome], float], Record]],
 ) -> None:
     """The child's main loop: a task a line until the parent closes the pipe."""
+    import torch  # which whoever only reads this module's types need not wait for
+
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     writing, shared = map(int, sys.argv[-2:])
     status = mmap.mmap(shared, 2 * _WORD)
