@@ -250,6 +250,7 @@ def _compile_with(
         prologue,
         config,
         selected,
+        _may_time(config),  # inside, Inductor's settings are those of this call
         graph_report,
         folder,
         compile_inner or compat.compile_inner,
@@ -270,6 +271,7 @@ def _compile_inner(
     prologue: bool,
     config: CompileConfig,
     selected: "Mapping[bytes, Selection]",
+    may_time: bool,
     graph_report: decisions.GraphReport,
     folder: graph_files.Folder | None,
     compile_inner: Callable[..., Any],
@@ -304,7 +306,7 @@ def _compile_inner(
     choices = {problem: selection.choice for problem, selection in selected.items()}
     watches = config.autotune == "inductor"
     late = folder.entered_late() if folder and kwargs.get("is_backward") else nullcontext()
-    with late, choosing(Choosing(choices, leaves=_may_time(config), watches=watches)) as now:
+    with late, choosing(Choosing(choices, leaves=may_time, watches=watches)) as now:
         inner = compile_inner(gm, example_inputs, **kwargs)
     _say_choices(now, selected, graph_report)
     _keep_heard(now, config, graph_report)
