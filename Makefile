@@ -25,7 +25,7 @@ quick: $(VENV)/installed
 	$(BIN)/ipex-inductor demo --quick
 
 test: $(VENV)/installed
-	@echo "== the whole suite (25 to 35 minutes on 2 cores)"
+	@echo "== the whole suite (25 to 30 minutes on 2 cores)"
 	$(BIN)/python -m pytest $(TESTS) -n $(WORKERS) -m "not slow"
 
 slow: $(VENV)/installed
