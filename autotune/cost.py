@@ -28,7 +28,7 @@ LARGEST = 20.0  # logarithm of a factor or a launch that can be meant
 
 
 class Model(Value, frozen=True):
-    """The factors for one architecture and dtype.
+    """The factors for one architecture, and the dtypes that they were fitted on.
 
     `tiles` has a row for each of the four times, `launch` is the logarithm of microseconds.
     `templates` are the names of those that were met. `error` is the median relative error on
