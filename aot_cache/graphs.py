@@ -4,7 +4,6 @@ A key here only finds the entry. Whether what lies in it fits is for torch to sa
 are in the names of the files; if they do not, torch builds, and the entry gets the new files too.
 """
 
-import functools
 import logging
 import os
 import shutil
@@ -14,12 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ipex_inductor.aot_cache import use, workroom
-from ipex_inductor.aot_cache.home import ensure
+from ipex_inductor.aot_cache import opened, workroom
 from ipex_inductor.aot_cache.key import Key, nearest
 from ipex_inductor.aot_cache.notices import say
-from ipex_inductor.aot_cache.store import Store, default_folder
-from ipex_inductor.errors import OptionError
+from ipex_inductor.aot_cache.store import Store
 
 log = logging.getLogger("ipex_inductor")
 
@@ -47,7 +44,7 @@ class GraphFiles:
             self._known = frozenset(workroom.files_in(self.folder))
             self.outcome, self.reason = "hit", "compiled before by this process"
             return
-        store = _store()
+        store = opened.store()
         entry = store.get(self.key) if self.key and store else None
         if entry:
             try:
@@ -75,7 +72,7 @@ class GraphFiles:
             if self.outcome == "hit":
                 self.outcome, self.reason = "outdated", f"torch made {len(new)} files anew"
                 log.info("kernel cache: an entry is outdated: %s", self.reason)
-            store = _store()
+            store = opened.store()
             if self.key and store:
                 blob = workroom.packed(self.folder)
                 self._known |= new
@@ -104,7 +101,7 @@ class VectorChecks:
     def answers(self) -> MutableMapping[str, bool]:
         """What is known; read when first asked for."""
         if self._answers is None:
-            store = _store()
+            store = opened.store()
             entry = store.get(self._key) if store else None
             found = entry.meta if entry else {}
             self._answers = {name: v for name, v in found.items() if type(v) is bool}
@@ -113,7 +110,7 @@ class VectorChecks:
 
     def keep(self) -> None:
         """Keep what was tried since."""
-        store = _store()
+        store = opened.store()
         if store and self._answers and len(self._answers) > self._kept:
             self._kept = len(self._answers)
             store.put(self._key, dict(self._answers), b"")
@@ -123,21 +120,3 @@ def _graph(fields: Mapping[str, Any]) -> object:
     with suppress(TypeError, ValueError):
         return dict(fields.get("problem", ())).get("graph")
     return None
-
-
-def _store() -> Store | None:
-    """The store in our home; None where that must not be used, which is said once."""
-    try:
-        return _store_in(default_folder())
-    except OptionError as error:
-        say(str(error))
-        return None
-
-
-@functools.lru_cache(maxsize=8)
-def _store_in(folder: Path) -> Store | None:
-    found = ensure(folder)
-    if not found.usable:
-        say(f"{found.reason}: compiled graphs are not kept")
-        return None
-    return Store(folder, use.layers(), use.remotes(), quota=use.quota())

@@ -7,7 +7,6 @@ it concerns a model that another backend compiles.
 import contextlib
 import functools
 import importlib.metadata
-import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +19,7 @@ from ipex_inductor.aot_cache import graphs, workroom
 from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.aot_cache.key import Key, Pairs, pairs
 from ipex_inductor.aot_cache.knobs import environment, triton_settings
+from ipex_inductor.aot_cache.toolkit import compiler_named
 from ipex_inductor.target import current
 
 NO_HEADERS = {"cpp_cache_precompile_headers": False}  # 150 MB in /tmp, and g++ run in every process
@@ -167,17 +167,7 @@ def _vector_checks_of(variables: Pairs) -> graphs.VectorChecks:
 
 
 def _toolkit() -> Pairs:
-    return pairs({"c++": _compiler(compat.cxx()), "python": platform.python_version()})
-
-
-@functools.cache
-def _compiler(named: tuple[str | None, ...]) -> str:
-    """The first of these that is there, told by path and size: it is not run for that."""
-    for name in named:
-        if name and (found := shutil.which(name)):
-            path = os.path.realpath(found)
-            return f"{path}, {os.stat(path).st_size} bytes"
-    return "none"
+    return pairs({"c++": compiler_named(), "python": platform.python_version()})
 
 
 @functools.cache

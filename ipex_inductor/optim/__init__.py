@@ -8,13 +8,14 @@ precision, in which small differences are lost. State dicts hold fp32, so averag
 
 from ipex_inductor.optim._lamb import Lamb
 from ipex_inductor.optim._lars import Lars, create_optimizer_lars
-from ipex_inductor.optim.fused import fuse_step
+from ipex_inductor.optim.fused import FusedStep, fuse_step
 from ipex_inductor.optim.masters import attach_master_weights, cast_for_inference
 from ipex_inductor.optim.tables import FUSED_OPTIMIZERS, SPLIT_OPTIMIZERS
 
 __all__ = [
     "FUSED_OPTIMIZERS",
     "SPLIT_OPTIMIZERS",
+    "FusedStep",
     "Lamb",
     "Lars",
     "attach_master_weights",

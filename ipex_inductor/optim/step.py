@@ -4,7 +4,7 @@ PyTorch's own step does the arithmetic, in fp32 and so exactly as it would for f
 chunk of parameters at a time is put together, stepped and cut again.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.optim import replicas
+from ipex_inductor.optim import kernels, replicas
 from ipex_inductor.optim.following import follow
 from ipex_inductor.optim.shards import local
 from ipex_inductor.optim.tables import SPLIT_OPTIMIZERS
@@ -54,8 +54,8 @@ def _step(
     """One step of the optimizer's class."""
     optimizer._opt_called = True  # type: ignore[attr-defined]  # what LR schedulers ask
     plain = type(optimizer).step.__wrapped__  # type: ignore[attr-defined]  # hooks ran already
-    weights = _live(optimizer)
-    if not weights:
+    weights, fused = _live(optimizer), kernels.wanted(optimizer)
+    if not weights and not fused:
         return plain(optimizer, closure, *args, **kwargs)
     if type(optimizer) not in SPLIT_OPTIMIZERS:
         return _whole_step(optimizer, weights, MethodType(plain, optimizer), closure, args, kwargs)
@@ -63,9 +63,16 @@ def _step(
     if closure is not None:
         with torch.enable_grad():
             loss = closure()
-    for chunk in _chunks(optimizer, weights):
-        with _stand_ins(optimizer, chunk, weights):
-            plain(optimizer)
+
+    def step(only: Container[nn.Parameter] | None = None) -> None:
+        for chunk in _chunks(optimizer, weights, only):
+            with _stand_ins(optimizer, chunk, weights):
+                plain(optimizer)
+
+    if fused:
+        kernels.step(optimizer, weights, step)
+    else:
+        step()
     return loss
 
 
@@ -131,16 +138,18 @@ def refuse_differentiable(optimizer: Optimizer) -> None:
 
 
 def _chunks(
-    optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained]
+    optimizer: Optimizer,
+    weights: Mapping[nn.Parameter, Trained],
+    only: Container[nn.Parameter] | None,
 ) -> Iterator[list[nn.Parameter]]:
     """Parameters with a gradient, at most CHUNK elements of `weights` at a time, but one at least.
 
-    For optimizers that are known to treat each parameter by itself.
+    Of those in `only`, if that is given. For optimizers that are known to treat each parameter by itself.
     """
     chunk: list[nn.Parameter] = []
     size = 0
     for param in (p for group in optimizer.param_groups for p in group["params"]):
-        if param.grad is None:
+        if param.grad is None or (only is not None and param not in only):
             continue
         added = local(param).numel() if param in weights else 0
         if size and size + added > CHUNK:
@@ -246,15 +255,15 @@ def _wide(cast: Any, given: Any, param: Tensor) -> Any:
 
 def _reduce(optimizer: Optimizer, _: Any) -> tuple[Any, ...]:
     """Copies and pickles are wrapped as well; torch keeps three attributes of an optimizer."""
-    state = {**optimizer.__getstate__(), TABLE: vars(optimizer)[TABLE]}
-    return _revive, (type(optimizer), vars(optimizer).get("fused")), state
+    own = vars(optimizer)
+    state = {**optimizer.__getstate__(), TABLE: own[TABLE]}
+    return _revive, (type(optimizer), {k: own[k] for k in kernels.KEPT if k in own}), state
 
 
-def _revive(kind: type[Optimizer], fused: bool | None) -> Optimizer:
+def _revive(kind: type[Optimizer], own: dict[str, Any]) -> Optimizer:
     optimizer = kind.__new__(kind)
     wrap(optimizer)
-    if fused is not None:
-        vars(optimizer)["fused"] = fused
+    vars(optimizer).update(own)
     return optimizer
 
 

@@ -1,0 +1,28 @@
+"""Which C++ compiler is here, as keys name it."""
+
+import functools
+import os
+import shutil
+
+from ipex_inductor import compat
+
+
+def compiler() -> str | None:
+    """The path of the first of Inductor's compilers that is here."""
+    return _path(compat.cxx())
+
+
+def compiler_named() -> str:
+    """That compiler, told by path and size: it is not run for that; "none" if there is none."""
+    return _named(compiler())
+
+
+@functools.cache
+def _path(named: tuple[str | None, ...]) -> str | None:
+    found = (shutil.which(name) for name in named if name)
+    return next((os.path.realpath(path) for path in found if path), None)
+
+
+@functools.cache
+def _named(path: str | None) -> str:
+    return f"{path}, {os.stat(path).st_size} bytes" if path else "none"

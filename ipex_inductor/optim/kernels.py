@@ -1,0 +1,107 @@
+"""One step by kernels, and what is done with the gradients in the same pass."""
+
+import logging
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ipex_inductor.optim.plan import Plan, plan, run
+from ipex_inductor.optim.shards import is_sharded
+from ipex_inductor.optim.weights import Trained
+
+log = logging.getLogger("ipex_inductor")
+
+# Attributes of an optimizer: IPEX's name, ours, and GradScaler's.
+FUSED, OPTIONS, SCALES = "fused", "_ipex_step_options", "_step_supports_amp_scaling"
+KEPT = (FUSED, OPTIONS, SCALES)  # by copies and pickles
+_said: set[tuple[str, str]] = set()
+
+
+@dataclass
+class Options:
+    """What a step does beside stepping; see `FusedStep`."""
+
+    clip_norm: float | None = None
+    zero_grad: bool = False
+    grad_norm: Tensor | None = None  # of the last step
+
+
+def wanted(optimizer: Optimizer) -> bool:
+    """Whether the step is to be done by kernels where they can."""
+    return bool(vars(optimizer).get(FUSED))
+
+
+@torch.compiler.disable  # a kernel is called through its address
+@torch.no_grad()
+def step(
+    optimizer: Optimizer,
+    weights: Mapping[nn.Parameter, Trained],
+    own: Callable[[Container[nn.Parameter]], None],
+) -> None:
+    """Kernels for the parameters they can take; `own` for the rest, first, as it may raise."""
+    options: Options = vars(optimizer).get(OPTIONS) or Options()
+    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    _refuse_sparse(optimizer, grads)
+    found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
+    if found_inf is not None and found_inf.item():
+        _zero(grads if options.zero_grad else ())
+        return
+    scale = _scale(optimizer, options, grads)
+    made = plan(optimizer, weights, scaled=scale is not None, zeroed=options.zero_grad)
+    if made.left:
+        _tell(optimizer, made)
+        left = [p.grad for p in made.left if p.grad is not None]
+        if scale is not None:
+            torch._foreach_mul_(left, scale)
+        own(made.left)
+        _zero(left if options.zero_grad else ())
+    run(made, optimizer, scale or 1.0)
+    _zero(made.copied)
+
+
+def _scale(optimizer: Optimizer, options: Options, grads: list[Tensor]) -> float | None:
+    """What gradients are to be multiplied by: GradScaler's, and what clips their norm.
+
+    As `torch.nn.utils.clip_grad_norm_` does: by `clip / (norm + 1e-6)`, never by more than 1.
+    """
+    given: Tensor | None = getattr(optimizer, "grad_scale", None)
+    scale = None if given is None else 1.0 / float(given)
+    if options.clip_norm is None:
+        return scale
+    norm: Any = torch.nn.utils.get_total_norm(grads)
+    norm = norm.full_tensor() if is_sharded(norm) else norm
+    options.grad_norm = norm if scale is None else norm * scale
+    return (scale or 1.0) * min(1.0, options.clip_norm / (float(options.grad_norm) + 1e-6))
+
+
+def _refuse_sparse(optimizer: Optimizer, grads: list[Tensor]) -> None:
+    """As torch does, but before anything is updated."""
+    if not any(grad.is_sparse for grad in grads):
+        return
+    name = type(optimizer).__name__
+    if name not in ("SGD", "Adagrad"):
+        raise RuntimeError(f"{name} does not support sparse gradients")
+    for group in optimizer.param_groups:
+        if group["weight_decay"] and any(
+            p.grad is not None and p.grad.is_sparse for p in group["params"]
+        ):
+            raise RuntimeError("weight_decay option is not compatible with sparse gradients")
+
+
+def _zero(grads: Any) -> None:
+    for grad in grads:
+        grad.zero_()
+
+
+def _tell(optimizer: Optimizer, made: Plan) -> None:
+    """Each reason once."""
+    name = type(optimizer).__name__
+    for reason in set(made.left.values()):
+        if (name, reason) not in _said:
+            _said.add((name, reason))
+            count = sum(other == reason for other in made.left.values())
+            log.info("%s: torch itself steps %d parameters: %s", name, count, reason)

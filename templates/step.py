@@ -1,0 +1,102 @@
+"""Kernels of optimizer steps: one kind of parameters, all of them in one call."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ipex_inductor.templates.formulas import FORMULAS, Formula
+
+C_TYPES = {
+    "float64": "double",
+    "float32": "float",
+    "float16": "_Float16",
+    "bfloat16": "BFloat16",
+    "int16": "int16_t",
+}
+
+
+@dataclass(frozen=True)
+class StepKernel:
+    """What sets the code of one step apart from another's; dtypes are names, as `float32`.
+
+    `rest` is what a low-precision parameter cannot hold: its lower halves (`int16`), its fp32
+    master (`float32`), or nothing (""). `state` has a dtype for each state of the formula, `counted`
+    that of `step`, where the formula reads it. `scaled`: gradients are multiplied by the number
+    `scale`, and rounded; `zeroed`: they are 0 afterwards.
+    """
+
+    formula: str
+    flags: tuple[str, ...]
+    param: str
+    rest: str
+    grad: str
+    state: tuple[str, ...]
+    counted: str = ""
+    scaled: bool = False
+    zeroed: bool = False
+
+    @property
+    def rule(self) -> Formula:
+        """The formula itself."""
+        return FORMULAS[self.formula]
+
+    @cached_property
+    def on(self) -> frozenset[str]:
+        """The flags as formulas ask for them."""
+        return frozenset(self.flags)
+
+    @property
+    def columns(self) -> tuple[tuple[str, str], ...]:
+        """The tensors of a row, by name and dtype, in order."""
+        rest = (("rest", self.rest),) if self.rest else ()
+        state = zip(self.rule.state(self.on), self.state, strict=True)
+        return (("param", self.param), *rest, ("grad", self.grad), *state)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """A group's numbers, in order."""
+        return self.rule.numbers + ("scale",) * self.scaled
+
+
+def cpp_source(kernel: StepKernel) -> str:
+    """A library in C++ with one function, `step`; see there for its arguments."""
+    from jinja2 import Environment, StrictUndefined
+
+    rule, on = kernel.rule, kernel.on
+    states = rule.state(on)
+    before, update = _assignments(rule.before(on)), _assignments(rule.update(on))
+    scalars, ratios = _assignments(rule.scalars(on)), _assignments(rule.ratios(on))
+    operands = {name for name, _ in kernel.columns}
+    temporaries = dict.fromkeys(n for n, _ in (*before, *update) if n not in operands)
+    written = {name for name, _ in before} & set(states)
+    template = Path(__file__).with_name("step.cpp.jinja").read_text("utf-8")
+    return Environment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(
+        template
+    ).render(
+        title=f"{kernel.formula}: {', '.join(f'{n} {d}' for n, d in kernel.columns)}",
+        real="double" if kernel.param == "float64" else "float",
+        columns=[(name, C_TYPES[dtype]) for name, dtype in kernel.columns],
+        param=C_TYPES[kernel.param],
+        rest=C_TYPES.get(kernel.rest, ""),
+        grad=C_TYPES[kernel.grad],
+        counted=C_TYPES.get(kernel.counted, ""),
+        numbers=kernel.numbers,
+        scalars=dict.fromkeys([*kernel.numbers, *(n for n, _ in (*scalars, *ratios))]),
+        scalar_lines=scalars,
+        ratio_lines=ratios,
+        ratio_names={name for name, _ in ratios},
+        norms=rule.norms,
+        temporaries=temporaries,
+        before_lines=before,
+        before_stored=written,
+        update_lines=update,
+        update_stored=(set(states) | ({"param"} if not kernel.rest else set())) - written,
+        scaled=kernel.scaled,
+        zeroed=kernel.zeroed,
+    )
+
+
+def _assignments(lines: Iterable[str]) -> list[tuple[str, Any]]:
+    return [(name, value) for name, _, value in (line.partition(" = ") for line in lines)]
