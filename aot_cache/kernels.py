@@ -43,7 +43,7 @@ def why_missed(key: Key, store: Store) -> str:
 def _by_any_toolkit(key: Key, store: Store) -> Entry | None:
     if entry := store.get(key):
         return entry
-    for found in store.keys():
+    for found in store.keys():  # noqa: SIM118  # no dict
         if found.get("kind") != key.kind or "toolkit" not in found:
             continue
         other = replace(key, toolkit=found["toolkit"])

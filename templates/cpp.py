@@ -11,6 +11,7 @@ import os
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from ipex_inductor.aot_cache import kernels, toolkit
 from ipex_inductor.aot_cache.digest import source_digest
@@ -41,8 +42,8 @@ def load(source: str, problem: Pairs) -> ctypes.CDLL:
 
     Raises `NotBuiltError`.
     """
-    path = toolkit.compiler()
-    build = (lambda: ({"flags": list(_flags(current().arch))}, _built(source, path))) if path else None
+    compiler = toolkit.compiler()
+    build = functools.partial(_built, source, compiler) if compiler else None
     entry = kernels.kernel(key_of(problem), build)
     if entry is None:
         raise NotBuiltError("no C++ compiler is here, and no cache has the kernel")
@@ -70,16 +71,17 @@ def _flags(arch: str) -> tuple[str, ...]:
     return (*FLAGS, *LEVELS.get(arch.partition(":")[2], ()), *LINKED)
 
 
-def _built(source: str, compiler: str) -> bytes:
-    """The library as bytes."""
+def _built(source: str, compiler: str) -> tuple[dict[str, Any], bytes]:
+    """What the entry says of it, and the library as bytes."""
+    flags = _flags(current().arch)
     with tempfile.TemporaryDirectory() as folder:
         written, library = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
         written.write_text(source)
-        command = [compiler, *_flags(current().arch), "-o", str(library), str(written)]
+        command = [compiler, *flags, "-o", str(library), str(written)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise NotBuiltError(f"{compiler} failed: {done.stderr.strip()[:2000]}")
-        return library.read_bytes()
+        return {"flags": list(flags)}, library.read_bytes()
 
 
 def _opened(blob: bytes) -> ctypes.CDLL:

@@ -22,9 +22,9 @@ class StepKernel:
     """What sets the code of one step apart from another's; dtypes are names, as `float32`.
 
     `rest` is what a low-precision parameter cannot hold: its lower halves (`int16`), its fp32
-    master (`float32`), or nothing (""). `state` has a dtype for each state of the formula, `counted`
-    that of `step`, where the formula reads it. `scaled`: gradients are multiplied by the number
-    `scale`, and rounded; `zeroed`: they are 0 afterwards.
+    master (`float32`), or nothing (""). `state` has a dtype for each state of the formula,
+    `counted` that of `step`, where the formula reads it. `scaled`: gradients are multiplied by the
+    number `scale`, and rounded; `zeroed`: they are 0 afterwards.
     """
 
     formula: str
@@ -72,29 +72,31 @@ def cpp_source(kernel: StepKernel) -> str:
     temporaries = dict.fromkeys(n for n, _ in (*before, *update) if n not in operands)
     written = {name for name, _ in before} & set(states)
     template = Path(__file__).with_name("step.cpp.jinja").read_text("utf-8")
-    return Environment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(
-        template
-    ).render(
-        title=f"{kernel.formula}: {', '.join(f'{n} {d}' for n, d in kernel.columns)}",
-        real="double" if kernel.param == "float64" else "float",
-        columns=[(name, C_TYPES[dtype]) for name, dtype in kernel.columns],
-        param=C_TYPES[kernel.param],
-        rest=C_TYPES.get(kernel.rest, ""),
-        grad=C_TYPES[kernel.grad],
-        counted=C_TYPES.get(kernel.counted, ""),
-        numbers=kernel.numbers,
-        scalars=dict.fromkeys([*kernel.numbers, *(n for n, _ in (*scalars, *ratios))]),
-        scalar_lines=scalars,
-        ratio_lines=ratios,
-        ratio_names={name for name, _ in ratios},
-        norms=rule.norms,
-        temporaries=temporaries,
-        before_lines=before,
-        before_stored=written,
-        update_lines=update,
-        update_stored=(set(states) | ({"param"} if not kernel.rest else set())) - written,
-        scaled=kernel.scaled,
-        zeroed=kernel.zeroed,
+    return (
+        Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+        .from_string(template)
+        .render(
+            title=f"{kernel.formula}: {', '.join(f'{n} {d}' for n, d in kernel.columns)}",
+            real="double" if kernel.param == "float64" else "float",
+            columns=[(name, C_TYPES[dtype]) for name, dtype in kernel.columns],
+            param=C_TYPES[kernel.param],
+            rest=C_TYPES.get(kernel.rest, ""),
+            grad=C_TYPES[kernel.grad],
+            counted=C_TYPES.get(kernel.counted, ""),
+            numbers=kernel.numbers,
+            scalars=dict.fromkeys([*kernel.numbers, *(n for n, _ in (*scalars, *ratios))]),
+            scalar_lines=scalars,
+            ratio_lines=ratios,
+            ratio_names={name for name, _ in ratios},
+            norms=rule.norms,
+            temporaries=temporaries,
+            before_lines=before,
+            before_stored=written,
+            update_lines=update,
+            update_stored=(set(states) | ({"param"} if not kernel.rest else set())) - written,
+            scaled=kernel.scaled,
+            zeroed=kernel.zeroed,
+        )
     )
 
 

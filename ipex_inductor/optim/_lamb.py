@@ -16,7 +16,7 @@ class Lamb(Optimizer):
 
     `m = b1 m + (1 - b1) g`, `v = b2 v + (1 - b2) g^2`, `u = m' / (sqrt(v') + eps) + weight_decay w`
     with bias-corrected m' and v', `w -= lr |w| / |u| u`. The ratio is 1 if either norm is 0, and is
-    not clamped. `fused` asks for one kernel a step where there is one. Sparse gradients raise.
+    not clamped. `fused` is in old code: `fuse_step` fuses. Sparse gradients raise.
     """
 
     fused = False

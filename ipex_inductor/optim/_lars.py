@@ -16,7 +16,7 @@ class Lars(Optimizer):
 
     `t = eeta |w| / (|g| + weight_decay |w| + epsilon)`, 1 if |w| or |g| is 0; then SGD with
     momentum and weight decay at the rate `lr t`. A group with `lars=False` keeps its rate. `fused`
-    asks for one kernel a step where there is one. Sparse gradients raise.
+    is in old code: `fuse_step` fuses. Sparse gradients raise.
     """
 
     fused = True

@@ -32,6 +32,7 @@ def fuse_step(optimizer: Optimizer) -> str | None:
         return f"no kernel for {there} yet: the step of {kind.__name__} itself stands in, exact"
     wrap(optimizer)
     own[kernels.FUSED] = own[kernels.SCALES] = True
+    own.setdefault(kernels.OPTIONS, kernels.Options())
     return None
 
 

@@ -15,7 +15,7 @@ from ipex_inductor.optim.weights import Trained
 
 log = logging.getLogger("ipex_inductor")
 
-# Attributes of an optimizer: IPEX's name, ours, and GradScaler's.
+# Attributes of an optimizer: IPEX's name for one that is fused, ours, and GradScaler's.
 FUSED, OPTIONS, SCALES = "fused", "_ipex_step_options", "_step_supports_amp_scaling"
 KEPT = (FUSED, OPTIONS, SCALES)  # by copies and pickles
 _said: set[tuple[str, str]] = set()
@@ -32,10 +32,10 @@ class Options:
 
 def wanted(optimizer: Optimizer) -> bool:
     """Whether the step is to be done by kernels where they can."""
-    return bool(vars(optimizer).get(FUSED))
+    return OPTIONS in vars(optimizer)
 
 
-@torch.compiler.disable  # a kernel is called through its address
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # kernels are called by address
 @torch.no_grad()
 def step(
     optimizer: Optimizer,
@@ -43,7 +43,7 @@ def step(
     own: Callable[[Container[nn.Parameter]], None],
 ) -> None:
     """Kernels for the parameters they can take; `own` for the rest, first, as it may raise."""
-    options: Options = vars(optimizer).get(OPTIONS) or Options()
+    options: Options = vars(optimizer)[OPTIONS]
     grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
     _refuse_sparse(optimizer, grads)
     found_inf: Tensor | None = getattr(optimizer, "found_inf", None)

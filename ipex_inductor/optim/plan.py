@@ -25,7 +25,7 @@ NAMES = {getattr(torch, name): name for name in C_TYPES}
 REALS = {dtype: name for dtype, name in NAMES.items() if dtype.is_floating_point}
 
 
-class _Left(Exception):  # noqa: N818  # no error: a parameter goes another way
+class _Left(Exception):  # no error: a parameter goes another way
     """Why a parameter is left to the optimizer's own step."""
 
 
@@ -116,7 +116,7 @@ def library(kernel: StepKernel) -> Callable[..., None]:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     step.argtypes = (pointer, number, pointer, number, pointer, number)
     step.restype = None
-    return step  # type: ignore[no-any-return]
+    return step
 
 
 def _flags(optimizer: Optimizer, group: Mapping[str, Any]) -> frozenset[str]:
@@ -149,9 +149,7 @@ def _add(
     held = _held(param)
     if rule.norms and is_sharded(param):
         raise _Left("norms of whole tensors, of which other processes hold parts")
-    rest = [] if weight is None else [local(weight.rest)]
-    if rest and (rest[0].dtype != RESTS.get(type(weight)) or not _alike(rest[0], held)):
-        raise _Left("a master weight of another layout")
+    rest = _rest(weight, held) if weight else []
     grad = _grad(param.grad, held)
     names = rule.state(flags)
     known = _known_state(optimizer, param, names, held)
@@ -196,6 +194,13 @@ def _held(param: nn.Parameter) -> Tensor:
     if not _is_dense(held):
         raise _Left("a parameter with gaps in its memory")
     return held
+
+
+def _rest(weight: Trained, held: Tensor) -> list[Tensor]:
+    rest = local(weight.rest)
+    if rest.dtype != RESTS.get(type(weight)) or not _alike(rest, held):
+        raise _Left("a master weight of another layout")
+    return [rest]
 
 
 def _grad(grad: Tensor, held: Tensor) -> Tensor:

@@ -144,7 +144,8 @@ def _chunks(
 ) -> Iterator[list[nn.Parameter]]:
     """Parameters with a gradient, at most CHUNK elements of `weights` at a time, but one at least.
 
-    Of those in `only`, if that is given. For optimizers that are known to treat each parameter by itself.
+    Of those in `only`, if that is given. For optimizers that are known to treat each parameter by
+    itself.
     """
     chunk: list[nn.Parameter] = []
     size = 0

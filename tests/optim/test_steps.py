@@ -352,20 +352,12 @@ def test_the_fused_types_are_exact():
         optimizer = kind(params)
         step = optimizer.step
         for _ in range(2):
-            assert "no kernel of ours yet" in fuse_step(optimizer)
-        assert optimizer.step == optimizer._original_step == step
+            if device().type == "cpu":
+                assert fuse_step(optimizer) is None
+            else:
+                assert "no kernel for" in fuse_step(optimizer)
+        assert optimizer._original_step == step
         assert optimizer.fused
-
-
-def test_a_step_that_was_to_be_fused_can_get_masters_later():
-    model = Net()
-    twin = copy.deepcopy(model)
-    optimizer, reference = (VARIANTS["adam"](groups(m)) for m in (model, twin))
-    fuse_step(optimizer)
-    attach_master_weights(model, optimizer, model.cast(), torch.bfloat16, split=True)
-    fuse_step(optimizer)
-    train(model, optimizer, twin, reference)
-    assert_same(model, optimizer, twin, reference)
 
 
 class Around(torch.optim.Optimizer):

@@ -8,7 +8,7 @@ import pytest
 from keys import blob, key
 from typer.testing import CliRunner
 
-from ipex_inductor.aot_cache import graphs, notices, use
+from ipex_inductor.aot_cache import notices, opened, use
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.room import QUOTA
 from ipex_inductor.aot_cache.store import Store
@@ -57,14 +57,14 @@ def test_what_cannot_be_read_is_a_line_and_the_default(monkeypatch, caplog):
     assert "IPEX_AOT_QUOTA is not used: expected a size such as 512M or 8GiB; got 'much'" in quota
 
 
-def test_the_store_of_graphs_has_them(monkeypatch, tmp_path):
+def test_the_store_of_the_process_has_them(monkeypatch, tmp_path):
     """An entry of a layer and one of a remote are served, and the remote's is kept."""
     for number, where in enumerate(("layer", "remote")):
         assert Store(tmp_path / where, bundles=()).put(key(number), {"n": number}, blob(number))
     monkeypatch.setenv("IPEX_AOT_LAYERS", str(tmp_path / "layer"))
     monkeypatch.setenv("IPEX_AOT_REMOTES", (tmp_path / "remote").as_uri())
     monkeypatch.setenv("IPEX_AOT_QUOTA", "1GiB")
-    store = graphs._store()
+    store = opened.store()
     found = [store.get(key(number)) for number in range(2)]
     assert found == [Entry({"n": number}, blob(number)) for number in range(2)]
     counted = store.counts()
