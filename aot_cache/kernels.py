@@ -16,12 +16,12 @@ log = logging.getLogger("ipex_inductor")
 def kernel(key: Key, build: Callable[[], tuple[dict[str, Any], bytes]] | None) -> Entry | None:
     """The kernel of that key, built by one process while the others wait for it.
 
-    Without a `build` nothing can be built here: then one by another toolkit will do, if all else is
-    the same, and None says that there is none. Raises what `build` raises.
+    Without a `build` there is no compiler here: then a kernel by any will do, if all else is the
+    same, and None says that there is none. Raises what `build` raises.
     """
     store = opened.store()
     if build is None:
-        return _by_any_toolkit(key, store) if store else None
+        return _by_any_compiler(key, store) if store else None
     if store is None:
         return Entry(*build())
 
@@ -40,13 +40,13 @@ def why_missed(key: Key, store: Store) -> str:
     return "; ".join(found[1]) or "its entry is not to be read"
 
 
-def _by_any_toolkit(key: Key, store: Store) -> Entry | None:
+def _by_any_compiler(key: Key, store: Store) -> Entry | None:
     if entry := store.get(key):
         return entry
     for found in store.keys():  # noqa: SIM118  # no dict
-        if found.get("kind") != key.kind or "toolkit" not in found:
+        if found.get("kind") != key.kind or not {"toolkit", "triton"} <= found.keys():
             continue
-        other = replace(key, toolkit=found["toolkit"])
+        other = replace(key, toolkit=found["toolkit"], triton=found["triton"])
         if other.fields == dict(found) and (entry := store.get(other)):
             return entry
     return None

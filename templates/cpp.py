@@ -16,6 +16,7 @@ from typing import Any
 from ipex_inductor.aot_cache import kernels, toolkit
 from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.aot_cache.key import Key, Pairs, pairs
+from ipex_inductor.aot_cache.knobs import environment
 from ipex_inductor.target import current
 
 log = logging.getLogger("ipex_inductor")
@@ -63,7 +64,7 @@ def key_of(problem: Pairs) -> Key:
         toolkit=pairs({"c++": toolkit.compiler_named()}),
         triton="",
         torch="",  # nothing of torch is compiled in
-        environment=(),
+        environment=environment(),
     )
 
 

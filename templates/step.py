@@ -1,7 +1,8 @@
 """Kernels of optimizer steps: one kind of parameters, all of them in one call."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,11 @@ class StepKernel:
         """A group's numbers, in order."""
         return self.rule.numbers + ("scale",) * self.scaled
 
+    @property
+    def problem(self) -> dict[str, Any]:
+        """The fields, as keys of the kernel cache name them."""
+        return {"template": "step", **{f.name: getattr(self, f.name) for f in fields(self)}}
+
 
 def cpp_source(kernel: StepKernel) -> str:
     """A library in C++ with one function, `step`; see there for its arguments."""
@@ -66,8 +72,8 @@ def cpp_source(kernel: StepKernel) -> str:
 
     rule, on = kernel.rule, kernel.on
     states = rule.state(on)
-    before, update = _assignments(rule.before(on)), _assignments(rule.update(on))
-    scalars, ratios = _assignments(rule.scalars(on)), _assignments(rule.ratios(on))
+    before, update = assignments(rule.before(on)), assignments(rule.update(on))
+    scalars, ratios = assignments(rule.scalars(on)), assignments(rule.ratios(on))
     operands = {name for name, _ in kernel.columns}
     temporaries = dict.fromkeys(n for n, _ in (*before, *update) if n not in operands)
     written = {name for name, _ in before} & set(states)
@@ -100,5 +106,18 @@ def cpp_source(kernel: StepKernel) -> str:
     )
 
 
-def _assignments(lines: Iterable[str]) -> list[tuple[str, Any]]:
+def scalars_of(kernel: StepKernel, numbers: Mapping[str, float], count: float) -> dict[str, float]:
+    """A group's numbers and what the formula makes of them, in fp64, as the C++ kernel does itself.
+
+    `count`: which step this is, or, where the formula does not count, whether it is the first.
+    """
+    known: dict[str, Any] = {**numbers, "step" if kernel.rule.counts else "first": count}
+    words = {"sqrt": math.sqrt, "pow": pow, "where": lambda condition, a, b: a if condition else b}
+    for name, value in assignments(kernel.rule.scalars(kernel.on)):
+        known[name] = eval(value, words, known)  # our own lines
+    return {name: float(value) for name, value in known.items() if name not in ("step", "first")}
+
+
+def assignments(lines: Iterable[str]) -> list[tuple[str, str]]:
+    """Lines as names and what is assigned to them."""
     return [(name, value) for name, _, value in (line.partition(" = ") for line in lines)]

@@ -111,8 +111,7 @@ def run(made: Plan, optimizer: Optimizer, scale: float) -> None:
 @functools.lru_cache(maxsize=256)
 def library(kernel: StepKernel) -> Callable[..., None]:
     """The function of that kernel. Raises `NotBuiltError`."""
-    fields = {name: value for name, value in vars(kernel).items() if name != "on"}
-    step = load(cpp_source(kernel), pairs({"template": "step", **fields})).step
+    step = load(cpp_source(kernel), pairs(kernel.problem)).step
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     step.argtypes = (pointer, number, pointer, number, pointer, number)
     step.restype = None
