@@ -1,6 +1,5 @@
 """Steps on low-precision weights are torch's fp32 steps, to the bit, in every variant."""
 
-import copy
 import warnings
 from types import MethodType
 
