@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from ipex_inductor.optim.plan import Plan, plan, run
@@ -35,7 +36,7 @@ def wanted(optimizer: Optimizer) -> bool:
     return OPTIONS in vars(optimizer)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # kernels are called by address
+@_disable_dynamo  # kernels are called by address; torch.compiler.disable would import Dynamo now
 @torch.no_grad()
 def step(
     optimizer: Optimizer,

@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam, lr_scheduler
 
 import ipex_inductor
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.optim import SPLIT_OPTIMIZERS, Lamb
+from ipex_inductor.optim import FUSED_OPTIMIZERS, SPLIT_OPTIMIZERS, Lamb
 
 OPTIMIZERS = [
     *(Lamb, SGD, Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adadelta),
@@ -95,7 +95,8 @@ def test_a_pretrained_model_goes_on_training(kind):
     for name, value in ours.state_dict().items():
         assert value.dtype == twin.state_dict()[name].dtype
     assert ("split_master_weight_for_bf16" in report(ours, "fired")) == (kind in SPLIT_OPTIMIZERS)
-    assert "fuse_update_step" in report(ours, "missed")  # no kernel yet, and none is claimed
+    assert ("fuse_update_step" in report(ours, "fired")) == (kind in FUSED_OPTIMIZERS)
+    assert ("fuse_update_step" in report(ours, "missed")) == (kind not in FUSED_OPTIMIZERS)
 
 
 @each_optimizer
@@ -137,6 +138,7 @@ def test_three_times(combination):
             split_master_weight_for_bf16=split,
             fuse_update_step=fuse,
         )
+        assert ("fuse_update_step" in report(model, "fired")) == fuse
         step(model, optimizer, dtype)
         step(twin, reference)
     expected = twin.state_dict()
