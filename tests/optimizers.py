@@ -8,6 +8,8 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
 from ipex_inductor.optim import Lamb, Lars, attach_master_weights
+from ipex_inductor.optim.plan import plan
+from ipex_inductor.optim.weights import TABLE
 
 # How weights are held: dtype, split.
 LOW = {
@@ -46,6 +48,44 @@ VARIANTS = {
     "lars momentum": partial(Lars, lr=0.1, momentum=0.9, weight_decay=0.01, epsilon=1e-6),
 }
 ONE_EACH = ("sgd momentum", "adagrad", "adam amsgrad", "adamw", "lamb decay", "lars momentum")
+
+
+# Of one element, of none, longer than a vector, and to be channels-last.
+SHAPES = [(), (1,), (0,), (13,), (5, 7), (3, 4, 2, 2)]
+
+
+def tensors(dtype=torch.float32, shapes=SHAPES):
+    """Parameters of those shapes, unaligned; those of four dimensions are channels-last."""
+    made = []
+    for shape in shapes:
+        flat = torch.randn(torch.Size(shape).numel() + 1).to(dtype)[1:]
+        if len(shape) == 4:
+            n, c, h, w = shape
+            made.append(nn.Parameter(flat.view(n, h, w, c).permute(0, 3, 1, 2)))
+        else:
+            made.append(nn.Parameter(flat.view(shape)))
+    return made
+
+
+def copies(params, dtype=None):
+    """The same values, in layouts of their own."""
+    return [nn.Parameter(p.detach().to(dtype or p.dtype, copy=True)) for p in params]
+
+
+def in_groups(params):
+    """Two groups, the second with a rate of its own."""
+    return [{"params": params[1:]}, {"params": params[:1], "lr": 0.01}]
+
+
+def single(make):
+    """The same optimizer in torch's single-tensor form, in which each formula can be read."""
+    off = {} if make.func in (Lamb, Lars) else {"foreach": False, "fused": False}
+    return partial(make.func, **make.keywords | off)
+
+
+def left(optimizer):
+    """Why kernels leave parameters to torch, in the step that is next."""
+    return set(plan(optimizer, vars(optimizer).get(TABLE, {})).left.values())
 
 
 def device():

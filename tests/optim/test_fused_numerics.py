@@ -1,0 +1,260 @@
+"""Fused steps are as near to fp64 as torch's own steps are, in every variant and storage."""
+
+import itertools
+import math
+from functools import partial
+
+import pytest
+import torch
+from optimizers import LOW, ONE_EACH, VARIANTS, copies, in_groups, left, single, tensors
+from torch import nn
+from torch.optim import SGD, Adagrad, Adam, AdamW
+
+from ipex_inductor.optim import Lamb, Lars, attach_master_weights, fuse_step, plan
+from ipex_inductor.templates.formulas import FORMULAS
+
+
+def crossed(kind, **options):
+    """All combinations, by name."""
+    for values in itertools.product(*options.values()):
+        given = dict(zip(options, values, strict=True))
+        if not given.get("nesterov") or (given["momentum"] and not given["dampening"]):
+            yield f"{kind.__name__} {given}", partial(kind, **given)
+
+
+YES = (False, True)
+RATES, BETAS = (0.03, torch.tensor(0.03, dtype=torch.float64)), ((0.9, 0.999), (0.0, 0.5))
+ADAMS = {
+    "lr": RATES,
+    "betas": BETAS,
+    "weight_decay": (0.0, 0.1),
+    "amsgrad": YES,
+    "maximize": YES,
+}
+CROSSED = dict(
+    itertools.chain(
+        crossed(
+            SGD,
+            lr=RATES,
+            momentum=(0.0, 0.9),
+            dampening=(0.0, 0.3),
+            nesterov=YES,
+            weight_decay=(0.0, 0.1),
+            maximize=YES,
+        ),
+        crossed(
+            Adagrad,
+            lr=RATES,
+            lr_decay=(0.0, 0.1),
+            weight_decay=(0.0, 0.1),
+            initial_accumulator_value=(0.0, 0.5),
+            maximize=YES,
+        ),
+        crossed(Adam, decoupled_weight_decay=YES, **ADAMS),
+        crossed(AdamW, **ADAMS),
+        crossed(Lamb, lr=RATES, betas=BETAS, weight_decay=(0.0, 0.1)),
+        crossed(Lars, lr=RATES, momentum=(0.0, 0.9), weight_decay=(0.0, 0.1), epsilon=(0.0, 0.1)),
+    )
+)
+
+
+# The formulas themselves
+
+WORDS = {
+    "sqrt": lambda x: x.sqrt() if isinstance(x, torch.Tensor) else math.sqrt(x),
+    "maximum": torch.maximum,
+    "where": lambda condition, yes, no: yes if condition else no,
+}
+
+
+@torch.no_grad()
+def interpret(optimizer, count):
+    """A step by the lines of the formula, which are Python as well."""
+    rule = FORMULAS[type(optimizer).__name__]
+    for group in optimizer.param_groups:
+        on = plan._flags(optimizer, group)
+        numbers = plan._numbers(group, rule.numbers, 1.0)
+        for param in group["params"]:
+            own = optimizer.state[param]
+            if not own:
+                own.update({name: torch.zeros_like(param) for name in rule.state(on)})
+            scope = dict(zip(rule.numbers, numbers, strict=True), step=count, first=count == 1)
+            scope |= {"param": param.clone(), "grad": param.grad}
+            scope |= {name: own[name] for name in rule.state(on)}
+            for lines in (rule.scalars, rule.before):
+                exec("\n".join(lines(on)), WORDS, scope)
+            scope |= {f"norm_{name}": scope[name].norm().item() for name in rule.norms}
+            for lines in (rule.ratios, rule.update):
+                exec("\n".join(lines(on)), WORDS, scope)
+            param.copy_(scope["param"])
+            own.update({name: scope[name] for name in rule.state(on)})
+
+
+@pytest.mark.parametrize("kind", {kind.func for kind in CROSSED.values()})
+def test_formulas_are_torchs_in_every_combination(kind):
+    """In fp64, where what is legal and what is not differ by five orders of magnitude."""
+    for name, make in CROSSED.items():
+        if make.func is not kind:
+            continue
+        ours = tensors(torch.float64, [(5,), (2, 3)])
+        theirs = copies(ours)
+        optimizer, reference = make(in_groups(ours)), single(make)(in_groups(theirs))
+        for count in range(1, 11):
+            for p, q in zip(ours, theirs, strict=True):
+                p.grad = torch.randn_like(p)
+                q.grad = p.grad.clone()
+            interpret(optimizer, count)
+            reference.step()
+        for p, q in zip(ours, theirs, strict=True):
+            mine, own = optimizer.state[p], reference.state[q]
+            assert mine.keys() | {"step"} == own.keys() | {"step"}  # which `interpret` counts
+            mine, own = ({**state, "param": x, "step": 0} for state, x in ((mine, p), (own, q)))
+            torch.testing.assert_close(mine, own, rtol=1e-12, atol=1e-12, msg=name)
+
+
+# Kernels: half a second each to compile
+
+
+def quick(ways):
+    """Ways to hold weights, with optimizers; fp16 differs from bf16 in conversions alone."""
+    cases = []
+    for held, variant in itertools.product(ways, ONE_EACH):
+        rare = held[0] is torch.float16 and variant not in ("adagrad", "lamb decay")
+        marks = pytest.mark.slow if rare else ()
+        cases.append(pytest.param(held, variant, marks=marks, id=f"{held}-{variant}"))
+    return cases
+
+
+def check_fp32(make, ours, steps=50):
+    """Parameters and state after those steps, against torch in fp32 and fp64."""
+    theirs, exact = copies(ours), copies(ours, torch.float64)
+    optimizer = make(in_groups(ours))
+    references = [single(make)(in_groups(params)) for params in (theirs, exact)]
+    assert fuse_step(optimizer) is None
+    check((optimizer, *references), (ours, theirs, exact), torch.float32, steps, lambda: ours)
+
+
+def check(optimizers, params, dtype, steps, shown):
+    """All take the same steps; what `shown` gives and the state are as near to fp64 as torch's.
+
+    That is, but for 2 ulp of the largest operand.
+    """
+    largest = [0.0] * len(params[0])
+    for number in range(steps):
+        for index, trio in enumerate(zip(*params, strict=True)):
+            drawn = torch.randn(trio[0].shape).to(dtype)
+            for p in trio:
+                p.grad = drawn.to(p.grad_dtype)
+            if index == number % 7 + 2:  # some have none
+                trio[0].grad = trio[1].grad = trio[2].grad = None
+            largest[index] = max(largest[index], *map(greatest, (drawn, trio[2])))
+        assert not left(optimizers[0])
+        for each in optimizers:
+            each.step()
+        for index, p in enumerate(params[2]):
+            values = [v for name, v in optimizers[2].state[p].items() if name != "step"]
+            largest[index] = max(largest[index], 0, *map(greatest, values))
+    for index, (*trio, value) in enumerate(zip(*params, shown(), strict=True)):
+        states = [of.state[p] for of, p in zip(optimizers, trio, strict=True)]
+        assert states[0].keys() == states[1].keys()
+        trios = [(value, *trio[1:]), *(tuple(s[name] for s in states) for name in states[0])]
+        for one, other, exact in trios:
+            error, allowed = (greatest(x.double() - exact) for x in (one, other))
+            assert error <= allowed + 2 * torch.finfo(torch.float32).eps * largest[index]
+
+
+def greatest(x):
+    return x.detach().abs().max().item() if x.numel() else 0.0
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_fp32(variant):
+    check_fp32(VARIANTS[variant], tensors())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CROSSED)
+def test_fp32_in_every_combination(name):
+    check_fp32(CROSSED[name], tensors())
+
+
+@pytest.mark.parametrize("variant", ONE_EACH)
+def test_several_chunks(variant):
+    """Norms add up over them, of weights that grow from chunk to chunk."""
+    ours = tensors(torch.float32, [(3,), (2 * plan.CHUNK + 3,)])
+    ours[1].data *= torch.linspace(0, 2, ours[1].numel())
+    check_fp32(VARIANTS[variant], ours, steps=5)
+
+
+@pytest.mark.parametrize(("held", "variant"), quick(LOW.values()))
+def test_low_precision_with_all_bits_kept(held, variant):
+    """What `state_dict` shows, and the state, are as good as fp32 training's."""
+    make = VARIANTS[variant]
+    model = nn.ParameterList(tensors())
+    ours = list(model)
+    theirs, exact = copies(ours), copies(ours, torch.float64)
+    optimizer = make(in_groups(ours))
+    references = [single(make)(in_groups(params)) for params in (theirs, exact)]
+    attach_master_weights(model, optimizer, ours, held[0], split=held[1])
+    assert fuse_step(optimizer) is None
+    shown = model.state_dict
+    check(
+        (optimizer, *references), (ours, theirs, exact), held[0], 50, lambda: list(shown().values())
+    )
+    for p, full in zip(ours, shown().values(), strict=True):
+        assert p.dtype == held[0]
+        if held[1]:  # cut off
+            assert ((full - p.float()).abs() <= 2**-7 * full.abs()).all()
+        else:
+            assert torch.equal(p, full.to(p.dtype))
+
+
+@pytest.mark.parametrize(("held", "variant"), quick([(torch.bfloat16,), (torch.float16,)]))
+def test_low_precision_alone(held, variant):
+    """Each step rounds to storage once: half an ulp, against fp64 from the same values.
+
+    Further, fp32 rounds in between, and Lamb's second pass reads moments that the first rounded.
+    """
+    make, dtype = VARIANTS[variant], held[0]
+    ours = tensors(dtype)
+    exact = copies(ours, torch.float64)
+    optimizer, reference = make(in_groups(ours)), single(make)(in_groups(exact))
+    fuse_step(optimizer)
+    info = torch.finfo(dtype)
+    for _ in range(20):
+        before = copies(ours, torch.float64)
+        for p, q in zip(ours, exact, strict=True):
+            q.data.copy_(p)
+            reference.state[q].update({k: v.double() for k, v in optimizer.state[p].items()})
+            # not near 0, or fp16 has no bits left for squares
+            p.grad = ((torch.rand(p.shape) + 0.5) * torch.randn(p.shape).sign()).to(dtype)
+            q.grad = p.grad.double()
+        assert not left(optimizer)
+        optimizer.step()
+        reference.step()
+        for p, q, start in zip(ours, exact, before, strict=True):
+            states = optimizer.state[p], reference.state[q]
+            assert {v.dtype for k, v in states[0].items() if k != "step"} <= {dtype}
+            pairs = [(p, q), *((states[0][name], states[1][name]) for name in states[0])]
+            for one, other in pairs:
+                half = info.eps / 2 * other.abs() + info.smallest_normal * info.eps
+                between = 2**-22 * 1.5 + info.eps * (p.double() - start).abs()
+                assert ((one.double() - other).abs() <= half + between).all()
+
+
+@pytest.mark.parametrize("variant", ONE_EACH)
+def test_fp64(variant):
+    ours = tensors(torch.float64)
+    theirs = copies(ours)
+    make = VARIANTS[variant]
+    optimizer, reference = make(in_groups(ours)), single(make)(in_groups(theirs))
+    fuse_step(optimizer)
+    for _ in range(10):
+        for p, q in zip(ours, theirs, strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        assert not left(optimizer)
+        optimizer.step()
+        reference.step()
+    for p, q in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-14)  # ten steps' roundings
