@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from ipex_inductor.optim.plan import Plan, plan, run
+from ipex_inductor.optim.again import planned
+from ipex_inductor.optim.plan import Plan, run
 from ipex_inductor.optim.shards import is_sharded
 from ipex_inductor.optim.weights import Trained
 
@@ -52,7 +53,7 @@ def step(
         _zero(grads if options.zero_grad else ())
         return
     scale = _scale(optimizer, options, grads)
-    made = plan(optimizer, weights, scaled=scale is not None, zeroed=options.zero_grad)
+    made = planned(optimizer, weights, scaled=scale is not None, zeroed=options.zero_grad)
     if made.left:
         _tell(optimizer, made)
         left = [p.grad for p in made.left if p.grad is not None]
@@ -61,7 +62,7 @@ def step(
         own(made.left)
         _zero(left if options.zero_grad else ())
     run(made, optimizer, scale or 1.0)
-    _zero(made.copied)
+    _zero(made.copied if options.zero_grad else ())
 
 
 def _scale(optimizer: Optimizer, options: Options, grads: list[Tensor]) -> float | None:

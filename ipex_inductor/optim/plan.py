@@ -25,7 +25,7 @@ NAMES = {getattr(torch, name): name for name in C_TYPES}
 REALS = {dtype: name for dtype, name in NAMES.items() if dtype.is_floating_point}
 
 
-class _Left(Exception):  # no error: a parameter goes another way
+class LeftError(Exception):  # no error: a parameter goes another way
     """Why a parameter is left to the optimizer's own step."""
 
 
@@ -50,7 +50,10 @@ class Batch:
 
 @dataclass
 class Plan:
-    """One step: kernels with what they take, and whom the optimizer's own step is to take."""
+    """One step: kernels with what they take, and whom the optimizer's own step is to take.
+
+    `held` and `written` are let go when the kernels have run.
+    """
 
     kernels: dict[StepKernel, Batch] = field(default_factory=dict)
     left: dict[nn.Parameter, str] = field(default_factory=dict)
@@ -58,6 +61,12 @@ class Plan:
     held: list[Tensor] = field(default_factory=list)  # alive until the kernels have run
     copied: list[Tensor] = field(default_factory=list)  # gradients of which kernels get copies
     fresh: dict[nn.Parameter, dict[str, Tensor]] = field(default_factory=dict)  # states to begin
+    grads: list[tuple["array[int]", int]] = field(default_factory=list)  # where addresses stand
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it holds for the next step, if nothing but gradients' addresses changes."""
+        return not (self.left or self.fresh or self.copied)
 
 
 def plan(
@@ -70,8 +79,8 @@ def plan(
     made = Plan()
     for number, group in enumerate(optimizer.param_groups):
         try:
-            flags = _flags(optimizer, group)
-        except _Left as reason:
+            flags = flags_of(optimizer, group)
+        except LeftError as reason:
             made.left |= {p: str(reason) for p in group["params"] if p.grad is not None}
             continue
         for param in group["params"]:
@@ -79,7 +88,7 @@ def plan(
                 continue
             try:
                 _add(made, optimizer, group, number, flags, param, weights, scaled, zeroed)
-            except _Left as reason:
+            except LeftError as reason:
                 made.left[param] = str(reason)
             except NotBuiltError as error:
                 made.left[param] = str(error)
@@ -106,6 +115,7 @@ def run(made: Plan, optimizer: Optimizer, scale: float) -> None:
             batch.elements > ALONE,
         )
     torch.autograd.graph.increment_version(made.written)
+    made.held, made.written = [], []
 
 
 @functools.lru_cache(maxsize=256)
@@ -118,13 +128,13 @@ def library(kernel: StepKernel) -> Callable[..., None]:
     return step
 
 
-def _flags(optimizer: Optimizer, group: Mapping[str, Any]) -> frozenset[str]:
-    """Which of the formula's flags are on; raises `_Left` for a group that no kernel takes."""
+def flags_of(optimizer: Optimizer, group: Mapping[str, Any]) -> frozenset[str]:
+    """Which of the formula's flags are on; raises `LeftError` for a group that no kernel takes."""
     for name in ("differentiable", "capturable"):
         if group.get(name):
-            raise _Left(f"{name}=True")
+            raise LeftError(f"{name}=True")
     if any(isinstance(beta, Tensor) for beta in group.get("betas", ())):
-        raise _Left("betas that are tensors")
+        raise LeftError("betas that are tensors")
     on = {name for name in FORMULAS[type(optimizer).__name__].flags if group.get(name)}
     if type(optimizer) is AdamW:
         on.add("decoupled_weight_decay")
@@ -147,7 +157,7 @@ def _add(
     assert param.grad is not None
     held = _held(param)
     if rule.norms and is_sharded(param):
-        raise _Left("norms of whole tensors, of which other processes hold parts")
+        raise LeftError("norms of whole tensors, of which other processes hold parts")
     rest = _rest(weight, held) if weight else []
     grad = _grad(param.grad, held)
     names = rule.state(flags)
@@ -174,43 +184,45 @@ def _add(
         made.fresh[param] = known
     columns = [held, *rest, grad, *(local(known[n]) for n in names)]
     last = known["step"].data_ptr() if rule.counts else int(first)
-    made.kernels[kernel].add([*(t.data_ptr() for t in columns), last, number], held.numel())
+    batch = made.kernels[kernel]
+    made.grads.append((batch.rows, len(batch.rows) + 1 + len(rest)))
+    batch.add([*(t.data_ptr() for t in columns), last, number], held.numel())
     made.held += columns
     made.written += [p for p in columns if p is not grad or zeroed]
-    if zeroed and grad.data_ptr() != param.grad.data_ptr():
+    if grad.data_ptr() != param.grad.data_ptr():
         made.copied.append(param.grad)
 
 
 def _held(param: nn.Parameter) -> Tensor:
-    """The memory of `param`, for a kernel; raises `_Left` if it is not one dense block."""
+    """The memory of `param`, for a kernel; raises `LeftError` if it is not one dense block."""
     held = local(param) if is_sharded(param) else param.detach()
     if type(held) is not Tensor:
-        raise _Left(f"a {type(held).__name__}")
+        raise LeftError(f"a {type(held).__name__}")
     if held.device.type != "cpu":
-        raise _Left(f"no kernel for {held.device.type} yet")
+        raise LeftError(f"no kernel for {held.device.type} yet")
     if held.dtype not in REALS:
-        raise _Left(f"{held.dtype}")
+        raise LeftError(f"{held.dtype}")
     if not _is_dense(held):
-        raise _Left("a parameter with gaps in its memory")
+        raise LeftError("a parameter with gaps in its memory")
     return held
 
 
 def _rest(weight: Trained, held: Tensor) -> list[Tensor]:
     rest = local(weight.rest)
     if rest.dtype != RESTS.get(type(weight)) or not _alike(rest, held):
-        raise _Left("a master weight of another layout")
+        raise LeftError("a master weight of another layout")
     return [rest]
 
 
 def _grad(grad: Tensor, held: Tensor) -> Tensor:
     """The gradient, in the layout of the parameter: a copy, if it has another."""
     if grad.layout is not torch.strided:
-        raise _Left("sparse gradients")
+        raise LeftError("sparse gradients")
     grad = local(grad) if is_sharded(grad) else grad.detach()
     if type(grad) is not Tensor or grad.dtype not in REALS or grad.device != held.device:
-        raise _Left(f"gradients that are a {type(grad).__name__} of {grad.dtype}")
+        raise LeftError(f"gradients that are a {type(grad).__name__} of {grad.dtype}")
     if (held.dtype is torch.float64) != (grad.dtype is torch.float64):
-        raise _Left(f"gradients of {grad.dtype} for {held.dtype}")
+        raise LeftError(f"gradients of {grad.dtype} for {held.dtype}")
     return grad if _alike(grad, held) else torch.empty_like(held, dtype=grad.dtype).copy_(grad)
 
 
@@ -219,7 +231,7 @@ def _known_state(
 ) -> dict[str, Tensor]:
     """What the formula reads of the state of `param`; nothing if that is to be made.
 
-    Raises `_Left` for a state that a kernel cannot take, or that lacks something.
+    Raises `LeftError` for a state that a kernel cannot take, or that lacks something.
     """
     counts = FORMULAS[type(optimizer).__name__].counts
     own = optimizer.state.get(param, {})
@@ -227,15 +239,15 @@ def _known_state(
     if not known and type(optimizer) is not Adagrad and (not counts or not own):
         return {}
     if len(known) != len(names) + counts:
-        raise _Left("a state that lacks what the step reads")
+        raise LeftError("a state that lacks what the step reads")
     for name, value in known.items():
         if not isinstance(value, Tensor):
-            raise _Left(f"a state {name!r} that is a {type(value).__name__}")
+            raise LeftError(f"a state {name!r} that is a {type(value).__name__}")
         tensor = local(value)
         if tensor.device != held.device or tensor.dtype not in REALS:
-            raise _Left(f"a state {name!r} of {tensor.dtype} on {tensor.device}")
+            raise LeftError(f"a state {name!r} of {tensor.dtype} on {tensor.device}")
         if name != "step" and not _alike(tensor, held):
-            raise _Left(f"a state {name!r} of another layout")
+            raise LeftError(f"a state {name!r} of another layout")
     return known
 
 

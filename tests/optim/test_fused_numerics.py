@@ -72,7 +72,7 @@ def interpret(optimizer, count):
     """A step by the lines of the formula, which are Python as well."""
     rule = FORMULAS[type(optimizer).__name__]
     for group in optimizer.param_groups:
-        on = plan._flags(optimizer, group)
+        on = plan.flags_of(optimizer, group)
         numbers = plan._numbers(group, rule.numbers, 1.0)
         for param in group["params"]:
             own = optimizer.state[param]

@@ -1,0 +1,86 @@
+"""The last plan of an optimizer, taken again while nothing but numbers and gradients changed.
+
+Looking at a tensor as `plan` does takes microseconds, and there are hundreds. Nothing is held here
+but addresses, dtypes and layouts, all of which must be as they were.
+"""
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ipex_inductor.optim.plan import LeftError, Plan, flags_of, plan
+from ipex_inductor.optim.weights import Trained
+from ipex_inductor.templates.formulas import FORMULAS
+
+_known: "weakref.WeakKeyDictionary[Optimizer, tuple[list[Any], Plan]]" = weakref.WeakKeyDictionary()
+
+
+def planned(
+    optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained], scaled: bool, zeroed: bool
+) -> Plan:
+    """The plan of this step: `plan`'s."""
+    looks: list[Any] = [scaled, zeroed]
+    grads: list[int] = []
+    written: list[Tensor] = []
+    plain = _look(optimizer, weights, zeroed, looks, grads, written)
+    known = _known.get(optimizer)
+    if plain and known and known[0] == looks:
+        made = known[1]
+        for (rows, place), address in zip(made.grads, grads, strict=True):
+            rows[place] = address
+        made.written = written
+        return made
+    made = plan(optimizer, weights, scaled, zeroed)
+    if plain and made.lasts:
+        _known[optimizer] = looks, made
+    else:
+        _known.pop(optimizer, None)
+    return made
+
+
+def _look(
+    optimizer: Optimizer,
+    weights: Mapping[nn.Parameter, Trained],
+    zeroed: bool,
+    looks: list[Any],
+    grads: list[int],
+    written: list[Tensor],
+) -> bool:
+    """What a plan follows from; False if that is no plain matter."""
+    rule = FORMULAS[type(optimizer).__name__]
+    for group in optimizer.param_groups:
+        try:
+            flags = flags_of(optimizer, group)
+        except LeftError:
+            return False
+        names = ("step",) * rule.counts + rule.state(flags)
+        looks.append(flags)
+        for param in group["params"]:
+            grad = param.grad
+            if grad is None:
+                looks.append(None)
+                continue
+            own = optimizer.state.get(param, {}) if names else {}
+            held: list[Any] = [own.get(name) for name in names]
+            if param in weights:
+                rest = weights[param].rest
+                looks.append((type(weights[param]), rest.stride()))
+                held.append(rest)
+            if type(param) is not nn.Parameter or any(type(t) is not Tensor for t in (grad, *held)):
+                return False
+            if grad.layout is not torch.strided:
+                return False
+            looks.append((param.data_ptr(), param.dtype, param.shape, param.stride()))
+            looks.append((grad.dtype, grad.stride()))
+            looks += [t.data_ptr() for t in held]
+            looks += [t.dtype for t in held]
+            grads.append(grad.data_ptr())
+            written.append(param)
+            written += held
+            if zeroed:
+                written.append(grad)
+    return True
