@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
+from helpers import wait_for
 
 from ipex_inductor import backend
 from ipex_inductor.autotune.database import Records
@@ -70,9 +70,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, shapes):
         text=True,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 300
-    while not (folder.exists() and list(Records(folder))) and time.monotonic() < deadline:
-        time.sleep(0.2)
+    wait_for(lambda: folder.exists() and list(Records(folder)), 300)
     os.killpg(process.pid, signal.SIGINT)
     out, _ = process.communicate(timeout=100)
     kept = list(Records(folder))

@@ -6,9 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from helpers import wait_for
 
 from ipex_inductor import compat
 from ipex_inductor.aot_cache import workroom
@@ -270,10 +270,7 @@ def test_a_killed_compile_leaves_nothing_that_is_used(base):
     (path,) = graphs(base)
     path.unlink()
     process = start(base, IPEX)
-    deadline = time.monotonic() + 120
-    while not list((base / "home" / "torch").glob("*/*/*/*.cpp")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: list((base / "home" / "torch").glob("*/*/*/*.cpp")))
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert graphs(base) == []
