@@ -27,6 +27,7 @@ MODEL = """
 OPTIONS = ("--dtype", "fp32", "--device", "cpu", "--seconds", "0.2", "--json")
 
 
+@pytest.mark.usefixtures("instructions_known")
 def test_small_model_end_to_end(tmp_path):
     (tmp_path / "toy.py").write_text(textwrap.dedent(MODEL))
     temporary = tmp_path / "tmp"

@@ -14,6 +14,8 @@ from ipex_inductor import backend
 from ipex_inductor.autotune.database import Records
 from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
 
+pytestmark = pytest.mark.usefixtures("instructions_known")
+
 COMMAND = (sys.executable, "-m", "ipex_inductor", "autotune", "run")
 BMM = "aten.bmm.default float32 2x{}x16 2x16x24 -> aten.relu.default(y)"
 NO_CHOICE = "aten.relu.default float32 4x4"
