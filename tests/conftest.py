@@ -45,6 +45,23 @@ def _rules_fire_alike(monkeypatch):
     monkeypatch.setattr(attention, "architecture", lambda: "x86-64:amx")
 
 
+@pytest.fixture(scope="module")
+def instructions_known():
+    """Processes started meanwhile do not try again what this one found AVX2, AVX-512 ... to do.
+
+    Inductor builds a library for each in every empty folder, ten seconds of work, and loads them in
+    every process.
+    """
+    from torch._inductor import cpu_vec_isa
+
+    offered = {*cpu_vec_isa.x86_isa_checker()}
+    kinds = [k for k in cpu_vec_isa.supported_vec_isa_list if {*str(k).split()} <= offered]
+    with pytest.MonkeyPatch.context() as patch:
+        if kinds and all(kinds):
+            patch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
+        yield
+
+
 @pytest.fixture
 def no_garbage():
     """For what counts bytes: models of earlier tests are gone, those in reference cycles too."""

@@ -1,7 +1,9 @@
-"""What several tests need: generated code without its comments, and models to compile."""
+"""What several tests need: generated code without its comments, models to compile, patience."""
 
 import io
 import re
+import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +34,22 @@ def pickled(value):
     torch.save(value, file)
     file.seek(0)
     return torch.load(file, weights_only=False)
+
+
+def wait_for(condition, seconds=120):
+    """Return once `condition()` holds; `seconds` are for machines that are slow and busy."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"still not so after {seconds} seconds"
+        time.sleep(0.02)
+
+
+def ended(pid):
+    """Whether that process is gone, or waits only for its parent to ask how it ended."""
+    try:
+        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
 
 
 class Mlp(nn.Module):

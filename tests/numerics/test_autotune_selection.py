@@ -23,6 +23,8 @@ from ipex_inductor.lowerings import listed, selection
 from ipex_inductor.lowerings.listed import Choosing, choosing
 from ipex_inductor.lowerings.settings import settings_of
 
+pytestmark = pytest.mark.usefixtures("instructions_known")
+
 A, B = torch.randn(3, 40, 24), torch.randn(3, 24, 56)
 TEMPLATE, IN_CODE = "inductor.cpp.bmm", "_threaded_mm("
 

@@ -186,6 +186,7 @@ def test_nothing_is_left_when_the_model_raises():
     assert state(model) == before
 
 
+@pytest.mark.usefixtures("op_by_op")
 def test_the_users_own_compile_is_not_made_dynamic_or_evicted():
     model = Broken().eval()
     fn = torch.compile(model, backend="ipex")

@@ -149,9 +149,21 @@ RUNS = {
 }
 
 
+@pytest.fixture
+def to_code(kind, run, request):
+    """Whether Inductor makes code of the graph, or it runs as it stands.
+
+    The algebra is in the graph; how code rounds it and treats sizes that vary is seen on two kinds.
+    """
+    whole = run in ("fp32", "bf16") or (run != "fp64" and kind in ("conv2d", "linear"))
+    if not whole:
+        request.getfixturevalue("op_by_op")
+    return whole
+
+
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("kind", AFTER)
-def test_a_norm_after_every_product_folds(kind, run):
+def test_a_norm_after_every_product_folds(kind, run, to_code):
     dtype, dynamic = RUNS[run]
     model = Each(
         nn.Sequential(product(kind, bias=bias, **window), batch_norm(16, dims(kind), affine))
@@ -159,12 +171,13 @@ def test_a_norm_after_every_product_folds(kind, run):
     )
     code = check(model, example(kind).to(dtype), dynamic=dynamic)
     assert counters["ipex"] == {f"{kind}+batch_norm": len(model.models)}
+    assert bool(code) == to_code
     assert "sqrt" not in code, "a batch norm is left in the graph"
 
 
 @pytest.mark.parametrize("run", ["fp64", "fp32", "fp32 dynamic"])
 @pytest.mark.parametrize("kind", BEFORE)
-def test_a_norm_before_a_product_folds(kind, run):
+def test_a_norm_before_a_product_folds(kind, run, to_code):
     dtype, dynamic = RUNS[run]
     model = Each(
         nn.Sequential(batch_norm(8, dims(kind), affine), product(kind, bias=bias, **window))
@@ -173,6 +186,7 @@ def test_a_norm_before_a_product_folds(kind, run):
     )
     code = check(model, example(kind).to(dtype), dynamic=dynamic)
     assert counters["ipex"] == {f"batch_norm+{kind}": len(model.models)}
+    assert bool(code) == to_code
     assert "sqrt" not in code, "a batch norm is left in the graph"
 
 

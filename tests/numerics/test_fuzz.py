@@ -30,7 +30,12 @@ def _one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("part", range(10))
+ALWAYS = 6  # of the parts; the others with -m slow
+
+
+@pytest.mark.parametrize(
+    "part", [*range(ALWAYS), *(pytest.param(n, marks=pytest.mark.slow) for n in range(ALWAYS, 10))]
+)
 def test_500_programs(part):
     tally = campaign.judge_seeds(range(50 * part, 50 * part + 50))
     assert tally.programs == 50

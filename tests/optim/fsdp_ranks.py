@@ -422,11 +422,11 @@ def memory():
 
 def main(rank, size, folder, *names):
     torch.set_num_threads(1)
-    faulthandler.dump_traceback_later(60, exit=True)  # rather than wait for each other
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=int(rank), world_size=int(size)
     )
     for name in names:
+        faulthandler.dump_traceback_later(120, exit=True)  # rather than wait for each other
         check = globals()[name]
         print(name, flush=True)
         check(Path(folder, "saved")) if check is checkpoints else check()

@@ -12,19 +12,27 @@ PATHS = (HERE, HERE.parent, HERE.parents[1])
 
 # By number of processes. They start slowly, so one set of them runs several checks.
 CHECKS = {
-    "split": (2, "split_trains"),
-    "masters": (2, "masters_train", "halves_train", "other_optimizers_train"),
+    "training": (
+        2,
+        "split_trains",
+        "masters_train",
+        "halves_train",
+        "other_optimizers_train",
+        "clipped_and_scheduled",
+        "scaled",
+    ),
     "uneven": (3, "uneven_shards", "parts_of_what_each_had"),
-    "ways to shard": (
+    "ways to shard and to save": (
         2,
         "on_meshes_of_any_kind",
         "in_any_order",
         "mixed_precision",
         "moved",
         "memory",
+        "state_dicts",
+        "resumed_at_once",
+        "checkpoints",
     ),
-    "around the step": (2, "clipped_and_scheduled", "scaled"),
-    "state dicts": (2, "state_dicts", "resumed_at_once", "checkpoints"),
 }
 
 

@@ -5,14 +5,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
+from helpers import wait_for
+from typer.testing import CliRunner
 
 from ipex_inductor import backend
 from ipex_inductor.autotune.database import Records
+from ipex_inductor.cli import app
 from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
+
+pytestmark = pytest.mark.usefixtures("instructions_known")
 
 COMMAND = (sys.executable, "-m", "ipex_inductor", "autotune", "run")
 BMM = "aten.bmm.default float32 2x{}x16 2x16x24 -> aten.relu.default(y)"
@@ -70,9 +74,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, shapes):
         text=True,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 300
-    while not (folder.exists() and list(Records(folder))) and time.monotonic() < deadline:
-        time.sleep(0.2)
+    wait_for(lambda: folder.exists() and list(Records(folder)), 300)
     os.killpg(process.pid, signal.SIGINT)
     out, _ = process.communicate(timeout=100)
     kept = list(Records(folder))
@@ -91,13 +93,14 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, shapes):
         (("--shapes", "BAD", "--arch", "h200"), "expected target h200; got"),
     ],
 )
-def test_bad_arguments_are_a_line(arguments, message, tmp_path, shapes):
+def test_bad_arguments_are_a_line(arguments, message, shapes):
     bad = shapes("aten.mm.default float32 4x6")
-    code, out, err = run(tmp_path, *(bad if a == "BAD" else a for a in arguments))
-    assert code == 2
-    assert message in " ".join(err.split())
-    assert not out
-    assert "Traceback" not in err
+    given = [bad if a == "BAD" else a for a in arguments]
+    done = CliRunner().invoke(app, ["autotune", "run", *given])
+    assert done.exit_code == 2
+    assert message in " ".join(done.stderr.split())
+    assert not done.stdout
+    assert isinstance(done.exception, SystemExit), "a line, no traceback"
 
 
 def test_the_problems_of_what_runs_are_those_of_forward_and_backward():

@@ -49,9 +49,9 @@ def test_a_cold_key_is_built_once(tmp_path, count):
 @pytest.mark.parametrize(
     ("harm", "count", "patience"),
     [
-        ("kill", 3, 2),
+        ("kill", 3, 5),
         ("stop", 1, 10),
-        pytest.param("kill", 30, 2, marks=pytest.mark.slow),
+        pytest.param("kill", 30, 5, marks=pytest.mark.slow),
         pytest.param("stop", 5, 10, marks=pytest.mark.slow),
     ],
 )
@@ -72,7 +72,7 @@ def test_a_forked_child_of_a_killed_builder_holds_nobody_up(tmp_path, monkeypatc
     file, _ = lock._tried(path)  # held for as long as this process lives, and never touched
     begun = time.monotonic()
     assert store.compile_once(key(2), lambda: ({}, b"x")) == Entry({}, b"x")
-    assert 0.4 < time.monotonic() - begun < 2
+    assert 0.4 < time.monotonic() - begun < 5
     os.close(file)
 
 
@@ -96,8 +96,7 @@ def test_a_lock_that_lost_its_name_is_no_lock(tmp_path, monkeypatch):
 
 def test_signs_of_life_are_waited_for(tmp_path, monkeypatch):
     """For longer than patience: a long compile is not done twice."""
-    monkeypatch.setattr(lock, "PATIENCE", 0.5)
-    monkeypatch.setattr(lock, "PULSE", 0.1)
+    monkeypatch.setattr(lock, "PATIENCE", 2)  # twenty signs, as a busy machine skips some
     script = f"""
 import time
 from pathlib import Path
@@ -107,7 +106,7 @@ from ipex_inductor.aot_cache.store import Store
 lock.PULSE = 0.1
 def build():
     print("building", flush=True)
-    time.sleep(2)
+    time.sleep(5)
     return {{}}, blob(1)
 Store(Path({str(tmp_path / "kernels")!r})).compile_once(key(1), build)
 """
@@ -132,4 +131,4 @@ def test_a_disk_without_locks_costs_compiles_only(tmp_path, monkeypatch, how):
     store = Store(tmp_path / "kernels")
     assert store.compile_once(key(1), lambda: ({}, b"x")) == Entry({}, b"x")
     assert store.get(key(1)) == Entry({}, b"x")
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < lock.PATIENCE

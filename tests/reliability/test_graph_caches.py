@@ -13,8 +13,6 @@ from torch import nn
 import torch.nn.functional as F
 from torch._dynamo.utils import counters
 from ipex_inductor import decisions
-options = json.loads(sys.argv[1])
-grad, scale = options.pop("grad"), options.pop("scale")
 
 class Model(nn.Module):
     def __init__(self):
@@ -25,91 +23,114 @@ class Model(nn.Module):
     def forward(self, x):
         return self.bn(self.down(F.gelu(self.up(x)))).softmax(-1)
 
-torch.manual_seed(0)
-model = Model().eval()
-with torch.no_grad():
-    for p in model.parameters():
-        p.mul_(scale)
-x = torch.randn(4, 16)
-fn = torch.compile(model, backend="ipex", options={"strict": True, **options})
-with torch.set_grad_enabled(grad):
-    y = fn(x)
-    torch.testing.assert_close(y, model(x))
-    if grad:
-        y.square().sum().backward()
-    else:
-        model.up.weight.mul_(2)
-        torch.testing.assert_close(fn(x), model(x))
-inductor = counters["inductor"]
-print(json.dumps({
-    "aot": [counters["aot_autograd"]["autograd_cache_" + k] for k in ("hit", "miss", "bypass")],
-    "fx": [inductor["fxgraph_cache_" + k] for k in ("hit", "miss", "bypass")],
-    "fired": counters["ipex"]["linear+gelu"],
-    "reports": [found.to_dict() for found in decisions.reports()],
-}))
+def run(aot=True, grad=False, scale=1.0, **options):
+    torch.compiler.reset()
+    counters.clear()
+    decisions.clear()
+    torch._functorch.config.enable_autograd_cache = aot
+    torch.manual_seed(0)
+    model = Model().eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(scale)
+    x = torch.randn(4, 16)
+    fn = torch.compile(model, backend="ipex", options={"strict": True, **options})
+    with torch.set_grad_enabled(grad):
+        y = fn(x)
+        torch.testing.assert_close(y, model(x))
+        if grad:
+            y.square().sum().backward()
+        else:
+            model.up.weight.mul_(2)
+            torch.testing.assert_close(fn(x), model(x))
+    inductor, aot = counters["inductor"], counters["aot_autograd"]
+    return {
+        "aot": [aot["autograd_cache_" + k] for k in ("hit", "miss", "bypass")],
+        "fx": [inductor["fxgraph_cache_" + k] for k in ("hit", "miss", "bypass")],
+        "fired": counters["ipex"]["linear+gelu"],
+        "reports": [found.to_dict() for found in decisions.reports()],
+    }
+
+print(json.dumps([run(**step) for step in json.loads(sys.argv[1])]))
 """
 
 
-def run(folder, aot=True, grad=False, scale=1.0, **options):
-    env = {
-        **os.environ,
+pytestmark = pytest.mark.usefixtures("instructions_known")
+
+
+def run(folder, *steps):
+    """What one process counts at each of `steps`, which are arguments of its `run`."""
+    env = os.environ | {
         "TORCHINDUCTOR_CACHE_DIR": str(folder),
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
-        "TORCHINDUCTOR_AUTOGRAD_CACHE": str(int(aot)),
     }
-    argument = json.dumps({"grad": grad, "scale": scale, **options})
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, argument], env=env, capture_output=True, text=True, timeout=300
-    )
+    del env["TORCHINDUCTOR_AUTOGRAD_CACHE"]  # it would overrule what each step sets
+    command = [sys.executable, "-c", RUN, json.dumps(steps)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
+PLAIN, TRAINED, AS_IT_IS = {}, {"grad": True}, {"weight_prologue": False}
+OTHERS = {"rules": "-*"}, AS_IT_IS, {"mode": "max-autotune"}
+NO_AOT = {"aot": False}
+
+
+class Counted:
+    """A process that fills a folder, one that finds it so, and what each counted at a step."""
+
+    FIRST = PLAIN, TRAINED, *OTHERS
+    SECOND = PLAIN, {"scale": 0.5}, NO_AOT, TRAINED, TRAINED | NO_AOT, AS_IT_IS
+
+    def __init__(self, folder):
+        self._first, self._second = run(folder, *self.FIRST), run(folder, *self.SECOND)
+
+    def first(self, step):
+        return self._first[self.FIRST.index(step)]
+
+    def second(self, step):
+        return self._second[self.SECOND.index(step)]
+
+
 @pytest.fixture(scope="module")
-def warm(tmp_path_factory):
-    """A folder that one process has filled, and what that process counted."""
-    folder = tmp_path_factory.mktemp("inductor")
-    return folder, run(folder)
+def counted(tmp_path_factory):
+    return Counted(tmp_path_factory.mktemp("inductor"))
 
 
 def counts(done):
     return {name: done[name] for name in ("aot", "fx", "fired")}
 
 
-def test_first_process_misses(warm):
-    assert counts(warm[1]) == {"aot": [0, 1, 0], "fx": [0, 1, 0], "fired": 1}
+def test_first_process_misses(counted):
+    assert counts(counted.first(PLAIN)) == {"aot": [0, 1, 0], "fx": [0, 1, 0], "fired": 1}
 
 
-def test_autograd_cache_hits(warm):
+def test_autograd_cache_hits(counted):
     """The prologue came out of the cache too: the weights changed, and the result is right."""
-    assert counts(run(warm[0])) == {"aot": [1, 0, 0], "fx": [0, 0, 0], "fired": 0}
+    assert counts(counted.second(PLAIN)) == {"aot": [1, 0, 0], "fx": [0, 0, 0], "fired": 0}
 
 
-def test_one_entry_serves_every_checkpoint(warm):
-    assert run(warm[0], scale=0.5)["aot"] == [1, 0, 0]
+def test_one_entry_serves_every_checkpoint(counted):
+    assert counted.second({"scale": 0.5})["aot"] == [1, 0, 0]
 
 
-def test_graph_cache_hits_when_the_autograd_cache_is_off(warm):
-    done = counts(run(warm[0], aot=False))
-    assert done == {"aot": [0, 0, 0], "fx": [1, 0, 0], "fired": 1}
+def test_graph_cache_hits_when_the_autograd_cache_is_off(counted):
+    assert counts(counted.second(NO_AOT)) == {"aot": [0, 0, 0], "fx": [1, 0, 0], "fired": 1}
 
 
-@pytest.mark.parametrize(
-    "options", [{"rules": "-*"}, {"weight_prologue": False}, {"mode": "max-autotune"}], ids=str
-)
-def test_other_options_are_other_entries(warm, options):
-    assert run(warm[0], **options)["aot"] == [0, 1, 0]
+@pytest.mark.parametrize("options", OTHERS, ids=str)
+def test_other_options_are_other_entries(counted, options):
+    assert counted.first(options)["aot"] == [0, 1, 0]
 
 
-def test_training_hits_both(tmp_path):
-    first = run(tmp_path, grad=True)
+def test_training_hits_both(counted):
+    first, second = counted.first(TRAINED), counted.second(TRAINED)
     assert (first["aot"], first["fx"]) == ([0, 1, 0], [0, 2, 0])
-    second = run(tmp_path, grad=True)
     assert (second["aot"], second["fx"]) == ([1, 0, 0], [2, 0, 0])
-    assert run(tmp_path, grad=True, aot=False)["fx"] == [2, 0, 0]
+    assert counted.second(TRAINED | NO_AOT)["fx"] == [2, 0, 0]
 
 
-def test_another_version_of_us_is_another_entry(warm, monkeypatch):
+def test_another_version_of_us_is_another_entry(monkeypatch):
     """The only way our code enters Inductor's keys is the pass's uuid."""
     from ipex_inductor import backend
 
@@ -119,9 +140,9 @@ def test_another_version_of_us_is_another_entry(warm, monkeypatch):
     assert backend._identity(config, False, False, []) != ours
 
 
-def test_what_was_decided_is_known_after_a_hit(warm):
+def test_what_was_decided_is_known_after_a_hit(counted):
     """The second process runs no passes: it has the events of the first, and says so."""
-    first, second = warm[1]["reports"], run(warm[0])["reports"]
+    first, second = counted.first(PLAIN)["reports"], counted.second(PLAIN)["reports"]
     assert [found["source"] for found in first] == ["passes"]
     assert [found["source"] for found in second] == ["cache"]
     assert second[0]["events"] == first[0]["events"]
@@ -129,6 +150,6 @@ def test_what_was_decided_is_known_after_a_hit(warm):
     assert {"fired", "hoisted"} <= kinds
 
 
-def test_where_the_entry_has_no_events_nothing_is_claimed(tmp_path):
-    first, second = (run(tmp_path, weight_prologue=False)["reports"] for _ in range(2))
+def test_where_the_entry_has_no_events_nothing_is_claimed(counted):
+    first, second = counted.first(AS_IT_IS)["reports"], counted.second(AS_IT_IS)["reports"]
     assert (first[0]["source"], second) == ("passes", [{"source": "", "events": []}])

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("instructions_known")
+
 RUN = """
 import logging, sys, torch
 import torch.nn.functional as F

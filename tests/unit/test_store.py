@@ -408,7 +408,7 @@ def test_a_dead_remote_costs_one_timeout(path, caplog, monkeypatch, kind):
         asked.append(name)
         if kind == "broken":
             raise RuntimeError("503 Slow Down")
-        time.sleep(5)
+        time.sleep(30)
 
     if kind != "unknown":
         monkeypatch.setattr(remote, "_fetched", fetched)
@@ -418,7 +418,7 @@ def test_a_dead_remote_costs_one_timeout(path, caplog, monkeypatch, kind):
         assert store.compile_once(key(number), lambda n=number: (META, blob(n))).blob == blob(
             number
         )
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 20 * 0.3
     assert len(asked) <= 1
     assert len(lines(caplog)) == 1
     assert "is not asked again by this process: " in lines(caplog)[0]
