@@ -124,6 +124,8 @@ def _flags(optimizer: Optimizer, group: Mapping[str, Any]) -> frozenset[str]:
     for name in ("differentiable", "capturable"):
         if group.get(name):
             raise _Left(f"{name}=True")
+    if len(set(group["params"])) < len(group["params"]):
+        raise _Left("a group that has a parameter twice")
     if any(isinstance(beta, Tensor) for beta in group.get("betas", ())):
         raise _Left("betas that are tensors")
     on = {name for name in FORMULAS[type(optimizer).__name__].flags if group.get(name)}
@@ -207,7 +209,7 @@ def _grad(grad: Tensor, held: Tensor) -> Tensor:
     """The gradient, in the layout of the parameter: a copy, if it has another."""
     if grad.layout is not torch.strided:
         raise _Left("sparse gradients")
-    grad = local(grad) if is_sharded(grad) else grad.detach()
+    grad = (local(grad) if is_sharded(grad) else grad.detach()).resolve_neg()
     if type(grad) is not Tensor or grad.dtype not in REALS or grad.device != held.device:
         raise _Left(f"gradients that are a {type(grad).__name__} of {grad.dtype}")
     if (held.dtype is torch.float64) != (grad.dtype is torch.float64):
