@@ -75,7 +75,7 @@ def _look(
             if grad.layout is not torch.strided:
                 return False
             looks.append((param.data_ptr(), param.dtype, param.shape, param.stride()))
-            looks.append((grad.dtype, grad.stride()))
+            looks.append((grad.dtype, grad.stride(), grad.is_neg()))
             looks += [t.data_ptr() for t in held]
             looks += [t.dtype for t in held]
             grads.append(grad.data_ptr())

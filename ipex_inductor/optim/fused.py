@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.optim import kernels
-from ipex_inductor.optim.step import wrap
+from ipex_inductor.optim.step import users_step, wrap
 from ipex_inductor.optim.tables import FUSED_OPTIMIZERS, names
 
 
@@ -30,6 +30,8 @@ def fuse_step(optimizer: Optimizer) -> str | None:
         own[kernels.FUSED] = True
         there = ", ".join(sorted(devices))
         return f"no kernel for {there} yet: the step of {kind.__name__} itself stands in, exact"
+    if users_step(optimizer):
+        return f"this {kind.__name__} was given a step of its own, which is called as it is"
     wrap(optimizer)
     own[kernels.FUSED] = own[kernels.SCALES] = True
     own.setdefault(kernels.OPTIONS, kernels.Options())

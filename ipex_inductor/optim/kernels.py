@@ -1,7 +1,8 @@
 """One step by kernels, and what is done with the gradients in the same pass."""
 
 import logging
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,28 +57,49 @@ def step(
     made = planned(optimizer, weights, scaled=scale is not None, zeroed=options.zero_grad)
     if made.left:
         _tell(optimizer, made)
-        left = [p.grad for p in made.left if p.grad is not None]
-        if scale is not None:
-            torch._foreach_mul_(left, scale)
-        own(made.left)
-        _zero(left if options.zero_grad else ())
-    run(made, optimizer, scale or 1.0)
+        with _unscaled(optimizer, made.left, scale):
+            own(made.left)
+        _zero([p.grad for p in made.left] if options.zero_grad else ())
+    run(made, optimizer, 1.0 if scale is None else scale)
     _zero(made.copied if options.zero_grad else ())
 
 
 def _scale(optimizer: Optimizer, options: Options, grads: list[Tensor]) -> float | None:
     """What gradients are to be multiplied by: GradScaler's, and what clips their norm.
 
-    As `torch.nn.utils.clip_grad_norm_` does: by `clip / (norm + 1e-6)`, never by more than 1.
+    As `torch.nn.utils.clip_grad_norm_` does: by `clip / (norm + 1e-6)`, never by more than 1, and
+    by NaN if that is the norm. That of scaled fp16 would often be beyond fp16.
     """
     given: Tensor | None = getattr(optimizer, "grad_scale", None)
     scale = None if given is None else 1.0 / float(given)
     if options.clip_norm is None:
         return scale
-    norm: Any = torch.nn.utils.get_total_norm(grads)
+    wide = [grad.float() if grad.dtype is torch.float16 else grad for grad in grads]
+    norm: Any = torch.nn.utils.get_total_norm(wide)
     norm = norm.full_tensor() if is_sharded(norm) else norm
     options.grad_norm = norm if scale is None else norm * scale
-    return (scale or 1.0) * min(1.0, options.clip_norm / (float(options.grad_norm) + 1e-6))
+    clip = min(options.clip_norm / (float(options.grad_norm) + 1e-6), 1.0)  # in this order for NaN
+    return clip if scale is None else scale * clip
+
+
+@contextmanager
+def _unscaled(
+    optimizer: Optimizer, params: Iterable[nn.Parameter], scale: float | None
+) -> Iterator[None]:
+    """While open, torch's own step finds gradients times `scale`, and nothing of GradScaler's."""
+    own = vars(optimizer)
+    theirs: dict[str, Any] = {
+        name: own.pop(name) for name in ("grad_scale", "found_inf") if name in own
+    }
+    grads: dict[nn.Parameter, Any] = {p: p.grad for p in params if scale is not None}
+    try:
+        for param, grad in grads.items():
+            param.grad = grad * scale
+        yield
+    finally:
+        for param, grad in grads.items():
+            param.grad = grad
+        own.update(theirs)
 
 
 def _refuse_sparse(optimizer: Optimizer, grads: list[Tensor]) -> None:

@@ -80,6 +80,8 @@ def plan(
     for number, group in enumerate(optimizer.param_groups):
         try:
             flags = flags_of(optimizer, group)
+            if len(set(group["params"])) < len(group["params"]):
+                raise LeftError("a group that has a parameter twice")
         except LeftError as reason:
             made.left |= {p: str(reason) for p in group["params"] if p.grad is not None}
             continue
@@ -218,7 +220,7 @@ def _grad(grad: Tensor, held: Tensor) -> Tensor:
     """The gradient, in the layout of the parameter: a copy, if it has another."""
     if grad.layout is not torch.strided:
         raise LeftError("sparse gradients")
-    grad = local(grad) if is_sharded(grad) else grad.detach()
+    grad = (local(grad) if is_sharded(grad) else grad.detach()).resolve_neg()
     if type(grad) is not Tensor or grad.dtype not in REALS or grad.device != held.device:
         raise LeftError(f"gradients that are a {type(grad).__name__} of {grad.dtype}")
     if (held.dtype is torch.float64) != (grad.dtype is torch.float64):

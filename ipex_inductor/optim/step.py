@@ -35,14 +35,14 @@ def wrap(optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained] | None = 
     replicas.watch()
     if known is None:
         own["_original_step"] = optimizer.step
-        methods = METHODS if _users_step(optimizer) is None else {**METHODS, "step": _patched_step}
+        methods = METHODS if users_step(optimizer) is None else {**METHODS, "step": _patched_step}
         for name, method in methods.items():
             own[name] = MethodType(method, optimizer)
 
 
-def _users_step(optimizer: Optimizer) -> Callable[..., Any] | None:
+def users_step(optimizer: Optimizer) -> Callable[..., Any] | None:
     """What somebody had put in the place of the class's step; LR schedulers alone do not count."""
-    original = vars(optimizer)["_original_step"]
+    original = vars(optimizer).get("_original_step", optimizer.step)
     scheduled = hasattr(original, "_wrapped_by_lr_sched")
     below = getattr(original, "__wrapped__" if scheduled else "__func__", None)
     return None if below is type(optimizer).step else original
@@ -82,7 +82,7 @@ def _patched_step(
     """One step of what somebody has put there, which calls the class's, with its hooks."""
     _before_step(optimizer)
     optimizer._opt_called = True  # type: ignore[attr-defined]
-    given = _users_step(optimizer)
+    given = users_step(optimizer)
     assert given is not None
     return _whole_step(optimizer, _live(optimizer), given, closure, args, kwargs)
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ipex_inductor import decisions, refresh
+from ipex_inductor.optim import fuse_step
 
 
 class Model(nn.Module):
@@ -57,6 +58,12 @@ def double_unseen(model):
     refresh(model)
 
 
+def by_our_kernels(params):
+    optimizer = Adam(params, lr=0.1)
+    assert fuse_step(optimizer) is None
+    return optimizer
+
+
 SGD, Adam = torch.optim.SGD, torch.optim.AdamW
 WRITES = {
     "in place": lambda m: [p.mul_(1.5) for p in m.parameters()],
@@ -71,7 +78,8 @@ WRITES = {
     ],
     "plain step": functools.partial(step, functools.partial(SGD, lr=0.1, foreach=False)),
     "foreach step": functools.partial(step, functools.partial(Adam, lr=0.1, foreach=True)),
-    "fused step": functools.partial(step, functools.partial(Adam, lr=0.1, fused=True)),
+    "torch's fused step": functools.partial(step, functools.partial(Adam, lr=0.1, fused=True)),
+    "fused step": functools.partial(step, by_our_kernels),
     "to another dtype": lambda m: m.to(torch.float64),
     "to another dtype, swapped": swapping(lambda m: m.to(torch.float64)),
     "to another dtype and back": lambda m: m.to(torch.bfloat16).to(torch.float32),
