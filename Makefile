@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TESTS ?= tests
 WORKERS ?= 2
+# Each worker keeps to a long run of tests, so that what a file's tests share is made once.
+SPREAD := -n $(WORKERS) --dist worksteal
 
 .PHONY: demo quick test slow reliability fuzz check compat clean
 .DEFAULT_GOAL := test
@@ -26,10 +28,10 @@ quick: $(VENV)/installed
 
 test: $(VENV)/installed
 	@echo "== the whole suite (25 to 30 minutes on 2 cores)"
-	$(BIN)/python -m pytest $(TESTS) -n $(WORKERS) -m "not slow"
+	$(BIN)/python -m pytest $(TESTS) $(SPREAD) -m "not slow"
 
 slow: $(VENV)/installed
-	$(BIN)/python -m pytest $(TESTS) -n $(WORKERS) -m slow
+	$(BIN)/python -m pytest $(TESTS) $(SPREAD) -m slow
 
 # The kernel cache under everything that tests/reliability can do to it; -rP shows the figures.
 reliability: $(VENV)/installed
@@ -45,7 +47,7 @@ check: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	! git grep -nE '^(<{7}|>{7}) '
-	$(BIN)/python -m pytest tests/unit -n $(WORKERS) -q -m "not slow"
+	$(BIN)/python -m pytest tests/unit $(SPREAD) -q -m "not slow"
 
 # The suite with every torch we support, in environments of their own outside the checkout.
 compat:

@@ -5,6 +5,7 @@ tolerance, or to a float64 run as eager is.
 """
 
 import copy
+import itertools
 from collections import Counter
 
 import pytest
@@ -105,10 +106,22 @@ def test_every_rule_fires_once_and_in_the_forward(graphs, shape, dtype, dynamic)
     assert not backward.graph.find_nodes(**ours)  # saved, not computed again
 
 
-@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_every_rule_in_generated_code(bias, dtype, dynamic):
+# With a bias and without, in turns: every pair of the three is met.
+KINDS = zip(
+    itertools.product(TOLERANCE, (False, True)), itertools.cycle((0, 1, 1, 0)), strict=False
+)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dynamic", "bias"),
+    [
+        pytest.param(*kind, bool(bias ^ slow), marks=[pytest.mark.slow] if slow else [])
+        for kind, bias in KINDS
+        for slow in (0, 1)
+    ],
+    ids=str,
+)
+def test_every_rule_in_generated_code(dtype, dynamic, bias):
     model = Layers(FIRE.values(), lambda: nn.Linear(16, 16, bias=bias)).to(dtype)
     x = torch.randn(2, 3, 16, dtype=dtype)
     assert check(model, x, dynamic=dynamic) == dict.fromkeys(FIRE, 1)
