@@ -3,7 +3,7 @@
 import ctypes
 import functools
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +77,7 @@ def plan(
 ) -> Plan:
     """What a step of `optimizer` is now, with the state that torch would have made for it."""
     made = Plan()
+    shared = _sharing(p for group in optimizer.param_groups for p in group["params"])
     for number, group in enumerate(optimizer.param_groups):
         try:
             flags = flags_of(optimizer, group)
@@ -89,12 +90,34 @@ def plan(
             if param.grad is None:
                 continue
             try:
+                if param in shared:
+                    raise LeftError("parameters that share memory")
                 _add(made, optimizer, group, number, flags, param, weights, scaled, zeroed)
             except LeftError as reason:
                 made.left[param] = str(reason)
             except NotBuiltError as error:
                 made.left[param] = str(error)
     return made
+
+
+def _sharing(params: Iterable[nn.Parameter]) -> set[nn.Parameter]:
+    """Those that lie in one another's memory: torch steps one after the other."""
+    found: set[nn.Parameter] = set()
+    reached, by = 0, None
+    for begin, end, _, param in sorted((*_span(p), n, p) for n, p in enumerate(params)):
+        if by is not None and begin < reached:
+            found |= {by, param}
+        if end > reached:
+            reached, by = end, param
+    return found
+
+
+def _span(param: nn.Parameter) -> tuple[int, int]:
+    held = local(param) if is_sharded(param) else param
+    if held.layout is not torch.strided or not held.numel():
+        return 0, 0
+    reach = sum(n * stride - stride for n, stride in zip(held.shape, held.stride(), strict=True))
+    return held.data_ptr(), held.data_ptr() + (reach + 1) * held.element_size()
 
 
 def run(made: Plan, optimizer: Optimizer, scale: float) -> None:

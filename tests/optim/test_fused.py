@@ -393,6 +393,26 @@ def test_what_no_kernel_takes_is_torchs(case, caplog):
     assert reason in line
 
 
+def test_parameters_in_one_memory_are_torchs():
+    """It steps one after the other; threads would not."""
+    results = []
+    for fused in (True, False):
+        memory = torch.ones(9)
+        params = [nn.Parameter(memory[a:b]) for a, b in ((0, 9), (0, 2), (3, 5))]
+        apart = nn.Parameter(torch.ones(3))
+        optimizer = SGD([*params, apart], 0.1, momentum=0.9)
+        if fused:
+            fuse_step(optimizer)
+        for count in range(3):
+            for p in (*params, apart):
+                p.grad = torch.full_like(p, count + 1.0)
+            optimizer.step()
+        if fused:
+            assert plans.plan(optimizer, {}).left.keys() == set(params)
+        results.append(memory)
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
 def test_a_differentiable_step_is_torchs():
     grads = []
     for fused in (True, False):
