@@ -44,10 +44,13 @@ def load(source: str, problem: Pairs) -> ctypes.CDLL:
     """
     compiler = toolkit.compiler()
     build = functools.partial(_built, source, compiler) if compiler else None
-    entry = kernels.kernel(key_of(problem), build)
-    if entry is None:
-        raise NotBuiltError("no C++ compiler is here, and no cache has the kernel")
-    return _opened(entry.blob)
+    try:
+        entry = kernels.kernel(key_of(problem), build)
+        if entry is None:
+            raise NotBuiltError("no C++ compiler is here, and no cache has the kernel")
+        return _opened(entry.blob)
+    except OSError as error:  # no room for the compiler, or a loader that misses a library
+        raise NotBuiltError(f"a C++ kernel is not to be had: {error}") from error
 
 
 def key_of(problem: Pairs) -> Key:
