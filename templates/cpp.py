@@ -10,6 +10,7 @@ import logging
 import os
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +38,20 @@ class NotBuiltError(RuntimeError):
     """A kernel that the cache does not have and the compiler did not make; the text says why."""
 
 
-@functools.lru_cache(maxsize=256)
-def load(source: str, problem: Pairs) -> ctypes.CDLL:
-    """The library of `source` for the CPU here; `problem` names it in the cache's words.
+def load(source: Callable[[], str], problem: Pairs) -> ctypes.CDLL:
+    """A library for the CPU here; `problem` names it in the cache's words.
 
-    Raises `NotBuiltError`.
+    `source` is asked for if it must be compiled. Raises `NotBuiltError`.
     """
     compiler = toolkit.compiler()
     build = functools.partial(_built, source, compiler) if compiler else None
-    entry = kernels.kernel(key_of(problem), build)
-    if entry is None:
-        raise NotBuiltError("no C++ compiler is here, and no cache has the kernel")
-    return _opened(entry.blob)
+    try:
+        entry = kernels.kernel(key_of(problem), build)
+        if entry is None:
+            raise NotBuiltError("no C++ compiler is here, and no cache has the kernel")
+        return _opened(entry.blob)
+    except OSError as error:  # no room for the compiler, or a loader that misses a library
+        raise NotBuiltError(f"a C++ kernel is not to be had: {error}") from error
 
 
 def key_of(problem: Pairs) -> Key:
@@ -72,12 +75,12 @@ def _flags(arch: str) -> tuple[str, ...]:
     return (*FLAGS, *LEVELS.get(arch.partition(":")[2], ()), *LINKED)
 
 
-def _built(source: str, compiler: str) -> tuple[dict[str, Any], bytes]:
+def _built(source: Callable[[], str], compiler: str) -> tuple[dict[str, Any], bytes]:
     """What the entry says of it, and the library as bytes."""
     flags = _flags(current().arch)
     with tempfile.TemporaryDirectory() as folder:
         written, library = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
-        written.write_text(source)
+        written.write_text(source())
         command = [compiler, *flags, "-o", str(library), str(written)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:

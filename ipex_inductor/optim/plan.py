@@ -143,10 +143,21 @@ def run(made: Plan, optimizer: Optimizer, scale: float) -> None:
     made.held, made.written = [], []
 
 
-@functools.lru_cache(maxsize=256)
 def library(kernel: StepKernel) -> Callable[..., None]:
     """The function of that kernel. Raises `NotBuiltError`."""
-    step = load(cpp_source(kernel), pairs(kernel.problem)).step
+    found = _library(kernel)
+    if isinstance(found, str):
+        raise NotBuiltError(found)
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _library(kernel: StepKernel) -> Callable[..., None] | str:
+    """Or why there is none: what failed once would cost every step as much."""
+    try:
+        step = load(functools.partial(cpp_source, kernel), pairs(kernel.problem)).step
+    except NotBuiltError as error:
+        return str(error)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     step.argtypes = (pointer, number, pointer, number, pointer, number)
     step.restype = None

@@ -67,13 +67,14 @@ def test_as_the_separate_operations(variant, clip_norm, zero_grad):
     assert left(step.optimizer) == {"a parameter with gaps in its memory"}
 
 
-def test_clipped_to_the_last_bit():
+@pytest.mark.parametrize("size", [1.0, 1e-7])
+def test_clipped_to_the_last_bit(size):
     """SGD of rate 1 from 0 shows the gradient that was taken."""
     p = nn.Parameter(torch.zeros(1000))
-    step = FusedStep(SGD([p], 1.0), clip_norm=1.0)
-    p.grad = torch.randn(1000)
+    step = FusedStep(SGD([p], 1.0), clip_norm=10 * size)
+    p.grad = torch.randn(1000) * size
     step()
-    nn.utils.clip_grad_norm_(p, 1.0)
+    nn.utils.clip_grad_norm_(p, 10 * size)
     torch.testing.assert_close(-p.detach(), p.grad, rtol=2**-22, atol=0)
 
 

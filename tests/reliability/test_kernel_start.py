@@ -1,0 +1,80 @@
+"""Fused steps in processes of their own: who compiles, and who only reads."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Whatever starts a process raises one of these events.
+SCRIPT = """
+import json, logging, sys
+import torch
+from torch.optim import AdamW
+from ipex_inductor.optim import fuse_step
+from ipex_inductor.optim.plan import plan
+
+torch.set_num_threads(1)
+lines = []
+log = logging.getLogger("ipex_inductor")
+log.setLevel(logging.INFO)
+log.handlers = [handler := logging.Handler()]
+handler.emit = lambda record: lines.append(record.getMessage())
+
+p = torch.nn.Parameter(torch.linspace(-1, 1, 37))
+p.grad = torch.linspace(2, -1, 37)
+optimizer = AdamW([p])
+assert fuse_step(optimizer) is None
+started = []
+events = "subprocess.Popen os.system os.exec os.fork os.forkpty os.posix_spawn os.spawn".split()
+sys.addaudithook(lambda event, args: started.append(event) if event in events else None)
+for _ in range(3):
+    optimizer.step()
+left = list(plan(optimizer, {}).left.values())
+print(json.dumps({"values": p.tolist(), "started": started, "left": left, "lines": lines}))
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    def start(home="home", **env):
+        root = str(Path(__file__).parents[2])
+        given = os.environ | {"PYTHONPATH": root, "IPEX_HOME": str(tmp_path / home)} | env
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT], env=given, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return start
+
+
+def test_the_second_process_starts_no_other(run):
+    """Neither does one without a compiler, where the first one's kernel is in the cache."""
+    first = run()
+    assert first["started"] == ["subprocess.Popen"]
+    assert not first["left"]
+    for env in ({}, {"CXX": "/nowhere/g++"}, {"CXX": "/nowhere/g++", "PATH": "/nowhere"}):
+        again = run(**env)
+        assert not again["started"]
+        assert not again["left"]
+        assert not [line for line in again["lines"] if "compiled" in line]
+        assert again["values"] == first["values"]
+
+
+def test_a_layer_that_is_only_read_serves_as_well(run, tmp_path):
+    first = run()
+    again = run("another", IPEX_AOT_LAYERS=str(tmp_path / "home" / "kernels" / "1"), CXX="/nowhere")
+    assert again["values"] == first["values"]
+    assert not again["started"]
+    assert not again["left"]
+
+
+def test_without_a_compiler_torch_steps_and_that_is_said_once(run):
+    alone = run(CXX="/nowhere/g++")
+    assert not alone["started"]
+    (reason,) = alone["left"]
+    assert reason == "no C++ compiler is here, and no cache has the kernel"
+    assert alone["lines"] == [f"AdamW: torch itself steps 1 parameters: {reason}"]
