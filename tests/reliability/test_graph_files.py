@@ -16,15 +16,18 @@ from ipex_inductor.aot_cache.digest import frame_fields, unframe_fields
 from ipex_inductor.aot_cache.entry import unpack_any
 
 RUN = """
-import json, logging, os, sys, torch
+import gc, json, logging, os, sys, torch
 from torch import nn
 from torch._dynamo.utils import counters
 told = json.loads(sys.argv[1])
-launched, said = [], []
+launched, said, unpickled, collecting = [], [], [], []
 
 def watch(event, args):
     if event == "subprocess.Popen":
         launched.append([str(a) for a in args[1]])
+    if event == "pickle.find_class":
+        unpickled.append(".".join(args))
+        collecting.append(gc.isenabled())
 sys.addaudithook(watch)
 
 class Keep(logging.Handler):
@@ -70,6 +73,7 @@ print(json.dumps({
     "fx": [inductor["fxgraph_cache_" + k] for k in ("hit", "miss")],
     "built": [c for c in launched if any(a.endswith((".cpp", ".hpp", ".h")) for a in c)],
     "tried": [c for c in launched if "LoadLibrary" in " ".join(c)],
+    "unpickled": unpickled, "collecting": collecting, "collects": gc.isenabled(),
     "outcomes": outcomes, "said": said, "env": env,
 }))
 """
@@ -153,6 +157,16 @@ def test_the_second_process_builds_nothing(filled):
     assert not [text for level, text in done["said"] if level != "INFO"]
 
 
+def test_the_collector_is_off_while_a_graph_is_loaded_and_on_again_then(filled):
+    done = run(filled[0], IPEX)
+    loaded = [
+        on
+        for name, on in zip(done["unpickled"], done["collecting"], strict=True)
+        if name.endswith(".PrologueCode")
+    ]
+    assert (loaded, done["collects"]) == ([False], True)
+
+
 def test_what_torch_gets_is_private_and_new(filled, monkeypatch, tmp_path):
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
     room = workroom.room()
@@ -211,6 +225,9 @@ def dumps(value):
     return pickle.dumps(value)
 
 
+OPEN = "io.open"  # what a hostile pickle is made of, and no other
+
+
 class Hostile:
     def __init__(self, path):
         self.path = path
@@ -233,13 +250,17 @@ def test_a_spoiled_entry_is_said_once_rebuilt_once_and_never_loaded(base, spoil)
     warnings = [text for level, text in done["said"] if level == "WARNING"]
     assert len(warnings) == 1
     assert "is not used" in warnings[0]
+    assert OPEN not in done["unpickled"]
     assert not (path.parent / "executed").exists()
     again = run(base, IPEX)
     assert (outcome(again), again["built"]) == ("hit", [])
 
 
 def test_hostile_pickles_wherever_torch_would_look(base):
-    """R8: at every name that the graph's files have, in the usual folder and in other rooms."""
+    """R8: at every name that the graph's files have, in the usual folder and in other rooms.
+
+    Neither run nor looked into: unpickling one would ask for `open` first.
+    """
     (path,) = graphs(base)
     names = unframe_fields(unpack_any(path.read_bytes())[1].blob)
     pickles = [name for name in names if name.startswith(("fxgraph/", "aotautograd/"))]
@@ -258,10 +279,13 @@ def test_hostile_pickles_wherever_torch_would_look(base):
     planted = usual(base)
     done = run(base, IPEX)
     assert (outcome(done), done["aot"], done["built"]) == ("hit", [1, 0], [])
+    assert OPEN not in done["unpickled"]
+    assert any(name.startswith("ipex_inductor.") for name in done["unpickled"])  # our own entry
     assert not marker.exists()
     path.unlink()
     done = run(base, IPEX)
     assert (outcome(done), done["aot"]) == ("miss", [0, 1])
+    assert OPEN not in done["unpickled"]
     assert not marker.exists()
     assert usual(base) == planted
 
