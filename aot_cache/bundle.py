@@ -59,6 +59,9 @@ class Bundle:
     def __init__(self, path: Path, file: int, manifest: Manifest, signer: Signer | None) -> None:
         self.path, self.manifest, self.signer = path, manifest, signer
         self.label = f"bundle {path}"
+        by = f"signed by {signer}" if signer else "unsigned"
+        about = f"{manifest.name!r}, serial {manifest.serial}, {by}"
+        self.origin = f"the {self.label} ({about})"
         self._file = file
         self._where: dict[str, tuple[int, Item]] = {}
         at = HEAD

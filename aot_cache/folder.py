@@ -47,6 +47,7 @@ class Folder:
     def __init__(self, path: Path, label: str, writable: bool = True) -> None:
         self.path = path.absolute()
         self.label = label
+        self.origin = f"{path}" if writable else f"the layer {path}"
         self._at = str(self.path)
         self._layer = not writable
         self._judged: tuple[int, ...] | None = None  # the identity of a folder found to be ours

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ipex_inductor.aot_cache import opened, workroom
+from ipex_inductor.aot_cache import opened, use, workroom
+from ipex_inductor.aot_cache.comparing import Compared, compare
+from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import Key, nearest
 from ipex_inductor.aot_cache.notices import say
 from ipex_inductor.aot_cache.store import Store
@@ -22,13 +24,16 @@ log = logging.getLogger("ipex_inductor")
 
 KIND, CHECKS = "graph", "vector checks"
 
+compared: list[Compared] = []  # by this process, under `IPEX_AOT_VERIFY`
+
 
 @dataclass
 class GraphFiles:
     """The files of one graph, in a folder that torch works in. Raises `OSError` if there is none.
 
     `outcome`: "hit" if torch built nothing, "miss" if there was no entry, "outdated" if torch built
-    something though there was one; `reason` says why, or what was found.
+    something though there was one; "same" or "different" if it was made to (`IPEX_AOT_VERIFY`).
+    `reason` says why, or what was found.
     """
 
     key: Key | None  # None: nothing is to be read or kept
@@ -36,6 +41,7 @@ class GraphFiles:
     outcome: str = field(init=False, default="miss")
     reason: str = field(init=False, default="nothing is to be kept")
     _known: frozenset[str] = field(init=False, default=frozenset())
+    _kept: Mapping[str, bytes] | None = field(init=False, default=None)  # to be compared with only
 
     def __post_init__(self) -> None:
         name = self.key.digest[:32] if self.key else os.urandom(16).hex()
@@ -45,20 +51,16 @@ class GraphFiles:
             self.outcome, self.reason = "hit", "compiled before by this process"
             return
         store = opened.store()
-        entry = store.get(self.key) if self.key and store else None
-        if entry:
+        found = store.find(self.key) if self.key and store else None
+        if found:
             try:
-                self._known = workroom.unpack(entry.blob, self.folder)
+                self._use(*found)
             except (OSError, ValueError) as error:
                 say(f"a graph is compiled anew: {error}")
                 shutil.rmtree(self.folder, ignore_errors=True)
-            else:
-                size = len(entry.blob) / (1 << 20)
-                self.outcome = "hit"
-                self.reason = f"{len(self._known)} files, {size:.1f} MiB, all verified"
-        if self.outcome == "miss":
+        if self.outcome != "hit":
             self.folder.mkdir(mode=0o700)
-            if self.key and store:
+            if self.outcome == "miss" and self.key and store:
                 self.reason = why_missed(self.key, store)
                 log.info("kernel cache: a graph is compiled: %s", self.reason)
 
@@ -68,6 +70,9 @@ class GraphFiles:
             workroom.complete(self.folder)
             new = frozenset(workroom.files_in(self.folder)) - self._known
             if not new:
+                return
+            if self._kept is not None and self.key:
+                self._compare(self.key.digest, self._kept)
                 return
             if self.outcome == "hit":
                 self.outcome, self.reason = "outdated", f"torch made {len(new)} files anew"
@@ -79,6 +84,23 @@ class GraphFiles:
                 store.put(self.key, {"files": len(self._known), "why": self.reason}, blob)
         except OSError as error:
             say(f"a graph is not kept: {error.strerror}")
+
+    def _use(self, entry: Entry, origin: str) -> None:
+        if use.recompiles():
+            self._kept = workroom.unpacked(entry.blob)
+            self.outcome, self.reason = "same", "torch generated nothing"
+            return
+        self._known = workroom.unpack(entry.blob, self.folder)
+        files = f"{len(self._known)} files, {len(entry.blob) / (1 << 20):.1f} MiB"
+        self.outcome, self.reason = "hit", f"{files}, all verified, from {origin}"
+
+    def _compare(self, name: str, kept: Mapping[str, bytes]) -> None:
+        built = {file: (self.folder / file).read_bytes() for file in workroom.files_in(self.folder)}
+        found = compare(name, kept, built)
+        self.outcome, self.reason = "different" if found.differing else "same", str(found)
+        level = logging.WARNING if found.differing else logging.INFO
+        log.log(level, "kernel cache: compiled again, %s", found)
+        compared[:] = [*(each for each in compared if each.entry != name), found]
 
 
 def why_missed(key: Key, store: Store) -> str:

@@ -6,7 +6,7 @@ LIMIT = 256 << 20  # bytes
 class Memory:
     """The entries that were kept last; no lock, so that a fork cannot leave it held."""
 
-    label = "memory"
+    label = origin = "memory"
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._entries: dict[str, bytes] = {}

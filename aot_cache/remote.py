@@ -21,18 +21,19 @@ _T = TypeVar("_T")
 class Remote:
     """The entries below a URL; `write_back` also puts there what is compiled here.
 
-    `options` are fsspec's for the protocol (endpoint, profile, ...).
+    `options` are fsspec's for the protocol (endpoint, profile, ...). `why_dead` says why it is not
+    asked any more, if it is not.
     """
 
     def __init__(
         self, url: str, write_back: bool = False, timeout: float = TIMEOUT, **options: Any
     ) -> None:
-        self.label = url
+        self.label, self.origin = url, f"the remote {url}"
         self.write_back = write_back
         self._timeout = timeout
         self._options = options
         self._opened: tuple[int, Any, str] | None = None  # process, file system, folder in it
-        self._dead = False
+        self.why_dead = ""
 
     def read(self, name: str) -> bytes | None:
         """The bytes under a name, None if there are none or the remote is dead."""
@@ -72,7 +73,7 @@ class Remote:
         return self._opened[1], self._opened[2].rstrip("/")
 
     def _asked(self, call: Callable[[], _T]) -> _T | None:
-        if self._dead:
+        if self.why_dead:
             return None
         answer: queue.SimpleQueue[_T | Exception | None] = queue.SimpleQueue()
         threading.Thread(target=_answer, args=(call, answer), daemon=True).start()
@@ -81,8 +82,8 @@ class Remote:
         except queue.Empty:
             found = TimeoutError(f"no answer in {self._timeout:g} s")
         if isinstance(found, Exception):
-            self._dead = True
-            say(f"{self.label} is not asked again by this process: {found or type(found).__name__}")
+            self.why_dead = f"{found or type(found).__name__}"
+            say(f"{self.label} is not asked again by this process: {self.why_dead}")
             return None
         return found
 

@@ -67,9 +67,14 @@ class Store:
 
     def get(self, key: Key) -> Entry | None:
         """The entry of that key, verified; None if no tier has a good one."""
-        entry, events = self._found(key)
-        self._count((*events, ("hits" if entry else "misses", "", 1)))
-        return entry
+        found = self.find(key)
+        return found[0] if found else None
+
+    def find(self, key: Key) -> tuple[Entry, str] | None:
+        """As `get`, and where it was, in words."""
+        found, events = self._found(key)
+        self._count((*events, ("hits" if found else "misses", "", 1)))
+        return found
 
     def put(self, key: Key, meta: dict[str, Any], blob: bytes) -> bool:
         """Keep an entry; whether it is on the disk, and will be after a power loss.
@@ -107,10 +112,10 @@ class Store:
         if entry := self.get(key):
             return entry
         with self._alone(key):
-            entry, events = self._found(key)
-            if entry:
+            found, events = self._found(key)
+            if found:
                 self._count(events)
-                return entry
+                return found[0]
             meta, blob = build()
             self.put(key, meta, blob)
             return Entry(meta, blob)
@@ -132,8 +137,8 @@ class Store:
     def _tiers(self) -> tuple[Tier, ...]:
         return (self.folder, self._memory, *self.layers, *self.bundles, *self.remotes)
 
-    def _found(self, key: Key) -> tuple[Entry | None, list[Event]]:
-        """The entry, and what happened on the way to it."""
+    def _found(self, key: Key) -> tuple[tuple[Entry, str] | None, list[Event]]:
+        """The entry with its origin, and what happened on the way to it."""
         name = key.digest + SUFFIX
         events: list[Event] = []
         for tier in self._tiers():
@@ -148,7 +153,7 @@ class Store:
                     events += ("hits", tier.label, 1), ("bytes read", tier.label, len(data))
                     if isinstance(tier, Remote):
                         self._keep(name, data)
-                    return entry, events
+                    return (entry, tier.origin), events
             events.append(("misses", tier.label, 1))
         return None, events
 

@@ -47,11 +47,14 @@ def remotes() -> tuple[Remote, ...]:
     `IPEX_AOT_WRITE_BACK=1` also puts there what is compiled here. Who can write there decides what
     runs here: a digest is no signature.
     """
-    back = os.environ.get("IPEX_AOT_WRITE_BACK", "").strip().lower()
-    if back not in ("", "0", "1", "false", "true"):
-        say(f"IPEX_AOT_WRITE_BACK is not used: expected 0 or 1; got {back!r}")
+    back = _switch("IPEX_AOT_WRITE_BACK", os.environ.get("IPEX_AOT_WRITE_BACK", ""))
     urls = os.environ.get("IPEX_AOT_REMOTES", "").split()
-    return tuple(Remote(url, write_back=back in ("1", "true")) for url in urls)
+    return tuple(Remote(url, write_back=back) for url in urls)
+
+
+def recompiles() -> bool:
+    """Whether graphs that have an entry are compiled and compared: `IPEX_AOT_VERIFY=1`."""
+    return _switch("IPEX_AOT_VERIFY", os.environ.get("IPEX_AOT_VERIFY", ""))
 
 
 def quota() -> int:
@@ -62,6 +65,13 @@ def quota() -> int:
     except IpexError as error:
         say(f"IPEX_AOT_QUOTA is not used: {error}")
         return QUOTA
+
+
+def _switch(name: str, text: str) -> bool:
+    said = text.strip().lower()
+    if said not in ("", "0", "1", "false", "true"):
+        say(f"{name} is not used: expected 0 or 1; got {said!r}")
+    return said in ("1", "true")
 
 
 @functools.cache

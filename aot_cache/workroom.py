@@ -69,13 +69,7 @@ def unpack(blob: bytes, folder: Path) -> frozenset[str]:
 
     Raises `ValueError`, before anything is written, for names that could lead out of it, `OSError`.
     """
-    files = unframe_fields(blob)
-    for name, data in files.items():
-        parts = name.split("/")
-        if type(data) is not bytes or not {"", ".", ".."}.isdisjoint(parts) or "\0" in name:
-            raise ValueError(f"{name!r} is no name of a file below a folder")
-        if len(parts) > _DEPTH:
-            raise ValueError(f"{name!r} lies too deep")
+    files = unpacked(blob)
     folder.mkdir(mode=0o700)
     for name, data in files.items():
         path = folder / name
@@ -83,6 +77,18 @@ def unpack(blob: bytes, folder: Path) -> frozenset[str]:
         with open(path, "xb") as file:
             file.write(data)
     return frozenset(files)
+
+
+def unpacked(blob: bytes) -> dict[str, bytes]:
+    """The files that `packed` packed; raises `ValueError` for names that could lead out."""
+    files = unframe_fields(blob)
+    for name, data in files.items():
+        parts = name.split("/")
+        if type(data) is not bytes or not {"", ".", ".."}.isdisjoint(parts) or "\0" in name:
+            raise ValueError(f"{name!r} is no name of a file below a folder")
+        if len(parts) > _DEPTH:
+            raise ValueError(f"{name!r} lies too deep")
+    return files
 
 
 def complete(folder: Path) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ipex_inductor import compat, decisions, graph_files
+from ipex_inductor import collector, compat, decisions, graph_files
 from ipex_inductor.aot_cache.digest import digest_fields, source_digest
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.config import CompileConfig, resolve, unknown
@@ -44,6 +44,16 @@ def compile_graph(
     `CompilerNotFoundError` or `UnsupportedTorchError` for what the user can mend; a failure of our
     own is a warning, and the graph is compiled by plain Inductor (option `strict` raises instead).
     """
+    with collector.paused():
+        return _compile_or_fall_back(gm, example_inputs, mode, options)
+
+
+def _compile_or_fall_back(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    mode: str | None,
+    options: dict[str, Any] | None,
+) -> Any:
     untested = compat.untested_reason()
     config = resolve(mode, options, compat.inductor_option_types())
     _check_devices(example_inputs)
@@ -82,6 +92,7 @@ def _compile_plain(
 ) -> Any:
     from torch._inductor.compile_fx import compile_fx
 
+    collector.resume()
     return compile_fx(gm, example_inputs, config_patches=_inductor_options(config))
 
 
@@ -92,6 +103,8 @@ def _compile_ours(
     selected = _settled(gm, example_inputs, config, graph_report)
     key = functools.partial(_key, gm, example_inputs, config, selected)
     with decisions.about(graph_report), graph_files.compiling(key, graph_report) as folder:
+        if folder is None or folder.files.outcome != "hit":
+            collector.resume()
         return _compile_with(gm, example_inputs, config, selected, graph_report, folder)
 
 
@@ -223,6 +236,7 @@ def _compile_with(
     from ipex_inductor.passes.whole_ops import reduced_table
 
     lowerings.register()
+    compat.name_system()
     patches = _inductor_options(config)
     if folder:
         patches = graph_files.NO_HEADERS | patches
@@ -284,6 +298,7 @@ def _compile_inner(
     from ipex_inductor.passes.output_code import PrologueCode
     from ipex_inductor.passes.prologue import split
 
+    collector.resume()
     weights = kwargs.get("static_input_idxs", ()) if prologue else ()
     try:
         parts = (

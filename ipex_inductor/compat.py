@@ -146,6 +146,23 @@ def reload_graph(graph: Any, constants: Any) -> Any:
     return loaded
 
 
+@functools.cache
+def name_system() -> None:
+    """Have Inductor name this system, for the process, without hashing Triton where that is lost.
+
+    That takes 0.3 s, and without a CUDA or ROCm device 2.13 and 2.14 drop it. The name is the same.
+    """
+    from torch._inductor import codecache
+
+    if torch_minor() in ((2, 13), (2, 14)) and not torch.cuda.is_available():
+        module: Any = codecache
+        hashing, module.triton_key = module.triton_key, lambda: None
+        try:
+            codecache.CacheBase.get_system()
+        finally:
+            module.triton_key = hashing
+
+
 Answers = Callable[[], MutableMapping[str, bool]]
 _compiling: list[tuple[Path, Answers]] = []  # in the order begun; the last one is in force
 _outside: dict[str, Any] = {}  # what was there before the first of them

@@ -16,7 +16,7 @@ VERBS = {
     "trust": "Whose bundles are used: public keys by name.",
     "unpack": "The entries of a bundle into your cache, all of it verified first.",
     "why": "Why each graph was compiled: what set it apart from the nearest that was there.",
-    "verify": "Read every entry whole; the exit code says whether one is corrupt or not yours.",
+    "verify": "Read every entry whole, or compile it again; the exit code says what is wrong.",
 }
 
 

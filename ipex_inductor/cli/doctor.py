@@ -18,17 +18,16 @@ from dataclasses import asdict, dataclass
 from glob import glob
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from ipex_inductor.cli.doctor_cache import CACHE_CHECKS
+from ipex_inductor.cli.findings import Finding, Status
 from ipex_inductor.errors import IpexError
-
-Status = Literal["ok", "warn", "fail"]
-Finding = tuple[Status, str, str]  # status, detail, what to do
 
 INSTALL_CXX = (
     "`apt-get install g++` or `dnf install gcc-c++`, or set CXX to the path of a C++ compiler"
@@ -181,24 +180,16 @@ def _ocloc() -> Finding:
     return "ok", path or "not on PATH; only compiling for Intel GPUs ahead of time uses it", ""
 
 
-def _cache_folder() -> Finding:
-    from ipex_inductor.aot_cache import home
-
-    found = home.state(home.home(), probe=True)
-    if not found.private:
-        return "fail", found.reason, "fix that, or set IPEX_HOME to a folder of your own"
-    if not found.writable:
-        return "warn", found.reason, "set IPEX_HOME to a writable folder, or every start is cold"
-    return "ok", str(found.path) if found.exists else f"{found.path}, made on first use", ""
-
-
 def _torch_cache_folder() -> Finding:
     from ipex_inductor.aot_cache import home
 
-    path = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _torch_default_folder())
+    default = Path(_torch_default_folder())
+    path = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default)
     found = home.state(path)
     if found.usable:
-        return "ok", str(path) if found.exists else f"{path}, made on first use", ""
+        at = str(path) if found.exists else f"{path}, made on first use"
+        whose = "backend `ipex` has its own" if path == default else "backend `ipex` uses it too"
+        return "ok", f"{at}; {whose}", ""
     todo = "chmod 700 it, or set TORCHINDUCTOR_CACHE_DIR to a folder of your own"
     return "warn", f"{found.reason}; torch unpickles what it finds there", todo
 
@@ -233,7 +224,7 @@ CHECKS: Mapping[str, Callable[[], Finding]] = {
     "triton": _triton,
     "SYCL": _sycl,
     "ocloc": _ocloc,
-    "cache folder": _cache_folder,
+    **CACHE_CHECKS,
     "torch's cache folder": _torch_cache_folder,
 }
 

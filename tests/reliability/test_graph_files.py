@@ -13,18 +13,21 @@ from helpers import wait_for
 from ipex_inductor import compat
 from ipex_inductor.aot_cache import workroom
 from ipex_inductor.aot_cache.digest import frame_fields, unframe_fields
-from ipex_inductor.aot_cache.entry import unpack_any
+from ipex_inductor.aot_cache.entry import pack, unpack_any
 
 RUN = """
-import json, logging, os, sys, torch
+import gc, json, logging, os, sys, torch
 from torch import nn
 from torch._dynamo.utils import counters
 told = json.loads(sys.argv[1])
-launched, said = [], []
+launched, said, unpickled, collecting = [], [], [], []
 
 def watch(event, args):
     if event == "subprocess.Popen":
         launched.append([str(a) for a in args[1]])
+    if event == "pickle.find_class":
+        unpickled.append(".".join(args))
+        collecting.append(gc.isenabled())
 sys.addaudithook(watch)
 
 class Keep(logging.Handler):
@@ -70,6 +73,7 @@ print(json.dumps({
     "fx": [inductor["fxgraph_cache_" + k] for k in ("hit", "miss")],
     "built": [c for c in launched if any(a.endswith((".cpp", ".hpp", ".h")) for a in c)],
     "tried": [c for c in launched if "LoadLibrary" in " ".join(c)],
+    "unpickled": unpickled, "collecting": collecting, "collects": gc.isenabled(),
     "outcomes": outcomes, "said": said, "env": env,
 }))
 """
@@ -153,6 +157,16 @@ def test_the_second_process_builds_nothing(filled):
     assert not [text for level, text in done["said"] if level != "INFO"]
 
 
+def test_the_collector_is_off_while_a_graph_is_loaded_and_on_again_then(filled):
+    done = run(filled[0], IPEX)
+    loaded = [
+        on
+        for name, on in zip(done["unpickled"], done["collecting"], strict=True)
+        if name.endswith(".PrologueCode")
+    ]
+    assert (loaded, done["collects"]) == ([False], True)
+
+
 def test_what_torch_gets_is_private_and_new(filled, monkeypatch, tmp_path):
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
     room = workroom.room()
@@ -211,6 +225,9 @@ def dumps(value):
     return pickle.dumps(value)
 
 
+OPEN = "io.open"  # what a hostile pickle is made of, and no other
+
+
 class Hostile:
     def __init__(self, path):
         self.path = path
@@ -233,12 +250,16 @@ def test_a_spoiled_entry_is_said_once_rebuilt_once_and_never_loaded(base, spoil)
     warnings = [text for level, text in done["said"] if level == "WARNING"]
     assert len(warnings) == 1
     assert "is not used" in warnings[0]
+    assert OPEN not in done["unpickled"]
     assert not (path.parent / "executed").exists()
     assert unpack_any(path.read_bytes()), "it is whole, and on the disk"
 
 
 def test_hostile_pickles_wherever_torch_would_look(base):
-    """R8: at every name that the graph's files have, in the usual folder and in other rooms."""
+    """R8: at every name that the graph's files have, in the usual folder and in other rooms.
+
+    Neither run nor looked into: unpickling one would ask for `open` first.
+    """
     (path,) = graphs(base)
     names = unframe_fields(unpack_any(path.read_bytes())[1].blob)
     pickles = [name for name in names if name.startswith(("fxgraph/", "aotautograd/"))]
@@ -257,12 +278,99 @@ def test_hostile_pickles_wherever_torch_would_look(base):
     planted = usual(base)
     done = run(base, IPEX)
     assert (outcome(done), done["aot"], done["built"]) == ("hit", [1, 0], [])
+    assert OPEN not in done["unpickled"]
+    assert any(name.startswith("ipex_inductor.") for name in done["unpickled"])  # our own entry
     assert not marker.exists()
     path.unlink()
     done = run(base, IPEX)
     assert (outcome(done), done["aot"]) == ("miss", [0, 1])
+    assert OPEN not in done["unpickled"]
     assert not marker.exists()
     assert usual(base) == planted
+
+
+def other_source(path):
+    """Have an entry hold other code than torch generates, whole and with a right digest."""
+    framed, found = unpack_any(path.read_bytes())
+    files = unframe_fields(found.blob)
+    (name,) = [name for name in files if name.endswith(".cpp") and b"1.5" in files[name]]
+    files[name] = files[name].replace(b"1.5", b"2.5")
+    path.write_bytes(pack(framed, dict(found.meta), frame_fields(files)))
+
+
+VERIFY = {"IPEX_AOT_VERIFY": "1"}
+
+
+def test_a_hit_is_compiled_again_and_compared_when_asked(base):
+    (path,) = graphs(base)
+    before = path.read_bytes()
+    done = run(base, {**IPEX, "shift": 1.0}, **VERIFY)  # another graph: what is numbered differs
+    assert outcome(done) == "miss"
+    done = run(base, {**IPEX, "shift": 1.0}, IPEX, **VERIFY)
+    assert (outcome(done, 0), outcome(done, 1)) == ("same", "same")
+    assert done["aot"] == [0, 2]
+    assert done["built"]
+    assert not [text for level, text in done["said"] if level == "WARNING"]
+    other_source(path)
+    changed = path.read_bytes()
+    done = run(base, IPEX, **VERIFY)
+    assert outcome(done) == "different"
+    (said,) = [text for level, text in done["said"] if level == "WARNING"]
+    assert path.stem[:12] in said
+    assert "1.5" in said.partition(" here, ")[0]
+    assert "2.5" in said.partition(" here, ")[2]
+    assert before != changed == path.read_bytes()  # it stays, to be looked at
+
+
+@pytest.mark.slow
+def test_a_backward_is_compared_too(base):
+    run(base, TRAINED)
+    done = run(base, TRAINED, **VERIFY)
+    assert (outcome(done), done["aot"]) == ("same", [0, 1])
+    told = [text for _, text in done["said"] if "comes out the same" in text]
+    assert len(told) == 2
+    assert told[0] != told[1]  # more sources
+
+
+MODEL = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x.sin() + 1.5
+def make():
+    return Model(), (torch.ones(4, 16),)
+"""
+
+
+def test_verify_recompile_says_what_comes_out_otherwise(tmp_path):
+    (tmp_path / "own_model.py").write_text(MODEL)
+    env = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"}
+    env |= {"IPEX_HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
+
+    def verified():
+        command = "cache", "verify", "--recompile", "own_model:make", "--json"
+        done = subprocess.run(
+            [sys.executable, "-m", "ipex_inductor", *command],
+            env=env,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout, done.stderr
+        found = json.loads(done.stdout)
+        assert found["code"] == done.returncode
+        return found
+
+    first = verified()
+    assert (first["code"], first["compared"], first["missing"]) == (8, [], ["it is in no entry"])
+    (path,) = graphs(tmp_path)
+    again = verified()
+    assert (again["code"], again["missing"]) == (0, [])
+    assert again["compared"] == [{"entry": path.stem, "sources": 2, "differing": []}]
+    other_source(path)
+    other = verified()
+    assert other["code"] == 4
+    assert "1.5" in other["compared"][0]["differing"][0]
 
 
 def test_a_killed_compile_leaves_nothing_that_is_used(base):
@@ -335,7 +443,7 @@ def test_explain_says_hit_or_miss(base):
     assert explained() == [["miss", "it is in no entry"]]
     ((outcome, reason),) = explained()
     assert outcome == "hit"
-    assert reason.endswith("all verified")
+    assert reason.endswith(f"all verified, from {base / 'home' / 'kernels' / '1'}")
 
 
 # --- in this process
@@ -432,4 +540,7 @@ def test_a_bundle_of_another_machine_spares_the_first_process_of_this_one(filled
     served = run(here, IPEX, IPEX_AOT_BUNDLES=str(bundle))
     assert outcome(served) == "hit"
     assert (served["built"], served["tried"], served["aot"]) == ([], [], [1, 0])
+    ((_, reason),) = served["outcomes"][0]
+    assert f"all verified, from the bundle {bundle} ('graphs', serial " in reason
+    assert ", signed by builder (" in reason
     assert graphs(here) == []  # it is read where it lies

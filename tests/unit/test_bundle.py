@@ -650,3 +650,18 @@ def test_merging_into_a_folder_that_cannot_be_written_holds_nothing(path, tmp_pa
     (tmp_path / "ours").mkdir(mode=0o777)
     (tmp_path / "ours").chmod(0o777)
     assert merge(Store(tmp_path / "ours"), [bundle]) == Merged(5, 0, ())
+
+
+def test_what_is_found_in_a_bundle_says_whose_it_is(tmp_path):
+    signed = open_bundle(packed(tmp_path / "s.bundle", pair(tmp_path), serial=17))
+    plain = open_bundle(packed(tmp_path / "p.bundle", name="mine"), allow_unsigned=True)
+    said = []
+    for bundle in (signed, plain):
+        entry, origin = Store(tmp_path / "none", bundles=[bundle]).find(key(1))
+        assert entry.blob == blob(1)
+        said.append(origin)
+    public = signed.signer.public.hex()
+    assert said == [
+        f"the bundle {tmp_path}/s.bundle ('kernels', serial 17, signed by me ({public}))",
+        f"the bundle {tmp_path}/p.bundle ('mine', serial {SERIAL}, unsigned)",
+    ]

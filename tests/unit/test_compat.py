@@ -1,5 +1,8 @@
 """Torch versions: tested ones, one too old, one too new, and what users then see."""
 
+import subprocess
+import sys
+
 import pytest
 
 from ipex_inductor import compat
@@ -42,3 +45,28 @@ def test_a_missing_compiler_is_found_inside_wrapped_errors():
     assert isinstance(found, CompilerNotFoundError)
     assert "apt-get install g++" in str(found)
     assert compat.compiler_missing(RuntimeError("other")) is None
+
+
+NAMED = """
+import sys, torch
+from torch._inductor.codecache import CacheBase
+from ipex_inductor import compat
+hashed = []
+def watch(event, args):
+    if event == "open" and "libtriton" in str(args[0]):
+        hashed.append(args[0])
+compat.name_system()
+sys.addaudithook(watch)
+ours = CacheBase.get_system()
+skipped = not hashed
+CacheBase.get_system.cache_clear()
+assert CacheBase.get_system() == ours, ours
+print(skipped)
+"""
+
+
+def test_the_system_has_inductors_name():
+    """Whether Triton is hashed for it or not; in a process of its own, which has named none."""
+    done = subprocess.run([sys.executable, "-c", NAMED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True"]

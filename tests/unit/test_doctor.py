@@ -308,7 +308,7 @@ def test_ocloc_is_only_information(monkeypatch, tmp_path, script):
 @pytest.mark.parametrize(
     ("mode", "status", "says"),
     [
-        (0o700, "ok", ""),
+        (0o700, "ok", ", yours, mode 0700"),
         (0o777, "fail", " has mode 0777: others can write it; chmod 700 it"),
         (0o555, "warn", " has mode 0555: you cannot write it"),
     ],
@@ -360,7 +360,8 @@ def test_the_torch_cache_is_the_one_torch_uses_and_is_not_made(monkeypatch, tmp_
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     found = only("torch's cache folder")
-    assert found == Check("torch's cache folder", "ok", f"{default_cache_dir()}, made on first use")
+    detail = f"{default_cache_dir()}, made on first use; backend `ipex` has its own"
+    assert found == Check("torch's cache folder", "ok", detail)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -422,3 +422,21 @@ def test_a_dead_remote_costs_one_timeout(path, caplog, monkeypatch, kind):
     assert len(asked) <= 1
     assert len(lines(caplog)) == 1
     assert "is not asked again by this process: " in lines(caplog)[0]
+
+
+def test_what_is_found_says_where_it_was(path, tmp_path):
+    """In our folder, a layer, a remote, memory; bundles in `test_bundle.py`."""
+    layer, far = tmp_path / "layer", tmp_path / "far"
+    for number, folder in ((1, layer), (2, far)):
+        assert Store(folder).put(key(number), META, blob(number))
+    url = f"file://{far}"
+    store = Store(path, layers=[layer], remotes=[url])
+    assert store.put(key(0), META, blob(0))
+    origins = [store.find(key(number))[1] for number in range(3)]
+    assert origins == [str(path), f"the layer {layer}", f"the remote {url}"]
+    assert store.find(key(2))[1] == str(path)  # kept since
+    assert store.find(key(3)) is None
+    path.chmod(0o777)
+    full = Store(path)
+    assert not full.put(key(4), META, blob(4))
+    assert full.find(key(4))[1] == "memory"

@@ -1,0 +1,6 @@
+"""What a check of `doctor` finds."""
+
+from typing import Literal
+
+Status = Literal["ok", "warn", "fail"]
+Finding = tuple[Status, str, str]  # status, detail, what to do
