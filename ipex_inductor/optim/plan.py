@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Adagrad, AdamW, Optimizer
 
 from ipex_inductor.aot_cache.key import pairs
-from ipex_inductor.optim.shards import is_sharded, local
+from ipex_inductor.optim.shards import is_sharded, local, same_places
 from ipex_inductor.optim.weights import Master, Split, Trained
 from ipex_inductor.templates.cpp import NotBuiltError, load
 from ipex_inductor.templates.formulas import FORMULAS
@@ -160,8 +160,11 @@ def _add(
     rule, weight = FORMULAS[name], weights.get(param)
     assert param.grad is not None
     held = _held(param)
-    if rule.norms and is_sharded(param):
-        raise _Left("norms of whole tensors, of which other processes hold parts")
+    if is_sharded(param):
+        if rule.norms:
+            raise _Left("norms of whole tensors, of which other processes hold parts")
+        if not same_places(param, param.grad):
+            raise _Left("gradients that are distributed otherwise than their parameters")
     rest = _rest(weight, held) if weight else []
     grad = _grad(param.grad, held)
     names = rule.state(flags)

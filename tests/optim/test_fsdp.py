@@ -24,6 +24,7 @@ CHECKS = {
         "memory",
     ),
     "around the step": (2, "clipped_and_scheduled", "scaled"),
+    "fused": (2, "fused", "fused_clip", "distributed_otherwise"),
     "state dicts": (2, "state_dicts", "resumed_at_once", "checkpoints"),
 }
 
