@@ -57,6 +57,7 @@ class Plan:
     written: list[Tensor] = field(default_factory=list)
     held: list[Tensor] = field(default_factory=list)  # alive until the kernels have run
     copied: list[Tensor] = field(default_factory=list)  # gradients of which kernels get copies
+    zeroed: dict[int, nn.Parameter] = field(default_factory=dict)  # whose gradient is at an address
     fresh: dict[nn.Parameter, dict[str, Tensor]] = field(default_factory=dict)  # states to begin
 
 
@@ -167,6 +168,8 @@ def _add(
             raise _Left("gradients that are distributed otherwise than their parameters")
     rest = _rest(weight, held) if weight else []
     grad = _grad(param.grad, held)
+    if zeroed and made.zeroed.setdefault(grad.data_ptr(), param) is not param:
+        grad = grad.clone()  # another parameter has it as well, and may set it to 0 before
     names = rule.state(flags)
     known = _known_state(optimizer, param, names, held)
     fresh = torch.float32 if rest else held.dtype
