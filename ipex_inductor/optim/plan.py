@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Adagrad, AdamW, Optimizer
 
 from ipex_inductor.aot_cache.key import pairs
-from ipex_inductor.optim.shards import is_sharded, local
+from ipex_inductor.optim.shards import is_sharded, local, same_places
 from ipex_inductor.optim.weights import Master, Split, Trained
 from ipex_inductor.templates.cpp import NotBuiltError, load
 from ipex_inductor.templates.formulas import FORMULAS
@@ -60,6 +60,7 @@ class Plan:
     written: list[Tensor] = field(default_factory=list)
     held: list[Tensor] = field(default_factory=list)  # alive until the kernels have run
     copied: list[Tensor] = field(default_factory=list)  # gradients of which kernels get copies
+    zeroed: dict[int, nn.Parameter] = field(default_factory=dict)  # whose gradient is at an address
     fresh: dict[nn.Parameter, dict[str, Tensor]] = field(default_factory=dict)  # states to begin
     grads: list[tuple["array[int]", int]] = field(default_factory=list)  # where addresses stand
 
@@ -192,10 +193,15 @@ def _add(
     rule, weight = FORMULAS[name], weights.get(param)
     assert param.grad is not None
     held = _held(param)
-    if rule.norms and is_sharded(param):
-        raise LeftError("norms of whole tensors, of which other processes hold parts")
+    if is_sharded(param):
+        if rule.norms:
+            raise LeftError("norms of whole tensors, of which other processes hold parts")
+        if not same_places(param, param.grad):
+            raise LeftError("gradients that are distributed otherwise than their parameters")
     rest = _rest(weight, held) if weight else []
     grad = _grad(param.grad, held)
+    if zeroed and made.zeroed.setdefault(grad.data_ptr(), param) is not param:
+        grad = grad.clone()  # another parameter has it as well, and may set it to 0 before
     names = rule.state(flags)
     known = _known_state(optimizer, param, names, held)
     fresh = torch.float32 if rest else held.dtype

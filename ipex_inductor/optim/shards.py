@@ -21,6 +21,11 @@ def same_mesh(one: Any, other: Any) -> bool:
     return bool(one.device_mesh == other.device_mesh)
 
 
+def same_places(one: Any, other: Any) -> bool:
+    """Whether each process holds of both DTensors the same part."""
+    return is_sharded(other) and same_mesh(one, other) and one.placements == other.placements
+
+
 def local(tensor: Tensor) -> Tensor:
     """The part of `tensor` that this process holds, as a view without gradients."""
     held: Any = tensor.detach()

@@ -131,7 +131,8 @@ def test_weights_in_training_can_be_laid_out_later(split):
                 param.grad = grad.to(param.dtype)
             stepper.step()
     assert is_channels_last(model[0].weight)
-    torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=0, atol=0)
+    # Fused steps round once where torch rounds twice: an ulp of numbers below 1, each step.
+    torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=0, atol=2 * 2**-24)
 
 
 def test_a_parametrized_weight_is_left_alone():

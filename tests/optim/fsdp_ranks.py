@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from optimizers import LOW, ONE_EACH, VARIANTS
+from optimizers import LOW, ONE_EACH, VARIANTS, left
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -26,16 +26,17 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.optim import AdamW, RMSprop, lr_scheduler
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.optim import SGD, AdamW, RMSprop, lr_scheduler
 
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.optim import attach_master_weights
+from ipex_inductor.optim import FusedStep, attach_master_weights, fuse_step
 from ipex_inductor.optim.weights import TABLE
 
 # Norms over shards add up in another order, and torch's fused Adam rounds the last few elements of
 # a tensor otherwise. A few roundings each step, of weights of about 1.
 SUMMED = {"rtol": 1e-5, "atol": 1e-7}
+REORDERED = {"rtol": 1e-5, "atol": 1e-6}  # so do fused steps, each of them
 EXACT = {"rtol": 0, "atol": 0}
 FULL = StateDictOptions(full_state_dict=True)
 FIRST = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
@@ -198,6 +199,74 @@ def on_meshes_of_any_kind():
     optimizer.step()
     reference.step()
     assert_same(model, twin)
+
+
+def fused():
+    """Kernels step the local shards, and count versions; of norms, which need all, torch's do."""
+    for held, variant in itertools.product((None, *LOW.values()), ONE_EACH):
+        model, optimizer, twin, reference = (
+            sharded(VARIANTS[variant], held) if held else sharded_in_fp32(VARIANTS[variant])
+        )
+        assert fuse_step(optimizer) is None
+        for step in range(3):
+            backward(model, step, blocks=1 + step % 2)
+            hand_over_gradients(model, twin)
+            optimizer.step()
+            why = left(optimizer)
+            if variant.startswith(("lamb", "lars")):
+                why = {reason for reason in why if not reason.startswith("norms of whole")}
+            assert not why, (variant, held, why)
+            reference.step()
+            optimizer.zero_grad()
+        try:
+            assert_same(model, twin, REORDERED)
+            assert_same_state(optimizer, reference, REORDERED)
+        except AssertionError as error:
+            raise AssertionError(variant, held) from error
+
+
+def sharded_in_fp32(make):
+    torch.manual_seed(0)
+    model = Net()
+    twin = copy.deepcopy(model)
+    shard(model)
+    return model, make(model.parameters()), twin, make(twin.parameters())
+
+
+def fused_clip():
+    """The norm is that of all processes' shards."""
+    model, optimizer, twin, reference = sharded_in_fp32(VARIANTS["sgd momentum"])
+    optimizer = SGD([p for p in model.parameters() if isinstance(p, DTensor)], 0.1)
+    its = [q for name, q in twin.named_parameters() if name != "aside"]
+    reference = SGD(its, 0.1)
+    step = FusedStep(optimizer, clip_norm=0.01, zero_grad=True)
+    for number in range(3):
+        backward(model, number)
+        hand_over_gradients(model, twin)
+        step()
+        norm = nn.utils.clip_grad_norm_(its, 0.01)
+        torch.testing.assert_close(step.grad_norm, norm, **REORDERED)
+        reference.step()
+        assert not any(p.grad.to_local().any() for p in optimizer.param_groups[0]["params"])
+    assert_same(model, twin, REORDERED)
+
+
+def distributed_otherwise():
+    """A sum that is not added up yet, or parts of gradients, are no gradient of what is here."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    whole_grad = torch.arange(4.0)
+    given = {
+        Partial(): whole_grad / 2,
+        Replicate(): whole_grad,
+        Shard(0): whole_grad.chunk(2)[dist.get_rank()],
+    }
+    for own, other in itertools.product((Replicate(), Shard(0)), given):
+        p = nn.Parameter(distribute_tensor(torch.ones(4), mesh, [own]))
+        optimizer = SGD([p], 1.0)
+        fuse_step(optimizer)
+        p.grad = DTensor.from_local(given[other], mesh, [other])
+        optimizer.step()
+        assert torch.equal(p.full_tensor(), 1 - whole_grad), (own, other)
 
 
 def parts_of_what_each_had():

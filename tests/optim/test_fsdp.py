@@ -20,6 +20,9 @@ CHECKS = {
         "other_optimizers_train",
         "clipped_and_scheduled",
         "scaled",
+        "fused",
+        "fused_clip",
+        "distributed_otherwise",
     ),
     "uneven": (3, "uneven_shards", "parts_of_what_each_had"),
     "ways to shard and to save": (

@@ -197,3 +197,27 @@ def test_what_cannot_be_fused_is_refused():
     with pytest.raises(ArgumentError, match="a step of its own"):
         FusedStep(optimizer)
     assert fuse_step(SGD(params)) is None
+
+
+def test_a_shared_gradient_is_not_zero_before_all_have_taken_it():
+    ours = [nn.Parameter(torch.zeros(4)) for _ in range(3)]
+    for p in ours:
+        p.grad = torch.ones(4) if p is ours[0] else ours[0].grad
+    FusedStep(SGD(ours, 1.0), zero_grad=True)()
+    assert all(torch.equal(p, torch.full((4,), -1.0)) for p in ours)
+    assert torch.equal(ours[0].grad, torch.zeros(4))
+
+
+def test_sparse_gradients_are_not_clipped():
+    """As torch says, which has no norm of them; nothing changes."""
+    ours, step, *_ = twins(VARIANTS["sgd"], clip_norm=1.0, zero_grad=True)
+    draw(ours, ours)
+    ours[1].grad = ours[1].grad.to_sparse()
+    before = [(p.detach().clone(), p.grad.clone()) for p in ours]
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        nn.utils.clip_grad_norm_(ours, 1.0)
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        step()
+    for p, (value, grad) in zip(ours, before, strict=True):
+        assert torch.equal(p, value)
+        assert torch.equal(p.grad.to_dense(), grad.to_dense())

@@ -22,6 +22,7 @@ def crossed(kind, **options):
             yield f"{kind.__name__} {given}", partial(kind, **given)
 
 
+each_optimizer = pytest.mark.parametrize("variant", ONE_EACH)
 YES = (False, True)
 RATES, BETAS = (0.03, torch.tensor(0.03, dtype=torch.float64)), ((0.9, 0.999), (0.0, 0.5))
 ADAMS = {
@@ -178,12 +179,32 @@ def test_fp32_in_every_combination(name):
     check_fp32(CROSSED[name], tensors())
 
 
-@pytest.mark.parametrize("variant", ONE_EACH)
+@each_optimizer
 def test_several_chunks(variant):
     """Norms add up over them, of weights that grow from chunk to chunk."""
     ours = tensors(torch.float32, [(3,), (2 * plan.CHUNK + 3,)])
     ours[1].data *= torch.linspace(0, 2, ours[1].numel())
     check_fp32(VARIANTS[variant], ours, steps=5)
+
+
+@each_optimizer
+def test_threads_change_no_bit(variant):
+    """They share chunks, and sums of chunks are added in order."""
+    results = []
+    for threads in (1, 2, 2):
+        torch.manual_seed(0)
+        torch.set_num_threads(threads)
+        params = tensors(torch.float32, [(3,), (3 * plan.CHUNK + 5,)])
+        optimizer = VARIANTS[variant](in_groups(params))
+        fuse_step(optimizer)
+        for _ in range(2):
+            for p in params:
+                p.grad = torch.randn(p.shape)
+            optimizer.step()
+        results.append((params, optimizer.state_dict()["state"]))
+    torch.set_num_threads(1)
+    for again in results[1:]:
+        torch.testing.assert_close(again, results[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("held", "variant"), quick(LOW.values()))
@@ -242,7 +263,7 @@ def test_low_precision_alone(held, variant):
                 assert ((one.double() - other).abs() <= half + between).all()
 
 
-@pytest.mark.parametrize("variant", ONE_EACH)
+@each_optimizer
 def test_fp64(variant):
     ours = tensors(torch.float64)
     theirs = copies(ours)
