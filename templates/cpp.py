@@ -67,7 +67,7 @@ def key_of(problem: Pairs) -> Key:
         toolkit=pairs({"c++": toolkit.compiler_named()}),
         triton="",
         torch="",  # nothing of torch is compiled in
-        environment=environment(),
+        environment=tuple(pair for pair in environment() if pair[0] != "CXX"),  # see toolkit
     )
 
 

@@ -91,7 +91,7 @@ def interpret(optimizer, count):
             own.update({name: scope[name] for name in rule.state(on)})
 
 
-@pytest.mark.parametrize("kind", {kind.func for kind in CROSSED.values()})
+@pytest.mark.parametrize("kind", dict.fromkeys(make.func for make in CROSSED.values()))
 def test_formulas_are_torchs_in_every_combination(kind):
     """In fp64, where what is legal and what is not differ by five orders of magnitude."""
     for name, make in CROSSED.items():
