@@ -138,7 +138,7 @@ def run(made: Plan, optimizer: Optimizer, scale: float) -> None:
             batch.chunks.buffer_info()[0],
             len(batch.chunks) // 3,
             numbers.buffer_info()[0],
-            batch.elements > ALONE,
+            torch.get_num_threads() if batch.elements > ALONE else 1,
         )
     torch.autograd.graph.increment_version(made.written)
     made.held, made.written = [], []

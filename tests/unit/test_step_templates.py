@@ -133,7 +133,7 @@ for formula in mine.ONE_PASS[:3]:  # AdamW is Adam with a flag
                 step.fill_(2.0)
             one = table([row], lambda row: [count, 0])
             whole = torch.tensor([[0, 0, row[0].numel()]])
-            library(kernel)(one.data_ptr(), 1, whole.data_ptr(), 1, given.buffer_info()[0], 0)
+            library(kernel)(one.data_ptr(), 1, whole.data_ptr(), 1, given.buffer_info()[0], 1)
         for mine_, theirs_ in zip(ours, theirs):
             for (name, dtype), a, b in zip(kernel.columns, mine_, theirs_):
                 if name == "rest" and dtype == "int16":
