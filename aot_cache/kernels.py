@@ -26,7 +26,8 @@ def kernel(key: Key, build: Callable[[], tuple[dict[str, Any], bytes]] | None) -
         return Entry(*build())
 
     def told() -> tuple[dict[str, Any], bytes]:
-        log.info("kernel cache: %s is compiled: %s", key.kind, why_missed(key, store))
+        if log.isEnabledFor(logging.INFO):
+            log.info("kernel cache: %s is compiled: %s", key.kind, why_missed(key, store))
         return build()
 
     return store.compile_once(key, told)

@@ -20,9 +20,12 @@ def compiler_named() -> str:
 @functools.cache
 def _path(named: tuple[str | None, ...]) -> str | None:
     found = (shutil.which(name) for name in named if name)
-    return next((os.path.realpath(path) for path in found if path), None)
+    return next((path for path in found if path), None)
 
 
 @functools.cache
 def _named(path: str | None) -> str:
-    return f"{path}, {os.stat(path).st_size} bytes" if path else "none"
+    if path is None:
+        return "none"
+    real = os.path.realpath(path)  # not what is run: ccache and clang go by the name they have
+    return f"{real}, {os.stat(real).st_size} bytes"

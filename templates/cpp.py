@@ -5,7 +5,9 @@ on a disk is opened by the loader.
 """
 
 import ctypes
+import fcntl
 import functools
+import itertools
 import logging
 import os
 import subprocess
@@ -26,12 +28,18 @@ KIND = "cpp"
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
 LINKED = ("-shared", "-fPIC")
 # A kernel runs on whatever CPU has its architecture, so nothing of this machine alone may enter.
+_V4 = ("x86-64-v4", ("-march=x86-64-v4", "-mprefer-vector-width=512"))
 LEVELS = {
-    "avx512": ("-march=x86-64-v4", "-mprefer-vector-width=512"),
-    "avx512_bf16": ("-march=x86-64-v4", "-mprefer-vector-width=512"),
-    "amx": ("-march=x86-64-v4", "-mprefer-vector-width=512"),
-    "avx2": ("-march=x86-64-v3",),
+    "x86-64:avx512": _V4,
+    "x86-64:avx512_bf16": _V4,
+    "x86-64:amx": _V4,
+    "x86-64:avx2": ("x86-64-v3", ("-march=x86-64-v3",)),
 }
+# Variables that change what the compiler makes of a source; `toolkit` says which compiler.
+READ = frozenset(
+    {"CPATH", "CPLUS_INCLUDE_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH", "LIBRARY_PATH"}
+)
+SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
 
 
 class NotBuiltError(RuntimeError):
@@ -63,16 +71,21 @@ def key_of(problem: Pairs) -> Key:
         tables=(),
         options=pairs({"flags": " ".join(_flags(arch))}),
         problem=problem,
-        architecture=arch,
+        architecture=_level(arch)[0],
         toolkit=pairs({"c++": toolkit.compiler_named()}),
         triton="",
         torch="",  # nothing of torch is compiled in
-        environment=tuple(pair for pair in environment() if pair[0] != "CXX"),  # see toolkit
+        environment=tuple(pair for pair in environment() if pair[0] in READ),
     )
 
 
 def _flags(arch: str) -> tuple[str, ...]:
-    return (*FLAGS, *LEVELS.get(arch.partition(":")[2], ()), *LINKED)
+    return (*FLAGS, *_level(arch)[1], *LINKED)
+
+
+def _level(arch: str) -> tuple[str, tuple[str, ...]]:
+    """What a kernel for that architecture is built for, and the flags that say so."""
+    return LEVELS.get(arch, (arch, ()))
 
 
 def _built(source: Callable[[], str], compiler: str) -> tuple[dict[str, Any], bytes]:
@@ -82,15 +95,20 @@ def _built(source: Callable[[], str], compiler: str) -> tuple[dict[str, Any], by
         written, library = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
         written.write_text(source())
         command = [compiler, *flags, "-o", str(library), str(written)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         if done.returncode:
             raise NotBuiltError(f"{compiler} failed: {done.stderr.strip()[:2000]}")
         return {"flags": list(flags)}, library.read_bytes()
 
 
+_loads = itertools.count()
+
+
 def _opened(blob: bytes) -> ctypes.CDLL:
-    """The descriptor stays open: by its number the loader knows libraries apart."""
-    fd = os.memfd_create("ipex_kernel", os.MFD_CLOEXEC)
-    with open(fd, "wb", closefd=False) as memory:
+    """By a name that was never used: the loader knows libraries apart by their names first."""
+    fd = os.memfd_create("ipex_kernel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(fd, "wb") as memory:
         memory.write(blob)
-    return ctypes.CDLL(f"/proc/self/fd/{fd}")
+        memory.flush()
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+        return ctypes.CDLL(f"/proc/self/fd/{'./' * next(_loads)}{fd}")

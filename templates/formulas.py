@@ -84,7 +84,8 @@ def _adam_scalars(_: Flags) -> Iterator[str]:
 
 
 def _moments(_: Flags) -> Iterator[str]:
-    yield "exp_avg = exp_avg + new1 * (grad - exp_avg)"
+    near, far = "exp_avg + new1 * (grad - exp_avg)", "grad - beta1 * (grad - exp_avg)"
+    yield f"exp_avg = where(new1 < 0.5, {near}, {far})"  # as torch's `lerp`
     yield "exp_avg_sq = beta2 * exp_avg_sq + new2 * grad * grad"
 
 

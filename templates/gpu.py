@@ -44,7 +44,7 @@ def binary(
         kind=kind,
         source=source_digest(),
         tables=(),
-        options=pairs({**constants, **options}),
+        options=(*pairs({**constants, **options}), ("kernel", f"{name}({', '.join(signature)})")),
         problem=problem,
         architecture=target.arch,
         toolkit=(),  # Triton brings its own, or the environment says

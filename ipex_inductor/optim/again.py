@@ -67,20 +67,21 @@ def _look(
             own = optimizer.state.get(param, {}) if names else {}
             held: list[Any] = [own.get(name) for name in names]
             if param in weights:
-                rest = weights[param].rest
-                looks.append((type(weights[param]), rest.stride()))
-                held.append(rest)
+                looks.append(type(weights[param]))
+                held.append(weights[param].rest)
             if type(param) is not nn.Parameter or any(type(t) is not Tensor for t in (grad, *held)):
                 return False
             if grad.layout is not torch.strided:
                 return False
-            looks.append((param.data_ptr(), param.dtype, param.shape, param.stride()))
-            looks.append((grad.dtype, grad.stride(), grad.is_neg()))
-            looks += [t.data_ptr() for t in held]
-            looks += [t.dtype for t in held]
+            looks += [_seen(t) for t in (param, *held)]
+            looks.append(_seen(grad)[1:])
             grads.append(grad.data_ptr())
             written.append(param)
             written += held
             if zeroed:
                 written.append(grad)
-    return not zeroed or len(set(grads)) == len(grads)  # else one may be 0 before the other reads
+    return True
+
+
+def _seen(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_neg()

@@ -33,7 +33,7 @@ def fuse_step(optimizer: Optimizer) -> str | None:
     if users_step(optimizer):
         return f"this {kind.__name__} was given a step of its own, which is called as it is"
     wrap(optimizer)
-    own[kernels.FUSED] = own[kernels.SCALES] = True
+    own[kernels.FUSED] = True
     own.setdefault(kernels.OPTIONS, kernels.Options())
     return None
 
@@ -59,7 +59,7 @@ class FusedStep:
             )
         self.optimizer = optimizer
         self._options = kernels.Options(clip_norm, zero_grad)
-        vars(optimizer)[kernels.OPTIONS] = self._options
+        vars(optimizer).update({kernels.OPTIONS: self._options, kernels.SCALES: True})
 
     def __call__(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; `closure` computes the loss anew and returns it."""

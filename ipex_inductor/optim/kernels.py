@@ -12,7 +12,7 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from ipex_inductor.optim.again import planned
-from ipex_inductor.optim.plan import Plan, run
+from ipex_inductor.optim.plan import Plan, numbers_of, overlapping, run
 from ipex_inductor.optim.shards import is_sharded
 from ipex_inductor.optim.weights import Trained
 
@@ -51,17 +51,21 @@ def step(
     _refuse_sparse(optimizer, grads)
     found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
     if found_inf is not None and found_inf.item():
+        options.grad_norm = None
         _zero(grads if options.zero_grad else ())
         return
     scale = _scale(optimizer, options, grads)
-    made = planned(optimizer, weights, scaled=scale is not None, zeroed=options.zero_grad)
+    # What is one's gradient in part would be 0 before the other has read it.
+    zeroed = options.zero_grad and not overlapping(enumerate(grads))
+    made = planned(optimizer, weights, scaled=scale is not None, zeroed=zeroed)
+    numbers = numbers_of(made, optimizer, 1.0 if scale is None else scale)
     if made.left:
         _tell(optimizer, made)
         with _unscaled(optimizer, made.left, scale):
             own(made.left)
-        _zero([p.grad for p in made.left] if options.zero_grad else ())
-    run(made, optimizer, 1.0 if scale is None else scale)
-    _zero(made.copied if options.zero_grad else ())
+    run(made, optimizer, numbers)
+    if options.zero_grad:
+        _zero([*made.copied, *(p.grad for p in made.left)] if zeroed else grads)
 
 
 def _scale(optimizer: Optimizer, options: Options, grads: list[Tensor]) -> float | None:
@@ -122,10 +126,11 @@ def _zero(grads: Any) -> None:
 
 
 def _tell(optimizer: Optimizer, made: Plan) -> None:
-    """Each reason once."""
+    """Each reason once; a warning where something of the machine is missing."""
     name = type(optimizer).__name__
     for reason in set(made.left.values()):
         if (name, reason) not in _said:
             _said.add((name, reason))
             count = sum(other == reason for other in made.left.values())
-            log.info("%s: torch itself steps %d parameters: %s", name, count, reason)
+            level = logging.WARNING if reason in made.unbuilt else logging.INFO
+            log.log(level, "%s: torch itself steps %d parameters: %s", name, count, reason)

@@ -3,7 +3,7 @@
 import ctypes
 import functools
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,7 @@ class LeftError(Exception):  # no error: a parameter goes another way
 class Batch:
     """The parameters of one kernel."""
 
-    library: Callable[..., None]
+    call: Callable[..., None]
     rows: "array[int]" = field(default_factory=lambda: array("q"))
     chunks: "array[int]" = field(default_factory=lambda: array("q"))
     count: int = 0
@@ -57,10 +57,10 @@ class Plan:
 
     kernels: dict[StepKernel, Batch] = field(default_factory=dict)
     left: dict[nn.Parameter, str] = field(default_factory=dict)
+    unbuilt: set[str] = field(default_factory=set)  # of the reasons, those that a user may mend
     written: list[Tensor] = field(default_factory=list)
     held: list[Tensor] = field(default_factory=list)  # alive until the kernels have run
     copied: list[Tensor] = field(default_factory=list)  # gradients of which kernels get copies
-    zeroed: dict[int, nn.Parameter] = field(default_factory=dict)  # whose gradient is at an address
     fresh: dict[nn.Parameter, dict[str, Tensor]] = field(default_factory=dict)  # states to begin
     grads: list[tuple["array[int]", int]] = field(default_factory=list)  # where addresses stand
 
@@ -78,7 +78,7 @@ def plan(
 ) -> Plan:
     """What a step of `optimizer` is now, with the state that torch would have made for it."""
     made = Plan()
-    shared = _sharing(p for group in optimizer.param_groups for p in group["params"])
+    shared = overlapping(_written(optimizer, weights))
     for number, group in enumerate(optimizer.param_groups):
         try:
             flags = flags_of(optimizer, group)
@@ -92,52 +92,70 @@ def plan(
                 continue
             try:
                 if param in shared:
-                    raise LeftError("parameters that share memory")
+                    raise LeftError("parameters or states that share memory")
                 _add(made, optimizer, group, number, flags, param, weights, scaled, zeroed)
             except LeftError as reason:
                 made.left[param] = str(reason)
             except NotBuiltError as error:
                 made.left[param] = str(error)
+                made.unbuilt.add(str(error))
     return made
 
 
-def _sharing(params: Iterable[nn.Parameter]) -> set[nn.Parameter]:
-    """Those that lie in one another's memory: torch steps one after the other."""
-    found: set[nn.Parameter] = set()
+def overlapping(owned: Iterable[tuple[Any, Tensor]]) -> set[Any]:
+    """The owners of tensors that lie in one another's memory."""
+    found: set[Any] = set()
     reached, by = 0, None
-    for begin, end, _, param in sorted((*_span(p), n, p) for n, p in enumerate(params)):
-        if by is not None and begin < reached:
-            found |= {by, param}
+    spans = sorted((*_span(tensor), n, owner) for n, (owner, tensor) in enumerate(owned))
+    for begin, end, _, owner in spans:
+        if begin < reached:
+            found |= {by, owner}
         if end > reached:
-            reached, by = end, param
+            reached, by = end, owner
     return found
 
 
-def _span(param: nn.Parameter) -> tuple[int, int]:
-    held = local(param) if is_sharded(param) else param
-    if held.layout is not torch.strided or not held.numel():
+def _span(tensor: Tensor) -> tuple[int, int]:
+    held = local(tensor) if is_sharded(tensor) else tensor
+    plain = type(held) in (Tensor, nn.Parameter) and held.layout is torch.strided
+    if not plain or not held.numel():
         return 0, 0
     reach = sum(n * stride - stride for n, stride in zip(held.shape, held.stride(), strict=True))
     return held.data_ptr(), held.data_ptr() + (reach + 1) * held.element_size()
 
 
-def run(made: Plan, optimizer: Optimizer, scale: float) -> None:
-    """Step all that is not left, with gradients times `scale` if the kernels are to."""
+def _written(
+    optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained]
+) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """What a step may write, and whose it is."""
+    for param in (p for group in optimizer.param_groups for p in group["params"]):
+        yield param, param
+        if param in weights:
+            yield param, weights[param].rest
+        for value in optimizer.state.get(param, {}).values():
+            if isinstance(value, Tensor):
+                yield param, value
+
+
+def numbers_of(made: Plan, optimizer: Optimizer, scale: float) -> list["array[float]"]:
+    """What each kernel is given of the groups; raises what a number that is none raises."""
+    return [
+        array("d", (n for g in optimizer.param_groups for n in _numbers(g, kernel.numbers, scale)))
+        for kernel in made.kernels
+    ]
+
+
+def run(made: Plan, optimizer: Optimizer, numbers: list["array[float]"]) -> None:
+    """Step all that is not left."""
     for param, state in made.fresh.items():
         optimizer.state[param].update(state)
-    for kernel, batch in made.kernels.items():
-        given = [
-            value
-            for group in optimizer.param_groups
-            for value in _numbers(group, kernel.numbers, scale)
-        ]
-        numbers = array("d", given)
-        batch.library(
+    for batch, given in zip(made.kernels.values(), numbers, strict=True):
+        batch.call(
             batch.rows.buffer_info()[0],
             batch.count,
             batch.chunks.buffer_info()[0],
             len(batch.chunks) // 3,
-            numbers.buffer_info()[0],
+            given.buffer_info()[0],
             torch.get_num_threads() if batch.elements > ALONE else 1,
         )
     torch.autograd.graph.increment_version(made.written)
@@ -200,8 +218,6 @@ def _add(
             raise LeftError("gradients that are distributed otherwise than their parameters")
     rest = _rest(weight, held) if weight else []
     grad = _grad(param.grad, held)
-    if zeroed and made.zeroed.setdefault(grad.data_ptr(), param) is not param:
-        grad = grad.clone()  # another parameter has it as well, and may set it to 0 before
     names = rule.state(flags)
     known = _known_state(optimizer, param, names, held)
     fresh = torch.float32 if rest else held.dtype
@@ -221,7 +237,7 @@ def _add(
         made.kernels[kernel] = Batch(library(kernel))
     first = bool(names) and not known
     if first:
-        known = {"step": torch.tensor(0.0, dtype=step)} if rule.counts else {}
+        known = {"step": torch.tensor(0.0, dtype=step, device="cpu")} if rule.counts else {}
         known |= {n: torch.zeros_like(param, dtype=fresh).detach() for n in names}
         made.fresh[param] = known
     columns = [held, *rest, grad, *(local(known[n]) for n in names)]
@@ -231,6 +247,7 @@ def _add(
     batch.add([*(t.data_ptr() for t in columns), last, number], held.numel())
     made.held += columns
     made.written += [p for p in columns if p is not grad or zeroed]
+    made.written += [known["step"]] if rule.counts else []
     if grad.data_ptr() != param.grad.data_ptr():
         made.copied.append(param.grad)
 
@@ -246,6 +263,8 @@ def _held(param: nn.Parameter) -> Tensor:
         raise LeftError(f"{held.dtype}")
     if not _is_dense(held):
         raise LeftError("a parameter with gaps in its memory")
+    if held.is_neg():
+        raise LeftError("a parameter that is negated when it is read")
     return held
 
 
@@ -288,7 +307,7 @@ def _known_state(
         tensor = local(value)
         if tensor.device != held.device or tensor.dtype not in REALS:
             raise LeftError(f"a state {name!r} of {tensor.dtype} on {tensor.device}")
-        if name != "step" and not _alike(tensor, held):
+        if name != "step" and (not _alike(tensor, held) or tensor.is_neg()):
             raise LeftError(f"a state {name!r} of another layout")
     return known
 

@@ -55,7 +55,7 @@ def _step(
     optimizer._opt_called = True  # type: ignore[attr-defined]  # what LR schedulers ask
     plain = type(optimizer).step.__wrapped__  # type: ignore[attr-defined]  # hooks ran already
     weights, fused = _live(optimizer), kernels.wanted(optimizer)
-    if not weights and not fused:
+    if not (weights or fused) or (type(optimizer) in SPLIT_OPTIMIZERS and (args or kwargs)):
         return plain(optimizer, closure, *args, **kwargs)
     if type(optimizer) not in SPLIT_OPTIMIZERS:
         return _whole_step(optimizer, weights, MethodType(plain, optimizer), closure, args, kwargs)

@@ -413,6 +413,109 @@ def test_parameters_in_one_memory_are_torchs():
     torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
+def test_a_negated_parameter_is_torchs():
+    results = []
+    for fused in (True, False):
+        p = nn.Parameter(torch._neg_view(torch.ones(8)))
+        optimizer = SGD([p], 0.1)
+        if fused:
+            fuse_step(optimizer)
+        for _ in range(3):
+            p.grad = torch.ones(8)
+            optimizer.step()
+        results.append(p.detach().clone())
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_one_state_for_two_is_torchs():
+    """So do some switch amsgrad on."""
+    results = []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        p = nn.Parameter(torch.ones(8))
+        optimizer = Adam([p], lr=0.1)
+        if fused:
+            fuse_step(optimizer)
+        for count in range(4):
+            p.grad = torch.randn(8)
+            optimizer.step()
+            if not count:
+                optimizer.param_groups[0]["amsgrad"] = True
+                optimizer.state[p]["max_exp_avg_sq"] = optimizer.state[p]["exp_avg_sq"]
+        results.append(p.detach())
+    torch.testing.assert_close(*results, **CLOSE)
+
+
+def test_state_that_is_turned_between_steps_is_seen():
+    """Its address, dtype and size are as they were."""
+    p, q = (nn.Parameter(torch.ones(8, 8)) for _ in range(2))
+    optimizer, reference = Adam([p], 0.1), Adam([q], 0.1)
+    fuse_step(optimizer)
+    for _ in range(3):
+        step_both([p], optimizer, [q], reference)
+        for own in (optimizer.state[p], reference.state[q]):
+            own["exp_avg"] = own["exp_avg"].t()
+    assert_alike([p], optimizer, [q], reference)
+
+
+def test_a_gradient_that_shrinks_in_place_is_seen():
+    """No kernel reads beyond its end; torch broadcasts it."""
+    p, q = (nn.Parameter(torch.ones(4096)) for _ in range(2))
+    optimizer, reference = SGD([p], 0.1), SGD([q], 0.1)
+    fuse_step(optimizer)
+    step_both([p], optimizer, [q], reference)
+    for one in (p, q):
+        one.grad.data = torch.ones(1)
+    optimizer.step()
+    reference.step()
+    assert_alike([p], optimizer, [q], reference)
+
+
+def test_the_step_counts_on_the_cpu_whatever_the_default_device():
+    p = nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3)
+    optimizer = Adam([p])
+    fuse_step(optimizer)
+    with torch.device("meta"):
+        optimizer.step()
+    assert optimizer.state[p]["step"].device.type == "cpu"
+
+
+def test_a_first_step_that_failed_was_none():
+    p = nn.Parameter(torch.ones(3))
+    optimizer = SGD([p], 1.0, momentum=0.9, dampening=0.5)
+    fuse_step(optimizer)
+    p.grad = torch.ones(3)
+    optimizer.param_groups[0]["lr"] = "none"
+    with pytest.raises(ValueError, match="float"):
+        optimizer.step()
+    optimizer.param_groups[0]["lr"] = 1.0
+    optimizer.step()
+    assert torch.equal(p, torch.zeros(3))  # the gradient whole, not half of it
+
+
+def test_averages_of_nothing_old():
+    """torch's `lerp` keeps a small gradient beside a large average."""
+    p, q = (nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimizer, reference = (Adam([x], betas=(0.0, 0.9)) for x in (p, q))
+    fuse_step(optimizer)
+    for value in (1e3, 1e-6, float("inf")):
+        for x in (p, q):
+            x.grad = torch.full_like(x, value)
+        optimizer.step()
+        reference.step()
+        ours, theirs = optimizer.state[p]["exp_avg"], reference.state[q]["exp_avg"]
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0, equal_nan=True)
+
+
+def test_no_other_arguments_are_swallowed():
+    p = nn.Parameter(torch.ones(3))
+    optimizer = SGD([p], 1.0)
+    fuse_step(optimizer)
+    with pytest.raises(TypeError):
+        optimizer.step(None, 1)
+
+
 def test_a_differentiable_step_is_torchs():
     grads = []
     for fused in (True, False):

@@ -221,3 +221,19 @@ def test_sparse_gradients_are_not_clipped():
     for p, (value, grad) in zip(ours, before, strict=True):
         assert torch.equal(p, value)
         assert torch.equal(p.grad.to_dense(), grad.to_dense())
+
+
+@pytest.mark.parametrize("shared", ["whole, one is torch's", "in part"])
+def test_gradients_in_one_memory_are_not_zero_too_soon(shared):
+    memory = torch.ones(6)
+    if shared == "in part":
+        a, b = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+        a.grad, b.grad = memory[:4], memory[2:]
+    else:
+        a, b = nn.Parameter(torch.ones(2, 4)[:, ::2]), nn.Parameter(torch.ones(2, 2))
+        a.grad = b.grad = torch.ones(2, 2)
+    optimizer = SGD([b, a], 0.1)
+    FusedStep(optimizer, zero_grad=True)()
+    for p in (a, b):
+        torch.testing.assert_close(p.detach(), torch.full_like(p, 0.9))
+        assert not p.grad.any()

@@ -3,6 +3,7 @@
 import logging
 import os
 import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -90,16 +91,35 @@ def test_flags_follow_from_the_architecture_alone(arch, monkeypatch):
         monkeypatch.setattr(cpp, "current", lambda here=here: here)
         keys.append(cpp.key_of(PROBLEM))
     assert keys[0] == keys[1]
-    assert keys[0].architecture == arch
+    assert keys[0].architecture == cpp.LEVELS.get(arch, (arch,))[0]
     assert dict(keys[0].options)["flags"].split() == list(flags)
 
 
 def test_a_key_names_all_that_code_depends_on():
     key = cpp.key_of(PROBLEM)
     assert (key.kind, key.problem, key.source) == ("cpp", PROBLEM, source_digest())
-    assert key.architecture == current().arch
+    assert key.architecture == cpp.LEVELS.get(current().arch, (current().arch,))[0]
     assert dict(key.toolkit) == {"c++": toolkit.compiler_named()}
     assert (key.torch, key.triton, key.environment) == ("", "", ())
+
+
+def test_cpus_that_run_the_same_code_share_it(monkeypatch):
+    keys = []
+    for arch in ("x86-64:avx512", "x86-64:avx512_bf16", "x86-64:amx"):
+        monkeypatch.setattr(cpp, "current", lambda arch=arch: replace(current(), arch=arch))
+        keys.append(cpp.key_of(PROBLEM))
+    assert len(set(keys)) == 1
+
+
+def test_only_variables_that_the_compiler_reads_are_in_the_key(monkeypatch):
+    plain = cpp.key_of(PROBLEM)
+    for name in ("CC", "CXX", "CUDA_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CPP_WRAPPER"):
+        monkeypatch.setenv(name, "/somewhere")
+    assert cpp.key_of(PROBLEM).environment == plain.environment
+    for name in sorted(cpp.READ):
+        before = cpp.key_of(PROBLEM)
+        monkeypatch.setenv(name, "/somewhere")
+        assert cpp.key_of(PROBLEM) != before, name
 
 
 def test_step_kernels_have_keys_of_their_own(monkeypatch):
@@ -130,6 +150,31 @@ def test_step_kernels_have_keys_of_their_own(monkeypatch):
     assert len({cpp.key_of(problem).digest for problem in asked}) == len(others) + 1
 
 
+# Libraries
+
+
+def test_a_closed_descriptor_makes_no_two_libraries_one(home):
+    """As daemons do: the loader compares names before it opens anything."""
+    script = (
+        "import os\n"
+        "from ipex_inductor.templates import cpp\n"
+        "def made(n): return cpp.load("
+        "lambda: f'extern \"C\" int answer() {{ return {n}; }}', (('n', n),))\n"
+        "one = made(1); os.closerange(3, 256); two = made(2)\n"
+        "assert (one.answer(), two.answer()) == (1, 2)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_what_a_compiler_says_in_other_letters_is_no_error(monkeypatch, tmp_path):
+    real = toolkit.compiler()
+    wordy = tmp_path / "g++"
+    wordy.write_bytes(b"#!/bin/sh\nprintf 'caf\\351' >&2\nexec " + real.encode() + b' "$@"\n')
+    wordy.chmod(0o755)
+    monkeypatch.setattr(toolkit.compat, "cxx", lambda: (str(wordy),))
+    assert answer() == 42
+
+
 # Compilers
 
 
@@ -142,7 +187,7 @@ def test_the_compiler_is_inductors(monkeypatch, tmp_path):
     monkeypatch.setattr(
         toolkit.compat, "cxx", lambda: (None, "/nowhere/g++", str(tmp_path / "cc"), "g++")
     )
-    assert toolkit.compiler() == str(binary)
+    assert toolkit.compiler() == str(tmp_path / "cc")  # ccache and clang go by their names
     assert toolkit.compiler_named() == f"{binary}, 10 bytes"
 
 
