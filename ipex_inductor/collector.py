@@ -10,6 +10,9 @@ import os
 import threading
 from collections.abc import Iterator
 
+_PYTHONS = (
+    5_000  # objects: Python 3.12 freezes some hundreds at its start, who asks for it many more
+)
 _pausing: set[int] = set()  # threads
 _was_on = True
 _lock = threading.Lock()
@@ -39,7 +42,18 @@ def resume() -> None:
         if threading.get_ident() in _pausing:
             _pausing.remove(threading.get_ident())
             if not _pausing and _was_on:
+                _settle()
                 gc.enable()
+
+
+def _settle() -> None:
+    """Count as old, for the next full collection, what was made meanwhile: most of it stays.
+
+    Else one that walks everything is due at once. What users froze must stay frozen.
+    """
+    if gc.get_freeze_count() < _PYTHONS:
+        gc.freeze()
+        gc.unfreeze()
 
 
 def _of_one_thread() -> None:

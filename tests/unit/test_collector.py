@@ -3,6 +3,7 @@
 import gc
 import os
 import threading
+import weakref
 
 import pytest
 import torch
@@ -96,3 +97,48 @@ def test_an_error_of_the_users_leaves_it_on():
     with pytest.raises(OptionError):
         compile_graph(gm, [torch.ones(2)], options={"no_such_option": 1})
     assert gc.isenabled()
+
+
+def test_what_was_made_meanwhile_is_old_then_and_still_collected():
+    """No full collection is due at the end, which would walk all that torch has."""
+    full = []
+
+    def note(phase, info):
+        full.append(info["generation"] == 2 and phase == "start")
+
+    class Node:
+        pass
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(100, 1, 1)  # a full one soon, if a quarter more has come
+    gc.collect()
+    with collector.paused():
+        kept = [[] for _ in range(200_000)]
+        node = Node()
+        node.itself = node
+        dead = weakref.ref(node)
+        del node
+    gc.callbacks.append(note)
+    try:
+        more = [[] for _ in range(2_000)]
+        assert full
+        assert not any(full)
+    finally:
+        gc.callbacks.remove(note)
+        gc.set_threshold(*thresholds)
+    assert len(kept) + len(more) == 202_000
+    gc.collect()
+    assert dead() is None
+
+
+def test_what_users_froze_stays_frozen():
+    kept = [[] for _ in range(10_000)]
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        assert frozen > len(kept)
+        with collector.paused():
+            pass
+        assert gc.get_freeze_count() == frozen
+    finally:
+        gc.unfreeze()

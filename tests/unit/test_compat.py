@@ -69,4 +69,4 @@ def test_the_system_has_inductors_name():
     """Whether Triton is hashed for it or not; in a process of its own, which has named none."""
     done = subprocess.run([sys.executable, "-c", NAMED], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["True"]
+    assert done.stdout.split() == [str(compat.torch_minor() in ((2, 13), (2, 14)))]
