@@ -65,23 +65,23 @@ def _look(
                 looks.append(None)
                 continue
             own = optimizer.state.get(param, {}) if names else {}
-            held: list[Any] = [own.get(name) for name in names]
+            held: list[Any] = [param, *[own.get(name) for name in names]]
             if param in weights:
                 looks.append(type(weights[param]))
                 held.append(weights[param].rest)
-            if type(param) is not nn.Parameter or any(type(t) is not Tensor for t in (grad, *held)):
+            if type(grad) is not Tensor or grad.layout is not torch.strided:
                 return False
-            if grad.layout is not torch.strided:
-                return False
-            looks += [_seen(t) for t in (param, *held)]
-            looks.append(_seen(grad)[1:])
+            for tensor in held:
+                kind = type(tensor)
+                if kind is not Tensor and kind is not nn.Parameter:
+                    return False
+                looks.append(tensor.data_ptr())
+                looks.append(tensor.dtype)
+                looks.append(tensor.stride())
+                looks.append(tensor.numel())
+            looks.append((grad.dtype, grad.stride(), grad.numel(), grad.is_neg()))
             grads.append(grad.data_ptr())
-            written.append(param)
             written += held
             if zeroed:
                 written.append(grad)
     return True
-
-
-def _seen(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_neg()
