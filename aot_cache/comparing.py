@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import PurePath
 
-SOURCES = (".py", ".cpp", ".h", ".cu")
-_COMMENTS = re.compile(rb"^\s*(?:# |//).*\n?", re.MULTILINE)
+SIGNS = {".py": rb"# ", ".cpp": rb"//", ".h": rb"//", ".cu": rb"//"}  # of comments
+_COMMENTS = {kind: re.compile(rb"^\s*" + s + rb".*\n?", re.MULTILINE) for kind, s in SIGNS.items()}
 
 
 @dataclass
@@ -47,8 +47,8 @@ def compare(entry: str, kept: Mapping[str, bytes], built: Mapping[str, bytes]) -
 
 
 def _codes(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    suffix = {name: PurePath(name).suffix for name in files}
-    return {n: _COMMENTS.sub(b"", files[n]) for n in sorted(files) if suffix[n] in SOURCES}
+    kinds = {name: PurePath(name).suffix for name in sorted(files)}
+    return {n: _COMMENTS[k].sub(b"", files[n]) for n, k in kinds.items() if k in SIGNS}
 
 
 def _difference(name: str, code: bytes, gone: Mapping[str, bytes]) -> str:

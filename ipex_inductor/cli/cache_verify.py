@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from ipex_inductor.aot_cache.comparing import SOURCES
+from ipex_inductor.aot_cache.comparing import SIGNS
 from ipex_inductor.aot_cache.folder import RefusedError
 from ipex_inductor.aot_cache.survey import Found, survey
 from ipex_inductor.autotune.words import plain
@@ -96,7 +96,7 @@ def _compile_again(name: str, as_json: bool) -> int:
         table.add_row("none", "", Text(plain(f"not compared: {why}")))
     say(
         table,
-        f"compared are {', '.join(SOURCES)} without comments; no two objects or pickles are equal",
+        f"compared are {', '.join(SIGNS)} without comments; no two objects or pickles are equal",
     )
     return code
 

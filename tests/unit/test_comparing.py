@@ -24,6 +24,12 @@ def test_comments_objects_pickles_and_names_are_not_compared():
     assert str(found) == "0123456789ab comes out the same, 2 sources"
 
 
+def test_a_comment_of_one_language_is_none_of_another():
+    kept = {"a.py": b"x = (y\n// 2)\n", "b.cpp": b"#  define A 1\n"}
+    built = {"a.py": b"x = (y\n// 3)\n", "b.cpp": b"#  define A 2\n"}
+    assert len(compare("0" * 64, kept, built).differing) == 2
+
+
 def test_what_is_built_later_is_no_difference():
     built = {name: code for name, code in KEPT.items() if not name.endswith(".py")}
     assert compare("0" * 64, KEPT, built).differing == []
