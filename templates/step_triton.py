@@ -1,6 +1,6 @@
 """The same kernels of optimizer steps in Triton, for GPUs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from textwrap import indent
 
 from ipex_inductor.templates.step import StepKernel, assignments
@@ -12,10 +12,12 @@ TYPES = {
     "bfloat16": "tl.bfloat16",
     "int16": "tl.int16",
 }
+ROW = 3  # numbers of a row of `scalars`: the address of its step, its group, how far it is
 
-_HEAD = '''\
+_WORDS = """\
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 
 @triton.jit
@@ -29,6 +31,11 @@ def sqrt(x):
 
 
 @triton.jit
+def pow(a, b):
+    return libdevice.pow(a, b)
+
+
+@triton.jit
 def maximum(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
@@ -39,41 +46,149 @@ def joined(upper, lower):
     return (wide | lower.to(tl.uint16, bitcast=True).to(tl.uint32)).to(tl.float32, bitcast=True)
 
 
+"""
+_STEP = '''\
 @triton.jit
-def step({arguments}, BLOCK: tl.constexpr):
+def step({arguments}, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
     """A program is a chunk: a row, and which block of its tensors; a row ends with their size."""
-    chunk = chunks + 2 * tl.program_id(0)
-    row = rows + {width} * tl.load(chunk)
-    begin = BLOCK * tl.load(chunk + 1)
+    chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
+    number = tl.load(chunk).to(tl.int64)
+    begin = BLOCK * tl.load(chunk + 1).to(tl.int64)
+    row = rows + {width} * number
     size = tl.load(row + {width} - 1)
+'''
+_SCALARS = '''\
+@triton.jit
+def scalars(rows, count, numbers, rates, grad_scale, clip, found_inf, table, BLOCK: tl.constexpr):
+    """A program is a block of rows: it counts their steps, and makes what `step` reads of them.
+
+    Addresses may be 0, for what is not there.
+    """
+    row = BLOCK * tl.program_id(0) + tl.arange(0, BLOCK)
+    inside = row < count
+    left = 0.0
+    if found_inf != 0:
+        left = tl.load(found_inf.to(tl.pointer_type(tl.float32)))
+    scale = tl.full([BLOCK], 1.0, tl.float64)
+    if grad_scale != 0:
+        scale = scale / tl.load(grad_scale.to(tl.pointer_type(tl.float32))).to(tl.float64)
+    if clip != 0:
+        scale = scale * tl.load(clip.to(tl.pointer_type(tl.float32))).to(tl.float64)
+    address = tl.load(rows + {row} * row, mask=inside, other=0)
+    group = tl.load(rows + {row} * row + 1, mask=inside, other=0)
+    far = tl.load(rows + {row} * row + 2, mask=inside, other=0)
+    first = far != 0
+    counted = address.to(tl.pointer_type({counted}))
+    here = inside & (address != 0)
+    step = tl.where(here, tl.load(counted, mask=here, other=0).to(tl.float64), far) + 1.0
+    tl.store(counted, step.to({counted}), mask=here & (left == 0))
 '''
 
 
-def triton_source(kernel: StepKernel) -> str:
-    """A module with one kernel, `step`; pointers in `rows` are multiples of 16 bytes.
+def triton_source(kernel: StepKernel, tabled: bool = False) -> str:
+    """A module with the kernel `step`, and `scalars`, which is to run before it if it is `tabled`.
 
-    Only formulas without norms: those need two passes.
+    `step` is given the group's numbers and what the formula makes of them, the same for all rows;
+    or a table with these for each row, and whether the row is to be left as it is. Only formulas
+    without norms: those need two passes.
     """
     assert not kernel.rule.norms
-    head = _HEAD.format(arguments=", ".join(signature(kernel)), width=len(kernel.columns) + 1)
-    pointers = "".join(
-        f"    {name}_ = tl.load(row + {number}).to(tl.pointer_type({TYPES[dtype]}))\n"
-        f"    {name}_ = tl.multiple_of({name}_, 16) + begin + tl.arange(0, BLOCK)\n"
+    arguments = ", ".join(signature(kernel, tabled))
+    head = _STEP.format(arguments=arguments, width=len(kernel.columns) + 1)
+    pointers = "\n".join(
+        f"{name}_ = tl.load(row + {number}).to(tl.pointer_type({TYPES[dtype]}))\n"
+        f"{name}_ = tl.multiple_of({name}_, ALIGNED) + begin + tl.arange(0, BLOCK)"
         for number, (name, dtype) in enumerate(kernel.columns)
     )
-    whole = indent("\n".join(_element(kernel, "")), " " * 8)
-    tail = indent("\n".join(_element(kernel, ", mask=inside")), " " * 8)
-    return (
-        f"{head}{pointers}    if begin + BLOCK <= size:\n{whole}\n    else:\n"
-        f"        inside = begin + tl.arange(0, BLOCK) < size\n{tail}\n"
-    )
+    body = _branches("begin + BLOCK <= size", _element(kernel, ""), _element(kernel, _MASK))
+    if tabled:
+        names = scalar_names(kernel)
+        loads = (f"{n} = tl.load(table + {k})" for k, n in enumerate(names))
+        left = (f"tl.store(grad_, tl.zeros([BLOCK], {TYPES[kernel.grad]}){_MASK})",)
+        body = "\n".join(
+            (
+                f"table += {len(names) + 1} * number",
+                *loads,
+                "inside = begin + tl.arange(0, BLOCK) < size",
+                f"if tl.load(table + {len(names)}) == 0:",
+                indent(body, " " * 4),
+                *(("else:", *(f"    {line}" for line in left)) if kernel.zeroed else ()),
+            )
+        )
+    step = head + indent(f"{pointers}\n{body}\n", " " * 4)
+    return _WORDS + step + (f"\n\n{_scalars(kernel)}" if tabled else "")
 
 
-def signature(kernel: StepKernel) -> dict[str, str]:
-    """Triton's types of the arguments: tables, the group's numbers, and what is made of those."""
-    made = (name for name, _ in assignments(kernel.rule.scalars(kernel.on)))
+def signature(kernel: StepKernel, tabled: bool = False) -> dict[str, str]:
+    """Triton's types of the arguments of `step`."""
     real = "fp64" if kernel.param == "float64" else "fp32"
-    return {"rows": "*i64", "chunks": "*i64", **dict.fromkeys((*kernel.numbers, *made), real)}
+    tables = {"rows": "*i64", "chunks": "*i32"}
+    if tabled:
+        return {**tables, "table": f"*{real}"}
+    return {**tables, **dict.fromkeys(scalar_names(kernel), real)}
+
+
+def scalars_signature(kernel: StepKernel) -> dict[str, str]:
+    """Triton's types of the arguments of `scalars`."""
+    addresses = dict.fromkeys(("grad_scale", "clip", "found_inf"), "i64")
+    table = signature(kernel, tabled=True)["table"]
+    return {
+        "rows": "*i64",
+        "count": "i32",
+        "numbers": "*fp64",
+        "rates": "*i64",
+        **addresses,
+        "table": table,
+    }
+
+
+def scalar_names(kernel: StepKernel) -> tuple[str, ...]:
+    """What all elements of a tensor share: the numbers, and what the formula makes of them."""
+    made = (name for name, _ in assignments(kernel.rule.scalars(kernel.on)))
+    return tuple(dict.fromkeys((*kernel.numbers, *made)))
+
+
+def _scalars(kernel: StepKernel) -> str:
+    """fp64, as in C++; a group's rate may be a tensor, which counts instead of its number."""
+    head = _SCALARS.format(row=ROW, counted=TYPES[kernel.counted or "float32"])
+    own = kernel.rule.numbers
+    loads = (
+        f"{name} = tl.load(numbers + {len(own)} * group + {number}, mask=inside, other=0)"
+        for number, name in enumerate(own)
+    )
+    rate = (
+        "rate_ = tl.load(rates + group, mask=inside, other=0)",
+        "given = tl.load(rate_.to(tl.pointer_type(tl.float32)), mask=rate_ != 0, other=0)",
+        "lr = tl.where(rate_ != 0, given.to(tl.float64), lr)",
+    )
+    made = (f"{name} = {value}" for name, value in assignments(kernel.rule.scalars(kernel.on)))
+    names = scalar_names(kernel)
+    real = "tl.float64" if kernel.param == "float64" else "tl.float32"
+    stores = (
+        f"tl.store(table + {len(names) + 1} * row + {k}, {_full(name)}.to({real}), mask=inside)"
+        for k, name in enumerate((*names, "left"))
+    )
+    return head + indent("\n".join((*loads, *rate, *made, *stores)), " " * 4) + "\n"
+
+
+def _full(name: str) -> str:
+    """One number for all rows is to become one a row."""
+    return f"({name} + tl.zeros([BLOCK], tl.float64))"
+
+
+_MASK = ", mask=inside"
+
+
+def _branches(whole: str, lines: Iterable[str], tail: Iterable[str]) -> str:
+    inside = "inside = begin + tl.arange(0, BLOCK) < size"
+    return "\n".join(
+        (
+            f"if {whole}:",
+            *(f"    {line}" for line in lines),
+            "else:",
+            *(f"    {line}" for line in (inside, *tail)),
+        )
+    )
 
 
 def _element(kernel: StepKernel, mask: str) -> Iterator[str]:

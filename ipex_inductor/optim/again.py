@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ipex_inductor.optim.batches import VECTOR
 from ipex_inductor.optim.plan import LeftError, Plan, flags_of, plan
 from ipex_inductor.optim.weights import Trained
 from ipex_inductor.templates.formulas import FORMULAS
@@ -20,21 +21,25 @@ _known: "weakref.WeakKeyDictionary[Optimizer, tuple[list[Any], Plan]]" = weakref
 
 
 def planned(
-    optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained], scaled: bool, zeroed: bool
+    optimizer: Optimizer,
+    weights: Mapping[nn.Parameter, Trained],
+    scaled: bool,
+    zeroed: bool,
+    waits: bool,
 ) -> Plan:
     """The plan of this step: `plan`'s."""
-    looks: list[Any] = [scaled, zeroed]
+    looks: list[Any] = [scaled, zeroed, waits]
     grads: list[int] = []
     written: list[Tensor] = []
     plain = _look(optimizer, weights, zeroed, looks, grads, written)
     known = _known.get(optimizer)
-    if plain and known and known[0] == looks:
+    if plain and known and known[0] == looks and known[1].as_far:
         made = known[1]
         for (rows, place), address in zip(made.grads, grads, strict=True):
             rows[place] = address
         made.written = written
         return made
-    made = plan(optimizer, weights, scaled, zeroed)
+    made = plan(optimizer, weights, scaled, zeroed, waits)
     if plain and made.lasts:
         _known[optimizer] = looks, made
     else:
@@ -58,7 +63,7 @@ def _look(
         except LeftError:
             return False
         names = ("step",) * rule.counts + rule.state(flags)
-        looks.append(flags)
+        looks += [flags, group.get("capturable"), isinstance(group["lr"], Tensor)]
         for param in group["params"]:
             grad = param.grad
             if grad is None:
@@ -81,6 +86,7 @@ def _look(
                 looks.append(tensor.numel())
             looks.append((grad.dtype, grad.stride(), grad.numel(), grad.is_neg()))
             grads.append(grad.data_ptr())
+            looks.append(grads[-1] % VECTOR)
             written += held
             if zeroed:
                 written.append(grad)

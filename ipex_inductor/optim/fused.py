@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.optim import kernels
+from ipex_inductor.optim.batches import has_kernels
 from ipex_inductor.optim.step import users_step, wrap
 from ipex_inductor.optim.tables import FUSED_OPTIMIZERS, names
 
@@ -15,20 +16,21 @@ from ipex_inductor.optim.tables import FUSED_OPTIMIZERS, names
 def fuse_step(optimizer: Optimizer) -> str | None:
     """Have `optimizer`, of exactly one of the fused types, step by kernels; None, or why not.
 
-    One call steps all parameters of a kind (dtypes and flags) on the CPU, in fp32 inside, fp64 for
-    fp64 parameters. State, hooks, closures and state dicts are as torch's. What no kernel takes is
-    stepped by torch itself, which the log says once. As with IPEX, `optimizer._original_step` is
-    the step there was, and `optimizer.fused` says that a fused one was asked for.
+    One call steps all parameters of a kind (dtypes and flags; on a GPU of NVIDIA, of a group) in
+    fp32 inside, fp64 for fp64 parameters. State, hooks, closures and state dicts are as torch's.
+    What no kernel takes is stepped by torch itself, which the log says once. As with IPEX,
+    `optimizer._original_step` is the step there was, and `optimizer.fused` says that a fused one
+    was asked for.
     """
     kind = type(optimizer)
     if kind not in FUSED_OPTIMIZERS:
         return f"no fused step for {kind.__name__}, only for {names(FUSED_OPTIMIZERS)}"
     own = vars(optimizer)
-    devices = {p.device.type for group in optimizer.param_groups for p in group["params"]}
-    if "cpu" not in devices:
+    devices = {p.device for group in optimizer.param_groups for p in group["params"]}
+    if not any(map(has_kernels, devices)):
         own.setdefault("_original_step", optimizer.step)
         own[kernels.FUSED] = True
-        there = ", ".join(sorted(devices))
+        there = ", ".join(sorted({device.type for device in devices}))
         return f"no kernel for {there} yet: the step of {kind.__name__} itself stands in, exact"
     if users_step(optimizer):
         return f"this {kind.__name__} was given a step of its own, which is called as it is"
@@ -54,9 +56,7 @@ class FusedStep:
         if clip_norm is not None and not clip_norm > 0:
             raise ArgumentError("a positive norm", str(clip_norm), "None clips nothing.")
         if reason := fuse_step(optimizer):
-            raise ArgumentError(
-                "an optimizer with a fused step, on the CPU", type(optimizer).__name__, reason
-            )
+            raise ArgumentError("an optimizer with a fused step", type(optimizer).__name__, reason)
         self.optimizer = optimizer
         self._options = kernels.Options(clip_norm, zero_grad)
         vars(optimizer).update({kernels.OPTIONS: self._options, kernels.SCALES: True})

@@ -12,9 +12,11 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from ipex_inductor.optim.again import planned
+from ipex_inductor.optim.batches import Scale
 from ipex_inductor.optim.plan import Plan, numbers_of, overlapping, run
 from ipex_inductor.optim.shards import is_sharded
 from ipex_inductor.optim.weights import Trained
+from ipex_inductor.templates.formulas import FORMULAS
 
 log = logging.getLogger("ipex_inductor")
 
@@ -49,53 +51,68 @@ def step(
     options: Options = vars(optimizer)[OPTIONS]
     grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
     _refuse_sparse(optimizer, grads)
-    found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
-    if found_inf is not None and found_inf.item():
-        options.grad_norm = None
-        _zero(grads if options.zero_grad else ())
-        return
+    _refuse_capture(optimizer)
     scale = _scale(optimizer, options, grads)
     # What is one's gradient in part would be 0 before the other has read it.
     zeroed = options.zero_grad and not overlapping(enumerate(grads))
-    made = planned(optimizer, weights, scaled=scale is not None, zeroed=zeroed)
-    numbers = numbers_of(made, optimizer, 1.0 if scale is None else scale)
+
+    def plan(waits: bool) -> Plan:
+        return planned(optimizer, weights, scale is not None, zeroed, waits)
+
+    made = plan(waits=False) if scale and _may_look(optimizer, scale) else None
+    if made is None or not made.looks_itself(scale or Scale()):
+        if scale and scale.found_inf is not None and scale.found_inf.item():
+            options.grad_norm = None
+            _zero(grads if options.zero_grad else ())
+            return
+        scale, made = scale and scale.read(), plan(waits=True)
+    scale = scale or Scale()
+    numbers = numbers_of(made, optimizer, scale)
     if made.left:
         _tell(optimizer, made)
-        with _unscaled(optimizer, made.left, scale):
+        with _unscaled(optimizer, made.left, scale.number):
             own(made.left)
-    run(made, optimizer, numbers)
+    run(made, optimizer, numbers, scale)
     if options.zero_grad:
         _zero([*made.copied, *(p.grad for p in made.left)] if zeroed else grads)
 
 
-def _scale(optimizer: Optimizer, options: Options, grads: list[Tensor]) -> float | None:
+def _may_look(optimizer: Optimizer, scale: Scale) -> bool:
+    """Whether a GPU may find out for itself what to do, so that the host need not wait for it."""
+    counts = FORMULAS[type(optimizer).__name__].counts
+    groups = optimizer.param_groups
+    alone = not counts or all(g.get("capturable") or g.get("fused") for g in groups)
+    return alone and all(tensor.is_cuda for tensor in scale.tensors)
+
+
+def _scale(optimizer: Optimizer, options: Options, grads: list[Tensor]) -> Scale | None:
     """What gradients are to be multiplied by: GradScaler's, and what clips their norm.
 
     As `torch.nn.utils.clip_grad_norm_` does: by `clip / (norm + 1e-6)`, never by more than 1, and
     by NaN if that is the norm. That of scaled fp16 would often be beyond fp16.
     """
-    given: Tensor | None = getattr(optimizer, "grad_scale", None)
-    scale = None if given is None else 1.0 / float(given)
-    if options.clip_norm is None:
-        return scale
-    wide = [grad.float() if grad.dtype is torch.float16 else grad for grad in grads]
-    norm: Any = torch.nn.utils.get_total_norm(wide)
-    norm = norm.full_tensor() if is_sharded(norm) else norm
-    options.grad_norm = norm if scale is None else norm * scale
-    clip = min(options.clip_norm / (float(options.grad_norm) + 1e-6), 1.0)  # in this order for NaN
-    return clip if scale is None else scale * clip
+    divisor: Tensor | None = getattr(optimizer, "grad_scale", None)
+    found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
+    factor = None
+    if options.clip_norm is not None:
+        wide = [grad.float() if grad.dtype is torch.float16 else grad for grad in grads]
+        norm: Any = torch.nn.utils.get_total_norm(wide)
+        norm = norm.full_tensor() if is_sharded(norm) else norm
+        options.grad_norm = norm if divisor is None else norm / divisor.to(norm.device)
+        factor = (options.clip_norm / (options.grad_norm.double() + 1e-6)).clamp(max=1.0).float()
+    if factor is None and divisor is None and found_inf is None:
+        return None
+    return Scale(factor=factor, divisor=divisor, found_inf=found_inf)
 
 
 @contextmanager
-def _unscaled(
-    optimizer: Optimizer, params: Iterable[nn.Parameter], scale: float | None
-) -> Iterator[None]:
+def _unscaled(optimizer: Optimizer, params: Iterable[nn.Parameter], scale: float) -> Iterator[None]:
     """While open, torch's own step finds gradients times `scale`, and nothing of GradScaler's."""
     own = vars(optimizer)
     theirs: dict[str, Any] = {
         name: own.pop(name) for name in ("grad_scale", "found_inf") if name in own
     }
-    grads: dict[nn.Parameter, Any] = {p: p.grad for p in params if scale is not None}
+    grads: dict[nn.Parameter, Any] = {p: p.grad for p in params if scale != 1.0}
     try:
         for param, grad in grads.items():
             param.grad = grad * scale
@@ -104,6 +121,15 @@ def _unscaled(
         for param, grad in grads.items():
             param.grad = grad
         own.update(theirs)
+
+
+def _refuse_capture(optimizer: Optimizer) -> None:
+    """As torch does: a graph would count no steps that the host counts."""
+    here: Any = torch.cuda
+    capturing = here.is_initialized() and here.is_current_stream_capturing()
+    if capturing and not all(group.get("capturable", True) for group in optimizer.param_groups):
+        name = type(optimizer).__name__
+        raise RuntimeError(f"a CUDA graph of a step of {name} needs groups with capturable=True")
 
 
 def _refuse_sparse(optimizer: Optimizer, grads: list[Tensor]) -> None:

@@ -1,9 +1,7 @@
 """Which kernels step which tensors of an optimizer, and which tensors are left to its own step."""
 
-import ctypes
-import functools
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,15 +9,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adagrad, AdamW, Optimizer
 
-from ipex_inductor.aot_cache.key import pairs
+from ipex_inductor.optim.batches import (
+    VECTOR,
+    Batch,
+    CountingBatch,
+    CpuBatch,
+    CudaBatch,
+    Scale,
+    has_kernels,
+    rate_on,
+)
 from ipex_inductor.optim.shards import is_sharded, local, same_places
 from ipex_inductor.optim.weights import Master, Split, Trained
-from ipex_inductor.templates.cpp import NotBuiltError, load
+from ipex_inductor.templates.cpp import NotBuiltError
 from ipex_inductor.templates.formulas import FORMULAS
-from ipex_inductor.templates.step import C_TYPES, StepKernel, cpp_source
+from ipex_inductor.templates.step import C_TYPES, StepKernel
 
-CHUNK = 1 << 16  # elements that one thread takes at a time
-ALONE = 1 << 15  # elements in all, up to which one thread is faster than several
 RESTS: dict[type[Trained], torch.dtype] = {Split: torch.int16, Master: torch.float32}
 NAMES = {getattr(torch, name): name for name in C_TYPES}
 REALS = {dtype: name for dtype, name in NAMES.items() if dtype.is_floating_point}
@@ -30,32 +35,13 @@ class LeftError(Exception):  # no error: a parameter goes another way
 
 
 @dataclass
-class Batch:
-    """The parameters of one kernel."""
-
-    call: Callable[..., None]
-    rows: "array[int]" = field(default_factory=lambda: array("q"))
-    chunks: "array[int]" = field(default_factory=lambda: array("q"))
-    count: int = 0
-    elements: int = 0
-
-    def add(self, row: list[int], elements: int) -> None:
-        """One more parameter: its addresses, its step's (or whether this is the first), group."""
-        for begin in range(0, elements, CHUNK):
-            self.chunks.extend((self.count, begin, min(begin + CHUNK, elements)))
-        self.rows.extend(row)
-        self.count += 1
-        self.elements += elements
-
-
-@dataclass
 class Plan:
     """One step: kernels with what they take, and whom the optimizer's own step is to take.
 
     `held` and `written` are let go when the kernels have run.
     """
 
-    kernels: dict[StepKernel, Batch] = field(default_factory=dict)
+    batches: dict[tuple[Any, ...], Batch] = field(default_factory=dict)  # by kernel, and device
     left: dict[nn.Parameter, str] = field(default_factory=dict)
     unbuilt: set[str] = field(default_factory=set)  # of the reasons, those that a user may mend
     written: list[Tensor] = field(default_factory=list)
@@ -69,14 +55,30 @@ class Plan:
         """Whether it holds for the next step, if nothing but gradients' addresses changes."""
         return not (self.left or self.fresh or self.copied)
 
+    @property
+    def as_far(self) -> bool:
+        """Whether steps that the host counts are where this left them."""
+        return all(b.as_far() for b in self.batches.values() if isinstance(b, CudaBatch))
+
+    def looks_itself(self, scale: Scale) -> bool:
+        """Whether the host need not read any tensor of `scale`: one GPU reads and counts alone."""
+        devices = {t.device for t in scale.tensors}
+        counting = all(isinstance(b, CountingBatch) for b in self.batches.values())
+        devices |= {b.device for b in self.batches.values() if isinstance(b, CountingBatch)}
+        return counting and self.lasts and len(devices) == 1
+
 
 def plan(
     optimizer: Optimizer,
     weights: Mapping[nn.Parameter, Trained],
     scaled: bool = False,
     zeroed: bool = False,
+    waits: bool = True,
 ) -> Plan:
-    """What a step of `optimizer` is now, with the state that torch would have made for it."""
+    """What a step of `optimizer` is now, with the state that torch would have made for it.
+
+    Unless it `waits`, the host is not to read anything that is on a GPU.
+    """
     made = Plan()
     shared = overlapping(_written(optimizer, weights))
     for number, group in enumerate(optimizer.param_groups):
@@ -93,7 +95,7 @@ def plan(
             try:
                 if param in shared:
                     raise LeftError("parameters or states that share memory")
-                _add(made, optimizer, group, number, flags, param, weights, scaled, zeroed)
+                _add(made, optimizer, number, flags, param, weights, scaled, zeroed, waits)
             except LeftError as reason:
                 made.left[param] = str(reason)
             except NotBuiltError as error:
@@ -137,57 +139,25 @@ def _written(
                 yield param, value
 
 
-def numbers_of(made: Plan, optimizer: Optimizer, scale: float) -> list["array[float]"]:
+def numbers_of(made: Plan, optimizer: Optimizer, scale: Scale) -> list["array[float]"]:
     """What each kernel is given of the groups; raises what a number that is none raises."""
-    return [
-        array("d", (n for g in optimizer.param_groups for n in _numbers(g, kernel.numbers, scale)))
-        for kernel in made.kernels
-    ]
+    return [batch.numbers(optimizer.param_groups, scale) for batch in made.batches.values()]
 
 
-def run(made: Plan, optimizer: Optimizer, numbers: list["array[float]"]) -> None:
+def run(made: Plan, optimizer: Optimizer, numbers: list["array[float]"], scale: Scale) -> None:
     """Step all that is not left."""
     for param, state in made.fresh.items():
         optimizer.state[param].update(state)
-    for batch, given in zip(made.kernels.values(), numbers, strict=True):
-        batch.call(
-            batch.rows.buffer_info()[0],
-            batch.count,
-            batch.chunks.buffer_info()[0],
-            len(batch.chunks) // 3,
-            given.buffer_info()[0],
-            torch.get_num_threads() if batch.elements > ALONE else 1,
-        )
+    for batch, given in zip(made.batches.values(), numbers, strict=True):
+        batch.run(given, scale)
     torch.autograd.graph.increment_version(made.written)
     made.held, made.written = [], []
 
 
-def library(kernel: StepKernel) -> Callable[..., None]:
-    """The function of that kernel. Raises `NotBuiltError`."""
-    found = _library(kernel)
-    if isinstance(found, str):
-        raise NotBuiltError(found)
-    return found
-
-
-@functools.lru_cache(maxsize=256)
-def _library(kernel: StepKernel) -> Callable[..., None] | str:
-    """Or why there is none: what failed once would cost every step as much."""
-    try:
-        step = load(functools.partial(cpp_source, kernel), pairs(kernel.problem)).step
-    except NotBuiltError as error:
-        return str(error)
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    step.argtypes = (pointer, number, pointer, number, pointer, number)
-    step.restype = None
-    return step
-
-
 def flags_of(optimizer: Optimizer, group: Mapping[str, Any]) -> frozenset[str]:
     """Which of the formula's flags are on; raises `LeftError` for a group that no kernel takes."""
-    for name in ("differentiable", "capturable"):
-        if group.get(name):
-            raise LeftError(f"{name}=True")
+    if group.get("differentiable"):
+        raise LeftError("differentiable=True")
     if any(isinstance(beta, Tensor) for beta in group.get("betas", ())):
         raise LeftError("betas that are tensors")
     on = {name for name in FORMULAS[type(optimizer).__name__].flags if group.get(name)}
@@ -199,18 +169,22 @@ def flags_of(optimizer: Optimizer, group: Mapping[str, Any]) -> frozenset[str]:
 def _add(
     made: Plan,
     optimizer: Optimizer,
-    group: dict[str, Any],
     number: int,
     flags: frozenset[str],
     param: nn.Parameter,
     weights: Mapping[nn.Parameter, Trained],
     scaled: bool,
     zeroed: bool,
+    waits: bool,
 ) -> None:
-    name = type(optimizer).__name__
+    name, group = type(optimizer).__name__, optimizer.param_groups[number]
     rule, weight = FORMULAS[name], weights.get(param)
     assert param.grad is not None
     held = _held(param)
+    if held.is_cuda and rule.norms:
+        raise LeftError("norms of whole tensors, on a GPU")
+    if not held.is_cuda and group.get("capturable"):
+        raise LeftError("capturable=True on a CPU")
     if is_sharded(param):
         if rule.norms:
             raise LeftError("norms of whole tensors, of which other processes hold parts")
@@ -233,18 +207,19 @@ def _add(
         scaled=scaled,
         zeroed=zeroed,
     )
-    if kernel not in made.kernels:
-        made.kernels[kernel] = Batch(library(kernel))
     first = bool(names) and not known
     if first:
-        known = {"step": torch.tensor(0.0, dtype=step, device="cpu")} if rule.counts else {}
+        there = held.is_cuda and (group.get("capturable") or group.get("fused"))
+        place = held.device if there else torch.device("cpu")
+        known = {"step": torch.zeros((), dtype=step, device=place)} if rule.counts else {}
         known |= {n: torch.zeros_like(param, dtype=fresh).detach() for n in names}
         made.fresh[param] = known
     columns = [held, *rest, grad, *(local(known[n]) for n in names)]
-    last = known["step"].data_ptr() if rule.counts else int(first)
-    batch = made.kernels[kernel]
+    looks = not waits or rate_on(group, held.device) is not None
+    last = known.get("step")
+    batch = _batch(made, kernel, columns, number, last, first, looks)
     made.grads.append((batch.rows, len(batch.rows) + 1 + len(rest)))
-    batch.add([*(t.data_ptr() for t in columns), last, number], held.numel())
+    batch.add([t.data_ptr() for t in columns], held.numel(), last, first, number)
     made.held += columns
     made.written += [p for p in columns if p is not grad or zeroed]
     made.written += [known["step"]] if rule.counts else []
@@ -252,12 +227,38 @@ def _add(
         made.copied.append(param.grad)
 
 
+def _batch(
+    made: Plan,
+    kernel: StepKernel,
+    columns: list[Tensor],
+    group: int,
+    step: Tensor | None,
+    first: bool,
+    looks: bool,
+) -> Batch:
+    """Where a parameter belongs; `looks`: a GPU does, though it has no steps to count."""
+    device = columns[0].device
+    if device.type == "cpu":
+        return _made(made, CpuBatch, kernel)
+    aligned = not any(t.data_ptr() % VECTOR for t in columns)
+    if looks if step is None else step.is_cuda:
+        return _made(made, CountingBatch, kernel, device, aligned)
+    far = float(first if step is None else step)
+    return _made(made, CudaBatch, kernel, device, aligned, group, far)
+
+
+def _made(made: Plan, kind: type[Batch], *which: Any) -> Batch:
+    if (kind, *which) not in made.batches:
+        made.batches[kind, *which] = kind(*which)
+    return made.batches[kind, *which]
+
+
 def _held(param: nn.Parameter) -> Tensor:
     """The memory of `param`, for a kernel; raises `LeftError` if it is not one dense block."""
     held = local(param) if is_sharded(param) else param.detach()
     if type(held) is not Tensor:
         raise LeftError(f"a {type(held).__name__}")
-    if held.device.type != "cpu":
+    if not has_kernels(held.device):
         raise LeftError(f"no kernel for {held.device.type} yet")
     if held.dtype not in REALS:
         raise LeftError(f"{held.dtype}")
@@ -305,7 +306,8 @@ def _known_state(
         if not isinstance(value, Tensor):
             raise LeftError(f"a state {name!r} that is a {type(value).__name__}")
         tensor = local(value)
-        if tensor.device != held.device or tensor.dtype not in REALS:
+        places = (held.device, torch.device("cpu")) if name == "step" else (held.device,)
+        if tensor.device not in places or tensor.dtype not in REALS:
             raise LeftError(f"a state {name!r} of {tensor.dtype} on {tensor.device}")
         if name != "step" and (not _alike(tensor, held) or tensor.is_neg()):
             raise LeftError(f"a state {name!r} of another layout")
@@ -316,12 +318,6 @@ def _step_dtype(group: Mapping[str, Any]) -> torch.dtype:
     """As torch makes it."""
     double = torch.get_default_dtype() is torch.float64 and not group.get("fused")
     return torch.float64 if double else torch.float32
-
-
-def _numbers(group: Mapping[str, Any], names: tuple[str, ...], scale: float) -> list[float]:
-    betas = group.get("betas", (0.0, 0.0))
-    found = {**group, "beta1": betas[0], "beta2": betas[1], "scale": scale}
-    return [float(found.get(name, 0.0)) for name in names]
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

@@ -13,7 +13,7 @@ from ipex_inductor.aot_cache import kernels, notices, opened, toolkit
 from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.store import default_folder
-from ipex_inductor.optim import plan
+from ipex_inductor.optim import batches
 from ipex_inductor.target import current
 from ipex_inductor.templates import cpp
 from ipex_inductor.templates.step import StepKernel
@@ -33,7 +33,7 @@ def home(monkeypatch, tmp_path):
 
 def forget():
     """As in a new process."""
-    plan._library.cache_clear()
+    batches._library.cache_clear()
     opened._store_in.cache_clear()
     notices.say.cache_clear()
 
@@ -130,7 +130,7 @@ def test_step_kernels_have_keys_of_their_own(monkeypatch):
         asked.append(problem)
         raise cpp.NotBuiltError
 
-    monkeypatch.setattr(plan, "load", ask)
+    monkeypatch.setattr(batches, "load", ask)
     first = StepKernel("SGD", ("momentum",), "float32", "", "float32", ("float32",))
     others = [
         replace(first, formula="Lars"),
@@ -146,7 +146,7 @@ def test_step_kernels_have_keys_of_their_own(monkeypatch):
     ]
     for kernel in (first, *others):
         with pytest.raises(cpp.NotBuiltError):
-            plan.library(kernel)
+            batches.library(kernel)
     assert len({cpp.key_of(problem).digest for problem in asked}) == len(others) + 1
 
 
@@ -301,7 +301,7 @@ def test_what_failed_once_is_not_tried_at_every_step(monkeypatch, without_compil
     wanted = StepKernel("SGD", (), "float32", "", "float32", ())
     for _ in range(3):
         with pytest.raises(cpp.NotBuiltError, match=r"no C\+\+ compiler is here"):
-            plan.library(wanted)
+            batches.library(wanted)
     assert len(asked) == 1
 
 

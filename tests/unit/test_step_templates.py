@@ -44,7 +44,7 @@ def compiled(made, gpu):
         described(gpu),
         pairs(made.problem),
         signature(made),
-        {"BLOCK": 1024},
+        {"ALIGNED": 16, "BLOCK": 1024},
         {"num_warps": 4},
     )
 
@@ -79,7 +79,7 @@ import ctypes, sys
 from array import array
 import test_step_templates as mine
 import torch
-from ipex_inductor.optim.plan import library
+from ipex_inductor.optim.batches import library
 from ipex_inductor.templates.gpu import _module
 from ipex_inductor.templates.step import scalars_of
 from ipex_inductor.templates.step_triton import signature, triton_source
@@ -125,7 +125,8 @@ for formula in mine.ONE_PASS[:3]:  # AdamW is Adam with a flag
         chunks = [[r, b] for r, size in enumerate(SIZES) for b in range(-(-size // BLOCK))]
         fn = _module(triton_source(kernel))["step"]
         rows = table(ours, lambda row: [row[0].numel()])
-        fn[(len(chunks),)](rows, torch.tensor(chunks), *(scalars[n] for n in names), BLOCK=BLOCK)
+        given = (rows, torch.tensor(chunks, dtype=torch.int32), *(scalars[n] for n in names))
+        fn[(len(chunks),)](*given, ALIGNED=16, BLOCK=BLOCK)
 
         given = array("d", numbers.values())
         for row in theirs:

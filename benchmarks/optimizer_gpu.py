@@ -1,0 +1,264 @@
+"""Optimizer steps on one GPU, side by side in one run: ours, torch's fused one, torch's foreach.
+
+    python benchmarks/optimizer_gpu.py [--rounds N] [--tiles] [--json FILE]
+
+Of each candidate, in turn: the time of the device (between events, with the queue filled before, so
+that the host is not in it) and of the host alone; medians, in milliseconds. Beside them the bytes
+that a step must move, over that time, as a share of what a copy moves in the same run.
+
+`--tiles` tries other blocks and warps of ours instead. Last, the first step of a fresh process:
+with an empty kernel cache, and from it.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+
+import torch
+from optimizer import MODELS, STEPS
+from torch import nn
+
+from ipex_inductor import target
+from ipex_inductor.optim import attach_master_weights, batches, fuse_step
+
+Step = Callable[[], object]
+# Bytes of a state or a gradient, as shares of the parameter's: read and written, or read alone.
+STATES = {"AdamW": 2, "SGD": 1, "Adagrad": 1}
+
+
+def llama(vocabulary: int, width: int, layers: int, keys: int, hidden: int) -> Iterator[tuple]:
+    """The parameters of a Llama."""
+    yield (vocabulary, width)
+    for _ in range(layers):
+        yield from ((width, width), (keys, width), (keys, width), (width, width))
+        yield from ((hidden, width), (hidden, width), (width, hidden), (width,), (width,))
+    yield from ((width,), (vocabulary, width))
+
+
+def vit_l() -> Iterator[tuple]:
+    """The parameters of ViT-L/16."""
+    yield from ((1, 1, 1024), (1, 197, 1024), (1024, 3, 16, 16), (1024,))
+    for _ in range(24):
+        yield from ((1024,), (1024,), (3072, 1024), (3072,), (1024, 1024), (1024,))
+        yield from ((1024,), (1024,), (4096, 1024), (4096,), (1024, 4096), (1024,))
+    yield from ((1024,), (1024,), (1000, 1024), (1000,))
+
+
+LISTS = {
+    "llama-1b": lambda: llama(32000, 2048, 22, 256, 5632),
+    "resnet50": MODELS["resnet50"],
+    "vit-l": vit_l,
+    "llama-8b": lambda: llama(128256, 4096, 32, 1024, 14336),
+}
+CASES = [
+    *(("llama-1b", name, form) for name in STATES for form in ("fp32", "bf16")),
+    *(("llama-1b", name, "split") for name in ("AdamW", "SGD")),
+    *(("resnet50", name, "fp32") for name in ("AdamW", "SGD")),
+    ("resnet50", "AdamW", "bf16"),
+    ("vit-l", "AdamW", "fp32"),
+    ("llama-8b", "AdamW", "bf16"),
+]
+
+
+def params(name: str, dtype: torch.dtype) -> list[nn.Parameter]:
+    """With a gradient each."""
+    made = [nn.Parameter(torch.full(s, 0.1, device="cuda", dtype=dtype)) for s in LISTS[name]()]
+    for param in made:
+        param.grad = torch.full_like(param, 0.01)
+    return made
+
+
+def moved(optimizer: str, form: str) -> int:
+    """Bytes a parameter: of itself and its states read and written, of the gradient read."""
+    size = {"fp32": 4, "bf16": 2, "split": 2}[form]
+    state = 4 if form == "split" else size
+    return 2 * size + 2 * STATES[optimizer] * state + size + (4 if form == "split" else 0)
+
+
+def candidates(name: str, optimizer: str, form: str) -> Iterator[tuple[str, Callable[[], Step]]]:
+    """What makes the step of each."""
+    kind, options = STEPS[optimizer]
+    if form != "split":
+        dtype = torch.float32 if form == "fp32" else torch.bfloat16
+        for told, more in (("foreach", {"foreach": True}), ("torch fused", {"fused": True})):
+            yield told, lambda more=more: kind(params(name, dtype), **options, **more).step
+        yield "ours", lambda: ours(kind(params(name, dtype), **options))
+        if optimizer != "SGD":
+            yield "ours, fused=True", lambda: ours(kind(params(name, dtype), **options, fused=True))
+        return
+
+    def by_hand() -> Step:
+        low = params(name, torch.bfloat16)
+        masters = [nn.Parameter(p.detach().float()) for p in low]
+        theirs = kind(masters, **options, fused=True)
+
+        def step() -> None:
+            for master, param in zip(masters, low, strict=True):
+                master.grad = param.grad.float()
+            theirs.step()
+            with torch.no_grad():
+                torch._foreach_copy_(low, masters)
+
+        return step
+
+    def split() -> Step:
+        model = nn.ParameterList(params(name, torch.float32))
+        optimizer = kind(model.parameters(), **options)
+        step = ours(optimizer)
+        attach_master_weights(model, optimizer, list(model), torch.bfloat16, split=True)
+        for param in model:
+            param.grad = torch.full_like(param, 0.01, dtype=torch.bfloat16)
+        return step
+
+    yield "torch fused on masters", by_hand
+    yield "ours", split
+
+
+def ours(optimizer) -> Step:
+    """Its step, by our kernels."""
+    assert (reason := fuse_step(optimizer)) is None, reason
+    return optimizer.step
+
+
+def timed(steps: dict[str, Step], rounds: int) -> dict[str, tuple[float, float]]:
+    """Medians of device and host, in ms."""
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for number in range(rounds + 3):
+        for name, step in steps.items():
+            torch.cuda.synchronize()
+            torch.cuda._sleep(8_000_000)  # cycles, some 4 ms: longer than any host here takes
+            begin.record()
+            began = time.perf_counter()
+            step()
+            host = time.perf_counter() - began
+            end.record()
+            end.synchronize()
+            if number >= 3:
+                times[name].append((begin.elapsed_time(end), 1e3 * host))
+    return {n: tuple(median(each) for each in zip(*v, strict=True)) for n, v in times.items()}
+
+
+def copy_bandwidth() -> float:
+    """Bytes read and written a second."""
+    source = torch.empty(1 << 32, dtype=torch.uint8, device="cuda")
+    target_ = torch.empty_like(source)
+    (found,) = timed({"copy": lambda: target_.copy_(source)}, 10).values()
+    return 2 * len(source) / (1e-3 * found[0])
+
+
+def race(name: str, optimizer: str, form: str, rounds: int, copied: float) -> dict:
+    """One case: a row."""
+    count = sum(torch.Size(shape).numel() for shape in LISTS[name]())
+    makers = dict(candidates(name, optimizer, form))
+    together = count < 4e9
+    found = {}
+    for chosen in [list(makers)] if together else [[n] for n in makers]:
+        found |= timed({n: makers[n]() for n in chosen}, rounds)
+        torch.cuda.empty_cache()
+    share = {n: count * moved(optimizer, form) / (1e-3 * t[0]) / copied for n, t in found.items()}
+    cells = "  ".join(
+        f"{n} {device:.3f}/{host:.3f} ({share[n]:.1%})" for n, (device, host) in found.items()
+    )
+    print(f"{name:9} {optimizer:8} {form:6} {cells}", flush=True)
+    return {
+        "parameters": name,
+        "optimizer": optimizer,
+        "form": form,
+        "device and host, ms": found,
+        "share of the copy's bandwidth": share,
+    }
+
+
+def tiles(rounds: int, copied: float) -> None:
+    """Blocks and warps of ours."""
+    for optimizer, form in (
+        ("AdamW", "fp32"),
+        ("AdamW", "bf16"),
+        ("AdamW", "split"),
+        ("SGD", "fp32"),
+    ):
+        for batches.BLOCK in (1024, 2048, 4096):
+            for batches.WARPS in (4, 8):
+                batches._kernel_of.cache_clear()
+                made = dict(candidates("llama-1b", optimizer, form))["ours"]()
+                ((device, _),) = timed({"ours": made}, rounds).values()
+                del made
+                torch.cuda.empty_cache()
+                count = sum(torch.Size(shape).numel() for shape in LISTS["llama-1b"]())
+                share = count * moved(optimizer, form) / (1e-3 * device) / copied
+                print(
+                    f"{optimizer} {form} {batches.BLOCK} {batches.WARPS}: {share:.1%}", flush=True
+                )
+
+
+FIRST = """
+import sys, time
+sys.path.insert(0, {here!r})
+import torch
+import optimizer_gpu as mine
+from optimizer import STEPS
+kind, options = STEPS["AdamW"]
+made = kind(mine.params("resnet50", torch.float32), **options)
+if {ours}:
+    mine.ours(made)
+torch.cuda.synchronize()
+began = time.perf_counter()
+made.step()
+torch.cuda.synchronize()
+print(time.perf_counter() - began)
+"""
+
+
+def first_steps() -> dict[str, float]:
+    """Seconds of the first step of ResNet-50's AdamW in a fresh process."""
+    import os
+
+    found = {}
+    with tempfile.TemporaryDirectory() as home:
+        for told, own in (("cold", 1), ("from the cache", 1), ("torch foreach", 0)):
+            code = FIRST.format(here=str(Path(__file__).parent), ours=own)
+            environment = {**os.environ, "IPEX_HOME": home}
+            said = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+            found[told] = float(said)
+    return found
+
+
+def main(rounds: int, only_tiles: bool, file: Path | None) -> None:
+    """Race, print."""
+    copied = copy_bandwidth()
+    torch.cuda.empty_cache()
+    print(f"{target.current('cuda')}, torch {torch.__version__}; a copy: {copied / 1e12:.3f} TB/s")
+    print("median ms of the device / of the host (share of the copy's bandwidth)")
+    if only_tiles:
+        tiles(rounds, copied)
+        return
+    rows = [race(*case, rounds, copied) for case in CASES]
+    first = first_steps()
+    print("first step, ResNet-50, s: " + ", ".join(f"{n} {t:.3f}" for n, t in first.items()))
+    if file:
+        said = {
+            "date": time.strftime("%Y-%m-%d"),
+            "device": str(target.current("cuda")),
+            "torch": torch.__version__,
+            "command": " ".join(["python", "benchmarks/optimizer_gpu.py", *sys.argv[1:]]),
+            "copy, TB/s": copied / 1e12,
+        }
+        with file.open("a") as out:
+            for row in [*rows, {"first step, s": first}]:
+                out.write(json.dumps({**said, **row}) + "\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--tiles", action="store_true")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    main(given.rounds, given.tiles, given.json)

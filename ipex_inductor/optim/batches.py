@@ -1,0 +1,312 @@
+"""The parameters that one kernel steps, as tables of addresses: on the CPU, and on a GPU."""
+
+import ctypes
+import functools
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from ipex_inductor.aot_cache.key import pairs
+from ipex_inductor.optim.sent import Sent
+from ipex_inductor.target import current
+from ipex_inductor.templates import cuda
+from ipex_inductor.templates.cpp import NotBuiltError, load
+from ipex_inductor.templates.gpu import binary
+from ipex_inductor.templates.step import StepKernel, cpp_source, scalars_of
+from ipex_inductor.templates.step_triton import (
+    scalar_names,
+    scalars_signature,
+    signature,
+    triton_source,
+)
+
+CHUNK = 1 << 16  # elements that one thread of a CPU takes at a time
+ALONE = 1 << 15  # elements in all, up to which one thread is faster than several
+
+VECTOR = 16  # bytes, of which addresses are multiples where a GPU is to read whole vectors
+BLOCK, WARPS = 2048, 4  # elements and warps of a GPU's program
+ROWS = 32  # whose scalars one program makes
+
+T = TypeVar("T")
+CELLS = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}  # steps counted on the host
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What gradients are multiplied by, a number; on GPUs by tensors as well, none of them read.
+
+    `divisor`: GradScaler's scale; `found_inf`: of it too, the step is left out where that is 1.
+    """
+
+    number: float = 1.0
+    factor: Tensor | None = None
+    divisor: Tensor | None = None
+    found_inf: Tensor | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that are there."""
+        return [t for t in (self.factor, self.divisor, self.found_inf) if t is not None]
+
+    def read(self) -> "Scale":
+        """As a number; the host waits for a GPU."""
+        number = self.number if self.divisor is None else self.number / float(self.divisor)
+        return Scale(number if self.factor is None else number * float(self.factor))
+
+
+class Batch(Protocol):
+    """Parameters with a row of addresses each, in `rows`, that one call of a kernel steps."""
+
+    rows: "array[int]"
+
+    def add(
+        self, addresses: list[int], elements: int, step: Tensor | None, first: bool, group: int
+    ) -> None:
+        """One more parameter, with its step, if steps are counted; else `first` may matter."""
+
+    def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
+        """What the kernel is given of the groups; raises what a number that is none raises."""
+
+    def run(self, numbers: "array[float]", scale: Scale) -> None:
+        """Step them."""
+
+
+class CpuBatch:
+    """Those of all groups."""
+
+    def __init__(self, kernel: StepKernel) -> None:
+        """Raises `NotBuiltError`."""
+        self.rows, self._chunks = array("q"), array("q")
+        self._kernel, self._library = kernel, library(kernel)
+        self._count = self._elements = 0
+
+    def add(
+        self, addresses: list[int], elements: int, step: Tensor | None, first: bool, group: int
+    ) -> None:
+        """See `Batch`."""
+        last = int(first) if step is None else step.data_ptr()
+        for begin in range(0, elements, CHUNK):
+            self._chunks.extend((self._count, begin, min(begin + CHUNK, elements)))
+        self.rows.extend((*addresses, last, group))
+        self._count += 1
+        self._elements += elements
+
+    def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
+        """See `Batch`."""
+        return numbers_of(groups, self._kernel.numbers, scale.number)
+
+    def run(self, numbers: "array[float]", scale: Scale) -> None:
+        """See `Batch`."""
+        self._library(
+            self.rows.buffer_info()[0],
+            self._count,
+            self._chunks.buffer_info()[0],
+            len(self._chunks) // 3,
+            numbers.buffer_info()[0],
+            torch.get_num_threads() if self._elements > ALONE else 1,
+        )
+
+
+class CudaBatch:
+    """Those of one group and count of steps on an NVIDIA GPU: one launch."""
+
+    def __init__(
+        self, kernel: StepKernel, device: torch.device, aligned: bool, group: int, far: float
+    ) -> None:
+        """`far`: how many steps were before this one, or whether it is the first.
+
+        Raises `NotBuiltError`.
+        """
+        self.rows, self._blocks = array("q"), array("q")
+        self._kernel, self._device, self._group = kernel, device, group
+        self._far = far
+        self._step = kernel_of(kernel, device, aligned, "step", tabled=False)
+        self._cells: list[Any] = []
+        self._rows = Sent(device)
+        self._chunks: Tensor | None = None
+
+    def add(
+        self, addresses: list[int], elements: int, step: Tensor | None, first: bool, group: int
+    ) -> None:
+        """See `Batch`."""
+        self.rows.extend((*addresses, elements))
+        self._blocks.append(-(-elements // BLOCK))
+        if step is not None:
+            self._cells.append(CELLS[step.dtype].from_address(step.data_ptr()))
+
+    def as_far(self) -> bool:
+        """Whether all steps are as far as they were left here."""
+        return all(cell.value == self._far for cell in self._cells)
+
+    def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
+        """See `Batch`; with what the formula makes of them."""
+        names = self._kernel.numbers
+        given = dict(
+            zip(names, numbers_of([groups[self._group]], names, scale.number), strict=True)
+        )
+        scalars = scalars_of(self._kernel, given, self._far + 1 if self._cells else self._far)
+        return array("d", (scalars[name] for name in scalar_names(self._kernel)))
+
+    def run(self, numbers: "array[float]", scale: Scale) -> None:
+        """See `Batch`; on the current stream."""
+        with torch.cuda.device(self._device):
+            stream = torch.cuda.current_stream()
+            if self._chunks is None:
+                self._chunks = chunks_of(self._blocks, self._device)
+            if len(self._chunks):
+                rows = self._rows.address(self.rows, stream)
+                given = (rows, self._chunks.data_ptr(), *numbers)
+                self._step(len(self._chunks), stream.cuda_stream, given)
+        self._far = self._far + 1 if self._cells else 0
+        for cell in self._cells:
+            cell.value = self._far
+
+
+class CountingBatch:
+    """Those of all groups on an NVIDIA GPU that counts their steps itself: two launches.
+
+    Nothing is read back, so that a CUDA graph may have them.
+    """
+
+    def __init__(self, kernel: StepKernel, device: torch.device, aligned: bool) -> None:
+        """Raises `NotBuiltError`."""
+        self.rows, self._blocks, self._steps = array("q"), array("q"), array("q")
+        self._kernel, self.device = kernel, device
+        self._step = kernel_of(kernel, device, aligned, "step", tabled=True)
+        self._scalars = kernel_of(kernel, device, aligned, "scalars", tabled=True)
+        self._sent = [Sent(device) for _ in range(4)]
+        self._rates: array[int] = array("q")
+        self._chunks = self._table = torch.empty(0)
+
+    def add(
+        self, addresses: list[int], elements: int, step: Tensor | None, first: bool, group: int
+    ) -> None:
+        """See `Batch`."""
+        self._steps.extend((0 if step is None else step.data_ptr(), group, int(first)))
+        self._blocks.append(-(-elements // BLOCK))
+        self.rows.extend((*addresses, elements))
+
+    def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
+        """See `Batch`; rates that are on the device stay there."""
+        rates = [rate_on(group, self.device) for group in groups]
+        self._rates = array("q", (0 if rate is None else rate.data_ptr() for rate in rates))
+        here = [
+            group if rate is None else {**group, "lr": 0.0}
+            for group, rate in zip(groups, rates, strict=True)
+        ]
+        return numbers_of(here, self._kernel.rule.numbers, 1.0)
+
+    def run(self, numbers: "array[float]", scale: Scale) -> None:
+        """See `Batch`; on the current stream."""
+        count = len(self._blocks)
+        with torch.cuda.device(self.device):
+            stream = torch.cuda.current_stream()
+            if not len(self._table):
+                width = len(scalar_names(self._kernel)) + 1
+                real = torch.float64 if self._kernel.param == "float64" else torch.float32
+                self._chunks = chunks_of(self._blocks, self.device)
+                self._table = torch.empty(count * width, dtype=real, device=self.device)
+            tables: list[array[Any]] = [self.rows, self._steps, numbers, self._rates]
+            sent = zip(self._sent, tables, strict=True)
+            rows, steps, given, rates = (there.address(here, stream) for there, here in sent)
+            around = (scale.divisor, scale.factor, scale.found_inf)
+            looked = (0 if t is None else t.data_ptr() for t in around)
+            table = self._table.data_ptr()
+            arguments = (steps, count, given, rates, *looked, table)
+            self._scalars(-(-count // ROWS), stream.cuda_stream, arguments)
+            if len(self._chunks):
+                arguments = (rows, self._chunks.data_ptr(), table)
+                self._step(len(self._chunks), stream.cuda_stream, arguments)
+        if not self._kernel.rule.counts:
+            self._steps[2::3] = array("q", [0]) * count  # none is the first any more
+
+
+def rate_on(group: Mapping[str, Any], device: torch.device) -> Tensor | None:
+    """The group's rate, if that is a tensor over there."""
+    rate = group["lr"]
+    return rate if isinstance(rate, Tensor) and rate.device == device else None
+
+
+def numbers_of(
+    groups: Iterable[Mapping[str, Any]], names: Sequence[str], scale: float
+) -> "array[float]":
+    """Those of all groups; raises what a number that is none raises."""
+    return array("d", (number for group in groups for number in _numbers(group, names, scale)))
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether steps on that device are launched here."""
+    return device.type == "cpu" or (device.type == "cuda" and torch.version.hip is None)
+
+
+def library(kernel: StepKernel) -> Callable[..., None]:
+    """The function of that kernel on the CPU. Raises `NotBuiltError`."""
+    return _given(_library(kernel))
+
+
+def kernel_of(
+    kernel: StepKernel, device: torch.device, aligned: bool, name: str, tabled: bool
+) -> cuda.Kernel:
+    """The kernel `name` of that source on that GPU. Raises `NotBuiltError`."""
+    return _given(_kernel_of(kernel, device, aligned, name, tabled))
+
+
+def _given(found: T | str) -> T:
+    if isinstance(found, str):
+        raise NotBuiltError(found)
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _library(kernel: StepKernel) -> Callable[..., None] | str:
+    """Or why there is none: what failed once would cost every step as much."""
+    try:
+        step = load(functools.partial(cpp_source, kernel), pairs(kernel.problem)).step
+    except NotBuiltError as error:
+        return str(error)
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    step.argtypes = (pointer, number, pointer, number, pointer, number)
+    step.restype = None
+    return cast(Callable[..., None], step)
+
+
+@functools.lru_cache(maxsize=256)
+def _kernel_of(
+    kernel: StepKernel, device: torch.device, aligned: bool, name: str, tabled: bool
+) -> cuda.Kernel | str:
+    steps = name == "step"
+    try:
+        with torch.cuda.device(device):
+            torch.cuda.current_stream().synchronize()  # there is a current context from now on
+            made = binary(
+                triton_source(kernel, tabled),
+                name,
+                current(device),
+                pairs({**kernel.problem, "tabled": tabled}),
+                signature(kernel, tabled) if steps else scalars_signature(kernel),
+                {"ALIGNED": VECTOR if aligned else 1, "BLOCK": BLOCK} if steps else {"BLOCK": ROWS},
+                {"num_warps": WARPS if steps else 1},
+            )
+            if made is None:
+                return "Triton is not installed, and no cache has the kernel"
+            return cuda.Kernel(made)
+    except Exception as error:  # Triton's, its assembler's, the driver's
+        return f"a Triton kernel is not to be had: {type(error).__name__}: {error}"
+
+
+def chunks_of(blocks: "array[int]", device: torch.device) -> Tensor:
+    """Which row a program is of, and which block of it: [programs, 2] int32."""
+    counts = torch.tensor(blocks)
+    row = torch.repeat_interleave(counts)
+    block = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
+    return torch.stack((row, block), dim=1).int().to(device)
+
+
+def _numbers(group: Mapping[str, Any], names: Sequence[str], scale: float) -> list[float]:
+    betas = group.get("betas", (0.0, 0.0))
+    found = {**group, "beta1": betas[0], "beta2": betas[1], "scale": scale}
+    return [float(found.get(name, 0.0)) for name in names]

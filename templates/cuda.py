@@ -1,0 +1,61 @@
+"""Machine code for NVIDIA GPUs, loaded and launched by the driver: no Triton, no compiler."""
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from ipex_inductor.aot_cache.entry import Entry
+from ipex_inductor.errors import DeviceError
+
+C_VALUES = {"fp32": ctypes.c_float, "fp64": ctypes.c_double, "i32": ctypes.c_int32}
+SCRATCH = 2  # pointers that Triton's kernels take behind their own; null, as ours need none
+WARP = 32
+
+
+class Kernel:
+    """One kernel in the context that is current. Raises `DeviceError` for what the driver says."""
+
+    def __init__(self, entry: Entry) -> None:
+        module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._blob = entry.blob
+        _call("cuModuleLoadData", ctypes.byref(module), self._blob)
+        name = str(entry.meta["name"]).encode()
+        _call("cuModuleGetFunction", ctypes.byref(self._function), module, name)
+        kinds = [C_VALUES.get(kind, ctypes.c_uint64) for kind in entry.meta["signature"]]
+        self._values: list[Any] = [kind() for kind in (*kinds, *[ctypes.c_uint64] * SCRATCH)]
+        self._pointers = (ctypes.c_void_p * len(self._values))(
+            *(ctypes.addressof(value) for value in self._values)
+        )
+        self._block = WARP * entry.meta["num_warps"]
+        self._shared = entry.meta["shared"]
+        self._launch = _driver().cuLaunchKernel
+
+    def __call__(self, blocks: int, stream: int, arguments: Sequence[float]) -> None:
+        """Run `blocks` of it; the driver copies the arguments at once."""
+        for value, given in zip(self._values, arguments, strict=False):
+            value.value = given
+        said = self._launch(
+            *(self._function, blocks, 1, 1, self._block, 1, 1, self._shared),
+            *(ctypes.c_void_p(stream), self._pointers, None),
+        )
+        if said:
+            _raise("cuLaunchKernel", said)
+
+
+def _call(name: str, *arguments: object) -> None:
+    said = getattr(_driver(), name)(*arguments)
+    if said:
+        _raise(name, said)
+
+
+def _raise(name: str, said: int) -> None:
+    text = ctypes.c_char_p()
+    _driver().cuGetErrorString(said, ctypes.byref(text))
+    told = (text.value or b"").decode() or f"error {said}"
+    raise DeviceError("a kernel that the device runs", f"{name}: {told}", "Report it.")
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")

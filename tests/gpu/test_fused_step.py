@@ -1,0 +1,327 @@
+"""Optimizer steps by kernels on a GPU: torch's values, few launches, no waiting, in graphs too."""
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adagrad, Adam, AdamW
+
+from ipex_inductor.optim import FusedStep, attach_master_weights, fuse_step
+from ipex_inductor.optim.weights import TABLE
+from ipex_inductor.templates import cuda
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = [(3,), (257, 129), (), (0,), (64, 3, 3, 3), (4099,), (1,)]
+MADE = {
+    "sgd": lambda p, **o: SGD(p, lr=0.1, **o),
+    "sgd momentum": lambda p, **o: SGD(p, 0.1, 0.9, dampening=0.3, weight_decay=0.1, **o),
+    "sgd nesterov": lambda p, **o: SGD(p, 0.1, 0.9, nesterov=True, maximize=True, **o),
+    "adagrad": lambda p, **o: Adagrad(p, 0.1, lr_decay=0.1, weight_decay=0.1, **o),
+    "adam": lambda p, **o: Adam(p, 0.01, amsgrad=True, weight_decay=0.1, **o),
+    "adamw": lambda p, **o: AdamW(p, 0.01, weight_decay=0.1, **o),
+}
+# The arithmetic is fp32 (fp64 for fp64), the values are about 1: some roundings of each dtype.
+TOLERANCE = {dtype: 8 * torch.finfo(dtype).eps for dtype in (torch.float64, torch.float32)} | {
+    dtype: 4 * torch.finfo(dtype).eps for dtype in (torch.bfloat16, torch.float16)
+}
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """The launches of each kernel, in order."""
+    made, launch = [], cuda.Kernel.__call__
+
+    def counted(self, *args):
+        made.append(self)
+        launch(self, *args)
+
+    monkeypatch.setattr(cuda.Kernel, "__call__", counted)
+    return made
+
+
+def tensors(dtype, shapes=SHAPES, seed=0):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    made = [torch.randn(s, device="cuda", generator=generator).to(dtype) for s in shapes]
+    made[4] = made[4].to(memory_format=torch.channels_last) if len(made) > 4 else made[-1]
+    return [nn.Parameter(t) for t in made]
+
+
+def draw(params, *others, seed):
+    """Gradients for `params`, the same ones for all `others`."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    for number, p in enumerate(params):
+        grad = torch.randn(p.shape, device="cuda", generator=generator)
+        for each in (params, *others):
+            each[number].grad = torch.empty_like(each[number]).copy_(grad.to(p.dtype))
+
+
+def close(mine, theirs):
+    for a, b in zip(mine, theirs, strict=True):
+        tolerance = TOLERANCE[a.dtype]
+        torch.testing.assert_close(a.double(), b.double(), rtol=tolerance, atol=tolerance)
+        assert a.numel() < 2 or a.stride() == b.stride()
+
+
+def doubles(params):
+    return [nn.Parameter(p.detach().double()) for p in params]
+
+
+def wide_grads(params, wide):
+    for p, w in zip(params, wide, strict=True):
+        w.grad = None if p.grad is None else p.grad.double()
+
+
+@pytest.mark.parametrize("counted", ["host", "fused"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", MADE)
+def test_values_are_torchs(name, dtype, counted, launches):
+    mine = tensors(dtype)
+    exact = doubles(mine)
+    ours = MADE[name](mine, fused=True) if counted == "fused" else MADE[name](mine)
+    theirs = MADE[name](exact, foreach=False)
+    assert fuse_step(ours) is None
+    for number in range(6):
+        draw(mine, seed=number)
+        wide_grads(mine, exact)
+        versions = [p._version for p in mine]
+        launches.clear()
+        ours.step()
+        theirs.step()
+        assert all(p._version > v for p, v in zip(mine, versions, strict=True))
+        # The tensors of each dtype, flags and alignment: (), (0,) and the rest are aligned alike.
+        assert len(launches) == (2 if counted == "fused" and "sgd" not in name else 1)
+    close(mine, exact)
+    for a, b in zip(mine, exact, strict=True):
+        kept, wanted = ours.state[a], theirs.state[b]
+        assert kept.keys() == wanted.keys() or "sgd" in name
+        for key, value in kept.items():
+            if key == "step":
+                assert value.is_cuda == (counted == "fused")
+            if value is not None:
+                close([value], [wanted[key]])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", MADE)
+def test_low_precision_is_torchs_fused_or_better(name, dtype):
+    """One step from the same values: a rounding of the exact result."""
+    mine = tensors(dtype)
+    exact = doubles(mine)
+    ours, theirs = MADE[name](mine), MADE[name](exact, foreach=False)
+    fuse_step(ours)
+    draw(mine, seed=3)
+    wide_grads(mine, exact)
+    ours.step()
+    theirs.step()
+    close(mine, exact)
+
+
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("name", ["sgd momentum", "adagrad", "adamw"])
+def test_master_weights(name, split, launches):
+    """bf16 parameters that train as fp32 ones do, to the rounding of fp32."""
+    model = nn.ParameterList(tensors(torch.float32))
+    exact = doubles(model)
+    ours, theirs = MADE[name](model.parameters()), MADE[name](exact, foreach=False)
+    fuse_step(ours)
+    attach_master_weights(model, ours, list(model), torch.bfloat16, split=split)
+    for number in range(5):
+        for p, e in zip(model, exact, strict=True):
+            p.grad = torch.randn_like(p, dtype=torch.float32).to(p.dtype)
+            e.grad = p.grad.double()
+        launches.clear()
+        ours.step()
+        theirs.step()
+        assert len(launches) == 1, number
+    full = [vars(ours)[TABLE][p].full() for p in model]
+    close(full, exact)
+
+
+def test_several_groups_missing_gradients_and_views():
+    base = torch.randn(1000, device="cuda")
+    mine = [nn.Parameter(base[1:300]), nn.Parameter(base[304:700]), nn.Parameter(base[703:704])]
+    mine += tensors(torch.bfloat16, [(5, 7), (33,)])
+    exact = doubles(mine)
+
+    def groups(params):
+        return [
+            {"params": params[:2], "weight_decay": 0.1},
+            {"params": params[2:4], "lr": 0.5},
+            {"params": params[4:], "amsgrad": True},
+        ]
+
+    ours, theirs = AdamW(groups(mine), lr=0.01), AdamW(groups(exact), lr=0.01, foreach=False)
+    fuse_step(ours)
+    before = base[[0, 300, 303, 700, 702, 704]].clone()
+    for number in range(3):
+        draw(mine, seed=number)
+        mine[number].grad = None
+        wide_grads(mine, exact)
+        if number == 2:
+            for params, optimizer in ((mine, ours), (exact, theirs)):
+                optimizer.state[params[0]]["step"].fill_(11)
+                optimizer.param_groups[1]["lr"] = 0.25
+        ours.step()
+        theirs.step()
+    # bf16 is rounded at each of three steps.
+    for a, b in zip(mine, exact, strict=True):
+        tolerance = 3 * TOLERANCE[a.dtype]
+        torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=tolerance)
+    assert torch.equal(before, base[[0, 300, 303, 700, 702, 704]])
+
+
+@pytest.mark.parametrize("name", ["sgd momentum", "adagrad", "adam"])
+def test_the_host_waits_for_nothing(name):
+    """Scaler, clipped norm and zeroing, with a step that overflows among them."""
+    mine = tensors(torch.float32)
+    exact = doubles(mine)
+    ours, theirs = MADE[name](mine, fused=True), MADE[name](exact, foreach=False)
+    step = FusedStep(ours, clip_norm=0.5, zero_grad=True)
+    scale = torch.tensor(1024.0, device="cuda")
+    found = torch.tensor(0.0, device="cuda")
+    for number in range(4):
+        overflow = number == 2
+        draw(mine, seed=number)
+        wide_grads(mine, exact)
+        for p in mine:
+            p.grad.mul_(1024.0)
+        if overflow:
+            mine[1].grad[0, 0] = torch.inf
+        found.fill_(float(overflow))
+        ours.grad_scale, ours.found_inf = scale, found
+        torch.cuda.synchronize()
+        try:
+            torch.cuda.set_sync_debug_mode("error" if number else "default")
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert not any(p.grad.any() for p in mine)
+        if not overflow:
+            norm = nn.utils.clip_grad_norm_(exact, 0.5)
+            torch.testing.assert_close(step.grad_norm.double(), norm, rtol=1e-6, atol=0)
+            theirs.step()
+    for a, b in zip(mine, exact, strict=True):
+        # The norm is fp32's, of 40,000 numbers, and all gradients are multiplied by it.
+        torch.testing.assert_close(a.double(), b, rtol=2e-5, atol=2e-6)
+    if name != "sgd momentum":
+        assert {int(s["step"]) for s in ours.state.values()} == {3}
+
+
+def test_a_graph_steps_at_each_replay():
+    mine = tensors(torch.float32)
+    exact = doubles(mine)
+    rate = torch.tensor(0.01, device="cuda")
+    ours = AdamW(mine, lr=rate, capturable=True, weight_decay=0.1)
+    theirs = AdamW(exact, lr=0.01, weight_decay=0.1, foreach=False)
+    fuse_step(ours)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for number in range(2):
+            draw(mine, seed=number)
+            wide_grads(mine, exact)
+            ours.step()
+            theirs.step()
+    torch.cuda.current_stream().wait_stream(side)
+    draw(mine, seed=5)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ours.step()
+    held = [p.grad for p in mine]
+    for number in range(3):
+        draw(mine, seed=10 + number)
+        wide_grads(mine, exact)
+        for p, grad in zip(mine, held, strict=True):
+            p.grad = grad.copy_(p.grad)
+        if number == 1:
+            rate.fill_(0.05)
+            theirs.param_groups[0]["lr"] = float(rate)
+        graph.replay()
+        theirs.step()
+        if number == 1:  # a step outside changes nothing that a replay reads
+            moved = copy.deepcopy([p.grad for p in mine])
+            for p, e, grad in zip(mine, exact, moved, strict=True):
+                p.grad, e.grad = grad, grad.double()
+            ours.step()
+            theirs.step()
+    close(mine, exact)
+    assert {int(s["step"]) for s in ours.state.values()} == {6}
+
+
+def test_a_graph_of_steps_that_the_host_counts_is_refused():
+    params = tensors(torch.float32, [(5,)])
+    ours = AdamW(params)
+    fuse_step(ours)
+    draw(params, seed=0)
+    ours.step()
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="capturable=True"), torch.cuda.graph(graph):
+        ours.step()
+    torch.cuda.synchronize()
+
+
+def test_another_stream():
+    mine = tensors(torch.float32, [(1 << 20,)])
+    exact = doubles(mine)
+    ours, theirs = SGD(mine, 0.1, 0.9), SGD(exact, 0.1, 0.9, foreach=False)
+    fuse_step(ours)
+    for number in range(4):
+        draw(mine, seed=number)
+        wide_grads(mine, exact)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            ours.step()
+            torch.cuda.synchronize()
+        theirs.step()
+    close(mine, exact)
+
+
+def test_tensors_beyond_32_bits():
+    size = (1 << 31) + 7  # elements, 4 GiB of bf16
+    mine = [nn.Parameter(torch.zeros(size, dtype=torch.bfloat16, device="cuda"))]
+    mine[0].grad = torch.zeros_like(mine[0])
+    mine[0].grad[-9:] = 1.0
+    ours = SGD(mine, 0.5)
+    fuse_step(ours)
+    ours.step()
+    assert torch.equal(mine[0][-9:], torch.full((9,), -0.5, dtype=torch.bfloat16, device="cuda"))
+    assert not mine[0][:-9].any()
+
+
+AGAIN = """
+import sys, torch
+from torch.optim import AdamW
+from ipex_inductor.optim import fuse_step
+p = torch.nn.Parameter(torch.ones(100, device="cuda"))
+optimizer = AdamW([p], lr=0.1)
+fuse_step(optimizer)
+p.grad = torch.ones_like(p)
+optimizer.step()
+assert abs(float(p[7]) - 0.899) < 1e-5, p[7]
+print("triton" in sys.modules)
+"""
+
+
+def test_a_second_process_needs_no_triton(tmp_path, monkeypatch):
+    monkeypatch.setenv("IPEX_HOME", str(tmp_path))
+    said = [subprocess.check_output([sys.executable, "-c", AGAIN], text=True) for _ in range(2)]
+    assert [s.strip() for s in said] == ["True", "False"]
+
+
+def test_what_has_no_kernel_is_torchs(caplog):
+    from ipex_inductor.optim import Lamb
+
+    mine = tensors(torch.float32, [(50,)])
+    theirs = copy.deepcopy(mine)
+    ours, reference = Lamb(mine), Lamb(theirs)
+    caplog.set_level("INFO", "ipex_inductor")
+    assert fuse_step(ours) is None
+    draw(mine, theirs, seed=0)
+    ours.step()
+    reference.step()
+    close(mine, theirs)
+    assert "norms of whole tensors, on a GPU" in caplog.text
