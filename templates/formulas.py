@@ -78,7 +78,7 @@ def _adam_state(on: Flags) -> tuple[str, ...]:
 def _adam_scalars(_: Flags) -> Iterator[str]:
     yield "new1 = 1 - beta1"
     yield "new2 = 1 - beta2"
-    yield "bias2 = sqrt(1 - pow(beta2, step))"
+    yield "unbiased = 1 / sqrt(1 - pow(beta2, step))"
     yield "rate = lr / (1 - pow(beta1, step))"
     yield "kept = 1 - lr * weight_decay"
 
@@ -101,7 +101,7 @@ def _adam(on: Flags) -> Iterator[str]:
     if "amsgrad" in on:
         yield "max_exp_avg_sq = maximum(max_exp_avg_sq, exp_avg_sq)"
         second = "max_exp_avg_sq"
-    yield f"param = param - rate * exp_avg / (sqrt({second}) / bias2 + eps)"
+    yield f"param = param - rate * exp_avg / (sqrt({second}) * unbiased + eps)"
 
 
 def _lamb_scalars(_: Flags) -> Iterator[str]:

@@ -303,7 +303,7 @@ def chunks_of(blocks: "array[int]", device: torch.device) -> Tensor:
     counts = torch.tensor(blocks)
     row = torch.repeat_interleave(counts)
     block = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
-    return torch.stack((row, block), dim=1).int().to(device)
+    return torch.stack((row, block), dim=1).int().pin_memory().to(device, non_blocking=True)
 
 
 def _numbers(group: Mapping[str, Any], names: Sequence[str], scale: float) -> list[float]:

@@ -213,11 +213,12 @@ def _add(
         place = held.device if there else torch.device("cpu")
         known = {"step": torch.zeros((), dtype=step, device=place)} if rule.counts else {}
         known |= {n: torch.zeros_like(param, dtype=fresh).detach() for n in names}
-        made.fresh[param] = known
     columns = [held, *rest, grad, *(local(known[n]) for n in names)]
     looks = not waits or rate_on(group, held.device) is not None
     last = known.get("step")
     batch = _batch(made, kernel, columns, number, last, first, looks)
+    if first:
+        made.fresh[param] = known
     made.grads.append((batch.rows, len(batch.rows) + 1 + len(rest)))
     batch.add([t.data_ptr() for t in columns], held.numel(), last, first, number)
     made.held += columns
