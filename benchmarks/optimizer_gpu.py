@@ -26,11 +26,11 @@ from optimizer import MODELS, STEPS
 from torch import nn
 
 from ipex_inductor import target
-from ipex_inductor.optim import attach_master_weights, batches, fuse_step
+from ipex_inductor.optim import FusedStep, attach_master_weights, batches, fuse_step
 
 Step = Callable[[], object]
 # Bytes of a state or a gradient, as shares of the parameter's: read and written, or read alone.
-STATES = {"AdamW": 2, "SGD": 1, "Adagrad": 1}
+STATES = {"AdamW": 2, "SGD": 1, "Adagrad": 1, "Lamb": 2}
 
 
 def llama(vocabulary: int, width: int, layers: int, keys: int, hidden: int) -> Iterator[tuple]:
@@ -57,8 +57,11 @@ LISTS = {
     "vit-l": vit_l,
     "llama-8b": lambda: llama(128256, 4096, 32, 1024, 14336),
 }
+FORMS = ("fp32", "bf16")
 CASES = [
-    *(("llama-1b", name, form) for name in STATES for form in ("fp32", "bf16")),
+    *(("llama-1b", name, form) for name in ("AdamW", "SGD", "Adagrad") for form in FORMS),
+    ("llama-1b", "Lamb", "fp32"),
+    ("llama-1b", "AdamW", "around"),
     *(("llama-1b", name, "split") for name in ("AdamW", "SGD")),
     *(("resnet50", name, "fp32") for name in ("AdamW", "SGD")),
     ("resnet50", "AdamW", "bf16"),
@@ -67,7 +70,7 @@ CASES = [
 ]
 
 
-def params(name: str, dtype: torch.dtype) -> list[nn.Parameter]:
+def params(name: str, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
     """With a gradient each."""
     made = [nn.Parameter(torch.full(s, 0.1, device="cuda", dtype=dtype)) for s in LISTS[name]()]
     for param in made:
@@ -76,7 +79,15 @@ def params(name: str, dtype: torch.dtype) -> list[nn.Parameter]:
 
 
 def moved(optimizer: str, form: str) -> int:
-    """Bytes a parameter: of itself and its states read and written, of the gradient read."""
+    """Bytes a parameter: of itself and its states read and written, of the gradient read.
+
+    Lamb reads all but the gradient twice. Around a step, gradients are read for their norm, read
+    again, and zeroed.
+    """
+    if optimizer == "Lamb":
+        return 40
+    if form == "around":
+        return 36
     size = {"fp32": 4, "bf16": 2, "split": 2}[form]
     state = 4 if form == "split" else size
     return 2 * size + 2 * STATES[optimizer] * state + size + (4 if form == "split" else 0)
@@ -85,6 +96,14 @@ def moved(optimizer: str, form: str) -> int:
 def candidates(name: str, optimizer: str, form: str) -> Iterator[tuple[str, Callable[[], Step]]]:
     """What makes the step of each."""
     kind, options = STEPS[optimizer]
+    if form == "around":
+        yield "torch, one after the other", lambda: separate(kind(params(name), fused=True))
+        yield "ours", lambda: around(kind(params(name), fused=True))
+        return
+    if optimizer == "Lamb":
+        yield "ours, unfused", lambda: kind(params(name)).step
+        yield "ours", lambda: ours(kind(params(name)))
+        return
     if form != "split":
         dtype = torch.float32 if form == "fp32" else torch.bfloat16
         yield "foreach", lambda: kind(params(name, dtype), **options, foreach=True).step
@@ -120,6 +139,37 @@ def candidates(name: str, optimizer: str, form: str) -> Iterator[tuple[str, Call
 
     yield "torch fused on masters", by_hand
     yield "ours", split
+
+
+def separate(optimizer) -> Step:
+    """Unscaled, clipped, stepped, zeroed."""
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    found, inverse = (torch.full((), value, device="cuda") for value in (0.0, 1.0))
+
+    def step() -> None:
+        torch._amp_foreach_non_finite_check_and_unscale_([p.grad for p in held], found, inverse)
+        nn.utils.clip_grad_norm_(held, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+    return step
+
+
+def around(optimizer) -> Step:
+    """The same by ours; a GradScaler looks for what is not finite itself, here too."""
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    fused = FusedStep(optimizer, clip_norm=1.0, zero_grad=True)
+    optimizer.found_inf, optimizer.grad_scale = (
+        torch.full((), value, device="cuda") for value in (0.0, 1.0)
+    )
+    one = torch.ones((), device="cuda")
+
+    def step() -> None:
+        grads = [p.grad for p in held]
+        torch._amp_foreach_non_finite_check_and_unscale_(grads, optimizer.found_inf, one)
+        fused()
+
+    return step
 
 
 def ours(optimizer) -> Step:

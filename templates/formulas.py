@@ -107,13 +107,13 @@ def _adam(on: Flags) -> Iterator[str]:
 def _lamb_scalars(_: Flags) -> Iterator[str]:
     yield "new1 = 1 - beta1"
     yield "new2 = 1 - beta2"
-    yield "bias1 = 1 - pow(beta1, step)"
-    yield "bias2 = 1 - pow(beta2, step)"
+    yield "unbiased1 = 1 / (1 - pow(beta1, step))"
+    yield "unbiased2 = 1 / (1 - pow(beta2, step))"
 
 
 def _direction(on: Flags) -> Iterator[str]:
     decay = " + weight_decay * param" if "weight_decay" in on else ""
-    yield f"direction = (exp_avg / bias1) / (sqrt(exp_avg_sq / bias2) + eps){decay}"
+    yield f"direction = exp_avg * unbiased1 / (sqrt(exp_avg_sq * unbiased2) + eps){decay}"
 
 
 def _lamb_before(on: Flags) -> Iterator[str]:

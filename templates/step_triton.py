@@ -1,6 +1,6 @@
 """The same kernels of optimizer steps in Triton, for GPUs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from textwrap import indent
 
 from ipex_inductor.templates.step import StepKernel, assignments
@@ -47,33 +47,46 @@ def joined(upper, lower):
 
 
 """
-_STEP = '''\
+_CHUNK = '''\
 @triton.jit
-def step({arguments}, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
+def {name}({arguments}, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
     """A program is a chunk: a row, and which block of its tensors; a row ends with their size."""
-    chunk = chunks + 2 * tl.program_id(0).to(tl.int64)
-    number = tl.load(chunk).to(tl.int64)
-    begin = BLOCK * tl.load(chunk + 1).to(tl.int64)
+    chunk = tl.program_id(0).to(tl.int64)
+    number = tl.load(chunks + 2 * chunk).to(tl.int64)
+    block = tl.load(chunks + 2 * chunk + 1).to(tl.int64)
+    begin = BLOCK * block
     row = rows + {width} * number
     size = tl.load(row + {width} - 1)
 '''
+# The last program of a row adds up what all of them found, in their order.
+_LAST = """\
+    tl.debug_barrier()
+    count = tl.cdiv(size, BLOCK)
+    if tl.atomic_add(counters + number, 1, sem="acq_rel") == count - 1:
+        tl.store(counters + number, 0)
+        parts += {norms} * (chunk - block)
+        index = tl.arange(0, BLOCK)
+"""
 _SCALARS = '''\
 @triton.jit
-def scalars(rows, count, numbers, rates, grad_scale, clip, found_inf, table, BLOCK: tl.constexpr):
+def scalars(
+    rows, count, numbers, rates, times, divisor, factor, found_inf, table, BLOCK: tl.constexpr
+):
     """A program is a block of rows: it counts their steps, and makes what `step` reads of them.
 
-    Addresses may be 0, for what is not there.
+    Gradients are to be taken `times`, over what `divisor` points to, times `factor`'s; addresses
+    may be 0, for what is not there.
     """
     row = BLOCK * tl.program_id(0) + tl.arange(0, BLOCK)
     inside = row < count
     left = 0.0
     if found_inf != 0:
         left = tl.load(found_inf.to(tl.pointer_type(tl.float32)))
-    scale = tl.full([BLOCK], 1.0, tl.float64)
-    if grad_scale != 0:
-        scale = scale / tl.load(grad_scale.to(tl.pointer_type(tl.float32))).to(tl.float64)
-    if clip != 0:
-        scale = scale * tl.load(clip.to(tl.pointer_type(tl.float32))).to(tl.float64)
+    scale = times + tl.zeros([BLOCK], tl.float64)
+    if divisor != 0:
+        scale = scale / tl.load(divisor.to(tl.pointer_type(tl.float32))).to(tl.float64)
+    if factor != 0:
+        scale = scale * tl.load(factor.to(tl.pointer_type(tl.float32))).to(tl.float64)
     address = tl.load(rows + {row} * row, mask=inside, other=0)
     group = tl.load(rows + {row} * row + 1, mask=inside, other=0)
     far = tl.load(rows + {row} * row + 2, mask=inside, other=0)
@@ -86,25 +99,23 @@ def scalars(rows, count, numbers, rates, grad_scale, clip, found_inf, table, BLO
 
 
 def triton_source(kernel: StepKernel, tabled: bool = False) -> str:
-    """A module with the kernel `step`, and `scalars`, which is to run before it if it is `tabled`.
+    """A module with the kernel `step`, and what is to run before it.
 
     `step` is given the group's numbers and what the formula makes of them, the same for all rows;
-    or a table with these for each row, and whether the row is to be left as it is. Only formulas
-    without norms: those need two passes.
+    or, if it is `tabled`, a table that `scalars` made, with these for each row, and whether the row
+    is to be left as it is. Where norms of tensors take part, `norms` goes through all of them
+    first, and `step` is given `ratios` as well, a row each.
     """
-    assert not kernel.rule.norms
-    arguments = ", ".join(signature(kernel, tabled))
-    head = _STEP.format(arguments=arguments, width=len(kernel.columns) + 1)
-    lines = [
-        f"{name}_ = tl.multiple_of(tl.load(row + {number}).to(tl.pointer_type({TYPES[dtype]})), "
-        f"ALIGNED) + begin + tl.arange(0, BLOCK)"
-        for number, (name, dtype) in enumerate(kernel.columns)
-    ]
+    assert not (tabled and kernel.rule.norms)
+    lines = _pointers(kernel)
     if tabled:
         names = scalar_names(kernel)
         lines.append(f"table += {len(names) + 1} * number")
         lines += [f"{name} = tl.load(table + {k})" for k, name in enumerate(names)]
         lines.append(f"live = tl.load(table + {len(names)}) + tl.zeros([BLOCK], tl.float32) == 0")
+    ratios = _ratios(kernel)
+    for k, name in enumerate(ratios):
+        lines.append(f"{name} = tl.load(ratios + {len(ratios)} * number + {k})")
     lines += [
         "if begin + BLOCK <= size:",
         *_element(kernel, "", "live" * tabled),
@@ -112,38 +123,98 @@ def triton_source(kernel: StepKernel, tabled: bool = False) -> str:
         "    inside = begin + tl.arange(0, BLOCK) < size",
         *_element(kernel, "inside", "inside & live" if tabled else "inside"),
     ]
-    step = head + indent("\n".join(lines), " " * 4) + "\n"
-    words = _WORDS.format(sqrt=_sqrt(kernel))
-    return words + step + (f"\n\n{_scalars(kernel)}" if tabled else "")
+    before = _scalars(kernel) if tabled else _norms(kernel) if kernel.rule.norms else ""
+    step = _chunk("step", signature(kernel, tabled), kernel) + indent("\n".join(lines), " " * 4)
+    return _WORDS.format(sqrt=_sqrt(kernel)) + step + f"\n\n\n{before}"
 
 
 def signature(kernel: StepKernel, tabled: bool = False) -> dict[str, str]:
     """Triton's types of the arguments of `step`."""
-    real = "fp64" if kernel.param == "float64" else "fp32"
     tables = {"rows": "*i64", "chunks": "*i32"}
+    if kernel.rule.norms:
+        tables["ratios"] = f"*{_real(kernel)}"
     if tabled:
-        return {**tables, "table": f"*{real}"}
-    return {**tables, **dict.fromkeys(scalar_names(kernel), real)}
+        return {**tables, "table": f"*{_real(kernel)}"}
+    return {**tables, **dict.fromkeys(scalar_names(kernel), _real(kernel))}
+
+
+def norms_signature(kernel: StepKernel) -> dict[str, str]:
+    """Triton's types of the arguments of `norms`: as `step`'s, and where it adds up."""
+    return {**signature(kernel), "parts": f"*{_real(kernel)}", "counters": "*i32"}
 
 
 def scalars_signature(kernel: StepKernel) -> dict[str, str]:
     """Triton's types of the arguments of `scalars`."""
-    addresses = dict.fromkeys(("grad_scale", "clip", "found_inf"), "i64")
-    table = signature(kernel, tabled=True)["table"]
-    return {
-        "rows": "*i64",
-        "count": "i32",
-        "numbers": "*fp64",
-        "rates": "*i64",
-        **addresses,
-        "table": table,
-    }
+    own = {"rows": "*i64", "count": "i32", "numbers": "*fp64", "rates": "*i64", "times": "fp64"}
+    addresses = dict.fromkeys(("divisor", "factor", "found_inf"), "i64")
+    return {**own, **addresses, "table": signature(kernel, tabled=True)["table"]}
 
 
 def scalar_names(kernel: StepKernel) -> tuple[str, ...]:
     """What all elements of a tensor share: the numbers, and what the formula makes of them."""
     made = (name for name, _ in assignments(kernel.rule.scalars(kernel.on)))
     return tuple(dict.fromkeys((*kernel.numbers, *made)))
+
+
+def _real(kernel: StepKernel) -> str:
+    return "fp64" if kernel.param == "float64" else "fp32"
+
+
+def _chunk(name: str, arguments: Iterable[str], kernel: StepKernel) -> str:
+    width = len(kernel.columns) + 1
+    return _CHUNK.format(name=name, arguments=", ".join(arguments), width=width)
+
+
+def _pointers(kernel: StepKernel) -> list[str]:
+    return [
+        f"{name}_ = tl.multiple_of(tl.load(row + {number}).to(tl.pointer_type({TYPES[dtype]})), "
+        f"ALIGNED) + begin + tl.arange(0, BLOCK)"
+        for number, (name, dtype) in enumerate(kernel.columns)
+    ]
+
+
+def _ratios(kernel: StepKernel) -> list[str]:
+    return [name for name, _ in assignments(kernel.rule.ratios(kernel.on))]
+
+
+def _norms(kernel: StepKernel) -> str:
+    """What comes before norms are known, the sums of a chunk, and of a row, and what they make."""
+    norms, real = kernel.rule.norms, TYPES["float64" if _real(kernel) == "fp64" else "float32"]
+    before = assignments(kernel.rule.before(kernel.on))
+    stored = [name for name in kernel.rule.state(kernel.on) if name in dict(before)]
+
+    def block(mask: str) -> Iterator[str]:
+        more = f", mask={mask}, other=0" * bool(mask)
+        yield from _operands(kernel, more)
+        yield from (f"{name} = {value}" for name, value in before)
+        yield from (f"tl.store({name}_, {name}{f', mask={mask}' * bool(mask)})" for name in stored)
+        for name in norms:
+            square = f"{name} * {name}"
+            yield f"sum_{name} = tl.sum({f'where({mask}, {square}, 0)' if mask else square})"
+
+    lines = [
+        *_pointers(kernel),
+        "if begin + BLOCK <= size:",
+        *(f"    {line}" for line in block("")),
+        "else:",
+        "    inside = begin + tl.arange(0, BLOCK) < size",
+        *(f"    {line}" for line in block("inside")),
+        *(f"tl.store(parts + {len(norms)} * chunk + {k}, sum_{n})" for k, n in enumerate(norms)),
+    ]
+    last = [f"norm_{name} = tl.zeros([BLOCK], tl.float64)" for name in norms]
+    last.append("for begin in range(0, count, BLOCK):")
+    for k, name in enumerate(norms):
+        part = f"parts + {len(norms)} * (begin + index) + {k}, mask=begin + index < count, other=0"
+        last.append(f"    norm_{name} += tl.load({part}, cache_modifier='.cg').to(tl.float64)")
+    last += [f"norm_{name} = sqrt(tl.sum(norm_{name}))" for name in norms]
+    ratios = assignments(kernel.rule.ratios(kernel.on))
+    last += [
+        f"tl.store(ratios + {len(ratios)} * number + {k}, ({value}).to({real}))"
+        for k, (_, value) in enumerate(ratios)
+    ]
+    head = _chunk("norms", norms_signature(kernel), kernel)
+    body = indent("\n".join(lines), " " * 4) + "\n" + _LAST.format(norms=len(norms))
+    return head + body + indent("\n".join(last), " " * 8) + "\n"
 
 
 def _scalars(kernel: StepKernel) -> str:
@@ -190,7 +261,8 @@ def _element(kernel: StepKernel, inside: str, live: str) -> list[str]:
     return [f"    {line}" for line in _lines(kernel, *masks, masks[0])]
 
 
-def _lines(kernel: StepKernel, loaded: str, stored: str, zeroed: str) -> Iterator[str]:
+def _operands(kernel: StepKernel, loaded: str) -> Iterator[str]:
+    """All columns in the precision of the arithmetic; what is not read, the compiler leaves out."""
     real = "tl.float64" if kernel.param == "float64" else "tl.float32"
     for name, _ in kernel.columns:
         yield f"{name} = tl.load({name}_{loaded})"
@@ -204,10 +276,16 @@ def _lines(kernel: StepKernel, loaded: str, stored: str, zeroed: str) -> Iterato
             yield f"{name} = {name}.to({real})"
     if kernel.scaled:
         yield f"grad = (grad * scale).to({TYPES[kernel.grad]}).to({real})"
+
+
+def _lines(kernel: StepKernel, loaded: str, stored: str, zeroed: str) -> Iterator[str]:
+    yield from _operands(kernel, loaded)
     for name, value in assignments(kernel.rule.update(kernel.on)):
         yield f"{name} = {value}"
+    done = dict(assignments(kernel.rule.before(kernel.on)))
     for name in kernel.rule.state(kernel.on):
-        yield f"tl.store({name}_, {name}{stored})"
+        if name not in done:
+            yield f"tl.store({name}_, {name}{stored})"
     if kernel.rest == "int16":
         yield "bits = param.to(tl.uint32, bitcast=True)"
         yield "upper = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)"

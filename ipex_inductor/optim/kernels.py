@@ -79,10 +79,9 @@ def step(
 
 def _may_look(optimizer: Optimizer, scale: Scale) -> bool:
     """Whether a GPU may find out for itself what to do, so that the host need not wait for it."""
-    counts = FORMULAS[type(optimizer).__name__].counts
-    groups = optimizer.param_groups
-    alone = not counts or all(g.get("capturable") or g.get("fused") for g in groups)
-    return alone and all(tensor.is_cuda for tensor in scale.tensors)
+    rule, groups = FORMULAS[type(optimizer).__name__], optimizer.param_groups
+    counted = not rule.counts or all(g.get("capturable") or g.get("fused") for g in groups)
+    return counted and not rule.norms and all(tensor.is_cuda for tensor in scale.tensors)
 
 
 def _scale(optimizer: Optimizer, options: Options, grads: list[Tensor]) -> Scale | None:

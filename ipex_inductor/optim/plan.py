@@ -181,8 +181,6 @@ def _add(
     rule, weight = FORMULAS[name], weights.get(param)
     assert param.grad is not None
     held = _held(param)
-    if held.is_cuda and rule.norms:
-        raise LeftError("norms of whole tensors, on a GPU")
     if not held.is_cuda and group.get("capturable"):
         raise LeftError("capturable=True on a CPU")
     if is_sharded(param):
@@ -214,7 +212,7 @@ def _add(
         known = {"step": torch.zeros((), dtype=step, device=place)} if rule.counts else {}
         known |= {n: torch.zeros_like(param, dtype=fresh).detach() for n in names}
     columns = [held, *rest, grad, *(local(known[n]) for n in names)]
-    looks = not waits or rate_on(group, held.device) is not None
+    looks = not rule.norms and (not waits or rate_on(group, held.device) is not None)
     last = known.get("step")
     batch = _batch(made, kernel, columns, number, last, first, looks)
     if first:

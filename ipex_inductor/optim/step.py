@@ -286,15 +286,16 @@ def _before_step(optimizer: Optimizer, *_: Any) -> None:
     if torch.compiler.is_compiling():
         return
     follow(optimizer)
-    params = {p for group in optimizer.param_groups for p in group["params"]}
+    params = [p for group in optimizer.param_groups for p in group["params"]]
     _refuse_displaced(params)
     _refuse_strangers(optimizer, params)
 
 
-def _refuse_strangers(optimizer: Optimizer, params: set[Tensor]) -> None:
+def _refuse_strangers(optimizer: Optimizer, params: list[Tensor]) -> None:
     """Of a parameter with a master weight, a plain step would change the low precision alone."""
     known = vars(optimizer).get(TABLE, {})
-    if any(vars(p).get(MARK) == p.dtype and p not in known for p in params):
+    marked = [p for p in params if MARK in vars(p)]
+    if any(vars(p)[MARK] == p.dtype and p not in known for p in marked):
         raise ArgumentError(
             "an optimizer that was given to `optimize` with its model",
             f"a {type(optimizer).__name__} on parameters with master weights",
@@ -303,7 +304,7 @@ def _refuse_strangers(optimizer: Optimizer, params: set[Tensor]) -> None:
         )
 
 
-def _refuse_displaced(params: set[Tensor]) -> None:
+def _refuse_displaced(params: list[Tensor]) -> None:
     """What came for a low-precision parameter would train without its lower bits."""
     for module, name in displaced(params):
         raise ArgumentError(

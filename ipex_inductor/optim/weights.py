@@ -7,7 +7,7 @@ All of it is ordinary data and functions with a name, so modules copy and pickle
 import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -252,12 +252,14 @@ def find_shards() -> None:
                 place.shard(value)
 
 
-def displaced(params: set[Tensor]) -> Iterator[tuple[nn.Module, str]]:
+def displaced(params: Collection[Tensor]) -> Iterator[tuple[nn.Module, str]]:
     """Where a low-precision value has come for one with a master weight, and `params` train it.
 
     So do FSDP1, which flattens parameters, and parametrizations. An ordinary parameter in
     that place is somebody's own choice, and one that only moved (pruning) is still stepped.
     """
+    if not _tables:
+        return
     flat = {info.module for p in params for info in getattr(p, "_param_infos", ())}  # FSDP1
     for kept in list(_tables.values()):
         module = kept.module()
@@ -266,7 +268,7 @@ def displaced(params: set[Tensor]) -> Iterator[tuple[nn.Module, str]]:
         for name, weight in kept.items():
             if isinstance(weight, Trained) and _displaced(module, name, weight):
                 within = set(module.parameters()) | {weight.param}
-                if module in flat or not params.isdisjoint(within):
+                if module in flat or not within.isdisjoint(params):
                     yield module, name
 
 

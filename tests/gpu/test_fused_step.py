@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
-from ipex_inductor.optim import FusedStep, attach_master_weights, fuse_step
+from ipex_inductor.optim import FusedStep, Lamb, Lars, attach_master_weights, fuse_step
 from ipex_inductor.optim.weights import TABLE
 from ipex_inductor.templates import cuda
 
@@ -25,6 +25,12 @@ MADE = {
     "adam": lambda p, **o: Adam(p, 0.01, amsgrad=True, weight_decay=0.1, **o),
     "adamw": lambda p, **o: AdamW(p, 0.01, weight_decay=0.1, **o),
 }
+MADE |= {
+    "lamb": lambda p, **o: Lamb(p, 0.01, weight_decay=0.1),
+    "lars": lambda p, **o: Lars(p, 0.1, 0.9, weight_decay=0.1, epsilon=1e-3),
+    "lars plain": lambda p, **o: Lars([{"params": p, "lars": False}], 0.1, 0.9, epsilon=1e-3),
+}
+NORMS = ("lamb", "lars", "lars plain")
 # The arithmetic is fp32 (fp64 for fp64), the values are about 1: some roundings of each dtype.
 TOLERANCE = {dtype: 8 * torch.finfo(dtype).eps for dtype in (torch.float64, torch.float32)} | {
     dtype: 4 * torch.finfo(dtype).eps for dtype in (torch.bfloat16, torch.float16)
@@ -76,9 +82,11 @@ def wide_grads(params, wide):
         w.grad = None if p.grad is None else p.grad.double()
 
 
-@pytest.mark.parametrize("counted", ["host", "fused"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize(
+    ("name", "counted"),
+    [*((n, "host") for n in MADE), *((n, "fused") for n in MADE if n not in NORMS)],
+)
 def test_values_are_torchs(name, dtype, counted, launches):
     mine = tensors(dtype)
     exact = doubles(mine)
@@ -94,7 +102,8 @@ def test_values_are_torchs(name, dtype, counted, launches):
         theirs.step()
         assert all(p._version > v for p, v in zip(mine, versions, strict=True))
         # The tensors of each dtype, flags and alignment: (), (0,) and the rest are aligned alike.
-        assert len(launches) == (2 if counted == "fused" and "sgd" not in name else 1), number
+        two = name in NORMS or (counted == "fused" and "sgd" not in name)
+        assert len(launches) == 1 + two, number
     close(mine, exact)
     for a, b in zip(mine, exact, strict=True):
         kept, wanted = ours.state[a], theirs.state[b]
@@ -107,11 +116,11 @@ def test_values_are_torchs(name, dtype, counted, launches):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", [n for n in MADE if n != "adagrad decay"])
+@pytest.mark.parametrize("name", [n for n in MADE if n not in ("adagrad decay", "lamb")])
 def test_low_precision_is_torchs_fused_or_better(name, dtype):
     """One step from the same values: a rounding of the exact result.
 
-    Adagrad's first step is the sign of what it sums, which decay brings near 0: left out.
+    The first steps of Adagrad and Lamb are signs of what decay brings near 0: left out.
     """
     mine = tensors(dtype)
     exact = doubles(mine)
@@ -318,16 +327,35 @@ def test_a_second_process_needs_no_triton(tmp_path, monkeypatch):
         subprocess.check_call([sys.executable, "-c", AGAIN, *without])
 
 
-def test_what_has_no_kernel_is_torchs(caplog):
-    from ipex_inductor.optim import Lamb
+def test_norms_of_large_tensors():
+    """Of more chunks than a program has elements, added up in the same order each time."""
+    made = []
+    for _ in range(2):
+        mine = tensors(torch.float32, [(5_000_011,), (7,)])
+        ours = Lamb(mine, 0.01, weight_decay=0.1)
+        fuse_step(ours)
+        for number in range(2):
+            draw(mine, seed=number)
+            ours.step()
+        made.append(mine)
+    exact = doubles(tensors(torch.float32, [(5_000_011,), (7,)]))
+    theirs = Lamb(exact, 0.01, weight_decay=0.1)
+    for number in range(2):
+        draw(mine, seed=number)
+        wide_grads(mine, exact)
+        theirs.step()
+    close(made[0], exact)
+    assert all(map(torch.equal, *made))
 
-    mine = tensors(torch.float32, [(50,)])
+
+def test_what_has_no_kernel_is_torchs(caplog):
+    mine = [nn.Parameter(torch.randn(50, device="cuda", dtype=torch.complex64))]
     theirs = copy.deepcopy(mine)
-    ours, reference = Lamb(mine), Lamb(theirs)
+    ours, reference = SGD(mine, 0.1), SGD(theirs, 0.1)
     caplog.set_level("INFO", "ipex_inductor")
     assert fuse_step(ours) is None
-    draw(mine, theirs, seed=0)
+    mine[0].grad = theirs[0].grad = torch.ones_like(mine[0])
     ours.step()
     reference.step()
-    close(mine, theirs)
-    assert "norms of whole tensors, on a GPU" in caplog.text
+    assert torch.equal(mine[0], theirs[0])
+    assert "complex64" in caplog.text
