@@ -13,6 +13,7 @@ with an empty kernel cache, and from it.
 import argparse
 import gc
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -237,8 +238,9 @@ def tiles(rounds: int, copied: float) -> None:
         ("AdamW", "split"),
         ("SGD", "fp32"),
     ):
-        for batches.BLOCK in (512, 1024, 2048):
-            for batches.WARPS in (2, 4, 8):
+        for block in (512, 1024, 2048):
+            for warps in (2, 4, 8):
+                batches.TILES = ((math.inf, block, warps),)
                 batches._kernel_of.cache_clear()
                 made = dict(candidates("llama-1b", optimizer, form))["ours"]()
                 ((device, _),) = timed({"ours": made}, rounds).values()

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import math
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,8 +30,9 @@ CHUNK = 1 << 16  # elements that one thread of a CPU takes at a time
 ALONE = 1 << 15  # elements in all, up to which one thread is faster than several
 
 VECTOR = 16  # bytes, of which addresses are multiples where a GPU is to read whole vectors
-# Elements and warps of a GPU's program: on an H200 the best for 16 bits, or within 0.3 % of it.
-BLOCK, WARPS = 1024, 8
+# Elements and warps of a GPU's program, by the bytes of one row's element, at most: measured on an
+# H200 (`benchmarks/optimizer_gpu.py --tiles`), where few bytes need more elements on their way.
+TILES = ((6, 2048, 4), (math.inf, 1024, 8))
 ROWS = 32  # whose scalars one program makes
 
 T = TypeVar("T")
@@ -126,6 +128,7 @@ class CudaBatch:
         self.rows, self._blocks = array("q"), array("q")
         self._kernel, self._device, self._group = kernel, device, group
         self._far = far
+        self._block, _ = tile(kernel)
         self._step = kernel_of(kernel, device, aligned, "step")
         self._norms = kernel_of(kernel, device, aligned, "norms") if kernel.rule.norms else None
         self._sums: tuple[Tensor, ...] = ()  # where norms are added up
@@ -138,7 +141,7 @@ class CudaBatch:
     ) -> None:
         """See `Batch`."""
         self.rows.extend((*addresses, elements))
-        self._blocks.append(-(-elements // BLOCK))
+        self._blocks.append(-(-elements // self._block))
         if step is not None:
             self._cells.append(CELLS[step.dtype].from_address(step.data_ptr()))
 
@@ -192,6 +195,7 @@ class CountingBatch:
         self._kernel, self.device = kernel, device
         self._step = kernel_of(kernel, device, aligned, "step", tabled=True)
         self._scalars = kernel_of(kernel, device, aligned, "scalars", tabled=True)
+        self._block, _ = tile(kernel)
         self._sent = [Sent(device) for _ in range(4)]
         self._rates: array[int] = array("q")
         self._chunks = self._table = torch.empty(0)
@@ -201,7 +205,7 @@ class CountingBatch:
     ) -> None:
         """See `Batch`."""
         self._steps.extend((0 if step is None else step.data_ptr(), group, int(first)))
-        self._blocks.append(-(-elements // BLOCK))
+        self._blocks.append(-(-elements // self._block))
         self.rows.extend((*addresses, elements))
 
     def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
@@ -293,7 +297,8 @@ def _kernel_of(
     kernel: StepKernel, device: torch.device, aligned: bool, name: str, tabled: bool
 ) -> cuda.Kernel | str:
     signatures = {"norms": norms_signature, "scalars": scalars_signature}
-    by_row = name == "scalars"
+    block, warps = (ROWS, 1) if name == "scalars" else tile(kernel)
+    aligns = {} if name == "scalars" else {"ALIGNED": VECTOR if aligned else 1}
     try:
         with torch.cuda.device(device):
             torch.cuda.current_stream().synchronize()  # there is a current context from now on
@@ -303,16 +308,20 @@ def _kernel_of(
                 current(device),
                 pairs({**kernel.problem, "tabled": tabled}),
                 signatures[name](kernel) if name in signatures else signature(kernel, tabled),
-                {"BLOCK": ROWS}
-                if by_row
-                else {"ALIGNED": VECTOR if aligned else 1, "BLOCK": BLOCK},
-                {"num_warps": 1 if by_row else WARPS},
+                {**aligns, "BLOCK": block},
+                {"num_warps": warps},
             )
             if made is None:
                 return "Triton is not installed, and no cache has the kernel"
             return cuda.Kernel(made)
     except Exception as error:  # Triton's, its assembler's, the driver's
         return f"a Triton kernel is not to be had: {type(error).__name__}: {error}"
+
+
+def tile(kernel: StepKernel) -> tuple[int, int]:
+    """The elements and warps of a program."""
+    size = sum(getattr(torch, dtype).itemsize for _, dtype in kernel.columns)
+    return next((block, warps) for most, block, warps in TILES if size <= most)
 
 
 def sums_of(

@@ -13,7 +13,12 @@ from ipex_inductor.target import current, described
 from ipex_inductor.templates.formulas import FORMULAS
 from ipex_inductor.templates.gpu import binary
 from ipex_inductor.templates.step import StepKernel
-from ipex_inductor.templates.step_triton import signature, triton_source
+from ipex_inductor.templates.step_triton import (
+    norms_signature,
+    scalars_signature,
+    signature,
+    triton_source,
+)
 
 FORMS = {  # of parameters: dtype, rest, gradients, state
     "fp32": ("float32", "", "float32", "float32"),
@@ -37,36 +42,48 @@ def kernel(formula, form, scaled=True, zeroed=True):
     return StepKernel(formula, flags, param, rest, grad, states, counted, scaled, zeroed)
 
 
-def compiled(made, gpu):
+def compiled(made, gpu, name="step", tabled=False):
+    signatures = {"norms": norms_signature, "scalars": scalars_signature}
+    block = {"BLOCK": 32} if name == "scalars" else {"ALIGNED": 16, "BLOCK": 1024}
     return binary(
-        triton_source(made),
-        "step",
+        triton_source(made, tabled),
+        name,
         described(gpu),
-        pairs(made.problem),
-        signature(made),
-        {"ALIGNED": 16, "BLOCK": 1024},
-        {"num_warps": 4},
+        pairs({**made.problem, "tabled": tabled}),
+        signatures[name](made) if name in signatures else signature(made, tabled),
+        block,
+        {"num_warps": 1 if name == "scalars" else 8},
     )
 
 
+def kernels_of(formula):
+    """Names, and whether they are of the form whose scalars are made on the device."""
+    if FORMULAS[formula].norms:
+        return [("step", False), ("norms", False)]
+    return [("step", False), ("step", True), ("scalars", True)]
+
+
 @pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize(("formula", "form"), [*product(ONE_PASS[:3], ["fp32", "split"])])
+@pytest.mark.parametrize(
+    ("formula", "form"), [*product(ONE_PASS[:2], ["split"]), ("Adam", "fp32"), ("Lamb", "bf16")]
+)
 def test_kernels_compile_where_there_is_no_gpu(formula, form, gpu, tmp_path, monkeypatch):
     monkeypatch.setenv("IPEX_HOME", str(tmp_path))
-    entry = compiled(kernel(formula, form), gpu)
-    assert entry.blob[:4] == b"\x7fELF"
-    assert entry.meta["name"] == "step"
-    assert entry.meta["num_warps"] == 4
-    assert compiled(kernel(formula, form), gpu) == entry
+    for name, tabled in kernels_of(formula):
+        entry = compiled(kernel(formula, form), gpu, name, tabled)
+        assert entry.blob[:4] == b"\x7fELF"
+        assert entry.meta["name"] == name
+        assert compiled(kernel(formula, form), gpu, name, tabled) == entry
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("formula", ONE_PASS)
+@pytest.mark.parametrize("formula", FORMULAS)
 def test_all_kernels_compile_where_there_is_no_gpu(formula, form, gpu, tmp_path, monkeypatch):
     monkeypatch.setenv("IPEX_HOME", str(tmp_path))
-    assert compiled(kernel(formula, form), gpu).blob[:4] == b"\x7fELF"
+    for name, tabled in kernels_of(formula):
+        assert compiled(kernel(formula, form), gpu, name, tabled).blob[:4] == b"\x7fELF"
 
 
 def test_no_kernel_is_compiled_for_a_cpu():
