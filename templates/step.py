@@ -1,10 +1,12 @@
 """Kernels of optimizer steps: one kind of parameters, all of them in one call."""
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from ipex_inductor.templates.formulas import FORMULAS, Formula
@@ -114,8 +116,13 @@ def scalars_of(kernel: StepKernel, numbers: Mapping[str, float], count: float) -
     known: dict[str, Any] = {**numbers, "step" if kernel.rule.counts else "first": count}
     words = {"sqrt": math.sqrt, "pow": pow, "where": lambda condition, a, b: a if condition else b}
     for name, value in assignments(kernel.rule.scalars(kernel.on)):
-        known[name] = eval(value, words, known)  # our own lines
+        known[name] = eval(_code(value), words, known)  # our own lines
     return {name: float(value) for name, value in known.items() if name not in ("step", "first")}
+
+
+@functools.cache
+def _code(value: str) -> CodeType:
+    return compile(value, "<formula>", "eval")
 
 
 def assignments(lines: Iterable[str]) -> list[tuple[str, str]]:

@@ -9,48 +9,69 @@ import weakref
 from collections.abc import Mapping
 from itertools import chain, compress
 from operator import attrgetter, itemgetter, not_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ipex_inductor.errors import DeviceError
 from ipex_inductor.optim.batches import VECTOR
 from ipex_inductor.optim.plan import LeftError, Plan, flags_of, plan
 from ipex_inductor.optim.weights import Trained
 from ipex_inductor.templates.formulas import FORMULAS
 
 ASKED = (Tensor.numel, Tensor.stride, attrgetter("dtype"))  # of every tensor
+
+
+class Asked(NamedTuple):
+    """What `plan` is asked for beside the optimizer."""
+
+    scaled: bool
+    zeroed: bool
+    waits: bool
+
+
+_captured: "weakref.WeakKeyDictionary[Optimizer, list[Plan]]" = weakref.WeakKeyDictionary()
 _known: "weakref.WeakKeyDictionary[Optimizer, tuple[list[Any], Plan]]" = weakref.WeakKeyDictionary()
 
 
-def planned(
-    optimizer: Optimizer,
-    weights: Mapping[nn.Parameter, Trained],
-    scaled: bool,
-    zeroed: bool,
-    waits: bool,
-) -> Plan:
-    """The plan of this step: `plan`'s."""
+def planned(optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained], asked: Asked) -> Plan:
+    """The plan of this step: `plan`'s. Raises `DeviceError` for a new one in a CUDA graph."""
     found = _look(optimizer, weights)
-    if found is None:
-        _known.pop(optimizer, None)
-        return plan(optimizer, weights, scaled, zeroed, waits)
-    looks, held, grads = found
-    looks += (scaled, zeroed, waits)
     known = _known.get(optimizer)
-    if known and known[0] == looks and known[1].as_far:
+    if found and known and known[0] == [*found[0], asked] and known[1].as_far:
+        _, held, grads = found
         made = known[1]
         for (rows, place), address in zip(made.grads, map(Tensor.data_ptr, grads), strict=True):
             rows[place] = address
-        made.written = held + grads if zeroed else held
+        made.written = held + grads if asked.zeroed else held
         return made
-    made = plan(optimizer, weights, scaled, zeroed, waits)
-    if made.lasts:
-        _known[optimizer] = looks, made
-    else:
+    if capturing():
+        todo = "Take a step like it outside of the graph first."
+        raise DeviceError("a step like the last one", "another, while a graph is captured", todo)
+    return plan(optimizer, weights, **asked._asdict())
+
+
+def keep(
+    optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained], asked: Asked, made: Plan
+) -> None:
+    """Remember what was just run; what a graph has captured, for as long as the optimizer lives."""
+    if capturing():
+        _captured.setdefault(optimizer, []).append(made)
+    if (known := _known.get(optimizer)) and known[1] is made:
+        return
+    found = _look(optimizer, weights) if made.lasts else None
+    if found is None:
         _known.pop(optimizer, None)
-    return made
+    else:
+        _known[optimizer] = [*found[0], asked], made
+
+
+def capturing() -> bool:
+    """Whether what is launched now goes into a CUDA graph."""
+    here: Any = torch.cuda
+    return bool(here.is_initialized() and here.is_current_stream_capturing())
 
 
 def _look(

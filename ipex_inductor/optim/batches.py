@@ -35,6 +35,7 @@ VECTOR = 16  # bytes, of which addresses are multiples where a GPU is to read wh
 TILES = ((6, 2048, 4), (math.inf, 1024, 8))
 ROWS = 32  # whose scalars one program makes
 
+NOT_FIRST = array("q", [0])
 T = TypeVar("T")
 CELLS = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}  # steps counted on the host
 
@@ -113,6 +114,9 @@ class CpuBatch:
             numbers.buffer_info()[0],
             torch.get_num_threads() if self._elements > ALONE else 1,
         )
+        if not self._kernel.rule.counts:
+            width = len(self.rows) // self._count
+            self.rows[width - 2 :: width] = NOT_FIRST * self._count
 
 
 class CudaBatch:
@@ -240,13 +244,14 @@ class CountingBatch:
                 arguments = (rows, self._chunks.data_ptr(), table)
                 self._step(len(self._chunks), stream.cuda_stream, arguments)
         if not self._kernel.rule.counts:
-            self._steps[2::3] = array("q", [0]) * count  # none is the first any more
+            self._steps[2::3] = NOT_FIRST * count
 
 
 def rate_on(group: Mapping[str, Any], device: torch.device) -> Tensor | None:
-    """The group's rate, if that is a tensor over there."""
+    """The group's rate, if that is a tensor over there that kernels read."""
     rate = group["lr"]
-    return rate if isinstance(rate, Tensor) and rate.device == device else None
+    there = isinstance(rate, Tensor) and rate.device == device and rate.dtype is torch.float32
+    return rate if there else None
 
 
 def numbers_of(

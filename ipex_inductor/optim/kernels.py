@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from ipex_inductor.optim.again import planned
+from ipex_inductor.optim.again import Asked, capturing, keep, planned
 from ipex_inductor.optim.batches import Scale
 from ipex_inductor.optim.plan import Plan, numbers_of, overlapping, run
 from ipex_inductor.optim.shards import is_sharded
@@ -56,16 +56,16 @@ def step(
     # What is one's gradient in part would be 0 before the other has read it.
     zeroed = options.zero_grad and not overlapping(enumerate(grads))
 
-    def plan(waits: bool) -> Plan:
-        return planned(optimizer, weights, scale is not None, zeroed, waits)
-
-    made = plan(waits=False) if scale and _may_look(optimizer, scale) else None
-    if made is None or not made.looks_itself(scale or Scale()):
-        if scale and scale.found_inf is not None and scale.found_inf.item():
+    asked = Asked(scale is not None, zeroed, waits=not (scale and _may_look(optimizer, scale)))
+    made = planned(optimizer, weights, asked)
+    if scale and (asked.waits or not made.looks_itself(scale)):
+        if scale.found_inf is not None and scale.found_inf.item():
             options.grad_norm = None
             _zero(grads if options.zero_grad else ())
             return
-        scale, made = scale and scale.read(), plan(waits=True)
+        scale, waiting = scale.read(), asked._replace(waits=True)
+        if asked != waiting:
+            asked, made = waiting, planned(optimizer, weights, waiting)
     scale = scale or Scale()
     numbers = numbers_of(made, optimizer, scale)
     if made.left:
@@ -73,6 +73,7 @@ def step(
         with _unscaled(optimizer, made.left, scale.number):
             own(made.left)
     run(made, optimizer, numbers, scale)
+    keep(optimizer, weights, asked, made)
     if options.zero_grad:
         _zero([*made.copied, *(p.grad for p in made.left)] if zeroed else grads)
 
@@ -124,9 +125,7 @@ def _unscaled(optimizer: Optimizer, params: Iterable[nn.Parameter], scale: float
 
 def _refuse_capture(optimizer: Optimizer) -> None:
     """As torch does: a graph would count no steps that the host counts."""
-    here: Any = torch.cuda
-    capturing = here.is_initialized() and here.is_current_stream_capturing()
-    if capturing and not all(group.get("capturable", True) for group in optimizer.param_groups):
+    if capturing() and not all(group.get("capturable", True) for group in optimizer.param_groups):
         name = type(optimizer).__name__
         raise RuntimeError(f"a CUDA graph of a step of {name} needs groups with capturable=True")
 

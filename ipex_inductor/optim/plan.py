@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Adagrad, AdamW, Optimizer
 
 from ipex_inductor.optim.batches import (
+    CELLS,
     VECTOR,
     Batch,
     CountingBatch,
@@ -145,13 +146,13 @@ def numbers_of(made: Plan, optimizer: Optimizer, scale: Scale) -> list["array[fl
 
 
 def run(made: Plan, optimizer: Optimizer, numbers: list["array[float]"], scale: Scale) -> None:
-    """Step all that is not left."""
+    """Step all that is not left; what was fresh is not any more."""
     for param, state in made.fresh.items():
         optimizer.state[param].update(state)
     for batch, given in zip(made.batches.values(), numbers, strict=True):
         batch.run(given, scale)
     torch.autograd.graph.increment_version(made.written)
-    made.held, made.written = [], []
+    made.held, made.written, made.fresh = [], [], {}
 
 
 def flags_of(optimizer: Optimizer, group: Mapping[str, Any]) -> frozenset[str]:
@@ -242,6 +243,8 @@ def _batch(
     aligned = not any(t.data_ptr() % VECTOR for t in columns)
     if looks if step is None else step.is_cuda:
         return _made(made, CountingBatch, kernel, device, aligned)
+    if step is not None and step.dtype not in CELLS:
+        raise LeftError(f"steps counted in {step.dtype}")
     far = float(first if step is None else step)
     return _made(made, CudaBatch, kernel, device, aligned, group, far)
 
