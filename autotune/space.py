@@ -3,7 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ipex_inductor import compat
 from ipex_inductor.autotune.record import Choice, Outcome, Record
+
+# Whose templates Inductor's are, as choices hold it: with another torch they are others.
+INDUCTORS = f"torch {compat.VERSION.split('+')[0]}"
 
 Values = tuple[bool | int | str, ...]
 _Typed = frozenset[tuple[type, bool | int | str]]  # values with their types, as True is 1 to Python
@@ -81,6 +85,11 @@ def _why_not(outcome: Outcome, raced: bool) -> str | None:
     if not timing.p20 <= timing.p50 <= timing.p80:
         return f"{name} has percentiles out of order"
     return None
+
+
+def of_this_torch(choice: Choice) -> bool:
+    """Whether it is none of another torch's templates, which are not to be had here."""
+    return not choice.template.startswith("torch ") or choice.template == INDUCTORS
 
 
 def why_unknown(choice: Choice) -> str | None:
