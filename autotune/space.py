@@ -3,11 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ipex_inductor import compat
 from ipex_inductor.autotune.record import Choice, Outcome, Record
-
-# Whose templates Inductor's are, as choices hold it: with another torch they are others.
-INDUCTORS = f"torch {compat.VERSION.split('+')[0]}"
 
 Values = tuple[bool | int | str, ...]
 _Typed = frozenset[tuple[type, bool | int | str]]  # values with their types, as True is 1 to Python
@@ -89,7 +85,9 @@ def _why_not(outcome: Outcome, raced: bool) -> str | None:
 
 def of_this_torch(choice: Choice) -> bool:
     """Whether it is none of another torch's templates, which are not to be had here."""
-    return not choice.template.startswith("torch ") or choice.template == INDUCTORS
+    from ipex_inductor import compat  # who only looks at records needs no torch
+
+    return not choice.template.startswith("torch ") or choice.template == compat.TEMPLATES
 
 
 def why_unknown(choice: Choice) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ipex_inductor import target
+from ipex_inductor import compat, target
 from ipex_inductor.autotune import space
 from ipex_inductor.autotune.record import Choice, Problem, encode
 from ipex_inductor.lowerings.settings import settings_of
@@ -94,11 +94,11 @@ def describe(caller: Any) -> Choice | None:
     elif isinstance(caller, TritonTemplateCaller):
         name = re.sub(r"^triton_|_\d+$", "", caller.name)
         parameters = _parameters(caller.description)
-        choice = Choice("template", f"inductor.triton.{name}", parameters, space.INDUCTORS)
+        choice = Choice("template", f"inductor.triton.{name}", parameters, compat.TEMPLATES)
     elif isinstance(caller, CppTemplateCaller):
         micro: dict[str, bool | int | str] = {"micro": re.sub(r"^cpp_|_\d+$", "", caller.name)}
         name = type(caller.template).__name__.removeprefix("Cpp").removesuffix("Template").lower()
-        choice = Choice("template", f"inductor.cpp.{name}", micro, space.INDUCTORS)
+        choice = Choice("template", f"inductor.cpp.{name}", micro, compat.TEMPLATES)
     else:
         return None
     return choice if space.why_unknown(choice) is None else None

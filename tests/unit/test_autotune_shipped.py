@@ -7,8 +7,8 @@ import torch
 from msgspec.structs import replace
 from records import timed
 
-from ipex_inductor import target
-from ipex_inductor.autotune import select, space
+from ipex_inductor import compat, target
+from ipex_inductor.autotune import select
 from ipex_inductor.autotune.database import Records, write
 from ipex_inductor.autotune.record import Choice, encode
 from ipex_inductor.autotune.table import file_name, winners
@@ -25,7 +25,7 @@ def problems(device):
 
 @pytest.fixture
 def of_torch(monkeypatch):
-    return lambda version: monkeypatch.setattr(space, "INDUCTORS", f"torch {version}")
+    return lambda version: monkeypatch.setattr(compat, "TEMPLATES", f"torch {version}")
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
