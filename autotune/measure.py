@@ -2,7 +2,8 @@
 
 A candidate is judged before its clock starts. Rounds are interleaved, so that whatever slows the
 machine down slows all of them; the inputs of one call are long out of the caches at its next, and
-move from block to block; the slow half drops out early, with what was measured of it.
+move from block to block; the slow half drops out early, with what was measured of it; and where
+noise leaves open who wins, it goes on.
 """
 
 import itertools
@@ -16,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ipex_inductor.autotune.pool import OF_MEDIAN, TIE_SHARE
 from ipex_inductor.autotune.record import Choice, Outcome, Timing
 
 Run = Callable[[Sequence[Tensor]], Tensor]
@@ -27,7 +29,14 @@ Round = Callable[[], float]  # one round of a candidate: microseconds a call
 STAGES, ROUNDS = (1, 1, 2, 4), 8
 FEWEST = 3  # rounds of everybody, or there is nothing to say
 KEPT = 2  # at least so many stay in to the end: a winner is one against something
-NEAR = 0.03  # and whoever is within that share of the fastest
+# And what is within that share of the fastest: one block tells a difference to 2 or 3 % only,
+# and it may still tie.
+NEAR = 0.08
+
+# Then those go on of whom it is open whether they tie with the fastest, until that is so many
+# standard errors from being otherwise; to so many blocks in all, which halve the noise that the
+# stages leave, and for no more than so many seconds: what is still open then is worth little.
+SURE, MOST, LONGEST = 3.0, 32, 5.0
 
 # What this process cannot blame a choice for: memory is the machine's, and after an error of the
 # device every call fails, so that the process must end; its parent knows who was at work.
@@ -35,7 +44,6 @@ FATAL = (torch.OutOfMemoryError, torch.AcceleratorError)
 
 PLACE = 0.01  # what one place in memory may change, relatively, where too few were tried to tell
 TOLD_BY = 4  # blocks, and more: their medians tell the noise
-OF_MEDIAN = math.sqrt(math.pi / 2)  # the standard error of a median, in those of a mean
 
 # Of the result against the same computed in fp64, in units of the largest value there: so many
 # times what torch's own kernel is off by, and so many roundings of the result's dtype.
@@ -157,31 +165,34 @@ def race(
     place: Place,
     *,
     stages: Sequence[int] = STAGES,
+    most: int = MOST,
     deadline: float = math.inf,
     say: Callable[[Runner], None] = lambda runner: None,
 ) -> None:
-    """Time `runners` in turns, the slow half of them dropping out after each stage but the last.
+    """Time `runners` in turns, the slow half of them dropping out after each stage.
 
-    Past `deadline` (of `time.monotonic`) nothing begins but the first few rounds, and nothing after
-    a block for which memory was short, but that the first one raises `torch.OutOfMemoryError`. It
-    is nobody's failure. `say` hears whose turn is next.
+    After the last one those go on of whom it is open who wins, to `most` blocks in all. Past
+    `deadline` (of `time.monotonic`) nothing begins but the first few rounds, and nothing after a
+    block for which memory was short, but that the first one raises `torch.OutOfMemoryError`. It is
+    nobody's failure. `say` hears whose turn is next.
     """
-    running = list(runners)
-    for stage, blocks in enumerate(stages):
-        for block in range(blocks):
-            first = not (stage or block)
-            if not running or (not first and time.monotonic() >= deadline):
-                return
-            try:
-                running = _block(running, place(), FEWEST if first else 0, deadline, say)
-            except torch.OutOfMemoryError:
-                if first:
-                    raise
-                return
-        running.sort(key=Runner.p50)
-        half = max(KEPT, len(running) // 2)
-        near = running[0].p50() * (1 + NEAR) if running else 0.0
-        running = [r for i, r in enumerate(running) if i < half or r.p50() <= near]
+    running, until = list(runners), deadline
+    ends = [*itertools.accumulate(stages)]
+    for done in range(most):
+        if not running or (done and time.monotonic() >= until):
+            return
+        try:
+            running = _block(running, place(), 0 if done else FEWEST, deadline, say)
+        except torch.OutOfMemoryError:
+            if not done:
+                raise
+            return
+        if done + 1 in ends:
+            running = _fast(running)
+        if done + 1 == ends[-1]:
+            until = min(deadline, time.monotonic() + LONGEST)
+        if done + 1 >= ends[-1]:
+            running = _open(running)
 
 
 def timings(runners: Sequence[Runner]) -> list[Timing]:
@@ -238,6 +249,36 @@ def _block(
             say(runner)
             runner.blocks[-1].append(round())
     return [runner for runner, _ in rounds]
+
+
+def _fast(running: Sequence[Runner]) -> list[Runner]:
+    """The faster half, and who is near the fastest."""
+    ordered = sorted(running, key=Runner.p50)
+    half = max(KEPT, len(ordered) // 2)
+    near = ordered[0].p50() * (1 + NEAR) if ordered else 0.0
+    return [r for i, r in enumerate(ordered) if i < half or r.p50() <= near]
+
+
+def _open(running: Sequence[Runner]) -> list[Runner]:
+    """The fastest, and who may or may not tie with it; nobody once all of that is settled."""
+    fastest = min(running, key=Runner.p50, default=None)
+    others = [r for r in running if fastest and r is not fastest and not _settled(fastest, r)]
+    return [fastest, *others] if fastest and others else []
+
+
+def _settled(fastest: Runner, other: Runner) -> bool:
+    """Whether more blocks would hardly change if `other` ties.
+
+    A library call that is the fastest wins unless it loses by more than a tie. By pairs of blocks:
+    what slowed both at one place says nothing of their difference.
+    """
+    pairs = zip(fastest.blocks, other.blocks, strict=True)
+    effects = [math.log(statistics.median(b) / statistics.median(a)) for a, b in pairs]
+    if len(effects) < 2:
+        return False
+    error = OF_MEDIAN * statistics.stdev(effects) / math.sqrt(len(effects))
+    edge = TIE_SHARE if fastest.candidate.choice.kind != "library" else -TIE_SHARE
+    return abs(math.log(other.p50() / fastest.p50()) - edge) > SURE * error
 
 
 def _timing(runner: Runner, stayed: Sequence[Runner], place: float) -> Timing:

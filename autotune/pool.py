@@ -2,16 +2,17 @@
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ipex_inductor.autotune.record import Choice, Outcome, Record, Timing, encode
 
-# What is slower by less than that many standard errors of the difference, and by no more than that
-# share at all, is as good as the best: repeated tunings then choose the same.
-TIE_ERRORS, TIE_SHARE = 3.0, 0.02
-
-_TIE_LIMIT = math.exp(TIE_SHARE) * (1 + 1e-9)  # what is slower need not be looked at
+# What is slower by no more than that share (of a logarithm) is as good as the fastest, so that
+# repeated tunings choose the same: the 2 % that a choice may cost, less the noise that a long race
+# leaves of small kernels (0.6 %), by which what is taken for a tie may be slower. It does not
+# depend on the noise found, which is itself known too badly to draw the same line twice.
+TIE_SHARE = 0.015
+_TIED = math.exp(TIE_SHARE)
 
 # Measurements that spread by more than so many times their noise are not believed about it: chance
 # does that to one in 8,000 sets of three.
@@ -113,13 +114,17 @@ class Pool:
     def best(self) -> Estimate | None:
         """The choice to use: what ties with the fastest, library calls first, then by name."""
         times = {key: s.middle() for key, s in self.samples.items() if s.timings and not s.failed}
-        limit = min(times.values(), default=0.0) * _TIE_LIMIT
-        near = (key for key, time in times.items() if time <= limit)
-        return _best({key: self.samples[key].estimate() for key in near})
+        key = _best({key: (self.samples[key].choice, time) for key, time in times.items()})
+        return self.samples[key].estimate() if key else None
 
     def best_known(self) -> Estimate | None:
         """The same where we measured, else by other tools' word: to look at, not to use."""
-        return self.best() or _best(self.reported())
+        best = self.best()
+        if best is not None:
+            return best
+        reported = self.reported()
+        key = _best({key: (e.choice, e.p50) for key, e in reported.items()})
+        return reported[key] if key else None
 
 
 def pool(records: Iterable[Record]) -> dict[bytes, Pool]:
@@ -131,20 +136,14 @@ def pool(records: Iterable[Record]) -> dict[bytes, Pool]:
     return pools
 
 
-def _best(estimates: dict[bytes, Estimate]) -> Estimate | None:
-    if not estimates:
-        return None
-    fastest = min(estimates.values(), key=lambda e: e.p50)
-    ties = {key: e for key, e in estimates.items() if _ties(fastest, e)}
-    return ties[min(ties, key=lambda key: (ties[key].choice.kind != "library", key))]
+def _best(times: Mapping[bytes, tuple[Choice, float]]) -> bytes | None:
+    """The key of the choice to use, by what each takes."""
+    limit = min((time for _, time in times.values()), default=0.0) * _TIED
+    ties = (key for key, (_, time) in times.items() if time <= limit)
+    return min(ties, key=lambda key: (times[key][0].kind != "library", key), default=None)
 
 
 def _spread(values: list[float]) -> float:
     """The standard deviation; that of `statistics` is exact, and takes a hundred times as long."""
     mean = math.fsum(values) / len(values)
     return math.sqrt(math.fsum([(v - mean) ** 2 for v in values]) / (len(values) - 1))
-
-
-def _ties(fastest: Estimate, other: Estimate) -> bool:
-    effect = fastest.effect(other)
-    return effect <= TIE_SHARE and effect <= TIE_ERRORS * fastest.noise_against(other)

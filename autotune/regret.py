@@ -81,7 +81,7 @@ def _row(key: bytes, pools: Sequence[Pool | None]) -> Row:
 
 
 def _regret(best: Estimate | None, winner: Estimate | None) -> float:
-    """A winner within noise of the best, and faster, costs nothing."""
+    """A winner that is faster than the best, which has won by a tie, costs nothing."""
     if best is None or winner is None:
         return math.inf
     return max(0.0, math.expm1(best.effect(winner)))

@@ -14,6 +14,8 @@ from ipex_inductor.autotune.cost import Model, load
 from ipex_inductor.autotune.database import Records
 from ipex_inductor.autotune.pool import Estimate, pool
 from ipex_inductor.autotune.record import Choice, encode
+from ipex_inductor.autotune.space import of_this_torch
+from ipex_inductor.autotune.table import file_name
 
 SHIPPED = Path(__file__).with_name("tables")
 
@@ -44,14 +46,20 @@ class Selection:
 def lookup(problems: Collection[bytes], database: Path | None) -> dict[bytes, Selection]:
     """The selections of those `problems` (in canonical form) of which something is known.
 
-    `database` is the user's, None for none.
+    `database` is the user's, None for none. Where a template of another torch won, nothing is.
     """
     found: dict[bytes, Selection] = {}
     for source, folder in (("recorded", database), ("shipped", SHIPPED)):
         missing = [p for p in problems if p not in found]
         if missing and folder is not None and folder.exists():
-            found |= _best(missing, folder, source)
+            best = _best(missing, folder, source)
+            found |= {key: each for key, each in best.items() if of_this_torch(each.choice)}
     return found
+
+
+def shipped(arch: str) -> bool:
+    """Whether the package has a table of that architecture."""
+    return (SHIPPED / file_name(arch)).exists()
 
 
 def cost_model(arch: str) -> Model | None:

@@ -83,6 +83,13 @@ def _why_not(outcome: Outcome, raced: bool) -> str | None:
     return None
 
 
+def of_this_torch(choice: Choice) -> bool:
+    """Whether it is none of another torch's templates, which are not to be had here."""
+    from ipex_inductor import compat  # who only looks at records needs no torch
+
+    return not choice.template.startswith("torch ") or choice.template == compat.TEMPLATES
+
+
 def why_unknown(choice: Choice) -> str | None:
     """Why there is no such choice; None if there is."""
     space = _SPACES.get((choice.kind, choice.name))

@@ -8,6 +8,11 @@ from ipex_inductor.autotune.pool import Estimate, Pool, pool
 from ipex_inductor.autotune.record import Outcome, Record, encode
 
 
+def file_name(arch: str) -> str:
+    """Of the table for that architecture."""
+    return f"winners-{arch.replace(':', '-')}.jsonl"
+
+
 def winners(records: Iterable[Record], architectures: Iterable[str] = ()) -> Iterator[Record]:
     """A record of each problem (of these architectures) with the best choice and the next one.
 

@@ -137,7 +137,8 @@ def _settled(
     try:
         database = selection.database_of(config.autotune_database)
         policy = selection.Policy(database, _may_time(config), config.autotune_budget_s)
-        possible = policy.settles() and selection.may_choose(gm, _devices(example_inputs))
+        devices = _devices(example_inputs)
+        possible = policy.settles(devices) and selection.may_choose(gm, devices)
         if config.autotune == "inductor" or not possible:
             return {}
         graph = _graph_digest(gm, example_inputs, config)

@@ -17,6 +17,8 @@ from ipex_inductor.errors import CompilerNotFoundError, UnsupportedTorchError
 log = logging.getLogger(__name__)
 
 VERSION = str(torch.__version__)
+# Whose templates Inductor's are, as choices hold it: with another torch they are others.
+TEMPLATES = f"torch {VERSION.split('+')[0]}"
 OLDEST = (2, 11)
 TESTED = {
     (2, 11): "whole suite",

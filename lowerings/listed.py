@@ -94,11 +94,11 @@ def describe(caller: Any) -> Choice | None:
     elif isinstance(caller, TritonTemplateCaller):
         name = re.sub(r"^triton_|_\d+$", "", caller.name)
         parameters = _parameters(caller.description)
-        choice = Choice("template", f"inductor.triton.{name}", parameters, _version())
+        choice = Choice("template", f"inductor.triton.{name}", parameters, compat.TEMPLATES)
     elif isinstance(caller, CppTemplateCaller):
         micro: dict[str, bool | int | str] = {"micro": re.sub(r"^cpp_|_\d+$", "", caller.name)}
         name = type(caller.template).__name__.removeprefix("Cpp").removesuffix("Template").lower()
-        choice = Choice("template", f"inductor.cpp.{name}", micro, _version())
+        choice = Choice("template", f"inductor.cpp.{name}", micro, compat.TEMPLATES)
     else:
         return None
     return choice if space.why_unknown(choice) is None else None
@@ -175,11 +175,12 @@ def _problem(caller: Any) -> Problem | None:
         return None
     device = caller.layout.device
     strides = list(map(_stride, caller.input_nodes))
-    return problem_of(node, _arch(device), settings_of(device.type), strides)
+    return problem_of(node, arch_of(device), settings_of(device.type), strides)
 
 
 @functools.cache
-def _arch(device: torch.device) -> str:
+def arch_of(device: torch.device) -> str:
+    """The architecture of its problems. Raises `DeviceError` if it is not there."""
     return str(target.current(device))
 
 
@@ -200,8 +201,3 @@ def _value(text: str) -> bool | int | str:
     if text in ("True", "False"):
         return text == "True"
     return int(text) if re.fullmatch(r"-?\d+", text) else text
-
-
-def _version() -> str:
-    """Whose template it is: with another torch it is another one."""
-    return f"torch {compat.VERSION.split('+')[0]}"

@@ -23,10 +23,10 @@ from ipex_inductor.autotune import own
 from ipex_inductor.autotune.child import SPENT, Child, Refused, Tuned
 from ipex_inductor.autotune.database import Shard
 from ipex_inductor.autotune.record import Outcome, Problem, Record, encode
-from ipex_inductor.autotune.select import SHIPPED, Selection, lookup
+from ipex_inductor.autotune.select import Selection, lookup, shipped
 from ipex_inductor.autotune.told import microseconds
 from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
-from ipex_inductor.lowerings.listed import Heard
+from ipex_inductor.lowerings.listed import Heard, arch_of
 from ipex_inductor.lowerings.provenance import provenance_of
 
 COMMAND = (sys.executable, "-P", "-m", "ipex_inductor.lowerings.tuner")
@@ -45,10 +45,10 @@ class Policy:
     may_time: bool
     budget: float
 
-    def settles(self) -> bool:
-        """Whether anything can be known of any graph."""
+    def settles(self, devices: Iterable[torch.device]) -> bool:
+        """Whether anything can be known of a graph on `devices`."""
         there = self.database is not None and (self.may_time or self.database.exists())
-        return there or any(SHIPPED.glob("*.jsonl"))
+        return there or any(map(shipped, map(arch_of, devices)))
 
 
 def settle(

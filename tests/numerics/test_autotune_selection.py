@@ -19,7 +19,7 @@ from ipex_inductor.aot_cache import home
 from ipex_inductor.autotune import select
 from ipex_inductor.autotune.database import Records, Shard
 from ipex_inductor.autotune.record import Record, Symbol, encode
-from ipex_inductor.lowerings import listed, selection
+from ipex_inductor.lowerings import listed, selection, spaces
 from ipex_inductor.lowerings.listed import Choosing, choosing
 from ipex_inductor.lowerings.settings import settings_of
 
@@ -107,12 +107,32 @@ def test_nothing_recorded_is_the_librarys_and_is_said(database, offer):
 
 
 def test_a_choice_that_is_not_offered_any_more_is_not_used_and_said(database, offer):
-    """A template of another torch is another one."""
-    older = [changed(c, template="torch 2.0.0") if c.template else c for c in offer.choices]
-    keep(database, offer.problem, older, TEMPLATE)
+    micros = {c.parameters["micro"] for c in offer.choices if c.template}
+    other = {"micro": next(micro for micro in spaces.MICRO if micro not in micros)}
+    gone = [changed(c, parameters=other) if c.template else c for c in offer.choices]
+    keep(database, offer.problem, gone, TEMPLATE)
     _, code = code_of(compiled(fn, database), A, B)
     assert "extern_kernels.bmm" in code
     assert said() == [f"aten.bmm: {TEMPLATE} is recorded and not offered here"]
+
+
+@pytest.mark.parametrize("winner", [TEMPLATE, "aten.bmm"])
+def test_where_a_template_of_another_torch_won_it_is_measured_anew(
+    winner, monkeypatch, database, offer
+):
+    """That template is another one; a library call is the same, and its records are used."""
+    older = [changed(c, template="torch 2.0.0") if c.template else c for c in offer.choices]
+    keep(database, offer.problem, older, winner)
+    tried = []
+
+    def refuses(problems, _):
+        tried.extend(problems)
+        yield from ((p, "no luck") for p in problems)
+
+    monkeypatch.setattr(selection, "here", refuses)
+    _, code = code_of(compiled(fn, database, autotune="always"), A, B)
+    assert "extern_kernels.bmm" in code
+    assert tried == ([offer.problem] if winner == TEMPLATE else [])
 
 
 def test_what_failed_once_is_not_used_again(database, offer):

@@ -7,7 +7,7 @@ import pytest
 from records import LIBRARY, PROVENANCE, TILES, failed, record, timed
 
 from ipex_inductor.autotune.compare import BAND, Exit, Verdict, compare
-from ipex_inductor.autotune.pool import pool
+from ipex_inductor.autotune.pool import TIE_SHARE, pool
 from ipex_inductor.autotune.record import Provenance
 
 
@@ -26,9 +26,13 @@ def test_as_good_as_the_fastest_is_a_library_call_then_the_first_by_name():
         assert best(record(timed(one, 10.0), timed(other, 10.05))).choice == TILES[1]  # "128x64"
 
 
-@pytest.mark.parametrize(("p50", "noise"), [(10.1, 1e-4), (10.5, 0.5)])
-def test_what_is_slower_by_more_than_noise_or_by_much_is_not(p50, noise):
-    assert best(record(timed(TILES[0], 10.0, noise), timed(LIBRARY, p50, noise))).choice != LIBRARY
+@pytest.mark.parametrize("noise", [1e-4, 0.01, 0.5])
+@pytest.mark.parametrize("share", [0.99, 1.01])
+def test_how_near_ties_does_not_depend_on_the_noise_found(noise, share):
+    """Which tunings of the same find thrice as large or as small: the line would move with it."""
+    slower = timed(LIBRARY, 10.0 * math.exp(share * TIE_SHARE), noise)
+    chosen = best(record(timed(TILES[0], 10.0, noise), slower)).choice
+    assert chosen == (LIBRARY if share < 1 else TILES[0])
 
 
 def test_what_failed_once_is_never_the_best():

@@ -18,9 +18,13 @@ from ipex_inductor.autotune.measure import (
     timings,
     verified,
 )
+from ipex_inductor.autotune.pool import TIE_SHARE
 from ipex_inductor.autotune.record import Choice
 
 CPU = torch.device("cpu")
+
+
+STAGED = sum(measure.STAGES)  # blocks of all that are in to the last stage
 
 
 def choice(name):
@@ -128,9 +132,124 @@ def test_the_slower_half_drops_out_and_keeps_what_was_measured():
 
 
 def test_whoever_is_near_the_fastest_stays_in():
-    runners = [runner(str(i), steady(100 + i / 2, 0.001)) for i in range(5)]
-    race([*runners, runner("slow", steady(150))], anywhere)
-    assert {len(r.blocks) for r in runners} == {sum(measure.STAGES)}
+    runners = [runner(str(i), steady(100 + i, 0.001)) for i in range(8)]
+    race([*runners, runner("slow", steady(150))], anywhere, most=STAGED)
+    assert {len(r.blocks) for r in runners} == {STAGED}
+
+
+def placed(kind, us, spread, rng):
+    """What takes `us`, but for what a place in memory changes of it and what shakes each round."""
+    run = (us, spread, rng)
+    return Runner(Candidate(Choice(kind, kind), run), error=0.0)
+
+
+def places(shared):
+    """Each changes what each takes by itself, and what all take by `shared`."""
+    rng = random.Random(0)
+
+    def place():
+        all_of_them = rng.gauss(1, shared)
+
+        def prepare(run):
+            us, spread, own = run
+            here = us * all_of_them * own.gauss(1, spread)
+            return lambda: here * own.gauss(1, 0.002)
+
+        return prepare
+
+    return place
+
+
+def blocks_of_two(kind, share, spread, shared=0.0):
+    """Of a template and a second that takes longer by `share`, after a race."""
+    rng = random.Random(0)
+    runners = [placed("template", 10, spread, rng), placed(kind, 10 * (1 + share), spread, rng)]
+    race(runners, places(shared))
+    return [len(r.blocks) for r in runners]
+
+
+@pytest.mark.parametrize(
+    ("kind", "share", "spread", "shared", "blocks"),
+    [
+        ("template", 0.0, 0.003, 0.0, STAGED),  # ties, and no doubt of it: 1.5 % from the edge
+        ("library", 0.05, 0.003, 0.0, STAGED),  # lost: 3.5 % from it
+        ("library", -0.05, 0.003, 0.0, STAGED),  # the fastest, and would win by a tie too
+        ("library", -0.015, 0.004, 0.0, STAGED),  # 3 % from losing, though no tie for the other
+        ("library", TIE_SHARE, 0.003, 0.0, measure.MOST),  # on the edge: nothing can tell
+        ("library", 0.03, 0.01, 0.0, None),  # open for a while
+        ("library", 0.05, 0.003, 0.1, STAGED),  # what is slow in both tells nothing of either
+    ],
+)
+def test_a_race_goes_on_while_it_is_open_who_ties(kind, share, spread, shared, blocks):
+    found = blocks_of_two(kind, share, spread, shared)
+    assert found[0] == found[1]
+    if blocks is None:
+        assert STAGED < found[0] < measure.MOST
+    else:
+        assert found[0] == blocks
+
+
+def test_whoever_is_settled_leaves_the_race_while_others_go_on():
+    rng = random.Random(0)
+    takes = {"edge": 1 + TIE_SHARE, "same": 1.0, "near": 1.06}
+    runners = {name: placed("template", 10 * t, 0.003, rng) for name, t in takes.items()}
+    race([*runners.values(), placed("template", 9.99, 0.003, rng)], places(0.0))
+    blocks = {name: len(r.blocks) for name, r in runners.items()}
+    assert blocks == {"edge": measure.MOST, "same": STAGED, "near": STAGED}
+
+
+def test_what_is_open_is_measured_no_longer_than_a_few_seconds(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(measure.time, "monotonic", lambda: now[0])
+
+    def place():
+        now[0] += measure.LONGEST / 3
+        return places(0.0)()
+
+    def blocks(deadline):
+        now[0], rng = 0.0, random.Random(0)
+        takes = (10, 10 * (1 + TIE_SHARE))
+        runners = [placed("template", us, 0.01, rng) for us in takes]
+        race(runners, place, deadline=deadline)
+        return {len(r.blocks) for r in runners}
+
+    assert blocks(deadline=math.inf) == {STAGED + 3}
+    assert blocks(deadline=(STAGED + 1.5) * measure.LONGEST / 3) == {STAGED + 2}
+
+
+# What a place in memory changed of kernels of 4 to 30 us, by ten tunings of 60 problems on H200s
+# (the noise of eight blocks, times their root, by that of a median): for itself, and for all.
+LIBRARY_SPREAD, TEMPLATE_SPREAD, SHARED_SPREAD = 0.022, 0.018, 0.02
+
+
+def repeated(most):
+    """Sixty problems, each raced ten times: by how much the library's is slower, and if it wins."""
+    rng = random.Random(0)
+    for step in range(60):
+        share = (step - 24) / 200  # from 12 % faster to 17.5 % slower: as dense as those 60 are
+        wins = []
+        for _ in range(10):
+            library = placed("library", 10 * math.exp(share), LIBRARY_SPREAD, rng)
+            template = placed("template", 10, TEMPLATE_SPREAD, rng)
+            race([library, template], places(SHARED_SPREAD), most=most)
+            wins.append(math.log(library.p50() / template.p50()) <= TIE_SHARE)
+        yield share, wins
+
+
+def test_repeated_races_agree_more_often_if_what_is_open_goes_on():
+    agree, wrong, cost = {}, {}, {}
+    for most in (STAGED, measure.MOST):
+        found = [*repeated(most)]
+        agree[most] = statistics.fmean(len(set(wins)) == 1 for _, wins in found)
+        missed = [(s, s if w else -s) for s, wins in found for w in wins if w != (s <= TIE_SHARE)]
+        wrong[most] = len(missed) / 600
+        cost[most] = max(lost for _, lost in missed)
+    print(agree, wrong, cost)
+    # Of seven seeds: 0.87 to 0.90 agree at first (0.87 of the tunings did), then 0.93 to 0.95.
+    assert agree[STAGED] <= 0.9
+    assert agree[measure.MOST] > 0.92
+    assert wrong[measure.MOST] < 0.7 * wrong[STAGED]  # half the noise is half the wrong ones
+    assert cost[measure.MOST] < TIE_SHARE + 2 * 0.006  # the noise of 32 blocks of both
 
 
 def test_what_slows_the_machine_down_slows_all():
@@ -220,7 +339,7 @@ def test_an_error_of_the_device_is_for_the_parent_to_blame():
 def test_nobody_always_follows_the_same():
     order = []
     runners = [runner(name, steady(10, seed=name)) for name in "abc"]
-    race(runners, anywhere, stages=(1,), say=lambda r: order.append(r.candidate.choice.name))
+    race(runners, anywhere, most=1, say=lambda r: order.append(r.candidate.choice.name))
     turns = ["".join(order[i : i + 3]) for i in range(3, len(order), 3)]
     assert order[:3] == ["a", "b", "c"]  # as they are prepared
     assert turns == (["abc", "bca", "cab"] * 3)[: measure.ROUNDS]
@@ -299,7 +418,7 @@ def test_a_timing_has_its_percentiles_in_order():
     race([entrant], anywhere)
     (timing,) = timings([entrant])
     assert timing.p20 <= timing.p50 <= timing.p80
-    assert timing.rounds == rounds_of(entrant) == sum(measure.STAGES) * measure.ROUNDS
+    assert timing.rounds == rounds_of(entrant) == STAGED * measure.ROUNDS
 
 
 def test_the_cpu_clock_takes_every_buffer_in_turn_and_counts_one_call():

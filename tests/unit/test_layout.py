@@ -71,9 +71,10 @@ def test_wheels_carry_every_source_that_is_not_python():
 def test_every_kind_of_carried_file_is_digested():
     """But for tables: what of them concerns a graph is in that graph's key, and no more."""
     kinds = {Path(p).suffix for patterns in SETUP["package-data"].values() for p in patterns}
-    assert kinds - {".typed", ".json"} <= SUFFIXES
-    assert {file.suffix for file in SHIPPED.iterdir()} == {".json"}
-    assert ".json" not in SUFFIXES
+    tables = {".json", ".jsonl"}
+    assert kinds - {".typed", *tables} <= SUFFIXES
+    assert {file.suffix for file in SHIPPED.iterdir()} == tables
+    assert not tables & {*SUFFIXES}
 
 
 def test_everything_imports_under_its_full_name_only():

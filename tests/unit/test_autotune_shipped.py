@@ -1,0 +1,93 @@
+"""The tables of winners in the package: whole, and used on the devices that they are of."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec.structs import replace
+from records import timed
+
+from ipex_inductor import compat, target
+from ipex_inductor.autotune import select
+from ipex_inductor.autotune.database import Records, write
+from ipex_inductor.autotune.record import Choice, encode
+from ipex_inductor.autotune.table import file_name, winners
+from ipex_inductor.lowerings import selection, shapes
+
+TABLES = sorted(select.SHIPPED.glob("*.jsonl"))
+PROBLEMS = Path(__file__).parents[2] / "benchmarks" / "tuning_problems.txt"
+H200 = target.described("h200")
+
+
+def problems(device):
+    return {encode(p) for p in shapes.problems(PROBLEMS.read_text().splitlines(), str(device), {})}
+
+
+@pytest.fixture
+def of_torch(monkeypatch):
+    return lambda version: monkeypatch.setattr(compat, "TEMPLATES", f"torch {version}")
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
+def test_a_table_is_whole_and_says_where_it_is_from(table):
+    read = Records(table)
+    records = [*read]
+    assert records
+    assert not read.refused
+    (arch,) = {record.problem.arch for record in records}
+    assert table.name == file_name(arch)
+    assert select.shipped(arch)
+    assert len({encode(record.problem) for record in records}) == len(records)
+    for by in (record.provenance for record in records):
+        assert arch.endswith(by.device.replace(" ", "-"))
+        assert by.driver and by.triton and by.toolkit and by.clock and not by.source  # noqa: PT018
+    assert table.stat().st_size < 1536 * len(records)  # a winner and a runner-up, no more
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
+def test_what_a_table_chooses_is_what_it_was_cut_to(table):
+    records = {encode(record): record for record in Records(table)}
+    assert {encode(record) for record in winners(records.values())} == records.keys()
+
+
+def test_the_winners_on_an_h200_are_used_there_and_nowhere_else(of_torch):
+    of_torch("2.11.0")
+    found = select.lookup(problems(H200), None)
+    assert len(found) == 60
+    assert {each.source for each in found.values()} == {"shipped"}
+    kinds = [each.choice.kind for each in found.values()]
+    assert 20 <= kinds.count("template") < 60
+    assert all(
+        each.library is None or each.best.p50 < 1.02 * each.library.p50 for each in found.values()
+    )
+    for other in ("h100", "b200"):
+        assert select.lookup(problems(target.described(other)), None) == {}
+        assert not select.shipped(str(target.described(other)))
+
+
+def test_records_of_ones_own_come_before_the_table(of_torch, tmp_path):
+    of_torch("2.11.0")
+    record = next(r for r in Records(*TABLES) if r.outcomes[0].choice.kind == "template")
+    library = Choice("library", "aten.mm")
+    write(tmp_path / "own.jsonl", [replace(record, outcomes=(timed(library, 1.0),))])
+    (found,) = select.lookup({encode(record.problem)}, tmp_path).values()
+    assert (found.choice, found.source) == (library, "recorded")
+
+
+def test_with_another_torch_the_table_chooses_library_calls_alone(of_torch):
+    """Templates of one torch are none of another's: that problem is as if nothing were known."""
+    of_torch("2.11.0")
+    here = select.lookup(problems(H200), None)
+    of_torch("2.13.0")
+    there = select.lookup(problems(H200), None)
+    assert there == {key: each for key, each in here.items() if each.choice.kind == "library"}
+    assert len(there) < len(here)
+
+
+def test_a_graph_is_settled_only_where_there_is_a_table_of_its_device(monkeypatch):
+    policy = selection.Policy(None, may_time=False, budget=1.0)
+    assert not policy.settles({torch.device("cpu")})
+    of = {"cpu": "x86-64:other", "cuda": str(H200)}
+    monkeypatch.setattr(selection, "arch_of", lambda device: of[device.type])
+    assert not policy.settles({torch.device("cpu")})
+    assert policy.settles({torch.device("cpu"), torch.device("cuda")})
