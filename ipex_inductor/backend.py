@@ -5,6 +5,7 @@ Everything is per call: no global option, registry of Inductor's or user pass is
 
 import functools
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
@@ -177,8 +178,19 @@ def _problem_fields(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> 
             for kind in kinds
         ),
         "sizes": tuple(repr(compat.hints(value)) for value in example_inputs),
-        "graph": gm.print_readable(print_output=False, include_stride=True),
+        "graph": _text(gm),
     }
+
+
+_COMMENT = re.compile(r"^ *#.*\n", re.MULTILINE)
+_INPUT = re.compile(r"\b[GLgl]_\w+")
+
+
+def _text(gm: torch.fx.GraphModule) -> str:
+    """A Dynamo graph without where the user's code stands, and how it names what goes in."""
+    names: dict[str, str] = {}
+    text = _COMMENT.sub("", gm.print_readable(print_output=False, include_stride=True))
+    return _INPUT.sub(lambda found: names.setdefault(found[0], f"input_{len(names)}"), text)
 
 
 def problems_of(call: Callable[[], object], mode: str | None = None) -> "list[Problem]":

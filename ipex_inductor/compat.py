@@ -1,6 +1,7 @@
 """Every difference between the torch versions we support, and the only reader of the version."""
 
 import contextlib
+import contextvars
 import functools
 import logging
 import os
@@ -347,11 +348,23 @@ def graph_caches_off() -> Iterator[None]:
 
     inductor: Any = config
     remote = {"fx_graph_remote_cache": False}
-    with (
-        inductor.patch(fx_graph_cache=False, **remote),
-        functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False),
-    ):
-        yield
+    before = _caches_off.set(True)
+    try:
+        with (
+            inductor.patch(fx_graph_cache=False, **remote),
+            functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False),
+        ):
+            yield
+    finally:
+        _caches_off.reset(before)
+
+
+def graph_caches_are_off() -> bool:
+    """Whether this is inside `graph_caches_off`."""
+    return _caches_off.get()
+
+
+_caches_off = contextvars.ContextVar("caches_off", default=False)
 
 
 @contextlib.contextmanager

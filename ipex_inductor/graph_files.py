@@ -29,7 +29,7 @@ class Folder:
     """The folder of one graph, forward and backward."""
 
     def __init__(self, key: Key | None) -> None:
-        self.files = graphs.GraphFiles(key)
+        self.files = graphs.GraphFiles(key, keeps=not compat.graph_caches_are_off())
         self._checks = _vector_checks()
         self._open = False
 
