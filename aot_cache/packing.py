@@ -78,7 +78,7 @@ def sign(path: Path, key: Path) -> Manifest:
     others can write.
     """
     signer = private_key(key)
-    bundle = open_bundle(path, allow_unsigned=True, allow_older=True)
+    bundle = open_bundle(path, allow_unsigned=True, allow_older=True, accepts=False)
     entries = ((item, bundle.load(item.key + SUFFIX)) for item in bundle.manifest.entries)
     return _written(bundle.path, bundle.manifest, entries, signer)
 
