@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch.utils import _pytree as pytree
 
-from ipex_inductor import compat
+from ipex_inductor import collector, compat
 from ipex_inductor.aot_cache import key as keys
 from ipex_inductor.aot_cache import workroom
 from ipex_inductor.aot_cache.bundle import Bundle, open_bundle
@@ -116,10 +116,11 @@ def load(
     `PackageError` where none in it was made for this torch and this CPU, `ArgumentError` for
     weights that do not fit.
     """
-    bundle = open_bundle(Path(path), allow_unsigned, allow_older)
-    package, blob = _fitting(bundle)
-    model = LoadedModel(package, _files(bundle, blob), bundle.origin)
-    model.load_weights(weights)
+    with collector.paused():  # a full collection walks all that torch has, for nothing
+        bundle = open_bundle(Path(path), allow_unsigned, allow_older)
+        package, blob = _fitting(bundle)
+        model = LoadedModel(package, _files(bundle, blob), bundle.origin)
+        model.load_weights(weights)
     return model
 
 
