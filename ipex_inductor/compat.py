@@ -155,6 +155,7 @@ def compile_ahead(
     inductor: Any = config
     patches: dict[str, Any] = {"cpp_wrapper": True, "cpp.dynamic_threads": True}
     patches |= {"cpp_cache_precompile_headers": False}
+    patches |= {"aot_inductor.metadata": {}}  # torch writes to it, for good
     able = {name for name, value in torch.cpu.get_capabilities().items() if value is True}
     if level and hasattr(config.cpp, "march"):
         patches["cpp.march"] = level

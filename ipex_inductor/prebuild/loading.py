@@ -36,11 +36,11 @@ class LoadedModel:
         self.package, self.origin = package, origin
         events = [Event(*event) for event in package.events]
         self.report = GraphReport(events, source="cache")
+        self._arguments, self._results = map(_spec, (package.arguments, package.results))
         self._constants = {
-            name: _tensor(files[CONSTANT + name], about) for name, about in package.constants.items()
+            name: _tensor(files[CONSTANT + name], about)
+            for name, about in package.constants.items()
         }
-        self._arguments = pytree.treespec_loads(package.arguments)
-        self._results = pytree.treespec_loads(package.results)
         self._parts = [(part.weights, part.program) for part in package.parts]
         self._inputs = [(n, a) for n, a in enumerate(package.leaves) if a is not None]
         self._static: dict[int, Tensor] = {}
@@ -119,7 +119,11 @@ def load(
     with collector.paused():  # a full collection walks all that torch has, for nothing
         bundle = open_bundle(Path(path), allow_unsigned, allow_older)
         package, blob = _fitting(bundle)
-        model = LoadedModel(package, _files(bundle, blob), bundle.origin)
+        try:
+            model = LoadedModel(package, unframe_fields(blob), bundle.origin)
+        except (AttributeError, LookupError, RuntimeError, ValueError) as error:
+            came = f"{bundle.path}: {type(error).__name__}: {error}"
+            raise BundleError("a package that can be loaded", came, "Package it again.") from error
         model.load_weights(weights)
     return model
 
@@ -163,13 +167,12 @@ def _differences(fields: Mapping[str, Any], package: Package) -> Iterator[str]:
         yield f"this CPU lacks {', '.join(missing)}"
 
 
-def _files(bundle: Bundle, blob: bytes) -> dict[str, bytes]:
+def _spec(text: str) -> pytree.TreeSpec:
     try:
-        files = unframe_fields(blob)
-    except ValueError as error:
-        todo = "Package the model again."
-        raise BundleError("a package as it was packed", f"{bundle.path}: {error}", todo) from None
-    return files
+        return pytree.treespec_loads(text)
+    except NotImplementedError as error:  # a class of a library that nobody has imported
+        todo = "Import what defines it, then load."
+        raise PackageError("types that torch.utils._pytree knows", str(error), todo) from None
 
 
 def _checked(package: Package, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
