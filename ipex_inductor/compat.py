@@ -193,8 +193,10 @@ def why_not_ahead() -> str:
     return "it has side effects" if meta.tokens else ""
 
 
-def exported(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What torch exports of a model, its module, which has the weights as inputs that stay."""
+def exported(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, torch.fx.GraphModule]:
+    """What torch.export makes of a model, and its graph, whose parameters are attributes."""
     program = torch.export.export(model, args, dict(kwargs), strict=False)
     known = inspect.signature(program.module).parameters
     guards = {"check_guards": False} if "check_guards" in known else {}

@@ -35,6 +35,7 @@ from ipex_inductor.prebuild.package import (
     Package,
     Part,
     described,
+    encoded,
     part_of,
 )
 from ipex_inductor.target import current
@@ -238,9 +239,9 @@ def _compiled(call: _Exported, ahead: Ahead) -> Entry:
         arguments=call.arguments,
         results=call.results,
         leaves=tuple(None if leaf is None else described(leaf) for leaf in leaves),
-        fixed=tuple(None if isinstance(leaf, Tensor) else leaf for leaf in call.leaves),
+        fixed=tuple(None if isinstance(leaf, Tensor) else encoded(leaf) for leaf in call.leaves),
         returned=tuple(v if kind == "tensor" else None for kind, v in call.returned),
-        returned_fixed=tuple(v if kind == "fixed" else None for kind, v in call.returned),
+        returned_fixed=tuple(encoded(v) if kind == "fixed" else None for kind, v in call.returned),
         weights={n: d for n, d in made.weights.items() if n not in constants},
         constants={n: made.weights[n] for n in constants},
         parts=made.parts,

@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,17 @@ from ipex_inductor.aot_cache.entry import unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX
 from ipex_inductor.decisions import Event, GraphReport
 from ipex_inductor.errors import ArgumentError, BundleError, PackageError
-from ipex_inductor.prebuild.package import CODE, CONSTANT, FORMAT, KIND, NODES, Described, Package
-from ipex_inductor.target import current, runs_on
+from ipex_inductor.prebuild.package import (
+    CODE,
+    CONSTANT,
+    FORMAT,
+    KIND,
+    NODES,
+    Described,
+    Package,
+    decoded,
+)
+from ipex_inductor.target import current, level, runs_on
 
 Tensor = torch.Tensor
 
@@ -42,6 +52,7 @@ class LoadedModel:
             for name, about in package.constants.items()
         }
         self._parts = [(part.weights, part.program) for part in package.parts]
+        self._fixed, self._returned_fixed = map(decoded, (package.fixed, package.returned_fixed))
         self._inputs = [(n, a) for n, a in enumerate(package.leaves) if a is not None]
         self._static: dict[int, Tensor] = {}
         self._runner = _opened(files)
@@ -76,7 +87,7 @@ class LoadedModel:
         package = self.package
         leaves = [
             fixed if number is None else found[number]
-            for number, fixed in zip(package.returned, package.returned_fixed, strict=True)
+            for number, fixed in zip(package.returned, self._returned_fixed, strict=True)
         ]
         return pytree.tree_unflatten(leaves, self._results)
 
@@ -89,7 +100,7 @@ class LoadedModel:
             told = f"{len(args)} and {sorted(kwargs)}"
             todo = "Call it as it was when it was packaged."
             raise ArgumentError(f"arguments of the form {self._arguments}", told, todo)
-        for number, (about, fixed) in enumerate(zip(package.leaves, package.fixed, strict=True)):
+        for number, (about, fixed) in enumerate(zip(package.leaves, self._fixed, strict=True)):
             leaf = leaves[number]
             if about is None:
                 why = "" if type(leaf) is type(fixed) and leaf == fixed else repr(leaf)
@@ -144,12 +155,13 @@ def _fitting(bundle: Bundle) -> tuple[Package, bytes]:
         if why := "; ".join(_differences(fields, package)):
             reasons.append(why)
         else:
-            found.append((len(package.needs), str(fields["architecture"]), package, entry.blob))
+            rank = level(fields["architecture"]), len(package.needs)
+            found.append((rank, package, entry.blob))
     if not found:
         came = f"{bundle.path}: {' | '.join(dict.fromkeys(reasons)) or 'it has none'}"
         todo = "Package the model on such a machine: ipex-inductor prebuild --package."
         raise PackageError("a package for this torch and this CPU", came, todo)
-    *_, package, blob = max(found, key=lambda each: each[:2])
+    _, package, blob = max(found, key=itemgetter(0))
     return package, blob
 
 

@@ -193,16 +193,28 @@ def test_what_was_made_for_another_machine_is_refused(made, tmp_path, unloaded, 
         ipex_inductor.load(path, made.model.state_dict())
 
 
-def test_of_several_the_one_that_fits_is_taken(made, tmp_path):
+def test_of_several_the_best_that_fits_is_taken(made, tmp_path, monkeypatch):
     bundle = open_bundle(made.path, accepts=False)
     framed, found = unpack_any(bundle.load(bundle.manifest.entries[0].key + SUFFIX))
     key = Key(**read(framed))
-    entries = {replace(key, torch="2.0.0"): found, key: found}
-    packing.pack_entries(tmp_path / "both", "both", entries, made.private)
-    args, kwargs = inputs()
-    got = ipex_inductor.load(tmp_path / "both", made.model.state_dict())(*args, **kwargs)
-    with torch.no_grad():
-        assert_same(got, made.model(*args, **kwargs))
+    levels = ("x86-64:avx512", "x86-64:amx", "x86-64:avx2", "aarch64:sve256")
+    entries = {
+        replace(key, architecture=arch): Entry({**found.meta, "needs": []}, arch.encode())
+        for arch in levels
+    } | {replace(key, torch="2.0.0", architecture="x86-64:amx"): found}
+    packing.pack_entries(tmp_path / "all", "all", entries, made.private)
+    together = open_bundle(tmp_path / "all")
+    for here, taken in (
+        ("x86-64:avx2", "x86-64:avx2"),
+        ("x86-64:avx512_bf16", "x86-64:avx512"),
+        ("x86-64:amx", "x86-64:amx"),
+        ("aarch64:sve256", "aarch64:sve256"),
+    ):
+        monkeypatch.setattr(loading, "current", lambda here=here: SimpleNamespace(arch=here))
+        assert loading._fitting(together)[1] == taken.encode()
+    monkeypatch.setattr(loading, "current", lambda: SimpleNamespace(arch="x86-64"))
+    with pytest.raises(PackageError, match="built for x86-64:avx2, running on x86-64"):
+        loading._fitting(together)
 
 
 @pytest.mark.parametrize("change", ["cut", "flipped", "longer", "empty"])
