@@ -103,22 +103,28 @@ class Bundle:
             yield File(name, item.size, float(self.manifest.serial))
 
 
-def open_bundle(path: Path, allow_unsigned: bool = False, allow_older: bool = False) -> Bundle:
+def open_bundle(
+    path: Path, allow_unsigned: bool = False, allow_older: bool = False, accepts: bool = True
+) -> Bundle:
     """Verify all of a bundle: signature, manifest, then every byte; no entry is read before.
 
     `allow_unsigned`: also without a signature, or with that of a key that is not trusted, from a
     place that only you (or root) can write. `allow_older`: also if a newer one was accepted before.
+    `accepts`: from now on older ones are not; False for who only looks.
     Raises `BundleError`, of which `UntrustedError` and `OlderBundleError` are kinds.
     """
     path = path.absolute()
     file = _opened(path)
     try:
-        return _verified(path, file, allow_unsigned, allow_older)
+        bundle = _verified(path, file, allow_unsigned, allow_older)
     except BaseException as error:
         disk.close(file)
         if isinstance(error, OSError | CorruptError):
             raise _bad(path, error) from None
         raise
+    if accepts and bundle.signer and bundle.signer.trusted:
+        trust.accept(bundle.signer.public, bundle.manifest.name, bundle.manifest.serial)
+    return bundle
 
 
 def _verified(path: Path, file: int, allow_unsigned: bool, allow_older: bool) -> Bundle:
@@ -134,8 +140,6 @@ def _verified(path: Path, file: int, allow_unsigned: bool, allow_older: bool) ->
     if signer and not allow_older:
         _check_age(path, manifest, signer)
     _check_entries(file, manifest)
-    if signer and signer.trusted:
-        trust.accept(signer.public, manifest.name, manifest.serial)
     return Bundle(path, file, manifest, signer)
 
 

@@ -23,6 +23,7 @@ from ipex_inductor.aot_cache.store import Store
 log = logging.getLogger("ipex_inductor")
 
 KIND, CHECKS = "graph", "vector checks"
+NOTHING = "nothing to compare"
 
 compared: list[Compared] = []  # by this process, under `IPEX_AOT_VERIFY`
 
@@ -32,11 +33,13 @@ class GraphFiles:
     """The files of one graph, in a folder that torch works in. Raises `OSError` if there is none.
 
     `outcome`: "hit" if torch built nothing, "miss" if there was no entry, "outdated" if torch built
-    something though there was one; "same" or "different" if it was made to (`IPEX_AOT_VERIFY`).
+    something though there was one; "same", "different" or "nothing to compare" if it was made to
+    (`IPEX_AOT_VERIFY`).
     `reason` says why, or what was found.
     """
 
     key: Key | None  # None: nothing is to be read or kept
+    keeps: bool = True  # False: what a run would find is told, and the entry stays as it is
     folder: Path = field(init=False)
     outcome: str = field(init=False, default="miss")
     reason: str = field(init=False, default="nothing is to be kept")
@@ -44,11 +47,13 @@ class GraphFiles:
     _kept: Mapping[str, bytes] | None = field(init=False, default=None)  # to be compared with only
 
     def __post_init__(self) -> None:
-        name = self.key.digest[:32] if self.key else os.urandom(16).hex()
-        self.folder = workroom.room() / name
-        if self.folder.is_dir():  # compiled before, by this process
-            self._known = frozenset(workroom.files_in(self.folder))
+        room = workroom.room()
+        own = room / self.key.digest[:32] if self.key else None
+        self.folder = own if own and self.keeps else room / os.urandom(16).hex()
+        if own and own.is_dir():
             self.outcome, self.reason = "hit", "compiled before by this process"
+            self.folder.mkdir(mode=0o700, exist_ok=self.keeps)
+            self._known = frozenset(workroom.files_in(self.folder))
             return
         store = opened.store()
         found = store.find(self.key) if self.key and store else None
@@ -74,6 +79,8 @@ class GraphFiles:
             if self._kept is not None and self.key:
                 self._compare(self.key.digest, self._kept)
                 return
+            if not self.keeps:
+                return
             if self.outcome == "hit":
                 self.outcome, self.reason = "outdated", f"torch made {len(new)} files anew"
                 log.info("kernel cache: an entry is outdated: %s", self.reason)
@@ -88,7 +95,7 @@ class GraphFiles:
     def _use(self, entry: Entry, origin: str) -> None:
         if use.recompiles():
             self._kept = workroom.unpacked(entry.blob)
-            self.outcome, self.reason = "same", "torch generated nothing"
+            self.outcome, self.reason = NOTHING, "torch generated no source"
             return
         self._known = workroom.unpack(entry.blob, self.folder)
         files = f"{len(self._known)} files, {len(entry.blob) / (1 << 20):.1f} MiB"
@@ -97,6 +104,8 @@ class GraphFiles:
     def _compare(self, name: str, kept: Mapping[str, bytes]) -> None:
         built = {file: (self.folder / file).read_bytes() for file in workroom.files_in(self.folder)}
         found = compare(name, kept, built)
+        if not found.sources:
+            return
         self.outcome, self.reason = "different" if found.differing else "same", str(found)
         level = logging.WARNING if found.differing else logging.INFO
         log.log(level, "kernel cache: compiled again, %s", found)

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from ipex_inductor import __version__
-from ipex_inductor.aot_cache import disk
+from ipex_inductor.aot_cache import disk, entry
 from ipex_inductor.aot_cache.bundle import open_bundle
+from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.folder import SUFFIX, Folder, RefusedError, sync_folder
+from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.manifest import (
     HEAD,
     Head,
@@ -60,6 +62,37 @@ def pack(
     nothing to pack, or `out` is there already; `KeyFileError`; `RefusedError` and `OSError` for
     a folder that cannot be used.
     """
+    refused: dict[str, str] = {}
+    entries = _chosen(folder, wanted, refused)
+    return Packed(_new(out, name, entries, key, serial), refused)
+
+
+def pack_entries(
+    out: Path,
+    name: str,
+    entries: Mapping[Key, Entry],
+    key: Path | None = None,
+    serial: int | None = None,
+) -> Manifest:
+    """Put these entries into the new file `out`; the rest as for `pack`."""
+    packed = (
+        (entry_key, entry.pack(entry_key.framed, each.meta, each.blob))
+        for entry_key, each in sorted(entries.items(), key=lambda pair: pair[0].digest)
+    )
+    items = (
+        (item_of(k.digest, len(data), hashlib.sha256(data).hexdigest(), k.fields), data)
+        for k, data in packed
+    )
+    return _new(out, name, items, key, serial)
+
+
+def _new(
+    out: Path,
+    name: str,
+    entries: Iterable[tuple[Item, bytes]],
+    key: Path | None,
+    serial: int | None,
+) -> Manifest:
     check_name(name)
     signer = private_key(key) if key else None
     if os.path.lexists(out):
@@ -67,8 +100,7 @@ def pack(
         raise ArgumentError("a file to write that is not there yet", f"{out}, which is", todo)
     by = {"ipex_inductor": __version__, "python": platform.python_version()}
     about = Manifest(name, int(time.time()) if serial is None else serial, by, ())
-    refused: dict[str, str] = {}
-    return Packed(_written(out, about, _chosen(folder, wanted, refused), signer), refused)
+    return _written(out, about, entries, signer)
 
 
 def sign(path: Path, key: Path) -> Manifest:
@@ -78,7 +110,7 @@ def sign(path: Path, key: Path) -> Manifest:
     others can write.
     """
     signer = private_key(key)
-    bundle = open_bundle(path, allow_unsigned=True, allow_older=True)
+    bundle = open_bundle(path, allow_unsigned=True, allow_older=True, accepts=False)
     entries = ((item, bundle.load(item.key + SUFFIX)) for item in bundle.manifest.entries)
     return _written(bundle.path, bundle.manifest, entries, signer)
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ipex_inductor.math_mode import FP32MathMode as FP32MathMode
     from ipex_inductor.math_mode import get_fp32_math_mode as get_fp32_math_mode
     from ipex_inductor.math_mode import set_fp32_math_mode as set_fp32_math_mode
+    from ipex_inductor.prebuild.exporting import package as package
+    from ipex_inductor.prebuild.loading import load as load
     from ipex_inductor.switches import enable_onednn_fusion as enable_onednn_fusion
     from ipex_inductor.switches import set_logging_level as set_logging_level
     from ipex_inductor.switches import version as version
@@ -41,6 +43,8 @@ _HOMES = {
         "optimize",
     ),
     "ipex_inductor.math_mode": ("FP32MathMode", "get_fp32_math_mode", "set_fp32_math_mode"),
+    "ipex_inductor.prebuild.exporting": ("package",),
+    "ipex_inductor.prebuild.loading": ("load",),
     "ipex_inductor.switches": ("enable_onednn_fusion", "set_logging_level", "version"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -5,20 +5,23 @@ Everything is per call: no global option, registry of Inductor's or user pass is
 
 import functools
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from ipex_inductor import collector, compat, decisions, graph_files
 from ipex_inductor.aot_cache.digest import digest_fields, source_digest
+from ipex_inductor.aot_cache.graphs import KIND
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.config import CompileConfig, resolve, unknown
-from ipex_inductor.errors import DeviceError, PassError
+from ipex_inductor.errors import DeviceError, PassError, UnsupportedTorchError
 from ipex_inductor.target import current
 
 if TYPE_CHECKING:
@@ -108,21 +111,77 @@ def _compile_ours(
         return _compile_with(gm, example_inputs, config, selected, graph_report, folder)
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """An exported graph to be compiled for other processes; its parameters stay attributes.
+
+    `key` is what it is found by. Raises `OptionError`, `UnsupportedTorchError`.
+    """
+
+    gm: torch.fx.GraphModule
+    example_inputs: Sequence[Any]
+    config: CompileConfig
+    report: decisions.GraphReport = field(default_factory=decisions.open_report)
+
+    @classmethod
+    def of(
+        cls,
+        gm: torch.fx.GraphModule,
+        example_inputs: Sequence[Any],
+        mode: str | None,
+        options: Mapping[str, Any] | None,
+    ) -> Self:
+        """With the options of `torch.compile`."""
+        if untested := compat.untested_reason():
+            raise UnsupportedTorchError("a torch that was tested", untested, "Install one.")
+        config = resolve(mode, dict(options or {}), compat.inductor_option_types())
+        _check_rules(config)
+        return cls(gm, example_inputs, config)
+
+    @cached_property
+    def _selected(self) -> "dict[bytes, Selection]":
+        return _settled(self.gm, self.example_inputs, self.config, self.report)
+
+    def key(self, kind: str, problem: Mapping[str, Any]) -> Key:
+        """What an entry of this kind is found by; `problem`: what else the code depends on."""
+        return _key(self.gm, self.example_inputs, self.config, self._selected, kind, problem)
+
+    def compile(self, compile_inner: Callable[..., Any], join: Callable[..., Any]) -> None:
+        """All the passes; then `compile_inner` has the graph, and `join` the prologue's programs.
+
+        Raises what fails: there is nobody to fall back on.
+        """
+        off = compat.graph_caches_off()
+        with decisions.about(self.report), off, graph_files.spare():
+            _compile_with(
+                self.gm,
+                self.example_inputs,
+                self.config,
+                self._selected,
+                self.report,
+                None,
+                compile_inner,
+                join,
+            )
+
+
 def _key(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
     config: CompileConfig,
     selected: "Mapping[bytes, Selection]",
+    kind: str = KIND,
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> Key:
-    """What the files of a Dynamo graph are found by."""
+    """What the files of a graph are found by."""
     training, sharded = _is_training(example_inputs), compat.is_sharded(gm)
     identity = _identity_fields(config, training, sharded, example_inputs, selected)
     for name in ("sources", "targets"):  # fields of their own
         del identity[name]
-    problem = _problem_fields(gm, example_inputs)
+    problem = {**_problem_fields(gm, example_inputs), **more}
     problem["graph"] = hashlib.sha256(problem["graph"].encode()).hexdigest()
     options = _inductor_options(config)
-    return graph_files.key_of(identity, problem, options, _devices(example_inputs))
+    return graph_files.key_of(identity, problem, options, _devices(example_inputs), kind)
 
 
 def _settled(
@@ -178,8 +237,19 @@ def _problem_fields(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> 
             for kind in kinds
         ),
         "sizes": tuple(repr(compat.hints(value)) for value in example_inputs),
-        "graph": gm.print_readable(print_output=False, include_stride=True),
+        "graph": _text(gm),
     }
+
+
+_COMMENT = re.compile(r"^ *#.*\n", re.MULTILINE)
+_INPUT = re.compile(r"\b[GLgl]_\w+")
+
+
+def _text(gm: torch.fx.GraphModule) -> str:
+    """A Dynamo graph without where the user's code stands, and how it names what goes in."""
+    names: dict[str, str] = {}
+    text = _COMMENT.sub("", gm.print_readable(print_output=False, include_stride=True))
+    return _INPUT.sub(lambda found: names.setdefault(found[0], f"input_{len(names)}"), text)
 
 
 def problems_of(call: Callable[[], object], mode: str | None = None) -> "list[Problem]":
@@ -228,12 +298,14 @@ def _compile_with(
     graph_report: decisions.GraphReport,
     folder: graph_files.Folder | None,
     compile_inner: Callable[..., Any] | None = None,
+    join: Callable[..., Any] | None = None,
 ) -> Any:
     from torch._functorch import config as functorch_config
     from torch._inductor.compile_fx import compile_fx
 
     from ipex_inductor import lowerings, ops  # noqa: F401  registers the ipex:: ops
     from ipex_inductor.passes.joint import WHOLE, JointPass
+    from ipex_inductor.passes.output_code import PrologueCode
     from ipex_inductor.passes.whole_ops import reduced_table
 
     lowerings.register()
@@ -269,6 +341,7 @@ def _compile_with(
         graph_report,
         folder,
         compile_inner or compat.compile_inner,
+        join or PrologueCode,
     )
     # A split graph is saved whole by AOTAutogradCache; see passes/output_code.py.
     with functorch_config.patch(bundled_autograd_cache=prologue):
@@ -290,13 +363,13 @@ def _compile_inner(
     graph_report: decisions.GraphReport,
     folder: graph_files.Folder | None,
     compile_inner: Callable[..., Any],
+    join: Callable[..., Any],
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
     **kwargs: Any,
 ) -> Any:
     """Inductor's inner compiler, in inference behind the weight prologue."""
     from ipex_inductor.lowerings.listed import Choosing, choosing
-    from ipex_inductor.passes.output_code import PrologueCode
     from ipex_inductor.passes.prologue import split
 
     collector.resume()
@@ -330,7 +403,7 @@ def _compile_inner(
     if parts is None:
         return inner
     events = tuple(graph_report.events)
-    return PrologueCode(inner, parts.programs, bool(kwargs.get("cudagraphs")), events=events)
+    return join(inner, parts.programs, bool(kwargs.get("cudagraphs")), events=events)
 
 
 def _keep_heard(

@@ -22,7 +22,8 @@ _lock = threading.Lock()
 def paused() -> Iterator[None]:
     """The collector is off until the block ends or this thread says `resume`.
 
-    Threads may overlap: it is on again after the last of them. One that was off stays off.
+    Threads may overlap: it is on again after the last of them. One that was off stays off, but a
+    `gc.disable()` of another thread's meanwhile is undone: nothing tells it from ours.
     """
     global _was_on
     with _lock:

@@ -65,6 +65,10 @@ class OlderBundleError(BundleError):
     """A bundle older than one that was accepted under the same name and key."""
 
 
+class PackageError(IpexError, LookupError):
+    """No package in a bundle was made for the torch and the CPU that are here."""
+
+
 class PassError(IpexError, RuntimeError):
     """A graph pass of ours failed: the graph is compiled by plain Inductor instead."""
 

@@ -29,7 +29,7 @@ class Folder:
     """The folder of one graph, forward and backward."""
 
     def __init__(self, key: Key | None) -> None:
-        self.files = graphs.GraphFiles(key)
+        self.files = graphs.GraphFiles(key, keeps=not compat.graph_caches_are_off())
         self._checks = _vector_checks()
         self._open = False
 
@@ -90,6 +90,7 @@ def key_of(
     problem: Mapping[str, Any],
     options: Mapping[str, Any],
     devices: set[torch.device],
+    kind: str = graphs.KIND,
 ) -> Key:
     """What a graph's entry is found by: ours of `backend`, the graph, and what it is compiled with.
 
@@ -98,7 +99,7 @@ def key_of(
     on_gpu = any(device.type != "cpu" for device in devices)
     changed = {f"torch._inductor.config.{k}": said(v) for k, v in compat.inductor_changes().items()}
     return Key(
-        kind=graphs.KIND,
+        kind=kind,
         source=source_digest(),
         tables=(),
         options=pairs({**identity, **{name: said(value) for name, value in options.items()}}),

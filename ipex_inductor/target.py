@@ -149,6 +149,20 @@ def _xpu(p: Any) -> Target:
     return Target(p.name, arch, count, shared, None, subgroup, p.total_memory)
 
 
+# Each of these runs the code of all before it.
+_X86 = ("x86-64", *(f"x86-64:{each}" for each in ("avx2", "avx512", "avx512_bf16", "amx")))
+
+
+def level(arch: str) -> int:
+    """How much of its family a CPU of that architecture can do; 0 where that has no order."""
+    return _X86.index(arch) if arch in _X86 else 0
+
+
+def runs_on(built: str, here: str) -> bool:
+    """Whether a CPU of architecture `here` runs code that was built for `built`."""
+    return built == here or (built in _X86 and here in _X86 and level(built) <= level(here))
+
+
 def _cpu_arch(machine: str, level: str, features: Mapping[str, Any]) -> str:
     """`level` is torch's (ATEN_CPU_CAPABILITY lowers it), refined by the matrix extensions."""
     base = {"amd64": "x86-64", "arm64": "aarch64"}.get(machine.lower(), machine.lower())

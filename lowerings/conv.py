@@ -7,6 +7,7 @@ from torch._inductor import ir, mkldnn_ir
 from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
+from ipex_inductor.lowerings.onednn import OneDnnCall
 from ipex_inductor.ops.epilogue import UNARY
 
 
@@ -26,10 +27,7 @@ def _conv(
     scalars: list[float],
     packed: str,
 ) -> Any:
-    """An extern call on channels-last tensors, so that no reorder stands between convolutions.
-
-    An `ExternKernelAlloc` of our own, because the op with an addend has no fake implementation.
-    """
+    """A call on channels-last tensors, so that no reorder stands between convolutions."""
     word = UNARY[unary]
     tensors = [_channels_last(x), weight if packed else _channels_last(weight)]
     epilogue: list[Any] = [word.word, scalars, word.algorithm]
@@ -54,7 +52,7 @@ def _conv(
         sum_into = mkldnn_ir.ConvolutionBinaryInplace(layout, tensors, constants)
         addend: Any = sum_into.inputs[0]
         return ir.TensorBox.create(addend)
-    return ir.TensorBox.create(ir.ExternKernelAlloc(_layout(x), tensors, constants, op_overload=op))
+    return ir.TensorBox.create(OneDnnCall(op, _layout(x), tensors, constants))
 
 
 def _dies_here(node: torch.fx.Node) -> bool:

@@ -6,6 +6,7 @@ import torch
 from torch._inductor import ir
 from torch._inductor.lowering import register_lowering
 
+from ipex_inductor.lowerings.onednn import OneDnnCall
 from ipex_inductor.ops.epilogue import UNARY
 
 
@@ -19,10 +20,7 @@ def _linear(
     scalars: list[float],
     packed: bool,
 ) -> Any:
-    """An extern call on a plain weight (training) or a packed one, which has no strides to ask for.
-
-    An `ExternKernelAlloc` of our own, because the op with an addend has no fake implementation.
-    """
+    """A call on a plain weight (training) or a packed one, which has no strides to ask for."""
     op, word = torch.ops.mkldnn._linear_pointwise, UNARY[unary]
     tensors = [_contiguous(x), weight if packed else _contiguous(weight)]
     constants: list[Any] = [word.word, scalars, word.algorithm]
@@ -36,9 +34,7 @@ def _linear(
     size = [*x.get_size()[:-1], weight.get_size()[0]]
     layout = ir.FixedLayout(x.get_device(), x.get_dtype(), size)
     overload = op.default if other is None else op.binary
-    return ir.TensorBox.create(
-        ir.ExternKernelAlloc(layout, tensors, constants, op_overload=overload)
-    )
+    return ir.TensorBox.create(OneDnnCall(overload, layout, tensors, constants))
 
 
 def _contiguous(x: Any) -> Any:

@@ -12,12 +12,13 @@ import logging
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from ipex_inductor.aot_cache import kernels, toolkit
 from ipex_inductor.aot_cache.digest import source_digest
+from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import Key, Pairs, pairs
 from ipex_inductor.aot_cache.knobs import environment
 from ipex_inductor.target import current
@@ -51,13 +52,11 @@ def load(source: Callable[[], str], problem: Pairs) -> ctypes.CDLL:
 
     `source` is asked for if it must be compiled. Raises `NotBuiltError`.
     """
-    compiler = toolkit.compiler()
-    build = functools.partial(_built, source, compiler) if compiler else None
+    compiler, key = toolkit.compiler(), key_of(problem)
     try:
-        entry = kernels.kernel(key_of(problem), build)
-        if entry is None:
-            raise NotBuiltError("no C++ compiler is here, and no cache has the kernel")
-        return _opened(entry.blob)
+        if compiler is None:
+            return _opened_of(kernels.by_any_compiler(key))
+        return _opened(kernels.kernel(key, functools.partial(_built, source, compiler)).blob)
     except OSError as error:  # no room for the compiler, or a loader that misses a library
         raise NotBuiltError(f"a C++ kernel is not to be had: {error}") from error
 
@@ -99,6 +98,17 @@ def _built(source: Callable[[], str], compiler: str) -> tuple[dict[str, Any], by
         if done.returncode:
             raise NotBuiltError(f"{compiler} failed: {done.stderr.strip()[:2000]}")
         return {"flags": list(flags)}, library.read_bytes()
+
+
+def _opened_of(entries: Iterable[Entry]) -> ctypes.CDLL:
+    """The first that the loader here takes; else raises what it said of the last of them."""
+    failed: OSError | None = None
+    for entry in entries:
+        try:
+            return _opened(entry.blob)
+        except OSError as error:  # by a compiler whose run-time library is not here
+            failed = error
+    raise failed or NotBuiltError("no C++ compiler is here, and no cache has the kernel")
 
 
 _loads = itertools.count()

@@ -53,7 +53,7 @@ def binary(
         environment=pairs(dict([*environment(), *triton_settings()])),
     )
     if not _version():
-        return kernels.kernel(key, None)
+        return next(kernels.by_any_compiler(key), None)
 
     def built() -> tuple[dict[str, Any], bytes]:
         return _built(source, name, target, kind, signature, constants, options)

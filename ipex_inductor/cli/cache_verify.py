@@ -33,8 +33,8 @@ def cache_verify(
 
     Ends with 0 if all are good, else with the sum of 1 (one is corrupt), 2 (one, or the folder,
     belongs to somebody else or can be written by others), 4 (a graph of MODEL is generated
-    otherwise than its entry has it) and 8 (one had no entry). What is corrupt or others can write
-    is never used.
+    otherwise than its entry has it) and 8 (one had no entry, or nothing to compare). What is
+    corrupt or others can write is never used.
     """
     if recompile is None:
         code = _read_all(folder, as_json)

@@ -10,8 +10,9 @@ from ipex_inductor.frontend.casting import HALF, NOTHING, announce, castable
 from ipex_inductor.frontend.knobs import Knobs
 from ipex_inductor.frontend.notes import Notes
 from ipex_inductor.optim import SPLIT_OPTIMIZERS, attach_master_weights, fuse_step
+from ipex_inductor.optim.kernels import KNOB as FUSE
 
-SPLIT, FUSE = "split_master_weight_for_bf16", "fuse_update_step"
+SPLIT = "split_master_weight_for_bf16"
 NOT_FUSED = (
     "IPEX does not non-fused split master weight for bf16 training, have reset "
     "split_master_weight_for_bf16 flag to False. If you want to use split_master_weight_for_bf16. "
@@ -26,7 +27,7 @@ def train(
     if dtype in HALF:
         _attach(model, optimizer, dtype, _splits(optimizer, dtype, knobs, notes), notes)
     if FUSE in knobs:
-        reason = fuse_step(optimizer)
+        reason = fuse_step(optimizer, notes.report)
         if reason is None:
             notes.done(FUSE, where=type(optimizer).__name__)
         else:

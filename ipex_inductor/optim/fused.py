@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ipex_inductor.decisions import GraphReport
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.optim import kernels
 from ipex_inductor.optim.batches import has_kernels
@@ -13,14 +14,14 @@ from ipex_inductor.optim.step import users_step, wrap
 from ipex_inductor.optim.tables import FUSED_OPTIMIZERS, names
 
 
-def fuse_step(optimizer: Optimizer) -> str | None:
+def fuse_step(optimizer: Optimizer, report: GraphReport | None = None) -> str | None:
     """Have `optimizer`, of exactly one of the fused types, step by kernels; None, or why not.
 
     One call steps all parameters of a kind (dtypes and flags; on a GPU of NVIDIA, of a group) in
     fp32 inside, fp64 for fp64 parameters. State, hooks, closures and state dicts are as torch's.
-    What no kernel takes is stepped by torch itself, which the log says once. As with IPEX,
-    `optimizer._original_step` is the step there was, and `optimizer.fused` says that a fused one
-    was asked for.
+    What no kernel takes is stepped by torch itself, which the log says once, and `report`. As with
+    IPEX, `optimizer._original_step` is the step there was, and `optimizer.fused` says that a fused
+    one was asked for.
     """
     kind = type(optimizer)
     if kind not in FUSED_OPTIMIZERS:
@@ -36,7 +37,8 @@ def fuse_step(optimizer: Optimizer) -> str | None:
         return f"this {kind.__name__} was given a step of its own, which is called as it is"
     wrap(optimizer)
     own[kernels.FUSED] = True
-    own.setdefault(kernels.OPTIONS, kernels.Options())
+    options = own.setdefault(kernels.OPTIONS, kernels.Options())
+    options.report = report or options.report
     return None
 
 
@@ -58,7 +60,8 @@ class FusedStep:
         if reason := fuse_step(optimizer):
             raise ArgumentError("an optimizer with a fused step", type(optimizer).__name__, reason)
         self.optimizer = optimizer
-        self._options = kernels.Options(clip_norm, zero_grad)
+        known = vars(optimizer)[kernels.OPTIONS]
+        self._options = kernels.Options(clip_norm, zero_grad, report=known.report)
         vars(optimizer).update({kernels.OPTIONS: self._options, kernels.SCALES: True})
 
     def __call__(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -1,6 +1,7 @@
 """One step by kernels, and what is done with the gradients in the same pass."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
+from ipex_inductor.decisions import Event, GraphReport
 from ipex_inductor.optim.again import Asked, capturing, keep, planned
 from ipex_inductor.optim.batches import Scale
 from ipex_inductor.optim.plan import Plan, numbers_of, overlapping, run
@@ -22,6 +24,7 @@ log = logging.getLogger("ipex_inductor")
 
 # Attributes of an optimizer: IPEX's name for one that is fused, ours, and GradScaler's.
 FUSED, OPTIONS, SCALES = "fused", "_ipex_step_options", "_step_supports_amp_scaling"
+KNOB = "fuse_update_step"  # of `optimize`
 KEPT = (FUSED, OPTIONS, SCALES)  # by copies and pickles
 _said: set[tuple[str, str]] = set()
 
@@ -33,6 +36,7 @@ class Options:
     clip_norm: float | None = None
     zero_grad: bool = False
     grad_norm: Tensor | None = None  # of the last step
+    report: GraphReport | None = None  # of the model, where it is noted what torch itself steps
 
 
 def wanted(optimizer: Optimizer) -> bool:
@@ -151,10 +155,13 @@ def _zero(grads: Any) -> None:
 
 def _tell(optimizer: Optimizer, made: Plan) -> None:
     """Each reason once; a warning where something of the machine is missing."""
-    name = type(optimizer).__name__
-    for reason in set(made.left.values()):
+    name, report = type(optimizer).__name__, vars(optimizer)[OPTIONS].report
+    for reason, count in Counter(made.left.values()).items():
+        said = f"torch itself steps {count} parameters: {reason}"
+        missed = Event("missed", KNOB, said, name)
+        if report is not None and missed not in report.events:
+            report.events.append(missed)
         if (name, reason) not in _said:
             _said.add((name, reason))
-            count = sum(other == reason for other in made.left.values())
             level = logging.WARNING if reason in made.unbuilt else logging.INFO
-            log.log(level, "%s: torch itself steps %d parameters: %s", name, count, reason)
+            log.log(level, "%s: %s", name, said)

@@ -2,17 +2,49 @@
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx.node import map_aggregate
 
-# Ops that torch implements in slow Python, by what that comes down to: same bits, same strides.
+CAST, PRODUCT, SCALED = "prims::convert_element_type", "aten::mul.Tensor", "scaled"
+SERIAL = (1 << 15) - 1  # elements, up to which torch starts no threads
+
+
+def _cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_like(x, dtype=dtype).copy_(x)
+
+
+def _scaled(x: torch.Tensor, factors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`x` times `factors` in fp64, rounded once; where each row has its factor, by blocks of rows.
+
+    Weights of ResNet-50 take a fifth of the time so: no new memory is touched for fp64, and no
+    thread waited for.
+    """
+    rows, formats = factors.numel(), [torch.contiguous_format]
+    if x.dim() == 4:
+        formats.append(torch.channels_last)
+    blocks = (rows, *[1] * (x.dim() - 1)) == tuple(factors.shape) and x.shape[:1] == (rows,)
+    if not (blocks and x.numel() and any(x.is_contiguous(memory_format=f) for f in formats)):
+        return _cast(_cast(x, torch.float64) * factors, dtype)
+    result = torch.empty_like(x, dtype=dtype)
+    length = x.numel() // rows
+    flat, there = (t.as_strided((rows, length), (length, 1)) for t in (x, result))
+    at_once = max(1, SERIAL // length)
+    parts = (torch.split(t, at_once) for t in (flat, factors.reshape(rows, 1), there))
+    for part, own, out in zip(*parts, strict=True):
+        out.copy_(part.double().mul_(own))
+    return result
+
+
+# What torch implements in slow Python, or in several passes: same bits, same strides.
 DIRECT: dict[str, Callable[..., Any]] = {
     "getitem": operator.getitem,
-    "prims::convert_element_type": lambda x, dtype: torch.empty_like(x, dtype=dtype).copy_(x),
+    CAST: _cast,
+    SCALED: _scaled,
 }
 
 
@@ -54,10 +86,40 @@ class Program:
         values: list[Any] = list(weights)
         # No inference tensors: those could not be written again outside of inference mode.
         with torch.inference_mode(False), torch.no_grad():
-            for step in self.steps:
+            for step in self._joined:
+                if step is None:
+                    values.append(None)
+                    continue
                 kwargs = {name: _filled(value, values) for name, value in step.kwargs}
                 values.append(_function(step.op)(*_filled(step.args, values), **kwargs))
         return [values[ref.index] for ref in self.outputs]
+
+    @functools.cached_property
+    def _joined(self) -> tuple[Step | None, ...]:
+        """The steps, with widening, scaling and rounding as one; None for what that takes in."""
+        plan: list[Step | None] = list(self.steps)
+        taken: Counter[int] = Counter(ref.index for ref in self.outputs)
+        for step in self.steps:
+            taken.update(_read_by((step.args, step.kwargs)))
+
+        def alone(value: Any, op: str) -> int | None:
+            """The number of the step that gives `value`, if it has that op and no other reader."""
+            number = value.index - len(self.inputs) if isinstance(value, Ref) else -1
+            single = number >= 0 and taken[value.index] == 1 and self.steps[number].op == op
+            return number if single and not self.steps[number].kwargs else None
+
+        for at, step in enumerate(self.steps):
+            product = alone(step.args[0], PRODUCT) if step.op == CAST and not step.kwargs else None
+            if product is None:
+                continue
+            weight, factors = self.steps[product].args
+            wide = alone(weight, CAST)
+            if wide is None or self.steps[wide].args[1] != torch.float64:
+                continue
+            if isinstance(factors, Ref):
+                plan[wide] = plan[product] = None
+                plan[at] = Step(SCALED, (self.steps[wide].args[0], factors, step.args[1]), ())
+        return tuple(plan)
 
 
 def record(
@@ -86,6 +148,15 @@ def record(
 
 def _description(value: torch.Tensor) -> str:
     return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.device}"
+
+
+def _read_by(argument: Any) -> Iterator[int]:
+    """The numbers of the values in `argument`."""
+    if isinstance(argument, Ref):
+        yield argument.index
+    elif isinstance(argument, (tuple, list)):
+        for part in argument:
+            yield from _read_by(part)
 
 
 def _filled(argument: Any, values: Sequence[Any]) -> Any:

@@ -366,6 +366,53 @@ def test_a_program_casts_as_prims_does(layout, dtype):
     assert got.data_ptr() != x.data_ptr()
 
 
+WEIGHTS = {
+    "plain": (torch.randn(6, 4, 3, 3), (6, 1, 1, 1)),
+    "more than one block": (torch.randn(40, 2000), (40, 1)),
+    "rows longer than a block": (torch.randn(2, 40_000), (2, 1)),
+    "channels last": (torch.randn(6, 4, 3, 3).to(memory_format=torch.channels_last), (6, 1, 1, 1)),
+    "cut": (torch.randn(12, 4, 3, 3)[::2], (6, 1, 1, 1)),
+    "transposed convolution": (torch.randn(4, 6, 3, 3), (1, 6, 1, 1)),
+    "no row": (torch.randn(0, 4, 3, 3), (0, 1, 1, 1)),
+    "one factor": (torch.randn(6, 4), ()),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", WEIGHTS)
+def test_a_weight_is_scaled_in_one_pass_with_the_same_bits_and_strides(shape, dtype):
+    weight, factors = WEIGHTS[shape][0].to(dtype), torch.randn(WEIGHTS[shape][1]).double()
+    ref, cast = program.Ref, "prims::convert_element_type"
+    steps = (
+        program.Step(cast, (ref(0), torch.float64), ()),
+        program.Step("aten::mul.Tensor", (ref(2), ref(1)), ()),
+        program.Step(cast, (ref(3), dtype), ()),
+    )
+    whole = program.Program((0, 1), ("", ""), steps, (ref(4),))
+    assert [step and step.op for step in whole._joined] == [None, None, "scaled"]
+    (got,) = whole.run([weight, factors])
+    want = torch.ops.prims.convert_element_type.default(weight, torch.float64) * factors
+    want = torch.ops.prims.convert_element_type.default(want, dtype)
+    assert torch.equal(got, want)
+    assert (got.dtype, got.stride()) == (want.dtype, want.stride())
+
+
+@pytest.mark.parametrize("seen", [2, 3])
+def test_what_somebody_else_reads_is_computed_by_itself(seen):
+    ref, cast = program.Ref, "prims::convert_element_type"
+    steps = (
+        program.Step(cast, (ref(0), torch.float64), ()),
+        program.Step("aten::mul.Tensor", (ref(2), ref(1)), ()),
+        program.Step(cast, (ref(3), torch.float32), ()),
+    )
+    whole = program.Program((0, 1), ("", ""), steps, (ref(4), ref(seen)))
+    assert whole._joined == steps
+    weight, factors = torch.randn(6, 4), torch.randn(6, 1).double()
+    got, other = whole.run([weight, factors])
+    assert torch.equal(got, (weight.double() * factors).float())
+    assert torch.equal(other, weight.double() * (factors if seen == 3 else 1))
+
+
 def test_a_program_fills_lists_and_keywords():
     ref = program.Ref
     steps = (

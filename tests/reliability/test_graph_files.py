@@ -1,5 +1,6 @@
 """Torch's own files under backend `ipex`: private, verified before torch looks, and never fatal."""
 
+import ast
 import json
 import os
 import shutil
@@ -9,9 +10,11 @@ import sys
 
 import pytest
 from helpers import wait_for
+from keys import key
 
 from ipex_inductor import compat
-from ipex_inductor.aot_cache import workroom
+from ipex_inductor.aot_cache import graphs as cached
+from ipex_inductor.aot_cache import opened, workroom
 from ipex_inductor.aot_cache.digest import frame_fields, unframe_fields
 from ipex_inductor.aot_cache.entry import pack, unpack_any
 
@@ -373,6 +376,70 @@ def test_verify_recompile_says_what_comes_out_otherwise(tmp_path):
     assert "1.5" in other["compared"][0]["differing"][0]
 
 
+EXPLAIN = """
+import sys, torch, ipex_inductor
+torch.manual_seed(0)
+model, x = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU()), torch.randn(4, 16)
+def told():
+    (graph,) = ipex_inductor.explain(model, x).graphs
+    return [(row.subject, row.reason) for row in graph.rows if row.kind == "cache"]
+def run():
+    torch.compile(model, backend="ipex")(x)
+    events = ipex_inductor.decisions.reports()[-1].events
+    return [(e.subject, e.reason) for e in events if e.kind == "cache"]
+with torch.no_grad():
+    print([f() for f in ([told, told, run, told] if sys.argv[1] == "cold" else [told, run])])
+"""
+
+
+def test_explain_says_what_a_run_would_find_and_fills_nothing(tmp_path):
+    def outcomes(state):
+        unset = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+        env = {k: v for k, v in os.environ.items() if k not in unset}
+        env |= {"IPEX_HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
+        env |= {"TORCHINDUCTOR_FX_GRAPH_CACHE": "1", "TORCHINDUCTOR_AUTOGRAD_CACHE": "1"}
+        command = [sys.executable, "-c", EXPLAIN, state]
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        found = ast.literal_eval(done.stdout)
+        assert [len(each) for each in found] == [1] * len(found)
+        return [each[0] for each in found]
+
+    missed = ("miss", "it is in no entry")
+    assert outcomes("cold") == [missed] * 3 + [("hit", "compiled before by this process")]
+    told, ran = outcomes("warm")
+    assert (told[0], told) == ("hit", ran)
+    assert "all verified" in told[1]
+
+
+def test_where_a_model_stands_is_not_in_the_key(tmp_path):
+    """Built in one folder, unpacked in another, edited above: the same graph."""
+
+    def outcomes(home, text):
+        home.mkdir()
+        (home / "own_model.py").write_text(text)
+        env = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"}
+        env |= {"IPEX_HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
+        env |= {"TORCHINDUCTOR_FX_GRAPH_CACHE": "1", "TORCHINDUCTOR_AUTOGRAD_CACHE": "1"}
+        command = [sys.executable, "-c", MOVED]
+        done = subprocess.run(command, env=env, cwd=home, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert outcomes(tmp_path / "one", MODEL) == "miss"
+    assert outcomes(tmp_path / "two", "# Edited\n" + MODEL) == "hit"
+
+
+MOVED = """
+import torch, own_model, ipex_inductor
+model, inputs = own_model.make()
+with torch.no_grad():
+    torch.compile(model, backend="ipex")(*inputs)
+(report,) = ipex_inductor.decisions.reports()
+print(*(event.subject for event in report.events if event.kind == "cache"))
+"""
+
+
 def test_a_killed_compile_leaves_nothing_that_is_used(base):
     (path,) = graphs(base)
     path.unlink()
@@ -421,31 +488,6 @@ def test_a_miss_names_what_differs(base):
     assert "max_fusion_size=7 here, unset there" in second
 
 
-EXPLAIN = """
-import json, torch
-from ipex_inductor import explain
-with torch.no_grad():
-    found = explain(torch.nn.Linear(16, 16), torch.randn(4, 16))
-rows = [row for row in found.graphs[0].rows if row.kind == "cache"]
-print(json.dumps([[row.subject, row.reason] for row in rows]))
-"""
-
-
-def test_explain_says_hit_or_miss(base):
-    def explained():
-        env = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"}
-        env |= {"IPEX_HOME": str(base / "home"), "TMPDIR": str(base / "tmp")}
-        done = subprocess.run(
-            [sys.executable, "-c", EXPLAIN], env=env, capture_output=True, text=True, check=True
-        )
-        return json.loads(done.stdout.splitlines()[-1])
-
-    assert explained() == [["miss", "it is in no entry"]]
-    ((outcome, reason),) = explained()
-    assert outcome == "hit"
-    assert reason.endswith(f"all verified, from {base / 'home' / 'kernels' / '1'}")
-
-
 # --- in this process
 
 
@@ -468,6 +510,22 @@ def test_files_come_back_as_they_were(tmp_path):
     blob = workroom.packed(tmp_path / "one")
     assert workroom.unpack(blob, tmp_path / "two") == {"deep/a.so", "b.py"}
     assert (tmp_path / "two" / "deep" / "a.so").read_bytes() == bytes(range(256))
+
+
+@pytest.mark.parametrize("built", [{}, {"fxgraph/a": b"pickle"}])
+def test_an_entry_without_a_source_to_compare_is_not_called_the_same(tmp_path, monkeypatch, built):
+    monkeypatch.setenv("IPEX_HOME", str(tmp_path))
+    monkeypatch.setattr(workroom, "_made", None)
+    monkeypatch.setattr(cached, "compared", [])
+    opened.store().put(key(0), {}, frame_fields({"a.py": b"1"}))
+    monkeypatch.setenv("IPEX_AOT_VERIFY", "1")
+    files = cached.GraphFiles(key(0))
+    for name, data in built.items():
+        (files.folder / name).parent.mkdir()
+        (files.folder / name).write_bytes(data)
+    files.keep()
+    assert (files.outcome, files.reason) == ("nothing to compare", "torch generated no source")
+    assert cached.compared == []
 
 
 def test_rooms_of_the_dead_are_reaped_and_those_of_the_living_stay(tmp_path, monkeypatch):

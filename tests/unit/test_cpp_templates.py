@@ -9,8 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+import ipex_inductor
 from ipex_inductor.aot_cache import kernels, notices, opened, toolkit
 from ipex_inductor.aot_cache.digest import source_digest
+from ipex_inductor.aot_cache.entry import Entry, unpack_any
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.store import default_folder
 from ipex_inductor.optim import batches
@@ -253,6 +255,24 @@ def test_without_a_compiler_any_compilers_will_do(runs, without_compiler):
     assert len(runs) == 1
 
 
+@pytest.mark.parametrize("loadable", [0, 1, 2])
+def test_without_a_compiler_one_that_can_be_loaded_is_looked_for(without_compiler, loadable):
+    """A compiler's run-time library may be missing here; another's need not be."""
+    answer()
+    (file,) = entries()
+    _, good = unpack_any(file.read_bytes())
+    file.unlink()
+    torn = Entry(good.meta, b"\x7fELF, but no more")
+    for number in range(3):
+        known = cpp.key_of(PROBLEM)
+        other = replace(known, toolkit=(("c++", f"g++ {number}"),))
+        found = good if number == loadable else torn
+        opened.store().put(other, dict(found.meta), found.blob)
+    forget()
+    without_compiler()
+    assert answer() == 42
+
+
 @pytest.mark.parametrize("field", ["source", "options", "architecture", "problem"])
 def test_but_only_if_all_else_is_the_same(field, without_compiler, monkeypatch):
     answer()
@@ -296,8 +316,8 @@ def test_what_cannot_be_loaded_is_not_built(monkeypatch):
 def test_what_failed_once_is_not_tried_at_every_step(monkeypatch, without_compiler):
     """Neither is the compiler run again, nor the cache searched."""
     without_compiler()
-    asked, kernel = [], kernels.kernel
-    monkeypatch.setattr(cpp.kernels, "kernel", lambda *a: (asked.append(1), kernel(*a))[1])
+    asked, search = [], kernels.by_any_compiler
+    monkeypatch.setattr(kernels, "by_any_compiler", lambda *a: (asked.append(1), search(*a))[1])
     wanted = StepKernel("SGD", (), "float32", "", "float32", ())
     for _ in range(3):
         with pytest.raises(cpp.NotBuiltError, match=r"no C\+\+ compiler is here"):
@@ -358,3 +378,31 @@ def test_torchs_own_step_stands_in_with_the_reason_said_once(without_compiler, c
     assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
     (line,) = (r.message for r in caplog.records if "torch itself" in r.message)
     assert line.startswith("AdamW: torch itself steps 2 parameters: no C++ compiler is here")
+
+
+def test_a_compiler_without_half_precision_is_in_the_report(monkeypatch, tmp_path):
+    """g++ knows `_Float16` from 12 on."""
+    old = tmp_path / "g++"
+    old.write_text(
+        "#!/bin/sh\n"
+        'for last; do :; done; grep -q _Float16 "$last" || exec '
+        f'{toolkit.compiler()} "$@"\n'
+        "echo \"error: '_Float16' does not name a type\" >&2; exit 1\n"
+    )
+    old.chmod(0o755)
+    monkeypatch.setattr(toolkit.compat, "cxx", lambda: (str(old),))
+    net = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model, optimizer = ipex_inductor.optimize(
+        net.train(), dtype=torch.float16, optimizer=optimizer, level="O1", inplace=True
+    )
+    report = ipex_inductor.report(model)
+    assert report.count("fired")["fuse_update_step"] == 1
+    assert "fuse_update_step" not in report.count("missed")
+    for _ in range(2):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    (missed,) = (e for e in report.events if (e.kind, e.subject) == ("missed", "fuse_update_step"))
+    assert missed.where == "SGD"
+    assert "torch itself steps 2 parameters" in missed.reason
+    assert "'_Float16' does not name a type" in missed.reason

@@ -5,7 +5,8 @@ import os
 import pytest
 from bundles import filled, packed, pair
 
-from ipex_inductor.aot_cache import notices, trust
+from ipex_inductor.aot_cache import notices, packing, trust
+from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.store import default_folder
 from ipex_inductor.cli.doctor import CHECKS, examine
 
@@ -93,6 +94,17 @@ def test_bundles_say_who_signed_them_or_why_they_are_not_used(monkeypatch, tmp_p
     status, detail = told("cache bundles")
     assert status == "warn"
     assert "expected a bundle signed by a key that you trust" in detail
+
+
+def test_a_bundle_that_was_only_looked_at_shuts_out_no_older_one(monkeypatch, tmp_path):
+    mine = pair(tmp_path)
+    old, new = (packed(tmp_path / f"{n}.bundle", mine, serial=n) for n in (1, 2))
+    packing.sign(new, mine)
+    for bundle in (new, old):
+        monkeypatch.setenv("IPEX_AOT_BUNDLES", str(bundle))
+        assert told("cache bundles")[0] == "ok"
+    open_bundle(new)
+    assert told("cache bundles")[0] == "warn"
 
 
 def test_remotes_say_whether_they_answer(monkeypatch):

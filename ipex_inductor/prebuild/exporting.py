@@ -1,0 +1,269 @@
+"""Models into packages: exported, through our passes, compiled by AOTInductor with weights apart.
+
+Weights are inputs of the code, so nothing of them is in it, and oneDNN's packed ones can be handed
+over as they are; what is derived from weights is a program, which runs when they are loaded.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ipex_inductor import compat
+from ipex_inductor.aot_cache import opened, packing
+from ipex_inductor.aot_cache.digest import frame_fields
+from ipex_inductor.aot_cache.entry import Entry
+from ipex_inductor.aot_cache.manifest import Manifest
+from ipex_inductor.backend import Ahead
+from ipex_inductor.decisions import Event, GraphReport
+from ipex_inductor.errors import ArgumentError, DeviceError
+from ipex_inductor.passes.program import Program
+from ipex_inductor.prebuild.package import (
+    CODE,
+    CONSTANT,
+    FORMAT,
+    KIND,
+    NODES,
+    Described,
+    Package,
+    Part,
+    described,
+    encoded,
+    part_of,
+)
+from ipex_inductor.target import current
+from ipex_inductor.templates.cpp import LEVELS
+
+Tensor = torch.Tensor
+Source = tuple[str, int | str]  # ("input", 0), ("weight", "conv.bias") or ("derived", 3)
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A bundle with a package: what is in it, what was decided, and whether it was compiled now."""
+
+    manifest: Manifest
+    report: GraphReport
+    compiled: bool
+
+
+def package(
+    model: nn.Module,
+    example_inputs: Sequence[Any],
+    path: str | os.PathLike[str],
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    name: str = "",
+    key: str | os.PathLike[str] | None = None,
+    serial: int | None = None,
+) -> Packaged:
+    """Compile `model` for this kind of CPU into the new bundle `path`, without its weights.
+
+    `ipex_inductor.load(path, weights=state_dict)` runs it, on inputs of the shapes and dtypes of
+    `example_inputs` and `kwargs`. `mode` and `options` are those of `torch.compile`; `name` (that
+    of the file), the private `key` to sign with and `serial` those of `cache pack`. Raises
+    `ArgumentError` for a model that cannot be packaged (in train mode, with effects, or that
+    returns views of its inputs) or a file that is there; `DeviceError` for one that is not on the
+    CPU; what torch.export raises.
+    """
+    out = Path(path)
+    if os.path.lexists(out):
+        raise ArgumentError("a file that is not there yet", f"{out}, which is", "Remove it.")
+    _check(model)
+    with torch.no_grad():
+        call = _Exported.of(model, tuple(example_inputs), kwargs or {})
+        ahead = Ahead.of(call.gm, call.tensors, mode, options)
+        found = ahead.key(KIND, call.problem())
+        store = opened.store()
+        kept = store.get(found) if store else None
+        entry = kept or _compiled(call, ahead)
+    if store and not kept:
+        store.put(found, dict(entry.meta), entry.blob)
+    events = [Event(*event) for event in entry.meta["events"]]
+    bundled = packing.pack_entries(
+        out, name or out.stem, {found: entry}, Path(key) if key else None, serial
+    )
+    return Packaged(bundled, GraphReport(events, "cache" if kept else "passes"), kept is None)
+
+
+def _check(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module) or model.training:
+        came = "one in train mode" if isinstance(model, nn.Module) else type(model).__name__
+        raise ArgumentError("a module in eval mode", came, "Call model.eval() first.")
+    places = {t.device.type for t in (*model.parameters(), *model.buffers())}
+    if places - {"cpu"}:
+        came = f"one on {', '.join(sorted(places))}"
+        raise DeviceError("a model on the CPU", came, "Packages are for CPUs: model.to('cpu').")
+
+
+@dataclass(frozen=True)
+class _Exported:
+    """An exported model as a flat graph: tensors in, tensors out, its parameters attributes."""
+
+    gm: torch.fx.GraphModule
+    tensors: list[Tensor]
+    numbers: list[int]  # of the leaves that `tensors` are
+    leaves: list[Any]
+    keywords: tuple[str, ...]
+    arguments: str
+    results: str
+    returned: list[Any]  # the number of a tensor, or a constant
+    saved: frozenset[str]  # what a state dict has
+
+    @classmethod
+    def of(cls, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "_Exported":
+        program, gm = compat.exported(model, args, kwargs)
+        leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
+        _refuse_odd(leaves, "input")
+        gm.graph.set_codegen(torch.fx.graph.CodeGen())
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        for node, leaf in zip(placeholders, leaves, strict=True):
+            if not isinstance(leaf, Tensor):  # the graph is for that value alone
+                gm.graph.erase_node(node)
+        (end,) = gm.graph.find_nodes(op="output")
+        returned = list(end.args[0])
+        nodes = [each for each in returned if isinstance(each, torch.fx.Node)]
+        _refuse_odd([each for each in returned if not isinstance(each, torch.fx.Node)], "output")
+        end.args = (tuple(nodes),)
+        gm.recompile()
+        counted = iter(range(len(nodes)))
+        numbers = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        return cls(
+            gm,
+            [leaves[n] for n in numbers],
+            numbers,
+            leaves,
+            tuple(kwargs),
+            pytree.treespec_dumps(spec),
+            pytree.treespec_dumps(program.call_spec.out_spec),
+            [("tensor", next(counted)) if each in nodes else ("fixed", each) for each in returned],
+            frozenset(model.state_dict()),
+        )
+
+    @property
+    def constants(self) -> dict[str, Tensor]:
+        """Tensors of the model that no state dict brings."""
+        own = {**dict(self.gm.named_parameters()), **dict(self.gm.named_buffers())}
+        return {name: tensor.detach() for name, tensor in own.items() if name not in self.saved}
+
+    def problem(self) -> dict[str, Any]:
+        """What code and metadata depend on beside the graph's text."""
+        fixed = [leaf for leaf in self.leaves if not isinstance(leaf, Tensor)]
+        own = (*self.gm.named_parameters(), *self.gm.named_buffers())
+        return {
+            "call": (self.arguments, self.results, self.keywords, repr(fixed), repr(self.returned)),
+            "inputs": tuple(repr(described(t)) for t in self.tensors),
+            "weights": tuple((name, repr(described(tensor))) for name, tensor in own),
+            "constants": tuple((n, _digest(t)) for n, t in sorted(self.constants.items())),
+        }
+
+
+class _Made:
+    """What comes out of one compilation: the inner compiler, and who gets the programs."""
+
+    def __init__(self, call: _Exported, level: str) -> None:
+        self._call, self._level = call, level
+        self._names: dict[int, str] = {}  # of weights, by their number in the whole graph
+        self.takes: list[Source] = []
+        self.weights: dict[str, Described] = {}
+        self.parts: tuple[Part, ...] = ()
+        self.needs: list[str] = []
+        self.files: dict[str, bytes] = {}
+
+    def compile(
+        self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any
+    ) -> Any:
+        """The inner compiler: of a graph that takes only what it reads."""
+        if why := compat.why_not_ahead():
+            todo = "Package the part of it that computes, in eval mode."
+            raise ArgumentError("a model that only computes", why, todo)
+        kept: list[Any] = []
+        static: list[int] = []
+        derived = 0
+        for number, node in enumerate(gm.graph.find_nodes(op="placeholder")):
+            source: Source = ("derived", derived)
+            if (about := node.meta.get("desc")) is None:
+                derived += 1
+            elif hasattr(about, "target"):
+                source = ("weight", about.target)
+                self._names[number] = about.target
+                self.weights[about.target] = described(node.meta["val"])
+            else:
+                source = ("input", self._call.numbers[about.idx])
+            if node.users:
+                self.takes.append(source)
+                static += [len(kept)] * (source[0] != "input")
+                kept.append(example_inputs[number])
+            else:
+                gm.graph.erase_node(node)
+        gm.recompile()
+        kwargs["static_input_idxs"] = static
+        library, self.needs = compat.compile_ahead(gm, kept, self._level, **kwargs)
+        self.files[CODE] = library.read_bytes()
+        if (nodes := library.with_suffix(".json")).exists():
+            self.files[NODES] = nodes.read_bytes()
+        return _never
+
+    def join(self, inner: Any, programs: Iterable[Program], *_: Any, **__: Any) -> Any:
+        """The weight prologue."""
+        self.parts = tuple(part_of(program, self._names) for program in programs)
+        return inner
+
+
+def _never(_: Any) -> Any:
+    raise AssertionError("compiled for another process")
+
+
+_never._boxed_call = True  # type: ignore[attr-defined]
+
+
+def _compiled(call: _Exported, ahead: Ahead) -> Entry:
+    level, _ = LEVELS.get(current().arch, ("", ()))
+    made = _Made(call, level)
+    ahead.compile(made.compile, made.join)
+    constants = {name: call.constants[name] for name in made.weights if name in call.constants}
+    leaves = [leaf if isinstance(leaf, Tensor) else None for leaf in call.leaves]
+    about = Package(
+        format=FORMAT,
+        needs=tuple(made.needs),
+        keywords=call.keywords,
+        arguments=call.arguments,
+        results=call.results,
+        leaves=tuple(None if leaf is None else described(leaf) for leaf in leaves),
+        fixed=tuple(None if isinstance(leaf, Tensor) else encoded(leaf) for leaf in call.leaves),
+        returned=tuple(v if kind == "tensor" else None for kind, v in call.returned),
+        returned_fixed=tuple(encoded(v) if kind == "fixed" else None for kind, v in call.returned),
+        weights={n: d for n, d in made.weights.items() if n not in constants},
+        constants={n: made.weights[n] for n in constants},
+        parts=made.parts,
+        takes=tuple(made.takes),
+        events=tuple((e.kind, e.subject, e.reason, e.where) for e in ahead.report.events),
+    )
+    files = made.files | {CONSTANT + name: _bytes(t) for name, t in constants.items()}
+    return Entry(msgspec.json.decode(msgspec.json.encode(about)), frame_fields(files))
+
+
+def _refuse_odd(leaves: Iterable[Any], what: str) -> None:
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor | bool | int | float | str | None):
+            came = f"an {what} that is a {type(leaf).__name__}"
+            raise ArgumentError("tensors and plain values", came, "Wrap the model in one of these.")
+
+
+def _digest(tensor: Tensor) -> str:
+    return hashlib.sha256(_bytes(tensor)).hexdigest()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    """The elements in order, whatever their layout."""
+    flat = tensor.detach().contiguous().flatten()
+    return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""

@@ -1,0 +1,222 @@
+"""Packages loaded and run: no Dynamo, no Inductor, no compiler.
+
+The bundle is verified whole, and its package judged against this machine, before any of it is run.
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch.utils import _pytree as pytree
+
+from ipex_inductor import collector, compat
+from ipex_inductor.aot_cache import key as keys
+from ipex_inductor.aot_cache import workroom
+from ipex_inductor.aot_cache.bundle import Bundle, open_bundle
+from ipex_inductor.aot_cache.digest import unframe_fields
+from ipex_inductor.aot_cache.entry import unpack_any
+from ipex_inductor.aot_cache.folder import SUFFIX
+from ipex_inductor.decisions import Event, GraphReport
+from ipex_inductor.errors import ArgumentError, BundleError, PackageError
+from ipex_inductor.prebuild.package import (
+    CODE,
+    CONSTANT,
+    FORMAT,
+    KIND,
+    NODES,
+    Described,
+    Package,
+    decoded,
+)
+from ipex_inductor.target import current, level, runs_on
+
+Tensor = torch.Tensor
+
+
+class LoadedModel:
+    """A packaged model: call it as the model it was made of; made by `load`."""
+
+    def __init__(self, package: Package, files: Mapping[str, bytes], origin: str) -> None:
+        self.package, self.origin = package, origin
+        events = [Event(*event) for event in package.events]
+        self.report = GraphReport(events, source="cache")
+        self._arguments, self._results = map(_spec, (package.arguments, package.results))
+        self._constants = {
+            name: _tensor(files[CONSTANT + name], about)
+            for name, about in package.constants.items()
+        }
+        self._parts = [(part.weights, part.program) for part in package.parts]
+        self._fixed, self._returned_fixed = map(decoded, (package.fixed, package.returned_fixed))
+        self._inputs = [(n, a) for n, a in enumerate(package.leaves) if a is not None]
+        self._static: dict[int, Tensor] = {}
+        self._runner = _opened(files)
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Run with these from now on: what is derived from weights is derived anew.
+
+        What is read as it is is not copied, so write neither to a loaded state dict nor to the
+        tensors that it shares. Raises `ArgumentError` for weights that the code does not take.
+        """
+        known = {**_checked(self.package, weights), **self._constants}
+        derived: list[Tensor] = []
+        for names, program in self._parts:
+            derived += program.run([known[name] for name in names])
+        # Replaced whole, so that a call in another thread sees all of the old or of the new.
+        sources: dict[str, Any] = {"weight": known, "derived": derived}
+        self._static = {
+            number: sources[kind][name]
+            for number, (kind, name) in enumerate(self.package.takes)
+            if kind != "input"
+        }
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's result, without gradients; raises `ArgumentError` for other inputs."""
+        inputs, static = self._read(args, kwargs), self._static
+        taken = [
+            static[number] if number in static else inputs[name]
+            for number, (_, name) in enumerate(self.package.takes)
+        ]
+        with torch.no_grad():
+            found = self._runner.run(taken)
+        package = self.package
+        leaves = [
+            fixed if number is None else found[number]
+            for number, fixed in zip(package.returned, self._returned_fixed, strict=True)
+        ]
+        return pytree.tree_unflatten(leaves, self._results)
+
+    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int | str, Tensor]:
+        """The tensors by the number of their leaf."""
+        package = self.package
+        named = {name: kwargs[name] for name in package.keywords if name in kwargs}
+        leaves, spec = pytree.tree_flatten((args, named))
+        if spec != self._arguments or len(named) != len(kwargs):
+            told = f"{len(args)} and {sorted(kwargs)}"
+            todo = "Call it as it was when it was packaged."
+            raise ArgumentError(f"arguments of the form {self._arguments}", told, todo)
+        for number, (about, fixed) in enumerate(zip(package.leaves, self._fixed, strict=True)):
+            leaf = leaves[number]
+            if about is None:
+                why = "" if type(leaf) is type(fixed) and leaf == fixed else repr(leaf)
+            else:
+                why = about.why_not(leaf)
+            if why:
+                wanted = repr(fixed) if about is None else str(about)
+                todo = "The code is for those sizes alone; package the model for others too."
+                raise ArgumentError(f"{wanted} as input {number}", why, todo)
+        return {number: about.laid_out(leaves[number]) for number, about in self._inputs}
+
+
+def load(
+    path: str | os.PathLike[str],
+    weights: Mapping[str, Tensor],
+    allow_unsigned: bool = False,
+    allow_older: bool = False,
+) -> LoadedModel:
+    """The model of a package in a bundle, with the weights of a state dict, ready to be called.
+
+    Inputs have the shapes and dtypes that it was packaged for; what is derived from the weights
+    (folded, cast, packed) is derived now. `allow_unsigned`, `allow_older`: as for `use_bundle`.
+    Raises `BundleError` for a bundle that is not whole, not trusted, or older than one used before,
+    `PackageError` where none in it was made for this torch and this CPU, `ArgumentError` for
+    weights that do not fit.
+    """
+    with collector.paused():  # a full collection walks all that torch has, for nothing
+        bundle = open_bundle(Path(path), allow_unsigned, allow_older)
+        package, blob = _fitting(bundle)
+        try:
+            model = LoadedModel(package, unframe_fields(blob), bundle.origin)
+        except (AttributeError, LookupError, RuntimeError, ValueError) as error:
+            came = f"{bundle.path}: {type(error).__name__}: {error}"
+            raise BundleError("a package that can be loaded", came, "Package it again.") from error
+        model.load_weights(weights)
+    return model
+
+
+def _fitting(bundle: Bundle) -> tuple[Package, bytes]:
+    """The package for the highest architecture that is no higher than the one here."""
+    found, reasons = [], []
+    for item in bundle.manifest.entries:
+        if item.kind != KIND:
+            continue
+        framed, entry = unpack_any(bundle.load(item.key + SUFFIX))
+        try:
+            package = msgspec.convert(entry.meta, Package)
+            fields = keys.read(framed)
+        except (msgspec.MsgspecError, ValueError) as error:
+            reasons.append(f"it cannot be read: {error}")
+            continue
+        if why := "; ".join(_differences(fields, package)):
+            reasons.append(why)
+        else:
+            rank = level(fields["architecture"]), len(package.needs)
+            found.append((rank, package, entry.blob))
+    if not found:
+        came = f"{bundle.path}: {' | '.join(dict.fromkeys(reasons)) or 'it has none'}"
+        todo = "Package the model on such a machine: ipex-inductor prebuild --package."
+        raise PackageError("a package for this torch and this CPU", came, todo)
+    _, package, blob = max(found, key=itemgetter(0))
+    return package, blob
+
+
+def _differences(fields: Mapping[str, Any], package: Package) -> Iterator[str]:
+    """Why it cannot run here, in words."""
+    here = current().arch
+    if package.format != FORMAT:
+        yield f"format {package.format} here, {FORMAT} there"
+    if fields.get("torch") != compat.VERSION:
+        yield f"built for torch {fields.get('torch')}, running on {compat.VERSION}"
+    if not runs_on(str(fields.get("architecture")), here):
+        yield f"built for {fields.get('architecture')}, running on {here}"
+    able = torch.cpu.get_capabilities()
+    if missing := [name for name in package.needs if able.get(name) is not True]:
+        yield f"this CPU lacks {', '.join(missing)}"
+
+
+def _spec(text: str) -> pytree.TreeSpec:
+    try:
+        return pytree.treespec_loads(text)
+    except NotImplementedError as error:  # a class of a library that nobody has imported
+        todo = "Import what defines it, then load."
+        raise PackageError("types that torch.utils._pytree knows", str(error), todo) from None
+
+
+def _checked(package: Package, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights that the code takes, laid out as it wants them."""
+    wrong = [
+        f"{name}: expected {about}, got {why}"
+        for name, about in package.weights.items()
+        if (why := about.why_not(weights[name]) if name in weights else "nothing")
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" * (len(wrong) > 3)
+        todo = "Give the state dict of a model like the one that was packaged."
+        raise ArgumentError("its weights", "; ".join(wrong[:3]) + more, todo)
+    return {name: about.laid_out(weights[name]) for name, about in package.weights.items()}
+
+
+def _tensor(data: bytes, about: Described) -> Tensor:
+    dtype = getattr(torch, about.dtype)
+    empty = torch.empty_strided(about.shape, about.strides, dtype=dtype)
+    if not data:
+        return empty
+    return empty.copy_(torch.frombuffer(bytearray(data), dtype=dtype).view(about.shape))
+
+
+def _opened(files: Mapping[str, bytes]) -> Any:
+    """Torch's runner of the library, from a folder that only this process writes, and only now."""
+    folder = workroom.room() / secrets.token_hex(16)
+    folder.mkdir(mode=0o700)
+    try:
+        for name in (CODE, NODES):
+            if name in files:
+                (folder / name).write_bytes(files[name])
+        return compat.package_runner(folder / CODE)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # it is mapped; nothing of it is read again

@@ -1,0 +1,151 @@
+"""What a package says of its code: how it is called, and what it takes, as plain JSON data."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from ipex_inductor.errors import ArgumentError
+from ipex_inductor.passes.program import Program, Ref, Step
+
+KIND = "package"
+CODE, NODES = "model.so", "model.json"  # the library, and calls in it that torch dispatches by name
+CONSTANT = "constant "  # and a name: the elements of a tensor, in order
+FORMAT = 1
+Tensor = torch.Tensor
+
+
+class Described(msgspec.Struct, frozen=True):
+    """A tensor on the CPU that code was compiled for."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def why_not(self, value: object) -> str:
+        """Why this cannot be handed over, "" if it can."""
+        if not isinstance(value, Tensor):
+            return f"a {type(value).__name__}"
+        same = plain(value.dtype) == self.dtype and tuple(value.shape) == self.shape
+        if same and value.device.type == "cpu" and value.layout == torch.strided:
+            return ""
+        return f"{plain(value.dtype)}{list(value.shape)} on {value.device}"
+
+    def laid_out(self, value: Tensor) -> Tensor:
+        """It, or a copy that has the strides."""
+        value = value.detach()
+        if value.stride() == self.strides or not value.numel():
+            return value
+        return value.new_empty_strided(self.shape, self.strides).copy_(value)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A `Step`; see `encoded` for its arguments."""
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A `Program` on weights by name."""
+
+    weights: tuple[str, ...]
+    calls: tuple[Call, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def program(self) -> Program:
+        """What `run`s."""
+        steps = (
+            Step(c.op, decoded(c.args), tuple((n, decoded(v)) for n, v in c.kwargs.items()))
+            for c in self.calls
+        )
+        numbers = tuple(range(len(self.weights)))
+        return Program(numbers, (), tuple(steps), tuple(map(Ref, self.outputs)))
+
+
+class Package(msgspec.Struct, frozen=True):
+    """The metadata of an entry.
+
+    A leaf of the arguments is a tensor, or the constant that the code was made for; so are those of
+    the result, tensors being what the code returns, by number.
+    """
+
+    format: int
+    needs: tuple[str, ...]  # capabilities of the CPU, beyond those of its architecture
+    keywords: tuple[str, ...]
+    arguments: str  # how leaves make arguments and result, as torch writes it
+    results: str
+    leaves: tuple[Described | None, ...]
+    fixed: tuple[Any, ...]
+    returned: tuple[int | None, ...]
+    returned_fixed: tuple[Any, ...]
+    weights: dict[str, Described]  # of the state dict
+    constants: dict[str, Described]  # tensors of the model that its state dict does not have
+    parts: tuple[Part, ...]
+    takes: tuple[tuple[str, int | str], ...]  # what the code takes: ("input", 0), ("weight", "w")
+    events: tuple[tuple[str, str, str, str], ...]  # what was decided when it was compiled
+
+
+def described(value: Tensor) -> Described:
+    """What code for this tensor takes; sizes and strides are numbers."""
+    shape, strides = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
+    return Described(plain(value.dtype), shape, strides)
+
+
+def part_of(program: Program, names: Mapping[int, str]) -> Part:
+    """A program by the names of its inputs; raises `ArgumentError` for what is no plain data."""
+    calls = (
+        Call(s.op, tuple(map(encoded, s.args)), {n: encoded(v) for n, v in s.kwargs})
+        for s in program.steps
+    )
+    weights = tuple(names[number] for number in program.inputs)
+    return Part(weights, tuple(calls), tuple(ref.index for ref in program.outputs))
+
+
+def plain(value: object) -> str:
+    """`float32` of `torch.float32`."""
+    return str(value).removeprefix("torch.")
+
+
+# Values of torch's that ops take, by what they are called in JSON; a key no user's value can have.
+_NAMED = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+
+
+def encoded(value: Any) -> Any:
+    """An argument of an op as JSON: lists, plain values, or an object of one key, as {"ref": 3}."""
+    if isinstance(value, Ref):
+        return {"ref": value.index}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [encoded(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    for name, kind in _NAMED.items():
+        if isinstance(value, kind):
+            return {name: plain(value)}
+    came = f"a {type(value).__name__}"
+    raise ArgumentError("a weight prologue of plain values", came, "Compile it without packaging.")
+
+
+def decoded(value: Any) -> Any:
+    """The argument that `encoded` wrote."""
+    if isinstance(value, list | tuple):
+        return [decoded(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, text),) = value.items()
+    if kind == "ref":
+        return Ref(text)
+    if kind == "float":
+        return float(text)
+    return torch.device(text) if kind == "device" else getattr(torch, text)

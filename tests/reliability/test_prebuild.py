@@ -1,0 +1,361 @@
+"""Packages: compiled here, loaded where nothing compiles, refused where they do not fit."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import torch
+from bundles import pair
+from torch import nn
+from typer.testing import CliRunner
+
+import ipex_inductor
+from ipex_inductor import compat
+from ipex_inductor.aot_cache import packing
+from ipex_inductor.aot_cache.bundle import open_bundle
+from ipex_inductor.aot_cache.digest import frame_fields, unframe_fields
+from ipex_inductor.aot_cache.entry import Entry, unpack_any
+from ipex_inductor.aot_cache.folder import SUFFIX
+from ipex_inductor.aot_cache.key import Key, read
+from ipex_inductor.cli import app
+from ipex_inductor.errors import ArgumentError, BundleError, PackageError
+from ipex_inductor.prebuild import loading
+from ipex_inductor.prebuild.package import decoded, encoded
+from ipex_inductor.target import runs_on
+
+# One layer after another in fp32, folded in fp64: a few roundings of numbers of about 1.
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+class Net(nn.Module):
+    """Folds, packs, shares a weight, and has a tensor that no state dict brings."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16)
+        self.one, self.two = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.two.weight = self.one.weight
+        self.register_buffer("shift", torch.arange(16.0), persistent=False)
+        for tensor in (self.norm.weight, self.norm.bias, self.norm.running_mean):
+            nn.init.normal_(tensor)
+        nn.init.uniform_(self.norm.running_var, 0.5, 2)
+
+    def forward(self, x, scale, *, twice=None):
+        x = torch.relu(self.norm(self.conv(x))).mean((2, 3))
+        y = self.two(torch.relu(self.one(x))) + self.shift
+        return {"y": y * scale, "none": None, "x": [x if twice is None else x * 2 + twice]}
+
+
+def inputs():
+    torch.manual_seed(1)
+    return (torch.randn(2, 3, 8, 8), 3), {"twice": torch.randn(16)}
+
+
+def assert_same(got, want):
+    assert list(got) == ["y", "none", "x"]
+    assert got["none"] is None
+    torch.testing.assert_close(got["y"], want["y"], **CLOSE)
+    torch.testing.assert_close(got["x"], want["x"], **CLOSE)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A signed bundle with a package of a `Net`."""
+    folder = tmp_path_factory.mktemp("package")
+    torch.manual_seed(0)
+    model = Net().eval()
+    args, kwargs = inputs()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IPEX_HOME", str(folder / "home"))
+        private = pair(folder)
+        path = folder / "net.ipexbundle"
+        before = compat.inductor_changes()
+        done = ipex_inductor.package(model, args, path, kwargs=kwargs, key=private, serial=7)
+        changed = {n: v for n, v in compat.inductor_changes().items() if before.get(n) != v}
+        facts = {"private": private, "folder": folder, "changed": changed}
+        yield SimpleNamespace(path=path, model=model, done=done, **facts)
+
+
+@pytest.fixture
+def unloaded(monkeypatch):
+    """Nothing may be run that was not judged."""
+
+    def never(library):
+        raise AssertionError(f"{library} was loaded")
+
+    monkeypatch.setattr(compat, "package_runner", never)
+
+
+def test_our_rules_and_the_prologue_took_part(made):
+    fired = made.done.report.count("fired")
+    assert fired["conv2d+batch_norm"] == fired["conv+relu"] == 1
+    assert made.done.report.count("hoisted") == {"weight prologue": 1}
+    assert made.done.compiled
+    (item,) = made.done.manifest.entries
+    assert item.kind == "package"
+    assert made.done.manifest.name == "net"
+
+
+def test_no_weight_is_in_it(made):
+    data = made.path.read_bytes()
+    for name, tensor in made.model.state_dict().items():
+        if tensor.numel() >= 16:
+            assert tensor.numpy().tobytes() not in data, name
+    assert made.model.shift.numpy().tobytes() in data  # nobody would bring it
+
+
+@torch.no_grad()
+def test_other_weights_run_without_compiling(made):
+    args, kwargs = inputs()
+    weights = made.model.state_dict()
+    loaded = ipex_inductor.load(made.path, weights)
+    assert_same(loaded(*args, **kwargs), made.model(*args, **kwargs))
+    other = Net().eval()
+    loaded.load_weights(other.state_dict())
+    assert_same(loaded(*args, **kwargs), other(*args, **kwargs))
+    assert loaded.report.events == made.done.report.events
+    last = args[0].to(memory_format=torch.channels_last)  # the code is for the strides there were
+    assert_same(loaded(last, 3, **kwargs), other(*args, **kwargs))
+
+
+LOAD = """
+import os, sys, torch
+launched = []
+sys.addaudithook(lambda e, a: launched.append(a) if e in ("subprocess.Popen", "os.fork") else None)
+weights, (args, kwargs), want = torch.load(sys.argv[2])
+from ipex_inductor import load
+got = load(sys.argv[1], weights)(*args, **kwargs)
+torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+heavy = ("torch._dynamo", "torch._inductor", "torch._functorch", "sympy", "triton", "cffi")
+found = sorted(name for name in sys.modules if name.startswith(heavy[:2]))
+print([found, launched, got["y"].requires_grad])
+"""
+
+
+def run(made, tmp_path, **env):
+    args, kwargs = inputs()
+    with torch.no_grad():
+        want = made.model(*args, **kwargs)
+    torch.save((made.model.state_dict(), (args, kwargs), want), tmp_path / "saved")
+    command = [sys.executable, "-c", LOAD, str(made.path), str(tmp_path / "saved")]
+    env = os.environ | {"IPEX_HOME": str(made.folder / "home")} | env
+    return subprocess.run(command, env=env, capture_output=True, text=True)
+
+
+def test_a_fresh_process_imports_neither_dynamo_nor_inductor(made, tmp_path):
+    done = run(made, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ast.literal_eval(done.stdout) == [[], [], False]
+
+
+@pytest.mark.skipif(not runs_on("x86-64:avx2", loading.current().arch), reason="an x86-64 CPU")
+def test_a_cpu_of_a_lower_level_refuses_it(made, tmp_path):
+    done = run(made, tmp_path, ATEN_CPU_CAPABILITY="default")
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert "PackageError: expected a package for this torch and this CPU" in last
+    assert f"built for {loading.current().arch}, running on x86-64. " in last
+
+
+def changed(made, out, key=(), meta=(), files=()):
+    """The bundle with an entry that says something else, properly packed and signed."""
+    bundle = open_bundle(made.path, accepts=False)
+    (item,) = bundle.manifest.entries
+    framed, found = unpack_any(bundle.load(item.key + SUFFIX))
+    entry = Entry(
+        {**found.meta, **dict(meta)}, frame_fields({**unframe_fields(found.blob), **dict(files)})
+    )
+    known = replace(Key(**read(framed)), **dict(key))
+    packing.pack_entries(out, "changed", {known: entry}, made.private)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("key", "meta", "words"),
+    [
+        ({"torch": "2.0.0"}, {}, f"built for torch 2.0.0, running on {compat.VERSION}"),
+        ({"architecture": "aarch64:sve256"}, {}, "built for aarch64:sve256, running on"),
+        ({}, {"needs": ["avx512_of_tomorrow"]}, "this CPU lacks avx512_of_tomorrow"),
+        ({}, {"format": 99}, "format 99"),
+        ({}, {"takes": "all"}, "it cannot be read"),
+        ({"kind": "cpp"}, {}, "it has none"),
+    ],
+)
+def test_what_was_made_for_another_machine_is_refused(made, tmp_path, unloaded, key, meta, words):
+    path = changed(made, tmp_path / "other", key, meta)
+    with pytest.raises(PackageError, match=words.replace("+", r"\+")):
+        ipex_inductor.load(path, made.model.state_dict())
+
+
+def test_of_several_the_best_that_fits_is_taken(made, tmp_path, monkeypatch):
+    bundle = open_bundle(made.path, accepts=False)
+    framed, found = unpack_any(bundle.load(bundle.manifest.entries[0].key + SUFFIX))
+    key = Key(**read(framed))
+    levels = ("x86-64:avx512", "x86-64:amx", "x86-64:avx2", "aarch64:sve256")
+    entries = {
+        replace(key, architecture=arch): Entry({**found.meta, "needs": []}, arch.encode())
+        for arch in levels
+    } | {replace(key, torch="2.0.0", architecture="x86-64:amx"): found}
+    packing.pack_entries(tmp_path / "all", "all", entries, made.private)
+    together = open_bundle(tmp_path / "all")
+    for here, taken in (
+        ("x86-64:avx2", "x86-64:avx2"),
+        ("x86-64:avx512_bf16", "x86-64:avx512"),
+        ("x86-64:amx", "x86-64:amx"),
+        ("aarch64:sve256", "aarch64:sve256"),
+    ):
+        monkeypatch.setattr(loading, "current", lambda here=here: SimpleNamespace(arch=here))
+        assert loading._fitting(together)[1] == taken.encode()
+    monkeypatch.setattr(loading, "current", lambda: SimpleNamespace(arch="x86-64"))
+    with pytest.raises(PackageError, match="built for x86-64:avx2, running on x86-64"):
+        loading._fitting(together)
+
+
+@pytest.mark.parametrize("change", ["cut", "flipped", "longer", "empty"])
+def test_a_bundle_that_is_not_whole_is_refused(made, tmp_path, unloaded, change):
+    data = bytearray(made.path.read_bytes())
+    if change == "flipped":
+        data[len(data) // 2] ^= 1
+    data = {"cut": data[:-1], "longer": data + b"1", "empty": b""}.get(change, data)
+    (tmp_path / "bad").write_bytes(data)
+    for allow in (False, True):
+        with pytest.raises(BundleError):
+            ipex_inductor.load(tmp_path / "bad", made.model.state_dict(), allow_unsigned=allow)
+
+
+def test_a_stranger_is_refused_and_an_unsigned_one_unless_allowed(made, tmp_path, unloaded):
+    (entry,) = made.done.manifest.entries
+    bundle = open_bundle(made.path, accepts=False)
+    framed, found = unpack_any(bundle.load(entry.key + SUFFIX))
+    key = Key(**read(framed))
+    stranger = pair(tmp_path, "stranger", trusted=False)
+    for signed in (stranger, None):
+        path = tmp_path / f"{signed is None}"
+        packing.pack_entries(path, "net", {key: found}, signed)
+        with pytest.raises(BundleError, match="a bundle signed by a key that you trust"):
+            ipex_inductor.load(path, made.model.state_dict())
+        with pytest.raises(AssertionError, match="was loaded"):
+            ipex_inductor.load(path, made.model.state_dict(), allow_unsigned=True)
+
+
+def test_a_library_that_is_none_is_an_error_of_ours(made, tmp_path):
+    path = changed(made, tmp_path / "bad", files={"model.so": b"\x7fELF, but no more"})
+    with pytest.raises(BundleError, match="a package that can be loaded"):
+        ipex_inductor.load(path, made.model.state_dict())
+
+
+def test_weights_that_do_not_fit_are_told(made):
+    weights = made.model.state_dict()
+    del weights["conv.bias"]
+    weights["one.bias"] = weights["one.bias"].double()
+    expected = r"conv.bias: expected float32\[16\], got nothing; one.bias: .* got float64\[16\]"
+    with pytest.raises(ArgumentError, match=expected):
+        ipex_inductor.load(made.path, weights)
+
+
+def test_other_inputs_are_told(made):
+    loaded = ipex_inductor.load(made.path, made.model.state_dict())
+    (x, scale), kwargs = inputs()
+    for args, more, words in (
+        ((x[:1], scale), kwargs, r"float32\[2, 3, 8, 8\] as input 0; got float32\[1, 3, 8, 8\]"),
+        ((x.double(), scale), kwargs, "got float64"),
+        ((x, 4), kwargs, "expected 3 as input 1; got 4"),
+        ((x, 3.0), kwargs, "expected 3 as input 1; got 3.0"),
+        ((x, scale), {}, "arguments of the form"),
+        ((x, scale), {**kwargs, "more": x}, "arguments of the form"),
+        ((x,), kwargs, "arguments of the form"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            loaded(*args, **more)
+
+
+def test_it_is_compiled_once(made, tmp_path):
+    assert made.changed == {}  # or every key after it would be another
+    args, kwargs = inputs()
+    model = Net().eval()  # other weights
+    again = ipex_inductor.package(model, args, tmp_path / "again", kwargs=kwargs)
+    assert not again.compiled
+    (first,), (second,) = made.done.manifest.entries, again.manifest.entries
+    assert (first.key, first.sha256) == (second.key, second.sha256)
+    assert again.report.events == made.done.report.events
+
+
+class Writes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        self.count += 1
+        return x + self.count
+
+
+class Returns(nn.Module):
+    def forward(self, x):
+        return x.view(-1), x + 1
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (nn.Linear(4, 4), "one in train mode"),
+        (torch.relu, "got builtin_function_or_method"),
+        (Writes().eval(), "it writes to inputs or buffers"),
+        (Returns().eval(), "it returns its inputs, or views of them"),
+    ],
+)
+def test_what_is_more_than_a_computation_is_refused(model, words, tmp_path, monkeypatch):
+    monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
+    with pytest.raises(ArgumentError, match=words):
+        ipex_inductor.package(model, (torch.ones(4, 4),), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(1, 1.5, True, None, "s", [1, [2.0, None]], float("inf")),
+        *(torch.float64, torch.strided, torch.channels_last, torch.device("cpu")),
+    ],
+)
+def test_arguments_of_programs_come_back(value):
+    text = json.dumps(encoded(value))
+    back = decoded(msgspec.json.decode(text))
+    assert (type(back), back) == (type(value), value)
+
+
+def test_what_is_no_plain_argument_is_refused():
+    with pytest.raises(ArgumentError, match="a weight prologue of plain values"):
+        encoded(object())
+
+
+MODEL = """
+import torch
+def make():
+    torch.manual_seed(0)
+    return torch.nn.Linear(8, 8), (torch.ones(2, 8),)
+"""
+
+
+def test_the_verb_writes_a_bundle(tmp_path, monkeypatch):
+    monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "made_for_prebuild.py").write_text(MODEL)
+    model = "made_for_prebuild:make"
+    refused = CliRunner().invoke(app, ["prebuild", model, "-o", "out"])
+    assert (refused.exit_code, "--package" in refused.output) == (2, True)
+    done = CliRunner().invoke(app, ["prebuild", model, "--package", "-o", "out"])
+    assert done.exit_code == 0, done.output
+    assert "out: out " in done.output
+    assert "; compiled; it is not signed" in done.output
+    own = torch.nn.Linear(8, 8)
+    loaded = ipex_inductor.load("out", own.state_dict(), allow_unsigned=True)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(torch.ones(2, 8)), own(torch.ones(2, 8)), **CLOSE)
