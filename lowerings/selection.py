@@ -10,31 +10,40 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import torch
 
-from ipex_inductor import decisions
+from ipex_inductor import decisions, target
 from ipex_inductor.aot_cache import home
 from ipex_inductor.autotune import own
 from ipex_inductor.autotune.child import SPENT, Child, Refused, Tuned
 from ipex_inductor.autotune.database import Shard
 from ipex_inductor.autotune.record import Outcome, Problem, Record, encode
-from ipex_inductor.autotune.select import SHIPPED, Selection, lookup
+from ipex_inductor.autotune.select import (
+    SHIPPED,
+    Selection,
+    failed,
+    guessed,
+    guesser,
+    lookup,
+)
 from ipex_inductor.autotune.told import microseconds
 from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
-from ipex_inductor.lowerings.listed import Heard
+from ipex_inductor.lowerings.listed import Heard, Offer
 from ipex_inductor.lowerings.provenance import provenance_of
 
+MODELLED = ("cuda", "xpu")  # kinds of devices that there may be a cost model of
 COMMAND = (sys.executable, "-P", "-m", "ipex_inductor.lowerings.tuner")
 log = decisions.log
 
-# What has a choice on the CPU, by the names that Dynamo's graphs have: without one of these, there
-# is no need to lower a graph to learn its problems.
-_CPU_CALLS = re.compile(r"(badd)?bmm|(r|linalg_)?matmul|einsum|tensordot|bilinear")
+# What becomes a batched product, by the names that Dynamo's graphs have; nothing else has a choice
+# on the CPU. Without one of these, no graph need be lowered to learn what it is offered.
+_BATCHED = {"aten.bmm.default", "aten.baddbmm.default"}
+_CALLS = re.compile(r"(badd)?bmm|(r|linalg_)?matmul|einsum|tensordot|bilinear")
 
 
 @dataclass(frozen=True)
@@ -45,8 +54,8 @@ class Policy:
     may_time: bool
     budget: float
 
-    def settles(self) -> bool:
-        """Whether anything can be known of any graph."""
+    def records(self) -> bool:
+        """Whether there are records, or may be, of any graph."""
         there = self.database is not None and (self.may_time or self.database.exists())
         return there or any(SHIPPED.glob("*.jsonl"))
 
@@ -54,25 +63,39 @@ class Policy:
 def settle(
     policy: Policy,
     graph: str,
-    learn: Callable[[], Iterable[Problem]],
+    learn: Callable[[], Iterable[Offer]],
     say: Callable[[str, str], None],
 ) -> dict[bytes, Selection]:
-    """The selections for the graph with that digest; `learn` lowers it to see its problems.
+    """The selections for the graph with that digest; `learn` lowers it to see what it is offered.
 
     `say` hears what could not be measured, and why.
     """
-    problems = _remembered(graph)
-    if problems is None:
-        problems = {encode(p): p for p in learn()}
-        _remember(graph, problems)
-    found = lookup(problems, policy.database)
-    missing = [p for key, p in problems.items() if key not in found]
+    offers = _remembered(graph)
+    if offers is None:
+        offers = {encode(offer.problem): offer for offer in learn()}
+        _remember(graph, offers)
+    found = lookup(offers, policy.database)
+    missing = [offer.problem for key, offer in offers.items() if key not in found]
     if missing and policy.may_time and policy.database is not None:
         out = _measure(missing, policy.database, policy.budget, say)
         # What cannot be measured here is not tried again by every process.
-        _remember(graph, {key: p for key, p in problems.items() if key not in out})
-        found = lookup(problems, policy.database)
-    return found
+        offers = {key: offer for key, offer in offers.items() if key not in out}
+        _remember(graph, offers)
+        found = lookup(offers, policy.database)
+    return found | _guessed({k: o for k, o in offers.items() if k not in found}, policy.database)
+
+
+def _guessed(offers: Mapping[bytes, Offer], database: Path | None) -> dict[bytes, Selection]:
+    """What the cost model says of what nobody measured."""
+    out = failed(offers, database) if offers else {}
+    said = {key: guess_of(offer, out.get(key, ())) for key, offer in offers.items()}
+    return {key: found for key, found in said.items() if isinstance(found, Selection)}
+
+
+def guess_of(offer: Offer, out: Collection[bytes] = ()) -> Selection | str:
+    """The cost model's choice of what is offered, but for what is `out`; or why there is none."""
+    choices = [choice for choice in offer.choices if encode(choice) not in out]
+    return guessed(offer.problem, choices, offer.taken)
 
 
 def _measure(
@@ -99,15 +122,24 @@ def database_of(option: str) -> Path | None:
     return own.default_folder() if own.trusted() else None
 
 
-def may_choose(gm: torch.fx.GraphModule, devices: Iterable[torch.device]) -> bool:
+def may_choose(policy: Policy, gm: torch.fx.GraphModule, devices: Collection[torch.device]) -> bool:
     """Whether there can be anything to settle in this Dynamo graph."""
-    if any(device.type != "cpu" for device in devices):
-        return True
+    others = [device for device in devices if device.type != "cpu"]
+    if policy.records():
+        return bool(others) or _multiplies_batches(gm)
+    archs = {str(target.current(device)) for device in others if device.type in MODELLED}
+    guessers = map(guesser, sorted(archs))
+    ops = {op for known in guessers if known for op in known.ops()}
+    return bool(ops) and (not ops <= _BATCHED or _multiplies_batches(gm))
+
+
+def _multiplies_batches(gm: torch.fx.GraphModule) -> bool:
+    """Whether the graph has a call that may become a batched product."""
     graphs = (part.graph for part in gm.modules() if isinstance(part, torch.fx.GraphModule))
     nodes = (n for graph in graphs for n in graph.nodes)
     calls = (n.target for n in nodes if n.op in ("call_function", "call_method"))
     names = (call if isinstance(call, str) else getattr(call, "__name__", "") for call in calls)
-    return any(_CPU_CALLS.fullmatch(name.split(".")[0].strip("_")) for name in names)
+    return any(_CALLS.fullmatch(name.split(".")[0].strip("_")) for name in names)
 
 
 def tuned(measured: Iterable[Tuned], database: Path) -> Iterator[Tuned]:
@@ -168,24 +200,25 @@ def _folder() -> Path:
     return home.home() / "graphs"
 
 
-def _remembered(graph: str) -> dict[bytes, Problem] | None:
-    """The problems this graph had when it was lowered, None if that is not known."""
+def _remembered(graph: str) -> dict[bytes, Offer] | None:
+    """What this graph was offered when it was lowered, None if that is not known."""
     file = _folder() / f"{graph}.json"
     if not home.state(_folder()).usable or not file.exists():
         return None
     try:
-        return {encode(p): p for p in msgspec.json.decode(file.read_bytes(), type=list[Problem])}
+        offers = msgspec.json.decode(file.read_bytes(), type=list[Offer])
     except (OSError, msgspec.MsgspecError):
         return None
+    return {encode(offer.problem): offer for offer in offers}
 
 
-def _remember(graph: str, problems: Mapping[bytes, Problem]) -> None:
+def _remember(graph: str, offers: Mapping[bytes, Offer]) -> None:
     """Whole or not at all; without a folder of our own they are learned anew next time."""
     if not home.ensure(_folder()).usable:
         return
     part = _folder() / f".{graph}.{secrets.token_hex(8)}"
     try:
-        part.write_bytes(encode([*problems.values()]))
+        part.write_bytes(encode([*offers.values()]))
         part.replace(_folder() / f"{graph}.json")
     except OSError as error:
         log.info("autotune: what this graph needs is not remembered: %s", error)

@@ -112,7 +112,7 @@ def test_a_choice_that_is_not_offered_any_more_is_not_used_and_said(database, of
     keep(database, offer.problem, older, TEMPLATE)
     _, code = code_of(compiled(fn, database), A, B)
     assert "extern_kernels.bmm" in code
-    assert said() == [f"aten.bmm: {TEMPLATE} is recorded and not offered here"]
+    assert said() == [f"aten.bmm: {TEMPLATE} (recorded) is not offered here"]
 
 
 def test_what_failed_once_is_not_used_again(database, offer):
@@ -169,21 +169,21 @@ def test_backward_graphs_are_settled_too(database):
 
 def _problems_in_training():
     seen = []
-    problems = backend._problems
+    offers = backend._offers
 
     def noted(*args):
-        seen.extend(problems(*args))
+        seen.extend(offers(*args))
         return seen
 
     config = {"strict": True, "autotune": "always", "autotune_budget_s": 0}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "_problems", noted)
+        patch.setattr(backend, "_offers", noted)
         factors = (t.clone().requires_grad_() for t in (A, B))
         torch.compile(fn, backend="ipex", options=config)(*factors)
     torch.compiler.reset()
     decisions.clear()
     assert len(seen) >= 2
-    return seen
+    return [offer.problem for offer in seen]
 
 
 def test_what_inductor_times_itself_is_kept_as_its_word(database, offer):
@@ -307,7 +307,7 @@ def test_problems_are_learned_anew_for_other_threads_and_other_sizes(monkeypatch
 
 def test_what_was_found_is_used_though_the_disk_fails_later(monkeypatch, database, offer):
     keep(database, offer.problem, offer.choices, TEMPLATE)
-    other = changed(offer.problem, epilogue="")
+    other = replace(offer, problem=changed(offer.problem, epilogue=""))
 
     def full(*_):
         raise OSError("no space left")
@@ -315,7 +315,7 @@ def test_what_was_found_is_used_though_the_disk_fails_later(monkeypatch, databas
     monkeypatch.setattr(selection, "here", full)
     said_ = []
     policy = selection.Policy(database, True, 10)
-    learned = lambda: [offer.problem, other]  # noqa: E731
+    learned = lambda: [offer, other]  # noqa: E731
     found = selection.settle(policy, "graph", learned, lambda *words: said_.append(words))
     assert [s.choice.name for s in found.values()] == [TEMPLATE]
     assert said_ == [("autotune", "measuring stopped: no space left")]
@@ -388,7 +388,7 @@ def test_the_digest_is_of_what_was_selected(offer):
         (lambda a, b: a.relu() + b.sum(), False),
     ],
 )
-def test_graphs_without_a_choice_are_not_lowered_to_learn_that(call, may):
+def test_graphs_without_a_choice_are_not_lowered_to_learn_that(call, may, tmp_path):
     graphs = []
 
     def note(gm, _):
@@ -396,7 +396,8 @@ def test_graphs_without_a_choice_are_not_lowered_to_learn_that(call, may):
         return gm.forward
 
     torch.compile(call, backend=note)(A, B)
-    assert selection.may_choose(graphs[0], {A.device}) == may
+    policy = selection.Policy(tmp_path, True, 10)
+    assert selection.may_choose(policy, graphs[0], {A.device}) == may
 
 
 PROGRAM = """

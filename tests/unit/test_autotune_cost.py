@@ -313,8 +313,8 @@ def test_what_the_model_does_not_know_is_not_ranked(wanted, more, known):
 
 
 def test_the_model_says_what_torch_says():
-    """`cost._larger` against the tensors that it is fitted with."""
+    """`cost.larger` against the tensors that it is fitted with."""
     times, factors = [1.0, 2.0, -1.0, 0.5], [0.1, -0.2, 0.3, 0.0]
     rows = torch.tensor([times], dtype=torch.float64) + torch.tensor([factors])
-    found = fitting._larger(rows, torch.tensor([0.7], dtype=torch.float64))
-    assert cost._larger(times, factors, 0.7) == pytest.approx(float(found))
+    found = fitting.larger(rows, torch.tensor([0.7], dtype=torch.float64))
+    assert cost.larger(times, factors, 0.7) == pytest.approx(float(found))
