@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -14,11 +14,12 @@ from torch._inductor.runtime import benchmarking
 from torch._inductor.utils import run_and_get_code
 from torch.utils.checkpoint import checkpoint
 
-from ipex_inductor import backend, decisions
+from ipex_inductor import backend, decisions, target
 from ipex_inductor.aot_cache import home
 from ipex_inductor.autotune import select
 from ipex_inductor.autotune.database import Records, Shard
-from ipex_inductor.autotune.record import Record, Symbol, encode
+from ipex_inductor.autotune.guess import Guess
+from ipex_inductor.autotune.record import Outcome, Record, Symbol, encode
 from ipex_inductor.lowerings import listed, selection
 from ipex_inductor.lowerings.listed import Choosing, choosing
 from ipex_inductor.lowerings.settings import settings_of
@@ -482,3 +483,239 @@ def test_max_autotune_measures_once_and_remembers(tmp_path, database):
     assert found["said"][0].endswith("recorded")
     assert process(tmp_path, database, mode="max-autotune")["hit"] == 1
     assert [encode(r) for r in Records(database)] == [encode(record)]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A model that knows of this machine what `select.guesser` knows of GPUs."""
+
+    wins: bool = True
+    reason: str = ""
+
+    def ops(self):
+        return {"aten.bmm.default"}
+
+    def guess(self, problem, choices):
+        templates = [c for c in choices if c.kind == "template"]
+        if self.reason or not templates:
+            return self.reason or "none of the templates it knows is offered"
+        return Guess(templates[0], 5.0, 20.0 if self.wins else 6.0, 1.5)
+
+
+@pytest.fixture
+def model(monkeypatch):
+    """Plants one; for `may_choose`, this CPU is a device that there may be a model of."""
+
+    def plant(**given):
+        for room in (select, selection):
+            monkeypatch.setattr(room, "guesser", lambda arch: Planted(**given))
+        monkeypatch.setattr(selection, "may_choose", lambda *_: True)
+
+    return plant
+
+
+def counted(monkeypatch, room, name):
+    calls, real = [], getattr(room, name)
+    monkeypatch.setattr(room, name, lambda *a, **k: calls.append(a) or real(*a, **k))
+    return calls
+
+
+@pytest.mark.parametrize("options", [{}, {"autotune": "never"}], ids=str)
+def test_the_model_chooses_where_nothing_is_recorded(options, database, model, monkeypatch):
+    model()
+    measured = counted(monkeypatch, selection, "tuned")
+    result, code = code_of(compiled(fn, database, **options), A, B)
+    torch.testing.assert_close(result, fn(A, B))
+    assert IN_CODE in code
+    (reason,) = said()
+    assert reason.startswith(f"{TEMPLATE} micro=")
+    assert reason.endswith(": 5 us, aten.bmm 20, model")
+    assert not measured
+
+
+def test_the_model_may_leave_it_to_the_library(database, model):
+    model(wins=False)
+    _, code = code_of(compiled(fn, database), A, B)
+    assert "extern_kernels.bmm" in code
+    assert said() == [f"aten.bmm: 6 us, model ({TEMPLATE} 5, taken from 1.5 times as fast)"]
+
+
+def test_what_the_model_refuses_is_the_librarys_and_is_said(database, model):
+    model(reason="its sizes vary")
+    _, code = code_of(compiled(fn, database, max_autotune_gemm=True, autotune="never"), A, B)
+    assert "extern_kernels.bmm" in code
+    assert said() == ["aten.bmm: nothing is recorded of 2 choices; model: its sizes vary"]
+
+
+def test_records_come_before_the_model(database, offer, model):
+    model()
+    keep(database, offer.problem, offer.choices, "aten.bmm")
+    _, code = code_of(compiled(fn, database), A, B)
+    assert "extern_kernels.bmm" in code
+    assert said() == ["aten.bmm: 50 us, recorded"]
+
+
+def test_measuring_comes_before_the_model(database, offer, model, monkeypatch):
+    model()
+    times = [timed(c, 50.0 if c.name == "aten.bmm" else 100.0) for c in offer.choices]
+    record = Record(offer.problem, tuple(times), PROVENANCE)
+    monkeypatch.setattr(selection, "here", lambda problems, _: ((p, record) for p in problems))
+    _, code = code_of(compiled(fn, database, autotune="always"), A, B)
+    assert "extern_kernels.bmm" in code
+    assert said() == ["aten.bmm: 50 us, recorded"]
+
+
+def test_what_the_time_did_not_suffice_for_is_the_models(database, model, monkeypatch):
+    model()
+    options = {"autotune": "always", "autotune_budget_s": 0, "strict": False}
+    _, code = code_of(compiled(fn, database, **options), A, B)
+    assert IN_CODE in code
+
+
+def test_what_failed_once_is_not_guessed(database, offer, model):
+    model()
+    wrong = [Outcome(c, reason="wrong by 0.1") for c in offer.choices if c.kind == "template"]
+    Shard(database).append(Record(offer.problem, tuple(wrong), PROVENANCE))
+    _, code = code_of(compiled(fn, database), A, B)
+    assert "extern_kernels.bmm" in code
+    assert said() == []
+
+
+def test_the_models_choice_is_part_of_the_key(database, model, monkeypatch):
+    selected, real = [], backend._identity_fields
+
+    def noted(*args):
+        fields = real(*args)
+        selected.append(fields["selected"])
+        return fields
+
+    monkeypatch.setattr(backend, "_identity_fields", noted)
+    digests = []
+    for wins in (True, False, True):
+        model(wins=wins)
+        torch.compiler.reset()
+        _, code = code_of(compiled(fn, database), A, B)
+        assert (IN_CODE in code) == wins, "not what was compiled for the other choice"
+        digests.append(selected[-1])
+    assert digests[0] == digests[2] != digests[1]
+    assert select.digest([]) not in digests
+
+
+def test_without_a_model_nothing_is_looked_at(database, monkeypatch):
+    """As on every CPU: neither lowered to learn, nor is a model read, nor anything asked."""
+    learned = counted(monkeypatch, backend, "_offers")
+    read = counted(monkeypatch, select.guess, "load")
+    code_of(compiled(fn, database), A, B)
+    assert not learned
+    assert not read
+    assert said() == []
+
+
+def test_a_gpu_without_a_model_is_left_alone(monkeypatch):
+    graph = torch.fx.symbolic_trace(lambda a, b: torch.bmm(a, b))
+    policy = selection.Policy(None, False, 10)
+    gpu = torch.device("cuda", 0)
+    for arch, may in (("h200", True), ("a100-80gb", False)):
+        monkeypatch.setattr(target, "current", lambda device, arch=arch: target.described(arch))
+        assert selection.may_choose(policy, graph, {gpu}) == may
+    plain = torch.fx.symbolic_trace(lambda a, b: a.relu() + b)
+    assert not selection.may_choose(policy, plain, {gpu})
+    assert not selection.may_choose(policy, graph, {torch.device("mps")})
+
+
+@pytest.fixture
+def uncompilable(monkeypatch):
+    """The C++ of that template is no C++."""
+    from torch._inductor.codegen.cpp_bmm_template import CppBmmTemplate
+
+    real = CppBmmTemplate.render
+    monkeypatch.setattr(
+        CppBmmTemplate, "render", lambda *a, **k: real(*a, **k) + "\n#error planted\n"
+    )
+
+
+def test_a_template_that_does_not_compile_is_the_librarys(database, model, uncompilable, caplog):
+    model()
+    result, codes = run_and_get_code(torch.no_grad()(compiled(fn, database, strict=False)), A, B)
+    torch.testing.assert_close(result, fn(A, B))
+    assert ["extern_kernels.bmm" in code for code in codes] == [False, True]
+    (reason,) = said()
+    assert reason.startswith(f"aten.bmm: {TEMPLATE} (model) does not compile (")
+    assert not any(r.count("fallback") for r in decisions.reports()), "our passes stay"
+    assert any("does not compile" in message for message in caplog.messages)
+
+
+def test_also_in_a_backward(database, model, uncompilable):
+    model()
+    a, b = (t.clone().requires_grad_() for t in (A, B))
+    tangent = torch.randn(3, 40, 56)
+    compiled(fn, database, strict=False)(a, b).backward(tangent)
+    want = [t.clone().requires_grad_() for t in (A, B)]
+    fn(*want).backward(tangent)
+    for have, expected in zip((a, b), want, strict=True):
+        torch.testing.assert_close(have.grad, expected.grad)
+    assert len(said()) == 3
+    assert all("(model) does not compile" in reason for reason in said())
+
+
+def test_a_recorded_template_that_does_not_compile_any_more_as_well(database, offer, uncompilable):
+    keep(database, offer.problem, offer.choices, TEMPLATE)
+    result, codes = run_and_get_code(torch.no_grad()(compiled(fn, database, strict=False)), A, B)
+    torch.testing.assert_close(result, fn(A, B))
+    assert ["extern_kernels.bmm" in code for code in codes] == [False, True]
+    assert "(recorded) does not compile" in said()[0]
+
+
+def test_strict_compilation_says_what_does_not_compile(database, model, uncompilable):
+    model()
+    with pytest.raises(Exception, match="planted"):
+        code_of(compiled(fn, database), A, B)
+
+
+def test_what_fails_without_templates_too_is_told_as_it_was(database, model, monkeypatch):
+    model()
+    tries = []
+
+    def broken(*_, **__):
+        tries.append(1)
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(backend.compat, "compile_inner", broken)
+    result, _ = code_of(compiled(fn, database, strict=False), A, B)
+    torch.testing.assert_close(result, fn(A, B))
+    assert len(tries) == 2
+    reasons = [e.reason for r in decisions.reports() for e in r.events if e.kind == "fallback"]
+    assert reasons == ["RuntimeError: no luck"]
+
+
+def test_templates_are_listed_only_where_one_was_selected(database, model, monkeypatch):
+    from torch._inductor import config as inductor
+
+    seen = []
+    real = backend.compat.compile_inner
+
+    def noted(*args, **kwargs):
+        seen.append(inductor.max_autotune_gemm)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(backend.compat, "compile_inner", noted)
+    for given, options, wanted in (
+        ({"wins": True}, {}, True),
+        ({"wins": False}, {}, False),
+        ({"reason": "no"}, {}, False),
+        ({"wins": True}, {"max_autotune_gemm": False}, False),
+        ({"wins": False}, {"max_autotune_gemm": True, "autotune": "never"}, True),
+    ):
+        model(**given)
+        torch.compiler.reset()
+        del seen[:]
+        code_of(compiled(fn, database, **options), A, B)
+        assert seen[-1] == wanted
+    assert not inductor.max_autotune_gemm
+
+
+def test_the_users_word_keeps_templates_out(database, offer, model):
+    model()
+    keep(database, offer.problem, offer.choices, TEMPLATE)
+    _, code = code_of(compiled(fn, database, max_autotune_gemm=False), A, B)
+    assert "extern_kernels.bmm" in code
