@@ -372,15 +372,10 @@ def _say_choices(
     graph_report: decisions.GraphReport,
 ) -> None:
     """`why_not`: what became of a choice that was selected and is not there."""
-    from ipex_inductor.lowerings.selection import guess_of
-
     for key, offer in now.offers.items():
         known = selected.get(key)
         if known is None:
-            guess = guess_of(offer)
-            model = f"; model: {guess}" if isinstance(guess, str) and guess else ""
             reason = f"{offer.taken.name}: nothing is recorded of {len(offer.choices)} choices"
-            reason += model
         elif known.choice == offer.taken:
             reason = str(known)
         else:

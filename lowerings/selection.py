@@ -68,7 +68,7 @@ def settle(
 ) -> dict[bytes, Selection]:
     """The selections for the graph with that digest; `learn` lowers it to see what it is offered.
 
-    `say` hears what could not be measured, and why.
+    `say` hears what could not be measured and what the model has no say in, and why.
     """
     offers = _remembered(graph)
     if offers is None:
@@ -82,20 +82,26 @@ def settle(
         offers = {key: offer for key, offer in offers.items() if key not in out}
         _remember(graph, offers)
         found = lookup(offers, policy.database)
-    return found | _guessed({k: o for k, o in offers.items() if k not in found}, policy.database)
+    return found | _guessed({k: o for k, o in offers.items() if k not in found}, policy, say)
 
 
-def _guessed(offers: Mapping[bytes, Offer], database: Path | None) -> dict[bytes, Selection]:
-    """What the cost model says of what nobody measured."""
-    out = failed(offers, database) if offers else {}
-    said = {key: guess_of(offer, out.get(key, ())) for key, offer in offers.items()}
-    return {key: found for key, found in said.items() if isinstance(found, Selection)}
-
-
-def guess_of(offer: Offer, out: Collection[bytes] = ()) -> Selection | str:
-    """The cost model's choice of what is offered, but for what is `out`; or why there is none."""
-    choices = [choice for choice in offer.choices if encode(choice) not in out]
-    return guessed(offer.problem, choices, offer.taken)
+def _guessed(
+    offers: Mapping[bytes, Offer], policy: Policy, say: Callable[[str, str], None]
+) -> dict[bytes, Selection]:
+    """What the cost model says of what nobody measured; `say` hears why it says nothing."""
+    out = failed(offers, policy.database) if offers else {}
+    found: dict[bytes, Selection] = {}
+    reasons: dict[tuple[str, str], None] = {}
+    for key, offer in offers.items():
+        choices = [c for c in offer.choices if encode(c) not in out.get(key, ())]
+        guess = guessed(offer.problem, choices, offer.taken)
+        if isinstance(guess, Selection):
+            found[key] = guess
+        elif guess:
+            reasons[offer.problem.op, guess] = None
+    for op, reason in reasons:
+        say(f"a template for {op}", f"the library's: {reason}")
+    return found
 
 
 def _measure(

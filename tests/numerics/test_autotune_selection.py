@@ -542,9 +542,11 @@ def test_the_model_may_leave_it_to_the_library(database, model):
 
 def test_what_the_model_refuses_is_the_librarys_and_is_said(database, model):
     model(reason="its sizes vary")
-    _, code = code_of(compiled(fn, database, max_autotune_gemm=True, autotune="never"), A, B)
+    _, code = code_of(compiled(fn, database), A, B)
     assert "extern_kernels.bmm" in code
-    assert said() == ["aten.bmm: nothing is recorded of 2 choices; model: its sizes vary"]
+    (event,) = [e for r in decisions.reports() for e in r.events if e.kind == "missed"]
+    assert event.subject == "a template for aten.bmm.default"
+    assert event.reason == "the library's: its sizes vary"
 
 
 def test_records_come_before_the_model(database, offer, model):
@@ -578,7 +580,8 @@ def test_what_failed_once_is_not_guessed(database, offer, model):
     Shard(database).append(Record(offer.problem, tuple(wrong), PROVENANCE))
     _, code = code_of(compiled(fn, database), A, B)
     assert "extern_kernels.bmm" in code
-    assert said() == []
+    (event,) = [e for r in decisions.reports() for e in r.events if e.kind == "missed"]
+    assert event.reason == "the library's: none of the templates it knows is offered"
 
 
 def test_the_models_choice_is_part_of_the_key(database, model, monkeypatch):
