@@ -6,7 +6,6 @@ A list that is remembered wrongly costs only speed: what was not settled gets th
 """
 
 import os
-import re
 import secrets
 import sys
 import time
@@ -32,18 +31,13 @@ from ipex_inductor.autotune.select import (
     lookup,
 )
 from ipex_inductor.autotune.told import microseconds
-from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
+from ipex_inductor.lowerings import likely, spaces  # noqa: F401  what records may name
 from ipex_inductor.lowerings.listed import Heard, Offer
 from ipex_inductor.lowerings.provenance import provenance_of
 
 MODELLED = ("cuda", "xpu")  # kinds of devices that there may be a cost model of
 COMMAND = (sys.executable, "-P", "-m", "ipex_inductor.lowerings.tuner")
 log = decisions.log
-
-# What becomes a batched product, by the names that Dynamo's graphs have; nothing else has a choice
-# on the CPU. Without one of these, no graph need be lowered to learn what it is offered.
-_BATCHED = {"aten.bmm.default", "aten.baddbmm.default"}
-_CALLS = re.compile(r"(badd)?bmm|(r|linalg_)?matmul|einsum|tensordot|bilinear")
 
 
 @dataclass(frozen=True)
@@ -132,20 +126,9 @@ def may_choose(policy: Policy, gm: torch.fx.GraphModule, devices: Collection[tor
     """Whether there can be anything to settle in this Dynamo graph."""
     others = [device for device in devices if device.type != "cpu"]
     if policy.records():
-        return bool(others) or _multiplies_batches(gm)
+        return bool(others) or likely.multiplies_batches(gm)
     archs = {str(target.current(device)) for device in others if device.type in MODELLED}
-    guessers = map(guesser, sorted(archs))
-    ops = {op for known in guessers if known for op in known.ops()}
-    return bool(ops) and (not ops <= _BATCHED or _multiplies_batches(gm))
-
-
-def _multiplies_batches(gm: torch.fx.GraphModule) -> bool:
-    """Whether the graph has a call that may become a batched product."""
-    graphs = (part.graph for part in gm.modules() if isinstance(part, torch.fx.GraphModule))
-    nodes = (n for graph in graphs for n in graph.nodes)
-    calls = (n.target for n in nodes if n.op in ("call_function", "call_method"))
-    names = (call if isinstance(call, str) else getattr(call, "__name__", "") for call in calls)
-    return any(_CALLS.fullmatch(name.split(".")[0].strip("_")) for name in names)
+    return any(likely.may_guess(gm, known) for known in map(guesser, sorted(archs)) if known)
 
 
 def tuned(measured: Iterable[Tuned], database: Path) -> Iterator[Tuned]:

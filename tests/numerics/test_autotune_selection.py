@@ -614,16 +614,97 @@ def test_without_a_model_nothing_is_looked_at(database, monkeypatch):
     assert said() == []
 
 
-def test_a_gpu_without_a_model_is_left_alone(monkeypatch):
-    graph = torch.fx.symbolic_trace(lambda a, b: torch.bmm(a, b))
+def scores(q, k):
+    return q @ k.transpose(-1, -2) * 0.125
+
+
+def halves(*shape, dtype=torch.bfloat16):
+    return torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)
+
+
+def mixed(q, k):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return scores(q, k)
+
+
+LIKELY = {
+    "scores": (scores, halves(32, 128, 64), True),
+    "torch.bmm": (
+        lambda q, k: torch.bmm(q, k.mT.contiguous()).mul(0.125),
+        halves(32, 128, 64),
+        True,
+    ),
+    "four dimensions": (scores, halves(8, 4, 128, 64), True),
+    "views behind": (lambda q, k: scores(q, k).view(8, 4, 128, 128), halves(32, 128, 64), True),
+    "a product behind": (lambda q, k: scores(q, k) @ q, halves(32, 128, 64), True),
+    "checkpointed": (
+        lambda q, k: checkpoint(scores, q, k, use_reentrant=False),
+        halves(32, 128, 64),
+        True,
+    ),
+    "autocast": (mixed, halves(32, 128, 64, dtype=torch.float32), True),
+    "fp32": (scores, halves(32, 128, 64, dtype=torch.float32), False),
+    "no epilogue": (lambda q, k: q @ k.mT, halves(32, 128, 64), False),
+    "another epilogue": (lambda q, k: (q @ k.mT).sigmoid(), halves(32, 128, 64), False),
+    "more behind": (lambda q, k: scores(q, k).softmax(-1), halves(32, 128, 64), False),
+    "other heads": (scores, halves(32, 128, 80), False),
+    "few": (scores, halves(31, 128, 64), False),
+    "short": (scores, halves(32, 127, 64), False),
+    "no batch": (scores, halves(128, 64), False),
+    "nothing": (lambda q, k: q * k, halves(32, 128, 64), False),
+}
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """As if that device were there."""
+
+    def plant(name):
+        monkeypatch.setattr(target, "current", lambda device: target.described(name))
+        return {torch.device("cuda", 0)}
+
+    return plant
+
+
+def captured(call, *inputs, dynamic=None):
+    graphs = []
+
+    def note(gm, _):
+        graphs.append(gm)
+        return gm.forward
+
+    with torch.no_grad():
+        torch.compile(call, backend=note, dynamic=dynamic)(*inputs)
+    return graphs[0]
+
+
+@pytest.mark.parametrize("name", LIKELY)
+def test_for_the_model_only_what_plainly_is_of_a_class_is_lowered(name, gpu):
+    call, inputs, may = LIKELY[name]
     policy = selection.Policy(None, False, 10)
-    gpu = torch.device("cuda", 0)
-    for arch, may in (("h200", True), ("a100-80gb", False)):
-        monkeypatch.setattr(target, "current", lambda device, arch=arch: target.described(arch))
-        assert selection.may_choose(policy, graph, {gpu}) == may
-    plain = torch.fx.symbolic_trace(lambda a, b: a.relu() + b)
-    assert not selection.may_choose(policy, plain, {gpu})
+    assert selection.may_choose(policy, captured(call, *inputs), gpu("h200")) == may
+
+
+def test_what_varies_or_has_no_model_is_not_lowered_for_it(gpu):
+    policy = selection.Policy(None, False, 10)
+    graph = captured(scores, *halves(32, 128, 64))
+    assert not selection.may_choose(
+        policy, captured(scores, *halves(32, 128, 64), dynamic=True), gpu("h200")
+    )
+    assert selection.may_choose(policy, graph, gpu("h200"))
+    assert not selection.may_choose(policy, graph, gpu("a100-80gb"))
     assert not selection.may_choose(policy, graph, {torch.device("mps")})
+    assert not selection.may_choose(policy, graph, {torch.device("cpu")})
+
+
+def test_a_model_of_other_ops_is_asked_of_every_graph(gpu, monkeypatch):
+    linear = captured(torch.nn.Linear(8, 8), torch.randn(4, 8))
+    known = select.guesser("sm_90:NVIDIA-H200")
+    other = [changed(c, op="aten.mm.default") for c in known.classes if c.templates]
+    policy = selection.Policy(None, False, 10)
+    assert not selection.may_choose(policy, linear, gpu("h200"))
+    monkeypatch.setattr(selection, "guesser", lambda arch: changed(known, classes=tuple(other)))
+    assert selection.may_choose(policy, linear, gpu("h200"))
 
 
 @pytest.fixture
