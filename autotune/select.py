@@ -19,6 +19,7 @@ from ipex_inductor.autotune.pool import Estimate, Pool, pool
 from ipex_inductor.autotune.record import Choice, Problem, decode_problem, encode
 
 SHIPPED = Path(__file__).with_name("tables")
+SOURCES = ("recorded", "shipped")
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,17 @@ class Selection:
 
     best: Estimate
     library: Estimate | None
-    source: str  # "recorded", "shipped", "model", and for which sizes if for others
+    source: str  # of SOURCES, and for which sizes if for others; or "model"
 
     @property
     def choice(self) -> Choice:
         """What is to be used."""
         return self.best.choice
+
+    @property
+    def measured(self) -> bool:
+        """Whether on this very problem, and not on other sizes or by nobody."""
+        return self.source in SOURCES
 
     def __str__(self) -> str:
         """One line: what, how fast, against what, from where."""
@@ -50,7 +56,7 @@ def lookup(problems: Collection[bytes], database: Path | None) -> dict[bytes, Se
     `database` is the user's, None for none.
     """
     found: dict[bytes, Selection] = {}
-    for source, folder in (("recorded", database), ("shipped", SHIPPED)):
+    for source, folder in zip(SOURCES, (database, SHIPPED), strict=True):
         missing = [p for p in problems if p not in found]
         if missing and folder is not None and folder.exists():
             found |= _best(missing, folder, source)

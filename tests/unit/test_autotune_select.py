@@ -62,7 +62,9 @@ def test_a_record_of_the_size_itself_comes_first(folder):
     keep(folder, product(200), OTHER)
     assert found(product(200), folder).choice == OTHER
     assert found(product(200), folder).source == "recorded"
+    assert found(product(200), folder).measured
     assert found(product(201), folder).choice == FAST
+    assert not found(product(201), folder).measured  # so `autotune run` measures it
 
 
 def test_the_narrowest_range_serves(folder):
