@@ -54,7 +54,7 @@ class Model(Value, frozen=True):
         factors = [
             math.fsum(w * f for w, f in zip(row, parts.features, strict=True)) for row in self.tiles
         ]
-        time = _larger([*map(math.log, parts.times)], factors, self.launch)
+        time = larger([*map(math.log, parts.times)], factors, self.launch)
         return math.exp(min(max(time, -LARGEST), LARGEST))
 
 
@@ -82,7 +82,7 @@ class Parts(msgspec.Struct, frozen=True):
 
 def parts_of(problem: Problem, choice: Choice) -> Parts | None:
     """What the model sees of a template on a problem; None if it cannot."""
-    device, size, tile = _described(problem.arch), extent(problem), _tile_of(choice)
+    device, size, tile = described(problem.arch), extent(problem), _tile_of(choice)
     fast = device and device.rate(RATES.get(problem.operands[0].dtype, ""))
     if device is None or size is None or tile is None or not fast or not size.result * size.terms:
         return None
@@ -99,14 +99,19 @@ def parts_of(problem: Problem, choice: Choice) -> Parts | None:
     arithmetic = 2 * waiting * tile.rows * tile.columns * steps * tile.terms / (fast / many)
     loaded = tiles * (tile.rows + tile.columns) * steps * tile.terms * WIDTH / LAST_CACHE
     latency = math.ceil(tiles / (many * blocks)) * steps
-    traffic = _moved(problem, size) / (device.bandwidth or 1.0)
+    traffic = moved(problem, size) / (device.bandwidth or 1.0)
     times = (arithmetic * 1e6, loaded * 1e6, traffic * 1e6, float(latency))
     return Parts(times, _features(choice.name, tile, blocks, waiting))
 
 
-def described(arch: str) -> bool:
-    """Whether the facts about it are known that the model needs."""
-    return _described(arch) is not None
+def described(arch: str) -> Target | None:
+    """Its description, if that has all the facts that the model needs."""
+    try:
+        found = target.described(arch)
+    except TargetError:
+        return None
+    known = found.bandwidth and found.rates and found.shared_memory and found.registers
+    return found if known else None
 
 
 def load(folders: Sequence[Path], arch: str) -> Model | None:
@@ -116,7 +121,7 @@ def load(folders: Sequence[Path], arch: str) -> Model | None:
             model = msgspec.json.decode((folder / file_name(arch)).read_bytes(), type=Model)
         except (OSError, ValueError):  # msgspec's errors are such, and those of text too
             continue
-        if model.arch == arch and _fits(model):
+        if model.arch == arch and fits(model):
             return model
     return None
 
@@ -126,22 +131,13 @@ def file_name(arch: str) -> str:
     return f"cost-{arch.replace(':', '-')}.json"
 
 
-def _fits(model: Model) -> bool:
+def fits(model: Model) -> bool:
     """Whether the numbers are as this version means them, and as many."""
     count = len(_features("", Tile(16, 16, 16, 1, 1), 1, 1))
     shaped = len(model.tiles) == 4 and all(len(row) == count for row in model.tiles)
     numbers = [*itertools.chain(*model.tiles), model.launch]
     known = model.features == FEATURES and RATES.keys() >= {*model.dtypes}
     return shaped and known and all(abs(number) <= LARGEST for number in numbers)
-
-
-def _described(arch: str) -> Target | None:
-    try:
-        device = target.described(arch)
-    except TargetError:
-        return None
-    known = device.bandwidth and device.rates and device.shared_memory and device.registers
-    return device if known else None
 
 
 def _tile_of(choice: Choice) -> Tile | None:
@@ -164,7 +160,7 @@ def _features(name: str, tile: Tile, blocks: int, waiting: int) -> tuple[float, 
     return (1.0, *shape, *products, many, float(tile.accumulators >= 128), *shared, *kind)
 
 
-def _moved(problem: Problem, size: Extent) -> int:
+def moved(problem: Problem, size: Extent) -> int:
     """Bytes of all operands and the result, each moved once."""
     operands = (
         math.prod(int(n) for n, step in zip(o.shape, o.stride, strict=True) if step)
@@ -173,7 +169,7 @@ def _moved(problem: Problem, size: Extent) -> int:
     return (size.result + sum(operands)) * WIDTH
 
 
-def _larger(times: Sequence[float], factors: Sequence[float], least: float) -> float:
+def larger(times: Sequence[float], factors: Sequence[float], least: float) -> float:
     """The larger of times that are stretched by factors, and of the least; all as logarithms."""
     parts = [SHARPNESS * (t + f) for t, f in zip(times, factors, strict=True)]
     parts.append(SHARPNESS * least)

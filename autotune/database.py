@@ -19,13 +19,14 @@ import msgspec
 
 from ipex_inductor.aot_cache.folder import sync_folder
 from ipex_inductor.autotune import record as records
-from ipex_inductor.autotune.record import Record
+from ipex_inductor.autotune.record import Problem, Record
 from ipex_inductor.autotune.space import why_refused
 
 SUFFIX = ".jsonl"
 _HEAD, _MIDDLE, _TAIL = b'{"record":', b',"sha256":"', b'"}\n'
 _PROBLEM, _OUTCOMES = b'{"problem":', b',"outcomes":['
 _TRIES = 3  # files of one writer that somebody else may remove, one after the other
+_SYMBOLS = b',"symbols":['  # in a problem that has any
 _DIGEST = 64  # hexadecimal digits of SHA-256
 
 
@@ -64,9 +65,7 @@ class Records:
         """One by one, so that no more of them need be held than their reader wants."""
         self.refused, met = [], set()
         for file in opened(self.sources):
-            for number, line in enumerate(file, 1):
-                if self._only is not None and _problem(line) not in self._only:
-                    continue
+            for number, line in self._lines(file):
                 try:
                     name, record = self._parsed(line)
                 except (ValueError, msgspec.MsgspecError) as error:
@@ -75,6 +74,18 @@ class Records:
                     if name not in met:
                         met.add(name)
                         yield record
+
+    def _lines(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        if self._only is None:
+            yield from enumerate(file, 1)
+            return
+        places = index_of(file).places
+        wanted = (place for key in self._only for place in places.get(hash(key), ()))
+        for start, number in sorted(wanted):
+            file.seek(start)
+            line = file.readline()
+            if _problem(line) in self._only:
+                yield number, line
 
     def _parsed(self, line: bytes) -> tuple[bytes, Record]:
         name, body = whole(line)
@@ -196,6 +207,50 @@ def opened(sources: Iterable[Path]) -> Iterator[BinaryIO]:
             for path in todo:
                 with suppress(*may_go), open(path, "rb") as file:
                     yield file
+
+
+@dataclass(frozen=True)
+class Index:
+    """Where in a file the lines of each problem stand, and the problems whose sizes vary.
+
+    By hash, so that it is small: whoever goes there reads what stands there.
+    """
+
+    places: dict[int, list[tuple[int, int]]]  # start and number of a line
+    varying: dict[bytes, Problem]
+
+
+_indices: dict[str, tuple[tuple[int, ...], Index]] = {}  # of files as they were
+
+
+def index_of(file: BinaryIO) -> Index:
+    """Of an open file, which is read once for as long as it does not change."""
+    now = os.fstat(file.fileno())
+    stamp = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns)
+    known = _indices.get(str(file.name))
+    if known is None or known[0] != stamp:
+        known = _indices[str(file.name)] = stamp, _indexed(file)
+    return known[1]
+
+
+def varying(source: Path) -> dict[bytes, Problem]:
+    """All problems in a file or folder whose sizes vary, by canonical form: nothing is checked."""
+    return {key: p for file in opened([source]) for key, p in index_of(file).varying.items()}
+
+
+def _indexed(file: BinaryIO) -> Index:
+    places: dict[int, list[tuple[int, int]]] = {}
+    found: dict[bytes, Problem] = {}
+    start = 0
+    for number, line in enumerate(file, 1):
+        key = _problem(line)
+        if key:
+            places.setdefault(hash(key), []).append((start, number))
+        if _SYMBOLS in key and key not in found:
+            with suppress(msgspec.MsgspecError):
+                found[key] = records.decode_problem(key)
+        start += len(line)
+    return Index(places, found)
 
 
 def _listed(source: Path) -> Iterable[Path]:

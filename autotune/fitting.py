@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,30 +64,44 @@ def fit(records: Iterable[Record]) -> tuple[Model, Quality]:
     """
     pools = pool(records)
     problems = {key: decode_problem(key) for key in pools}
-    arch = _one({problem.arch for problem in problems.values()})
+    arch = one({problem.arch for problem in problems.values()})
     extra = _besides([*pools.values()])
-    seen = [(problems[key], _seen(problems[key], pools[key], extra)) for key in sorted(pools)]
-    counts = Counter(p.operands[0].dtype for p, templates in seen if templates)
+    templates = [(problems[key], seen(problems[key], pools[key], extra)) for key in sorted(pools)]
+    dtypes = dtypes_of(templates)
+    kept = [known for p, known in templates if known and p.operands[0].dtype in dtypes]
+    quality = _held_out(_rows(kept))
+    return model_of(kept, arch, dtypes, quality.error), quality
+
+
+Seen = tuple[Choice, float, float, cost.Parts]  # of a template: its time and what that counts for
+
+
+def model_of(
+    problems: Sequence[Sequence[Seen]], arch: str, dtypes: tuple[str, ...], error: float
+) -> Model:
+    """The model of what was seen of each of some problems."""
+    factors, launch = _fit(_rows(problems))
+    names = {choice.name for templates in problems for choice, *_ in templates}
+    tiles = tuple(tuple(row) for row in factors.tolist())
+    return Model(arch, dtypes, tiles, launch, tuple(sorted(names)), error, len(problems))
+
+
+def dtypes_of(templates: Iterable[tuple[Problem, Sequence[Seen]]]) -> tuple[str, ...]:
+    """The dtypes of which enough is known. Raises `ArgumentError` if there are none."""
+    counts = Counter(p.operands[0].dtype for p, known in templates if known)
     dtypes = tuple(sorted(dtype for dtype, count in counts.items() if count >= FEWEST))
     if not dtypes:
         came = ", ".join(f"{n} of {dtype}" for dtype, n in sorted(counts.items())) or "none"
         todo = "Record more: ipex-inductor autotune run."
         raise ArgumentError(f"{FEWEST} problems of a dtype with templates", came, todo)
-    kept = [templates for p, templates in seen if templates and p.operands[0].dtype in dtypes]
-    rows = _rows(kept)
-    factors, launch = _fit(rows)
-    names = {choice.name for templates in kept for choice, *_ in templates}
-    tiles = tuple(tuple(row) for row in factors.tolist())
-    quality = _held_out(rows)
-    model = Model(arch, dtypes, tiles, launch, tuple(sorted(names)), quality.error, len(kept))
-    return model, quality
+    return dtypes
 
 
-_Seen = tuple[Choice, float, float, cost.Parts]  # of a template: its time and what that counts for
+def seen(problem: Problem, pooled: Pool, extra: float | None = None) -> list[Seen]:
+    """The templates that were timed; with `extra`, or else those that another tool has timed.
 
-
-def _seen(problem: Problem, pooled: Pool, extra: float | None) -> list[_Seen]:
-    """The templates that were timed, or else those that another tool has timed."""
+    `extra`: the microseconds that the other's times have besides.
+    """
     measured = pooled.estimates()
     times = [(e.choice, e.p50, 1.0) for e in measured.values()]
     if extra is not None:
@@ -97,13 +111,13 @@ def _seen(problem: Problem, pooled: Pool, extra: float | None) -> list[_Seen]:
     return [(c, t, w, parts) for c, t, w, parts in found if parts is not None]
 
 
-def _rows(problems: Sequence[Sequence[_Seen]]) -> _Rows:
+def _rows(problems: Sequence[Sequence[Seen]]) -> _Rows:
     flat = [(i, *each) for i, templates in enumerate(problems) for each in templates]
     return _Rows(
-        _tensor([math.log(time) for _, _, time, _, _ in flat]),
-        _tensor([parts.times for *_, parts in flat]).log(),
-        _tensor([parts.features for *_, parts in flat]),
-        _tensor([weight for _, _, _, weight, _ in flat]),
+        tensor([math.log(time) for _, _, time, _, _ in flat]),
+        tensor([parts.times for *_, parts in flat]).log(),
+        tensor([parts.features for *_, parts in flat]),
+        tensor([weight for _, _, _, weight, _ in flat]),
         torch.tensor([i for i, *_ in flat]),
     )
 
@@ -124,25 +138,36 @@ def _fit(rows: _Rows, mask: Tensor | None = None) -> tuple[Tensor, float]:
     """The factors, and the launch, of the rows in `mask`."""
     mask = torch.ones_like(rows.problems, dtype=torch.bool) if mask is None else mask
     factors = torch.zeros(4, rows.features.shape[1], dtype=torch.float64)
-    factors[:, 0] = _tensor(FIRST)
-    launch = _tensor([FIRST_LAUNCH])
+    factors[:, 0] = tensor(FIRST)
+    launch = tensor([FIRST_LAUNCH])
+
+    def loss() -> Tensor:
+        found = _predicted(rows, mask, factors, launch)
+        off = functional.huber_loss(found, rows.times[mask], reduction="none", delta=HUBER)
+        return (rows.weights[mask] * off).mean() + RIDGE * factors[:, 1:].square().sum()
+
+    minimize(loss, [factors, launch])
+    return factors, float(launch)
+
+
+def minimize(loss: Callable[[], Tensor], parameters: Sequence[Tensor]) -> None:
+    """Change `parameters` so that `loss`, which reads them, is least."""
     optimizer = torch.optim.LBFGS(
-        [factors.requires_grad_(), launch.requires_grad_()],
+        [parameter.requires_grad_() for parameter in parameters],
         max_iter=STEPS,
         tolerance_change=ENOUGH,
         line_search_fn="strong_wolfe",
     )
 
-    def loss() -> float:
+    def step() -> float:
         optimizer.zero_grad()
-        found = _predicted(rows, mask, factors, launch)
-        off = functional.huber_loss(found, rows.times[mask], reduction="none", delta=HUBER)
-        whole = (rows.weights[mask] * off).mean() + RIDGE * factors[:, 1:].square().sum()
-        whole.backward()  # type: ignore[no-untyped-call]
-        return float(whole.detach())
+        found = loss()
+        found.backward()  # type: ignore[no-untyped-call]
+        return float(found.detach())
 
-    optimizer.step(loss)  # type: ignore[no-untyped-call]
-    return factors.detach(), float(launch.detach())
+    optimizer.step(step)  # type: ignore[no-untyped-call]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
 
 
 def _held_out(rows: _Rows) -> Quality:
@@ -152,7 +177,7 @@ def _held_out(rows: _Rows) -> Quality:
     for number in range(FOLDS):
         out = fold[rows.problems] == number
         factors, launch = _fit(rows, ~out)
-        found[out] = _predicted(rows, out, factors, _tensor([launch]))
+        found[out] = _predicted(rows, out, factors, tensor([launch]))
     ranked = []
     for i in range(rows.count):
         mine = rows.problems == i
@@ -165,20 +190,22 @@ def _held_out(rows: _Rows) -> Quality:
 
 
 def _predicted(rows: _Rows, mask: Tensor, factors: Tensor, launch: Tensor) -> Tensor:
-    return _larger(rows.parts[mask] + rows.features[mask] @ factors.t(), launch)
+    return larger(rows.parts[mask] + rows.features[mask] @ factors.t(), launch)
 
 
-def _larger(times: Tensor, least: Tensor) -> Tensor:
-    """As `cost._larger`, of rows."""
+def larger(times: Tensor, least: Tensor) -> Tensor:
+    """As `cost.larger`, of rows."""
     every = torch.cat([times, least.expand(times.shape[0], 1)], 1)
     return torch.logsumexp(SHARPNESS * every, 1) / SHARPNESS
 
 
-def _tensor(values: object) -> Tensor:
+def tensor(values: object) -> Tensor:
+    """In the precision that models are fitted in."""
     return torch.tensor(values, dtype=torch.float64)
 
 
-def _one(names: set[str]) -> str:
+def one(names: set[str]) -> str:
+    """The one architecture. Raises `ArgumentError` for several, and for one nobody described."""
     if len(names) != 1 or not all(map(cost.described, names)):
         came = ", ".join(sorted(names)) or "no records"
         todo = "Name databases of one; `ipex-inductor doctor` lists what is described."

@@ -103,6 +103,10 @@ class Pool:
         """One for each choice that we measured and that never failed."""
         return {key: s.estimate() for key, s in self.samples.items() if s.timings and not s.failed}
 
+    def failed(self) -> set[bytes]:
+        """The choices that failed once, which is final."""
+        return {key for key, s in self.samples.items() if s.failed}
+
     def reported(self) -> dict[bytes, Estimate]:
         """What other tools say of choices that never failed here; nobody knows with what noise."""
         return {

@@ -1,23 +1,27 @@
 """What is known about problems: the best choice of each, and where that comes from.
 
-The user's own records come first, then the tables that the package ships. What neither has is the
-library's, or is measured first where that is allowed.
+The user's own records come first, then the tables that the package ships. What neither has is
+measured where that is allowed; else a model may guess, where it proved right on what it had not
+seen, and the rest is the library's.
 """
 
-from collections.abc import Collection, Iterable
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ipex_inductor.aot_cache.digest import digest_fields
-from ipex_inductor.autotune import own
-from ipex_inductor.autotune.cost import Model, load
-from ipex_inductor.autotune.database import Records
-from ipex_inductor.autotune.pool import Estimate, pool
-from ipex_inductor.autotune.record import Choice, encode
+from ipex_inductor.autotune import cost, guess, own, ranges
+from ipex_inductor.autotune.cost import Model
+from ipex_inductor.autotune.database import Records, varying
+from ipex_inductor.autotune.guess import Guesser
+from ipex_inductor.autotune.pool import Estimate, Pool, pool
+from ipex_inductor.autotune.record import Choice, Problem, decode_problem, encode
 from ipex_inductor.autotune.space import of_this_torch
 from ipex_inductor.autotune.table import file_name
 
 SHIPPED = Path(__file__).with_name("tables")
+SOURCES = ("recorded", "shipped")
 
 
 @dataclass(frozen=True)
@@ -26,12 +30,17 @@ class Selection:
 
     best: Estimate
     library: Estimate | None
-    source: str  # "recorded", "shipped"
+    source: str  # of SOURCES, and for which sizes if for others; or "model"
 
     @property
     def choice(self) -> Choice:
         """What is to be used."""
         return self.best.choice
+
+    @property
+    def measured(self) -> bool:
+        """Whether on this very problem, and not on other sizes or by nobody."""
+        return self.source in SOURCES
 
     def __str__(self) -> str:
         """One line: what, how fast, against what, from where."""
@@ -49,7 +58,7 @@ def lookup(problems: Collection[bytes], database: Path | None) -> dict[bytes, Se
     `database` is the user's, None for none. Where a template of another torch won, nothing is.
     """
     found: dict[bytes, Selection] = {}
-    for source, folder in (("recorded", database), ("shipped", SHIPPED)):
+    for source, folder in zip(SOURCES, (database, SHIPPED), strict=True):
         missing = [p for p in problems if p not in found]
         if missing and folder is not None and folder.exists():
             best = _best(missing, folder, source)
@@ -64,8 +73,36 @@ def shipped(arch: str) -> bool:
 
 def cost_model(arch: str) -> Model | None:
     """The user's own model of that architecture, or the one that the package ships."""
-    folders = [own.default_folder()] if own.trusted() else []
-    return load([*folders, SHIPPED], arch)
+    return cost.load(_folders(), arch)
+
+
+def guesser(arch: str) -> Guesser | None:
+    """What guesses on that architecture, as `cost_model`."""
+    return guess.load(_folders(), arch)
+
+
+def guessed(problem: Problem, choices: Iterable[Choice], usual: Choice) -> Selection | str:
+    """What the model takes of `choices`, a template or the library's `usual`; or why none.
+
+    The reason is "" where there is no model.
+    """
+    known = guesser(problem.arch)
+    found = known.guess(problem, choices) if known else ""
+    if isinstance(found, str):
+        return found
+    template = Estimate(found.template, found.microseconds, math.inf)
+    library = Estimate(usual, found.library, math.inf)
+    if found.wins:
+        return Selection(template, library, "model")
+    besides = f"{found.template.name} {found.microseconds:.4g}, taken from {found.margin:.3g} times"
+    return Selection(library, library, f"model ({besides} as fast)")
+
+
+def failed(problems: Collection[bytes], database: Path | None) -> dict[bytes, set[bytes]]:
+    """By problem: the choices that failed by its records."""
+    if database is None or not database.exists():
+        return {}
+    return {key: p.failed() for key, p in pool(Records(database, only=problems)).items()}
 
 
 def digest(selected: Iterable[tuple[bytes, Choice]]) -> str:
@@ -74,11 +111,46 @@ def digest(selected: Iterable[tuple[bytes, Choice]]) -> str:
     return digest_fields({"selected": pairs})
 
 
-def _best(problems: Collection[bytes], folder: Path, source: str) -> dict[bytes, Selection]:
+def _folders() -> list[Path]:
+    """Of models: our own, if nobody else can write it, before the package's."""
+    return [*([own.default_folder()] if own.trusted() else []), SHIPPED]
+
+
+def _best(keys: Collection[bytes], folder: Path, source: str) -> dict[bytes, Selection]:
+    """By records of the very problem, or else of others that say what is best for it too."""
+    problems = {key: decode_problem(key) for key in keys}
+    ranged = varying(folder)
+    others = {key: _others(problem, ranged) for key, problem in problems.items()}
+    more = (key for ways in others.values() for _, agreeing in ways for key in agreeing)
+    pools = pool(Records(folder, only={*keys, *more}))
     found = {}
-    for key, known in pool(Records(folder, only=problems)).items():
-        best = known.best()
+    for key in keys:
+        out = pools[key].failed() if key in pools else set()
+        ways = [("", [key]), *others[key]]
+        chosen = (_agreed([pools.get(k) for k in ks], f"{source}{where}") for where, ks in ways)
+        best = next((s for s in chosen if s and encode(s.choice) not in out), None)
         if best is not None:
-            libraries = [e for e in known.estimates().values() if e.choice.kind == "library"]
-            found[key] = Selection(best, min(libraries, key=lambda e: e.p50, default=None), source)
+            found[key] = best
     return found
+
+
+def _others(problem: Problem, ranged: Mapping[bytes, Problem]) -> list[tuple[str, list[bytes]]]:
+    """What else says what is best for `problem`, the nearest first: where, and problems to agree.
+
+    For one size, each range that holds it; for a range, the two sizes that it is measured at.
+    """
+    if problem.symbols:
+        return [(" at its middle and end", [*map(encode, ranges.points(problem))])]
+    holding = [(ranges.width(r), key, r) for key, r in ranged.items() if ranges.holds(r, problem)]
+    return [(f" for {ranges.text(r)}", [key]) for _, key, r in sorted(holding, key=lambda h: h[:2])]
+
+
+def _agreed(pools: Iterable[Pool | None], source: str) -> Selection | None:
+    """The choice that is the best in all of them, as it is in the last."""
+    known = [*pools]
+    bests = [each.best() if each else None for each in known]
+    best, last = bests[-1], known[-1]
+    if last is None or best is None or any(not b or b.choice != best.choice for b in bests):
+        return None
+    libraries = [e for e in last.estimates().values() if e.choice.kind == "library"]
+    return Selection(best, min(libraries, key=lambda e: e.p50, default=None), source)

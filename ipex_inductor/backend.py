@@ -25,9 +25,13 @@ from ipex_inductor.errors import DeviceError, PassError, UnsupportedTorchError
 from ipex_inductor.target import current
 
 if TYPE_CHECKING:
-    from ipex_inductor.autotune.record import Problem
+    from ipex_inductor.autotune.record import Choice, Problem
     from ipex_inductor.autotune.select import Selection
-    from ipex_inductor.lowerings.listed import Choosing
+    from ipex_inductor.lowerings.listed import Choosing, Offer
+
+# Without it Inductor offers no template. It moves more than that (layouts, sums of products), so it
+# is set only where a template was selected, and what the user says of it counts.
+LISTS_TEMPLATES: dict[str, Any] = {"max_autotune_gemm": True}
 
 log = decisions.log
 compat.register_log()
@@ -190,18 +194,17 @@ def _settled(
     config: CompileConfig,
     graph_report: decisions.GraphReport,
 ) -> "dict[bytes, Selection]":
-    """The kernels that records or timing choose for this graph; none where that fails."""
+    """The kernels that records, timing or a model choose for this graph; none where that fails."""
     from ipex_inductor.lowerings import selection
 
     try:
         database = selection.database_of(config.autotune_database)
         policy = selection.Policy(database, _may_time(config), config.autotune_budget_s)
         devices = _devices(example_inputs)
-        possible = policy.settles(devices) and selection.may_choose(gm, devices)
-        if config.autotune == "inductor" or not possible:
+        if config.autotune == "inductor" or not selection.may_choose(policy, gm, devices):
             return {}
         graph = _graph_digest(gm, example_inputs, config)
-        learn = functools.partial(_problems, gm, example_inputs, config)
+        learn = functools.partial(_offers, gm, example_inputs, config)
         say = functools.partial(graph_report.add, "missed")
         return selection.settle(policy, graph, learn, say)
     except Exception as error:
@@ -263,7 +266,8 @@ def problems_of(call: Callable[[], object], mode: str | None = None) -> "list[Pr
     def learn(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         from ipex_inductor.autotune.record import encode
 
-        met.update((encode(p), p) for p in _problems(gm, example_inputs, config))
+        offers = _offers(gm, example_inputs, config)
+        met.update((encode(o.problem), o.problem) for o in offers)
         return gm.forward
 
     with compat.dynamo_unchanged():
@@ -271,15 +275,15 @@ def problems_of(call: Callable[[], object], mode: str | None = None) -> "list[Pr
     return list(met.values())
 
 
-def _problems(
+def _offers(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: CompileConfig
-) -> "list[Problem]":
+) -> "list[Offer]":
     """What there is to choose in a graph, forward and backward: it is lowered, and no more."""
     from ipex_inductor.lowerings.listed import Choosing, choosing
 
-    copy = torch.fx.GraphModule(gm, deepcopy(gm.graph))
+    copy = _copied(gm)
     now = Choosing()
-    options = dict(config.inductor) | compat.LOWER_ONLY | {"max_autotune_gemm": True}
+    options = LISTS_TEMPLATES | dict(config.inductor) | compat.LOWER_ONLY
     lowered = replace(config, inductor=tuple(options.items()))
     report = decisions.GraphReport()  # nobody reads it: all of it is decided again
     off, at_once = compat.graph_caches_off(), compat.backward_at_once()
@@ -287,7 +291,7 @@ def _problems(
         _compile_with(copy, example_inputs, lowered, {}, report, None, compat.lower_inner)
     for node in copy.graph.nodes:
         node.meta.clear()  # Dynamo's notes hold weak references to parameters: no swapping those
-    return [offer.problem for offer in now.offers.values()]
+    return [*now.offers.values()]
 
 
 def _compile_with(
@@ -313,8 +317,8 @@ def _compile_with(
     patches = _inductor_options(config)
     if folder:
         patches = graph_files.NO_HEADERS | patches
-    if any(s.choice.kind == "template" for s in selected.values()):
-        patches["max_autotune_gemm"] = True  # or Inductor does not list it
+    if _has_template(selected):
+        patches = LISTS_TEMPLATES | patches
     training = _is_training(example_inputs)
     sharded = compat.is_sharded(gm)
     user_passes = patches.get("joint_custom_pre_pass", torch._inductor.config.joint_custom_pre_pass)
@@ -392,12 +396,27 @@ def _compile_inner(
         kwargs["static_input_idxs"] = parts.static_input_idxs
     if compile_inner is compat.lower_inner:
         return compile_inner(gm, example_inputs, **kwargs)
-    choices = {problem: selection.choice for problem, selection in selected.items()}
-    watches = config.autotune == "inductor"
     late = folder.entered_late() if folder and kwargs.get("is_backward") else nullcontext()
-    with late, choosing(Choosing(choices, leaves=may_time, watches=watches)) as now:
-        inner = compile_inner(gm, example_inputs, **kwargs)
-    _say_choices(now, selected, graph_report)
+
+    def compiled(graph: Any, choices: "dict[bytes, Choice]") -> "tuple[Any, Choosing]":
+        watches = config.autotune == "inductor"
+        with choosing(Choosing(choices, leaves=may_time, watches=watches)) as now:
+            return compile_inner(graph, example_inputs, **kwargs), now
+
+    choices = {problem: selection.choice for problem, selection in selected.items()}
+    proven = {p: choice for p, choice in choices.items() if choice.kind != "template"}
+    spare = _copied(gm) if proven != choices else None  # a compilation changes its graph
+    with late:
+        try:
+            inner, now = compiled(gm, choices)
+            why_not = "is not offered here"
+        except Exception as error:  # a backward graph is compiled outside of all that falls back
+            if spare is None or config.strict or compat.is_control_flow(error):
+                raise
+            inner, now = compiled(spare, proven)
+            why_not = f"does not compile ({type(error).__name__}: {str(error).strip()[:300]})"
+            log.warning("a selected template %s: the library's kernels instead", why_not)
+    _say_choices(now, selected, why_not, graph_report)
     _keep_heard(now, config, graph_report)
     graph_report.show("code", getattr(inner, "source_code", ""))
     if parts is None:
@@ -420,8 +439,12 @@ def _keep_heard(
 
 
 def _say_choices(
-    now: "Choosing", selected: "Mapping[bytes, Selection]", graph_report: decisions.GraphReport
+    now: "Choosing",
+    selected: "Mapping[bytes, Selection]",
+    why_not: str,
+    graph_report: decisions.GraphReport,
 ) -> None:
+    """`why_not`: what became of a choice that was selected and is not there."""
     for key, offer in now.offers.items():
         known = selected.get(key)
         if known is None:
@@ -429,7 +452,7 @@ def _say_choices(
         elif known.choice == offer.taken:
             reason = str(known)
         else:
-            reason = f"{offer.taken.name}: {known.choice.name} is recorded and not offered here"
+            reason = f"{offer.taken.name}: {known.choice.name} ({known.source}) {why_not}"
         graph_report.add("choice", offer.problem.op, reason)
     if now.failure:
         graph_report.add("missed", "autotune", now.failure)
@@ -446,6 +469,17 @@ def _inductor_options(config: CompileConfig) -> dict[str, Any]:
     if config.autotune == "never":
         options["deterministic"] = True  # or padding and reductions are timed
     return options
+
+
+def _copied(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The same tensors and modules under a graph of its own."""
+    copy = torch.fx.GraphModule(gm, deepcopy(gm.graph))
+    copy.meta.update(gm.meta)
+    return copy
+
+
+def _has_template(selected: "Mapping[bytes, Selection]") -> bool:
+    return any(selection.choice.kind == "template" for selection in selected.values())
 
 
 def _may_time(config: CompileConfig) -> bool:

@@ -6,35 +6,38 @@ A list that is remembered wrongly costs only speed: what was not settled gets th
 """
 
 import os
-import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import torch
 
-from ipex_inductor import decisions
+from ipex_inductor import decisions, target
 from ipex_inductor.aot_cache import home
 from ipex_inductor.autotune import own
 from ipex_inductor.autotune.child import SPENT, Child, Refused, Tuned
 from ipex_inductor.autotune.database import Shard
 from ipex_inductor.autotune.record import Outcome, Problem, Record, encode
-from ipex_inductor.autotune.select import Selection, lookup, shipped
+from ipex_inductor.autotune.select import (
+    Selection,
+    failed,
+    guessed,
+    guesser,
+    lookup,
+    shipped,
+)
 from ipex_inductor.autotune.told import microseconds
-from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
-from ipex_inductor.lowerings.listed import Heard, arch_of
+from ipex_inductor.lowerings import likely, spaces  # noqa: F401  what records may name
+from ipex_inductor.lowerings.listed import Heard, Offer, arch_of
 from ipex_inductor.lowerings.provenance import provenance_of
 
+MODELLED = ("cuda", "xpu")  # kinds of devices that there may be a cost model of
 COMMAND = (sys.executable, "-P", "-m", "ipex_inductor.lowerings.tuner")
 log = decisions.log
-
-# What has a choice on the CPU, by the names that Dynamo's graphs have: without one of these, there
-# is no need to lower a graph to learn its problems.
-_CPU_CALLS = re.compile(r"(badd)?bmm|(r|linalg_)?matmul|einsum|tensordot|bilinear")
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ class Policy:
     may_time: bool
     budget: float
 
-    def settles(self, devices: Iterable[torch.device]) -> bool:
-        """Whether anything can be known of a graph on `devices`."""
+    def records(self, devices: Iterable[torch.device]) -> bool:
+        """Whether there are records, or may be, of graphs on `devices`."""
         there = self.database is not None and (self.may_time or self.database.exists())
         return there or any(map(shipped, map(arch_of, devices)))
 
@@ -54,24 +57,44 @@ class Policy:
 def settle(
     policy: Policy,
     graph: str,
-    learn: Callable[[], Iterable[Problem]],
+    learn: Callable[[], Iterable[Offer]],
     say: Callable[[str, str], None],
 ) -> dict[bytes, Selection]:
-    """The selections for the graph with that digest; `learn` lowers it to see its problems.
+    """The selections for the graph with that digest; `learn` lowers it to see what it is offered.
 
-    `say` hears what could not be measured, and why.
+    `say` hears what could not be measured and what the model has no say in, and why.
     """
-    problems = _remembered(graph)
-    if problems is None:
-        problems = {encode(p): p for p in learn()}
-        _remember(graph, problems)
-    found = lookup(problems, policy.database)
-    missing = [p for key, p in problems.items() if key not in found]
+    offers = _remembered(graph)
+    if offers is None:
+        offers = {encode(offer.problem): offer for offer in learn()}
+        _remember(graph, offers)
+    found = lookup(offers, policy.database)
+    missing = [offer.problem for key, offer in offers.items() if key not in found]
     if missing and policy.may_time and policy.database is not None:
         out = _measure(missing, policy.database, policy.budget, say)
         # What cannot be measured here is not tried again by every process.
-        _remember(graph, {key: p for key, p in problems.items() if key not in out})
-        found = lookup(problems, policy.database)
+        offers = {key: offer for key, offer in offers.items() if key not in out}
+        _remember(graph, offers)
+        found = lookup(offers, policy.database)
+    return found | _guessed({k: o for k, o in offers.items() if k not in found}, policy, say)
+
+
+def _guessed(
+    offers: Mapping[bytes, Offer], policy: Policy, say: Callable[[str, str], None]
+) -> dict[bytes, Selection]:
+    """What the cost model says of what nobody measured; `say` hears why it says nothing."""
+    out = failed(offers, policy.database) if offers else {}
+    found: dict[bytes, Selection] = {}
+    reasons: dict[tuple[str, str], None] = {}
+    for key, offer in offers.items():
+        choices = [c for c in offer.choices if encode(c) not in out.get(key, ())]
+        guess = guessed(offer.problem, choices, offer.taken)
+        if isinstance(guess, Selection):
+            found[key] = guess
+        elif guess:
+            reasons[offer.problem.op, guess] = None
+    for op, reason in reasons:
+        say(f"a template for {op}", f"the library's: {reason}")
     return found
 
 
@@ -99,15 +122,13 @@ def database_of(option: str) -> Path | None:
     return own.default_folder() if own.trusted() else None
 
 
-def may_choose(gm: torch.fx.GraphModule, devices: Iterable[torch.device]) -> bool:
+def may_choose(policy: Policy, gm: torch.fx.GraphModule, devices: Collection[torch.device]) -> bool:
     """Whether there can be anything to settle in this Dynamo graph."""
-    if any(device.type != "cpu" for device in devices):
-        return True
-    graphs = (part.graph for part in gm.modules() if isinstance(part, torch.fx.GraphModule))
-    nodes = (n for graph in graphs for n in graph.nodes)
-    calls = (n.target for n in nodes if n.op in ("call_function", "call_method"))
-    names = (call if isinstance(call, str) else getattr(call, "__name__", "") for call in calls)
-    return any(_CPU_CALLS.fullmatch(name.split(".")[0].strip("_")) for name in names)
+    others = [device for device in devices if device.type != "cpu"]
+    if policy.records(devices):
+        return bool(others) or likely.multiplies_batches(gm)
+    archs = {str(target.current(device)) for device in others if device.type in MODELLED}
+    return any(likely.may_guess(gm, known) for known in map(guesser, sorted(archs)) if known)
 
 
 def tuned(measured: Iterable[Tuned], database: Path) -> Iterator[Tuned]:
@@ -168,24 +189,25 @@ def _folder() -> Path:
     return home.home() / "graphs"
 
 
-def _remembered(graph: str) -> dict[bytes, Problem] | None:
-    """The problems this graph had when it was lowered, None if that is not known."""
+def _remembered(graph: str) -> dict[bytes, Offer] | None:
+    """What this graph was offered when it was lowered, None if that is not known."""
     file = _folder() / f"{graph}.json"
     if not home.state(_folder()).usable or not file.exists():
         return None
     try:
-        return {encode(p): p for p in msgspec.json.decode(file.read_bytes(), type=list[Problem])}
+        offers = msgspec.json.decode(file.read_bytes(), type=list[Offer])
     except (OSError, msgspec.MsgspecError):
         return None
+    return {encode(offer.problem): offer for offer in offers}
 
 
-def _remember(graph: str, problems: Mapping[bytes, Problem]) -> None:
+def _remember(graph: str, offers: Mapping[bytes, Offer]) -> None:
     """Whole or not at all; without a folder of our own they are learned anew next time."""
     if not home.ensure(_folder()).usable:
         return
     part = _folder() / f".{graph}.{secrets.token_hex(8)}"
     try:
-        part.write_bytes(encode([*problems.values()]))
+        part.write_bytes(encode([*offers.values()]))
         part.replace(_folder() / f"{graph}.json")
     except OSError as error:
         log.info("autotune: what this graph needs is not remembered: %s", error)

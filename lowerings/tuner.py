@@ -18,13 +18,14 @@ from ipex_inductor import compat, target
 from ipex_inductor.autotune import child, clocks, measure
 from ipex_inductor.autotune.cost import Model
 from ipex_inductor.autotune.measure import Candidate, Judge, Round, Run, Runner
+from ipex_inductor.autotune.ranges import points
 from ipex_inductor.autotune.record import Choice, Outcome, Problem, Record, Timing, encode
 from ipex_inductor.autotune.select import cost_model
 from ipex_inductor.autotune.told import microseconds
 from ipex_inductor.lowerings import peaks, resources, settings
 from ipex_inductor.lowerings.listed import Choosing, Offer, choosing
 from ipex_inductor.lowerings.provenance import provenance_of
-from ipex_inductor.lowerings.workload import function_of, inputs_of, mark, points, widened
+from ipex_inductor.lowerings.workload import function_of, inputs_of, mark, widened
 
 # What makes Inductor list its templates, and time nothing.
 OPTIONS: dict[str, Any] = {"max_autotune": True, "shape_padding": False}

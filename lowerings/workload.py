@@ -6,7 +6,6 @@ the op's result `y` and the operands `x0`, `x1`, ...: `aten.relu.default(aten.ad
 
 import ast
 import math
-import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx import Node
 
+from ipex_inductor.autotune.ranges import number, points
 from ipex_inductor.autotune.record import Constant, Operand, Problem, Symbol
 
 EPILOGUE_NODES = 16  # what is longer is no matter of the op's
@@ -58,28 +58,6 @@ def problem_of(
     text = _text(epilogue, node, {n: f"x{i}" for i, n in enumerate(nodes)})
     ranges = tuple(symbols.values())
     return Problem(str(node.target), operands, arch, constants, text, ranges, dict(settings))
-
-
-def sized(problem: Problem, sizes: Mapping[str, int]) -> Problem:
-    """The problem with these sizes for its symbols."""
-    operands = tuple(
-        replace(o, shape=_numbers(o.shape, sizes), stride=_numbers(o.stride, sizes))
-        for o in problem.operands
-    )
-    return replace(problem, operands=operands, symbols=())
-
-
-def points(problem: Problem) -> tuple[Problem, ...]:
-    """The sizes at which it is measured: in the middle of every range, and at its end.
-
-    In the middle no two symbols are alike, so that what is traced there keeps them apart.
-    """
-    if not problem.symbols:
-        return (problem,)
-    middle = {
-        s.name: min(s.high, math.isqrt(s.low * s.high) + i) for i, s in enumerate(problem.symbols)
-    }
-    return sized(problem, middle), sized(problem, {s.name: s.high for s in problem.symbols})
 
 
 def mark(problem: Problem, inputs: Sequence[Tensor]) -> None:
@@ -223,36 +201,8 @@ def _said_one(size: Any, names: "Mapping[sympy.Expr, str]") -> int | str:
     if not {str(s) for s in expr.free_symbols} <= set(names.values()):
         raise KeyError(str(expr))
     text = str(expr)
-    _number(text, dict.fromkeys(names.values(), 2))
+    number(text, dict.fromkeys(names.values(), 2))
     return text
-
-
-def _numbers(sizes: Sequence[int | str], known: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(n if isinstance(n, int) else _number(n, known) for n in sizes)
-
-
-_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-}
-
-
-def _number(text: str, known: Mapping[str, int]) -> int:
-    """An expression like `64*s0`. Raises `KeyError` for what is none."""
-
-    def value(node: ast.expr) -> int:
-        match node:
-            case ast.Constant(value=int(number)):
-                return number
-            case ast.Name(id=name):
-                return known[name]
-            case ast.BinOp(left=left, op=op, right=right):
-                return _OPERATORS[type(op)](value(left), value(right))
-        raise KeyError(text)
-
-    return value(ast.parse(text, mode="eval").body)
 
 
 def _epilogue(node: Node) -> tuple[list[Node], list[Node]]:

@@ -1,14 +1,17 @@
-"""`ipex-inductor autotune fit`: the cost model of the records' architecture."""
+"""`ipex-inductor autotune fit`: the cost models of the records' architecture."""
 
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from ipex_inductor.aot_cache.home import ensure
+from ipex_inductor.autotune import guess
 from ipex_inductor.autotune.cost import file_name
 from ipex_inductor.autotune.database import write_lines
+from ipex_inductor.autotune.guess import Guesser
 from ipex_inductor.autotune.own import default_folder
 from ipex_inductor.autotune.record import encode
 from ipex_inductor.cli.autotune_shared import (
@@ -33,28 +36,49 @@ def autotune_fit(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fit the model that ranks what is to be measured.
+    """Fit the model that ranks what is to be measured, and the one that chooses where nothing is.
 
-    It says how good the model is on problems that it was not fitted on, a tenth at a time.
+    It says how good the first is on problems that it was not fitted on, a tenth at a time, and
+    where the second may choose, as families of sizes say that it was not fitted on.
     """
-    from ipex_inductor.autotune.fitting import fit
+    from ipex_inductor.autotune import fitting, guess_fitting
 
     read = records(*databases)
-    model, quality = fit(read)
+    model, quality = fitting.fit(read)
+    guesser, _ = guess_fitting.fit(read)
     say_refused(read)
     folder = into or default_folder()
     if into is None and not (found := ensure(folder)).usable:
         raise ArgumentError("a home that only you can write", found.reason, "Name one by --into.")
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / file_name(model.arch)
-    write_lines(file, [encode(model), b"\n"])
+    for name, fitted in ((file_name, model), (guess.file_name, guesser)):
+        write_lines(folder / name(model.arch), [encode(fitted), b"\n"])
     if as_json:
-        say_json({"file": str(file), "problems": model.problems, **asdict(quality)})
+        classes = [
+            {"op": c.op, "epilogue": c.behind, "templates": len(c.templates), "reason": c.reason}
+            for c in guesser.classes
+        ]
+        facts = {"file": str(file), "problems": model.problems, **asdict(quality)}
+        say_json({**facts, "chooses": classes})
         return
     lost = listing(
         "measured, of those ranked first", number("slower than the best"), number("worst")
     )
     for count, (mean, worst) in quality.lost.items():
         lost.add_row(str(count), f"{mean:.1%}", f"{worst:.1%}")
-    fitted = f"{model.problems} problems of {model.arch}"
-    say(lost, f"{fitted}, median error {model.error:.0%} on the others: {file}")
+    said = (
+        f"{model.problems} problems of {model.arch}, median error {model.error:.0%} on the others"
+    )
+    say(lost, f"{said}: {file}", _chooses(guesser))
+
+
+def _chooses(guesser: Guesser) -> Table:
+    table = listing("unmeasured", "gets")
+    for each in guesser.classes:
+        taken = f"one of {len(each.templates)} templates, if {each.margin:.3g} times as fast"
+        table.add_row(
+            each.op + " with an epilogue" * each.behind,
+            f"the library's: {each.reason}" if each.reason else taken,
+        )
+    return table

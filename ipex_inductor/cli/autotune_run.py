@@ -77,7 +77,7 @@ def autotune_run(
     )
     folder = into or default_folder()
     known = {} if again else lookup([encode(p) for p in problems], folder)
-    todo = [p for p in problems if encode(p) not in known]
+    todo = [p for p in problems if not (s := known.get(encode(p))) or not s.measured]
     source = _source(todo, budget, engine, address, device)
     measured, stopped = _measured(source, len(todo), folder)
     found = lookup([encode(p) for p in problems], folder)

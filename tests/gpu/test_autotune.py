@@ -1,16 +1,19 @@
 """Kernels by record on a GPU: Triton's templates beside the library, measured and selected."""
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch._inductor.utils import run_and_get_code
 
-from ipex_inductor import decisions, target
+from ipex_inductor import compat, decisions, target
 from ipex_inductor.autotune import select
 from ipex_inductor.autotune.database import Records
+from ipex_inductor.autotune.guess import Guess
 from ipex_inductor.autotune.pool import pool
 from ipex_inductor.autotune.record import encode
-from ipex_inductor.lowerings import settings, shapes
+from ipex_inductor.lowerings import selection, settings, shapes
 from ipex_inductor.lowerings.selection import here, tuned
 
 pytestmark = pytest.mark.gpu
@@ -87,3 +90,141 @@ def test_the_cost_model_ranks_what_is_measured(tmp_path):
     assert len(timed) <= 12
     said = [model.microseconds(record.problem, o.choice) for o in timed]
     assert max(filter(None, said)) <= min(o.predicted for o in predicted)
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """The package's model that chooses, if it is of this GPU and of this torch's templates."""
+    monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
+    known = select.guesser(str(target.current("cuda")))
+    templates = [t for c in known.classes for t in c.templates] if known else []
+    if not any(t.template == compat.TEMPLATES for t in templates):
+        pytest.skip("no model is shipped that chooses on this GPU with this torch")
+    return known
+
+
+def scores(q, k):
+    return torch.bmm(q, k.transpose(1, 2)) * 0.125
+
+
+def queries_and_keys(count, rows):
+    make = functools.partial(torch.randn, count, rows, 64, device="cuda", dtype=torch.bfloat16)
+    return make(), make()
+
+
+def said():
+    return [e.reason for r in decisions.reports() for e in r.events if e.kind == "choice"]
+
+
+@pytest.mark.parametrize("options", [{}, {"autotune": "never"}], ids=str)
+@torch.no_grad()
+def test_the_model_chooses_with_an_empty_database(options, shipped, tmp_path):
+    decisions.clear()
+    torch.compiler.reset()
+    given = queries_and_keys(64, 384)
+    options = {"strict": True, "autotune_database": str(tmp_path / "db"), **options}
+    compiled = torch.compile(scores, backend="ipex", options=options)
+    result, (code,) = run_and_get_code(compiled, *given)
+    torch.testing.assert_close(
+        result, scores(*given), rtol=2e-2, atol=2e-2
+    )  # two roundings, not one
+    assert "triton_tem" in code
+    (reason,) = said()
+    assert reason.startswith("inductor.triton.bmm ")
+    assert reason.endswith(", model")
+    assert not (tmp_path / "db").exists(), "nothing is measured"
+
+
+@torch.no_grad()
+def test_what_the_model_refuses_is_the_librarys(shipped, tmp_path):
+    decisions.clear()
+    torch.compiler.reset()
+    q, k = queries_and_keys(8, 64)  # fewer and shorter than any that were measured
+    (tmp_path / "db").mkdir()  # or the graph is not even looked into
+    options = {"strict": True, "autotune_database": str(tmp_path / "db")}
+    compiled = torch.compile(scores, backend="ipex", options=options)
+    result, (code,) = run_and_get_code(compiled, q, k)
+    torch.testing.assert_close(result, scores(q, k), rtol=2e-2, atol=2e-2)
+    assert "extern_kernels.bmm" in code
+    missed = [e.reason for r in decisions.reports() for e in r.events if e.kind == "missed"]
+    assert any("products, known from" in reason for reason in missed)
+
+
+def test_the_models_choice_in_training(shipped, tmp_path):
+    decisions.clear()
+    torch.compiler.reset()
+    given = [t.requires_grad_() for t in queries_and_keys(96, 256)]
+    options = {"strict": True, "autotune_database": str(tmp_path / "db")}
+    torch.compile(scores, backend="ipex", options=options)(*given).float().square().sum().backward()
+    found = [t.grad.clone() for t in given]
+    for t in given:
+        t.grad = None
+    scores(*given).float().square().sum().backward()
+    for have, want in zip(found, given, strict=True):
+        # Sums of 256 products whose factors are rounded to eight bits on either side.
+        torch.testing.assert_close(have, want.grad, rtol=5e-2, atol=0.1 * want.grad.std().item())
+    assert any(reason.endswith(", model") for reason in said())
+
+
+@pytest.mark.parametrize(("count", "rows"), [(64, 384), (40, 768), (160, 200)])
+def test_what_the_model_takes_beats_the_library_on_sizes_it_has_not_seen(
+    count, rows, shipped, tmp_path
+):
+    """None of these is in the records that it was fitted on."""
+    line = f"aten.bmm.default bfloat16 {count}x{rows}x64 {count}x64x{rows}:T"
+    here_ = str(target.current("cuda")), settings.settings_of("cuda")
+    (unseen,) = shapes.problems([f"{line} -> aten.mul.Tensor(y, 0.125)"], *here_)
+    ((_, record),) = tuned(here([unseen], 500), tmp_path / "db")
+    guess = shipped.guess(unseen, [o.choice for o in record.outcomes])
+    assert guess.wins
+    times = {encode(o.choice): o.timing.p50 for o in record.outcomes if o.timing}
+    library = min(o.timing.p50 for o in record.outcomes if o.timing and o.choice.kind == "library")
+    taken = times[encode(guess.template)]
+    print(
+        f"{line}: {taken:.4g} us, said {guess.microseconds:.4g}; library {library:.4g}, "
+        f"said {guess.library:.4g}; best {min(times.values()):.4g}"
+    )
+    assert taken < library
+
+
+class TooLarge:
+    """Takes a tile that the device has not the shared memory for."""
+
+    def ops(self):
+        return {"aten.mm.default"}
+
+    def guess(self, problem, choices):
+        def shared(c):
+            sizes = [c.parameters.get(f"BLOCK_{name}", 0) for name in "MNK"]
+            return (sizes[0] + sizes[1]) * sizes[2] * c.parameters.get("num_stages", 0) * 2
+
+        largest = max(choices, key=shared)
+        room = target.current("cuda").shared_memory
+        return Guess(largest, 1.0, 9.0, 1.5) if shared(largest) > room else "all of them fit"
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_template_that_the_device_cannot_run_is_the_librarys(training, tmp_path, monkeypatch):
+    """Which Triton finds out as it is compiled; in a backward, where nothing else falls back."""
+    monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
+    for room in (select, selection):
+        monkeypatch.setattr(room, "guesser", lambda arch: TooLarge())
+    decisions.clear()
+    torch.compiler.reset()
+    make = functools.partial(torch.randn, device="cuda", dtype=torch.bfloat16)
+    a, b = make(2048, 4096, requires_grad=training), make(4096, 4096, requires_grad=training)
+    compiled = torch.compile(torch.mm, backend="ipex")
+    result = compiled(a, b)
+    want = torch.mm(a, b)
+    torch.testing.assert_close(result, want, rtol=2e-2, atol=2e-2 * want.std().item())
+    if training:
+        found = torch.autograd.grad(result.float().sum(), (a, b))
+        wanted = torch.autograd.grad(want.float().sum(), (a, b))
+        for have, expected in zip(found, wanted, strict=True):
+            torch.testing.assert_close(
+                have, expected, rtol=2e-2, atol=2e-2 * expected.float().std().item()
+            )
+    if not said():
+        pytest.skip("Inductor offers no such tile here")
+    assert any("(model) does not compile" in reason for reason in said())
+    assert not any(r.count("fallback") for r in decisions.reports())

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -14,11 +14,12 @@ from torch._inductor.runtime import benchmarking
 from torch._inductor.utils import run_and_get_code
 from torch.utils.checkpoint import checkpoint
 
-from ipex_inductor import backend, decisions
+from ipex_inductor import backend, decisions, target
 from ipex_inductor.aot_cache import home
 from ipex_inductor.autotune import select
 from ipex_inductor.autotune.database import Records, Shard
-from ipex_inductor.autotune.record import Record, Symbol, encode
+from ipex_inductor.autotune.guess import Guess
+from ipex_inductor.autotune.record import Outcome, Record, Symbol, encode
 from ipex_inductor.lowerings import listed, selection, spaces
 from ipex_inductor.lowerings.listed import Choosing, choosing
 from ipex_inductor.lowerings.settings import settings_of
@@ -113,7 +114,7 @@ def test_a_choice_that_is_not_offered_any_more_is_not_used_and_said(database, of
     keep(database, offer.problem, gone, TEMPLATE)
     _, code = code_of(compiled(fn, database), A, B)
     assert "extern_kernels.bmm" in code
-    assert said() == [f"aten.bmm: {TEMPLATE} is recorded and not offered here"]
+    assert said() == [f"aten.bmm: {TEMPLATE} (recorded) is not offered here"]
 
 
 @pytest.mark.parametrize("winner", [TEMPLATE, "aten.bmm"])
@@ -189,21 +190,21 @@ def test_backward_graphs_are_settled_too(database):
 
 def _problems_in_training():
     seen = []
-    problems = backend._problems
+    offers = backend._offers
 
     def noted(*args):
-        seen.extend(problems(*args))
+        seen.extend(offers(*args))
         return seen
 
     config = {"strict": True, "autotune": "always", "autotune_budget_s": 0}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "_problems", noted)
+        patch.setattr(backend, "_offers", noted)
         factors = (t.clone().requires_grad_() for t in (A, B))
         torch.compile(fn, backend="ipex", options=config)(*factors)
     torch.compiler.reset()
     decisions.clear()
     assert len(seen) >= 2
-    return seen
+    return [offer.problem for offer in seen]
 
 
 def test_what_inductor_times_itself_is_kept_as_its_word(database, offer):
@@ -327,7 +328,7 @@ def test_problems_are_learned_anew_for_other_threads_and_other_sizes(monkeypatch
 
 def test_what_was_found_is_used_though_the_disk_fails_later(monkeypatch, database, offer):
     keep(database, offer.problem, offer.choices, TEMPLATE)
-    other = changed(offer.problem, epilogue="")
+    other = replace(offer, problem=changed(offer.problem, epilogue=""))
 
     def full(*_):
         raise OSError("no space left")
@@ -335,7 +336,7 @@ def test_what_was_found_is_used_though_the_disk_fails_later(monkeypatch, databas
     monkeypatch.setattr(selection, "here", full)
     said_ = []
     policy = selection.Policy(database, True, 10)
-    learned = lambda: [offer.problem, other]  # noqa: E731
+    learned = lambda: [offer, other]  # noqa: E731
     found = selection.settle(policy, "graph", learned, lambda *words: said_.append(words))
     assert [s.choice.name for s in found.values()] == [TEMPLATE]
     assert said_ == [("autotune", "measuring stopped: no space left")]
@@ -408,7 +409,7 @@ def test_the_digest_is_of_what_was_selected(offer):
         (lambda a, b: a.relu() + b.sum(), False),
     ],
 )
-def test_graphs_without_a_choice_are_not_lowered_to_learn_that(call, may):
+def test_graphs_without_a_choice_are_not_lowered_to_learn_that(call, may, tmp_path):
     graphs = []
 
     def note(gm, _):
@@ -416,7 +417,8 @@ def test_graphs_without_a_choice_are_not_lowered_to_learn_that(call, may):
         return gm.forward
 
     torch.compile(call, backend=note)(A, B)
-    assert selection.may_choose(graphs[0], {A.device}) == may
+    policy = selection.Policy(tmp_path, True, 10)
+    assert selection.may_choose(policy, graphs[0], {A.device}) == may
 
 
 PROGRAM = """
@@ -501,3 +503,323 @@ def test_max_autotune_measures_once_and_remembers(tmp_path, database):
     assert found["said"][0].endswith("recorded")
     assert process(tmp_path, database, mode="max-autotune")["hit"] == 1
     assert [encode(r) for r in Records(database)] == [encode(record)]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A model that knows of this machine what `select.guesser` knows of GPUs."""
+
+    wins: bool = True
+    reason: str = ""
+
+    def ops(self):
+        return {"aten.bmm.default"}
+
+    def guess(self, problem, choices):
+        templates = [c for c in choices if c.kind == "template"]
+        if self.reason or not templates:
+            return self.reason or "none of the templates it knows is offered"
+        return Guess(templates[0], 5.0, 20.0 if self.wins else 6.0, 1.5)
+
+
+@pytest.fixture
+def model(monkeypatch):
+    """Plants one; for `may_choose`, this CPU is a device that there may be a model of."""
+
+    def plant(**given):
+        for room in (select, selection):
+            monkeypatch.setattr(room, "guesser", lambda arch: Planted(**given))
+        monkeypatch.setattr(selection, "may_choose", lambda *_: True)
+
+    return plant
+
+
+def counted(monkeypatch, room, name):
+    calls, real = [], getattr(room, name)
+    monkeypatch.setattr(room, name, lambda *a, **k: calls.append(a) or real(*a, **k))
+    return calls
+
+
+@pytest.mark.parametrize("options", [{}, {"autotune": "never"}], ids=str)
+def test_the_model_chooses_where_nothing_is_recorded(options, database, model, monkeypatch):
+    model()
+    measured = counted(monkeypatch, selection, "tuned")
+    result, code = code_of(compiled(fn, database, **options), A, B)
+    torch.testing.assert_close(result, fn(A, B))
+    assert IN_CODE in code
+    (reason,) = said()
+    assert reason.startswith(f"{TEMPLATE} micro=")
+    assert reason.endswith(": 5 us, aten.bmm 20, model")
+    assert not measured
+
+
+def test_the_model_may_leave_it_to_the_library(database, model):
+    model(wins=False)
+    _, code = code_of(compiled(fn, database), A, B)
+    assert "extern_kernels.bmm" in code
+    assert said() == [f"aten.bmm: 6 us, model ({TEMPLATE} 5, taken from 1.5 times as fast)"]
+
+
+def test_what_the_model_refuses_is_the_librarys_and_is_said(database, model):
+    model(reason="its sizes vary")
+    _, code = code_of(compiled(fn, database), A, B)
+    assert "extern_kernels.bmm" in code
+    (event,) = [e for r in decisions.reports() for e in r.events if e.kind == "missed"]
+    assert event.subject == "a template for aten.bmm.default"
+    assert event.reason == "the library's: its sizes vary"
+
+
+def test_records_come_before_the_model(database, offer, model):
+    model()
+    keep(database, offer.problem, offer.choices, "aten.bmm")
+    _, code = code_of(compiled(fn, database), A, B)
+    assert "extern_kernels.bmm" in code
+    assert said() == ["aten.bmm: 50 us, recorded"]
+
+
+def test_measuring_comes_before_the_model(database, offer, model, monkeypatch):
+    model()
+    times = [timed(c, 50.0 if c.name == "aten.bmm" else 100.0) for c in offer.choices]
+    record = Record(offer.problem, tuple(times), PROVENANCE)
+    monkeypatch.setattr(selection, "here", lambda problems, _: ((p, record) for p in problems))
+    _, code = code_of(compiled(fn, database, autotune="always"), A, B)
+    assert "extern_kernels.bmm" in code
+    assert said() == ["aten.bmm: 50 us, recorded"]
+
+
+def test_what_the_time_did_not_suffice_for_is_the_models(database, model, monkeypatch):
+    model()
+    options = {"autotune": "always", "autotune_budget_s": 0, "strict": False}
+    _, code = code_of(compiled(fn, database, **options), A, B)
+    assert IN_CODE in code
+
+
+def test_what_failed_once_is_not_guessed(database, offer, model):
+    model()
+    wrong = [Outcome(c, reason="wrong by 0.1") for c in offer.choices if c.kind == "template"]
+    Shard(database).append(Record(offer.problem, tuple(wrong), PROVENANCE))
+    _, code = code_of(compiled(fn, database), A, B)
+    assert "extern_kernels.bmm" in code
+    (event,) = [e for r in decisions.reports() for e in r.events if e.kind == "missed"]
+    assert event.reason == "the library's: none of the templates it knows is offered"
+
+
+def test_the_models_choice_is_part_of_the_key(database, model, monkeypatch):
+    selected, real = [], backend._identity_fields
+
+    def noted(*args):
+        fields = real(*args)
+        selected.append(fields["selected"])
+        return fields
+
+    monkeypatch.setattr(backend, "_identity_fields", noted)
+    digests = []
+    for wins in (True, False, True):
+        model(wins=wins)
+        torch.compiler.reset()
+        _, code = code_of(compiled(fn, database), A, B)
+        assert (IN_CODE in code) == wins, "not what was compiled for the other choice"
+        digests.append(selected[-1])
+    assert digests[0] == digests[2] != digests[1]
+    assert select.digest([]) not in digests
+
+
+def test_without_a_model_nothing_is_looked_at(database, monkeypatch):
+    """As on every CPU: neither lowered to learn, nor is a model read, nor anything asked."""
+    learned = counted(monkeypatch, backend, "_offers")
+    read = counted(monkeypatch, select.guess, "load")
+    code_of(compiled(fn, database), A, B)
+    assert not learned
+    assert not read
+    assert said() == []
+
+
+def scores(q, k):
+    return q @ k.transpose(-1, -2) * 0.125
+
+
+def halves(*shape, dtype=torch.bfloat16):
+    return torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)
+
+
+def mixed(q, k):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return scores(q, k)
+
+
+LIKELY = {
+    "scores": (scores, halves(32, 128, 64), True),
+    "torch.bmm": (
+        lambda q, k: torch.bmm(q, k.mT.contiguous()).mul(0.125),
+        halves(32, 128, 64),
+        True,
+    ),
+    "four dimensions": (scores, halves(8, 4, 128, 64), True),
+    "views behind": (lambda q, k: scores(q, k).view(8, 4, 128, 128), halves(32, 128, 64), True),
+    "a product behind": (lambda q, k: scores(q, k) @ q, halves(32, 128, 64), True),
+    "checkpointed": (
+        lambda q, k: checkpoint(scores, q, k, use_reentrant=False),
+        halves(32, 128, 64),
+        True,
+    ),
+    "autocast": (mixed, halves(32, 128, 64, dtype=torch.float32), True),
+    "fp32": (scores, halves(32, 128, 64, dtype=torch.float32), False),
+    "no epilogue": (lambda q, k: q @ k.mT, halves(32, 128, 64), False),
+    "another epilogue": (lambda q, k: (q @ k.mT).sigmoid(), halves(32, 128, 64), False),
+    "more behind": (lambda q, k: scores(q, k).softmax(-1), halves(32, 128, 64), False),
+    "other heads": (scores, halves(32, 128, 80), False),
+    "few": (scores, halves(31, 128, 64), False),
+    "short": (scores, halves(32, 127, 64), False),
+    "no batch": (scores, halves(128, 64), False),
+    "nothing": (lambda q, k: q * k, halves(32, 128, 64), False),
+}
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """As if that device were there."""
+
+    def plant(name):
+        monkeypatch.setattr(target, "current", lambda device: target.described(name))
+        return {torch.device("cuda", 0)}
+
+    return plant
+
+
+def captured(call, *inputs, dynamic=None):
+    graphs = []
+
+    def note(gm, _):
+        graphs.append(gm)
+        return gm.forward
+
+    with torch.no_grad():
+        torch.compile(call, backend=note, dynamic=dynamic)(*inputs)
+    return graphs[0]
+
+
+@pytest.mark.parametrize("name", LIKELY)
+def test_for_the_model_only_what_plainly_is_of_a_class_is_lowered(name, gpu):
+    call, inputs, may = LIKELY[name]
+    policy = selection.Policy(None, False, 10)
+    assert selection.may_choose(policy, captured(call, *inputs), gpu("h200")) == may
+
+
+def test_what_varies_or_has_no_model_is_not_lowered_for_it(gpu):
+    policy = selection.Policy(None, False, 10)
+    graph = captured(scores, *halves(32, 128, 64))
+    assert not selection.may_choose(
+        policy, captured(scores, *halves(32, 128, 64), dynamic=True), gpu("h200")
+    )
+    assert selection.may_choose(policy, graph, gpu("h200"))
+    assert not selection.may_choose(policy, graph, gpu("a100-80gb"))
+    assert not selection.may_choose(policy, graph, {torch.device("mps")})
+    assert not selection.may_choose(policy, graph, {torch.device("cpu")})
+
+
+def test_a_model_of_other_ops_is_asked_of_every_graph(gpu, monkeypatch):
+    linear = captured(torch.nn.Linear(8, 8), torch.randn(4, 8))
+    known = select.guesser("sm_90:NVIDIA-H200")
+    other = [changed(c, op="aten.mm.default") for c in known.classes if c.templates]
+    policy = selection.Policy(None, False, 10)
+    assert not selection.may_choose(policy, linear, gpu("h200"))
+    monkeypatch.setattr(selection, "guesser", lambda arch: changed(known, classes=tuple(other)))
+    assert selection.may_choose(policy, linear, gpu("h200"))
+
+
+@pytest.fixture
+def uncompilable(monkeypatch):
+    """The C++ of that template is no C++."""
+    from torch._inductor.codegen.cpp_bmm_template import CppBmmTemplate
+
+    real = CppBmmTemplate.render
+    monkeypatch.setattr(
+        CppBmmTemplate, "render", lambda *a, **k: real(*a, **k) + "\n#error planted\n"
+    )
+
+
+def test_a_template_that_does_not_compile_is_the_librarys(database, model, uncompilable, caplog):
+    model()
+    result, codes = run_and_get_code(torch.no_grad()(compiled(fn, database, strict=False)), A, B)
+    torch.testing.assert_close(result, fn(A, B))
+    assert ["extern_kernels.bmm" in code for code in codes] == [False, True]
+    (reason,) = said()
+    assert reason.startswith(f"aten.bmm: {TEMPLATE} (model) does not compile (")
+    assert not any(r.count("fallback") for r in decisions.reports()), "our passes stay"
+    assert any("does not compile" in message for message in caplog.messages)
+
+
+def test_also_in_a_backward(database, model, uncompilable):
+    model()
+    a, b = (t.clone().requires_grad_() for t in (A, B))
+    tangent = torch.randn(3, 40, 56)
+    compiled(fn, database, strict=False)(a, b).backward(tangent)
+    want = [t.clone().requires_grad_() for t in (A, B)]
+    fn(*want).backward(tangent)
+    for have, expected in zip((a, b), want, strict=True):
+        torch.testing.assert_close(have.grad, expected.grad)
+    assert len(said()) == 3
+    assert all("(model) does not compile" in reason for reason in said())
+
+
+def test_a_recorded_template_that_does_not_compile_any_more_as_well(database, offer, uncompilable):
+    keep(database, offer.problem, offer.choices, TEMPLATE)
+    result, codes = run_and_get_code(torch.no_grad()(compiled(fn, database, strict=False)), A, B)
+    torch.testing.assert_close(result, fn(A, B))
+    assert ["extern_kernels.bmm" in code for code in codes] == [False, True]
+    assert "(recorded) does not compile" in said()[0]
+
+
+def test_strict_compilation_says_what_does_not_compile(database, model, uncompilable):
+    model()
+    with pytest.raises(Exception, match="planted"):
+        code_of(compiled(fn, database), A, B)
+
+
+def test_what_fails_without_templates_too_is_told_as_it_was(database, model, monkeypatch):
+    model()
+    tries = []
+
+    def broken(*_, **__):
+        tries.append(1)
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(backend.compat, "compile_inner", broken)
+    result, _ = code_of(compiled(fn, database, strict=False), A, B)
+    torch.testing.assert_close(result, fn(A, B))
+    assert len(tries) == 2
+    reasons = [e.reason for r in decisions.reports() for e in r.events if e.kind == "fallback"]
+    assert reasons == ["RuntimeError: no luck"]
+
+
+def test_templates_are_listed_only_where_one_was_selected(database, model, monkeypatch):
+    from torch._inductor import config as inductor
+
+    seen = []
+    real = backend.compat.compile_inner
+
+    def noted(*args, **kwargs):
+        seen.append(inductor.max_autotune_gemm)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(backend.compat, "compile_inner", noted)
+    for given, options, wanted in (
+        ({"wins": True}, {}, True),
+        ({"wins": False}, {}, False),
+        ({"reason": "no"}, {}, False),
+        ({"wins": True}, {"max_autotune_gemm": False}, False),
+        ({"wins": False}, {"max_autotune_gemm": True, "autotune": "never"}, True),
+    ):
+        model(**given)
+        torch.compiler.reset()
+        del seen[:]
+        code_of(compiled(fn, database, **options), A, B)
+        assert seen[-1] == wanted
+    assert not inductor.max_autotune_gemm
+
+
+def test_the_users_word_keeps_templates_out(database, offer, model):
+    model()
+    keep(database, offer.problem, offer.choices, TEMPLATE)
+    _, code = code_of(compiled(fn, database, max_autotune_gemm=False), A, B)
+    assert "extern_kernels.bmm" in code

@@ -5,13 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from ipex_inductor.autotune.ranges import points
 from ipex_inductor.autotune.record import Symbol, decode_problem, encode
 from ipex_inductor.lowerings import shapes, tuner
 from ipex_inductor.lowerings.workload import (
     _said,
     function_of,
     inputs_of,
-    points,
     problem_of,
     widened,
 )

@@ -11,7 +11,7 @@ from records import PROVENANCE, timed
 from typer.testing import CliRunner
 
 from ipex_inductor import target
-from ipex_inductor.autotune import cost, fitting, select
+from ipex_inductor.autotune import cost, fitting, guess, guess_fitting, select
 from ipex_inductor.autotune.cost import Model
 from ipex_inductor.autotune.database import write
 from ipex_inductor.autotune.pool import pool
@@ -260,16 +260,25 @@ def test_the_command_writes_the_model_and_says_what_it_is_worth(
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
     read = []
     monkeypatch.setattr(fitting, "fit", lambda records: (read.extend(records), fitted)[1])
+    guesser = select.guesser(H200)
+    monkeypatch.setattr(guess_fitting, "fit", lambda records: (guesser, []))
     database = tmp_path / "db.jsonl"
     write(database, known)
     done = CliRunner().invoke(app, ["autotune", "fit", str(database)])
     assert done.exit_code == 0, done.output
     assert "slower than the best" in done.stdout
+    words = " ".join(done.stdout.split())
+    assert "aten.bmm.default with an epilogue one of 5 templates, if 1.47 times as fast" in words
+    assert "aten.mm.default the library's: families of sizes" in words
+    written = tmp_path / "home" / "autotune" / guess.file_name(H200)
+    assert written.read_bytes() == encode(guesser) + b"\n"
     assert {encode(r) for r in read} == {encode(r) for r in known}
     assert select.cost_model(H200) == fitted[0]
     done = CliRunner().invoke(app, ["autotune", "fit", str(database), "--json"])
     facts = json.loads(done.stdout)
     assert facts["problems"] == fitted[0].problems
+    chosen = [c for c in facts["chooses"] if c["templates"]]
+    assert chosen == [{"op": "aten.bmm.default", "epilogue": True, "templates": 5, "reason": ""}]
     assert facts["error"] == pytest.approx(fitted[1].error)
     assert facts["file"] == str(tmp_path / "home" / "autotune" / cost.file_name(H200))
 
@@ -313,8 +322,8 @@ def test_what_the_model_does_not_know_is_not_ranked(wanted, more, known):
 
 
 def test_the_model_says_what_torch_says():
-    """`cost._larger` against the tensors that it is fitted with."""
+    """`cost.larger` against the tensors that it is fitted with."""
     times, factors = [1.0, 2.0, -1.0, 0.5], [0.1, -0.2, 0.3, 0.0]
     rows = torch.tensor([times], dtype=torch.float64) + torch.tensor([factors])
-    found = fitting._larger(rows, torch.tensor([0.7], dtype=torch.float64))
-    assert cost._larger(times, factors, 0.7) == pytest.approx(float(found))
+    found = fitting.larger(rows, torch.tensor([0.7], dtype=torch.float64))
+    assert cost.larger(times, factors, 0.7) == pytest.approx(float(found))

@@ -86,8 +86,8 @@ def test_with_another_torch_the_table_chooses_library_calls_alone(of_torch):
 
 def test_a_graph_is_settled_only_where_there_is_a_table_of_its_device(monkeypatch):
     policy = selection.Policy(None, may_time=False, budget=1.0)
-    assert not policy.settles({torch.device("cpu")})
+    assert not policy.records({torch.device("cpu")})
     of = {"cpu": "x86-64:other", "cuda": str(H200)}
     monkeypatch.setattr(selection, "arch_of", lambda device: of[device.type])
-    assert not policy.settles({torch.device("cpu")})
-    assert policy.settles({torch.device("cpu"), torch.device("cuda")})
+    assert not policy.records({torch.device("cpu")})
+    assert policy.records({torch.device("cpu"), torch.device("cuda")})
