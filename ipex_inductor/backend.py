@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ipex_inductor.autotune.record import Problem
     from ipex_inductor.autotune.select import Selection
     from ipex_inductor.lowerings.listed import Choosing
+    from ipex_inductor.lowerings.step import Launch
 
 log = decisions.log
 compat.register_log()
@@ -100,12 +101,43 @@ def _compile_ours(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: CompileConfig
 ) -> Any:
     graph_report = decisions.open_report()
+    with decisions.about(graph_report):
+        stepped = _stepped(gm, config, graph_report)
+    if stepped is not None:
+        return stepped
     selected = _settled(gm, example_inputs, config, graph_report)
     key = functools.partial(_key, gm, example_inputs, config, selected)
     with decisions.about(graph_report), graph_files.compiling(key, graph_report) as folder:
         if folder is None or folder.files.outcome != "hit":
             collector.resume()
         return _compile_with(gm, example_inputs, config, selected, graph_report, folder)
+
+
+def _stepped(
+    gm: torch.fx.GraphModule, config: CompileConfig, graph_report: decisions.GraphReport
+) -> "Launch | None":
+    """The step of an optimizer as calls of our kernels, which neither AOT nor Inductor sees.
+
+    None where the graph is no step, or for a reason that the report has.
+    """
+    from ipex_inductor.passes import step
+
+    if not step.is_step(gm) or {"*", step.NAME} & config.rules_off:
+        return None
+    from ipex_inductor.lowerings.step import Launch
+    from ipex_inductor.templates.cpp import NotBuiltError
+
+    graph_report.source = "passes"
+    graph_report.show("traced", gm.graph)
+    try:
+        program, examples = step.program_of(gm)
+        launch = Launch(gm, program, examples)
+    except (step.UnreadError, NotBuiltError) as reason:
+        graph_report.add("missed", step.NAME, str(reason))
+        return None
+    tensors, kernels = sum(map(len, program.updates.values())), len(program.updates)
+    graph_report.add("fired", step.NAME, f"{tensors} tensors by {kernels} kernels")
+    return launch
 
 
 def _key(
@@ -440,6 +472,8 @@ def _check_devices(example_inputs: Sequence[Any]) -> None:
 
 
 def _check_rules(config: CompileConfig) -> None:
+    if not config.rules_off:
+        return
     from ipex_inductor.passes.joint import RULE_NAMES
 
     for name in sorted(config.rules_off - RULE_NAMES - {"*"}):
