@@ -46,17 +46,20 @@ class Launch:
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor | None, ...]:
         """What the graph returns, after all is written that it writes."""
-        program, gm = self.program, self.gm
-        held = gm._buffers | gm._parameters
-        given: list[Any] = [*inputs, *(held[name] for name in program.attributes)]
+        held = self.gm._buffers | self.gm._parameters
+        given: list[Any] = [*inputs, *(held[name] for name in self.program.attributes)]
         addresses = [t.data_ptr() for t in given]
         if [_look(t) for t in given] != self.looks:
             return self._op_by_op("a tensor has another dtype or layout than it had", inputs)
         if self._shares(addresses):
             return self._op_by_op("tensors that are written share memory", inputs)
+        return self._run(given, addresses)
+
+    @torch.no_grad()
+    def _run(self, given: Sequence[Any], addresses: list[int]) -> tuple[Tensor | None, ...]:
         made = [
             torch.empty_strided(m.shape, m.strides, dtype=getattr(torch, m.dtype), device="cpu")
-            for m in program.made
+            for m in self.program.made
         ]
         operands = [*given, *made]
         addresses += [t.data_ptr() for t in made]
@@ -68,8 +71,8 @@ class Launch:
         for n, stage in stages.items():
             if n >= len(given) or n in self.written:
                 operands[n].copy_(stage)
-        torch.autograd.graph.increment_version([given[n] for n in program.written])
-        return tuple(None if n is None else operands[n] for n in program.outputs)
+        torch.autograd.graph.increment_version([given[n] for n in self.written])
+        return tuple(None if n is None else operands[n] for n in self.program.outputs)
 
     def _shares(self, addresses: list[int]) -> bool:
         """Whether anything lies in memory that is written, but for the tensor itself.

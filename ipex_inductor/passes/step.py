@@ -35,9 +35,10 @@ LINES = {
 
 
 def is_step(gm: torch.fx.GraphModule) -> bool:
-    """Whether this is the step of an optimizer, by the source of its first call."""
-    first = next((n for n in gm.graph.nodes if n.op in ("call_function", "call_method")), None)
-    return first is not None and "torch/optim/" in (first.stack_trace or "").replace("\\", "/")
+    """Whether this is the step of an optimizer, by the source of its first operation."""
+    calls = (n for n in gm.graph.nodes if n.op in ("call_function", "call_method"))
+    first = next((n.stack_trace for n in calls if n.stack_trace), "")
+    return "torch/optim/" in first.replace("\\", "/")
 
 
 def program_of(gm: torch.fx.GraphModule) -> tuple[Program, list[Tensor]]:
@@ -45,8 +46,7 @@ def program_of(gm: torch.fx.GraphModule) -> tuple[Program, list[Tensor]]:
 
     Raises `UnreadError` if it does more.
     """
-    if torch.is_grad_enabled():
-        raise UnreadError("autograd follows the step (differentiable=True)")
+    follows = begun = torch.is_grad_enabled()
     terms = Terms()
     reading = Reading(terms)
     operands = _Operands(gm, terms)
@@ -55,9 +55,15 @@ def program_of(gm: torch.fx.GraphModule) -> tuple[Program, list[Tensor]]:
         if node.op in ("placeholder", "get_attr"):
             reading.bind(node, operands.take(node))
         elif node.op == "output":
-            returned = tuple(torch.fx.node.map_arg(node.args[0], lambda n: n))
+            returned = tuple(node.args[0])
+        elif node.target is torch._C._set_grad_enabled:
+            follows = bool(node.args[0])
+        elif follows:
+            raise UnreadError("autograd follows what is computed")
         else:
             reading.read(node)
+    if follows != begun:
+        raise UnreadError("gradients are switched on or off for what comes after")
     outputs = tuple(operands.returned(value, reading.values) for value in returned)
     return _Writer(operands, terms, reading.singles).program(outputs), operands.examples
 
@@ -159,8 +165,8 @@ class _Writer:
             for c in written
         }
         self.counters = {c.term: c for c in written if c.single and c.term in plus[c]}
-        if len(self.counters) == len(written):  # a step of nothing but numbers
-            self.counters = {}
+        read = {*_below([c.term for c in written if c.term not in self.counters])}
+        self.counters = {term: c for term, c in self.counters.items() if term in read}
         self.elements = [c for c in written if c.term not in self.counters]
         self.written = [_of(c) for c in written if _of(c) < self._given]
         shaped = {_of(c) for c in self.elements}
@@ -170,6 +176,8 @@ class _Writer:
             n for n, c in enumerate(operands.cells) if n in count or (c.single and n not in shaped)
         }
         self._scalar: dict[Term, bool] = {}
+        self.scalars -= self._gradients()
+        self._scalar = {}
 
     @property
     def _given(self) -> int:
@@ -200,8 +208,6 @@ class _Writer:
                     raise UnreadError("a step that several parameters count")
                 counted.add(row.step)
             found.updates.setdefault(update, []).append(row)
-        if len(counted) < len(self.counters):
-            raise UnreadError("a step that is counted and not read")
         return found
 
     def is_scalar(self, term: Term) -> bool:
@@ -216,6 +222,22 @@ class _Writer:
                     else each.op == "const" or all(self._scalar[a] for a in each.args)
                 )
         return self._scalar[term]
+
+    def _gradients(self) -> set[int]:
+        """Scalars that only one row reads, of its shape: a column there, as in larger rows."""
+        readers: dict[int, list[Cell]] = {}
+        for cells in self._rows():
+            for leaf in {leaf for c in cells for leaf in _leaves(c.term)}:
+                readers.setdefault(leaf, []).append(cells[-1])
+        counted = {_of(c) for c in self.counters.values()}
+        numbers = {leaf for term in self.singles for leaf in _leaves(term)}
+        return {
+            leaf
+            for leaf, (first, *more) in readers.items()
+            if leaf in self.scalars - counted - numbers
+            and not more
+            and first.shape == self.operands.cells[leaf].shape
+        }
 
     def _rows(self) -> Iterator[list[Cell]]:
         """Written tensors, together where their new values depend on the same ones."""
