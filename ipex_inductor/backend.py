@@ -101,9 +101,9 @@ def _compile_ours(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: CompileConfig
 ) -> Any:
     graph_report = decisions.open_report()
-    with decisions.about(graph_report):
-        stepped = _stepped(gm, config, graph_report)
+    stepped = _stepped(gm, config, graph_report)
     if stepped is not None:
+        graph_report.publish()
         return stepped
     selected = _settled(gm, example_inputs, config, graph_report)
     key = functools.partial(_key, gm, example_inputs, config, selected)
@@ -125,18 +125,23 @@ def _stepped(
     if not step.is_step(gm) or {"*", step.NAME} & config.rules_off:
         return None
     from ipex_inductor.lowerings.step import Launch
+    from ipex_inductor.passes.terms import UnreadError
     from ipex_inductor.templates.cpp import NotBuiltError
 
-    graph_report.source = "passes"
     graph_report.show("traced", gm.graph)
     try:
+        if any(_asked(config, name) for name in compat.USERS_PASSES):
+            raise UnreadError("a pass of the user's is to see the graph")
         program, examples = step.program_of(gm)
         launch = Launch(gm, program, examples)
-    except (step.UnreadError, NotBuiltError) as reason:
+    except (UnreadError, NotBuiltError) as reason:
         graph_report.add("missed", step.NAME, str(reason))
         return None
-    tensors, kernels = sum(map(len, program.updates.values())), len(program.updates)
-    graph_report.add("fired", step.NAME, f"{tensors} tensors by {kernels} kernels")
+    graph_report.source = "passes"
+    graph_report.show("code", launch.source)
+    rows = sum(map(len, program.updates.values()))
+    kernels = len(program.updates)
+    graph_report.add("fired", step.NAME, f"{rows} rows of tensors, kernels: {kernels}")
     return launch
 
 
@@ -474,10 +479,12 @@ def _check_devices(example_inputs: Sequence[Any]) -> None:
 def _check_rules(config: CompileConfig) -> None:
     if not config.rules_off:
         return
+    from ipex_inductor.passes import step
     from ipex_inductor.passes.joint import RULE_NAMES
 
-    for name in sorted(config.rules_off - RULE_NAMES - {"*"}):
-        raise unknown("rule", name, RULE_NAMES)
+    known = RULE_NAMES | {step.NAME}
+    for name in sorted(config.rules_off - known - {"*"}):
+        raise unknown("rule", name, known)
 
 
 def _find(error: BaseException | None, kind: type[PassError]) -> PassError | None:

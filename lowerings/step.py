@@ -5,14 +5,15 @@ import ctypes
 import functools
 import logging
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ipex_inductor.aot_cache.key import pairs
-from ipex_inductor.ops.update import Number, Program, Row, Update
+from ipex_inductor.ops.update import Held, Program, Row, Update
 from ipex_inductor.templates.cpp import load
 from ipex_inductor.templates.step import update_source
 
@@ -21,80 +22,83 @@ log = logging.getLogger("ipex_inductor")
 CHUNK = 1 << 16  # elements that one thread takes at a time
 ALONE = 1 << 15  # elements in all, up to which one thread is faster than several
 
-Look = tuple[torch.dtype, tuple[int, ...], int]
-
 
 class Launch:
-    """A compiled graph: one call of a kernel for each update.
+    """A compiled graph: one call of a kernel for each update of its program.
 
-    Each call looks where the tensors lie now. Where they are no longer what the program was made
-    for (another dtype or layout, shared memory) the graph itself runs, op by op.
-    Raises `NotBuiltError`.
+    `examples` are its operands, or fake ones. Each call looks where the tensors lie now. Where they
+    are not what the program was made for (other dtypes or layouts, written memory that is shared),
+    the graph itself runs, op by op. Raises `NotBuiltError`.
     """
 
     def __init__(self, gm: torch.fx.GraphModule, program: Program, examples: list[Tensor]) -> None:
         self.gm = gm
         self.program = program
         self.kernels = [_Kernel(u, rows, examples) for u, rows in program.updates.items()]
-        self.written = frozenset(program.written)
-        self.looks = [_look(t) for t in examples]
+        self.looks = [_look(t) for t in examples[: len(examples) - len(program.made)]]
         self.reach = [_reach(t) for t in examples]
-        self.staged = _unlike(program, examples)
-        self.addresses: list[int] = []  # of what is given, as they were when nothing was shared
-        self.spans: list[tuple[int, int]] = []
+        self.staged = _staged(program, examples)
+        self.last: list[int] = []  # addresses of what is given, when nothing was shared
+        self.spans: list[tuple[int, int]] = []  # of memory that is written, then
         self.said = False
 
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor | None, ...]:
-        """What the graph returns, after all is written that it writes."""
-        held = self.gm._buffers | self.gm._parameters
-        given: list[Any] = [*inputs, *(held[name] for name in self.program.attributes)]
-        addresses = [t.data_ptr() for t in given]
+    @property
+    def source(self) -> str:
+        """The kernels' source."""
+        return "\n".join(map(update_source, self.program.updates))
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """What the graph returns, once all is written that it writes."""
+        attributes = self.gm._buffers | self.gm._parameters
+        given: list[Any] = [*inputs, *(attributes[name] for name in self.program.attributes)]
         if [_look(t) for t in given] != self.looks:
             return self._op_by_op("a tensor has another dtype or layout than it had", inputs)
+        addresses = [t.data_ptr() for t in given]
         if self._shares(addresses):
-            return self._op_by_op("tensors that are written share memory", inputs)
+            return self._op_by_op("memory that is written is shared", inputs)
         return self._run(given, addresses)
 
     @torch.no_grad()
-    def _run(self, given: Sequence[Any], addresses: list[int]) -> tuple[Tensor | None, ...]:
-        made = [
+    def _run(self, given: list[Any], addresses: list[int]) -> list[Tensor | None]:
+        program = self.program
+        operands = given + [
             torch.empty_strided(m.shape, m.strides, dtype=getattr(torch, m.dtype), device="cpu")
-            for m in self.program.made
+            for m in program.made
         ]
-        operands = [*given, *made]
-        addresses += [t.data_ptr() for t in made]
+        addresses = addresses + [t.data_ptr() for t in operands[len(given) :]]
         stages = {n: _in_order(operands[n], strides) for n, strides in self.staged.items()}
         for n, stage in stages.items():
             addresses[n] = stage.data_ptr()
         for kernel in self.kernels:
             kernel(addresses, given)
         for n, stage in stages.items():
-            if n >= len(given) or n in self.written:
+            if n in program.written or n >= len(given):
                 operands[n].copy_(stage)
-        torch.autograd.graph.increment_version([given[n] for n in self.written])
-        return tuple(None if n is None else operands[n] for n in self.program.outputs)
+        torch.autograd.graph.increment_version([given[n] for n in program.written])
+        return [None if n is None else operands[n] for n in program.outputs]
 
     def _shares(self, addresses: list[int]) -> bool:
-        """Whether anything lies in memory that is written, but for the tensor itself.
+        """Whether anything lies in memory that is written, but for the tensor that is written.
 
-        Most calls meet known addresses but for gradients, which nobody writes.
+        Most calls meet the addresses of the last, but for gradients.
         """
-        last, self.addresses = self.addresses, addresses.copy()
-        if not last or any(addresses[n] != last[n] for n in self.written):
-            self.spans = sorted(
-                (addresses[n], addresses[n] + self.reach[n]) for n in self.written if self.reach[n]
-            )
-            if any(end > after for (_, end), (after, _) in zip(self.spans, self.spans[1:])):
-                self.addresses = []
-                return True
+        last, self.last = self.last, []
+        written, reach = self.program.written, self.reach
+        if not last or any(addresses[n] != last[n] for n in written):
             last = []
-        for n, begin in enumerate(addresses):
-            if n in self.written or (last and begin == last[n]) or not self.reach[n]:
-                continue
-            at = bisect.bisect_left(self.spans, (begin + self.reach[n], 0))  # begins after it
-            if at and self.spans[at - 1][1] > begin:
-                self.addresses = []
+            self.spans = sorted(
+                (addresses[n], addresses[n] + reach[n]) for n in written if reach[n]
+            )
+            if any(end > begin for (_, end), (begin, _) in pairwise(self.spans)):
                 return True
+        own = set(written)
+        for n, begin in enumerate(addresses):
+            if (last and begin == last[n]) or n in own or not reach[n]:
+                continue
+            after = bisect.bisect_left(self.spans, (begin + reach[n], 0))
+            if after and self.spans[after - 1][1] > begin:
+                return True
+        self.last = addresses
         return False
 
     def _op_by_op(self, reason: str, inputs: Sequence[Tensor]) -> Any:
@@ -105,48 +109,42 @@ class Launch:
 
 
 class _Kernel:
-    """The rows of one update, and how they are divided."""
+    """One update of all its rows, divided into chunks."""
 
     def __init__(self, update: Update, rows: Sequence[Row], examples: Sequence[Tensor]) -> None:
         self.call = _library(update)
-        self.width = len(update.columns) + 2
-        self.count = len(rows)
+        self.rows = array("q")  # of addresses, the step's, the group; as the template says
+        self.places: list[tuple[int, int]] = []  # in the rows, and the operand whose address it is
         self.chunks = array("q")
-        self.places: list[tuple[int, int]] = []  # in the rows, with the operand whose address
-        self.rows = array("q", bytes(8 * self.width * self.count))
-        numbers: dict[tuple[Number, ...], int] = {}
+        self.count = len(rows)
         self.elements = 0
+        groups: dict[tuple[float | Held, ...], int] = {}
         for index, row in enumerate(rows):
-            begin = index * self.width
-            steps = () if row.step is None else (row.step,)
-            self.places += [(begin + n, operand) for n, operand in enumerate((*row.columns, *steps))]
-            group = numbers.setdefault(_apart(row.numbers), len(numbers))
-            self.rows[begin + self.width - 1] = group
+            columns = row.columns if row.step is None else (*row.columns, row.step)
+            self.places += [(len(self.rows) + place, n) for place, n in enumerate(columns)]
+            group = groups.setdefault(row.numbers, len(groups))
+            self.rows.extend((*(0 for _ in row.columns), 0, group))
             size = examples[row.columns[0]].numel()
             self.elements += size
-            for at in range(0, size, CHUNK):
-                self.chunks.extend((index, at, min(at + CHUNK, size)))
-        self.numbers = [n for group in numbers for _, n in group]
+            for begin in range(0, size, CHUNK):
+                self.chunks.extend((index, begin, min(begin + CHUNK, size)))
+        self.numbers = [n for group in groups for n in group]
 
     def __call__(self, addresses: Sequence[int], given: Sequence[Tensor]) -> None:
-        """One call for all rows. Threads may be in here at once."""
+        """One call for all rows. Several threads may be in here."""
         rows = array("q", self.rows)
         for place, operand in self.places:
             rows[place] = addresses[operand]
-        numbers = array("d", (n if type(n) is float else given[int(n)].item() for n in self.numbers))
+        numbers = [float(given[n.operand]) if isinstance(n, Held) else n for n in self.numbers]
+        values = array("d", numbers)
         self.call(
             rows.buffer_info()[0],
             self.count,
             self.chunks.buffer_info()[0],
             len(self.chunks) // 3,
-            numbers.buffer_info()[0],
+            values.buffer_info()[0],
             torch.get_num_threads() if self.elements > ALONE else 1,
         )
-
-
-def _apart(numbers: tuple[Number, ...]) -> tuple[tuple[type, Number], ...]:
-    """So that operand 1 is another than 1.0."""
-    return tuple((type(n), n) for n in numbers)
 
 
 @functools.lru_cache(maxsize=256)
@@ -159,7 +157,7 @@ def _library(update: Update) -> Callable[..., None]:
     return step
 
 
-def _look(tensor: Tensor) -> Look:
+def _look(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], int]:
     return tensor.dtype, tensor.stride(), tensor.numel()
 
 
@@ -171,22 +169,21 @@ def _reach(tensor: Tensor) -> int:
     return (last + 1) * tensor.element_size()
 
 
-def _unlike(program: Program, examples: Sequence[Tensor]) -> dict[int, tuple[int, ...]]:
-    """Operands in another layout than their row's, and the strides of that: those of its `param`,
-    unless that has gaps."""
+def _staged(program: Program, examples: Sequence[Tensor]) -> dict[int, tuple[int, ...]]:
+    """Operands in another layout than kernels take, with the strides of the copies they get.
+
+    Those are the strides of the row's `param`, unless that has gaps.
+    """
     found: dict[int, tuple[int, ...]] = {}
     for row in (row for rows in program.updates.values() for row in rows):
         param = examples[row.columns[0]]
-        order = param.stride() if _is_dense(param) else _contiguous(param.shape)
-        for n in row.columns:
-            plain = examples[n].is_contiguous() and param.is_contiguous()
-            if examples[n].stride() != order and not plain:
-                found[n] = order
+        plain = all(examples[n].is_contiguous() for n in row.columns)
+        strides = param.stride() if _is_dense(param) else _contiguous(param.shape)
+        found |= {n: strides for n in row.columns if not plain and examples[n].stride() != strides}
     return found
 
 
 def _in_order(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """A copy with those strides."""
     empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
     return empty.copy_(tensor)
 
@@ -206,5 +203,5 @@ def _is_dense(tensor: Tensor) -> bool:
 def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     strides = [1]
     for size in reversed(shape[1:]):
-        strides.append(strides[-1] * max(size, 1))
-    return tuple(reversed(strides)) if shape else ()
+        strides.append(strides[-1] * size)
+    return tuple(reversed(strides))

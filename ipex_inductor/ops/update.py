@@ -2,16 +2,15 @@
 
 from dataclasses import dataclass, field
 
-Number = float | int  # a value, or the operand of one element that holds it
-
 
 @dataclass(frozen=True)
 class Update:
     """What is done to a row of tensors of one shape and layout, element by element.
 
     Lines are those of `templates/formulas.py`: `scalars` (fp64, once a row) read `numbers` and
-    `step`, which `counted`, a tensor of one element and that dtype, holds plus 1; `lines` (each
-    element) read and write `columns`, of which `stored` are kept. One column is `param`.
+    `step`, which is 1 more than a tensor of one element and the dtype `counted` held; `lines` (each
+    element) read and write `columns`, of which `stored` are kept. One column is `param`. Columns
+    and numbers are in order, dtypes are names.
     """
 
     columns: tuple[tuple[str, str], ...]  # name, dtype
@@ -23,17 +22,24 @@ class Update:
 
 
 @dataclass(frozen=True)
+class Held:
+    """The number that an operand of one element holds at each call."""
+
+    operand: int
+
+
+@dataclass(frozen=True)
 class Row:
-    """The operands of an update: those of its columns, of its step, and its numbers."""
+    """The operands of an update: of its columns, of its step, if it counts one; its numbers."""
 
     columns: tuple[int, ...]
     step: int | None
-    numbers: tuple[Number, ...]
+    numbers: tuple[float | Held, ...]
 
 
 @dataclass(frozen=True)
 class Made:
-    """A tensor that the graph makes and returns."""
+    """A tensor that a graph makes and returns."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -42,12 +48,12 @@ class Made:
 
 @dataclass(frozen=True)
 class Program:
-    """A whole graph as updates. Its operands: the inputs, the attributes, then what is made.
+    """A graph that is updates and nothing else.
 
-    Those of a row have one shape, and any layout.
+    Its operands are numbered: the inputs, the attributes by name, then what is made. Those of a row
+    have one shape, and any layout. `written` are all that are given and change; `outputs` are made.
     """
 
-    inputs: int
     attributes: tuple[str, ...]
     made: tuple[Made, ...]
     written: tuple[int, ...]

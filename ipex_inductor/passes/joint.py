@@ -18,7 +18,6 @@ from ipex_inductor.passes import (
     linear,
     misread,
     shared_input,
-    step,
     training,
 )
 from ipex_inductor.passes.noops import drop_noops
@@ -29,7 +28,7 @@ from ipex_inductor.passes.whole_ops import decompose
 
 RULES = (*conv.RULES, *linear.RULES, *left.RULES)
 RULE_NAMES = frozenset(rule.name for rule in RULES) | (
-    folding.NAMES | {attention.NAME, shared_input.NAME, step.NAME}
+    folding.NAMES | {attention.NAME, shared_input.NAME}
 )
 WHOLE = whole_ops(RULES) | folding.WHOLE | attention.WHOLE
 

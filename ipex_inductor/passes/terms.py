@@ -22,12 +22,13 @@ class Term:
     Equal terms of one `Terms` are one object; `serial` is higher than those of its arguments.
     """
 
-    __slots__ = ("args", "op", "serial")
+    __slots__ = ("args", "op", "serial", "terms")
 
     def __init__(self, op: str, args: tuple[Any, ...], serial: int) -> None:
         self.op = op
         self.args = args
         self.serial = serial
+        self.terms: tuple[Term, ...] = () if op in ("leaf", "const") else args
 
 
 class Terms:
@@ -48,14 +49,18 @@ class Terms:
 
 @dataclass(eq=False)
 class Cell:
-    """The memory of a tensor. `origin` names the node it came from, and where in its list."""
+    """The memory of a tensor.
+
+    `origin` is the node it came from, and where in its list. `stored` is the op that rounds to its
+    dtype, where that is less than kernels compute in and somebody may see it.
+    """
 
     term: Term
     shape: tuple[int, ...]
     origin: tuple[Node, int | None]
-    operand: int | None = None
-    written: int | None = None  # by which node first, in the graph's order
-    last: int = -1  # and last
+    stored: str = ""
+    last: int = -1  # the call that wrote it last
+    made: int | None = None  # the operand it becomes when it is returned
 
     @property
     def single(self) -> bool:
@@ -170,10 +175,9 @@ CALLS = dict(_calls())
 
 
 class Reading:
-    """A graph read node by node: the cells of its tensors, with their terms at the end.
+    """A graph read call by call: `values` are the cells of its tensors, given for its operands.
 
-    `operand` says which operand a placeholder or attribute is. `singles` are terms that stand for
-    one number where tensors of more elements are computed.
+    `singles` are terms that stand for one number where tensors of more elements are computed.
     """
 
     def __init__(self, terms: Terms) -> None:
@@ -181,10 +185,6 @@ class Reading:
         self.values: dict[Node, Any] = {}  # a cell, a term (a number of Python's), a list of cells
         self.singles: set[Term] = set()
         self._at = 0
-
-    def bind(self, node: Node, cell: Cell) -> None:
-        """`node` is an operand."""
-        self.values[node] = cell
 
     def read(self, node: Node) -> None:
         """Follow one call. Raises `UnreadError`."""
@@ -286,7 +286,7 @@ class Reading:
         target = args[0] if call.writes else None
         if target is not None and not isinstance(target, Cell):
             raise UnreadError(f"`{call.name}_` of a number")
-        shape = target.shape if target is not None else self._shape(cells)
+        shape = target.shape if target is not None else _shape(cells)
         for cell in cells:
             if cell.shape != shape and not cell.single:
                 raise UnreadError("tensors of several shapes in one operation")
@@ -294,10 +294,11 @@ class Reading:
                 self.singles.add(cell.term)
         if target is None:
             return Cell(term, shape, (node, index), last=self._at)
-        target.term, target.last = term, self._at
-        target.written = self._at if target.written is None else target.written
+        target.term = self.terms.make(target.stored, term) if target.stored else term
+        target.last = self._at
         return target
 
-    def _shape(self, cells: Sequence[Cell]) -> tuple[int, ...]:
-        wide = [cell.shape for cell in cells if not cell.single]
-        return wide[0] if wide else max((cell.shape for cell in cells), key=len)
+
+def _shape(cells: Sequence[Cell]) -> tuple[int, ...]:
+    wide = [cell.shape for cell in cells if not cell.single]
+    return wide[0] if wide else max((cell.shape for cell in cells), key=len)
