@@ -124,25 +124,26 @@ def _stepped(
 
     if not step.is_step(gm) or {"*", step.NAME} & config.rules_off:
         return None
-    from ipex_inductor.lowerings.step import Launch
+    from ipex_inductor.lowerings.step import launch
     from ipex_inductor.passes.terms import UnreadError
-    from ipex_inductor.templates.cpp import NotBuiltError
 
     graph_report.show("traced", gm.graph)
     try:
         if any(_asked(config, name) for name in compat.USERS_PASSES):
             raise UnreadError("a pass of the user's is to see the graph")
         program, examples = step.program_of(gm)
-        launch = Launch(gm, program, examples)
-    except (UnreadError, NotBuiltError) as reason:
-        graph_report.add("missed", step.NAME, str(reason))
+        launched = launch(gm, program, examples)
+    except UnreadError as reason:
+        launched = str(reason)
+    if isinstance(launched, str):
+        graph_report.add("missed", step.NAME, launched)
         return None
     graph_report.source = "passes"
-    graph_report.show("code", launch.source)
+    graph_report.show("code", launched.source)
     rows = sum(map(len, program.updates.values()))
     kernels = len(program.updates)
     graph_report.add("fired", step.NAME, f"{rows} rows of tensors, kernels: {kernels}")
-    return launch
+    return launched
 
 
 def _key(

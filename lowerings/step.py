@@ -14,13 +14,21 @@ from torch import Tensor
 
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.ops.update import Held, Program, Row, Update
-from ipex_inductor.templates.cpp import load
+from ipex_inductor.templates.cpp import NotBuiltError, load
 from ipex_inductor.templates.step import update_source
 
 log = logging.getLogger("ipex_inductor")
 
 CHUNK = 1 << 16  # elements that one thread takes at a time
 ALONE = 1 << 15  # elements in all, up to which one thread is faster than several
+
+
+def launch(gm: torch.fx.GraphModule, program: Program, examples: list[Tensor]) -> "Launch | str":
+    """`gm`, which is that program, as calls of kernels; or why there are none."""
+    try:
+        return Launch(gm, program, examples)
+    except NotBuiltError as error:
+        return str(error)
 
 
 class Launch:
