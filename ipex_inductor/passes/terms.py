@@ -3,6 +3,7 @@
 In-place ops, `_foreach_` ops and aliases are followed; anything else raises `UnreadError`.
 """
 
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,17 @@ from torch.fx import Node
 
 class UnreadError(Exception):  # no error: the graph goes another way
     """Why a graph is not read."""
+
+
+FOLDED: dict[str, Callable[..., Any]] = {  # C++ would divide ints as ints
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "neg": operator.neg,
+    "sqrt": math.sqrt,
+    "pow": math.pow,
+}
 
 
 class Term:
@@ -38,7 +50,12 @@ class Terms:
         self._known: dict[tuple[Any, ...], Term] = {}
 
     def make(self, op: str, *args: Any) -> Term:
-        """The term of that operation."""
+        """The term of that operation; of constants, the constant it is. Raises `UnreadError`."""
+        if op in FOLDED and all(a.op == "const" for a in args):
+            try:
+                return self.constant(float(FOLDED[op](*(a.args[0] for a in args))))
+            except (ArithmeticError, ValueError) as error:
+                raise UnreadError(f"a constant that is none: {error}") from error
         return self._known.setdefault((op, *args), Term(op, args, len(self._known)))
 
     def constant(self, value: float) -> Term:

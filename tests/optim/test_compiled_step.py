@@ -274,6 +274,26 @@ def test_copies_of_one_value_in_several_dtypes(launches):
     assert own["lack"].all()
 
 
+class Halves(Optimizer):
+    """Computes with constants alone."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            p.add_(torch.full_like(p, 1) / 2 - p.grad)
+
+
+def test_constants_are_no_ints_of_c(launches):
+    p = nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3)
+    compiled(Halves([p]))()
+    assert_kernels(launches, 1)
+    torch.testing.assert_close(p.detach(), torch.full((3,), 0.5))
+
+
 class Kahan(Optimizer):
     """Adds small amounts to bf16 weights, and keeps what they lose."""
 
