@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ipex_inductor.autotune.record import Choice, Problem
     from ipex_inductor.autotune.select import Selection
     from ipex_inductor.lowerings.listed import Choosing, Offer
+    from ipex_inductor.lowerings.step import Launch
 
 # Without it Inductor offers no template. It moves more than that (layouts, sums of products), so it
 # is set only where a template was selected, and what the user says of it counts.
@@ -107,6 +108,10 @@ def _compile_ours(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: CompileConfig
 ) -> Any:
     graph_report = decisions.open_report()
+    stepped = _stepped(gm, config, graph_report)
+    if stepped is not None:
+        graph_report.publish()
+        return stepped
     selected = _settled(gm, example_inputs, config, graph_report)
     key = functools.partial(_key, gm, example_inputs, config, selected)
     with decisions.about(graph_report), graph_files.compiling(key, graph_report) as folder:
@@ -167,6 +172,39 @@ class Ahead:
                 compile_inner,
                 join,
             )
+
+
+def _stepped(
+    gm: torch.fx.GraphModule, config: CompileConfig, graph_report: decisions.GraphReport
+) -> "Launch | None":
+    """The step of an optimizer as calls of our kernels, which neither AOT nor Inductor sees.
+
+    None where the graph is no step, or for a reason that the report has.
+    """
+    from ipex_inductor.passes import step
+
+    if not step.is_step(gm) or {"*", step.NAME} & config.rules_off:
+        return None
+    from ipex_inductor.lowerings.step import launch
+    from ipex_inductor.passes.terms import UnreadError
+
+    graph_report.show("traced", gm.graph)
+    try:
+        if any(_asked(config, name) for name in compat.USERS_PASSES):
+            raise UnreadError("a pass of the user's is to see the graph")
+        program, examples = step.program_of(gm)
+        launched = launch(gm, program, examples)
+    except UnreadError as reason:
+        launched = str(reason)
+    if isinstance(launched, str):
+        graph_report.add("missed", step.NAME, launched)
+        return None
+    graph_report.source = "passes"
+    graph_report.show("code", launched.source)
+    rows = sum(map(len, program.updates.values()))
+    kernels = len(program.updates)
+    graph_report.add("fired", step.NAME, f"{rows} rows of tensors, kernels: {kernels}")
+    return launched
 
 
 def _key(
@@ -548,10 +586,14 @@ def _check_devices(example_inputs: Sequence[Any]) -> None:
 
 
 def _check_rules(config: CompileConfig) -> None:
+    if not config.rules_off:
+        return
+    from ipex_inductor.passes import step
     from ipex_inductor.passes.joint import RULE_NAMES
 
-    for name in sorted(config.rules_off - RULE_NAMES - {"*"}):
-        raise unknown("rule", name, RULE_NAMES)
+    known = RULE_NAMES | {step.NAME}
+    for name in sorted(config.rules_off - known - {"*"}):
+        raise unknown("rule", name, known)
 
 
 def _find(error: BaseException | None, kind: type[PassError]) -> PassError | None:

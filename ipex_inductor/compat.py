@@ -90,6 +90,16 @@ def plain_decompositions(kwargs: dict[str, Any]) -> dict[str, Any]:
     return kwargs
 
 
+# Options that name passes of users; not every version has all.
+USERS_PASSES = (
+    "pre_grad_custom_pass",
+    "joint_custom_pre_pass",
+    "joint_custom_post_pass",
+    "post_grad_custom_pre_pass",
+    "post_grad_custom_post_pass",
+)
+
+
 def compile_inner(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
     """Inductor's inner compiler with its graph cache on, also below a bundled autograd cache.
 

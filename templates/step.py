@@ -9,6 +9,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from ipex_inductor.ops.update import Update
 from ipex_inductor.templates.formulas import FORMULAS, Formula
 
 C_TYPES = {
@@ -70,8 +71,6 @@ class StepKernel:
 
 def cpp_source(kernel: StepKernel) -> str:
     """A library in C++ with one function, `step`; see there for its arguments."""
-    from jinja2 import Environment, StrictUndefined
-
     rule, on = kernel.rule, kernel.on
     states = rule.state(on)
     before, update = assignments(rule.before(on)), assignments(rule.update(on))
@@ -79,33 +78,65 @@ def cpp_source(kernel: StepKernel) -> str:
     operands = {name for name, _ in kernel.columns}
     temporaries = dict.fromkeys(n for n, _ in (*before, *update) if n not in operands)
     written = {name for name, _ in before} & set(states)
-    template = Path(__file__).with_name("step.cpp.jinja").read_text("utf-8")
-    return (
-        Environment(undefined=StrictUndefined, keep_trailing_newline=True)
-        .from_string(template)
-        .render(
-            title=f"{kernel.formula}: {', '.join(f'{n} {d}' for n, d in kernel.columns)}",
-            real="double" if kernel.param == "float64" else "float",
-            columns=[(name, C_TYPES[dtype]) for name, dtype in kernel.columns],
-            param=C_TYPES[kernel.param],
-            rest=C_TYPES.get(kernel.rest, ""),
-            grad=C_TYPES[kernel.grad],
-            counted=C_TYPES.get(kernel.counted, ""),
-            numbers=kernel.numbers,
-            scalars=dict.fromkeys([*kernel.numbers, *(n for n, _ in (*scalars, *ratios))]),
-            scalar_lines=scalars,
-            ratio_lines=ratios,
-            ratio_names={name for name, _ in ratios},
-            norms=rule.norms,
-            temporaries=temporaries,
-            before_lines=before,
-            before_stored=written,
-            update_lines=update,
-            update_stored=(set(states) | ({"param"} if not kernel.rest else set())) - written,
-            scaled=kernel.scaled,
-            zeroed=kernel.zeroed,
-        )
+    return _rendered(
+        title=f"{kernel.formula}: {', '.join(f'{n} {d}' for n, d in kernel.columns)}",
+        real="double" if kernel.param == "float64" else "float",
+        columns=[(name, C_TYPES[dtype]) for name, dtype in kernel.columns],
+        param=C_TYPES[kernel.param],
+        rest=C_TYPES.get(kernel.rest, ""),
+        grad=C_TYPES[kernel.grad],
+        counted=C_TYPES.get(kernel.counted, ""),
+        numbers=kernel.numbers,
+        scalars=dict.fromkeys([*kernel.numbers, *(n for n, _ in (*scalars, *ratios))]),
+        scalar_lines=scalars,
+        ratio_lines=ratios,
+        ratio_names={name for name, _ in ratios},
+        norms=rule.norms,
+        temporaries=temporaries,
+        before_lines=before,
+        before_stored=written,
+        update_lines=update,
+        update_stored=(set(states) | ({"param"} if not kernel.rest else set())) - written,
+        scaled=kernel.scaled,
+        zeroed=kernel.zeroed,
     )
+
+
+def update_source(update: Update) -> str:
+    """The same for an update that was read from a graph; its lines are all there is."""
+    scalars, lines = assignments(update.scalars), assignments(update.lines)
+    names = {name for name, _ in update.columns}
+    dtypes = dict(update.columns)
+    return _rendered(
+        title=f"read from a graph: {', '.join(f'{n} {d}' for n, d in update.columns)}",
+        real="double" if "float64" in dtypes.values() else "float",
+        columns=[(name, C_TYPES[dtype]) for name, dtype in update.columns],
+        param=C_TYPES[dtypes["param"]],
+        rest="",
+        grad="",
+        counted=C_TYPES.get(update.counted, ""),
+        numbers=update.numbers,
+        scalars=dict.fromkeys([*update.numbers, *(name for name, _ in scalars)]),
+        scalar_lines=scalars,
+        ratio_lines=[],
+        ratio_names=set(),
+        norms=(),
+        temporaries=dict.fromkeys(name for name, _ in lines if name not in names),
+        before_lines=[],
+        before_stored=set(),
+        update_lines=lines,
+        update_stored=set(update.stored),
+        scaled=False,
+        zeroed=False,
+    )
+
+
+def _rendered(**given: Any) -> str:
+    from jinja2 import Environment, StrictUndefined
+
+    template = Path(__file__).with_name("step.cpp.jinja").read_text("utf-8")
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+    return environment.from_string(template).render(given)
 
 
 def scalars_of(kernel: StepKernel, numbers: Mapping[str, float], count: float) -> dict[str, float]:

@@ -1,0 +1,321 @@
+"""What tensors hold after a graph of elementwise ops, as terms of what they held before.
+
+In-place ops, `_foreach_` ops and aliases are followed; anything else raises `UnreadError`.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+
+class UnreadError(Exception):  # no error: the graph goes another way
+    """Why a graph is not read."""
+
+
+FOLDED: dict[str, Callable[..., Any]] = {  # C++ would divide ints as ints
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "neg": operator.neg,
+    "sqrt": math.sqrt,
+    "pow": math.pow,
+}
+
+
+class Term:
+    """An operation on terms, a `leaf` (an operand of the graph as it was) or a `const`.
+
+    Equal terms of one `Terms` are one object; `serial` is higher than those of its arguments.
+    """
+
+    __slots__ = ("args", "op", "serial", "terms")
+
+    def __init__(self, op: str, args: tuple[Any, ...], serial: int) -> None:
+        self.op = op
+        self.args = args
+        self.serial = serial
+        self.terms: tuple[Term, ...] = () if op in ("leaf", "const") else args
+
+
+class Terms:
+    """Makes terms."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Term] = {}
+
+    def make(self, op: str, *args: Any) -> Term:
+        """The term of that operation; of constants, the constant it is. Raises `UnreadError`."""
+        if op in FOLDED and all(a.op == "const" for a in args):
+            try:
+                return self.constant(float(FOLDED[op](*(a.args[0] for a in args))))
+            except (ArithmeticError, ValueError) as error:
+                raise UnreadError(f"a constant that is none: {error}") from error
+        return self._known.setdefault((op, *args), Term(op, args, len(self._known)))
+
+    def constant(self, value: float) -> Term:
+        """A number of Python's; 1 and 1.0 are two."""
+        key = ("const", type(value), value.hex() if isinstance(value, float) else value)
+        return self._known.setdefault(key, Term("const", (value,), len(self._known)))
+
+
+@dataclass(eq=False)
+class Cell:
+    """The memory of a tensor.
+
+    `origin` is the node it came from, and where in its list. `stored` is the op that rounds to its
+    dtype, where that is less than kernels compute in and somebody may see it.
+    """
+
+    term: Term
+    shape: tuple[int, ...]
+    origin: tuple[Node, int | None]
+    stored: str = ""
+    last: int = -1  # the call that wrote it last
+    made: int | None = None  # the operand it becomes when it is returned
+
+    @property
+    def single(self) -> bool:
+        """Whether it has one element."""
+        return all(n == 1 for n in self.shape)
+
+
+# Of terms, and of whether an argument is a tensor: `add(a, -0.1, b)`, as torch once had it, is
+# refused like all that a signature here does not have.
+
+
+def _add(terms: Terms, a: Term, b: Term, *, alpha: Term | None = None) -> Term:
+    added = _scaled(terms, b, alpha)
+    if a.op == added.op == "div" and a.args[1].op == "mul" and a.args[1].args[1] is added.args[1]:
+        # x / (y r) + z / r, as Adam has it with the rate in r. At a rate of 0 that is NaN where
+        # x is 0, and (x / y + z) / r, which eager steps have, is not.
+        top = terms.make("add", terms.make("div", a.args[0], a.args[1].args[0]), added.args[0])
+        return terms.make("div", top, added.args[1])
+    return terms.make("add", a, added)
+
+
+def _sub(terms: Terms, a: Term, b: Term, *, alpha: Term | None = None) -> Term:
+    return terms.make("sub", a, _scaled(terms, b, alpha))
+
+
+def _scaled(terms: Terms, b: Term, by: Term | None) -> Term:
+    one = by is None or (by.op == "const" and by.args[0] == 1)
+    return b if one else terms.make("mul", by, b)
+
+
+def _addcmul(terms: Terms, a: Term, b: Term, c: Term, value: Term | None = None) -> Term:
+    return terms.make("add", a, _scaled(terms, terms.make("mul", b, c), value))
+
+
+def _addcdiv(terms: Terms, a: Term, b: Term, c: Term, value: Term | None = None) -> Term:
+    return terms.make("add", a, _scaled(terms, terms.make("div", b, c), value))
+
+
+def _pow(terms: Terms, a: Term, b: Term) -> Term:
+    if b.op == "const" and b.args[0] in (1, 2):
+        return a if b.args[0] == 1 else terms.make("mul", a, a)
+    return terms.make("pow", a, b)
+
+
+def _plain(op: str, count: int) -> Callable[..., Term]:
+    def made(terms: Terms, *args: Term) -> Term:
+        if len(args) != count:
+            raise TypeError(f"{len(args)} arguments")
+        return terms.make(op, *args)
+
+    return made
+
+
+def _number(value: float) -> Callable[..., Term]:
+    return lambda terms, _: terms.constant(value)
+
+
+# By torch's name without `_foreach_` and the `_` of what happens in place.
+OPS: dict[str, Callable[..., Term]] = {
+    "add": _add,
+    "sub": _sub,
+    "mul": _plain("mul", 2),
+    "div": _plain("div", 2),
+    "neg": _plain("neg", 1),
+    "sqrt": _plain("sqrt", 1),
+    "reciprocal": lambda terms, a: terms.make("div", terms.constant(1), a),
+    "square": lambda terms, a: terms.make("mul", a, a),
+    "pow": _pow,
+    "maximum": _plain("maximum", 2),
+    "lerp": _plain("lerp", 3),
+    "fma": lambda terms, a, b, c: terms.make("add", c, terms.make("mul", a, b)),
+    "addcmul": _addcmul,
+    "addcdiv": _addcdiv,
+    "clone": lambda terms, a: a,
+    "copy": lambda terms, a, b: b,
+    "fill": lambda terms, a, b: b,
+    "full_like": lambda terms, a, b: b,
+    "zero": _number(0),
+    "zeros_like": _number(0),
+    "ones_like": _number(1),
+}
+ALIASES = ("detach", "alias")
+# Those that a scalar must be, and so no tensor; torch's old signatures put one elsewhere.
+NUMBERS = ("alpha", "value")
+LAYOUTS = ("memory_format", "non_blocking")  # say nothing of values
+
+
+@dataclass(frozen=True)
+class _Call:
+    """An op by name; whether on lists, and in place."""
+
+    name: str
+    each: bool = False
+    writes: bool = False
+
+
+def _calls() -> Iterator[tuple[Any, _Call]]:
+    for name in OPS:
+        for prefix in ("", "_foreach_"):
+            for suffix in ("", "_"):
+                found = getattr(torch, f"{prefix}{name}{suffix}", None)
+                if found is not None:
+                    yield found, _Call(name, bool(prefix), bool(suffix))
+    for name in ("add", "sub", "mul", "truediv", "pow"):
+        yield getattr(operator, name), _Call(name.replace("true", ""))
+        yield getattr(operator, f"i{name}"), _Call(name.replace("true", ""), writes=True)
+    yield operator.neg, _Call("neg")
+    yield "prims.fma.default", _Call("fma")  # which torch has once Dynamo or Inductor needed it
+
+
+CALLS = dict(_calls())
+
+
+class Reading:
+    """A graph read call by call: `values` are the cells of its tensors, given for its operands.
+
+    `singles` are terms that stand for one number where tensors of more elements are computed.
+    """
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self.values: dict[Node, Any] = {}  # a cell, a term (a number of Python's), a list of cells
+        self.singles: set[Term] = set()
+        self._at = 0
+
+    def read(self, node: Node) -> None:
+        """Follow one call. Raises `UnreadError`."""
+        self._at += 1
+        if node.op == "call_method":
+            call = self._method(str(node.target))
+        elif node.op == "call_function" and node.target is operator.getitem:
+            items, index = self._value(node.args[0]), node.args[1]
+            if not isinstance(items, list) or not isinstance(index, int):
+                raise UnreadError("an index into a tensor")
+            self.values[node] = items[index]
+            return
+        else:
+            overload = isinstance(node.target, torch._ops.OpOverload)
+            call = CALLS.get(str(node.target) if overload else node.target)
+        name = getattr(node.target, "__name__", str(node.target))
+        if isinstance(call, str):
+            self.values[node] = self._alias(node, call)
+            return
+        if call is None:
+            raise UnreadError(f"`{name}` is none of the operations that steps are made of")
+        kwargs = {k: v for k, v in node.kwargs.items() if k not in LAYOUTS}
+        args = [self._value(a) for a in node.args]
+        given = {k: self._value(v) for k, v in kwargs.items()}
+        try:
+            self.values[node] = (
+                self._each(node, call, args, given)
+                if call.each
+                else self._one(node, None, call, args, given)
+            )
+        except TypeError as error:
+            raise UnreadError(f"`{name}` in a form that is not known: {error}") from error
+
+    def _method(self, name: str) -> _Call | str | None:
+        if name in (*ALIASES, "item"):
+            return name
+        base = name.removesuffix("_")
+        return _Call(base, writes=base != name) if base in OPS else None
+
+    def _alias(self, node: Node, name: str) -> Any:
+        cell = self._value(node.args[0])
+        if not isinstance(cell, Cell):
+            raise UnreadError(f"`{name}` of what is no tensor")
+        if name != "item":
+            return cell
+        self.singles.add(cell.term)
+        return cell.term
+
+    def _value(self, argument: Any) -> Any:
+        if isinstance(argument, Node):
+            return self.values[argument]
+        if isinstance(argument, (list, tuple)):
+            return [self._value(each) for each in argument]
+        if type(argument) in (int, float):
+            return self.terms.constant(argument)
+        raise UnreadError(f"an argument that is a {type(argument).__name__}")
+
+    def _each(
+        self, node: Node, call: _Call, args: list[Any], kwargs: dict[str, Any]
+    ) -> list[Cell | Term]:
+        lists = [a for a in (*args, *kwargs.values()) if isinstance(a, list)]
+        if not lists or len({len(each) for each in lists}) > 1:
+            raise UnreadError("lists of several lengths")
+        return [
+            self._one(
+                node,
+                index,
+                call,
+                [a[index] if isinstance(a, list) else a for a in args],
+                {k: v[index] if isinstance(v, list) else v for k, v in kwargs.items()},
+            )
+            for index in range(len(lists[0]))
+        ]
+
+    def _one(
+        self,
+        node: Node,
+        index: int | None,
+        call: _Call,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> Cell | Term:
+        cells = [a for a in (*args, *kwargs.values()) if isinstance(a, Cell)]
+        if call.name.startswith("addc"):
+            named = dict(zip(("value",), args[3:], strict=False)) | kwargs
+            if not all(isinstance(a, Cell) for a in args[:3]):
+                raise UnreadError(f"`{call.name}` of numbers")
+        else:
+            named = kwargs
+        if any(isinstance(named.get(name), Cell) for name in NUMBERS):
+            raise UnreadError(f"`{call.name}` by a tensor")
+        term = OPS[call.name](
+            self.terms,
+            *(a.term if isinstance(a, Cell) else a for a in args),
+            **{k: v.term if isinstance(v, Cell) else v for k, v in kwargs.items()},
+        )
+        if not cells:
+            return term
+        target = args[0] if call.writes else None
+        if target is not None and not isinstance(target, Cell):
+            raise UnreadError(f"`{call.name}_` of a number")
+        shape = target.shape if target is not None else _shape(cells)
+        for cell in cells:
+            if cell.shape != shape and not cell.single:
+                raise UnreadError("tensors of several shapes in one operation")
+            if not all(n == 1 for n in shape) and cell.single:
+                self.singles.add(cell.term)
+        if target is None:
+            return Cell(term, shape, (node, index), last=self._at)
+        target.term = self.terms.make(target.stored, term) if target.stored else term
+        target.last = self._at
+        return target
+
+
+def _shape(cells: Sequence[Cell]) -> tuple[int, ...]:
+    wide = [cell.shape for cell in cells if not cell.single]
+    return wide[0] if wide else max((cell.shape for cell in cells), key=len)

@@ -1,0 +1,215 @@
+"""The step of an optimizer that was read from a graph, as one kernel for all tensors of a kind."""
+
+import bisect
+import ctypes
+import functools
+import logging
+from array import array
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipex_inductor.aot_cache.key import pairs
+from ipex_inductor.ops.update import Held, Program, Row, Update
+from ipex_inductor.templates.cpp import NotBuiltError, load
+from ipex_inductor.templates.step import update_source
+
+log = logging.getLogger("ipex_inductor")
+
+CHUNK = 1 << 16  # elements that one thread takes at a time
+ALONE = 1 << 15  # elements in all, up to which one thread is faster than several
+
+
+def launch(gm: torch.fx.GraphModule, program: Program, examples: list[Tensor]) -> "Launch | str":
+    """`gm`, which is that program, as calls of kernels; or why there are none."""
+    try:
+        return Launch(gm, program, examples)
+    except NotBuiltError as error:
+        return str(error)
+
+
+class Launch:
+    """A compiled graph: one call of a kernel for each update of its program.
+
+    `examples` are its operands, or fake ones. Each call looks where the tensors lie now. Where they
+    are not what the program was made for (other dtypes or layouts, written memory that is shared),
+    the graph itself runs, op by op. Raises `NotBuiltError`.
+    """
+
+    def __init__(self, gm: torch.fx.GraphModule, program: Program, examples: list[Tensor]) -> None:
+        self.gm = gm
+        self.program = program
+        self.kernels = [_Kernel(u, rows, examples) for u, rows in program.updates.items()]
+        self.looks = [_look(t) for t in examples[: len(examples) - len(program.made)]]
+        self.reach = [_reach(t) for t in examples]
+        self.staged = _staged(program, examples)
+        self.last: list[int] = []  # addresses of what is given, when nothing was shared
+        self.spans: list[tuple[int, int]] = []  # of memory that is written, then
+        self.said = False
+
+    @property
+    def source(self) -> str:
+        """The kernels' source."""
+        return "\n".join(map(update_source, self.program.updates))
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """What the graph returns, once all is written that it writes."""
+        attributes = self.gm._buffers | self.gm._parameters
+        given: list[Any] = [*inputs, *(attributes[name] for name in self.program.attributes)]
+        if [_look(t) for t in given] != self.looks:
+            return self._op_by_op("a tensor has another dtype or layout than it had", inputs)
+        addresses = [t.data_ptr() for t in given]
+        if self._shares(addresses):
+            return self._op_by_op("memory that is written is shared", inputs)
+        return self._run(given, addresses)
+
+    @torch.no_grad()
+    def _run(self, given: list[Any], addresses: list[int]) -> list[Tensor | None]:
+        program = self.program
+        operands = given + [
+            torch.empty_strided(m.shape, m.strides, dtype=getattr(torch, m.dtype), device="cpu")
+            for m in program.made
+        ]
+        addresses = addresses + [t.data_ptr() for t in operands[len(given) :]]
+        stages = {n: _in_order(operands[n], strides) for n, strides in self.staged.items()}
+        for n, stage in stages.items():
+            addresses[n] = stage.data_ptr()
+        for kernel in self.kernels:
+            kernel(addresses, given)
+        for n, stage in stages.items():
+            if n in program.written or n >= len(given):
+                operands[n].copy_(stage)
+        torch.autograd.graph.increment_version([given[n] for n in program.written])
+        return [None if n is None else operands[n] for n in program.outputs]
+
+    def _shares(self, addresses: list[int]) -> bool:
+        """Whether anything lies in memory that is written, but for the tensor that is written.
+
+        Most calls meet the addresses of the last, but for gradients.
+        """
+        last, self.last = self.last, []
+        written, reach = self.program.written, self.reach
+        if not last or any(addresses[n] != last[n] for n in written):
+            last = []
+            self.spans = sorted(
+                (addresses[n], addresses[n] + reach[n]) for n in written if reach[n]
+            )
+            if any(end > begin for (_, end), (begin, _) in pairwise(self.spans)):
+                return True
+        own = set(written)
+        for n, begin in enumerate(addresses):
+            if (last and begin == last[n]) or n in own or not reach[n]:
+                continue
+            after = bisect.bisect_left(self.spans, (begin + reach[n], 0))
+            if after and self.spans[after - 1][1] > begin:
+                return True
+        self.last = addresses
+        return False
+
+    def _op_by_op(self, reason: str, inputs: Sequence[Tensor]) -> Any:
+        if not self.said:
+            self.said = True
+            log.info("an optimizer's step runs op by op: %s", reason)
+        return self.gm(*inputs)
+
+
+class _Kernel:
+    """One update of all its rows, divided into chunks."""
+
+    def __init__(self, update: Update, rows: Sequence[Row], examples: Sequence[Tensor]) -> None:
+        self.call = _library(update)
+        self.rows = array("q")  # of addresses, the step's, the group; as the template says
+        self.places: list[tuple[int, int]] = []  # in the rows, and the operand whose address it is
+        self.chunks = array("q")
+        self.count = len(rows)
+        self.elements = 0
+        groups: dict[tuple[float | Held, ...], int] = {}
+        for index, row in enumerate(rows):
+            columns = row.columns if row.step is None else (*row.columns, row.step)
+            self.places += [(len(self.rows) + place, n) for place, n in enumerate(columns)]
+            group = groups.setdefault(row.numbers, len(groups))
+            self.rows.extend((*(0 for _ in row.columns), 0, group))
+            size = examples[row.columns[0]].numel()
+            self.elements += size
+            for begin in range(0, size, CHUNK):
+                self.chunks.extend((index, begin, min(begin + CHUNK, size)))
+        self.numbers = [n for group in groups for n in group]
+
+    def __call__(self, addresses: Sequence[int], given: Sequence[Tensor]) -> None:
+        """One call for all rows. Several threads may be in here."""
+        rows = array("q", self.rows)
+        for place, operand in self.places:
+            rows[place] = addresses[operand]
+        numbers = [float(given[n.operand]) if isinstance(n, Held) else n for n in self.numbers]
+        values = array("d", numbers)
+        self.call(
+            rows.buffer_info()[0],
+            self.count,
+            self.chunks.buffer_info()[0],
+            len(self.chunks) // 3,
+            values.buffer_info()[0],
+            torch.get_num_threads() if self.elements > ALONE else 1,
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def _library(update: Update) -> Callable[..., None]:
+    problem = {"template": "update", **vars(update)}
+    step = load(functools.partial(update_source, update), pairs(problem)).step
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    step.argtypes = (pointer, number, pointer, number, pointer, number)
+    step.restype = None
+    return step
+
+
+def _look(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], int]:
+    return tensor.dtype, tensor.stride(), tensor.numel()
+
+
+def _reach(tensor: Tensor) -> int:
+    """The bytes from its first element to the end of its last."""
+    if not tensor.numel():
+        return 0
+    last = sum(n * stride - stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def _staged(program: Program, examples: Sequence[Tensor]) -> dict[int, tuple[int, ...]]:
+    """Operands in another layout than kernels take, with the strides of the copies they get.
+
+    Those are the strides of the row's `param`, unless that has gaps.
+    """
+    found: dict[int, tuple[int, ...]] = {}
+    for row in (row for rows in program.updates.values() for row in rows):
+        param = examples[row.columns[0]]
+        plain = all(examples[n].is_contiguous() for n in row.columns)
+        strides = param.stride() if _is_dense(param) else _contiguous(param.shape)
+        found |= {n: strides for n in row.columns if not plain and examples[n].stride() != strides}
+    return found
+
+
+def _in_order(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+    empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return empty.copy_(tensor)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether its elements fill a block of memory, each once, in whatever order."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * size)
+    return tuple(reversed(strides))
