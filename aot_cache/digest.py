@@ -27,6 +27,7 @@ ROOMS = (
     "ipex_inductor.ops",
     "ipex_inductor.optim",
     "ipex_inductor.passes",
+    "ipex_inductor.prebuild",
     "ipex_inductor.templates",
 )
 SUFFIXES = frozenset({".cpp", ".h", ".jinja", ".py", ".toml"})

@@ -1,7 +1,6 @@
 """The step of an optimizer that was read from a graph, as one kernel for all tensors of a kind."""
 
 import bisect
-import ctypes
 import functools
 import logging
 from array import array
@@ -12,15 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.ops.update import Held, Program, Row, Update
-from ipex_inductor.templates.cpp import NotBuiltError, load
+from ipex_inductor.templates.cpp import NotBuiltError
 from ipex_inductor.templates.step import update_source
+from ipex_inductor.templates.step_cpp import Table, function_of, is_dense
 
 log = logging.getLogger("ipex_inductor")
-
-CHUNK = 1 << 16  # elements that one thread takes at a time
-ALONE = 1 << 15  # elements in all, up to which one thread is faster than several
 
 
 def launch(gm: torch.fx.GraphModule, program: Program, examples: list[Tensor]) -> "Launch | str":
@@ -117,52 +113,34 @@ class Launch:
 
 
 class _Kernel:
-    """One update of all its rows, divided into chunks."""
+    """One update of all its rows."""
 
     def __init__(self, update: Update, rows: Sequence[Row], examples: Sequence[Tensor]) -> None:
-        self.call = _library(update)
-        self.rows = array("q")  # of addresses, the step's, the group; as the template says
+        self.function, self.table = _library(update), Table()
         self.places: list[tuple[int, int]] = []  # in the rows, and the operand whose address it is
-        self.chunks = array("q")
-        self.count = len(rows)
-        self.elements = 0
         groups: dict[tuple[float | Held, ...], int] = {}
-        for index, row in enumerate(rows):
+        for row in rows:
             columns = row.columns if row.step is None else (*row.columns, row.step)
-            self.places += [(len(self.rows) + place, n) for place, n in enumerate(columns)]
+            begin = len(self.table.rows)
+            self.places += [(begin + place, n) for place, n in enumerate(columns)]
             group = groups.setdefault(row.numbers, len(groups))
-            self.rows.extend((*(0 for _ in row.columns), 0, group))
-            size = examples[row.columns[0]].numel()
-            self.elements += size
-            for begin in range(0, size, CHUNK):
-                self.chunks.extend((index, begin, min(begin + CHUNK, size)))
+            # Of addresses, the step's, the group; as the template says.
+            self.table.add((*(0 for _ in row.columns), 0, group), examples[row.columns[0]].numel())
         self.numbers = [n for group in groups for n in group]
 
     def __call__(self, addresses: Sequence[int], given: Sequence[Tensor]) -> None:
         """One call for all rows. Several threads may be in here."""
-        rows = array("q", self.rows)
+        rows = array("q", self.table.rows)
         for place, operand in self.places:
             rows[place] = addresses[operand]
         numbers = [float(given[n.operand]) if isinstance(n, Held) else n for n in self.numbers]
-        values = array("d", numbers)
-        self.call(
-            rows.buffer_info()[0],
-            self.count,
-            self.chunks.buffer_info()[0],
-            len(self.chunks) // 3,
-            values.buffer_info()[0],
-            torch.get_num_threads() if self.elements > ALONE else 1,
-        )
+        self.table.step(self.function, rows, array("d", numbers))
 
 
 @functools.lru_cache(maxsize=256)
 def _library(update: Update) -> Callable[..., None]:
-    problem = {"template": "update", **vars(update)}
-    step = load(functools.partial(update_source, update), pairs(problem)).step
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    step.argtypes = (pointer, number, pointer, number, pointer, number)
-    step.restype = None
-    return step
+    source = functools.partial(update_source, update)
+    return function_of(source, {"template": "update", **vars(update)})
 
 
 def _look(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], int]:
@@ -186,7 +164,7 @@ def _staged(program: Program, examples: Sequence[Tensor]) -> dict[int, tuple[int
     for row in (row for rows in program.updates.values() for row in rows):
         param = examples[row.columns[0]]
         plain = all(examples[n].is_contiguous() for n in row.columns)
-        strides = param.stride() if _is_dense(param) else _contiguous(param.shape)
+        strides = param.stride() if is_dense(param) else _contiguous(param.shape)
         found |= {n: strides for n in row.columns if not plain and examples[n].stride() != strides}
     return found
 
@@ -194,18 +172,6 @@ def _staged(program: Program, examples: Sequence[Tensor]) -> dict[int, tuple[int
 def _in_order(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
     empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
     return empty.copy_(tensor)
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether its elements fill a block of memory, each once, in whatever order."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import math
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,9 +15,10 @@ from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.optim.sent import Sent
 from ipex_inductor.target import current
 from ipex_inductor.templates import cuda
-from ipex_inductor.templates.cpp import NotBuiltError, load
+from ipex_inductor.templates.cpp import NotBuiltError
 from ipex_inductor.templates.gpu import binary
 from ipex_inductor.templates.step import StepKernel, assignments, cpp_source, scalars_of
+from ipex_inductor.templates.step_cpp import Table, function_of
 from ipex_inductor.templates.step_triton import (
     norms_signature,
     scalar_names,
@@ -25,9 +26,6 @@ from ipex_inductor.templates.step_triton import (
     signature,
     triton_source,
 )
-
-CHUNK = 1 << 16  # elements that one thread of a CPU takes at a time
-ALONE = 1 << 15  # elements in all, up to which one thread is faster than several
 
 VECTOR = 16  # bytes, of which addresses are multiples where a GPU is to read whole vectors
 # Elements and warps of a GPU's program, by the bytes of one row's element, at most: measured on an
@@ -85,20 +83,15 @@ class CpuBatch:
 
     def __init__(self, kernel: StepKernel) -> None:
         """Raises `NotBuiltError`."""
-        self.rows, self._chunks = array("q"), array("q")
-        self._kernel, self._library = kernel, library(kernel)
-        self._count = self._elements = 0
+        self._kernel, self._function, self._table = kernel, library(kernel), Table()
+        self.rows = self._table.rows
 
     def add(
         self, addresses: list[int], elements: int, step: Tensor | None, first: bool, group: int
     ) -> None:
         """See `Batch`."""
         last = int(first) if step is None else step.data_ptr()
-        for begin in range(0, elements, CHUNK):
-            self._chunks.extend((self._count, begin, min(begin + CHUNK, elements)))
-        self.rows.extend((*addresses, last, group))
-        self._count += 1
-        self._elements += elements
+        self._table.add((*addresses, last, group), elements)
 
     def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
         """See `Batch`."""
@@ -106,17 +99,10 @@ class CpuBatch:
 
     def run(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`."""
-        self._library(
-            self.rows.buffer_info()[0],
-            self._count,
-            self._chunks.buffer_info()[0],
-            len(self._chunks) // 3,
-            numbers.buffer_info()[0],
-            torch.get_num_threads() if self._elements > ALONE else 1,
-        )
+        self._table.step(self._function, self.rows, numbers)
         if not self._kernel.rule.counts:
-            width = len(self.rows) // self._count
-            self.rows[width - 2 :: width] = NOT_FIRST * self._count
+            width = len(self.rows) // self._table.count
+            self.rows[width - 2 :: width] = NOT_FIRST * self._table.count
 
 
 class CudaBatch:
@@ -288,13 +274,9 @@ def _given(found: T | str) -> T:
 def _library(kernel: StepKernel) -> Callable[..., None] | str:
     """Or why there is none: what failed once would cost every step as much."""
     try:
-        step = load(functools.partial(cpp_source, kernel), pairs(kernel.problem)).step
+        return function_of(functools.partial(cpp_source, kernel), kernel.problem)
     except NotBuiltError as error:
         return str(error)
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    step.argtypes = (pointer, number, pointer, number, pointer, number)
-    step.restype = None
-    return cast(Callable[..., None], step)
 
 
 @functools.lru_cache(maxsize=256)

@@ -25,6 +25,7 @@ from ipex_inductor.optim.weights import Master, Split, Trained
 from ipex_inductor.templates.cpp import NotBuiltError
 from ipex_inductor.templates.formulas import FORMULAS
 from ipex_inductor.templates.step import C_TYPES, StepKernel
+from ipex_inductor.templates.step_cpp import is_dense
 
 RESTS: dict[type[Trained], torch.dtype] = {Split: torch.int16, Master: torch.float32}
 NAMES = {getattr(torch, name): name for name in C_TYPES}
@@ -264,7 +265,7 @@ def _held(param: nn.Parameter) -> Tensor:
         raise LeftError(f"no kernel for {held.device.type} yet")
     if held.dtype not in REALS:
         raise LeftError(f"{held.dtype}")
-    if not _is_dense(held):
+    if not is_dense(held):
         raise LeftError("a parameter with gaps in its memory")
     if held.is_neg():
         raise LeftError("a parameter that is negated when it is read")
@@ -326,15 +327,3 @@ def _alike(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and (
         one.stride() == other.stride() or (one.is_contiguous() and other.is_contiguous())
     )
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether its elements fill a block of memory, each once, in whatever order."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
 from ipex_inductor.optim import Lamb, Lars, attach_master_weights, batches, fuse_step, plan
+from ipex_inductor.templates import step_cpp
 from ipex_inductor.templates.formulas import FORMULAS
 
 
@@ -182,7 +183,7 @@ def test_fp32_in_every_combination(name):
 @each_optimizer
 def test_several_chunks(variant):
     """Norms add up over them, of weights that grow from chunk to chunk."""
-    ours = tensors(torch.float32, [(3,), (2 * batches.CHUNK + 3,)])
+    ours = tensors(torch.float32, [(3,), (2 * step_cpp.CHUNK + 3,)])
     ours[1].data *= torch.linspace(0, 2, ours[1].numel())
     check_fp32(VARIANTS[variant], ours, steps=5)
 
@@ -194,7 +195,7 @@ def test_threads_change_no_bit(variant):
     for threads in (1, 2, 2):
         torch.manual_seed(0)
         torch.set_num_threads(threads)
-        params = tensors(torch.float32, [(3,), (3 * batches.CHUNK + 5,)])
+        params = tensors(torch.float32, [(3,), (3 * step_cpp.CHUNK + 5,)])
         optimizer = VARIANTS[variant](in_groups(params))
         fuse_step(optimizer)
         for _ in range(2):

@@ -17,7 +17,7 @@ from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.store import default_folder
 from ipex_inductor.optim import batches
 from ipex_inductor.target import current
-from ipex_inductor.templates import cpp
+from ipex_inductor.templates import cpp, step_cpp
 from ipex_inductor.templates.step import StepKernel
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
@@ -132,7 +132,7 @@ def test_step_kernels_have_keys_of_their_own(monkeypatch):
         asked.append(problem)
         raise cpp.NotBuiltError
 
-    monkeypatch.setattr(batches, "load", ask)
+    monkeypatch.setattr(step_cpp, "load", ask)
     first = StepKernel("SGD", ("momentum",), "float32", "", "float32", ("float32",))
     others = [
         replace(first, formula="Lars"),

@@ -1,0 +1,65 @@
+"""Step kernels in C++ as functions, and the tables that a call of one takes."""
+
+import ctypes
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ipex_inductor.aot_cache.key import pairs
+from ipex_inductor.templates.cpp import load
+
+CHUNK = 1 << 16  # elements that one thread takes at a time
+ALONE = 1 << 15  # elements in all, up to which one thread is faster than several
+
+
+def function_of(source: Callable[[], str], problem: Mapping[str, Any]) -> Callable[..., None]:
+    """The function `step`; `problem` names it in the cache. Raises `NotBuiltError`."""
+    step = load(source, pairs(problem)).step
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    step.argtypes = (pointer, number, pointer, number, pointer, number)
+    step.restype = None
+    return cast(Callable[..., None], step)
+
+
+class Table:
+    """Tensors that one call steps: a row of addresses each, cut into chunks for the threads."""
+
+    def __init__(self) -> None:
+        self.rows, self._chunks = array("q"), array("q")
+        self.count = self._elements = 0
+
+    def add(self, row: Iterable[int], elements: int) -> None:
+        """One more, of so many elements."""
+        for begin in range(0, elements, CHUNK):
+            self._chunks.extend((self.count, begin, min(begin + CHUNK, elements)))
+        self.rows.extend(row)
+        self.count += 1
+        self._elements += elements
+
+    def step(
+        self, function: Callable[..., None], rows: "array[int]", numbers: "array[float]"
+    ) -> None:
+        """Call it on `rows`, which are these or others like them, and the groups' numbers."""
+        function(
+            rows.buffer_info()[0],
+            self.count,
+            self._chunks.buffer_info()[0],
+            len(self._chunks) // 3,
+            numbers.buffer_info()[0],
+            torch.get_num_threads() if self._elements > ALONE else 1,
+        )
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether its elements fill a block of memory, each once, in whatever order."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
