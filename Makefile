@@ -9,7 +9,7 @@ WORKERS ?= 2
 # Each worker keeps to a long run of tests, so that what a file's tests share is made once.
 SPREAD := -n $(WORKERS) --dist worksteal
 
-.PHONY: demo quick test slow reliability fuzz check compat clean
+.PHONY: demo quick test slow reliability fuzz lint check compat clean
 .DEFAULT_GOAL := test
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -42,11 +42,13 @@ FUZZ ?= --programs 10000 --compiled 120
 fuzz: $(VENV)/installed
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
 
-check: $(VENV)/installed
+lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	! git grep -nE '^(<{7}|>{7}) '
+
+check: lint
 	$(BIN)/python -m pytest tests/unit $(SPREAD) -q -m "not slow"
 
 # The suite with every torch we support, in environments of their own outside the checkout.
