@@ -96,7 +96,11 @@ def test_a_pretrained_model_goes_on_training(kind):
         assert value.dtype == twin.state_dict()[name].dtype
     assert ("split_master_weight_for_bf16" in report(ours, "fired")) == (kind in SPLIT_OPTIMIZERS)
     assert ("fuse_update_step" in report(ours, "fired")) == (kind in FUSED_OPTIMIZERS)
-    assert ("fuse_update_step" in report(ours, "missed")) == (kind not in FUSED_OPTIMIZERS)
+    events = [e for e in ours.ipex_report.events if e.subject == "fuse_update_step"]
+    missed = [e.reason for e in events if e.kind == "missed"]
+    # The convolution's weight is channels-last now, its state of before is not.
+    layout = "torch itself steps 1 parameters: a state "
+    assert all(r.startswith(layout) for r in missed) == (kind in FUSED_OPTIMIZERS)
 
 
 @each_optimizer
