@@ -237,7 +237,8 @@ def _settled(
 
     try:
         database = selection.database_of(config.autotune_database)
-        policy = selection.Policy(database, _may_time(config), config.autotune_budget_s)
+        tables = config.autotune in ("always", "never")  # asked for by name
+        policy = selection.Policy(database, _may_time(config), config.autotune_budget_s, tables)
         devices = _devices(example_inputs)
         if config.autotune == "inductor" or not selection.may_choose(policy, gm, devices):
             return {}

@@ -42,16 +42,20 @@ log = decisions.log
 
 @dataclass(frozen=True)
 class Policy:
-    """Where records are and whether more may be made: seconds of timing for one graph."""
+    """Where records are and whether more may be made: seconds of timing for one graph.
+
+    To look into `tables` of the package a graph is lowered once more; most graphs are in none.
+    """
 
     database: Path | None
     may_time: bool
     budget: float
+    tables: bool = False
 
     def records(self, devices: Iterable[torch.device]) -> bool:
         """Whether there are records, or may be, of graphs on `devices`."""
         there = self.database is not None and (self.may_time or self.database.exists())
-        return there or any(map(shipped, map(arch_of, devices)))
+        return there or (self.tables and any(map(shipped, map(arch_of, devices))))
 
 
 def settle(

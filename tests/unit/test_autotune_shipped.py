@@ -1,5 +1,6 @@
 """The tables of winners in the package: whole, and used on the devices that they are of."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -85,9 +86,10 @@ def test_with_another_torch_the_table_chooses_library_calls_alone(of_torch):
 
 
 def test_a_graph_is_settled_only_where_there_is_a_table_of_its_device(monkeypatch):
-    policy = selection.Policy(None, may_time=False, budget=1.0)
+    policy = selection.Policy(None, may_time=False, budget=1.0, tables=True)
     assert not policy.records({torch.device("cpu")})
     of = {"cpu": "x86-64:other", "cuda": str(H200)}
     monkeypatch.setattr(selection, "arch_of", lambda device: of[device.type])
     assert not policy.records({torch.device("cpu")})
     assert policy.records({torch.device("cpu"), torch.device("cuda")})
+    assert not dataclasses.replace(policy, tables=False).records({torch.device("cuda")})
