@@ -186,6 +186,8 @@ def race(
         except torch.OutOfMemoryError:
             if not done:
                 raise
+            for runner in runners:  # a block that ended before its first round
+                runner.blocks = [block for block in runner.blocks if block]
             return
         if done + 1 in ends:
             running = _fast(running)

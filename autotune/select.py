@@ -62,7 +62,12 @@ def lookup(problems: Collection[bytes], database: Path | None) -> dict[bytes, Se
         missing = [p for p in problems if p not in found]
         if missing and folder is not None and folder.exists():
             best = _best(missing, folder, source)
-            found |= {key: each for key, each in best.items() if of_this_torch(each.choice)}
+            out = failed(missing, database) if folder == SHIPPED else {}
+            found |= {
+                key: each
+                for key, each in best.items()
+                if of_this_torch(each.choice) and encode(each.choice) not in out.get(key, ())
+            }
     return found
 
 
@@ -123,6 +128,10 @@ def _best(keys: Collection[bytes], folder: Path, source: str) -> dict[bytes, Sel
     others = {key: _others(problem, ranged) for key, problem in problems.items()}
     more = (key for ways in others.values() for _, agreeing in ways for key in agreeing)
     pools = pool(Records(folder, only={*keys, *more}))
+    for each in pools.values():  # templates of another torch do not count beside those of this
+        own = {k: s for k, s in each.samples.items() if of_this_torch(s.choice)}
+        if any(s.choice.kind == "template" for s in own.values()):
+            each.samples = own
     found = {}
     for key in keys:
         out = pools[key].failed() if key in pools else set()

@@ -151,6 +151,13 @@ class Ahead:
     def _selected(self) -> "dict[bytes, Selection]":
         return _settled(self.gm, self.example_inputs, self.config, self.report)
 
+    @property
+    def runs_users_code(self) -> bool:
+        """Whether ops or passes of the user's take part, of whose code the key knows nothing."""
+        ops = (n.target for n in self.gm.graph.nodes if isinstance(n.target, torch._ops.OpOverload))
+        foreign = any(op.namespace not in TORCHS for op in ops)
+        return foreign or any(_asked(self.config, name) for name in compat.USERS_PASSES)
+
     def key(self, kind: str, problem: Mapping[str, Any]) -> Key:
         """What an entry of this kind is found by; `problem`: what else the code depends on."""
         return _key(self.gm, self.example_inputs, self.config, self._selected, kind, problem)
@@ -285,13 +292,29 @@ def _problem_fields(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> 
 
 _COMMENT = re.compile(r"^ *#.*\n", re.MULTILINE)
 _INPUT = re.compile(r"\b[GLgl]_\w+")
+TORCHS = (
+    "aten",
+    "prims",
+    "prim",
+    "ipex",
+    "mkldnn",
+    "quantized",
+    "quantized_decomposed",
+    "profiler",
+)
 
 
 def _text(gm: torch.fx.GraphModule) -> str:
     """A Dynamo graph without where the user's code stands, and how it names what goes in."""
     names: dict[str, str] = {}
+    own = {s for n in gm.graph.find_nodes(op="placeholder") for s in (n.name, str(n.target))}
+
+    def numbered(found: re.Match[str]) -> str:
+        known = found[0] in own
+        return names.setdefault(found[0], f"input_{len(names)}") if known else found[0]
+
     text = _COMMENT.sub("", gm.print_readable(print_output=False, include_stride=True))
-    return _INPUT.sub(lambda found: names.setdefault(found[0], f"input_{len(names)}"), text)
+    return _INPUT.sub(numbered, text)
 
 
 def problems_of(call: Callable[[], object], mode: str | None = None) -> "list[Problem]":
@@ -358,6 +381,8 @@ def _compile_with(
         patches = graph_files.NO_HEADERS | patches
     if _has_template(selected):
         patches = LISTS_TEMPLATES | patches
+    if join is not None:
+        patches["freezing"] = False  # the weights of a package are its inputs, whatever is set
     training = _is_training(example_inputs)
     sharded = compat.is_sharded(gm)
     user_passes = patches.get("joint_custom_pre_pass", torch._inductor.config.joint_custom_pre_pass)

@@ -113,7 +113,9 @@ def _measure(
             if not works:
                 reason = told if isinstance(told, str) else "no choice gives what it should"
                 say(f"autotune of {problem.op}", reason)
-                out |= {encode(problem)} if reason != SPENT else set()
+                # What a lack of time or memory kept from being measured may be another time.
+                lasts = isinstance(told, Record) or told.startswith("ValueError")
+                out |= {encode(problem)} if lasts else set()
     except OSError as error:
         say("autotune", f"measuring stopped: {error}")
     return out

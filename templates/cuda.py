@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,15 +31,17 @@ class Kernel:
         self._block = WARP * entry.meta["num_warps"]
         self._shared = entry.meta["shared"]
         self._launch = _driver().cuLaunchKernel
+        self._lock = threading.Lock()  # of the arguments, until the driver has copied them
 
     def __call__(self, blocks: int, stream: int, arguments: Sequence[float]) -> None:
         """Run `blocks` of it; the driver copies the arguments at once."""
-        for value, given in zip(self._values, arguments, strict=False):
-            value.value = given
-        said = self._launch(
-            *(self._function, blocks, 1, 1, self._block, 1, 1, self._shared),
-            *(ctypes.c_void_p(stream), self._pointers, None),
-        )
+        with self._lock:
+            for value, given in zip(self._values, arguments, strict=False):
+                value.value = given
+            said = self._launch(
+                *(self._function, blocks, 1, 1, self._block, 1, 1, self._shared),
+                *(ctypes.c_void_p(stream), self._pointers, None),
+            )
         if said:
             _raise("cuLaunchKernel", said)
 

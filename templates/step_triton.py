@@ -86,7 +86,7 @@ def scalars(
     if divisor != 0:
         scale = scale / tl.load(divisor.to(tl.pointer_type(tl.float32))).to(tl.float64)
     if factor != 0:
-        scale = scale * tl.load(factor.to(tl.pointer_type(tl.float32))).to(tl.float64)
+        scale = scale * tl.load(factor.to(tl.pointer_type(tl.float64)))
     address = tl.load(rows + {row} * row, mask=inside, other=0)
     group = tl.load(rows + {row} * row + 1, mask=inside, other=0)
     far = tl.load(rows + {row} * row + 2, mask=inside, other=0)

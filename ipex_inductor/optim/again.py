@@ -32,7 +32,7 @@ class Asked(NamedTuple):
     waits: bool
 
 
-_captured: "weakref.WeakKeyDictionary[Optimizer, list[Plan]]" = weakref.WeakKeyDictionary()
+_captured: list[Plan] = []  # nobody says when a graph that may read their tables is gone
 _known: "weakref.WeakKeyDictionary[Optimizer, tuple[list[Any], Plan]]" = weakref.WeakKeyDictionary()
 
 
@@ -56,9 +56,9 @@ def planned(optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained], asked
 def keep(
     optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained], asked: Asked, made: Plan
 ) -> None:
-    """Remember what was just run; what a graph has captured, for as long as the optimizer lives."""
-    if capturing():
-        _captured.setdefault(optimizer, []).append(made)
+    """Remember what was just run; what a graph has captured, for good."""
+    if capturing() and not any(made is each for each in _captured):
+        _captured.append(made)
     if (known := _known.get(optimizer)) and known[1] is made:
         return
     found = _look(optimizer, weights) if made.lasts else None
@@ -99,7 +99,7 @@ def _look(
             found = [*map(itemgetter(*names), states)] if names else []  # type: ignore[arg-type]
         except (LeftError, KeyError, TypeError):  # no such states yet
             return None
-        looks += (flags, group.get("capturable"), isinstance(group["lr"], Tensor))
+        looks += (flags, group.get("capturable"), _place(group["lr"]))
         held += params
         held += chain.from_iterable(found) if len(names) > 1 else found
         grads += given
@@ -118,3 +118,8 @@ def _look(
         looks += map(ask, held)
         looks += map(ask, grads)
     return looks, held, grads
+
+
+def _place(rate: Any) -> Any:
+    """Where a rate is, if that is a tensor."""
+    return (rate.device, rate.dtype) if isinstance(rate, Tensor) else None

@@ -74,6 +74,9 @@ class Batch(Protocol):
     def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
         """What the kernel is given of the groups; raises what a number that is none raises."""
 
+    def prepare(self) -> None:
+        """Have all memory that the first `run` needs."""
+
     def run(self, numbers: "array[float]", scale: Scale) -> None:
         """Step them."""
 
@@ -96,6 +99,9 @@ class CpuBatch:
     def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
         """See `Batch`."""
         return numbers_of(groups, self._kernel.numbers, scale.number)
+
+    def prepare(self) -> None:
+        """See `Batch`; it needs none."""
 
     def run(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`."""
@@ -135,6 +141,11 @@ class CudaBatch:
         if step is not None:
             self._cells.append(CELLS[step.dtype].from_address(step.data_ptr()))
 
+    @property
+    def counts(self) -> bool:
+        """Whether the host counts their steps."""
+        return bool(self._cells)
+
     def as_far(self) -> bool:
         """Whether all steps are as far as they were left here."""
         return all(cell.value == self._far for cell in self._cells)
@@ -148,12 +159,20 @@ class CudaBatch:
         scalars = scalars_of(self._kernel, given, self._far + 1 if self._cells else self._far)
         return array("d", (scalars[name] for name in scalar_names(self._kernel)))
 
+    def prepare(self) -> None:
+        """See `Batch`."""
+        if self._chunks is None:
+            chunks = chunks_of(self._blocks, self._device)
+            if self._norms is not None:
+                rows = len(self._blocks)
+                self._sums = sums_of(self._kernel, rows, len(chunks), self._device)
+            self._chunks = chunks
+
     def run(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`; on the current stream."""
+        assert self._chunks is not None
         with torch.cuda.device(self._device):
             stream = torch.cuda.current_stream()
-            if self._chunks is None:
-                self._chunks = chunks_of(self._blocks, self._device)
             if len(self._chunks):
                 self._launch(self._rows.address(self.rows, stream), stream.cuda_stream, numbers)
         self._far = self._far + 1 if self._cells else 0
@@ -166,8 +185,6 @@ class CudaBatch:
         if self._norms is None:
             self._step(count, stream, (rows, chunks, *numbers))
             return
-        if not self._sums:
-            self._sums = sums_of(self._kernel, len(self._blocks), count, self._device)
         ratios, *sums = (t.data_ptr() for t in self._sums)
         self._norms(count, stream, (rows, chunks, ratios, *numbers, *sums))
         self._step(count, stream, (rows, chunks, ratios, *numbers))
@@ -188,7 +205,8 @@ class CountingBatch:
         self._block, _ = tile(kernel)
         self._sent = [Sent(device) for _ in range(4)]
         self._rates: array[int] = array("q")
-        self._chunks = self._table = torch.empty(0)
+        self._chunks: Tensor | None = None
+        self._table: Tensor | None = None
 
     def add(
         self, addresses: list[int], elements: int, step: Tensor | None, first: bool, group: int
@@ -208,16 +226,21 @@ class CountingBatch:
         ]
         return numbers_of(here, self._kernel.rule.numbers, 1.0)
 
+    def prepare(self) -> None:
+        """See `Batch`."""
+        if self._table is None:
+            size = len(self._blocks) * (len(scalar_names(self._kernel)) + 1)
+            real = torch.float64 if self._kernel.param == "float64" else torch.float32
+            self._chunks = chunks_of(self._blocks, self.device)
+            self._table = torch.empty(size, dtype=real, device=self.device)
+
     def run(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`; on the current stream."""
+        assert self._chunks is not None
+        assert self._table is not None
         count = len(self._blocks)
         with torch.cuda.device(self.device):
             stream = torch.cuda.current_stream()
-            if not len(self._table):
-                width = len(scalar_names(self._kernel)) + 1
-                real = torch.float64 if self._kernel.param == "float64" else torch.float32
-                self._chunks = chunks_of(self._blocks, self.device)
-                self._table = torch.empty(count * width, dtype=real, device=self.device)
             tables: list[array[Any]] = [self.rows, self._steps, numbers, self._rates]
             sent = zip(self._sent, tables, strict=True)
             rows, steps, given, rates = (there.address(here, stream) for there, here in sent)
@@ -326,9 +349,9 @@ def sums_of(
 
 def chunks_of(blocks: "array[int]", device: torch.device) -> Tensor:
     """Which row a program is of, and which block of it: [programs, 2] int32."""
-    counts = torch.tensor(blocks)
+    counts = torch.tensor(blocks, device="cpu")
     row = torch.repeat_interleave(counts)
-    block = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
+    block = torch.arange(len(row), device="cpu") - (counts.cumsum(0) - counts)[row]
     return torch.stack((row, block), dim=1).int().pin_memory().to(device, non_blocking=True)
 
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ipex_inductor.decisions import Event, GraphReport
 from ipex_inductor.optim.again import Asked, capturing, keep, planned
-from ipex_inductor.optim.batches import Scale
+from ipex_inductor.optim.batches import CudaBatch, Scale
 from ipex_inductor.optim.plan import Plan, numbers_of, overlapping, run
 from ipex_inductor.optim.shards import is_sharded
 from ipex_inductor.optim.weights import Trained
@@ -55,16 +55,19 @@ def step(
     options: Options = vars(optimizer)[OPTIONS]
     grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
     _refuse_sparse(optimizer, grads)
-    _refuse_capture(optimizer)
     scale = _scale(optimizer, options, grads)
     # What is one's gradient in part would be 0 before the other has read it.
     zeroed = options.zero_grad and not overlapping(enumerate(grads))
 
-    asked = Asked(scale is not None, zeroed, waits=not (scale and _may_look(optimizer, scale)))
+    looks = scale is not None and _may_look(optimizer, scale)
+    # Where steps are counted, who counts them decides who looks; there is but one plan.
+    counts = FORMULAS[type(optimizer).__name__].counts
+    asked = Asked(scale is not None, zeroed, waits=counts or not looks)
     made = planned(optimizer, weights, asked)
-    if scale and (asked.waits or not made.looks_itself(scale)):
+    _refuse_capture(optimizer, made)
+    if scale and not (looks and made.looks_itself(scale)):
         if scale.found_inf is not None and scale.found_inf.item():
-            options.grad_norm = None
+            options.grad_norm, made.written = None, []
             _zero(grads if options.zero_grad else ())
             return
         scale, waiting = scale.read(), asked._replace(waits=True)
@@ -86,7 +89,9 @@ def _may_look(optimizer: Optimizer, scale: Scale) -> bool:
     """Whether a GPU may find out for itself what to do, so that the host need not wait for it."""
     rule, groups = FORMULAS[type(optimizer).__name__], optimizer.param_groups
     counted = not rule.counts or all(g.get("capturable") or g.get("fused") for g in groups)
-    return counted and not rule.norms and all(tensor.is_cuda for tensor in scale.tensors)
+    theirs = [t.dtype for t in (scale.divisor, scale.found_inf) if t is not None]
+    readable = all(t.is_cuda for t in scale.tensors) and {*theirs} <= {torch.float32}
+    return counted and not rule.norms and readable
 
 
 def _scale(optimizer: Optimizer, options: Options, grads: list[Tensor]) -> Scale | None:
@@ -103,7 +108,7 @@ def _scale(optimizer: Optimizer, options: Options, grads: list[Tensor]) -> Scale
         norm: Any = torch.nn.utils.get_total_norm(wide)
         norm = norm.full_tensor() if is_sharded(norm) else norm
         options.grad_norm = norm if divisor is None else norm / divisor.to(norm.device)
-        factor = (options.clip_norm / (options.grad_norm.double() + 1e-6)).clamp(max=1.0).float()
+        factor = (options.clip_norm / (options.grad_norm.double() + 1e-6)).clamp(max=1.0)
     if factor is None and divisor is None and found_inf is None:
         return None
     return Scale(factor=factor, divisor=divisor, found_inf=found_inf)
@@ -127,9 +132,10 @@ def _unscaled(optimizer: Optimizer, params: Iterable[nn.Parameter], scale: float
         own.update(theirs)
 
 
-def _refuse_capture(optimizer: Optimizer) -> None:
-    """As torch does: a graph would count no steps that the host counts."""
-    if capturing() and not all(group.get("capturable", True) for group in optimizer.param_groups):
+def _refuse_capture(optimizer: Optimizer, made: Plan) -> None:
+    """As torch does for Adam: a graph would count no steps that the host counts."""
+    batches = made.batches.values()
+    if capturing() and any(isinstance(b, CudaBatch) and b.counts for b in batches):
         name = type(optimizer).__name__
         raise RuntimeError(f"a CUDA graph of a step of {name} needs groups with capturable=True")
 

@@ -148,6 +148,8 @@ def numbers_of(made: Plan, optimizer: Optimizer, scale: Scale) -> list["array[fl
 
 def run(made: Plan, optimizer: Optimizer, numbers: list["array[float]"], scale: Scale) -> None:
     """Step all that is not left; what was fresh is not any more."""
+    for batch in made.batches.values():  # memory may be short: before anything is handed over
+        batch.prepare()
     for param, state in made.fresh.items():
         optimizer.state[param].update(state)
     for batch, given in zip(made.batches.values(), numbers, strict=True):
@@ -224,7 +226,7 @@ def _add(
     made.held += columns
     made.written += [p for p in columns if p is not grad or zeroed]
     made.written += [known["step"]] if rule.counts else []
-    if grad.data_ptr() != param.grad.data_ptr():
+    if grad.data_ptr() != local(param.grad).data_ptr():
         made.copied.append(param.grad)
 
 

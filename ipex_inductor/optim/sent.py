@@ -18,7 +18,7 @@ class Sent:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._known: tuple[array[Any], torch.cuda.Stream] | None = None
-        self._there = torch.empty(0)
+        self._there: Tensor | None = None
         self._spare: Tensor | None = None  # pinned: none can be had while a graph is captured
         self._captured: list[Tensor] = []
 
@@ -32,6 +32,7 @@ class Sent:
             self._known = values[:], stream
         if self._spare is None or len(self._spare) != len(values) * values.itemsize:
             self._spare = _bytes(values).pin_memory()
+        assert self._there is not None
         return self._there.data_ptr()
 
     def _capture(self, values: "array[Any]") -> int:

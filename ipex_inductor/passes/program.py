@@ -85,7 +85,7 @@ class Program:
         """The derived tensors of these weights, in the order of `outputs`."""
         values: list[Any] = list(weights)
         # No inference tensors: those could not be written again outside of inference mode.
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
             for step in self._joined:
                 if step is None:
                     values.append(None)

@@ -66,6 +66,9 @@ class Writing:
             found.setdefault(update, []).append(row)
         if not found:
             raise UnreadError("no tensor is written")
+        numbers = {n for rows in found.values() for row in rows for n in row.numbers}
+        if any(isinstance(n, Held) and n.operand in counted for n in numbers):
+            raise UnreadError("a step that one parameter counts and another reads")
         return found
 
     def _counters(self, terms: Terms) -> dict[Term, int]:
@@ -139,9 +142,9 @@ class Writing:
             raise UnreadError("a parameter with two steps")
         text = {self.leaves[n]: name for n, name in names.items()}
         for n in steps:
-            text |= {self.cells[n].term: "step", self.leaves[n]: "(step - 1)"}
+            text |= {self.cells[n].term: "now", self.leaves[n]: "before"}
         numbers: dict[str, float | Held] = {}
-        scalars: list[str] = []
+        scalars = ["now = step", "before = step - 1"] if steps else []
         lines: list[str] = []
         read = {a for term in below for a in term.terms}
         for term in below:

@@ -5,6 +5,7 @@ over as they are; what is derived from weights is a program, which runs when the
 """
 
 import hashlib
+import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,10 +81,12 @@ def package(
         raise ArgumentError("a file that is not there yet", f"{out}, which is", "Remove it.")
     _check(model)
     with torch.no_grad():
-        call = _Exported.of(model, tuple(example_inputs), kwargs or {})
+        given, named = pytree.tree_map(_plain, (tuple(example_inputs), dict(kwargs or {})))
+        call = _Exported.of(model, given, named)
         ahead = Ahead.of(call.gm, call.tensors, mode, options)
         found = ahead.key(KIND, call.problem())
-        store = opened.store()
+        # Code of the user's that a compilation runs is in no key.
+        store = None if ahead.runs_users_code else opened.store()
         kept = store.get(found) if store else None
         entry = kept or _compiled(call, ahead)
     if store and not kept:
@@ -124,6 +127,11 @@ class _Exported:
         program, gm = compat.exported(model, args, kwargs)
         leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
         _refuse_odd(leaves, "input")
+        saved = frozenset(model.state_dict())
+        if lost := {name for name, _ in gm.named_parameters()} - saved:
+            todo = "Its weights could not be given to `load`: remove the hook that renames them."
+            wanted = "a model whose state dict has its parameters by their names"
+            raise ArgumentError(wanted, f"one that lacks {', '.join(sorted(lost))}", todo)
         gm.graph.set_codegen(torch.fx.graph.CodeGen())
         placeholders = gm.graph.find_nodes(op="placeholder")
         for node, leaf in zip(placeholders, leaves, strict=True):
@@ -146,13 +154,16 @@ class _Exported:
             pytree.treespec_dumps(spec),
             pytree.treespec_dumps(program.call_spec.out_spec),
             [("tensor", next(counted)) if each in nodes else ("fixed", each) for each in returned],
-            frozenset(model.state_dict()),
+            saved,
         )
 
     @property
     def constants(self) -> dict[str, Tensor]:
         """Tensors of the model that no state dict brings."""
         own = {**dict(self.gm.named_parameters()), **dict(self.gm.named_buffers())}
+        for node in self.gm.graph.find_nodes(op="get_attr"):  # literals, attributes that are plain
+            value = operator.attrgetter(node.target)(self.gm)
+            own |= {node.target: value} if isinstance(value, Tensor) else {}
         return {name: tensor.detach() for name, tensor in own.items() if name not in self.saved}
 
     def problem(self) -> dict[str, Any]:
@@ -186,6 +197,7 @@ class _Made:
         if why := compat.why_not_ahead():
             todo = "Package the part of it that computes, in eval mode."
             raise ArgumentError("a model that only computes", why, todo)
+        self.takes, self.weights = [], {}  # it may be compiled anew, without templates
         kept: list[Any] = []
         static: list[int] = []
         derived = 0
@@ -250,6 +262,11 @@ def _compiled(call: _Exported, ahead: Ahead) -> Entry:
     )
     files = made.files | {CONSTANT + name: _bytes(t) for name, t in constants.items()}
     return Entry(msgspec.json.decode(msgspec.json.encode(about)), frame_fields(files))
+
+
+def _plain(value: Any) -> Any:
+    """An input without repeated memory, which no other could be copied to."""
+    return value.contiguous() if isinstance(value, Tensor) and 0 in value.stride() else value
 
 
 def _refuse_odd(leaves: Iterable[Any], what: str) -> None:

@@ -23,7 +23,7 @@ from ipex_inductor.aot_cache.digest import unframe_fields
 from ipex_inductor.aot_cache.entry import unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX
 from ipex_inductor.decisions import Event, GraphReport
-from ipex_inductor.errors import ArgumentError, BundleError, PackageError
+from ipex_inductor.errors import ArgumentError, BundleError, IpexError, PackageError
 from ipex_inductor.prebuild.package import (
     CODE,
     CONSTANT,
@@ -82,7 +82,7 @@ class LoadedModel:
             static[number] if number in static else inputs[name]
             for number, (_, name) in enumerate(self.package.takes)
         ]
-        with torch.no_grad():
+        with torch.no_grad(), torch._C._DisableAutocast():
             found = self._runner.run(taken)
         package = self.package
         leaves = [
@@ -129,10 +129,12 @@ def load(
     """
     with collector.paused():  # a full collection walks all that torch has, for nothing
         bundle = open_bundle(Path(path), allow_unsigned, allow_older)
-        package, blob = _fitting(bundle)
         try:
+            package, blob = _fitting(bundle)
             model = LoadedModel(package, unframe_fields(blob), bundle.origin)
-        except (AttributeError, LookupError, RuntimeError, ValueError) as error:
+        except IpexError:
+            raise
+        except (AttributeError, LookupError, OSError, RuntimeError, ValueError) as error:
             came = f"{bundle.path}: {type(error).__name__}: {error}"
             raise BundleError("a package that can be loaded", came, "Package it again.") from error
         model.load_weights(weights)
@@ -203,7 +205,7 @@ def _checked(package: Package, weights: Mapping[str, Tensor]) -> dict[str, Tenso
 
 def _tensor(data: bytes, about: Described) -> Tensor:
     dtype = getattr(torch, about.dtype)
-    empty = torch.empty_strided(about.shape, about.strides, dtype=dtype)
+    empty = torch.empty_strided(about.shape, about.strides, dtype=dtype, device="cpu")
     if not data:
         return empty
     return empty.copy_(torch.frombuffer(bytearray(data), dtype=dtype).view(about.shape))

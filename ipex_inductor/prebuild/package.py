@@ -35,7 +35,7 @@ class Described(msgspec.Struct, frozen=True):
 
     def laid_out(self, value: Tensor) -> Tensor:
         """It, or a copy that has the strides."""
-        value = value.detach()
+        value = value.detach().resolve_conj().resolve_neg()
         if value.stride() == self.strides or not value.numel():
             return value
         return value.new_empty_strided(self.shape, self.strides).copy_(value)

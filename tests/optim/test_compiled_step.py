@@ -17,6 +17,8 @@ import ipex_inductor
 from ipex_inductor import backend, decisions
 from ipex_inductor.lowerings import step as launching
 from ipex_inductor.passes.step import NAME
+from ipex_inductor.passes.terms import UnreadError
+from ipex_inductor.templates import step_cpp
 from ipex_inductor.templates.cpp import NotBuiltError
 
 SMALL = [(3, 5), (7,)]
@@ -445,7 +447,7 @@ def test_no_compiler(monkeypatch, launches):
     def none(*_):
         raise NotBuiltError("no C++ compiler is here")
 
-    monkeypatch.setattr(launching, "load", none)
+    monkeypatch.setattr(step_cpp, "load", none)
     launching._library.cache_clear()
     ours = tensors(shapes=SMALL)
     theirs = copies(ours)
@@ -532,3 +534,41 @@ def test_cold_compilation_takes_seconds():
     """Of a list of 200, Dynamo and g++ included; Inductor takes half a minute and more."""
     done = subprocess.run([sys.executable, "-c", COLD], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 8
+
+
+@torch.no_grad()
+def compiled_graph(write, *tensors):
+    """`write` of copies of `tensors` as a graph of an optimizer's step, run by our kernels."""
+    from ipex_inductor.lowerings.step import launch
+    from ipex_inductor.passes import step as reading
+
+    gm = torch.fx.symbolic_trace(write)
+    for node, tensor in zip(gm.graph.find_nodes(op="placeholder"), tensors, strict=True):
+        node.meta["example_value"] = tensor
+    program, examples = reading.program_of(gm)
+    return launch(gm, program, examples)
+
+
+def test_a_step_read_on_elements(launches):
+    def write(p, step):
+        step.add_(1)
+        p.mul_(step)
+        return ()
+
+    p, step = torch.ones(3), torch.tensor(2.0)
+    compiled_graph(write, p, step)(p, step)
+    assert torch.equal(p, torch.full((3,), 3.0))
+    assert float(step) == 3
+
+
+def test_a_step_that_one_counts_and_another_reads_is_not_read():
+    def write(p, q, step):
+        old = step.clone()
+        step.add_(1)
+        p.mul_(step * 3)
+        q.mul_(old)
+        return ()
+
+    tensors = torch.ones(3), torch.ones(4), torch.tensor(3.0)
+    with pytest.raises(UnreadError, match="counts and another reads"):
+        compiled_graph(write, *tensors)

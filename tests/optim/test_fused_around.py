@@ -237,3 +237,15 @@ def test_gradients_in_one_memory_are_not_zero_too_soon(shared):
     for p in (a, b):
         torch.testing.assert_close(p.detach(), torch.full_like(p, 0.9))
         assert not p.grad.any()
+
+
+def test_fp64_is_clipped_in_fp64():
+    ours, theirs = (nn.Parameter(torch.linspace(-3, 3, 50).double()) for _ in range(2))
+    optimizer, reference = SGD([ours], lr=1.0), SGD([theirs], lr=1.0)
+    step = FusedStep(optimizer, clip_norm=0.3)
+    for p in (ours, theirs):
+        p.grad = torch.linspace(1, 2, 50).double()
+    step()
+    nn.utils.clip_grad_norm_([theirs], 0.3)
+    reference.step()
+    torch.testing.assert_close(ours, theirs, rtol=1e-14, atol=1e-14)  # some roundings of fp64

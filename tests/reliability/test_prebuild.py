@@ -359,3 +359,46 @@ def test_the_verb_writes_a_bundle(tmp_path, monkeypatch):
     loaded = ipex_inductor.load("out", own.state_dict(), allow_unsigned=True)
     with torch.no_grad():
         torch.testing.assert_close(loaded(torch.ones(2, 8)), own(torch.ones(2, 8)), **CLOSE)
+
+
+class Shifted(nn.Module):
+    """A tensor that is neither a parameter nor a buffer, and one that is written in its code."""
+
+    def __init__(self, shift):
+        super().__init__()
+        self.shift = torch.tensor(shift)
+
+    def forward(self, x):
+        return x * 2 + self.shift + torch.tensor([0.5, 0.25])
+
+
+def test_tensors_that_are_constants_of_the_code_are_in_the_key(tmp_path):
+    x = torch.ones(3, 2)
+    for name, shift in (("a", [1.0, 2.0]), ("b", [5.0, 6.0])):
+        made = ipex_inductor.package(Shifted(shift).eval(), (x,), tmp_path / name)
+        assert made.compiled
+        model = ipex_inductor.load(tmp_path / name, {}, allow_unsigned=True)
+        assert torch.equal(model(x), Shifted(shift)(x))
+
+
+def test_weights_stay_inputs_whatever_is_frozen_and_inputs_may_be_lazy(tmp_path):
+    """Freezing set for the process, a default device, autocast, negated and expanded inputs."""
+    torch.manual_seed(0)
+    model, other = (nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)).eval() for _ in range(2))
+    with torch._inductor.config.patch(freezing=True):
+        ipex_inductor.package(model, (torch.randn(1, 4).expand(5, 4),), tmp_path / "p")
+    with torch.device("meta"):
+        loaded = ipex_inductor.load(tmp_path / "p", other.state_dict(), allow_unsigned=True)
+    x = torch._neg_view(torch.randn(5, 4))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        got = loaded(x)
+    torch.testing.assert_close(got, other(x).detach(), **CLOSE)
+
+
+def test_parameters_that_the_state_dict_renames_are_refused(tmp_path):
+    model = nn.Sequential(nn.Linear(2, 2)).eval()
+    model._register_state_dict_hook(
+        lambda module, state, *_: {f"renamed.{name}": value for name, value in state.items()}
+    )
+    with pytest.raises(ArgumentError, match=r"lacks 0\.bias, 0\.weight"):
+        ipex_inductor.package(model, (torch.ones(1, 2),), tmp_path / "p")
