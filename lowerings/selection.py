@@ -35,6 +35,7 @@ from ipex_inductor.lowerings import likely, spaces  # noqa: F401  what records m
 from ipex_inductor.lowerings.listed import Heard, Offer, arch_of
 from ipex_inductor.lowerings.provenance import provenance_of
 
+PASSING = (SPENT, "OutOfMemoryError", "want of memory")  # reasons that may not last
 MODELLED = ("cuda", "xpu")  # kinds of devices that there may be a cost model of
 COMMAND = (sys.executable, "-P", "-m", "ipex_inductor.lowerings.tuner")
 log = decisions.log
@@ -114,8 +115,7 @@ def _measure(
                 reason = told if isinstance(told, str) else "no choice gives what it should"
                 say(f"autotune of {problem.op}", reason)
                 # What a lack of time or memory kept from being measured may be another time.
-                lasts = isinstance(told, Record) or told.startswith("ValueError")
-                out |= {encode(problem)} if lasts else set()
+                out |= set() if any(map(reason.__contains__, PASSING)) else {encode(problem)}
     except OSError as error:
         say("autotune", f"measuring stopped: {error}")
     return out
