@@ -199,10 +199,12 @@ def test_a_database_is_read_once_for_as_long_as_it_does_not_change(folder, index
     keep(folder, product(2), FAST)
     for rows in (1, 2, 3, 1):
         assert (found(product(rows), folder) is not None) == (rows < 3)
-    assert len(indexed) == 2
+    own = [file for file in indexed if str(folder) in str(file)]  # not the package's tables
+    assert len(own) == 2
     keep(folder, product(3), FAST)
     assert found(product(3), folder).choice == FAST
-    assert len(indexed) == 3, "only the file that is new"
+    own = [file for file in indexed if str(folder) in str(file)]
+    assert len(own) == 3, "only the file that is new"
 
 
 def test_what_grows_is_read_again(tmp_path, indexed):
