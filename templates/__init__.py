@@ -1,1 +1,1 @@
-"""Kernel templates (Triton, C++, SYCL), each beside its reference; none is needed yet."""
+"""Kernels as templates in C++ and Triton, compiled or from the kernel cache, and their launch."""

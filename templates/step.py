@@ -59,6 +59,11 @@ class StepKernel:
         return (("param", self.param), *rest, ("grad", self.grad), *state)
 
     @property
+    def real(self) -> str:
+        """The dtype of the arithmetic."""
+        return "float64" if self.param == "float64" else "float32"
+
+    @property
     def numbers(self) -> tuple[str, ...]:
         """A group's numbers, in order."""
         return self.rule.numbers + ("scale",) * self.scaled
@@ -80,7 +85,7 @@ def cpp_source(kernel: StepKernel) -> str:
     written = {name for name, _ in before} & set(states)
     return _rendered(
         title=f"{kernel.formula}: {', '.join(f'{n} {d}' for n, d in kernel.columns)}",
-        real="double" if kernel.param == "float64" else "float",
+        real=C_TYPES[kernel.real],
         columns=[(name, C_TYPES[dtype]) for name, dtype in kernel.columns],
         param=C_TYPES[kernel.param],
         rest=C_TYPES.get(kernel.rest, ""),

@@ -157,7 +157,7 @@ def scalar_names(kernel: StepKernel) -> tuple[str, ...]:
 
 
 def _real(kernel: StepKernel) -> str:
-    return "fp64" if kernel.param == "float64" else "fp32"
+    return kernel.real.replace("float", "fp")
 
 
 def _chunk(name: str, arguments: Iterable[str], kernel: StepKernel) -> str:
@@ -179,7 +179,7 @@ def _ratios(kernel: StepKernel) -> list[str]:
 
 def _norms(kernel: StepKernel) -> str:
     """What comes before norms are known, the sums of a chunk, and of a row, and what they make."""
-    norms, real = kernel.rule.norms, TYPES["float64" if _real(kernel) == "fp64" else "float32"]
+    norms, real = kernel.rule.norms, TYPES[kernel.real]
     before = assignments(kernel.rule.before(kernel.on))
     stored = [name for name in kernel.rule.state(kernel.on) if name in dict(before)]
 
@@ -232,7 +232,7 @@ def _scalars(kernel: StepKernel) -> str:
     )
     made = (f"{name} = {value}" for name, value in assignments(kernel.rule.scalars(kernel.on)))
     names = scalar_names(kernel)
-    real = "tl.float64" if kernel.param == "float64" else "tl.float32"
+    real = TYPES[kernel.real]
     stores = (
         f"tl.store(table + {len(names) + 1} * row + {k}, {_full(name)}.to({real}), mask=inside)"
         for k, name in enumerate((*names, "left"))
@@ -263,7 +263,7 @@ def _element(kernel: StepKernel, inside: str, live: str) -> list[str]:
 
 def _operands(kernel: StepKernel, loaded: str) -> Iterator[str]:
     """All columns in the precision of the arithmetic; what is not read, the compiler leaves out."""
-    real = "tl.float64" if kernel.param == "float64" else "tl.float32"
+    real = TYPES[kernel.real]
     for name, _ in kernel.columns:
         yield f"{name} = tl.load({name}_{loaded})"
     if kernel.rest == "int16":

@@ -230,7 +230,7 @@ class CountingBatch:
         """See `Batch`."""
         if self._table is None:
             size = len(self._blocks) * (len(scalar_names(self._kernel)) + 1)
-            real = torch.float64 if self._kernel.param == "float64" else torch.float32
+            real = getattr(torch, self._kernel.real)
             self._chunks = chunks_of(self._blocks, self.device)
             self._table = torch.empty(size, dtype=real, device=self.device)
 
@@ -338,7 +338,7 @@ def sums_of(
     kernel: StepKernel, rows: int, chunks: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Room for the ratios of each row, the sums of each chunk, and counters, which are 0."""
-    real = torch.float64 if kernel.param == "float64" else torch.float32
+    real = getattr(torch, kernel.real)
     ratios = len(assignments(kernel.rule.ratios(kernel.on)))
     return (
         torch.empty(rows * ratios, dtype=real, device=device),

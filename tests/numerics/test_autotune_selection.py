@@ -336,7 +336,10 @@ def test_what_was_found_is_used_though_the_disk_fails_later(monkeypatch, databas
     monkeypatch.setattr(selection, "here", full)
     said_ = []
     policy = selection.Policy(database, True, 10)
-    learned = lambda: [offer, other]  # noqa: E731
+
+    def learned():
+        return [offer, other]
+
     found = selection.settle(policy, "graph", learned, lambda *words: said_.append(words))
     assert [s.choice.name for s in found.values()] == [TEMPLATE]
     assert said_ == [("autotune", "measuring stopped: no space left")]
