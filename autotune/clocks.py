@@ -21,7 +21,10 @@ WARM = 3  # calls before the first that counts
 
 MOST_BUFFERS, MOST_BYTES = 256, 1 << 30
 FEWEST_BUFFERS = 8  # of a GPU: where one of them lies counts for less
-JUNK = 256 << 20  # bytes at most that lie between a GPU's buffers and where the last ones lay
+# Of a GPU's free memory, at most so much thrice lies between its buffers and where the last ones
+# lay: a process that frees little gets the same pages again, and keeps what they are good at.
+JUNK = 0.125
+LEAST_JUNK, CPU_JUNK = 1 << 20, 256 << 20  # bytes
 UNKNOWN_CACHE = 32 << 20
 LARGEST_CPU_CACHE = 64 << 20  # shared by more cores than work on one op
 
@@ -131,11 +134,19 @@ def moved(buffers: Sequence[Sequence[Tensor]], seed: int) -> list[list[Tensor]]:
         torch._C._cuda_clearCublasWorkspaces()  # made anew by the next capture, elsewhere too
     if device.type != "cpu":
         getattr(torch, device.type).empty_cache()  # or they would lie where others lay before
-    sizes = random.Random(seed).choices(range(1 << 20, JUNK), k=3)
-    junk = [torch.empty(n, dtype=torch.uint8, device=device) for n in sizes]
+    junk = [torch.empty(n, dtype=torch.uint8, device=device) for n in _junk(device, seed)]
     result = [[*map(copy, inputs)] for inputs in buffers]
     del junk
     return result
+
+
+def _junk(device: torch.device, seed: int) -> list[int]:
+    """How many bytes lie in between, thrice."""
+    most = CPU_JUNK
+    if device.type != "cpu":
+        free, _ = getattr(torch, device.type).mem_get_info(device)
+        most = max(LEAST_JUNK, int(JUNK * free))
+    return random.Random(seed).choices(range(LEAST_JUNK, most + 1), k=3)
 
 
 def _resting(round: Round) -> Round:

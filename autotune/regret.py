@@ -1,5 +1,6 @@
 """Repeated tunings: do they choose the same, and what does it cost where they do not."""
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -50,6 +51,15 @@ class Regret:
         """The share of the problems on which all databases agree."""
         return sum(row.identical == 1.0 for row in self.rows) / len(self.rows)
 
+    def agreements(self) -> tuple[float, ...]:
+        """For any two databases, the share of the problems with a winner in both that is the same.
+
+        What is said elsewhere of two tunings compares with these.
+        """
+        columns = zip(*(row.winners for row in self.rows), strict=True)
+        pairs = itertools.combinations(columns, 2)
+        return tuple(share for share in itertools.starmap(_agreement, pairs) if share is not None)
+
     def worst(self) -> float:
         """The largest regret of any winner."""
         return max(row.worst for row in self.rows)
@@ -68,6 +78,11 @@ def regret(databases: Sequence[Iterable[Record]]) -> Regret:
     shared = [row for row in rows if sum(winner is not None for winner in row.winners) > 1]
     shared.sort(key=lambda row: (-row.worst, row.key))
     return Regret(tuple(shared), len(rows) - len(shared))
+
+
+def _agreement(one: Sequence[Choice | None], other: Sequence[Choice | None]) -> float | None:
+    both = [a == b for a, b in zip(one, other, strict=True) if a and b]
+    return sum(both) / len(both) if both else None
 
 
 def _row(key: bytes, pools: Sequence[Pool | None]) -> Row:

@@ -5,8 +5,10 @@
 
 One line of all problems, then one of each that the databases disagree on. `identical` is the share
 of the problems whose winner is one, in a problem's line the share of the databases that have the
-most frequent one. `regret` is what a winner loses to the choice of all databases together;
-`mean_loss` what it loses to the fastest by all of them, which is what preferring ties costs.
+most frequent one; `two_agree` that of the problems on which two databases agree, the mean of all
+pairs, and `least_agree` the least. `regret` is what a winner loses to the choice of all databases
+together; `mean_loss` what it loses to the fastest by all of them, which is what preferring ties
+costs.
 """
 
 import json
@@ -39,6 +41,8 @@ def main() -> None:
     }
     figures = {
         "identical": round(found.identical(), 4),
+        "two_agree": round(statistics.fmean(found.agreements()), 4),
+        "least_agree": round(min(found.agreements()), 4),
         "worst_regret": round(found.worst(), 4),
         "mean_regret": round(found.mean(), 6),
         "mean_loss": round(statistics.fmean(losses(found, together)), 6),

@@ -7,8 +7,11 @@ device=${1:-cuda} times=${2:-10} out=${3:-build/repeated_tuning}
 file=${4:-$(dirname "$0")/tuning_problems.txt}
 mkdir -p "$out"
 tune() {
-  # What OUT has from before is kept. Problems with a reason and no record do not stop the others.
-  ipex-inductor autotune run --shapes "$file" --device "$device" --into "$out/$1" > "$out/$1.txt" || [ $? = 1 ]
+  # What OUT has from before is kept, and not measured again; but what the package's tables know is.
+  if [ ! -e "$out/$1" ]; then
+    # Problems with a reason and no record do not stop the others.
+    ipex-inductor autotune run --again --shapes "$file" --device "$device" --into "$out/$1" > "$out/$1.txt" || [ $? = 1 ]
+  fi
 }
 if [ "${GPUS:-1}" -gt 1 ]; then
   for gpu in $(seq 0 $((GPUS - 1))); do

@@ -244,8 +244,13 @@ def _settled(
 
     try:
         database = selection.database_of(config.autotune_database)
-        tables = config.autotune in ("always", "never")  # asked for by name
-        policy = selection.Policy(database, _may_time(config), config.autotune_budget_s, tables)
+        policy = selection.Policy(
+            database,
+            _may_time(config),
+            config.autotune_budget_s,
+            tables=config.autotune in ("always", "never"),  # asked for by name
+            guesses=config.autotune != "never",
+        )
         devices = _devices(example_inputs)
         if config.autotune == "inductor" or not selection.may_choose(policy, gm, devices):
             return {}

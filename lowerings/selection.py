@@ -46,12 +46,14 @@ class Policy:
     """Where records are and whether more may be made: seconds of timing for one graph.
 
     To look into `tables` of the package a graph is lowered once more; most graphs are in none.
+    Whether a model `guesses` what nobody measured.
     """
 
     database: Path | None
     may_time: bool
     budget: float
     tables: bool = False
+    guesses: bool = True
 
     def records(self, devices: Iterable[torch.device]) -> bool:
         """Whether there are records, or may be, of graphs on `devices`."""
@@ -81,6 +83,8 @@ def settle(
         offers = {key: offer for key, offer in offers.items() if key not in out}
         _remember(graph, offers)
         found = lookup(offers, policy.database)
+    if not policy.guesses:
+        return found
     return found | _guessed({k: o for k, o in offers.items() if k not in found}, policy, say)
 
 
@@ -133,6 +137,8 @@ def may_choose(policy: Policy, gm: torch.fx.GraphModule, devices: Collection[tor
     others = [device for device in devices if device.type != "cpu"]
     if policy.records(devices):
         return bool(others) or likely.multiplies_batches(gm)
+    if not policy.guesses:
+        return False
     archs = {str(target.current(device)) for device in others if device.type in MODELLED}
     return any(likely.may_guess(gm, known) for known in map(guesser, sorted(archs)) if known)
 

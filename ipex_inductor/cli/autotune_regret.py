@@ -1,6 +1,7 @@
 """`ipex-inductor autotune regret`: do repeated tunings agree."""
 
 import math
+import statistics
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -80,6 +81,7 @@ def _facts(found: Regret, databases: list[str], missed: list[str]) -> dict[str, 
         "problems": len(found.rows),
         "alone": found.alone,
         "identical": found.identical(),
+        "agreements": found.agreements(),
         "worst": found.worst(),
         "mean": found.mean(),
         "missed": missed,
@@ -112,6 +114,9 @@ def _shown(found: Regret, count: int) -> Iterator[Any]:
         yield ""
     same = len(found.rows) - len(differ)
     yield f"identical winners: {same} of {len(found.rows)} problems ({found.identical():.1%})"
+    agreements = found.agreements()
+    mean, least = statistics.fmean(agreements), min(agreements)
+    yield f"two of them agree on {mean:.1%} of the problems, those that differ most on {least:.1%}"
     yield f"regret: worst {_percent(found.worst())}, mean {_percent(found.mean())}"
     if found.alone:
         yield f"{found.alone} problems have a winner in fewer than two databases: left out"

@@ -543,17 +543,27 @@ def counted(monkeypatch, room, name):
     return calls
 
 
-@pytest.mark.parametrize("options", [{}, {"autotune": "never"}], ids=str)
-def test_the_model_chooses_where_nothing_is_recorded(options, database, model, monkeypatch):
+def test_the_model_chooses_where_nothing_is_recorded(database, model, monkeypatch):
     model()
     measured = counted(monkeypatch, selection, "tuned")
-    result, code = code_of(compiled(fn, database, **options), A, B)
+    result, code = code_of(compiled(fn, database), A, B)
     torch.testing.assert_close(result, fn(A, B))
     assert IN_CODE in code
     (reason,) = said()
     assert reason.startswith(f"{TEMPLATE} micro=")
     assert reason.endswith(": 5 us, aten.bmm 20, model")
     assert not measured
+
+
+def test_never_is_records_and_tables_alone(database, offer, model):
+    model()
+    _, code = code_of(compiled(fn, database, autotune="never"), A, B)
+    assert "extern_kernels.bmm" in code
+    assert not said()
+    keep(database, offer.problem, offer.choices, TEMPLATE)
+    torch.compiler.reset()
+    _, code = code_of(compiled(fn, database, autotune="never"), A, B)
+    assert IN_CODE in code
 
 
 def test_the_model_may_leave_it_to_the_library(database, model):

@@ -288,6 +288,7 @@ def test_regret_json(tmp_path):
     assert rows[1]["regrets"] == pytest.approx([0, 0, 0.1])
     assert rows[2]["identical"] == 1.0
     assert (found["problems"], found["identical"], found["alone"]) == (2, 0.5, 0)
+    assert found["agreements"] == [1.0, 0.5, 0.5]  # first and second, first and third, ...
     assert (found["worst"], found["mean"]) == pytest.approx((0.1, 0.1 / 6))
 
 
@@ -307,6 +308,8 @@ def test_regret_ends_with_one_where_a_limit_is_missed(limits, code, missed, tmp_
     done = run("regret", *databases, *limits)
     assert done.exit_code == code
     assert "identical winners: 1 of 2 problems (50.0%)" in done.stdout
+    assert "two of them agree on 66.7% of the problems" in done.stdout
+    assert "those that differ most on 50.0%" in done.stdout
     assert "regret: worst 10.00%, mean 1.67%" in done.stdout
     assert "tiled flat=False tile=64x64 warps=2: 10.00%" in done.stdout
 
