@@ -24,4 +24,4 @@ fi
 tunings=$(seq -f "$out/%g" "$times")
 rm -f "$out/all.jsonl"
 ipex-inductor autotune merge "$out/all.jsonl" $tunings
-ipex-inductor autotune regret $tunings --max-regret 0.02 --min-identical 0.9
+ipex-inductor autotune regret $tunings --max-regret 0.02 --min-agreement 0.9

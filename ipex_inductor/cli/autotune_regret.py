@@ -39,6 +39,10 @@ def autotune_regret(
         float | None,
         typer.Option(min=0, max=1, help="End with 1 if all agree on a smaller share of problems."),
     ] = None,
+    min_agreement: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="End with 1 if two agree on a smaller share of problems."),
+    ] = None,
     everything: Everything = False,
     as_json: AsJson = False,
 ) -> None:
@@ -57,7 +61,7 @@ def autotune_regret(
         if not found.rows:
             todo = "Give databases of the same problems and architecture."
             raise ArgumentError("databases that share a problem", "none that does", todo)
-        missed = _missed(found, max_regret, min_identical)
+        missed = _missed(found, max_regret, min_identical, min_agreement)
         if as_json:
             say_json(_facts(found, list(map(str, databases)), missed))
         else:
@@ -65,13 +69,20 @@ def autotune_regret(
     raise typer.Exit(EXCEEDED if missed else 0)
 
 
-def _missed(found: Regret, max_regret: float | None, min_identical: float | None) -> list[str]:
+def _missed(
+    found: Regret,
+    max_regret: float | None,
+    min_identical: float | None,
+    min_agreement: float | None,
+) -> list[str]:
     """Which of the limits asked for do not hold."""
     missed = []
     if max_regret is not None and found.worst() > max_regret:
         missed.append(f"the worst regret is more than {max_regret:.2%}")
     if min_identical is not None and found.identical() < min_identical:
         missed.append(f"fewer than {min_identical:.1%} of the winners are identical")
+    if min_agreement is not None and min(found.agreements()) < min_agreement:
+        missed.append(f"two of them agree on less than {min_agreement:.1%} of the problems")
     return missed
 
 

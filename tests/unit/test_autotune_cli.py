@@ -299,6 +299,8 @@ def test_regret_json(tmp_path):
         (("--max-regret", 0.11, "--min-identical", 0.5), 0, 0),
         (("--max-regret", 0.09), 1, 1),
         (("--min-identical", 0.51), 1, 1),
+        (("--min-agreement", 0.5), 0, 0),
+        (("--min-agreement", 0.51), 1, 1),
         (("--max-regret", 0.02, "--min-identical", 0.9), 1, 2),
     ],
 )
