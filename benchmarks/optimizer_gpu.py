@@ -28,6 +28,7 @@ from torch import nn
 
 from ipex_inductor import target
 from ipex_inductor.optim import FusedStep, attach_master_weights, batches, fuse_step
+from ipex_inductor.templates import step_cuda
 
 Step = Callable[[], object]
 # Bytes of a state or a gradient, as shares of the parameter's: read and written, or read alone.
@@ -240,7 +241,7 @@ def tiles(rounds: int, copied: float) -> None:
     ):
         for block in (512, 1024, 2048):
             for warps in (2, 4, 8):
-                batches.TILES = ((math.inf, block, warps),)
+                step_cuda.TILES = ((math.inf, block, warps),)
                 batches._kernel_of.cache_clear()
                 made = dict(candidates("llama-1b", optimizer, form))["ours"]()
                 ((device, _),) = timed({"ours": made}, rounds).values()
@@ -249,9 +250,7 @@ def tiles(rounds: int, copied: float) -> None:
                 torch.cuda.empty_cache()
                 count = sum(torch.Size(shape).numel() for shape in LISTS["llama-1b"]())
                 share = count * moved(optimizer, form) / (1e-3 * device) / copied
-                print(
-                    f"{optimizer} {form} {batches.BLOCK} {batches.WARPS}: {share:.1%}", flush=True
-                )
+                print(f"{optimizer} {form} {block} {warps}: {share:.1%}", flush=True)
 
 
 FIRST = """

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ipex_inductor.errors import DeviceError
-from ipex_inductor.optim.batches import VECTOR
 from ipex_inductor.optim.plan import LeftError, Plan, flags_of, plan
 from ipex_inductor.optim.weights import Trained
 from ipex_inductor.templates.formulas import FORMULAS
+from ipex_inductor.templates.step_cuda import VECTOR
 
 ASKED = (Tensor.numel, Tensor.stride, attrgetter("dtype"))  # of every tensor
 

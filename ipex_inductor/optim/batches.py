@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-import math
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,14 +10,11 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from ipex_inductor.aot_cache.key import pairs
-from ipex_inductor.optim.sent import Sent
-from ipex_inductor.target import current
 from ipex_inductor.templates import cuda
 from ipex_inductor.templates.cpp import NotBuiltError
-from ipex_inductor.templates.gpu import binary
 from ipex_inductor.templates.step import StepKernel, assignments, cpp_source, scalars_of
 from ipex_inductor.templates.step_cpp import Table, function_of
+from ipex_inductor.templates.step_cuda import ROWS, VECTOR, Sent, chunks_of, loaded, tile
 from ipex_inductor.templates.step_triton import (
     norms_signature,
     scalar_names,
@@ -26,12 +22,6 @@ from ipex_inductor.templates.step_triton import (
     signature,
     triton_source,
 )
-
-VECTOR = 16  # bytes, of which addresses are multiples where a GPU is to read whole vectors
-# Elements and warps of a GPU's program, by the bytes of one row's element, at most: measured on an
-# H200 (`benchmarks/optimizer_gpu.py --tiles`), where few bytes need more elements on their way.
-TILES = ((6, 2048, 4), (math.inf, 1024, 8))
-ROWS = 32  # whose scalars one program makes
 
 NOT_FIRST = array("q", [0])
 T = TypeVar("T")
@@ -124,7 +114,7 @@ class CudaBatch:
         self.rows, self._blocks = array("q"), array("q")
         self._kernel, self._device, self._group = kernel, device, group
         self._far = far
-        self._block, _ = tile(kernel)
+        self._block, _ = tile(kernel.columns)
         self._step = kernel_of(kernel, device, aligned, "step")
         self._norms = kernel_of(kernel, device, aligned, "norms") if kernel.rule.norms else None
         self._sums: tuple[Tensor, ...] = ()  # where norms are added up
@@ -202,7 +192,7 @@ class CountingBatch:
         self._kernel, self.device = kernel, device
         self._step = kernel_of(kernel, device, aligned, "step", tabled=True)
         self._scalars = kernel_of(kernel, device, aligned, "scalars", tabled=True)
-        self._block, _ = tile(kernel)
+        self._block, _ = tile(kernel.columns)
         self._sent = [Sent(device) for _ in range(4)]
         self._rates: array[int] = array("q")
         self._chunks: Tensor | None = None
@@ -307,31 +297,20 @@ def _kernel_of(
     kernel: StepKernel, device: torch.device, aligned: bool, name: str, tabled: bool
 ) -> cuda.Kernel | str:
     signatures = {"norms": norms_signature, "scalars": scalars_signature}
-    block, warps = (ROWS, 1) if name == "scalars" else tile(kernel)
+    block, warps = (ROWS, 1) if name == "scalars" else tile(kernel.columns)
     aligns = {} if name == "scalars" else {"ALIGNED": VECTOR if aligned else 1}
     try:
-        with torch.cuda.device(device):
-            torch.cuda.current_stream().synchronize()  # there is a current context from now on
-            made = binary(
-                triton_source(kernel, tabled),
-                name,
-                current(device),
-                pairs({**kernel.problem, "tabled": tabled}),
-                signatures[name](kernel) if name in signatures else signature(kernel, tabled),
-                {**aligns, "BLOCK": block},
-                {"num_warps": warps},
-            )
-            if made is None:
-                return "Triton is not installed, and no cache has the kernel"
-            return cuda.Kernel(made)
-    except Exception as error:  # Triton's, its assembler's, the driver's
-        return f"a Triton kernel is not to be had: {type(error).__name__}: {error}"
-
-
-def tile(kernel: StepKernel) -> tuple[int, int]:
-    """The elements and warps of a program."""
-    size = sum(getattr(torch, dtype).itemsize for _, dtype in kernel.columns)
-    return next((block, warps) for most, block, warps in TILES if size <= most)
+        return loaded(
+            triton_source(kernel, tabled),
+            name,
+            device,
+            {**kernel.problem, "tabled": tabled},
+            signatures[name](kernel) if name in signatures else signature(kernel, tabled),
+            {**aligns, "BLOCK": block},
+            warps,
+        )
+    except NotBuiltError as error:
+        return str(error)
 
 
 def sums_of(
@@ -345,14 +324,6 @@ def sums_of(
         torch.empty(chunks * len(kernel.rule.norms), dtype=real, device=device),
         torch.zeros(rows, dtype=torch.int32, device=device),
     )
-
-
-def chunks_of(blocks: "array[int]", device: torch.device) -> Tensor:
-    """Which row a program is of, and which block of it: [programs, 2] int32."""
-    counts = torch.tensor(blocks, device="cpu")
-    row = torch.repeat_interleave(counts)
-    block = torch.arange(len(row), device="cpu") - (counts.cumsum(0) - counts)[row]
-    return torch.stack((row, block), dim=1).int().pin_memory().to(device, non_blocking=True)
 
 
 def _numbers(group: Mapping[str, Any], names: Sequence[str], scale: float) -> list[float]:

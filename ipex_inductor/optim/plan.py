@@ -11,7 +11,6 @@ from torch.optim import Adagrad, AdamW, Optimizer
 
 from ipex_inductor.optim.batches import (
     CELLS,
-    VECTOR,
     Batch,
     CountingBatch,
     CpuBatch,
@@ -26,6 +25,7 @@ from ipex_inductor.templates.cpp import NotBuiltError
 from ipex_inductor.templates.formulas import FORMULAS
 from ipex_inductor.templates.step import C_TYPES, StepKernel
 from ipex_inductor.templates.step_cpp import is_dense
+from ipex_inductor.templates.step_cuda import VECTOR
 
 RESTS: dict[type[Trained], torch.dtype] = {Split: torch.int16, Master: torch.float32}
 NAMES = {getattr(torch, name): name for name in C_TYPES}
