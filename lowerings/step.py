@@ -3,20 +3,35 @@
 import bisect
 import functools
 import logging
+import threading
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from ipex_inductor.lowerings.step_cuda import CudaKernel
 from ipex_inductor.ops.update import Held, Program, Row, Update
 from ipex_inductor.templates.cpp import NotBuiltError
 from ipex_inductor.templates.step import update_source
 from ipex_inductor.templates.step_cpp import Table, function_of, is_dense
+from ipex_inductor.templates.step_cuda import has_kernels
+from ipex_inductor.templates.update_triton import update_triton_source
 
 log = logging.getLogger("ipex_inductor")
+
+
+class Kernel(Protocol):
+    """One update of all its rows."""
+
+    def ready(self, addresses: Sequence[int], given: Sequence[Tensor]) -> Callable[[], None]:
+        """What runs it on operands at those addresses; all that can fail has happened.
+
+        Raises `NotBuiltError`.
+        """
 
 
 def launch(gm: torch.fx.GraphModule, program: Program, examples: list[Tensor]) -> "Launch | str":
@@ -38,43 +53,63 @@ class Launch:
     def __init__(self, gm: torch.fx.GraphModule, program: Program, examples: list[Tensor]) -> None:
         self.gm = gm
         self.program = program
-        self.kernels = [_Kernel(u, rows, examples) for u, rows in program.updates.items()]
+        self.device = torch.device(program.device)
+        if self.device.type not in KINDS or not has_kernels(self.device):
+            raise NotBuiltError(f"no kernel for {self.device.type} yet")
+        made_kernel, self._source = KINDS[self.device.type]
+        self.kernels = [made_kernel(u, rows, examples) for u, rows in program.updates.items()]
         self.looks = [_look(t) for t in examples[: len(examples) - len(program.made)]]
         self.reach = [_reach(t) for t in examples]
         self.staged = _staged(program, examples)
         self.last: list[int] = []  # addresses of what is given, when nothing was shared
         self.spans: list[tuple[int, int]] = []  # of memory that is written, then
         self.said = False
+        self._lock = threading.Lock()
 
     @property
     def source(self) -> str:
         """The kernels' source."""
-        return "\n".join(map(update_source, self.program.updates))
+        return "\n".join(map(self._source, self.program.updates))
 
     def __call__(self, *inputs: Tensor) -> Any:
-        """What the graph returns, once all is written that it writes."""
+        """What the graph returns, once all is written that it writes; on a GPU, on its stream."""
         attributes = self.gm._buffers | self.gm._parameters
         given: list[Any] = [*inputs, *(attributes[name] for name in self.program.attributes)]
         if [_look(t) for t in given] != self.looks:
-            return self._op_by_op("a tensor has another dtype or layout than it had", inputs)
+            return self._op_by_op("a tensor is not of the dtype, layout and device it was", inputs)
         addresses = [t.data_ptr() for t in given]
         if self._shares(addresses):
             return self._op_by_op("memory that is written is shared", inputs)
-        return self._run(given, addresses)
+        try:
+            with self._there():
+                return self._run(given, addresses)
+        except NotBuiltError as error:  # nothing is written yet
+            return self._op_by_op(str(error), inputs)
+
+    @contextmanager
+    def _there(self) -> Iterator[None]:
+        """On the device; what lies on a GPU for kernels is one thread's at a time."""
+        if self.device.type == "cpu":
+            yield
+            return
+        with self._lock, torch.cuda.device(self.device):
+            yield
 
     @torch.no_grad()
     def _run(self, given: list[Any], addresses: list[int]) -> list[Tensor | None]:
         program = self.program
         operands = given + [
-            torch.empty_strided(m.shape, m.strides, dtype=getattr(torch, m.dtype), device="cpu")
+            torch.empty_strided(
+                m.shape, m.strides, dtype=getattr(torch, m.dtype), device=self.device
+            )
             for m in program.made
         ]
         addresses = addresses + [t.data_ptr() for t in operands[len(given) :]]
         stages = {n: _in_order(operands[n], strides) for n, strides in self.staged.items()}
         for n, stage in stages.items():
             addresses[n] = stage.data_ptr()
-        for kernel in self.kernels:
-            kernel(addresses, given)
+        for run in [kernel.ready(addresses, given) for kernel in self.kernels]:
+            run()
         for n, stage in stages.items():
             if n in program.written or n >= len(given):
                 operands[n].copy_(stage)
@@ -128,13 +163,13 @@ class _Kernel:
             self.table.add((*(0 for _ in row.columns), 0, group), examples[row.columns[0]].numel())
         self.numbers = [n for group in groups for n in group]
 
-    def __call__(self, addresses: Sequence[int], given: Sequence[Tensor]) -> None:
-        """One call for all rows. Several threads may be in here."""
+    def ready(self, addresses: Sequence[int], given: Sequence[Tensor]) -> Callable[[], None]:
+        """See `Kernel`: one call for all rows. Several threads may be in here."""
         rows = array("q", self.table.rows)
         for place, operand in self.places:
             rows[place] = addresses[operand]
         numbers = [float(given[n.operand]) if isinstance(n, Held) else n for n in self.numbers]
-        self.table.step(self.function, rows, array("d", numbers))
+        return functools.partial(self.table.step, self.function, rows, array("d", numbers))
 
 
 @functools.lru_cache(maxsize=256)
@@ -143,8 +178,15 @@ def _library(update: Update) -> Callable[..., None]:
     return function_of(source, {"template": "update", **vars(update)})
 
 
-def _look(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], int]:
-    return tensor.dtype, tensor.stride(), tensor.numel()
+# By the type of the device: kernels, and what they are made of.
+KINDS: dict[str, tuple[Callable[..., Kernel], Callable[[Update], str]]] = {
+    "cpu": (_Kernel, update_source),
+    "cuda": (CudaKernel, update_triton_source),
+}
+
+
+def _look(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], int, torch.device]:
+    return tensor.dtype, tensor.stride(), tensor.numel(), tensor.device
 
 
 def _reach(tensor: Tensor) -> int:

@@ -110,23 +110,22 @@ def cpp_source(kernel: StepKernel) -> str:
 def update_source(update: Update) -> str:
     """The same for an update that was read from a graph; its lines are all there is."""
     scalars, lines = assignments(update.scalars), assignments(update.lines)
-    names = {name for name, _ in update.columns}
     dtypes = dict(update.columns)
     return _rendered(
         title=f"read from a graph: {', '.join(f'{n} {d}' for n, d in update.columns)}",
-        real="double" if "float64" in dtypes.values() else "float",
+        real=C_TYPES[update.real],
         columns=[(name, C_TYPES[dtype]) for name, dtype in update.columns],
         param=C_TYPES[dtypes["param"]],
         rest="",
         grad="",
         counted=C_TYPES.get(update.counted, ""),
-        numbers=update.numbers,
-        scalars=dict.fromkeys([*update.numbers, *(name for name, _ in scalars)]),
+        numbers=[name for name, _ in update.numbers],
+        scalars=dict.fromkeys(name for name, _ in (*update.numbers, *scalars)),
         scalar_lines=scalars,
         ratio_lines=[],
         ratio_names=set(),
         norms=(),
-        temporaries=dict.fromkeys(name for name, _ in lines if name not in names),
+        temporaries=dict.fromkeys(name for name, _ in lines if name not in dtypes),
         before_lines=[],
         before_stored=set(),
         update_lines=lines,

@@ -22,6 +22,11 @@ TILES = ((6, 2048, 4), (math.inf, 1024, 8))
 ROWS = 32  # whose scalars one program makes
 
 
+def has_kernels(device: torch.device) -> bool:
+    """Whether steps on that device are launched here."""
+    return device.type == "cpu" or (device.type == "cuda" and torch.version.hip is None)
+
+
 def tile(columns: tuple[tuple[str, str], ...]) -> tuple[int, int]:
     """The elements and warps of a program for rows of those names and dtypes."""
     size = sum(getattr(torch, dtype).itemsize for _, dtype in columns)

@@ -12,6 +12,8 @@ TYPES = {
     "bfloat16": "tl.bfloat16",
     "int16": "tl.int16",
 }
+Columns = tuple[tuple[str, str], ...]  # names and dtypes
+SIXTEEN_BITS = {"float16", "bfloat16"}
 ROW = 3  # numbers of a row of `scalars`: the address of its step, its group, how far it is
 
 _WORDS = """\
@@ -32,7 +34,7 @@ def sqrt(x):
 
 @triton.jit
 def pow(a, b):
-    return libdevice.pow(a, b)
+    return libdevice.pow(tl.cast(a, tl.float64), tl.cast(b, tl.float64))
 
 
 @triton.jit
@@ -107,7 +109,7 @@ def triton_source(kernel: StepKernel, tabled: bool = False) -> str:
     first, and `step` is given `ratios` as well, a row each.
     """
     assert not (tabled and kernel.rule.norms)
-    lines = _pointers(kernel)
+    lines = pointers(kernel.columns)
     if tabled:
         names = scalar_names(kernel)
         lines.append(f"table += {len(names) + 1} * number")
@@ -124,8 +126,10 @@ def triton_source(kernel: StepKernel, tabled: bool = False) -> str:
         *_element(kernel, "inside", "inside & live" if tabled else "inside"),
     ]
     before = _scalars(kernel) if tabled else _norms(kernel) if kernel.rule.norms else ""
-    step = _chunk("step", signature(kernel, tabled), kernel) + indent("\n".join(lines), " " * 4)
-    return _WORDS.format(sqrt=_sqrt(kernel)) + step + f"\n\n\n{before}"
+    step = head("step", signature(kernel, tabled), kernel.columns) + indent(
+        "\n".join(lines), " " * 4
+    )
+    return words(_sixteen_bits(kernel)) + step + f"\n\n\n{before}"
 
 
 def signature(kernel: StepKernel, tabled: bool = False) -> dict[str, str]:
@@ -160,16 +164,18 @@ def _real(kernel: StepKernel) -> str:
     return kernel.real.replace("float", "fp")
 
 
-def _chunk(name: str, arguments: Iterable[str], kernel: StepKernel) -> str:
-    width = len(kernel.columns) + 1
-    return _CHUNK.format(name=name, arguments=", ".join(arguments), width=width)
+def head(name: str, arguments: Iterable[str], columns: Columns) -> str:
+    """The first lines of a kernel whose programs are chunks, and whose rows are those columns."""
+    given = ", ".join(arguments)
+    return _CHUNK.format(name=name, arguments=given, width=len(columns) + 1)
 
 
-def _pointers(kernel: StepKernel) -> list[str]:
+def pointers(columns: Columns) -> list[str]:
+    """Lines that make blocks of pointers of a row's addresses."""
     return [
         f"{name}_ = tl.multiple_of(tl.load(row + {number}).to(tl.pointer_type({TYPES[dtype]})), "
         f"ALIGNED) + begin + tl.arange(0, BLOCK)"
-        for number, (name, dtype) in enumerate(kernel.columns)
+        for number, (name, dtype) in enumerate(columns)
     ]
 
 
@@ -193,7 +199,7 @@ def _norms(kernel: StepKernel) -> str:
             yield f"sum_{name} = tl.sum({f'where({mask}, {square}, 0)' if mask else square})"
 
     lines = [
-        *_pointers(kernel),
+        *pointers(kernel.columns),
         "if begin + BLOCK <= size:",
         *(f"    {line}" for line in block("")),
         "else:",
@@ -212,14 +218,14 @@ def _norms(kernel: StepKernel) -> str:
         f"tl.store(ratios + {len(ratios)} * number + {k}, ({value}).to({real}))"
         for k, (_, value) in enumerate(ratios)
     ]
-    head = _chunk("norms", norms_signature(kernel), kernel)
+    begin = head("norms", norms_signature(kernel), kernel.columns)
     body = indent("\n".join(lines), " " * 4) + "\n" + _LAST.format(norms=len(norms))
-    return head + body + indent("\n".join(last), " " * 8) + "\n"
+    return begin + body + indent("\n".join(last), " " * 8) + "\n"
 
 
 def _scalars(kernel: StepKernel) -> str:
     """fp64, as in C++; a group's rate may be a tensor, which counts instead of its number."""
-    head = _SCALARS.format(row=ROW, counted=TYPES[kernel.counted or "float32"])
+    begin = _SCALARS.format(row=ROW, counted=TYPES[kernel.counted or "float32"])
     own = kernel.rule.numbers
     loads = (
         f"{name} = tl.load(numbers + {len(own)} * group + {number}, mask=inside, other=0)"
@@ -237,14 +243,21 @@ def _scalars(kernel: StepKernel) -> str:
         f"tl.store(table + {len(names) + 1} * row + {k}, {_full(name)}.to({real}), mask=inside)"
         for k, name in enumerate((*names, "left"))
     )
-    return head + indent("\n".join((*loads, *rate, *made, *stores)), " " * 4) + "\n"
+    return begin + indent("\n".join((*loads, *rate, *made, *stores)), " " * 4) + "\n"
 
 
-def _sqrt(kernel: StepKernel) -> str:
-    """Rounded as IEEE has it; a bit less so (2^-23), and in a third of the time, for 16 bits."""
-    coarse = {kernel.param, *kernel.state} <= {"float16", "bfloat16"} and not kernel.rest
+def words(coarse: bool) -> str:
+    """What all lines may call.
+
+    Square roots are rounded as IEEE has it; if `coarse`, for 16 bits, a bit less so (2^-23), and in
+    a third of the time.
+    """
     rounded = "tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)"
-    return "tl.sqrt(x)" if coarse else rounded
+    return _WORDS.format(sqrt="tl.sqrt(x)" if coarse else rounded)
+
+
+def _sixteen_bits(kernel: StepKernel) -> bool:
+    return {kernel.param, *kernel.state} <= SIXTEEN_BITS and not kernel.rest
 
 
 def _full(name: str) -> str:

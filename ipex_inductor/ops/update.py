@@ -10,15 +10,21 @@ class Update:
     Lines are those of `templates/formulas.py`: `scalars` (fp64, once a row) read `numbers` and
     `step`, which is 1 more than a tensor of one element and the dtype `counted` held; `lines` (each
     element) read and write `columns`, of which `stored` are kept. One column is `param`. Columns
-    and numbers are in order, dtypes are names.
+    and numbers are in order, dtypes are names; that of a number is "" where the host knows it, else
+    that of the tensor on the device that holds it.
     """
 
     columns: tuple[tuple[str, str], ...]  # name, dtype
     stored: tuple[str, ...]
-    numbers: tuple[str, ...]
+    numbers: tuple[tuple[str, str], ...]  # name, dtype
     counted: str
     scalars: tuple[str, ...]
     lines: tuple[str, ...]
+
+    @property
+    def real(self) -> str:
+        """The dtype of the arithmetic on elements."""
+        return "float64" if "float64" in dict(self.columns).values() else "float32"
 
 
 @dataclass(frozen=True)
@@ -52,8 +58,10 @@ class Program:
 
     Its operands are numbered: the inputs, the attributes by name, then what is made. Those of a row
     have one shape, and any layout. `written` are all that are given and change; `outputs` are made.
+    All are on `device`, but for numbers that the host holds.
     """
 
+    device: str
     attributes: tuple[str, ...]
     made: tuple[Made, ...]
     written: tuple[int, ...]

@@ -260,11 +260,6 @@ def numbers_of(
     return array("d", (number for group in groups for number in _numbers(group, names, scale)))
 
 
-def has_kernels(device: torch.device) -> bool:
-    """Whether steps on that device are launched here."""
-    return device.type == "cpu" or (device.type == "cuda" and torch.version.hip is None)
-
-
 def library(kernel: StepKernel) -> Callable[..., None]:
     """The function of that kernel on the CPU. Raises `NotBuiltError`."""
     return _given(_library(kernel))

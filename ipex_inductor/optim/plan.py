@@ -16,7 +16,6 @@ from ipex_inductor.optim.batches import (
     CpuBatch,
     CudaBatch,
     Scale,
-    has_kernels,
     rate_on,
 )
 from ipex_inductor.optim.shards import is_sharded, local, same_places
@@ -25,7 +24,7 @@ from ipex_inductor.templates.cpp import NotBuiltError
 from ipex_inductor.templates.formulas import FORMULAS
 from ipex_inductor.templates.step import C_TYPES, StepKernel
 from ipex_inductor.templates.step_cpp import is_dense
-from ipex_inductor.templates.step_cuda import VECTOR
+from ipex_inductor.templates.step_cuda import VECTOR, has_kernels
 
 RESTS: dict[type[Trained], torch.dtype] = {Split: torch.int16, Master: torch.float32}
 NAMES = {getattr(torch, name): name for name in C_TYPES}

@@ -17,6 +17,7 @@ from ipex_inductor.passes.updates import Writing, dtype_name
 NAME = "optimizer-step"
 REALS = ("float64", "float32", "float16", "bfloat16")
 LOW = ("float16", "bfloat16")
+TENSORS = (Tensor, nn.Parameter, torch._subclasses.FakeTensor)
 
 
 def is_step(gm: torch.fx.GraphModule) -> bool:
@@ -53,6 +54,7 @@ def program_of(gm: torch.fx.GraphModule) -> tuple[Program, list[Tensor]]:
     examples = operands.examples
     writing = Writing(terms, operands.cells, examples, reading.singles)
     program = Program(
+        device=str(writing.device),
         attributes=tuple(operands.attributes),
         made=tuple(Made(tuple(t.shape), t.stride(), dtype_name(t)) for t in examples[given:]),
         written=tuple(n for n in writing.written if n < given),
@@ -85,7 +87,7 @@ class _Operands:
         example = self.held.get(str(node.target))
         if id(example) in self._known:
             return self._known[id(example)]
-        if type(example) not in (Tensor, nn.Parameter):
+        if type(example) not in TENSORS:
             raise UnreadError(f"an attribute that is a {type(example).__name__}")
         self.attributes.append(str(node.target))
         cell = self._known[id(example)] = self._add(_checked(example), (node, None))
@@ -120,12 +122,10 @@ class _Operands:
 
 
 def _checked(example: Any) -> Tensor:
-    if type(example) not in (Tensor, nn.Parameter, torch._subclasses.FakeTensor):
+    if type(example) not in TENSORS:
         raise UnreadError(f"a {type(example).__name__}")
     if example.layout is not torch.strided:
         raise UnreadError("sparse tensors")
-    if example.device.type != "cpu":
-        raise UnreadError(f"no kernel for {example.device.type} yet")
     if any(not isinstance(n, int) for n in (*example.shape, *example.stride())):
         raise UnreadError("shapes that are symbols")
     if dtype_name(example) not in REALS:

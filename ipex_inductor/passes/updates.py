@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from ipex_inductor.ops.update import Held, Row, Update
@@ -38,6 +39,7 @@ class Writing:
     ) -> None:
         self.cells = cells
         self.examples = examples
+        self.device = _device(examples)
         self.leaves = [terms.make("leaf", n) for n in range(len(cells))]
         self.written = [n for n, c in enumerate(cells) if c.term is not self.leaves[n]]
         self.counters = self._counters(terms)
@@ -138,6 +140,8 @@ class Writing:
         if any(self.cells[n].shape != self.cells[operands[0]].shape for n in names):
             raise UnreadError("tensors of several shapes in one update")
         steps = {self.counters[term] for term in below if term in self.counters}
+        if any(self.examples[n].device != self.device for n in (*names, *steps)):
+            raise UnreadError("a tensor of the host is updated, or updates those of a GPU")
         if len(steps) > 1:
             raise UnreadError("a parameter with two steps")
         text = {self.leaves[n]: name for n, name in names.items()}
@@ -164,12 +168,17 @@ class Writing:
         update = Update(
             columns=tuple((name, dtype_name(self.examples[n])) for n, name in names.items()),
             stored=tuple(kept),
-            numbers=tuple(numbers),
+            numbers=tuple((name, self._held_as(n)) for name, n in numbers.items()),
             counted="".join(dtype_name(self.examples[n]) for n in steps),
             scalars=tuple(scalars),
             lines=tuple(lines),
         )
         return update, Row(tuple(names), next(iter(steps), None), tuple(numbers.values()))
+
+    def _held_as(self, number: float | Held) -> str:
+        """The dtype of a number that a device holds; the host knows the others."""
+        example = self.examples[number.operand] if isinstance(number, Held) else None
+        return "" if example is None or example.device.type == "cpu" else dtype_name(example)
 
     def _names(self, operands: Sequence[int], below: Sequence[Term]) -> dict[int, str]:
         """The columns of a row: what is written, then what is read."""
@@ -182,6 +191,15 @@ class Writing:
 def dtype_name(tensor: Tensor) -> str:
     """As `float32`."""
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def _device(examples: Sequence[Tensor]) -> torch.device:
+    """Where the tensors are; beside those of a GPU, the host may hold numbers."""
+    found = {t.device for t in examples} or {torch.device("cpu")}
+    there = {device for device in found if device.type != "cpu"} or found
+    if len(there) > 1:
+        raise UnreadError("tensors of several devices")
+    return there.pop()
 
 
 def _number(term: Term, numbers: dict[str, float | Held]) -> str:

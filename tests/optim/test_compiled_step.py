@@ -58,13 +58,13 @@ def each(cases, quick=QUICK):
 def launches(monkeypatch):
     """How many kernels were called."""
     calls = []
-    known = launching._Kernel.__call__
+    known = launching._Kernel.ready
 
-    def call(kernel, *args):
+    def ready(kernel, *args):
         calls.append(kernel)
         return known(kernel, *args)
 
-    monkeypatch.setattr(launching._Kernel, "__call__", call)
+    monkeypatch.setattr(launching._Kernel, "ready", ready)
     return calls
 
 

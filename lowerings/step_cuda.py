@@ -1,0 +1,163 @@
+"""Updates that were read from a graph, on an NVIDIA GPU: two launches each, and no waiting."""
+
+import functools
+import struct
+from array import array
+from collections.abc import Callable, Sequence
+from operator import itemgetter, or_
+
+import torch
+from torch import Tensor
+
+from ipex_inductor.errors import DeviceError
+from ipex_inductor.ops.update import Held, Row, Update
+from ipex_inductor.templates import cuda
+from ipex_inductor.templates.step_cuda import ROWS, VECTOR, Sent, chunks_of, loaded, tile
+from ipex_inductor.templates.update_triton import (
+    scalars_signature,
+    step_signature,
+    table_names,
+    update_triton_source,
+)
+
+WORD = 8  # bytes
+EVEN = VECTOR // WORD
+
+
+class CudaKernel:
+    """One update of all its rows: a launch that makes their scalars, then one for the elements.
+
+    A CUDA graph may have both: they read steps and rates where they lie. Raises `NotBuiltError`.
+    """
+
+    def __init__(self, update: Update, rows: Sequence[Row], examples: Sequence[Tensor]) -> None:
+        self._update, self._device = update, examples[rows[0].columns[0]].device
+        self._scalars = _kernel(update, self._device, "scalars")
+        _kernel(update, self._device, "step")
+        self._count, self._width = len(rows), len(update.columns) + 1
+        block, _ = tile(update.columns)
+        self._blocks = [-(-examples[row.columns[0]].numel() // block) for row in rows]
+        self._words = _Words(rows, examples)
+        self._sent = Sent(self._device)
+        self._chunks: dict[frozenset[int], list[tuple[cuda.Kernel, Tensor]]] = {}
+        self._table: Tensor | None = None
+
+    def ready(self, addresses: Sequence[int], given: Sequence[Tensor]) -> Callable[[], None]:
+        """The launches on the current stream; all that can fail has happened.
+
+        Raises `NotBuiltError`, and `DeviceError` where a graph is captured before any step ran.
+        """
+        words = self._words.of(addresses, given)
+        launches = self._launches(words)
+        assert self._table is not None
+        stream, table = torch.cuda.current_stream(), self._table.data_ptr()
+        begin = self._sent.address(words, stream)
+        steps, numbers = (begin + WORD * at for at in (self._words.steps, self._words.numbers))
+
+        def launch() -> None:
+            blocks = -(-self._count // ROWS)
+            self._scalars(blocks, stream.cuda_stream, (steps, self._count, numbers, table))
+            for step, chunks in launches:
+                step(len(chunks), stream.cuda_stream, (begin, chunks.data_ptr(), table))
+
+        return launch
+
+    def _launches(self, words: "array[int]") -> list[tuple[cuda.Kernel, Tensor]]:
+        """A kernel for rows of whole vectors, and one for others, with the chunks of each."""
+        loose = self._loose(words)
+        if loose not in self._chunks:
+            if torch.cuda.is_current_stream_capturing():
+                todo = "Take a step outside of the graph first, with tensors aligned as they are."
+                raise DeviceError("a step that ran before", "one that is captured", todo)
+            self._chunks[loose] = [
+                (
+                    _kernel(self._update, self._device, "step", aligned),
+                    chunks_of(array("q", blocks), self._device),
+                )
+                for aligned, blocks in self._split(loose)
+                if any(blocks)
+            ]
+        if self._table is None:
+            size = self._count * len(table_names(self._update))
+            real = getattr(torch, self._update.real)
+            self._table = torch.empty(size, dtype=real, device=self._device)
+        return self._chunks[loose]
+
+    def _loose(self, words: "array[int]") -> frozenset[int]:
+        """Rows of which an address is no multiple of a vector."""
+        end = self._count * self._width
+        columns = [words[place : end : self._width] for place in range(self._width - 1)]
+        if not any(functools.reduce(or_, each) % VECTOR for each in columns):
+            return frozenset()
+        rows = enumerate(zip(*columns, strict=True))
+        return frozenset(row for row, each in rows if any(a % VECTOR for a in each))
+
+    def _split(self, loose: frozenset[int]) -> list[tuple[bool, list[int]]]:
+        """The blocks of each row, if it is aligned, and if it is not."""
+        numbered = [*enumerate(self._blocks)]
+        return [
+            (True, [0 if row in loose else blocks for row, blocks in numbered]),
+            (False, [blocks if row in loose else 0 for row, blocks in numbered]),
+        ]
+
+
+class _Words:
+    """What kernels are sent, in one piece: rows, then their steps and groups, then numbers.
+
+    `steps` and `numbers` are where the parts begin.
+    """
+
+    def __init__(self, rows: Sequence[Row], examples: Sequence[Tensor]) -> None:
+        groups = {row.numbers: None for row in rows}
+        numbered = {numbers: place for place, numbers in enumerate(groups)}
+        held = {n for numbers in groups for n in numbers if isinstance(n, Held)}
+        here = {n for n in held if examples[n.operand].device.type == "cpu"}
+        self._read = [n.operand for n in sorted(here, key=lambda n: n.operand)]
+        self._constants: dict[int, int] = {}
+        self._first = len(examples) + len(self._read)
+        places: list[int] = []
+        for row in rows:
+            places += (*row.columns, self._constant(examples[row.columns[0]].numel()))
+        places += [self._constant(0)] * (-len(places) % EVEN)
+        self.steps = len(places)
+        for row in rows:
+            step = self._constant(0) if row.step is None else row.step
+            places += (step, self._constant(numbered[row.numbers]))
+        self.numbers = len(places)
+        for number in (n for numbers in groups for n in numbers):
+            if not isinstance(number, Held):
+                places.append(self._constant(_bits(number)))
+            elif number in here:
+                places.append(len(examples) + self._read.index(number.operand))
+            else:
+                places.append(number.operand)
+        self._pick = itemgetter(*places)
+
+    def of(self, addresses: Sequence[int], given: Sequence[Tensor]) -> "array[int]":
+        """With the operands' addresses; numbers are read that the host holds."""
+        read = (_bits(float(given[n])) for n in self._read)
+        return array("q", self._pick([*addresses, *read, *self._constants]))
+
+    def _constant(self, word: int) -> int:
+        return self._first + self._constants.setdefault(word, len(self._constants))
+
+
+def _bits(number: float) -> int:
+    (word,) = struct.unpack("q", struct.pack("d", number))
+    return int(word)
+
+
+@functools.lru_cache(maxsize=256)
+def _kernel(update: Update, device: torch.device, name: str, aligned: bool = True) -> cuda.Kernel:
+    block, warps = tile(update.columns)
+    elements = {"ALIGNED": VECTOR if aligned else 1, "BLOCK": block}
+    signature = step_signature if name == "step" else scalars_signature
+    return loaded(
+        update_triton_source(update),
+        name,
+        device,
+        {"template": "update", **vars(update)},
+        signature(update),
+        elements if name == "step" else {"BLOCK": ROWS},
+        warps if name == "step" else 1,
+    )
