@@ -37,7 +37,7 @@ class CudaKernel:
         self._count, self._width = len(rows), len(update.columns) + 1
         block, _ = tile(update.columns)
         self._blocks = [-(-examples[row.columns[0]].numel() // block) for row in rows]
-        self._words = _Words(rows, examples)
+        self._words = _Words(update, rows, examples)
         self._sent = Sent(self._device)
         self._chunks: dict[frozenset[int], list[tuple[cuda.Kernel, Tensor]]] = {}
         self._table: Tensor | None = None
@@ -107,14 +107,16 @@ class _Words:
     `steps` and `numbers` are where the parts begin.
     """
 
-    def __init__(self, rows: Sequence[Row], examples: Sequence[Tensor]) -> None:
+    def __init__(self, update: Update, rows: Sequence[Row], examples: Sequence[Tensor]) -> None:
         groups = {row.numbers: None for row in rows}
         numbered = {numbers: place for place, numbers in enumerate(groups)}
-        held = {n for numbers in groups for n in numbers if isinstance(n, Held)}
-        here = {n for n in held if examples[n.operand].device.type == "cpu"}
-        self._read = [n.operand for n in sorted(here, key=lambda n: n.operand)]
+        numbers = [n for of in groups for n in of]
+        dtypes = [dtype for _, dtype in update.numbers] * len(groups)
+        here = zip(numbers, dtypes, strict=True)
+        read = [n.operand for n, dtype in here if isinstance(n, Held) and not dtype]
+        self._read = {operand: place for place, operand in enumerate(dict.fromkeys(read))}
         self._constants: dict[int, int] = {}
-        self._first = len(examples) + len(self._read)
+        self._begin = len(examples), len(examples) + len(self._read)
         places: list[int] = []
         for row in rows:
             places += (*row.columns, self._constant(examples[row.columns[0]].numel()))
@@ -124,13 +126,7 @@ class _Words:
             step = self._constant(0) if row.step is None else row.step
             places += (step, self._constant(numbered[row.numbers]))
         self.numbers = len(places)
-        for number in (n for numbers in groups for n in numbers):
-            if not isinstance(number, Held):
-                places.append(self._constant(_bits(number)))
-            elif number in here:
-                places.append(len(examples) + self._read.index(number.operand))
-            else:
-                places.append(number.operand)
+        places += map(self._number, numbers)
         self._pick = itemgetter(*places)
 
     def of(self, addresses: Sequence[int], given: Sequence[Tensor]) -> "array[int]":
@@ -138,8 +134,14 @@ class _Words:
         read = (_bits(float(given[n])) for n in self._read)
         return array("q", self._pick([*addresses, *read, *self._constants]))
 
+    def _number(self, number: float | Held) -> int:
+        if not isinstance(number, Held):
+            return self._constant(_bits(number))
+        place = self._read.get(number.operand)
+        return number.operand if place is None else self._begin[0] + place
+
     def _constant(self, word: int) -> int:
-        return self._first + self._constants.setdefault(word, len(self._constants))
+        return self._begin[1] + self._constants.setdefault(word, len(self._constants))
 
 
 def _bits(number: float) -> int:
