@@ -110,6 +110,7 @@ def _compile_ours(
     graph_report = decisions.open_report()
     stepped = _stepped(gm, config, graph_report)
     if stepped is not None:
+        compat.tensors_unprinted()
         graph_report.publish()
         return stepped
     selected = _settled(gm, example_inputs, config, graph_report)

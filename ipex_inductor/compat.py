@@ -375,6 +375,26 @@ def _run_at_end(_: Any) -> None:
         _at_end.pop()()
 
 
+def tensors_unprinted() -> None:
+    """Until Dynamo is done with the compilation that goes on now, tensors print as their type.
+
+    Up to 2.12 its guards by identity hold the text of each, which for a tensor of a GPU is a
+    hundred numbers that the host waits for, one by one. Other threads print as ever.
+    """
+    torch_str: Any = torch._tensor_str
+    printed, thread = torch_str._str, threading.get_ident()
+
+    def brief(tensor: Any, **kwargs: Any) -> str:
+        here = threading.get_ident() == thread
+        return f"<{type(tensor).__name__}>" if here else printed(tensor, **kwargs)
+
+    def restore() -> None:
+        torch_str._str = printed
+
+    if torch_minor() < (2, 13) and at_end_of_compile(restore):
+        torch_str._str = brief
+
+
 def inductor_changes() -> dict[str, Any]:
     """Inductor's options that are not as torch comes with, of those that Inductor digests."""
     from torch._inductor import config

@@ -14,7 +14,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RAdam, RMSp
 from torch.optim.lr_scheduler import ExponentialLR
 
 import ipex_inductor
-from ipex_inductor import backend, decisions
+from ipex_inductor import backend, compat, decisions
 from ipex_inductor.lowerings import step as launching
 from ipex_inductor.passes.step import NAME
 from ipex_inductor.passes.terms import UnreadError
@@ -572,3 +572,21 @@ def test_a_step_that_one_counts_and_another_reads_is_not_read():
     tensors = torch.ones(3), torch.ones(4), torch.tensor(3.0)
     with pytest.raises(UnreadError, match="counts and another reads"):
         compiled_graph(write, *tensors)
+
+
+def test_tensors_print_as_their_type_while_dynamo_ends(monkeypatch):
+    """Up to torch 2.12 its guards print all of them; on a GPU that took seconds."""
+    monkeypatch.setattr(compat, "torch_minor", lambda *_: (2, 12))
+    (p,) = tensors(shapes=[(6,)])
+    p.grad = torch.ones(6)
+    printed = []
+    publish = decisions.GraphReport.publish
+
+    def watched(report):
+        printed.append(repr(p))
+        publish(report)
+
+    monkeypatch.setattr(decisions.GraphReport, "publish", watched)
+    compiled(SGD([p]))()
+    assert printed == ["Parameter containing:\n<Parameter>"]
+    assert "tensor([" in repr(p)
