@@ -212,6 +212,9 @@ def _stepped(
     rows = sum(map(len, program.updates.values()))
     kernels = len(program.updates)
     graph_report.add("fired", step.NAME, f"{rows} rows of tensors, kernels: {kernels}")
+    if program.device != "cpu" and _inductor_options(config).get("triton.cudagraphs"):
+        said = "launched, in no CUDA graph, for which every gradient would be copied first"
+        graph_report.add("choice", step.NAME, said)
     return launched
 
 
