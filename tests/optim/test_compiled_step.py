@@ -58,13 +58,16 @@ def each(cases, quick=QUICK):
 def launches(monkeypatch):
     """How many kernels were called."""
     calls = []
-    known = launching._Kernel.ready
 
-    def ready(kernel, *args):
-        calls.append(kernel)
-        return known(kernel, *args)
+    def watched(known):
+        def ready(kernel, *args):
+            calls.append(kernel)
+            return known(kernel, *args)
 
-    monkeypatch.setattr(launching._Kernel, "ready", ready)
+        return ready
+
+    for kind in {launching._Kernel, launching.CudaKernel}:
+        monkeypatch.setattr(kind, "ready", watched(kind.ready))
     return calls
 
 
