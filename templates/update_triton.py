@@ -1,6 +1,7 @@
 """Updates that were read from graphs, in Triton: the lines that C++ has, for GPUs."""
 
 import re
+from dataclasses import replace
 from textwrap import indent
 
 from ipex_inductor.ops.update import Update
@@ -34,6 +35,7 @@ tl.store(counted, step.to({dtype}), mask=inside)
 
 def update_triton_source(update: Update) -> str:
     """A module with `scalars`, and `step`, which is to run after it and reads its table."""
+    update = _inverted(update)
     names, real = table_names(update), TYPES[update.real]
     lines = [*pointers(update.columns), f"table += {len(names)} * number"]
     lines += [f"{name} = tl.load(table + {k})" for k, name in enumerate(names)]
@@ -62,9 +64,28 @@ def scalars_signature(update: Update) -> dict[str, str]:
 
 def table_names(update: Update) -> tuple[str, ...]:
     """What all elements of a row share: the columns of the table."""
+    update = _inverted(update)
     made = (name for name, _ in (*update.numbers, *assignments(update.scalars)))
     read = set(re.findall(r"\w+", " ".join(value for _, value in assignments(update.lines))))
     return tuple(name for name in made if name in read)
+
+
+def _inverted(update: Update) -> Update:
+    """Elements are multiplied by what is 1 / a scalar instead of divided by that.
+
+    That errs by an ulp, as GPUs' divisions do, which are many instructions.
+    """
+    shared = {name for name, _ in (*update.numbers, *assignments(update.scalars))}
+    inverses: dict[str, str] = {}
+    lines = []
+    for name, value in assignments(update.lines):
+        divided, _, by = value.rpartition(" / ")
+        if divided and by in shared:
+            inverses[by] = f"over_{by} = 1 / {by}"
+            lines.append(f"{name} = {divided} * over_{by}")
+        else:
+            lines.append(f"{name} = {value}")
+    return replace(update, lines=tuple(lines), scalars=(*update.scalars, *inverses.values()))
 
 
 def _table(update: Update) -> str:
