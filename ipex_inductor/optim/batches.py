@@ -138,7 +138,7 @@ class CudaBatch:
 
     def as_far(self) -> bool:
         """Whether all steps are as far as they were left here."""
-        return all(cell.value == self._far for cell in self._cells)
+        return [cell.value for cell in self._cells].count(self._far) == len(self._cells)
 
     def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
         """See `Batch`; with what the formula makes of them."""
@@ -273,6 +273,7 @@ def kernel_of(
 
 
 def _given(found: T | str) -> T:
+    """What was found; raises `NotBuiltError` with the reason that is there instead."""
     if isinstance(found, str):
         raise NotBuiltError(found)
     return found
