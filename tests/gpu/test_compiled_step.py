@@ -16,7 +16,6 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 import ipex_inductor
 from ipex_inductor import decisions
-from ipex_inductor.passes.step import NAME
 from ipex_inductor.templates import cuda
 
 pytestmark = pytest.mark.gpu
@@ -101,10 +100,9 @@ def cases():
     for name, make in MADE.items():
         for form, keywords in FORMS.items():
             yield f"{name} {form}", partial(make, **keywords)
-    for name in ("adam", "adamw"):
-        for form, keywords in FORMS.items():
-            made = partial(MADE[name], **keywords, capturable=True)
-            yield f"{name} {form} capturable", made
+    for name, form in (("adam", "foreach"), ("adamw", "single")):
+        made = partial(MADE[name], **FORMS[form], capturable=True)
+        yield f"{name} {form} capturable", made
     rate = {"lr": torch.tensor(0.01)}  # becomes the device's in the test
     yield "adamw rate", partial(MADE["adamw"], **rate, foreach=True, capturable=True)
     yield "sgd rate", partial(MADE["sgd"], **rate, foreach=True)
@@ -308,7 +306,23 @@ def test_a_graph_steps_at_each_replay(launches):
 
 
 def test_reduce_overhead(launches):
-    """A training function: its graphs are captured, the step is launched, which the report says."""
+    """The step is launched all the same, and the report says why it is in no CUDA graph."""
+    mine = tensors()
+    exact = doubles(mine)
+    ours, theirs = AdamW(mine, lr=0.01), AdamW(exact, lr=0.01, foreach=False)
+    step = torch.compile(ours.step, backend="ipex", mode="reduce-overhead")
+    for number in range(4):
+        draw(mine, exact, seed=number)
+        step()
+        theirs.step()
+    close(ours, theirs, mine, exact)
+    assert len(launches) == 12
+    assert said("fired") == ["8 rows of tensors, kernels: 1"]
+    assert any("no CUDA graph" in reason for reason in said("choice"))
+
+
+def test_a_training_function(launches):
+    """Forward and backward are compiled as ever; the step, which Dynamo sets apart, is ours."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 8)).cuda()
     twin = copy.deepcopy(model).double()
@@ -319,26 +333,20 @@ def test_reduce_overhead(launches):
             loss = F.mse_loss(net(x), y)
             loss.backward()
             optimizer.step()
-            return loss.detach().clone()
+            return loss.detach()
 
         return train
 
-    ours = AdamW(model.parameters(), lr=0.01, capturable=True)
-    theirs = trained(twin, AdamW(twin.parameters(), lr=0.01))
-    train = torch.compile(trained(model, ours), backend="ipex", mode="reduce-overhead")
-    for _ in range(5):
+    ours = trained(model, SGD(model.parameters(), lr=0.05, momentum=0.9))
+    theirs = trained(twin, SGD(twin.parameters(), lr=0.05, momentum=0.9))
+    ours = torch.compile(ours, backend="ipex")
+    for _ in range(4):
         x, y = torch.randn(32, 64, device="cuda"), torch.randn(32, 8, device="cuda")
-        torch.compiler.cudagraph_mark_step_begin()
-        loss, wanted = train(x, y), theirs(x.double(), y.double())
-        torch.testing.assert_close(loss.double(), wanted, rtol=1e-3, atol=1e-4)  # TF32 or fp32
-    events = [e for r in decisions.reports() for e in r.events if e.subject == NAME]
-    print([str(e) for e in events])
-    assert "fired" in {e.kind for e in events}
-    assert any("no CUDA graph" in e.reason for e in events)
-    assert launches
+        loss, wanted = ours(x, y), theirs(x.double(), y.double())
+        torch.testing.assert_close(loss.double(), wanted, rtol=1e-4, atol=1e-5)  # sums of 2048
+    assert len(launches) == 8
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        # Adam divides gradients near 0 by themselves: some steps of the rate.
-        torch.testing.assert_close(p.double(), q, rtol=0, atol=0.02)
+        torch.testing.assert_close(p.double(), q, rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_not_read_says_why(launches):
@@ -356,7 +364,7 @@ def test_what_is_not_read_says_why(launches):
 
 def test_memory_that_is_shared_later(launches):
     mine = tensors(shapes=[(6,), (6,)])
-    step = compiled(SGD(mine, lr=0.1))
+    step = compiled(SGD(mine, lr=0.1, foreach=False))  # lists race there, in torch too
     draw(mine, seed=0)
     step()
     mine[1].data = mine[0].data
@@ -376,7 +384,7 @@ if second:
     def built(*args):
         raise AssertionError("a kernel was compiled")
     gpu._built = built
-spent = {"printing tensors": 0.0, "our backend": 0.0, "printed": 0}
+spent = {"printing tensors": 0.0, "printed": 0}
 printed = torch._tensor_str._str
 def counted(*args, **kwargs):
     begun = time.monotonic()
@@ -397,6 +405,8 @@ begun = time.monotonic()
 step()
 torch.cuda.synchronize()
 spent["first step"] = time.monotonic() - begun
+phases = torch._dynamo.utils.compilation_time_metrics
+spent["phases"] = {name: round(sum(times), 2) for name, times in phases.items() if sum(times) > 0.1}
 if backend == "ipex":
     from ipex_inductor import decisions
     spent["report"] = [str(e) for r in decisions.reports() for e in r.events]
