@@ -36,6 +36,8 @@ LISTS_TEMPLATES: dict[str, Any] = {"max_autotune_gemm": True}
 
 log = decisions.log
 compat.register_log()
+# Dynamo's registry imports this module when `torch.compile` is called.
+compat.around_next_compile(collector.put_off, collector.resume)
 
 
 def compile_graph(
