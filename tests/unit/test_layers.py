@@ -8,13 +8,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-GROUND = {"errors", "config", "target", "decisions", "compat"}
+GROUND = {"errors", "config", "target", "decisions", "compat", "openmp"}
 MAY_IMPORT = {
     "errors": set(),
     "config": {"errors"},
     "target": {"errors"},
     "decisions": {"errors"},
     "compat": {"errors"},
+    "openmp": set(),
     "ops": set(),
     "aot_cache": set(),
     "templates": {"ops", "aot_cache"},
