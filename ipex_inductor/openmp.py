@@ -10,7 +10,7 @@ import torch
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """What torch does inside, in this thread, it does in one; where OpenMP is not to be had, in all.
+    """What torch does inside it does in one thread; where OpenMP is not to be had, in all.
 
     For short work: two threads that must meet wait milliseconds where the cores are busy.
     """
