@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "graph_files": {"aot_cache"},
     "collector": set(),
     "backend": {"collector", "graph_files", "passes", "lowerings", "autotune", "aot_cache", "ops"},
-    "frontend": {"passes", "optim"},
+    "frontend": {"collector", "passes", "optim"},
     "watch": {"backend"},
     "explanation": {"watch"},
     "math_mode": set(),
