@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ipex_inductor.errors import OptionError
 
+RECORDS = "autotune"  # the folder in it for records of timings
 _MAX_LINKS = 40  # as in the Linux kernel
 
 

@@ -4,7 +4,7 @@ import functools
 import logging
 from pathlib import Path
 
-from ipex_inductor.aot_cache.home import home, state
+from ipex_inductor.aot_cache.home import RECORDS, home, state
 from ipex_inductor.autotune.database import Records
 
 log = logging.getLogger("ipex_inductor")
@@ -12,7 +12,7 @@ log = logging.getLogger("ipex_inductor")
 
 def default_folder() -> Path:
     """Where tuning writes and selection reads unless told otherwise; need not exist."""
-    return home() / "autotune"
+    return home() / RECORDS
 
 
 def open_own() -> Records:

@@ -19,6 +19,7 @@ import torch
 from ipex_inductor import collector, compat, decisions, graph_files
 from ipex_inductor.aot_cache.digest import digest_fields, source_digest
 from ipex_inductor.aot_cache.graphs import KIND
+from ipex_inductor.aot_cache.home import RECORDS, home
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.config import CompileConfig, resolve, unknown
 from ipex_inductor.errors import DeviceError, PassError, UnsupportedTorchError
@@ -36,6 +37,8 @@ LISTS_TEMPLATES: dict[str, Any] = {"max_autotune_gemm": True}
 
 log = decisions.log
 compat.register_log()
+# Dynamo's registry imports this module when `torch.compile` is called.
+compat.around_next_compile(collector.put_off, collector.resume)
 
 
 def compile_graph(
@@ -189,11 +192,12 @@ def _stepped(
 
     None where the graph is no step, or for a reason that the report has.
     """
-    from ipex_inductor.passes import step
+    from ipex_inductor.passes.source import OPTIMIZER_STEP, is_step
 
-    if not step.is_step(gm) or {"*", step.NAME} & config.rules_off:
+    if not is_step(gm) or {"*", OPTIMIZER_STEP} & config.rules_off:
         return None
     from ipex_inductor.lowerings.step import launch
+    from ipex_inductor.passes import step
     from ipex_inductor.passes.terms import UnreadError
 
     graph_report.show("traced", gm.graph)
@@ -205,16 +209,16 @@ def _stepped(
     except UnreadError as reason:
         launched = str(reason)
     if isinstance(launched, str):
-        graph_report.add("missed", step.NAME, launched)
+        graph_report.add("missed", OPTIMIZER_STEP, launched)
         return None
     graph_report.source = "passes"
     graph_report.show("code", launched.source)
     rows = sum(map(len, program.updates.values()))
     kernels = len(program.updates)
-    graph_report.add("fired", step.NAME, f"{rows} rows of tensors, kernels: {kernels}")
+    graph_report.add("fired", OPTIMIZER_STEP, f"{rows} rows of tensors, kernels: {kernels}")
     if program.device != "cpu" and _inductor_options(config).get("triton.cudagraphs"):
         said = "launched, in no CUDA graph, for which every gradient would be copied first"
-        graph_report.add("choice", step.NAME, said)
+        graph_report.add("choice", OPTIMIZER_STEP, said)
     return launched
 
 
@@ -244,9 +248,12 @@ def _settled(
     graph_report: decisions.GraphReport,
 ) -> "dict[bytes, Selection]":
     """The kernels that records, timing or a model choose for this graph; none where that fails."""
-    from ipex_inductor.lowerings import selection
-
     try:
+        devices = _devices(example_inputs)
+        if not _may_have_choices(config, devices):
+            return {}
+        from ipex_inductor.lowerings import selection
+
         database = selection.database_of(config.autotune_database)
         policy = selection.Policy(
             database,
@@ -255,7 +262,6 @@ def _settled(
             tables=config.autotune in ("always", "never"),  # asked for by name
             guesses=config.autotune != "never",
         )
-        devices = _devices(example_inputs)
         if config.autotune == "inductor" or not selection.may_choose(policy, gm, devices):
             return {}
         graph = _graph_digest(gm, example_inputs, config)
@@ -267,6 +273,16 @@ def _settled(
             raise
         graph_report.add("missed", "autotune", f"{type(error).__name__}: {error}")
         return {}
+
+
+def _may_have_choices(config: CompileConfig, devices: set[torch.device]) -> bool:
+    """Whether records or a model may say something: seen without importing what reads them.
+
+    That takes 1 % of a start. No model is of CPUs, nor is a table looked into unless asked for.
+    """
+    asked = config.autotune != "auto" or config.autotune_database or _may_time(config)
+    on_cpus = all(device.type == "cpu" for device in devices)
+    return bool(asked) or not on_cpus or (home() / RECORDS).exists()
 
 
 def _graph_digest(
@@ -587,8 +603,6 @@ def _identity_fields(
     selected: "Mapping[bytes, Selection]",
 ) -> dict[str, Any]:
     """Sources, options, devices and selections."""
-    from ipex_inductor.autotune.select import digest
-
     devices = sorted({str(d.type) for d in _devices(example_inputs)} | {"cpu"})
     return {
         "sources": source_digest(),
@@ -597,9 +611,17 @@ def _identity_fields(
         "training": training,
         "sharded": sharded,
         "targets": tuple(current(device).arch for device in devices),
-        "selected": digest((p, s.choice) for p, s in selected.items()),
+        "selected": _selected_digest(selected),
         "leaves": _may_time(config),
     }
+
+
+def _selected_digest(selected: "Mapping[bytes, Selection]") -> str:
+    if not selected:
+        return ""
+    from ipex_inductor.autotune.select import digest
+
+    return digest((problem, selection.choice) for problem, selection in selected.items())
 
 
 def _is_training(example_inputs: Sequence[Any]) -> bool:
@@ -623,10 +645,10 @@ def _check_devices(example_inputs: Sequence[Any]) -> None:
 def _check_rules(config: CompileConfig) -> None:
     if not config.rules_off:
         return
-    from ipex_inductor.passes import step
     from ipex_inductor.passes.joint import RULE_NAMES
+    from ipex_inductor.passes.source import OPTIMIZER_STEP
 
-    known = RULE_NAMES | {step.NAME}
+    known = RULE_NAMES | {OPTIMIZER_STEP}
     for name in sorted(config.rules_off - known - {"*"}):
         raise unknown("rule", name, known)
 

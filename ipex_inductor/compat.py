@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
@@ -365,6 +366,28 @@ def at_end_of_compile(call: Callable[[], None]) -> bool:
     if _run_at_end not in callback_handler.end_callbacks:  # Dynamo's reset clears them
         callback_handler.register_end_callback(_run_at_end)
     return True
+
+
+def around_next_compile(begin: Callable[[], None], end: Callable[[], None]) -> None:
+    """Do `begin` when Dynamo next begins to trace something, and `end` once it is done with it.
+
+    Nothing where Dynamo is not there yet: then nobody waits for it either.
+    """
+    dynamos = sys.modules.get("torch._dynamo.callback")
+    if dynamos is None:
+        return
+    starts = dynamos.callback_handler.start_callbacks
+
+    def begun(_: Any) -> None:
+        begin()
+        at_end_of_compile(ended)
+
+    def ended() -> None:
+        if begun in starts:  # and not earlier: torch goes through the list as `begun` is called
+            starts.remove(begun)
+        end()
+
+    starts.append(begun)
 
 
 _at_end: list[Callable[[], None]] = []

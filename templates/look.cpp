@@ -24,7 +24,7 @@ void PyErr_Clear();
 
 namespace {
 
-constexpr int64_t VECTOR = 16;  // bytes, as optim/batches.py has it
+constexpr int64_t VECTOR = 16;  // bytes, as templates/step_cuda.py has it
 constexpr int64_t ABSENT = -1;  // a gradient that is not there
 
 // torch's `aoti_torch_get_*`: each takes a pointer to where the address of a TensorImpl stands.

@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from ipex_inductor import collector
 from ipex_inductor.frontend.knobs import Knobs
 from ipex_inductor.frontend.notes import Notes
 
@@ -21,7 +22,8 @@ def switch(model: nn.Module, on: bool, knobs: Knobs, notes: Notes) -> None:
     """
     if on:
         mode = "max-autotune" if "auto_kernel_selection" in knobs else None
-        model.compile(backend="ipex", mode=mode)
+        with collector.paused():  # the first one imports Dynamo
+            model.compile(backend="ipex", mode=mode)
         vars(model)[MARK] = True
         how = f"backend ipex{f', mode {mode}' * bool(mode)}; copies run eagerly until compile()"
         notes.done(KNOB, how)

@@ -14,17 +14,9 @@ from ipex_inductor.ops.update import Made, Program
 from ipex_inductor.passes.terms import ALIASES, Cell, Reading, Terms, UnreadError
 from ipex_inductor.passes.updates import Writing, dtype_name
 
-NAME = "optimizer-step"
 REALS = ("float64", "float32", "float16", "bfloat16")
 LOW = ("float16", "bfloat16")
 TENSORS = (Tensor, nn.Parameter, torch._subclasses.FakeTensor)
-
-
-def is_step(gm: torch.fx.GraphModule) -> bool:
-    """Whether this is the step of an optimizer, by the source of its first operation."""
-    calls = (n for n in gm.graph.nodes if n.op in ("call_function", "call_method"))
-    first = next((n.stack_trace for n in calls if n.stack_trace), "")
-    return "torch/optim/" in first.replace("\\", "/")
 
 
 def program_of(gm: torch.fx.GraphModule) -> tuple[Program, list[Tensor]]:

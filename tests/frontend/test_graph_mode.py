@@ -1,6 +1,7 @@
 """Graph mode: compiled, and still the model it was."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -112,3 +113,11 @@ def test_kernel_selection_is_max_autotune(monkeypatch):
     monkeypatch.setattr(nn.Module, "compile", lambda self, **options: asked.append(options))
     ipex_inductor.optimize(Mlp().eval(), graph_mode=True, auto_kernel_selection=True)
     assert asked == [{"backend": "ipex", "mode": "max-autotune"}]
+
+
+def test_dynamo_is_imported_with_the_collector_off(monkeypatch):
+    seen = []
+    monkeypatch.setattr(nn.Module, "compile", lambda *_, **__: seen.append(gc.isenabled()))
+    ipex_inductor.optimize(Mlp().eval(), graph_mode=True)
+    assert seen == [False]
+    assert gc.isenabled()

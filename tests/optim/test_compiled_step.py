@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 import ipex_inductor
 from ipex_inductor import backend, compat, decisions
 from ipex_inductor.lowerings import step as launching
-from ipex_inductor.passes.step import NAME
+from ipex_inductor.passes.source import OPTIMIZER_STEP
 from ipex_inductor.passes.terms import UnreadError
 from ipex_inductor.templates import step_cpp
 from ipex_inductor.templates.cpp import NotBuiltError
@@ -441,7 +441,7 @@ def test_what_is_not_read_says_why(make, reason, launches):
 def test_rules_switch_it_off(launches):
     ours = tensors(shapes=SMALL)
     draw(ours)
-    compiled(SGD(ours), rules=f"-{NAME}")()
+    compiled(SGD(ours), rules=f"-{OPTIMIZER_STEP}")()
     assert not launches
     assert not fired()
 
@@ -503,7 +503,7 @@ def test_explain_shows_it():
     draw(ours)
     optimizer = Adagrad(ours)
     optimizer.step()
-    assert NAME in str(ipex_inductor.explain(optimizer.step))
+    assert OPTIMIZER_STEP in str(ipex_inductor.explain(optimizer.step))
 
 
 def test_two_hundred_tensors_are_one_kernel_and_no_graph(monkeypatch, launches):
