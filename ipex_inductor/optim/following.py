@@ -12,16 +12,21 @@ from torch.optim import Optimizer
 
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.optim.shards import cut, whole
-from ipex_inductor.optim.weights import SHARDED, TABLE, find_shards
+from ipex_inductor.optim.weights import SHARDED, TABLE, Place, find_shards
 
 
-@torch.no_grad()
 def follow(optimizer: Optimizer) -> None:
     """Find what was sharded; have `optimizer`, if it is a wrapped one, step the shards.
 
     Raises `ArgumentError` where it keeps something of one that cannot be cut alike.
     """
     find_shards()
+    if Place.sharded:
+        _follow(optimizer)
+
+
+@torch.no_grad()
+def _follow(optimizer: Optimizer) -> None:
     params = [p for group in optimizer.param_groups for p in group["params"]]
     shards = {p: vars(p)[SHARDED] for p in params if SHARDED in vars(p)}
     own, state = vars(optimizer), optimizer.state

@@ -13,9 +13,10 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from ipex_inductor.decisions import Event, GraphReport
-from ipex_inductor.optim.again import Asked, capturing, keep, planned
+from ipex_inductor.optim.again import Asked, apart, capturing, keep, known, planned
 from ipex_inductor.optim.batches import CudaBatch, Scale
-from ipex_inductor.optim.plan import Plan, numbers_of, overlapping, run
+from ipex_inductor.optim.look import look
+from ipex_inductor.optim.plan import Plan, numbers_of, run
 from ipex_inductor.optim.shards import is_sharded
 from ipex_inductor.optim.weights import Trained
 from ipex_inductor.templates.formulas import FORMULAS
@@ -53,17 +54,18 @@ def step(
 ) -> None:
     """Kernels for the parameters they can take; `own` for the rest, first, as it may raise."""
     options: Options = vars(optimizer)[OPTIONS]
-    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
-    _refuse_sparse(optimizer, grads)
+    seen = look(optimizer, weights)
+    grads = seen.grads if seen else _gradients(optimizer)
     scale = _scale(optimizer, options, grads)
+    last = known(optimizer, seen)
     # What is one's gradient in part would be 0 before the other has read it.
-    zeroed = options.zero_grad and not overlapping(enumerate(grads))
+    zeroed = options.zero_grad and apart(last, seen, grads)
 
     looks = scale is not None and _may_look(optimizer, scale)
     # Where steps are counted, who counts them decides who looks; there is but one plan.
     counts = FORMULAS[type(optimizer).__name__].counts
     asked = Asked(scale is not None, zeroed, waits=counts or not looks)
-    made = planned(optimizer, weights, asked)
+    made = planned(optimizer, weights, asked, last, seen)
     _refuse_capture(optimizer, made)
     if scale and not (looks and made.looks_itself(scale)):
         if scale.found_inf is not None and scale.found_inf.item():
@@ -72,7 +74,7 @@ def step(
             return
         scale, waiting = scale.read(), asked._replace(waits=True)
         if asked != waiting:
-            asked, made = waiting, planned(optimizer, weights, waiting)
+            asked, made = waiting, planned(optimizer, weights, waiting, last, seen)
     scale = scale or Scale()
     numbers = numbers_of(made, optimizer, scale)
     if made.left:
@@ -140,8 +142,14 @@ def _refuse_capture(optimizer: Optimizer, made: Plan) -> None:
         raise RuntimeError(f"a CUDA graph of a step of {name} needs groups with capturable=True")
 
 
+def _gradients(optimizer: Optimizer) -> list[Tensor]:
+    """All there are; refuses sparse ones as torch does, but before anything is updated."""
+    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    _refuse_sparse(optimizer, grads)
+    return grads
+
+
 def _refuse_sparse(optimizer: Optimizer, grads: list[Tensor]) -> None:
-    """As torch does, but before anything is updated."""
     if not any(grad.is_sparse for grad in grads):
         return
     name = type(optimizer).__name__

@@ -120,6 +120,8 @@ def _whole_step(
 def _live(optimizer: Optimizer) -> dict[nn.Parameter, Trained]:
     """The weights this optimizer steps, each as its parameter stands now."""
     known = vars(optimizer)[TABLE]
+    if not known:  # a parameter's hash takes longer than all else here
+        return {}
     weights = {p: known[p] for g in optimizer.param_groups for p in g["params"] if p in known}
     weights = {p: weight for p, weight in weights.items() if weight.live()}
     if weights:
@@ -294,7 +296,7 @@ def _before_step(optimizer: Optimizer, *_: Any) -> None:
 def _refuse_strangers(optimizer: Optimizer, params: list[Tensor]) -> None:
     """Of a parameter with a master weight, a plain step would change the low precision alone."""
     known = vars(optimizer).get(TABLE, {})
-    marked = [p for p in params if MARK in vars(p)]
+    marked = [p for p, own in zip(params, map(vars, params), strict=True) if MARK in own]
     if any(vars(p)[MARK] == p.dtype and p not in known for p in marked):
         raise ArgumentError(
             "an optimizer that was given to `optimize` with its model",

@@ -8,7 +8,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,8 @@ SHARDED = "_ipex_sharded"  # of a parameter that `fully_shard` has replaced: by 
 class Place:
     """A parameter where a module has it, by which is found what `fully_shard` makes of it."""
 
+    sharded: ClassVar[bool] = False  # whether any was, in this process
+
     def __init__(self, param: nn.Parameter, dtype: torch.dtype) -> None:
         self.param = param
         self.dtype = dtype
@@ -33,6 +35,7 @@ class Place:
     def shard(self, param: nn.Parameter) -> None:
         """Go over to `param`, the shards of what there was."""
         vars(self.param)[SHARDED] = param
+        Place.sharded = True
         self.param = param
 
 

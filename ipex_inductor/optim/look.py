@@ -1,0 +1,135 @@
+"""What the plan of a step follows from, read of hundreds of tensors before each step.
+
+Nothing is held but types, addresses, dtypes and layouts. C++ reads them where it can be had; where
+not, one question after the other is put to all tensors at once, with no line of Python for each.
+"""
+
+import functools
+import logging
+from array import array
+from collections.abc import Iterator, Mapping
+from itertools import chain, compress
+from operator import attrgetter, itemgetter, not_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ipex_inductor.optim.batches import VECTOR
+from ipex_inductor.optim.plan import LeftError, flags_of
+from ipex_inductor.optim.weights import Trained
+from ipex_inductor.templates.formulas import FORMULAS
+from ipex_inductor.templates.look_cpp import Reader, reader
+
+log = logging.getLogger("ipex_inductor")
+
+PLAIN = {Tensor, nn.Parameter}
+ASKED = (type, Tensor.size, Tensor.stride, attrgetter("dtype"))  # of every tensor
+
+
+class Look(NamedTuple):
+    """Facts, which two steps of one plan have alike; what is written; gradients, and their places.
+
+    A tensor is given by its type, address, sizes, strides and dtype, a gradient by all but its
+    address, of which it counts whether a GPU may read it in vectors.
+    """
+
+    facts: list[Any]
+    held: list[Tensor]
+    grads: list[Tensor]
+    addresses: "array[int]"
+
+
+def look(optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained]) -> Look | None:
+    """What a plan follows from now; None for other tensors, or none: that is for `plan` to tell."""
+    facts: list[Any] = []
+    try:
+        named = list(_groups(optimizer, facts))
+        read = _reader()
+        found = _in_python(optimizer, named) if read is None else _read(read, optimizer, named)
+        if found is None or True in map(Tensor.is_neg, found.grads):
+            return None
+        if not weights:
+            return found._replace(facts=[*facts, found.facts])
+        rests = [weights.get(p) for p in found.held if isinstance(p, nn.Parameter)]
+    except (LeftError, KeyError, TypeError):
+        return None
+    held = [weight.rest for weight in rests if weight]
+    if {*map(type, held)} - PLAIN:
+        return None
+    facts += [found.facts, *map(type, rests), *map(Tensor.data_ptr, held), *_forms(held)]
+    return found._replace(facts=facts, held=found.held + held)
+
+
+def _groups(
+    optimizer: Optimizer, facts: list[Any]
+) -> Iterator[tuple[list[nn.Parameter], tuple[str, ...]]]:
+    """Parameters and the names of their states; into `facts` what else a plan reads of a group."""
+    rule = FORMULAS[type(optimizer).__name__]
+    for group in optimizer.param_groups:
+        flags = flags_of(optimizer, group)
+        facts += (flags, group.get("capturable"), _place(group["lr"]))
+        yield group["params"], ("step",) * rule.counts + rule.state(flags)
+
+
+def _place(rate: Any) -> Any:
+    """Where a rate is, if that is a tensor."""
+    return (rate.device, rate.dtype) if isinstance(rate, Tensor) else None
+
+
+@functools.cache
+def _reader() -> Reader | None:
+    found = reader()
+    if isinstance(found, Reader):
+        return found
+    log.info("tensors of an optimizer are looked at by Python before each step: %s", found)
+    return None
+
+
+def _read(read: Reader, optimizer: Optimizer, named: Any) -> Look | None:
+    held: list[Tensor] = []
+    grads: list[Tensor] = []
+    state = optimizer.state
+    if not isinstance(state, dict):
+        return None
+    read.begin()
+    for params, names in named:
+        if not read.look([*params], state, names, held, grads):
+            return None
+    facts, addresses = read.told()
+    return Look([facts], held, grads, addresses)
+
+
+def _in_python(optimizer: Optimizer, named: Any) -> Look | None:
+    """The same, from Python."""
+    facts: list[Any] = []
+    held: list[Any] = []
+    grads: list[Any] = []
+    for params, names in named:
+        given = [*map(attrgetter("grad"), params)]
+        absent = [grad is None for grad in given]
+        facts.append(absent)
+        if any(absent):
+            there = [*map(not_, absent)]
+            params, given = [*compress(params, there)], [*compress(given, there)]
+        held += params
+        grads += given
+        if names:
+            states: Iterator[Any] = map(optimizer.state.get, params)
+            found = map(itemgetter(*names), states)
+            held += chain.from_iterable(found) if len(names) > 1 else found
+    if {*map(type, held), *map(type, grads)} - PLAIN:
+        return None
+    if {*map(attrgetter("layout"), grads)} - {torch.strided}:
+        return None
+    addresses = array("q", map(Tensor.data_ptr, grads))
+    facts += map(Tensor.data_ptr, held)
+    facts += (address % VECTOR for address in addresses)
+    facts += _forms(held + grads)
+    return Look(facts, held, grads, addresses)
+
+
+def _forms(tensors: list[Tensor]) -> Iterator[Any]:
+    for ask in ASKED:
+        yield from map(ask, tensors)

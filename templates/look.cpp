@@ -1,0 +1,142 @@
+// What the plan of a step follows from, read of all tensors of a group in one call.
+//
+// Tensors are asked through torch's stable C interface, Python's objects through functions of its
+// stable ABI. Both are declared here, so no header of either is needed, and no library is linked.
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+extern "C" {
+struct _object;
+using PyObject = _object;
+PyObject* PyObject_GetAttr(PyObject*, PyObject*);
+PyObject* PyObject_Type(PyObject*);
+PyObject* PyDict_GetItemWithError(PyObject*, PyObject*);
+int PyDict_Next(PyObject*, intptr_t*, PyObject**, PyObject**);
+intptr_t PyList_Size(PyObject*);
+PyObject* PyList_GetItem(PyObject*, intptr_t);
+int PyList_Append(PyObject*, PyObject*);
+intptr_t PyTuple_Size(PyObject*);
+PyObject* PyTuple_GetItem(PyObject*, intptr_t);
+void Py_DecRef(PyObject*);
+void PyErr_Clear();
+}
+
+namespace {
+
+constexpr int64_t VECTOR = 16;  // bytes, as optim/batches.py has it
+constexpr int64_t ABSENT = -1;  // a gradient that is not there
+
+// torch's `aoti_torch_get_*`: each takes a pointer to where the address of a TensorImpl stands.
+template <class T>
+using Asked = int32_t (*)(void** tensor, T* answer);
+
+struct Torch {
+  Asked<void*> data_ptr;
+  Asked<int32_t> dtype, layout;
+  Asked<int64_t> dim;
+  Asked<int64_t*> sizes, strides;
+};
+
+struct Words {
+  PyObject *none, *tensor, *parameter, *grad;
+  int64_t strided;
+  int64_t place;  // in a tensor's object, of its TensorImpl's address
+};
+
+struct Facts {
+  const Torch& torch;
+  const Words& words;
+  std::vector<int64_t>&said, &addresses;  // the latter of gradients
+
+  bool type(PyObject* object) {
+    PyObject* kind = PyObject_Type(object);
+    Py_DecRef(kind);
+    said.push_back(reinterpret_cast<int64_t>(kind));
+    return kind == words.tensor || kind == words.parameter;
+  }
+
+  // All but the address; false for what is no plain tensor.
+  bool form(PyObject* object, int64_t& address) {
+    if (!type(object)) return false;
+    void** impl = reinterpret_cast<void**>(reinterpret_cast<char*>(object) + words.place);
+    int32_t layout, dtype;
+    int64_t dim, *sizes, *strides;
+    void* data;
+    if (!*impl || torch.layout(impl, &layout) || layout != words.strided) return false;
+    if (torch.data_ptr(impl, &data) || torch.dtype(impl, &dtype)) return false;
+    if (torch.dim(impl, &dim) || torch.sizes(impl, &sizes)) return false;
+    if (torch.strides(impl, &strides)) return false;
+    said.push_back(dtype);
+    said.push_back(dim);
+    said.insert(said.end(), sizes, sizes + dim);
+    said.insert(said.end(), strides, strides + dim);
+    address = reinterpret_cast<int64_t>(data);
+    return true;
+  }
+
+  bool held(PyObject* object, PyObject* into) {
+    int64_t address;
+    if (!form(object, address)) return false;
+    said.push_back(address);
+    return !PyList_Append(into, object);
+  }
+
+  bool gradient(PyObject* object) {
+    int64_t address;
+    if (!form(object, address)) return false;
+    said.push_back(address % VECTOR);
+    addresses.push_back(address);
+    return true;
+  }
+};
+
+thread_local std::vector<int64_t> said, addresses;
+
+bool read(Facts facts, PyObject* params, PyObject* state, PyObject* names, PyObject* held,
+          PyObject* grads) {
+  std::unordered_map<PyObject*, PyObject*> states;  // a tensor's hash is a function of Python
+  intptr_t place = 0;
+  const intptr_t wanted = PyTuple_Size(names), count = PyList_Size(params);
+  for (PyObject *key, *value; wanted && PyDict_Next(state, &place, &key, &value);)
+    states[key] = value;
+  for (intptr_t n = 0; n < count; ++n) {
+    PyObject* param = PyList_GetItem(params, n);
+    PyObject* grad = PyObject_GetAttr(param, facts.words.grad);
+    if (!grad) return false;
+    const bool absent = grad == facts.words.none;
+    const bool listed = absent || !PyList_Append(grads, grad);
+    Py_DecRef(grad);  // the list holds it
+    if (!listed) return false;
+    if (absent) {
+      facts.said.push_back(ABSENT);
+      continue;
+    }
+    if (!facts.gradient(grad) || !facts.held(param, held)) return false;
+    auto own = states.find(param);
+    if (wanted && own == states.end()) return false;
+    for (intptr_t m = 0; m < wanted; ++m) {
+      PyObject* value = PyDict_GetItemWithError(own->second, PyTuple_GetItem(names, m));
+      if (!value || !facts.held(value, held)) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+// Adds the tensors of a group to `held` and `grads`; returns whether all of them are plain.
+extern "C" int32_t look(const Torch* torch, const Words* words, PyObject* params, PyObject* state,
+                        PyObject* names, PyObject* held, PyObject* grads) {
+  const bool plain = read({*torch, *words, said, addresses}, params, state, names, held, grads);
+  if (!plain) PyErr_Clear();
+  return plain;
+}
+
+// What was said since the last `begin`, and the addresses of gradients: lengths, then pointers.
+extern "C" void told(int64_t* lengths, const int64_t** pointers) {
+  lengths[0] = said.size(), lengths[1] = addresses.size();
+  pointers[0] = said.data(), pointers[1] = addresses.data();
+}
+
+extern "C" void begin() { said.clear(), addresses.clear(); }

@@ -1,0 +1,106 @@
+"""Facts about hundreds of tensors in one call of C++, which Python would ask for one by one."""
+
+import ctypes
+import functools
+import sys
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ipex_inductor.aot_cache.key import pairs
+from ipex_inductor.templates.cpp import NotBuiltError, load
+
+ASKED = ("data_ptr", "dtype", "layout", "dim", "sizes", "strides")  # `Torch`, in its order
+GRAD = sys.intern("grad")
+
+
+class Reader:
+    """The library. Raises `NotBuiltError`."""
+
+    def __init__(self) -> None:
+        if not getattr(sys, "_is_gil_enabled", lambda: True)():
+            raise NotBuiltError("this Python has no lock that keeps dicts as they are")
+        library = load(Path(__file__).with_name("look.cpp").read_text, pairs({"template": "look"}))
+        try:
+            theirs = ctypes.CDLL(torch._C.__file__)  # and what it is linked with
+            asked = [_address(getattr(theirs, f"aoti_torch_get_{name}")) for name in ASKED]
+            strided = theirs.aoti_torch_layout_strided()
+        except (AttributeError, OSError) as error:
+            raise NotBuiltError(f"torch's C interface is not to be had: {error}") from error
+        self._torch = array("q", asked)
+        known = map(id, (None, Tensor, nn.Parameter, GRAD))
+        self._words = array("q", (*known, strided, _place_of_impl()))
+        pointer, thing = ctypes.c_void_p, ctypes.py_object
+        prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[thing] * 5)
+        self._look = prototype(_address(library.look))  # holds Python's lock
+        self._begin, self._told = library.begin, library.told
+        self._begin.restype = self._told.restype = None
+        self._library = library
+
+    def begin(self) -> None:
+        """Forget what was read in this thread."""
+        self._begin()
+
+    def look(
+        self,
+        params: list[Tensor],
+        state: dict[Tensor, Any],
+        names: Sequence[str],
+        held: list[Tensor],
+        grads: list[Tensor],
+    ) -> bool:
+        """Read parameters with their gradients, and of each that has one the states by name.
+
+        Adds them to `held` and `grads`. False for what is no plain tensor of plain memory, or not
+        there.
+        """
+        interface, words = self._torch.buffer_info()[0], self._words.buffer_info()[0]
+        return bool(self._look(interface, words, params, state, tuple(names), held, grads))
+
+    def told(self) -> tuple[bytes, "array[int]"]:
+        """What was read since `begin`, and the addresses of gradients, of which it does not tell.
+
+        Types, dtypes, sizes, strides and addresses; of a gradient only what a vector needs.
+        """
+        lengths, pointers = (ctypes.c_int64 * 2)(), (ctypes.c_void_p * 2)()
+        self._told(lengths, pointers)
+        both = zip(pointers, lengths, strict=True)
+        facts, addresses = (ctypes.string_at(p or 0, 8 * n) for p, n in both)
+        return facts, array("q", addresses)
+
+
+def _place_of_impl() -> int:
+    """Bytes from the begin of a tensor's object to the address that `_cdata` takes longer to say.
+
+    It is found by looking, as no header tells. Raises `NotBuiltError`.
+    """
+    seen = [torch.empty(n, device="cpu") for n in range(4)]
+    seen += [nn.Parameter(tensor) for tensor in seen]
+    word = ctypes.sizeof(ctypes.c_void_p)
+
+    def stands(place: int) -> bool:
+        found = (ctypes.c_void_p.from_address(id(t) + word * place).value for t in seen)
+        return all(one == t._cdata for one, t in zip(found, seen, strict=True))
+
+    words = vars(torch._C)["TensorBase"].__basicsize__ // word
+    places = [word * place for place in range(2, words) if stands(place)]  # two are Python's own
+    if len(places) != 1:
+        raise NotBuiltError("a tensor's object does not hold its TensorImpl where it did")
+    return places[0]
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+@functools.cache
+def reader() -> Reader | str:
+    """The library, or why there is none."""
+    try:
+        return Reader()
+    except NotBuiltError as error:
+        return str(error)
