@@ -91,15 +91,28 @@ struct Facts {
   }
 };
 
+// The states of parameters, which mostly stand in their order. A tensor's hash is Python's to make,
+// so what stands elsewhere is found by its address.
+struct States {
+  intptr_t place = 0;
+  std::unordered_map<PyObject*, PyObject*> found;
+
+  PyObject* of(PyObject* param, PyObject* all) {
+    PyObject *key, *value;
+    if (found.empty() && PyDict_Next(all, &place, &key, &value) && key == param) return value;
+    if (found.empty())
+      for (place = 0; PyDict_Next(all, &place, &key, &value);) found[key] = value;
+    auto own = found.find(param);
+    return own == found.end() ? nullptr : own->second;
+  }
+};
+
 thread_local std::vector<int64_t> said, addresses;
+thread_local States states;
 
 bool read(Facts facts, PyObject* params, PyObject* state, PyObject* names, PyObject* held,
           PyObject* grads) {
-  std::unordered_map<PyObject*, PyObject*> states;  // a tensor's hash is a function of Python
-  intptr_t place = 0;
   const intptr_t wanted = PyTuple_Size(names), count = PyList_Size(params);
-  for (PyObject *key, *value; wanted && PyDict_Next(state, &place, &key, &value);)
-    states[key] = value;
   for (intptr_t n = 0; n < count; ++n) {
     PyObject* param = PyList_GetItem(params, n);
     PyObject* grad = PyObject_GetAttr(param, facts.words.grad);
@@ -113,10 +126,10 @@ bool read(Facts facts, PyObject* params, PyObject* state, PyObject* names, PyObj
       continue;
     }
     if (!facts.gradient(grad) || !facts.held(param, held)) return false;
-    auto own = states.find(param);
-    if (wanted && own == states.end()) return false;
+    PyObject* own = wanted ? states.of(param, state) : nullptr;
+    if (wanted && !own) return false;
     for (intptr_t m = 0; m < wanted; ++m) {
-      PyObject* value = PyDict_GetItemWithError(own->second, PyTuple_GetItem(names, m));
+      PyObject* value = PyDict_GetItemWithError(own, PyTuple_GetItem(names, m));
       if (!value || !facts.held(value, held)) return false;
     }
   }
@@ -139,4 +152,4 @@ extern "C" void told(int64_t* lengths, const int64_t** pointers) {
   pointers[0] = said.data(), pointers[1] = addresses.data();
 }
 
-extern "C" void begin() { said.clear(), addresses.clear(); }
+extern "C" void begin() { said.clear(), addresses.clear(), states = {}; }

@@ -197,14 +197,20 @@ def test_the_last_plan_is_taken_for_other_gradients(kept, monkeypatch):
         torch.testing.assert_close(p, q, **CLOSE)
 
 
-def test_the_order_of_states_says_nothing():
+@pytest.mark.parametrize("groups", [1, 3])
+def test_the_order_of_states_says_nothing(groups):
     """That of parameters that were trained later is another than theirs."""
     optimizer = twins()[1]
+    (group,) = optimizer.param_groups
+    params = group["params"]
+    optimizer.param_groups = [group | {"params": params[k::groups]} for k in range(groups)]
     before = look.look(optimizer, {})
     state = dict(reversed(optimizer.state.items()))
     optimizer.state.clear()
     optimizer.state.update(state)
-    assert look.look(optimizer, {}).facts == before.facts
+    seen = look.look(optimizer, {})
+    assert seen.facts == before.facts
+    assert {*map(id, seen.held)} >= {id(t) for own in state.values() for t in own.values()}
 
 
 def test_nothing_is_held():
