@@ -10,12 +10,14 @@ from ipex_inductor.optim._lamb import Lamb
 from ipex_inductor.optim._lars import Lars, create_optimizer_lars
 from ipex_inductor.optim.fused import FusedStep, fuse_step
 from ipex_inductor.optim.masters import attach_master_weights, cast_for_inference
+from ipex_inductor.optim.scaler import GradScaler
 from ipex_inductor.optim.tables import FUSED_OPTIMIZERS, SPLIT_OPTIMIZERS
 
 __all__ = [
     "FUSED_OPTIMIZERS",
     "SPLIT_OPTIMIZERS",
     "FusedStep",
+    "GradScaler",
     "Lamb",
     "Lars",
     "attach_master_weights",

@@ -277,17 +277,18 @@ def has_kernels(device: torch.device) -> bool:
 
 def library(kernel: StepKernel) -> Callable[..., None]:
     """The function of that kernel on the CPU. Raises `NotBuiltError`."""
-    return _given(_library(kernel))
+    return given(_library(kernel))
 
 
 def kernel_of(
     kernel: StepKernel, device: torch.device, aligned: bool, name: str, tabled: bool = False
 ) -> cuda.Kernel:
     """The kernel `name` of that source on that GPU. Raises `NotBuiltError`."""
-    return _given(_kernel_of(kernel, device, aligned, name, tabled))
+    return given(_kernel_of(kernel, device, aligned, name, tabled))
 
 
-def _given(found: T | str) -> T:
+def given(found: T | str) -> T:
+    """What was found; raises `NotBuiltError` with the reason that is there instead."""
     if isinstance(found, str):
         raise NotBuiltError(found)
     return found
@@ -309,18 +310,33 @@ def _kernel_of(
     signatures = {"norms": norms_signature, "scalars": scalars_signature}
     block, warps = (ROWS, 1) if name == "scalars" else tile(kernel)
     aligns = {} if name == "scalars" else {"ALIGNED": VECTOR if aligned else 1}
+    return loaded(
+        device,
+        triton_source(kernel, tabled),
+        name,
+        {**kernel.problem, "tabled": tabled},
+        signatures[name](kernel) if name in signatures else signature(kernel, tabled),
+        {**aligns, "BLOCK": block},
+        warps,
+    )
+
+
+def loaded(
+    device: torch.device,
+    source: str,
+    name: str,
+    problem: Mapping[str, Any],
+    types: Mapping[str, str],
+    constants: Mapping[str, Any],
+    warps: int,
+) -> cuda.Kernel | str:
+    """The kernel `name` of a module in Triton on that GPU, or why there is none."""
     try:
         with torch.cuda.device(device):
             torch.cuda.current_stream().synchronize()  # there is a current context from now on
-            made = binary(
-                triton_source(kernel, tabled),
-                name,
-                current(device),
-                pairs({**kernel.problem, "tabled": tabled}),
-                signatures[name](kernel) if name in signatures else signature(kernel, tabled),
-                {**aligns, "BLOCK": block},
-                {"num_warps": warps},
-            )
+            options = {"num_warps": warps}
+            here = current(device)
+            made = binary(source, name, here, pairs(problem), types, constants, options)
             if made is None:
                 return "Triton is not installed, and no cache has the kernel"
             return cuda.Kernel(made)

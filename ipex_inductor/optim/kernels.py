@@ -16,6 +16,7 @@ from ipex_inductor.decisions import Event, GraphReport
 from ipex_inductor.optim.again import Asked, apart, capturing, keep, known, planned
 from ipex_inductor.optim.batches import CudaBatch, Scale
 from ipex_inductor.optim.look import look
+from ipex_inductor.optim.norms import Clip, norm_of
 from ipex_inductor.optim.plan import Plan, numbers_of, run
 from ipex_inductor.optim.shards import is_sharded
 from ipex_inductor.optim.weights import Trained
@@ -102,18 +103,25 @@ def _scale(optimizer: Optimizer, options: Options, grads: list[Tensor]) -> Scale
     As `torch.nn.utils.clip_grad_norm_` does: by `clip / (norm + 1e-6)`, never by more than 1, and
     by NaN if that is the norm. That of scaled fp16 would often be beyond fp16.
     """
-    divisor: Tensor | None = getattr(optimizer, "grad_scale", None)
-    found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
+    given = (getattr(optimizer, name, None) for name in ("grad_scale", "found_inf"))
+    # Of no gradients at all, GradScaler makes the number 0.
+    divisor, found_inf = (value if isinstance(value, Tensor) else None for value in given)
     factor = None
     if options.clip_norm is not None:
-        wide = [grad.float() if grad.dtype is torch.float16 else grad for grad in grads]
-        norm: Any = torch.nn.utils.get_total_norm(wide)
-        norm = norm.full_tensor() if is_sharded(norm) else norm
-        options.grad_norm = norm if divisor is None else norm / divisor.to(norm.device)
-        factor = (options.clip_norm / (options.grad_norm.double() + 1e-6)).clamp(max=1.0)
+        read = norm_of(optimizer, options.clip_norm, divisor)
+        options.grad_norm, factor = read or _clipped(options.clip_norm, grads, divisor)
     if factor is None and divisor is None and found_inf is None:
         return None
     return Scale(factor=factor, divisor=divisor, found_inf=found_inf)
+
+
+def _clipped(clip: float, grads: list[Tensor], divisor: Tensor | None) -> Clip:
+    """The same by torch's operations."""
+    wide = [grad.float() if grad.dtype is torch.float16 else grad for grad in grads]
+    norm: Any = torch.nn.utils.get_total_norm(wide)
+    norm = norm.full_tensor() if is_sharded(norm) else norm
+    norm = norm if divisor is None else norm / divisor.to(norm.device)
+    return Clip(norm, (clip / (norm.double() + 1e-6)).clamp(max=1.0))
 
 
 @contextmanager

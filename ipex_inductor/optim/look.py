@@ -45,13 +45,9 @@ def look(optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained]) -> Look 
     """What a plan follows from now; None for other tensors, or none: that is for `plan` to tell."""
     facts: list[Any] = []
     try:
-        named = list(_groups(optimizer, facts))
-        read = _reader()
-        found = _in_python(optimizer, named) if read is None else _read(read, optimizer, named)
-        if found is None or True in map(Tensor.is_neg, found.grads):
-            return None
-        if not weights:
-            return found._replace(facts=[*facts, found.facts])
+        found = _found(optimizer, list(_groups(optimizer, facts)))
+        if found is None or not weights:
+            return found and found._replace(facts=[*facts, found.facts])
         rests = [weights.get(p) for p in found.held if isinstance(p, nn.Parameter)]
     except (LeftError, KeyError, TypeError):
         return None
@@ -60,6 +56,11 @@ def look(optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained]) -> Look 
         return None
     facts += [found.facts, *map(type, rests), *map(Tensor.data_ptr, held), *_forms(held)]
     return found._replace(facts=facts, held=found.held + held)
+
+
+def gradients(optimizer: Optimizer) -> Look | None:
+    """The same of parameters and gradients alone."""
+    return _found(optimizer, [(group["params"], ()) for group in optimizer.param_groups])
 
 
 def _groups(
@@ -85,6 +86,13 @@ def _reader() -> Reader | None:
         return found
     log.info("tensors of an optimizer are looked at by Python before each step: %s", found)
     return None
+
+
+def _found(optimizer: Optimizer, named: list[Any]) -> Look | None:
+    """What is there of groups, given by parameters and the names of their states."""
+    read = _reader()
+    found = _in_python(optimizer, named) if read is None else _read(read, optimizer, named)
+    return None if found is None or True in map(Tensor.is_neg, found.grads) else found
 
 
 def _read(read: Reader, optimizer: Optimizer, named: Any) -> Look | None:
