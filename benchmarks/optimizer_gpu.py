@@ -18,7 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -27,7 +30,14 @@ from optimizer import MODELS, STEPS
 from torch import nn
 
 from ipex_inductor import target
-from ipex_inductor.optim import FusedStep, attach_master_weights, batches, fuse_step
+from ipex_inductor.optim import (
+    FusedStep,
+    GradScaler,
+    attach_master_weights,
+    batches,
+    fuse_step,
+    norms,
+)
 
 Step = Callable[[], object]
 # Bytes of a state or a gradient, as shares of the parameter's: read and written, or read alone.
@@ -99,7 +109,8 @@ def candidates(name: str, optimizer: str, form: str) -> Iterator[tuple[str, Call
     kind, options = STEPS[optimizer]
     if form == "around":
         yield "torch, one after the other", lambda: separate(kind(params(name), fused=True))
-        yield "ours", lambda: around(kind(params(name), fused=True))
+        yield "ours, torch's look", lambda: around(kind(params(name), fused=True))
+        yield "ours", lambda: scaled(kind(params(name), fused=True))
         return
     if optimizer == "Lamb":
         yield "ours, unfused", lambda: kind(params(name)).step
@@ -157,7 +168,7 @@ def separate(optimizer) -> Step:
 
 
 def around(optimizer) -> Step:
-    """The same by ours; a GradScaler looks for what is not finite itself, here too."""
+    """The same by ours; torch's GradScaler looks for what is not finite itself, here too."""
     held = [p for group in optimizer.param_groups for p in group["params"]]
     fused = FusedStep(optimizer, clip_norm=1.0, zero_grad=True)
     optimizer.found_inf, optimizer.grad_scale = (
@@ -169,6 +180,19 @@ def around(optimizer) -> Step:
         grads = [p.grad for p in held]
         torch._amp_foreach_non_finite_check_and_unscale_(grads, optimizer.found_inf, one)
         fused()
+
+    return step
+
+
+def scaled(optimizer) -> Step:
+    """The same by ours and our GradScaler, with its update."""
+    fused = FusedStep(optimizer, clip_norm=1.0, zero_grad=True)
+    scaler = GradScaler(init_scale=1.0, growth_interval=1 << 30)
+    scaler.scale(torch.ones((), device="cuda"))
+
+    def step() -> None:
+        scaler.step(fused.optimizer)
+        scaler.update()
 
     return step
 
@@ -249,9 +273,7 @@ def tiles(rounds: int, copied: float) -> None:
                 torch.cuda.empty_cache()
                 count = sum(torch.Size(shape).numel() for shape in LISTS["llama-1b"]())
                 share = count * moved(optimizer, form) / (1e-3 * device) / copied
-                print(
-                    f"{optimizer} {form} {batches.BLOCK} {batches.WARPS}: {share:.1%}", flush=True
-                )
+                print(f"{optimizer} {form} {block} {warps}: {share:.1%}", flush=True)
 
 
 FIRST = """
@@ -286,6 +308,31 @@ def first_steps() -> dict[str, float]:
     return found
 
 
+def norm_tiles(rounds: int, copied: float) -> None:
+    """Blocks, turns and warps of the reading of gradients."""
+    count = sum(torch.Size(shape).numel() for shape in LISTS["llama-1b"]())
+    for dtype in (torch.float32, torch.bfloat16):
+        grads = [p.grad for p in params("llama-1b", dtype)]
+        addresses = array("q", (grad.data_ptr() for grad in grads))
+        found = torch.zeros((), device="cuda")
+        for block, turns, warps in product((1024, 2048, 4096), (4, 8, 16), (4, 8)):
+            norms.BLOCK, norms.TURNS, norms.WARPS = block, turns, warps
+            norms.CHUNK = block * turns
+            norms._parts.cache_clear()
+            norms._total.cache_clear()
+            reading = norms.Reading(grads, grads[0].device)
+            steps = {
+                "norm and look": partial(reading.clipped, addresses, 1.0, found, found),
+                "look": partial(reading.look, addresses, found),
+                "torch's norm": partial(torch.nn.utils.get_total_norm, grads),
+            }
+            cells = (
+                f"{n} {count * dtype.itemsize / (1e-3 * t[0]) / copied:.1%}"
+                for n, t in timed(steps, rounds).items()
+            )
+            print(f"{dtype} {block} x {turns}, {warps} warps: {'  '.join(cells)}", flush=True)
+
+
 def main(rounds: int, only_tiles: bool, file: Path | None) -> None:
     """Race, print."""
     copied = copy_bandwidth()
@@ -293,6 +340,7 @@ def main(rounds: int, only_tiles: bool, file: Path | None) -> None:
     print(f"{target.current('cuda')}, torch {torch.__version__}; a copy: {copied / 1e12:.3f} TB/s")
     print("median ms of the device / of the host (share of the copy's bandwidth)")
     if only_tiles:
+        norm_tiles(rounds, copied)
         tiles(rounds, copied)
         return
     rows = [race(*case, rounds, copied) for case in CASES]

@@ -9,7 +9,15 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
-from ipex_inductor.optim import FusedStep, Lamb, Lars, attach_master_weights, fuse_step
+from ipex_inductor.optim import (
+    FusedStep,
+    GradScaler,
+    Lamb,
+    Lars,
+    attach_master_weights,
+    fuse_step,
+    norms,
+)
 from ipex_inductor.optim.weights import TABLE
 from ipex_inductor.templates import cuda
 
@@ -359,3 +367,137 @@ def test_what_has_no_kernel_is_torchs(caplog):
     reference.step()
     assert torch.equal(mine[0], theirs[0])
     assert "complex64" in caplog.text
+
+
+# The scale, and a norm that is clipped
+
+
+@pytest.fixture
+def quiet():
+    """Nobody waits for the GPU in here, once it was left."""
+
+    def silence(on):
+        torch.cuda.set_sync_debug_mode("error" if on else "default")
+
+    yield silence
+    silence(False)
+
+
+BAD = {2: float("inf"), 4: float("nan"), 5: -float("inf")}  # at these steps
+
+
+@pytest.mark.parametrize("clip", [None, 0.5], ids=["", "clip"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["sgd momentum", "adagrad", "adam", "adamw"])
+def test_our_scaler_is_torchs(name, dtype, clip, launches, quiet):
+    """unscale_, clip_grad_norm_, step, zero_grad and update, one after the other, in fp64.
+
+    Steps that are skipped change nothing, the scale backs off and grows; nobody waits.
+    """
+    mine = tensors(dtype)
+    exact = doubles(mine)
+    ours, theirs = MADE[name](mine, fused=True), MADE[name](exact, foreach=False)
+    step = FusedStep(ours, clip_norm=clip, zero_grad=True)
+    options = {"init_scale": 2.0**10, "growth_interval": 2}
+    scaler, reference = GradScaler(**options), torch.amp.GradScaler(**options)
+    for each in (scaler, reference):
+        each.scale(torch.ones((), device="cuda"))
+    for number in range(9):
+        draw(mine, seed=number)
+        for p in mine:
+            p.grad.mul_(reference.get_scale())
+        if number in BAD:
+            mine[1].grad[200, 100] = BAD[number]
+        wide_grads(mine, exact)
+        before = copy.deepcopy((mine, [dict(ours.state[p]) for p in mine]))
+        torch.cuda.synchronize()
+        launches.clear()
+        quiet(number > 1)
+        scaler.step(ours)
+        scaler.update()
+        quiet(False)
+        if number > 1:
+            # One reading of all gradients, of its sums one, and the step: scalars, and all else.
+            assert len(launches) == (2 if clip else 1) + 2, number
+        if clip:
+            reference.unscale_(theirs)
+            norm = nn.utils.clip_grad_norm_(exact, clip)
+            if number not in BAD:
+                # Of 40,000 squares in fp32.
+                torch.testing.assert_close(step.grad_norm.double(), norm, rtol=1e-6, atol=0)
+        reference.step(theirs)
+        reference.update()
+        assert scaler.state_dict() == reference.state_dict()
+        assert not any(p.grad.any() for p in mine)
+        if number in BAD:
+            after = (mine, [dict(ours.state[p]) for p in mine])
+            torch.testing.assert_close(after, before, rtol=0, atol=0)
+    for a, b in zip(mine, exact, strict=True):
+        # All gradients are multiplied by a norm of fp32.
+        torch.testing.assert_close(a.double(), b, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_finite_gradients_are_never_called_infinite(dtype):
+    """Though their squares are; the norm is infinite then, as torch's is, but for fp16."""
+    large = torch.finfo(dtype).max
+    params = tensors(dtype, [(5_000_011,), (7,), (64, 3, 3, 3)])
+    optimizer = AdamW(params, fused=True)
+    scale = torch.ones((), device="cuda")
+    for clip in (None, 1.0):
+        for planted, wanted in ((large, 0.0), (-large, 0.0), (torch.inf, 1.0), (torch.nan, 1.0)):
+            draw(params, seed=1)
+            params[0].grad[-1] = planted
+            found = norms.found_inf(optimizer, scale, clip)
+            assert found.item() == wanted
+            torch_found = torch.zeros((), device="cuda")
+            grads = [p.grad for p in params]
+            torch._amp_foreach_non_finite_check_and_unscale_(grads, torch_found, scale)
+            assert torch_found == found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_norms_are_torchs_and_repeat(dtype):
+    """Of many chunks, views that are not aligned, empty ones; the same to the bit each time."""
+    params = tensors(dtype, [(5_000_011,), (7,), (0,), (257, 129), (64, 3, 3, 3)])
+    optimizer = SGD(params, 0.1)
+    draw(params, seed=0)
+    params[3].grad = torch.randn(257 * 129 + 1, device="cuda").to(dtype)[1:].view(257, 129)
+    scale = torch.tensor(1024.0, device="cuda")
+    made = [norms.norm_of(optimizer, 1e-3, scale) for _ in range(3)]
+    wanted = nn.utils.get_total_norm([p.grad.double() / 1024 for p in params])
+    for norm, factor in made:
+        assert torch.equal(norm, made[0].norm)
+        # fp32's sums of 16384 squares, in a tree of 2048; then fp64's.
+        torch.testing.assert_close(norm.double(), wanted, rtol=1e-6, atol=0)
+        torch.testing.assert_close(factor, 1e-3 / (norm.double() + 1e-6), rtol=1e-15, atol=0)
+    draw(params, seed=0)  # elsewhere
+    params[3].grad = None
+    wanted = nn.utils.get_total_norm([p.grad.double() for p in params if p.grad is not None])
+    norm, factor = norms.norm_of(optimizer, 1e9, None)
+    torch.testing.assert_close(norm.double(), wanted, rtol=1e-6, atol=0)
+    assert factor == 1
+
+
+def test_scaled_master_weights_of_several_dtypes():
+    """bf16 beside fp32 gradients: one norm of both."""
+    model = nn.ParameterList(tensors(torch.float32))
+    exact = doubles(model)
+    ours, theirs = AdamW(model.parameters(), 0.01), AdamW(exact, 0.01, foreach=False)
+    step = FusedStep(ours, clip_norm=0.5)
+    attach_master_weights(model, ours, list(model)[:3], torch.bfloat16, split=True)
+    scaler = GradScaler(init_scale=256.0)
+    scaler.scale(torch.ones((), device="cuda"))
+    for _ in range(3):
+        for p, e in zip(model, exact, strict=True):
+            p.grad = (256.0 * torch.randn_like(p, dtype=torch.float32)).to(p.dtype)
+            e.grad = p.grad.double() / 256.0
+        scaler.step(ours)
+        scaler.update()
+        norm = nn.utils.clip_grad_norm_(exact, 0.5)
+        torch.testing.assert_close(step.grad_norm.double(), norm, rtol=1e-6, atol=0)
+        theirs.step()
+    full = [vars(ours)[TABLE][p].full() if p in vars(ours)[TABLE] else p for p in model]
+    for a, b in zip(full, exact, strict=True):
+        # bf16 gradients are scaled in bf16: an ulp of it, times three steps of the rate.
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=3 * 2**-8 * 0.01)
