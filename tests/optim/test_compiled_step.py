@@ -37,7 +37,6 @@ FOREACH = {
 OTHERS = {
     "adam capturable": partial(Adam, lr=torch.tensor(1e-2), foreach=True, capturable=True),
     "adamw capturable": partial(AdamW, lr=torch.tensor(1e-2), foreach=False, capturable=True),
-    "nadam": partial(NAdam, foreach=True),
     "rmsprop": partial(RMSprop, momentum=0.9, centered=True, foreach=True),
 }
 QUICK = (*ONE_EACH, "sgd nesterov in lists", "adam in lists", "adam capturable", "rmsprop")
@@ -415,6 +414,10 @@ def test_a_parameter_of_another_dtype_later(caplog, launches):
 
 REASONS = {
     "unknown operations": (lambda: RAdam(tensors(shapes=SMALL)), "none of the operations"),
+    "a state of one element that is combined": (
+        lambda: NAdam(tensors(shapes=SMALL), foreach=True),
+        "a tensor of one element that is combined with larger ones",
+    ),
     "complex": (lambda: Adam(tensors(torch.complex64, SMALL)), "complex64"),
 }
 
