@@ -1,12 +1,12 @@
 """Optimizer steps on one GPU, side by side in one run: ours, torch's fused one, torch's foreach.
 
-    python benchmarks/optimizer_gpu.py [--rounds N] [--tiles] [--json FILE]
+    python benchmarks/optimizer_gpu.py [--rounds N] [--only WORD] [--tiles] [--json FILE]
 
 Of each candidate, in turn: the time of the device (between events, with the queue filled before, so
 that the host is not in it) and of the host alone; medians, in milliseconds. Beside them the bytes
 that a step must move, over that time, as a share of what a copy moves in the same run.
 
-`--tiles` tries other blocks and warps of ours instead. Last, the first step of a fresh process:
+`--only` takes the rows that have such a word: a list, an optimizer, a form. `--tiles` tries other blocks and warps of ours instead. Last, the first step of a fresh process:
 with an empty kernel cache, and from it.
 """
 
@@ -334,7 +334,7 @@ def norm_tiles(rounds: int, copied: float) -> None:
             print(f"{dtype} {block} x {turns}, {warps} warps: {'  '.join(cells)}", flush=True)
 
 
-def main(rounds: int, only_tiles: bool, file: Path | None) -> None:
+def main(rounds: int, only_tiles: bool, file: Path | None, only: str) -> None:
     """Race, print."""
     copied = copy_bandwidth()
     torch.cuda.empty_cache()
@@ -344,7 +344,7 @@ def main(rounds: int, only_tiles: bool, file: Path | None) -> None:
         norm_tiles(rounds, copied)
         tiles(rounds, copied)
         return
-    rows = [race(*case, rounds, copied) for case in CASES]
+    rows = [race(*case, rounds, copied) for case in CASES if not only or only in case]
     first = first_steps()
     print("first step, ResNet-50, s: " + ", ".join(f"{n} {t:.3f}" for n, t in first.items()))
     if file:
@@ -363,7 +363,8 @@ def main(rounds: int, only_tiles: bool, file: Path | None) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", default="")
     parser.add_argument("--tiles", action="store_true")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    main(given.rounds, given.tiles, given.json)
+    main(given.rounds, given.tiles, given.json, given.only)
