@@ -541,9 +541,15 @@ def _inductor_options(config: CompileConfig) -> dict[str, Any]:
 
 
 def _copied(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The same tensors and modules under a graph of its own."""
+    """The same tensors and modules under a graph of its own, by which AOT knows parameters too."""
     copy = torch.fx.GraphModule(gm, deepcopy(gm.graph))
     copy.meta.update(gm.meta)
+    names = "_param_name_to_source", "_dynamo_source"  # of which fx knows nothing
+    inputs = (g.find_nodes(op="placeholder") for g in (gm.graph, copy.graph))
+    for each, twin in [(gm, copy), *zip(*inputs, strict=True)]:
+        for name in names:
+            if hasattr(each, name):
+                setattr(twin, name, getattr(each, name))
     return copy
 
 
