@@ -375,6 +375,7 @@ def _compile_with(
     from torch._inductor.compile_fx import compile_fx
 
     from ipex_inductor import lowerings, ops  # noqa: F401  registers the ipex:: ops
+    from ipex_inductor.lowerings.library import Chooser
     from ipex_inductor.passes.joint import WHOLE, JointPass
     from ipex_inductor.passes.output_code import PrologueCode
     from ipex_inductor.passes.whole_ops import reduced_table
@@ -390,6 +391,8 @@ def _compile_with(
         patches["freezing"] = False  # the weights of a package are its inputs, whatever is set
     training = _is_training(example_inputs)
     sharded = compat.is_sharded(gm)
+    wrapped = patches.get("cpp_wrapper", torch._inductor.config.cpp_wrapper)
+    no_calls = "cpp_wrapper: Inductor's own is kept" if wrapped else ""
     user_passes = patches.get("joint_custom_pre_pass", torch._inductor.config.joint_custom_pre_pass)
     patches["joint_custom_pre_pass"] = JointPass(
         _identity(config, training, sharded, example_inputs, selected),
@@ -397,8 +400,8 @@ def _compile_with(
         training,
         graph_report,
         compat.as_pass_list(user_passes),
+        Chooser(selected, no_calls),
     )
-    wrapped = patches.get("cpp_wrapper", torch._inductor.config.cpp_wrapper)
     prologue = config.weight_prologue and not training and not wrapped and not sharded
     if wrapped and config.weight_prologue:
         graph_report.add("missed", "weight prologue", "cpp_wrapper cannot take opaque inputs")
