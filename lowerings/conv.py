@@ -195,10 +195,10 @@ def _why_not(problem: Problem) -> str | None:
 
 
 def _why_not_cudnn(problem: Problem) -> str | None:
-    backend: Any = torch.backends.cudnn
-    if not backend.enabled:
+    obeyed = problem.settings
+    if not obeyed.get("cudnn.enabled", True):
         return "cuDNN is switched off (torch.backends.cudnn)"
-    if backend.deterministic or problem.settings.get("deterministic"):
+    if obeyed.get("cudnn.deterministic") or obeyed.get("deterministic"):
         return "its fused convolutions may differ from run to run"
     return _why_not(problem)
 

@@ -129,9 +129,12 @@ def test_problems_can_be_written_by_hand():
     assert line == OFFERED["3x3"][0]
 
 
-def test_a_switched_off_cudnn_is_not_asked(monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
-    assert [call.name for call in library.calls(OFFERED["1x1"][0])] == [PLAIN, PRODUCT, ACTIVATION]
+@pytest.mark.parametrize(
+    ("name", "value"), [("cudnn.enabled", False), ("cudnn.deterministic", True)]
+)
+def test_a_cudnn_that_is_not_to_be_asked_is_not(name, value):
+    problem = changed(OFFERED["1x1"][0], settings={name: value})
+    assert [call.name for call in library.calls(problem)] == [PLAIN, PRODUCT, ACTIVATION]
 
 
 @pytest.mark.parametrize("name", [n for n, (_, names) in OFFERED.items() if len(names) > 1])
