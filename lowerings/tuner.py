@@ -62,7 +62,6 @@ class Tuner:
 
     def __init__(self, say: child.Say) -> None:
         self._say = say
-        lowerings.register()
 
     def tune(self, problem: Problem, out: Sequence[Outcome], seconds: float) -> Record:
         """The outcomes of all choices. Those in `out` failed before and are not tried again.
@@ -242,6 +241,7 @@ def _called(problem: Problem, call: Call, inputs: Sequence[Tensor]) -> Run:
 
     Without max-autotune, under which a convolution of one pixel is a product to Inductor.
     """
+    lowerings.register()
     return _lowered(problem, inputs, {}, USUALLY, call.body)[0]
 
 
