@@ -227,6 +227,28 @@ def test_a_record_of_what_may_not_compute_it_is_refused_and_said(choice, h200):
     assert report.events[0].reason == wanted
 
 
+def plain_problem(problem, epilogue):
+    """As Inductor's own list of kernels has it."""
+    ours = ("binary", "unary", "scalars", "packed", "other")
+    constants = {n: value for n, value in problem.constants.items() if n not in ours}
+    op = "aten.convolution.default"
+    return changed(problem, op=op, constants=constants, epilogue=epilogue)
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "p50", "wins"),
+    [("aten.relu.default(y)", 4.0, True), ("aten.relu.default(y)", 6.0, False), ("", 4.0, False)],
+)
+def test_a_template_with_the_epilogue_that_is_faster_is_left_to_inductor(epilogue, p50, wins, h200):
+    problem = problem_in(fn, *given())
+    template = Choice("template", "inductor.triton.convolution2d")
+    beside = Selection(Estimate(template, p50, 0.01), None, "recorded")
+    known = selected(problem, RELU) | {encode(plain_problem(problem, epilogue)): beside}
+    gm, report = placed(fn, *given(), choose=library.Chooser(known))
+    assert (targets(gm)[0] == "aten.convolution.default") == wins
+    assert report.events[0].reason.startswith("aten.convolution" if wins else RELU)
+
+
 def test_the_reason_why_there_is_no_choice_is_said(h200):
     x, weight, bias = given()
     _, report = placed(fn, x.contiguous(), weight, bias, choose=library.Chooser({}))
