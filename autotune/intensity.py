@@ -100,5 +100,5 @@ _RESULTS: dict[str, Extents] = {
     **dict.fromkeys(("mm", "bmm", "_int_mm"), _product(0)),
     **dict.fromkeys(("addmm", "baddbmm"), _product(1)),
     "linear": _linear,
-    "convolution": _convolution,
+    **dict.fromkeys(("convolution", "conv"), _convolution),
 }

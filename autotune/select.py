@@ -162,4 +162,5 @@ def _agreed(pools: Iterable[Pool | None], source: str) -> Selection | None:
     if last is None or best is None or any(not b or b.choice != best.choice for b in bests):
         return None
     libraries = [e for e in last.estimates().values() if e.choice.kind == "library"]
-    return Selection(best, min(libraries, key=lambda e: e.p50, default=None), source)
+    usual = [e for e in libraries if e.choice.name.startswith("aten.")] or libraries
+    return Selection(best, min(usual, key=lambda e: e.p50, default=None), source)

@@ -395,6 +395,7 @@ def _compile_with(
     from torch._inductor.compile_fx import compile_fx
 
     from ipex_inductor import lowerings, ops  # noqa: F401  registers the ipex:: ops
+    from ipex_inductor.lowerings.library import Chooser
     from ipex_inductor.passes.joint import WHOLE, JointPass
     from ipex_inductor.passes.output_code import PrologueCode
     from ipex_inductor.passes.whole_ops import reduced_table
@@ -410,6 +411,8 @@ def _compile_with(
         patches["freezing"] = False  # the weights of a package are its inputs, whatever is set
     training = _is_training(example_inputs)
     sharded = compat.is_sharded(gm)
+    wrapped = patches.get("cpp_wrapper", torch._inductor.config.cpp_wrapper)
+    no_calls = "cpp_wrapper: Inductor's own is kept" if wrapped else ""
     user_passes = patches.get("joint_custom_pre_pass", torch._inductor.config.joint_custom_pre_pass)
     patches["joint_custom_pre_pass"] = JointPass(
         _identity(config, training, sharded, example_inputs, selected),
@@ -417,8 +420,8 @@ def _compile_with(
         training,
         graph_report,
         compat.as_pass_list(user_passes),
+        Chooser(selected, no_calls),
     )
-    wrapped = patches.get("cpp_wrapper", torch._inductor.config.cpp_wrapper)
     prologue = config.weight_prologue and not training and not wrapped and not sharded
     if wrapped and config.weight_prologue:
         graph_report.add("missed", "weight prologue", "cpp_wrapper cannot take opaque inputs")
@@ -561,9 +564,15 @@ def _inductor_options(config: CompileConfig) -> dict[str, Any]:
 
 
 def _copied(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The same tensors and modules under a graph of its own."""
+    """The same tensors and modules under a graph of its own, by which AOT knows parameters too."""
     copy = torch.fx.GraphModule(gm, deepcopy(gm.graph))
     copy.meta.update(gm.meta)
+    names = "_param_name_to_source", "_dynamo_source"  # of which fx knows nothing
+    inputs = (g.find_nodes(op="placeholder") for g in (gm.graph, copy.graph))
+    for each, twin in [(gm, copy), *zip(*inputs, strict=True)]:
+        for name in names:
+            if hasattr(each, name):
+                setattr(twin, name, getattr(each, name))
     return copy
 
 

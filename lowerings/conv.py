@@ -1,14 +1,30 @@
-"""`ipex::conv` to oneDNN's convolution with a fused epilogue."""
+"""`ipex::conv` to oneDNN's convolution with a fused epilogue; on a GPU to cuDNN's or a product."""
 
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._inductor import ir, mkldnn_ir
 from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
+from ipex_inductor.autotune.record import Problem
+from ipex_inductor.lowerings.calls import (
+    ACTIVATIONS,
+    Call,
+    LibraryCall,
+    addmm_activation,
+    always,
+    is_channels_last,
+    why_not,
+)
 from ipex_inductor.lowerings.onednn import OneDnnCall
+from ipex_inductor.lowerings.workload import named
+from ipex_inductor.ops import epilogue
+from ipex_inductor.ops.conv import reference
 from ipex_inductor.ops.epilogue import UNARY
+
+aten = torch.ops.aten
 
 
 def _conv(
@@ -89,6 +105,131 @@ def _layout(x: Any) -> ir.FixedLayout:
     return ir.FixedLayout(x.get_device(), x.get_dtype(), size, strides)
 
 
+def _cudnn_conv_relu(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    other: Any,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Any:
+    """aten's op itself: through ours, each call would go through Python once more."""
+    tensors = [_channels_last(x), _channels_last(weight)]
+    if bias is not None:
+        bias = ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(bias))
+    window = (bias, stride, padding, dilation, groups)
+    if other is None:
+        call = LibraryCall(aten.cudnn_convolution_relu.default, _layout(x), [*tensors, *window])
+    else:
+        addend = (_channels_last(other), 1.0)
+        add = aten.cudnn_convolution_add_relu.default
+        call = LibraryCall(add, _layout(x), [*tensors, *addend, *window])
+    return ir.TensorBox.create(call)
+
+
+def _plain(*args: Any) -> Tensor:
+    return reference(*args[:-1])
+
+
+def _cudnn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+    *words: Any,
+) -> Tensor:
+    both = [*padding] * 2 if len(padding) == 1 else padding  # "valid" comes as one zero
+    window = (stride, both, dilation, groups)
+    result: Tensor = torch.ops.ipex.cudnn_conv_relu(x, weight, bias, other, *window)
+    return result
+
+
+def _product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, *rest: Any
+) -> Tensor:
+    """A window of one pixel, where channels-last rows are those of a matrix: both are views."""
+    *_, binary, unary, scalars, _ = rest
+    product = _image(_rows(x) @ _rows(weight).t(), x)
+    if bias is not None:
+        product = product + bias.view(-1, 1, 1)
+    return epilogue.apply(product, other, binary, unary, scalars)
+
+
+def _product_activation(x: Tensor, weight: Tensor, bias: Tensor, other: None, *rest: Any) -> Tensor:
+    return _image(addmm_activation(_rows(x), _rows(weight), bias, rest[-3]), x)
+
+
+def _rows(image: Tensor) -> Tensor:
+    """[B, C, H, W] in channels-last as [B * H * W, C]."""
+    return image.permute(0, 2, 3, 1).reshape(-1, image.shape[1])
+
+
+def _image(rows: Tensor, x: Tensor) -> Tensor:
+    """The result of as many pixels as `x` has."""
+    return rows.view(x.shape[0], *x.shape[2:], -1).permute(0, 3, 1, 2)
+
+
+def _why_not(problem: Problem) -> str | None:
+    reason = why_not(problem)
+    if reason is not None:
+        return reason
+    operands, given = named(problem), problem.constants
+    if given["transposed"]:
+        return "cuDNN has no epilogue of a transposed convolution"
+    if len(operands["x"].shape) != 4:
+        return "it is not over a plane"
+    if given["groups"] != 1:
+        return "it is grouped"
+    images = (operands[name] for name in ("x", "weight", "other") if name in operands)
+    if not all(map(is_channels_last, images)) or operands["x"].stride[1] != 1:
+        return "its tensors are not channels-last"
+    return None
+
+
+def _why_not_cudnn(problem: Problem) -> str | None:
+    obeyed = problem.settings
+    if not obeyed.get("cudnn.enabled", True):
+        return "cuDNN is switched off (torch.backends.cudnn)"
+    if obeyed.get("cudnn.deterministic") or obeyed.get("deterministic"):
+        return "its fused convolutions may differ from run to run"
+    return _why_not(problem)
+
+
+def _why_not_product(problem: Problem) -> str | None:
+    given, weight = problem.constants, named(problem)["weight"]
+    stride, padding = given["stride"], given["padding"]
+    assert isinstance(stride, tuple)
+    assert isinstance(padding, tuple)
+    if {*weight.shape[2:], *stride} != {1} or {*padding} != {0}:
+        return "its window is more than one pixel"
+    return _why_not(problem)
+
+
+def _why_not_activation(problem: Problem) -> str | None:
+    no_bias = "cuBLASLt's epilogue is behind a bias" if "bias" not in named(problem) else None
+    return no_bias or _why_not_product(problem)
+
+
+# What computes it on a GPU; the first is what Inductor does.
+CALLS = (
+    Call("aten.convolution", _plain, always),
+    Call("cudnn.convolution_relu", _cudnn, _why_not_cudnn, frozenset({("none", "relu")})),
+    Call("cudnn.convolution_add_relu", _cudnn, _why_not_cudnn, frozenset({("add", "relu")})),
+    Call("aten.mm", _product, _why_not_product),
+    Call("cublaslt.addmm_activation", _product_activation, _why_not_activation, ACTIVATIONS),
+)
+
+
 def register() -> None:
     """Add the lowerings of this family to Inductor's registry."""
     register_lowering(torch.ops.ipex.conv.default, type_promotion_kind=None)(_conv)
+    cudnn = torch.ops.ipex.cudnn_conv_relu.default
+    register_lowering(cudnn, type_promotion_kind=None)(_cudnn_conv_relu)

@@ -1,13 +1,18 @@
-"""`ipex::linear` to oneDNN's linear with a fused epilogue."""
+"""`ipex::linear` to oneDNN's linear with a fused epilogue; on a GPU to cuBLASLt's."""
 
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._inductor import ir
 from torch._inductor.lowering import register_lowering
 
+from ipex_inductor.autotune.record import Problem
+from ipex_inductor.lowerings.calls import ACTIVATIONS, Call, addmm_activation, always, why_not
 from ipex_inductor.lowerings.onednn import OneDnnCall
+from ipex_inductor.lowerings.workload import named
 from ipex_inductor.ops.epilogue import UNARY
+from ipex_inductor.ops.linear import reference
 
 
 def _linear(
@@ -39,6 +44,33 @@ def _linear(
 
 def _contiguous(x: Any) -> Any:
     return ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(x))
+
+
+def _plain(*args: Any) -> Tensor:
+    return reference(*args[:-1])
+
+
+def _addmm_activation(
+    x: Tensor, weight: Tensor, bias: Tensor, other: None, binary: str, unary: str, *rest: Any
+) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    return addmm_activation(rows, weight, bias, unary).view(*x.shape[:-1], -1)
+
+
+def _why_not_activation(problem: Problem) -> str | None:
+    bias = named(problem).get("bias")
+    if bias is None:
+        return "cuBLASLt's epilogue is behind a bias"
+    if bias.stride != (1,):
+        return "its bias is not contiguous"
+    return why_not(problem)
+
+
+# What computes it on a GPU; the first is what Inductor does.
+CALLS = (
+    Call("aten.addmm", _plain, always),
+    Call("cublaslt.addmm_activation", _addmm_activation, _why_not_activation, ACTIVATIONS),
+)
 
 
 def register() -> None:

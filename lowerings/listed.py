@@ -83,6 +83,13 @@ def choosing(now: Choosing) -> Iterator[Choosing]:
         _current.reset(token)
 
 
+def tell(offer: Offer) -> None:
+    """Add to what was offered for the graph that is being learned, if one is."""
+    now = _current.get()
+    if now is not None:
+        now.offers[encode(offer.problem)] = offer
+
+
 def describe(caller: Any) -> Choice | None:
     """One of Inductor's choices as a record holds it; None for what we know no space of."""
     from torch._inductor.codegen.cpp_template_kernel import CppTemplateCaller

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ipex_inductor import target
 from ipex_inductor.autotune.record import Problem, decode_problem, encode
 from ipex_inductor.errors import TargetError
+from ipex_inductor.lowerings import library
 from ipex_inductor.lowerings.workload import empty, function_of
 
 _RATES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
@@ -49,7 +50,7 @@ def _work(key: bytes) -> tuple[int, int]:
     problem = decode_problem(key)  # a problem has no hash: it holds dicts
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         operands = [empty(o, torch.device("cpu")) for o in problem.operands]
-        result = function_of(problem)(*operands)
+        result = function_of(problem, library.plain(problem))(*operands)
     moved = sum(
         getattr(torch, o.dtype).itemsize
         * math.prod(int(n) for n, step in zip(o.shape, o.stride, strict=True) if step)

@@ -85,7 +85,12 @@ def settle(
         found = lookup(offers, policy.database)
     if not policy.guesses:
         return found
-    return found | _guessed({k: o for k, o in offers.items() if k not in found}, policy, say)
+    unknown = {k: o for k, o in offers.items() if k not in found and _has_template(o)}
+    return found | _guessed(unknown, policy, say)
+
+
+def _has_template(offer: Offer) -> bool:
+    return any(choice.kind == "template" for choice in offer.choices)
 
 
 def _guessed(

@@ -59,6 +59,8 @@ SETTINGS = {
         "tf32",
     ),
     "cudnn.benchmark": Setting(_CUDA, *_flag(_cudnn, "benchmark"), False),
+    "cudnn.enabled": Setting(_CUDA, *_flag(_cudnn, "enabled"), True),
+    "cudnn.deterministic": Setting(_CUDA, *_flag(_cudnn, "deterministic"), False),
     "deterministic": Setting(
         _ALL, torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, False
     ),

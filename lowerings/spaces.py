@@ -13,6 +13,8 @@ LIBRARY = (
     "convolution",
     "conv1x1_via_mm",
 )
+# What computes an epilogue as well.
+FUSED = ("cudnn.convolution_relu", "cudnn.convolution_add_relu", "cublaslt.addmm_activation")
 TRITON = (
     "mm",
     "bmm",
@@ -45,6 +47,8 @@ TRITON_PARAMETERS = (*_REQUIRED, *_OPTIONAL)
 
 for _name in LIBRARY:
     register("library", f"aten.{_name}")
+for _name in FUSED:
+    register("library", _name)
 for _name in TRITON:
     register("template", f"inductor.triton.{_name}", optional=_OPTIONAL, **_REQUIRED)
 register("template", "inductor.cpp.bmm", micro=MICRO)

@@ -14,7 +14,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from ipex_inductor import compat, target
+from ipex_inductor import compat, lowerings, target
 from ipex_inductor.autotune import child, clocks, measure
 from ipex_inductor.autotune.cost import Model
 from ipex_inductor.autotune.measure import Candidate, Judge, Round, Run, Runner
@@ -22,7 +22,9 @@ from ipex_inductor.autotune.ranges import points
 from ipex_inductor.autotune.record import Choice, Outcome, Problem, Record, Timing, encode
 from ipex_inductor.autotune.select import cost_model
 from ipex_inductor.autotune.told import microseconds
-from ipex_inductor.lowerings import peaks, resources, settings
+from ipex_inductor.lowerings import library, peaks, resources, settings
+from ipex_inductor.lowerings.calls import Call
+from ipex_inductor.lowerings.library import Body
 from ipex_inductor.lowerings.listed import Choosing, Offer, choosing
 from ipex_inductor.lowerings.provenance import provenance_of
 from ipex_inductor.lowerings.workload import function_of, inputs_of, mark, widened
@@ -30,6 +32,8 @@ from ipex_inductor.lowerings.workload import function_of, inputs_of, mark, widen
 # What makes Inductor list its templates, and time nothing.
 OPTIONS: dict[str, Any] = {"max_autotune": True, "shape_padding": False}
 # What Inductor kept of earlier measurements, on this machine or others, is of unknown age.
+# What a graph with an op of ours is compiled by: templates may change more than the choice does.
+USUALLY: dict[str, Any] = {"shape_padding": False}
 ANEW: dict[str, Any] = {"autotune_local_cache": False, "autotune_remote_cache": False}
 QUIETLY: dict[str, Any] = {"autotune_num_choices_displayed": 0}
 
@@ -207,6 +211,8 @@ def _outcome(runner: Runner, timing: Timing, trials: Sequence[Trial]) -> Outcome
 
 def compiled(problem: Problem, choice: Choice, inputs: Sequence[Tensor]) -> Run:
     """The problem's graph with that choice. Raises `ValueError` if it is not to be had."""
+    if problem.op in library.CALLS:
+        return _called(problem, library.call_of(problem, choice), inputs)
     run, offers = _lowered(problem, inputs, {encode(problem): choice})
     offer = offers.get(encode(problem))
     if offer is None or offer.taken != choice:
@@ -216,12 +222,27 @@ def compiled(problem: Problem, choice: Choice, inputs: Sequence[Tensor]) -> Run:
 
 def _offer(problem: Problem, inputs: Sequence[Tensor]) -> tuple[Run, Offer]:
     """The graph with the choice that is usual, and what there is to choose from."""
+    if problem.op in library.CALLS:
+        calls = library.calls(problem)
+        if len(calls) < 2:
+            raise ValueError("nothing but Inductor's own may compute it")
+        choices = tuple(call.choice for call in calls)
+        return _called(problem, calls[0], inputs), Offer(problem, choices, choices[0])
     run, offers = _lowered(problem, inputs, {})
     offer = offers.get(encode(problem))
     if offer is None:
         others = ", ".join(_named(o.problem) for o in offers.values()) or "nothing to choose from"
         raise ValueError(f"here it is lowered as {others}")
     return run, offer
+
+
+def _called(problem: Problem, call: Call, inputs: Sequence[Tensor]) -> Run:
+    """The graph with the op computed by `call`, and what that leaves of the epilogue by Inductor.
+
+    Without max-autotune, under which a convolution of one pixel is a product to Inductor.
+    """
+    lowerings.register()
+    return _lowered(problem, inputs, {}, USUALLY, call.body)[0]
 
 
 def _ranked(problem: Problem, offer: Offer, model: Model | None) -> list[tuple[float, Choice]]:
@@ -266,12 +287,16 @@ def _named(problem: Problem) -> str:
 
 
 def _lowered(
-    problem: Problem, inputs: Sequence[Tensor], selected: dict[bytes, Choice]
+    problem: Problem,
+    inputs: Sequence[Tensor],
+    selected: dict[bytes, Choice],
+    options: dict[str, Any] = OPTIONS,
+    body: Body | None = None,
 ) -> tuple[Run, dict[bytes, Offer]]:
     """The compiled graph of the problem, and what was offered for the ops in it."""
     now = Choosing(selected)
     with choosing(now):
-        run = _compiled(problem, inputs, OPTIONS)
+        run = _compiled(problem, inputs, options, body)
 
     def call(operands: Sequence[Tensor]) -> Tensor:
         with torch.no_grad():
@@ -282,23 +307,26 @@ def _lowered(
 
 
 def _compiled(
-    problem: Problem, inputs: Sequence[Tensor], options: dict[str, Any]
+    problem: Problem, inputs: Sequence[Tensor], options: dict[str, Any], body: Body | None = None
 ) -> Callable[..., Tensor]:
-    make = _dynamic if problem.symbols else _static
     with torch.no_grad(), compat.graph_caches_off():
-        run = make(problem, inputs, options)
+        run = (
+            _dynamic(problem, inputs, options)
+            if problem.symbols
+            else _static(function_of(problem, body), inputs, options)
+        )
         run(*inputs)  # AOT autograd compiles at the first call
     return run
 
 
 def _static(
-    problem: Problem, inputs: Sequence[Tensor], options: dict[str, Any]
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], options: dict[str, Any]
 ) -> Callable[..., Tensor]:
     """Without Dynamo, whose guards take as long as a small product."""
     from torch._inductor.compile_fx import compile_fx
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    gm = make_fx(function_of(problem))(*inputs)
+    gm = make_fx(function)(*inputs)
     run: Any = compile_fx(gm, list(inputs), config_patches=options)
     return cast(Callable[..., Tensor], run)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx import Node
 
+import ipex_inductor.ops  # noqa: F401  what problems may be of
 from ipex_inductor.autotune.ranges import number, points
 from ipex_inductor.autotune.record import Constant, Operand, Problem, Symbol
 
@@ -85,22 +86,33 @@ def inputs_of(problem: Problem, device: torch.device, seed: int) -> list[Tensor]
     return operands
 
 
-def function_of(problem: Problem) -> Callable[..., Tensor]:
-    """The op and its epilogue, as a function of the operands."""
+def function_of(
+    problem: Problem, body: Callable[..., Tensor] | None = None
+) -> Callable[..., Tensor]:
+    """The op and its epilogue, as a function of the operands.
+
+    `body` computes the op instead, with all its arguments in their order.
+    """
     op = _op(problem.op)
     epilogue = ast.parse(problem.epilogue or "y", mode="eval").body
     names = [argument.name for argument in op._schema.arguments]
     constants = {name: _constant(value) for name, value in problem.constants.items()}
-    free = [n for n in names if n not in constants and _is_tensor(op, n)]
+    free = _free(problem)
 
     def call(*operands: Tensor) -> Tensor:
         given = dict(zip(free, operands, strict=False))
-        y = op(**{n: given.get(n, constants.get(n)) for n in names if n in given or n in constants})
+        known = {n: given.get(n, constants.get(n)) for n in names if n in given or n in constants}
+        y = body(*known.values()) if body else op(**known)
         values = {"y": y} | {f"x{i}": t for i, t in enumerate(operands)}
         result: Tensor = _evaluated(epilogue, values)
         return result
 
     return call
+
+
+def named(problem: Problem) -> dict[str, Operand]:
+    """The operands of the op by the names of its schema, without those of the epilogue."""
+    return dict(zip(_free(problem), problem.operands, strict=False))
 
 
 def check(problem: Problem) -> Problem:
@@ -121,6 +133,13 @@ def widened(problem: Problem) -> Problem:
         for o in problem.operands
     )
     return replace(problem, operands=wide, epilogue=_CAST.sub("torch.float64", problem.epilogue))
+
+
+def _free(problem: Problem) -> list[str]:
+    """The tensors that the op takes here, by the names of its schema."""
+    op = _op(problem.op)
+    names = (argument.name for argument in op._schema.arguments)
+    return [n for n in names if n not in problem.constants and _is_tensor(op, n)]
 
 
 def _bound(node: Node) -> tuple[list[Node], dict[str, Constant]] | None:
@@ -316,7 +335,9 @@ def _summed(problem: Problem) -> tuple[int, int]:
     packet = problem.op.split(".")[1]
     last = _LAST_FACTOR.get(packet, 0)
     shape = [int(n) for n in problem.operands[last].shape]
-    return last, math.prod(shape[1:]) if packet == "convolution" else shape[-2] if last else 1
+    return last, math.prod(shape[1:]) if packet in _BY_ROWS else shape[-2] if last else 1
 
 
 _LAST_FACTOR = {"mm": 1, "bmm": 1, "addmm": 2, "baddbmm": 2, "convolution": 1}
+_LAST_FACTOR |= {"conv": 1, "linear": 1}  # ours
+_BY_ROWS = {"convolution", "conv", "linear"}  # a weight has all that is summed behind its rows

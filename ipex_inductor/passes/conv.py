@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ipex_inductor.passes import library
 from ipex_inductor.passes.epilogue import Producer, family
 from ipex_inductor.passes.packing import why_not_conv
 from ipex_inductor.passes.rule import Constant, Form, Rule
@@ -18,6 +19,7 @@ WINDOW = {"stride": [2, 3], "padding": [5, 7], "dilation": [11, 13], "groups": 1
 
 def producer(transposed: bool) -> Producer:
     """Convolution, transposed or not, as what epilogues follow."""
+    name = "conv_transpose" if transposed else "conv"
 
     def product(
         x: Tensor,
@@ -50,6 +52,8 @@ def producer(transposed: bool) -> Producer:
         return x, weight, bias, other, *window, groups, *rest, ""
 
     def when(values: Mapping[str, Any]) -> str | None:
+        if values["x"].device.type == "cuda":
+            return library.why_not(name, values)
         tensors = (values["weight"], values["bias"], values.get("other"))
         extra = values.get("output_padding")
         return why_not_conv(
@@ -57,7 +61,7 @@ def producer(transposed: bool) -> Producer:
         )
 
     return Producer(
-        name="conv_transpose" if transposed else "conv",
+        name=name,
         product=product,
         op=torch.ops.ipex.conv.default,
         fused=fused,

@@ -19,7 +19,8 @@ class Producer:
     """`product(**arguments)` makes what epilogues follow; `op` has it with its epilogue.
 
     `fused` gives the arguments of `op`, from those of the product and the epilogue's words. `forms`
-    give the arguments of each way to write the product; `when` refuses, by their names.
+    give the arguments of each way to write the product; `when` refuses, by their names and by the
+    words `binary` and `unary`.
     """
 
     name: str
@@ -117,7 +118,8 @@ def _unary(producer: Producer, activation: Activation) -> Rule:
         values = _taken(arguments, scalars) or activation.fixed
         return _fused(producer, arguments, None, "none", activation.unary, values)
 
-    return _rule(producer, activation.name, activation.anchor, pattern, replacement, scalars)
+    words = {"binary": "none", "unary": activation.unary}
+    return _rule(producer, activation.name, activation.anchor, words, pattern, replacement, scalars)
 
 
 def _binary(producer: Producer, binary: str, unary: str) -> Rule:
@@ -128,13 +130,15 @@ def _binary(producer: Producer, binary: str, unary: str) -> Rule:
         return _fused(producer, arguments, other, binary, unary, ())
 
     name, anchor = (binary, binary) if unary == "none" else (f"{binary} + {unary}", unary)
-    return _rule(producer, name, anchor, pattern, replacement, {"other": None})
+    words = {"binary": binary, "unary": unary}
+    return _rule(producer, name, anchor, words, pattern, replacement, {"other": None})
 
 
 def _rule(
     producer: Producer,
     name: str,
     anchor: str,
+    words: Mapping[str, str],
     pattern: Callable[..., Tensor],
     replacement: Callable[..., tuple[Any, ...]],
     more: Mapping[str, Any],
@@ -152,7 +156,7 @@ def _rule(
             return "a parameter of the activation is not a number"
         if name == "clamp" and scalars[0] > scalars[1]:
             return "the bounds are the wrong way round"
-        return producer.when(values)
+        return producer.when({**values, **words})
 
     return Rule(
         equation=f"{producer.name} + {name} => {producer.op or 'left'}",

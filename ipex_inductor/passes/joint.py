@@ -15,6 +15,7 @@ from ipex_inductor.passes import (
     corrections,
     folding,
     left,
+    library,
     linear,
     misread,
     shared_input,
@@ -24,7 +25,7 @@ from ipex_inductor.passes.noops import drop_noops
 from ipex_inductor.passes.packing import transpose_weights
 from ipex_inductor.passes.prologue import weight_inputs, weight_only
 from ipex_inductor.passes.rule import apply_rules, whole_ops
-from ipex_inductor.passes.whole_ops import decompose
+from ipex_inductor.passes.whole_ops import decompose, reduced_table
 
 RULES = (*conv.RULES, *linear.RULES, *left.RULES)
 RULE_NAMES = frozenset(rule.name for rule in RULES) | (
@@ -37,7 +38,8 @@ class JointPass(CustomGraphPass):
     """All our work on one joint or inference graph, after the user's own passes.
 
     `identity` is what the generated code depends on beside the graph: Inductor's caches see it
-    through `uuid`, the only place where we enter their keys.
+    through `uuid`, the only place where we enter their keys. `choose` has the last word on what
+    computes an op of ours on a GPU.
     """
 
     def __init__(
@@ -47,12 +49,14 @@ class JointPass(CustomGraphPass):
         training: bool,
         report: GraphReport,
         user_passes: list[Callable[[torch.fx.Graph], object]],
+        choose: library.Choose = library.nothing,
     ) -> None:
         self.identity = identity
         self.rules_off = rules_off
         self.training = training
         self.report = report
         self.user_passes = user_passes
+        self.choose = choose
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         """Rewrite `graph` in place. Raises `PassError` when a pass of ours fails."""
@@ -87,6 +91,7 @@ class JointPass(CustomGraphPass):
         apply_rules(RULES, graph, weights, self.rules_off, self.report)
         if not {"*", shared_input.NAME} & self.rules_off:
             shared_input.join_linears(graph, weights, self.report)
+        library.place(graph, self.choose, weights, reduced_table(WHOLE), self.report)
 
     def _rewrite_training(self, graph: torch.fx.Graph) -> None:
         corrections.correct(graph, self.report)

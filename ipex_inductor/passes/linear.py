@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ipex_inductor.ops.epilogue import UNARY
+from ipex_inductor.passes import library
 from ipex_inductor.passes.epilogue import ANCHORS, Producer, family
 from ipex_inductor.passes.packing import why_not_linear
 from ipex_inductor.passes.rule import Constant, Form, Rule
@@ -32,6 +33,14 @@ def _has_kernel(values: Mapping[str, Any]) -> str | None:
     return why_not_linear(values["x"], *tensors)
 
 
+def _has_call(values: Mapping[str, Any]) -> str | None:
+    return (
+        library.why_not("linear", values)
+        if values["x"].device.type == "cuda"
+        else _has_kernel(values)
+    )
+
+
 LINEAR = Producer(
     name="linear",
     product=F.linear,
@@ -42,7 +51,7 @@ LINEAR = Producer(
         for lead in ((4,), (2, 4))
         for bias in (True, False)
     ),
-    when=_has_kernel,
+    when=_has_call,
 )
 
 

@@ -73,7 +73,7 @@ def fit_to_kernels(graph: torch.fx.Graph, weights: Container[Node], report: Grap
         split = _split_epilogue(node)
         if split is not None:
             inline(graph, node, split)
-            report.add("choice", _name(node), "oneDNN's product, then Inductor's own kernel")
+            report.add("choice", name_of(node), "oneDNN's product, then Inductor's own kernel")
     for node, product in _packable(graph, weights):
         if product.op is ipex.conv.default and len(product.shape) == 3:
             inline(graph, node, functools.partial(_over_a_plane, node.target))
@@ -227,7 +227,7 @@ def _over_a_plane(op: Any, *args: Any) -> Tensor:
     return result.squeeze(2)
 
 
-def _name(node: Node) -> str:
+def name_of(node: Node) -> str:
     """What `node` computes, in the words of the rules: `conv+add+relu`."""
     words = [str(word) for word in node.args[-4:-2] if word != "none"]
     return "+".join([str(node.target.__name__).split(".")[0], *words])  # type: ignore[union-attr]

@@ -48,7 +48,7 @@ def rules(left: Mapping[str, str]) -> tuple[Rule, ...]:
 
 def _family(producer: Producer, why_not: Why, left: Mapping[str, str]) -> tuple[Rule, ...]:
     def when(values: Mapping[str, Any]) -> str | None:
-        return producer.when(values) or why_not(values)
+        return _why_not_here(values) or producer.when(values) or why_not(values)
 
     def judged(rule: Rule) -> Rule:
         lacking = LACKING[producer.name].get(rule.name.removeprefix(f"{producer.name}+"))
@@ -62,6 +62,11 @@ def _family(producer: Producer, why_not: Why, left: Mapping[str, str]) -> tuple[
 
 def _only_said(rule: Rule, note: str) -> Rule:
     return dataclasses.replace(rule, replacement=None, op=None, note=note)
+
+
+def _why_not_here(values: Mapping[str, Any]) -> str | None:
+    device = values["x"].device.type
+    return None if device == "cpu" else f"no fused kernel for {device} in training yet"
 
 
 def _why_not_linear(values: Mapping[str, Any]) -> str | None:

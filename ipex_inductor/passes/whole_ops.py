@@ -68,10 +68,12 @@ def inline(
     fn: Callable[..., Any],
     table: Table | None = None,
     traced_before: dict[Any, torch.fx.GraphModule] | None = None,
+    origins: bool = False,
 ) -> None:
     """Put the traced body of `fn` in the place of `node`; other nodes keep name and meta.
 
-    `traced_before` remembers bodies between calls with the same `table`.
+    `traced_before` remembers bodies between calls with the same `table`. With `origins` each node
+    of the body is its own origin, by which Inductor names kernels, and not what `node` was.
     """
     inputs = list(dict.fromkeys(node.all_input_nodes))
     key = _key(fn, node, inputs)
@@ -91,6 +93,8 @@ def inline(
             copies[inner] = graph.node_copy(inner, lambda n: copies[n])
             own = {key: inner.meta[key] for key in _OWN_META if key in inner.meta}
             copies[inner].meta = {**node.meta, **own}
+            if origins:
+                copies[inner].meta["original_aten"] = inner.target
             made.append(copies[inner])
     (result,) = traced.graph.output_node().args
     _replace(graph, node, map_arg(result, lambda n: copies[n]))

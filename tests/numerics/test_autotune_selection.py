@@ -10,16 +10,19 @@ import pytest
 import torch
 from msgspec.structs import replace as changed
 from records import PROVENANCE, timed
+from torch import nn
+from torch._dynamo.utils import counters
 from torch._inductor.runtime import benchmarking
 from torch._inductor.utils import run_and_get_code
 from torch.utils.checkpoint import checkpoint
 
-from ipex_inductor import backend, decisions, target
+from ipex_inductor import backend, compat, decisions, target
 from ipex_inductor.aot_cache import home
 from ipex_inductor.autotune import select
 from ipex_inductor.autotune.database import Records, Shard
 from ipex_inductor.autotune.guess import Guess
 from ipex_inductor.autotune.record import Outcome, Record, Symbol, encode
+from ipex_inductor.config import resolve
 from ipex_inductor.lowerings import listed, selection, spaces
 from ipex_inductor.lowerings.listed import Choosing, choosing
 from ipex_inductor.lowerings.settings import settings_of
@@ -115,6 +118,20 @@ def test_a_choice_that_is_not_offered_any_more_is_not_used_and_said(database, of
     _, code = code_of(compiled(fn, database), A, B)
     assert "extern_kernels.bmm" in code
     assert said() == [f"aten.bmm: {TEMPLATE} (recorded) is not offered here"]
+
+
+@torch.no_grad()
+def test_a_graph_is_learned_with_its_weights_known():
+    """Or what folds into weights would not, and the problems learned not be those compiled."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+
+    def learn(gm, inputs):
+        config = resolve(None, {"strict": True}, compat.inductor_option_types())
+        backend._offers(gm, inputs, config)
+        return gm.forward
+
+    torch.compile(model, backend=learn)(torch.randn(1, 3, 8, 8))
+    assert counters["ipex"]["conv2d+batch_norm"] == 1
 
 
 @pytest.mark.parametrize("winner", [TEMPLATE, "aten.bmm"])

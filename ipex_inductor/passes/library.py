@@ -1,0 +1,111 @@
+"""What a GPU's libraries have of a product with its epilogue: one call where that was chosen.
+
+Everything else is written in torch's ops again before Inductor's passes look, so that they find the
+graph they would have without us.
+"""
+
+from collections.abc import Callable, Container, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._inductor.virtualized import V
+
+from ipex_inductor.decisions import GraphReport
+from ipex_inductor.passes.packing import REFERENCES, name_of
+from ipex_inductor.passes.source import user_line
+from ipex_inductor.passes.whole_ops import Table, inline
+
+Node = torch.fx.Node
+Body = Callable[..., Tensor]
+# For a node of ours: what is to compute it, with its arguments; then the kind and the reason of
+# the decision. None for the body leaves it to Inductor.
+Choose = Callable[[Node], tuple[Body | None, str, str]]
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+# (binary, unary) behind each product that some call has: cuDNN's, or cuBLASLt's.
+EPILOGUES = {
+    "conv": {("none", "relu"), ("add", "relu")},
+    "linear": {("none", "relu"), ("none", "gelu_tanh")},
+}
+
+
+def why_not(product: str, values: Mapping[str, Any]) -> str | None:
+    """Why no call has this epilogue behind `product` on a GPU, None when one may."""
+    if torch.version.hip:
+        return "no fused kernel for ROCm yet: Inductor's own is kept"
+    if (values["binary"], values["unary"]) not in EPILOGUES.get(product, ()):
+        return "no library of this GPU has the epilogue: Inductor's own kernel follows the product"
+    return None
+
+
+def nothing(node: Node) -> tuple[None, str, str]:
+    """The `Choose` of who has no calls."""
+    return None, "missed", "no call of a library is looked for here"
+
+
+def place(
+    graph: torch.fx.Graph,
+    choose: Choose,
+    weights: Container[Node],
+    table: Table,
+    report: GraphReport,
+) -> None:
+    """Replace every op of ours that is on a GPU by the call chosen for it, or by torch's ops.
+
+    `table`: what those are decomposed by. `weights` are known not to change from call to call.
+    """
+    traced: dict[Any, torch.fx.GraphModule] = {}  # a model repeats its layers
+    for node in list(graph.nodes):
+        if node.target not in REFERENCES or node.meta["val"].device.type == "cpu":
+            continue
+        body, kind, reason = choose(node)
+        if body is not None and _takes_bias(node, weights):
+            _take_bias(graph, node)
+            reason += "; the bias of its addend is added to its own"
+        report.add(kind, name_of(node), reason, user_line(node))
+        inline(graph, node, body or REFERENCES[node.target], table, traced, origins=True)
+
+
+def _takes_bias(node: Node, weights: Container[Node]) -> bool:
+    """Whether `node` adds a convolution that nobody else reads, whose bias it may add with its own.
+
+    cuDNN adds the bias of a convolution without a relu in a kernel of its own.
+    """
+    if node.target is not torch.ops.ipex.conv.default:
+        return False
+    bias, other = node.args[2:4]
+    if not isinstance(other, Node) or other.target is not aten.convolution.default:
+        return False
+    own = other.args[2]
+    known = own in weights and (bias is None or bias in weights)
+    return own is not None and known and len(other.users) == 1
+
+
+def _take_bias(graph: torch.fx.Graph, node: Node) -> None:
+    x, weight, bias, other, *rest = node.args
+    assert isinstance(other, Node)
+    own: Any = other.args[2]
+    with graph.inserting_before(node):
+        if bias is not None:
+            total = _call(graph, aten.add.Tensor, _exact(graph, bias), _exact(graph, own))
+            own = _call(graph, prims.convert_element_type.default, total, own.meta["val"].dtype)
+    other.args = (*other.args[:2], None, *other.args[3:])
+    node.args = (x, weight, own, other, *rest)
+
+
+def _exact(graph: torch.fx.Graph, bias: Any) -> Node:
+    """In float64; what a fold rounded, as it was before."""
+    if bias.target is prims.convert_element_type.default:
+        (source, _) = bias.args
+        if source.meta["val"].dtype == torch.float64:
+            return source  # type: ignore[no-any-return]
+    return _call(graph, prims.convert_element_type.default, bias, torch.float64)
+
+
+def _call(graph: torch.fx.Graph, op: Any, *args: Any) -> Node:
+    node = graph.call_function(op, args)
+    with V.fake_mode:
+        node.meta["val"] = op(*torch.fx.map_arg(args, lambda n: n.meta["val"]))
+    return node

@@ -1,0 +1,327 @@
+"""Calls of a GPU's libraries with the epilogue: which may be chosen, what they compute, who says.
+
+No GPU is needed: problems are data, bodies run on any device, and a graph on the meta device is
+rewritten as one on a GPU is.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from msgspec.structs import replace as changed
+from records import PROVENANCE, timed
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ipex_inductor import lowerings
+from ipex_inductor.autotune.pool import Estimate
+from ipex_inductor.autotune.record import Choice, Record, encode
+from ipex_inductor.autotune.select import Selection
+from ipex_inductor.autotune.space import why_refused
+from ipex_inductor.decisions import GraphReport
+from ipex_inductor.lowerings import library, listed, shapes, tuner
+from ipex_inductor.lowerings.listed import Choosing, choosing
+from ipex_inductor.lowerings.workload import inputs_of, problem_of
+from ipex_inductor.passes.library import place
+from ipex_inductor.passes.whole_ops import WHOLE, reduced_table
+
+H200 = "sm_90:NVIDIA-H200"
+LAST = torch.channels_last
+CONV, LINEAR = torch.ops.ipex.conv.default, torch.ops.ipex.linear.default
+
+
+def conv(x, weight, bias, other=None, *, stride=1, padding=0, groups=1, unary="relu"):
+    binary = "none" if other is None else "add"
+    window = ([stride] * 2, [padding] * 2, [1, 1], False, [0, 0], groups)
+    return CONV(x, weight, bias, other, *window, binary, unary, [], "")
+
+
+def linear(x, weight, bias, unary="relu", binary="none", other=None):
+    return LINEAR(x, weight, bias, other, binary, unary, [], False)
+
+
+def traced(fn, *inputs):
+    """The graph of `fn` on the meta device."""
+    mode = FakeTensorMode()
+    with mode:
+        like = ((t.size(), t.stride(), t.dtype) for t in inputs)
+        fakes = [torch.empty_strided(*s, dtype=dtype, device="meta") for *s, dtype in like]
+    return mode, make_fx(fn)(*fakes)
+
+
+def problem_in(fn, *inputs, arch=H200):
+    _, gm = traced(fn, *inputs)
+    (node,) = [n for n in gm.graph.nodes if n.target in (CONV, LINEAR)]
+    return problem_of(node, arch, {})
+
+
+def image(*shape, dtype=torch.bfloat16, format=LAST):
+    return torch.randn(shape, dtype=dtype).to(memory_format=format)
+
+
+def conv_problem(window=3, with_bias=True, other=False, dtype=torch.bfloat16, format=LAST, **how):
+    how = {"padding": window // 2, **how}
+    weight = image(16, 8 // how.get("groups", 1), window, window, dtype=dtype)
+    given = [image(2, 8, 6, 6, dtype=dtype, format=format), weight]
+    given += [torch.randn(16, dtype=dtype)] * with_bias + [image(2, 16, 6, 6, dtype=dtype)] * other
+
+    def fn(x, weight, *more):
+        bias, addend = (*more, None)[:2] if with_bias else (None, (*more, None)[0])
+        return conv(x, weight, bias, addend, **how)
+
+    return problem_in(fn, *given)
+
+
+def linear_problem(*lead, unary="relu", with_bias=True, dtype=torch.bfloat16):
+    given = [torch.randn(*lead, 32, dtype=dtype), torch.randn(48, 32, dtype=dtype)]
+    given += [torch.randn(48, dtype=dtype)] * with_bias
+    return problem_in(lambda x, w, *b: linear(x, w, *(b or [None]), unary), *given)
+
+
+PLAIN, RELU, ADD = "aten.convolution", "cudnn.convolution_relu", "cudnn.convolution_add_relu"
+PRODUCT, ACTIVATION = "aten.mm", "cublaslt.addmm_activation"
+OFFERED = {
+    "3x3": (conv_problem(), [PLAIN, RELU]),
+    "3x3 no bias": (conv_problem(with_bias=False), [PLAIN, RELU]),
+    "3x3 fp16": (conv_problem(dtype=torch.float16), [PLAIN, RELU]),
+    "3x3 fp32": (conv_problem(dtype=torch.float32), [PLAIN, RELU]),
+    "3x3 add": (conv_problem(other=True), [PLAIN, ADD]),
+    "strided": (conv_problem(1, stride=2), [PLAIN, RELU]),
+    "1x1": (conv_problem(1), [PLAIN, RELU, PRODUCT, ACTIVATION]),
+    "1x1 no bias": (conv_problem(1, with_bias=False), [PLAIN, RELU, PRODUCT]),
+    "1x1 add": (conv_problem(1, other=True), [PLAIN, ADD, PRODUCT]),
+    "1x1 gelu": (conv_problem(1, unary="gelu_tanh"), [PLAIN, PRODUCT, ACTIVATION]),
+    "1x1 erf gelu": (conv_problem(1, unary="gelu"), [PLAIN, PRODUCT]),
+    "padded 1x1": (conv_problem(1, padding=1), [PLAIN, RELU]),
+    "sigmoid": (conv_problem(unary="sigmoid"), [PLAIN]),
+    "gelu": (conv_problem(unary="gelu_tanh"), [PLAIN]),
+    "fp64": (conv_problem(dtype=torch.float64), [PLAIN]),
+    "grouped": (conv_problem(groups=2), [PLAIN]),
+    "contiguous": (conv_problem(format=torch.contiguous_format), [PLAIN]),
+    "AMD": (changed(conv_problem(), arch="gfx942:AMD"), [PLAIN]),
+    "deterministic": (changed(conv_problem(), settings={"deterministic": True}), [PLAIN]),
+    "linear": (linear_problem(4), ["aten.addmm", ACTIVATION]),
+    "linear 3-D": (linear_problem(2, 4), ["aten.addmm", ACTIVATION]),
+    "linear tanh": (linear_problem(4, unary="gelu_tanh"), ["aten.addmm", ACTIVATION]),
+    "linear erf": (linear_problem(4, unary="gelu"), ["aten.addmm"]),
+    "linear no bias": (linear_problem(4, with_bias=False), ["aten.addmm"]),
+    "linear fp64": (linear_problem(4, dtype=torch.float64), ["aten.addmm"]),
+}
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_what_may_be_chosen(name):
+    problem, names = OFFERED[name]
+    assert [call.name for call in library.calls(problem)] == names
+
+
+def test_problems_can_be_written_by_hand():
+    (line,) = shapes.problems(
+        [
+            "ipex.conv.default bfloat16 2x8x6x6:L 16x8x3x3:L 16 other=None stride=1,1 padding=1,1 "
+            "dilation=1,1 transposed=False output_padding=0,0 groups=1 binary='none' unary='relu' "
+            "scalars=() packed=''"
+        ],
+        H200,
+        {},
+    )
+    assert line == OFFERED["3x3"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("cudnn.enabled", False), ("cudnn.deterministic", True)]
+)
+def test_a_cudnn_that_is_not_to_be_asked_is_not(name, value):
+    problem = changed(OFFERED["1x1"][0], settings={name: value})
+    assert [call.name for call in library.calls(problem)] == [PLAIN, PRODUCT, ACTIVATION]
+
+
+@pytest.mark.parametrize("name", [n for n, (_, names) in OFFERED.items() if len(names) > 1])
+def test_records_may_name_what_is_offered(name):
+    problem, _ = OFFERED[name]
+    outcomes = tuple(timed(call.choice, 10.0) for call in library.calls(problem))
+    record = Record(problem, outcomes, PROVENANCE)
+    assert why_refused(record) is None
+
+
+# A CPU's cuBLASLt knows the other GELU, so that its values are for tests on a GPU.
+HERE = [n for n, (p, names) in OFFERED.items() if len(names) > 1 and p.constants["unary"] == "relu"]
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_every_call_computes_the_same(name):
+    problem = tuner.widened(OFFERED[name][0])
+    inputs = inputs_of(problem, torch.device("cpu"), seed=0)
+    calls = library.calls(OFFERED[name][0])
+    wanted, *others = (tuner.function_of(problem, call.body)(*inputs) for call in calls)
+    torch.testing.assert_close(wanted, tuner.function_of(problem)(*inputs))
+    for other in others:  # in fp64, so that only the order of the sums is another
+        torch.testing.assert_close(other, wanted, rtol=1e-12, atol=1e-12, check_stride=True)
+
+
+def selected(problem, name, source="recorded"):
+    choice = next(c.choice for c in library.calls(problem) if c.name == name)
+    return {encode(problem): Selection(Estimate(choice, 5.0, 0.01), None, source)}
+
+
+@pytest.fixture
+def h200(monkeypatch):
+    """Nodes on the meta device are of an H200."""
+    monkeypatch.setattr(listed, "arch_of", lambda device: H200)
+
+
+def placed(fn, *inputs, choose, weights=()):
+    """The graph after `place`, and its report."""
+    mode, gm = traced(fn, *inputs)
+    known = [n for n in gm.graph.nodes if n.op == "placeholder" and n.name in weights]
+    report = GraphReport()
+    with V.set_fake_mode(mode):
+        place(gm.graph, choose, known, reduced_table(frozenset(WHOLE)), report)
+    gm.graph.lint()
+    gm.recompile()
+    return gm, report
+
+
+def targets(gm):
+    return [str(n.target) for n in gm.graph.nodes if n.op == "call_function"]
+
+
+def given(dtype=torch.bfloat16):
+    x, weight = image(2, 8, 6, 6, dtype=dtype), image(16, 8, 3, 3, dtype=dtype)
+    return x, weight, torch.randn(16, dtype=dtype)
+
+
+def fn(x, weight, bias):
+    return conv(x, weight, bias, padding=1)
+
+
+def test_nothing_known_leaves_torchs_own_ops(h200):
+    gm, report = placed(fn, *given(), choose=library.Chooser({}))
+    assert targets(gm) == ["aten.convolution.default", "aten.relu.default"]
+    (event,) = report.events
+    assert (event.kind, event.subject) == ("choice", "conv+relu")
+    assert event.reason == "aten.convolution: nothing is recorded of 2 choices"
+
+
+def test_what_is_recorded_is_called(h200):
+    problem = problem_in(fn, *given())
+    gm, report = placed(fn, *given(), choose=library.Chooser(selected(problem, RELU)))
+    assert targets(gm) == ["ipex.cudnn_conv_relu.default"]
+    assert report.events[0].reason == "cudnn.convolution_relu: 5 us, recorded"
+    x, weight, bias = given()
+    assert torch.equal(gm(x, weight, bias), F.relu(F.conv2d(x, weight, bias, padding=1)))
+
+
+@pytest.mark.parametrize("choice", [
+    Choice("library", "cudnn.convolution_add_relu"),  # of another epilogue
+    Choice("library", "cublaslt.addmm_activation"),  # of another window
+    Choice("library", "cudnn.convolution_relu", template="torch 2.0.0"),  # of another cuDNN
+], ids=str)  # fmt: skip
+def test_a_record_of_what_may_not_compute_it_is_refused_and_said(choice, h200):
+    problem = problem_in(fn, *given())
+    planted = {encode(problem): Selection(Estimate(choice, 5.0, 0.01), None, "recorded")}
+    gm, report = placed(fn, *given(), choose=library.Chooser(planted))
+    assert targets(gm) == ["aten.convolution.default", "aten.relu.default"]
+    wanted = f"aten.convolution: {choice.name} (recorded) is not offered here"
+    assert report.events[0].reason == wanted
+
+
+def plain_problem(problem, epilogue):
+    """As Inductor's own list of kernels has it."""
+    ours = ("binary", "unary", "scalars", "packed", "other")
+    constants = {n: value for n, value in problem.constants.items() if n not in ours}
+    op = "aten.convolution.default"
+    return changed(problem, op=op, constants=constants, epilogue=epilogue)
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "p50", "wins"),
+    [("aten.relu.default(y)", 4.0, True), ("aten.relu.default(y)", 6.0, False), ("", 4.0, False)],
+)
+def test_a_template_with_the_epilogue_that_is_faster_is_left_to_inductor(epilogue, p50, wins, h200):
+    problem = problem_in(fn, *given())
+    template = Choice("template", "inductor.triton.convolution2d")
+    beside = Selection(Estimate(template, p50, 0.01), None, "recorded")
+    known = selected(problem, RELU) | {encode(plain_problem(problem, epilogue)): beside}
+    gm, report = placed(fn, *given(), choose=library.Chooser(known))
+    assert (targets(gm)[0] == "aten.convolution.default") == wins
+    assert report.events[0].reason.startswith("aten.convolution" if wins else RELU)
+
+
+def test_the_reason_why_there_is_no_choice_is_said(h200):
+    x, weight, bias = given()
+    _, report = placed(fn, x.contiguous(), weight, bias, choose=library.Chooser({}))
+    assert str(report.events[0]) == "missed: conv+relu (its tensors are not channels-last)"
+
+
+def test_who_learns_a_graph_hears_what_there_is_to_choose(h200):
+    with choosing(Choosing()) as now:
+        placed(fn, *given(), choose=library.Chooser({}))
+    (offer,) = now.offers.values()
+    assert [c.name for c in offer.choices] == [PLAIN, RELU]
+    assert offer.taken.name == PLAIN
+
+
+def two(x, y, weight, bias, own_weight, own_bias):
+    """A block's last convolution, which adds that of its shortcut."""
+    shortcut = torch.conv2d(y, own_weight, own_bias)
+    return conv(x, weight, bias, shortcut, padding=1)
+
+
+def two_inputs():
+    x, weight, bias = given(torch.float64)
+    own = image(16, 4, 1, 1, dtype=torch.float64), torch.randn(16, dtype=torch.float64)
+    return x, image(2, 4, 6, 6, dtype=torch.float64), weight, bias, *own
+
+
+class Fused:
+    """Chooses cuDNN's call whatever it is asked."""
+
+    def __call__(self, node):
+        return library.conv.CALLS[1].body, "choice", "as told"
+
+
+BIASES = ("bias_1", "own_bias_1")
+
+
+@pytest.mark.parametrize(("weights", "moves"), [(BIASES, True), (BIASES[:1], False), ((), False)])
+def test_the_bias_of_an_addend_is_added_to_the_calls_own(weights, moves):
+    gm, report = placed(two, *two_inputs(), choose=Fused(), weights=weights)
+    (addend,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+    assert (addend.args[2] is None) == moves
+    assert report.events[0].reason.endswith("is added to its own") == moves
+    inputs = two_inputs()
+    torch.testing.assert_close(gm(*inputs), two(*inputs))
+
+
+def test_a_bias_that_others_see_stays_where_it_is():
+    def seen(x, y, weight, bias, own_weight, own_bias):
+        shortcut = torch.conv2d(y, own_weight, own_bias)
+        return conv(x, weight, bias, shortcut, padding=1), shortcut.neg()
+
+    gm, _ = placed(seen, *two_inputs(), choose=Fused(), weights=BIASES)
+    (addend,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+    assert addend.args[2] is not None
+
+
+def test_what_a_call_is_in_generated_code(monkeypatch):
+    """aten's own op, its arguments in their order; and channels-last whatever comes."""
+    lowerings.register()
+    code = []
+    monkeypatch.setattr(GraphLowering, "save_output_code", staticmethod(code.append))
+    op = torch.ops.ipex.cudnn_conv_relu
+    window = [1, 1], [1, 1], [1, 1], 1
+
+    def call(x, weight, bias, other):
+        return op(op(x, weight, bias, None, *window), weight, None, other, *window)
+
+    x, weight = image(2, 8, 6, 6, dtype=torch.float32), image(8, 8, 3, 3, dtype=torch.float32)
+    with torch.no_grad(), pytest.raises(NotImplementedError):  # a CPU has no cuDNN
+        torch.compile(call)(x, weight, torch.randn(8), x.clone())
+    first = "torch.ops.aten.cudnn_convolution_relu.default(arg"
+    then = "torch.ops.aten.cudnn_convolution_add_relu.default(buf0, arg"
+    assert first in code[0]
+    assert then in code[0]
+    assert ", 1.0, None, [1, 1], [1, 1], [1, 1], 1)" in code[0]
+    assert "assert_size_stride(buf0, (2, 8, 6, 6), (288, 1, 48, 8)" in code[0]
