@@ -6,8 +6,9 @@ Of each candidate, in turn: the time of the device (between events, with the que
 that the host is not in it) and of the host alone; medians, in milliseconds. Beside them the bytes
 that a step must move, over that time, as a share of what a copy moves in the same run.
 
-`--only` takes the rows that have such a word: a list, an optimizer, a form. `--tiles` tries other blocks and warps of ours instead. Last, the first step of a fresh process:
-with an empty kernel cache, and from it.
+`--only` takes the rows that have such a word: a list, an optimizer, a form. `--tiles` tries other
+blocks and warps of ours instead. Last, the first step of a fresh process: with an empty kernel
+cache, and from it.
 """
 
 import argparse
