@@ -48,7 +48,7 @@ numpy.seterr(over="ignore")
 norms.BLOCK, norms.TURNS = 32, 4
 norms.CHUNK = norms.BLOCK * norms.TURNS
 
-def loaded(device, source, name, problem, types, constants, warps):
+def loaded(source, name, device, problem, types, constants, warps):
     kernel, pointers = _module(source)[name], [t.startswith("*") for t in types.values()]
     def launch(blocks, stream, arguments):
         pairs = zip(arguments, pointers, strict=True)
