@@ -87,7 +87,7 @@ def doubles(params):
 
 def wide_grads(params, wide):
     for p, w in zip(params, wide, strict=True):
-        w.grad = None if p.grad is None else p.grad.double()
+        w.grad = None if p.grad is None else p.grad.to(torch.float64, copy=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -450,10 +450,11 @@ def test_finite_gradients_are_never_called_infinite(dtype):
             params[0].grad[-1] = planted
             found = norms.found_inf(optimizer, scale, clip)
             assert found.item() == wanted
-            torch_found = torch.zeros((), device="cuda")
-            grads = [p.grad for p in params]
-            torch._amp_foreach_non_finite_check_and_unscale_(grads, torch_found, scale)
-            assert torch_found == found
+            if dtype is not torch.bfloat16:  # of which torch says nothing
+                torch_found = torch.zeros((), device="cuda")
+                grads = [p.grad for p in params]
+                torch._amp_foreach_non_finite_check_and_unscale_(grads, torch_found, scale)
+                assert torch_found == found
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])

