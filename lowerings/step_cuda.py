@@ -24,6 +24,9 @@ WORD = 8  # bytes
 EVEN = VECTOR // WORD
 
 
+_captured: list["CudaKernel"] = []  # nobody says when a graph that may read their tables is gone
+
+
 class CudaKernel:
     """One update of all its rows: a launch that makes their scalars, then one for the elements.
 
@@ -52,6 +55,8 @@ class CudaKernel:
         assert self._table is not None
         stream, table = torch.cuda.current_stream(), self._table.data_ptr()
         begin = self._sent.address(words, stream)
+        if torch.cuda.is_current_stream_capturing() and self not in _captured:
+            _captured.append(self)
         steps, numbers = (begin + WORD * at for at in (self._words.steps, self._words.numbers))
 
         def launch() -> None:

@@ -31,9 +31,9 @@ from ipex_inductor.lowerings.workload import function_of, inputs_of, mark, widen
 
 # What makes Inductor list its templates, and time nothing.
 OPTIONS: dict[str, Any] = {"max_autotune": True, "shape_padding": False}
-# What Inductor kept of earlier measurements, on this machine or others, is of unknown age.
 # What a graph with an op of ours is compiled by: templates may change more than the choice does.
 USUALLY: dict[str, Any] = {"shape_padding": False}
+# What Inductor kept of earlier measurements, on this machine or others, is of unknown age.
 ANEW: dict[str, Any] = {"autotune_local_cache": False, "autotune_remote_cache": False}
 QUIETLY: dict[str, Any] = {"autotune_num_choices_displayed": 0}
 

@@ -2,6 +2,7 @@
 //
 // Tensors are asked through torch's stable C interface, Python's objects through functions of its
 // stable ABI. Both are declared here, so no header of either is needed, and no library is linked.
+#include <algorithm>
 #include <cstdint>
 #include <unordered_map>
 #include <vector>
@@ -67,6 +68,7 @@ struct Facts {
     if (torch.data_ptr(impl, &data) || torch.dtype(impl, &dtype)) return false;
     if (torch.dim(impl, &dim) || torch.sizes(impl, &sizes)) return false;
     if (torch.strides(impl, &strides)) return false;
+    if (!data && std::find(sizes, sizes + dim, 0) == sizes + dim) return false;  // no memory
     said.push_back(dtype);
     said.push_back(dim);
     said.insert(said.end(), sizes, sizes + dim);
@@ -113,6 +115,7 @@ thread_local States states;
 bool read(Facts facts, PyObject* params, PyObject* state, PyObject* names, PyObject* held,
           PyObject* grads) {
   const intptr_t wanted = PyTuple_Size(names), count = PyList_Size(params);
+  facts.said.push_back(count);  // or a parameter that changes its group would not show
   for (intptr_t n = 0; n < count; ++n) {
     PyObject* param = PyList_GetItem(params, n);
     PyObject* grad = PyObject_GetAttr(param, facts.words.grad);

@@ -131,6 +131,8 @@ def _in_python(optimizer: Optimizer, named: Any) -> Look | None:
         return None
     if {*map(attrgetter("layout"), grads)} - {torch.strided}:
         return None
+    if any(not t.data_ptr() and t.numel() for t in chain(held, grads)):  # no memory
+        return None
     addresses = array("q", map(Tensor.data_ptr, grads))
     facts += map(Tensor.data_ptr, held)
     facts += (address % VECTOR for address in addresses)

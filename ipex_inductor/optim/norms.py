@@ -61,26 +61,40 @@ def norm_of(optimizer: Optimizer, clip: float, divisor: Tensor | None) -> Clip |
     reading = _reading(optimizer, seen)
     if reading is None or not reading.takes(divisor):
         return None
-    return reading.clipped(seen.addresses, clip, divisor, None)
+    try:
+        return reading.clipped(seen.addresses, clip, divisor, None)
+    except NotBuiltError as error:
+        _tell(str(error))
+        return None
 
 
 def found_inf(optimizer: Optimizer, scale: Tensor, clip: float | None) -> Tensor | None:
     """1 if a gradient is not finite, else 0 (fp32, on their device); nobody waits for it.
 
     For `clip` the norm of the gradients over `scale` is taken as well; `norm_of` has it then, until
-    one of them is written. None where torch is to look: as with `norm_of`, or there are none.
+    one of them is written as torch sees it, or all is to be forgotten (`forget`). None where torch
+    is to look: as with `norm_of`, or there are none.
     """
     seen = _seen(optimizer)
     reading = _reading(optimizer, seen) if seen and seen.grads else None
     if seen is None or reading is None or not reading.takes(scale):
         return None
     found = torch.zeros((), dtype=torch.float32, device=scale.device)
-    if clip is None:
-        reading.look(seen.addresses, found)
-    else:
-        clipped = reading.clipped(seen.addresses, clip, scale, found)
-        _read[optimizer] = Read(clip, _stamps(seen), clipped)
+    try:
+        if clip is None:
+            reading.look(seen.addresses, found)
+        else:
+            clipped = reading.clipped(seen.addresses, clip, scale, found)
+            _read[optimizer] = Read(clip, _stamps(seen), clipped)
+    except NotBuiltError as error:
+        _tell(str(error))
+        return None
     return found
+
+
+def forget(optimizer: Optimizer) -> None:
+    """What was read is of no step to come."""
+    _read.pop(optimizer, None)
 
 
 def _seen(optimizer: Optimizer) -> Look | None:

@@ -270,6 +270,8 @@ def _held(param: nn.Parameter) -> Tensor:
         raise LeftError("a parameter with gaps in its memory")
     if held.is_neg():
         raise LeftError("a parameter that is negated when it is read")
+    if not _has_memory(held):
+        raise LeftError("a parameter without memory of its own")
     return held
 
 
@@ -289,6 +291,8 @@ def _grad(grad: Tensor, held: Tensor) -> Tensor:
         raise LeftError(f"gradients that are a {type(grad).__name__} of {grad.dtype}")
     if (held.dtype is torch.float64) != (grad.dtype is torch.float64):
         raise LeftError(f"gradients of {grad.dtype} for {held.dtype}")
+    if not _has_memory(grad):
+        raise LeftError("gradients without memory of their own")
     return grad if _alike(grad, held) else torch.empty_like(held, dtype=grad.dtype).copy_(grad)
 
 
@@ -313,7 +317,8 @@ def _known_state(
         places = (held.device, torch.device("cpu")) if name == "step" else (held.device,)
         if tensor.device not in places or tensor.dtype not in REALS:
             raise LeftError(f"a state {name!r} of {tensor.dtype} on {tensor.device}")
-        if name != "step" and (not _alike(tensor, held) or tensor.is_neg()):
+        odd = tensor.is_neg() or not _has_memory(tensor)
+        if name != "step" and (odd or not _alike(tensor, held)):
             raise LeftError(f"a state {name!r} of another layout")
     return known
 
@@ -322,6 +327,11 @@ def _step_dtype(group: Mapping[str, Any]) -> torch.dtype:
     """As torch makes it."""
     double = torch.get_default_dtype() is torch.float64 and not group.get("fused")
     return torch.float64 if double else torch.float32
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """A functional tensor has none, though it looks like any other."""
+    return not tensor.numel() or bool(tensor.data_ptr())
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

@@ -5,9 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim import optimizer as optimizers
 
 from ipex_inductor.optim import kernels
-from ipex_inductor.optim.norms import found_inf
+from ipex_inductor.optim.norms import forget, found_inf
+from ipex_inductor.optim.step import OWN_HOOKS
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -21,6 +23,13 @@ class GradScaler(torch.amp.GradScaler):
 
     `scaler.scale(loss).backward(); scaler.step(fused.optimizer); scaler.update()`
     """
+
+    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        """See `torch.amp.GradScaler.step`."""
+        try:
+            return super().step(optimizer, *args, **kwargs)
+        finally:
+            forget(optimizer)  # a step that raised did not ask for it
 
     def _check_inf_per_device(self, optimizer: Optimizer) -> dict[Any, Tensor]:
         """What torch asks before a step that unscales by itself."""
@@ -38,7 +47,13 @@ def _is_fused(optimizer: Optimizer) -> bool:
 
 
 def _clip(optimizer: Optimizer) -> float | None:
-    """What the step will clip to; what else it will divide by is not known yet."""
-    scaled = getattr(optimizer, "grad_scale", None) is not None
+    """What the step will clip to, if nothing of others can come between."""
+    scaled = getattr(optimizer, "grad_scale", None) is not None  # of which more is not known yet
     options: kernels.Options = vars(optimizer)[kernels.OPTIONS]
-    return None if scaled else options.clip_norm
+    return None if scaled or _has_hooks(optimizer) else options.clip_norm
+
+
+def _has_hooks(optimizer: Optimizer) -> bool:
+    """Whether what others asked for runs first: it may write gradients as nobody sees."""
+    of_all = len(optimizers._global_optimizer_pre_hooks) - OWN_HOOKS
+    return bool(optimizer._optimizer_step_pre_hooks) or of_all > 0

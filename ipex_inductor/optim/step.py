@@ -320,3 +320,4 @@ def _refuse_displaced(params: list[Tensor]) -> None:
 
 
 register_optimizer_step_pre_hook(_before_step)
+OWN_HOOKS = 1  # of all optimizers

@@ -80,7 +80,8 @@ def _takes_bias(node: Node, weights: Container[Node]) -> bool:
         return False
     own = other.args[2]
     known = own in weights and (bias is None or bias in weights)
-    return own is not None and known and len(other.users) == 1
+    alone = len(other.users) == 1 and other not in node.args[:2]
+    return own is not None and known and alone
 
 
 def _take_bias(graph: torch.fx.Graph, node: Node) -> None:

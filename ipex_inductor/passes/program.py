@@ -53,10 +53,11 @@ DIRECT: dict[str, Callable[..., Any]] = {
 }
 
 
-def _packing(op: Callable[..., Any], weight: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """`op`, one of oneDNN's, which takes all threads for any weight, however small."""
-    with openmp.one_thread() if weight.numel() <= PACKED_ALONE else contextlib.nullcontext():
-        return op(weight, *args, **kwargs)
+def _packed(run: "functools.partial[Any]") -> Any:
+    """What one of oneDNN's calls makes, which takes all threads for any weight, however small."""
+    small = run.args[0].numel() <= PACKED_ALONE
+    with openmp.one_thread() if small else contextlib.nullcontext():
+        return run()
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ class Program:
                     values.append(None)
                     continue
                 kwargs = {name: _filled(value, values) for name, value in step.kwargs}
-                values.append(_function(step.op)(*_filled(step.args, values), **kwargs))
+                run = functools.partial(_function(step.op), *_filled(step.args, values), **kwargs)
+                values.append(_packed(run) if step.op.startswith(PACKS) else run())
         return [values[ref.index] for ref in self.outputs]
 
     @functools.cached_property
@@ -186,4 +188,4 @@ def _function(name: str) -> Callable[..., Any]:
         return DIRECT[name]
     path = name if "." in name else f"{name}.default"
     op: Callable[..., Any] = operator.attrgetter(path.replace("::", "."))(torch.ops)
-    return functools.partial(_packing, op) if name.startswith(PACKS) else op
+    return op

@@ -118,7 +118,40 @@ def test_gradients_written_after_they_were_read_are_read_again(readings):
     reference.step()
     for p, q in zip(ours, theirs, strict=True):
         torch.testing.assert_close(p, q, **CLOSE)
-    assert readings == ["look", "norm", "norm"]
+    assert readings == ["look", "norm"]
+
+
+def test_gradients_that_a_hook_writes_as_nobody_sees_are_read_after_it(readings):
+    ours = tensors()
+    step = FusedStep(SGD(ours, 0.1), clip_norm=0.5)
+    step.optimizer.register_step_pre_hook(lambda *_: (ours[1].grad.data.mul_(3.0), None)[1])
+    scaler, _ = scalers()
+    draw(1024.0, ours)
+    scaler.step(step.optimizer)
+    scale = scaler.get_scale()
+    norm = nn.utils.get_total_norm([p.grad / scale for p in ours])
+    torch.testing.assert_close(step.grad_norm, norm)
+    assert readings == ["look", "norm"]
+
+
+def test_what_a_step_that_raised_had_read_is_forgotten(readings, monkeypatch):
+    ours = tensors()
+    step = FusedStep(SGD(ours, 0.1), clip_norm=0.5)
+    scaler, _ = scalers()
+    draw(1024.0, ours)
+
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step.optimizer, "step", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            scaler.step(step.optimizer)
+    for p in ours:
+        p.grad.data.mul_(0.5)
+    step()  # which still unscales, as torch's would
+    norm = nn.utils.get_total_norm([p.grad / 1024.0 for p in ours])
+    torch.testing.assert_close(step.grad_norm, norm)
 
 
 def test_a_reading_is_for_one_step(readings):

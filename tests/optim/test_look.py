@@ -157,6 +157,41 @@ def test_what_makes_another_plan_is_seen(change):
         torch.testing.assert_close(p, q, **CLOSE)
 
 
+def test_a_parameter_that_changes_its_group_is_seen():
+    """All stand in the same order then."""
+    torch.manual_seed(0)
+    ours = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
+    theirs = copies(ours)
+
+    def in_two(params):
+        return AdamW([{"params": params[:2]}, {"params": params[2:], "lr": 1.0}], 0.01)
+
+    optimizer, reference = in_two(ours), in_two(theirs)
+    assert fuse_step(optimizer) is None
+    for number in range(4):
+        if number == 2:
+            for each in (optimizer, reference):
+                one, other = each.param_groups
+                other["params"].insert(0, one["params"].pop())
+        step(ours, optimizer, theirs, reference)
+    for p, q in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(p, q, **CLOSE)
+
+
+def test_a_gradient_without_memory_is_torchs():
+    """Its address is 0, which is as aligned as any; torch refuses to mix it with others."""
+    ours, optimizer, theirs, reference = twins()
+    for params, each in (ours, optimizer), (theirs, reference):
+        draw(params)
+        params[0].grad = torch._to_functional_tensor(torch.ones(SHAPES[0]))
+        assert params[0].grad.data_ptr() == 0
+        with pytest.raises(RuntimeError, match="functional"):
+            each.step()
+    assert look.look(optimizer, {}) is None
+    for p, q in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(p, q, **CLOSE)
+
+
 GRADIENTS = {
     "absent": lambda p: None,
     "turned": lambda p: torch.randn(8, 8).t(),

@@ -54,7 +54,7 @@ def run(tmp_path):
 def test_the_second_process_starts_no_other(run):
     """Neither does one without a compiler, where the first one's kernel is in the cache."""
     first = run()
-    assert first["started"] == ["subprocess.Popen"]
+    assert first["started"] == ["subprocess.Popen"] * 2  # for the step, and for who looks before
     assert not first["left"]
     for env in ({}, {"CXX": "/nowhere/g++"}, {"CXX": "/nowhere/g++", "PATH": "/nowhere"}):
         again = run(**env)
@@ -77,4 +77,7 @@ def test_without_a_compiler_torch_steps_and_that_is_said_once(run):
     assert not alone["started"]
     (reason,) = alone["left"]
     assert reason == "no C++ compiler is here, and no cache has the kernel"
-    assert alone["lines"] == [f"AdamW: torch itself steps 1 parameters: {reason}"]
+    assert alone["lines"] == [
+        f"tensors of an optimizer are looked at by Python before each step: {reason}",
+        f"AdamW: torch itself steps 1 parameters: {reason}",
+    ]

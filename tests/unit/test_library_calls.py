@@ -305,6 +305,21 @@ def test_a_bias_that_others_see_stays_where_it_is():
     assert addend.args[2] is not None
 
 
+SQUARE = ((8, 8, 3, 3), (8, 8, 1, 1))
+
+
+def test_a_bias_that_the_convolution_itself_sees_stays_where_it_is():
+    def seen(x, weight, bias, own_weight, own_bias):
+        shortcut = torch.conv2d(x, own_weight, own_bias)
+        return conv(shortcut, weight, bias, shortcut, padding=1)
+
+    x, window, pixel = (image(*of, dtype=torch.float64) for of in ((2, 8, 6, 6), *SQUARE))
+    bias, own_bias = torch.randn(2, 8, dtype=torch.float64)
+    gm, _ = placed(seen, x, window, bias, pixel, own_bias, choose=Fused(), weights=BIASES)
+    (addend,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+    assert addend.args[2] is not None
+
+
 def test_what_a_call_is_in_generated_code(monkeypatch):
     """aten's own op, its arguments in their order; and channels-last whatever comes."""
     lowerings.register()

@@ -50,9 +50,10 @@ def test_small_weights_are_packed_by_one_thread_and_large_ones_by_all(monkeypatc
     monkeypatch.setattr(torch.ops.mkldnn, name, op)
     program._function.cache_clear()
     try:
-        pack = program._function(f"mkldnn::{name}")
+        steps = (program.Step(f"mkldnn::{name}", (program.Ref(0),), ()),)
+        packs = program.Program((0,), ("a weight",), steps, ())
         for size in (program.PACKED_ALONE, program.PACKED_ALONE + 1):
-            pack(torch.empty(size))
+            packs.run([torch.empty(size)])
     finally:
         program._function.cache_clear()
     assert seen == [1, 2]
