@@ -27,6 +27,8 @@ class _Verbs(Verbs):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:  # whoever reads has read enough
+            raise
         except OSError as error:
             came = f"{error.filename}: {error.strerror}" if error.filename else str(error)
             todo = "Check the path, its mode, and the disk."

@@ -238,6 +238,17 @@ def test_show_table_and_filter(a):
     assert run("show", a, "--problem", "conv").stdout == "no problem\n"
 
 
+def test_a_reader_that_goes_is_no_error(a):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", "from ipex_inductor.cli import app; app()"]
+    command += ["autotune", "show", str(a)]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert done.returncode == 1
+    assert "error:" not in done.stderr
+
+
 def test_choices_that_this_version_does_not_know_are_shown(tmp_path):
     gone = Choice("template", "of another version", {"warps": 99})
     path = database(tmp_path / "db.jsonl", record(timed(gone, 1.0)))
