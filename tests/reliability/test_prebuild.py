@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -122,6 +124,43 @@ def test_other_weights_run_without_compiling(made):
     assert loaded.report.events == made.done.report.events
     last = args[0].to(memory_format=torch.channels_last)  # the code is for the strides there were
     assert_same(loaded(last, 3, **kwargs), other(*args, **kwargs))
+
+
+@torch.no_grad()
+def test_calls_in_many_threads_while_weights_change(made):
+    """Each result is the one model's or the other's, of the caller's own input."""
+    models = made.model, Net().eval()
+    states = [model.state_dict() for model in models]
+    loaded = ipex_inductor.load(made.path, states[0])
+    stop = threading.Event()
+
+    def changes():
+        turns = 0
+        while not stop.is_set():
+            loaded.load_weights(states[turns % 2])
+            turns += 1
+        return turns
+
+    def calls(seed):
+        own = torch.Generator().manual_seed(seed)
+        x, add = torch.randn(2, 3, 8, 8, generator=own), torch.ones(16)
+        wanted = [model(x, 3, twice=add)["y"] for model in models]
+        seen = set()
+        for _ in range(50):
+            got = loaded(x, 3, twice=add)["y"]
+            near = [torch.allclose(got, want, **CLOSE) for want in wanted]
+            assert any(near)
+            seen.update(which for which, fits in enumerate(near) if fits)
+        return seen
+
+    with ThreadPoolExecutor(6) as pool:
+        turns = pool.submit(changes)
+        seen = [pool.submit(calls, seed) for seed in range(5)]
+        try:
+            assert set().union(*(each.result() for each in seen)) == {0, 1}
+        finally:
+            stop.set()
+        assert turns.result() > 1
 
 
 LOAD = """
