@@ -5,6 +5,7 @@ measured where that is allowed; else a model may guess, where it proved right on
 seen, and the rest is the library's.
 """
 
+import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -74,6 +75,12 @@ def lookup(problems: Collection[bytes], database: Path | None) -> dict[bytes, Se
 def shipped(arch: str) -> bool:
     """Whether the package has a table of that architecture."""
     return (SHIPPED / file_name(arch)).exists()
+
+
+def table_digest(arch: str) -> str:
+    """The identity of the package's table of that architecture, "" where there is none."""
+    file = SHIPPED / file_name(arch)
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
 
 
 def cost_model(arch: str) -> Model | None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ipex_inductor.autotune.record import Choice, Problem
     from ipex_inductor.autotune.select import Selection
     from ipex_inductor.lowerings.listed import Choosing, Offer
+    from ipex_inductor.lowerings.selection import Policy
     from ipex_inductor.lowerings.step import Launch
 
 # Without it Inductor offers no template. It moves more than that (layouts, sums of products), so it
@@ -254,14 +255,7 @@ def _settled(
             return {}
         from ipex_inductor.lowerings import selection
 
-        database = selection.database_of(config.autotune_database)
-        policy = selection.Policy(
-            database,
-            _may_time(config),
-            config.autotune_budget_s,
-            tables=config.autotune in ("always", "never"),  # asked for by name
-            guesses=config.autotune != "never",
-        )
+        policy = _policy(config)
         if config.autotune == "inductor" or not selection.may_choose(policy, gm, devices):
             return {}
         graph = _graph_digest(gm, example_inputs, config)
@@ -273,6 +267,33 @@ def _settled(
             raise
         graph_report.add("missed", "autotune", f"{type(error).__name__}: {error}")
         return {}
+
+
+def _policy(config: CompileConfig) -> "Policy":
+    from ipex_inductor.lowerings import selection
+
+    return selection.Policy(
+        selection.database_of(config.autotune_database),
+        _may_time(config),
+        config.autotune_budget_s,
+        tables=config.autotune in ("always", "never"),  # asked for by name
+        guesses=config.autotune != "never",
+    )
+
+
+def _tables(config: CompileConfig, devices: set[torch.device]) -> dict[str, str]:
+    """The package's tables that say what library calls a graph gets: architectures and digests.
+
+    Only where no records are looked into, which come first. So the graph need not be lowered twice.
+    """
+    gpus = {device for device in devices if device.type == "cuda"}
+    if not gpus or config.autotune == "inductor" or _policy(config).records(gpus):
+        return {}
+    from ipex_inductor.autotune.select import table_digest
+    from ipex_inductor.lowerings.listed import arch_of
+
+    known = {arch: table_digest(arch) for arch in sorted(map(arch_of, gpus))}
+    return {arch: digest for arch, digest in known.items() if digest}
 
 
 def _may_have_choices(config: CompileConfig, devices: set[torch.device]) -> bool:
@@ -420,7 +441,7 @@ def _compile_with(
         training,
         graph_report,
         compat.as_pass_list(user_passes),
-        Chooser(selected, no_calls),
+        Chooser(selected, no_calls, _tables(config, _devices(example_inputs))),
     )
     prologue = config.weight_prologue and not training and not wrapped and not sharded
     if wrapped and config.weight_prologue:
@@ -621,6 +642,7 @@ def _identity_fields(
         "sharded": sharded,
         "targets": tuple(current(device).arch for device in devices),
         "selected": _selected_digest(selected),
+        "tables": tuple(_tables(config, _devices(example_inputs)).items()),
         "leaves": _may_time(config),
     }
 

@@ -5,14 +5,14 @@ the library does with the epilogue against what Inductor makes of the same.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
 from ipex_inductor.autotune.record import Choice, Problem, decode_problem, encode
-from ipex_inductor.autotune.select import Selection
+from ipex_inductor.autotune.select import Selection, lookup
 from ipex_inductor.lowerings import conv, linear, listed
 from ipex_inductor.lowerings.calls import Call
 from ipex_inductor.lowerings.settings import settings_of
@@ -44,11 +44,14 @@ class Chooser:
     """What `passes/library.py` asks, of one graph.
 
     What there is to choose from is told to who learns that (`listed.choosing`). `off`: a reason why
-    nothing may be chosen, "" for none.
+    nothing may be chosen, "" for none. `tables`: architectures whose table in the package is asked
+    about what is not among `selected`.
     """
 
-    def __init__(self, selected: Mapping[bytes, Selection], off: str = "") -> None:
-        self._selected, self._off = selected, off
+    def __init__(
+        self, selected: Mapping[bytes, Selection], off: str = "", tables: Collection[str] = ()
+    ) -> None:
+        self._selected, self._off, self._tables = selected, off, tables
 
     def __call__(self, node: Node) -> tuple[Body | None, str, str]:
         """What computes `node`, None for Inductor; the kind and the reason of that decision."""
@@ -66,6 +69,8 @@ class Chooser:
         usual, key = offered[0], encode(problem)
         listed.tell(listed.Offer(problem, choices, usual.choice))
         known = self._selected.get(key)
+        if known is None and problem.arch in self._tables:
+            known = lookup({key}, None).get(key)
         if known is None:
             reason = f"{usual.name}: nothing is recorded of {len(offered)} choices"
             return None, "choice", reason

@@ -1,6 +1,7 @@
 """The tables of winners in the package: whole, and used on the devices that they are of."""
 
 import dataclasses
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,13 @@ import torch
 from msgspec.structs import replace
 from records import timed
 
-from ipex_inductor import compat, target
+from ipex_inductor import backend, compat, target
 from ipex_inductor.autotune import select
 from ipex_inductor.autotune.database import Records, write
 from ipex_inductor.autotune.record import Choice, encode
 from ipex_inductor.autotune.table import file_name, winners
-from ipex_inductor.lowerings import selection, shapes
+from ipex_inductor.config import resolve
+from ipex_inductor.lowerings import listed, selection, shapes
 
 TABLES = sorted(select.SHIPPED.glob("*.jsonl"))
 PROBLEMS = Path(__file__).parents[2] / "benchmarks" / "tuning_problems.txt"
@@ -94,3 +96,22 @@ def test_a_graph_is_settled_only_where_there_is_a_table_of_its_device(monkeypatc
     assert not policy.records({torch.device("cpu")})
     assert policy.records({torch.device("cpu"), torch.device("cuda")})
     assert not dataclasses.replace(policy, tables=False).records({torch.device("cuda")})
+
+
+def test_calls_are_looked_up_in_a_table_only_where_no_records_come_first(monkeypatch, tmp_path):
+    monkeypatch.setattr(listed, "arch_of", lambda device: str(H200))
+    monkeypatch.setattr(selection, "arch_of", lambda device: str(H200))
+    here, none = {torch.device("cuda")}, str(tmp_path / "none")
+
+    def tables(devices=here, database=none, **options):
+        return backend._tables(
+            resolve(None, {"autotune_database": database, **options}, {}), devices
+        )
+
+    table = select.SHIPPED / file_name(str(H200))
+    assert tables() == {str(H200): hashlib.sha256(table.read_bytes()).hexdigest()}
+    assert tables({torch.device("cpu")}) == {}
+    assert tables(database=str(tmp_path)) == {}, "there is a database"
+    assert (
+        tables(autotune="inductor") == tables(autotune="never") == tables(autotune="always") == {}
+    )

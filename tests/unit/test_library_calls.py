@@ -15,10 +15,13 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ipex_inductor import lowerings
+from ipex_inductor.autotune import select
+from ipex_inductor.autotune.database import write
 from ipex_inductor.autotune.pool import Estimate
 from ipex_inductor.autotune.record import Choice, Record, encode
 from ipex_inductor.autotune.select import Selection
 from ipex_inductor.autotune.space import why_refused
+from ipex_inductor.autotune.table import file_name
 from ipex_inductor.decisions import GraphReport
 from ipex_inductor.lowerings import library, listed, shapes, tuner
 from ipex_inductor.lowerings.listed import Choosing, choosing
@@ -211,6 +214,26 @@ def test_what_is_recorded_is_called(h200):
     assert report.events[0].reason == "cudnn.convolution_relu: 5 us, recorded"
     x, weight, bias = given()
     assert torch.equal(gm(x, weight, bias), F.relu(F.conv2d(x, weight, bias, padding=1)))
+
+
+def test_what_a_table_of_the_package_says_is_called_where_it_may_be_asked(
+    h200, tmp_path, monkeypatch
+):
+    problem = problem_in(fn, *given())
+    (each,) = selected(problem, RELU).values()
+    record = Record(problem, (timed(each.choice, 5.0),), PROVENANCE)
+    write(tmp_path / file_name(H200), [record])
+    monkeypatch.setattr(select, "SHIPPED", tmp_path)
+    gm, report = placed(fn, *given(), choose=library.Chooser({}, tables={H200}))
+    assert targets(gm) == ["ipex.cudnn_conv_relu.default"]
+    assert report.events[0].reason == "cudnn.convolution_relu: 5 us, shipped"
+    gm, _ = placed(fn, *given(), choose=library.Chooser({}, tables={"sm_90:NVIDIA-H100"}))
+    assert targets(gm) == ["aten.convolution.default", "aten.relu.default"]
+    own = {
+        encode(problem): Selection(Estimate(Choice("library", PLAIN), 4, 0.01), None, "recorded")
+    }
+    _, report = placed(fn, *given(), choose=library.Chooser(own, tables={H200}))
+    assert report.events[0].reason.endswith("recorded"), "one's own records come first"
 
 
 @pytest.mark.parametrize("choice", [
