@@ -676,10 +676,11 @@ def _check_devices(example_inputs: Sequence[Any]) -> None:
 def _check_rules(config: CompileConfig) -> None:
     if not config.rules_off:
         return
+    from ipex_inductor.passes import channels_last
     from ipex_inductor.passes.joint import RULE_NAMES
     from ipex_inductor.passes.source import OPTIMIZER_STEP
 
-    known = RULE_NAMES | {OPTIMIZER_STEP}
+    known = RULE_NAMES | {OPTIMIZER_STEP, channels_last.NAME}
     for name in sorted(config.rules_off - known - {"*"}):
         raise unknown("rule", name, known)
 

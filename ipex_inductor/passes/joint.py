@@ -5,12 +5,14 @@ from typing import Any
 
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.graph import GraphLowering
 
 from ipex_inductor import compat
 from ipex_inductor.decisions import GraphReport
 from ipex_inductor.errors import PassError
 from ipex_inductor.passes import (
     attention,
+    channels_last,
     conv,
     corrections,
     folding,
@@ -83,6 +85,7 @@ class JointPass(CustomGraphPass):
     def _rewrite(self, graph: torch.fx.Graph) -> None:
         if "*" not in self.rules_off:
             drop_noops(graph)
+        converts = not {"*", channels_last.NAME} & self.rules_off and _is_better_last(graph)
         folding.fold_batch_norms(graph, weights_of(graph), self.rules_off, self.report)
         transpose_weights(graph, weights_of(graph))
         weights = weights_of(graph)
@@ -91,6 +94,9 @@ class JointPass(CustomGraphPass):
         apply_rules(RULES, graph, weights, self.rules_off, self.report)
         if not {"*", shared_input.NAME} & self.rules_off:
             shared_input.join_linears(graph, weights, self.report)
+        if converts:
+            channels_last.convert(graph, self.report)
+            weights = weights_of(graph)
         library.place(graph, self.choose, weights, reduced_table(WHOLE), self.report)
 
     def _rewrite_training(self, graph: torch.fx.Graph) -> None:
@@ -115,6 +121,15 @@ def weights_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """Parameters and buffers of an inference graph, and what is computed from them alone."""
     inputs = weight_inputs(graph, compat.static_inputs())
     return {*inputs, *weight_only(graph, inputs)}
+
+
+def _is_better_last(graph: torch.fx.Graph) -> bool:
+    """Whether Inductor would have the images of this graph, which is on a GPU, channels-last."""
+    images = graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+    gm = graph.owning_module
+    if gm is None or not any(map(channels_last.on_gpu, images)):
+        return False
+    return GraphLowering.decide_layout_opt(gm, is_inference=True)
 
 
 def is_joint(graph: torch.fx.Graph) -> bool:

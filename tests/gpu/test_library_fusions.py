@@ -12,10 +12,11 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from ipex_inductor import backend, decisions, target
-from ipex_inductor.autotune import measure
-from ipex_inductor.autotune.database import Records, Shard
+from ipex_inductor.autotune import measure, select
+from ipex_inductor.autotune.database import Records, Shard, write
 from ipex_inductor.autotune.measure import Candidate
 from ipex_inductor.autotune.record import Choice, Record
+from ipex_inductor.autotune.table import file_name
 from ipex_inductor.lowerings import library, selection, settings, shapes, tuner
 
 pytestmark = pytest.mark.gpu
@@ -251,6 +252,38 @@ def test_the_bias_of_a_shortcut_is_added_once_and_follows_its_batch_norm(databas
     assert any("the bias of its addend" in e.reason for e in events("choice"))
     model.shortcut[1].bias.add_(1.0)
     close(fn(x), model, x)
+
+
+@torch.no_grad()
+def test_a_model_that_is_not_channels_last_gets_the_same_calls(database, untimed):
+    model, x = Block().cuda().eval().bfloat16(), made(Block)[1].contiguous()
+    plant(database, model, x)
+    fn = compiled(model, database)
+    (code,) = code_of(fn, x)
+    assert calls_in(code, Block) == CODE[Block]
+    close(fn(x), model, x)
+    (event,) = [e for e in events("choice") if e.subject == "channels-last"]
+    assert event.reason.startswith("4 convolutions")
+    torch.compiler.reset()
+    (off,) = code_of(compiled(model, database, rules="-channels-last"), x)
+    assert calls_in(off, Block) == dict.fromkeys(CODE[Block], 0)
+
+
+@torch.no_grad()
+def test_a_table_of_the_package_is_used_by_default(tmp_path, monkeypatch, untimed):
+    model, x = made(Block)
+    plant(tmp_path / "measured", model, x)
+    (tmp_path / "tables").mkdir()
+    records = [*Records(tmp_path / "measured")]
+    write(tmp_path / "tables" / file_name(records[0].problem.arch), records)
+    monkeypatch.setattr(select, "SHIPPED", tmp_path / "tables")
+    fn = compiled(model, tmp_path / "empty")
+    (code,) = code_of(fn, x)
+    assert calls_in(code, Block) == CODE[Block]
+    close(fn(x), model, x)
+    ours = [e.reason for e in events("choice") if e.subject in RULES[Block]]
+    assert len(ours) == 3
+    assert all("shipped" in reason for reason in ours)
 
 
 @pytest.mark.parametrize("kind", CODE)
