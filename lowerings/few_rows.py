@@ -19,7 +19,7 @@ from ipex_inductor.templates.few_rows import MOST, NAME, Tile, inductor_source, 
 
 # Fewer programs leave multiprocessors idle; where half as many are already more, rows of the weight
 # are not divided any further.
-LEAST, ENOUGH = 0.75, 1.5
+LEAST, ENOUGH = 0.75, 1.0
 
 
 @functools.cache

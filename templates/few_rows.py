@@ -45,9 +45,9 @@ class Tile(NamedTuple):
         }
 
     def shared(self, rows: int, itemsize: int) -> int:
-        """Bytes of shared memory that its stages take, of x and the weight."""
+        """Bytes of shared memory, at most: its stages of x and the weight, or a sum over warps."""
         block = self.parameters(rows, 1, itemsize)["BLOCK_M"]
-        return (block + self.columns) * self.step * self.stages if self.stages > 1 else 0
+        return (block + self.columns) * self.step * self.stages * (self.stages > 1) + (1 << 12)
 
 
 # One row is multiplied and summed without tensor cores: four or eight loads of 16 bytes a thread
@@ -60,7 +60,7 @@ ONE_ROW = (
     Tile(16, 512, 1, 4, 1),
     Tile(16, 512, 1, 4, 4),
 )
-_ROWS = (
+ROWS = (
     Tile(16, 512, 1, 2, 5),
     Tile(32, 512, 1, 4, 4),
     Tile(64, 256, 1, 4, 5),
@@ -72,7 +72,7 @@ PARTS = (1, 2, 4, 8)
 def tiles(one_row: bool) -> Iterator[Tile]:
     """Those for one row, or for more, each with every number of parts."""
     for parts in PARTS:
-        for t in ONE_ROW if one_row else _ROWS:
+        for t in ONE_ROW if one_row else ROWS:
             yield t._replace(parts=parts)
 
 
