@@ -7,102 +7,32 @@ import sys
 from math import ceil
 from pathlib import Path
 
+import few_rows_cases
 import pytest
 import torch
 import triton
+from few_rows_cases import DTYPES, SHAPES, linear, offered
 from msgspec.structs import replace as changed
 from records import PROVENANCE, timed
 
 from ipex_inductor import lowerings, target
 from ipex_inductor.autotune.record import Record
 from ipex_inductor.autotune.space import why_refused, why_unknown
-from ipex_inductor.lowerings import library, shapes, tuner
+from ipex_inductor.lowerings import library, tuner
 from ipex_inductor.lowerings.workload import inputs_of
 from ipex_inductor.target import described
 from ipex_inductor.templates import few_rows, gpu
-from ipex_inductor.templates.few_rows import ONE_ROW, Tile, inductor_source, source, tiles
+from ipex_inductor.templates.few_rows import ONE_ROW, Tile, inductor_source, source
 
 H200 = "sm_90:NVIDIA-H200"
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 GPUS = ("a100-80gb", "h200", "b200", "mi300x")
 BINARY = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-EVERY = [(one_row, tile) for one_row in (True, False) for tile in tiles(one_row)]
-
-# Rows, columns, terms: primes, ones, tails behind tiles and steps, sums that are long, rows of the
-# weight that no vector divides.
-MORE = [(2, 1), (3, 61), (5, 17), (13, 47), (16, 64), (17, 33), (31, 65), (32, 70)]
-SHAPES = [
-    *((1, n, k) for n in (1, 2, 3, 5, 7, 16, 17, 37) for k in (1, 8, 127, 1024, 2050)),
-    (1, 5, 70001),
-    *((m, n, k) for m, n in MORE for k in (1, 8, 96, 131, 1031)),
-    (4, 7, 33000),
-]
-
-
-def interpretable(one_row):
-    """Triton's interpreter takes bf16 for integers in a dot, so there the factors are widened."""
-    text = source(one_row)
-    for dot in () if one_row else ("tl.dot(a, tl.trans(b)", "tl.dot(b, tl.trans(a)"):
-        assert dot in text
-        left, right = re.findall(r"\b[ab]\b", dot)
-        text = text.replace(dot, f"tl.dot({left}.to(tl.float32), tl.trans({right}).to(tl.float32)")
-    return text
-
-
-def product(tile, x, weight):
-    """What the kernel makes of them, on memory that nobody has written; added up."""
-    (rows, size), columns = x.shape, weight.shape[0]
-    constants = tile.parameters(rows, size, x.element_size())
-    parts = ceil(size / constants["TERMS"])
-    result = torch.full((parts, rows, columns), float("nan"))
-    sizes = {"M": rows, "N": columns, "K": size, "x_stride": x.stride(0), "x_step": x.stride(1)}
-    grid = ceil(columns / tile.columns), parts
-    gpu._module(interpretable(rows == 1))["product"][grid](
-        x, weight, result, **sizes, weight_stride=weight.stride(0), **constants
-    )
-    return result.sum(0)
-
-
-def hidden(tensor, *, left=0, right=0, turned=False):
-    """The same values in memory where what lies beside them is no number."""
-    lines, width = tensor.shape
-    around = torch.full((lines + 2, left + width + right), float("nan"), dtype=tensor.dtype)
-    if turned:
-        around = torch.full((width, lines + 1), float("nan"), dtype=tensor.dtype).t()[:lines]
-        return around.copy_(tensor)
-    return around[1:-1, left : left + width].copy_(tensor)
-
-
-LAYOUTS = ({}, {"left": 3}, {"right": 5}, {"left": 8, "right": 8})
-
-
-def check(tile, x, weight):
-    """Against fp64: no farther off than a sum of so many roundings of fp32 is likely to be."""
-    exact = x.double() @ weight.double().t()
-    allowed = x.double().abs() @ weight.double().abs().t()
-    allowed *= 4 * torch.finfo(torch.float32).eps * x.shape[1] ** 0.5
-    off = (product(tile, x, weight).double() - exact).abs()
-    assert (off <= allowed).all(), (tile, x.shape, weight.shape, x.dtype, x.stride())
 
 
 def interpreted():
-    """Every shape, dtype and layout, and every tile; runs where Triton interprets."""
-    torch.manual_seed(0)
-    numbers = {True: 0, False: 0}
-    for at, (rows, columns, size) in enumerate(SHAPES):
-        for dtype in DTYPES:
-            one_row = rows == 1
-            every = [*tiles(one_row)]
-            tile = every[numbers[one_row] % len(every)]
-            numbers[one_row] += 1
-            x, weight = (torch.randn(n, size).to(dtype) for n in (rows, columns))
-            layout = LAYOUTS[at % len(LAYOUTS)]
-            turned = at % 5 == 0 and rows > 1
-            check(tile, hidden(x, **layout, turned=turned), hidden(weight, **layout))
-    for one_row, tile in EVERY:
-        x, weight = torch.randn(1 if one_row else 5, 1100), torch.randn(19, 1100)
-        check(tile, x.bfloat16(), weight.bfloat16())
-    print(numbers)
+    """Every shape in every dtype; runs where Triton interprets."""
+    for case in few_rows_cases.cases("cpu"):
+        few_rows_cases.check(*case, errors=4)
 
 
 def run(call, tmp_path):
@@ -207,19 +137,6 @@ def test_every_load_of_the_weight_is_sixteen_bytes(tmp_path, monkeypatch):
         entry = compiled(tile, torch.bfloat16, "h200", size=4104)
         wide = re.findall(r"LDG(?:STS)?\.E\S*\.128", said_of(entry, tmp_path, "-sass"))
         assert len(wide) >= tile.columns * tile.step // (16 * 32 * tile.warps), tile
-
-
-def linear(dtype, rows, columns, size, unary="gelu", binary="none", bias=True, arch=H200):
-    """The problem of a linear layer with its epilogue."""
-    other = f"{rows}x{columns}" if binary != "none" else "other=None"
-    words = f"binary='{binary}' unary='{unary}' scalars=() packed=False"
-    given = f"{rows}x{size} {columns}x{size} {columns if bias else 'bias=None'} {other} {words}"
-    (problem,) = shapes.problems([f"ipex.linear.default {dtype} {given}"], arch, {})
-    return problem
-
-
-def offered(problem):
-    return [call for call in library.calls(problem) if call.name == few_rows.NAME]
 
 
 @pytest.mark.parametrize(
