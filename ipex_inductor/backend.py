@@ -517,7 +517,7 @@ def _compile_inner(
             return compile_inner(graph, example_inputs, **kwargs), now
 
     choices = {problem: selection.choice for problem, selection in selected.items()}
-    proven = {p: choice for p, choice in choices.items() if choice.kind != "template"}
+    proven = {p: choice for p, choice in choices.items() if not _is_listed(choice)}
     spare = _copied(gm) if proven != choices else None  # a compilation changes its graph
     with late:
         try:
@@ -598,7 +598,12 @@ def _copied(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def _has_template(selected: "Mapping[bytes, Selection]") -> bool:
-    return any(selection.choice.kind == "template" for selection in selected.values())
+    return any(_is_listed(selection.choice) for selection in selected.values())
+
+
+def _is_listed(choice: "Choice") -> bool:
+    """Whether it is a template of Inductor's, which lists them only if it is told to."""
+    return choice.kind == "template" and choice.name.startswith("inductor.")
 
 
 def _may_time(config: CompileConfig) -> bool:

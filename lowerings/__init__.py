@@ -9,7 +9,8 @@ import functools
 @functools.cache
 def register() -> None:
     """Tell Inductor how to lower every `ipex::` op (once a process)."""
-    from ipex_inductor.lowerings import conv, linear
+    from ipex_inductor.lowerings import conv, few_rows, linear
 
     conv.register()
+    few_rows.register()
     linear.register()

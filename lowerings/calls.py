@@ -1,8 +1,8 @@
 """Calls of a library that may compute an op of ours together with its epilogue."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,18 +21,21 @@ class Call:
     """`body` takes the arguments of the op; `why_not` says why it may not compute a problem.
 
     `epilogues` are the (binary, unary) that the library computes itself. None where it leaves the
-    epilogue to Inductor, whatever that is.
+    epilogue to Inductor, whatever that is. With `parameters` it is a template of ours.
     """
 
     name: str
     body: Callable[..., Tensor]
     why_not: Callable[[Problem], str | None]
     epilogues: frozenset[tuple[str, str]] | None = None
+    parameters: Mapping[str, bool | int | str] = field(default_factory=dict)
 
     @property
     def choice(self) -> Choice:
         """As records have it. Of whole epilogues each torch brings a library of its own."""
-        return Choice("library", self.name, {}, compat.TEMPLATES if self.epilogues else "")
+        kind: Literal["template", "library"] = "template" if self.parameters else "library"
+        version = compat.TEMPLATES if self.epilogues or self.parameters else ""
+        return Choice(kind, self.name, {**self.parameters}, version)
 
     def has_epilogue(self, problem: Problem) -> bool:
         """Whether the library, or else Inductor, computes the epilogue of `problem`."""

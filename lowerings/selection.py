@@ -90,7 +90,8 @@ def settle(
 
 
 def _has_template(offer: Offer) -> bool:
-    return any(choice.kind == "template" for choice in offer.choices)
+    """Whether Inductor lists one, as the model knows no others."""
+    return any(choice.name.startswith("inductor.") for choice in offer.choices)
 
 
 def _guessed(

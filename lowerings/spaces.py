@@ -1,6 +1,7 @@
 """All choices of kernel that a record may name here, with what their parameters may be."""
 
 from ipex_inductor.autotune.space import Values, register
+from ipex_inductor.templates import few_rows
 
 LIBRARY = (
     "mm",
@@ -52,3 +53,7 @@ for _name in FUSED:
 for _name in TRITON:
     register("template", f"inductor.triton.{_name}", optional=_OPTIONAL, **_REQUIRED)
 register("template", "inductor.cpp.bmm", micro=MICRO)
+
+_ours = [tile for one_row in (True, False) for tile in few_rows.tiles(one_row)]
+_fields = zip(few_rows.Tile._fields, zip(*_ours, strict=True), strict=True)
+register("template", few_rows.NAME, None, **dict(_fields))

@@ -114,7 +114,8 @@ class Tuner:
         """
         passed: list[Outcome] = []
         ranked: list[tuple[float, Choice]] = []
-        if len(offer.choices) > FINALISTS and device.type in PRUNED:
+        listed = problem.op not in library.CALLS  # a list of Inductor's
+        if listed and len(offer.choices) > FINALISTS and device.type in PRUNED:
             self._say.doing(NOBODY)
             ranked = _ranked(trials[0].problem, offer, cost_model(problem.arch))
             passed = (

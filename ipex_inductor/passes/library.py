@@ -4,6 +4,7 @@ Everything else is written in torch's ops again before Inductor's passes look, s
 graph they would have without us.
 """
 
+import math
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
@@ -30,14 +31,24 @@ EPILOGUES = {
     "linear": {("none", "relu"), ("none", "gelu_tanh")},
 }
 
+# So many rows may be multiplied by a template of ours, behind which Inductor fuses any activation.
+FEW_ROWS = 32
+
 
 def why_not(product: str, values: Mapping[str, Any]) -> str | None:
     """Why no call has this epilogue behind `product` on a GPU, None when one may."""
     if torch.version.hip:
         return "no fused kernel for ROCm yet: Inductor's own is kept"
-    if (values["binary"], values["unary"]) not in EPILOGUES.get(product, ()):
+    words = (values["binary"], values["unary"])
+    ours = product == "linear" and words[0] == "none" and _has_few_rows(values["x"])
+    if not ours and words not in EPILOGUES.get(product, ()):
         return "no library of this GPU has the epilogue: Inductor's own kernel follows the product"
     return None
+
+
+def _has_few_rows(x: Tensor) -> bool:
+    sizes = x.shape[:-1]
+    return all(isinstance(n, int) for n in sizes) and math.prod(sizes) <= FEW_ROWS
 
 
 def nothing(node: Node) -> tuple[None, str, str]:

@@ -1,0 +1,133 @@
+"""`ipex::few_rows` to our Triton template, behind which Inductor fuses the epilogue."""
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._inductor import ir
+from torch._inductor.lowering import register_lowering
+
+from ipex_inductor import target
+from ipex_inductor.autotune.record import Problem
+from ipex_inductor.errors import TargetError
+from ipex_inductor.lowerings.calls import Call, why_not
+from ipex_inductor.lowerings.workload import named
+from ipex_inductor.ops import epilogue
+from ipex_inductor.templates.few_rows import MOST, NAME, Tile, inductor_source, tiles
+
+# Fewer programs leave multiprocessors idle; where half as many are already more, rows of the weight
+# are not divided any further.
+LEAST, ENOUGH = 0.75, 1.0
+
+
+@functools.cache
+def _template(one_row: bool) -> Any:
+    """Inductor knows templates by name, one of each in a process."""
+    from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate
+
+    @SymbolicGridFn
+    def grid(rows: Any, columns: Any, meta: dict[str, Any], *, cdiv: Any) -> tuple[Any, Any, int]:
+        return cdiv(columns, meta["BLOCK_N"]), meta["PARTS"], 1
+
+    name = "ipex_one_row" if one_row else "ipex_few_rows"
+    return TritonTemplate(name, grid, inductor_source(one_row))
+
+
+def _few_rows(x: Any, weight: Any, terms: int, tile: list[int]) -> Any:
+    how = Tile._make(tile)
+    x, weight = map(ir.ExternKernel.realize_input, (x, weight))
+    rows, size = (int(n) for n in x.get_size())
+    parts = -(-size // terms)
+    columns = weight.get_size()[0]
+    caller = _template(rows == 1).generate(
+        input_nodes=(x, weight),
+        layout=ir.FixedLayout(x.get_device(), torch.float32, [parts * rows, columns]),
+        num_stages=how.stages,
+        num_warps=how.warps,
+        PARTS=parts,
+        **how.parameters(rows, size, x.get_dtype().itemsize),
+    )
+    return caller.output_node()
+
+
+def _computed(
+    tile: Tile,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    binary: str,
+    unary: str,
+    scalars: list[float],
+    packed: bool,
+) -> Tensor:
+    """The epilogue is of unrounded sums, and the result is rounded once."""
+    rows = x.reshape(-1, x.shape[-1])
+    terms = tile.terms(rows.shape[1], x.element_size())
+    sums = torch.ops.ipex.few_rows(rows, weight, terms, [int(n) for n in tile])
+    if sums.shape[0] != rows.shape[0]:
+        sums = sums.view(-1, rows.shape[0], sums.shape[1]).sum(0)
+    product = sums.view(*x.shape[:-1], -1)
+    if bias is not None:
+        product = product + bias
+    return epilogue.apply(product, other, binary, unary, scalars).to(x.dtype)
+
+
+def _why_not(tile: Tile, one_row: bool, problem: Problem) -> str | None:
+    reason = why_not(problem)
+    if reason is not None:
+        return reason
+    operands = named(problem)
+    x, weight = operands["x"], operands["weight"]
+    rows, columns, size = (
+        math.prod(map(int, x.shape[:-1])),
+        *(int(n) for n in weight.shape),
+    )
+    if rows > MOST or (rows == 1) != one_row:
+        return f"it has {rows} rows"
+    if weight.stride[1] != 1:
+        return "the rows of its weight are not contiguous"
+    itemsize = getattr(torch, x.dtype).itemsize
+    count, room = _device(problem.arch)
+    if tile.shared(rows, itemsize) > room:
+        return "its stages take more shared memory than there is"
+    terms = tile.terms(size, itemsize)
+    programs = -(-columns // tile.columns) * -(-size // terms)
+    if programs < LEAST * count or (tile.parts > 1 and programs > 2 * ENOUGH * count):
+        return f"{programs} programs do not suit {count} multiprocessors"
+    if -(-size // terms) != tile.parts or terms < 2 * tile.step // itemsize:
+        return "its rows are too short to be divided so often"
+    return None
+
+
+@functools.cache
+def _device(arch: str) -> tuple[int, int]:
+    """Multiprocessors, and bytes of shared memory; of an unknown one those of the smallest."""
+    try:
+        known = target.described(arch)
+    except TargetError:
+        known = None
+    table = [known] if known else [t for t in target.table() if t.arch.startswith("sm_")]
+    return (
+        min(t.multiprocessors for t in table),
+        min(t.shared_memory for t in table if t.shared_memory),
+    )
+
+
+CALLS = tuple(
+    Call(
+        NAME,
+        functools.partial(_computed, tile),
+        functools.partial(_why_not, tile, one_row),
+        parameters=tile._asdict(),
+    )
+    for one_row in (True, False)
+    for tile in tiles(one_row)
+)
+
+
+def register() -> None:
+    """Add the lowering to Inductor's registry."""
+    register_lowering(torch.ops.ipex.few_rows.default, type_promotion_kind=None)(_few_rows)

@@ -1,0 +1,237 @@
+"""Products of few rows: interpreted on the CPU, and compiled for GPUs that are not here."""
+
+import os
+import re
+import subprocess
+import sys
+from math import ceil
+from pathlib import Path
+
+import few_rows_cases
+import pytest
+import torch
+import triton
+from few_rows_cases import DTYPES, SHAPES, linear, offered
+from msgspec.structs import replace as changed
+from records import PROVENANCE, timed
+
+from ipex_inductor import lowerings, target
+from ipex_inductor.autotune.record import Record
+from ipex_inductor.autotune.space import why_refused, why_unknown
+from ipex_inductor.lowerings import library, tuner
+from ipex_inductor.lowerings.workload import inputs_of
+from ipex_inductor.target import described
+from ipex_inductor.templates import few_rows, gpu
+from ipex_inductor.templates.few_rows import ONE_ROW, Tile, inductor_source, source
+
+H200 = "sm_90:NVIDIA-H200"
+GPUS = ("a100-80gb", "h200", "b200", "mi300x")
+BINARY = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+def interpreted():
+    """Every shape in every dtype; runs where Triton interprets."""
+    for case in few_rows_cases.cases("cpu"):
+        few_rows_cases.check(*case, errors=4)
+
+
+def run(call, tmp_path):
+    env = {**os.environ, "TRITON_INTERPRET": "1", "IPEX_HOME": str(tmp_path)}
+    env["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    return subprocess.run(
+        [sys.executable, "-c", f"import test_few_rows as mine; {call}"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_values_against_fp64(tmp_path):
+    assert all(sum((m == 1) == one_row for m, _, _ in SHAPES) >= 40 for one_row in (True, False))
+    done = run("mine.interpreted()", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("part", ["_ONE_ROW", "_FEW_ROWS"])
+def test_the_comparison_sees_one_term_that_is_missing(part, tmp_path):
+    shorter = f"mine.few_rows.{part}.replace('(k < K)', '(k < K - 1)')"
+    done = run(f"mine.few_rows.{part} = {shorter}; mine.interpreted()", tmp_path)
+    assert "AssertionError" in done.stderr
+
+
+def compiled(tile, dtype, gpu_name, rows=None, columns=4096, size=4096):
+    """The kernel as machine code, for rows and a weight that are contiguous."""
+    one_row = any(tile._replace(stages=t.stages) == t for t in ONE_ROW)
+    rows = rows or (1 if one_row else few_rows.MOST)
+    sizes = {"M": rows, "N": columns, "K": size}
+    strides = {"x_stride": size, "x_step": 1, "weight_stride": size}
+    return gpu.binary(
+        source(one_row),
+        "product",
+        described(gpu_name),
+        (),
+        {"x": f"*{BINARY[dtype]}", "weight": f"*{BINARY[dtype]}", "y": "*fp32"},
+        {**sizes, **strides, **tile.parameters(rows, size, dtype.itemsize)},
+        {"num_warps": tile.warps, "num_stages": tile.stages},
+    )
+
+
+def takes(entry, folder):
+    """Registers, bytes of stack and of shared memory, as the binary for an NVIDIA GPU says."""
+    found = re.search(r"REG:(\d+) STACK:(\d+)", said_of(entry, folder, "-res-usage"))
+    return int(found[1]), int(found[2]), entry.meta["shared"]
+
+
+def said_of(entry, folder, what):
+    """By NVIDIA's tool, which Triton brings."""
+    file = Path(folder, "kernel.cubin")
+    file.write_bytes(entry.blob)
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    return subprocess.run([tool, what, file], capture_output=True, text=True, check=True).stdout
+
+
+# The tiles of one width of steps are compiled alike, whatever the number of parts.
+KINDS = [(tile, dtype) for tile in (*ONE_ROW, *few_rows.ROWS) for dtype in DTYPES]
+SOME = [*zip((*ONE_ROW, *few_rows.ROWS), DTYPES * 4, strict=False)]
+
+
+@pytest.mark.parametrize("gpu_name", GPUS)
+@pytest.mark.parametrize(("tile", "dtype"), SOME, ids=str)
+def test_compiled_where_there_is_no_gpu(tile, dtype, gpu_name, tmp_path, monkeypatch):
+    monkeypatch.setenv("IPEX_HOME", str(tmp_path))
+    within_limits(tile, dtype, gpu_name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu_name", GPUS)
+@pytest.mark.parametrize(("tile", "dtype"), KINDS, ids=str)
+def test_all_compiled_where_there_is_no_gpu(tile, dtype, gpu_name, tmp_path, monkeypatch):
+    monkeypatch.setenv("IPEX_HOME", str(tmp_path))
+    within_limits(tile, dtype, gpu_name, tmp_path)
+    if tile in few_rows.ROWS:
+        within_limits(tile, dtype, gpu_name, tmp_path, rows=16, columns=11008, size=4100)
+
+
+def within_limits(tile, dtype, gpu_name, folder, **sizes):
+    """No spills, registers for two programs of a multiprocessor, and memory for one."""
+    device = described(gpu_name)
+    rows = sizes.get("rows", few_rows.MOST)
+    if device.kind == "hip":  # which has memory for two stages, and where none is offered so far
+        tile = tile._replace(stages=min(tile.stages, 2))
+    entry = compiled(tile, dtype, gpu_name, **sizes)
+    assert entry.blob[:4] == b"\x7fELF"
+    assert entry.meta["shared"] <= device.shared_memory
+    if device.kind == "cuda":
+        registers, stack, shared = takes(entry, folder)
+        # The A100's compiler keeps what fp32 multiplies without tensor cores on the stack.
+        assert stack <= (512 if (dtype, device.arch) == (torch.float32, "sm_80") else 0)
+        assert registers * tile.warps * 32 * 2 <= device.registers
+        assert shared <= tile.shared(rows, dtype.itemsize)
+
+
+def test_every_load_of_the_weight_is_sixteen_bytes(tmp_path, monkeypatch):
+    """Where rows are whole vectors, also in the last step, which is not whole."""
+    monkeypatch.setenv("IPEX_HOME", str(tmp_path))
+    for tile in (ONE_ROW[1], ONE_ROW[-1], few_rows.ROWS[1], few_rows.ROWS[-1]):
+        entry = compiled(tile, torch.bfloat16, "h200", size=4104)
+        wide = re.findall(r"LDG(?:STS)?\.E\S*\.128", said_of(entry, tmp_path, "-sass"))
+        assert len(wide) >= tile.columns * tile.step // (16 * 32 * tile.warps), tile
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "size"),
+    [(1, 11008, 4096), (16, 4096, 4096), (1, 1024, 4096), (32, 4096, 11008), (8, 1000, 2048)],
+)
+def test_offered_where_it_fills_the_device(rows, columns, size):
+    calls = offered(linear("bfloat16", rows, columns, size))
+    assert 2 <= len(calls) <= 10  # each is compiled when it is measured
+    for call in calls:
+        tile = Tile(**call.parameters)
+        parts = ceil(size / tile.terms(size, 2))
+        assert parts == tile.parts
+        assert ceil(columns / tile.columns) * parts >= 0.75 * 132
+        assert why_unknown(call.choice) is None
+        assert call.choice.kind == "template"
+
+
+REFUSED = {
+    "many rows": linear("bfloat16", 33, 4096, 4096),
+    "fp64": linear("float64", 4, 4096, 4096),
+    "AMD": linear("bfloat16", 4, 4096, 4096, arch="gfx942:AMD-Instinct-MI300X"),
+    "nothing": linear("bfloat16", 0, 4096, 4096),
+    "a small weight": linear("bfloat16", 4, 64, 64),
+    "a weight with its columns side by side": changed(
+        p := linear("bfloat16", 4, 4096, 1024),
+        operands=(p.operands[0], changed(p.operands[1], stride=(1, 4096)), *p.operands[2:]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    assert not offered(REFUSED[name])
+
+
+def test_an_unknown_gpu_is_taken_for_a_small_one():
+    calls = offered(linear("bfloat16", 16, 4096, 4096, arch="sm_90:Nobody-knows"))
+    rooms = [t.shared_memory for t in target.table() if t.arch.startswith("sm_")]
+    assert calls
+    assert all(Tile(**c.parameters).shared(16, 2) <= min(rooms) for c in calls)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("unary", "binary"), [("gelu", "none"), ("gelu_tanh", "none"), ("relu", "add"), ("none", "mul")]
+)
+def test_the_epilogue_is_that_of_the_op(unary, binary, bias):
+    """In fp64, so that only the order of the sums is another."""
+    problem = linear("bfloat16", 3, 4096, 530, unary, binary, bias)
+    wide = tuner.widened(problem)
+    inputs = inputs_of(wide, torch.device("cpu"), seed=0)
+    wanted = tuner.function_of(wide)(*inputs)
+    assert {call.parameters["parts"] for call in offered(problem)} > {1}
+    for call in offered(problem):
+        result = tuner.function_of(wide, call.body)(*inputs)
+        torch.testing.assert_close(result, wanted, rtol=1e-12, atol=1e-12, check_stride=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_result_is_rounded_once(dtype):
+    """So it is no farther from fp64 than torch's, which rounds the product before its epilogue."""
+    problem = linear(str(dtype).split(".")[1], 2, 4096, 515, "gelu")
+    inputs = inputs_of(problem, torch.device("cpu"), seed=0)
+    exact = tuner.function_of(tuner.widened(problem))(*(t.double() for t in inputs))
+    usual = tuner.function_of(problem)(*inputs)
+    for call in offered(problem):
+        result = tuner.function_of(problem, call.body)(*inputs)
+        assert result.dtype == dtype
+        off, usually = ((t.double() - exact).abs().max() for t in (result, usual))
+        assert off <= usually + torch.finfo(torch.float32).eps * exact.abs().max() * 8
+
+
+def test_shapes_with_several_leading_dimensions():
+    x, weight = torch.randn(2, 1, 3, 40), torch.randn(4096, 40)
+    call = library.linear.few_rows.CALLS[-1]
+    result = call.body(x, weight, None, None, "none", "relu", [], False)
+    torch.testing.assert_close(result, torch.relu(x @ weight.t()))
+
+
+def test_records_may_name_it():
+    problem = linear("bfloat16", 16, 4096, 4096)
+    outcomes = tuple(timed(call.choice, 10.0) for call in library.calls(problem))
+    assert why_refused(Record(problem, outcomes, PROVENANCE)) is None
+    (call, *_) = offered(problem)
+    other = changed(call.choice, parameters={**call.parameters, "columns": 48})
+    assert "no columns=48" in why_unknown(other)
+
+
+def test_inductor_knows_the_lowering_and_the_template():
+    lowerings.register()
+    from torch._inductor.lowering import lowerings as known
+
+    assert torch.ops.ipex.few_rows.default in known
+    for one_row in (True, False):
+        assert inductor_source(one_row).count("{{store_output(") == 1
+        template = library.linear.few_rows._template(one_row)
+        assert template is library.linear.few_rows._template(one_row)  # a name is taken once
