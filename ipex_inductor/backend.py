@@ -577,7 +577,10 @@ def _copied(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def _has_template(selected: "Mapping[bytes, Selection]") -> bool:
-    return any(selection.choice.kind == "template" for selection in selected.values())
+    from ipex_inductor.lowerings.spaces import OURS
+
+    choices = (selection.choice for selection in selected.values())
+    return any(choice.kind == "template" and choice.name not in OURS for choice in choices)
 
 
 def _may_time(config: CompileConfig) -> bool:

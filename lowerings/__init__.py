@@ -9,7 +9,8 @@ import functools
 @functools.cache
 def register() -> None:
     """Tell Inductor how to lower every `ipex::` op (once a process)."""
-    from ipex_inductor.lowerings import conv, linear
+    from ipex_inductor.lowerings import conv, conv_templates, linear
 
     conv.register()
+    conv_templates.register()
     linear.register()

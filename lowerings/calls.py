@@ -21,18 +21,30 @@ class Call:
     """`body` takes the arguments of the op; `why_not` says why it may not compute a problem.
 
     `epilogues` are the (binary, unary) that the library computes itself. None where it leaves the
-    epilogue to Inductor, whatever that is.
+    epilogue to Inductor, whatever that is. A template of ours has `parameters`, and the digest of
+    its source as `version`. `arrange` takes the arguments too, and makes of the weight alone what
+    `body` takes before all others.
     """
 
     name: str
     body: Callable[..., Tensor]
     why_not: Callable[[Problem], str | None]
     epilogues: frozenset[tuple[str, str]] | None = None
+    parameters: tuple[tuple[str, int], ...] = ()
+    version: str = ""
+    arrange: Callable[..., Tensor] | None = None
 
     @property
     def choice(self) -> Choice:
         """As records have it. Of whole epilogues each torch brings a library of its own."""
+        if self.parameters:
+            template = f"{compat.TEMPLATES}, {self.version}"  # compiled by the Triton of that torch
+            return Choice("template", self.name, dict(self.parameters), template)
         return Choice("library", self.name, {}, compat.TEMPLATES if self.epilogues else "")
+
+    def whole(self, *args: Any) -> Tensor:
+        """All of it, as a graph has it in which work on weights alone is hoisted."""
+        return self.body(*args) if self.arrange is None else self.body(self.arrange(*args), *args)
 
     def has_epilogue(self, problem: Problem) -> bool:
         """Whether the library, or else Inductor, computes the epilogue of `problem`."""

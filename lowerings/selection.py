@@ -31,7 +31,7 @@ from ipex_inductor.autotune.select import (
     shipped,
 )
 from ipex_inductor.autotune.told import microseconds
-from ipex_inductor.lowerings import likely, spaces  # noqa: F401  what records may name
+from ipex_inductor.lowerings import likely, spaces
 from ipex_inductor.lowerings.listed import Heard, Offer, arch_of
 from ipex_inductor.lowerings.provenance import provenance_of
 
@@ -90,7 +90,7 @@ def settle(
 
 
 def _has_template(offer: Offer) -> bool:
-    return any(choice.kind == "template" for choice in offer.choices)
+    return any(c.kind == "template" and c.name not in spaces.OURS for c in offer.choices)
 
 
 def _guessed(
