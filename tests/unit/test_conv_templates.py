@@ -209,3 +209,15 @@ def test_bias_addend_and_activation_are_in_the_kernel(lowered):
     assert code.count("@triton.jit") == 1
     assert "triton_tem_fused_" in code
     assert "triton_helpers.maximum" in code
+
+
+def test_a_pool_behind_it_reads_and_writes_nothing_but_the_image(lowered):
+    """So there is no template for that: one kernel, without indices, and the relu in it."""
+
+    def fn(x):
+        return torch.nn.functional.max_pool2d(torch.relu(x), 3, 2, 1)
+
+    code = lowered(fn, torch.randn(2, 64, 112, 112).bfloat16().to(memory_format=LAST))
+    assert code.count("@triton.jit") == 1
+    assert code.count("tl.load(") == 9
+    assert code.count("tl.store(") == 1
