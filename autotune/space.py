@@ -87,7 +87,8 @@ def of_this_torch(choice: Choice) -> bool:
     """Whether it is none of another torch's templates, which are not to be had here."""
     from ipex_inductor import compat  # who only looks at records needs no torch
 
-    return not choice.template.startswith("torch ") or choice.template == compat.TEMPLATES
+    of, _, _ = choice.template.partition(",")  # what follows is our template's own version
+    return not of.startswith("torch ") or of == compat.TEMPLATES
 
 
 def why_unknown(choice: Choice) -> str | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,9 @@ class Call:
     """`body` takes the arguments of the op; `why_not` says why it may not compute a problem.
 
     `epilogues` are the (binary, unary) that the library computes itself. None where it leaves the
-    epilogue to Inductor, whatever that is. With `parameters` it is a template of ours.
+    epilogue to Inductor, whatever that is. A template of ours has `parameters`, and the digest of
+    its source as `version`. `arrange` takes the arguments too, and makes of the weight alone what
+    `body` takes before all others.
     """
 
     name: str
@@ -29,13 +31,20 @@ class Call:
     why_not: Callable[[Problem], str | None]
     epilogues: frozenset[tuple[str, str]] | None = None
     parameters: Mapping[str, bool | int | str] = field(default_factory=dict)
+    version: str = ""
+    arrange: Callable[..., Tensor] | None = None
 
     @property
     def choice(self) -> Choice:
         """As records have it. Of whole epilogues each torch brings a library of its own."""
-        kind: Literal["template", "library"] = "template" if self.parameters else "library"
-        version = compat.TEMPLATES if self.epilogues or self.parameters else ""
-        return Choice(kind, self.name, {**self.parameters}, version)
+        if self.parameters:
+            template = f"{compat.TEMPLATES}, {self.version}"  # compiled by the Triton of that torch
+            return Choice("template", self.name, {**self.parameters}, template)
+        return Choice("library", self.name, {}, compat.TEMPLATES if self.epilogues else "")
+
+    def whole(self, *args: Any) -> Tensor:
+        """All of it, as a graph has it in which work on weights alone is hoisted."""
+        return self.body(*args) if self.arrange is None else self.body(self.arrange(*args), *args)
 
     def has_epilogue(self, problem: Problem) -> bool:
         """Whether the library, or else Inductor, computes the epilogue of `problem`."""

@@ -9,6 +9,7 @@ from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
 from ipex_inductor.autotune.record import Problem
+from ipex_inductor.lowerings import conv_templates
 from ipex_inductor.lowerings.calls import (
     ACTIVATIONS,
     Call,
@@ -225,6 +226,7 @@ CALLS = (
     Call("cudnn.convolution_add_relu", _cudnn, _why_not_cudnn, frozenset({("add", "relu")})),
     Call("aten.mm", _product, _why_not_product),
     Call("cublaslt.addmm_activation", _product_activation, _why_not_activation, ACTIVATIONS),
+    *conv_templates.CALLS,
 )
 
 

@@ -10,6 +10,7 @@ from torch._inductor import ir
 from torch._inductor.lowering import register_lowering
 
 from ipex_inductor import target
+from ipex_inductor.aot_cache.digest import digest_fields
 from ipex_inductor.autotune.record import Problem
 from ipex_inductor.errors import TargetError
 from ipex_inductor.lowerings.calls import Call, why_not
@@ -122,6 +123,7 @@ CALLS = tuple(
         functools.partial(_computed, tile),
         functools.partial(_why_not, tile, one_row),
         parameters=tile._asdict(),
+        version=digest_fields({"source": inductor_source(one_row)})[:12],
     )
     for one_row in (True, False)
     for tile in tiles(one_row)

@@ -82,7 +82,7 @@ class Chooser:
         if chosen is not usual and faster is not None:
             reason = f"{usual.name}: as a template is faster than {chosen.name}: {faster}"
             return None, "choice", reason
-        return None if chosen is usual else chosen.body, "choice", str(known)
+        return None if chosen is usual else chosen.whole, "choice", str(known)
 
     def _faster(self, problem: Problem, known: Selection) -> Selection | None:
         """What was selected for the plain convolution and its epilogue, if that takes less time."""
@@ -102,11 +102,13 @@ def _is_plain(other: Problem, problem: Problem) -> bool:
     if other.op != "aten.convolution.default" or problem.op != str(torch.ops.ipex.conv.default):
         return False
     words = [problem.constants["binary"], problem.constants["unary"]]
+    words = [word for word in words if word != "none"]
     behind = re.findall(r"aten\.(\w+)\.", other.epilogue)[::-1]  # the outermost stands first
     operands = zip(other.operands[:2], problem.operands[:2], strict=True)
+    same = behind == words if words else other.epilogue == problem.epilogue
     return (
-        not problem.epilogue
-        and behind == [word for word in words if word != "none"]
+        same
+        and not (words and problem.epilogue)
         and all((a.shape, a.dtype) == (b.shape, b.dtype) for a, b in operands)
         and all(problem.constants.get(n) == value for n, value in other.constants.items())
     )

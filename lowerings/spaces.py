@@ -27,6 +27,9 @@ TRITON = (
 )
 MICRO = tuple(f"CppMicro{name}" for name in ("GemmAMX", "GemmFP32Vec", "GemmRef", "Brgemm"))
 
+# Ours, which stand beside a library's calls and not in Inductor's lists.
+OURS = ("ipex.triton.stem",)
+
 _TILES = tuple(2**n for n in range(3, 10))
 _REQUIRED: dict[str, Values] = {
     "num_stages": tuple(range(9)),
@@ -52,6 +55,8 @@ for _name in FUSED:
     register("library", _name)
 for _name in TRITON:
     register("template", f"inductor.triton.{_name}", optional=_OPTIONAL, **_REQUIRED)
+for _name in OURS:
+    register("template", _name, optional=_OPTIONAL, num_warps=_REQUIRED["num_warps"])
 register("template", "inductor.cpp.bmm", micro=MICRO)
 
 _ours = [tile for one_row in (True, False) for tile in few_rows.tiles(one_row)]

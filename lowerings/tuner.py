@@ -3,6 +3,7 @@
 A problem's candidates are whole compiled graphs, op and epilogue, that differ in the one choice.
 """
 
+import functools
 import itertools
 import math
 import time
@@ -13,6 +14,7 @@ from typing import Any, cast
 import torch
 from msgspec.structs import replace
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ipex_inductor import compat, lowerings, target
 from ipex_inductor.autotune import child, clocks, measure
@@ -24,7 +26,6 @@ from ipex_inductor.autotune.select import cost_model
 from ipex_inductor.autotune.told import microseconds
 from ipex_inductor.lowerings import library, peaks, resources, settings
 from ipex_inductor.lowerings.calls import Call
-from ipex_inductor.lowerings.library import Body
 from ipex_inductor.lowerings.listed import Choosing, Offer, choosing
 from ipex_inductor.lowerings.provenance import provenance_of
 from ipex_inductor.lowerings.workload import function_of, inputs_of, mark, widened
@@ -243,7 +244,35 @@ def _called(problem: Problem, call: Call, inputs: Sequence[Tensor]) -> Run:
     Without max-autotune, under which a convolution of one pixel is a product to Inductor.
     """
     lowerings.register()
-    return _lowered(problem, inputs, {}, USUALLY, call.body)[0]
+    if call.arrange is None:
+        return _lowered(problem, inputs, {}, USUALLY, function_of(problem, call.body))[0]
+    arrange = function_of(replace(problem, epilogue=""), call.arrange)
+
+    def function(weight: Tensor, *operands: Tensor) -> Tensor:
+        return function_of(problem, functools.partial(call.body, weight))(*operands)
+
+    known = Arranged(arrange)
+    run, _ = _lowered(problem, [known(inputs), *inputs], {}, USUALLY, function)
+    return lambda operands: run([known(operands), *operands])
+
+
+class Arranged:
+    """Weights as a call takes them, which the graphs of models have from a prologue: made once."""
+
+    def __init__(self, arrange: Callable[..., Tensor]) -> None:
+        self._arrange = arrange
+        self._known: Any = WeakIdKeyDictionary()
+
+    def __call__(self, operands: Sequence[Tensor]) -> Tensor:
+        """What `arrange` makes of `operands`, whose second is the weight."""
+        weight = operands[1]
+        version, made = self._known.get(weight, (None, None))
+        if version != weight._version:
+            with torch.no_grad():
+                made = self._arrange(*operands)
+            self._known[weight] = weight._version, made
+        assert isinstance(made, Tensor)
+        return made
 
 
 def _ranked(problem: Problem, offer: Offer, model: Model | None) -> list[tuple[float, Choice]]:
@@ -292,12 +321,12 @@ def _lowered(
     inputs: Sequence[Tensor],
     selected: dict[bytes, Choice],
     options: dict[str, Any] = OPTIONS,
-    body: Body | None = None,
+    function: Callable[..., Tensor] | None = None,
 ) -> tuple[Run, dict[bytes, Offer]]:
     """The compiled graph of the problem, and what was offered for the ops in it."""
     now = Choosing(selected)
     with choosing(now):
-        run = _compiled(problem, inputs, options, body)
+        run = _compiled(problem, inputs, options, function)
 
     def call(operands: Sequence[Tensor]) -> Tensor:
         with torch.no_grad():
@@ -308,13 +337,16 @@ def _lowered(
 
 
 def _compiled(
-    problem: Problem, inputs: Sequence[Tensor], options: dict[str, Any], body: Body | None = None
+    problem: Problem,
+    inputs: Sequence[Tensor],
+    options: dict[str, Any],
+    function: Callable[..., Tensor] | None = None,
 ) -> Callable[..., Tensor]:
     with torch.no_grad(), compat.graph_caches_off():
         run = (
             _dynamic(problem, inputs, options)
             if problem.symbols
-            else _static(function_of(problem, body), inputs, options)
+            else _static(function or function_of(problem), inputs, options)
         )
         run(*inputs)  # AOT autograd compiles at the first call
     return run

@@ -25,6 +25,8 @@ Choose = Callable[[Node], tuple[Body | None, str, str]]
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
+FEW_CHANNELS = 4  # of an image, for which libraries have no good kernel
+
 # (binary, unary) behind each product that some call has: cuDNN's, or cuBLASLt's.
 EPILOGUES = {
     "conv": {("none", "relu"), ("add", "relu")},
@@ -67,6 +69,9 @@ def place(
 
     `table`: what those are decomposed by. `weights` are known not to change from call to call.
     """
+    for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
+        if _has_templates(node):
+            _adopt(graph, node)
     traced: dict[Any, torch.fx.GraphModule] = {}  # a model repeats its layers
     for node in list(graph.nodes):
         if node.target not in REFERENCES or node.meta["val"].device.type == "cpu":
@@ -77,6 +82,25 @@ def place(
             reason += "; the bias of its addend is added to its own"
         report.add(kind, name_of(node), reason, user_line(node))
         inline(graph, node, body or REFERENCES[node.target], table, traced, origins=True)
+
+
+def _has_templates(node: Node) -> bool:
+    """Whether templates of ours are for such a convolution: of few channels, or of one a group."""
+    x, weight, *_, groups = node.args
+    assert isinstance(x, Node)
+    assert isinstance(weight, Node)
+    if x.meta["val"].device.type == "cpu" or weight.meta["val"].dim() != 4:
+        return False
+    _, channels, *window = weight.meta["val"].shape
+    few = channels == 1 if groups != 1 else channels <= FEW_CHANNELS
+    return bool(few and {*window} != {1})  # of one pixel it is a product
+
+
+def _adopt(graph: torch.fx.Graph, node: Node) -> None:
+    """Make a plain convolution an op of ours, with nothing behind it."""
+    x, weight, bias, *window = node.args
+    node.target = torch.ops.ipex.conv.default
+    node.args = (x, weight, bias, None, *window, "none", "none", [], "")
 
 
 def _takes_bias(node: Node, weights: Container[Node]) -> bool:

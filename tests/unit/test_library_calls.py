@@ -76,6 +76,15 @@ def conv_problem(window=3, with_bias=True, other=False, dtype=torch.bfloat16, fo
     return problem_in(fn, *given)
 
 
+def stem_problem(format=LAST, channels=3, **how):
+    weight = image(64, channels, 7, 7)
+    how = {"stride": 2, "padding": 3, **how}
+    return problem_in(
+        lambda *given: conv(*given, **how), image(2, channels, 18, 16, format=format), weight,
+        torch.randn(64).bfloat16(),
+    )  # fmt: skip
+
+
 def linear_problem(*lead, unary="relu", with_bias=True, dtype=torch.bfloat16):
     given = [torch.randn(*lead, 32, dtype=dtype), torch.randn(48, 32, dtype=dtype)]
     given += [torch.randn(48, dtype=dtype)] * with_bias
@@ -84,6 +93,7 @@ def linear_problem(*lead, unary="relu", with_bias=True, dtype=torch.bfloat16):
 
 PLAIN, RELU, ADD = "aten.convolution", "cudnn.convolution_relu", "cudnn.convolution_add_relu"
 PRODUCT, ACTIVATION = "aten.mm", "cublaslt.addmm_activation"
+STEM = ["ipex.triton.stem"] * 4  # tiles for 64 channels
 OFFERED = {
     "3x3": (conv_problem(), [PLAIN, RELU]),
     "3x3 no bias": (conv_problem(with_bias=False), [PLAIN, RELU]),
@@ -104,6 +114,11 @@ OFFERED = {
     "contiguous": (conv_problem(format=torch.contiguous_format), [PLAIN]),
     "AMD": (changed(conv_problem(), arch="gfx942:AMD"), [PLAIN]),
     "deterministic": (changed(conv_problem(), settings={"deterministic": True}), [PLAIN]),
+    "stem": (stem_problem(), [PLAIN, RELU, *STEM]),
+    "stem contiguous": (stem_problem(torch.contiguous_format), [PLAIN, *STEM]),
+    "stem gelu": (stem_problem(unary="gelu"), [PLAIN, *STEM]),
+    "stem of five": (stem_problem(channels=5), [PLAIN, RELU]),
+    "stem on AMD": (changed(stem_problem(), arch="gfx942:AMD"), [PLAIN, *STEM]),
     "linear": (linear_problem(4), ["aten.addmm", ACTIVATION]),
     "linear 3-D": (linear_problem(2, 4), ["aten.addmm", ACTIVATION]),
     "linear tanh": (linear_problem(4, unary="gelu_tanh"), ["aten.addmm", ACTIVATION]),
@@ -157,7 +172,7 @@ def test_every_call_computes_the_same(name):
     problem = tuner.widened(OFFERED[name][0])
     inputs = inputs_of(problem, torch.device("cpu"), seed=0)
     calls = library.calls(OFFERED[name][0])
-    wanted, *others = (tuner.function_of(problem, call.body)(*inputs) for call in calls)
+    wanted, *others = (tuner.function_of(problem, call.whole)(*inputs) for call in calls)
     torch.testing.assert_close(wanted, tuner.function_of(problem)(*inputs))
     for other in others:  # in fp64, so that only the order of the sums is another
         torch.testing.assert_close(other, wanted, rtol=1e-12, atol=1e-12, check_stride=True)
@@ -326,6 +341,52 @@ def test_a_bias_that_others_see_stays_where_it_is():
     gm, _ = placed(seen, *two_inputs(), choose=Fused(), weights=BIASES)
     (addend,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
     assert addend.args[2] is not None
+
+
+def plain_stem(x, weight, bias):
+    return torch.conv2d(x, weight, bias, 2, 3).tanh()
+
+
+def stem_inputs(dtype=torch.bfloat16):
+    return (
+        image(2, 3, 18, 16, dtype=dtype),
+        image(64, 3, 7, 7, dtype=dtype),
+        torch.randn(64).to(dtype),
+    )
+
+
+def test_a_stem_without_an_op_behind_it_that_libraries_know_may_be_a_template(h200):
+    with choosing(Choosing()) as now:
+        gm, report = placed(plain_stem, *stem_inputs(), choose=library.Chooser({}))
+    assert targets(gm) == ["aten.convolution.default", "aten.tanh.default"]
+    (offer,) = now.offers.values()
+    assert offer.problem.epilogue == "aten.tanh.default(y)"
+    assert [c.name for c in offer.choices] == [PLAIN, *STEM]
+    chosen = Selection(Estimate(offer.choices[2], 5.0, 0.01), None, "recorded")
+    known = {encode(offer.problem): chosen}
+    gm, report = placed(plain_stem, *stem_inputs(), choose=library.Chooser(known))
+    assert "ipex.conv_stem.default" in targets(gm)
+    assert report.events[0].reason.startswith("ipex.triton.stem ")
+    given = [t.double() for t in stem_inputs()]
+    gm, _ = placed(
+        plain_stem,
+        *given,
+        choose=lambda node: (library.calls(offer.problem)[2].whole, "choice", ""),
+    )
+    torch.testing.assert_close(gm(*given), plain_stem(*given), rtol=1e-12, atol=1e-12)
+
+
+def test_a_stem_of_another_source_is_not_offered(h200):
+    problem = stem_problem()
+    (*_, last) = library.calls(problem)
+    stale = changed(last.choice, template=f"{last.choice.template[:-1]}?")
+    known = {encode(problem): Selection(Estimate(stale, 5.0, 0.01), None, "recorded")}
+    window = {"stride": 2, "padding": 3}
+    gm, report = placed(
+        lambda *given: conv(*given, **window), *stem_inputs(), choose=library.Chooser(known)
+    )
+    assert targets(gm) == ["aten.convolution.default", "aten.relu.default"]
+    assert report.events[0].reason.endswith("is not offered here")
 
 
 SQUARE = ((8, 8, 3, 3), (8, 8, 1, 1))

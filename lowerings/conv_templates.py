@@ -1,0 +1,211 @@
+"""Our own Triton templates of convolutions: offered beside a library's calls, lowered where chosen.
+
+Each is an op of ours that leaves bias and epilogue to Inductor, which fuses them into the kernel.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._inductor import ir
+from torch._inductor.lowering import register_lowering
+from torch._inductor.virtualized import V
+
+from ipex_inductor.aot_cache.digest import digest_fields
+from ipex_inductor.autotune.record import Problem
+from ipex_inductor.lowerings.calls import DTYPES, Call, is_channels_last
+from ipex_inductor.lowerings.workload import empty, named
+from ipex_inductor.ops import epilogue
+from ipex_inductor.ops.stem import arranged, image_of, runs, sides
+from ipex_inductor.templates import conv_stem
+
+FEW_CHANNELS = 4
+STAGES = 2  # for templates without a loop, in which there is nothing to overlap
+
+
+def _why_not(problem: Problem) -> str | None:
+    """What no template of ours has."""
+    operands, given = named(problem), problem.constants
+    x, weight = operands["x"], operands["weight"]
+    if not problem.arch.startswith(("sm_", "gfx")):
+        return f"our templates are not for {problem.arch}"
+    if problem.symbols:
+        return "its sizes vary"
+    if given["transposed"] or len(x.shape) != 4:
+        return "it is transposed or not over a plane"
+    dtypes = {operand.dtype for operand in operands.values()}
+    if len(dtypes) != 1 or not dtypes <= DTYPES:
+        return f"no template has it in {', '.join(sorted(dtypes))}"
+    if any(size == 0 for operand in operands.values() for size in operand.shape):
+        return "a size is zero"
+    if "other" in operands and not is_channels_last(operands["other"]):
+        return "what is added is not channels-last"
+    if not is_channels_last(weight) and not is_channels_last(x):
+        return "its result is not channels-last"
+    return None
+
+
+def _both(padding: Any) -> list[int]:
+    """Of rows and of columns: "valid" comes as one zero."""
+    return [*padding] * 2 if len(padding) == 1 else [*padding]
+
+
+def _behind(product: Tensor, bias: Tensor | None, other: Tensor | None, *words: Any) -> Tensor:
+    """With bias and epilogue, in torch's ops."""
+    *_, binary, unary, scalars, _ = words
+    if bias is not None:
+        product = product + bias.view(-1, 1, 1)
+    return epilogue.apply(product, other, binary, unary, scalars)
+
+
+# Few channels.
+
+
+def _why_not_stem(tile: conv_stem.Tile, problem: Problem) -> str | None:
+    operands, given = named(problem), problem.constants
+    x, weight = operands["x"], operands["weight"]
+    if len(weight.shape) == 4 and (int(weight.shape[1]) > FEW_CHANNELS or given["groups"] != 1):
+        return "it has more than a few channels"
+    reason = _why_not(problem)
+    if reason is not None:
+        return reason
+    last = is_channels_last(x)
+    if not last and not empty(x, torch.device("meta")).is_contiguous():
+        return "its input is neither channels-last nor contiguous"
+    if given["dilation"] != (1, 1):
+        return "its window is dilated"
+    image, window = _ints(x.shape[1:]), _ints(weight.shape[2:])
+    found = runs(image, window, _ints(given["stride"]), _both(_ints(given["padding"])), last)
+    return None if conv_stem.fits(tile, int(weight.shape[0]), found) else "the tile does not fit"
+
+
+def _ints(sizes: Any) -> list[int]:
+    return [int(size) for size in sizes]
+
+
+def _is_last(x: Tensor) -> bool:
+    return x.is_contiguous(memory_format=torch.channels_last)
+
+
+def _stem_matrix(
+    x: Tensor, weight: Tensor, bias: Any, other: Any, stride: list[int], padding: list[int], *_: Any
+) -> Tensor:
+    last = _is_last(x)
+    found = runs(x.shape[1:], weight.shape[2:], stride, _both(padding), last)
+    return arranged(weight, found, last)
+
+
+def _stem(tile: conv_stem.Tile, matrix: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    bias, other, stride, padding, *words = rest
+    window = [*weight.shape[2:]], stride, _both(padding)
+    rows = torch.ops.ipex.conv_stem(x, matrix, *window, _is_last(x), [*astuple(tile)])
+    product = image_of(rows, x.shape[0], *sides(x.shape[2:], *window))
+    return _behind(product, bias, other, *words)
+
+
+def _lower_stem(
+    x: Any,
+    matrix: Any,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    last: bool,
+    tile: list[int],
+) -> Any:
+    x, matrix = _dense(x, last), _dense(matrix)
+    chosen = conv_stem.Tile(*tile)
+    batch, channels, height, width = _ints(x.get_size())
+    constants = conv_stem.constants(
+        batch,
+        (channels, height, width),
+        _ints(matrix.get_size())[1],
+        window,
+        stride,
+        padding,
+        last,
+        chosen,
+    )
+    return _kernel("stem", (x, matrix), chosen.num_warps, constants)
+
+
+# All of them.
+
+
+def _kernel(name: str, inputs: tuple[Any, ...], warps: int, given: Mapping[str, Any]) -> Any:
+    """The template of that name as a node whose epilogue Inductor fuses."""
+    cudnn: Any = torch.backends.cudnn
+    precise = cudnn.conv.fp32_precision != "tf32"
+    x, _ = inputs
+    size = _ints(V.graph.current_node.meta["val"].shape)
+    result = ir.FixedLayout(x.get_device(), x.get_dtype(), size)
+    return (
+        _template(name)
+        .generate(
+            input_nodes=inputs,
+            layout=result,
+            num_stages=STAGES,
+            num_warps=warps,
+            ALLOW_TF32=not precise,
+            **given,
+        )
+        .output_node()
+    )
+
+
+def _dense(x: Any, last: bool = False) -> Any:
+    """`x` in memory, contiguous or channels-last."""
+    sizes = x.get_size()
+    strides = (
+        ir.FlexibleLayout.stride_ordered(sizes, ir.NHWC_STRIDE_ORDER)
+        if last
+        else ir.FlexibleLayout.contiguous_strides(sizes)
+    )
+    return ir.ExternKernel.require_exact_strides(ir.ExternKernel.realize_input(x), strides)
+
+
+SOURCES = {"stem": conv_stem.SOURCE}
+
+
+def _blocks(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
+    return cdiv(rows, meta["BLOCK_M"]), cdiv(columns, meta["BLOCK_N"]), 1
+
+
+GRIDS: dict[str, Callable[..., tuple[Any, ...]]] = {"stem": _blocks}
+
+
+@functools.cache
+def _template(name: str) -> Any:
+    from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate
+
+    return TritonTemplate(f"ipex_{name}", SymbolicGridFn(GRIDS[name]), SOURCES[name])
+
+
+def _calls(
+    name: str,
+    tiles: Sequence[Any],
+    body: Callable[..., Tensor],
+    why_not: Callable[[Any, Problem], str | None],
+    arrange: Callable[..., Tensor] | None,
+) -> tuple[Call, ...]:
+    return tuple(
+        Call(
+            f"ipex.triton.{name}",
+            functools.partial(body, tile),
+            functools.partial(why_not, tile),
+            parameters={f.name: getattr(tile, f.name) for f in fields(tile)},
+            version=digest_fields({"source": SOURCES[name]})[:12],
+            arrange=arrange,
+        )
+        for tile in tiles
+    )
+
+
+CALLS = _calls("stem", conv_stem.TILES, _stem, _why_not_stem, _stem_matrix)
+
+
+def register() -> None:
+    """Add the lowerings of these ops to Inductor's registry."""
+    register_lowering(torch.ops.ipex.conv_stem.default, type_promotion_kind=None)(_lower_stem)

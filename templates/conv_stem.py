@@ -1,0 +1,132 @@
+"""Triton for a convolution of few channels: the product of `ops/stem.py`, gathered as it goes.
+
+Against an image of three channels a window of 7 x 7 has 147 terms, which padded to 160 are five
+steps of a matrix product. Runs of neighbours begin at even places, so that a load takes two of them
+or more, and steps are written out, without a loop: the loads of the next one stand before the
+product of this one, and Triton 3.6 is known to compile flattened loops over terms wrongly where a
+block has 8 warps. So there are 4 at most, too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ipex_inductor.ops.stem import TERMS, Runs, runs, sides
+
+# To Inductor's hooks (`def_kernel`, `store_output`, INDEX_DTYPE) or those of who renders it alone.
+SOURCE = """\
+{{def_kernel("X", "W")}}
+    pixel = tl.program_id(0).to(INDEX_DTYPE) * BLOCK_M + tl.arange(0, BLOCK_M)
+    out = tl.program_id(1).to(INDEX_DTYPE) * BLOCK_N + tl.arange(0, BLOCK_N)
+    line = pixel // OUT_W
+    image = line // OUT_H
+    column = pixel % OUT_W
+    top = (line % OUT_H) * STRIDE_H - PADDING_H
+    left = column * STEP - BEFORE
+    begin = image * IMAGE + left
+    term = tl.arange(0, BLOCK_K)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+{%- macro load(step) %}
+    run = (term + {{step * BLOCK_K}}) // WIDTH
+    at = (term + {{step * BLOCK_K}}) % WIDTH
+    row = top[:, None] + (run % WINDOW_H)[None, :]
+    # Unsigned, so that what is before the image is beyond it.
+    inside = (row.to(tl.uint32) < IN_H) & ((left[:, None] + at[None, :]).to(tl.uint32) < IN_W)
+    inside = inside & (pixel < PIXELS)[:, None] & (run < RUNS)[None, :]
+    place = begin[:, None] + (row * LINE + ((run // WINDOW_H) * PLANE + at)[None, :])
+    given = tl.load(X + place, mask=inside, other=0.0)
+{%- if SHIFT or WIDTH > LENGTH %}
+    # Beside the window are other pixels, and zero times infinity is not zero.
+    given = tl.where(((at >= SHIFT) & (at < SHIFT + LENGTH))[None, :], given, 0.0)
+{%- endif %}
+{%- endmacro %}
+{{- load(0) }}
+{%- for step in range(STEPS) %}
+    factors = given
+    {%- if step + 1 < STEPS %}{{ load(step + 1) }}{% endif %}
+    weights = tl.load(
+        W + (term + {{step * BLOCK_K}})[:, None] * OUT_C + out[None, :],
+        mask=(out < OUT_C)[None, :], other=0.0,
+    )
+    acc = tl.dot(factors, weights, acc, allow_tf32=ALLOW_TF32)
+{%- endfor %}
+    idx_m = pixel[:, None]
+    idx_n = out[None, :]
+    mask = (pixel < PIXELS)[:, None] & (out < OUT_C)[None, :]
+    {{store_output(("idx_m", "idx_n"), "acc", "mask", val_shape=("BLOCK_M", "BLOCK_N"))}}
+"""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Output pixels, channels and terms that a program takes at a time, and its warps."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    num_warps: int = 4
+
+
+# By register and spill counts of sm_90: 94 to 166 registers, no spills; not measured yet.
+TILES = (
+    Tile(128, 16, 32),
+    Tile(256, 16, 32),
+    Tile(128, 32, 32),
+    Tile(256, 32, 32),
+    Tile(128, 64, 16),
+    Tile(64, 64, 32),
+    Tile(128, 64, 32),
+    Tile(64, 64, 64),
+    Tile(64, 128, 32),
+    Tile(64, 128, 64),
+)
+NARROWEST, WIDEST = 16, 128  # blocks of channels
+MOST_STEPS = 24  # that are written out
+
+
+def fits(tile: Tile, out_channels: int, found: Runs) -> bool:
+    """Whether `tile` is as wide as there are channels, and a window of few of its steps."""
+    width = min(WIDEST, max(NARROWEST, 1 << (out_channels - 1).bit_length()))
+    return width == tile.BLOCK_N and found.terms // tile.BLOCK_K <= MOST_STEPS
+
+
+def constants(
+    batch: int,
+    image: Sequence[int],
+    out_channels: int,
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    last: bool,
+    tile: Tile,
+) -> dict[str, Any]:
+    """What the template is rendered with but ALLOW_TF32; `image` is [C, H, W] of the input."""
+    channels, height, width = image
+    unit = channels if last else 1
+    found = runs(image, window, stride, padding, last)
+    out_height, out_width = sides(image[1:], window, stride, padding)
+    assert TERMS % tile.BLOCK_K == 0
+    return {
+        "PIXELS": batch * out_height * out_width,
+        "OUT_C": out_channels,
+        "OUT_H": out_height,
+        "OUT_W": out_width,
+        "IN_H": height,
+        "IN_W": width * unit,
+        "IMAGE": channels * height * width,
+        "PLANE": 0 if last else height * width,
+        "LINE": width * unit,
+        "STEP": stride[1] * unit,
+        "STRIDE_H": stride[0],
+        "PADDING_H": padding[0],
+        "BEFORE": padding[1] * unit + found.shift,
+        "WINDOW_H": window[0],
+        "RUNS": found.count,
+        "LENGTH": found.length,
+        "SHIFT": found.shift,
+        "WIDTH": found.width,
+        "STEPS": -(-found.count * found.width // tile.BLOCK_K),
+        "BLOCK_M": tile.BLOCK_M,
+        "BLOCK_N": tile.BLOCK_N,
+        "BLOCK_K": tile.BLOCK_K,
+    }

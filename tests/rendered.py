@@ -1,0 +1,122 @@
+"""Templates rendered alone, without Inductor: with a bias, an addend and a relu behind them.
+
+So they can be compiled for any GPU, and interpreted on a CPU. Run as a program it does the latter:
+`TRITON_INTERPRET=1 python rendered.py CASES`, see `tests/unit/test_conv_templates.py`.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import jinja2
+
+NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def source(template, constants, columns, epilogue=True):
+    """A module with `kernel(*operands, BIAS, OTHER, OUT)`; the result has rows of `columns`."""
+
+    def def_kernel(*names):
+        given = "".join(
+            f"    {name}: tl.constexpr = {value}\n" for name, value in constants.items()
+        )
+        return (
+            "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
+            f"def kernel({', '.join(names)}, BIAS, OTHER, OUT):\n"
+            f"    INDEX_DTYPE: tl.constexpr = tl.int32\n{given}"
+        )
+
+    def store_output(indices, value, mask, val_shape=None, indent_width=4):
+        row, column = indices
+        lines = [f"place = {column} + {columns} * ({row})", f"made = {value}"]
+        if epilogue:
+            lines += [
+                f"bias = tl.load(BIAS + {column} + 0 * ({row}), mask={mask}, other=0.0)",
+                f"other = tl.load(OTHER + place, mask={mask}, other=0.0)",
+                "made = tl.maximum(made + bias.to(tl.float32) + other.to(tl.float32), 0.0)",
+            ]
+        lines.append(f"tl.store(OUT + place, made, mask={mask})")
+        return ("\n" + " " * indent_width).join(lines)
+
+    env = jinja2.Environment(undefined=jinja2.StrictUndefined)
+    hooks = {"def_kernel": def_kernel, "store_output": store_output}
+    return env.from_string(template).render(**hooks, **constants)
+
+
+def signature(operands, dtype):
+    return dict.fromkeys([*operands, "BIAS", "OTHER", "OUT"], f"*{NAMES[dtype]}")
+
+
+def stem(x, weight, case, stride, padding, dilation):
+    from ipex_inductor.ops.stem import arranged, runs
+    from ipex_inductor.templates import conv_stem
+
+    last, tile, window = case["last"], conv_stem.Tile(*case["tile"]), weight.shape[2:]
+    around = (window, stride, padding, last)
+    constants = conv_stem.constants(len(x), x.shape[1:], len(weight), *around, tile)
+    rows, columns = constants["PIXELS"], len(weight)
+    blocks = -(-rows // tile.BLOCK_M), -(-columns // tile.BLOCK_N)
+    return conv_stem.SOURCE, constants, arranged(weight, runs(x.shape[1:], *around), last), blocks
+
+
+READY = {"stem": stem}  # template: text, constants, the weight as it takes it, the grid
+
+
+def usage(made):
+    """Registers of a thread, and bytes that did not fit into them, as the binary says."""
+    import triton
+
+    if "amdgcn" in made.asm:
+        said = dict(re.findall(r"\.(vgpr_count|vgpr_spill_count): +(\d+)", made.asm["amdgcn"]))
+        return int(said["vgpr_count"]), int(said["vgpr_spill_count"])
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    said = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", done.stdout))
+    return int(said["REG"]), int(said["STACK"]) + int(said["LOCAL"])
+
+
+def interpreted(case):
+    """The largest error, in parts of the largest exact value; where it is not finite agrees."""
+    import torch
+
+    from ipex_inductor.templates.gpu import _module
+
+    dtype = getattr(torch, case["dtype"])
+    torch.manual_seed(0)
+    x, weight = (torch.randn(case[name]).to(dtype) for name in ("x", "weight"))
+    if case["last"]:
+        x = x.to(memory_format=torch.channels_last)
+    if case.get("planted"):
+        x.as_strided([x.numel()], [1])[case["planted"]] = float("inf")
+        weight = weight.abs() + 1  # so that infinities do not cancel, nor meet zeros
+    if case.get("moved"):  # by one element, so that nothing is aligned
+        x = torch.empty(x.numel() + 1, dtype=dtype)[1:].as_strided(x.shape, x.stride()).copy_(x)
+    window = {name: case[name] for name in ("stride", "padding", "dilation")}
+    exact = torch.conv2d(x.double(), weight.double(), None, **window, groups=case["groups"])
+    wanted = exact.permute(0, 2, 3, 1).reshape(-1, weight.shape[0])
+    bias, other = (torch.randn(s).to(dtype) for s in (weight.shape[:1], wanted.shape))
+    wanted = torch.relu(wanted + bias.double() + other.double())
+    text, constants, factor, blocks = READY[case["template"]](x, weight, case, **window)
+    out = torch.full(wanted.shape, float("nan"), dtype=dtype)
+    kernel = _module(source(text, {**constants, "ALLOW_TF32": False}, out.shape[1]))["kernel"]
+    kernel[blocks](x, factor, bias, other, out)
+    finite = wanted.isfinite()
+    assert torch.equal(finite, out.isfinite()), "other elements are not finite"
+    off = (out.double() - wanted)[finite].abs().max() / wanted[finite].abs().max()
+    return float(off)
+
+
+def main():
+    """A line for each case: its number and error."""
+    for number, case in enumerate(json.loads(Path(sys.argv[1]).read_text())):
+        print(number, interpreted(case), flush=True)
+
+
+if __name__ == "__main__":
+    main()

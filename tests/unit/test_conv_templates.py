@@ -1,0 +1,223 @@
+"""Our convolution templates without a GPU: values by Triton's interpreter, binaries of many GPUs.
+
+And what Inductor makes of them: a kernel with its epilogue.
+"""
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from rendered import READY, signature, source, usage
+from torch._inductor import config as inductor
+from torch._inductor.graph import GraphLowering
+
+from ipex_inductor import lowerings
+from ipex_inductor.ops.stem import TERMS, arranged, image_of, restored, runs, sides
+from ipex_inductor.target import described
+from ipex_inductor.templates import conv_stem
+from ipex_inductor.templates.gpu import _module
+
+LAST = torch.channels_last
+
+
+def case(x, weight, tile, **given):
+    usual = {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1], "groups": 1}
+    kind = {"template": "stem", "dtype": "float32", "last": True}
+    return {"x": x, "weight": weight, "tile": tile, **usual, **kind, **given}
+
+
+SMALL = [128, 16, 32, 4]
+# Image, weight, stride, padding: windows of nets, then odd ones.
+STEMS = [
+    ([2, 3, 23, 29], [64, 3, 7, 7], [2, 2], [3, 3]),
+    ([1, 3, 20, 18], [13, 3, 3, 3], [2, 2], [1, 1]),
+    ([2, 3, 16, 16], [24, 3, 4, 4], [4, 4], [0, 0]),
+    ([1, 3, 32, 32], [19, 3, 16, 16], [16, 16], [0, 0]),
+    ([3, 3, 15, 15], [16, 3, 3, 3], [1, 1], [1, 1]),
+    ([1, 1, 17, 19], [5, 1, 5, 3], [1, 2], [0, 2]),
+    ([2, 1, 28, 28], [6, 1, 5, 5], [1, 1], [2, 2]),
+    ([1, 4, 13, 11], [7, 4, 3, 5], [3, 2], [2, 1]),
+    ([1, 2, 7, 7], [1, 2, 7, 7], [1, 1], [0, 0]),
+    ([1, 3, 1, 1], [3, 3, 1, 1], [1, 1], [0, 0]),
+    ([1, 3, 5, 130], [8, 3, 3, 3], [1, 1], [2, 0]),
+    ([5, 3, 2, 2], [17, 3, 3, 3], [2, 2], [1, 1]),
+]
+CASES = [
+    case(x, weight, SMALL, stride=stride, padding=padding, dtype=dtype, last=last)
+    for (x, weight, stride, padding), dtype, last in itertools.product(
+        STEMS, ("float32", "float16"), (True, False)
+    )
+]
+FIRST = dict(zip(("x", "weight", "stride", "padding"), STEMS[0], strict=True))
+CASES += [case(**FIRST, tile=[*vars(tile).values()]) for tile in conv_stem.TILES]
+# Neighbours of a window hold infinities, at its left and its right; and nothing is aligned.
+CASES += [
+    case(**FIRST, tile=SMALL, planted=place, last=last)
+    for place, last in itertools.product((0, 700), (True, False))
+]
+CASES += [case(**FIRST, tile=SMALL, moved=True, dtype="float16")]
+# Sums in fp32, then one rounding.
+CLOSE = {"float32": 2e-6, "float16": 1e-3}
+
+
+def test_values_by_the_interpreter(tmp_path):
+    """Against float64, into memory full of NaN; in bf16 it cannot multiply matrices."""
+    cases = tmp_path / "cases.json"
+    cases.write_text(json.dumps(CASES))
+    env = {**os.environ, "TRITON_INTERPRET": "1", "IPEX_HOME": str(tmp_path)}
+    env["PYTHONPATH"] = os.pathsep.join(sys.path)
+    program = os.path.join(os.path.dirname(__file__), "..", "rendered.py")
+    done = subprocess.run(
+        [sys.executable, program, str(cases)], env=env, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, f"{done.stdout[-100:]} {done.stderr[-2000:]}"
+    errors = [float(line.split()[1]) for line in done.stdout.splitlines()]
+    wrong = [c for c, e in zip(CASES, errors, strict=True) if not e <= CLOSE[c["dtype"]]]
+    assert not wrong
+
+
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("stem", STEMS, ids=str)
+def test_a_weight_comes_back_from_its_matrix(stem, last):
+    x, weight, *around = stem
+    found = runs(x[1:], weight[2:], *around, last)
+    given = torch.randn(weight)
+    matrix = arranged(given, found, last)
+    assert matrix.shape == (found.terms, weight[0])
+    assert found.terms % TERMS == 0
+    assert matrix.count_nonzero() == given.count_nonzero(), "all else is zero"
+    assert torch.equal(restored(matrix, found, x[1], weight[2:], last), given)
+
+
+def compiled(template, dtype, gpu, given, epilogue=True):
+    """The stand-alone kernel by Triton, for a GPU that is not here."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    target = described(gpu)
+    text, constants, _, _ = given
+    rendered = source(text, {**constants, "ALLOW_TF32": True}, constants["OUT_C"], epilogue)
+    types = signature(("X", "W"), dtype)
+    arch = int(target.arch[3:]) if target.kind == "cuda" else target.arch
+    with triton.knobs.cache.scope():
+        return triton.compile(
+            ASTSource(
+                _module(rendered)["kernel"],
+                types,
+                constexprs={},
+                attrs={(n,): [["tt.divisibility", 16]] for n in range(len(types))},
+            ),
+            target=GPUTarget(target.kind, arch, target.subgroup or 32),
+            options={"num_warps": template.num_warps, "num_stages": 2},
+        )
+
+
+def ready(kind, x, weight, tile, stride, padding, dtype, dilation=(1, 1), groups=1):
+    """As `READY` has it, of tensors without values."""
+    made = torch.empty(x, dtype=dtype, device="meta").to(memory_format=LAST)
+    factor = torch.empty(weight, dtype=dtype, device="meta")
+    given = {"last": True, "tile": [*vars(tile).values()], "groups": groups}
+    return READY[kind](made, factor, given, stride, padding, dilation)
+
+
+RESNET = ([128, 3, 224, 224], [64, 3, 7, 7])
+
+
+def stem_of_resnet(tile, dtype):
+    return ready("stem", *RESNET, tile, [2, 2], [3, 3], dtype)
+
+
+MOST_REGISTERS = 200  # of 65536, so that two blocks of 128 threads run at once
+WIDE = conv_stem.TILES[6]
+GPUS = ("a100-80gb", "h200", "b200", "mi300x")
+SLOW = [
+    pytest.param(tile, dtype, gpu, marks=pytest.mark.slow)
+    for tile in conv_stem.TILES
+    for dtype, gpu in itertools.product(("bfloat16", "float16", "float32"), GPUS)
+]
+BINARY = {"cuda": "cubin", "hip": "hsaco"}
+
+
+@pytest.mark.parametrize(
+    ("tile", "dtype", "gpu"), [*((WIDE, "bfloat16", gpu) for gpu in GPUS), *SLOW], ids=str
+)
+def test_the_stem_compiles_where_there_is_no_gpu(tile, dtype, gpu):
+    """Within the registers of a thread and the memory of a multiprocessor, for several blocks."""
+    made = compiled(tile, dtype, gpu, stem_of_resnet(tile, getattr(torch, dtype)))
+    target = described(gpu)
+    assert made.asm[BINARY[target.kind]][:4] == b"\x7fELF"
+    assert made.metadata.shared <= target.shared_memory / 2
+    registers, spilled = usage(made)
+    if dtype != "float32":
+        assert registers <= MOST_REGISTERS
+        assert not spilled
+    if target.kind == "cuda" and dtype != "float32":
+        assert re.search(r"ld\.global(\.\w+)*\.b32", made.asm["ptx"]), "two neighbours at a load"
+
+
+class Described:
+    """What Triton asks of a driver as it compiles."""
+
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_active_torch_device(self):
+        return torch.device("cpu")
+
+
+@pytest.fixture
+def lowered(monkeypatch):
+    """What gives the code that Inductor generates, had the CPU a Triton of its own."""
+    import triton
+
+    code = []
+    monkeypatch.setattr(GraphLowering, "save_output_code", staticmethod(code.append))
+    lowerings.register()
+    torch.compiler.reset()
+    monkeypatch.setattr(triton.runtime.driver, "_active", Described())
+
+    def of(fn, *inputs):
+        settings = {"cpu_backend": "triton", "compile_threads": 1}
+        with inductor.patch(settings), torch.no_grad(), pytest.raises(Exception, match="target"):
+            torch.compile(fn)(*inputs)
+        return code[-1]
+
+    return of
+
+
+def test_bias_addend_and_activation_are_in_the_kernel(lowered):
+    x = torch.randn(2, 3, 32, 32, dtype=torch.bfloat16).to(memory_format=LAST)
+    around = [7, 7], [2, 2], [3, 3]
+    weight = torch.randn(64, 3, 7, 7, dtype=torch.bfloat16)
+    matrix = arranged(weight, runs(x.shape[1:], *around, True), True)
+    other = torch.randn(2, 64, 16, 16, dtype=torch.bfloat16).to(memory_format=LAST)
+
+    def fn(x, matrix, bias, other):
+        rows = torch.ops.ipex.conv_stem(x, matrix, *around, True, [*vars(WIDE).values()])
+        product = image_of(rows, len(x), *sides(x.shape[2:], *around))
+        return torch.relu(product + bias.view(-1, 1, 1) + other)
+
+    code = lowered(fn, x, matrix, torch.randn(64).bfloat16(), other)
+    assert code.count("@triton.jit") == 1
+    assert "triton_tem_fused_" in code
+    assert "triton_helpers.maximum" in code
+
+
+def test_a_pool_behind_it_reads_and_writes_nothing_but_the_image(lowered):
+    """So there is no template for that: one kernel, without indices, and the relu in it."""
+
+    def fn(x):
+        return torch.nn.functional.max_pool2d(torch.relu(x), 3, 2, 1)
+
+    code = lowered(fn, torch.randn(2, 64, 112, 112).bfloat16().to(memory_format=LAST))
+    assert code.count("@triton.jit") == 1
+    assert code.count("tl.load(") == 9
+    assert code.count("tl.store(") == 1
