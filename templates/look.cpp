@@ -156,3 +156,27 @@ extern "C" void told(int64_t* lengths, const int64_t** pointers) {
 }
 
 extern "C" void begin() { said.clear(), addresses.clear(), states = {}; }
+
+namespace {
+
+template <class T>
+bool equal(const int64_t* cells, int64_t count, double value) {
+  return std::all_of(cells, cells + count,
+                     [=](int64_t cell) { return *reinterpret_cast<T*>(cell) == value; });
+}
+
+template <class T>
+void write(const int64_t* cells, int64_t count, double value) {
+  for (int64_t n = 0; n < count; ++n) *reinterpret_cast<T*>(cells[n]) = value;
+}
+
+}  // namespace
+
+// Numbers that lie at these addresses, fp64 if they are wide, else fp32: whether all are `value`.
+extern "C" int32_t are(const int64_t* cells, int64_t count, int32_t wide, double value) {
+  return wide ? equal<double>(cells, count, value) : equal<float>(cells, count, value);
+}
+
+extern "C" void become(const int64_t* cells, int64_t count, int32_t wide, double value) {
+  wide ? write<double>(cells, count, value) : write<float>(cells, count, value);
+}

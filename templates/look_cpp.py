@@ -1,4 +1,7 @@
-"""Facts about hundreds of tensors in one call of C++, which Python would ask for one by one."""
+"""Facts about hundreds of tensors in one call of C++, which Python would ask for one by one.
+
+And the steps they count, which lie in as many places.
+"""
 
 import ctypes
 import functools
@@ -16,6 +19,7 @@ from ipex_inductor.templates.cpp import NotBuiltError, load
 
 ASKED = ("data_ptr", "dtype", "layout", "dim", "sizes", "strides")  # `Torch`, in its order
 GRAD = sys.intern("grad")
+CELLS = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double)
 
 
 class Reader:
@@ -39,6 +43,9 @@ class Reader:
         self._look = prototype(_address(library.look))  # holds Python's lock
         self._begin, self._told = library.begin, library.told
         self._begin.restype = self._told.restype = None
+        self._are, self._become = library.are, library.become
+        self._are.argtypes = self._become.argtypes = CELLS
+        self._become.restype = None
         self._library = library
 
     def begin(self) -> None:
@@ -71,6 +78,14 @@ class Reader:
         both = zip(pointers, lengths, strict=True)
         facts, addresses = (ctypes.string_at(p or 0, 8 * n) for p, n in both)
         return facts, array("q", addresses)
+
+    def are(self, cells: "array[int]", wide: bool, value: float) -> bool:
+        """Whether that is the number at each of these addresses: fp32, or `wide`, fp64."""
+        return bool(self._are(*cells.buffer_info(), wide, value))
+
+    def become(self, cells: "array[int]", wide: bool, value: float) -> None:
+        """Write it there."""
+        self._become(*cells.buffer_info(), wide, value)
 
 
 def _place_of_impl() -> int:

@@ -48,6 +48,11 @@ def users_step(optimizer: Optimizer) -> Callable[..., Any] | None:
     return None if below is type(optimizer).step else original
 
 
+def steps_alone(optimizer: Optimizer) -> bool:
+    """Whether `optimizer.step` is ours, and nothing of anybody's around it but hooks."""
+    return getattr(vars(optimizer).get("step"), "__func__", None) is METHODS["step"]
+
+
 def _step(
     optimizer: Optimizer, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any
 ) -> Any:
