@@ -43,12 +43,16 @@ def loaded(
     signature: Mapping[str, str],
     constants: Mapping[str, int],
     warps: int,
+    registers: int | None = None,
 ) -> cuda.Kernel:
-    """The kernel `name` of that source on that GPU. Raises `NotBuiltError`."""
+    """The kernel `name` of that source on that GPU. Raises `NotBuiltError`.
+
+    `registers`: of a thread, at most.
+    """
     try:
         with torch.cuda.device(device):
             torch.cuda.current_stream().synchronize()  # there is a current context from now on
-            options = {"num_warps": warps}
+            options = {"num_warps": warps} | ({"maxnreg": registers} if registers else {})
             made = binary(
                 source, name, current(device), pairs(problem), signature, constants, options
             )

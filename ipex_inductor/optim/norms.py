@@ -35,6 +35,7 @@ log = logging.getLogger("ipex_inductor")
 
 BLOCK, TURNS, WARPS = 2048, 8, 8  # elements of a program's block, and how many blocks it takes
 CHUNK = BLOCK * TURNS
+REGISTERS = 80  # that the sums take; what comes after them would take 128, and their places
 ROWS = 32 * WARPS  # whose scalars a program makes at a time, one a thread
 
 
@@ -297,7 +298,7 @@ def _parts_or_why(
     source = parts_source(dtype, real, squares, looks, kernel)
     types = parts_signature(real, squares, kernel)
     try:
-        return loaded(source, "parts", device, problem, types, constants, WARPS)
+        return loaded(source, "parts", device, problem, types, constants, WARPS, REGISTERS)
     except NotBuiltError as error:
         return str(error)
 

@@ -18,7 +18,7 @@ from ipex_inductor.optim.batches import (
     rate_on,
 )
 from ipex_inductor.optim.shards import is_sharded, local, same_places
-from ipex_inductor.optim.weights import Master, Split, Trained
+from ipex_inductor.optim.weights import Master, Split, Trained, refuse_strangers
 from ipex_inductor.templates.cells import DTYPES
 from ipex_inductor.templates.cpp import NotBuiltError
 from ipex_inductor.templates.formulas import FORMULAS
@@ -103,8 +103,10 @@ def plan(
 ) -> Plan:
     """What a step of `optimizer` is now, with the state that torch would have made for it.
 
-    Unless it `waits`, the host is not to read anything that is on a GPU.
+    Unless it `waits`, the host is not to read anything that is on a GPU. Raises `ArgumentError` for
+    parameters with master weights that the optimizer does not know.
     """
+    refuse_strangers(optimizer)
     made = Plan()
     shared = overlapping(_written(optimizer, weights))
     for number, group in enumerate(optimizer.param_groups):

@@ -5,11 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim import optimizer as optimizers
 
 from ipex_inductor.optim import kernels
 from ipex_inductor.optim.norms import found_inf, settle
-from ipex_inductor.optim.step import OWN_HOOKS, steps_alone
+from ipex_inductor.optim.step import hooked, steps_alone
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -54,6 +53,4 @@ def _is_fused(optimizer: Optimizer) -> bool:
 def _is_next(optimizer: Optimizer) -> bool:
     """Whether our step is what comes next, and nothing of others that would look or write."""
     scaled = getattr(optimizer, "grad_scale", None) is not None  # of which more is not known yet
-    of_all = len(optimizers._global_optimizer_pre_hooks) - OWN_HOOKS
-    hooked = bool(optimizer._optimizer_step_pre_hooks) or of_all > 0
-    return not (scaled or hooked) and steps_alone(optimizer)
+    return not (scaled or hooked(optimizer)) and steps_alone(optimizer)
