@@ -12,7 +12,16 @@ from torch import Tensor
 from ipex_inductor.errors import DeviceError
 from ipex_inductor.ops.update import Held, Row, Update
 from ipex_inductor.templates import cuda
-from ipex_inductor.templates.step_cuda import ROWS, VECTOR, Sent, chunks_of, loaded, tile
+from ipex_inductor.templates.step_cuda import (
+    ROWS,
+    VECTOR,
+    On,
+    Room,
+    Sent,
+    chunks_of,
+    loaded,
+    tile,
+)
 from ipex_inductor.templates.update_triton import (
     scalars_signature,
     step_signature,
@@ -42,8 +51,8 @@ class CudaKernel:
         self._blocks = [-(-examples[row.columns[0]].numel() // block) for row in rows]
         self._words = _Words(update, rows, examples)
         self._sent = Sent(self._device)
-        self._chunks: dict[frozenset[int], list[tuple[cuda.Kernel, Tensor]]] = {}
-        self._table: Tensor | None = None
+        self._chunks: dict[frozenset[int], list[tuple[cuda.Kernel, Room]]] = {}
+        self._table: Room | None = None
 
     def ready(self, addresses: Sequence[int], given: Sequence[Tensor]) -> Callable[[], None]:
         """The launches on the current stream; all that can fail has happened.
@@ -53,21 +62,22 @@ class CudaKernel:
         words = self._words.of(addresses, given)
         launches = self._launches(words)
         assert self._table is not None
-        stream, table = torch.cuda.current_stream(), self._table.data_ptr()
-        begin = self._sent.address(words, stream)
+        with On(self._device) as stream:
+            begin, table = self._sent.address(words, stream), self._table.address(stream)
+            places = [(step, len(chunks), chunks.address(stream)) for step, chunks in launches]
         if torch.cuda.is_current_stream_capturing() and self not in _captured:
             _captured.append(self)
         steps, numbers = (begin + WORD * at for at in (self._words.steps, self._words.numbers))
 
         def launch() -> None:
             blocks = -(-self._count // ROWS)
-            self._scalars(blocks, stream.cuda_stream, (steps, self._count, numbers, table))
-            for step, chunks in launches:
-                step(len(chunks), stream.cuda_stream, (begin, chunks.data_ptr(), table))
+            self._scalars(blocks, stream, (steps, self._count, numbers, table))
+            for step, count, chunks in places:
+                step(count, stream, (begin, chunks, table))
 
         return launch
 
-    def _launches(self, words: "array[int]") -> list[tuple[cuda.Kernel, Tensor]]:
+    def _launches(self, words: "array[int]") -> list[tuple[cuda.Kernel, Room]]:
         """A kernel for rows of whole vectors, and one for others, with the chunks of each."""
         loose = self._loose(words)
         if loose not in self._chunks:
@@ -77,7 +87,7 @@ class CudaKernel:
             self._chunks[loose] = [
                 (
                     _kernel(self._update, self._device, "step", aligned),
-                    chunks_of(array("q", blocks), self._device),
+                    Room(chunks_of(array("q", blocks), self._device)),
                 )
                 for aligned, blocks in self._split(loose)
                 if any(blocks)
@@ -85,7 +95,7 @@ class CudaKernel:
         if self._table is None:
             size = self._count * len(table_names(self._update))
             real = getattr(torch, self._update.real)
-            self._table = torch.empty(size, dtype=real, device=self._device)
+            self._table = Room(torch.empty(size, dtype=real, device=self._device))
         return self._chunks[loose]
 
     def _loose(self, words: "array[int]") -> frozenset[int]:

@@ -11,12 +11,12 @@ extern "C" {
 struct _object;
 using PyObject = _object;
 PyObject* PyObject_GetAttr(PyObject*, PyObject*);
-PyObject* PyObject_Type(PyObject*);
 PyObject* PyDict_GetItemWithError(PyObject*, PyObject*);
 int PyDict_Next(PyObject*, intptr_t*, PyObject**, PyObject**);
 intptr_t PyList_Size(PyObject*);
 PyObject* PyList_GetItem(PyObject*, intptr_t);
 int PyList_Append(PyObject*, PyObject*);
+PyObject* PyBytes_FromStringAndSize(const char*, intptr_t);
 intptr_t PyTuple_Size(PyObject*);
 PyObject* PyTuple_GetItem(PyObject*, intptr_t);
 void Py_DecRef(PyObject*);
@@ -27,6 +27,7 @@ namespace {
 
 constexpr int64_t VECTOR = 16;  // bytes, as templates/step_cuda.py has it
 constexpr int64_t ABSENT = -1;  // a gradient that is not there
+constexpr int TYPE = 1;         // in words, where an object has its type: so says the stable ABI
 
 // torch's `aoti_torch_get_*`: each takes a pointer to where the address of a TensorImpl stands.
 template <class T>
@@ -42,7 +43,8 @@ struct Torch {
 struct Words {
   PyObject *none, *tensor, *parameter, *grad;
   int64_t strided;
-  int64_t place;  // in a tensor's object, of its TensorImpl's address
+  int64_t place;           // in a tensor's object, of its TensorImpl's address
+  int64_t keys, negative;  // in words, of the TensorImpl's dispatch keys, and the one that negates
 };
 
 struct Facts {
@@ -51,16 +53,24 @@ struct Facts {
   std::vector<int64_t>&said, &addresses;  // the latter of gradients
 
   bool type(PyObject* object) {
-    PyObject* kind = PyObject_Type(object);
-    Py_DecRef(kind);
+    PyObject* kind = reinterpret_cast<PyObject**>(object)[TYPE];
     said.push_back(reinterpret_cast<int64_t>(kind));
     return kind == words.tensor || kind == words.parameter;
+  }
+
+  void** impl(PyObject* object) const {
+    return reinterpret_cast<void**>(reinterpret_cast<char*>(object) + words.place);
+  }
+
+  // Whether it is to be negated when it is read.
+  bool negated(PyObject* object) const {
+    return static_cast<const int64_t*>(*impl(object))[words.keys] & words.negative;
   }
 
   // All but the address; false for what is no plain tensor.
   bool form(PyObject* object, int64_t& address) {
     if (!type(object)) return false;
-    void** impl = reinterpret_cast<void**>(reinterpret_cast<char*>(object) + words.place);
+    void** impl = this->impl(object);
     int32_t layout, dtype;
     int64_t dim, *sizes, *strides;
     void* data;
@@ -86,7 +96,7 @@ struct Facts {
 
   bool gradient(PyObject* object) {
     int64_t address;
-    if (!form(object, address)) return false;
+    if (!form(object, address) || negated(object)) return false;
     said.push_back(address % VECTOR);
     addresses.push_back(address);
     return true;
@@ -141,18 +151,46 @@ bool read(Facts facts, PyObject* params, PyObject* state, PyObject* names, PyObj
 
 }  // namespace
 
-// Adds the tensors of a group to `held` and `grads`; returns whether all of them are plain.
-extern "C" int32_t look(const Torch* torch, const Words* words, PyObject* params, PyObject* state,
-                        PyObject* names, PyObject* held, PyObject* grads) {
-  const bool plain = read({*torch, *words, said, addresses}, params, state, names, held, grads);
+// Adds the tensors of groups, which are lists of parameters and the names of their states, to `held`
+// and `grads`, and what was said of them and the addresses of gradients to `told`, as bytes; returns
+// whether all of them are plain.
+extern "C" int32_t look(const Torch* torch, const Words* words, PyObject* groups, PyObject* names,
+                        PyObject* state, PyObject* held, PyObject* grads, PyObject* told) {
+  said.clear(), addresses.clear(), states = {};
+  const Facts facts{*torch, *words, said, addresses};
+  bool plain = true;
+  for (intptr_t n = 0; plain && n < PyList_Size(groups); ++n)
+    plain = read(facts, PyList_GetItem(groups, n), state, PyList_GetItem(names, n), held, grads);
+  for (const auto* each : {&said, &addresses}) {
+    const auto* begin = reinterpret_cast<const char*>(each->data());
+    PyObject* bytes = PyBytes_FromStringAndSize(begin, sizeof(int64_t) * each->size());
+    plain = plain && bytes && !PyList_Append(told, bytes);
+    if (bytes) Py_DecRef(bytes);  // the list holds it
+  }
   if (!plain) PyErr_Clear();
   return plain;
 }
 
-// What was said since the last `begin`, and the addresses of gradients: lengths, then pointers.
-extern "C" void told(int64_t* lengths, const int64_t** pointers) {
-  lengths[0] = said.size(), lengths[1] = addresses.size();
-  pointers[0] = said.data(), pointers[1] = addresses.data();
+namespace {
+
+template <class T>
+bool equal(const int64_t* cells, int64_t count, double value) {
+  return std::all_of(cells, cells + count,
+                     [=](int64_t cell) { return *reinterpret_cast<T*>(cell) == value; });
 }
 
-extern "C" void begin() { said.clear(), addresses.clear(), states = {}; }
+template <class T>
+void write(const int64_t* cells, int64_t count, double value) {
+  for (int64_t n = 0; n < count; ++n) *reinterpret_cast<T*>(cells[n]) = value;
+}
+
+}  // namespace
+
+// Numbers that lie at these addresses, fp64 if they are wide, else fp32: whether all are `value`.
+extern "C" int32_t are(const int64_t* cells, int64_t count, int32_t wide, double value) {
+  return wide ? equal<double>(cells, count, value) : equal<float>(cells, count, value);
+}
+
+extern "C" void become(const int64_t* cells, int64_t count, int32_t wide, double value) {
+  wide ? write<double>(cells, count, value) : write<float>(cells, count, value);
+}

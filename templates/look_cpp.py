@@ -1,10 +1,12 @@
-"""Facts about hundreds of tensors in one call of C++, which Python would ask for one by one."""
+"""Facts about hundreds of tensors in one call of C++, which Python would ask for one by one.
+
+And the steps they count, which lie in as many places.
+"""
 
 import ctypes
 import functools
 import sys
 from array import array
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from ipex_inductor.templates.cpp import NotBuiltError, load
 
 ASKED = ("data_ptr", "dtype", "layout", "dim", "sizes", "strides")  # `Torch`, in its order
 GRAD = sys.intern("grad")
+WORD = ctypes.sizeof(ctypes.c_void_p)
+IMPL_WORDS = 24  # of a TensorImpl, at least
+CELLS = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double)
 
 
 class Reader:
@@ -33,44 +38,44 @@ class Reader:
             raise NotBuiltError(f"torch's C interface is not to be had: {error}") from error
         self._torch = array("q", asked)
         known = map(id, (None, Tensor, nn.Parameter, GRAD))
-        self._words = array("q", (*known, strided, _place_of_impl()))
+        self._words = array("q", (*known, strided, _place_of_impl(), *_negative_key()))
+        self._places = [each.buffer_info()[0] for each in (self._torch, self._words)]
         pointer, thing = ctypes.c_void_p, ctypes.py_object
-        prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[thing] * 5)
+        prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[thing] * 6)
         self._look = prototype(_address(library.look))  # holds Python's lock
-        self._begin, self._told = library.begin, library.told
-        self._begin.restype = self._told.restype = None
+        self._are, self._become = library.are, library.become
+        self._are.argtypes = self._become.argtypes = CELLS
+        self._become.restype = None
         self._library = library
-
-    def begin(self) -> None:
-        """Forget what was read in this thread."""
-        self._begin()
 
     def look(
         self,
-        params: list[Tensor],
+        groups: list[list[Tensor]],
+        names: list[tuple[str, ...]],
         state: dict[Tensor, Any],
-        names: Sequence[str],
         held: list[Tensor],
         grads: list[Tensor],
-    ) -> bool:
-        """Read parameters with their gradients, and of each that has one the states by name.
+    ) -> "tuple[bytes, array[int]] | None":
+        """Read groups of parameters with their gradients, of each that has one the states by name.
 
-        Adds them to `held` and `grads`. False for what is no plain tensor of plain memory, or not
-        there.
+        Adds them to `held` and `grads`. What was read, and the addresses of gradients, of which it
+        does not tell: types, dtypes, sizes, strides and addresses; of a gradient only what a vector
+        needs. None for what is no plain tensor of plain memory, or a gradient that is negated when
+        it is read, or not there.
         """
-        interface, words = self._torch.buffer_info()[0], self._words.buffer_info()[0]
-        return bool(self._look(interface, words, params, state, tuple(names), held, grads))
-
-    def told(self) -> tuple[bytes, "array[int]"]:
-        """What was read since `begin`, and the addresses of gradients, of which it does not tell.
-
-        Types, dtypes, sizes, strides and addresses; of a gradient only what a vector needs.
-        """
-        lengths, pointers = (ctypes.c_int64 * 2)(), (ctypes.c_void_p * 2)()
-        self._told(lengths, pointers)
-        both = zip(pointers, lengths, strict=True)
-        facts, addresses = (ctypes.string_at(p or 0, 8 * n) for p, n in both)
+        told: list[bytes] = []
+        if not self._look(*self._places, groups, names, state, held, grads, told):
+            return None
+        facts, addresses = told
         return facts, array("q", addresses)
+
+    def are(self, cells: "array[int]", wide: bool, value: float) -> bool:
+        """Whether that is the number at each of these addresses: fp32, or `wide`, fp64."""
+        return bool(self._are(*cells.buffer_info(), wide, value))
+
+    def become(self, cells: "array[int]", wide: bool, value: float) -> None:
+        """Write it there."""
+        self._become(*cells.buffer_info(), wide, value)
 
 
 def _place_of_impl() -> int:
@@ -80,17 +85,38 @@ def _place_of_impl() -> int:
     """
     seen = [torch.empty(n, device="cpu") for n in range(4)]
     seen += [nn.Parameter(tensor) for tensor in seen]
-    word = ctypes.sizeof(ctypes.c_void_p)
 
     def stands(place: int) -> bool:
-        found = (ctypes.c_void_p.from_address(id(t) + word * place).value for t in seen)
+        found = (ctypes.c_void_p.from_address(id(t) + WORD * place).value for t in seen)
         return all(one == t._cdata for one, t in zip(found, seen, strict=True))
 
-    words = vars(torch._C)["TensorBase"].__basicsize__ // word
-    places = [word * place for place in range(2, words) if stands(place)]  # two are Python's own
+    words = vars(torch._C)["TensorBase"].__basicsize__ // WORD
+    places = [WORD * place for place in range(2, words) if stands(place)]  # two are Python's own
     if len(places) != 1:
         raise NotBuiltError("a tensor's object does not hold its TensorImpl where it did")
     return places[0]
+
+
+def _negative_key() -> tuple[int, int]:
+    """Which word of a TensorImpl holds the dispatch keys, and the bit that negates what is read.
+
+    It is found by looking, as no header tells. Raises `NotBuiltError`.
+    """
+    plain = [torch.empty((n + 1,) * n, device="cpu") for n in range(6)]
+    turned = [torch._neg_view(tensor) for tensor in plain]
+    found = []
+    for place in range(2, IMPL_WORDS):  # one is virtual functions', one counts references
+        ours, theirs = ({_word(t, place) for t in each} for each in (plain, turned))
+        (bit, *more) = {one ^ other for one in ours for other in theirs}
+        if len(ours) == len(theirs) == 1 and not more and bit.bit_count() == 1:
+            found += [(place, bit)] if theirs.pop() & bit else []
+    if len(found) != 1:
+        raise NotBuiltError("a TensorImpl does not hold its dispatch keys where it did")
+    return found[0]
+
+
+def _word(tensor: Tensor, place: int) -> int:
+    return ctypes.c_int64.from_address(tensor._cdata + WORD * place).value
 
 
 def _address(function: Any) -> int:

@@ -2,12 +2,11 @@
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 from ipex_inductor.ops.update import Update
 from ipex_inductor.templates.formulas import FORMULAS, Formula
@@ -143,21 +142,33 @@ def _rendered(**given: Any) -> str:
     return environment.from_string(template).render(given)
 
 
-def scalars_of(kernel: StepKernel, numbers: Mapping[str, float], count: float) -> dict[str, float]:
-    """A group's numbers and what the formula makes of them, in fp64, as the C++ kernel does itself.
+@functools.lru_cache(maxsize=256)
+def scalars_function(kernel: StepKernel) -> Callable[..., tuple[float, ...]]:
+    """Of a count and a group's numbers: these, and what the formula makes of them.
 
-    `count`: which step this is, or, where the formula does not count, whether it is the first.
+    In fp64, as the C++ kernel does itself; `scalar_names` are their names. The count is which step
+    this is, or, where the formula does not count, whether it is the first.
     """
-    known: dict[str, Any] = {**numbers, "step" if kernel.rule.counts else "first": count}
-    words = {"sqrt": math.sqrt, "pow": pow, "where": lambda condition, a, b: a if condition else b}
-    for name, value in assignments(kernel.rule.scalars(kernel.on)):
-        known[name] = eval(_code(value), words, known)  # our own lines
-    return {name: float(value) for name, value in known.items() if name not in ("step", "first")}
+    counted = "step" if kernel.rule.counts else "first"
+    lines = (f"    {name} = {value}" for name, value in assignments(kernel.rule.scalars(kernel.on)))
+    found = ", ".join(f"float({name})" for name in scalar_names(kernel))
+    source = [
+        f"def scalars({counted}, {', '.join(kernel.numbers)}):",
+        *lines,
+        f"    return {found},",
+    ]
+    words: dict[str, Any] = {
+        "sqrt": math.sqrt,
+        "where": lambda condition, a, b: a if condition else b,
+    }
+    exec("\n".join(source), words)  # our own lines
+    return cast(Callable[..., tuple[float, ...]], words["scalars"])
 
 
-@functools.cache
-def _code(value: str) -> CodeType:
-    return compile(value, "<formula>", "eval")
+def scalar_names(kernel: StepKernel) -> tuple[str, ...]:
+    """What all elements of a tensor share: the numbers, and what the formula makes of them."""
+    made = (name for name, _ in assignments(kernel.rule.scalars(kernel.on)))
+    return tuple(dict.fromkeys((*kernel.numbers, *made)))
 
 
 def assignments(lines: Iterable[str]) -> list[tuple[str, str]]:

@@ -1,9 +1,11 @@
 """Step kernels of NVIDIA GPUs as launches, and the tables that a launch takes."""
 
+import ctypes
 import math
 from array import array
+from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,12 +43,16 @@ def loaded(
     signature: Mapping[str, str],
     constants: Mapping[str, int],
     warps: int,
+    registers: int | None = None,
 ) -> cuda.Kernel:
-    """The kernel `name` of that source on that GPU. Raises `NotBuiltError`."""
+    """The kernel `name` of that source on that GPU. Raises `NotBuiltError`.
+
+    `registers`: of a thread, at most.
+    """
     try:
         with torch.cuda.device(device):
             torch.cuda.current_stream().synchronize()  # there is a current context from now on
-            options = {"num_warps": warps}
+            options = {"num_warps": warps} | ({"maxnreg": registers} if registers else {})
             made = binary(
                 source, name, current(device), pairs(problem), signature, constants, options
             )
@@ -66,42 +72,112 @@ def chunks_of(blocks: "array[int]", device: torch.device) -> Tensor:
     return torch.stack((row, block), dim=1).int().pin_memory().to(device, non_blocking=True)
 
 
+class On:
+    """While open, a GPU is the current one; the address of its current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._guard: Any = None
+
+    def __enter__(self) -> int:
+        if torch.cuda.current_device() != self._device.index:
+            self._guard = torch.cuda.device(self._device)
+            self._guard.__enter__()
+        return int(torch._C._cuda_getCurrentRawStream(self._device.index))
+
+    def __exit__(self, *raised: Any) -> None:
+        if self._guard is not None:
+            self._guard.__exit__(*raised)
+
+
+class Room:
+    """Memory of a GPU, made on the current stream; the allocator hears of others that use it."""
+
+    def __init__(self, held: Tensor) -> None:
+        self._held, self._address = held, held.data_ptr()
+        with On(held.device) as stream:
+            self._streams = {stream}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def address(self, stream: int) -> int:
+        """Where kernels on `stream`, the current one, find it."""
+        if stream not in self._streams:
+            self._held.record_stream(torch.cuda.current_stream(self._held.device))
+            self._streams.add(stream)
+        return self._address
+
+
+class _Stage(NamedTuple):
+    """Pinned memory, and when a copy from it is through."""
+
+    memory: Tensor
+    sent: Any  # an event
+
+
 class Sent:
     """A table on a GPU as it was last sent there; the host never waits for it.
 
-    A CUDA graph sends its own at each replay, from memory that is its own.
+    It lies where it lay as long as the stream is the same, which orders copies behind the kernels
+    that read the last one. A CUDA graph sends its own at each replay, from memory that is its own.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._known: tuple[array[Any], torch.cuda.Stream] | None = None
+        self._known: array[Any] | None = None
+        self._stream: torch.cuda.Stream | None = None
         self._there: Tensor | None = None
+        self._stages: deque[_Stage] = deque()  # the one that was sent first is the first
         self._spare: Tensor | None = None  # pinned: none can be had while a graph is captured
         self._captured: list[Tensor] = []
 
-    def address(self, values: "array[Any]", stream: torch.cuda.Stream) -> int:
+    def address(self, values: "array[Any]", stream: int) -> int:
         """Where kernels on `stream`, the current one, find `values`."""
         if torch.cuda.is_current_stream_capturing():
             return self._capture(values)
-        if self._known is None or self._known != (values, stream):
-            pinned = _bytes(values).pin_memory()
-            self._there = pinned.to(self._device, non_blocking=True)
-            self._known = values[:], stream
-        if self._spare is None or len(self._spare) != len(values) * values.itemsize:
-            self._spare = _bytes(values).pin_memory()
-        assert self._there is not None
+        if self._stream is None or self._stream.cuda_stream != stream:
+            self._stream, self._there = torch.cuda.current_stream(self._device), None
+        if self._there is None or self._known != values:
+            self._there = self._send(values, self._there, self._stream)
+            self._known = values[:]
         return self._there.data_ptr()
 
+    def _send(
+        self, values: "array[Any]", there: Tensor | None, stream: torch.cuda.Stream
+    ) -> Tensor:
+        size = len(values) * values.itemsize
+        if there is None or len(there) != size:
+            there = torch.empty(size, dtype=torch.uint8, device=self._device)
+        stage = self._stage(size)
+        ctypes.memmove(stage.memory.data_ptr(), values.buffer_info()[0], size)
+        there.copy_(stage.memory, non_blocking=True)
+        stage.sent.record(stream)
+        self._stages.append(stage)
+        if self._spare is None or len(self._spare) != size:
+            self._spare = _pinned(size)
+        return there
+
+    def _stage(self, size: int) -> _Stage:
+        """One that nothing is read from any more: the host may be many steps ahead."""
+        if self._stages and len(self._stages[0].memory) != size:
+            self._stages.clear()
+        if self._stages and self._stages[0].sent.query():
+            return self._stages.popleft()
+        event: Any = torch.cuda.Event
+        return _Stage(_pinned(size), event())
+
     def _capture(self, values: "array[Any]") -> int:
+        size = len(values) * values.itemsize
         spare, self._spare = self._spare, None
-        if spare is None or len(spare) != len(values) * values.itemsize:
+        if spare is None or len(spare) != size:
             todo = "Take a step outside of the graph first, and between two captures."
             raise DeviceError("a step that ran before", "one that is captured", todo)
-        spare.copy_(_bytes(values))
+        ctypes.memmove(spare.data_ptr(), values.buffer_info()[0], size)
         there = spare.to(self._device, non_blocking=True)
         self._captured += [spare, there]
         return there.data_ptr()
 
 
-def _bytes(values: "array[Any]") -> Tensor:
-    return torch.frombuffer(values, dtype=torch.uint8)
+def _pinned(size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)

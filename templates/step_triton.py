@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from textwrap import indent
 
-from ipex_inductor.templates.step import StepKernel, assignments
+from ipex_inductor.templates.step import StepKernel, assignments, scalar_names
 
 TYPES = {
     "float64": "tl.float64",
@@ -69,26 +69,17 @@ _LAST = """\
         parts += {norms} * (chunk - block)
         index = tl.arange(0, BLOCK)
 """
-_SCALARS = '''\
+_SCALARS_OF = '''\
 @triton.jit
-def scalars(
-    rows, count, numbers, rates, times, divisor, factor, found_inf, table, BLOCK: tl.constexpr
+def scalars_of(
+    begin, rows, count, numbers, rates, scale, left, table, BLOCK: tl.constexpr
 ):
-    """A program is a block of rows: it counts their steps, and makes what `step` reads of them.
+    """A block of rows: their steps are counted, and what `step` reads of them is made.
 
-    Gradients are to be taken `times`, over what `divisor` points to, times `factor`'s; addresses
-    may be 0, for what is not there.
+    Gradients are to be taken `scale` times, and rows to be `left` as they are unless that is 0.
     """
-    row = BLOCK * tl.program_id(0) + tl.arange(0, BLOCK)
+    row = begin + tl.arange(0, BLOCK)
     inside = row < count
-    left = 0.0
-    if found_inf != 0:
-        left = tl.load(found_inf.to(tl.pointer_type(tl.float32)))
-    scale = times + tl.zeros([BLOCK], tl.float64)
-    if divisor != 0:
-        scale = scale / tl.load(divisor.to(tl.pointer_type(tl.float32))).to(tl.float64)
-    if factor != 0:
-        scale = scale * tl.load(factor.to(tl.pointer_type(tl.float64)))
     address = tl.load(rows + {row} * row, mask=inside, other=0)
     group = tl.load(rows + {row} * row + 1, mask=inside, other=0)
     far = tl.load(rows + {row} * row + 2, mask=inside, other=0)
@@ -96,7 +87,30 @@ def scalars(
     counted = address.to(tl.pointer_type({counted}))
     here = inside & (address != 0)
     step = tl.where(here, tl.load(counted, mask=here, other=0).to(tl.float64), far) + 1.0
-    tl.store(counted, step.to({counted}), mask=here & (left == 0))
+    live = left + tl.zeros([BLOCK], tl.float32) == 0
+    tl.store(counted, step.to({counted}), mask=here & live)
+'''
+_SCALARS = '''
+
+@triton.jit
+def scalars(
+    rows, count, numbers, rates, times, divisor, factor, found_inf, table, BLOCK: tl.constexpr
+):
+    """A program is a block of rows.
+
+    Gradients are to be taken `times`, over what `divisor` points to, times `factor`'s; addresses
+    may be 0, for what is not there.
+    """
+    left = 0.0
+    if found_inf != 0:
+        left = tl.load(found_inf.to(tl.pointer_type(tl.float32)))
+    scale = times
+    if divisor != 0:
+        scale = scale / tl.load(divisor.to(tl.pointer_type(tl.float32))).to(tl.float64)
+    if factor != 0:
+        scale = scale * tl.load(factor.to(tl.pointer_type(tl.float64)))
+    begin = BLOCK * tl.program_id(0)
+    scalars_of(begin, rows, count, numbers, rates, scale, left, table, BLOCK)
 '''
 
 
@@ -125,7 +139,11 @@ def triton_source(kernel: StepKernel, tabled: bool = False) -> str:
         "    inside = begin + tl.arange(0, BLOCK) < size",
         *_element(kernel, "inside", "inside & live" if tabled else "inside"),
     ]
-    before = _scalars(kernel) if tabled else _norms(kernel) if kernel.rule.norms else ""
+    before = ""
+    if tabled:
+        before = scalars_of(kernel) + _SCALARS
+    elif kernel.rule.norms:
+        before = _norms(kernel)
     step = head("step", signature(kernel, tabled), kernel.columns) + indent(
         "\n".join(lines), " " * 4
     )
@@ -152,12 +170,6 @@ def scalars_signature(kernel: StepKernel) -> dict[str, str]:
     own = {"rows": "*i64", "count": "i32", "numbers": "*fp64", "rates": "*i64", "times": "fp64"}
     addresses = dict.fromkeys(("divisor", "factor", "found_inf"), "i64")
     return {**own, **addresses, "table": signature(kernel, tabled=True)["table"]}
-
-
-def scalar_names(kernel: StepKernel) -> tuple[str, ...]:
-    """What all elements of a tensor share: the numbers, and what the formula makes of them."""
-    made = (name for name, _ in assignments(kernel.rule.scalars(kernel.on)))
-    return tuple(dict.fromkeys((*kernel.numbers, *made)))
 
 
 def _real(kernel: StepKernel) -> str:
@@ -223,9 +235,12 @@ def _norms(kernel: StepKernel) -> str:
     return begin + body + indent("\n".join(last), " " * 8) + "\n"
 
 
-def _scalars(kernel: StepKernel) -> str:
-    """fp64, as in C++; a group's rate may be a tensor, which counts instead of its number."""
-    begin = _SCALARS.format(row=ROW, counted=TYPES[kernel.counted or "float32"])
+def scalars_of(kernel: StepKernel) -> str:
+    """A function that other kernels call: what all elements of a row share.
+
+    fp64, as in C++; a group's rate may be a tensor, which counts instead of its number.
+    """
+    begin = _SCALARS_OF.format(row=ROW, counted=TYPES[kernel.counted or "float32"])
     own = kernel.rule.numbers
     loads = (
         f"{name} = tl.load(numbers + {len(own)} * group + {number}, mask=inside, other=0)"

@@ -5,7 +5,7 @@ there stays, and every address is the host's. Numbers that tensors hold are read
 """
 
 import ctypes
-from types import SimpleNamespace
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -55,6 +55,19 @@ class Here:
         return values.buffer_info()[0]
 
 
+class Room:
+    """As the other."""
+
+    def __init__(self, held):
+        self.held = held
+
+    def __len__(self):
+        return len(self.held)
+
+    def address(self, stream):
+        return self.held.data_ptr()
+
+
 def _chunks_of(blocks, device):
     pairs = [(row, block) for row, count in enumerate(blocks) for block in range(count)]
     return torch.tensor(pairs, dtype=torch.int32)
@@ -68,13 +81,13 @@ def _held_as(writing, number):
 def _interpreted(monkeypatch):
     monkeypatch.setattr(step_cuda, "loaded", Interpreted)
     monkeypatch.setattr(step_cuda, "Sent", Here)
+    monkeypatch.setattr(step_cuda, "Room", Room)
+    monkeypatch.setattr(step_cuda, "On", lambda device: nullcontext(0))
     monkeypatch.setattr(step_cuda, "chunks_of", _chunks_of)
     monkeypatch.setattr(step_cuda, "tile", lambda columns: (BLOCK, 1))
     monkeypatch.setitem(step.KINDS, "cpu", step.KINDS["cuda"])
     monkeypatch.setattr(step, "_Kernel", step_cuda.CudaKernel)
     monkeypatch.setattr(Writing, "_held_as", _held_as)
-    stream = SimpleNamespace(cuda_stream=0)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     step_cuda._kernel.cache_clear()
     yield

@@ -65,8 +65,7 @@ def planned(
     if last and seen and last.asked == asked and last.made.as_far:
         made = last.made
         if last.addresses != seen.addresses:
-            for (rows, place), address in zip(made.grads, seen.addresses, strict=True):
-                rows[place] = address
+            made.move(seen.addresses)
             last.addresses = seen.addresses
         made.written = seen.held + seen.grads if asked.zeroed else seen.held
         return made

@@ -1,23 +1,37 @@
 """The parameters that one kernel steps, as tables of addresses: on the CPU, and on a GPU."""
 
-import ctypes
 import functools
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from ipex_inductor.templates import cuda
+from ipex_inductor.templates.cells import Cells
 from ipex_inductor.templates.cpp import NotBuiltError
-from ipex_inductor.templates.step import StepKernel, assignments, cpp_source, scalars_of
+from ipex_inductor.templates.step import (
+    StepKernel,
+    assignments,
+    cpp_source,
+    scalar_names,
+    scalars_function,
+)
 from ipex_inductor.templates.step_cpp import Table, function_of
-from ipex_inductor.templates.step_cuda import ROWS, VECTOR, Sent, chunks_of, loaded, tile
+from ipex_inductor.templates.step_cuda import (
+    ROWS,
+    VECTOR,
+    On,
+    Room,
+    Sent,
+    chunks_of,
+    loaded,
+    tile,
+)
 from ipex_inductor.templates.step_triton import (
     norms_signature,
-    scalar_names,
     scalars_signature,
     signature,
     triton_source,
@@ -25,7 +39,20 @@ from ipex_inductor.templates.step_triton import (
 
 NOT_FIRST = array("q", [0])
 T = TypeVar("T")
-CELLS = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}  # steps counted on the host
+
+
+class Scalars(NamedTuple):
+    """What runs the `scalars` of a kernel: arguments, as `parts_signature` has them."""
+
+    kernel: StepKernel
+    arguments: tuple[int, ...]
+
+
+class Reading(Protocol):
+    """A launch that writes tensors of a `Scale`; it is to come before whatever reads them."""
+
+    def run(self, scalars: Scalars | None = None, found_inf: Tensor | None = None) -> bool:
+        """Launch it, unless that is done; whether `scalars` were made by it."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +60,28 @@ class Scale:
     """What gradients are multiplied by, a number; on GPUs by tensors as well, none of them read.
 
     `divisor`: GradScaler's scale; `found_inf`: of it too, the step is left out where that is 1.
+    `reading` is what writes them.
     """
 
     number: float = 1.0
     factor: Tensor | None = None
     divisor: Tensor | None = None
     found_inf: Tensor | None = None
+    reading: Reading | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
         """All that are there."""
         return [t for t in (self.factor, self.divisor, self.found_inf) if t is not None]
 
+    def written(self) -> None:
+        """Have all that is there written."""
+        if self.reading is not None:
+            self.reading.run(found_inf=self.found_inf)
+
     def read(self) -> "Scale":
         """As a number; the host waits for a GPU."""
+        self.written()
         number = self.number if self.divisor is None else self.number / float(self.divisor)
         return Scale(number if self.factor is None else number * float(self.factor))
 
@@ -117,10 +152,11 @@ class CudaBatch:
         self._block, _ = tile(kernel.columns)
         self._step = kernel_of(kernel, device, aligned, "step")
         self._norms = kernel_of(kernel, device, aligned, "norms") if kernel.rule.norms else None
-        self._sums: tuple[Tensor, ...] = ()  # where norms are added up
-        self._cells: list[Any] = []
+        self._scalars = scalars_function(kernel)
+        self._sums: tuple[Room, ...] = ()  # where norms are added up
+        self._cells = Cells(kernel.counted)
         self._rows = Sent(device)
-        self._chunks: Tensor | None = None
+        self._chunks: Room | None = None
 
     def add(
         self, addresses: list[int], elements: int, step: Tensor | None, first: bool, group: int
@@ -129,30 +165,26 @@ class CudaBatch:
         self.rows.extend((*addresses, elements))
         self._blocks.append(-(-elements // self._block))
         if step is not None:
-            self._cells.append(CELLS[step.dtype].from_address(step.data_ptr()))
+            self._cells.add(step.data_ptr())
 
     @property
     def counts(self) -> bool:
         """Whether the host counts their steps."""
-        return bool(self._cells)
+        return len(self._cells) > 0
 
     def as_far(self) -> bool:
         """Whether all steps are as far as they were left here."""
-        return [cell.value for cell in self._cells].count(self._far) == len(self._cells)
+        return self._cells.are(self._far)
 
     def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
         """See `Batch`; with what the formula makes of them."""
-        names = self._kernel.numbers
-        given = dict(
-            zip(names, numbers_of([groups[self._group]], names, scale.number), strict=True)
-        )
-        scalars = scalars_of(self._kernel, given, self._far + 1 if self._cells else self._far)
-        return array("d", (scalars[name] for name in scalar_names(self._kernel)))
+        given = _numbers(groups[self._group], self._kernel.numbers, scale.number)
+        return array("d", self._scalars(self._far + 1 if self.counts else self._far, *given))
 
     def prepare(self) -> None:
         """See `Batch`."""
         if self._chunks is None:
-            chunks = chunks_of(self._blocks, self._device)
+            chunks = Room(chunks_of(self._blocks, self._device))
             if self._norms is not None:
                 rows = len(self._blocks)
                 self._sums = sums_of(self._kernel, rows, len(chunks), self._device)
@@ -160,22 +192,20 @@ class CudaBatch:
 
     def run(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`; on the current stream."""
-        assert self._chunks is not None
-        with torch.cuda.device(self._device):
-            stream = torch.cuda.current_stream()
-            if len(self._chunks):
-                self._launch(self._rows.address(self.rows, stream), stream.cuda_stream, numbers)
-        self._far = self._far + 1 if self._cells else 0
-        for cell in self._cells:
-            cell.value = self._far
+        with On(self._device) as stream:
+            if self._chunks:
+                rows, chunks = self._rows.address(self.rows, stream), self._chunks.address(stream)
+                self._launch(len(self._chunks), stream, rows, chunks, numbers)
+        self._far = self._far + 1 if self.counts else 0
+        self._cells.become(self._far)
 
-    def _launch(self, rows: int, stream: int, numbers: "array[float]") -> None:
-        assert self._chunks is not None
-        count, chunks = len(self._chunks), self._chunks.data_ptr()
+    def _launch(
+        self, count: int, stream: int, rows: int, chunks: int, numbers: "array[float]"
+    ) -> None:
         if self._norms is None:
             self._step(count, stream, (rows, chunks, *numbers))
             return
-        ratios, *sums = (t.data_ptr() for t in self._sums)
+        ratios, *sums = (room.address(stream) for room in self._sums)
         self._norms(count, stream, (rows, chunks, ratios, *numbers, *sums))
         self._step(count, stream, (rows, chunks, ratios, *numbers))
 
@@ -195,8 +225,8 @@ class CountingBatch:
         self._block, _ = tile(kernel.columns)
         self._sent = [Sent(device) for _ in range(4)]
         self._rates: array[int] = array("q")
-        self._chunks: Tensor | None = None
-        self._table: Tensor | None = None
+        self._chunks: Room | None = None
+        self._table: Room | None = None
 
     def add(
         self, addresses: list[int], elements: int, step: Tensor | None, first: bool, group: int
@@ -221,29 +251,33 @@ class CountingBatch:
         if self._table is None:
             size = len(self._blocks) * (len(scalar_names(self._kernel)) + 1)
             real = getattr(torch, self._kernel.real)
-            self._chunks = chunks_of(self._blocks, self.device)
-            self._table = torch.empty(size, dtype=real, device=self.device)
+            self._chunks = Room(chunks_of(self._blocks, self.device))
+            self._table = Room(torch.empty(size, dtype=real, device=self.device))
 
     def run(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`; on the current stream."""
         assert self._chunks is not None
         assert self._table is not None
         count = len(self._blocks)
-        with torch.cuda.device(self.device):
-            stream = torch.cuda.current_stream()
+        with On(self.device) as stream:
             tables: list[array[Any]] = [self.rows, self._steps, numbers, self._rates]
             sent = zip(self._sent, tables, strict=True)
             rows, steps, given, rates = (there.address(here, stream) for there, here in sent)
-            around = (scale.divisor, scale.factor, scale.found_inf)
-            looked = (0 if t is None else t.data_ptr() for t in around)
-            table = self._table.data_ptr()
-            arguments = (steps, count, given, rates, scale.number, *looked, table)
-            self._scalars(-(-count // ROWS), stream.cuda_stream, arguments)
-            if len(self._chunks):
-                arguments = (rows, self._chunks.data_ptr(), table)
-                self._step(len(self._chunks), stream.cuda_stream, arguments)
+            table = self._table.address(stream)
+            if not self._read(scale, Scalars(self._kernel, (steps, count, given, rates, table))):
+                around = (scale.divisor, scale.factor, scale.found_inf)
+                looked = (0 if t is None else t.data_ptr() for t in around)
+                arguments = (steps, count, given, rates, scale.number, *looked, table)
+                self._scalars(-(-count // ROWS), stream, arguments)
+            if self._chunks:
+                arguments = (rows, self._chunks.address(stream), table)
+                self._step(len(self._chunks), stream, arguments)
         if not self._kernel.rule.counts:
             self._steps[2::3] = NOT_FIRST * count
+
+    def _read(self, scale: Scale, scalars: Scalars) -> bool:
+        """Launch what `scale` has yet to read; whether scalars were made in passing."""
+        return scale.reading is not None and scale.reading.run(scalars, scale.found_inf)
 
 
 def rate_on(group: Mapping[str, Any], device: torch.device) -> Tensor | None:
@@ -262,17 +296,17 @@ def numbers_of(
 
 def library(kernel: StepKernel) -> Callable[..., None]:
     """The function of that kernel on the CPU. Raises `NotBuiltError`."""
-    return _given(_library(kernel))
+    return given(_library(kernel))
 
 
 def kernel_of(
     kernel: StepKernel, device: torch.device, aligned: bool, name: str, tabled: bool = False
 ) -> cuda.Kernel:
     """The kernel `name` of that source on that GPU. Raises `NotBuiltError`."""
-    return _given(_kernel_of(kernel, device, aligned, name, tabled))
+    return given(_kernel_of(kernel, device, aligned, name, tabled))
 
 
-def _given(found: T | str) -> T:
+def given(found: T | str) -> T:
     """What was found; raises `NotBuiltError` with the reason that is there instead."""
     if isinstance(found, str):
         raise NotBuiltError(found)
@@ -311,18 +345,18 @@ def _kernel_of(
 
 def sums_of(
     kernel: StepKernel, rows: int, chunks: int, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Room, Room, Room]:
     """Room for the ratios of each row, the sums of each chunk, and counters, which are 0."""
     real = getattr(torch, kernel.real)
     ratios = len(assignments(kernel.rule.ratios(kernel.on)))
     return (
-        torch.empty(rows * ratios, dtype=real, device=device),
-        torch.empty(chunks * len(kernel.rule.norms), dtype=real, device=device),
-        torch.zeros(rows, dtype=torch.int32, device=device),
+        Room(torch.empty(rows * ratios, dtype=real, device=device)),
+        Room(torch.empty(chunks * len(kernel.rule.norms), dtype=real, device=device)),
+        Room(torch.zeros(rows, dtype=torch.int32, device=device)),
     )
 
 
 def _numbers(group: Mapping[str, Any], names: Sequence[str], scale: float) -> list[float]:
     betas = group.get("betas", (0.0, 0.0))
-    found = {**group, "beta1": betas[0], "beta2": betas[1], "scale": scale}
-    return [float(found.get(name, 0.0)) for name in names]
+    own = {"beta1": betas[0], "beta2": betas[1], "scale": scale}
+    return [float(own[name] if name in own else group.get(name, 0.0)) for name in names]

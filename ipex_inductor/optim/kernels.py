@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from ipex_inductor.decisions import Event, GraphReport
 from ipex_inductor.optim.again import Asked, apart, capturing, keep, known, planned
 from ipex_inductor.optim.batches import CudaBatch, Scale
-from ipex_inductor.optim.look import look
-from ipex_inductor.optim.norms import Clip, norm_of
+from ipex_inductor.optim.look import Look, look
+from ipex_inductor.optim.norms import Clip, deferred, read_of
 from ipex_inductor.optim.plan import Plan, numbers_of, run
 from ipex_inductor.optim.shards import is_sharded
 from ipex_inductor.optim.weights import Trained
@@ -57,7 +57,7 @@ def step(
     options: Options = vars(optimizer)[OPTIONS]
     seen = look(optimizer, weights)
     grads = seen.grads if seen else _gradients(optimizer)
-    scale = _scale(optimizer, options, grads)
+    norm, scale = _scale(optimizer, options, seen, grads)
     last = known(optimizer, seen)
     # What is one's gradient in part would be 0 before the other has read it.
     zeroed = options.zero_grad and apart(last, seen, grads)
@@ -69,6 +69,7 @@ def step(
     made = planned(optimizer, weights, asked, last, seen)
     _refuse_capture(optimizer, made)
     if scale and not (looks and made.looks_itself(scale)):
+        scale.written()
         if scale.found_inf is not None and scale.found_inf.item():
             options.grad_norm, made.written = None, []
             _zero(grads if options.zero_grad else ())
@@ -83,6 +84,7 @@ def step(
         with _unscaled(optimizer, made.left, scale.number):
             own(made.left)
     run(made, optimizer, numbers, scale)
+    options.grad_norm = norm
     keep(optimizer, weights, asked, made)
     if options.zero_grad:
         _zero([*made.copied, *(p.grad for p in made.left)] if zeroed else grads)
@@ -97,8 +99,10 @@ def _may_look(optimizer: Optimizer, scale: Scale) -> bool:
     return counted and not rule.norms and readable
 
 
-def _scale(optimizer: Optimizer, options: Options, grads: list[Tensor]) -> Scale | None:
-    """What gradients are to be multiplied by: GradScaler's, and what clips their norm.
+def _scale(
+    optimizer: Optimizer, options: Options, seen: Look | None, grads: list[Tensor]
+) -> tuple[Tensor | None, Scale | None]:
+    """The norm of gradients, and what they are to be multiplied by: GradScaler's, what clips them.
 
     As `torch.nn.utils.clip_grad_norm_` does: by `clip / (norm + 1e-6)`, never by more than 1, and
     by NaN if that is the norm. That of scaled fp16 would often be beyond fp16.
@@ -106,13 +110,19 @@ def _scale(optimizer: Optimizer, options: Options, grads: list[Tensor]) -> Scale
     given = (getattr(optimizer, name, None) for name in ("grad_scale", "found_inf"))
     # Of no gradients at all, GradScaler makes the number 0.
     divisor, found_inf = (value if isinstance(value, Tensor) else None for value in given)
-    factor = None
+    norm, factor = None, None
+    late = deferred(optimizer)  # and what GradScaler has handed over is not written yet
+    if late is not None:
+        found_inf = late.found_inf
+    read = read_of(optimizer, options.clip_norm, divisor, seen)
+    if late is not None and late is not read:
+        late.run()
     if options.clip_norm is not None:
-        read = norm_of(optimizer, options.clip_norm, divisor)
-        options.grad_norm, factor = read or _clipped(options.clip_norm, grads, divisor)
+        clipped = read.clipped if read else None
+        norm, factor = clipped or _clipped(options.clip_norm, grads, divisor)
     if factor is None and divisor is None and found_inf is None:
-        return None
-    return Scale(factor=factor, divisor=divisor, found_inf=found_inf)
+        return norm, None
+    return norm, Scale(factor=factor, divisor=divisor, found_inf=found_inf, reading=read)
 
 
 def _clipped(clip: float, grads: list[Tensor], divisor: Tensor | None) -> Clip:

@@ -91,8 +91,7 @@ def _reader() -> Reader | None:
 def _found(optimizer: Optimizer, named: list[Any]) -> Look | None:
     """What is there of groups, given by parameters and the names of their states."""
     read = _reader()
-    found = _in_python(optimizer, named) if read is None else _read(read, optimizer, named)
-    return None if found is None or True in map(Tensor.is_neg, found.grads) else found
+    return _in_python(optimizer, named) if read is None else _read(read, optimizer, named)
 
 
 def _read(read: Reader, optimizer: Optimizer, named: Any) -> Look | None:
@@ -101,12 +100,9 @@ def _read(read: Reader, optimizer: Optimizer, named: Any) -> Look | None:
     state = optimizer.state
     if not isinstance(state, dict):
         return None
-    read.begin()
-    for params, names in named:
-        if not read.look([*params], state, names, held, grads):
-            return None
-    facts, addresses = read.told()
-    return Look([facts], held, grads, addresses)
+    groups, names = ([*each] for each in zip(*named, strict=True))
+    told = read.look([[*params] for params in groups], names, state, held, grads)
+    return Look([told[0]], held, grads, told[1]) if told else None
 
 
 def _in_python(optimizer: Optimizer, named: Any) -> Look | None:
@@ -132,6 +128,8 @@ def _in_python(optimizer: Optimizer, named: Any) -> Look | None:
     if {*map(attrgetter("layout"), grads)} - {torch.strided}:
         return None
     if any(not t.data_ptr() and t.numel() for t in chain(held, grads)):  # no memory
+        return None
+    if True in map(Tensor.is_neg, grads):
         return None
     addresses = array("q", map(Tensor.data_ptr, grads))
     facts += map(Tensor.data_ptr, held)

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import operator
 import weakref
 from array import array
 from collections import defaultdict
@@ -12,18 +13,30 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ipex_inductor.optim.again import capturing
+from ipex_inductor.optim.batches import Scalars, given
 from ipex_inductor.optim.look import Look, gradients
 from ipex_inductor.optim.plan import REALS
 from ipex_inductor.templates import cuda
 from ipex_inductor.templates.cpp import NotBuiltError
-from ipex_inductor.templates.norm_triton import PARTS, parts_source, total_signature, total_source
+from ipex_inductor.templates.norm_triton import parts_signature, parts_source
+from ipex_inductor.templates.step import StepKernel
 from ipex_inductor.templates.step_cpp import is_dense
-from ipex_inductor.templates.step_cuda import VECTOR, Sent, chunks_of, has_kernels, loaded
+from ipex_inductor.templates.step_cuda import (
+    VECTOR,
+    On,
+    Room,
+    Sent,
+    chunks_of,
+    has_kernels,
+    loaded,
+)
 
 log = logging.getLogger("ipex_inductor")
 
 BLOCK, TURNS, WARPS = 2048, 8, 8  # elements of a program's block, and how many blocks it takes
 CHUNK = BLOCK * TURNS
+REGISTERS = 80  # that the sums take; what comes after them would take 128, and their places
+ROWS = 32 * WARPS  # whose scalars a program makes at a time, one a thread
 
 
 class Clip(NamedTuple):
@@ -33,87 +46,86 @@ class Clip(NamedTuple):
     factor: Tensor
 
 
-class Read(NamedTuple):
-    """What was read of gradients, and as they were then."""
-
-    clip: float
-    stamps: list[Any]
-    found: Clip
-
-
-# Of the last reading: what it followed from, and how it is done, or that torch does it.
-_known: "weakref.WeakKeyDictionary[Optimizer, tuple[list[Any], Reading | None]]"
+# Of the last reading: what it followed from, and how it is done, or that torch does it; a look at
+# gradients alone has other facts than one at all.
+_known: "weakref.WeakKeyDictionary[Optimizer, dict[bool, tuple[list[Any], Reading | None]]]"
 _known = weakref.WeakKeyDictionary()
-_read: "weakref.WeakKeyDictionary[Optimizer, Read]" = weakref.WeakKeyDictionary()
+_deferred: "weakref.WeakKeyDictionary[Optimizer, Read]" = weakref.WeakKeyDictionary()
 
 
-def norm_of(optimizer: Optimizer, clip: float, divisor: Tensor | None) -> Clip | None:
-    """The norm of the gradients over `divisor`, and what clips it to `clip`.
+def read_of(
+    optimizer: Optimizer, clip: float | None, divisor: Tensor | None, seen: Look | None
+) -> "Read | None":
+    """What reads the gradients, as they were `seen`, for this step; it is to be launched.
 
-    None where torch is to say so: not all plain and on one GPU, or a graph is captured.
+    For their norm over `divisor`, and what clips it to `clip`, or for what was `deferred`. None
+    where nothing is to be read, or torch is to do it: not all plain and on one GPU, or a graph is
+    captured.
     """
-    last = _read.pop(optimizer, None)
-    seen = _seen(optimizer)
-    if seen is None:
+    left = _deferred.get(optimizer)
+    if left is not None and left.clip == clip and left.is_of(seen or gradients(optimizer)):
+        return left
+    return None if clip is None else _read(optimizer, clip, divisor, False, seen)
+
+
+def found_inf(
+    optimizer: Optimizer, scale: Tensor, clip: float | None, defer: bool = False
+) -> Tensor | None:
+    """1 if a gradient is not finite, else 0 (fp32, on their device); nobody waits for it.
+
+    If that may be `defer`red it is written by the step that follows, or by `settle`; with what
+    `clip` needs, over `scale`. None where torch is to look: as with `read_of`, or there are none.
+    """
+    read = _read(optimizer, clip if defer else None, scale, True, None)
+    if read is None:
         return None
-    if last and last.clip == clip and last.stamps == _stamps(seen):
-        return last.found
-    reading = _reading(optimizer, seen)
+    if defer:
+        _deferred[optimizer] = read
+    else:
+        read.run()
+    return read.found_inf
+
+
+def deferred(optimizer: Optimizer) -> "Read | None":
+    """What `found_inf` has left to the step."""
+    return _deferred.get(optimizer)
+
+
+def settle(optimizer: Optimizer) -> Tensor | None:
+    """Nothing stays deferred, whatever became of the step: what was found, if something was."""
+    read = _deferred.pop(optimizer, None)
+    if read is None:
+        return None
+    read.run()
+    return read.found_inf
+
+
+def _read(
+    optimizer: Optimizer, clip: float | None, divisor: Tensor | None, looks: bool, seen: Look | None
+) -> "Read | None":
+    now = _now(optimizer, seen)
+    if now is None or not now.grads:
+        return None
+    reading = _reading(optimizer, now, seen is not None)
     if reading is None or not reading.takes(divisor):
         return None
     try:
-        return reading.clipped(seen.addresses, clip, divisor, None)
+        return Read(reading, now, clip, divisor, looks)
     except NotBuiltError as error:
         _tell(str(error))
         return None
 
 
-def found_inf(optimizer: Optimizer, scale: Tensor, clip: float | None) -> Tensor | None:
-    """1 if a gradient is not finite, else 0 (fp32, on their device); nobody waits for it.
-
-    For `clip` the norm of the gradients over `scale` is taken as well; `norm_of` has it then, until
-    one of them is written as torch sees it, or all is to be forgotten (`forget`). None where torch
-    is to look: as with `norm_of`, or there are none.
-    """
-    seen = _seen(optimizer)
-    reading = _reading(optimizer, seen) if seen and seen.grads else None
-    if seen is None or reading is None or not reading.takes(scale):
-        return None
-    found = torch.zeros((), dtype=torch.float32, device=scale.device)
-    try:
-        if clip is None:
-            reading.look(seen.addresses, found)
-        else:
-            clipped = reading.clipped(seen.addresses, clip, scale, found)
-            _read[optimizer] = Read(clip, _stamps(seen), clipped)
-    except NotBuiltError as error:
-        _tell(str(error))
-        return None
-    return found
-
-
-def forget(optimizer: Optimizer) -> None:
-    """What was read is of no step to come."""
-    _read.pop(optimizer, None)
-
-
-def _seen(optimizer: Optimizer) -> Look | None:
+def _now(optimizer: Optimizer, seen: Look | None) -> Look | None:
     here: Any = torch.cuda
-    return gradients(optimizer) if here.is_initialized() and not capturing() else None
+    return (seen or gradients(optimizer)) if here.is_initialized() and not capturing() else None
 
 
-def _stamps(seen: Look) -> list[Any]:
-    """What tells that gradients were not written since; nothing does of an inference tensor."""
-    if any(map(Tensor.is_inference, seen.grads)):
-        return [object()]
-    return [seen.addresses, *(grad._version for grad in seen.grads)]
-
-
-def _reading(optimizer: Optimizer, seen: Look) -> "Reading | None":
-    last = _known.get(optimizer)
-    if last is None or last[0] != seen.facts:
-        last = _known[optimizer] = seen.facts, _made(seen.grads)
-    return last[1]
+def _reading(optimizer: Optimizer, seen: Look, whole: bool) -> "Reading | None":
+    of = _known.setdefault(optimizer, {})
+    if whole not in of or of[whole][0] != seen.facts:
+        of[whole] = seen.facts, _made(seen.grads)
+    return of[whole][1]
 
 
 def _made(grads: list[Tensor]) -> "Reading | None":
@@ -122,13 +134,7 @@ def _made(grads: list[Tensor]) -> "Reading | None":
     if len(devices) != 1 or not plain:
         return None
     (device,) = devices
-    if device.type != "cuda" or not has_kernels(device):
-        return None
-    try:
-        return Reading(grads, device)
-    except NotBuiltError as error:
-        _tell(str(error))
-        return None
+    return Reading(grads, device) if device.type == "cuda" and has_kernels(device) else None
 
 
 @functools.cache
@@ -138,8 +144,57 @@ def _tell(reason: str) -> None:
     )
 
 
+class Read:
+    """One reading, which is launched once: what it writes then, and where from.
+
+    `clip`: what the norm is clipped to; without, none is taken. `looks`: `found_inf` is written.
+    Raises `NotBuiltError`.
+    """
+
+    def __init__(
+        self,
+        reading: "Reading",
+        seen: Look,
+        clip: float | None,
+        divisor: Tensor | None,
+        looks: bool,
+    ) -> None:
+        self.clip, self.clipped = clip, reading.clipped() if clip is not None else None
+        self.found_inf = reading.found() if looks else None
+        self._reading, self._divisor = reading, divisor
+        self._grads, self._addresses = seen.grads, seen.addresses  # which are to stay in memory
+        self._done = False
+        reading.load(self.clip is not None, looks, None)
+
+    def is_of(self, seen: Look | None) -> bool:
+        """Whether these are its gradients."""
+        if seen is None or self._done or seen.addresses != self._addresses:
+            return False
+        return all(map(operator.is_, seen.grads, self._grads))
+
+    def run(self, scalars: "Scalars | None" = None, found_inf: Tensor | None = None) -> bool:
+        """Read, on the current stream, unless that is done; returns whether `scalars` were made.
+
+        `found_inf`: what somebody else found, for these.
+        """
+        if self._done:
+            return False
+        kernel = scalars.kernel if scalars else None
+        try:
+            self._reading.load(self.clip is not None, self.found_inf is not None, kernel)
+        except NotBuiltError:  # not with them
+            scalars = None
+        found_inf = found_inf if self.found_inf is None else self.found_inf
+        looks = self.found_inf is not None
+        self._reading.run(
+            self._addresses, self.clip, self._divisor, self.clipped, found_inf, looks, scalars
+        )
+        self._done, self._grads = True, []
+        return scalars is not None
+
+
 class Reading:
-    """Gradients of these forms, all on one GPU. Raises `NotBuiltError`."""
+    """Gradients of these forms, all on one GPU."""
 
     def __init__(self, grads: list[Tensor], device: torch.device) -> None:
         self._device = device
@@ -149,42 +204,55 @@ class Reading:
         sizes = [grad.numel() for grad in grads]
         self._parts = [_Part(*kind, device, sizes, numbers) for kind, numbers in kinds.items()]
         self._real = "float64" if any(dtype == "float64" for dtype, _ in kinds) else "float32"
-        self._total = _total(self._real, device)
-        count = sum(part.count for part in self._parts)
-        self._sums = torch.empty(count, dtype=torch.float64, device=device)
+        self._count = sum(part.count for part in self._parts)
+        self._sums = Room(torch.empty(self._count, dtype=torch.float64, device=device))
+        # How many programs are done, and whether one found what is not finite; 0 between two runs.
+        self._counters = Room(torch.zeros(2, dtype=torch.int32, device=device))
 
     def takes(self, divisor: Tensor | None) -> bool:
         """Whether kernels can read it."""
         fits = divisor is not None and divisor.dtype is torch.float32
         return divisor is None or (fits and divisor.device == self._device)
 
-    def look(self, addresses: "array[int]", found: Tensor) -> None:
-        """Write 1 to `found` if one of them is not finite."""
-        self._run(addresses, None, found, squares=False)
-
-    def clipped(
-        self, addresses: "array[int]", clip: float, divisor: Tensor | None, found: Tensor | None
-    ) -> Clip:
-        """Their norm over `divisor`, in fp32 (fp64 if one of them is); `look` in passing."""
+    def clipped(self) -> Clip:
+        """Room for a norm, in fp32 (fp64 if a gradient is), and what clips it."""
         norm = torch.empty((), dtype=getattr(torch, self._real), device=self._device)
-        factor = torch.empty((), dtype=torch.float64, device=self._device)
-        self._run(addresses, divisor, found, squares=True)
-        with torch.cuda.device(self._device):
-            stream = torch.cuda.current_stream().cuda_stream
-            sums, count = self._sums.data_ptr(), len(self._sums)
-            self._total(1, stream, (sums, count, clip, norm.data_ptr(), factor.data_ptr()))
-        return Clip(norm, factor)
+        return Clip(norm, torch.empty((), dtype=torch.float64, device=self._device))
 
-    def _run(
-        self, addresses: "array[int]", divisor: Tensor | None, found: Tensor | None, squares: bool
+    def found(self) -> Tensor:
+        """Room for what was found."""
+        return torch.empty((), dtype=torch.float32, device=self._device)
+
+    def load(self, squares: bool, looks: bool, kernel: StepKernel | None) -> None:
+        """Have the kernels that `run` needs. Raises `NotBuiltError`."""
+        for part in self._parts:
+            part.kernel(self._real, squares, looks, kernel)
+
+    def run(
+        self,
+        addresses: "array[int]",
+        clip: float | None,
+        divisor: Tensor | None,
+        clipped: Clip | None,
+        found_inf: Tensor | None,
+        looks: bool,
+        scalars: "Scalars | None",
     ) -> None:
-        sums = self._sums.data_ptr()
-        around = [0 if t is None else t.data_ptr() for t in (divisor, found)]
-        with torch.cuda.device(self._device):
-            stream = torch.cuda.current_stream()
+        """Launch them; what the last program does all of them are told."""
+        with On(self._device) as stream:
+            around = (0 if t is None else t.data_ptr() for t in (divisor, found_inf))
+            last: list[Any] = [self._count, *around]
+            if clipped is not None:
+                last += [clip, clipped.norm.data_ptr(), clipped.factor.data_ptr()]
+            kernel = scalars.kernel if scalars else None
+            last += scalars.arguments if scalars else ()
+            sums, counters = self._sums.address(stream), self._counters.address(stream)
+            before = 0
             for part in self._parts:
-                part.run(addresses, sums, around, squares, found is not None, stream)
-                sums += part.count * self._sums.element_size()
+                launch = part.kernel(self._real, clipped is not None, looks, kernel)
+                arguments = (*part.tables(addresses, stream), sums, counters, before, *last)
+                launch(part.count, stream, arguments)
+                before += part.count
 
 
 class _Part:
@@ -198,45 +266,42 @@ class _Part:
         sizes: list[int],
         numbers: list[int],
     ) -> None:
-        self._kernel = functools.partial(_parts, dtype, aligned, device)
-        self._kernel(True, False)
+        self.kernel = functools.partial(_parts, dtype, aligned, device)
         self._numbers = numbers
         self._rows = array("q", (n for number in numbers for n in (0, sizes[number])))
-        blocks = array("q", (-(-sizes[number] // CHUNK) for number in numbers))
+        # Where all are empty, somebody has to say that their norm is 0.
+        blocks = array("q", (-(-sizes[number] // CHUNK) or 1 for number in numbers))
         self.count = sum(blocks)
-        self._chunks = chunks_of(blocks, device)
+        self._chunks = Room(chunks_of(blocks, device))
         self._sent = Sent(device)
 
-    def run(
-        self,
-        addresses: "array[int]",
-        sums: int,
-        around: list[int],
-        squares: bool,
-        looks: bool,
-        stream: torch.cuda.Stream,
-    ) -> None:
-        """Write a sum for each chunk, if `squares`, and what it `looks` for."""
-        if not self.count:
-            return
+    def tables(self, addresses: "array[int]", stream: int) -> tuple[int, int]:
+        """Where kernels find rows, and chunks."""
         self._rows[::2] = array("q", (addresses[number] for number in self._numbers))
-        rows = self._sent.address(self._rows, stream)
-        arguments = (rows, self._chunks.data_ptr(), sums, *around)
-        self._kernel(squares, looks)(self.count, stream.cuda_stream, arguments)
+        return self._sent.address(self._rows, stream), self._chunks.address(stream)
 
 
 @functools.lru_cache(maxsize=256)
-def _parts(
-    dtype: str, aligned: bool, device: torch.device, squares: bool, looks: bool
-) -> cuda.Kernel:
-    source = parts_source(dtype, squares, looks)
-    problem = {"template": "norm", "grad": dtype, "squares": squares, "looks": looks}
-    constants = {"ALIGNED": VECTOR if aligned else 1, "BLOCK": BLOCK, "TURNS": TURNS}
-    return loaded(source, "parts", device, problem, PARTS, constants, WARPS)
+def _parts_or_why(
+    dtype: str,
+    aligned: bool,
+    device: torch.device,
+    real: str,
+    squares: bool,
+    looks: bool,
+    kernel: StepKernel | None,
+) -> cuda.Kernel | str:
+    problem: dict[str, Any] = {"template": "norm", "grad": dtype, "real": real}
+    problem |= {"squares": squares, "looks": looks}
+    problem |= {f"step {n}": v for n, v in kernel.problem.items()} if kernel else {}
+    constants = {"ALIGNED": VECTOR if aligned else 1, "BLOCK": BLOCK, "TURNS": TURNS, "ROWS": ROWS}
+    source = parts_source(dtype, real, squares, looks, kernel)
+    types = parts_signature(real, squares, kernel)
+    try:
+        return loaded(source, "parts", device, problem, types, constants, WARPS, REGISTERS)
+    except NotBuiltError as error:
+        return str(error)
 
 
-@functools.lru_cache(maxsize=256)
-def _total(real: str, device: torch.device) -> cuda.Kernel:
-    problem = {"template": "norm", "grad": real}
-    types = total_signature(real)
-    return loaded(total_source(real), "total", device, problem, types, {"BLOCK": BLOCK}, WARPS)
+def _parts(*which: Any) -> cuda.Kernel:
+    return given(_parts_or_why(*which))

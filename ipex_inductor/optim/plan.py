@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.optim import Adagrad, AdamW, Optimizer
 
 from ipex_inductor.optim.batches import (
-    CELLS,
     Batch,
     CountingBatch,
     CpuBatch,
@@ -19,7 +18,8 @@ from ipex_inductor.optim.batches import (
     rate_on,
 )
 from ipex_inductor.optim.shards import is_sharded, local, same_places
-from ipex_inductor.optim.weights import Master, Split, Trained
+from ipex_inductor.optim.weights import Master, Split, Trained, refuse_strangers
+from ipex_inductor.templates.cells import DTYPES
 from ipex_inductor.templates.cpp import NotBuiltError
 from ipex_inductor.templates.formulas import FORMULAS
 from ipex_inductor.templates.step import C_TYPES, StepKernel
@@ -50,6 +50,7 @@ class Plan:
     copied: list[Tensor] = field(default_factory=list)  # gradients of which kernels get copies
     fresh: dict[nn.Parameter, dict[str, Tensor]] = field(default_factory=dict)  # states to begin
     grads: list[tuple["array[int]", int]] = field(default_factory=list)  # where addresses stand
+    _columns: "list[Column] | None" = None
 
     @property
     def lasts(self) -> bool:
@@ -61,12 +62,36 @@ class Plan:
         """Whether steps that the host counts are where this left them."""
         return all(b.as_far() for b in self.batches.values() if isinstance(b, CudaBatch))
 
+    def move(self, addresses: "array[int]") -> None:
+        """Gradients lie there now."""
+        if self._columns is None:
+            self._columns = _columns(self.grads)
+        for rows, places, numbers in self._columns:
+            whole = len(numbers) == len(addresses)
+            rows[places] = addresses if whole else array("q", [addresses[n] for n in numbers])
+
     def looks_itself(self, scale: Scale) -> bool:
         """Whether the host need not read any tensor of `scale`: one GPU reads and counts alone."""
         devices = {t.device for t in scale.tensors}
         counting = all(isinstance(b, CountingBatch) for b in self.batches.values())
         devices |= {b.device for b in self.batches.values() if isinstance(b, CountingBatch)}
         return counting and self.lasts and len(devices) == 1
+
+
+# Of a table of addresses: where the gradients' stand, and which of all gradients they are.
+Column = tuple["array[int]", slice, list[int]]
+
+
+def _columns(grads: list[tuple["array[int]", int]]) -> list[Column]:
+    tables: dict[int, tuple[array[int], list[int], list[int]]] = {}
+    for number, (rows, place) in enumerate(grads):
+        _, places, numbers = tables.setdefault(id(rows), (rows, [], []))
+        places.append(place)
+        numbers.append(number)
+    return [  # rows of one table are of one width
+        (rows, slice(places[0], None, len(rows) // len(places)), numbers)
+        for rows, places, numbers in tables.values()
+    ]
 
 
 def plan(
@@ -78,8 +103,10 @@ def plan(
 ) -> Plan:
     """What a step of `optimizer` is now, with the state that torch would have made for it.
 
-    Unless it `waits`, the host is not to read anything that is on a GPU.
+    Unless it `waits`, the host is not to read anything that is on a GPU. Raises `ArgumentError` for
+    parameters with master weights that the optimizer does not know.
     """
+    refuse_strangers(optimizer)
     made = Plan()
     shared = overlapping(_written(optimizer, weights))
     for number, group in enumerate(optimizer.param_groups):
@@ -149,6 +176,8 @@ def run(made: Plan, optimizer: Optimizer, numbers: list["array[float]"], scale: 
     """Step all that is not left; what was fresh is not any more."""
     for batch in made.batches.values():  # memory may be short: before anything is handed over
         batch.prepare()
+    if len(made.batches) != 1:  # several kernels, of which none could do it in passing
+        scale.written()
     for param, state in made.fresh.items():
         optimizer.state[param].update(state)
     for batch, given in zip(made.batches.values(), numbers, strict=True):
@@ -245,7 +274,7 @@ def _batch(
     aligned = not any(t.data_ptr() % VECTOR for t in columns)
     if looks if step is None else step.is_cuda:
         return _made(made, CountingBatch, kernel, device, aligned)
-    if step is not None and step.dtype not in CELLS:
+    if step is not None and kernel.counted not in DTYPES:
         raise LeftError(f"steps counted in {step.dtype}")
     far = float(first if step is None else step)
     return _made(made, CudaBatch, kernel, device, aligned, group, far)

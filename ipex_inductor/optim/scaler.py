@@ -5,11 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim import optimizer as optimizers
 
 from ipex_inductor.optim import kernels
-from ipex_inductor.optim.norms import forget, found_inf
-from ipex_inductor.optim.step import OWN_HOOKS
+from ipex_inductor.optim.norms import found_inf, settle
+from ipex_inductor.optim.step import hooked, steps_alone
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -29,12 +28,17 @@ class GradScaler(torch.amp.GradScaler):
         try:
             return super().step(optimizer, *args, **kwargs)
         finally:
-            forget(optimizer)  # a step that raised did not ask for it
+            found = settle(optimizer)
+            if found is not None and hasattr(optimizer, "found_inf"):  # by a step that raised
+                optimizer.found_inf = found
 
     def _check_inf_per_device(self, optimizer: Optimizer) -> dict[Any, Tensor]:
         """What torch asks before a step that unscales by itself."""
         scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
-        found = found_inf(optimizer, scale, _clip(optimizer)) if _is_fused(optimizer) else None
+        found = None
+        if _is_fused(optimizer):
+            options: kernels.Options = vars(optimizer)[kernels.OPTIONS]
+            found = found_inf(optimizer, scale, options.clip_norm, defer=_is_next(optimizer))
         if found is None:
             return super()._check_inf_per_device(optimizer)
         per_device = {found.device: found}
@@ -46,14 +50,7 @@ def _is_fused(optimizer: Optimizer) -> bool:
     return kernels.wanted(optimizer) and kernels.SCALES in vars(optimizer)
 
 
-def _clip(optimizer: Optimizer) -> float | None:
-    """What the step will clip to, if nothing of others can come between."""
+def _is_next(optimizer: Optimizer) -> bool:
+    """Whether our step is what comes next, and nothing of others that would look or write."""
     scaled = getattr(optimizer, "grad_scale", None) is not None  # of which more is not known yet
-    options: kernels.Options = vars(optimizer)[kernels.OPTIONS]
-    return None if scaled or _has_hooks(optimizer) else options.clip_norm
-
-
-def _has_hooks(optimizer: Optimizer) -> bool:
-    """Whether what others asked for runs first: it may write gradients as nobody sees."""
-    of_all = len(optimizers._global_optimizer_pre_hooks) - OWN_HOOKS
-    return bool(optimizer._optimizer_step_pre_hooks) or of_all > 0
+    return not (scaled or hooked(optimizer)) and steps_alone(optimizer)

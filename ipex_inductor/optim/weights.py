@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.optim import shards
@@ -240,7 +241,7 @@ _tables: "weakref.WeakValueDictionary[int, _Table]" = weakref.WeakValueDictionar
 
 def find_shards() -> None:
     """Go over to what `fully_shard` has put in the place of parameters."""
-    for kept in list(_tables.values()):
+    for kept in list(_tables.values()) if _tables else ():  # before each step
         for place in kept.values():
             if isinstance(place, Trained) and is_sharded(place.param):
                 place.mark()
@@ -255,14 +256,34 @@ def find_shards() -> None:
                 place.shard(value)
 
 
+def refuse_strangers(optimizer: Optimizer) -> None:
+    """Of a parameter with a master weight, a plain step would change the low precision alone.
+
+    Raises `ArgumentError`.
+    """
+    known = vars(optimizer).get(TABLE, {})
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    marked = [p for p, own in zip(params, map(vars, params), strict=True) if MARK in own]
+    if any(vars(p)[MARK] == p.dtype and p not in known for p in marked):
+        raise ArgumentError(
+            "an optimizer that was given to `optimize` with its model",
+            f"a {type(optimizer).__name__} on parameters with master weights",
+            "Pass it: `model, optimizer = optimize(model, optimizer=optimizer, dtype=...)`. After "
+            "fully_shard keep the one that came back: it steps the shards.",
+        )
+
+
+def has_tables() -> bool:
+    """Whether any module has weights that are held here."""
+    return bool(_tables)
+
+
 def displaced(params: Collection[Tensor]) -> Iterator[tuple[nn.Module, str]]:
     """Where a low-precision value has come for one with a master weight, and `params` train it.
 
     So do FSDP1, which flattens parameters, and parametrizations. An ordinary parameter in
     that place is somebody's own choice, and one that only moved (pruning) is still stepped.
     """
-    if not _tables:
-        return
     flat = {info.module for p in params for info in getattr(p, "_param_infos", ())}  # FSDP1
     for kept in list(_tables.values()):
         module = kept.module()

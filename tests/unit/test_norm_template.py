@@ -9,7 +9,8 @@ import pytest
 
 from ipex_inductor.target import described
 from ipex_inductor.templates.gpu import binary
-from ipex_inductor.templates.norm_triton import PARTS, parts_source, total_signature, total_source
+from ipex_inductor.templates.norm_triton import parts_signature, parts_source
+from ipex_inductor.templates.step import StepKernel
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -23,34 +24,40 @@ SLOW = [
 @pytest.mark.parametrize(("dtype", "gpu"), [("float32", "h200"), ("float16", "a100-80gb"), *SLOW])
 def test_kernels_compile_where_there_is_no_gpu(dtype, gpu, tmp_path, monkeypatch):
     monkeypatch.setenv("IPEX_HOME", str(tmp_path))
-    constants = {"ALIGNED": 16, "BLOCK": 2048, "TURNS": 8}
+    constants = {"ALIGNED": 16, "BLOCK": 2048, "TURNS": 8, "ROWS": 256}
+    adam = StepKernel("AdamW", ("weight_decay",), dtype, "", dtype, (dtype,) * 2, "float32", True)
+    wide = "float64" if dtype == "float64" else "float32"
     for squares, looks in ((True, True), (True, False), (False, True)):
-        problem = (("made for", f"{dtype} {squares} {looks}"),)
-        source = parts_source(dtype, squares, looks)
-        made = binary(source, "parts", described(gpu), problem, PARTS, constants)
-        assert made.blob[:4] == b"\x7fELF"
-    types = total_signature(dtype)
-    made = binary(total_source(dtype), "total", described(gpu), (), types, {"BLOCK": 2048})
-    assert made.blob[:4] == b"\x7fELF"
+        for kernel in (None, adam):
+            problem = (("made for", f"{dtype} {squares} {looks} {kernel}"),)
+            source = parts_source(dtype, wide, squares, looks, kernel)
+            types = parts_signature(wide, squares, kernel)
+            options = {"num_warps": 8, "maxnreg": 80}
+            made = binary(source, "parts", described(gpu), problem, types, constants, options)
+            assert made.blob[:4] == b"\x7fELF"
 
 
 # All of `Reading` but the launches: in place of a GPU, Triton's interpreter.
 INTERPRETED = """
 import contextlib, gc, math
-from unittest import mock
 import numpy
 import torch
-from ipex_inductor.optim import norms
-from ipex_inductor.optim.look import _in_python
-from ipex_inductor.templates.gpu import _module
+from ipex_inductor.optim import batches, norms
+from ipex_inductor.templates import gpu
+from ipex_inductor.templates.step import StepKernel
 
 numpy.seterr(over="ignore")
-norms.BLOCK, norms.TURNS = 32, 4
+norms.BLOCK, norms.TURNS, norms.ROWS = 32, 4, 4
 norms.CHUNK = norms.BLOCK * norms.TURNS
+launched = []
 
-def loaded(source, name, device, problem, types, constants, warps):
-    kernel, pointers = _module(source)[name], [t.startswith("*") for t in types.values()]
+def loaded(source, name, device, problem, types, constants, warps, registers=None):
+    power = "libdevice.pow(tl.cast(a, tl.float64), tl.cast(b, tl.float64))"
+    here = "tl.exp(tl.cast(b, tl.float64) * tl.log(tl.cast(a, tl.float64)))"  # of the interpreter
+    source = source.replace(power, here)
+    kernel, pointers = gpu._module(source)[name], [t.startswith("*") for t in types.values()]
     def launch(blocks, stream, arguments):
+        launched.append(name)
         pairs = zip(arguments, pointers, strict=True)
         made = [memory(a) if is_pointer else a for a, is_pointer in pairs]
         kernel[(blocks,)](*made, **constants)
@@ -72,22 +79,39 @@ class Sent:
     def __init__(self, device):
         pass
     def address(self, values, stream):
-        tables.append(torch.frombuffer(values, dtype=torch.int64))
+        dtype = torch.float64 if values.typecode == "d" else torch.int64
+        tables.append(torch.frombuffer(values, dtype=dtype))
         return tables[-1].data_ptr()
+
+class Room:
+    def __init__(self, held):
+        self.held = held
+    def __len__(self):
+        return len(self.held)
+    def address(self, stream):
+        return self.held.data_ptr()
 
 def chunks_of(blocks, device):
     chunks = [[r, b] for r, count in enumerate(blocks) for b in range(count)]
     return torch.tensor(chunks, dtype=torch.int32).reshape(-1, 2)
 
-stream = mock.Mock(cuda_stream=0)
-for name, value in dict(loaded=loaded, Sent=Sent, chunks_of=chunks_of).items():
+def on(device):
+    return contextlib.nullcontext(0)
+
+for name, value in dict(loaded=loaded, Sent=Sent, Room=Room, On=on, chunks_of=chunks_of).items():
     setattr(norms, name, value)
-torch.cuda.device = lambda _: contextlib.nullcontext()
-torch.cuda.current_stream = lambda: stream
+    setattr(batches, name, value)
 
 torch.manual_seed(0)
 SIZES, CPU = (1, 64, 129, 0, 203, 1000), torch.device("cpu")
 LARGEST = {dtype: torch.finfo(getattr(torch, dtype)).max for dtype in %r}
+
+def read(reading, addresses, clip, divisor, looks, scalars=None, found=None):
+    clipped, found = reading.clipped() if clip else None, reading.found() if looks else found
+    reading.run(addresses, clip, divisor, clipped, found, looks, scalars)
+    assert not reading._counters.held.any()  # ready for the next launch, and for a graph's replay
+    return clipped, found
+
 for dtype in LARGEST:
     for planted in (None, math.inf, math.nan, LARGEST[dtype]) if dtype == "float32" else (None,):
         grads = [torch.randn(n).to(getattr(torch, dtype)) for n in SIZES]
@@ -95,12 +119,14 @@ for dtype in LARGEST:
         if planted is not None:
             grads[5][999] = planted
         tables.clear()
+        launched.clear()
         reading = norms.Reading(grads, CPU)
         addresses = norms.array("q", (t.data_ptr() for t in grads))
         scale = torch.tensor(1024.0)
-        found, looked = torch.zeros(()), torch.zeros(())
-        norm, factor = reading.clipped(addresses, 0.01, scale, found)
-        reading.look(addresses, looked)
+        (norm, factor), found = read(reading, addresses, 0.01, scale, True)
+        _, looked = read(reading, addresses, None, scale, True)
+        # One launch for each dtype and alignment, and none beside.
+        assert launched == ["parts"] * 2 * (1 if dtype == "float32" else 2), launched
         wanted = torch.nn.utils.get_total_norm([t.double() / 1024 for t in grads])
         finite = planted in (None, LARGEST[dtype])
         assert found == looked == float(not finite), (dtype, planted, found, looked)
@@ -112,11 +138,42 @@ for dtype in LARGEST:
         torch.testing.assert_close(norm.double(), wanted.double(), rtol=1e-6, **close)
         clipped = (0.01 / (norm.double() + 1e-6)).clamp(max=1.0)
         torch.testing.assert_close(factor, clipped, rtol=1e-15, **close)
-        again = reading.clipped(addresses, 1e30, None, None)
+        again, _ = read(reading, addresses, 1e30, None, False)
         whole = torch.nn.utils.get_total_norm([t.double() for t in grads])
         if planted is None:
             torch.testing.assert_close(again.norm.double(), whole, rtol=1e-6, atol=0)
             assert again.factor == 1
+
+        # The scalars of a step in passing are those of a launch of their own, to the bit.
+        kernel = StepKernel("AdamW", ("decoupled_weight_decay", "weight_decay"), "float32", "",
+                            "float32", ("float32", "float32"), "float32", True)
+        made, columns = [], [torch.ones(5) for _ in range(4)]
+        for apart in (True, False):
+            steps = [torch.tensor(float(n)) for n in range(9)]
+            batch = batches.CountingBatch(kernel, CPU, True)
+            for n, step in enumerate(steps):
+                batch.add([t.data_ptr() for t in columns], 5, step, False, n %% 2)
+            groups = [dict(lr=lr, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1)
+                      for lr in (0.1, torch.tensor(0.3))]
+            batch.prepare()
+            for looks in (True, False):
+                told = torch.tensor(float(not finite))
+                one = norms.Read.__new__(norms.Read)
+                one.clip, one.clipped = 0.01, reading.clipped()
+                one.found_inf = reading.found() if looks else None
+                one._reading, one._divisor, one._addresses = reading, scale, addresses
+                one._done = False
+                around = batches.Scale(1.0, one.clipped.factor, scale, told, one)
+                if apart:
+                    around.written()
+                launched.clear()
+                batch.run(batch.numbers(groups, around), around)
+                parts = 1 if dtype == "float32" else 2
+                assert launched == (["scalars", "step"] if apart else ["parts"] * parts + ["step"])
+                made.append((batch._table.held.clone(), torch.stack(steps), one.clipped.factor))
+                assert one.found_inf in (None, told)
+        torch.testing.assert_close(made[:2], made[2:], rtol=0, atol=0, equal_nan=True)
+        assert made[1][1].tolist() == [n + 2.0 * finite for n in range(9)]
         print(dtype, planted)
 """
 

@@ -98,7 +98,7 @@ import test_step_templates as mine
 import torch
 from ipex_inductor.optim.batches import library
 from ipex_inductor.templates.gpu import _module
-from ipex_inductor.templates.step import scalars_of
+from ipex_inductor.templates.step import scalar_names, scalars_function
 from ipex_inductor.templates.step_triton import signature, triton_source
 
 NUMBERS = {
@@ -137,7 +137,8 @@ for formula in mine.ONE_PASS[:3]:  # AdamW is Adam with a flag
         step = torch.tensor(2.0)
         count = step.data_ptr() if kernel.rule.counts else 0
 
-        scalars = scalars_of(kernel, numbers, 3.0 if kernel.rule.counts else False)
+        made = scalars_function(kernel)(3.0 if kernel.rule.counts else 0.0, *numbers.values())
+        scalars = dict(zip(scalar_names(kernel), made, strict=True))
         names = [n for n in signature(kernel) if n not in ("rows", "chunks")]
         chunks = [[r, b] for r, size in enumerate(SIZES) for b in range(-(-size // BLOCK))]
         fn = _module(triton_source(kernel))["step"]
