@@ -139,9 +139,14 @@ extern "C" void ipex_describe(int64_t sm_major, int64_t cudnn_first) {
   std::memcpy(table, static_cast<void**>(before.functions) - ABOVE, sizeof table);
   auto built = static_cast<bool (Hooks::*)() const>(&Hooks::isBuilt);
   auto primary = static_cast<bool (Hooks::*)(c10::DeviceIndex) const>(&Hooks::hasPrimaryContext);
-  table[ABOVE + slot(built)] = reinterpret_cast<void*>(yes);
-  table[ABOVE + slot(&Hooks::hasCUDA)] = reinterpret_cast<void*>(yes);
   table[ABOVE + slot(primary)] = reinterpret_cast<void*>(yes_for);
+  // The last two hold of every GPU since sm_80; asked for where cuDNN is there.
+  for (size_t each :
+       {slot(built),
+        slot(&Hooks::hasCUDA),
+        slot(&Hooks::supportsBFloat16ConvolutionWithCuDNNv8),
+        slot(&Hooks::supportsDepthwiseConvolutionWithCuDNN)})
+    table[ABOVE + each] = reinterpret_cast<void*>(yes);
   functions() = table + ABOVE;
   choice() = reinterpret_cast<void*>(choose);
   guard() = &none;
