@@ -50,12 +50,20 @@ REMEMBERING = (
 
 @dataclass
 class Made:
-    """What was compiled inside `device`: Triton kernels by name, with their configurations."""
+    """What was compiled inside `device`: Triton kernels by name.
+
+    `untimed` had several configurations, of which Inductor times all where it can; `unlaunched`
+    are those for whose launcher Triton is asked again where they run.
+    """
 
     kernels: list[str] = field(default_factory=list)
-    configs: int = 0
-    chosen: list[str] = field(default_factory=list)  # one of several, none of which was timed
-    unlaunched: list[str] = field(default_factory=list)  # Triton must be asked again where they run
+    untimed: list[str] = field(default_factory=list)
+    unlaunched: list[str] = field(default_factory=list)
+
+    def note(self, name: str, configs: int) -> None:
+        """One more kernel, and how many configurations there were; none if it was found."""
+        self.kernels.append(name)
+        self.untimed += [name] * (configs > 1)
 
 
 @contextlib.contextmanager
@@ -232,24 +240,38 @@ def _describe_to_inductor(changes: _Changes, made: Made) -> None:
         reload_kernel: Any = None,
         static_triton_bundle_key: str | None = None,
     ) -> None:
-        """Up to where a kernel would be loaded; of several configurations the first is chosen."""
+        """Up to where a kernel would be loaded."""
         self._reload_kernel = reload_kernel
-        self._precompile_worker()
-        name, results = self.fn.__name__, self.compile_results
-        made.kernels.append(name)
-        made.configs += len(results)
-        if static_triton_bundle_key is not None and self.is_statically_launchable():
+        made.note(self.fn.__name__, _compile_first(self))
+        # Whoever loads it shall not compile another one because of the registers it takes.
+        self.inductor_meta["dynamic_scale_rblock"] = False
+        if not self.is_statically_launchable():
+            made.unlaunched.append(self.fn.__name__)
+        elif static_triton_bundle_key is not None:
             TritonBundler.put_static_autotuner(static_triton_bundle_key, self)
-        else:
-            made.unlaunched.append(name)
-        if len(results) > 1 and self.save_cache_hook:
-            # Inductor lists first what it would take if it had no more than one; none is timed.
-            self.save_cache_hook(results[0].config, 0)
-            made.chosen.append(name)
 
     changes.set(ConstantFolder, run_node=run_node)
     changes.set(pad_mm, _should_pad=_always(False))  # that is timed
     changes.set(CachingAutotuner, precompile=precompile)
+
+
+def _compile_first(kernel: Any) -> int:
+    """Compile one configuration, so that where it runs none is timed; how many there were.
+
+    Inductor lists first what it would take if it had no more than one. Where that one does not
+    compile (it needs more memory than the GPU has) it is the next.
+    """
+    from torch._inductor.runtime.triton_heuristics import NoTritonConfigsError
+
+    offered = list(kernel.configs or ())
+    for config in offered[:-1]:
+        kernel.configs = [config]
+        with contextlib.suppress(NoTritonConfigsError):
+            kernel._precompile_worker()
+            return len(offered)
+    kernel.configs = offered[-1:]
+    kernel._precompile_worker()
+    return len(offered)
 
 
 def _describe_to_triton(changes: _Changes, target: Target) -> None:
