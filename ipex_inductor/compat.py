@@ -531,8 +531,8 @@ def prefers_cudnn_attention(major: int) -> bool:
     """
     if torch.version.cuda is None or "TORCH_CUDNN_SDPA_DEPRIORITIZED" in os.environ:
         return False
-    version: Any = torch.backends.cudnn.version()
-    return major in (9, 10) and bool(version) and version > 91500
+    cudnn: Any = torch.backends.cudnn
+    return major in (9, 10) and (cudnn.version() or 0) > 91500
 
 
 @contextlib.contextmanager

@@ -111,7 +111,8 @@ def key_of(
 ) -> Key:
     """What a graph's entry is found by: ours of `backend`, the graph, and what it is compiled with.
 
-    Of a graph without the CPU among its `devices` nothing of the host is in it. Raises `TypeError` for what has no exact digest.
+    Of a graph without the CPU among its `devices` nothing of the host is in it. Raises `TypeError`
+    for what has no exact digest.
     """
     on_gpu = any(device.type != "cpu" for device in devices)
     on_cpu = any(device.type == "cpu" for device in devices)

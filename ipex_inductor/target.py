@@ -139,9 +139,7 @@ def _cuda(p: Any) -> Target:
     shared = p.shared_memory_per_block if gfx else p.shared_memory_per_block_optin
     registers = None if gfx else p.regs_per_multiprocessor  # HIP omits accumulation registers
     count, memory = p.multi_processor_count, p.total_memory
-    return Target(
-        p.name, arch, count, shared, registers, subgroup=p.warp_size, memory=memory
-    )
+    return Target(p.name, arch, count, shared, registers, subgroup=p.warp_size, memory=memory)
 
 
 def _xpu(p: Any) -> Target:

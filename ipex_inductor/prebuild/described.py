@@ -74,7 +74,9 @@ def device(target: Target) -> Iterator[Made]:
     one, `CompilerNotFoundError` where the guard below torch cannot be built.
     """
     if target.kind not in ("cuda", "hip"):
-        raise TargetError("a GPU of NVIDIA or AMD", str(target), "Others are compiled where they are.")
+        raise TargetError(
+            "a GPU of NVIDIA or AMD", str(target), "Others are compiled where they are."
+        )
     if torch.cuda.is_available():
         todo = "Hide it: CUDA_VISIBLE_DEVICES= (empty), before torch is imported."
         raise DeviceError("a process that sees no GPU", torch.cuda.get_device_name(), todo)
@@ -112,8 +114,9 @@ class _Changes(contextlib.ExitStack):
             setattr(owner, name, value)
 
 
+@functools.cache
 def _guard() -> Any:
-    """The library of described.cpp, built once for each torch and compiler."""
+    """The library of described.cpp, which the kernel cache has for each torch and compiler."""
     try:
         return cpp.load(SOURCE.read_text, pairs({"kernel": "guard of described devices"}), True)
     except cpp.NotBuiltError as error:
@@ -125,7 +128,9 @@ def _guard() -> Any:
 
 def _properties(target: Target) -> SimpleNamespace:
     """What torch.cuda.get_device_properties would say."""
-    major, minor = (int(target.arch[3:-1]), int(target.arch[-1])) if target.kind == "cuda" else (9, 4)
+    major, minor = (
+        (int(target.arch[3:-1]), int(target.arch[-1])) if target.kind == "cuda" else (9, 4)
+    )
     return SimpleNamespace(
         name=target.name,
         major=major,
@@ -208,12 +213,10 @@ def _describe_to_fake_tensors(changes: _Changes) -> None:
     changes.set(torch._C, _ensureCUDADeviceGuardSet=_always(None))  # ours is there
 
 
-class _OnCpu(TorchDispatchMode):
+class _OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Makes on the CPU what is to be made on the GPU."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*map(_moved, args), **{n: _moved(v) for n, v in (kwargs or {}).items()})
 
 
@@ -229,9 +232,10 @@ def _describe_to_inductor(changes: _Changes, made: Made) -> None:
     from torch._inductor.triton_bundler import TritonBundler
 
     evaluate: Any = ConstantFolder.run_node
+    on_cpu: Any = _OnCpu
 
     def run_node(self: Any, node: Any) -> Any:
-        with _OnCpu():  # it computes what is constant, of real tensors
+        with on_cpu():  # it computes what is constant, of real tensors
             return evaluate(self, node)
 
     def precompile(

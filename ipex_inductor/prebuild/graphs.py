@@ -77,10 +77,11 @@ def prebuild(
     _check(model, mode)
     kernels_only = compat.why_not_for(target.kind)
     began = time.perf_counter()
+    fake_tensors: Any = FakeTensorMode  # which has no types
     with (
         compat.graph_caches_off() if kernels_only else nullcontext(),
         described.device(target) as made,
-        FakeTensorMode(allow_non_fake_inputs=True),
+        fake_tensors(allow_non_fake_inputs=True),
         torch.no_grad(),
         compat.dynamo_unchanged(),
         graph_files.looked_for() as found,
@@ -88,19 +89,24 @@ def prebuild(
     ):
         twin, args, named = _described((model, tuple(example_inputs), dict(kwargs or {})))
 
+        graphs = 0
+
         def compile_and_go_on(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+            nonlocal graphs
+            graphs += 1
             eager = copied(gm)
             compile_graph(gm, inputs, mode=mode, options={**(options or {}), "strict": True})
             return eager.forward
 
-        torch.compile(twin, backend=compile_and_go_on)(*args, **named)
+        compiled: Any = torch.compile(twin, backend=compile_and_go_on)
+        compiled(*args, **named)
     store = None if kernels_only else opened.store()
     keys = (files.key for files in found if files.key)
     return Prebuilt(
         target,
         kernels_only,
         {key: entry for key in keys if store and (entry := store.get(key))},
-        len(found),
+        graphs,
         made,
         tuple(event for report in reports for event in report.events),
         time.perf_counter() - began,
