@@ -17,16 +17,22 @@ from ipex_inductor.aot_cache.key import Pairs, pairs
 
 @dataclass(frozen=True)
 class Census:
-    """Names by class, each with its reason; `prefixes` begin names that are in the key unlisted."""
+    """Names by class, each with its reason; `prefixes` begin names that are in the key unlisted.
+
+    Those of `host` are of the key too, but of code for a CPU alone.
+    """
 
     key: Mapping[str, str]
     neutral: Mapping[str, str]
     settings_key: Mapping[str, str]
     settings_neutral: Mapping[str, str]
     prefixes: tuple[str, ...]
+    host: frozenset[str]
 
-    def in_key(self, name: str) -> bool:
+    def in_key(self, name: str, host: bool = True) -> bool:
         """Whether the value of this environment variable is part of keys."""
+        if name in self.host:
+            return host
         return name in self.key or (name not in self.neutral and name.startswith(self.prefixes))
 
 
@@ -35,13 +41,23 @@ def census() -> Census:
     """What knobs.toml says."""
     file = tomllib.loads(Path(__file__).with_name("knobs.toml").read_text("utf-8"))
     of = file["settings"]
-    return Census(file["key"], file["neutral"], of["key"], of["neutral"], tuple(file["prefixes"]))
+    return Census(
+        key=file["key"],
+        neutral=file["neutral"],
+        settings_key=of["key"],
+        settings_neutral=of["neutral"],
+        prefixes=tuple(file["prefixes"]),
+        host=frozenset(file["host"]),
+    )
 
 
-def environment(env: Mapping[str, str] = os.environ) -> Pairs:
-    """The variables that are set and may change code, as they are spelt: unset is not "0"."""
+def environment(env: Mapping[str, str] = os.environ, host: bool = True) -> Pairs:
+    """The variables that are set and may change code, as they are spelt: unset is not "0".
+
+    Without `host`, those that may change what Triton compiles for a GPU.
+    """
     names = census()
-    return pairs({name: value for name, value in env.items() if names.in_key(name)})
+    return pairs({name: value for name, value in env.items() if names.in_key(name, host)})
 
 
 def triton_settings() -> Pairs:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ipex_inductor import collector, compat, decisions, graph_files
 from ipex_inductor.aot_cache.digest import digest_fields, source_digest
@@ -233,13 +234,14 @@ def _key(
 ) -> Key:
     """What the files of a graph are found by."""
     training, sharded = _is_training(example_inputs), compat.is_sharded(gm)
-    identity = _identity_fields(config, training, sharded, example_inputs, selected)
+    places = _places(gm, example_inputs)
+    identity = _identity_fields(config, training, sharded, places, selected)
     for name in ("sources", "targets"):  # fields of their own
         del identity[name]
     problem = {**_problem_fields(gm, example_inputs), **more}
     problem["graph"] = hashlib.sha256(problem["graph"].encode()).hexdigest()
     options = _inductor_options(config)
-    return graph_files.key_of(identity, problem, options, _devices(example_inputs), kind)
+    return graph_files.key_of(identity, problem, options, places, kind)
 
 
 def _settled(
@@ -312,7 +314,9 @@ def _graph_digest(
     """What the problems of a Dynamo graph depend on."""
     return digest_fields(
         {
-            "identity": _identity(config, _is_training(example_inputs), False, example_inputs),
+            "identity": _identity(
+                config, _is_training(example_inputs), False, _places(gm, example_inputs)
+            ),
             "torch": compat.VERSION,
             "inductor": tuple((name, graph_files.said(value)) for name, value in config.inductor),
             **_problem_fields(gm, example_inputs),
@@ -324,7 +328,7 @@ def _problem_fields(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> 
     """What there is to compile, and the state of the process that it is compiled under."""
     from ipex_inductor.lowerings.settings import settings_of
 
-    kinds = sorted({d.type for d in _devices(example_inputs)} | {"cpu"})
+    kinds = sorted({d.type for d in _places(gm, example_inputs)})
     return {
         "settings": tuple(repr(settings_of(kind)) for kind in kinds),
         "autocast": tuple(
@@ -389,7 +393,7 @@ def _offers(
     """What there is to choose in a graph, forward and backward: it is lowered, and no more."""
     from ipex_inductor.lowerings.listed import Choosing, choosing
 
-    copy = _copied(gm)
+    copy = copied(gm)
     now = Choosing()
     options = LISTS_TEMPLATES | dict(config.inductor) | compat.LOWER_ONLY
     lowered = replace(config, inductor=tuple(options.items()))
@@ -432,16 +436,19 @@ def _compile_with(
         patches["freezing"] = False  # the weights of a package are its inputs, whatever is set
     training = _is_training(example_inputs)
     sharded = compat.is_sharded(gm)
+    places = _places(gm, example_inputs)
+    if not any(place.type == "cpu" for place in places):
+        patches |= compat.any_host(gm)
     wrapped = patches.get("cpp_wrapper", torch._inductor.config.cpp_wrapper)
     no_calls = "cpp_wrapper: Inductor's own is kept" if wrapped else ""
     user_passes = patches.get("joint_custom_pre_pass", torch._inductor.config.joint_custom_pre_pass)
     patches["joint_custom_pre_pass"] = JointPass(
-        _identity(config, training, sharded, example_inputs, selected),
+        _identity(config, training, sharded, places, selected),
         config.rules_off,
         training,
         graph_report,
         compat.as_pass_list(user_passes),
-        Chooser(selected, no_calls, _tables(config, _devices(example_inputs))),
+        Chooser(selected, no_calls, _tables(config, places)),
     )
     prologue = config.weight_prologue and not training and not wrapped and not sharded
     if wrapped and config.weight_prologue:
@@ -518,7 +525,7 @@ def _compile_inner(
 
     choices = {problem: selection.choice for problem, selection in selected.items()}
     proven = {p: choice for p, choice in choices.items() if not _is_listed(choice)}
-    spare = _copied(gm) if proven != choices else None  # a compilation changes its graph
+    spare = copied(gm) if proven != choices else None  # a compilation changes its graph
     with late:
         try:
             inner, now = compiled(gm, choices)
@@ -584,7 +591,7 @@ def _inductor_options(config: CompileConfig) -> dict[str, Any]:
     return options
 
 
-def _copied(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+def copied(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The same tensors and modules under a graph of its own, by which AOT knows parameters too."""
     copy = torch.fx.GraphModule(gm, deepcopy(gm.graph))
     copy.meta.update(gm.meta)
@@ -623,22 +630,22 @@ def _identity(
     config: CompileConfig,
     training: bool,
     sharded: bool,
-    example_inputs: Sequence[Any],
+    places: set[torch.device],
     selected: "Mapping[bytes, Selection]" = MappingProxyType({}),
 ) -> str:
     """What our part of the generated code depends on, as one digest."""
-    return digest_fields(_identity_fields(config, training, sharded, example_inputs, selected))
+    return digest_fields(_identity_fields(config, training, sharded, places, selected))
 
 
 def _identity_fields(
     config: CompileConfig,
     training: bool,
     sharded: bool,
-    example_inputs: Sequence[Any],
+    places: set[torch.device],
     selected: "Mapping[bytes, Selection]",
 ) -> dict[str, Any]:
     """Sources, options, devices and selections."""
-    devices = sorted({str(d.type) for d in _devices(example_inputs)} | {"cpu"})
+    devices = sorted({str(d.type) for d in places})
     return {
         "sources": source_digest(),
         "rules_off": tuple(sorted(config.rules_off)),
@@ -647,7 +654,7 @@ def _identity_fields(
         "sharded": sharded,
         "targets": tuple(current(device).arch for device in devices),
         "selected": _selected_digest(selected),
-        "tables": tuple(_tables(config, _devices(example_inputs)).items()),
+        "tables": tuple(_tables(config, places).items()),
         "leaves": _may_time(config),
     }
 
@@ -667,6 +674,16 @@ def _is_training(example_inputs: Sequence[Any]) -> bool:
 
 def _devices(example_inputs: Sequence[Any]) -> set[torch.device]:
     return {t.device for t in example_inputs if isinstance(t, torch.Tensor)}
+
+
+def _places(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> set[torch.device]:
+    """The devices that a graph computes on: no CPU where all that Dynamo saw is on a GPU.
+
+    What such a graph is made into depends on nothing of the host.
+    """
+    seen = [node.meta.get("example_value") for node in gm.graph.nodes]
+    values = (v for v in tree_leaves([seen, *example_inputs]) if isinstance(v, torch.Tensor))
+    return {v.device for v in values if v.device.type != "meta"} or {torch.device("cpu")}
 
 
 def _check_devices(example_inputs: Sequence[Any]) -> None:

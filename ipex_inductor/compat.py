@@ -450,6 +450,14 @@ def cxx() -> tuple[str | None, ...]:
     return tuple(named) if isinstance(named, (tuple, list)) else (named,)
 
 
+def cxx_flags() -> tuple[str, ...]:
+    """What g++ must be told for a source that uses torch's own C++."""
+    root = Path(torch.__file__).parent
+    # The loader finds the libraries by the names of those that this process has loaded.
+    linked = f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"
+    return "-std=c++20", f"-I{root / 'include'}", *linked
+
+
 def register_log() -> None:
     """Make `ipex` a short name of our log in `torch._logging.set_logs(modules={"ipex": level})`.
 
@@ -486,6 +494,55 @@ def graph_caches_are_off() -> bool:
 
 
 _caches_off = contextvars.ContextVar("caches_off", default=False)
+
+
+def any_host(gm: Any) -> dict[str, Any]:
+    """Options for a graph of a GPU alone, so that Inductor's keys for it are the same on all hosts.
+
+    Which g++ there is (CXX) is in them though it compiles nothing of the graph, and so is the class
+    of each parameter, which a fake one does not have: that annotation is removed.
+    """
+    from torch._inductor import config
+
+    for node in gm.graph.find_nodes(op="placeholder"):
+        node.type = None
+    gm.recompile()
+    unread = getattr(config, "_cache_config_ignore_prefix", [])
+    return {"_cache_config_ignore_prefix": [*unread, "cpp.cxx"]}
+
+
+# What is said of a toolkit that this build of torch lacks, where a GPU is described to it.
+TOOLKITS = {"cuda": "13.0", "hip": "7.0"}
+
+
+def why_not_for(kind: str) -> str:
+    """Why graphs compiled here fit no GPU of that kind, "" if they do.
+
+    Torch finds them by the digest of its own files, so it must be the very build there.
+    """
+    built = {"cuda": torch.version.cuda, "hip": torch.version.hip}.get(kind)
+    return "" if built else f"torch {VERSION} is not built for {kind.upper()}"
+
+
+def prefers_cudnn_attention(major: int) -> bool:
+    """Whether scaled_dot_product_attention asks cuDNN first on a GPU of NVIDIA of that capability.
+
+    Since 2.11, with cuDNN from 9.15.1 on, which older builds of torch do not bring.
+    """
+    if torch.version.cuda is None or "TORCH_CUDNN_SDPA_DEPRIORITIZED" in os.environ:
+        return False
+    cudnn: Any = torch.backends.cudnn
+    return major in (9, 10) and (cudnn.version() or 0) > 91500
+
+
+@contextlib.contextmanager
+def compiles_in_this_process() -> Iterator[None]:
+    """Inductor starts no workers for Triton's kernels."""
+    from torch._inductor import config
+
+    inductor: Any = config
+    with inductor.patch(compile_threads=1):
+        yield
 
 
 @contextlib.contextmanager

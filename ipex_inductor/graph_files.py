@@ -10,6 +10,7 @@ import importlib.metadata
 import platform
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -23,6 +24,20 @@ from ipex_inductor.aot_cache.toolkit import compiler_named
 from ipex_inductor.target import current
 
 NO_HEADERS = {"cpp_cache_precompile_headers": False}  # 150 MB in /tmp, and g++ run in every process
+
+
+_looked_for: ContextVar[list[graphs.GraphFiles] | None] = ContextVar("looked_for", default=None)
+
+
+@contextlib.contextmanager
+def looked_for() -> Iterator[list[graphs.GraphFiles]]:
+    """The files of each graph that is compiled inside, in this thread."""
+    found: list[graphs.GraphFiles] = []
+    token = _looked_for.set(found)
+    try:
+        yield found
+    finally:
+        _looked_for.reset(token)
 
 
 class Folder:
@@ -75,6 +90,8 @@ def compiling(
         _tell(reason)
         yield None
         return
+    if (heard := _looked_for.get()) is not None:
+        heard.append(folder.files)
     with folder.entered():
         yield folder
     report.add("cache", folder.files.outcome, folder.files.reason)
@@ -94,9 +111,11 @@ def key_of(
 ) -> Key:
     """What a graph's entry is found by: ours of `backend`, the graph, and what it is compiled with.
 
-    Raises `TypeError` for what has no exact digest.
+    Of a graph without the CPU among its `devices` nothing of the host is in it. Raises `TypeError`
+    for what has no exact digest.
     """
     on_gpu = any(device.type != "cpu" for device in devices)
+    on_cpu = any(device.type == "cpu" for device in devices)
     changed = {f"torch._inductor.config.{k}": said(v) for k, v in compat.inductor_changes().items()}
     return Key(
         kind=kind,
@@ -104,12 +123,18 @@ def key_of(
         tables=(),
         options=pairs({**identity, **{name: said(value) for name, value in options.items()}}),
         problem=pairs(problem),
-        architecture=" and ".join(sorted(current(d).arch for d in devices | {torch.device("cpu")})),
-        toolkit=_toolkit(),
+        architecture=" and ".join(sorted(map(_named, devices))),
+        toolkit=_toolkit(on_cpu),
         triton=_triton() if on_gpu else "",
         torch=compat.VERSION,
-        environment=pairs(dict([*environment(), *triton_settings(), *pairs(changed)])),
+        environment=pairs(dict([*environment(host=on_cpu), *triton_settings(), *pairs(changed)])),
     )
+
+
+def _named(device: torch.device) -> str:
+    """Torch's own keys hold the name of a GPU too."""
+    here = current(device)
+    return here.arch if device.type == "cpu" else str(here)
 
 
 def said(value: object) -> str:
@@ -167,7 +192,9 @@ def _vector_checks_of(variables: Pairs) -> graphs.VectorChecks:
     )
 
 
-def _toolkit() -> Pairs:
+def _toolkit(on_cpu: bool = True) -> Pairs:
+    if not on_cpu:
+        return pairs({"python": ".".join(platform.python_version_tuple()[:2])})
     return pairs({"c++": compiler_named(), "python": platform.python_version()})
 
 

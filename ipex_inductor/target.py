@@ -35,6 +35,7 @@ class Target:
     multiprocessors: int  # SMs, CUs, Xe-cores, physical CPU cores
     shared_memory: int | None = None  # bytes that one block may use of a multiprocessor's
     registers: int | None = None  # 32-bit registers of a multiprocessor
+    threads: int | None = None  # that a multiprocessor holds at a time
     subgroup: int | None = None  # threads of a warp, wavefront or the narrowest sub-group
     memory: int | None = None  # bytes
     bandwidth: float | None = None  # bytes/s, the vendor's peak
@@ -138,7 +139,7 @@ def _cuda(p: Any) -> Target:
     shared = p.shared_memory_per_block if gfx else p.shared_memory_per_block_optin
     registers = None if gfx else p.regs_per_multiprocessor  # HIP omits accumulation registers
     count, memory = p.multi_processor_count, p.total_memory
-    return Target(p.name, arch, count, shared, registers, p.warp_size, memory)
+    return Target(p.name, arch, count, shared, registers, subgroup=p.warp_size, memory=memory)
 
 
 def _xpu(p: Any) -> Target:
@@ -146,7 +147,8 @@ def _xpu(p: Any) -> Target:
     gmdid = p.architecture >> 8
     arch = f"xe:{gmdid >> 22}.{gmdid >> 14 & 0xFF}"
     count, shared, subgroup = p.gpu_subslice_count, p.local_mem_size, min(p.sub_group_sizes)
-    return Target(p.name, arch, count, shared, None, subgroup, p.total_memory)
+    memory = p.total_memory
+    return Target(p.name, arch, count, shared, subgroup=subgroup, memory=memory)
 
 
 # Each of these runs the code of all before it.

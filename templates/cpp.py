@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from ipex_inductor import compat
 from ipex_inductor.aot_cache import kernels, toolkit
 from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.aot_cache.entry import Entry
@@ -47,21 +48,23 @@ class NotBuiltError(RuntimeError):
     """A kernel that the cache does not have and the compiler did not make; the text says why."""
 
 
-def load(source: Callable[[], str], problem: Pairs) -> ctypes.CDLL:
+def load(source: Callable[[], str], problem: Pairs, with_torch: bool = False) -> ctypes.CDLL:
     """A library for the CPU here; `problem` names it in the cache's words.
 
-    `source` is asked for if it must be compiled. Raises `NotBuiltError`.
+    `source` is asked for if it must be compiled. `with_torch`: it uses torch's own C++, and so fits
+    this torch alone. Raises `NotBuiltError`.
     """
-    compiler, key = toolkit.compiler(), key_of(problem)
+    compiler, key = toolkit.compiler(), key_of(problem, with_torch)
     try:
         if compiler is None:
             return _opened_of(kernels.by_any_compiler(key))
-        return _opened(kernels.kernel(key, functools.partial(_built, source, compiler)).blob)
+        build = functools.partial(_built, source, compiler, with_torch)
+        return _opened(kernels.kernel(key, build).blob)
     except OSError as error:  # no room for the compiler, or a loader that misses a library
         raise NotBuiltError(f"a C++ kernel is not to be had: {error}") from error
 
 
-def key_of(problem: Pairs) -> Key:
+def key_of(problem: Pairs, with_torch: bool = False) -> Key:
     """What a kernel's entry is found by: the source follows from ours and from `problem`."""
     arch = current().arch
     return Key(
@@ -73,7 +76,7 @@ def key_of(problem: Pairs) -> Key:
         architecture=_level(arch)[0],
         toolkit=pairs({"c++": toolkit.compiler_named()}),
         triton="",
-        torch="",  # nothing of torch is compiled in
+        torch=compat.VERSION if with_torch else "",  # else nothing of torch is compiled in
         environment=tuple(pair for pair in environment() if pair[0] in READ),
     )
 
@@ -87,13 +90,16 @@ def _level(arch: str) -> tuple[str, tuple[str, ...]]:
     return LEVELS.get(arch, (arch, ()))
 
 
-def _built(source: Callable[[], str], compiler: str) -> tuple[dict[str, Any], bytes]:
+def _built(
+    source: Callable[[], str], compiler: str, with_torch: bool
+) -> tuple[dict[str, Any], bytes]:
     """What the entry says of it, and the library as bytes."""
     flags = _flags(current().arch)
     with tempfile.TemporaryDirectory() as folder:
         written, library = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
         written.write_text(source())
-        command = [compiler, *flags, "-o", str(library), str(written)]
+        torchs = compat.cxx_flags() if with_torch else ()
+        command = [compiler, *flags, "-o", str(library), str(written), *torchs]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         if done.returncode:
             raise NotBuiltError(f"{compiler} failed: {done.stderr.strip()[:2000]}")

@@ -1,0 +1,315 @@
+"""A GPU that is not here, as torch, Inductor and Triton see it while something is compiled for it.
+
+Nothing runs on it: tensors are fake, kernels are compiled and not loaded. All that is changed in
+the process for that is changed by `device` and put back at its end.
+"""
+
+import contextlib
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ipex_inductor import compat
+from ipex_inductor.aot_cache.key import pairs
+from ipex_inductor.errors import CompilerNotFoundError, DeviceError, TargetError
+from ipex_inductor.target import Target
+from ipex_inductor.templates import cpp
+
+INDEX = 0  # the only GPU there is
+SOURCE = Path(__file__).with_name("described.cpp")
+
+# What is imported before anything is changed: it binds functions of torch.cuda, or looks for GPUs.
+FIRST = (
+    "torch._dynamo.device_interface",
+    "torch._inductor.codecache",
+    "torch._inductor.compile_fx",
+    "torch._inductor.fx_passes.pad_mm",
+    "torch._inductor.runtime.triton_heuristics",
+    "torch._inductor.triton_bundler",
+    "triton",
+)
+# Modules, and classes in them, whose caches hold what they were told of the GPU.
+REMEMBERING = (
+    "ipex_inductor.lowerings.listed",
+    "torch._inductor.codecache.CacheBase",
+    "torch._inductor.codegen.cuda.cuda_env",
+    "torch._inductor.comm_analysis",
+    "torch._inductor.runtime.hints.DeviceProperties",
+    "torch._inductor.utils",
+    "torch.utils._triton",
+)
+
+
+@dataclass
+class Made:
+    """What was compiled inside `device`: Triton kernels by name.
+
+    `untimed` had several configurations, of which Inductor times all where it can; `unlaunched`
+    are those for whose launcher Triton is asked again where they run.
+    """
+
+    kernels: list[str] = field(default_factory=list)
+    untimed: list[str] = field(default_factory=list)
+    unlaunched: list[str] = field(default_factory=list)
+
+    def note(self, name: str, configs: int) -> None:
+        """One more kernel, and how many configurations there were; none if it was found."""
+        self.kernels.append(name)
+        self.untimed += [name] * (configs > 1)
+
+
+@contextlib.contextmanager
+def device(target: Target) -> Iterator[Made]:
+    """`cuda:0` is `target` meanwhile, in this process; it compiles in this thread alone.
+
+    Raises `TargetError` for what is no GPU of NVIDIA or AMD, `DeviceError` where torch sees a real
+    one, `CompilerNotFoundError` where the guard below torch cannot be built.
+    """
+    if target.kind not in ("cuda", "hip"):
+        raise TargetError(
+            "a GPU of NVIDIA or AMD", str(target), "Others are compiled where they are."
+        )
+    if torch.cuda.is_available():
+        todo = "Hide it: CUDA_VISIBLE_DEVICES= (empty), before torch is imported."
+        raise DeviceError("a process that sees no GPU", torch.cuda.get_device_name(), todo)
+    guard = _guard()
+    for name in FIRST:
+        importlib.import_module(name)
+    interfaces = importlib.import_module("torch._dynamo.device_interface")
+    interfaces.get_interface_for_device("cuda")  # registers all of them, as torch finds them
+    made, properties = Made(), _properties(target)
+    with _Changes() as changes:
+        changes.callback(_forget_answers)
+        prefers = int(compat.prefers_cudnn_attention(int(properties.major)))
+        guard.ipex_describe(int(properties.major), prefers)
+        changes.callback(guard.ipex_forget)
+        _describe_cuda(changes, properties, target)
+        _describe_to_dynamo(changes, interfaces, properties)
+        _describe_to_fake_tensors(changes)
+        _describe_to_inductor(changes, made)
+        _describe_to_triton(changes, target)
+        _forget_answers()
+        with compat.compiles_in_this_process():
+            yield made
+
+
+class _Changes(contextlib.ExitStack):
+    """Attributes that are put back at the end, or removed where there were none."""
+
+    def set(self, owner: Any, **values: Any) -> None:
+        """Give `owner` these attributes."""
+        for name, value in values.items():
+            if name in vars(owner):
+                self.callback(setattr, owner, name, vars(owner)[name])
+            else:
+                self.callback(delattr, owner, name)
+            setattr(owner, name, value)
+
+
+@functools.cache
+def _guard() -> Any:
+    """The library of described.cpp, which the kernel cache has for each torch and compiler."""
+    try:
+        return cpp.load(SOURCE.read_text, pairs({"kernel": "guard of described devices"}), True)
+    except cpp.NotBuiltError as error:
+        todo = "`apt-get install g++`, or set CXX; `ipex-inductor doctor` checks it."
+        raise CompilerNotFoundError(
+            "a C++ compiler that builds the guard of described devices", str(error), todo
+        ) from error
+
+
+def _properties(target: Target) -> SimpleNamespace:
+    """What torch.cuda.get_device_properties would say."""
+    major, minor = (
+        (int(target.arch[3:-1]), int(target.arch[-1])) if target.kind == "cuda" else (9, 4)
+    )
+    return SimpleNamespace(
+        name=target.name,
+        major=major,
+        minor=minor,
+        multi_processor_count=target.multiprocessors,
+        total_memory=target.memory or 0,
+        regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=target.threads,
+        max_threads_per_block=1024,
+        warp_size=target.subgroup,
+        shared_memory_per_block=49152 if target.kind == "cuda" else target.shared_memory,
+        shared_memory_per_block_optin=target.shared_memory,
+        shared_memory_per_multiprocessor=(target.shared_memory or 0) + 1024,
+        gcnArchName=target.arch if target.kind == "hip" else "",
+        is_integrated=0,
+    )
+
+
+def _describe_cuda(changes: _Changes, properties: SimpleNamespace, target: Target) -> None:
+    capability, memory = (properties.major, properties.minor), properties.total_memory
+    answers: dict[str, Any] = {
+        "is_available": True,
+        "_is_compiled": True,
+        "device_count": 1,
+        "current_device": INDEX,
+        "get_device_properties": properties,
+        "get_device_capability": capability,
+        "get_device_name": properties.name,
+        "is_bf16_supported": True,
+        "is_tf32_supported": target.kind == "cuda",
+        "mem_get_info": (memory, memory),
+        "memory_allocated": 0,
+        "synchronize": None,
+        "set_device": None,
+        "_exchange_device": INDEX,
+        "_maybe_exchange_device": INDEX,
+        "_lazy_init": None,
+        "set_rng_state": None,
+        "is_current_stream_capturing": False,
+    }
+    changes.set(torch.cuda, **{name: _always(answer) for name, answer in answers.items()})
+    changes.set(torch.cuda, get_rng_state=lambda *_, **__: torch.zeros(16, dtype=torch.uint8))
+    changes.set(torch._C, _cuda_getCurrentRawStream=_always(0))
+    ours, other = ("cuda", "hip") if target.kind == "cuda" else ("hip", "cuda")
+    built: Any = torch.version
+    changes.set(built, **{ours: getattr(built, ours) or compat.TOOLKITS[ours], other: None})
+
+
+def _always(answer: Any) -> Callable[..., Any]:
+    return lambda *_, **__: answer
+
+
+def _describe_to_dynamo(changes: _Changes, interfaces: Any, properties: SimpleNamespace) -> None:
+    bound = (  # at import, before torch.cuda was changed
+        *("current_device", "device_count", "get_device_properties", "is_bf16_supported"),
+        *("memory_allocated", "set_device", "synchronize"),
+    )
+    members = {name: staticmethod(getattr(torch.cuda, name)) for name in bound}
+    members |= {"get_raw_stream": staticmethod(_always(0))}
+    members |= {
+        name: staticmethod(_always(INDEX)) for name in ("exchange_device", "maybe_exchange_device")
+    }
+    asked = {"current_device": INDEX, "get_device_properties": properties}
+    worker = {name: staticmethod(_always(answer)) for name, answer in asked.items()}
+    usual = interfaces.CudaInterface
+    members["Worker"] = type("Worker", (usual.Worker,), worker)  # type: ignore[assignment]
+    known = interfaces.device_interfaces
+    before = dict(known)
+    changes.callback(known.update, before)
+    changes.callback(known.clear)
+    described = type("DescribedInterface", (usual,), members)
+    known.update(dict.fromkeys(("cuda", f"cuda:{INDEX}"), described))
+
+
+def _describe_to_fake_tensors(changes: _Changes) -> None:
+    from torch._subclasses import fake_tensor
+
+    changes.set(fake_tensor, init_gpu_context=_always(None))
+    changes.set(fake_tensor.FakeTensorMode, avoid_device_init=property(lambda self: True))
+    changes.set(torch._C, _ensureCUDADeviceGuardSet=_always(None))  # ours is there
+
+
+class _OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Makes on the CPU what is to be made on the GPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*map(_moved, args), **{n: _moved(v) for n, v in (kwargs or {}).items()})
+
+
+def _moved(value: Any) -> Any:
+    on_gpu = isinstance(value, torch.device) and value.type == "cuda"
+    return torch.device("cpu") if on_gpu else value
+
+
+def _describe_to_inductor(changes: _Changes, made: Made) -> None:
+    from torch._inductor.constant_folding import ConstantFolder
+    from torch._inductor.fx_passes import pad_mm
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+    from torch._inductor.triton_bundler import TritonBundler
+
+    evaluate: Any = ConstantFolder.run_node
+    on_cpu: Any = _OnCpu
+
+    def run_node(self: Any, node: Any) -> Any:
+        with on_cpu():  # it computes what is constant, of real tensors
+            return evaluate(self, node)
+
+    def precompile(
+        self: Any,
+        warm_cache_only: bool = False,
+        reload_kernel: Any = None,
+        static_triton_bundle_key: str | None = None,
+    ) -> None:
+        """Up to where a kernel would be loaded."""
+        self._reload_kernel = reload_kernel
+        made.note(self.fn.__name__, _compile_first(self))
+        # Whoever loads it shall not compile another one because of the registers it takes.
+        self.inductor_meta["dynamic_scale_rblock"] = False
+        if not self.is_statically_launchable():
+            made.unlaunched.append(self.fn.__name__)
+        elif static_triton_bundle_key is not None:
+            TritonBundler.put_static_autotuner(static_triton_bundle_key, self)
+
+    changes.set(ConstantFolder, run_node=run_node)
+    changes.set(pad_mm, _should_pad=_always(False))  # that is timed
+    changes.set(CachingAutotuner, precompile=precompile)
+
+
+def _compile_first(kernel: Any) -> int:
+    """Compile one configuration, so that where it runs none is timed; how many there were.
+
+    Inductor lists first what it would take if it had no more than one. Where that one does not
+    compile (it needs more memory than the GPU has) it is the next.
+    """
+    from torch._inductor.runtime.triton_heuristics import NoTritonConfigsError
+
+    offered = list(kernel.configs or ())
+    for config in offered[:-1]:
+        kernel.configs = [config]
+        with contextlib.suppress(NoTritonConfigsError):
+            kernel._precompile_worker()
+            return len(offered)
+    kernel.configs = offered[-1:]
+    kernel._precompile_worker()
+    return len(offered)
+
+
+def _describe_to_triton(changes: _Changes, target: Target) -> None:
+    from torch._inductor.runtime import triton_helpers
+    from triton.backends.compiler import GPUTarget  # type: ignore[import-untyped]
+    from triton.runtime import driver  # type: ignore[import-untyped]
+
+    arch = int(target.arch[3:]) if target.kind == "cuda" else target.arch
+    stub = SimpleNamespace(
+        get_current_target=_always(GPUTarget(target.kind, arch, target.subgroup or 32)),
+        get_current_device=_always(INDEX),
+        get_current_stream=_always(0),
+        set_current_device=_always(None),
+        get_device_interface=_always(torch.cuda),
+        get_active_torch_device=_always(torch.device("cuda", INDEX)),
+        is_active=_always(True),
+    )
+    changes.set(triton_helpers, set_driver_to_gpu=_always(None))
+    changes.set(driver, _active=stub)
+
+
+def _forget_answers() -> None:
+    """What was remembered of the GPU that is, or that was described."""
+    for place in REMEMBERING:
+        for owner in _loaded(place):
+            for value in vars(owner).values():
+                cached = getattr(value, "__func__", value)
+                if isinstance(cached, functools._lru_cache_wrapper):
+                    cached.cache_clear()
+
+
+def _loaded(place: str) -> Iterator[Any]:
+    if place in sys.modules:
+        yield sys.modules[place]
+    module, _, name = place.rpartition(".")
+    if hasattr(sys.modules.get(module), name) and place not in sys.modules:
+        yield getattr(sys.modules[module], name)

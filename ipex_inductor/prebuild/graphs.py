@@ -1,0 +1,167 @@
+"""Graphs for `torch.compile`, compiled for a GPU that is not here.
+
+They become entries of the kernel cache under the keys that they are looked for by where that GPU
+is, if torch is the same build there.
+"""
+
+import copy
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from ipex_inductor import compat, decisions, graph_files
+from ipex_inductor.aot_cache import opened, packing
+from ipex_inductor.aot_cache.entry import Entry
+from ipex_inductor.aot_cache.key import Key
+from ipex_inductor.aot_cache.manifest import Manifest
+from ipex_inductor.backend import compile_graph, copied
+from ipex_inductor.decisions import Event
+from ipex_inductor.errors import ArgumentError, OptionError
+from ipex_inductor.prebuild import described
+from ipex_inductor.target import Target
+
+Tensor = torch.Tensor
+GPU = torch.device("cuda", described.INDEX)
+TIMED = ("max-autotune", "max-autotune-no-cudagraphs")
+
+
+@dataclass(frozen=True)
+class Prebuilt:
+    """What was compiled for one target.
+
+    `kernels_only`: why nothing of it is kept, "" where `entries` are what that GPU will find.
+    """
+
+    target: Target
+    kernels_only: str
+    entries: Mapping[Key, Entry] = field(default_factory=dict)
+    graphs: int = 0
+    made: described.Made = field(default_factory=described.Made)
+    events: tuple[Event, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def missing(self) -> list[str]:
+        """What will be compiled after all where the GPU is."""
+        lost = 0 if self.kernels_only else self.graphs - len(self.entries)
+        graphs = [f"{lost} of {self.graphs} graphs, which could not be kept"] if lost else []
+        kernels = () if self.kernels_only else self.made.unlaunched
+        return graphs + [f"kernel {name}, which needs Triton's launcher" for name in kernels]
+
+
+def prebuild(
+    model: nn.Module,
+    example_inputs: Sequence[Any],
+    target: Target,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Prebuilt:
+    """Compile `model`, in inference, as `torch.compile(model, backend="ipex")` does on `target`.
+
+    For the shapes, dtypes and strides of `example_inputs` and `kwargs`. Nothing is timed: records,
+    tables and models choose. Raises `ArgumentError` for a model in train mode or that cannot be
+    copied, `OptionError` for a mode that times kernels, what `described.device` raises, and what
+    does not compile.
+    """
+    _check(model, mode)
+    kernels_only = compat.why_not_for(target.kind)
+    began = time.perf_counter()
+    fake_tensors: Any = FakeTensorMode  # which has no types
+    with (
+        compat.graph_caches_off() if kernels_only else nullcontext(),
+        described.device(target) as made,
+        fake_tensors(allow_non_fake_inputs=True),
+        torch.no_grad(),
+        compat.dynamo_unchanged(),
+        graph_files.looked_for() as found,
+        decisions.capturing() as reports,
+    ):
+        twin, args, named = _described((model, tuple(example_inputs), dict(kwargs or {})))
+
+        graphs = 0
+
+        def compile_and_go_on(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+            nonlocal graphs
+            graphs += 1
+            eager = copied(gm)
+            compile_graph(gm, inputs, mode=mode, options={**(options or {}), "strict": True})
+            return eager.forward
+
+        compiled: Any = torch.compile(twin, backend=compile_and_go_on)
+        compiled(*args, **named)
+    store = None if kernels_only else opened.store()
+    keys = (files.key for files in found if files.key)
+    return Prebuilt(
+        target,
+        kernels_only,
+        {key: entry for key in keys if store and (entry := store.get(key))},
+        graphs,
+        made,
+        tuple(event for report in reports for event in report.events),
+        time.perf_counter() - began,
+    )
+
+
+def pack(
+    done: Iterable[Prebuilt],
+    path: str | os.PathLike[str],
+    *,
+    name: str = "",
+    key: str | os.PathLike[str] | None = None,
+    serial: int | None = None,
+) -> Manifest:
+    """Put what was built into the new bundle `path`; `name`, `key` and `serial` as `cache pack`'s.
+
+    Raises `ArgumentError` where there is nothing to pack, or a file of that name.
+    """
+    entries = {each: entry for one in done for each, entry in one.entries.items()}
+    out = Path(path)
+    return packing.pack_entries(out, name or out.stem, entries, Path(key) if key else None, serial)
+
+
+def _check(model: nn.Module, mode: str | None) -> None:
+    if mode in TIMED:
+        todo = "Tune where that GPU is; its records are used here without a mode."
+        raise OptionError("a mode in which no kernel is timed", f"mode {mode!r}", todo)
+    if model.training:
+        todo = "Call model.eval() first; training steps are compiled where they run."
+        raise ArgumentError("a module in eval mode", "one in train mode", todo)
+
+
+def _described(value: Any) -> Any:
+    """A copy whose tensors are fake ones on the GPU, each once, with the same strides."""
+    parts = [part for part in pytree.tree_leaves(value) if isinstance(part, nn.Module)]
+    fakes = {id(tensor): _fake(tensor) for part in parts for tensor in _tensors(part)}
+    placed = pytree.tree_map_only(Tensor, _fake, value)
+    return pytree.tree_map_only(nn.Module, lambda part: _twin(part, fakes), placed)
+
+
+def _twin(model: nn.Module, fakes: Mapping[int, Tensor]) -> nn.Module:
+    try:
+        return copy.deepcopy(model, dict(fakes))
+    except Exception as error:
+        came = f"{type(error).__name__}: {error}"
+        raise ArgumentError("a model that can be copied", came, "See copy.deepcopy.") from error
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def _fake(tensor: Tensor) -> Tensor:
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=GPU)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(made, tensor.requires_grad)
+    return made.requires_grad_(tensor.requires_grad)

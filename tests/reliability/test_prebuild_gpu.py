@@ -1,0 +1,341 @@
+"""Graphs for GPUs that are not here: compiled, found there, and the process left as it was."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import Mlp
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from typer.testing import CliRunner
+
+from ipex_inductor import compat
+from ipex_inductor.aot_cache import toolkit
+from ipex_inductor.cli import app
+from ipex_inductor.errors import (
+    ArgumentError,
+    CompilerNotFoundError,
+    OptionError,
+    TargetError,
+)
+from ipex_inductor.prebuild import described, graphs
+from ipex_inductor.target import current
+from ipex_inductor.target import described as target
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="here is a real GPU")
+
+ARCHS = ("a100-80gb", "h200", "b200", "mi300x")
+
+
+class Net(nn.Module):
+    """A convolution that folds, a product, a reduction: library calls and Triton's kernels."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16)
+        self.one, self.two = nn.Linear(16, 64), nn.Linear(64, 64)
+        self.two.weight = nn.Parameter(self.two.weight.detach().t())
+        self.tied = self.one
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.conv(x))).mean((2, 3))
+        return torch.softmax(self.two(F.gelu(self.tied(x))), -1)
+
+
+def make():
+    """What the command asks for."""
+    torch.manual_seed(0)
+    return Net().eval(), (torch.randn(2, 3, 8, 8),)
+
+
+def everything():
+    """All that `described.device` may change, by identity."""
+    from torch._dynamo import device_interface
+    from torch._inductor import config, constant_folding
+    from torch._inductor.fx_passes import pad_mm
+    from torch._inductor.runtime import hints, triton_helpers, triton_heuristics
+    from torch._subclasses import fake_tensor
+    from triton.runtime import driver
+
+    owners = {
+        "torch.cuda": torch.cuda,
+        "torch._C": torch._C,
+        "torch.version": torch.version,
+        "fake_tensor": fake_tensor,
+        "FakeTensorMode": fake_tensor.FakeTensorMode,
+        "device_interface": device_interface,
+        "CudaInterface": device_interface.CudaInterface,
+        "ConstantFolder": constant_folding.ConstantFolder,
+        "pad_mm": pad_mm,
+        "triton_helpers": triton_helpers,
+        "CachingAutotuner": triton_heuristics.CachingAutotuner,
+        "driver": driver,
+    }
+    found = {
+        (name, key): id(value)
+        for name, owner in owners.items()
+        for key, value in vars(owner).items()
+    }
+    for counter in ("cache_hits", "cache_misses"):
+        del found["FakeTensorMode", counter]
+    found["interfaces"] = dict(device_interface.device_interfaces)
+    found["properties"] = hints.DeviceProperties.create.cache_info().currsize
+    found["config"] = config.save_config_portable()
+    found["available"] = torch.cuda.is_available(), torch.cuda.device_count()
+    found["modes"] = torch._C._len_torch_dispatch_stack()
+    return found
+
+
+def compiled_on_cpu():
+    model, x = Mlp().eval(), torch.randn(3, 32)
+    torch.compiler.reset()
+    with torch.no_grad():
+        got = torch.compile(model, backend="ipex", options={"strict": True})(x)
+        # One fused product and GELU in another order: a few roundings in fp32.
+        torch.testing.assert_close(got, model(x), rtol=1e-5, atol=1e-6)
+
+
+def test_nothing_of_it_stays():
+    compiled_on_cpu()
+    model, inputs = make()
+    weights = {name: id(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
+    with described.device(target("h200")):  # imports what is imported for good
+        pass
+    before = everything()
+    with contextlib.suppress(ZeroDivisionError), described.device(target("h200")):
+        assert str(current("cuda:0")) == "sm_90:NVIDIA-H200"
+        assert current("cuda:0").multiprocessors == 132
+        raise ZeroDivisionError
+    done = graphs.prebuild(model, inputs, target("h200"))
+    assert len(done.made.kernels) >= 3
+    after = everything()
+    assert {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)} == set()
+    with pytest.raises((AssertionError, RuntimeError), match=r"CUDA|NVIDIA"):
+        torch.empty(1, device="cuda")
+    assert {n: id(t) for n, t in model.state_dict(keep_vars=True).items()} == weights
+    assert all(type(t) is not torch._subclasses.FakeTensor for t in model.parameters())
+    compiled_on_cpu()
+    with torch.no_grad():
+        assert model(*inputs).shape == (2, 64)
+
+
+@pytest.mark.parametrize("name", ARCHS)
+def test_kernels_compile_for_every_architecture(name):
+    model, inputs = make()
+    done = graphs.prebuild(model, inputs, target(name))
+    assert (done.graphs, done.missing) == (1, [])
+    assert "is not built for" in done.kernels_only
+    assert done.entries == {}
+    assert len(done.made.kernels) >= 3
+    fired = {event.subject for event in done.events if event.kind == "fired"}
+    assert "conv2d+batch_norm" in fired
+
+
+class Seen(TorchDispatchMode):
+    """The names of ops that reach torch's kernels."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.__name__.split(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
+CUDNN, FLASH, EFFICIENT = (
+    f"_scaled_dot_product_{kind}_attention" for kind in ("cudnn", "flash", "efficient")
+)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "mask", "causal", "cudnn", "kernel"),
+    [
+        (torch.bfloat16, 64, False, False, True, CUDNN),
+        (torch.bfloat16, 64, False, False, False, FLASH),
+        (torch.bfloat16, 256, False, True, True, FLASH),  # too wide for cuDNN
+        (torch.float16, 64, True, False, False, EFFICIENT),
+        (torch.float32, 64, False, False, True, EFFICIENT),
+        (torch.float32, 63, False, False, True, None),
+        (torch.float64, 64, False, False, True, None),
+    ],
+)
+def test_attention_gets_a_kernel_that_can_compute_it(
+    dtype, width, mask, causal, cudnn, kernel, monkeypatch
+):
+    monkeypatch.setattr(compat, "prefers_cudnn_attention", lambda major: cudnn and major == 9)
+    with described.device(target("h200")), FakeTensorMode(), torch.no_grad(), Seen() as seen:
+        q = torch.empty(2, 4, 16, width, dtype=dtype, device="cuda:0")
+        m = torch.empty(16, 16, dtype=dtype, device="cuda:0") if mask else None
+        F.scaled_dot_product_attention(q, q, q, attn_mask=m, is_causal=causal)
+    fused = [name for name in seen.names if name.startswith("_scaled_dot")]
+    assert fused == ([kernel] if kernel else [])  # torch's own products otherwise
+
+
+RUN = """
+import json, os, sys
+import torch, triton
+sys.path.insert(0, sys.argv[1])
+from test_prebuild_gpu import make
+import ipex_inductor
+from ipex_inductor import backend, compat, graph_files
+from ipex_inductor.errors import BundleError
+from ipex_inductor.prebuild import graphs
+from ipex_inductor.target import described
+
+# This build of torch stands for the one that is on the GPU's machine too.
+compat.why_not_for = lambda kind: ""
+compiled = []
+triton.knobs.compilation.listener = lambda **about: compiled.append(not about["cache_hit"])
+
+def step(arch="h200", bundle="", out="", home="", version="", sources="", options=None, env=()):
+    usual = compat.VERSION, graph_files.source_digest
+    os.environ["IPEX_HOME"] = home
+    os.environ.update(env)
+    refused = ""
+    try:
+        if bundle:
+            ipex_inductor.use_bundle(bundle, allow_unsigned=True)
+    except BundleError as error:
+        refused = str(error)
+    compat.VERSION = version or usual[0]
+    graph_files.source_digest = (lambda: sources) if sources else usual[1]
+    compiled.clear()
+    model, inputs = make()
+    done = graphs.prebuild(model, inputs, described(arch), options=options)
+    compat.VERSION, graph_files.source_digest = usual
+    for name, _ in env:
+        del os.environ[name]
+    if out:
+        graphs.pack([done], out)
+    (event,) = (event for event in done.events if event.kind == "cache")
+    found = {"outcome": event.subject, "why": event.reason, "refused": refused}
+    return found | {"compiled": sum(compiled), "kernels": len(done.made.kernels)}
+
+for each in json.loads(sys.argv[2]):
+    print("RESULT", json.dumps(step(**each)))
+"""
+
+
+def run(*steps):
+    """What one process found at each of `steps`, which are arguments of its `step`."""
+    ours = ("TORCHINDUCTOR_", "TRITON_")  # folders of this process, which Triton would find full
+    env = {n: v for n, v in os.environ.items() if not n.startswith(ours)}
+    here = os.path.dirname(__file__)
+    env["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [os.path.dirname(here), env.get("PYTHONPATH")])
+    )
+    command = [sys.executable, "-c", RUN, here, json.dumps(steps)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = (line for line in done.stdout.splitlines() if line.startswith("RESULT"))
+    return [json.loads(line.removeprefix("RESULT")) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    """A bundle for an H200, and what its builder counted."""
+    folder = tmp_path_factory.mktemp("prebuilt")
+    path = folder / "net.ipexbundle"
+    (built,) = run({"home": str(folder / "home"), "out": str(path)})
+    assert built["outcome"] == "miss"
+    assert built["compiled"] == built["kernels"] >= 3
+    return path
+
+
+def test_another_process_compiles_nothing_of_what_is_in_a_bundle(bundle, tmp_path):
+    """In another folder, with another C++ compiler, that it never asks for."""
+    env = [("CXX", "/usr/bin/c++"), ("CUDA_HOME", "/nowhere"), ("CPATH", "/nowhere")]
+    (found,) = run({"home": str(tmp_path), "bundle": str(bundle), "env": env})
+    assert (found["outcome"], found["compiled"]) == ("hit", 0)
+    assert found["kernels"] >= 3
+    assert "all verified, from the bundle" in found["why"]
+
+
+def test_what_does_not_fit_is_compiled_and_named(bundle, tmp_path):
+    data = bundle.read_bytes()
+    cut, forged = tmp_path / "cut", tmp_path / "forged"
+    cut.write_bytes(data[:-1])
+    forged.write_bytes(data[:5000] + bytes([data[5000] ^ 1]) + data[5001:])
+    first = [{"bundle": str(cut)}, {"bundle": str(forged), "options": {"weight_prologue": False}}]
+    others = [
+        ({"arch": "h100"}, "built for sm_90:NVIDIA-H200, running on sm_90:NVIDIA-H100-80GB-HBM3"),
+        ({"arch": "a100-80gb"}, "built for sm_90:NVIDIA-H200, running on sm_80:NVIDIA-A100"),
+        ({"version": "2.99.0+cu130"}, f"torch: 2.99.0+cu130 here, {compat.VERSION} there"),
+        ({"sources": "changed"}, "built by other sources of ipex_inductor"),
+        ({"options": {"epilogue_fusion": False}}, "options: epilogue_fusion=False here, unset"),
+        ({"env": [("TRITON_F32_DEFAULT", "ieee")]}, "TRITON_F32_DEFAULT=ieee here, unset there"),
+    ]
+    steps = first + [{"bundle": str(bundle), **change} for change, _ in others]
+    found = run(*({**step, "home": str(tmp_path / f"home{n}")} for n, step in enumerate(steps)))
+    for each in found:
+        assert (each["outcome"], each["compiled"]) == ("miss", each["kernels"]), each
+    for each in found[:2]:
+        assert "expected a whole bundle" in each["refused"]
+        assert each["why"] == "it is in no entry"
+    for each, (change, words) in zip(found[2:], others, strict=True):
+        assert words in each["why"], change
+
+
+def test_what_cannot_be_prebuilt_is_told(tmp_path):
+    model, inputs = make()
+    with pytest.raises(OptionError, match="a mode in which no kernel is timed"):
+        graphs.prebuild(model, inputs, target("h200"), mode="max-autotune")
+    with pytest.raises(TargetError, match="a GPU of NVIDIA or AMD"):
+        graphs.prebuild(model, inputs, target("max-1100"))
+    with pytest.raises(ArgumentError, match="a module in eval mode"):
+        graphs.prebuild(model.train(), inputs, target("h200"))
+    with pytest.raises(ArgumentError, match="an entry to pack"):
+        graphs.pack([], tmp_path / "out")
+
+
+def test_without_a_compiler_it_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("IPEX_HOME", str(tmp_path))
+    monkeypatch.setattr(toolkit, "compiler", lambda: None)
+    described._guard.cache_clear()
+    model, inputs = make()
+    with pytest.raises(CompilerNotFoundError, match="that builds the guard of described devices"):
+        graphs.prebuild(model, inputs, target("h200"))
+
+
+MODEL = """
+import torch
+def make():
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), (torch.ones(2, 8),)
+
+class Reads(torch.nn.Module):
+    def forward(self, x):
+        return x + 1 if x.sum().item() > 0 else x
+
+def reads():
+    return Reads(), (torch.ones(2, 8),)
+"""
+
+
+def test_the_verb_says_which_of_the_two_it_makes(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "made_for_gpus.py").write_text(MODEL)
+
+    def said(*arguments):
+        done = CliRunner().invoke(app, ["prebuild", *arguments])
+        return done.exit_code, done.output
+
+    code, text = said("made_for_gpus:make", "--arch", "h200", "--arch", "mi300x")
+    assert (code, text.count("kernels only"), "no bundle" in text) == (0, 2, True)
+    code, text = said("made_for_gpus:make", "--arch", "h200", "-o", "out")
+    assert code == 1
+    assert f"missing for sm_90:NVIDIA-H200: its graphs: torch {compat.VERSION} is not built" in text
+    code, text = said("made_for_gpus:reads", "--arch", "h200", "--json")
+    (row,) = json.loads(text[text.index("{") :])["targets"]
+    assert (code, row["makes"], len(row["missing"])) == (1, "nothing", 1)
+    for arguments in ((), ("--arch", "h200", "--package")):
+        code, text = said("made_for_gpus:make", *arguments, "-o", "out")
+        assert (code, "expected --arch or --package" in text) == (2, True)
+    assert not (tmp_path / "out").exists()
