@@ -15,6 +15,13 @@ def as_{name}(x):
 
 
 """
+_SINGLE = """\
+@triton.jit
+def as_float32(x):
+    return tl.cast(tl.cast(x, tl.float32), tl.float64)
+
+
+"""
 _SCALARS = '''\
 @triton.jit
 def scalars(rows, count, numbers, table, BLOCK: tl.constexpr):
@@ -48,6 +55,7 @@ def update_triton_source(update: Update) -> str:
     ]
     step = head("step", step_signature(update), update.columns) + indent("\n".join(lines), " " * 4)
     rounded = "".join(_ROUNDED.format(name=name) for name in sorted(SIXTEEN_BITS))
+    rounded += _SINGLE * any("as_float32(" in line for line in update.scalars)
     coarse = {dtype for _, dtype in update.columns} <= SIXTEEN_BITS
     return f"{words(coarse)}{rounded}{step}\n\n\n{_scalars(update, names, real)}"
 

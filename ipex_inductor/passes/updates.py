@@ -10,6 +10,7 @@ from ipex_inductor.passes.terms import Cell, Term, Terms, UnreadError
 
 # Python's ints that stand in lines. Floats are numbers, or each rate would be a kernel of its own.
 LITERALS = (-1, 0, 1, 2)
+SINGLE = "as_float32({})"  # of fp64
 LINES = {
     "add": "{} + {}",
     "sub": "{} - {}",
@@ -151,6 +152,7 @@ class Writing:
         scalars = ["now = step", "before = step - 1"] if steps else []
         lines: list[str] = []
         read = {a for term in below for a in term.terms}
+        rounded = self._rounded(below) if "float64" in map(self._dtype, operands) else set()
         for term in below:
             if term in text:
                 continue
@@ -161,7 +163,8 @@ class Writing:
             else:
                 known = scalars if self._is_scalar(term) else lines
                 text[term] = f"{'s' if known is scalars else 't'}{len(known)}"
-                known.append(f"{text[term]} = {_line(term, text)}")
+                line = _line(term, text, SINGLE if term in rounded else "{}")
+                known.append(f"{text[term]} = {line}")
         kept = [names[n] for n in operands]
         lines += [f"{name}_new = {text[end]}" for name, end in zip(kept, ends, strict=True)]
         lines += [f"{name} = {name}_new" for name in kept]
@@ -174,6 +177,32 @@ class Writing:
             lines=tuple(lines),
         )
         return update, Row(tuple(names), next(iter(steps), None), tuple(numbers.values()))
+
+    def _rounded(self, below: Sequence[Term]) -> set[Term]:
+        """What torch computes in fp32, though elements are fp64: what is made of a rate in fp32.
+
+        Of the ops, that is, which eager steps have as well: `rate * x` and `rate / x`, where x is
+        a number of Python's or comes of the step, and sums and products with constants after that.
+        """
+        counted = set(self.counters.values())
+        rates = {
+            self.leaves[n]
+            for n in self.scalars - counted
+            if self._dtype(n) == "float32" and self.cells[n].term is self.leaves[n]
+        }
+        found: set[Term] = set()
+        made: set[Term] = set()  # of them, or of the opposite
+        for term in below:
+            others = [a in made for a in term.terms if a.op != "const"]
+            follows = term.op in ("add", "sub", "mul") and any(others) and all(others)
+            if follows or (term.op in ("mul", "div") and term.terms[0] in rates):
+                found.add(term)
+            if term in found or (term.op == "neg" and term.terms[0] in made):
+                made.add(term)
+        return {term for term in found if self._is_scalar(term)}
+
+    def _dtype(self, operand: int) -> str:
+        return dtype_name(self.examples[operand])
 
     def _held_as(self, number: float | Held) -> str:
         """The dtype of a number that a device holds; the host knows the others."""
@@ -211,9 +240,10 @@ def _number(term: Term, numbers: dict[str, float | Held]) -> str:
     return name
 
 
-def _line(term: Term, text: Mapping[Term, str]) -> str:
+def _line(term: Term, text: Mapping[Term, str], rounded: str) -> str:
+    """With all that is read, and what comes of it, `rounded`."""
     form = LINES.get(term.op) or f"{term.op}({{}})"
-    return form.format(*(text[a] for a in term.args))
+    return rounded.format(form.format(*(rounded.format(text[a]) for a in term.args)))
 
 
 def _below(terms: Sequence[Term]) -> list[Term]:

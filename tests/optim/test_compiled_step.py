@@ -191,6 +191,31 @@ def test_fp64(make, launches):
         torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-14)  # roundings of four steps
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(Adam, amsgrad=True, weight_decay=0.1),
+        partial(AdamW, weight_decay=0.1),
+        partial(Adagrad, lr_decay=0.1),
+    ],
+    ids=["adam", "adamw", "adagrad"],
+)
+def test_a_rate_in_fp32_is_combined_in_fp32(make, launches):
+    """As in eager steps, whatever the parameters are: a step size, and what decay leaves."""
+    make = partial(make, lr=torch.tensor(0.01))
+    ours = tensors(torch.float64, [(), (1,), (13,)])
+    theirs = copies(ours)
+    optimizer, reference = make(ours), make(theirs, foreach=False)
+    step = compiled(optimizer)
+    for _ in range(4):
+        draw(ours, theirs)
+        step()
+        reference.step()
+    assert_kernels(launches, 4)
+    for p, q in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-14)  # roundings of four steps
+
+
 def test_several_dtypes_at_once(launches):
     ours = [*tensors(shapes=SMALL), *tensors(torch.float64, SMALL), *tensors(torch.bfloat16, SMALL)]
     theirs = copies(ours)

@@ -37,6 +37,7 @@ MADE = {
 }
 # What the interpreter cuts to bf16 it does not round: no low precision.
 TESTS = "as_near or several_dtypes or changing_rate or layouts or shared_later or read_on_elements"
+TESTS += " or rate_in_fp32"
 fakes = FakeTensorMode()
 
 
