@@ -320,12 +320,15 @@ def norm_tiles(rounds: int, copied: float) -> None:
         for block, turns, warps in product((1024, 2048, 4096), (4, 8, 16), (4, 8)):
             norms.BLOCK, norms.TURNS, norms.WARPS = block, turns, warps
             norms.CHUNK = block * turns
-            norms._parts.cache_clear()
-            norms._total.cache_clear()
+            norms.ROWS = 32 * warps
+            norms._parts_or_why.cache_clear()
             reading = norms.Reading(grads, grads[0].device)
+            clipped = reading.clipped()
             steps = {
-                "norm and look": partial(reading.clipped, addresses, 1.0, found, found),
-                "look": partial(reading.look, addresses, found),
+                "norm and look": partial(
+                    reading.run, addresses, 1.0, None, clipped, found, True, None
+                ),
+                "look": partial(reading.run, addresses, None, None, None, found, True, None),
                 "torch's norm": partial(torch.nn.utils.get_total_norm, grads),
             }
             cells = (

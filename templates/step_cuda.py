@@ -51,7 +51,7 @@ def loaded(
     """
     try:
         with torch.cuda.device(device):
-            torch.cuda.current_stream().synchronize()  # there is a current context from now on
+            torch.cuda.current_stream().query()  # there is a current context from now on
             options = {"num_warps": warps} | ({"maxnreg": registers} if registers else {})
             made = binary(
                 source, name, current(device), pairs(problem), signature, constants, options

@@ -163,11 +163,12 @@ def _refuse_capture(optimizer: Optimizer, made: Plan) -> None:
 def _gradients(optimizer: Optimizer) -> list[Tensor]:
     """All there are; refuses sparse ones as torch does, but before anything is updated."""
     grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
-    _refuse_sparse(optimizer, grads)
+    refuse_sparse(optimizer, grads)
     return grads
 
 
-def _refuse_sparse(optimizer: Optimizer, grads: list[Tensor]) -> None:
+def refuse_sparse(optimizer: Optimizer, grads: list[Tensor]) -> None:
+    """Raise what torch's step would, for gradients that it does not take."""
     if not any(grad.is_sparse for grad in grads):
         return
     name = type(optimizer).__name__

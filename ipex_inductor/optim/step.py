@@ -71,7 +71,10 @@ def _step(
             loss = closure()
 
     def step(only: Container[nn.Parameter] | None = None) -> None:
-        for chunk in _chunks(optimizer, weights, only):
+        chunks = [*_chunks(optimizer, weights, only)]
+        if len(chunks) > 1:
+            _rehearse(optimizer, weights, [p for chunk in chunks for p in chunk])
+        for chunk in chunks:
             with _stand_ins(optimizer, chunk, weights):
                 plain(optimizer)
 
@@ -168,6 +171,42 @@ def _chunks(
         size += added
     if chunk:
         yield chunk
+
+
+def _rehearse(
+    optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained], params: list[nn.Parameter]
+) -> None:
+    """A step of tensors without elements: what torch refuses of a group it refuses before a write.
+
+    One for each kind of `params` in a group, with such a state as theirs.
+    """
+    kernels.refuse_sparse(optimizer, [p.grad for p in params if p.grad is not None])
+    state, stepped = optimizer.state, set(params)
+    empty: dict[nn.Parameter, Tensor] = {}
+    for group in optimizer.param_groups:
+        kinds: dict[tuple[torch.dtype, torch.device], nn.Parameter] = {}
+        for param in group["params"]:
+            if param in stepped:
+                dtype = torch.float32 if param in weights else param.dtype
+                kinds.setdefault((dtype, local(param).device), param)
+        for (dtype, device), param in kinds.items():
+            empty[param] = torch.empty(0, dtype=dtype, device=device)
+            empty[param].grad = torch.empty_like(empty[param])
+    try:
+        for param, nothing in empty.items():
+            if param in state:
+                state[nothing] = {name: _emptied(name, v) for name, v in state[param].items()}
+        with _swapped(optimizer, empty):
+            type(optimizer).step.__wrapped__(optimizer)  # type: ignore[attr-defined]
+    finally:
+        for nothing in empty.values():
+            state.pop(nothing, None)
+
+
+def _emptied(name: str, value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return local(value).clone() if name == "step" else local(value).new_empty(0)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Steps on low-precision weights are torch's fp32 steps, to the bit, in every variant."""
 
+import copy
 import warnings
 from types import MethodType
 
@@ -56,7 +57,7 @@ def test_chunks_change_nothing(variant, monkeypatch):
     same_gradients(four[0], four[2])
     four[1].step()
     four[3].step()
-    assert len(calls) == 3
+    assert len(calls) == 1 + 3  # once without elements
     train(*four)
     assert_same(*four)
 
@@ -79,7 +80,7 @@ def test_no_more_than_a_chunk_is_fp32_at_a_time(monkeypatch):
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     optimizer.step()
-    assert seen == [64] * 6
+    assert seen == [0] + [64] * 6  # once without elements
 
 
 @parametrize_low
@@ -123,6 +124,38 @@ def test_an_error_in_a_step_leaves_model_and_optimizer_as_they_were(make):
     assert optimizer.param_groups[0]["params"] == [table.weight]
     assert set(optimizer.state) <= {table.weight}
     assert torch.equal(table.state_dict()["weight"], before)
+
+
+def refused_rate(optimizer, params):
+    optimizer.param_groups[1].update(lr=torch.tensor(0.1), foreach=True, capturable=False)
+
+
+def refused_gradient(optimizer, params):
+    params[-1].grad = torch.sparse_coo_tensor([[0]], torch.ones(1), (8,)).to(params[-1].dtype)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant")
+@pytest.mark.parametrize("stepped", [0, 2], ids=["first", "third"])
+@pytest.mark.parametrize("wrong", [refused_rate, refused_gradient])
+def test_what_is_refused_in_a_later_chunk_leaves_all_as_it_was(wrong, stepped, monkeypatch):
+    """torch refuses it when it comes to it, and by then the chunks before are written."""
+    monkeypatch.setattr(step, "CHUNK", 8)
+    model = nn.ParameterList([torch.randn(8) for _ in range(4)])
+    optimizer = Adam([{"params": [*model][:3]}, {"params": [*model][3:]}], lr=0.1)
+    attach_master_weights(model, optimizer, list(model), torch.bfloat16, split=True)
+    for _ in range(stepped):
+        for p in model:
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+    for p in model:
+        p.grad = torch.randn_like(p)
+    wrong(optimizer, [*model])
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"]))
+    with pytest.raises((RuntimeError, ValueError)):
+        optimizer.step()
+    after = model.state_dict(), optimizer.state_dict()["state"]
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    assert {*optimizer.state} <= {*model}
 
 
 @parametrize_low
