@@ -94,12 +94,12 @@ class Room:
     """Memory of a GPU, made on the current stream; the allocator hears of others that use it."""
 
     def __init__(self, held: Tensor) -> None:
-        self._held, self._address = held, held.data_ptr()
+        self._held, self._address, self._count = held, held.data_ptr(), len(held)
         with On(held.device) as stream:
             self._streams = {stream}
 
     def __len__(self) -> int:
-        return len(self._held)
+        return self._count
 
     def address(self, stream: int) -> int:
         """Where kernels on `stream`, the current one, find it."""
@@ -147,20 +147,20 @@ class Sent:
         self, values: "array[Any]", there: Tensor | None, stream: torch.cuda.Stream
     ) -> Tensor:
         size = len(values) * values.itemsize
-        if there is None or len(there) != size:
+        if there is None or there.numel() != size:
             there = torch.empty(size, dtype=torch.uint8, device=self._device)
         stage = self._stage(size)
         ctypes.memmove(stage.memory.data_ptr(), values.buffer_info()[0], size)
         there.copy_(stage.memory, non_blocking=True)
         stage.sent.record(stream)
         self._stages.append(stage)
-        if self._spare is None or len(self._spare) != size:
+        if self._spare is None or self._spare.numel() != size:
             self._spare = _pinned(size)
         return there
 
     def _stage(self, size: int) -> _Stage:
         """One that nothing is read from any more: the host may be many steps ahead."""
-        if self._stages and len(self._stages[0].memory) != size:
+        if self._stages and self._stages[0].memory.numel() != size:
             self._stages.clear()
         if self._stages and self._stages[0].sent.query():
             return self._stages.popleft()
@@ -170,7 +170,7 @@ class Sent:
     def _capture(self, values: "array[Any]") -> int:
         size = len(values) * values.itemsize
         spare, self._spare = self._spare, None
-        if spare is None or len(spare) != size:
+        if spare is None or spare.numel() != size:
             todo = "Take a step outside of the graph first, and between two captures."
             raise DeviceError("a step that ran before", "one that is captured", todo)
         ctypes.memmove(spare.data_ptr(), values.buffer_info()[0], size)
