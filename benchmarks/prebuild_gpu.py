@@ -56,10 +56,10 @@ def model_of(name: str) -> tuple[Any, tuple[Any, ...]]:
         return model, (torch.randn(batch, 3, 224, 224, dtype=torch.bfloat16).to(**layout),)
     import transformers
 
-    kind = {"bert": ("BertConfig", "BertModel", {}), "gpt2": ("GPT2Config", "GPT2LMHeadModel", {})}
-    config_name, model_name, more = kind[name.partition("-")[0]]
-    config = getattr(transformers, config_name)(return_dict=False, use_cache=False, **more)
-    model = getattr(transformers, model_name)(config).eval().to(torch.bfloat16)
+    kinds = {"bert": ("BertConfig", "BertModel"), "gpt2": ("GPT2Config", "GPT2LMHeadModel")}
+    of_config, of_model = kinds[name.partition("-")[0]]
+    config = getattr(transformers, of_config)(use_cache=False)
+    model = getattr(transformers, of_model)(config).eval().to(torch.bfloat16)
     return model, (torch.randint(0, config.vocab_size, (batch, tokens)),)
 
 
@@ -211,7 +211,9 @@ def looked_up(model: Any, inputs: Any, arch: str, counts: Counter[str]) -> dict[
 
 def first_of(value: Any) -> Any:
     """The first tensor of a result."""
-    return value[0] if isinstance(value, tuple) else value
+    import torch
+
+    return value if isinstance(value, torch.Tensor) else value[0]
 
 
 def started(name: str, contestant: str, describe: str, results: Path) -> dict[str, Any]:

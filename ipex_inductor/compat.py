@@ -458,6 +458,17 @@ def cxx_flags() -> tuple[str, ...]:
     return "-std=c++20", f"-I{root / 'include'}", *linked
 
 
+def without_torchs_own(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """These environment variables but for what torch itself says in them, on the way, for good.
+
+    It names Triton the ptxas in its own wheel once it compiles; its version tells which that is.
+    """
+    ptxas = str(Path(torch.__file__).parent / "bin" / "ptxas")
+    found = {name: os.path.realpath(str(v)) for name, v in variables.items() if "PTXAS" in name}
+    own = {name for name, path in found.items() if path == os.path.realpath(ptxas)}
+    return {name: value for name, value in variables.items() if name not in own}
+
+
 def register_log() -> None:
     """Make `ipex` a short name of our log in `torch._logging.set_logs(modules={"ipex": level})`.
 

@@ -127,7 +127,13 @@ def key_of(
         toolkit=_toolkit(on_cpu),
         triton=_triton() if on_gpu else "",
         torch=compat.VERSION,
-        environment=pairs(dict([*environment(host=on_cpu), *triton_settings(), *pairs(changed)])),
+        environment=pairs(
+            {
+                **compat.without_torchs_own(dict(environment(host=on_cpu))),
+                **dict(triton_settings()),
+                **changed,
+            }
+        ),
     )
 
 

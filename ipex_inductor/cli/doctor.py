@@ -153,6 +153,19 @@ def _driver_version(kind: str) -> str:
     return match[0] if match else "of unknown version"
 
 
+def _prebuild() -> Finding:
+    from ipex_inductor import compat
+    from ipex_inductor.aot_cache import toolkit
+
+    if toolkit.compiler() is None:
+        return "warn", "no C++ compiler, which `prebuild --arch` needs once", INSTALL_CXX
+    why_not = {kind: compat.why_not_for(kind) for kind in ("cuda", "hip")}
+    built = [kind.upper() for kind, reason in why_not.items() if not reason]
+    if built:
+        return "ok", f"graphs for any GPU of {' and '.join(built)}, by torch {compat.VERSION}", ""
+    return "ok", f"kernels only, as a check: {why_not['cuda']}; its CUDA build needs no GPU", ""
+
+
 def _sycl() -> Finding:
     library = next(_sycl_libraries(), None) or find_library("sycl")
     if library is None:
@@ -222,6 +235,7 @@ CHECKS: Mapping[str, Callable[[], Finding]] = {
     "CPU": _isa,
     "GPU": _gpu,
     "triton": _triton,
+    "prebuild": _prebuild,
     "SYCL": _sycl,
     "ocloc": _ocloc,
     **CACHE_CHECKS,

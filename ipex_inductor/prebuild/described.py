@@ -22,8 +22,10 @@ from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.errors import CompilerNotFoundError, DeviceError, TargetError
 from ipex_inductor.target import Target
 from ipex_inductor.templates import cpp
+from ipex_inductor.templates.gpu import BINARIES
 
 INDEX = 0  # the only GPU there is
+LONGEST = 255  # characters of a file's name
 SOURCE = Path(__file__).with_name("described.cpp")
 
 # What is imported before anything is changed: it binds functions of torch.cuda, or looks for GPUs.
@@ -228,9 +230,13 @@ def _moved(value: Any) -> Any:
 def _describe_to_inductor(changes: _Changes, made: Made) -> None:
     from torch._inductor.constant_folding import ConstantFolder
     from torch._inductor.fx_passes import pad_mm
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+    from torch._inductor.runtime.triton_heuristics import (
+        CachingAutotuner,
+        StaticTritonCompileResult,
+    )
     from torch._inductor.triton_bundler import TritonBundler
 
+    launchable: Any = StaticTritonCompileResult.can_statically_launch
     evaluate: Any = ConstantFolder.run_node
     on_cpu: Any = _OnCpu
 
@@ -254,9 +260,30 @@ def _describe_to_inductor(changes: _Changes, made: Made) -> None:
         elif static_triton_bundle_key is not None:
             TritonBundler.put_static_autotuner(static_triton_bundle_key, self)
 
+    def can_statically_launch(kernel: Any, *about: Any) -> Any:
+        _name_whole(kernel)
+        return launchable(kernel, *about)
+
+    static = staticmethod(can_statically_launch)
+    changes.set(StaticTritonCompileResult, can_statically_launch=static)
     changes.set(ConstantFolder, run_node=run_node)
     changes.set(pad_mm, _should_pad=_always(False))  # that is timed
     changes.set(CachingAutotuner, precompile=precompile)
+
+
+def _name_whole(kernel: Any) -> None:
+    """Have a binary lie under its kernel's name also where that is long.
+
+    Triton cuts the names of its files at 150 characters; the launcher looks for whole ones.
+    """
+    from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
+    from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
+
+    folder = Path(triton_cache_dir(INDEX), triton_hash_to_path_key(kernel.hash))
+    for kind in BINARIES.values():
+        whole = folder / f"{kernel.src.fn.__name__}.{kind}"
+        if kind in kernel.asm and len(whole.name) <= LONGEST and not whole.exists():
+            whole.write_bytes(kernel.asm[kind])
 
 
 def _compile_first(kernel: Any) -> int:

@@ -14,6 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from ipex_inductor import compat, target
+from ipex_inductor.aot_cache import toolkit
 from ipex_inductor.cli import app, doctor
 from ipex_inductor.cli.doctor import CHECKS, Check, examine
 from ipex_inductor.errors import TargetError
@@ -387,3 +388,16 @@ def test_the_entry_point(installed):
     installed()
     assert only("backend ipex").status == "fail"
     assert "pip install" in only("backend ipex").todo
+
+
+def test_prebuild_says_what_it_can_make(monkeypatch):
+    reasons = {"cuda": "torch is not built for CUDA", "hip": "torch is not built for HIP"}
+    monkeypatch.setattr(compat, "why_not_for", lambda kind: reasons[kind])
+    assert doctor._prebuild()[:2] == (
+        "ok",
+        "kernels only, as a check: torch is not built for CUDA; its CUDA build needs no GPU",
+    )
+    reasons["cuda"] = ""
+    assert "graphs for any GPU of CUDA" in doctor._prebuild()[1]
+    monkeypatch.setattr(toolkit, "compiler", lambda: None)
+    assert doctor._prebuild()[0] == "warn"
