@@ -74,13 +74,15 @@ def peers(
 ) -> Iterator[tuple[str, Callable[[], Run]]]:
     """Names, and how to have each compiled."""
 
+    def function(*operands: Tensor) -> Tensor:
+        return layer(*operands, gelu)
+
     def compiled(mode: str) -> Run:
-        patches = torch._inductor.list_mode_options(mode)
-        # Of torch's own ops and without Dynamo, whose guards would be captured with nothing else.
-        found = tuner._compiled(problem, inputs, patches, library.plain(problem))
+        """Without Dynamo, as the calls and tiles: its guards would not be captured anyway."""
+        found = tuner._static(function, inputs, torch._inductor.list_mode_options(mode))
         return lambda given: found(*given)
 
-    yield "eager", lambda: lambda given: layer(*given, gelu)
+    yield "eager", lambda: lambda given: function(*given)
     yield "inductor", functools.partial(compiled, "default")
     if options.max_autotune:
         yield "max-autotune", functools.partial(compiled, "max-autotune-no-cudagraphs")

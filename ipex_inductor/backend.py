@@ -256,6 +256,7 @@ def _settled(
         if not _may_have_choices(config, devices):
             return {}
         from ipex_inductor.lowerings import selection
+        from ipex_inductor.lowerings.rivals import settled
 
         policy = _policy(config)
         if config.autotune == "inductor" or not selection.may_choose(policy, gm, devices):
@@ -263,7 +264,7 @@ def _settled(
         graph = _graph_digest(gm, example_inputs, config)
         learn = functools.partial(_offers, gm, example_inputs, config)
         say = functools.partial(graph_report.add, "missed")
-        return selection.settle(policy, graph, learn, say)
+        return settled(selection.settle(policy, graph, learn, say))
     except Exception as error:
         if config.strict or compat.is_control_flow(error):
             raise

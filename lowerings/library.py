@@ -4,14 +4,13 @@ An op of ours and its constants say the whole epilogue, so a problem of one is w
 the library does with the epilogue against what Inductor makes of the same.
 """
 
-import re
 from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
-from ipex_inductor.autotune.record import Choice, Problem, decode_problem, encode
+from ipex_inductor.autotune.record import Choice, Problem, encode
 from ipex_inductor.autotune.select import Selection, lookup
 from ipex_inductor.lowerings import conv, linear, listed
 from ipex_inductor.lowerings.calls import Call
@@ -78,40 +77,7 @@ class Chooser:
         if chosen is None:
             reason = f"{usual.name}: {known.choice.name} ({known.source}) is not offered here"
             return None, "choice", reason
-        faster = self._faster(problem, known)
-        if chosen is not usual and faster is not None:
-            reason = f"{usual.name}: as a template is faster than {chosen.name}: {faster}"
-            return None, "choice", reason
         return None if chosen is usual else chosen.whole, "choice", str(known)
-
-    def _faster(self, problem: Problem, known: Selection) -> Selection | None:
-        """What was selected for the plain convolution and its epilogue, if that takes less time."""
-        for key, each in self._selected.items():
-            if each.choice.kind != "template" or not each.measured:
-                continue
-            if each.best.p50 < known.best.p50 and _is_plain(decode_problem(key), problem):
-                return each
-        return None
-
-
-def _is_plain(other: Problem, problem: Problem) -> bool:
-    """Whether `other` is `problem`, a convolution of ours, as Inductor has it in its lists.
-
-    Layouts may differ: where a size is one, what its stride is is anybody's choice.
-    """
-    if other.op != "aten.convolution.default" or problem.op != str(torch.ops.ipex.conv.default):
-        return False
-    words = [problem.constants["binary"], problem.constants["unary"]]
-    words = [word for word in words if word != "none"]
-    behind = re.findall(r"aten\.(\w+)\.", other.epilogue)[::-1]  # the outermost stands first
-    operands = zip(other.operands[:2], problem.operands[:2], strict=True)
-    same = behind == words if words else other.epilogue == problem.epilogue
-    return (
-        same
-        and not (words and problem.epilogue)
-        and all((a.shape, a.dtype) == (b.shape, b.dtype) for a, b in operands)
-        and all(problem.constants.get(n) == value for n, value in other.constants.items())
-    )
 
 
 def call_of(problem: Problem, choice: Choice) -> Call:

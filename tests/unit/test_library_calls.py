@@ -23,7 +23,7 @@ from ipex_inductor.autotune.select import Selection
 from ipex_inductor.autotune.space import why_refused
 from ipex_inductor.autotune.table import file_name
 from ipex_inductor.decisions import GraphReport
-from ipex_inductor.lowerings import library, listed, shapes, tuner
+from ipex_inductor.lowerings import library, listed, rivals, shapes, tuner
 from ipex_inductor.lowerings.listed import Choosing, choosing
 from ipex_inductor.lowerings.workload import inputs_of, problem_of
 from ipex_inductor.passes.library import place
@@ -282,9 +282,15 @@ def test_a_template_with_the_epilogue_that_is_faster_is_left_to_inductor(epilogu
     template = Choice("template", "inductor.triton.convolution2d")
     beside = Selection(Estimate(template, p50, 0.01), None, "recorded")
     known = selected(problem, RELU) | {encode(plain_problem(problem, epilogue)): beside}
-    gm, report = placed(fn, *given(), choose=library.Chooser(known))
+    settled = rivals.settled(known)
+    told, of_times = (
+        select.digest((key, each.choice) for key, each in s.items()) for s in (settled, known)
+    )
+    assert (told != of_times) == wins, "a key that is made of the choices tells"
+    gm, report = placed(fn, *given(), choose=library.Chooser(settled))
     assert (targets(gm)[0] == "aten.convolution.default") == wins
     assert report.events[0].reason.startswith("aten.convolution" if wins else RELU)
+    assert ("as a template is faster than cudnn" in report.events[0].reason) == wins
 
 
 def test_the_reason_why_there_is_no_choice_is_said(h200):
