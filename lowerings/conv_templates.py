@@ -4,6 +4,7 @@ Each is an op of ours that leaves bias and epilogue to Inductor, which fuses the
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, fields
 from typing import Any
@@ -19,8 +20,9 @@ from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings.calls import DTYPES, Call, is_channels_last
 from ipex_inductor.lowerings.workload import empty, named
 from ipex_inductor.ops import epilogue
+from ipex_inductor.ops.depthwise import taps
 from ipex_inductor.ops.stem import arranged, image_of, runs, sides
-from ipex_inductor.templates import conv_stem
+from ipex_inductor.templates import conv_depthwise, conv_stem
 
 FEW_CHANNELS = 4
 STAGES = 2  # for templates without a loop, in which there is nothing to overlap
@@ -131,6 +133,53 @@ def _lower_stem(
     return _kernel("stem", (x, matrix), chosen.num_warps, constants)
 
 
+# A channel a group.
+
+
+def _why_not_depthwise(tile: conv_depthwise.Tile, problem: Problem) -> str | None:
+    operands, given = named(problem), problem.constants
+    x, weight = operands["x"], operands["weight"]
+    if given["groups"] == 1 or not given["groups"] == x.shape[1] == weight.shape[0]:
+        return "its channels are not each by itself"
+    reason = _why_not(problem)
+    if reason is not None:
+        return reason
+    if not is_channels_last(x):
+        return "its input is not channels-last"
+    taps_ = math.prod(_ints(weight.shape[2:]))
+    return None if taps_ <= conv_depthwise.MOST_TAPS else "its window is too large"
+
+
+def _taps(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    return taps(weight)
+
+
+def _depthwise(
+    tile: conv_depthwise.Tile, taps_: Tensor, x: Tensor, weight: Tensor, *rest: Any
+) -> Tensor:
+    bias, other, stride, padding, dilation, *words = rest
+    window = [*weight.shape[2:]], stride, _both(padding), dilation
+    rows = torch.ops.ipex.conv_depthwise(x, taps_, *window, [*astuple(tile)])
+    product = image_of(rows, x.shape[0], *sides(x.shape[2:], *window))
+    return _behind(product, bias, other, *words)
+
+
+def _lower_depthwise(
+    x: Any,
+    taps_: Any,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    tile: list[int],
+) -> Any:
+    x, taps_ = _dense(x, last=True), _dense(taps_)
+    chosen = conv_depthwise.Tile(*tile)
+    batch, *image = _ints(x.get_size())
+    constants = conv_depthwise.constants(batch, image, window, stride, padding, dilation, chosen)
+    return _kernel("depthwise", (x, taps_), chosen.num_warps, constants)
+
+
 # All of them.
 
 
@@ -166,14 +215,18 @@ def _dense(x: Any, last: bool = False) -> Any:
     return ir.ExternKernel.require_exact_strides(ir.ExternKernel.realize_input(x), strides)
 
 
-SOURCES = {"stem": conv_stem.SOURCE}
+SOURCES = {"stem": conv_stem.SOURCE, "depthwise": conv_depthwise.SOURCE}
 
 
 def _blocks(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
     return cdiv(rows, meta["BLOCK_M"]), cdiv(columns, meta["BLOCK_N"]), 1
 
 
-GRIDS: dict[str, Callable[..., tuple[Any, ...]]] = {"stem": _blocks}
+def _counted(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
+    return meta["BLOCKS"], cdiv(columns, meta["BLOCK_N"]), 1
+
+
+GRIDS: dict[str, Callable[..., tuple[Any, ...]]] = {"stem": _blocks, "depthwise": _counted}
 
 
 @functools.cache
@@ -203,9 +256,14 @@ def _calls(
     )
 
 
-CALLS = _calls("stem", conv_stem.TILES, _stem, _why_not_stem, _stem_matrix)
+CALLS = (
+    *_calls("stem", conv_stem.TILES, _stem, _why_not_stem, _stem_matrix),
+    *_calls("depthwise", conv_depthwise.TILES, _depthwise, _why_not_depthwise, _taps),
+)
 
 
 def register() -> None:
     """Add the lowerings of these ops to Inductor's registry."""
+    depthwise = torch.ops.ipex.conv_depthwise.default
     register_lowering(torch.ops.ipex.conv_stem.default, type_promotion_kind=None)(_lower_stem)
+    register_lowering(depthwise, type_promotion_kind=None)(_lower_depthwise)

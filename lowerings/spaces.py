@@ -27,7 +27,7 @@ TRITON = (
 MICRO = tuple(f"CppMicro{name}" for name in ("GemmAMX", "GemmFP32Vec", "GemmRef", "Brgemm"))
 
 # Ours, which stand beside a library's calls and not in Inductor's lists.
-OURS = ("ipex.triton.stem",)
+OURS = ("ipex.triton.stem", "ipex.triton.depthwise")
 
 _TILES = tuple(2**n for n in range(3, 10))
 _REQUIRED: dict[str, Values] = {
@@ -46,6 +46,7 @@ _OPTIONAL: dict[str, Values] = {
     "waves_per_eu": tuple(range(9)),
     "kpack": (1, 2),
 }
+_OUR_TILES = {f"BLOCK_{side}": tuple(2**n for n in range(10)) for side in "MNKHW"}
 TRITON_PARAMETERS = (*_REQUIRED, *_OPTIONAL)
 
 for _name in LIBRARY:
@@ -55,5 +56,5 @@ for _name in FUSED:
 for _name in TRITON:
     register("template", f"inductor.triton.{_name}", optional=_OPTIONAL, **_REQUIRED)
 for _name in OURS:
-    register("template", _name, optional=_OPTIONAL, num_warps=_REQUIRED["num_warps"])
+    register("template", _name, optional=_OUR_TILES, num_warps=_REQUIRED["num_warps"])
 register("template", "inductor.cpp.bmm", micro=MICRO)

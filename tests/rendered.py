@@ -62,7 +62,21 @@ def stem(x, weight, case, stride, padding, dilation):
     return conv_stem.SOURCE, constants, arranged(weight, runs(x.shape[1:], *around), last), blocks
 
 
-READY = {"stem": stem}  # template: text, constants, the weight as it takes it, the grid
+def depthwise(x, weight, case, stride, padding, dilation):
+    from ipex_inductor.ops.depthwise import taps
+    from ipex_inductor.templates import conv_depthwise
+
+    tile, window = conv_depthwise.Tile(*case["tile"]), weight.shape[2:]
+    around = (window, stride, padding, dilation)
+    constants = conv_depthwise.constants(len(x), x.shape[1:], *around, tile)
+    blocks = constants["BLOCKS"], -(-len(weight) // tile.BLOCK_N)
+    return conv_depthwise.SOURCE, constants, taps(weight), blocks
+
+
+READY = {
+    "stem": stem,
+    "depthwise": depthwise,
+}  # template: text, constants, the weight as it takes it, the grid
 
 
 def usage(made):

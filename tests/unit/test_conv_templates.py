@@ -12,6 +12,7 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 from rendered import READY, signature, source, usage
 from torch._inductor import config as inductor
 from torch._inductor.graph import GraphLowering
@@ -19,7 +20,7 @@ from torch._inductor.graph import GraphLowering
 from ipex_inductor import lowerings
 from ipex_inductor.ops.stem import TERMS, arranged, image_of, restored, runs, sides
 from ipex_inductor.target import described
-from ipex_inductor.templates import conv_stem
+from ipex_inductor.templates import conv_depthwise, conv_stem
 from ipex_inductor.templates.gpu import _module
 
 LAST = torch.channels_last
@@ -61,8 +62,41 @@ CASES += [
     for place, last in itertools.product((0, 700), (True, False))
 ]
 CASES += [case(**FIRST, tile=SMALL, moved=True, dtype="float16")]
-# Sums in fp32, then one rounding.
-CLOSE = {"float32": 2e-6, "float16": 1e-3}
+
+# Image, window, stride, padding, dilation, by as many channels as the image has.
+DEPTHWISE = [
+    ([2, 64, 9, 17], [3, 3], [1, 1], [1, 1], [1, 1]),
+    ([1, 96, 12, 14], [3, 3], [2, 2], [1, 1], [1, 1]),
+    ([2, 72, 11, 7], [5, 5], [1, 1], [2, 2], [1, 1]),
+    ([1, 40, 15, 13], [5, 5], [2, 2], [2, 2], [1, 1]),
+    ([1, 128, 8, 8], [7, 7], [1, 1], [3, 3], [1, 1]),
+    ([3, 13, 7, 5], [3, 3], [1, 1], [0, 0], [1, 1]),
+    ([1, 31, 19, 23], [3, 3], [1, 1], [2, 2], [2, 2]),
+    ([1, 8, 17, 9], [5, 3], [3, 1], [2, 0], [1, 3]),
+    ([2, 5, 1, 1], [3, 3], [1, 1], [1, 1], [1, 1]),
+    ([1, 65, 6, 33], [1, 7], [1, 2], [0, 3], [1, 1]),
+    ([1, 33, 33, 6], [7, 1], [2, 1], [3, 0], [1, 1]),
+    ([2, 16, 5, 5], [5, 5], [1, 1], [0, 0], [1, 1]),
+]
+
+
+def by_itself(x, window, stride, padding, dilation, tile=(4, 8, 32, 1), **given):
+    around = {"stride": stride, "padding": padding, "dilation": dilation, "groups": x[1]}
+    kind = {"template": "depthwise", **around, **given}
+    return case(x, [x[1], 1, *window], list(tile), **kind)
+
+
+CASES += [
+    by_itself(*shape, dtype=dtype)
+    for shape, dtype in itertools.product(DEPTHWISE, ("float32", "float16", "bfloat16"))
+]
+CASES += [
+    by_itself(*shape, tile=vars(tile).values())
+    for shape, tile in itertools.product(DEPTHWISE[:2], conv_depthwise.TILES)
+]
+CASES += [by_itself(*DEPTHWISE[0], planted=700), by_itself(*DEPTHWISE[1], moved=True)]
+# Sums in fp32, then one rounding; of bf16 the interpreter cuts off what hardware rounds.
+CLOSE = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 1.6e-2}
 
 
 def test_values_by_the_interpreter(tmp_path):
@@ -102,7 +136,8 @@ def compiled(template, dtype, gpu, given, epilogue=True):
 
     target = described(gpu)
     text, constants, _, _ = given
-    rendered = source(text, {**constants, "ALLOW_TF32": True}, constants["OUT_C"], epilogue)
+    columns = "OUT_C" if "OUT_C" in constants else "CHANNELS"
+    rendered = source(text, {**constants, "ALLOW_TF32": True}, constants[columns], epilogue)
     types = signature(("X", "W"), dtype)
     arch = int(target.arch[3:]) if target.kind == "cuda" else target.arch
     with triton.knobs.cache.scope():
@@ -134,6 +169,7 @@ def stem_of_resnet(tile, dtype):
 
 
 MOST_REGISTERS = 200  # of 65536, so that two blocks of 128 threads run at once
+A_FEW = 16  # bytes that ptxas keeps for itself, of no register
 WIDE = conv_stem.TILES[6]
 GPUS = ("a100-80gb", "h200", "b200", "mi300x")
 SLOW = [
@@ -159,6 +195,35 @@ def test_the_stem_compiles_where_there_is_no_gpu(tile, dtype, gpu):
         assert not spilled
     if target.kind == "cuda" and dtype != "float32":
         assert re.search(r"ld\.global(\.\w+)*\.b32", made.asm["ptx"]), "two neighbours at a load"
+
+
+SEPARATE = [([64, 128, 56, 56], [7, 7], 1), ([64, 96, 112, 112], [3, 3], 2)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile", "dtype", "gpu"),
+    [
+        pytest.param(*each, marks=[pytest.mark.slow] * (number > 0))
+        for number, each in enumerate(
+            itertools.product(
+                SEPARATE, conv_depthwise.TILES[::-1], ("bfloat16", "float16", "float32"), GPUS[1:]
+            )
+        )
+    ],
+    ids=str,
+)
+def test_depthwise_compiles_where_there_is_no_gpu(shape, tile, dtype, gpu):
+    """In registers alone: no thread asks another for anything."""
+    x, window, stride = shape
+    around = [stride] * 2, [window[0] // 2] * 2, getattr(torch, dtype)
+    given = ready("depthwise", x, [x[1], 1, *window], tile, *around, groups=x[1])
+    made = compiled(tile, dtype, gpu, given)
+    registers, spilled = usage(made)
+    assert spilled <= A_FEW
+    assert registers <= 255
+    if dtype != "float32":
+        assert not made.metadata.shared
+        assert "v4.b32" in made.asm.get("ptx", "v4.b32"), "sixteen bytes at a load"
 
 
 class Described:
@@ -211,11 +276,24 @@ def test_bias_addend_and_activation_are_in_the_kernel(lowered):
     assert "triton_helpers.maximum" in code
 
 
+def test_depthwise_has_its_epilogue_too(lowered):
+    x = torch.randn(2, 32, 14, 14).to(memory_format=LAST)
+    around = [3, 3], [1, 1], [1, 1], [1, 1]
+
+    def fn(x, taps, bias):
+        rows = torch.ops.ipex.conv_depthwise(x, taps, *around, [4, 8, 32, 1])
+        return F.silu(image_of(rows, 2, 14, 14) + bias.view(-1, 1, 1))
+
+    code = lowered(fn, x, torch.randn(9, 32), torch.randn(32))
+    assert code.count("@triton.jit") == 1
+    assert "tl.exp(" in code or "libdevice.exp(" in code or "sigmoid" in code
+
+
 def test_a_pool_behind_it_reads_and_writes_nothing_but_the_image(lowered):
     """So there is no template for that: one kernel, without indices, and the relu in it."""
 
     def fn(x):
-        return torch.nn.functional.max_pool2d(torch.relu(x), 3, 2, 1)
+        return F.max_pool2d(torch.relu(x), 3, 2, 1)
 
     code = lowered(fn, torch.randn(2, 64, 112, 112).bfloat16().to(memory_format=LAST))
     assert code.count("@triton.jit") == 1
