@@ -3,7 +3,7 @@
 import itertools
 import random
 
-from ipex_inductor.templates import conv_depthwise, conv_stem
+from ipex_inductor.templates import conv_depthwise, conv_fprop, conv_stem
 
 
 def case(x, weight, tile, **given):
@@ -76,6 +76,33 @@ CASES += [
 ]
 CASES += [by_itself(*DEPTHWISE[0], planted=700), by_itself(*DEPTHWISE[1], moved=True)]
 
+# Image, weight, stride, padding, dilation.
+FPROP = [
+    ([2, 64, 7, 9], [64, 64, 1, 1], [1, 1], [0, 0], [1, 1]),
+    ([1, 64, 8, 8], [64, 64, 3, 3], [1, 1], [1, 1], [1, 1]),
+    ([1, 96, 9, 7], [70, 96, 3, 3], [2, 2], [1, 1], [1, 1]),
+    ([2, 17, 5, 11], [13, 17, 1, 1], [2, 2], [0, 0], [1, 1]),
+    ([1, 40, 13, 6], [31, 40, 3, 3], [1, 2], [2, 0], [2, 1]),
+    ([1, 130, 3, 3], [66, 130, 1, 3], [1, 1], [0, 1], [1, 1]),
+    ([3, 24, 1, 1], [5, 24, 1, 1], [1, 1], [0, 0], [1, 1]),
+    ([1, 16, 6, 6], [3, 16, 2, 2], [2, 2], [0, 0], [1, 1]),
+    ([2, 23, 4, 5], [1, 23, 3, 1], [1, 1], [1, 0], [1, 1]),
+    ([1, 64, 5, 5], [19, 64, 1, 1], [1, 1], [1, 1], [1, 1]),
+]
+
+
+def of_many(x, weight, stride, padding, dilation, tile=(64, 64, 32, 4, 2), **given):
+    around = {"stride": stride, "padding": padding, "dilation": dilation}
+    return case(x, weight, list(tile), **{"template": "fprop", **around, **given})
+
+
+CASES += [
+    of_many(*shape, dtype=dtype)
+    for shape, dtype in itertools.product(FPROP, ("float32", "float16"))
+]
+CASES += [of_many(*FPROP[2], tile=vars(tile).values()) for tile in conv_fprop.TILES]
+CASES += [of_many(*FPROP[1], planted=700), of_many(*FPROP[4], moved=True)]
+
 
 def drawn(seed):
     """A stem and a depthwise convolution of no net's sizes."""
@@ -92,13 +119,16 @@ def drawn(seed):
     sides = [side + reach for side, reach in zip(sides, window, strict=True)]
     image = [image[0], draw.randint(1, 70), *sides]
     yield by_itself(image, window, dilation=dilation, **around)
+    places = [min(reach, 3) for reach in window]
+    image = [image[0], draw.randint(16, 90), *sides]
+    yield of_many(image, [draw.randint(1, 90), image[1], *places], dilation=dilation, **around)
 
 
 RANDOM = [each for seed in range(30) for each in drawn(seed)]
 # On a GPU each is compiled: all shapes in bf16, which the interpreter cannot multiply.
 COMPILED = [
     each | {"dtype": "bfloat16"}
-    for each in (*CASES, *RANDOM[:8])
+    for each in (*CASES, *RANDOM[:9])
     if each["dtype"] == "float32" and "planted" not in each
 ]
 COMPILED += [each for each in CASES if "planted" in each or "moved" in each]

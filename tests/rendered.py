@@ -73,10 +73,19 @@ def depthwise(x, weight, case, stride, padding, dilation):
     return conv_depthwise.SOURCE, constants, taps(weight), blocks
 
 
-READY = {
-    "stem": stem,
-    "depthwise": depthwise,
-}  # template: text, constants, the weight as it takes it, the grid
+def fprop(x, weight, case, stride, padding, dilation):
+    from ipex_inductor.ops.fprop import rows_of_weight
+    from ipex_inductor.templates import conv_fprop
+
+    tile, window = conv_fprop.Tile(*case["tile"]), weight.shape[2:]
+    around = (window, stride, padding, dilation)
+    constants = conv_fprop.constants(len(x), x.shape[1:], len(weight), *around, tile)
+    blocks = -(-constants["PIXELS"] // tile.BLOCK_M) * constants["BLOCKS_N"]
+    return conv_fprop.SOURCE, constants, rows_of_weight(weight), (blocks,)
+
+
+# For each template: text, constants, the weight as it takes it, the grid.
+READY = {"stem": stem, "depthwise": depthwise, "fprop": fprop}
 
 
 def usage(made):
@@ -120,7 +129,7 @@ def error(case, device="cpu"):
     text, constants, factor, blocks = READY[case["template"]](x, weight, case, **window)
     out = torch.full(wanted.shape, float("nan"), dtype=dtype, device=device)
     kernel = _module(source(text, {**constants, "ALLOW_TF32": False}, out.shape[1]))["kernel"]
-    warps = {} if device == "cpu" else {"num_warps": case["tile"][-1]}
+    warps = {} if device == "cpu" else {"num_warps": case["tile"][3]}
     kernel[blocks](x, factor, bias, other, out, **warps)
     finite = wanted.isfinite()
     assert torch.equal(finite, out.isfinite()), "other elements are not finite"

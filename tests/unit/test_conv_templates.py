@@ -21,26 +21,29 @@ from torch._inductor.graph import GraphLowering
 from ipex_inductor import lowerings
 from ipex_inductor.ops.stem import TERMS, arranged, image_of, restored, runs, sides
 from ipex_inductor.target import described
-from ipex_inductor.templates import conv_depthwise, conv_stem
+from ipex_inductor.templates import conv_depthwise, conv_fprop, conv_stem
 from ipex_inductor.templates.gpu import _module
 
 LAST = torch.channels_last
-EVERY = [*CASES, *RANDOM]
 
 
-def test_values_by_the_interpreter(tmp_path):
+@pytest.mark.parametrize(
+    "cases", [[*CASES, *RANDOM[:15]], pytest.param(RANDOM[15:], marks=pytest.mark.slow)],
+    ids=["named", "random"],
+)  # fmt: skip
+def test_values_by_the_interpreter(cases, tmp_path):
     """Against float64, into memory full of NaN; in bf16 it cannot multiply matrices."""
-    cases = tmp_path / "cases.json"
-    cases.write_text(json.dumps(EVERY))
+    file = tmp_path / "cases.json"
+    file.write_text(json.dumps(cases))
     env = {**os.environ, "TRITON_INTERPRET": "1", "IPEX_HOME": str(tmp_path)}
     env["PYTHONPATH"] = os.pathsep.join(sys.path)
     program = os.path.join(os.path.dirname(__file__), "..", "rendered.py")
     done = subprocess.run(
-        [sys.executable, program, str(cases)], env=env, capture_output=True, text=True, timeout=500
+        [sys.executable, program, str(file)], env=env, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, f"{done.stdout[-100:]} {done.stderr[-2000:]}"
     errors = [float(line.split()[1]) for line in done.stdout.splitlines()]
-    wrong = [c for c, e in zip(EVERY, errors, strict=True) if not e <= CLOSE[c["dtype"]]]
+    wrong = [c for c, e in zip(cases, errors, strict=True) if not e <= CLOSE[c["dtype"]]]
     assert not wrong
 
 
@@ -88,7 +91,10 @@ def compiled(template, dtype, gpu, given, epilogue=True):
                 attrs={(n,): [["tt.divisibility", 16]] for n in range(len(types))},
             ),
             target=GPUTarget(target.kind, arch, target.subgroup or 32),
-            options={"num_warps": template.num_warps, "num_stages": 2},
+            options={
+                "num_warps": template.num_warps,
+                "num_stages": getattr(template, "num_stages", 2),
+            },
         )
 
 
@@ -163,6 +169,33 @@ def test_depthwise_compiles_where_there_is_no_gpu(shape, tile, dtype, gpu):
     if dtype != "float32":
         assert not made.metadata.shared
         assert "v4.b32" in made.asm.get("ptx", "v4.b32"), "sixteen bytes at a load"
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile", "dtype", "gpu"),
+    [
+        pytest.param(*each, marks=[pytest.mark.slow] * (number % 36 > 0))
+        for number, each in enumerate(
+            itertools.product(
+                [([128, 64, 56, 56], [256, 64, 1, 1]), ([128, 64, 56, 56], [64, 64, 3, 3])],
+                conv_fprop.TILES[1:],
+                ("bfloat16", "float16", "float32"),
+                GPUS,
+            )
+        )
+    ],
+    ids=str,
+)
+def test_fprop_compiles_where_there_is_no_gpu(shape, tile, dtype, gpu):
+    x, weight = shape
+    around = [1, 1], [weight[2] // 2] * 2, getattr(torch, dtype)
+    made = compiled(tile, dtype, gpu, ready("fprop", x, weight, tile, *around))
+    target = described(gpu)
+    assert made.metadata.shared <= target.shared_memory or dtype == "float32"
+    registers, spilled = usage(made)
+    if target.kind == "cuda" and dtype != "float32":
+        assert spilled <= A_FEW
+        assert registers * tile.num_warps * 32 <= 65536
 
 
 class Described:
