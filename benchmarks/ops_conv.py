@@ -1,6 +1,7 @@
 """Convolutions with their epilogue on one GPU, side by side in one run: the library's and ours.
 
-    python benchmarks/ops_conv.py [--only WORD ...] [--dtype DTYPE] [--rounds N] [--json FILE]
+    python benchmarks/ops_conv.py [--only WORDS ...] [--tiles N] [--budget SECONDS] [--dtype DTYPE]
+        [--rounds N] [--json FILE]
 
 Each line of `SHAPES` is a problem as `autotune run` takes it. Its choices are those that a graph
 has: torch's convolution with Inductor's epilogue, cuDNN's call with the epilogue in it, cuBLAS's
@@ -8,7 +9,7 @@ where the window is one pixel, and our templates with each tile. All are held ag
 by what the autotuner allows, and who is wrong gets no time. Then they run in turns, a captured
 graph over inputs that no cache holds: medians, in microseconds of the device. Beside them the
 floor, which is moving every operand once (4.27 TB/s) or all products (679 TFLOP/s), both measured
-on an H200.
+on an H200. A choice takes about a second to compile; when the budget is spent, no shape begins.
 """
 
 import argparse
@@ -50,14 +51,20 @@ def conv(
 
 SHAPES = {
     "stem 7x7/2 resnet": conv("128x3x224x224", "64x3x7x7", 2),
+    "resnet 256<-64@56 1": conv("128x64x56x56", "256x64x1x1", add=True),
     "stem 3x3/2 efficientnet": conv("64x3x224x224", "32x3x3x3", 2, unary="silu"),
     "stem 3x3/2 mobilenetv3": conv("64x3x224x224", "16x3x3x3", 2, unary="hardswish"),
     "stem 4x4/4 convnext": conv("64x3x224x224", "128x3x4x4", 4, unary="none"),
     "stem 16x16/16 vit": conv("64x3x224x224", "768x3x16x16", 16, unary="none"),
+    "depthwise 3x3 mobilenet": conv("64x64x56x56", "64x1x3x3", 1, 64),
+    "depthwise 3x3/2 efficientnet": conv("64x96x112x112", "96x1x3x3", 2, 96, unary="silu"),
+    "depthwise 5x5 efficientnet": conv("64x240x28x28", "240x1x5x5", 1, 240, unary="silu"),
+    "depthwise 5x5 efficientnet late": conv("64x1152x7x7", "1152x1x5x5", 1, 1152, unary="silu"),
+    "depthwise 7x7 convnext": conv("64x128x56x56", "128x1x7x7", 1, 128, unary="none"),
+    "depthwise 7x7 convnext late": conv("64x512x14x14", "512x1x7x7", 1, 512, unary="none"),
     "resnet 64<-64@56 1": conv("128x64x56x56", "64x64x1x1", add=True),
     "resnet 64<-256@56 1": conv("128x256x56x56", "64x256x1x1", add=True),
     "resnet 64<-64@56 3": conv("128x64x56x56", "64x64x3x3", add=True),
-    "resnet 256<-64@56 1": conv("128x64x56x56", "256x64x1x1", add=True),
     "resnet 128<-128@28 3": conv("128x128x28x28", "128x128x3x3", add=True),
     "resnet 512<-128@28 1": conv("128x128x28x28", "512x128x1x1", add=True),
     "resnet 128<-512@28 1": conv("128x512x28x28", "128x512x1x1", add=True),
@@ -79,7 +86,9 @@ def measured(name: str, line: str, options: argparse.Namespace) -> list[dict[str
     moved, operations = peaks.work(problem)
     floor = max(moved / BANDWIDTH, operations / RATE) * 1e6
     rows, candidates = [], []
-    for call in library.calls(problem):
+    calls = library.calls(problem)
+    templates = [call for call in calls if call.parameters]
+    for call in [c for c in calls if not c.parameters] + templates[: options.tiles]:
         row: dict[str, Any] = {"shape": name, "choice": call.name, "floor, us": round(floor, 1)}
         row |= dict(call.parameters)
         rows.append(row)
@@ -142,6 +151,8 @@ def main() -> None:
     """All shapes; ends with 1 if any choice failed or is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", nargs="+", default=[""], help="shapes whose names have a word")
+    parser.add_argument("--tiles", type=int, default=9, help="of a template, the first so many")
+    parser.add_argument("--budget", type=float, default=90, help="seconds")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--json", help="append the rows to this file, one JSON object a line")
@@ -152,6 +163,9 @@ def main() -> None:
     print(f"{'shape':<24} {'floor':>8} {'choice':<40} {'us':>9}")
     for name, line in SHAPES.items():
         if not any(word in name for word in options.only):
+            continue
+        if time.monotonic() - begin > options.budget:
+            print(f"{name:<24} left out: the budget is spent")
             continue
         rows = measured(name, line, options)
         table(rows)

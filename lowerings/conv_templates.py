@@ -4,6 +4,7 @@ Each is an op of ours that leaves bias and epilogue to Inductor, which fuses the
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, fields
 from typing import Any
@@ -19,8 +20,10 @@ from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings.calls import DTYPES, Call, is_channels_last
 from ipex_inductor.lowerings.workload import empty, named
 from ipex_inductor.ops import epilogue
+from ipex_inductor.ops.depthwise import taps
+from ipex_inductor.ops.fprop import rows_of_weight
 from ipex_inductor.ops.stem import arranged, image_of, runs, sides
-from ipex_inductor.templates import conv_stem
+from ipex_inductor.templates import conv_depthwise, conv_fprop, conv_stem
 
 FEW_CHANNELS = 4
 STAGES = 2  # for templates without a loop, in which there is nothing to overlap
@@ -131,10 +134,111 @@ def _lower_stem(
     return _kernel("stem", (x, matrix), chosen.num_warps, constants)
 
 
+# A channel a group.
+
+
+def _why_not_depthwise(tile: conv_depthwise.Tile, problem: Problem) -> str | None:
+    operands, given = named(problem), problem.constants
+    x, weight = operands["x"], operands["weight"]
+    if given["groups"] == 1 or not given["groups"] == x.shape[1] == weight.shape[0]:
+        return "its channels are not each by itself"
+    reason = _why_not(problem)
+    if reason is not None:
+        return reason
+    if not is_channels_last(x):
+        return "its input is not channels-last"
+    taps_ = math.prod(_ints(weight.shape[2:]))
+    return None if taps_ <= conv_depthwise.MOST_TAPS else "its window is too large"
+
+
+def _taps(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    return taps(weight)
+
+
+def _depthwise(
+    tile: conv_depthwise.Tile, taps_: Tensor, x: Tensor, weight: Tensor, *rest: Any
+) -> Tensor:
+    bias, other, stride, padding, dilation, *words = rest
+    window = [*weight.shape[2:]], stride, _both(padding), dilation
+    rows = torch.ops.ipex.conv_depthwise(x, taps_, *window, [*astuple(tile)])
+    product = image_of(rows, x.shape[0], *sides(x.shape[2:], *window))
+    return _behind(product, bias, other, *words)
+
+
+def _lower_depthwise(
+    x: Any,
+    taps_: Any,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    tile: list[int],
+) -> Any:
+    x, taps_ = _dense(x, last=True), _dense(taps_)
+    chosen = conv_depthwise.Tile(*tile)
+    batch, *image = _ints(x.get_size())
+    constants = conv_depthwise.constants(batch, image, window, stride, padding, dilation, chosen)
+    return _kernel("depthwise", (x, taps_), chosen.num_warps, constants)
+
+
+# Many channels.
+
+
+def _why_not_fprop(tile: conv_fprop.Tile, problem: Problem) -> str | None:
+    operands, given = named(problem), problem.constants
+    x, weight = operands["x"], operands["weight"]
+    if given["groups"] != 1 or int(x.shape[1]) < conv_fprop.FEWEST_CHANNELS:
+        return "it is grouped, or of few channels"
+    reason = _why_not(problem)
+    if reason is not None:
+        return reason
+    if not is_channels_last(x):
+        return "its input is not channels-last"
+    if math.prod(_ints(weight.shape[2:])) > conv_fprop.MOST_PLACES:
+        return "its window is too large"
+    fits = conv_fprop.fits(tile, int(x.shape[1]), int(weight.shape[0]))
+    return None if fits else "the tile does not fit"
+
+
+def _weight_rows(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    return rows_of_weight(weight)
+
+
+def _fprop(tile: conv_fprop.Tile, rows: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    bias, other, stride, padding, dilation, *words = rest
+    window = [*weight.shape[2:]], stride, _both(padding), dilation
+    made = torch.ops.ipex.conv_fprop(x, rows, *window, [*astuple(tile)])
+    product = image_of(made, x.shape[0], *sides(x.shape[2:], *window))
+    return _behind(product, bias, other, *words)
+
+
+def _lower_fprop(
+    x: Any,
+    rows: Any,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    tile: list[int],
+) -> Any:
+    x, rows = _dense(x, last=True), _dense(rows)
+    chosen = conv_fprop.Tile(*tile)
+    batch, *image = _ints(x.get_size())
+    around = window, stride, padding, dilation
+    constants = conv_fprop.constants(batch, image, _ints(rows.get_size())[0], *around, chosen)
+    return _kernel("fprop", (x, rows), chosen.num_warps, constants, chosen.num_stages)
+
+
 # All of them.
 
 
-def _kernel(name: str, inputs: tuple[Any, ...], warps: int, given: Mapping[str, Any]) -> Any:
+def _kernel(
+    name: str,
+    inputs: tuple[Any, ...],
+    warps: int,
+    given: Mapping[str, Any],
+    stages: int = STAGES,
+) -> Any:
     """The template of that name as a node whose epilogue Inductor fuses."""
     cudnn: Any = torch.backends.cudnn
     precise = cudnn.conv.fp32_precision != "tf32"
@@ -146,7 +250,7 @@ def _kernel(name: str, inputs: tuple[Any, ...], warps: int, given: Mapping[str, 
         .generate(
             input_nodes=inputs,
             layout=result,
-            num_stages=STAGES,
+            num_stages=stages,
             num_warps=warps,
             ALLOW_TF32=not precise,
             **given,
@@ -166,14 +270,31 @@ def _dense(x: Any, last: bool = False) -> Any:
     return ir.ExternKernel.require_exact_strides(ir.ExternKernel.realize_input(x), strides)
 
 
-SOURCES = {"stem": conv_stem.SOURCE}
+SOURCES = {
+    "stem": conv_stem.SOURCE,
+    "depthwise": conv_depthwise.SOURCE,
+    "fprop": conv_fprop.SOURCE,
+}
 
 
 def _blocks(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
     return cdiv(rows, meta["BLOCK_M"]), cdiv(columns, meta["BLOCK_N"]), 1
 
 
-GRIDS: dict[str, Callable[..., tuple[Any, ...]]] = {"stem": _blocks}
+def _counted(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
+    return meta["BLOCKS"], cdiv(columns, meta["BLOCK_N"]), 1
+
+
+def _in_a_row(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
+    """The blocks of the same pixels one after the other, which find them in the cache."""
+    return cdiv(rows, meta["BLOCK_M"]) * meta["BLOCKS_N"], 1, 1
+
+
+GRIDS: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "stem": _blocks,
+    "depthwise": _counted,
+    "fprop": _in_a_row,
+}
 
 
 @functools.cache
@@ -203,9 +324,16 @@ def _calls(
     )
 
 
-CALLS = _calls("stem", conv_stem.TILES, _stem, _why_not_stem, _stem_matrix)
+CALLS = (
+    *_calls("stem", conv_stem.TILES, _stem, _why_not_stem, _stem_matrix),
+    *_calls("depthwise", conv_depthwise.TILES, _depthwise, _why_not_depthwise, _taps),
+    *_calls("fprop", conv_fprop.TILES, _fprop, _why_not_fprop, _weight_rows),
+)
 
 
 def register() -> None:
     """Add the lowerings of these ops to Inductor's registry."""
+    depthwise = torch.ops.ipex.conv_depthwise.default
     register_lowering(torch.ops.ipex.conv_stem.default, type_promotion_kind=None)(_lower_stem)
+    register_lowering(depthwise, type_promotion_kind=None)(_lower_depthwise)
+    register_lowering(torch.ops.ipex.conv_fprop.default, type_promotion_kind=None)(_lower_fprop)

@@ -28,13 +28,12 @@ TRITON = (
 MICRO = tuple(f"CppMicro{name}" for name in ("GemmAMX", "GemmFP32Vec", "GemmRef", "Brgemm"))
 
 # Ours, which stand beside a library's calls and not in Inductor's lists.
-OURS = ("ipex.triton.stem",)
+OURS = tuple(f"ipex.triton.{name}" for name in ("stem", "depthwise", "fprop"))
 
 _TILES = tuple(2**n for n in range(3, 10))
-_REQUIRED: dict[str, Values] = {
-    "num_stages": tuple(range(9)),
-    "num_warps": (1, 2, 4, 8, 16),
-}
+_WARPS: Values = (1, 2, 4, 8, 16)
+_STAGES: Values = tuple(range(9))
+_REQUIRED: dict[str, Values] = {"num_stages": _STAGES, "num_warps": _WARPS}
 # Templates have some of these each; those for AMD stand at the end.
 _OPTIONAL: dict[str, Values] = {
     "BLOCK_M": _TILES,
@@ -47,6 +46,10 @@ _OPTIONAL: dict[str, Values] = {
     "waves_per_eu": tuple(range(9)),
     "kpack": (1, 2),
 }
+_OUR_TILES: dict[str, Values] = {
+    "num_stages": _STAGES,
+    **{f"BLOCK_{side}": tuple(2**n for n in range(10)) for side in "MNKHW"},
+}
 TRITON_PARAMETERS = (*_REQUIRED, *_OPTIONAL)
 
 for _name in LIBRARY:
@@ -56,7 +59,7 @@ for _name in FUSED:
 for _name in TRITON:
     register("template", f"inductor.triton.{_name}", optional=_OPTIONAL, **_REQUIRED)
 for _name in OURS:
-    register("template", _name, optional=_OPTIONAL, num_warps=_REQUIRED["num_warps"])
+    register("template", _name, optional=_OUR_TILES, num_warps=_WARPS)
 register("template", "inductor.cpp.bmm", micro=MICRO)
 
 _ours = [tile for one_row in (True, False) for tile in few_rows.tiles(one_row)]

@@ -62,7 +62,30 @@ def stem(x, weight, case, stride, padding, dilation):
     return conv_stem.SOURCE, constants, arranged(weight, runs(x.shape[1:], *around), last), blocks
 
 
-READY = {"stem": stem}  # template: text, constants, the weight as it takes it, the grid
+def depthwise(x, weight, case, stride, padding, dilation):
+    from ipex_inductor.ops.depthwise import taps
+    from ipex_inductor.templates import conv_depthwise
+
+    tile, window = conv_depthwise.Tile(*case["tile"]), weight.shape[2:]
+    around = (window, stride, padding, dilation)
+    constants = conv_depthwise.constants(len(x), x.shape[1:], *around, tile)
+    blocks = constants["BLOCKS"], -(-len(weight) // tile.BLOCK_N)
+    return conv_depthwise.SOURCE, constants, taps(weight), blocks
+
+
+def fprop(x, weight, case, stride, padding, dilation):
+    from ipex_inductor.ops.fprop import rows_of_weight
+    from ipex_inductor.templates import conv_fprop
+
+    tile, window = conv_fprop.Tile(*case["tile"]), weight.shape[2:]
+    around = (window, stride, padding, dilation)
+    constants = conv_fprop.constants(len(x), x.shape[1:], len(weight), *around, tile)
+    blocks = -(-constants["PIXELS"] // tile.BLOCK_M) * constants["BLOCKS_N"]
+    return conv_fprop.SOURCE, constants, rows_of_weight(weight), (blocks,)
+
+
+# For each template: text, constants, the weight as it takes it, the grid.
+READY = {"stem": stem, "depthwise": depthwise, "fprop": fprop}
 
 
 def usage(made):
@@ -81,7 +104,7 @@ def usage(made):
     return int(said["REG"]), int(said["STACK"]) + int(said["LOCAL"])
 
 
-def interpreted(case):
+def error(case, device="cpu"):
     """The largest error, in parts of the largest exact value; where it is not finite agrees."""
     import torch
 
@@ -89,23 +112,25 @@ def interpreted(case):
 
     dtype = getattr(torch, case["dtype"])
     torch.manual_seed(0)
-    x, weight = (torch.randn(case[name]).to(dtype) for name in ("x", "weight"))
+    x, weight = (torch.randn(case[name]).to(device, dtype) for name in ("x", "weight"))
     if case["last"]:
         x = x.to(memory_format=torch.channels_last)
     if case.get("planted"):
         x.as_strided([x.numel()], [1])[case["planted"]] = float("inf")
         weight = weight.abs() + 1  # so that infinities do not cancel, nor meet zeros
     if case.get("moved"):  # by one element, so that nothing is aligned
-        x = torch.empty(x.numel() + 1, dtype=dtype)[1:].as_strided(x.shape, x.stride()).copy_(x)
+        memory = torch.empty(x.numel() + 1, dtype=dtype, device=device)
+        x = memory.as_strided(x.shape, x.stride(), 1).copy_(x)
     window = {name: case[name] for name in ("stride", "padding", "dilation")}
     exact = torch.conv2d(x.double(), weight.double(), None, **window, groups=case["groups"])
     wanted = exact.permute(0, 2, 3, 1).reshape(-1, weight.shape[0])
-    bias, other = (torch.randn(s).to(dtype) for s in (weight.shape[:1], wanted.shape))
+    bias, other = (torch.randn(s).to(device, dtype) for s in (weight.shape[:1], wanted.shape))
     wanted = torch.relu(wanted + bias.double() + other.double())
     text, constants, factor, blocks = READY[case["template"]](x, weight, case, **window)
-    out = torch.full(wanted.shape, float("nan"), dtype=dtype)
+    out = torch.full(wanted.shape, float("nan"), dtype=dtype, device=device)
     kernel = _module(source(text, {**constants, "ALLOW_TF32": False}, out.shape[1]))["kernel"]
-    kernel[blocks](x, factor, bias, other, out)
+    warps = {} if device == "cpu" else {"num_warps": case["tile"][3]}
+    kernel[blocks](x, factor, bias, other, out, **warps)
     finite = wanted.isfinite()
     assert torch.equal(finite, out.isfinite()), "other elements are not finite"
     off = (out.double() - wanted)[finite].abs().max() / wanted[finite].abs().max()
@@ -115,7 +140,7 @@ def interpreted(case):
 def main():
     """A line for each case: its number and error."""
     for number, case in enumerate(json.loads(Path(sys.argv[1]).read_text())):
-        print(number, interpreted(case), flush=True)
+        print(number, error(case), flush=True)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,8 @@ def wrong(problem):
     trial = tuner._trial(problem, torch.device("cuda"))
     found = {}
     for call in library.calls(problem)[1:]:  # the first is Inductor's own
+        if call.parameters:  # a template of ours: test_conv_templates.py
+            continue
         run = tuner.compiled(problem, call.choice, trial.inputs)
         outcome = measure.verified(Candidate(call.choice, run), trial.judge, trial.inputs)
         found[call.name] = "" if isinstance(outcome, float) else outcome.reason
@@ -371,7 +373,7 @@ class Quiet:
 def test_all_calls_are_timed_after_they_were_found_right(name):
     record = tuner.Tuner(Quiet()).tune(conv_problem(name, "bfloat16"), (), 120)
     names = ["aten.convolution", *CONVOLUTIONS[name][2]]
-    assert [o.choice.name for o in record.outcomes] == names
+    assert [o.choice.name for o in record.outcomes if o.choice.kind == "library"] == names
     for outcome in record.outcomes:
         assert outcome.timing, outcome.reason
         assert outcome.error <= outcome.tolerance
@@ -386,8 +388,8 @@ def test_a_call_that_is_wrong_is_out(monkeypatch):
     def forgets(x, weight, bias, other, *window_and_words):
         return torch.conv2d(x, weight, bias, padding=1)
 
-    plain, relu, *more = library.CALLS[problem.op]
-    calls = (plain, replace(relu, body=forgets), *more)
+    plain, relu, *_ = library.CALLS[problem.op]
+    calls = (plain, replace(relu, body=forgets))
     monkeypatch.setitem(library.CALLS, problem.op, calls)
     record = tuner.Tuner(Quiet()).tune(problem, (), 120)
     right, out = record.outcomes

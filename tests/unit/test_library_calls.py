@@ -85,6 +85,19 @@ def stem_problem(format=LAST, channels=3, **how):
     )  # fmt: skip
 
 
+def separate_problem(window=3, other=False, made=8, format=LAST, **how):
+    how = {"padding": window // 2, "groups": 8, **how}
+    given = [image(2, 8, 12, 12, format=format), image(made, 1, window, window)]
+    given += [torch.randn(made).bfloat16()] + [image(2, made, 12, 12)] * other
+    return problem_in(lambda *args: conv(*args, **how), *given)
+
+
+def many_problem(window=1, other=False, format=LAST):
+    given = [image(2, 24, 6, 6, format=format), image(16, 24, window, window)]
+    given += [torch.randn(16).bfloat16()] + [image(2, 16, 6, 6)] * other
+    return problem_in(lambda *args: conv(*args, padding=window // 2), *given)
+
+
 def linear_problem(*lead, unary="relu", with_bias=True, dtype=torch.bfloat16):
     given = [torch.randn(*lead, 32, dtype=dtype), torch.randn(48, 32, dtype=dtype)]
     given += [torch.randn(48, dtype=dtype)] * with_bias
@@ -93,6 +106,8 @@ def linear_problem(*lead, unary="relu", with_bias=True, dtype=torch.bfloat16):
 
 PLAIN, RELU, ADD = "aten.convolution", "cudnn.convolution_relu", "cudnn.convolution_add_relu"
 PRODUCT, ACTIVATION = "aten.mm", "cublaslt.addmm_activation"
+FPROP = ["ipex.triton.fprop"]  # the tile for few terms
+SEPARATE = ["ipex.triton.depthwise"] * 6
 STEM = ["ipex.triton.stem"] * 4  # tiles for 64 channels
 OFFERED = {
     "3x3": (conv_problem(), [PLAIN, RELU]),
@@ -119,6 +134,15 @@ OFFERED = {
     "stem gelu": (stem_problem(unary="gelu"), [PLAIN, *STEM]),
     "stem of five": (stem_problem(channels=5), [PLAIN, RELU]),
     "stem on AMD": (changed(stem_problem(), arch="gfx942:AMD"), [PLAIN, *STEM]),
+    "depthwise": (separate_problem(), [PLAIN, *SEPARATE]),
+    "depthwise 7x7 silu": (separate_problem(7, unary="silu"), [PLAIN, *SEPARATE]),
+    "depthwise add": (separate_problem(5, other=True), [PLAIN, *SEPARATE]),
+    "depthwise 9x9": (separate_problem(9), [PLAIN]),
+    "depthwise contiguous": (separate_problem(format=torch.contiguous_format), [PLAIN]),
+    "two a channel": (separate_problem(made=16), [PLAIN]),
+    "many": (many_problem(), [PLAIN, RELU, PRODUCT, ACTIVATION, *FPROP]),
+    "many 3x3 add": (many_problem(3, True), [PLAIN, ADD, *FPROP]),
+    "many contiguous": (many_problem(format=torch.contiguous_format), [PLAIN]),
     "linear": (linear_problem(4), ["aten.addmm", ACTIVATION]),
     "linear 3-D": (linear_problem(2, 4), ["aten.addmm", ACTIVATION]),
     "linear tanh": (linear_problem(4, unary="gelu_tanh"), ["aten.addmm", ACTIVATION]),

@@ -1,0 +1,44 @@
+"""`ipex::conv_fprop`: a convolution of many channels, as a product that gathers its rows."""
+
+import torch
+from torch import Tensor
+
+from ipex_inductor.ops.stem import rows_of, sides
+
+
+def rows_of_weight(weight: Tensor) -> Tensor:
+    """The weight [O, C, h, w] with its channels side by side: [O, h * w * C]."""
+    return weight.permute(0, 2, 3, 1).flatten(1).contiguous()
+
+
+@torch.library.custom_op("ipex::conv_fprop", mutates_args=())
+def conv_fprop(
+    x: Tensor,
+    rows: Tensor,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    tile: list[int],
+) -> Tensor:
+    """`conv2d(x, weight)` as rows, a pixel each: [B * H' * W', O].
+
+    x [B, C, H, W] in channels-last, `rows` of a weight with that `window`. `tile` is for the
+    template (`templates/conv_fprop.py`). This is the reference.
+    """
+    weight = rows.reshape(-1, *window, x.shape[1]).permute(0, 3, 1, 2)
+    return rows_of(torch.conv2d(x, weight, None, stride, padding, dilation)).clone()
+
+
+@conv_fprop.register_fake
+def _(
+    x: Tensor,
+    rows: Tensor,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    tile: list[int],
+) -> Tensor:
+    height, width = sides(x.shape[2:], window, stride, padding, dilation)
+    return x.new_empty((x.shape[0] * height * width, rows.shape[0]))

@@ -1,0 +1,137 @@
+"""Shapes that our convolution templates are tested with, on a CPU and on a GPU."""
+
+import itertools
+import random
+
+from ipex_inductor.templates import conv_depthwise, conv_fprop, conv_stem
+
+
+def case(x, weight, tile, **given):
+    usual = {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1], "groups": 1}
+    kind = {"template": "stem", "dtype": "float32", "last": True}
+    return {"x": x, "weight": weight, "tile": tile, **usual, **kind, **given}
+
+
+SMALL = [128, 16, 32, 4]
+# Image, weight, stride, padding: windows of nets, then odd ones.
+STEMS = [
+    ([2, 3, 23, 29], [64, 3, 7, 7], [2, 2], [3, 3]),
+    ([1, 3, 20, 18], [13, 3, 3, 3], [2, 2], [1, 1]),
+    ([2, 3, 16, 16], [24, 3, 4, 4], [4, 4], [0, 0]),
+    ([1, 3, 32, 32], [19, 3, 16, 16], [16, 16], [0, 0]),
+    ([3, 3, 15, 15], [16, 3, 3, 3], [1, 1], [1, 1]),
+    ([1, 1, 17, 19], [5, 1, 5, 3], [1, 2], [0, 2]),
+    ([2, 1, 28, 28], [6, 1, 5, 5], [1, 1], [2, 2]),
+    ([1, 4, 13, 11], [7, 4, 3, 5], [3, 2], [2, 1]),
+    ([1, 2, 7, 7], [1, 2, 7, 7], [1, 1], [0, 0]),
+    ([1, 3, 1, 1], [3, 3, 1, 1], [1, 1], [0, 0]),
+    ([1, 3, 5, 130], [8, 3, 3, 3], [1, 1], [2, 0]),
+    ([5, 3, 2, 2], [17, 3, 3, 3], [2, 2], [1, 1]),
+]
+CASES = [
+    case(x, weight, SMALL, stride=stride, padding=padding, dtype=dtype, last=last)
+    for (x, weight, stride, padding), dtype, last in itertools.product(
+        STEMS, ("float32", "float16"), (True, False)
+    )
+]
+FIRST = dict(zip(("x", "weight", "stride", "padding"), STEMS[0], strict=True))
+CASES += [case(**FIRST, tile=[*vars(tile).values()]) for tile in conv_stem.TILES]
+# Neighbours of a window hold infinities, at its left and its right; and nothing is aligned.
+CASES += [
+    case(**FIRST, tile=SMALL, planted=place, last=last)
+    for place, last in itertools.product((0, 700), (True, False))
+]
+CASES += [case(**FIRST, tile=SMALL, moved=True, dtype="float16")]
+
+# Image, window, stride, padding, dilation, by as many channels as the image has.
+DEPTHWISE = [
+    ([2, 64, 9, 17], [3, 3], [1, 1], [1, 1], [1, 1]),
+    ([1, 96, 12, 14], [3, 3], [2, 2], [1, 1], [1, 1]),
+    ([2, 72, 11, 7], [5, 5], [1, 1], [2, 2], [1, 1]),
+    ([1, 40, 15, 13], [5, 5], [2, 2], [2, 2], [1, 1]),
+    ([1, 128, 8, 8], [7, 7], [1, 1], [3, 3], [1, 1]),
+    ([3, 13, 7, 5], [3, 3], [1, 1], [0, 0], [1, 1]),
+    ([1, 31, 19, 23], [3, 3], [1, 1], [2, 2], [2, 2]),
+    ([1, 8, 17, 9], [5, 3], [3, 1], [2, 0], [1, 3]),
+    ([2, 5, 1, 1], [3, 3], [1, 1], [1, 1], [1, 1]),
+    ([1, 65, 6, 33], [1, 7], [1, 2], [0, 3], [1, 1]),
+    ([1, 33, 33, 6], [7, 1], [2, 1], [3, 0], [1, 1]),
+    ([2, 16, 5, 5], [5, 5], [1, 1], [0, 0], [1, 1]),
+]
+
+
+def by_itself(x, window, stride, padding, dilation, tile=(4, 8, 32, 1), **given):
+    around = {"stride": stride, "padding": padding, "dilation": dilation, "groups": x[1]}
+    kind = {"template": "depthwise", **around, **given}
+    return case(x, [x[1], 1, *window], list(tile), **kind)
+
+
+CASES += [
+    by_itself(*shape, dtype=dtype)
+    for shape, dtype in itertools.product(DEPTHWISE, ("float32", "float16", "bfloat16"))
+]
+CASES += [
+    by_itself(*shape, tile=vars(tile).values())
+    for shape, tile in itertools.product(DEPTHWISE[:2], conv_depthwise.TILES)
+]
+CASES += [by_itself(*DEPTHWISE[0], planted=700), by_itself(*DEPTHWISE[1], moved=True)]
+
+# Image, weight, stride, padding, dilation.
+FPROP = [
+    ([2, 64, 7, 9], [64, 64, 1, 1], [1, 1], [0, 0], [1, 1]),
+    ([1, 64, 8, 8], [64, 64, 3, 3], [1, 1], [1, 1], [1, 1]),
+    ([1, 96, 9, 7], [70, 96, 3, 3], [2, 2], [1, 1], [1, 1]),
+    ([2, 17, 5, 11], [13, 17, 1, 1], [2, 2], [0, 0], [1, 1]),
+    ([1, 40, 13, 6], [31, 40, 3, 3], [1, 2], [2, 0], [2, 1]),
+    ([1, 130, 3, 3], [66, 130, 1, 3], [1, 1], [0, 1], [1, 1]),
+    ([3, 24, 1, 1], [5, 24, 1, 1], [1, 1], [0, 0], [1, 1]),
+    ([1, 16, 6, 6], [3, 16, 2, 2], [2, 2], [0, 0], [1, 1]),
+    ([2, 23, 4, 5], [1, 23, 3, 1], [1, 1], [1, 0], [1, 1]),
+    ([1, 64, 5, 5], [19, 64, 1, 1], [1, 1], [1, 1], [1, 1]),
+]
+
+
+def of_many(x, weight, stride, padding, dilation, tile=(64, 64, 32, 4, 2), **given):
+    around = {"stride": stride, "padding": padding, "dilation": dilation}
+    return case(x, weight, list(tile), **{"template": "fprop", **around, **given})
+
+
+CASES += [
+    of_many(*shape, dtype=dtype)
+    for shape, dtype in itertools.product(FPROP, ("float32", "float16"))
+]
+CASES += [of_many(*FPROP[2], tile=vars(tile).values()) for tile in conv_fprop.TILES]
+CASES += [of_many(*FPROP[1], planted=700), of_many(*FPROP[4], moved=True)]
+
+
+def drawn(seed):
+    """A stem and a depthwise convolution of no net's sizes."""
+    draw = random.Random(seed)
+    window = [draw.choice((1, 2, 3, 5, 7)) for _ in "hw"]
+    stride, padding = ([draw.randint(low, 3) for _ in "hw"] for low in (1, 0))
+    sides = [draw.randint(reach, 31) for reach in window]
+    image = [draw.randint(1, 3), draw.randint(1, 4), *sides]
+    dtype, last = draw.choice(("float32", "float16")), draw.random() < 0.5
+    around = {"stride": stride, "padding": padding, "dtype": dtype}
+    made = draw.randint(1, 40)
+    yield case(image, [made, image[1], *window], SMALL, last=last, **around)
+    dilation = [draw.randint(1, 2) for _ in "hw"]
+    sides = [side + reach for side, reach in zip(sides, window, strict=True)]
+    image = [image[0], draw.randint(1, 70), *sides]
+    yield by_itself(image, window, dilation=dilation, **around)
+    places = [min(reach, 3) for reach in window]
+    image = [image[0], draw.randint(16, 90), *sides]
+    yield of_many(image, [draw.randint(1, 90), image[1], *places], dilation=dilation, **around)
+
+
+RANDOM = [each for seed in range(30) for each in drawn(seed)]
+# On a GPU each is compiled: all shapes in bf16, which the interpreter cannot multiply.
+COMPILED = [
+    each | {"dtype": "bfloat16"}
+    for each in (*CASES, *RANDOM[:9])
+    if each["dtype"] == "float32" and "planted" not in each
+]
+COMPILED += [each for each in CASES if "planted" in each or "moved" in each]
+COMPILED += [c for c in CASES[:4] if c["dtype"] != "bfloat16"] + CASES[63:65]
+# Sums in fp32, then one rounding; of bf16 the interpreter cuts off what hardware rounds.
+CLOSE = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 1.6e-2}

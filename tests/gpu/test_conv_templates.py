@@ -1,0 +1,124 @@
+"""Our convolution templates on a GPU: values of many shapes, through Inductor, and in a model."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conv_cases import CLOSE, COMPILED
+from helpers import code_of
+from records import PROVENANCE, timed
+from rendered import error
+from torch import nn
+
+from ipex_inductor import backend, decisions, target
+from ipex_inductor.autotune import measure
+from ipex_inductor.autotune.database import Shard
+from ipex_inductor.autotune.measure import Candidate
+from ipex_inductor.autotune.record import Record
+from ipex_inductor.lowerings import library, selection, settings, shapes, tuner
+
+pytestmark = pytest.mark.gpu
+
+WINDOW = "transposed=False output_padding=0,0 scalars=() packed=''"
+PLAIN = "other=None binary='none'"
+PROBLEMS = {
+    "stem": f"8x3x64x64:L 64x3x7x7:L 64 {PLAIN} unary='relu' stride=2,2 padding=3,3 dilation=1,1 "
+    "groups=1",
+    "stem, contiguous": f"8x3x64x64 64x3x7x7:L 64 {PLAIN} unary='gelu' stride=2,2 padding=3,3 "
+    "dilation=1,1 groups=1",
+    "patches": f"4x3x64x64:L 96x3x4x4:L 96 {PLAIN} unary='none' stride=4,4 padding=0,0 "
+    "dilation=1,1 groups=1",
+    "depthwise": f"4x96x28x28:L 96x1x3x3:L 96 {PLAIN} unary='silu' stride=2,2 padding=1,1 "
+    "dilation=1,1 groups=96",
+    "depthwise, add": "4x64x14x14:L 64x1x7x7:L 64 4x64x14x14:L binary='add' unary='relu' "
+    "stride=1,1 padding=3,3 dilation=1,1 groups=64",
+}
+
+
+@pytest.mark.parametrize("number", range(len(COMPILED)))
+def test_values(number):
+    """Against float64, into memory full of NaN, with infinities beside windows."""
+    case = COMPILED[number]
+    # In bf16 one rounding, of what is no larger than the largest exact value.
+    close = {**CLOSE, "bfloat16": 4e-3}
+    assert error(case, "cuda") <= close[case["dtype"]], case
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_through_inductor(name, dtype):
+    """No farther off than torch's own may be, and laid out as its result is."""
+    known = str(target.current("cuda")), settings.settings_of("cuda")
+    line = f"ipex.conv.default {dtype} {PROBLEMS[name]} {WINDOW}"
+    (problem,) = shapes.problems([line], *known)
+    trial = tuner._trial(problem, torch.device("cuda"))
+    ours = [call for call in library.calls(problem) if call.parameters]
+    assert ours
+    for call in ours[:2]:
+        run = tuner.compiled(problem, call.choice, trial.inputs)
+        found = measure.verified(Candidate(call.choice, run), trial.judge, trial.inputs)
+        assert isinstance(found, float), (call.choice, found.reason)
+
+
+class Net(nn.Module):
+    """A stem with a pool behind it, and a depthwise convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+        self.norm = nn.BatchNorm2d(64)
+        self.separate = nn.Conv2d(64, 64, 5, 1, 2, groups=64)
+        for values in (self.norm.running_mean, self.norm.weight.data, self.norm.bias.data):
+            values.normal_(0.5, 0.5)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.norm(self.stem(x))), 3, 2, 1)
+        return F.silu(self.separate(x))
+
+
+def plant(database, model, x):
+    """Records that say our templates are the fastest."""
+    shard = Shard(database)
+    found = [p for p in backend.problems_of(lambda: model(x)) if p.op in library.CALLS]
+    for problem in found:
+        calls = library.calls(problem)
+        times = (timed(c.choice, 50.0 if c.parameters else 100.0, noise=0.001) for c in calls)
+        shard.append(Record(problem, tuple(times), PROVENANCE))
+    shard.close()
+    torch.compiler.reset()
+    decisions.clear()
+    return found
+
+
+@torch.no_grad()
+def test_in_a_model(tmp_path, monkeypatch):
+    """By record, with weights arranged once, and again when they change."""
+
+    def times(*_):
+        raise AssertionError("something was to be measured")
+
+    monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(selection, "here", times)
+    last = {"memory_format": torch.channels_last}
+    model = Net().cuda().eval().bfloat16().to(**last)
+    x = torch.randn(4, 3, 64, 64, device="cuda").bfloat16().to(**last)
+    assert len(plant(tmp_path / "database", model, x)) == 2
+    options = {"strict": True, "autotune_database": str(tmp_path / "database")}
+    fn = torch.compile(model, backend="ipex", options=options)
+    (code,) = code_of(fn, x)
+    assert code.count("async_compile.triton('triton_tem_") == 2
+    assert "extern_kernels.convolution" not in code
+    said = [e.reason for r in decisions.reports() for e in r.events if e.kind == "choice"]
+    assert sorted(reason.split()[0] for reason in said) == [
+        "ipex.triton.depthwise",
+        "ipex.triton.stem",
+    ]
+    for _ in range(2):
+        exact, eager = copy.deepcopy(model).double()(x.double()), model(x)
+        result, unit = fn(x), exact.abs().max()
+        allowed = 2 * (eager - exact).abs().max() / unit + torch.finfo(x.dtype).eps
+        assert (result - exact).abs().max() / unit <= allowed
+        assert result.stride() == eager.stride()
+        model.norm.bias.add_(1.0)
+        model.separate.weight.mul_(2.0)
