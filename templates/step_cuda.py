@@ -147,7 +147,7 @@ class Sent:
         self, values: "array[Any]", there: Tensor | None, stream: torch.cuda.Stream
     ) -> Tensor:
         size = len(values) * values.itemsize
-        if there is None or there.numel() != size:
+        if there is None or there.numel() != size or there.is_inference():
             there = torch.empty(size, dtype=torch.uint8, device=self._device)
         stage = self._stage(size)
         ctypes.memmove(stage.memory.data_ptr(), values.buffer_info()[0], size)

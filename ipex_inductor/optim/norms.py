@@ -206,8 +206,7 @@ class Reading:
         self._real = "float64" if any(dtype == "float64" for dtype, _ in kinds) else "float32"
         self._count = sum(part.count for part in self._parts)
         self._sums = Room(torch.empty(self._count, dtype=torch.float64, device=device))
-        # How many programs are done, and whether one found what is not finite; 0 between two runs.
-        self._counters = Room(torch.zeros(2, dtype=torch.int32, device=device))
+        self._counters: Room | None = None
 
     def takes(self, divisor: Tensor | None) -> bool:
         """Whether kernels can read it."""
@@ -246,13 +245,20 @@ class Reading:
                 last += [clip, clipped.norm.data_ptr(), clipped.factor.data_ptr()]
             kernel = scalars.kernel if scalars else None
             last += scalars.arguments if scalars else ()
-            sums, counters = self._sums.address(stream), self._counters.address(stream)
+            counters, self._counters = self._counters or _counters(self._device), None
+            summed = self._sums.address(stream), counters.address(stream)
             before = 0
             for part in self._parts:
                 launch = part.kernel(self._real, clipped is not None, looks, kernel)
-                arguments = (*part.tables(addresses, stream), sums, counters, before, *last)
+                arguments = (*part.tables(addresses, stream), *summed, before, *last)
                 launch(part.count, stream, arguments)
                 before += part.count
+            self._counters = counters  # 0 again, as all were launched
+
+
+def _counters(device: torch.device) -> Room:
+    """How many programs are done, and whether one found what is not finite."""
+    return Room(torch.zeros(2, dtype=torch.int32, device=device))
 
 
 class _Part:
