@@ -98,8 +98,9 @@ def _why_not(tile: Tile, one_row: bool, problem: Problem) -> str | None:
     programs = -(-columns // tile.columns) * -(-size // terms)
     if programs < LEAST * count or (tile.parts > 1 and programs > 2 * ENOUGH * count):
         return f"{programs} programs do not suit {count} multiprocessors"
-    if -(-size // terms) != tile.parts or terms < 2 * tile.step // itemsize:
-        return "its rows are too short to be divided so often"
+    steps = terms * itemsize // tile.step
+    if -(-size // terms) != tile.parts or (tile.parts > 1 and steps < 2) or terms >= 2 * size:
+        return "the rows of its weight are too short"
     return None
 
 

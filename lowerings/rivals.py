@@ -6,6 +6,7 @@ A call is measured as an op of ours, a template as the op of torch's that is lef
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,9 +86,15 @@ def _is_product(other: Problem, problem: Problem) -> bool:
     return (
         len(dtypes) == 1
         and [f.shape for f in factors] == [x.shape, weight.shape[::-1]]
-        and len(problem.operands) == len(other.operands)
+        and _rest(problem, (0, 1)) == _rest(other, FACTORS[other.op])
         and _agree(other, problem)
     )
+
+
+def _rest(problem: Problem, factors: tuple[int, int]) -> list[Any]:
+    """The shapes of all operands but the factors; two alike are told apart by nobody."""
+    shapes = sorted(o.shape for i, o in enumerate(problem.operands) if i not in factors)
+    return shapes if len({*map(len, shapes)}) == len(shapes) else [problem.op]
 
 
 def _agree(other: Problem, problem: Problem) -> bool:
@@ -103,7 +110,5 @@ def _agree(other: Problem, problem: Problem) -> bool:
         ours = [x, weight, *(rest[len(o.shape)] for o in problem.operands[2:])]
         factors = dict(zip(FACTORS[other.op], (x, weight.t()), strict=True))
         theirs = [factors.get(i, rest.get(len(o.shape))) for i, o in enumerate(other.operands)]
-        if any(t is None for t in theirs):
-            return False
         results = function_of(widened(problem))(*ours), function_of(widened(other))(*theirs)
         return torch.allclose(*results, rtol=1e-9, atol=1e-12)  # the order of sums may differ

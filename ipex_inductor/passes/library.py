@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._inductor.virtualized import V
 
 from ipex_inductor.decisions import GraphReport
-from ipex_inductor.passes.packing import REFERENCES, name_of
+from ipex_inductor.passes.packing import REFERENCES, is_transpose, name_of
 from ipex_inductor.passes.source import user_line
 from ipex_inductor.passes.whole_ops import Table, inline
 
@@ -72,6 +72,10 @@ def place(
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
         if _has_templates(node):
             _adopt(graph, node)
+    for target in (aten.mm.default, aten.addmm.default):
+        for node in graph.find_nodes(op="call_function", target=target):
+            if _is_layer(node):
+                _adopt_layer(node)
     traced: dict[Any, torch.fx.GraphModule] = {}  # a model repeats its layers
     for node in list(graph.nodes):
         if node.target not in REFERENCES or node.meta["val"].device.type == "cpu":
@@ -101,6 +105,27 @@ def _adopt(graph: torch.fx.Graph, node: Node) -> None:
     x, weight, bias, *window = node.args
     node.target = torch.ops.ipex.conv.default
     node.args = (x, weight, bias, None, *window, "none", "none", [], "")
+
+
+def _is_layer(node: Node) -> bool:
+    """Whether it is a linear layer of so few rows that a template of ours may compute it."""
+    *bias, x, weight = node.args
+    if node.kwargs or torch.version.hip or node.meta["val"].device.type == "cpu":
+        return False
+    assert isinstance(x, Node)
+    assert isinstance(weight, Node)
+    columns = weight.meta["val"].shape[1:]
+    vector = all(isinstance(b, Node) and b.meta["val"].shape == columns for b in bias)
+    return vector and is_transpose(weight) and _has_few_rows(x.meta["val"])
+
+
+def _adopt_layer(node: Node) -> None:
+    """Make a product an op of ours, with nothing behind it."""
+    *bias, x, transposed = node.args
+    assert isinstance(transposed, Node)
+    node.target = torch.ops.ipex.linear.default
+    weight = transposed.args[0]
+    node.args = (x, weight, bias[0] if bias else None, None, "none", "none", [], False)
 
 
 def _takes_bias(node: Node, weights: Container[Node]) -> bool:

@@ -77,19 +77,35 @@ class Mlp(nn.Module):
         return F.silu(self.down(F.gelu(self.up(x))))
 
 
+class Gated(nn.Module):
+    """As a decoder has it: Inductor multiplies and adds behind the products."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up = (nn.Linear(1024, 4096, bias=False) for _ in range(2))
+        self.down = nn.Linear(4096, 1024)
+
+    def forward(self, x):
+        return x + self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+CHOICES = {Mlp: ["linear+gelu", "linear+silu"], Gated: ["linear", "linear", "linear+silu"]}
+
+
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path, monkeypatch):
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
 
 
+@pytest.mark.parametrize("kind", CHOICES)
 @pytest.mark.parametrize("rows", [(1,), (2, 6)], ids=str)
 @torch.no_grad()
-def test_chosen_by_record_and_captured_in_a_graph(rows, tmp_path):
+def test_chosen_by_record_and_captured_in_a_graph(rows, kind, tmp_path):
     """The last tile of each, so that one whose parts are added up is among them."""
-    model = Mlp().cuda().eval().bfloat16()
+    model = kind().cuda().eval().bfloat16()
     x = torch.randn(*rows, 1024, device="cuda").bfloat16()
     problems = [p for p in backend.problems_of(lambda: model(x)) if p.op in library.CALLS]
-    assert len(problems) == 2
+    assert problems
     shard = Shard(tmp_path / "database")
     for problem in problems:
         choices = [call.choice for call in library.calls(problem)]
@@ -106,7 +122,7 @@ def test_chosen_by_record_and_captured_in_a_graph(rows, tmp_path):
     assert code.count("triton_tem") >= 2
     assert "extern_kernels." not in code
     events = [e for r in decisions.reports() for e in r.events if e.kind == "choice"]
-    assert sorted(e.subject for e in events) == ["linear+gelu", "linear+silu"]
+    assert sorted(e.subject for e in events) == CHOICES[kind]
     assert all(e.reason.startswith(few_rows.NAME) for e in events)
     for _ in range(4):
         exact = copy.deepcopy(model).double()(x.double())

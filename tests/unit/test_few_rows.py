@@ -14,12 +14,15 @@ import triton
 from few_rows_cases import DTYPES, SHAPES, linear, offered
 from msgspec.structs import replace as changed
 from records import PROVENANCE, timed
+from torch._inductor.graph import GraphLowering
+from torch._subclasses import FakeTensorMode
 
 from ipex_inductor import lowerings, target
 from ipex_inductor.autotune.record import Record
 from ipex_inductor.autotune.space import why_refused, why_unknown
 from ipex_inductor.lowerings import library, tuner
-from ipex_inductor.lowerings.workload import inputs_of
+from ipex_inductor.lowerings.workload import empty, inputs_of
+from ipex_inductor.prebuild import described as described_gpu
 from ipex_inductor.target import described
 from ipex_inductor.templates import few_rows, gpu
 from ipex_inductor.templates.few_rows import ONE_ROW, Tile, inductor_source, source
@@ -235,3 +238,25 @@ def test_inductor_knows_the_lowering_and_the_template():
         assert inductor_source(one_row).count("{{store_output(") == 1
         template = library.linear.few_rows._template(one_row)
         assert template is library.linear.few_rows._template(one_row)  # a name is taken once
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(1, 1), (16, 1), (16, 4)])
+def test_inductor_fuses_the_epilogue(rows, parts, tmp_path, monkeypatch):
+    """Into the only kernel, or into the one that adds up parts; for a GPU that is not here."""
+    monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    lowerings.register()
+    problem = linear("bfloat16", rows, 4096, 4096, "gelu")
+    call = next(c for c in offered(problem) if c.parameters["parts"] == parts)
+    codes = []
+    with described_gpu.device(described("h200")), torch.no_grad():
+        monkeypatch.setattr(GraphLowering, "save_output_code", staticmethod(codes.append))
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            inputs = [empty(o, torch.device("cuda:0")) for o in problem.operands]
+            tuner._static(tuner.function_of(problem, call.body), inputs, {"fx_graph_cache": False})
+    launched = re.findall(r"(triton_\w+)\.run\(", codes[-1])
+    assert [name.split("_fused_")[0] for name in launched] == (
+        ["triton_tem"] if parts == 1 else ["triton_tem", "triton_poi"]
+    )
+    assert ("gelu" in launched[0]) == (parts == 1)
+    assert "extern_kernels." not in codes[-1]

@@ -26,8 +26,10 @@ from ipex_inductor.decisions import GraphReport
 from ipex_inductor.lowerings import library, listed, rivals, shapes, tuner
 from ipex_inductor.lowerings.listed import Choosing, choosing
 from ipex_inductor.lowerings.workload import inputs_of, problem_of
+from ipex_inductor.passes import library as passes_library
 from ipex_inductor.passes.library import place
 from ipex_inductor.passes.whole_ops import WHOLE, reduced_table
+from ipex_inductor.templates import few_rows
 
 H200 = "sm_90:NVIDIA-H200"
 LAST = torch.channels_last
@@ -454,3 +456,75 @@ def test_what_a_call_is_in_generated_code(monkeypatch):
     assert then in code[0]
     assert ", 1.0, None, [1, 1], [1, 1], [1, 1], 1)" in code[0]
     assert "assert_size_stride(buf0, (2, 8, 6, 6), (288, 1, 48, 8)" in code[0]
+
+
+FEW, ADDMM = "ipex.few_rows.default", "aten.addmm.default"
+BEHIND = {
+    "nothing": lambda y: y,
+    "an addend": lambda y: y + 1.5,
+    "an activation that is no rule's": torch.sin,
+}
+
+
+def layer(rows, columns=4096):
+    x, weight = torch.randn(rows, 600), torch.randn(columns, 600)
+    return x.bfloat16(), weight.bfloat16(), torch.randn(columns).bfloat16()
+
+
+class Tiled:
+    """Chooses the first tile that is offered; keeps the problems it was asked about."""
+
+    def __init__(self):
+        self.problems = []
+
+    def __call__(self, node):
+        self.problems.append(problem_of(node, H200, {}))
+        tiles = [c for c in library.calls(self.problems[-1]) if c.parameters]
+        return (tiles[0].whole if tiles else None), "choice", "as told"
+
+
+@pytest.mark.parametrize("behind", BEHIND)
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_layer_of_few_rows_is_offered_our_tiles(behind, bias, h200):
+    def fn(x, weight, bias_):
+        product = (
+            x @ weight.permute(1, 0) if not bias else torch.addmm(bias_, x, weight.permute(1, 0))
+        )
+        return BEHIND[behind](product)
+
+    inputs = layer(5)
+    gm, report = placed(fn, *inputs, choose=(chosen := Tiled()))
+    assert targets(gm).count(FEW) == 1
+    assert (chosen.problems[0].epilogue != "") == (behind != "nothing")
+    assert [e.subject for e in report.events] == ["linear"]
+    # Sums of 600 products, rounded to bf16 once where torch does it twice.
+    torch.testing.assert_close(gm(*inputs), fn(*inputs), rtol=2e-2, atol=0.2)
+
+
+NOT_OURS = {
+    "many rows": (33, lambda x, w, b: torch.addmm(b, x, w.permute(1, 0))),
+    "a scaled product": (5, lambda x, w, b: torch.addmm(b, x, w.permute(1, 0), alpha=2)),
+    "a matrix for a bias": (5, lambda x, w, b: torch.addmm(b.expand(5, -1), x, w.permute(1, 0))),
+    "a weight as it is": (5, lambda x, w, b: torch.mm(x, w.view(600, -1))),
+}
+
+
+@pytest.mark.parametrize("name", NOT_OURS)
+def test_what_is_no_linear_layer_of_few_rows_stays_torchs(name, h200):
+    rows, fn = NOT_OURS[name]
+    gm, report = placed(fn, *layer(rows), choose=Tiled())
+    assert FEW not in targets(gm)
+    assert not report.events
+
+
+def test_without_a_record_a_linear_layer_of_few_rows_is_as_it_was(h200):
+    def fn(x, weight, bias):
+        return torch.addmm(bias, x, weight.permute(1, 0))
+
+    gm, report = placed(fn, *layer(5), choose=library.Chooser({}))
+    assert targets(gm)[-1] == ADDMM
+    assert report.events[0].reason.startswith("aten.addmm: nothing is recorded")
+
+
+def test_how_many_rows_are_few_is_known_alike():
+    assert passes_library.FEW_ROWS == few_rows.MOST
