@@ -115,7 +115,8 @@ class Tuner:
         """
         passed: list[Outcome] = []
         ranked: list[tuple[float, Choice]] = []
-        if len(offer.choices) > FINALISTS and device.type in PRUNED:
+        inductors = problem.op not in library.CALLS  # who lists many; ours are few
+        if inductors and len(offer.choices) > FINALISTS and device.type in PRUNED:
             self._say.doing(NOBODY)
             ranked = _ranked(trials[0].problem, offer, cost_model(problem.arch))
             passed = (
