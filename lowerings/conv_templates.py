@@ -196,8 +196,22 @@ def _why_not_fprop(tile: conv_fprop.Tile, problem: Problem) -> str | None:
         return "its input is not channels-last"
     if math.prod(_ints(weight.shape[2:])) > conv_fprop.MOST_PLACES:
         return "its window is too large"
+    if problem.arch.startswith("sm_") and _intensity(problem) > conv_fprop.MOST_INTENSE:
+        return "it is bound by arithmetic, where cuDNN is faster"
     fits = conv_fprop.fits(tile, int(x.shape[1]), int(weight.shape[0]))
     return None if fits else "the tile does not fit"
+
+
+def _intensity(problem: Problem) -> float:
+    """Operations a byte, of image, result and addend."""
+    operands, given = named(problem), problem.constants
+    x, weight = _ints(operands["x"].shape), _ints(operands["weight"].shape)
+    around = (_ints(given[name]) for name in ("stride", "padding", "dilation"))
+    stride, padding, dilation = around
+    pixels = x[0] * math.prod(sides(x[2:], weight[2:], stride, _both(padding), dilation))
+    made = pixels * weight[0] * (2 if "other" in operands else 1)
+    size: int = getattr(torch, operands["x"].dtype).itemsize
+    return 2 * pixels * math.prod(weight) / (size * (math.prod(x) + made))
 
 
 def _weight_rows(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:

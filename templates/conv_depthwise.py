@@ -84,8 +84,6 @@ class Tile:
 # By the instructions of sm_90: 96 to 176 registers, no shared memory; not measured yet.
 TILES = (
     Tile(2, 8, 64, 2),
-    Tile(2, 16, 64, 4),
-    Tile(4, 4, 64, 1),
     Tile(4, 8, 64, 2),
     Tile(4, 16, 64, 4),
     Tile(4, 8, 32, 1),

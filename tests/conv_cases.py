@@ -36,11 +36,13 @@ CASES = [
 ]
 FIRST = dict(zip(("x", "weight", "stride", "padding"), STEMS[0], strict=True))
 CASES += [case(**FIRST, tile=[*vars(tile).values()]) for tile in conv_stem.TILES]
-# Neighbours of a window hold infinities, at its left and its right; and nothing is aligned.
+# What lies beside a window, and is loaded with it where sizes are even, is infinite.
+EVEN = dict(zip(("x", "weight", "stride", "padding"), STEMS[1], strict=True))
 CASES += [
-    case(**FIRST, tile=SMALL, planted=place, last=last)
-    for place, last in itertools.product((0, 700), (True, False))
+    case(**EVEN, tile=SMALL, planted=place, last=last)
+    for place, last in itertools.product((0, 302, 338), (True, False))
 ]
+# Nothing is aligned.
 CASES += [case(**FIRST, tile=SMALL, moved=True, dtype="float16")]
 
 # Image, window, stride, padding, dilation, by as many channels as the image has.

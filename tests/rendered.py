@@ -36,7 +36,8 @@ def source(template, constants, columns, epilogue=True):
             lines += [
                 f"bias = tl.load(BIAS + {column} + 0 * ({row}), mask={mask}, other=0.0)",
                 f"other = tl.load(OTHER + place, mask={mask}, other=0.0)",
-                "made = tl.maximum(made + bias.to(tl.float32) + other.to(tl.float32), 0.0)",
+                "made = made + bias.to(tl.float32) + other.to(tl.float32)",
+                "made = tl.where(made < 0.0, 0.0, made)",  # which keeps NaN
             ]
         lines.append(f"tl.store(OUT + place, made, mask={mask})")
         return ("\n" + " " * indent_width).join(lines)

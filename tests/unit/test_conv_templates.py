@@ -136,8 +136,8 @@ def test_the_stem_compiles_where_there_is_no_gpu(tile, dtype, gpu):
     assert made.metadata.shared <= target.shared_memory / 2
     registers, spilled = usage(made)
     if dtype != "float32":
-        assert registers <= MOST_REGISTERS
         assert not spilled
+        assert registers <= MOST_REGISTERS or target.kind == "hip"
     if target.kind == "cuda" and dtype != "float32":
         assert re.search(r"ld\.global(\.\w+)*\.b32", made.asm["ptx"]), "two neighbours at a load"
 
@@ -165,10 +165,11 @@ def test_depthwise_compiles_where_there_is_no_gpu(shape, tile, dtype, gpu):
     made = compiled(tile, dtype, gpu, given)
     registers, spilled = usage(made)
     assert spilled <= A_FEW
-    assert registers <= 255
-    if dtype != "float32":
+    if "ptx" in made.asm:
+        assert registers <= 255
+    if "ptx" in made.asm and dtype != "float32":
         assert not made.metadata.shared
-        assert "v4.b32" in made.asm.get("ptx", "v4.b32"), "sixteen bytes at a load"
+        assert "v4.b32" in made.asm["ptx"], "sixteen bytes at a load"
 
 
 @pytest.mark.parametrize(

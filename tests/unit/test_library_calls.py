@@ -94,8 +94,8 @@ def separate_problem(window=3, other=False, made=8, format=LAST, **how):
     return problem_in(lambda *args: conv(*args, **how), *given)
 
 
-def many_problem(window=1, other=False, format=LAST):
-    given = [image(2, 24, 6, 6, format=format), image(16, 24, window, window)]
+def many_problem(window=1, other=False, format=LAST, channels=24):
+    given = [image(2, channels, 6, 6, format=format), image(16, channels, window, window)]
     given += [torch.randn(16).bfloat16()] + [image(2, 16, 6, 6)] * other
     return problem_in(lambda *args: conv(*args, padding=window // 2), *given)
 
@@ -109,7 +109,7 @@ def linear_problem(*lead, unary="relu", with_bias=True, dtype=torch.bfloat16):
 PLAIN, RELU, ADD = "aten.convolution", "cudnn.convolution_relu", "cudnn.convolution_add_relu"
 PRODUCT, ACTIVATION = "aten.mm", "cublaslt.addmm_activation"
 FPROP = ["ipex.triton.fprop"]  # the tile for few terms
-SEPARATE = ["ipex.triton.depthwise"] * 6
+SEPARATE = ["ipex.triton.depthwise"] * 4
 STEM = ["ipex.triton.stem"] * 4  # tiles for 64 channels
 OFFERED = {
     "3x3": (conv_problem(), [PLAIN, RELU]),
@@ -144,6 +144,7 @@ OFFERED = {
     "two a channel": (separate_problem(made=16), [PLAIN]),
     "many": (many_problem(), [PLAIN, RELU, PRODUCT, ACTIVATION, *FPROP]),
     "many 3x3 add": (many_problem(3, True), [PLAIN, ADD, *FPROP]),
+    "many 3x3 of arithmetic": (many_problem(3, channels=512), [PLAIN, RELU]),
     "many contiguous": (many_problem(format=torch.contiguous_format), [PLAIN]),
     "linear": (linear_problem(4), ["aten.addmm", ACTIVATION]),
     "linear 3-D": (linear_problem(2, 4), ["aten.addmm", ACTIVATION]),
