@@ -175,6 +175,10 @@ for dtype in LARGEST:
         torch.testing.assert_close(made[:2], made[2:], rtol=0, atol=0, equal_nan=True)
         assert made[1][1].tolist() == [n + 2.0 * finite for n in range(9)]
         print(dtype, planted)
+
+reading = norms.Reading([torch.zeros(0), torch.zeros(0)], CPU)  # of nothing somebody says so, too
+(norm, factor), found = read(reading, norms.array("q", (0, 0)), 0.5, None, True)
+assert (norm, factor, found) == (0, 1, 0)
 """
 
 
