@@ -33,6 +33,10 @@ PROBLEMS = {
     "dilation=1,1 groups=96",
     "depthwise, add": "4x64x14x14:L 64x1x7x7:L 64 4x64x14x14:L binary='add' unary='relu' "
     "stride=1,1 padding=3,3 dilation=1,1 groups=64",
+    "many, add": "4x64x28x28:L 256x64x1x1:L 256 4x256x28x28:L binary='add' unary='relu' "
+    "stride=1,1 padding=0,0 dilation=1,1 groups=1",
+    "many 3x3 by 2": f"4x32x14x14:L 24x32x3x3:L 24 {PLAIN} unary='relu' stride=2,2 padding=1,1 "
+    "dilation=1,1 groups=1",
 }
 
 
