@@ -19,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -173,8 +174,10 @@ def main() -> None:
         if options.json:
             import triton
 
-            known = {"device": str(target.current("cuda")), "torch": str(torch.__version__)}
+            known = {"date": datetime.now(UTC).strftime("%Y-%m-%d")}
+            known |= {"device": str(target.current("cuda")), "torch": str(torch.__version__)}
             known |= {"triton": triton.__version__, "dtype": options.dtype}
+            known |= {"command": " ".join(["python", "benchmarks/ops_conv.py", *sys.argv[1:]])}
             with open(options.json, "a") as file:
                 file.writelines(json.dumps({**known, **row}) + "\n" for row in rows)
     print(f"{time.monotonic() - begin:.0f} s")

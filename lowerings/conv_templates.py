@@ -131,7 +131,8 @@ def _lower_stem(
         last,
         chosen,
     )
-    return _kernel("stem", (x, matrix), chosen.num_warps, constants)
+    # Libraries have no TF32 kernel for few channels, and what is farther off than theirs is refused.
+    return _kernel("stem", (x, matrix), chosen.num_warps, constants, tf32=False)
 
 
 # A channel a group.
@@ -252,10 +253,11 @@ def _kernel(
     warps: int,
     given: Mapping[str, Any],
     stages: int = STAGES,
+    tf32: bool = True,
 ) -> Any:
     """The template of that name as a node whose epilogue Inductor fuses."""
     cudnn: Any = torch.backends.cudnn
-    precise = cudnn.conv.fp32_precision != "tf32"
+    tf32 &= cudnn.conv.fp32_precision == "tf32"
     x, _ = inputs
     size = _ints(V.graph.current_node.meta["val"].shape)
     result = ir.FixedLayout(x.get_device(), x.get_dtype(), size)
@@ -266,7 +268,7 @@ def _kernel(
             layout=result,
             num_stages=stages,
             num_warps=warps,
-            ALLOW_TF32=not precise,
+            ALLOW_TF32=tf32,
             **given,
         )
         .output_node()

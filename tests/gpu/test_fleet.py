@@ -27,7 +27,7 @@ LINES = [
 
 
 def test_problems_are_spread_over_both_gpus_and_resumed(tmp_path):
-    problems = shapes.problems(LINES, str(target.current("cuda")), settings_of("cuda"))
+    problems = [*shapes.problems(LINES, str(target.current("cuda")), settings_of("cuda"))]
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     try:
         assert ray.cluster_resources()["GPU"] >= 2

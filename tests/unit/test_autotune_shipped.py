@@ -12,10 +12,11 @@ from records import timed
 from ipex_inductor import backend, compat, target
 from ipex_inductor.autotune import select
 from ipex_inductor.autotune.database import Records, write
+from ipex_inductor.autotune.pool import pool
 from ipex_inductor.autotune.record import Choice, encode
 from ipex_inductor.autotune.table import file_name, winners
 from ipex_inductor.config import resolve
-from ipex_inductor.lowerings import listed, selection, shapes
+from ipex_inductor.lowerings import library, listed, selection, shapes
 
 TABLES = sorted(select.SHIPPED.glob("*.jsonl"))
 PROBLEMS = Path(__file__).parents[2] / "benchmarks" / "tuning_problems.txt"
@@ -115,3 +116,14 @@ def test_calls_are_looked_up_in_a_table_only_where_no_records_come_first(monkeyp
     assert (
         tables(autotune="inductor") == tables(autotune="never") == tables(autotune="always") == {}
     )
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
+def test_what_a_table_says_of_our_ops_may_be_called(table, of_torch):
+    """A template that has changed since is not what was measured: its records are to be renewed."""
+    records = [r for r in Records(table) if r.problem.op in library.CALLS]
+    assert records
+    for record in records:
+        of_torch(record.provenance.torch.partition("+")[0])
+        best = pool([record])[encode(record.problem)].best()
+        assert library.call_of(record.problem, best.choice).choice == best.choice
