@@ -81,7 +81,7 @@ def compiling(
 ) -> Iterator[Folder | None]:
     """A folder of its own for the graph that is compiled inside; None where torch keeps its own."""
     folder = None
-    if not (reason := _why_not_ours()):
+    if not (reason := why_not_ours()):
         try:
             folder = Folder(None if compat.caches_forbidden() else make_key())
         except (OSError, TypeError) as error:
@@ -99,7 +99,7 @@ def compiling(
 
 def spare() -> contextlib.AbstractContextManager[None]:
     """A folder for what is lowered and no more."""
-    return _spare() if not _why_not_ours() else contextlib.nullcontext()
+    return _spare() if not why_not_ours() else contextlib.nullcontext()
 
 
 def key_of(
@@ -163,7 +163,7 @@ def _spare() -> Iterator[None]:
         shutil.rmtree(folder.files.folder, ignore_errors=True)
 
 
-def _why_not_ours() -> str:
+def why_not_ours() -> str:
     """Why torch's own folder is left to it, "" if it is not."""
     named = compat.named_folder()
     if named is None or workroom.is_one(named):  # a child of ours inherits our own

@@ -131,7 +131,7 @@ def _lower_stem(
         last,
         chosen,
     )
-    # Libraries have no TF32 kernel for few channels, and what is farther off than theirs is refused.
+    # Libraries have no TF32 kernel for few channels; what is farther off than theirs is refused.
     return _kernel("stem", (x, matrix), chosen.num_warps, constants, tf32=False)
 
 

@@ -76,6 +76,9 @@ def prebuild(
     """
     _check(model, mode)
     kernels_only = compat.why_not_for(target.kind)
+    if not kernels_only and (elsewhere := graph_files.why_not_ours()):
+        todo = "Unset TORCHINDUCTOR_CACHE_DIR: what is not verified is not packed."
+        raise ArgumentError("Inductor's files in a folder of ours", elsewhere, todo)
     began = time.perf_counter()
     fake_tensors: Any = FakeTensorMode  # which has no types
     with (

@@ -286,6 +286,13 @@ def test_what_does_not_fit_is_compiled_and_named(bundle, tmp_path):
         assert words in each["why"], change
 
 
+def test_graphs_are_not_packed_from_a_folder_of_the_users(tmp_path, monkeypatch):
+    monkeypatch.setattr(compat, "why_not_for", lambda kind: "")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    with pytest.raises(ArgumentError, match="as TORCHINDUCTOR_CACHE_DIR says"):
+        graphs.prebuild(*make(), target("h200"))
+
+
 def test_what_cannot_be_prebuilt_is_told(tmp_path):
     model, inputs = make()
     with pytest.raises(OptionError, match="a mode in which no kernel is timed"):
