@@ -260,7 +260,7 @@ def show(rows: list[dict[str, Any]]) -> bool:
         speed = f"{row['first_s']:6.2f} s" if "first_s" in row and not wrong else "      - "
         error = f"; error {row['error']:.1e}{' WRONG' if wrong else ''}" if "error" in row else ""
         bits = f"; bits {'equal' if row['bits'] else 'DIFFER'}" if "bits" in row else ""
-        print(f"{who} {speed}  {told}{f' ({more})' * bool(more)}{error}{bits}")
+        print(f"{who} {speed}  {told}{f' ({more})' * bool(more)}{error}{bits}", flush=True)
         if "first_s" in row:
             rest = ("imports_s", "bundle_s", "to_gpu_s", "second_s")
             print(" " * 26 + ", ".join(f"{name} {row[name]:.2f}" for name in rest))
@@ -296,16 +296,18 @@ def main() -> None:
         if here[name] != there[name]:
             print(f"{name}: {here[name]} here, {there[name]} where it was built")
     contestants = ["prebuilt"] if asked.describe else asked.contestants
-    with tempfile.TemporaryDirectory() as results:
-        rows = []
-        for name in asked.models:
-            for contestant in contestants:
-                rows.append(started(name, contestant, asked.describe, Path(results)))
-                print(f"{name} {contestant}: done", file=sys.stderr)
-        compare_bits(rows, Path(results))
-    good = show(rows)
-    if asked.json:
-        asked.json.write_text(json.dumps({"here": here, "there": there, "rows": rows}, indent=2))
+    command = " ".join(["python", "benchmarks/prebuild_gpu.py", *sys.argv[1:]])
+    known = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "command": command}
+    known |= {"here": here, "there": there}
+    good = True
+    for name in asked.models:  # each is kept at once: time may be short
+        with tempfile.TemporaryDirectory() as results:
+            rows = [started(name, each, asked.describe, Path(results)) for each in contestants]
+            compare_bits(rows, Path(results))
+        good &= show(rows)
+        if asked.json:
+            with open(asked.json, "a") as file:
+                file.writelines(json.dumps({**known, **row}) + "\n" for row in rows)
     raise SystemExit(not good)
 
 
