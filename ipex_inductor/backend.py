@@ -234,11 +234,11 @@ def _key(
 ) -> Key:
     """What the files of a graph are found by."""
     training, sharded = _is_training(example_inputs), compat.is_sharded(gm)
-    places = _places(gm, example_inputs)
+    places = _places(gm, example_inputs, config)
     identity = _identity_fields(config, training, sharded, places, selected)
     for name in ("sources", "targets"):  # fields of their own
         del identity[name]
-    problem = {**_problem_fields(gm, example_inputs), **more}
+    problem = {**_problem_fields(gm, example_inputs, config), **more}
     problem["graph"] = hashlib.sha256(problem["graph"].encode()).hexdigest()
     options = _inductor_options(config)
     return graph_files.key_of(identity, problem, options, places, kind)
@@ -316,20 +316,22 @@ def _graph_digest(
     return digest_fields(
         {
             "identity": _identity(
-                config, _is_training(example_inputs), False, _places(gm, example_inputs)
+                config, _is_training(example_inputs), False, _places(gm, example_inputs, config)
             ),
             "torch": compat.VERSION,
             "inductor": tuple((name, graph_files.said(value)) for name, value in config.inductor),
-            **_problem_fields(gm, example_inputs),
+            **_problem_fields(gm, example_inputs, config),
         }
     )
 
 
-def _problem_fields(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> dict[str, Any]:
+def _problem_fields(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: CompileConfig
+) -> dict[str, Any]:
     """What there is to compile, and the state of the process that it is compiled under."""
     from ipex_inductor.lowerings.settings import settings_of
 
-    kinds = sorted({d.type for d in _places(gm, example_inputs)})
+    kinds = sorted({d.type for d in _places(gm, example_inputs, config)})
     return {
         "settings": tuple(repr(settings_of(kind)) for kind in kinds),
         "autocast": tuple(
@@ -437,7 +439,7 @@ def _compile_with(
         patches["freezing"] = False  # the weights of a package are its inputs, whatever is set
     training = _is_training(example_inputs)
     sharded = compat.is_sharded(gm)
-    places = _places(gm, example_inputs)
+    places = _places(gm, example_inputs, config)
     if not any(place.type == "cpu" for place in places):
         patches |= compat.any_host(gm)
     wrapped = patches.get("cpp_wrapper", torch._inductor.config.cpp_wrapper)
@@ -677,14 +679,27 @@ def _devices(example_inputs: Sequence[Any]) -> set[torch.device]:
     return {t.device for t in example_inputs if isinstance(t, torch.Tensor)}
 
 
-def _places(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> set[torch.device]:
+def _places(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: CompileConfig
+) -> set[torch.device]:
     """The devices that a graph computes on: no CPU where all that Dynamo saw is on a GPU.
 
-    What such a graph is made into depends on nothing of the host.
+    What such a graph is made into depends on nothing of the host, unless its compilers take part.
     """
-    seen = [node.meta.get("example_value") for node in gm.graph.nodes]
+    graphs = [m.graph for m in gm.modules() if isinstance(m, torch.fx.GraphModule)]  # branches too
+    seen = [node.meta.get("example_value") for graph in graphs for node in graph.nodes]
     values = (v for v in tree_leaves([seen, *example_inputs]) if isinstance(v, torch.Tensor))
-    return {v.device for v in values if v.device.type != "meta"} or {torch.device("cpu")}
+    found = {v.device for v in values if v.device.type != "meta"}
+    return found | {torch.device("cpu")} if not found or _compiles_on_host(config) else found
+
+
+def _compiles_on_host(config: CompileConfig) -> bool:
+    """Whether g++ or nvcc make something of a graph that is on a GPU alone."""
+    options = _inductor_options(config)
+    backends = ("max_autotune_gemm_backends", "max_autotune_conv_backends")
+    named = (str(options.get(name, getattr(torch._inductor.config, name))) for name in backends)
+    others = any(set(each.upper().split(",")) & {"CPP", "CUTLASS"} for each in named)
+    return others or _asked(config, "cpp_wrapper")
 
 
 def _check_devices(example_inputs: Sequence[Any]) -> None:

@@ -98,9 +98,9 @@ _ONE_ROW = """\
     result = tl.sum(sums, 1)[None, :]
 """
 _FEW_ROWS = """\
-    rows = tl.arange(0, BLOCK_M)
+    rows = tl.arange(0, BLOCK_M).to(tl.int64)
     there = (rows < M)[:, None]
-    x_ = {x} + rows[:, None] * {x_stride}
+    x_ = {x} + rows[:, None] * {x_stride}  # rows may lie far apart
     sums = tl.zeros([BLOCK_N if SWAPPED else BLOCK_M, BLOCK_M if SWAPPED else BLOCK_N], tl.float32)
     for step in tl.range(0, TERMS // BLOCK_K, num_stages=STAGES):
         k = part * TERMS + step * BLOCK_K + tl.arange(0, BLOCK_K)

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._inductor import inductor_prims
 from torch._inductor.virtualized import V
 from torch.utils._pytree import tree_leaves
 
+from ipex_inductor import ops  # noqa: F401  registers the ipex:: ops
 from ipex_inductor.decisions import GraphReport
 
 Node = torch.fx.Node
@@ -32,16 +34,13 @@ FOLLOWING = frozenset(
         operator.getitem,
         aten._adaptive_avg_pool2d.default,
         aten._native_batch_norm_legit_no_training.default,
+        aten._unsafe_index.Tensor,  # what is left of upsampling
         aten.avg_pool2d.default,
         aten.cat.default,
         aten.constant_pad_nd.default,
         aten.max_pool2d_with_indices.default,
         aten.mean.dim,
-        aten.slice.Tensor,
-        aten.split.Tensor,
-        aten.split_with_sizes.default,
-        aten.upsample_bilinear2d.vec,
-        aten.upsample_nearest2d.vec,
+        inductor_prims._low_memory_max_pool_with_offsets,
     }
 )
 
@@ -106,9 +105,9 @@ class _Conversion:
     def _read_by(self, node: Node) -> None:
         if not _follows(node):
             for each in node.all_input_nodes:
-                if each in self.was and (node.op == "output" or _differs(each, self.was[each])):
+                if each in self.was and not (_is_view(node) and _lies_alike(each, self.was[each])):
                     node.replace_input_with(each, self._former(each, node))
-        if node.op == "call_function":
+        if any(each in self.was for each in node.all_input_nodes):
             self._know_again(node)
 
     def _know_again(self, node: Node) -> None:
@@ -167,10 +166,14 @@ def _strides(value: Any) -> list[tuple[int, ...]]:
     return [t.stride() for t in tree_leaves(value) if isinstance(t, Tensor)]
 
 
-def _differs(node: Node, former: Any) -> bool:
-    """Whether elements lie elsewhere: the stride of a single one says nothing."""
+def _is_view(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+
+
+def _lies_alike(node: Node, former: Any) -> bool:
+    """Whether elements lie where they did: the stride of a single one says nothing."""
     now = _val(node)
     if not isinstance(now, Tensor):
-        return True
+        return False
     pairs = zip(now.shape, now.stride(), former.stride(), strict=True)
-    return any(size > 1 and new != old for size, new, old in pairs)
+    return all(size == 1 or new == old for size, new, old in pairs)

@@ -67,7 +67,7 @@ def test_the_switch_enters_the_identity_of_the_graph():
     from ipex_inductor.backend import _identity
 
     def identity():
-        return _identity(config.resolve(None, None, {}, {}), False, False, [X])
+        return _identity(config.resolve(None, None, {}, {}), False, False, {X.device})
 
     on = identity()
     enable_onednn_fusion(False)

@@ -9,10 +9,13 @@ import torch.nn.functional as F
 from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ipex_inductor import ops  # noqa: F401  registers the ipex:: ops
 from ipex_inductor.decisions import GraphReport
 from ipex_inductor.passes import channels_last
+from ipex_inductor.passes.joint import WHOLE
+from ipex_inductor.passes.whole_ops import reduced_table
 
 aten, LAST = torch.ops.aten, torch.channels_last
 
@@ -24,8 +27,9 @@ def gpu(monkeypatch):
 
 def converted(fn, *inputs):
     """The rewritten graph of `fn`, held against `fn`, and what was said."""
-    mode = FakeTensorMode()
-    gm = make_fx(fn)(*map(mode.from_tensor, inputs))
+    mode = FakeTensorMode(allow_non_fake_inputs=True)  # sizes of an upsampling are constants
+    gm = make_fx(fn, reduced_table(WHOLE))(*map(mode.from_tensor, inputs))
+    gm.graph.eliminate_dead_code()  # a pool's indices
     report = GraphReport()
     with V.set_fake_mode(mode), torch.no_grad():
         channels_last.convert(gm.graph, report)
@@ -108,6 +112,48 @@ def test_an_op_of_ours_with_an_addend():
 
     gm, _ = converted(fn, X, *weights((8, 8, 3, 3)), torch.randn(2, 8, 9, 9))
     assert copies(gm) == [True, True, True, False]
+
+
+def test_a_pool_and_upsampling_follow():
+    """In the forms that Inductor's decompositions leave of them."""
+
+    def fn(x, weight):
+        y = F.max_pool2d(F.conv2d(x, weight, padding=1).relu(), 3, 2, 1)
+        y = F.interpolate(F.conv2d(y, weight, padding=1), scale_factor=2)
+        return F.conv2d(y, weight).mean((2, 3))
+
+    gm, _ = converted(fn, X, *weights((8, 8, 3, 3)))
+    # The input, the weight, and what upsampling gives; nothing on the way back.
+    assert copies(gm) == [True, True, True]
+
+
+def test_parts_have_the_strides_that_they_had():
+    """Of a whole that lies as it did, also where another view counts from its beginning."""
+
+    def fn(x, weight):
+        y = F.conv2d(x, weight)
+        first, second = y.chunk(2, 1)
+        return y[:, 2:6], first, second, torch.as_strided(y[:, 2:6], (2, 16), (16, 1), 0)
+
+    converted(fn, X, *weights((8, 8, 3, 3)))
+
+
+def test_what_is_read_as_it_was_is_not_run_again():
+    """An op that counts makes another symbol each time it is traced."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+
+    def fn(x, weight):
+        return torch.nonzero(F.conv2d(x, weight) > 0)
+
+    given = (X, *weights((8, 8, 3, 3)))
+    gm = make_fx(fn)(*map(mode.from_tensor, given))
+    (count,) = gm.graph.find_nodes(op="call_function", target=aten.nonzero.default)
+    before = count.meta["val"]
+    with V.set_fake_mode(mode):
+        channels_last.convert(gm.graph, GraphReport())
+    assert count.meta["val"] is before
+    gm.recompile()
+    assert torch.equal(gm(*given), fn(*given))
 
 
 def test_branches_and_sums_of_both_layouts():

@@ -143,7 +143,8 @@ def test_what_users_froze_stays_frozen():
         assert frozen > len(kept)
         with collector.paused():
             pass
-        assert gc.get_freeze_count() == frozen
+        # Of what was frozen some temporaries die meanwhile; all would be thawed, or all be frozen.
+        assert abs(gc.get_freeze_count() - frozen) < len(kept)
     finally:
         gc.unfreeze()
 

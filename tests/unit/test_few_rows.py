@@ -1,5 +1,6 @@
 """Products of few rows: interpreted on the CPU, and compiled for GPUs that are not here."""
 
+import functools
 import os
 import re
 import subprocess
@@ -11,7 +12,7 @@ import few_rows_cases
 import pytest
 import torch
 import triton
-from few_rows_cases import DTYPES, SHAPES, linear, offered
+from few_rows_cases import DTYPES, SHAPES, linear, offered, product
 from msgspec.structs import replace as changed
 from records import PROVENANCE, timed
 from torch._inductor.graph import GraphLowering
@@ -25,7 +26,7 @@ from ipex_inductor.lowerings.workload import empty, inputs_of
 from ipex_inductor.prebuild import described as described_gpu
 from ipex_inductor.target import described
 from ipex_inductor.templates import few_rows, gpu
-from ipex_inductor.templates.few_rows import ONE_ROW, Tile, inductor_source, source
+from ipex_inductor.templates.few_rows import ONE_ROW, Tile, inductor_source, source, tiles
 
 H200 = "sm_90:NVIDIA-H200"
 GPUS = ("a100-80gb", "h200", "b200", "mi300x")
@@ -240,23 +241,67 @@ def test_inductor_knows_the_lowering_and_the_template():
         assert template is library.linear.few_rows._template(one_row)  # a name is taken once
 
 
-@pytest.mark.parametrize(("rows", "parts"), [(1, 1), (16, 1), (16, 4)])
-def test_inductor_fuses_the_epilogue(rows, parts, tmp_path, monkeypatch):
-    """Into the only kernel, or into the one that adds up parts; for a GPU that is not here."""
+def code_for_an_h200(function, inputs, tmp_path, monkeypatch):
+    """What Inductor writes for a GPU that is not here; `inputs` made there are on it."""
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     lowerings.register()
-    problem = linear("bfloat16", rows, 4096, 4096, "gelu")
-    call = next(c for c in offered(problem) if c.parameters["parts"] == parts)
     codes = []
     with described_gpu.device(described("h200")), torch.no_grad():
         monkeypatch.setattr(GraphLowering, "save_output_code", staticmethod(codes.append))
         with FakeTensorMode(allow_non_fake_inputs=True):
-            inputs = [empty(o, torch.device("cuda:0")) for o in problem.operands]
-            tuner._static(tuner.function_of(problem, call.body), inputs, {"fx_graph_cache": False})
-    launched = re.findall(r"(triton_\w+)\.run\(", codes[-1])
+            tuner._static(function, inputs(), {"fx_graph_cache": False})
+    return codes[-1]
+
+
+def test_a_weight_that_is_made_in_the_graph_is_laid_out_by_rows(tmp_path, monkeypatch):
+    """Inductor would lay it out as what it is made of, and the kernel reads whole rows."""
+    calls = offered(linear("bfloat16", 16, 4096, 1024))
+    call = next(c for c in calls if c.parameters["parts"] == 1)
+
+    def function(x, turned):
+        weight = (turned.t() * 2.0).contiguous()
+        return call.body(x, weight, None, None, "none", "none", [], False)
+
+    def inputs():
+        make = functools.partial(torch.empty, device="cuda:0", dtype=torch.bfloat16)
+        return [make(16, 1024), make(1024, 4096)]
+
+    code = code_for_an_h200(function, inputs, tmp_path, monkeypatch)
+    assert "empty_strided_cuda((4096, 1024), (1024, 1), torch.bfloat16)" in code
+
+
+def test_rows_that_lie_far_apart(tmp_path):
+    """Beyond 2^31 elements, as the last of 32768 tokens in each of 32 texts."""
+    done = run("mine.far_apart()", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def far_apart():
+    """Of memory that is only asked for, one page a row is ever touched."""
+    x = torch.empty(17 << 27, dtype=torch.float16).as_strided((17, 40), (1 << 27, 1))
+    x.copy_(torch.randn(17, 40))
+    weight = torch.randn(7, 40).half()
+    tile = next(tiles(False))
+    exact = x.double() @ weight.double().t()
+    # Sums of 40 products in fp32.
+    torch.testing.assert_close(product(tile, x, weight).double(), exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(1, 1), (16, 1), (16, 4)])
+def test_inductor_fuses_the_epilogue(rows, parts, tmp_path, monkeypatch):
+    """Into the only kernel, or into the one that adds up parts; for a GPU that is not here."""
+    problem = linear("bfloat16", rows, 4096, 4096, "gelu")
+    call = next(c for c in offered(problem) if c.parameters["parts"] == parts)
+    code = code_for_an_h200(
+        tuner.function_of(problem, call.body),
+        lambda: [empty(o, torch.device("cuda:0")) for o in problem.operands],
+        tmp_path,
+        monkeypatch,
+    )
+    launched = re.findall(r"(triton_\w+)\.run\(", code)
     assert [name.split("_fused_")[0] for name in launched] == (
         ["triton_tem"] if parts == 1 else ["triton_tem", "triton_poi"]
     )
     assert ("gelu" in launched[0]) == (parts == 1)
-    assert "extern_kernels." not in codes[-1]
+    assert "extern_kernels." not in code
