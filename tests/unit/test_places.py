@@ -12,9 +12,9 @@ GPU, CPU = torch.device("cuda:0"), torch.device("cpu")
 
 def graph(device, **branches):
     """As Dynamo gives it: one value, on `device`, and submodules."""
-    gm = torch.fx.GraphModule(branches, torch.fx.Graph())
-    for name in branches:
-        gm.graph.get_attr(name)
+    gm = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
+    for name, branch in branches.items():
+        gm.add_submodule(name, branch)
     node = gm.graph.placeholder("x")
     with FakeTensorMode():
         node.meta["example_value"] = torch.empty(2, device=device)
