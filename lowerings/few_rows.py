@@ -91,6 +91,8 @@ def _why_not(tile: Tile, one_row: bool, problem: Problem) -> str | None:
         return f"it has {rows} rows"
     if weight.stride[1] != 1:
         return "the rows of its weight are not contiguous"
+    if size * int(x.stride[-1]) >= 2**31:
+        return "the terms of a row lie too far apart"
     itemsize = getattr(torch, x.dtype).itemsize
     count, room = _device(problem.arch)
     if tile.shared(rows, itemsize) > room:

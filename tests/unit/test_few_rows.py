@@ -169,6 +169,10 @@ REFUSED = {
         p := linear("bfloat16", 4, 4096, 1024),
         operands=(p.operands[0], changed(p.operands[1], stride=(1, 4096)), *p.operands[2:]),
     ),
+    "terms that lie far apart": changed(
+        p := linear("bfloat16", 4, 4096, 4096),
+        operands=(changed(p.operands[0], stride=(1, 2**20)), *p.operands[1:]),
+    ),
 }
 
 
