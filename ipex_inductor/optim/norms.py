@@ -144,6 +144,11 @@ def _tell(reason: str) -> None:
     )
 
 
+@functools.cache
+def _tell_apart(reason: str) -> None:
+    log.warning("the scalars of a step are a launch of their own: %s", reason)
+
+
 class Read:
     """One reading, which is launched once: what it writes then, and where from.
 
@@ -182,7 +187,8 @@ class Read:
         kernel = scalars.kernel if scalars else None
         try:
             self._reading.load(self.clip is not None, self.found_inf is not None, kernel)
-        except NotBuiltError:  # not with them
+        except NotBuiltError as error:  # not with them
+            _tell_apart(str(error))
             scalars = None
         found_inf = found_inf if self.found_inf is None else self.found_inf
         looks = self.found_inf is not None

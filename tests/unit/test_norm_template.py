@@ -4,10 +4,13 @@ import os
 import subprocess
 import sys
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 
+from ipex_inductor.optim import norms
 from ipex_inductor.target import described
+from ipex_inductor.templates.cpp import NotBuiltError
 from ipex_inductor.templates.gpu import binary
 from ipex_inductor.templates.norm_triton import parts_signature, parts_source
 from ipex_inductor.templates.step import StepKernel
@@ -192,3 +195,21 @@ def test_a_reading_is_torchs(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(done.stdout.splitlines()) == 3 + len(DTYPES)
+
+
+def test_a_step_whose_scalars_are_no_part_of_a_reading_says_so(monkeypatch):
+    """The two launches have become three; what is read is the same."""
+    ran, said = [], []
+
+    def load(squares, looks, kernel):
+        if kernel is not None:
+            raise NotBuiltError("too many registers")
+
+    reading = SimpleNamespace(found=lambda: None, load=load, run=lambda *given: ran.append(given))
+    seen = SimpleNamespace(grads=[], addresses=[])
+    monkeypatch.setattr(norms.log, "warning", lambda text, *more: said.append(text % more))
+    norms._tell_apart.cache_clear()
+    read = norms.Read(reading, seen, None, None, True)
+    assert read.run(SimpleNamespace(kernel="a kernel")) is False
+    assert ran[0][-1] is None
+    assert said == ["the scalars of a step are a launch of their own: too many registers"]
