@@ -4,33 +4,26 @@ Everything is per call: no global option, registry of Inductor's or user pass is
 """
 
 import functools
-import hashlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from ipex_inductor import collector, compat, decisions, graph_files
-from ipex_inductor.aot_cache.digest import digest_fields, source_digest
-from ipex_inductor.aot_cache.graphs import KIND
-from ipex_inductor.aot_cache.home import RECORDS, home
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.config import CompileConfig, resolve, unknown
+from ipex_inductor.decisions import warn_once
 from ipex_inductor.errors import DeviceError, PassError, UnsupportedTorchError
-from ipex_inductor.target import current
+from ipex_inductor.request import Request
 
 if TYPE_CHECKING:
     from ipex_inductor.autotune.record import Choice, Problem
     from ipex_inductor.autotune.select import Selection
     from ipex_inductor.lowerings.listed import Choosing, Offer
-    from ipex_inductor.lowerings.selection import Policy
     from ipex_inductor.lowerings.step import Launch
 
 # Without it Inductor offers no template. It moves more than that (layouts, sums of products), so it
@@ -69,20 +62,21 @@ def _compile_or_fall_back(
 ) -> Any:
     untested = compat.untested_reason()
     config = resolve(mode, options, compat.inductor_option_types())
-    _check_devices(example_inputs)
+    request = Request(gm, example_inputs, config)
+    _check_devices(request)
     if untested:
-        _warn_once(f"{untested}: plain Inductor compiles instead")
-        return _compile_plain(gm, example_inputs, config)
+        warn_once(f"{untested}: plain Inductor compiles instead")
+        return _compile_plain(request)
     _check_rules(config)
     if torch._inductor.config.freezing and not torch.is_grad_enabled():
-        _warn_once("torch._inductor.config.freezing is on: Inductor freezes, our passes stay out")
-        return _compile_plain(gm, example_inputs, config)
+        warn_once("torch._inductor.config.freezing is on: Inductor freezes, our passes stay out")
+        return _compile_plain(request)
     try:
-        return _compile_ours(gm, example_inputs, config)
+        return _compile_ours(request)
     except Exception as error:
         if config.strict or compat.is_control_flow(error) or compat.compiler_missing(error):
             raise compat.compiler_missing(error) or _find(error, PassError) or error from error
-        compiled = _compile_plain(gm, example_inputs, config)  # raises what is the model's fault
+        compiled = _compile_plain(request)  # raises what is the model's fault
         reason = _find(error, PassError) or f"{type(error).__name__}: {error}"
         with decisions.about(decisions.open_report()) as graph_report:
             graph_report.add("fallback", "plain Inductor", str(reason))
@@ -100,30 +94,27 @@ def _reset() -> None:
 compile_graph.reset = _reset  # type: ignore[attr-defined]
 
 
-def _compile_plain(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: CompileConfig
-) -> Any:
+def _compile_plain(request: Request) -> Any:
     from torch._inductor.compile_fx import compile_fx
 
     collector.resume()
-    return compile_fx(gm, example_inputs, config_patches=_inductor_options(config))
+    options = dict(request.options)
+    return compile_fx(request.gm, request.example_inputs, config_patches=options)
 
 
-def _compile_ours(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: CompileConfig
-) -> Any:
+def _compile_ours(request: Request) -> Any:
     graph_report = decisions.open_report()
-    stepped = _stepped(gm, config, graph_report)
+    stepped = _stepped(request, graph_report)
     if stepped is not None:
         compat.tensors_unprinted()
         graph_report.publish()
         return stepped
-    selected = _settled(gm, example_inputs, config, graph_report)
-    key = functools.partial(_key, gm, example_inputs, config, selected)
+    selected = _settled(request, graph_report)
+    key = functools.partial(request.key, selected)
     with decisions.about(graph_report), graph_files.compiling(key, graph_report) as folder:
         if folder is None or folder.files.outcome != "hit":
             collector.resume()
-        return _compile_with(gm, example_inputs, config, selected, graph_report, folder)
+        return _compile_with(request, selected, graph_report, folder)
 
 
 @dataclass(frozen=True)
@@ -133,9 +124,7 @@ class Ahead:
     `key` is what it is found by. Raises `OptionError`, `UnsupportedTorchError`.
     """
 
-    gm: torch.fx.GraphModule
-    example_inputs: Sequence[Any]
-    config: CompileConfig
+    request: Request
     report: decisions.GraphReport = field(default_factory=decisions.open_report)
 
     @classmethod
@@ -151,22 +140,20 @@ class Ahead:
             raise UnsupportedTorchError("a torch that was tested", untested, "Install one.")
         config = resolve(mode, dict(options or {}), compat.inductor_option_types())
         _check_rules(config)
-        return cls(gm, example_inputs, config)
+        return cls(Request(gm, example_inputs, config))
 
     @cached_property
     def _selected(self) -> "dict[bytes, Selection]":
-        return _settled(self.gm, self.example_inputs, self.config, self.report)
+        return _settled(self.request, self.report)
 
     @property
     def runs_users_code(self) -> bool:
         """Whether ops or passes of the user's take part, of whose code the key knows nothing."""
-        ops = (n.target for n in self.gm.graph.nodes if isinstance(n.target, torch._ops.OpOverload))
-        foreign = any(op.namespace not in TORCHS for op in ops)
-        return foreign or any(_asked(self.config, name) for name in compat.USERS_PASSES)
+        return self.request.has_users_ops or self.request.has_users_pass
 
     def key(self, kind: str, problem: Mapping[str, Any]) -> Key:
         """What an entry of this kind is found by; `problem`: what else the code depends on."""
-        return _key(self.gm, self.example_inputs, self.config, self._selected, kind, problem)
+        return self.request.key(self._selected, kind, problem)
 
     def compile(self, compile_inner: Callable[..., Any], join: Callable[..., Any]) -> None:
         """All the passes; then `compile_inner` has the graph, and `join` the prologue's programs.
@@ -175,28 +162,18 @@ class Ahead:
         """
         off = compat.graph_caches_off()
         with decisions.about(self.report), off, graph_files.spare():
-            _compile_with(
-                self.gm,
-                self.example_inputs,
-                self.config,
-                self._selected,
-                self.report,
-                None,
-                compile_inner,
-                join,
-            )
+            _compile_with(self.request, self._selected, self.report, None, compile_inner, join)
 
 
-def _stepped(
-    gm: torch.fx.GraphModule, config: CompileConfig, graph_report: decisions.GraphReport
-) -> "Launch | None":
+def _stepped(request: Request, graph_report: decisions.GraphReport) -> "Launch | None":
     """The step of an optimizer as calls of our kernels, which neither AOT nor Inductor sees.
 
     None where the graph is no step, or for a reason that the report has.
     """
     from ipex_inductor.passes.source import OPTIMIZER_STEP, is_step
 
-    if not is_step(gm) or {"*", OPTIMIZER_STEP} & config.rules_off:
+    gm = request.gm
+    if not is_step(gm) or {"*", OPTIMIZER_STEP} & request.config.rules_off:
         return None
     from ipex_inductor.lowerings.step import launch
     from ipex_inductor.passes import step
@@ -204,7 +181,7 @@ def _stepped(
 
     graph_report.show("traced", gm.graph)
     try:
-        if any(_asked(config, name) for name in compat.USERS_PASSES):
+        if request.has_users_pass:
             raise UnreadError("a pass of the user's is to see the graph")
         program, examples = step.program_of(gm)
         launched = launch(gm, program, examples)
@@ -218,156 +195,31 @@ def _stepped(
     rows = sum(map(len, program.updates.values()))
     kernels = len(program.updates)
     graph_report.add("fired", OPTIMIZER_STEP, f"{rows} rows of tensors, kernels: {kernels}")
-    if program.device != "cpu" and _inductor_options(config).get("triton.cudagraphs"):
+    if program.device != "cpu" and request.options.get("triton.cudagraphs"):
         said = "launched, in no CUDA graph, for which every gradient would be copied first"
         graph_report.add("choice", OPTIMIZER_STEP, said)
     return launched
 
 
-def _key(
-    gm: torch.fx.GraphModule,
-    example_inputs: Sequence[Any],
-    config: CompileConfig,
-    selected: "Mapping[bytes, Selection]",
-    kind: str = KIND,
-    more: Mapping[str, Any] = MappingProxyType({}),
-) -> Key:
-    """What the files of a graph are found by."""
-    training, sharded = _is_training(example_inputs), compat.is_sharded(gm)
-    places = _places(gm, example_inputs, config)
-    identity = _identity_fields(config, training, sharded, places, selected)
-    for name in ("sources", "targets"):  # fields of their own
-        del identity[name]
-    problem = {**_problem_fields(gm, example_inputs, config), **more}
-    problem["graph"] = hashlib.sha256(problem["graph"].encode()).hexdigest()
-    options = _inductor_options(config)
-    return graph_files.key_of(identity, problem, options, places, kind)
-
-
-def _settled(
-    gm: torch.fx.GraphModule,
-    example_inputs: Sequence[Any],
-    config: CompileConfig,
-    graph_report: decisions.GraphReport,
-) -> "dict[bytes, Selection]":
+def _settled(request: Request, graph_report: decisions.GraphReport) -> "dict[bytes, Selection]":
     """The kernels that records, timing or a model choose for this graph; none where that fails."""
     try:
-        devices = _devices(example_inputs)
-        if not _may_have_choices(config, devices):
+        if not request.may_have_choices:
             return {}
         from ipex_inductor.lowerings import selection
         from ipex_inductor.lowerings.rivals import settled
 
-        policy = _policy(config)
-        if config.autotune == "inductor" or not selection.may_choose(policy, gm, devices):
+        policy, watches = request.policy, request.config.autotune == "inductor"
+        if watches or not selection.may_choose(policy, request.gm, request.devices):
             return {}
-        graph = _graph_digest(gm, example_inputs, config)
-        learn = functools.partial(_offers, gm, example_inputs, config)
+        learn = functools.partial(_offers, request)
         say = functools.partial(graph_report.add, "missed")
-        return settled(selection.settle(policy, graph, learn, say))
+        return settled(selection.settle(policy, request.digest(), learn, say))
     except Exception as error:
-        if config.strict or compat.is_control_flow(error):
+        if request.config.strict or compat.is_control_flow(error):
             raise
         graph_report.add("missed", "autotune", f"{type(error).__name__}: {error}")
         return {}
-
-
-def _policy(config: CompileConfig) -> "Policy":
-    from ipex_inductor.lowerings import selection
-
-    return selection.Policy(
-        selection.database_of(config.autotune_database),
-        _may_time(config),
-        config.autotune_budget_s,
-        tables=config.autotune in ("always", "never"),  # asked for by name
-        guesses=config.autotune != "never",
-    )
-
-
-def _tables(config: CompileConfig, devices: set[torch.device]) -> dict[str, str]:
-    """The package's tables that say what library calls a graph gets: architectures and digests.
-
-    Only where no records are looked into, which come first. So the graph need not be lowered twice.
-    """
-    gpus = {device for device in devices if device.type == "cuda"}
-    if not gpus or config.autotune == "inductor" or _policy(config).records(gpus):
-        return {}
-    from ipex_inductor.autotune.select import table_digest
-    from ipex_inductor.lowerings.listed import arch_of
-
-    known = {arch: table_digest(arch) for arch in sorted(map(arch_of, gpus))}
-    return {arch: digest for arch, digest in known.items() if digest}
-
-
-def _may_have_choices(config: CompileConfig, devices: set[torch.device]) -> bool:
-    """Whether records or a model may say something: seen without importing what reads them.
-
-    That takes 1 % of a start. No model is of CPUs, nor is a table looked into unless asked for.
-    """
-    asked = config.autotune != "auto" or config.autotune_database or _may_time(config)
-    on_cpus = all(device.type == "cpu" for device in devices)
-    return bool(asked) or not on_cpus or (home() / RECORDS).exists()
-
-
-def _graph_digest(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: CompileConfig
-) -> str:
-    """What the problems of a Dynamo graph depend on."""
-    return digest_fields(
-        {
-            "identity": _identity(
-                config, _is_training(example_inputs), False, _places(gm, example_inputs, config)
-            ),
-            "torch": compat.VERSION,
-            "inductor": tuple((name, graph_files.said(value)) for name, value in config.inductor),
-            **_problem_fields(gm, example_inputs, config),
-        }
-    )
-
-
-def _problem_fields(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: CompileConfig
-) -> dict[str, Any]:
-    """What there is to compile, and the state of the process that it is compiled under."""
-    from ipex_inductor.lowerings.settings import settings_of
-
-    kinds = sorted({d.type for d in _places(gm, example_inputs, config)})
-    return {
-        "settings": tuple(repr(settings_of(kind)) for kind in kinds),
-        "autocast": tuple(
-            (kind, torch.is_autocast_enabled(kind), str(torch.get_autocast_dtype(kind)))
-            for kind in kinds
-        ),
-        "sizes": tuple(repr(compat.hints(value)) for value in example_inputs),
-        "graph": _text(gm),
-    }
-
-
-_COMMENT = re.compile(r"^ *#.*\n", re.MULTILINE)
-_INPUT = re.compile(r"\b[GLgl]_\w+")
-TORCHS = (
-    "aten",
-    "prims",
-    "prim",
-    "ipex",
-    "mkldnn",
-    "quantized",
-    "quantized_decomposed",
-    "profiler",
-)
-
-
-def _text(gm: torch.fx.GraphModule) -> str:
-    """A Dynamo graph without where the user's code stands, and how it names what goes in."""
-    names: dict[str, str] = {}
-    own = {s for n in gm.graph.find_nodes(op="placeholder") for s in (n.name, str(n.target))}
-
-    def numbered(found: re.Match[str]) -> str:
-        known = found[0] in own
-        return names.setdefault(found[0], f"input_{len(names)}") if known else found[0]
-
-    text = _COMMENT.sub("", gm.print_readable(print_output=False, include_stride=True))
-    return _INPUT.sub(numbered, text)
 
 
 def problems_of(call: Callable[[], object], mode: str | None = None) -> "list[Problem]":
@@ -381,7 +233,7 @@ def problems_of(call: Callable[[], object], mode: str | None = None) -> "list[Pr
     def learn(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         from ipex_inductor.autotune.record import encode
 
-        offers = _offers(gm, example_inputs, config)
+        offers = _offers(Request(gm, example_inputs, config))
         met.update((encode(o.problem), o.problem) for o in offers)
         return gm.forward
 
@@ -390,29 +242,26 @@ def problems_of(call: Callable[[], object], mode: str | None = None) -> "list[Pr
     return list(met.values())
 
 
-def _offers(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: CompileConfig
-) -> "list[Offer]":
+def _offers(request: Request) -> "list[Offer]":
     """What there is to choose in a graph, forward and backward: it is lowered, and no more."""
     from ipex_inductor.lowerings.listed import Choosing, choosing
 
-    copy = copied(gm)
+    copy = copied(request.gm)
     now = Choosing()
-    options = LISTS_TEMPLATES | dict(config.inductor) | compat.LOWER_ONLY
-    lowered = replace(config, inductor=tuple(options.items()))
+    options = LISTS_TEMPLATES | dict(request.config.inductor) | compat.LOWER_ONLY
+    config = replace(request.config, inductor=tuple(options.items()))
+    lowered = Request(copy, request.example_inputs, config)
     report = decisions.GraphReport()  # nobody reads it: all of it is decided again
     off, at_once = compat.graph_caches_off(), compat.backward_at_once()
     with graph_files.spare(), off, at_once, choosing(now):
-        _compile_with(copy, example_inputs, lowered, {}, report, None, compat.lower_inner)
+        _compile_with(lowered, {}, report, None, compat.lower_inner)
     for node in copy.graph.nodes:
         node.meta.clear()  # Dynamo's notes hold weak references to parameters: no swapping those
     return [*now.offers.values()]
 
 
 def _compile_with(
-    gm: torch.fx.GraphModule,
-    example_inputs: Sequence[Any],
-    config: CompileConfig,
+    request: Request,
     selected: "Mapping[bytes, Selection]",
     graph_report: decisions.GraphReport,
     folder: graph_files.Folder | None,
@@ -430,33 +279,31 @@ def _compile_with(
 
     lowerings.register()
     compat.name_system()
-    patches = _inductor_options(config)
+    config, training = request.config, request.training
+    patches = dict(request.options)
     if folder:
         patches = graph_files.NO_HEADERS | patches
     if _has_template(selected):
         patches = LISTS_TEMPLATES | patches
     if join is not None:
         patches["freezing"] = False  # the weights of a package are its inputs, whatever is set
-    training = _is_training(example_inputs)
-    sharded = compat.is_sharded(gm)
-    places = _places(gm, example_inputs, config)
-    if not any(place.type == "cpu" for place in places):
-        patches |= compat.any_host(gm)
+    if not any(place.type == "cpu" for place in request.places):
+        patches |= compat.any_host(request.gm)
     wrapped = patches.get("cpp_wrapper", torch._inductor.config.cpp_wrapper)
     no_calls = "cpp_wrapper: Inductor's own is kept" if wrapped else ""
     user_passes = patches.get("joint_custom_pre_pass", torch._inductor.config.joint_custom_pre_pass)
     patches["joint_custom_pre_pass"] = JointPass(
-        _identity(config, training, sharded, places, selected),
+        request.identity(selected),
         config.rules_off,
         training,
         graph_report,
         compat.as_pass_list(user_passes),
-        Chooser(selected, no_calls, _tables(config, places)),
+        Chooser(selected, no_calls, request.tables),
     )
-    prologue = config.weight_prologue and not training and not wrapped and not sharded
+    prologue = config.weight_prologue and not (training or wrapped or request.sharded)
     if wrapped and config.weight_prologue:
         graph_report.add("missed", "weight prologue", "cpp_wrapper cannot take opaque inputs")
-    if sharded:
+    if request.sharded:
         graph_report.add("missed", "weight prologue", "FSDP gathers the weights for each call")
     joint = patches.get("use_joint_graph_passes", torch._inductor.config.use_joint_graph_passes)
     inner = functools.partial(
@@ -464,7 +311,7 @@ def _compile_with(
         prologue,
         config,
         selected,
-        _may_time(config),  # inside, Inductor's settings are those of this call
+        request.may_time,
         graph_report,
         folder,
         compile_inner or compat.compile_inner,
@@ -473,8 +320,8 @@ def _compile_with(
     # A split graph is saved whole by AOTAutogradCache; see passes/output_code.py.
     with functorch_config.patch(bundled_autograd_cache=prologue):
         return compile_fx(
-            gm,
-            example_inputs,
+            request.gm,
+            request.example_inputs,
             inner_compile=inner,
             config_patches=patches,
             # What nobody decomposes again must not be kept whole.
@@ -581,19 +428,6 @@ def _say_choices(
         graph_report.add("missed", "autotune", now.failure)
 
 
-def _inductor_options(config: CompileConfig) -> dict[str, Any]:
-    """Inductor's options for this call: those of the mode, then the user's own."""
-    options = {**compat.mode_options(config.mode), **dict(config.inductor)}
-    if options.pop("freezing", False):
-        _warn_once(
-            "option 'freezing' has no effect per call (Dynamo reads it globally before a backend "
-            "is asked); the weight prologue does its work and keeps the caches"
-        )
-    if config.autotune == "never":
-        options["deterministic"] = True  # or padding and reductions are timed
-    return options
-
-
 def copied(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The same tensors and modules under a graph of its own, by which AOT knows parameters too."""
     copy = torch.fx.GraphModule(gm, deepcopy(gm.graph))
@@ -616,93 +450,8 @@ def _is_listed(choice: "Choice") -> bool:
     return choice.kind == "template" and choice.name.startswith("inductor.")
 
 
-def _may_time(config: CompileConfig) -> bool:
-    """Whether the user asked for kernels to be timed, by option, by mode or as of Inductor."""
-    if config.autotune != "auto":
-        return config.autotune == "always"
-    asked = _asked(config, "max_autotune") or _asked(config, "max_autotune_gemm")
-    return asked and not _asked(config, "deterministic")
-
-
-def _asked(config: CompileConfig, name: str) -> bool:
-    """Inductor's setting of that name, for this call."""
-    return bool(_inductor_options(config).get(name, getattr(torch._inductor.config, name)))
-
-
-def _identity(
-    config: CompileConfig,
-    training: bool,
-    sharded: bool,
-    places: set[torch.device],
-    selected: "Mapping[bytes, Selection]" = MappingProxyType({}),
-) -> str:
-    """What our part of the generated code depends on, as one digest."""
-    return digest_fields(_identity_fields(config, training, sharded, places, selected))
-
-
-def _identity_fields(
-    config: CompileConfig,
-    training: bool,
-    sharded: bool,
-    places: set[torch.device],
-    selected: "Mapping[bytes, Selection]",
-) -> dict[str, Any]:
-    """Sources, options, devices and selections."""
-    devices = sorted({str(d.type) for d in places})
-    return {
-        "sources": source_digest(),
-        "rules_off": tuple(sorted(config.rules_off)),
-        "weight_prologue": (config.weight_prologue, config.weight_prologue_bytes),
-        "training": training,
-        "sharded": sharded,
-        "targets": tuple(current(device).arch for device in devices),
-        "selected": _selected_digest(selected),
-        "tables": tuple(_tables(config, places).items()),
-        "leaves": _may_time(config),
-    }
-
-
-def _selected_digest(selected: "Mapping[bytes, Selection]") -> str:
-    if not selected:
-        return ""
-    from ipex_inductor.autotune.select import digest
-
-    return digest((problem, selection.choice) for problem, selection in selected.items())
-
-
-def _is_training(example_inputs: Sequence[Any]) -> bool:
-    tensors = (t for t in example_inputs if isinstance(t, torch.Tensor))
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-
-
-def _devices(example_inputs: Sequence[Any]) -> set[torch.device]:
-    return {t.device for t in example_inputs if isinstance(t, torch.Tensor)}
-
-
-def _places(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: CompileConfig
-) -> set[torch.device]:
-    """The devices that a graph computes on: no CPU where all that Dynamo saw is on a GPU.
-
-    What such a graph is made into depends on nothing of the host, unless its compilers take part.
-    """
-    graphs = [m.graph for m in gm.modules() if isinstance(m, torch.fx.GraphModule)]  # branches too
-    seen = [node.meta.get("example_value") for graph in graphs for node in graph.nodes]
-    values = (v for v in tree_leaves([seen, *example_inputs]) if isinstance(v, torch.Tensor))
-    found = {v.device for v in values if v.device.type != "meta"}
-    return found | {torch.device("cpu")} if not found or _compiles_on_host(config) else found
-
-
-def _compiles_on_host(config: CompileConfig) -> bool:
-    """Whether g++ or nvcc make something of a graph that is on a GPU alone."""
-    options = _inductor_options(config)
-    backends = ("max_autotune_gemm_backends", "max_autotune_conv_backends")
-    named = (str(options.get(name, getattr(torch._inductor.config, name))) for name in backends)
-    return any("CUTLASS" in each.upper() for each in named) or _asked(config, "cpp_wrapper")
-
-
-def _check_devices(example_inputs: Sequence[Any]) -> None:
-    if any(device.type == "meta" for device in _devices(example_inputs)):
+def _check_devices(request: Request) -> None:
+    if any(device.type == "meta" for device in request.devices):
         raise DeviceError(
             "parameters and inputs with storage",
             "a tensor on device 'meta'",
@@ -727,8 +476,3 @@ def _find(error: BaseException | None, kind: type[PassError]) -> PassError | Non
     while error is not None and not isinstance(error, kind):
         error = getattr(error, "inner_exception", None) or error.__cause__
     return error
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    log.warning(message)

@@ -1,5 +1,6 @@
 """What was decided and why: every room writes here, `explain` and the tests read."""
 
+import functools
 import logging
 import threading
 from collections import deque
@@ -12,6 +13,13 @@ from typing import Any
 from ipex_inductor.errors import ArgumentError
 
 log = logging.getLogger("ipex_inductor")
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """A warning that a process gives once."""
+    log.warning(message)
+
 
 KEPT = 256  # graphs whose decisions are remembered
 

@@ -64,10 +64,12 @@ def test_the_switch_beats_the_environment(monkeypatch):
 
 def test_the_switch_enters_the_identity_of_the_graph():
     """Inductor's caches see the rules that are off, so no entry of the other setting is taken."""
-    from ipex_inductor.backend import _identity
+    from ipex_inductor.request import Request
+
+    gm = torch.fx.symbolic_trace(torch.nn.Identity())
 
     def identity():
-        return _identity(config.resolve(None, None, {}, {}), False, False, {X.device})
+        return Request(gm, [X], config.resolve(None, None, {}, {})).identity()
 
     on = identity()
     enable_onednn_fusion(False)

@@ -26,6 +26,7 @@ from ipex_inductor.config import resolve
 from ipex_inductor.lowerings import listed, selection, spaces
 from ipex_inductor.lowerings.listed import Choosing, choosing
 from ipex_inductor.lowerings.settings import settings_of
+from ipex_inductor.request import Request
 
 pytestmark = pytest.mark.usefixtures("instructions_known")
 
@@ -127,7 +128,7 @@ def test_a_graph_is_learned_with_its_weights_known():
 
     def learn(gm, inputs):
         config = resolve(None, {"strict": True}, compat.inductor_option_types())
-        backend._offers(gm, inputs, config)
+        backend._offers(Request(gm, inputs, config))
         return gm.forward
 
     torch.compile(model, backend=learn)(torch.randn(1, 3, 8, 8))
@@ -635,14 +636,14 @@ def test_what_failed_once_is_not_guessed(database, offer, model):
 
 
 def test_the_models_choice_is_part_of_the_key(database, model, monkeypatch):
-    selected, real = [], backend._identity_fields
+    selected, real = [], Request.identity_fields
 
     def noted(*args):
         fields = real(*args)
         selected.append(fields["selected"])
         return fields
 
-    monkeypatch.setattr(backend, "_identity_fields", noted)
+    monkeypatch.setattr(Request, "identity_fields", noted)
     digests = []
     for wins in (True, False, True):
         model(wins=wins)

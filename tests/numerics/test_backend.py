@@ -8,7 +8,7 @@ from helpers import Mlp, Plain, code_of
 from torch import nn
 from torch._dynamo.utils import counters
 
-from ipex_inductor import backend, compat, decisions
+from ipex_inductor import compat, decisions
 from ipex_inductor.config import MODES
 from ipex_inductor.errors import DeviceError, OptionError, PassError, UnsupportedTorchError
 
@@ -240,7 +240,7 @@ def test_a_model_on_meta_says_what_to_do():
 
 
 def test_freezing_per_call_is_said_to_do_nothing(caplog):
-    backend._warn_once.cache_clear()
+    decisions.warn_once.cache_clear()
     with caplog.at_level(logging.WARNING), torch.no_grad():
         compiled(Plain().eval(), options={"freezing": True})(X)
     assert "freezing" in caplog.text
@@ -269,7 +269,7 @@ def test_a_failing_pass_falls_back_and_says_so(stage, monkeypatch, caplog):
 
 def test_an_untested_torch_gets_plain_inductor_and_one_warning(monkeypatch, caplog):
     monkeypatch.setattr(compat, "untested_reason", lambda: "torch 2.99 is newer than tested")
-    backend._warn_once.cache_clear()
+    decisions.warn_once.cache_clear()
     model = Mlp().eval()
     fn = torch.compile(model, backend="ipex")
     with torch.no_grad(), caplog.at_level(logging.WARNING):

@@ -20,6 +20,7 @@ from ipex_inductor.lowerings import step as launching
 from ipex_inductor.lowerings import step_cuda
 from ipex_inductor.passes import step as reading
 from ipex_inductor.passes.terms import UnreadError
+from ipex_inductor.request import Request
 from ipex_inductor.target import described
 from ipex_inductor.templates.gpu import binary
 from ipex_inductor.templates.update_triton import (
@@ -139,7 +140,7 @@ def test_the_report_says_why_there_is_no_cuda_graph(asked):
     gm, report = graph_of(MADE["in lists"]), GraphReport()
     options = compat.inductor_option_types()
     config = resolve("reduce-overhead", {}, options)
-    launched = backend._stepped(gm, config, report)
+    launched = backend._stepped(Request(gm, [], config), report)
     assert isinstance(launched, launching.Launch)
     assert asked == [("scalars", "cuda:0"), ("step", "cuda:0")]
     assert "def scalars" in launched.source

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 RUN = """
 import json, sys, torch
@@ -132,12 +133,13 @@ def test_training_hits_both(counted):
 
 def test_another_version_of_us_is_another_entry(monkeypatch):
     """The only way our code enters Inductor's keys is the pass's uuid."""
-    from ipex_inductor import backend
+    from ipex_inductor import config, request
 
-    config = backend.resolve(None, None, {})
-    ours = backend._identity(config, False, False, [])
-    monkeypatch.setattr(backend, "source_digest", lambda: "another")
-    assert backend._identity(config, False, False, []) != ours
+    gm = torch.fx.symbolic_trace(torch.nn.Identity())
+    asked = request.Request(gm, [], config.resolve(None, None, {}))
+    ours = asked.identity()
+    monkeypatch.setattr(request, "source_digest", lambda: "another")
+    assert asked.identity() != ours
 
 
 def test_what_was_decided_is_known_after_a_hit(counted):

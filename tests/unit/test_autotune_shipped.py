@@ -8,8 +8,9 @@ import pytest
 import torch
 from msgspec.structs import replace
 from records import timed
+from torch._subclasses import FakeTensorMode
 
-from ipex_inductor import backend, compat, target
+from ipex_inductor import compat, target
 from ipex_inductor.autotune import select
 from ipex_inductor.autotune.database import Records, write
 from ipex_inductor.autotune.pool import pool
@@ -17,6 +18,7 @@ from ipex_inductor.autotune.record import Choice, encode
 from ipex_inductor.autotune.table import file_name, winners
 from ipex_inductor.config import resolve
 from ipex_inductor.lowerings import library, listed, selection, shapes
+from ipex_inductor.request import Request
 
 TABLES = sorted(select.SHIPPED.glob("*.jsonl"))
 PROBLEMS = Path(__file__).parents[2] / "benchmarks" / "tuning_problems.txt"
@@ -102,16 +104,16 @@ def test_a_graph_is_settled_only_where_there_is_a_table_of_its_device(monkeypatc
 def test_calls_are_looked_up_in_a_table_only_where_no_records_come_first(monkeypatch, tmp_path):
     monkeypatch.setattr(listed, "arch_of", lambda device: str(H200))
     monkeypatch.setattr(selection, "arch_of", lambda device: str(H200))
-    here, none = {torch.device("cuda")}, str(tmp_path / "none")
+    gm, none = torch.fx.symbolic_trace(torch.nn.Identity()), str(tmp_path / "none")
 
-    def tables(devices=here, database=none, **options):
-        return backend._tables(
-            resolve(None, {"autotune_database": database, **options}, {}), devices
-        )
+    def tables(device="cuda", database=none, **options):
+        config = resolve(None, {"autotune_database": database, **options}, {})
+        with FakeTensorMode():
+            return Request(gm, [torch.empty(1, device=device)], config).tables
 
     table = select.SHIPPED / file_name(str(H200))
     assert tables() == {str(H200): hashlib.sha256(table.read_bytes()).hexdigest()}
-    assert tables({torch.device("cpu")}) == {}
+    assert tables("cpu") == {}
     assert tables(database=str(tmp_path)) == {}, "there is a database"
     assert (
         tables(autotune="inductor") == tables(autotune="never") == tables(autotune="always") == {}

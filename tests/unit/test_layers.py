@@ -25,7 +25,9 @@ MAY_IMPORT = {
     "passes": {"ops"},
     "graph_files": {"aot_cache"},
     "collector": set(),
-    "backend": {"collector", "graph_files", "passes", "lowerings", "autotune", "aot_cache", "ops"},
+    "request": {"graph_files", "lowerings", "autotune", "aot_cache"},
+    "backend": {"collector", "request", "graph_files", "passes", "lowerings", "aot_cache"}
+    | {"autotune", "ops"},
     "frontend": {"collector", "passes", "optim"},
     "watch": {"backend"},
     "explanation": {"watch"},

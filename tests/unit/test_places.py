@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from ipex_inductor.backend import _places
 from ipex_inductor.config import resolve
+from ipex_inductor.request import Request
 
 GPU, CPU = torch.device("cuda:0"), torch.device("cpu")
 
@@ -22,7 +22,8 @@ def graph(device, **branches):
 
 
 def places(gm, **options):
-    return _places(gm, [], resolve(None, options, dict.fromkeys(options, object)))
+    config = resolve(None, options, dict.fromkeys(options, object))
+    return Request(gm, [], config).places
 
 
 def test_a_gpu_alone():
