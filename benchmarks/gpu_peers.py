@@ -1,0 +1,272 @@
+"""Inference on one GPU, side by side in one run: eager, Inductor, ours. Used by vision.py, nlp.py.
+
+In bf16. What a peer computes is held against the same model in fp64 on a few rows before it is
+timed, and beside it in fp32: who is farther off than eager may be is printed as wrong, without a
+speed. Then each is captured in a CUDA graph, and the graphs are replayed in turns; medians and
+minima of the device's time between events, in milliseconds. Beside them the seconds until the first
+result, compilation and tuning included.
+
+Peers: eager; inductor (default mode with freezing); ours (default mode, nothing recorded but for
+what the package has); tuned (ours, the library's calls measured first for at most --tune seconds,
+into --database). If named, max-autotune (Inductor's) and templates (ours, tuned with Inductor's
+templates too): minutes.
+"""
+
+import argparse
+import copy
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ipex_inductor import decisions, target
+
+USUAL = ("eager", "inductor", "ours", "tuned")
+MORE = ("max-autotune", "templates")
+LIBRARIES = {"max_autotune_gemm_backends": "ATEN", "max_autotune_conv_backends": "ATEN"}
+# A bf16 result may be off by so many times what eager's is: where a batch norm is folded, weights
+# are rounded once more and activations once less.
+ERRORS = 2.0
+Run = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model in fp32 and its input, on the GPU: `few` rows of that are computed in fp64."""
+
+    name: str
+    model: nn.Module
+    x: Tensor
+    few: int
+    about: dict[str, Any]  # what is printed of it besides
+
+
+def to(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers of words stay what they are."""
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """Inductor's freezing, which Dynamo reads from the global configuration."""
+    from torch._inductor import config
+
+    config.freezing = True
+    try:
+        yield
+    finally:
+        config.freezing = False
+
+
+def compiled(peer: str, model: nn.Module, x: Tensor, options: argparse.Namespace) -> Run:
+    """The peer's model after its first call."""
+    if peer == "eager":
+        return model
+    if peer in ("inductor", "max-autotune"):
+        # Without graphs of its own: all peers are captured alike below.
+        mode = "max-autotune-no-cudagraphs" if peer == "max-autotune" else None
+        with frozen():
+            found = torch.compile(model, mode=mode)
+            found(x)
+        return found
+    ours: dict[str, Any] = {"strict": True}
+    if peer != "ours":
+        database = os.path.join(options.database, peer)
+        ours |= {"autotune_database": database}
+        ours |= {"autotune": "always", "autotune_budget_s": options.tune}
+        ours |= LIBRARIES if peer == "tuned" else {}
+    found = torch.compile(model, backend="ipex", options=ours)
+    found(x)
+    return found
+
+
+def captured(run: Run, x: Tensor) -> torch.cuda.CUDAGraph:
+    """The call on `x` as a graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            run(x)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run(x)
+    return graph
+
+
+def raced(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
+    """Milliseconds of one call, a block of calls at a time, the peers in turns."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    counts: dict[str, int] = {}
+    for name, run in runs.items():
+        counts[name] = max(5, int(50 / max(block(run, 5), 1e-3)))  # blocks of 50 ms
+        block(run, counts[name])
+    end = time.monotonic() + seconds
+    while time.monotonic() < end or min(map(len, times.values())) < 5:
+        for name, run in runs.items():
+            times[name].append(block(run, counts[name]))
+    return times
+
+
+def block(run: Callable[[], Any], count: int) -> float:
+    """Milliseconds of one of so many calls."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(count):
+        run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / count
+
+
+def calls() -> dict[str, int]:
+    """How often what was chosen in the last graph of ours; `?` where nothing was measured."""
+    found: dict[str, int] = {}
+    for event in decisions.reports()[-1].events if decisions.reports() else ():
+        if event.kind == "choice":
+            name, _, reason = event.reason.partition(":")
+            name += "?" * ("recorded of" in reason)
+            found[name] = found.get(name, 0) + 1
+    return found
+
+
+def errors(result: Tensor, exact: Tensor) -> tuple[float, float]:
+    """The largest and the mean difference, of the largest exact value."""
+    off = (result.double() - exact).abs() / exact.abs().max()
+    return float(off.max()), float(off.mean())
+
+
+def known(script: str, *packages: str) -> dict[str, str]:
+    """What was measured with."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+    )
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "device": str(target.current("cuda")),
+        "torch": str(torch.__version__),
+        **{name: version(name) for name in ("triton", *packages)},
+        "cudnn": str(torch.backends.cudnn.version()),
+        "commit": commit.stdout.strip(),
+        "command": " ".join(["python", f"benchmarks/{script}", *sys.argv[1:]]),
+    }
+
+
+@torch.no_grad()
+def measure(options: argparse.Namespace, case: Case, about: dict[str, str]) -> bool:
+    """A row for each peer. Whether all of them are right."""
+    reference, few = case.model, to(case.x[: case.few], torch.bfloat16)
+    rounded = copy.deepcopy(reference).bfloat16()
+    exact = copy.deepcopy(rounded).double()(to(few, torch.double))  # of rounded weights
+    single = errors(copy.deepcopy(rounded).float()(to(few, torch.float)), exact)
+    model, x = rounded, to(case.x, torch.bfloat16)
+    rows: dict[str, dict[str, Any]] = {}
+    runs: dict[str, Run] = {}  # a graph reads what its peer holds
+    graphs: dict[str, Callable[[], Any]] = {}
+    torch.compiler.reset()
+    for peer in options.peers:
+        decisions.clear()
+        row = rows[peer] = {"model": case.name, "batch": len(x), **case.about, "peer": peer}
+        begin = time.monotonic()
+        try:
+            run = runs[peer] = compiled(peer, copy.deepcopy(model), x, options)
+            result = run(x)
+            torch.cuda.synchronize()
+            row["first result, s"] = round(time.monotonic() - begin, 2)
+            row["error max, mean"] = errors(result[: case.few], exact)
+            row["calls"] = calls()
+            graphs[peer] = captured(run, x).replay
+        except Exception as error:  # one peer's fault is not the others'
+            row["failed"] = f"{type(error).__name__}: {str(error).strip()[:500]}"
+            graphs.pop(peer, None)
+    allowed = [ERRORS * e for e in rows["eager"].get("error max, mean", single)]
+    for peer, row in rows.items():
+        found = row.get("error max, mean")
+        if found and any(e > a for e, a in zip(found, allowed, strict=True)):
+            row["failed"] = f"wrong by {found} where {allowed} is allowed: no speed of it"
+            graphs.pop(peer, None)
+    times = raced(graphs, options.seconds) if graphs else {}
+    for peer, row in rows.items():
+        if peer in times:
+            row["median, ms"] = round(statistics.median(times[peer]), 4)
+            row["minimum, ms"] = round(min(times[peer]), 4)
+            row["per second"] = round(len(x) / row["median, ms"] * 1e3)
+        row["fp32 error max, mean"] = single
+        keep(options, about, row)
+    if options.csv:
+        in_timms_columns(Path(options.csv), case, rows)
+    return not any("failed" in row for row in rows.values())
+
+
+def keep(options: argparse.Namespace, about: dict[str, str], row: dict[str, Any]) -> None:
+    """Print a row, and append it to the file that was named."""
+    print(json.dumps(row), flush=True)
+    if options.json:
+        with open(options.json, "a") as file:
+            file.write(json.dumps({**about, **row}) + "\n")
+
+
+def in_timms_columns(file: Path, case: Case, rows: dict[str, dict[str, Any]]) -> None:
+    """Append to a table as timm's benchmark writes them, with the peer as one more column."""
+    new = not file.exists()
+    with file.open("a", newline="") as out:
+        columns = "model,peer,infer_samples_per_sec,infer_step_time,infer_batch_size,infer_img_size"
+        table = csv.writer(out)
+        if new:
+            table.writerow([*columns.split(","), "param_count"])
+        count = round(sum(p.numel() for p in case.model.parameters()) / 1e6, 2)
+        for peer, row in rows.items():
+            if "median, ms" in row:
+                speed = row["per second"], row["median, ms"], row["batch"]
+                table.writerow([case.name, peer, *speed, case.x.shape[-1], count])
+
+
+def arguments(about: str) -> argparse.ArgumentParser:
+    """What both programs take."""
+    parser = argparse.ArgumentParser(description=about.split("\n")[0])
+    parser.add_argument("--peers", nargs="+", default=USUAL, choices=USUAL + MORE)
+    parser.add_argument("--tune", type=int, default=60, help="seconds a case, at most")
+    parser.add_argument("--seconds", type=float, default=4, help="of timing a case")
+    parser.add_argument("--database", help="of records, for the next run; empty if not named")
+    parser.add_argument("--json", help="append the rows to this file, one JSON object a line")
+    parser.add_argument("--csv", help="append the speeds to this table, in timm's columns")
+    return parser
+
+
+def race(
+    parser: argparse.ArgumentParser,
+    options: argparse.Namespace,
+    cases: Iterator[Case],
+    about: dict[str, str],
+) -> None:
+    """All cases; ends with 1 if any peer failed or is wrong."""
+    if "eager" not in options.peers:
+        parser.error("eager is what the others are held against")
+    options.database = options.database or tempfile.mkdtemp()
+    # A code object that is compiled for one peer after the other, at the sizes it is given.
+    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.automatic_dynamic_shapes = False
+    os.environ["IPEX_HOME"] = tempfile.mkdtemp()  # nobody's records, and an empty kernel cache
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
+    print(json.dumps(about), flush=True)
+    right = True
+    for case in cases:
+        right &= measure(options, case, about)
+    sys.exit(0 if right else 1)

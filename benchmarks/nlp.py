@@ -1,0 +1,81 @@
+"""Inference of language models on one GPU, side by side in one run: see gpu_peers.py.
+
+    python benchmarks/nlp.py [--batch 1 64] [--tokens 384] [--models bert roberta gpt2 t5 llama]
+        [--peers NAME ...] [--tune SECONDS] [--database FOLDER] [--json FILE]
+
+Of transformers, by their configurations, with random weights: the encoders' last states, the
+decoders' logits of all tokens (prefill, without a cache of keys and values).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import transformers
+from gpu_peers import Case, arguments, known, race
+from torch import Tensor, nn
+
+FEW = 1  # rows that are computed in fp64
+# Of a Llama with 1.2e9 parameters.
+LLAMA = {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 128256,
+}
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bert": ("BertConfig", "BertModel", {}),
+    "roberta": ("RobertaConfig", "RobertaModel", {"vocab_size": 50265}),
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel", {"use_cache": False}),
+    "t5": ("T5Config", "T5EncoderModel", {}),  # the small one
+    "llama": ("LlamaConfig", "LlamaForCausalLM", {"use_cache": False, **LLAMA}),
+}
+
+
+class First(nn.Module):
+    """Of a model's results the first, which is the states or the logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Numbers of words, a row each."""
+        result: Tensor = self.model(words, return_dict=False)[0]
+        return result
+
+
+def model_of(name: str) -> tuple[nn.Module, int]:
+    """In fp32 on the GPU, and how many words it knows."""
+    torch.manual_seed(0)
+    config, kind, values = MODELS[name]
+    configuration = getattr(transformers, config)(**values)
+    model = getattr(transformers, kind)(configuration)
+    return First(model).cuda().eval(), configuration.vocab_size
+
+
+def cases(models: list[str], batches: list[int], tokens: int) -> Iterator[Case]:
+    """Each model at each size."""
+    for name in models:
+        model, words = model_of(name)
+        for batch in batches:
+            x = torch.randint(words, (batch, tokens), device="cuda")
+            yield Case(name, model, x, FEW, {"tokens": tokens})
+
+
+def main() -> None:
+    """See the top of the file."""
+    parser = arguments(__doc__)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 64])
+    parser.add_argument("--tokens", type=int, default=384)
+    parser.add_argument("--models", nargs="+", default=[*MODELS], choices=MODELS)
+    options = parser.parse_args()
+    about = known("nlp.py", "transformers")
+    race(parser, options, cases(options.models, options.batch, options.tokens), about)
+
+
+if __name__ == "__main__":
+    main()
