@@ -1,7 +1,8 @@
 """Linear layers on the same input, of any widths, as one product on their weights side by side.
 
-One call then does what three did, which pays while the input has few rows; the weights are put side
-by side in the prologue. Measured by `benchmarks/shared_input.py`.
+One call then does what three did; the weights are put side by side in the prologue. On a CPU that
+pays while the input has few rows (`benchmarks/shared_input.py`), on a GPU always, as it is filled
+better and what follows reads its columns in place (`benchmarks/nlp.py`).
 """
 
 import operator
@@ -64,6 +65,9 @@ def _why_not(group: Sequence[Node]) -> str | None:
         *bias, _, _ = node.args
         if bias and bias[0].meta["val"].shape != node.meta["val"].shape[1:]:  # type: ignore[union-attr]
             return "an addend is no bias"
+    if _on_gpu(group):
+        dtypes = {n.meta["val"].dtype for node in group for n in node.all_input_nodes}
+        return "of several dtypes" if len(dtypes) > 1 else None
     if not isinstance(rows, int):
         return "the number of rows is not known"
     if rows > FEW:
@@ -71,24 +75,32 @@ def _why_not(group: Sequence[Node]) -> str | None:
     return why_not(*(node.meta["val"] for node in group))
 
 
+def _on_gpu(group: Sequence[Node]) -> bool:
+    return group[0].meta["val"].device.type == "cuda"
+
+
 def _join(graph: torch.fx.Graph, group: Sequence[Node]) -> None:
     """Compute the joint product where the first stands, and give each its share of the columns."""
+    product = _product if _on_gpu(group) else _copied
     first: Any = group[0]
     biases = [node.args[0] for node in group] if len(first.args) == 3 else []
     weights = [node.args[-1].args[0] for node in group]  # type: ignore[union-attr]
     with graph.inserting_before(first):
-        joint = graph.call_function(_product, (len(group), first.args[-2], *weights, *biases))
+        joint = graph.call_function(product, (len(group), first.args[-2], *weights, *biases))
         shares = [graph.call_function(operator.getitem, (joint, i)) for i in range(len(group))]
     joint.meta = {key: value for key, value in first.meta.items() if key != "val"}
     for node, share in zip(group, shares, strict=True):
         node.replace_all_uses_with(share)
         graph.erase_node(node)
-    inline(graph, joint, _product)
+    inline(graph, joint, product)
 
 
 def _product(count: int, x: Tensor, *weights_and_biases: Tensor) -> tuple[Tensor, ...]:
-    """Each share is a copy: what follows was traced on contiguous rows."""
     weights, biases = weights_and_biases[:count], weights_and_biases[count:]
     joint = F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
-    shares = torch.split(joint, [len(weight) for weight in weights], -1)
-    return tuple(share.contiguous() for share in shares)
+    return torch.split(joint, [len(weight) for weight in weights], -1)
+
+
+def _copied(count: int, x: Tensor, *weights_and_biases: Tensor) -> tuple[Tensor, ...]:
+    """Each share is a copy, which the CPU's kernels read faster than columns far apart."""
+    return tuple(share.contiguous() for share in _product(count, x, *weights_and_biases))
