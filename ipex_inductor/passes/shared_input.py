@@ -76,12 +76,13 @@ def _why_not(group: Sequence[Node]) -> str | None:
 
 
 def _on_gpu(group: Sequence[Node]) -> bool:
-    return group[0].meta["val"].device.type == "cuda"
+    value: Tensor = group[0].meta["val"]
+    return value.device.type == "cuda"
 
 
 def _join(graph: torch.fx.Graph, group: Sequence[Node]) -> None:
     """Compute the joint product where the first stands, and give each its share of the columns."""
-    product = _product if _on_gpu(group) else _copied
+    product = _in_place if _on_gpu(group) else _copied
     first: Any = group[0]
     biases = [node.args[0] for node in group] if len(first.args) == 3 else []
     weights = [node.args[-1].args[0] for node in group]  # type: ignore[union-attr]
@@ -95,7 +96,7 @@ def _join(graph: torch.fx.Graph, group: Sequence[Node]) -> None:
     inline(graph, joint, product)
 
 
-def _product(count: int, x: Tensor, *weights_and_biases: Tensor) -> tuple[Tensor, ...]:
+def _in_place(count: int, x: Tensor, *weights_and_biases: Tensor) -> tuple[Tensor, ...]:
     weights, biases = weights_and_biases[:count], weights_and_biases[count:]
     joint = F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
     return torch.split(joint, [len(weight) for weight in weights], -1)
@@ -103,4 +104,4 @@ def _product(count: int, x: Tensor, *weights_and_biases: Tensor) -> tuple[Tensor
 
 def _copied(count: int, x: Tensor, *weights_and_biases: Tensor) -> tuple[Tensor, ...]:
     """Each share is a copy, which the CPU's kernels read faster than columns far apart."""
-    return tuple(share.contiguous() for share in _product(count, x, *weights_and_biases))
+    return tuple(share.contiguous() for share in _in_place(count, x, *weights_and_biases))
