@@ -12,6 +12,8 @@ from ipex_inductor.errors import SyclAbsentError
 RUNTIME, CPU_DRIVER = "intel-sycl-rt", "intel-opencl-rt"
 INSTALL = 'pip install "ipex-inductor[sycl-cpu]", or [sycl] for Intel GPUs alone'
 VERSIONS = {"libsycl.so.8": "2025.3.*", "libsycl.so.9": "2026.*"}  # of the runtime, by soname
+# What its compiler must be told: the first of these looks for a library that no wheel has.
+OPTIONS = {"libsycl.so.8": ("-fno-sycl-device-lib=all",)}
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,11 @@ class Runtime:
     def soname(self) -> str:
         """As the loader knows it: `libsycl.so.9`."""
         return self.library.name
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What its compiler must be told always."""
+        return OPTIONS.get(self.soname, ())
 
     @property
     def include(self) -> Path:

@@ -15,6 +15,8 @@ from ipex_inductor.templates.sycl import shim, wheels
 from ipex_inductor.templates.sycl.source import Source
 
 COMMAND = (sys.executable, "-P", "-m", "ipex_inductor.templates.sycl.child")
+# Kernels of a source stay together, though one needs fp64 and another does not.
+ALWAYS = ("-fsycl-device-code-split=off",)
 PATIENCE = 120.0  # seconds; a template takes one
 
 
@@ -43,7 +45,7 @@ def compiled(
             "cpu": str(here.cpu) if here.cpu else None,
             "device": {"name": device["name"], "backend": device["backend"]},
             "text": source.text,
-            "options": source.options,
+            "options": (*ALWAYS, *here.options, *source.options),
             "native": " ".join(source.native) if native else None,
         }
         _run(source, folder, json.dumps(task), patience)
