@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.errors import DeviceError, SyclError
@@ -97,7 +98,7 @@ class Step:
             torch.empty(count * max(1, each), dtype=self._real, device=self._device)
             for count, each in ((row_count, self._scalars), (chunk_count, self._norms))
         )
-        given = {
+        given: dict[str, tuple[Tensor | float, ...]] = {
             "scalars": (rows, row_count, numbers, table),
             "before": (rows, chunks, table, parts),
             "ratios": (chunks, chunk_count, row_count, table, parts),

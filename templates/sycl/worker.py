@@ -22,7 +22,7 @@ PATIENCE = 120.0  # seconds; a template takes one
 
 @dataclass(frozen=True)
 class Compiled:
-    """SPIR-V, for all devices, and what one device runs of it (nothing if that was not asked for)."""
+    """SPIR-V, for all devices, and what one device runs of it, if that was asked for."""
 
     spirv: bytes
     native: bytes
