@@ -60,6 +60,11 @@ def runtime() -> Runtime:
     return Runtime(version, library, cpu, cpu_version)
 
 
+def is_installed() -> bool:
+    """Whether its package is there, whole or not."""
+    return _installed(RUNTIME, "") is not None
+
+
 def check_process(here: Runtime) -> None:
     """Raise `SyclAbsentError` where another SYCL is loaded: neither knows the other's queues."""
     for file in mapped("libsycl.so."):
