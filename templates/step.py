@@ -75,12 +75,12 @@ class StepKernel:
 
 def cpp_source(kernel: StepKernel) -> str:
     """A library in C++ with one function, `step`; see there for its arguments."""
-    return rendered("step.cpp.jinja", kept="double", **parts_of(kernel))
+    return rendered("step.cpp.jinja", kept="double", counting=True, **parts_of(kernel))
 
 
 def update_source(update: Update) -> str:
     """The same for an update that was read from a graph; its lines are all there is."""
-    return rendered("step.cpp.jinja", kept="double", **parts_of_update(update))
+    return rendered("step.cpp.jinja", kept="double", counting=True, **parts_of_update(update))
 
 
 def parts_of(kernel: StepKernel) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class Device:
     def __init__(self, number: int, arch: str) -> None:
         self.facts: Mapping[str, Any] = shim().devices[number]
         self.name, self.driver = str(self.facts["name"]), str(self.facts["driver"])
-        self.arch = arch
+        self.number, self.arch = number, arch
         self._modules: dict[Source, Module] = {}
         self._lock = threading.RLock()
 
