@@ -9,7 +9,7 @@ WORKERS ?= 2
 # Each worker keeps to a long run of tests, so that what a file's tests share is made once.
 SPREAD := -n $(WORKERS) --dist worksteal
 
-.PHONY: demo quick test slow reliability fuzz lint check compat clean
+.PHONY: demo quick test slow reliability sycl fuzz lint check compat clean
 .DEFAULT_GOAL := test
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -36,6 +36,10 @@ slow: $(VENV)/installed
 # The kernel cache under everything that tests/reliability can do to it; -rP shows the figures.
 reliability: $(VENV)/installed
 	$(BIN)/python -m pytest tests/reliability/test_cache_*.py -m "slow or not slow" -rP --show-capture=stdout
+
+# Every kernel in SYCL on the CPU, in all its forms (a second each to compile).
+sycl: $(VENV)/installed
+	IPEX_TESTS_NEED_SYCL=1 $(BIN)/python -m pytest tests $(SPREAD) -k sycl -m "slow or not slow"
 
 # 10,000 random programs against their twins in float64, forward and backward, 120 of them compiled.
 FUZZ ?= --programs 10000 --compiled 120

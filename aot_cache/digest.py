@@ -29,6 +29,7 @@ ROOMS = (
     "ipex_inductor.passes",
     "ipex_inductor.prebuild",
     "ipex_inductor.templates",
+    "ipex_inductor.templates.sycl",
 )
 SUFFIXES = frozenset({".cpp", ".h", ".jinja", ".py", ".toml"})
 

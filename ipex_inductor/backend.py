@@ -184,7 +184,7 @@ def _stepped(request: Request, graph_report: decisions.GraphReport) -> "Launch |
         if request.has_users_pass:
             raise UnreadError("a pass of the user's is to see the graph")
         program, examples = step.program_of(gm)
-        launched = launch(gm, program, examples)
+        launched = launch(gm, program, examples, sycl=request.config.sycl == "cpu")
     except UnreadError as reason:
         launched = str(reason)
     if isinstance(launched, str):
@@ -195,6 +195,8 @@ def _stepped(request: Request, graph_report: decisions.GraphReport) -> "Launch |
     rows = sum(map(len, program.updates.values()))
     kernels = len(program.updates)
     graph_report.add("fired", OPTIMIZER_STEP, f"{rows} rows of tensors, kernels: {kernels}")
+    if launched.chosen:
+        graph_report.add("choice", OPTIMIZER_STEP, launched.chosen)
     if program.device != "cpu" and request.options.get("triton.cudagraphs"):
         said = "launched, in no CUDA graph, for which every gradient would be copied first"
         graph_report.add("choice", OPTIMIZER_STEP, said)

@@ -12,6 +12,8 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 
 AUTOTUNE = ("auto", "always", "never", "inductor")
 
+SYCL = ("off", "cpu")
+
 _BOOLEANS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 
 
@@ -70,6 +72,12 @@ class CompileConfig:
         'folder, "" for our own',
         "where records of timings are read and written",
     )
+    sycl: str = _option(
+        "off",
+        "IPEX_SYCL",
+        " | ".join(SYCL),
+        "cpu: what has a kernel in SYCL runs it on the CPU too, to be tested or shown",
+    )
     inductor: tuple[tuple[str, Any], ...] = field(
         default=(),
         hash=False,  # some of Inductor's options are dicts or lists
@@ -127,7 +135,7 @@ def resolve(
             inductor[name] = _checked(name, value, inductor_types[name])
         else:
             raise unknown("option", str(key), [*own, *inductor_types])
-    for name, known in (("mode", MODES), ("autotune", AUTOTUNE)):
+    for name, known in (("mode", MODES), ("autotune", AUTOTUNE), ("sycl", SYCL)):
         if values.get(name, known[0]) not in known:
             raise unknown(name, str(values[name]), known)
     _check_rules(values.get("rules", ""))

@@ -45,6 +45,26 @@ class DeviceError(IpexError, RuntimeError):
     """A device that has no storage or no code generator (for example `meta`)."""
 
 
+class SyclError(IpexError, RuntimeError):
+    """SYCL cannot be used, or not for this; `log` is what a compiler or driver said, if any did."""
+
+    def __init__(self, expected: str, came: str, todo: str, log: str = "") -> None:
+        super().__init__(expected, came, todo)
+        self.log = log
+
+
+class SyclAbsentError(SyclError):
+    """No SYCL on this machine that can be used: a package, a compiler or a device is missing."""
+
+
+class SyclCompileError(SyclError):
+    """A kernel that the compiler, or the driver's own, refused, crashed on, or did not finish."""
+
+
+class SyclDeviceError(SyclError):
+    """A kernel that a device cannot run, or failed to."""
+
+
 class TargetError(IpexError, LookupError):
     """A device architecture that neither this machine nor the target table knows."""
 

@@ -142,10 +142,15 @@ def _cuda(p: Any) -> Target:
     return Target(p.name, arch, count, shared, registers, subgroup=p.warp_size, memory=memory)
 
 
+def xe(architecture: int) -> str:
+    """The name of an Intel GPU's architecture: SYCL's number is the GMDID register, one byte up."""
+    gmdid = architecture >> 8
+    return f"xe:{gmdid >> 22}.{gmdid >> 14 & 0xFF}"
+
+
 def _xpu(p: Any) -> Target:
-    """From torch.xpu's properties; SYCL's architecture is the GMDID register, one byte up."""
-    gmdid = p.architecture >> 8
-    arch = f"xe:{gmdid >> 22}.{gmdid >> 14 & 0xFF}"
+    """From torch.xpu's properties."""
+    arch = xe(p.architecture)
     count, shared, subgroup = p.gpu_subslice_count, p.local_mem_size, min(p.sub_group_sizes)
     memory = p.total_memory
     return Target(p.name, arch, count, shared, subgroup=subgroup, memory=memory)

@@ -34,10 +34,22 @@ class Kernel(Protocol):
         """
 
 
-def launch(gm: torch.fx.GraphModule, program: Program, examples: list[Tensor]) -> "Launch | str":
-    """`gm`, which is that program, as calls of kernels; or why there are none."""
+def launch(
+    gm: torch.fx.GraphModule, program: Program, examples: list[Tensor], sycl: bool = False
+) -> "Launch | str":
+    """`gm`, which is that program, as calls of kernels; or why there are none.
+
+    `sycl`: on the CPU, kernels in SYCL if they can be had.
+    """
+    instead = ""
+    if sycl and program.device == "cpu":
+        try:
+            return Launch(gm, program, examples, "sycl", "kernels in SYCL")
+        except NotBuiltError as error:
+            instead = f"kernels in C++: {error}"
+            log.warning("an optimizer's step: %s", instead)
     try:
-        return Launch(gm, program, examples)
+        return Launch(gm, program, examples, torch.device(program.device).type, instead)
     except NotBuiltError as error:
         return str(error)
 
@@ -47,16 +59,25 @@ class Launch:
 
     `examples` are its operands, or fake ones. Each call looks where the tensors lie now. Where they
     are not what the program was made for (other dtypes or layouts, written memory that is shared),
-    the graph itself runs, op by op. Raises `NotBuiltError`.
+    the graph itself runs, op by op. `kind` is one of `KINDS`; `chosen` says why that, where it is
+    not the only one. Raises `NotBuiltError`.
     """
 
-    def __init__(self, gm: torch.fx.GraphModule, program: Program, examples: list[Tensor]) -> None:
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        program: Program,
+        examples: list[Tensor],
+        kind: str,
+        chosen: str = "",
+    ) -> None:
         self.gm = gm
+        self.chosen = chosen
         self.program = program
         self.device = torch.device(program.device)
-        if self.device.type not in KINDS or not has_kernels(self.device):
+        if kind not in KINDS or not has_kernels(self.device):
             raise NotBuiltError(f"no kernel for {self.device.type} yet")
-        made_kernel, self._source = KINDS[self.device.type]
+        made_kernel, self._source = KINDS[kind]
         self.kernels = [made_kernel(u, rows, examples) for u, rows in program.updates.items()]
         self.looks = [_look(t) for t in examples[: len(examples) - len(program.made)]]
         self.reach = [_reach(t) for t in examples]
@@ -148,10 +169,16 @@ class Launch:
 
 
 class _Kernel:
-    """One update of all its rows."""
+    """One update of all its rows, by a function that is called as C++'s `step` is."""
 
-    def __init__(self, update: Update, rows: Sequence[Row], examples: Sequence[Tensor]) -> None:
-        self.function, self.table = _library(update), Table()
+    def __init__(
+        self,
+        function_for: Callable[[Update], Callable[..., None]],
+        update: Update,
+        rows: Sequence[Row],
+        examples: Sequence[Tensor],
+    ) -> None:
+        self.function, self.table = function_for(update), Table()
         self.places: list[tuple[int, int]] = []  # in the rows, and the operand whose address it is
         groups: dict[tuple[float | Held, ...], int] = {}
         for row in rows:
@@ -178,10 +205,24 @@ def _library(update: Update) -> Callable[..., None]:
     return function_of(source, {"template": "update", **vars(update)})
 
 
+@functools.lru_cache(maxsize=256)
+def _in_sycl(update: Update) -> Callable[..., None]:
+    from ipex_inductor.templates.sycl.step import update_function
+
+    return update_function(update)
+
+
+def _sycl_source(update: Update) -> str:
+    from ipex_inductor.templates.sycl.step import update_source
+
+    return update_source(update).text
+
+
 # By the type of the device: kernels, and what they are made of.
 KINDS: dict[str, tuple[Callable[..., Kernel], Callable[[Update], str]]] = {
-    "cpu": (_Kernel, update_source),
+    "cpu": (functools.partial(_Kernel, _library), update_source),
     "cuda": (CudaKernel, update_triton_source),
+    "sycl": (functools.partial(_Kernel, _in_sycl), _sycl_source),
 }
 
 

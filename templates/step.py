@@ -75,6 +75,16 @@ class StepKernel:
 
 def cpp_source(kernel: StepKernel) -> str:
     """A library in C++ with one function, `step`; see there for its arguments."""
+    return rendered("step.cpp.jinja", kept="double", counting=True, **parts_of(kernel))
+
+
+def update_source(update: Update) -> str:
+    """The same for an update that was read from a graph; its lines are all there is."""
+    return rendered("step.cpp.jinja", kept="double", counting=True, **parts_of_update(update))
+
+
+def parts_of(kernel: StepKernel) -> dict[str, Any]:
+    """What templates in C++ or SYCL ask for."""
     rule, on = kernel.rule, kernel.on
     states = rule.state(on)
     before, update = assignments(rule.before(on)), assignments(rule.update(on))
@@ -82,64 +92,65 @@ def cpp_source(kernel: StepKernel) -> str:
     operands = {name for name, _ in kernel.columns}
     temporaries = dict.fromkeys(n for n, _ in (*before, *update) if n not in operands)
     written = {name for name, _ in before} & set(states)
-    return _rendered(
-        title=f"{kernel.formula}: {', '.join(f'{n} {d}' for n, d in kernel.columns)}",
-        real=C_TYPES[kernel.real],
-        columns=[(name, C_TYPES[dtype]) for name, dtype in kernel.columns],
-        param=C_TYPES[kernel.param],
-        rest=C_TYPES.get(kernel.rest, ""),
-        grad=C_TYPES[kernel.grad],
-        counted=C_TYPES.get(kernel.counted, ""),
-        numbers=kernel.numbers,
-        scalars=dict.fromkeys([*kernel.numbers, *(n for n, _ in (*scalars, *ratios))]),
-        scalar_lines=scalars,
-        ratio_lines=ratios,
-        ratio_names={name for name, _ in ratios},
-        norms=rule.norms,
-        temporaries=temporaries,
-        before_lines=before,
-        before_stored=written,
-        update_lines=update,
-        update_stored=(set(states) | ({"param"} if not kernel.rest else set())) - written,
-        scaled=kernel.scaled,
-        zeroed=kernel.zeroed,
-    )
+    return {
+        "title": f"{kernel.formula}: {', '.join(f'{n} {d}' for n, d in kernel.columns)}",
+        "real": C_TYPES[kernel.real],
+        "columns": [(name, C_TYPES[dtype]) for name, dtype in kernel.columns],
+        "param": C_TYPES[kernel.param],
+        "rest": C_TYPES.get(kernel.rest, ""),
+        "grad": C_TYPES[kernel.grad],
+        "counted": C_TYPES.get(kernel.counted, ""),
+        "numbers": kernel.numbers,
+        "scalars": dict.fromkeys([*kernel.numbers, *(n for n, _ in (*scalars, *ratios))]),
+        "scalar_lines": scalars,
+        "ratio_lines": ratios,
+        "ratio_names": {name for name, _ in ratios},
+        "norms": rule.norms,
+        "temporaries": temporaries,
+        "before_lines": before,
+        "before_stored": written,
+        "update_lines": update,
+        "update_stored": (set(states) | ({"param"} if not kernel.rest else set())) - written,
+        "scaled": kernel.scaled,
+        "zeroed": kernel.zeroed,
+    }
 
 
-def update_source(update: Update) -> str:
-    """The same for an update that was read from a graph; its lines are all there is."""
+def parts_of_update(update: Update) -> dict[str, Any]:
+    """The same of an update that was read from a graph."""
     scalars, lines = assignments(update.scalars), assignments(update.lines)
     dtypes = dict(update.columns)
-    return _rendered(
-        title=f"read from a graph: {', '.join(f'{n} {d}' for n, d in update.columns)}",
-        real=C_TYPES[update.real],
-        columns=[(name, C_TYPES[dtype]) for name, dtype in update.columns],
-        param=C_TYPES[dtypes["param"]],
-        rest="",
-        grad="",
-        counted=C_TYPES.get(update.counted, ""),
-        numbers=[name for name, _ in update.numbers],
-        scalars=dict.fromkeys(name for name, _ in (*update.numbers, *scalars)),
-        scalar_lines=scalars,
-        ratio_lines=[],
-        ratio_names=set(),
-        norms=(),
-        temporaries=dict.fromkeys(name for name, _ in lines if name not in dtypes),
-        before_lines=[],
-        before_stored=set(),
-        update_lines=lines,
-        update_stored=set(update.stored),
-        scaled=False,
-        zeroed=False,
-    )
+    return {
+        "title": f"read from a graph: {', '.join(f'{n} {d}' for n, d in update.columns)}",
+        "real": C_TYPES[update.real],
+        "columns": [(name, C_TYPES[dtype]) for name, dtype in update.columns],
+        "param": C_TYPES[dtypes["param"]],
+        "rest": "",
+        "grad": "",
+        "counted": C_TYPES.get(update.counted, ""),
+        "numbers": [name for name, _ in update.numbers],
+        "scalars": dict.fromkeys(name for name, _ in (*update.numbers, *scalars)),
+        "scalar_lines": scalars,
+        "ratio_lines": [],
+        "ratio_names": set(),
+        "norms": (),
+        "temporaries": dict.fromkeys(name for name, _ in lines if name not in dtypes),
+        "before_lines": [],
+        "before_stored": set(),
+        "update_lines": lines,
+        "update_stored": set(update.stored),
+        "scaled": False,
+        "zeroed": False,
+    }
 
 
-def _rendered(**given: Any) -> str:
-    from jinja2 import Environment, StrictUndefined
+def rendered(template: str, **given: Any) -> str:
+    """A file of this room, with all it asks for."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    template = Path(__file__).with_name("step.cpp.jinja").read_text("utf-8")
-    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
-    return environment.from_string(template).render(given)
+    files = FileSystemLoader(Path(__file__).parent, encoding="utf-8")
+    environment = Environment(loader=files, undefined=StrictUndefined, keep_trailing_newline=True)
+    return environment.get_template(template).render(given)
 
 
 @functools.lru_cache(maxsize=256)

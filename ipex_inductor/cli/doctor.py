@@ -13,7 +13,6 @@ import sysconfig
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from ctypes.util import find_library
 from dataclasses import asdict, dataclass
 from glob import glob
 from importlib import metadata
@@ -26,6 +25,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ipex_inductor.cli.doctor_cache import CACHE_CHECKS
+from ipex_inductor.cli.doctor_sycl import SYCL_CHECKS
 from ipex_inductor.cli.findings import Finding, Status
 from ipex_inductor.errors import IpexError
 
@@ -46,7 +46,6 @@ DRIVER_VERSIONS = {
     "cuda": Path("/proc/driver/nvidia/version"),
     "hip": Path("/sys/module/amdgpu/version"),
 }
-SYCL_WHEELS = ("intel-sycl-rt", "dpcpp-cpp-rt")
 
 
 @dataclass(frozen=True)
@@ -166,33 +165,6 @@ def _prebuild() -> Finding:
     return "ok", f"kernels only, as a check: {why_not['cuda']}; its CUDA build needs no GPU", ""
 
 
-def _sycl() -> Finding:
-    library = next(_sycl_libraries(), None) or find_library("sycl")
-    if library is None:
-        return "ok", f"no runtime ({' or '.join(SYCL_WHEELS)}); only Intel GPUs use one", ""
-    # In a child, because a broken runtime takes the process with it.
-    done = _run(sys.executable, "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1])", library)
-    if done.returncode:
-        said = done.stderr.strip().rpartition("\n")[2] or f"exit status {done.returncode}"
-        return "warn", f"{library} does not load: {said}", f"pip install -U {SYCL_WHEELS[0]}"
-    return "ok", library, ""
-
-
-def _sycl_libraries() -> Iterator[str]:
-    """The libsycl files of the installed wheels."""
-    for wheel in SYCL_WHEELS:
-        try:
-            files = metadata.files(wheel) or []
-        except metadata.PackageNotFoundError:
-            continue
-        yield from (str(f.locate()) for f in files if re.fullmatch(r"libsycl\.so\.\d+", f.name))
-
-
-def _ocloc() -> Finding:
-    path = shutil.which("ocloc")
-    return "ok", path or "not on PATH; only compiling for Intel GPUs ahead of time uses it", ""
-
-
 def _torch_cache_folder() -> Finding:
     from ipex_inductor.aot_cache import home
 
@@ -236,8 +208,7 @@ CHECKS: Mapping[str, Callable[[], Finding]] = {
     "GPU": _gpu,
     "triton": _triton,
     "prebuild": _prebuild,
-    "SYCL": _sycl,
-    "ocloc": _ocloc,
+    **SYCL_CHECKS,
     **CACHE_CHECKS,
     "torch's cache folder": _torch_cache_folder,
 }

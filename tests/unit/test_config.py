@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipex_inductor.config import AUTOTUNE, MODES, CompileConfig, own_options, resolve
+from ipex_inductor.config import AUTOTUNE, MODES, SYCL, CompileConfig, own_options, resolve
 from ipex_inductor.errors import IpexError, OptionError
 
 INDUCTOR = {"max_autotune": bool, "triton.cudagraphs": bool, "cpp.threads": int, "any": None}
@@ -188,6 +188,7 @@ VALID = {
     "autotune": st.sampled_from(AUTOTUNE),
     "autotune_budget_s": st.integers(min_value=0),
     "autotune_database": st.text(),
+    "sycl": st.sampled_from(SYCL),
     "max_autotune": st.booleans(),
     "triton.cudagraphs": st.booleans(),
     "cpp.threads": st.integers(),

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from importlib import metadata
@@ -15,10 +14,11 @@ from typer.testing import CliRunner
 
 from ipex_inductor import compat, target
 from ipex_inductor.aot_cache import toolkit
-from ipex_inductor.cli import app, doctor
+from ipex_inductor.cli import app, doctor, doctor_sycl
 from ipex_inductor.cli.doctor import CHECKS, Check, examine
 from ipex_inductor.errors import TargetError
 from ipex_inductor.target import Target
+from ipex_inductor.templates.sycl import wheels
 
 ROOT = Path(__file__).parents[2]
 
@@ -257,42 +257,65 @@ def test_the_cpu_line_names_the_instruction_set():
 # --- SYCL
 
 
-def test_no_sycl_is_fine(monkeypatch):
-    monkeypatch.setattr(doctor, "SYCL_WHEELS", ("no-such-wheel",))
-    monkeypatch.setattr(doctor, "find_library", lambda name: None)
-    found = only("SYCL")
-    assert (found.status, found.todo) == ("ok", "")
-    assert found.detail == "no runtime (no-such-wheel); only Intel GPUs use one"
-
-
 @pytest.fixture
-def sycl_wheel(monkeypatch, tmp_path):
-    """An installed wheel whose libsycl is this file."""
+def package(monkeypatch, tmp_path):
+    """Installs a package of that name, whose files are these."""
+    found = {}
 
-    def install(content):
-        library = tmp_path / "libsycl.so.9"
-        library.write_bytes(content)
-        names = ("libsycl.so.9", "libsycl.so.9-gdb.py", "libsycl_other.so")
-        files = [SimpleNamespace(name=n, locate=lambda n=n: tmp_path / n) for n in names]
-        monkeypatch.setattr(doctor.metadata, "files", lambda wheel: files)
-        return str(library)
+    def install(name, **files):
+        for file, content in files.items():
+            (tmp_path / file).write_bytes(content)
+        record = "".join(f"lib/{file},,\n" for file in files)
+        found[name] = SimpleNamespace(
+            version="9.9", read_text=lambda _: record, locate_file=lambda f: tmp_path / Path(f).name
+        )
 
-    return install
+    def distribution(name):
+        if name not in found:
+            raise metadata.PackageNotFoundError(name)
+        return found[name]
+
+    wheels.runtime.cache_clear()
+    monkeypatch.setattr(wheels.metadata, "distribution", distribution)
+    yield install
+    wheels.runtime.cache_clear()
 
 
-def test_a_sycl_runtime_of_a_wheel_is_loaded(sycl_wheel):
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    libc = next(Path(line.split()[-1]) for line in maps if re.search(r"/libc[.-]", line))
-    library = sycl_wheel(libc.read_bytes())
-    assert only("SYCL") == Check("SYCL", "ok", library)
+def test_no_sycl_is_fine(package):
+    said = 'no intel-sycl-rt; only Intel GPUs and options={"sycl": "cpu"} use it'
+    assert only("SYCL") == Check("SYCL", "ok", said)
 
 
-def test_a_sycl_runtime_that_does_not_load_is_a_warning(sycl_wheel):
-    library = sycl_wheel(b"not a library")
+def test_half_a_package_is_a_warning(package):
+    package("intel-sycl-rt")
     found = only("SYCL")
-    assert found.status == "warn"
-    assert found.detail.startswith(f"{library} does not load: OSError: ")
-    assert found.todo == "pip install -U intel-sycl-rt"
+    assert (found.status, found.detail) == ("warn", "intel-sycl-rt 9.9 without it")
+    assert found.todo == "pip install --force-reinstall intel-sycl-rt==9.9"
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "says"),
+    [
+        ("print('[]')", "warn", "libsycl.so.9 of intel-sycl-rt 9.9 sees no device"),
+        ("raise SystemExit('cannot open')", "warn", "{} does not work: cannot open"),
+        ("import os; os.abort()", "warn", "{} does not work: exit status -6"),
+        ('print(\'["no g++", "install it"]\')', "warn", "{}: no g++"),
+        (
+            'print(\'[{"name": "Xe", "type": "gpu", "backend": "zero",\'\' "driver": "1.6"}]\')',
+            "ok",
+            "{}: Xe (gpu, zero 1.6)",
+        ),
+    ],
+)
+def test_a_runtime_tells_its_devices(monkeypatch, package, program, status, says):
+    package("intel-sycl-rt", **{"libsycl.so.9": b""})
+    monkeypatch.setattr(doctor_sycl, "PROGRAM", program)
+    found = only("SYCL")
+    assert (found.status, found.detail) == (
+        status,
+        says.format("libsycl.so.9 of intel-sycl-rt 9.9"),
+    )
+    assert bool(found.todo) == (status == "warn")
 
 
 def test_ocloc_is_only_information(monkeypatch, tmp_path, script):

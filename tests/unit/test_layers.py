@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "prebuild": {"aot_cache", "backend", "collector", "graph_files", "passes", "templates"},
     "cli": {
         *("aot_cache", "backend", "autotune", "explanation", "lowerings", "passes", "prebuild"),
-        "watch",
+        *("templates", "watch"),
     },
 }
 ROOMS = ("ipex_inductor", "lowerings", "templates", "autotune", "aot_cache")

@@ -1,0 +1,1 @@
+"""Kernels in SYCL: compiled in a child, kept in the kernel cache, run on Intel GPUs and CPUs."""

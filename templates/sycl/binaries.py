@@ -1,0 +1,83 @@
+"""Kernels in SYCL as entries of the kernel cache: SPIR-V for all devices, native code for each."""
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterator
+
+from ipex_inductor.aot_cache import kernels, opened
+from ipex_inductor.aot_cache.digest import source_digest
+from ipex_inductor.aot_cache.entry import Entry
+from ipex_inductor.aot_cache.key import Key, Pairs, pairs
+from ipex_inductor.aot_cache.knobs import environment
+from ipex_inductor.templates.sycl import wheels
+from ipex_inductor.templates.sycl.source import Source
+
+SPIRV, NATIVE = "spirv", "sycl-native"  # kinds of entries
+ANY = "spirv"  # the architecture of code that is for none
+READ = ("CL_CONFIG_", "IGC_", "NEOReadDebugKeys", "SYCL_PROGRAM_")  # by compilers of devices
+
+
+def spirv(source: Source, build: Callable[[], bytes]) -> Entry:
+    """SPIR-V of `source`, built by one process while others wait; raises what `build` raises."""
+    return kernels.kernel(spirv_key(source), lambda: (source.manifest, build()))
+
+
+def stored_spirv(source: Source) -> Entry | None:
+    """What the cache has of it."""
+    store = opened.store()
+    return store.get(spirv_key(source)) if store else None
+
+
+def stored_native(source: Source, arch: str, driver: str) -> Iterator[Entry]:
+    """Native code for an architecture: by this driver's compiler first, for GPUs then by any."""
+    key, store = native_key(source, arch, driver), opened.store()
+    if store is None:
+        return
+    if arch.startswith("xe:"):
+        yield from kernels.by_any_compiler(key)
+    elif entry := store.get(key):
+        yield entry
+
+
+def keep_native(source: Source, arch: str, driver: str, code: bytes) -> None:
+    """Have it found by `stored_native`."""
+    if store := opened.store():
+        store.put(native_key(source, arch, driver), source.manifest, code)
+
+
+def spirv_key(source: Source) -> Key:
+    """What SPIR-V is kept under."""
+    return _key(source, SPIRV, ANY, {"sycl": wheels.runtime().version})
+
+
+def native_key(source: Source, arch: str, compiler: str) -> Key:
+    """What native code is kept under: `arch` as targets name it, a CPU's with its name.
+
+    `compiler`: a driver's version, or ocloc's.
+    """
+    return _key(source, NATIVE, arch, {"device's compiler": compiler})
+
+
+def _key(source: Source, kind: str, arch: str, toolkit: dict[str, str]) -> Key:
+    options = {"options": source.options, "native": source.native}
+    return Key(
+        kind=kind,
+        source=source_digest(),
+        tables=(("text", _digest(source.text)),),
+        options=pairs(options),
+        problem=source.problem or (("kernels", tuple(e.name for e in source.entries)),),
+        architecture=arch,
+        toolkit=pairs(toolkit),
+        triton="",
+        torch="",
+        environment=_environment(),
+    )
+
+
+def _environment() -> Pairs:
+    return tuple(pair for pair in environment() if pair[0].startswith(READ))
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

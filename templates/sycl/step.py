@@ -1,0 +1,112 @@
+"""Kernels of optimizer steps in SYCL: the lines that C++ and Triton have, called as C++ is."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipex_inductor.aot_cache.key import pairs
+from ipex_inductor.errors import DeviceError, SyclError
+from ipex_inductor.ops.update import Update
+from ipex_inductor.templates.cpp import NotBuiltError
+from ipex_inductor.templates.step import StepKernel, parts_of, parts_of_update, rendered
+from ipex_inductor.templates.sycl.device import device_of
+from ipex_inductor.templates.sycl.source import Entry, Source
+
+ROWS = 32  # of a group, where a work-item is a row
+GROUPS = {"cpu": 64, "gpu": 256}  # work-items that share a chunk, by the type of the device
+ARGUMENTS = {
+    "scalars": ("*", "i64", "*", "*"),
+    "before": ("*", "*", "*", "*"),
+    "ratios": ("*", "i64", "i64", "*", "*"),
+    "update": ("*", "*", "*"),
+}
+# As torch divides and takes roots; a kernel that waits for memory has the time.
+REALS = {"float": torch.float32, "double": torch.float64}
+PRECISE = ("-cl-fp32-correctly-rounded-divide-sqrt",)
+
+
+def step_function(kernel: StepKernel) -> "Step":
+    """`kernel` on SYCL's CPU device. Raises `NotBuiltError`."""
+    return Step(step_source(kernel), parts_of(kernel), torch.device("cpu"))
+
+
+def update_function(update: Update) -> "Step":
+    """The same for an update that was read from a graph."""
+    return Step(update_source(update), parts_of_update(update), torch.device("cpu"))
+
+
+def step_source(kernel: StepKernel, counting: bool = True) -> Source:
+    """A step of all parameters of a kind, as `step` in C++.
+
+    Kernels in order: `scalars` counts steps and makes what all elements of a row share, in fp64;
+    `before` and `ratios` where norms take part; `update`. Without `counting` there is no `scalars`:
+    its table is the caller's, and no fp64 is needed but for parameters.
+    """
+    return _source(parts_of(kernel), kernel.problem, counting)
+
+
+def update_source(update: Update) -> Source:
+    """The same for an update that was read from a graph."""
+    problem = {"template": "update", **vars(update)}
+    return _source(parts_of_update(update), problem, counting=True)
+
+
+def _source(parts: dict[str, Any], problem: dict[str, Any], counting: bool) -> Source:
+    lines = ("before_lines", "update_lines", "ratio_lines")
+    parts |= {name: [(n, _typed(value)) for n, value in parts[name]] for name in lines}
+    names = [*["scalars"] * counting, *["before", "ratios"] * bool(parts["norms"]), "update"]
+    types = {kind for _, kind in parts["columns"]}
+    doubles = counting or parts["real"] == "double"
+    return Source(
+        rendered("sycl/step.cpp.jinja", kept="Real", counting=counting, **parts),
+        tuple(Entry(name, ARGUMENTS[name]) for name in names),
+        native=PRECISE,
+        needs=(*["fp16"] * ("_Float16" in types), *["fp64"] * doubles),
+        problem=pairs({**problem, "counting": counting}),
+    )
+
+
+def _typed(line: str) -> str:
+    """Numbers in it have the type of the arithmetic, not C++'s fp64, which a GPU may lack."""
+    return re.sub(r"(?<![\w.])(\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+)", r"Real(\1)", line)
+
+
+class Step:
+    """Those kernels on a device, to be called as C++'s `step` is. Raises `NotBuiltError`."""
+
+    def __init__(self, source: Source, parts: Mapping[str, Any], device: torch.device) -> None:
+        try:
+            self._on = device_of(device)
+            module = self._on.load(source)
+            self._kernels = [module.kernel(entry.name) for entry in source.entries]
+        except (SyclError, DeviceError) as error:
+            raise NotBuiltError(f"a SYCL kernel is not to be had: {error}") from error
+        self._device, self._real = device, REALS[parts["real"]]
+        self._scalars, self._norms = len(parts["scalars"]), len(parts["norms"])
+        self._group = GROUPS[self._on.facts["type"]]
+
+    def __call__(
+        self, rows: int, row_count: int, chunks: int, chunk_count: int, numbers: int, _: int = 0
+    ) -> None:
+        """Addresses that the device reads; it uses the threads that it has."""
+        if not chunk_count:
+            return
+        table, parts = (
+            torch.empty(count * max(1, each), dtype=self._real, device=self._device)
+            for count, each in ((row_count, self._scalars), (chunk_count, self._norms))
+        )
+        given: dict[str, tuple[Tensor | float, ...]] = {
+            "scalars": (rows, row_count, numbers, table),
+            "before": (rows, chunks, table, parts),
+            "ratios": (chunks, chunk_count, row_count, table, parts),
+            "update": (rows, chunks, table),
+        }
+        for kernel in self._kernels:
+            a_row = kernel.name in ("scalars", "ratios")
+            group = ROWS if a_row else self._group
+            whole = -(-row_count // ROWS) * ROWS if a_row else chunk_count * group
+            run = kernel if kernel.name == "update" else kernel.enqueue
+            run(given[kernel.name], (whole,), (group,))

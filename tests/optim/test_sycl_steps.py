@@ -1,0 +1,171 @@
+"""Steps by kernels in SYCL, on its CPU device: the same checks as of those in C++."""
+
+import functools
+import re
+
+import pytest
+import torch
+from optimizers import LOW, ONE_EACH, VARIANTS, copies, in_groups, single, tensors
+from step_checks import check_alone, check_fp32, check_fp64, check_kept
+from sycl_cpu import needs_sycl
+
+from ipex_inductor import decisions
+from ipex_inductor.lowerings import step as launching
+from ipex_inductor.optim import batches
+from ipex_inductor.optim.plan import plan
+from ipex_inductor.passes.source import OPTIMIZER_STEP
+from ipex_inductor.templates import step_cpp
+from ipex_inductor.templates.sycl import step, wheels
+
+
+@pytest.fixture
+def in_sycl(monkeypatch):
+    """Steps on the CPU are by SYCL, each call of a kernel is noted."""
+    called = []
+
+    @functools.cache
+    def function(kernel):
+        made = step.step_function(kernel)
+
+        def run(*given):
+            called.append(kernel)
+            made(*given)
+
+        return run
+
+    monkeypatch.setattr(batches, "_library", function)
+    yield called
+    assert called
+
+
+# A second each to compile.
+QUICK = {
+    "fp32": ("sgd momentum", "adagrad", "adam amsgrad", "lamb decay", "lars momentum"),
+    "fp64": ("lamb decay",),
+    "kept": {"bf16 split": ("adamw", "lamb decay"), "bf16 master": ("sgd momentum",)},
+    "alone": ("adagrad",),
+}
+
+
+def each(names, quick):
+    return pytest.mark.parametrize(
+        "variant",
+        [pytest.param(n, marks=() if n in quick else pytest.mark.slow, id=n) for n in names],
+    )
+
+
+@needs_sycl
+@each(VARIANTS, QUICK["fp32"])
+def test_fp32(variant, in_sycl):
+    check_fp32(VARIANTS[variant], tensors())
+
+
+@needs_sycl
+@each(ONE_EACH, QUICK["fp64"])
+def test_fp64(variant, in_sycl):
+    check_fp64(VARIANTS[variant])
+
+
+@needs_sycl
+@pytest.mark.parametrize(
+    ("held", "variant"),
+    [
+        pytest.param(h, v, marks=() if v in QUICK["kept"].get(h, ()) else pytest.mark.slow)
+        for h in LOW
+        for v in ONE_EACH
+    ],
+)
+def test_low_precision_with_all_bits_kept(held, variant, in_sycl):
+    check_kept(LOW[held], VARIANTS[variant])
+
+
+@needs_sycl
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@each(ONE_EACH, QUICK["alone"])
+def test_low_precision_alone(dtype, variant, in_sycl):
+    check_alone(dtype, VARIANTS[variant])
+
+
+@needs_sycl
+@each(ONE_EACH, ("lamb decay", "lars momentum"))
+def test_several_chunks(variant, in_sycl):
+    """Norms add up over them, of weights that grow from chunk to chunk."""
+    ours = tensors(torch.float32, [(3,), (2 * step_cpp.CHUNK + 3,)])
+    ours[1].data *= torch.linspace(0, 2, ours[1].numel())
+    check_fp32(VARIANTS[variant], ours, steps=5)
+
+
+# Compiled steps
+
+
+def stepped(variant, **options):
+    """Three steps of a compiled optimizer and of its twin, and what was decided."""
+    torch.manual_seed(0)
+    ours = tensors(torch.float32, [(3, 5), (70001,)])
+    theirs = copies(ours)
+    make = VARIANTS[variant]
+    optimizer, reference = make(in_groups(ours)), single(make)(in_groups(theirs))
+    run = torch.compile(optimizer.step, backend="ipex", options={"strict": True, **options})
+    for _ in range(3):
+        for p, q in zip(ours, theirs, strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        run()
+        reference.step()
+    for p, q in zip(ours, theirs, strict=True):
+        # Contraction to fused multiply-adds differs: an ulp a step of the larger operand.
+        bound = 3 * torch.finfo(torch.float32).eps * max(1.0, q.abs().max().item())
+        assert (p - q).abs().max() <= bound
+    events = [e for r in decisions.reports() for e in r.events if e.subject == OPTIMIZER_STEP]
+    assert "fired" in {e.kind for e in events}
+    return {e.reason for e in events if e.kind == "choice"}
+
+
+@needs_sycl
+@pytest.mark.parametrize("variant", ["sgd momentum", "adam amsgrad"])
+def test_an_option_asks_for_it(variant):
+    launching._in_sycl.cache_clear()
+    assert stepped(variant, sycl="cpu") == {"kernels in SYCL"}
+    assert launching._in_sycl.cache_info().currsize
+    decisions.clear()
+    torch.compiler.reset()
+    assert stepped(variant) == set()
+
+
+def test_where_there_is_none_the_kernel_is_cpps(monkeypatch, caplog):
+    def missing():
+        raise wheels.SyclAbsentError("the package intel-sycl-rt", "none installed", "Install it.")
+
+    monkeypatch.setattr(step, "device_of", lambda device: missing())
+    launching._in_sycl.cache_clear()
+    said = (
+        "kernels in C++: a SYCL kernel is not to be had: "
+        "expected the package intel-sycl-rt; got none installed. Install it."
+    )
+    assert stepped("adamw", sycl="cpu") == {said}
+    assert [m for m in caplog.messages if "SYCL" in m] == [f"an optimizer's step: {said}"]
+
+
+# Sources
+
+
+def sources(counting):
+    for variant in ONE_EACH:
+        make = VARIANTS[variant]
+        optimizer = make(tensors(torch.float32, [(3,)]))
+        for p in optimizer.param_groups[0]["params"]:
+            p.grad = torch.ones_like(p)
+        for _, kernel, *_ in plan(optimizer, {}).batches:
+            yield step.step_source(kernel, counting)
+
+
+def test_without_counting_nothing_is_in_fp64():
+    """Some of Intel's GPUs have none of it."""
+    for source in sources(counting=False):
+        assert "fp64" not in source.needs
+        assert "scalars" not in [entry.name for entry in source.entries]
+        code = re.sub(r"//.*", "", source.text)
+        assert "double" not in code
+        assert not re.findall(r"(?<!Real\()\b\d+\.\d", code)
+    for source in sources(counting=True):
+        assert "fp64" in source.needs
