@@ -45,6 +45,14 @@ class DeviceError(IpexError, RuntimeError):
     """A device that has no storage or no code generator (for example `meta`)."""
 
 
+class CoresError(IpexError, ValueError):
+    """Cores or NUMA nodes that there are not, or that this process may not use."""
+
+
+class ThreadsError(IpexError, RuntimeError):
+    """Threads that cannot be pinned to cores: no Linux, or no OpenMP under torch."""
+
+
 class TargetError(IpexError, LookupError):
     """A device architecture that neither this machine nor the target table knows."""
 
