@@ -16,6 +16,7 @@ VERBS = {
     "demo": "Compile whole models with backend `ipex`; compare it with Inductor.",
     "doctor": "What this machine has of all that is needed, and what to do about the rest.",
     "explain": "What backend `ipex` does to a model, graph by graph, and why not more.",
+    "launch": "Instances of a program, each on cores of its own, with allocator and logs.",
     "prebuild": "A model compiled ahead into a bundle, for processes that compile nothing.",
 }
 

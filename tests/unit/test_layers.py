@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "math_mode": set(),
     "nn": {"ops", "optim"},
     "cpu": set(),
+    "launch": {"cpu"},
     "switches": set(),
     "memory_table": set(),
     "xpu": {"frontend", "math_mode", "memory_table", "nn"},
@@ -45,7 +46,7 @@ MAY_IMPORT = {
     "prebuild": {"aot_cache", "backend", "collector", "graph_files", "passes", "templates"},
     "cli": {
         *("aot_cache", "backend", "autotune", "explanation", "lowerings", "passes", "prebuild"),
-        *("templates", "watch"),
+        *("templates", "watch", "cpu"),
     },
 }
 ROOMS = ("ipex_inductor", "lowerings", "templates", "autotune", "aot_cache")

@@ -1,0 +1,214 @@
+"""A pool of cores, and what runs on it: a `with` block, a function, a task of its own."""
+
+import contextvars
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, ParamSpec, Self, TypeVar
+
+import torch
+
+from ipex_inductor import openmp
+from ipex_inductor.cpu import cores
+from ipex_inductor.cpu.cores import get_core_list_of_node_id
+from ipex_inductor.errors import ArgumentError, CoresError, ThreadsError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+AVAILABLE = openmp.places() or cores.available()  # before anything is pinned
+
+
+class CPUPool:
+    """Cores for the threads of one computation.
+
+    `core_ids`: their numbers; else `node_id`: the physical cores of a NUMA node; else all that this
+    process may use. Cores it may not use are left out, with a warning. Raises `CoresError` where
+    none is left, and for what are no numbers of cores.
+    """
+
+    def __init__(self, core_ids: Iterable[int] | None = None, node_id: int | None = None) -> None:
+        if core_ids is not None and node_id is not None:
+            warnings.warn("core_ids are given, so node_id is not looked at", stacklevel=2)
+        if core_ids is None:
+            asked = sorted(AVAILABLE) if node_id is None else _of_node(node_id)
+        else:
+            asked = _checked(core_ids)
+        self.core_ids = [number for number in asked if number in AVAILABLE]
+        here = f"cores this process may use ({cores.text(AVAILABLE)})"
+        if not self.core_ids:
+            raise CoresError(here, repr(asked), "Name some of them.")
+        if len(self.core_ids) < len(asked):
+            left = cores.text(set(asked) - set(self.core_ids))
+            warnings.warn(f"not among the {here}, and left out: {left}", stacklevel=2)
+
+    def __repr__(self) -> str:
+        return f"CPUPool({self.core_ids})"
+
+
+class pin:
+    """`with pin(pool):`, or `@pin(pool)` on a function: what this thread calls runs on the pool.
+
+    One OpenMP thread a core; behind it everything is as it was. Other threads are not concerned,
+    but for those that are started inside, which inherit the first core. May be nested. Raises
+    `ThreadsError` where threads cannot be pinned (`is_runtime_ext_enabled`).
+    """
+
+    def __init__(self, cpu_pool: CPUPool) -> None:
+        _check(cpu_pool)
+        self.cpu_pool = cpu_pool
+
+    def __enter__(self) -> Self:
+        pinned: AbstractContextManager[None] = _pinned(self.cpu_pool.core_ids)
+        pinned.__enter__()
+        _blocks().append(pinned)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        _blocks().pop().__exit__(*error)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """`function`, pinned for each of its calls."""
+
+        @functools.wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return called
+
+
+class TaskFuture(Future[Any]):
+    """What becomes of a task's call; one of Python's own futures."""
+
+    def get(self, timeout: float | None = None) -> Any:
+        """The result, once it is there; raises what the call raised."""
+        return self.result(timeout)
+
+
+class Task:
+    """A module with a thread of its own on a pool: `task(x)` gives a `TaskFuture` at once.
+
+    `module`: eager, compiled or of TorchScript, or any function. Calls run one after another, under
+    the caller's grad mode, autocast and context variables. Raises `ThreadsError` as `pin` does.
+    """
+
+    def __init__(self, module: Callable[..., Any], cpu_pool: CPUPool) -> None:
+        _check(cpu_pool)
+        if not callable(module):
+            raise ArgumentError("a module or a function", repr(module), "Pass what is to run.")
+        self.cpu_pool = cpu_pool
+        self._module = module
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="ipex-task")
+        self._thread = self._worker.submit(_settle, cpu_pool.core_ids).result()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> TaskFuture:
+        """Have it run; does not wait, but for a call from the task itself, which runs here."""
+        future = TaskFuture()
+        call = functools.partial(_keep, future, _as_here(self._module), args, kwargs)
+        if threading.get_ident() == self._thread:
+            call()
+        else:
+            self._worker.submit(call)
+        return future
+
+    def run_sync(self, *args: Any, **kwargs: Any) -> Any:
+        """Have it run, and wait for the result."""
+        return self(*args, **kwargs).get()
+
+
+def is_runtime_ext_enabled() -> bool:
+    """Whether threads can be pinned here: on Linux, with OpenMP under torch."""
+    return openmp.can_bind()
+
+
+def _check(cpu_pool: CPUPool) -> None:
+    if not isinstance(cpu_pool, CPUPool):
+        raise ArgumentError("a CPUPool", repr(cpu_pool), "Make one: CPUPool(core_ids=[0, 1]).")
+    if not openmp.can_bind():
+        needed = "Linux, and a torch whose threads are OpenMP's"
+        raise ThreadsError(needed, "another", "Leave pools out here; `taskset` pins processes.")
+
+
+def _checked(core_ids: Iterable[int]) -> list[int]:
+    try:
+        numbers = list(core_ids)
+    except TypeError:
+        raise ArgumentError("a list of numbers", repr(core_ids), "Pass one.") from None
+    whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers)
+    if not whole or len(set(numbers)) < len(numbers):
+        raise CoresError("numbers of cores, each once", repr(numbers), "Mend the list.")
+    return numbers
+
+
+def _of_node(node_id: int) -> list[int]:
+    """Without a warning for those that are not ours: nobody named them."""
+    ours = [core for core in get_core_list_of_node_id(node_id) if core in AVAILABLE]
+    return ours or get_core_list_of_node_id(node_id)
+
+
+_local = threading.local()
+
+
+def _blocks() -> list[AbstractContextManager[None]]:
+    """The pinned blocks that this thread is in."""
+    blocks: list[AbstractContextManager[None]] = _local.__dict__.setdefault("blocks", [])
+    return blocks
+
+
+@contextmanager
+def _pinned(core_ids: list[int]) -> Iterator[None]:
+    """Does nothing where this thread is on these cores already."""
+    outer = getattr(_local, "cores", None)
+    if outer == core_ids and torch.get_num_threads() == len(core_ids):
+        yield
+        return
+    with openmp.bound(core_ids):
+        _local.cores = core_ids
+        try:
+            yield
+        finally:
+            _local.cores = outer
+
+
+def _settle(core_ids: list[int]) -> int:
+    """Keep this thread on these cores; its number."""
+    openmp.bind(core_ids, AVAILABLE)
+    _local.cores = core_ids
+    return threading.get_ident()
+
+
+def _as_here(module: Callable[..., Any]) -> Callable[..., Any]:
+    """`module` to be called in another thread, under what this one has set for itself."""
+    context = contextvars.copy_context()
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    kept = torch.is_autocast_cache_enabled()
+    cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            if inference:
+                stack.enter_context(torch.inference_mode())
+            stack.enter_context(torch.set_grad_enabled(grad))
+            if cast:
+                stack.enter_context(torch.autocast("cpu", cast, cache_enabled=kept))
+            return context.run(module, *args, **kwargs)
+
+    return call
+
+
+def _keep(
+    future: TaskFuture, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Run `call`, unless it was cancelled, and have `future` say what became of it."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call(*args, **kwargs)
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
