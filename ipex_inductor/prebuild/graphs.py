@@ -128,6 +128,18 @@ def prebuild(
     )
 
 
+def prebuild_step(optimizer: Optimizer, target: Target, *, scaler: bool = False) -> Prebuilt:
+    """The kernels of `optimizer`'s fused step on `target`, and no graph; see `steps.load_step`.
+
+    Raises what that and `described.device` raise.
+    """
+    began = time.perf_counter()
+    with described.device(target), kernels.looked_for() as ours:
+        load_step(optimizer, GPU, scaler)
+    own, seconds = _kept(ours), time.perf_counter() - began
+    return Prebuilt(target, compat.why_not_for(target.kind), own=own, seconds=seconds)
+
+
 def pack(
     done: Iterable[Prebuilt],
     path: str | os.PathLike[str],
