@@ -626,6 +626,17 @@ def dynamo_unchanged() -> Iterator[list[Any]]:
             counters[kind].update(group)
 
 
+def sizes(value: Any) -> Any:
+    """As `hints`, but a size that is a symbol stays one, with its range.
+
+    What torch compiled for a narrower one it would take, and then raise for what was asked for.
+    """
+    if isinstance(value, torch.SymInt):
+        node: Any = value.node
+        return f"{node.expr} in {node.shape_env.bound_sympy(node.expr)}"
+    return tuple(map(sizes, value.shape)) if isinstance(value, torch.Tensor) else hints(value)
+
+
 def hints(value: Any) -> Any:
     """The sizes that a tensor, or a size, has now, symbols and all; None for one nobody knows."""
     if isinstance(value, torch.SymInt):

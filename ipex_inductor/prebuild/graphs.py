@@ -33,6 +33,8 @@ from ipex_inductor.target import Target
 
 Tensor = torch.Tensor
 GPU = torch.device("cuda", described.INDEX)
+Range = tuple[int, int] | None  # the least size and the largest; None: any
+Dynamic = Mapping[int | str, Mapping[int, Range]]  # by input, by number or name, and dimension
 TIMED = ("max-autotune", "max-autotune-no-cudagraphs")
 
 
@@ -68,6 +70,7 @@ def prebuild(
     target: Target,
     *,
     kwargs: Mapping[str, Any] | None = None,
+    dynamic: Dynamic | None = None,
     training: bool = False,
     optimizer: Optimizer | None = None,
     scaler: bool = False,
@@ -76,11 +79,13 @@ def prebuild(
 ) -> Prebuilt:
     """Compile `model` as `torch.compile(model, backend="ipex")` does on `target`.
 
-    For the shapes, dtypes and strides of `example_inputs` and `kwargs`; with gradients and backward
-    graphs if it is for `training`, under `torch.no_grad()` if not. With the kernels of the fused
+    For the shapes, dtypes and strides of `example_inputs` and `kwargs`; where `dynamic` gives a
+    dimension of an input a range, for all sizes in it, if `torch._dynamo.mark_dynamic` asks for the
+    same range there. With gradients and backward graphs if it is for `training`, under
+    `torch.no_grad()` if not. With the kernels of the fused
     step of an `optimizer` of the model, for `steps.load_step`. Nothing is timed: records, tables
     and models choose. Raises `ArgumentError` for a model in train mode without `training` or that
-    cannot be copied, `OptionError` for a mode that times kernels, what `described.device` and
+    cannot be copied, or a dimension that is not there, `OptionError` for a mode that times kernels, what `described.device` and
     `steps.load_step` raise, and what does not compile.
     """
     _check(model, mode, training)
@@ -102,6 +107,9 @@ def prebuild(
         decisions.capturing() as reports,
     ):
         twin, args, named = _described((model, tuple(example_inputs), dict(kwargs or {})))
+        for which, dims in (dynamic or {}).items():
+            found_there = (named.get(which),) if isinstance(which, str) else args[which:]
+            _mark(found_there, which, dims)
 
         graphs = 0
 
@@ -164,6 +172,18 @@ def _kept(keys: Iterable[Key | None]) -> dict[Key, Entry]:
 
 def _smaller(entry: Entry) -> Entry:
     return Entry(entry.meta, workroom.smaller(entry.blob))
+
+
+def _mark(found: Any, which: int | str, dims: Mapping[int, Range]) -> None:
+    (tensor, *_) = found or (None,)
+    for dim, sizes in dims.items():
+        size = tensor.shape[dim] if isinstance(tensor, Tensor) and dim < tensor.dim() else None
+        least, most = sizes or (size, size)
+        if size is None or least is None or most is None or not least <= size <= most:
+            came = f"dimension {dim} of input {which!r}: {sizes} around {size}"
+            raise ArgumentError("ranges of sizes that the example has", came, "Check both.")
+        limits = {"min": least, "max": most} if sizes else {}
+        torch._dynamo.mark_dynamic(tensor, dim, **limits)
 
 
 def _check(model: nn.Module, mode: str | None, training: bool) -> None:
