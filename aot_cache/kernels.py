@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +14,26 @@ from ipex_inductor.aot_cache.store import Store
 
 log = logging.getLogger("ipex_inductor")
 
+_looked_for: ContextVar[list[Key] | None] = ContextVar("looked_for", default=None)
+
+
+@contextmanager
+def looked_for() -> Iterator[list[Key]]:
+    """The keys of all kernels that are asked for inside, in this thread."""
+    keys: list[Key] = []
+    token = _looked_for.set(keys)
+    try:
+        yield keys
+    finally:
+        _looked_for.reset(token)
+
 
 def kernel(key: Key, build: Callable[[], tuple[dict[str, Any], bytes]]) -> Entry:
     """The kernel of that key, built by one process while the others wait for it.
 
     Raises what `build` raises.
     """
+    _note(key)
     store = opened.store()
     if store is None:
         return Entry(*build())
@@ -38,13 +54,20 @@ def by_any_compiler(key: Key) -> Iterator[Entry]:
     if (store := opened.store()) is None:
         return
     if entry := store.get(key):
+        _note(key)
         yield entry
     for found in list(store.keys()):
         if found.get("kind") != key.kind or not {"toolkit", "triton"} <= found.keys():
             continue
         other = replace(key, toolkit=found["toolkit"], triton=found["triton"])
         if other != key and other.fields == dict(found) and (entry := store.get(other)):
+            _note(other)
             yield entry
+
+
+def _note(key: Key) -> None:
+    if (keys := _looked_for.get()) is not None:
+        keys.append(key)
 
 
 def why_missed(key: Key, store: Store) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 import inspect
 import logging
@@ -151,6 +152,32 @@ def backward_at_once() -> Iterator[None]:
 
     with functorch_config.patch(force_non_lazy_backward_lowering=True):
         yield
+
+
+@contextlib.contextmanager
+def backward_too() -> Iterator[None]:
+    """Backward graphs are compiled with their forward, under the keys of those that come later.
+
+    The setting for it (see `backward_at_once`) is in AOT autograd's key, so it is set behind that.
+    """
+    from torch._functorch._aot_autograd import graph_compile
+    from torch._functorch._aot_autograd.schemas import AOTConfig
+
+    module: Any = graph_compile
+    usual = module._aot_stage2b_bw_compile
+
+    def at_once(*args: Any) -> Any:
+        return usual(*(_not_lazy(a) if isinstance(a, AOTConfig) else a for a in args))
+
+    module._aot_stage2b_bw_compile = at_once
+    try:
+        yield
+    finally:
+        module._aot_stage2b_bw_compile = usual
+
+
+def _not_lazy(config: Any) -> Any:
+    return dataclasses.replace(config, force_non_lazy_backward_lowering=True)
 
 
 def compile_ahead(
@@ -597,6 +624,17 @@ def dynamo_unchanged() -> Iterator[list[Any]]:
         for kind, group in counts.items():
             counters[kind].clear()
             counters[kind].update(group)
+
+
+def sizes(value: Any) -> Any:
+    """As `hints`, but a size that is a symbol stays one, with its range.
+
+    What torch compiled for a narrower one it would take, and then raise for what was asked for.
+    """
+    if isinstance(value, torch.SymInt):
+        node: Any = value.node
+        return f"{node.expr} in {node.shape_env.bound_sympy(node.expr)}"
+    return tuple(map(sizes, value.shape)) if isinstance(value, torch.Tensor) else hints(value)
 
 
 def hints(value: Any) -> Any:

@@ -175,6 +175,8 @@ class Request:
             del identity[name]
         problem = {**self._problem_fields, **more}
         problem["graph"] = hashlib.sha256(problem["graph"].encode()).hexdigest()
+        # What serves a range of sizes is found by all of them: torch guards it by its own keys.
+        problem["sizes"] = tuple(repr(compat.sizes(value)) for value in self._traced)
         return graph_files.key_of(identity, problem, dict(self.options), self.places, kind)
 
     def digest(self) -> str:
@@ -212,6 +214,13 @@ class Request:
     @property
     def _tensors(self) -> list[torch.Tensor]:
         return [t for t in self.example_inputs if isinstance(t, torch.Tensor)]
+
+    @property
+    def _traced(self) -> list[Any]:
+        """The inputs as Dynamo saw them, with symbols for sizes that are no constants."""
+        inputs = self.gm.graph.find_nodes(op="placeholder")
+        pairs = zip(inputs, self.example_inputs, strict=False)
+        return [node.meta.get("example_value", value) for node, value in pairs]
 
     @property
     def _kinds(self) -> list[str]:

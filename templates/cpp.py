@@ -4,6 +4,7 @@ What is loaded was verified a moment before and lies in memory that nobody else 
 on a disk is opened by the loader.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import functools
@@ -48,25 +49,32 @@ class NotBuiltError(RuntimeError):
     """A kernel that the cache does not have and the compiler did not make; the text says why."""
 
 
-def load(source: Callable[[], str], problem: Pairs, with_torch: bool = False) -> ctypes.CDLL:
+def load(
+    source: Callable[[], str], problem: Pairs, with_torch: bool = False, portable: bool = False
+) -> ctypes.CDLL:
     """A library for the CPU here; `problem` names it in the cache's words.
 
     `source` is asked for if it must be compiled. `with_torch`: it uses torch's own C++, and so fits
-    this torch alone. Raises `NotBuiltError`.
+    this torch alone. `portable`: it computes nothing, so that one for any CPU of this kind, by any
+    compiler, is as good. Raises `NotBuiltError`.
     """
-    compiler, key = toolkit.compiler(), key_of(problem, with_torch)
+    compiler, key = toolkit.compiler(), key_of(problem, with_torch, portable)
     try:
         if compiler is None:
             return _opened_of(kernels.by_any_compiler(key))
-        build = functools.partial(_built, source, compiler, with_torch)
+        if portable:
+            with contextlib.suppress(OSError, NotBuiltError):
+                return _opened_of(kernels.by_any_compiler(key))
+        build = functools.partial(_built, source, compiler, with_torch, _arch(portable))
         return _opened(kernels.kernel(key, build).blob)
     except OSError as error:  # no room for the compiler, or a loader that misses a library
         raise NotBuiltError(f"a C++ kernel is not to be had: {error}") from error
 
 
-def key_of(problem: Pairs, with_torch: bool = False) -> Key:
+def key_of(problem: Pairs, with_torch: bool = False, portable: bool = False) -> Key:
     """What a kernel's entry is found by: the source follows from ours and from `problem`."""
-    arch = current().arch
+    arch = _arch(portable)
+    read = () if portable else READ
     return Key(
         kind=KIND,
         source=source_digest(),
@@ -77,8 +85,13 @@ def key_of(problem: Pairs, with_torch: bool = False) -> Key:
         toolkit=pairs({"c++": toolkit.compiler_named()}),
         triton="",
         torch=compat.VERSION if with_torch else "",  # else nothing of torch is compiled in
-        environment=tuple(pair for pair in environment() if pair[0] in READ),
+        environment=tuple(pair for pair in environment() if pair[0] in read),
     )
+
+
+def _arch(portable: bool) -> str:
+    arch = current().arch
+    return arch.partition(":")[0] if portable else arch
 
 
 def _flags(arch: str) -> tuple[str, ...]:
@@ -91,10 +104,10 @@ def _level(arch: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _built(
-    source: Callable[[], str], compiler: str, with_torch: bool
+    source: Callable[[], str], compiler: str, with_torch: bool, arch: str
 ) -> tuple[dict[str, Any], bytes]:
     """What the entry says of it, and the library as bytes."""
-    flags = _flags(current().arch)
+    flags = _flags(arch)
     with tempfile.TemporaryDirectory() as folder:
         written, library = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
         written.write_text(source())

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from ipex_inductor import compat
 from ipex_inductor.aot_cache import kernels
 from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.aot_cache.entry import Entry
@@ -50,7 +51,12 @@ def binary(
         toolkit=(),  # Triton brings its own, or the environment says
         triton=_version(),
         torch="",
-        environment=pairs(dict([*environment(), *triton_settings()])),
+        environment=pairs(
+            {
+                **compat.without_torchs_own(dict(environment(host=False))),
+                **dict(triton_settings()),
+            }
+        ),
     )
     if not _version():
         return next(kernels.by_any_compiler(key), None)

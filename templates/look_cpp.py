@@ -29,7 +29,8 @@ class Reader:
     def __init__(self) -> None:
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
             raise NotBuiltError("this Python has no lock that keeps dicts as they are")
-        library = load(Path(__file__).with_name("look.cpp").read_text, pairs({"template": "look"}))
+        source = Path(__file__).with_name("look.cpp").read_text
+        library = load(source, pairs({"template": "look"}), portable=True)
         try:
             theirs = ctypes.CDLL(torch._C.__file__)  # and what it is linked with
             asked = [_address(getattr(theirs, f"aoti_torch_get_{name}")) for name in ASKED]

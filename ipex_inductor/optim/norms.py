@@ -278,7 +278,7 @@ class _Part:
         sizes: list[int],
         numbers: list[int],
     ) -> None:
-        self.kernel = functools.partial(_parts, dtype, aligned, device)
+        self.kernel = functools.partial(parts, dtype, aligned, device)
         self._numbers = numbers
         self._rows = array("q", (n for number in numbers for n in (0, sizes[number])))
         # Where all are empty, somebody has to say that their norm is 0.
@@ -315,5 +315,9 @@ def _parts_or_why(
         return str(error)
 
 
-def _parts(*which: Any) -> cuda.Kernel:
+def parts(*which: Any) -> cuda.Kernel:
+    """What reads gradients: their dtype, whether they are aligned, the device; see `Reading`.
+
+    Raises `NotBuiltError`.
+    """
     return given(_parts_or_why(*which))

@@ -1,7 +1,8 @@
 """Which kernels step which tensors of an optimizer, and which tensors are left to its own step."""
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -226,17 +227,9 @@ def _add(
     known = _known_state(optimizer, param, names, held)
     fresh = torch.float32 if rest else held.dtype
     step = known["step"].dtype if "step" in known else _step_dtype(group)
-    kernel = StepKernel(
-        formula=name,
-        flags=tuple(sorted(flags)),
-        param=NAMES[held.dtype],
-        rest=NAMES[rest[0].dtype] if rest else "",
-        grad=NAMES[grad.dtype],
-        state=tuple(NAMES[known[n].dtype if n in known else fresh] for n in names),
-        counted=NAMES[step] if rule.counts else "",
-        scaled=scaled,
-        zeroed=zeroed,
-    )
+    dtypes = [held.dtype, rest[0].dtype if rest else None, grad.dtype]
+    states = [known[n].dtype if n in known else fresh for n in names]
+    kernel = _kernel(name, flags, dtypes, states, step, scaled, zeroed)
     first = bool(names) and not known
     if first:
         there = held.is_cuda and (group.get("capturable") or group.get("fused"))
@@ -256,6 +249,54 @@ def _add(
     made.written += [known["step"]] if rule.counts else []
     if grad.data_ptr() != local(param.grad).data_ptr():
         made.copied.append(param.grad)
+
+
+def _kernel(
+    name: str,
+    flags: frozenset[str],
+    dtypes: Sequence[torch.dtype | None],
+    states: Sequence[torch.dtype],
+    step: torch.dtype,
+    scaled: bool,
+    zeroed: bool,
+) -> StepKernel:
+    """`dtypes`: of the parameter, of what it cannot hold, of the gradient."""
+    param, rest, grad = (NAMES[dtype] if dtype else "" for dtype in dtypes)
+    return StepKernel(
+        formula=name,
+        flags=tuple(sorted(flags)),
+        param=param,
+        rest=rest,
+        grad=grad,
+        state=tuple(map(NAMES.__getitem__, states)),
+        counted=NAMES[step] if FORMULAS[name].counts else "",
+        scaled=scaled,
+        zeroed=zeroed,
+    )
+
+
+def expected(
+    optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained], scaled: bool, zeroed: bool
+) -> dict[StepKernel, Mapping[str, Any]]:
+    """The kernels of a first step, each with a group that has it, wherever parameters will be.
+
+    Gradients are taken to have their parameter's dtype. What no kernel takes is not among them.
+    """
+    found: dict[StepKernel, Mapping[str, Any]] = {}
+    name = type(optimizer).__name__
+    for group in optimizer.param_groups:
+        with suppress(LeftError):
+            flags = flags_of(optimizer, group)
+            for param in group["params"]:
+                if param.dtype not in REALS or not param.requires_grad:
+                    continue
+                rest = weights[param].rest.dtype if param in weights else None
+                fresh = torch.float32 if rest else param.dtype
+                states = [fresh] * len(FORMULAS[name].state(flags))
+                dtypes = [param.dtype, rest, param.dtype]
+                step = _step_dtype(group)
+                found[_kernel(name, flags, dtypes, states, step, scaled, zeroed)] = group
+    return found
 
 
 def _batch(

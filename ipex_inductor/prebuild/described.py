@@ -18,10 +18,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ipex_inductor import compat
+from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.errors import CompilerNotFoundError, DeviceError, TargetError
 from ipex_inductor.target import Target
-from ipex_inductor.templates import cpp
+from ipex_inductor.templates import cpp, cuda
 from ipex_inductor.templates.gpu import BINARIES
 
 INDEX = 0  # the only GPU there is
@@ -41,6 +42,10 @@ FIRST = (
 # Modules, and classes in them, whose caches hold what they were told of the GPU.
 REMEMBERING = (
     "ipex_inductor.lowerings.listed",
+    "ipex_inductor.lowerings.step_cuda",
+    "ipex_inductor.optim.batches",
+    "ipex_inductor.optim.norms",
+    "ipex_inductor.templates.look_cpp",
     "torch._inductor.codecache.CacheBase",
     "torch._inductor.codegen.cuda.cuda_env",
     "torch._inductor.comm_analysis",
@@ -98,9 +103,17 @@ def device(target: Target) -> Iterator[Made]:
         _describe_to_fake_tensors(changes)
         _describe_to_inductor(changes, made)
         _describe_to_triton(changes, target)
+        changes.set(cuda, Kernel=_Unloaded)
         _forget_answers()
         with compat.compiles_in_this_process():
             yield made
+
+
+class _Unloaded:
+    """In the place of a kernel of ours that the driver would load."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
 
 
 class _Changes(contextlib.ExitStack):
@@ -172,6 +185,7 @@ def _describe_cuda(changes: _Changes, properties: SimpleNamespace, target: Targe
         "_lazy_init": None,
         "set_rng_state": None,
         "is_current_stream_capturing": False,
+        "current_stream": SimpleNamespace(query=_always(True), cuda_stream=0),
     }
     changes.set(torch.cuda, **{name: _always(answer) for name, answer in answers.items()})
     changes.set(torch.cuda, get_rng_state=lambda *_, **__: torch.zeros(16, dtype=torch.uint8))

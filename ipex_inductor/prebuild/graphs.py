@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from ipex_inductor import compat, decisions, graph_files
-from ipex_inductor.aot_cache import opened, packing
+from ipex_inductor.aot_cache import kernels, opened, packing, workroom
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.manifest import Manifest
@@ -27,10 +28,13 @@ from ipex_inductor.backend import compile_graph, copied
 from ipex_inductor.decisions import Event
 from ipex_inductor.errors import ArgumentError, OptionError
 from ipex_inductor.prebuild import described
+from ipex_inductor.prebuild.steps import load_step
 from ipex_inductor.target import Target
 
 Tensor = torch.Tensor
 GPU = torch.device("cuda", described.INDEX)
+Range = tuple[int, int] | None  # the least size and the largest; None: any
+Dynamic = Mapping[int | str, Mapping[int, Range]]  # by input, by number or name, and dimension
 TIMED = ("max-autotune", "max-autotune-no-cudagraphs")
 
 
@@ -38,12 +42,14 @@ TIMED = ("max-autotune", "max-autotune-no-cudagraphs")
 class Prebuilt:
     """What was compiled for one target.
 
-    `kernels_only`: why nothing of it is kept, "" where `entries` are what that GPU will find.
+    `kernels_only`: why no graph is kept, "" where `entries` are what that GPU will find. `own` are
+    kernels of ours, which it finds whatever torch it has.
     """
 
     target: Target
     kernels_only: str
-    entries: Mapping[Key, Entry] = field(default_factory=dict)
+    entries: dict[Key, Entry] = field(default_factory=dict)
+    own: dict[Key, Entry] = field(default_factory=dict)
     graphs: int = 0
     made: described.Made = field(default_factory=described.Made)
     events: tuple[Event, ...] = ()
@@ -64,17 +70,25 @@ def prebuild(
     target: Target,
     *,
     kwargs: Mapping[str, Any] | None = None,
+    dynamic: Dynamic | None = None,
+    training: bool = False,
+    optimizer: Optimizer | None = None,
+    scaler: bool = False,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Prebuilt:
-    """Compile `model`, in inference, as `torch.compile(model, backend="ipex")` does on `target`.
+    """Compile `model` as `torch.compile(model, backend="ipex")` does on `target`.
 
-    For the shapes, dtypes and strides of `example_inputs` and `kwargs`. Nothing is timed: records,
-    tables and models choose. Raises `ArgumentError` for a model in train mode or that cannot be
-    copied, `OptionError` for a mode that times kernels, what `described.device` raises, and what
-    does not compile.
+    For the shapes, dtypes and strides of `example_inputs` and `kwargs`; where `dynamic` gives a
+    dimension of an input a range, for all sizes in it, if `torch._dynamo.mark_dynamic` asks for the
+    same range there. With gradients and backward graphs if it is for `training`, under
+    `torch.no_grad()` if not. With the kernels of the fused
+    step of an `optimizer` of the model, for `steps.load_step`. Nothing is timed: records, tables
+    and models choose. Raises `ArgumentError` for a model in train mode without `training` or that
+    cannot be copied, or a dimension that is not there, `OptionError` for a mode that times kernels, what `described.device` and
+    `steps.load_step` raise, and what does not compile.
     """
-    _check(model, mode)
+    _check(model, mode, training)
     kernels_only = compat.why_not_for(target.kind)
     if not kernels_only and (elsewhere := graph_files.why_not_ours()):
         todo = "Unset TORCHINDUCTOR_CACHE_DIR: what is not verified is not packed."
@@ -85,12 +99,17 @@ def prebuild(
         compat.graph_caches_off() if kernels_only else nullcontext(),
         described.device(target) as made,
         fake_tensors(allow_non_fake_inputs=True),
-        torch.no_grad(),
+        torch.set_grad_enabled(training),
+        compat.backward_too(),
         compat.dynamo_unchanged(),
         graph_files.looked_for() as found,
+        kernels.looked_for() as ours,
         decisions.capturing() as reports,
     ):
         twin, args, named = _described((model, tuple(example_inputs), dict(kwargs or {})))
+        for which, dims in (dynamic or {}).items():
+            found_there = (named.get(which),) if isinstance(which, str) else args[which:]
+            _mark(found_there, which, dims)
 
         graphs = 0
 
@@ -103,17 +122,30 @@ def prebuild(
 
         compiled: Any = torch.compile(twin, backend=compile_and_go_on)
         compiled(*args, **named)
-    store = None if kernels_only else opened.store()
-    keys = (files.key for files in found if files.key)
+        if optimizer is not None:
+            load_step(optimizer, GPU, scaler)
     return Prebuilt(
         target,
         kernels_only,
-        {key: entry for key in keys if store and (entry := store.get(key))},
+        {} if kernels_only else {k: _smaller(e) for k, e in _kept(f.key for f in found).items()},
+        _kept(ours),
         graphs,
         made,
         tuple(event for report in reports for event in report.events),
         time.perf_counter() - began,
     )
+
+
+def prebuild_step(optimizer: Optimizer, target: Target, *, scaler: bool = False) -> Prebuilt:
+    """The kernels of `optimizer`'s fused step on `target`, and no graph; see `steps.load_step`.
+
+    Raises what that and `described.device` raise.
+    """
+    began = time.perf_counter()
+    with described.device(target), kernels.looked_for() as ours:
+        load_step(optimizer, GPU, scaler)
+    own, seconds = _kept(ours), time.perf_counter() - began
+    return Prebuilt(target, compat.why_not_for(target.kind), own=own, seconds=seconds)
 
 
 def pack(
@@ -128,17 +160,38 @@ def pack(
 
     Raises `ArgumentError` where there is nothing to pack, or a file of that name.
     """
-    entries = {each: entry for one in done for each, entry in one.entries.items()}
+    entries = {k: entry for one in done for k, entry in (one.entries | one.own).items()}
     out = Path(path)
     return packing.pack_entries(out, name or out.stem, entries, Path(key) if key else None, serial)
 
 
-def _check(model: nn.Module, mode: str | None) -> None:
+def _kept(keys: Iterable[Key | None]) -> dict[Key, Entry]:
+    store = opened.store()
+    return {key: entry for key in keys if key and store and (entry := store.get(key))}
+
+
+def _smaller(entry: Entry) -> Entry:
+    return Entry(entry.meta, workroom.smaller(entry.blob))
+
+
+def _mark(found: Any, which: int | str, dims: Mapping[int, Range]) -> None:
+    (tensor, *_) = found or (None,)
+    for dim, sizes in dims.items():
+        size = tensor.shape[dim] if isinstance(tensor, Tensor) and dim < tensor.dim() else None
+        least, most = sizes or (size, size)
+        if size is None or least is None or most is None or not least <= size <= most:
+            came = f"dimension {dim} of input {which!r}: {sizes} around {size}"
+            raise ArgumentError("ranges of sizes that the example has", came, "Check both.")
+        limits = {"min": least, "max": most} if sizes else {}
+        torch._dynamo.mark_dynamic(tensor, dim, **limits)
+
+
+def _check(model: nn.Module, mode: str | None, training: bool) -> None:
     if mode in TIMED:
         todo = "Tune where that GPU is; its records are used here without a mode."
         raise OptionError("a mode in which no kernel is timed", f"mode {mode!r}", todo)
-    if model.training:
-        todo = "Call model.eval() first; training steps are compiled where they run."
+    if model.training and not training:
+        todo = "Call model.eval() first, or ask for training."
         raise ArgumentError("a module in eval mode", "one in train mode", todo)
 
 

@@ -510,6 +510,11 @@ def test_files_come_back_as_they_were(tmp_path):
     blob = workroom.packed(tmp_path / "one")
     assert workroom.unpack(blob, tmp_path / "two") == {"deep/a.so", "b.py"}
     assert (tmp_path / "two" / "deep" / "a.so").read_bytes() == bytes(range(256))
+    carried = workroom.smaller(blob)
+    assert workroom.unpacked(carried) == workroom.unpacked(blob)
+    with pytest.raises(ValueError, match="not what was packed"):
+        workroom.unpack(carried[:-1], tmp_path / "three")
+    assert not (tmp_path / "three").exists()
 
 
 @pytest.mark.parametrize("built", [{}, {"fxgraph/a": b"pickle"}])

@@ -24,6 +24,7 @@ from ipex_inductor.errors import (
     OptionError,
     TargetError,
 )
+from ipex_inductor.optim import FusedStep
 from ipex_inductor.prebuild import described, graphs
 from ipex_inductor.target import current
 from ipex_inductor.target import described as target
@@ -56,14 +57,36 @@ def make():
     return Net().eval(), (torch.randn(2, 3, 8, 8),)
 
 
+class Loss(nn.Module):
+    """What a training step compiles."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, x):
+        return F.gelu(self.layer(x)).square().mean()
+
+
+def make_step():
+    """The same of a training step, and its optimizer, which clips."""
+    torch.manual_seed(0)
+    model = Loss().train()
+    fused = FusedStep(torch.optim.AdamW(model.parameters()), clip_norm=1.0)
+    return model, (torch.randn(4, 32),), fused.optimizer
+
+
 def everything():
     """All that `described.device` may change, by identity."""
     from torch._dynamo import device_interface
+    from torch._functorch._aot_autograd import graph_compile
     from torch._inductor import config, constant_folding
     from torch._inductor.fx_passes import pad_mm
     from torch._inductor.runtime import hints, triton_helpers, triton_heuristics
     from torch._subclasses import fake_tensor
     from triton.runtime import driver
+
+    from ipex_inductor.templates import cuda
 
     owners = {
         "torch.cuda": torch.cuda,
@@ -78,6 +101,8 @@ def everything():
         "triton_helpers": triton_helpers,
         "CachingAutotuner": triton_heuristics.CachingAutotuner,
         "driver": driver,
+        "cuda kernels": cuda,
+        "graph_compile": graph_compile,
     }
     found = {
         (name, key): id(value)
@@ -182,10 +207,11 @@ def test_attention_gets_a_kernel_that_can_compute_it(
 
 
 RUN = """
-import json, os, sys
+import contextlib, json, os, sys
 import torch, triton
+from torch._dynamo.utils import counters
 sys.path.insert(0, sys.argv[1])
-from test_prebuild_gpu import make
+from test_prebuild_gpu import make, make_step
 import ipex_inductor
 from ipex_inductor import backend, compat, graph_files
 from ipex_inductor.errors import BundleError
@@ -196,8 +222,22 @@ from ipex_inductor.target import described
 compat.why_not_for = lambda kind: ""
 compiled = []
 triton.knobs.compilation.listener = lambda **about: compiled.append(not about["cache_hit"])
+usual, aot = compat.dynamo_unchanged, {}
 
-def step(arch="h200", bundle="", out="", home="", version="", sources="", options=None, env=()):
+@contextlib.contextmanager
+def counting():
+    with usual() as breaks:
+        yield breaks
+        aot.update(counters["aot_autograd"])
+
+compat.dynamo_unchanged = counting
+
+def step(
+    arch="h200", bundle="", out="", home="", version="", sources="", options=None, env=(),
+    train=False, lazy=False,
+):
+    if lazy:  # as where a backward is compiled when it is needed
+        compat.backward_too = contextlib.nullcontext
     usual = compat.VERSION, graph_files.source_digest
     os.environ["IPEX_HOME"] = home
     os.environ.update(env)
@@ -210,15 +250,17 @@ def step(arch="h200", bundle="", out="", home="", version="", sources="", option
     compat.VERSION = version or usual[0]
     graph_files.source_digest = (lambda: sources) if sources else usual[1]
     compiled.clear()
-    model, inputs = make()
-    done = graphs.prebuild(model, inputs, described(arch), options=options)
+    model, inputs, *optimizer = make_step() if train else make()
+    more = {"training": True, "optimizer": optimizer[0]} if train else {}
+    done = graphs.prebuild(model, inputs, described(arch), options=options, **more)
     compat.VERSION, graph_files.source_digest = usual
     for name, _ in env:
         del os.environ[name]
     if out:
         graphs.pack([done], out)
     (event,) = (event for event in done.events if event.kind == "cache")
-    found = {"outcome": event.subject, "why": event.reason, "refused": refused}
+    found = {"outcome": event.subject, "why": event.reason, "refused": refused, "aot": dict(aot)}
+    found["own"] = [key.kind for key in done.own]
     return found | {"compiled": sum(compiled), "kernels": len(done.made.kernels)}
 
 for each in json.loads(sys.argv[2]):
@@ -284,6 +326,23 @@ def test_what_does_not_fit_is_compiled_and_named(bundle, tmp_path):
         assert each["why"] == "it is in no entry"
     for each, (change, words) in zip(found[2:], others, strict=True):
         assert words in each["why"], change
+
+
+def test_a_training_step_is_found_forward_backward_and_optimizer(tmp_path):
+    out = str(tmp_path / "step.ipexbundle")
+    (built,) = run({"home": str(tmp_path / "builder"), "out": out, "train": True})
+    # The step, and the norm of the gradients, each for aligned gradients and for others.
+    assert (built["outcome"], built["own"]) == ("miss", ["cubin"] * 4 + ["cpp"])
+    assert built["compiled"] == built["kernels"] + 4 >= 6
+    env = [("CXX", "/usr/bin/c++"), ("CPATH", "/nowhere")]
+    user = {"bundle": out, "train": True, "lazy": True, "env": env}
+    others = {"home": str(tmp_path / "other"), "version": "2.99.0+cu130", **user}
+    found, other = run({"home": str(tmp_path / "user"), **user}, others)
+    assert (found["outcome"], found["compiled"], found["kernels"]) == ("hit", 0, built["kernels"])
+    assert found["aot"].get("autograd_cache_hit") == 1
+    assert not found["aot"].get("autograd_cache_miss")
+    assert (other["outcome"], other["compiled"]) == ("miss", other["kernels"])
+    assert other["own"] == built["own"]  # which are of no torch
 
 
 def test_graphs_are_not_packed_from_a_folder_of_the_users(tmp_path, monkeypatch):

@@ -43,7 +43,9 @@ MAY_IMPORT = {
     "compat_ipex": {"ipex_names"},
     "old_names": {"compat_ipex"},
     "as_ipex": {"compat_ipex", "old_names"},
-    "prebuild": {"aot_cache", "backend", "collector", "graph_files", "passes", "templates"},
+    "prebuild": {
+        *("aot_cache", "backend", "collector", "graph_files", "optim", "passes", "templates"),
+    },
     "cli": {
         *("aot_cache", "backend", "autotune", "explanation", "lowerings", "passes", "prebuild"),
         *("templates", "watch", "cpu"),

@@ -1,0 +1,68 @@
+"""Kernels of fused optimizer steps, compiled for a GPU that is not here.
+
+They are entries of the kernel cache that depend on nothing of torch: any build of it finds them.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ipex_inductor.errors import ArgumentError
+from ipex_inductor.optim import FUSED_OPTIMIZERS, batches, kernels, norms
+from ipex_inductor.optim.plan import expected
+from ipex_inductor.optim.weights import TABLE
+from ipex_inductor.templates.look_cpp import reader
+from ipex_inductor.templates.step import StepKernel
+from ipex_inductor.templates.step_cuda import has_kernels
+
+ALIGNMENTS = (True, False)  # gradients that are views into one buffer may lie anywhere
+
+
+def load_step(optimizer: Optimizer, device: torch.device, scaler: bool = False) -> None:
+    """Have all that the first `FusedStep` of `optimizer` loads once it is on `device`.
+
+    With what was asked of the step that it has (`clip_norm`, `zero_grad`) and, for `scaler`, under
+    `GradScaler`; gradients have their parameters' dtypes. Raises `ArgumentError` for an optimizer
+    without a fused step, `NotBuiltError` for what does not compile.
+    """
+    name = type(optimizer).__name__
+    if type(optimizer) not in FUSED_OPTIMIZERS or not has_kernels(device):
+        todo = "Leave it out: it runs as torch has it."
+        raise ArgumentError("an optimizer with a fused step there", f"{name} on {device}", todo)
+    own = vars(optimizer)
+    options = own.get(kernels.OPTIONS) or kernels.Options()
+    scaled, clips = scaler or options.clip_norm is not None, options.clip_norm is not None
+    found = expected(optimizer, own.get(TABLE, {}), scaled, options.zero_grad)
+    counting = [k for k, group in found.items() if _counts_there(k, group)]
+    for kernel, aligned in product(found, ALIGNMENTS):
+        tabled = kernel in counting
+        before = ["scalars"] * tabled + ["norms"] * bool(kernel.rule.norms)
+        for name in ("step", *before):
+            batches.kernel_of(kernel, device, aligned, name, tabled)
+    for which in _readings(found, counting, clips, scaler):
+        for aligned in ALIGNMENTS:
+            norms.parts(which[0], aligned, device, *which[1:])
+    reader()
+
+
+def _counts_there(kernel: StepKernel, group: Mapping[str, Any]) -> bool:
+    """Whether the GPU counts steps, or reads what they are scaled by, as `CountingBatch` does."""
+    if kernel.rule.counts:
+        return bool(group.get("capturable") or group.get("fused"))
+    return not kernel.rule.norms and (kernel.scaled or isinstance(group["lr"], torch.Tensor))
+
+
+def _readings(
+    found: Mapping[StepKernel, Any], counting: list[StepKernel], clips: bool, scaler: bool
+) -> Iterator[tuple[str, str, bool, bool, StepKernel | None]]:
+    """What reads gradients before a step: dtype, that of the norm, what it is for, scalars."""
+    grads = dict.fromkeys(kernel.grad for kernel in found)
+    real = "float64" if "float64" in grads else "float32"
+    asked = [(True, False)] * clips + [(clips, True), (False, True)] * scaler
+    makes_scalars = counting if len(found) == 1 else []
+    for grad, (squares, looks) in product(grads, dict.fromkeys(asked)):
+        for kernel in (None, *makes_scalars):
+            yield grad, real, squares, looks, kernel
