@@ -66,7 +66,8 @@ class Peer:
 
 def said(process: "subprocess.Popen[str]", line: str | None = None) -> Any:
     """What the process answers to `line`, or by itself. Raises RuntimeError when it ended."""
-    assert process.stdin and process.stdout
+    assert process.stdin
+    assert process.stdout
     if line is not None:
         process.stdin.write(line + "\n")
         process.stdin.flush()

@@ -45,7 +45,6 @@ class DeviceError(IpexError, RuntimeError):
     """A device that has no storage or no code generator (for example `meta`)."""
 
 
-<<<<<<< HEAD
 class SyclError(IpexError, RuntimeError):
     """SYCL cannot be used, or not for this; `log` is what a compiler or driver said, if any did."""
 
@@ -64,14 +63,14 @@ class SyclCompileError(SyclError):
 
 class SyclDeviceError(SyclError):
     """A kernel that a device cannot run, or failed to."""
-=======
+
+
 class CoresError(IpexError, ValueError):
     """Cores or NUMA nodes that there are not, or that this process may not use."""
 
 
 class ThreadsError(IpexError, RuntimeError):
     """Threads that cannot be pinned to cores: no Linux, or no OpenMP under torch."""
->>>>>>> w-cpurt
 
 
 class TargetError(IpexError, LookupError):

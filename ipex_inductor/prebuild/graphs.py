@@ -85,8 +85,8 @@ def prebuild(
     `torch.no_grad()` if not. With the kernels of the fused
     step of an `optimizer` of the model, for `steps.load_step`. Nothing is timed: records, tables
     and models choose. Raises `ArgumentError` for a model in train mode without `training` or that
-    cannot be copied, or a dimension that is not there, `OptionError` for a mode that times kernels, what `described.device` and
-    `steps.load_step` raise, and what does not compile.
+    cannot be copied, or a dimension that is not there, `OptionError` for a mode that times kernels,
+    what `described.device` and `steps.load_step` raise, and what does not compile.
     """
     _check(model, mode, training)
     kernels_only = compat.why_not_for(target.kind)
