@@ -17,8 +17,8 @@ import copy
 import csv
 import json
 import os
+import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from ipex_inductor import decisions, target
+from ipex_inductor.aot_cache.digest import source_digest
 
 USUAL = ("eager", "inductor", "ours", "tuned")
 MORE = ("max-autotune", "templates")
@@ -109,16 +110,20 @@ def captured(run: Run, x: Tensor) -> torch.cuda.CUDAGraph:
 
 
 def raced(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
-    """Milliseconds of one call, a block of calls at a time, the peers in turns."""
+    """Milliseconds of one call, a block of calls at a time, the peers in turns.
+
+    Each round in another order: who comes after a peer that draws less power finds higher clocks.
+    """
     times: dict[str, list[float]] = {name: [] for name in runs}
     counts: dict[str, int] = {}
     for name, run in runs.items():
         counts[name] = max(5, int(50 / max(block(run, 5), 1e-3)))  # blocks of 50 ms
         block(run, counts[name])
     end = time.monotonic() + seconds
+    order = random.Random(0)
     while time.monotonic() < end or min(map(len, times.values())) < 5:
-        for name, run in runs.items():
-            times[name].append(block(run, counts[name]))
+        for name in order.sample([*runs], len(runs)):
+            times[name].append(block(runs[name], counts[name]))
     return times
 
 
@@ -152,19 +157,13 @@ def errors(result: Tensor, exact: Tensor) -> tuple[float, float]:
 
 def known(script: str, *packages: str) -> dict[str, str]:
     """What was measured with."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-    )
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "device": str(target.current("cuda")),
         "torch": str(torch.__version__),
         **{name: version(name) for name in ("triton", *packages)},
         "cudnn": str(torch.backends.cudnn.version()),
-        "commit": commit.stdout.strip(),
+        "sources": source_digest()[:12],
         "command": " ".join(["python", f"benchmarks/{script}", *sys.argv[1:]]),
     }
 
