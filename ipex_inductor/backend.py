@@ -292,7 +292,8 @@ def _compile_with(
     if not any(place.type == "cpu" for place in request.places):
         patches |= compat.any_host(request.gm)
     wrapped = patches.get("cpp_wrapper", torch._inductor.config.cpp_wrapper)
-    no_calls = "cpp_wrapper: Inductor's own is kept" if wrapped else ""
+    # A package's C++ is wrapped later, and has no words for a library's fused convolutions either.
+    no_calls = "cpp_wrapper: Inductor's own is kept" if wrapped or join is not None else ""
     user_passes = patches.get("joint_custom_pre_pass", torch._inductor.config.joint_custom_pre_pass)
     patches["joint_custom_pre_pass"] = JointPass(
         request.identity(selected),

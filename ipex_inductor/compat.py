@@ -181,11 +181,12 @@ def _not_lazy(config: Any) -> Any:
 
 
 def compile_ahead(
-    gm: Any, example_inputs: Any, level: str, **kwargs: Any
+    gm: Any, example_inputs: Any, level: str, on_gpu: bool, **kwargs: Any
 ) -> tuple[Path, list[str]]:
     """Compile an inner graph to a library, and what that needs of a CPU beyond `level`.
 
-    `level` is a value of `-march`; what torch before 2.13 compiles is for the CPU here alone.
+    `level` is a value of `-march`; what torch before 2.13 compiles is for the CPU here alone, but
+    for graphs `on_gpu`, whose loops are none of the host's and whose kernels are in the library.
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
@@ -197,7 +198,11 @@ def compile_ahead(
     patches |= {"cpp_cache_precompile_headers": False}
     patches |= {"aot_inductor.metadata": {}}  # torch writes to it, for good
     able = {name for name, value in torch.cpu.get_capabilities().items() if value is True}
-    if level and hasattr(config.cpp, "march"):
+    if on_gpu:
+        patches |= {"triton.autotune_at_compile_time": True, "triton.store_cubin": True}
+        patches |= {"aot_inductor.embed_kernel_binary": True, "cpp.simdlen": 1}
+        able = set()
+    elif level and hasattr(config.cpp, "march"):
         patches["cpp.march"] = level
         able &= set(str(pick_vec_isa()).lower().split())
     kwargs = plain_decompositions(kwargs) | {"cpp_wrapper": True, "aot_mode": True}
@@ -206,10 +211,12 @@ def compile_ahead(
     return Path(getattr(found, "filename", found)), sorted(able)
 
 
-def package_runner(library: Path) -> Any:
+def package_runner(library: Path, device: str) -> Any:
     """What runs a library that `compile_ahead` made; its `run` takes and gives lists of tensors."""
-    runner: Any = torch._C._aoti.AOTIModelContainerRunnerCpu
-    return runner(str(library), 1)
+    aoti: Any = torch._C._aoti
+    if device == "cpu":
+        return aoti.AOTIModelContainerRunnerCpu(str(library), 1)
+    return aoti.AOTIModelContainerRunnerCuda(str(library), 1, device)
 
 
 def why_not_ahead() -> str:

@@ -17,7 +17,7 @@ from ipex_inductor.errors import IpexError, OptionError
 if TYPE_CHECKING:
     from ipex_inductor.prebuild.graphs import Prebuilt
 
-_PACKAGE = """Native code for this kind of CPU, without the weights:
+_PACKAGE = """Native code for this kind of CPU, or for the GPUs of --arch, without the weights:
 `ipex_inductor.load(FILE, weights=state_dict)` runs it and imports neither Dynamo nor Inductor."""
 _ARCH = """A GPU to compile for, as `sm_90:NVIDIA-H200`; it need not be here. May be given again."""
 
@@ -45,13 +45,13 @@ def prebuild(
     for such GPUs kernels are compiled and no more: without --out that is all that is asked for.
     Exit code 1 if anything asked for is missing.
     """
-    if package == bool(arch):
-        todo = "One of them; graphs for this CPU: run the model, then `ipex-inductor cache pack`."
-        raise OptionError("--arch or --package", "both" if arch else "neither", todo)
+    if not package and not arch:
+        todo = "Name one; graphs for this CPU: run the model, then `ipex-inductor cache pack`."
+        raise OptionError("--arch or --package", "neither", todo)
     if package:
         if out is None:
             raise OptionError("--out", "no file to write", "Name one: -o model.ipexbundle")
-        _package(model, out, mode, dtype, batch, key, name, as_json)
+        _package(model, out, arch or [], mode, dtype, batch, key, name, as_json)
     else:
         _graphs(model, out, arch or [], mode, dtype, batch, key, name, as_json)
 
@@ -59,6 +59,7 @@ def prebuild(
 def _package(
     model: str,
     out: Path,
+    archs: Sequence[str],
     mode: str | None,
     dtype: Precision,
     batch: int,
@@ -66,10 +67,13 @@ def _package(
     name: str,
     as_json: bool,
 ) -> None:
+    from ipex_inductor.target import described
+
+    targets = [*map(described, archs)]
     module, inputs = load_model(model, dtype, batch, Device.CPU)
     from ipex_inductor.prebuild.exporting import package as packaged
 
-    done = packaged(module, inputs, out, mode=mode, name=name, key=key)
+    done = packaged(module, inputs, out, targets=targets, mode=mode, name=name, key=key)
     compiled = "compiled" if done.compiled else "from the kernel cache"
     if as_json:
         facts = {"compiled": done.compiled, "report": done.report.to_dict()}

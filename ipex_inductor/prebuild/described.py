@@ -7,7 +7,11 @@ the process for that is changed by `device` and put back at its end.
 import contextlib
 import functools
 import importlib
+import importlib.util
+import os
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ipex_inductor import compat
+from ipex_inductor.aot_cache import toolkit
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.errors import CompilerNotFoundError, DeviceError, TargetError
@@ -27,6 +32,7 @@ from ipex_inductor.templates.gpu import BINARIES
 
 INDEX = 0  # the only GPU there is
 LONGEST = 255  # characters of a file's name
+HOST = "march=x86-64-v2"  # of what a package does on the host, which is no loop
 SOURCE = Path(__file__).with_name("described.cpp")
 
 # What is imported before anything is changed: it binds functions of torch.cuda, or looks for GPUs.
@@ -109,6 +115,79 @@ def device(target: Target) -> Iterator[Made]:
             yield made
 
 
+@contextlib.contextmanager
+def packaging(target: Target) -> Iterator[Made]:
+    """`device`, in which AOTInductor makes libraries that hold the kernels' binaries.
+
+    Its C++ is compiled with the headers of CUDA that come with Triton, and linked with a driver's
+    library that has nothing in it: the real one is there where it is loaded. Raises what `device`
+    raises.
+    """
+    with device(target) as made, _Changes() as changes, tempfile.TemporaryDirectory() as folder:
+        from torch._inductor import cpp_builder
+        from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+        from triton.compiler import CompiledKernel  # type: ignore[import-untyped]
+
+        changes.environment(CPATH=_headers(), LIBRARY_PATH=str(_empty_driver(Path(folder))))
+        usual = cpp_builder._get_optimization_cflags
+
+        def portable(*args: Any, **kwargs: Any) -> Any:
+            flags, linked = usual(*args, **kwargs)
+            return [HOST if flag == "march=native" else flag for flag in flags], linked
+
+        changes.set(cpp_builder, _get_optimization_cflags=portable)
+        changes.set(CompiledKernel, _init_handles=_unloaded)
+        changes.set(PythonWrapperCodegen, generate_and_run_autotune_block=_save_kernels)
+        yield made
+
+
+def _headers() -> str:
+    """CUDA's, of Triton's wheel, and those they include, of NVIDIA's: torch's wheel lacks both."""
+    import triton  # type: ignore[import-untyped]
+    from torch.utils import cpp_extension
+
+    wheels = importlib.util.find_spec("nvidia")
+    places = [*((wheels and wheels.submodule_search_locations) or ()), cpp_extension.CUDA_HOME]
+    found = [next(Path(place).rglob("nv/target"), None) for place in places if place]
+    core = [path.parents[1] for path in found if path]
+    if not core:
+        todo = "pip install --no-deps nvidia-cuda-cccl, of the CUDA that torch was built with."
+        raise CompilerNotFoundError("CUDA's core headers (nv/target)", "none", todo)
+    own = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
+    return os.pathsep.join(map(str, (own, core[0])))
+
+
+def _empty_driver(folder: Path) -> Path:
+    """A folder with a libcuda.so for the linker."""
+    compiler = toolkit.compiler() or "g++"
+    asked = ("-shared", "-x", "c++", "/dev/null", "-Wl,-soname,libcuda.so.1")
+    command = [compiler, *asked, "-o", str(folder / "libcuda.so")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        todo = "`ipex-inductor doctor` checks it."
+        raise CompilerNotFoundError("a compiler that links", done.stderr.strip()[:500], todo)
+    return folder
+
+
+def _unloaded(kernel: Any) -> None:
+    """In the place of what would load a binary into the GPU."""
+    kernel.module, kernel.function, kernel._run = None, 0, _always(None)
+    kernel.n_regs, kernel.n_spills, kernel.n_max_threads = 0, 0, 1024
+
+
+def _save_kernels(wrapper: Any) -> None:
+    """In the place of timing them: each kernel's first configuration is what the library holds."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    wrapper.kernel_autotune_defs.splice("async_compile.wait(globals())\ndel async_compile")
+    scope: dict[str, Any] = {}
+    exec(wrapper.kernel_autotune_defs.getvalue(), scope)
+    for kernel in scope.values():
+        if isinstance(kernel, CachingAutotuner):
+            compiled: Any = kernel
+            compiled.save_gpu_kernel(0, compiled.compile_results[0].make_launcher())
+
+
 class _Unloaded:
     """In the place of a kernel of ours that the driver would load."""
 
@@ -118,6 +197,16 @@ class _Unloaded:
 
 class _Changes(contextlib.ExitStack):
     """Attributes that are put back at the end, or removed where there were none."""
+
+    def environment(self, **variables: str) -> None:
+        """Put these before what the environment has."""
+        for name, value in variables.items():
+            before = os.environ.get(name)
+            if before is None:
+                self.callback(os.environ.pop, name, None)
+            else:
+                self.callback(os.environ.__setitem__, name, before)
+            os.environ[name] = value if before is None else f"{value}{os.pathsep}{before}"
 
     def set(self, owner: Any, **values: Any) -> None:
         """Give `owner` these attributes."""

@@ -8,24 +8,28 @@ import hashlib
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from ipex_inductor import compat
 from ipex_inductor.aot_cache import opened, packing
 from ipex_inductor.aot_cache.digest import frame_fields
 from ipex_inductor.aot_cache.entry import Entry
+from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.manifest import Manifest
 from ipex_inductor.backend import Ahead
 from ipex_inductor.decisions import Event, GraphReport
-from ipex_inductor.errors import ArgumentError, DeviceError
+from ipex_inductor.errors import ArgumentError, DeviceError, TargetError
 from ipex_inductor.passes.program import Program
+from ipex_inductor.prebuild import described as gpus
 from ipex_inductor.prebuild.package import (
     CODE,
     CONSTANT,
@@ -39,7 +43,7 @@ from ipex_inductor.prebuild.package import (
     encoded,
     part_of,
 )
-from ipex_inductor.target import current
+from ipex_inductor.target import Target, current
 from ipex_inductor.templates.cpp import LEVELS
 
 Tensor = torch.Tensor
@@ -60,6 +64,7 @@ def package(
     example_inputs: Sequence[Any],
     path: str | os.PathLike[str],
     *,
+    targets: Sequence[Target] = (),
     kwargs: Mapping[str, Any] | None = None,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
@@ -67,22 +72,57 @@ def package(
     key: str | os.PathLike[str] | None = None,
     serial: int | None = None,
 ) -> Packaged:
-    """Compile `model` for this kind of CPU into the new bundle `path`, without its weights.
+    """Compile `model` for this kind of CPU, or for GPUs, into the new bundle `path`.
 
+    Without its weights. `targets` are GPUs, which need not be here, and a package is made for each;
+    model and inputs are on the CPU in any case.
     `ipex_inductor.load(path, weights=state_dict)` runs it, on inputs of the shapes and dtypes of
     `example_inputs` and `kwargs`. `mode` and `options` are those of `torch.compile`; `name` (that
     of the file), the private `key` to sign with and `serial` those of `cache pack`. Raises
     `ArgumentError` for a model that cannot be packaged (in train mode, with effects, or that
     returns views of its inputs) or a file that is there; `DeviceError` for one that is not on the
-    CPU; what torch.export raises.
+    CPU, or where torch is not built for that GPU; `TargetError` for a GPU that is none of NVIDIA's;
+    what torch.export and `described.device` raise.
     """
     out = Path(path)
     if os.path.lexists(out):
         raise ArgumentError("a file that is not there yet", f"{out}, which is", "Remove it.")
     _check(model)
+    for target in targets:
+        if target.kind != "cuda":
+            todo = "Others get graphs (`--arch` without `--package`)."
+            raise TargetError("a GPU of NVIDIA", str(target), todo)
+        if why := compat.why_not_for(target.kind):
+            todo = "Install the build of torch that the GPU's machine has; it needs no GPU."
+            raise DeviceError(f"torch for {target}", why, todo)
+    made = [_made(model, example_inputs, t, kwargs, mode, options) for t in targets or (None,)]
+    entries = {key: entry for key, entry, _ in made}
+    bundled = packing.pack_entries(
+        out, name or out.stem, entries, Path(key) if key else None, serial
+    )
+    compiled = any(fresh for *_, fresh in made)
+    events = [Event(*event) for entry in entries.values() for event in entry.meta["events"]]
+    return Packaged(bundled, GraphReport(events, "passes" if compiled else "cache"), compiled)
+
+
+def _made(
+    model: nn.Module,
+    example_inputs: Sequence[Any],
+    target: Target | None,
+    kwargs: Mapping[str, Any] | None,
+    mode: str | None,
+    options: Mapping[str, Any] | None,
+) -> tuple[Key, Entry, bool]:
+    """The entry for a GPU, or for this CPU, its key, and whether it was compiled now."""
+    fake_tensors: Any = FakeTensorMode  # which has no types
     with torch.no_grad():
         given, named = pytree.tree_map(_plain, (tuple(example_inputs), dict(kwargs or {})))
         call = _Exported.of(model, given, named)
+    with ExitStack() as stack, torch.no_grad():
+        if target:
+            stack.enter_context(gpus.packaging(target))
+            stack.enter_context(fake_tensors(allow_non_fake_inputs=True))
+            call = call.on(torch.device("cuda", gpus.INDEX))
         ahead = Ahead.of(call.gm, call.tensors, mode, options)
         found = ahead.key(KIND, call.problem())
         # Code of the user's that a compilation runs is in no key.
@@ -91,11 +131,7 @@ def package(
         entry = kept or _compiled(call, ahead)
     if store and not kept:
         store.put(found, dict(entry.meta), entry.blob)
-    events = [Event(*event) for event in entry.meta["events"]]
-    bundled = packing.pack_entries(
-        out, name or out.stem, {found: entry}, Path(key) if key else None, serial
-    )
-    return Packaged(bundled, GraphReport(events, "cache" if kept else "passes"), kept is None)
+    return found, entry, kept is None
 
 
 def _check(model: nn.Module) -> None:
@@ -121,6 +157,7 @@ class _Exported:
     results: str
     returned: list[Any]  # the number of a tensor, or a constant
     saved: frozenset[str]  # what a state dict has
+    constants: dict[str, bytes]  # what it has not
 
     @classmethod
     def of(cls, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "_Exported":
@@ -155,16 +192,43 @@ class _Exported:
             pytree.treespec_dumps(program.call_spec.out_spec),
             [("tensor", next(counted)) if each in nodes else ("fixed", each) for each in returned],
             saved,
+            {name: _bytes(t) for name, t in _tensors(gm).items() if name not in saved},
         )
 
+    def on(self, device: torch.device) -> "_Exported":
+        """The same of fake tensors on a GPU, but for the constants."""
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                made = torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device=device
+                )
+                return nn.Parameter(made, False) if isinstance(value, nn.Parameter) else made
+            return device if isinstance(value, torch.device) else value
+
+        for name, tensor in _tensors(self.gm).items():
+            owner, _, last = name.rpartition(".")
+            module = self.gm.get_submodule(owner)
+            own = module._parameters if last in module._parameters else module._buffers
+            if last in own:
+                own[last] = moved(tensor)
+            else:
+                setattr(module, last, moved(tensor))
+        for node in self.gm.graph.nodes:
+            node.args, node.kwargs = pytree.tree_map(moved, (node.args, node.kwargs))
+        self.gm.recompile()
+        return replace(self, tensors=[moved(tensor) for tensor in self.tensors])
+
     @property
-    def constants(self) -> dict[str, Tensor]:
-        """Tensors of the model that no state dict brings."""
-        own = {**dict(self.gm.named_parameters()), **dict(self.gm.named_buffers())}
-        for node in self.gm.graph.find_nodes(op="get_attr"):  # literals, attributes that are plain
-            value = operator.attrgetter(node.target)(self.gm)
-            own |= {node.target: value} if isinstance(value, Tensor) else {}
-        return {name: tensor.detach() for name, tensor in own.items() if name not in self.saved}
+    def on_gpu(self) -> bool:
+        """Whether a GPU computes."""
+        tensors = (*self.tensors, *_tensors(self.gm).values())
+        return any(tensor.device.type == "cuda" for tensor in tensors)
+
+    def described(self, leaf: Tensor) -> Described:
+        """An input as it is where the code runs."""
+        about = described(leaf)
+        return msgspec.structs.replace(about, device="cuda") if self.on_gpu else about
 
     def problem(self) -> dict[str, Any]:
         """What code and metadata depend on beside the graph's text."""
@@ -174,8 +238,17 @@ class _Exported:
             "call": (self.arguments, self.results, self.keywords, repr(fixed), repr(self.returned)),
             "inputs": tuple(repr(described(t)) for t in self.tensors),
             "weights": tuple((name, repr(described(tensor))) for name, tensor in own),
-            "constants": tuple((n, _digest(t)) for n, t in sorted(self.constants.items())),
+            "constants": tuple((n, _digest(data)) for n, data in sorted(self.constants.items())),
         }
+
+
+def _tensors(gm: torch.fx.GraphModule) -> dict[str, Tensor]:
+    """Parameters, buffers, literals and attributes that are plain tensors, by name."""
+    own: dict[str, Tensor] = {**dict(gm.named_parameters()), **dict(gm.named_buffers())}
+    for node in gm.graph.find_nodes(op="get_attr"):
+        value = operator.attrgetter(node.target)(gm)
+        own |= {node.target: value} if isinstance(value, Tensor) else {}
+    return own
 
 
 class _Made:
@@ -219,7 +292,8 @@ class _Made:
                 gm.graph.erase_node(node)
         gm.recompile()
         kwargs["static_input_idxs"] = static
-        library, self.needs = compat.compile_ahead(gm, kept, self._level, **kwargs)
+        on_gpu = self._call.on_gpu
+        library, self.needs = compat.compile_ahead(gm, kept, self._level, on_gpu, **kwargs)
         self.files[CODE] = library.read_bytes()
         if (nodes := library.with_suffix(".json")).exists():
             self.files[NODES] = nodes.read_bytes()
@@ -250,17 +324,18 @@ def _compiled(call: _Exported, ahead: Ahead) -> Entry:
         keywords=call.keywords,
         arguments=call.arguments,
         results=call.results,
-        leaves=tuple(None if leaf is None else described(leaf) for leaf in leaves),
+        leaves=tuple(None if leaf is None else call.described(leaf) for leaf in leaves),
         fixed=tuple(None if isinstance(leaf, Tensor) else encoded(leaf) for leaf in call.leaves),
         returned=tuple(v if kind == "tensor" else None for kind, v in call.returned),
         returned_fixed=tuple(encoded(v) if kind == "fixed" else None for kind, v in call.returned),
         weights={n: d for n, d in made.weights.items() if n not in constants},
         constants={n: made.weights[n] for n in constants},
+        device="cuda" if call.on_gpu else "cpu",
         parts=made.parts,
         takes=tuple(made.takes),
         events=tuple((e.kind, e.subject, e.reason, e.where) for e in ahead.report.events),
     )
-    files = made.files | {CONSTANT + name: _bytes(t) for name, t in constants.items()}
+    files = made.files | {CONSTANT + name: data for name, data in constants.items()}
     return Entry(msgspec.json.decode(msgspec.json.encode(about)), frame_fields(files))
 
 
@@ -276,8 +351,8 @@ def _refuse_odd(leaves: Iterable[Any], what: str) -> None:
             raise ArgumentError("tensors and plain values", came, "Wrap the model in one of these.")
 
 
-def _digest(tensor: Tensor) -> str:
-    return hashlib.sha256(_bytes(tensor)).hexdigest()
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -48,14 +48,14 @@ class LoadedModel:
         self.report = GraphReport(events, source="cache")
         self._arguments, self._results = map(_spec, (package.arguments, package.results))
         self._constants = {
-            name: _tensor(files[CONSTANT + name], about)
+            name: _tensor(files[CONSTANT + name], about).to(package.device)
             for name, about in package.constants.items()
         }
         self._parts = [(part.weights, part.program) for part in package.parts]
         self._fixed, self._returned_fixed = map(decoded, (package.fixed, package.returned_fixed))
         self._inputs = [(n, a) for n, a in enumerate(package.leaves) if a is not None]
         self._static: dict[int, Tensor] = {}
-        self._runner = _opened(files)
+        self._runner = _opened(files, package.device)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Run with these from now on: what is derived from weights is derived anew.
@@ -169,16 +169,24 @@ def _fitting(bundle: Bundle) -> tuple[Package, bytes]:
 
 def _differences(fields: Mapping[str, Any], package: Package) -> Iterator[str]:
     """Why it cannot run here, in words."""
-    here = current().arch
+    if package.device == "cuda" and not torch.cuda.is_available():
+        yield f"built for {fields.get('architecture')}, and torch sees no GPU"
+        return
+    here = str(current("cuda")) if package.device == "cuda" else current().arch
     if package.format != FORMAT:
         yield f"format {package.format} here, {FORMAT} there"
     if fields.get("torch") != compat.VERSION:
         yield f"built for torch {fields.get('torch')}, running on {compat.VERSION}"
-    if not runs_on(str(fields.get("architecture")), here):
+    if not runs_on(_family(package, str(fields.get("architecture"))), _family(package, here)):
         yield f"built for {fields.get('architecture')}, running on {here}"
     able = torch.cpu.get_capabilities()
     if missing := [name for name in package.needs if able.get(name) is not True]:
         yield f"this CPU lacks {', '.join(missing)}"
+
+
+def _family(package: Package, architecture: str) -> str:
+    """What instructions depend on: kernels for a GPU run on any other of its kind."""
+    return architecture.partition(":")[0] if package.device == "cuda" else architecture
 
 
 def _spec(text: str) -> pytree.TreeSpec:
@@ -211,7 +219,7 @@ def _tensor(data: bytes, about: Described) -> Tensor:
     return empty.copy_(torch.frombuffer(bytearray(data), dtype=dtype).view(about.shape))
 
 
-def _opened(files: Mapping[str, bytes]) -> Any:
+def _opened(files: Mapping[str, bytes], device: str) -> Any:
     """Torch's runner of the library, from a folder that only this process writes, and only now."""
     folder = workroom.room() / secrets.token_hex(16)
     folder.mkdir(mode=0o700)
@@ -219,6 +227,6 @@ def _opened(files: Mapping[str, bytes]) -> Any:
         for name in (CODE, NODES):
             if name in files:
                 (folder / name).write_bytes(files[name])
-        return compat.package_runner(folder / CODE)
+        return compat.package_runner(folder / CODE, device)
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # it is mapped; nothing of it is read again

@@ -18,18 +18,20 @@ Tensor = torch.Tensor
 
 
 class Described(msgspec.Struct, frozen=True):
-    """A tensor on the CPU that code was compiled for."""
+    """A tensor that code was compiled for."""
 
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    device: str = "cpu"
 
     def why_not(self, value: object) -> str:
         """Why this cannot be handed over, "" if it can."""
         if not isinstance(value, Tensor):
             return f"a {type(value).__name__}"
         same = plain(value.dtype) == self.dtype and tuple(value.shape) == self.shape
-        if same and value.device.type == "cpu" and value.layout == torch.strided:
+        here = value.device.type == torch.device(self.device).type
+        if same and here and value.layout == torch.strided:
             return ""
         return f"{plain(value.dtype)}{list(value.shape)} on {value.device}"
 
@@ -41,7 +43,7 @@ class Described(msgspec.Struct, frozen=True):
         return value.new_empty_strided(self.shape, self.strides).copy_(value)
 
     def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}"
+        return f"{self.dtype}{list(self.shape)}{f' on {self.device}' * (self.device != 'cpu')}"
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -91,12 +93,13 @@ class Package(msgspec.Struct, frozen=True):
     parts: tuple[Part, ...]
     takes: tuple[tuple[str, int | str], ...]  # what the code takes: ("input", 0), ("weight", "w")
     events: tuple[tuple[str, str, str, str], ...]  # what was decided when it was compiled
+    device: str = "cpu"  # or "cuda": what computes
 
 
 def described(value: Tensor) -> Described:
     """What code for this tensor takes; sizes and strides are numbers."""
     shape, strides = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
-    return Described(plain(value.dtype), shape, strides)
+    return Described(plain(value.dtype), shape, strides, value.device.type)
 
 
 def part_of(program: Program, names: Mapping[int, str]) -> Part:

@@ -18,7 +18,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import ipex_inductor
-from ipex_inductor import compat
+from ipex_inductor import compat, target
 from ipex_inductor.aot_cache import packing
 from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.digest import frame_fields, unframe_fields
@@ -26,7 +26,13 @@ from ipex_inductor.aot_cache.entry import Entry, unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX
 from ipex_inductor.aot_cache.key import Key, read
 from ipex_inductor.cli import app
-from ipex_inductor.errors import ArgumentError, BundleError, PackageError
+from ipex_inductor.errors import (
+    ArgumentError,
+    BundleError,
+    DeviceError,
+    PackageError,
+    TargetError,
+)
 from ipex_inductor.prebuild import loading
 from ipex_inductor.prebuild.package import decoded, encoded
 from ipex_inductor.target import runs_on
@@ -88,7 +94,7 @@ def made(tmp_path_factory):
 def unloaded(monkeypatch):
     """Nothing may be run that was not judged."""
 
-    def never(library):
+    def never(library, device):
         raise AssertionError(f"{library} was loaded")
 
     monkeypatch.setattr(compat, "package_runner", never)
@@ -223,6 +229,12 @@ def changed(made, out, key=(), meta=(), files=()):
         ({}, {"needs": ["avx512_of_tomorrow"]}, "this CPU lacks avx512_of_tomorrow"),
         ({}, {"format": 99}, "format 99"),
         ({}, {"takes": "all"}, "it cannot be read"),
+        pytest.param(
+            {"architecture": "sm_90:NVIDIA-H200"},
+            {"device": "cuda"},
+            "built for sm_90:NVIDIA-H200, and torch sees no GPU",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="it sees one"),
+        ),
         ({"kind": "cpp"}, {}, "it has none"),
     ],
 )
@@ -230,6 +242,29 @@ def test_what_was_made_for_another_machine_is_refused(made, tmp_path, unloaded, 
     path = changed(made, tmp_path / "other", key, meta)
     with pytest.raises(PackageError, match=words.replace("+", r"\+")):
         ipex_inductor.load(path, made.model.state_dict())
+
+
+def test_one_for_a_gpu_runs_on_others_of_its_kind_only(made, tmp_path, monkeypatch, unloaded):
+    key = {"architecture": "sm_90:NVIDIA-H200"}
+    path = changed(made, tmp_path / "gpu", key, {"device": "cuda"})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(loading, "current", lambda _: "sm_80:NVIDIA-A100")
+    with pytest.raises(PackageError, match="built for sm_90:.*, running on sm_80:NVIDIA-A100"):
+        ipex_inductor.load(path, made.model.state_dict())
+    monkeypatch.setattr(loading, "current", lambda _: "sm_90:NVIDIA-H100")
+    assert loading._fitting(open_bundle(path))[0].device == "cuda"
+
+
+@pytest.mark.skipif(bool(torch.version.cuda), reason="this torch is built for CUDA")
+def test_to_make_one_for_a_gpu_torch_must_be_built_for_it(made, tmp_path):
+    args, kwargs = inputs()
+    gpu = target.described("sm_90:NVIDIA-H200")
+    with pytest.raises(DeviceError, match="not built for CUDA"):
+        ipex_inductor.package(made.model, args, tmp_path / "n", kwargs=kwargs, targets=[gpu])
+    with pytest.raises(TargetError, match="a GPU of NVIDIA"):
+        amd = target.described("gfx942:AMD-Instinct-MI300X")
+        ipex_inductor.package(made.model, args, tmp_path / "n", kwargs=kwargs, targets=[amd])
+    assert not (tmp_path / "n").exists()
 
 
 def test_of_several_the_best_that_fits_is_taken(made, tmp_path, monkeypatch):
