@@ -249,7 +249,7 @@ def test_one_for_a_gpu_runs_on_others_of_its_kind_only(made, tmp_path, monkeypat
     path = changed(made, tmp_path / "gpu", key, {"device": "cuda"})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(loading, "current", lambda _: "sm_80:NVIDIA-A100")
-    with pytest.raises(PackageError, match="built for sm_90:.*, running on sm_80:NVIDIA-A100"):
+    with pytest.raises(PackageError, match=r"built for sm_90:.*, running on sm_80:NVIDIA-A100"):
         ipex_inductor.load(path, made.model.state_dict())
     monkeypatch.setattr(loading, "current", lambda _: "sm_90:NVIDIA-H100")
     assert loading._fitting(open_bundle(path))[0].device == "cuda"
@@ -258,11 +258,10 @@ def test_one_for_a_gpu_runs_on_others_of_its_kind_only(made, tmp_path, monkeypat
 @pytest.mark.skipif(bool(torch.version.cuda), reason="this torch is built for CUDA")
 def test_to_make_one_for_a_gpu_torch_must_be_built_for_it(made, tmp_path):
     args, kwargs = inputs()
-    gpu = target.described("sm_90:NVIDIA-H200")
+    gpu, amd = map(target.described, ("sm_90:NVIDIA-H200", "gfx942:AMD-Instinct-MI300X"))
     with pytest.raises(DeviceError, match="not built for CUDA"):
         ipex_inductor.package(made.model, args, tmp_path / "n", kwargs=kwargs, targets=[gpu])
     with pytest.raises(TargetError, match="a GPU of NVIDIA"):
-        amd = target.described("gfx942:AMD-Instinct-MI300X")
         ipex_inductor.package(made.model, args, tmp_path / "n", kwargs=kwargs, targets=[amd])
     assert not (tmp_path / "n").exists()
 
