@@ -112,9 +112,11 @@ def _compile_ours(request: Request) -> Any:
     selected = _settled(request, graph_report)
     key = functools.partial(request.key, selected)
     with decisions.about(graph_report), graph_files.compiling(key, graph_report) as folder:
-        if folder is None or folder.files.outcome != "hit":
+        hit = folder is not None and folder.files.outcome == "hit"
+        if not hit:
             collector.resume()
-        return _compile_with(request, selected, graph_report, folder)
+        with compat.no_early_workers() if hit else nullcontext():
+            return _compile_with(request, selected, graph_report, folder)
 
 
 @dataclass(frozen=True)

@@ -584,6 +584,33 @@ def compiles_in_this_process() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def no_early_workers() -> Iterator[None]:
+    """Compile workers begin when there is a kernel to compile, and not with a graph on a GPU.
+
+    As many as there are cores, each of which imports torch, for a graph that compiles nothing.
+    """
+    from torch._inductor.async_compile import AsyncCompile
+
+    kind: Any = AsyncCompile
+    with _workers_lock:
+        if not _workers:
+            _workers.append(vars(kind)["wakeup"])
+            kind.wakeup = classmethod(lambda cls: None)
+        _workers.append(None)
+    try:
+        yield
+    finally:
+        with _workers_lock:
+            _workers.pop()
+            if len(_workers) == 1:
+                kind.wakeup = _workers.pop()
+
+
+_workers: list[Any] = []  # what `wakeup` was, and one more for each that is inside
+_workers_lock = threading.Lock()
+
+
+@contextlib.contextmanager
 def dynamo_unchanged() -> Iterator[list[Any]]:
     """Dynamo forgets what it compiles inside: frames, counters, shapes seen, graph breaks.
 
