@@ -673,6 +673,28 @@ def hints(value: Any) -> Any:
     return value if isinstance(value, int) else None
 
 
+def range_of(size: Any) -> tuple[int, int | None] | None:
+    """The least and largest value of a symbol, None for none; None for a constant."""
+    if not isinstance(size, torch.SymInt):
+        return None
+    node: Any = size.node
+    bounds = node.shape_env.bound_sympy(node.expr)
+    return int(bounds.lower), int(bounds.upper) if bounds.upper.is_Integer else None
+
+
+_CALLERS = re.compile(r"L\['(?:args'\]\[|kwargs'\]\['|)(\w+)(?:'\]|\])")
+
+
+def callers_name(placeholder: Any) -> str | None:
+    """What whoever calls a model calls this input of its Dynamo graph, or its number; else None."""
+    input = placeholder.meta.get("grapharg")
+    if input is None or input.source is None:
+        return None
+    name = input.source.name
+    found = _CALLERS.fullmatch(name() if callable(name) else name)
+    return found[1] if found else None
+
+
 def adds_to_one_pixel() -> bool:
     """Whether oneDNN's convolution with an addend works where the result is one pixel wide.
 
