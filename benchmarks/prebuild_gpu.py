@@ -10,7 +10,8 @@ contestant, each with empty caches: prebuilt (backend `ipex` with the bundle), s
 it, made to choose what a builder chooses, to compare bits with), ipex (cold, as users run it),
 inductor (its default). It prints the seconds of the first call after imports and after the model is
 on the GPU, what was compiled, launched and timed in it, and how far results are from eager's. Each
-row is printed and kept as it comes, the cheapest cases first; none is begun after --seconds. With
+row is printed and kept as it comes, prebuilt of all cases first, the cheapest case before others;
+none is begun after --seconds. With
 --together a contestant has one process for all cases: much is imported and begun in the first. With
 --describe ARCH, where there is no GPU, `use` looks the bundle up and runs nothing.
 
@@ -474,7 +475,7 @@ def main() -> None:
     groups = [asked.cases] if asked.together else [[name] for name in asked.cases]
     good, rows = True, list[dict[str, Any]]()
     with tempfile.TemporaryDirectory() as results:
-        for names, contestant in ((names, who) for names in groups for who in contestants):
+        for names, contestant in ((names, who) for who in contestants for names in groups):
             names = [n for n in names if n != STEP or contestant != "inductor"]
             if time.monotonic() - began > asked.seconds:
                 print(f"left out, for want of time: {contestant} of {', '.join(names)}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from ipex_inductor import collector, compat, decisions, graph_files
+from ipex_inductor import collector, compat, decisions, graph_files, recording
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.config import CompileConfig, resolve, unknown
 from ipex_inductor.decisions import warn_once
@@ -103,6 +103,7 @@ def _compile_plain(request: Request) -> Any:
 
 
 def _compile_ours(request: Request) -> Any:
+    recording.note(request.gm, request.training)
     graph_report = decisions.open_report()
     stepped = _stepped(request, graph_report)
     if stepped is not None:
@@ -112,9 +113,11 @@ def _compile_ours(request: Request) -> Any:
     selected = _settled(request, graph_report)
     key = functools.partial(request.key, selected)
     with decisions.about(graph_report), graph_files.compiling(key, graph_report) as folder:
-        if folder is None or folder.files.outcome != "hit":
+        hit = folder is not None and folder.files.outcome == "hit"
+        if not hit:
             collector.resume()
-        return _compile_with(request, selected, graph_report, folder)
+        with compat.no_early_workers() if hit else nullcontext():
+            return _compile_with(request, selected, graph_report, folder)
 
 
 @dataclass(frozen=True)

@@ -591,6 +591,33 @@ def compiles_in_this_process() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def no_early_workers() -> Iterator[None]:
+    """Compile workers begin when there is a kernel to compile, and not with a graph on a GPU.
+
+    As many as there are cores, each of which imports torch, for a graph that compiles nothing.
+    """
+    from torch._inductor.async_compile import AsyncCompile
+
+    kind: Any = AsyncCompile
+    with _workers_lock:
+        if not _workers:
+            _workers.append(vars(kind)["wakeup"])
+            kind.wakeup = classmethod(lambda cls: None)
+        _workers.append(None)
+    try:
+        yield
+    finally:
+        with _workers_lock:
+            _workers.pop()
+            if len(_workers) == 1:
+                kind.wakeup = _workers.pop()
+
+
+_workers: list[Any] = []  # what `wakeup` was, and one more for each that is inside
+_workers_lock = threading.Lock()
+
+
+@contextlib.contextmanager
 def dynamo_unchanged() -> Iterator[list[Any]]:
     """Dynamo forgets what it compiles inside: frames, counters, shapes seen, graph breaks.
 
@@ -651,6 +678,28 @@ def hints(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return tuple(map(hints, value.shape))
     return value if isinstance(value, int) else None
+
+
+def range_of(size: Any) -> tuple[int, int | None] | None:
+    """The least and largest value of a symbol, None for none; None for a constant."""
+    if not isinstance(size, torch.SymInt):
+        return None
+    node: Any = size.node
+    bounds = node.shape_env.bound_sympy(node.expr)
+    return int(bounds.lower), int(bounds.upper) if bounds.upper.is_Integer else None
+
+
+_CALLERS = re.compile(r"L\['(?:args'\]\[|kwargs'\]\['|)(\w+)(?:'\]|\])")
+
+
+def callers_name(placeholder: Any) -> str | None:
+    """What whoever calls a model calls this input of its Dynamo graph, or its number; else None."""
+    input = placeholder.meta.get("grapharg")
+    if input is None or input.source is None:
+        return None
+    name = input.source.name
+    found = _CALLERS.fullmatch(name() if callable(name) else name)
+    return found[1] if found else None
 
 
 def adds_to_one_pixel() -> bool:

@@ -1,6 +1,7 @@
-"""`ipex-inductor prebuild`: a model compiled ahead, into a bundle."""
+"""`ipex-inductor prebuild`: models compiled ahead, into a bundle."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,42 +9,57 @@ import typer
 from rich.text import Text
 
 from ipex_inductor.autotune.words import plain
-from ipex_inductor.cli.autotune_shared import listing, say, say_json
+from ipex_inductor.cli.autotune_shared import listing, number, say, say_json, say_reasons
 from ipex_inductor.cli.cache_shared import bundle_facts, bundle_line, size
-from ipex_inductor.cli.demo_models import Device
-from ipex_inductor.cli.model_options import AsJson, Batch, Mode, Precision, Target, load_model
+from ipex_inductor.cli.demo_models import MODELS, Device
+from ipex_inductor.cli.model_options import AsJson, Batch, Mode, Precision, load_model
 from ipex_inductor.errors import IpexError, OptionError
 
 if TYPE_CHECKING:
+    from ipex_inductor.prebuild.examples import Example
     from ipex_inductor.prebuild.graphs import Prebuilt
+    from ipex_inductor.target import Target
 
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help=f"{', '.join(MODELS)}, MODULE:FUNCTION, or a folder of files with a function `make`.",
+    ),
+]
 _PACKAGE = """Native code for this kind of CPU, or for the GPUs of --arch, without the weights:
 `ipex_inductor.load(FILE, weights=state_dict)` runs it and imports neither Dynamo nor Inductor."""
 _ARCH = """A GPU to compile for, as `sm_90:NVIDIA-H200`; it need not be here. May be given again."""
+_TRAIN = """Forward and backward of the model in train mode, and the fused step of its optimizer."""
+_SHAPES = """A file with a line for each set of inputs: sizes as `8x3x224x224 8`; `16..512` is a
+range, for which a caller uses torch._dynamo.mark_dynamic."""
+_LOG = """The folder that a run of this model wrote with IPEX_RECORD: its very inputs."""
+_NAME = "The bundle's, by which older ones are known."
+_KEY = "The private key to sign with; `cache trust new` makes one."
 
 
 def prebuild(
-    model: Target,
+    model: Model,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The bundle to write.")] = None,
     arch: Annotated[list[str] | None, typer.Option("--arch", help=_ARCH)] = None,
     package: Annotated[bool, typer.Option("--package", help=_PACKAGE)] = False,
+    train: Annotated[bool, typer.Option("--train", help=_TRAIN)] = False,
+    shapes: Annotated[Path | None, typer.Option(help=_SHAPES)] = None,
+    from_log: Annotated[Path | None, typer.Option("--from-log", help=_LOG)] = None,
     mode: Mode = None,
     dtype: Precision = None,
     batch: Batch = 1,
-    key: Annotated[
-        Path | None, typer.Option(help="The private key to sign with; `cache trust new` makes one.")
-    ] = None,
-    name: Annotated[
-        str, typer.Option(help="The bundle's, by which older ones are known.", show_default="OUT's")
-    ] = "",
+    key: Annotated[Path | None, typer.Option(help=_KEY)] = None,
+    name: Annotated[str, typer.Option(help=_NAME, show_default="OUT's")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Compile a model in eval mode, for the shapes of its inputs, into a bundle for others to load.
+    """Compile models, for the shapes of their inputs, into a bundle for others to load.
 
-    FUNCTION returns (model, tuple of example inputs); the current directory is importable. With
-    --arch: graphs for torch.compile on that GPU, under torch.no_grad(). Where torch is not built
-    for such GPUs kernels are compiled and no more: without --out that is all that is asked for.
-    Exit code 1 if anything asked for is missing.
+    FUNCTION returns (model, tuple of example inputs), or a list of such tuples; ranges of sizes,
+    {input: {dimension: (least, most)}}, and an optimizer may follow. The current directory is
+    importable. With --arch: graphs for torch.compile on that GPU, under torch.no_grad() unless
+    --train. Where torch is not built for such GPUs kernels are compiled and no more: without --out
+    that is all that is asked for. Exit code 1 if anything asked for is missing.
     """
     if not package and not arch:
         todo = "Name one; graphs for this CPU: run the model, then `ipex-inductor cache pack`."
@@ -51,9 +67,21 @@ def prebuild(
     if package:
         if out is None:
             raise OptionError("--out", "no file to write", "Name one: -o model.ipexbundle")
+        if train or shapes or from_log or Path(model).is_dir():
+            came = "--train, --shapes, --from-log or a folder"
+            raise OptionError("one model in eval mode to package", came, "Package it alone.")
         _package(model, out, arch or [], mode, dtype, batch, key, name, as_json)
-    else:
-        _graphs(model, out, arch or [], mode, dtype, batch, key, name, as_json)
+        return
+    if shapes and from_log:
+        raise OptionError("--shapes or --from-log", "both", "Give one of the two.")
+    from ipex_inductor.cli.prebuild_inputs import examples
+    from ipex_inductor.target import described
+
+    targets = {str(target): target for target in map(described, arch or [])}
+    wanted, others = examples(model, dtype, batch, train, shapes, from_log)
+    say_reasons("records", others)
+    built = dict(_built(targets, wanted, mode))
+    _finish(built, out, key, name, as_json)
 
 
 def _package(
@@ -83,39 +111,81 @@ def _package(
         say(f"{bundle_line(out, done.manifest)}; {compiled}{unsigned}", done.report.summary())
 
 
-def _graphs(
-    model: str,
+Place = tuple[str, str]  # a target, and an example
+
+
+def _built(
+    targets: "Mapping[str, Target]", examples: "Sequence[Example]", mode: str | None
+) -> "Iterator[tuple[Place, Prebuilt | str]]":
+    from ipex_inductor.prebuild import graphs
+
+    with _progress(len(targets) * len(examples)) as begun:
+        for label, target in targets.items():
+            for each in examples:
+                begun(f"{each.name} for {label}")
+                try:
+                    yield (
+                        (label, each.name),
+                        graphs.prebuild(
+                            each.model,
+                            each.inputs,
+                            target,
+                            kwargs=each.kwargs,
+                            dynamic=each.dynamic,
+                            training=each.training,
+                            optimizer=each.optimizer,
+                            mode=mode,
+                        ),
+                    )
+                except IpexError:
+                    raise
+                except Exception as error:  # a model, or a compiler, must not hide the others
+                    said = str(error).strip().splitlines() or [""]
+                    yield (label, each.name), f"{type(error).__name__}: {said[0]}"
+
+
+@contextmanager
+def _progress(count: int) -> "Iterator[Any]":
+    """A bar on stderr; what is given is called with what begins."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task, done = progress.add_task("", total=count), -1
+
+        def begun(what: str) -> None:
+            nonlocal done
+            done += 1
+            progress.update(task, completed=done, description=plain(what)[:60])
+
+        yield begun
+        progress.update(task, completed=count, description="")
+
+
+def _finish(
+    built: "Mapping[Place, Prebuilt | str]",
     out: Path | None,
-    archs: Sequence[str],
-    mode: str | None,
-    dtype: Precision,
-    batch: int,
     key: Path | None,
     name: str,
     as_json: bool,
 ) -> None:
-    from ipex_inductor.target import described
-
-    targets = {str(target): target for target in map(described, archs)}
-    module, inputs = load_model(model, dtype, batch, Device.CPU)
+    """Pack what was built, tell what it is, and end with 1 where something is missing."""
     from ipex_inductor.prebuild import graphs
 
-    built: dict[str, Prebuilt | str] = {}
-    for label, target in targets.items():
-        try:
-            built[label] = graphs.prebuild(module, inputs, target, mode=mode)
-        except IpexError:
-            raise
-        except Exception as error:  # what the model or a compiler does must not hide the others
-            built[label] = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
     done = [each for each in built.values() if not isinstance(each, str)]
     packed = None
-    if out is not None and any(each.entries for each in done):
+    if out is not None and any(each.entries or each.own for each in done):
         packed = graphs.pack(done, out, name=name, key=key)
-    missing = {label: _missing(each, out is not None) for label, each in built.items()}
+    missing = {place: _missing(each, out is not None) for place, each in built.items()}
     if as_json:
         facts = bundle_facts(out, packed) if out and packed else {"path": None}
-        rows = [_facts(n, each) | {"missing": missing[n]} for n, each in built.items()]
+        rows = [_facts(place, each) | {"missing": missing[place]} for place, each in built.items()]
         say_json(facts | {"targets": rows})
     else:
         _show(built, missing)
@@ -128,46 +198,59 @@ def _graphs(
 def _missing(each: "Prebuilt | str", bundled: bool) -> list[str]:
     if isinstance(each, str):
         return [each]
-    if bundled and each.kernels_only:
+    if bundled and each.kernels_only and each.graphs:
         todo = "install the build of torch that the GPU's machine has; it needs no GPU"
         return [f"its graphs: {each.kernels_only} ({todo})"]
     return each.missing
 
 
-def _facts(label: str, each: "Prebuilt | str") -> dict[str, Any]:
+def _facts(place: Place, each: "Prebuilt | str") -> dict[str, Any]:
+    label, name = place
     if isinstance(each, str):
-        return {"target": label, "makes": "nothing"}
+        return {"target": label, "model": name, "makes": "nothing"}
+    choices = [event for event in each.events if event.kind == "choice"]
     return {
         "target": label,
+        "model": name,
         "makes": "kernels only" if each.kernels_only else "graphs",
         "graphs": each.graphs,
         "kernels": len(each.made.kernels),
+        "own_kernels": len(each.own),
         "untimed": each.made.untimed,
-        "choices": [str(event) for event in each.events if event.kind == "choice"],
+        "choices": [str(event) for event in choices],
+        "chosen_by": _sources(choices),
         "not_taken": [str(event) for event in each.events if event.kind == "missed"],
-        "bytes": sum(len(entry.blob) for entry in each.entries.values()),
+        "bytes": sum(len(e.blob) for e in (each.entries | each.own).values()),
         "seconds": round(each.seconds, 2),
     }
 
 
-def _show(built: "dict[str, Prebuilt | str]", missing: dict[str, list[str]]) -> None:
-    table = listing("target", "makes", "graphs", "kernels", "untimed", "size", "seconds")
-    for label, each in built.items():
-        if isinstance(each, str):
-            cells = [label, "nothing", *[""] * 5]
-        else:
-            facts = _facts(label, each)
-            cells = [
-                label,
-                facts["makes"],
-                str(each.graphs),
-                str(len(each.made.kernels)),
-                str(len(each.made.untimed)),
+def _sources(choices: "Sequence[Any]") -> dict[str, int]:
+    """How many choices each source made; none where nothing is known."""
+    known = {", shipped": "table", ", model": "model", ", recorded": "record"}
+    counts: dict[str, int] = {}
+    for event in choices:
+        source = next((name for word, name in known.items() if word in event.reason), "nobody")
+        counts[source] = counts.get(source, 0) + 1
+    return counts
+
+
+def _show(built: "Mapping[Place, Prebuilt | str]", missing: dict[Place, list[str]]) -> None:
+    figures = ("graphs", "kernels", "own", "untimed", "size", "seconds")
+    table = listing("target", "model", "makes", *map(number, figures), "chosen by")
+    for place, each in built.items():
+        facts = _facts(place, each)
+        cells = [facts["target"], facts["model"], facts["makes"], *[""] * 7]
+        if not isinstance(each, str):
+            counts = facts["graphs"], facts["kernels"], facts["own_kernels"], len(facts["untimed"])
+            cells[3:] = [
+                *map(str, counts),
                 size(facts["bytes"]),
                 f"{each.seconds:.1f}",
+                ", ".join(f"{source} {n}" for source, n in facts["chosen_by"].items()),
             ]
         table.add_row(*(Text(plain(cell)) for cell in cells))
     say(table)
-    for label, reasons in missing.items():
+    for (label, name), reasons in missing.items():
         for reason in reasons:
-            say(plain(f"missing for {label}: {reason}"))
+            say(plain(f"missing for {label}: {name}: {reason}"))

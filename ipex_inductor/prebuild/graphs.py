@@ -21,13 +21,14 @@ from torch.utils import _pytree as pytree
 
 from ipex_inductor import compat, decisions, graph_files
 from ipex_inductor.aot_cache import kernels, opened, packing, workroom
+from ipex_inductor.aot_cache.digest import frame_fields
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.manifest import Manifest
 from ipex_inductor.backend import compile_graph, copied
 from ipex_inductor.decisions import Event
 from ipex_inductor.errors import ArgumentError, OptionError
-from ipex_inductor.prebuild import described
+from ipex_inductor.prebuild import described, driver
 from ipex_inductor.prebuild.steps import load_step
 from ipex_inductor.target import Target
 
@@ -54,6 +55,7 @@ class Prebuilt:
     made: described.Made = field(default_factory=described.Made)
     events: tuple[Event, ...] = ()
     seconds: float = 0.0
+    unbuilt: str = ""  # why Triton's module for the driver is not in it
 
     @property
     def missing(self) -> list[str]:
@@ -61,7 +63,9 @@ class Prebuilt:
         lost = 0 if self.kernels_only else self.graphs - len(self.entries)
         graphs = [f"{lost} of {self.graphs} graphs, which could not be kept"] if lost else []
         kernels = () if self.kernels_only else self.made.unlaunched
-        return graphs + [f"kernel {name}, which needs Triton's launcher" for name in kernels]
+        module = f"Triton's module for the driver, which a C compiler makes: {self.unbuilt}"
+        launchers = [f"kernel {name}, which needs Triton's launcher" for name in kernels]
+        return graphs + launchers + [module] * bool(self.unbuilt)
 
 
 def prebuild(
@@ -124,15 +128,24 @@ def prebuild(
         compiled(*args, **named)
         if optimizer is not None:
             load_step(optimizer, GPU, scaler)
+    kept = {} if kernels_only else _kept(files.key for files in found)
+    modules: Mapping[str, bytes] = {}
+    unbuilt = ""
+    if kept and target.kind == "cuda":
+        try:
+            modules = driver.files()
+        except driver.NoModuleError as error:
+            unbuilt = str(error)
     return Prebuilt(
         target,
         kernels_only,
-        {} if kernels_only else {k: _smaller(e) for k, e in _kept(f.key for f in found).items()},
+        {key: _ready(entry, modules) for key, entry in kept.items()},
         _kept(ours),
         graphs,
         made,
         tuple(event for report in reports for event in report.events),
         time.perf_counter() - began,
+        unbuilt,
     )
 
 
@@ -170,8 +183,10 @@ def _kept(keys: Iterable[Key | None]) -> dict[Key, Entry]:
     return {key: entry for key in keys if key and store and (entry := store.get(key))}
 
 
-def _smaller(entry: Entry) -> Entry:
-    return Entry(entry.meta, workroom.smaller(entry.blob))
+def _ready(entry: Entry, more: Mapping[str, bytes]) -> Entry:
+    """With `more` files than torch made, to be carried."""
+    blob = frame_fields({**workroom.unpacked(entry.blob), **more}) if more else entry.blob
+    return Entry(entry.meta, workroom.smaller(blob))
 
 
 def _mark(found: Any, which: int | str, dims: Mapping[int, Range]) -> None:

@@ -16,7 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 from ipex_inductor import compat
-from ipex_inductor.aot_cache import toolkit
+from ipex_inductor.aot_cache import toolkit, workroom
+from ipex_inductor.aot_cache.bundle import open_bundle
+from ipex_inductor.aot_cache.entry import unpack_any
+from ipex_inductor.aot_cache.folder import SUFFIX
 from ipex_inductor.cli import app
 from ipex_inductor.errors import (
     ArgumentError,
@@ -25,7 +28,7 @@ from ipex_inductor.errors import (
     TargetError,
 )
 from ipex_inductor.optim import FusedStep
-from ipex_inductor.prebuild import described, graphs
+from ipex_inductor.prebuild import described, driver, graphs
 from ipex_inductor.target import current
 from ipex_inductor.target import described as target
 
@@ -234,7 +237,7 @@ compat.dynamo_unchanged = counting
 
 def step(
     arch="h200", bundle="", out="", home="", version="", sources="", options=None, env=(),
-    train=False, lazy=False,
+    train=False, lazy=False, rows=0, most=16,
 ):
     if lazy:  # as where a backward is compiled when it is needed
         compat.backward_too = contextlib.nullcontext
@@ -252,6 +255,11 @@ def step(
     compiled.clear()
     model, inputs, *optimizer = make_step() if train else make()
     more = {"training": True, "optimizer": optimizer[0]} if train else {}
+    if rows:
+        model, inputs = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).eval(), (
+            torch.ones(rows, 8),
+        )
+        more = {"dynamic": {0: {0: (2, most)}}} if most else {}
     done = graphs.prebuild(model, inputs, described(arch), options=options, **more)
     compat.VERSION, graph_files.source_digest = usual
     for name, _ in env:
@@ -301,6 +309,50 @@ def test_another_process_compiles_nothing_of_what_is_in_a_bundle(bundle, tmp_pat
     assert (found["outcome"], found["compiled"]) == ("hit", 0)
     assert found["kernels"] >= 3
     assert "all verified, from the bundle" in found["why"]
+
+
+def test_tritons_own_module_is_in_it_so_that_no_compiler_is_asked(bundle):
+    opened = open_bundle(bundle, allow_unsigned=True, allow_older=True)
+    (item,) = (item for item in opened.manifest.entries if item.kind == "graph")
+    _, entry = unpack_any(opened.load(item.key + SUFFIX))
+    files = workroom.unpacked(entry.blob)
+    modules = {name: data for name, data in files.items() if "/cuda_utils." in name}
+    # With the program `file` and without, where Inductor has named Triton's folder and before.
+    assert len(modules) == 4
+    assert {name.count("/") for name in modules} == {2, 3}
+    assert all(driver.DRIVER.encode() in data for data in modules.values())
+
+
+def test_without_a_c_compiler_it_is_missing(monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(driver.shutil, "which", lambda name: None)
+    driver._built.cache_clear()
+    with pytest.raises(driver.NoModuleError, match="no C compiler is here"):
+        driver.files()
+    driver._built.cache_clear()
+    (missing,) = graphs.Prebuilt(target("h200"), "", unbuilt="no C compiler is here").missing
+    assert "Triton's module for the driver" in missing
+
+
+def test_ranges_of_sizes_are_found_by_all_sizes_in_them(tmp_path):
+    out = str(tmp_path / "range.ipexbundle")
+    (built,) = run({"home": str(tmp_path / "builder"), "out": out, "rows": 4})
+    assert built["outcome"] == "miss"
+    steps = ({"rows": 7}, {"rows": 7, "most": 32}, {"rows": 7, "most": 0})
+    homes = ({"home": str(tmp_path / f"user{n}"), "bundle": out} for n in range(3))
+    found, wider, fixed = run(*({**a, **b} for a, b in zip(homes, steps, strict=True)))
+    assert (found["outcome"], found["compiled"]) == ("hit", 0)
+    assert (wider["outcome"], fixed["outcome"]) == ("miss", "miss")
+    assert "VR[2, 32]" in wider["why"]
+    assert "VR[2, 16]" in wider["why"]
+
+
+@pytest.mark.parametrize(
+    "dynamic", [{0: {0: (4, 8)}}, {0: {4: (2, 8)}}, {1: {0: (2, 8)}}, {"x": {0: None}}]
+)
+def test_ranges_that_no_input_has_are_told(dynamic):
+    with pytest.raises(ArgumentError, match="ranges of sizes that the example has"):
+        graphs.prebuild(*make(), target("h200"), dynamic=dynamic)
 
 
 def test_what_does_not_fit_is_compiled_and_named(bundle, tmp_path):

@@ -70,3 +70,15 @@ def test_the_system_has_inductors_name():
     done = subprocess.run([sys.executable, "-c", NAMED], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(compat.torch_minor() in ((2, 13), (2, 14)))]
+
+
+def test_workers_are_put_off_as_long_as_anybody_is_inside():
+    from torch._inductor.async_compile import AsyncCompile
+
+    usual = vars(AsyncCompile)["wakeup"]
+    with compat.no_early_workers():
+        with compat.no_early_workers():
+            pass
+        assert vars(AsyncCompile)["wakeup"] is not usual
+        AsyncCompile.wakeup()
+    assert vars(AsyncCompile)["wakeup"] is usual

@@ -25,8 +25,17 @@ MAY_IMPORT = {
     "passes": {"ops"},
     "graph_files": {"aot_cache"},
     "collector": set(),
+    "recording": set(),
     "request": {"graph_files", "lowerings", "autotune", "aot_cache"},
-    "backend": {"collector", "request", "graph_files", "passes", "lowerings", "aot_cache"}
+    "backend": {
+        "collector",
+        "request",
+        "graph_files",
+        "passes",
+        "lowerings",
+        "aot_cache",
+        "recording",
+    }
     | {"autotune", "ops"},
     "frontend": {"collector", "passes", "optim"},
     "watch": {"backend"},

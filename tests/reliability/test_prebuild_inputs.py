@@ -1,0 +1,173 @@
+"""What `prebuild` is asked for: functions, folders, sizes, records of a run; and what it says."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from ipex_inductor import compat
+from ipex_inductor.cli import app
+from ipex_inductor.cli.prebuild_inputs import examples
+from ipex_inductor.decisions import Event
+from ipex_inductor.errors import ArgumentError, OptionError
+from ipex_inductor.prebuild import graphs
+from ipex_inductor.prebuild.described import Made
+from ipex_inductor.prebuild.examples import Example
+
+X = torch.ones(2, 8)
+
+
+def model():
+    return nn.Linear(8, 8)
+
+
+def test_a_function_returns_a_model_its_inputs_and_more():
+    net, ranges = model(), {0: {0: (1, 4)}}
+    step = torch.optim.SGD(net.parameters(), lr=0.1)
+    (one,) = Example.all_of("m:f", (net, (X,)))
+    assert (one.name, one.model, one.inputs) == ("m:f", net, (X,))
+    assert (one.dynamic, one.optimizer, one.training) == (None, None, False)
+    first, second = Example.all_of("m:f", (net, [(X,), (X[:1],)], step, ranges))
+    assert (first.name, second.name) == ("m:f", "m:f #1")
+    assert (second.dynamic, second.optimizer) == (ranges, step)
+    asked = second.as_asked(torch.bfloat16, training=False)
+    assert (asked.optimizer, asked.model.training) == (None, False)
+    assert {t.dtype for t in (*asked.inputs, *asked.model.parameters())} == {torch.bfloat16}
+    assert second.as_asked(None, training=True).optimizer is step
+
+
+@pytest.mark.parametrize(
+    "made", [3, (X, (X,)), (model(), X), (model(), []), (model(), (X,), 3), (model(), (X,), {}, {})]
+)
+def test_anything_else_is_told(made):
+    with pytest.raises(ArgumentError, match=r"m:f to return \(model, tuple of inputs\)"):
+        Example.all_of("m:f", made)
+
+
+def test_sizes_of_a_line():
+    last = torch.ones(1, 3, 4, 4).to(memory_format=torch.channels_last)
+    example = Example("m", model(), (last, 7, torch.zeros(1, dtype=torch.int64)))
+    sized = example.sized("8x3x16..32x32 4")
+    image, number, labels = sized.inputs
+    assert (tuple(image.shape), number, tuple(labels.shape)) == ((8, 3, 32, 32), 7, (4,))
+    assert image.is_contiguous(memory_format=torch.channels_last)
+    assert labels.dtype is torch.int64
+    assert sized.dynamic == {0: {2: (16, 32)}}
+    for line in ("8x3", "8x3x2x2 4 4", "axb 4", "8x3x2x2 4..", "-1x3x2x2 4"):
+        with pytest.raises(ArgumentError, match="sizes of inputs"):
+            example.sized(line)
+
+
+class Two(nn.Module):
+    """Inputs by place and by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = model()
+
+    def forward(self, x, *, scale=None):
+        return torch.relu(self.layer(x)) * scale
+
+
+def test_a_run_is_recorded_and_its_inputs_come_back(tmp_path, monkeypatch):
+    monkeypatch.setenv("IPEX_RECORD", str(tmp_path / "runs"))
+    torch.compiler.reset()
+    two = Two()
+    call = torch.compile(two, backend="ipex", options={"strict": True})
+    x = torch.empty_strided((4, 8), (1, 4)).fill_(1)
+    torch._dynamo.mark_dynamic(x, 0, min=2, max=16)
+    with torch.no_grad():
+        call(x, scale=torch.ones(8))
+    call(torch.ones(3, 8), scale=torch.ones(8))
+    (file,) = (tmp_path / "runs").iterdir()
+    lines = file.read_text().splitlines()
+    assert len(lines) == 2
+    example = Example("m", two.eval(), ())
+    ranged, trained = map(example.recorded, lines)
+    assert set(ranged.kwargs) == {"x", "scale"}
+    assert (tuple(ranged.kwargs["x"].shape), ranged.kwargs["x"].stride()) == ((4, 8), (1, 4))
+    assert (ranged.dynamic, ranged.training) == ({"x": {0: (2, 16)}}, False)
+    # Of other rows than before, so that Dynamo took the second graph for all of them.
+    assert (trained.dynamic, trained.training) == ({"x": {0: None}}, True)
+    with pytest.raises(ArgumentError, match="a record of this model"):
+        Example("m", model(), ()).recorded(lines[0])
+    with pytest.raises(ArgumentError, match="a record of IPEX_RECORD"):
+        example.recorded('{"inputs": 3}')
+
+
+def test_where_nothing_can_be_written_a_run_goes_on(tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("IPEX_RECORD", str(tmp_path / "file"))
+    torch.compiler.reset()
+    torch.compile(model(), backend="ipex")(X)
+    assert "a graph is not recorded" in caplog.text
+
+
+MAKE = """
+import torch
+def make():
+    net = torch.nn.Linear(8, 8)
+    return net, [(torch.ones(2, 8),), (torch.ones(4, 8),)], torch.optim.AdamW(net.parameters())
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "models").mkdir()
+    for name in ("first", "second", "_helper"):
+        (tmp_path / "models" / f"{name}.py").write_text(MAKE)
+    return tmp_path
+
+
+def test_a_folder_of_models_and_a_file_of_sizes(folder):
+    found, _ = examples("models", None, 1, False, None, None)
+    assert [each.name for each in found] == ["first", "first #1", "second", "second #1"]
+    (folder / "sizes").write_text("# rows\n3x8\n\n2..16x8\n3x8\n")
+    found, _ = examples("models", None, 1, False, folder / "sizes", None)
+    assert [each.name for each in found] == [
+        *("first 3x8", "first 2..16x8", "second 3x8", "second 2..16x8")
+    ]
+    (folder / "sizes").write_text("# none\n")
+    with pytest.raises(ArgumentError, match="lines to read"):
+        examples("models", None, 1, False, folder / "sizes", None)
+    (folder / "empty").mkdir()
+    with pytest.raises(OptionError, match="a folder of model files"):
+        examples("empty", None, 1, False, None, None)
+
+
+@pytest.mark.skipif(bool(torch.version.cuda), reason="torch makes graphs here")
+def test_what_is_said_of_each_model_and_target(folder, monkeypatch):
+    asked = []
+    reason = "addmm: 3.5 us, shipped", "mm: 2 us, model", "mm: nothing is recorded of 2 choices"
+
+    def prebuilt(net, inputs, target, **more):
+        asked.append((str(target), len(inputs[0]), more["training"], more["optimizer"] is not None))
+        if target.arch == "sm_80" and len(inputs[0]) == 4:
+            raise RuntimeError("it does not compile\nat all")
+        events = tuple(Event("choice", "mm", each) for each in reason)
+        why = compat.why_not_for(target.kind)
+        return graphs.Prebuilt(target, why, graphs=1, made=Made(["a", "b"], ["a"]), events=events)
+
+    monkeypatch.setattr(graphs, "prebuild", prebuilt)
+
+    def said(*arguments):
+        done = CliRunner().invoke(app, ["prebuild", "models", *arguments])
+        return done.exit_code, done.stdout
+
+    code, text = said("--arch", "h200", "--train")
+    assert code == 0
+    assert asked[:2] == [("sm_90:NVIDIA-H200", 2, True, True), ("sm_90:NVIDIA-H200", 4, True, True)]
+    assert text.count("table 1, model 1, nobody 1") == 4
+    code, text = said("--arch", "h200", "--arch", "a100-80gb", "--json")
+    rows = json.loads(text[text.index("{") :])["targets"]
+    assert code == 1
+    assert [len(row["missing"]) for row in rows] == [0, 0, 0, 0, 0, 1, 0, 1]
+    assert rows[5]["missing"] == ["RuntimeError: it does not compile"]
+    assert rows[0]["chosen_by"] == {"table": 1, "model": 1, "nobody": 1}
+    assert (rows[0]["kernels"], rows[0]["untimed"]) == (2, ["a"])
+    for wrong in (["--package", "-o", "x"], ["--arch", "h200", "--shapes", "a", "--from-log", "b"]):
+        assert said(*wrong)[0] == 2
