@@ -9,9 +9,10 @@ import functools
 @functools.cache
 def register() -> None:
     """Tell Inductor how to lower every `ipex::` op (once a process)."""
-    from ipex_inductor.lowerings import conv, conv_templates, few_rows, linear
+    from ipex_inductor.lowerings import conv, conv_templates, few_rows, linear, streamed
 
     conv.register()
     conv_templates.register()
     few_rows.register()
     linear.register()
+    streamed.register()
