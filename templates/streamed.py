@@ -27,7 +27,7 @@ SOURCE = """\
     bias = tl.load(BIAS + column{{", mask=column < COLUMNS" ~ rest if outer}}).to(tl.float32)
 {%- endif %}
     for block in tl.range(first // BLOCKS_N, BLOCKS_M, STEP, num_stages=STAGES):
-        row = (block * BLOCK_M).to(INDEX_DTYPE) + tl.arange(0, BLOCK_M)
+        row = tl.arange(0, BLOCK_M).to(INDEX_DTYPE) + block * BLOCK_M
         there = (row < ROWS)[:, None]
         given = tl.load(
             X + row[:, None] * TERMS + term[None, :],
