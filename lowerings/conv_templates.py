@@ -22,9 +22,11 @@ from ipex_inductor.ops import epilogue
 from ipex_inductor.ops.depthwise import taps
 from ipex_inductor.ops.fprop import rows_of_weight
 from ipex_inductor.ops.stem import arranged, image_of, rows_of, runs, sides
-from ipex_inductor.templates import conv_depthwise, conv_fprop, conv_stem
+from ipex_inductor.templates import conv_depthwise, conv_fprop, conv_stem, streamed
 
 FEW_CHANNELS = 4
+# Triton cuts fp32 off to TF32 where libraries round, and is farther off than verification allows.
+NO_TF32 = "without TF32 its products in fp32 are slow"
 STAGES = 2  # for templates without a loop, in which there is nothing to overlap
 
 
@@ -96,6 +98,13 @@ def _why_not_stem(tile: conv_stem.Tile, problem: Problem) -> str | None:
     return None if conv_stem.fits(tile, int(weight.shape[0]), found) else "the tile does not fit"
 
 
+def is_product(problem: Problem) -> bool:
+    """Whether the rows of its image are those of a matrix: its window is one pixel."""
+    weight, given = named(problem)["weight"], problem.constants
+    once = {*weight.shape[2:], *ints(given["stride"])} == {1} and given["groups"] == 1
+    return once and {*ints(given["padding"])} == {0}
+
+
 def ints(sizes: Any) -> list[int]:
     """Sizes that do not vary, of a problem or of a node of Inductor's."""
     return [int(size) for size in sizes]
@@ -143,8 +152,7 @@ def _lower_stem(
         last,
         chosen,
     )
-    # Libraries have no TF32 kernel for few channels; what is farther off than theirs is refused.
-    return _kernel("stem", (x, matrix), chosen.num_warps, constants, tf32=False)
+    return _kernel("stem", (x, matrix), chosen.num_warps, constants)
 
 
 # A channel a group.
@@ -205,6 +213,10 @@ def _why_not_fprop(tile: conv_fprop.Tile, problem: Problem) -> str | None:
     reason = why_not_ours(problem)
     if reason is not None:
         return reason
+    if x.dtype == "float32":
+        return NO_TF32
+    if is_product(problem) and int(x.shape[1]) <= streamed.MOST_TERMS:
+        return "as a streamed product it is faster"
     if not is_channels_last(x):
         return "its input is not channels-last"
     if math.prod(ints(weight.shape[2:])) > conv_fprop.MOST_PLACES:
@@ -265,16 +277,13 @@ def _kernel(
     warps: int,
     given: Mapping[str, Any],
     stages: int = STAGES,
-    tf32: bool = True,
 ) -> Any:
     """The template of that name as a node whose epilogue Inductor fuses."""
-    cudnn: Any = torch.backends.cudnn
-    tf32 &= cudnn.conv.fp32_precision == "tf32"
     x, _ = inputs
     size = ints(V.graph.current_node.meta["val"].shape)
     result = ir.FixedLayout(x.get_device(), x.get_dtype(), size)
     known = template(f"ipex_{name}", SOURCES[name], GRIDS[name])
-    return node(known, inputs, result, warps, stages, ALLOW_TF32=tf32, **given)
+    return node(known, inputs, result, warps, stages, ALLOW_TF32=False, **given)
 
 
 SOURCES = {

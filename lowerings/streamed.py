@@ -12,7 +12,13 @@ from torch._inductor.lowering import register_lowering
 from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings import listed
 from ipex_inductor.lowerings.calls import is_channels_last, why_not
-from ipex_inductor.lowerings.conv_templates import ints, why_not_ours, with_epilogue
+from ipex_inductor.lowerings.conv_templates import (
+    NO_TF32,
+    ints,
+    is_product,
+    why_not_ours,
+    with_epilogue,
+)
 from ipex_inductor.lowerings.templated import calls, dense, facts, node, template
 from ipex_inductor.lowerings.workload import empty, named
 from ipex_inductor.ops import epilogue
@@ -29,22 +35,19 @@ def _lower(x: Any, weight: Any, bias: Any, tile: list[int]) -> Any:
     chosen = Tile(*tile)
     given = [dense(each) for each in (x, weight, bias) if each is not None]
     (rows, terms), (columns, _) = ([int(n) for n in t.get_size()] for t in given[:2])
-    multiprocessors, _ = facts(listed.arch_of(x.get_device()))
+    multiprocessors, room = facts(listed.arch_of(x.get_device()))
+    # What Inductor will fuse is not known yet: an addend takes room.
+    fitting = chosen.fitting(room, terms, x.get_dtype().itemsize, True)
+    programs = multiprocessors * max(1, fitting)
     return node(
         template("ipex_streamed", streamed.SOURCE, _grid),
         given,
         ir.FixedLayout(x.get_device(), torch.float32, [rows, columns]),
         chosen.num_warps,
         chosen.num_stages,
-        ALLOW_TF32=_allows_tf32(),
-        **streamed.constants(rows, columns, terms, bias is not None, chosen, multiprocessors),
+        ALLOW_TF32=False,
+        **streamed.constants(rows, columns, terms, bias is not None, chosen, programs),
     )
-
-
-def _allows_tf32() -> bool:
-    """Where both do, as the op does not know whether it is a convolution."""
-    backends: Any = torch.backends
-    return {backends.cudnn.conv.fp32_precision, backends.cuda.matmul.fp32_precision} == {"tf32"}
 
 
 def _linear(
@@ -77,6 +80,8 @@ def _why_not_linear(tile: Tile, problem: Problem) -> str | None:
     reason = why_not(problem)
     if reason is not None:
         return reason
+    if operands["x"].dtype == "float32":
+        return NO_TF32
     factors = (empty(operands[name], torch.device("meta")) for name in ("x", "weight"))
     if not all(factor.is_contiguous() for factor in factors):
         return "its factors are not contiguous"
@@ -84,15 +89,14 @@ def _why_not_linear(tile: Tile, problem: Problem) -> str | None:
 
 
 def _why_not_conv(tile: Tile, problem: Problem) -> str | None:
-    operands, given = named(problem), problem.constants
-    x, weight = operands["x"], operands["weight"]
+    x = named(problem)["x"]
     reason = why_not_ours(problem)
     if reason is not None:
         return reason
-    if {*weight.shape[2:]} != {1} or given["groups"] != 1:
-        return "its window is more than one pixel, or it is grouped"
-    if {*ints(given["stride"])} != {1} or {*ints(given["padding"])} != {0}:
-        return "its rows are not those of the image"
+    if x.dtype == "float32":
+        return NO_TF32
+    if not is_product(problem):
+        return "its window is more than one pixel"
     if not is_channels_last(x):
         return "its input is not channels-last"
     batch, _, *image = ints(x.shape)
@@ -110,8 +114,9 @@ def _why_not_product(tile: Tile, problem: Problem, rows: int) -> str | None:
         return "the tile does not fit"
     itemsize = getattr(torch, operands["x"].dtype).itemsize
     _, room = facts(problem.arch)
-    if tile.shared(terms, itemsize, "other" in operands) > room:
-        return "its stages take more shared memory than there is"
+    fitting = tile.fitting(room, terms, itemsize, "other" in operands)
+    if fitting * tile.num_stages < streamed.IN_FLIGHT:
+        return "there is no shared memory for what should be on its way"
     return None
 
 

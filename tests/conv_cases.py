@@ -138,7 +138,7 @@ CASES += [
 ]
 CASES += [streaming(*STREAMED[2], tile=[*vars(tile).values()]) for tile in streamed.TILES]
 CASES += [streaming(*STREAMED[0], planted=700), streaming(*STREAMED[6], moved=True)]
-CASES += [streaming(*STREAMED[1], multiprocessors=99)]  # a block each, and no more
+CASES += [streaming(*STREAMED[1], programs=99)]  # a block each, and no more
 
 
 def drawn(seed):

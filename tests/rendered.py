@@ -96,7 +96,7 @@ def streaming(x, weight, case, stride, padding, dilation):
 
     tile, (columns, terms) = streamed.Tile(*case["tile"]), weight.shape[:2]
     rows = x.numel() // terms
-    few = case.get("multiprocessors", 2)  # so that a program has several blocks
+    few = case.get("programs", 2)  # so that a program has several blocks
     constants = streamed.constants(rows, columns, terms, True, tile, few)
     return streamed.SOURCE, constants, weight.flatten(1).contiguous(), (constants["PROGRAMS"],)
 
