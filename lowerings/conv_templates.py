@@ -16,9 +16,8 @@ from torch._inductor.virtualized import V
 
 from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings.calls import DTYPES, is_channels_last
-from ipex_inductor.lowerings.templated import Grid, calls, dense, node, template
+from ipex_inductor.lowerings.templated import Grid, behind, calls, dense, node, template
 from ipex_inductor.lowerings.workload import empty, named
-from ipex_inductor.ops import epilogue
 from ipex_inductor.ops.depthwise import taps
 from ipex_inductor.ops.fprop import rows_of_weight
 from ipex_inductor.ops.stem import arranged, image_of, rows_of, runs, sides
@@ -73,8 +72,8 @@ def with_epilogue(
     if bias is not None:
         rows = rows + bias
     added = other if other is None else rows_of(other)
-    made = epilogue.apply(rows, added, binary, unary, scalars)
-    return image_of(made.to(like.dtype), len(like), *size)
+    made = behind(rows, like.dtype, added, binary, unary, scalars)
+    return image_of(made, len(like), *size)
 
 
 # Few channels.

@@ -19,9 +19,8 @@ from ipex_inductor.lowerings.conv_templates import (
     why_not_ours,
     with_epilogue,
 )
-from ipex_inductor.lowerings.templated import calls, dense, facts, node, template
+from ipex_inductor.lowerings.templated import behind, calls, dense, facts, node, template
 from ipex_inductor.lowerings.workload import empty, named
-from ipex_inductor.ops import epilogue
 from ipex_inductor.ops.stem import rows_of
 from ipex_inductor.templates import streamed
 from ipex_inductor.templates.streamed import Tile
@@ -64,7 +63,7 @@ def _linear(
     """The epilogue is of unrounded sums, and the result is rounded once."""
     sums = torch.ops.ipex.streamed(x.reshape(-1, x.shape[-1]), weight, bias, [*astuple(tile)])
     product = sums.view(*x.shape[:-1], -1)
-    return epilogue.apply(product, other, binary, unary, scalars).to(x.dtype)
+    return behind(product, x.dtype, other, binary, unary, scalars)
 
 
 def _conv(

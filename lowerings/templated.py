@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._inductor import ir
 
@@ -13,6 +14,7 @@ from ipex_inductor.aot_cache.digest import digest_fields
 from ipex_inductor.autotune.record import Problem
 from ipex_inductor.errors import TargetError
 from ipex_inductor.lowerings.calls import Call
+from ipex_inductor.ops import epilogue, gelu
 
 Grid = Callable[..., tuple[Any, ...]]
 
@@ -37,6 +39,26 @@ def node(
         **constants,
     )
     return caller.output_node()
+
+
+# Where the result has 16 bits, in which they are the same.
+SHORT = {"gelu": gelu.gelu, "gelu_tanh": gelu.gelu_tanh}
+
+
+def behind(
+    sums: Tensor,
+    dtype: torch.dtype,
+    other: Tensor | None,
+    binary: str,
+    unary: str,
+    scalars: Sequence[float],
+) -> Tensor:
+    """The epilogue of sums that are not rounded, in torch's ops; rounded to `dtype` after it."""
+    if dtype.itemsize == 2 and sums.dtype == torch.float32 and unary in SHORT:
+        made = SHORT[unary](epilogue.apply(sums, other, binary, "none", []))
+    else:
+        made = epilogue.apply(sums, other, binary, unary, scalars)
+    return made.to(dtype)
 
 
 def dense(x: Any, last: bool = False) -> Any:

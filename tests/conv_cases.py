@@ -3,7 +3,7 @@
 import itertools
 import random
 
-from ipex_inductor.templates import conv_depthwise, conv_fprop, conv_stem, streamed
+from ipex_inductor.templates import conv_depthwise, conv_fprop, conv_stem, persistent, streamed
 
 
 def case(x, weight, tile, **given):
@@ -141,6 +141,34 @@ CASES += [streaming(*STREAMED[0], planted=700), streaming(*STREAMED[6], moved=Tr
 CASES += [streaming(*STREAMED[1], programs=99)]  # a block each, and no more
 
 
+# The same of sizes that a copy engine takes: rows of whole vectors.
+PERSISTENT = [
+    ([1, 64, 12, 11], 64),
+    ([2, 40, 17, 5], 130),
+    ([1, 8, 1, 2], 3),
+    ([3, 96, 9, 13], 61),
+    ([1, 256, 8, 9], 7),
+    ([1, 104, 1, 67], 65),
+    ([5, 16, 7, 7], 200),
+    ([1, 32, 23, 3], 2),
+    ([1, 200, 5, 13], 128),
+    ([2, 24, 1, 31], 33),
+]
+
+
+def persistently(x, columns, tile=(64, 64, 32, 4, 2), **given):
+    kind = {"template": "persistent", "warps": tile[3], **given}
+    return case(x, [columns, x[1], 1, 1], list(tile), **kind)
+
+
+CASES += [
+    persistently(*shape, dtype=dtype)
+    for shape, dtype in itertools.product(PERSISTENT, ("float32", "float16"))
+]
+CASES += [persistently(*PERSISTENT[1], tile=[*vars(tile).values()]) for tile in persistent.TILES]
+CASES += [persistently(*PERSISTENT[0], planted=700), persistently(*PERSISTENT[3], programs=99)]
+
+
 def drawn(seed):
     """A stem and a depthwise convolution of no net's sizes."""
     draw = random.Random(seed)
@@ -159,6 +187,8 @@ def drawn(seed):
     places = [min(reach, 3) for reach in window]
     image = [image[0], draw.randint(16, 90), *sides]
     yield streaming(image, draw.randint(1, 300), dtype=dtype)
+    whole = [image[0], -(-image[1] // 8) * 8, *image[2:]]
+    yield persistently(whole, draw.randint(1, 200), dtype=dtype)
     yield of_many(image, [draw.randint(1, 90), image[1], *places], dilation=dilation, **around)
 
 

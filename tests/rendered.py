@@ -101,8 +101,18 @@ def streaming(x, weight, case, stride, padding, dilation):
     return streamed.SOURCE, constants, weight.flatten(1).contiguous(), (constants["PROGRAMS"],)
 
 
+def persistently(x, weight, case, stride, padding, dilation):
+    from ipex_inductor.templates import persistent
+
+    tile, (columns, terms) = persistent.Tile(*case["tile"]), weight.shape[:2]
+    few = case.get("programs", 2)
+    constants = persistent.constants(x.numel() // terms, columns, terms, True, tile, few)
+    return persistent.SOURCE, constants, weight.flatten(1).contiguous(), (constants["PROGRAMS"],)
+
+
 # For each template: text, constants, the weight as it takes it, the grid.
-READY = {"stem": stem, "depthwise": depthwise, "fprop": fprop, "streamed": streaming}
+READY = {"stem": stem, "depthwise": depthwise, "fprop": fprop}
+READY |= {"streamed": streaming, "persistent": persistently}
 
 
 def usage(made):
@@ -147,6 +157,10 @@ def error(case, device="cpu"):
     out = torch.full(wanted.shape, float("nan"), dtype=dtype, device=device)
     kernel = _module(source(text, {**constants, "ALLOW_TF32": False}, out.shape[1]))["kernel"]
     warps = {} if device == "cpu" else {"num_warps": case["warps"]}
+    if device != "cpu":  # for what describes a tensor to the copy engine
+        import triton
+
+        triton.set_allocator(lambda size, *_: torch.empty(size, dtype=torch.int8, device=device))
     kernel[blocks](x, factor, bias, other, out, **warps)
     finite = wanted.isfinite()
     assert torch.equal(finite, out.isfinite()), "other elements are not finite"
