@@ -9,9 +9,11 @@ import functools
 @functools.cache
 def register() -> None:
     """Tell Inductor how to lower every `ipex::` op (once a process)."""
-    from ipex_inductor.lowerings import conv, conv_templates, few_rows, linear
+    from ipex_inductor.lowerings import conv, conv_templates, few_rows, linear, persistent, streamed
 
     conv.register()
     conv_templates.register()
     few_rows.register()
     linear.register()
+    persistent.register()
+    streamed.register()

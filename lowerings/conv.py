@@ -9,7 +9,7 @@ from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
 from ipex_inductor.autotune.record import Problem
-from ipex_inductor.lowerings import conv_templates
+from ipex_inductor.lowerings import conv_templates, streamed
 from ipex_inductor.lowerings.calls import (
     ACTIVATIONS,
     Call,
@@ -24,6 +24,7 @@ from ipex_inductor.lowerings.workload import named
 from ipex_inductor.ops import epilogue
 from ipex_inductor.ops.conv import reference
 from ipex_inductor.ops.epilogue import UNARY
+from ipex_inductor.ops.stem import image_of, rows_of
 
 aten = torch.ops.aten
 
@@ -158,24 +159,15 @@ def _product(
 ) -> Tensor:
     """A window of one pixel, where channels-last rows are those of a matrix: both are views."""
     *_, binary, unary, scalars, _ = rest
-    product = _image(_rows(x) @ _rows(weight).t(), x)
+    product = image_of(rows_of(x) @ rows_of(weight).t(), len(x), *x.shape[2:])
     if bias is not None:
         product = product + bias.view(-1, 1, 1)
     return epilogue.apply(product, other, binary, unary, scalars)
 
 
 def _product_activation(x: Tensor, weight: Tensor, bias: Tensor, other: None, *rest: Any) -> Tensor:
-    return _image(addmm_activation(_rows(x), _rows(weight), bias, rest[-3]), x)
-
-
-def _rows(image: Tensor) -> Tensor:
-    """[B, C, H, W] in channels-last as [B * H * W, C]."""
-    return image.permute(0, 2, 3, 1).reshape(-1, image.shape[1])
-
-
-def _image(rows: Tensor, x: Tensor) -> Tensor:
-    """The result of as many pixels as `x` has."""
-    return rows.view(x.shape[0], *x.shape[2:], -1).permute(0, 3, 1, 2)
+    rows = addmm_activation(rows_of(x), rows_of(weight), bias, rest[-3])
+    return image_of(rows, len(x), *x.shape[2:])
 
 
 def _why_not(problem: Problem) -> str | None:
@@ -205,11 +197,7 @@ def _why_not_cudnn(problem: Problem) -> str | None:
 
 
 def _why_not_product(problem: Problem) -> str | None:
-    given, weight = problem.constants, named(problem)["weight"]
-    stride, padding = given["stride"], given["padding"]
-    assert isinstance(stride, tuple)
-    assert isinstance(padding, tuple)
-    if {*weight.shape[2:], *stride} != {1} or {*padding} != {0}:
+    if len(named(problem)["x"].shape) == 4 and not conv_templates.is_product(problem):
         return "its window is more than one pixel"
     return _why_not(problem)
 
@@ -227,6 +215,7 @@ CALLS = (
     Call("aten.mm", _product, _why_not_product),
     Call("cublaslt.addmm_activation", _product_activation, _why_not_activation, ACTIVATIONS),
     *conv_templates.CALLS,
+    *streamed.CONV_CALLS,
 )
 
 

@@ -3,10 +3,9 @@
 Each is an op of ours that leaves bias and epilogue to Inductor, which fuses them into the kernel.
 """
 
-import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -15,21 +14,22 @@ from torch._inductor import ir
 from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
-from ipex_inductor.aot_cache.digest import digest_fields
 from ipex_inductor.autotune.record import Problem
-from ipex_inductor.lowerings.calls import DTYPES, Call, is_channels_last
+from ipex_inductor.lowerings.calls import DTYPES, is_channels_last
+from ipex_inductor.lowerings.templated import Grid, behind, calls, dense, node, template
 from ipex_inductor.lowerings.workload import empty, named
-from ipex_inductor.ops import epilogue
 from ipex_inductor.ops.depthwise import taps
 from ipex_inductor.ops.fprop import rows_of_weight
-from ipex_inductor.ops.stem import arranged, image_of, runs, sides
-from ipex_inductor.templates import conv_depthwise, conv_fprop, conv_stem
+from ipex_inductor.ops.stem import arranged, image_of, rows_of, runs, sides
+from ipex_inductor.templates import conv_depthwise, conv_fprop, conv_stem, streamed
 
 FEW_CHANNELS = 4
+# Triton cuts fp32 off to TF32 where libraries round, and is farther off than verification allows.
+NO_TF32 = "without TF32 its products in fp32 are slow"
 STAGES = 2  # for templates without a loop, in which there is nothing to overlap
 
 
-def _why_not(problem: Problem) -> str | None:
+def why_not_ours(problem: Problem) -> str | None:
     """What no template of ours has."""
     operands, given = named(problem), problem.constants
     x, weight = operands["x"], operands["weight"]
@@ -56,12 +56,24 @@ def _both(padding: Any) -> list[int]:
     return [*padding] * 2 if len(padding) == 1 else [*padding]
 
 
-def _behind(product: Tensor, bias: Tensor | None, other: Tensor | None, *words: Any) -> Tensor:
-    """With bias and epilogue, in torch's ops."""
+def with_epilogue(
+    rows: Tensor,
+    like: Tensor,
+    size: Sequence[int],
+    bias: Tensor | None,
+    other: Tensor | None,
+    *words: Any,
+) -> Tensor:
+    """The image of so many `rows`, in the dtype of `like`, with bias and epilogue in torch's ops.
+
+    Those are of rows too: Inductor only fuses loops into a template that are like the template's.
+    """
     *_, binary, unary, scalars, _ = words
     if bias is not None:
-        product = product + bias.view(-1, 1, 1)
-    return epilogue.apply(product, other, binary, unary, scalars)
+        rows = rows + bias
+    added = other if other is None else rows_of(other)
+    made = behind(rows, like.dtype, added, binary, unary, scalars)
+    return image_of(made, len(like), *size)
 
 
 # Few channels.
@@ -72,7 +84,7 @@ def _why_not_stem(tile: conv_stem.Tile, problem: Problem) -> str | None:
     x, weight = operands["x"], operands["weight"]
     if len(weight.shape) == 4 and (int(weight.shape[1]) > FEW_CHANNELS or given["groups"] != 1):
         return "it has more than a few channels"
-    reason = _why_not(problem)
+    reason = why_not_ours(problem)
     if reason is not None:
         return reason
     last = is_channels_last(x)
@@ -80,12 +92,20 @@ def _why_not_stem(tile: conv_stem.Tile, problem: Problem) -> str | None:
         return "its input is neither channels-last nor contiguous"
     if given["dilation"] != (1, 1):
         return "its window is dilated"
-    image, window = _ints(x.shape[1:]), _ints(weight.shape[2:])
-    found = runs(image, window, _ints(given["stride"]), _both(_ints(given["padding"])), last)
+    image, window = ints(x.shape[1:]), ints(weight.shape[2:])
+    found = runs(image, window, ints(given["stride"]), _both(ints(given["padding"])), last)
     return None if conv_stem.fits(tile, int(weight.shape[0]), found) else "the tile does not fit"
 
 
-def _ints(sizes: Any) -> list[int]:
+def is_product(problem: Problem) -> bool:
+    """Whether the rows of its image are those of a matrix: its window is one pixel."""
+    weight, given = named(problem)["weight"], problem.constants
+    once = {*weight.shape[2:], *ints(given["stride"])} == {1} and given["groups"] == 1
+    return once and {*ints(given["padding"])} == {0}
+
+
+def ints(sizes: Any) -> list[int]:
+    """Sizes that do not vary, of a problem or of a node of Inductor's."""
     return [int(size) for size in sizes]
 
 
@@ -105,8 +125,8 @@ def _stem(tile: conv_stem.Tile, matrix: Tensor, x: Tensor, weight: Tensor, *rest
     bias, other, stride, padding, *words = rest
     window = [*weight.shape[2:]], stride, _both(padding)
     rows = torch.ops.ipex.conv_stem(x, matrix, *window, _is_last(x), [*astuple(tile)])
-    product = image_of(rows, x.shape[0], *sides(x.shape[2:], *window))
-    return _behind(product, bias, other, *words)
+    size = sides(x.shape[2:], *window)
+    return with_epilogue(rows, x, size, bias, other, *words)
 
 
 def _lower_stem(
@@ -118,21 +138,20 @@ def _lower_stem(
     last: bool,
     tile: list[int],
 ) -> Any:
-    x, matrix = _dense(x, last), _dense(matrix)
+    x, matrix = dense(x, last), dense(matrix)
     chosen = conv_stem.Tile(*tile)
-    batch, channels, height, width = _ints(x.get_size())
+    batch, channels, height, width = ints(x.get_size())
     constants = conv_stem.constants(
         batch,
         (channels, height, width),
-        _ints(matrix.get_size())[1],
+        ints(matrix.get_size())[1],
         window,
         stride,
         padding,
         last,
         chosen,
     )
-    # Libraries have no TF32 kernel for few channels; what is farther off than theirs is refused.
-    return _kernel("stem", (x, matrix), chosen.num_warps, constants, tf32=False)
+    return _kernel("stem", (x, matrix), chosen.num_warps, constants)
 
 
 # A channel a group.
@@ -143,12 +162,12 @@ def _why_not_depthwise(tile: conv_depthwise.Tile, problem: Problem) -> str | Non
     x, weight = operands["x"], operands["weight"]
     if given["groups"] == 1 or not given["groups"] == x.shape[1] == weight.shape[0]:
         return "its channels are not each by itself"
-    reason = _why_not(problem)
+    reason = why_not_ours(problem)
     if reason is not None:
         return reason
     if not is_channels_last(x):
         return "its input is not channels-last"
-    taps_ = math.prod(_ints(weight.shape[2:]))
+    taps_ = math.prod(ints(weight.shape[2:]))
     return None if taps_ <= conv_depthwise.MOST_TAPS else "its window is too large"
 
 
@@ -162,8 +181,8 @@ def _depthwise(
     bias, other, stride, padding, dilation, *words = rest
     window = [*weight.shape[2:]], stride, _both(padding), dilation
     rows = torch.ops.ipex.conv_depthwise(x, taps_, *window, [*astuple(tile)])
-    product = image_of(rows, x.shape[0], *sides(x.shape[2:], *window))
-    return _behind(product, bias, other, *words)
+    size = sides(x.shape[2:], *window)
+    return with_epilogue(rows, x, size, bias, other, *words)
 
 
 def _lower_depthwise(
@@ -175,9 +194,9 @@ def _lower_depthwise(
     dilation: list[int],
     tile: list[int],
 ) -> Any:
-    x, taps_ = _dense(x, last=True), _dense(taps_)
+    x, taps_ = dense(x, last=True), dense(taps_)
     chosen = conv_depthwise.Tile(*tile)
-    batch, *image = _ints(x.get_size())
+    batch, *image = ints(x.get_size())
     constants = conv_depthwise.constants(batch, image, window, stride, padding, dilation, chosen)
     return _kernel("depthwise", (x, taps_), chosen.num_warps, constants)
 
@@ -190,12 +209,16 @@ def _why_not_fprop(tile: conv_fprop.Tile, problem: Problem) -> str | None:
     x, weight = operands["x"], operands["weight"]
     if given["groups"] != 1 or int(x.shape[1]) < conv_fprop.FEWEST_CHANNELS:
         return "it is grouped, or of few channels"
-    reason = _why_not(problem)
+    reason = why_not_ours(problem)
     if reason is not None:
         return reason
+    if x.dtype == "float32":
+        return NO_TF32
+    if is_product(problem) and int(x.shape[1]) <= streamed.MOST_TERMS:
+        return "as a streamed product it is faster"
     if not is_channels_last(x):
         return "its input is not channels-last"
-    if math.prod(_ints(weight.shape[2:])) > conv_fprop.MOST_PLACES:
+    if math.prod(ints(weight.shape[2:])) > conv_fprop.MOST_PLACES:
         return "its window is too large"
     if problem.arch.startswith("sm_") and _intensity(problem) > conv_fprop.MOST_INTENSE:
         return "it is bound by arithmetic, where cuDNN is faster"
@@ -206,8 +229,8 @@ def _why_not_fprop(tile: conv_fprop.Tile, problem: Problem) -> str | None:
 def _intensity(problem: Problem) -> float:
     """Operations a byte, of image, result and addend."""
     operands, given = named(problem), problem.constants
-    x, weight = _ints(operands["x"].shape), _ints(operands["weight"].shape)
-    around = (_ints(given[name]) for name in ("stride", "padding", "dilation"))
+    x, weight = ints(operands["x"].shape), ints(operands["weight"].shape)
+    around = (ints(given[name]) for name in ("stride", "padding", "dilation"))
     stride, padding, dilation = around
     pixels = x[0] * math.prod(sides(x[2:], weight[2:], stride, _both(padding), dilation))
     made = pixels * weight[0] * (2 if "other" in operands else 1)
@@ -223,8 +246,8 @@ def _fprop(tile: conv_fprop.Tile, rows: Tensor, x: Tensor, weight: Tensor, *rest
     bias, other, stride, padding, dilation, *words = rest
     window = [*weight.shape[2:]], stride, _both(padding), dilation
     made = torch.ops.ipex.conv_fprop(x, rows, *window, [*astuple(tile)])
-    product = image_of(made, x.shape[0], *sides(x.shape[2:], *window))
-    return _behind(product, bias, other, *words)
+    size = sides(x.shape[2:], *window)
+    return with_epilogue(made, x, size, bias, other, *words)
 
 
 def _lower_fprop(
@@ -236,11 +259,11 @@ def _lower_fprop(
     dilation: list[int],
     tile: list[int],
 ) -> Any:
-    x, rows = _dense(x, last=True), _dense(rows)
+    x, rows = dense(x, last=True), dense(rows)
     chosen = conv_fprop.Tile(*tile)
-    batch, *image = _ints(x.get_size())
+    batch, *image = ints(x.get_size())
     around = window, stride, padding, dilation
-    constants = conv_fprop.constants(batch, image, _ints(rows.get_size())[0], *around, chosen)
+    constants = conv_fprop.constants(batch, image, ints(rows.get_size())[0], *around, chosen)
     return _kernel("fprop", (x, rows), chosen.num_warps, constants, chosen.num_stages)
 
 
@@ -253,37 +276,13 @@ def _kernel(
     warps: int,
     given: Mapping[str, Any],
     stages: int = STAGES,
-    tf32: bool = True,
 ) -> Any:
     """The template of that name as a node whose epilogue Inductor fuses."""
-    cudnn: Any = torch.backends.cudnn
-    tf32 &= cudnn.conv.fp32_precision == "tf32"
     x, _ = inputs
-    size = _ints(V.graph.current_node.meta["val"].shape)
+    size = ints(V.graph.current_node.meta["val"].shape)
     result = ir.FixedLayout(x.get_device(), x.get_dtype(), size)
-    return (
-        _template(name)
-        .generate(
-            input_nodes=inputs,
-            layout=result,
-            num_stages=stages,
-            num_warps=warps,
-            ALLOW_TF32=tf32,
-            **given,
-        )
-        .output_node()
-    )
-
-
-def _dense(x: Any, last: bool = False) -> Any:
-    """`x` in memory, contiguous or channels-last."""
-    sizes = x.get_size()
-    strides = (
-        ir.FlexibleLayout.stride_ordered(sizes, ir.NHWC_STRIDE_ORDER)
-        if last
-        else ir.FlexibleLayout.contiguous_strides(sizes)
-    )
-    return ir.ExternKernel.require_exact_strides(ir.ExternKernel.realize_input(x), strides)
+    known = template(f"ipex_{name}", SOURCES[name], GRIDS[name])
+    return node(known, inputs, result, warps, stages, ALLOW_TF32=False, **given)
 
 
 SOURCES = {
@@ -306,44 +305,22 @@ def _in_a_row(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ..
     return cdiv(rows, meta["BLOCK_M"]) * meta["BLOCKS_N"], 1, 1
 
 
-GRIDS: dict[str, Callable[..., tuple[Any, ...]]] = {
+GRIDS: dict[str, Grid] = {
     "stem": _blocks,
     "depthwise": _counted,
     "fprop": _in_a_row,
 }
 
 
-@functools.cache
-def _template(name: str) -> Any:
-    from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate
-
-    return TritonTemplate(f"ipex_{name}", SymbolicGridFn(GRIDS[name]), SOURCES[name])
-
-
-def _calls(
-    name: str,
-    tiles: Sequence[Any],
-    body: Callable[..., Tensor],
-    why_not: Callable[[Any, Problem], str | None],
-    arrange: Callable[..., Tensor] | None,
-) -> tuple[Call, ...]:
-    return tuple(
-        Call(
-            f"ipex.triton.{name}",
-            functools.partial(body, tile),
-            functools.partial(why_not, tile),
-            parameters={f.name: getattr(tile, f.name) for f in fields(tile)},
-            version=digest_fields({"source": SOURCES[name]})[:12],
-            arrange=arrange,
-        )
-        for tile in tiles
-    )
-
-
-CALLS = (
-    *_calls("stem", conv_stem.TILES, _stem, _why_not_stem, _stem_matrix),
-    *_calls("depthwise", conv_depthwise.TILES, _depthwise, _why_not_depthwise, _taps),
-    *_calls("fprop", conv_fprop.TILES, _fprop, _why_not_fprop, _weight_rows),
+FAMILIES: dict[str, tuple[Any, ...]] = {
+    "stem": (conv_stem.TILES, _stem, _why_not_stem, _stem_matrix),
+    "depthwise": (conv_depthwise.TILES, _depthwise, _why_not_depthwise, _taps),
+    "fprop": (conv_fprop.TILES, _fprop, _why_not_fprop, _weight_rows),
+}
+CALLS = tuple(
+    call
+    for name, family in FAMILIES.items()
+    for call in calls(f"ipex.triton.{name}", SOURCES[name], *family)
 )
 
 

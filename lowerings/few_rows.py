@@ -9,11 +9,10 @@ from torch import Tensor
 from torch._inductor import ir
 from torch._inductor.lowering import register_lowering
 
-from ipex_inductor import target
 from ipex_inductor.aot_cache.digest import digest_fields
 from ipex_inductor.autotune.record import Problem
-from ipex_inductor.errors import TargetError
 from ipex_inductor.lowerings.calls import Call, why_not
+from ipex_inductor.lowerings.templated import facts, node, template
 from ipex_inductor.lowerings.workload import named
 from ipex_inductor.ops import epilogue
 from ipex_inductor.templates.few_rows import MOST, NAME, Tile, inductor_source, tiles
@@ -23,17 +22,13 @@ from ipex_inductor.templates.few_rows import MOST, NAME, Tile, inductor_source, 
 LEAST, ENOUGH = 0.75, 1.0
 
 
-@functools.cache
+def _grid(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, Any, int]:
+    return cdiv(columns, meta["BLOCK_N"]), meta["PARTS"], 1
+
+
 def _template(one_row: bool) -> Any:
-    """Inductor knows templates by name, one of each in a process."""
-    from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate
-
-    @SymbolicGridFn
-    def grid(rows: Any, columns: Any, meta: dict[str, Any], *, cdiv: Any) -> tuple[Any, Any, int]:
-        return cdiv(columns, meta["BLOCK_N"]), meta["PARTS"], 1
-
     name = "ipex_one_row" if one_row else "ipex_few_rows"
-    return TritonTemplate(name, grid, inductor_source(one_row))
+    return template(name, inductor_source(one_row), _grid)
 
 
 def _few_rows(x: Any, weight: Any, terms: int, tile: list[int]) -> Any:
@@ -43,15 +38,15 @@ def _few_rows(x: Any, weight: Any, terms: int, tile: list[int]) -> Any:
     rows, size = (int(n) for n in x.get_size())
     parts = -(-size // terms)
     columns = weight.get_size()[0]
-    caller = _template(rows == 1).generate(
-        input_nodes=(x, weight),
-        layout=ir.FixedLayout(x.get_device(), torch.float32, [parts * rows, columns]),
-        num_stages=how.stages,
-        num_warps=how.warps,
+    return node(
+        _template(rows == 1),
+        (x, weight),
+        ir.FixedLayout(x.get_device(), torch.float32, [parts * rows, columns]),
+        how.warps,
+        how.stages,
         PARTS=parts,
         **how.parameters(rows, size, x.get_dtype().itemsize),
     )
-    return caller.output_node()
 
 
 def _computed(
@@ -94,7 +89,7 @@ def _why_not(tile: Tile, one_row: bool, problem: Problem) -> str | None:
     if size * int(x.stride[-1]) >= 2**31:
         return "the terms of a row lie too far apart"
     itemsize = getattr(torch, x.dtype).itemsize
-    count, room = _device(problem.arch)
+    count, room = facts(problem.arch)
     if tile.shared(rows, itemsize) > room:
         return "its stages take more shared memory than there is"
     terms = tile.terms(size, itemsize)
@@ -105,20 +100,6 @@ def _why_not(tile: Tile, one_row: bool, problem: Problem) -> str | None:
     if -(-size // terms) != tile.parts or (tile.parts > 1 and steps < 2) or terms >= 2 * size:
         return "the rows of its weight are too short"
     return None
-
-
-@functools.cache
-def _device(arch: str) -> tuple[int, int]:
-    """Multiprocessors, and bytes of shared memory; of an unknown one those of the smallest."""
-    try:
-        known = target.described(arch)
-    except TargetError:
-        known = None
-    table = [known] if known else [t for t in target.table() if t.arch.startswith("sm_")]
-    return (
-        min(t.multiprocessors for t in table),
-        min(t.shared_memory for t in table if t.shared_memory),
-    )
 
 
 CALLS = tuple(

@@ -28,7 +28,9 @@ TRITON = (
 MICRO = tuple(f"CppMicro{name}" for name in ("GemmAMX", "GemmFP32Vec", "GemmRef", "Brgemm"))
 
 # Ours, which stand beside a library's calls and not in Inductor's lists.
-OURS = tuple(f"ipex.triton.{name}" for name in ("stem", "depthwise", "fprop"))
+OURS = tuple(
+    f"ipex.triton.{name}" for name in ("stem", "depthwise", "fprop", "streamed", "persistent")
+)
 
 _TILES = tuple(2**n for n in range(3, 10))
 _WARPS: Values = (1, 2, 4, 8, 16)
@@ -48,6 +50,7 @@ _OPTIONAL: dict[str, Values] = {
 }
 _OUR_TILES: dict[str, Values] = {
     "num_stages": _STAGES,
+    "programs": tuple(range(1, 9)),
     **{f"BLOCK_{side}": tuple(2**n for n in range(10)) for side in "MNKHW"},
 }
 TRITON_PARAMETERS = (*_REQUIRED, *_OPTIONAL)

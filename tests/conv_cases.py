@@ -3,12 +3,12 @@
 import itertools
 import random
 
-from ipex_inductor.templates import conv_depthwise, conv_fprop, conv_stem
+from ipex_inductor.templates import conv_depthwise, conv_fprop, conv_stem, persistent, streamed
 
 
 def case(x, weight, tile, **given):
     usual = {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1], "groups": 1}
-    kind = {"template": "stem", "dtype": "float32", "last": True}
+    kind = {"template": "stem", "dtype": "float32", "last": True, "warps": tile[3]}
     return {"x": x, "weight": weight, "tile": tile, **usual, **kind, **given}
 
 
@@ -106,6 +106,69 @@ CASES += [of_many(*FPROP[2], tile=vars(tile).values()) for tile in conv_fprop.TI
 CASES += [of_many(*FPROP[1], planted=700), of_many(*FPROP[4], moved=True)]
 
 
+# Image and channels that are made of it: rows and columns behind whole blocks, terms that are few.
+STREAMED = [
+    ([2, 64, 12, 11], 64),
+    ([1, 64, 16, 16], 256),
+    ([3, 128, 9, 13], 130),
+    ([1, 256, 17, 11], 64),
+    ([1, 1, 1, 2], 3),
+    ([1, 3, 7, 5], 2),
+    ([2, 17, 11, 13], 61),
+    ([1, 16, 1, 127], 65),
+    ([5, 96, 8, 8], 97),
+    ([1, 300, 5, 29], 7),
+    ([1, 31, 1, 64], 128),
+    ([4, 8, 16, 9], 300),
+    ([1, 512, 8, 9], 33),
+    ([1, 33, 23, 23], 1),
+    ([7, 40, 3, 19], 67),
+    ([1, 2, 64, 3], 5),
+]
+
+
+def streaming(x, columns, tile=(64, 64, 4, 2, 1), **given):
+    kind = {"template": "streamed", "warps": tile[2], **given}
+    return case(x, [columns, x[1], 1, 1], list(tile), **kind)
+
+
+CASES += [
+    streaming(*shape, dtype=dtype)
+    for shape, dtype in itertools.product(STREAMED, ("float32", "float16"))
+]
+CASES += [streaming(*STREAMED[2], tile=[*vars(tile).values()]) for tile in streamed.TILES]
+CASES += [streaming(*STREAMED[0], planted=700), streaming(*STREAMED[6], moved=True)]
+CASES += [streaming(*STREAMED[1], programs=99)]  # a block each, and no more
+
+
+# The same of sizes that a copy engine takes: rows of whole vectors.
+PERSISTENT = [
+    ([1, 64, 12, 11], 64),
+    ([2, 40, 17, 5], 130),
+    ([1, 8, 1, 2], 3),
+    ([3, 96, 9, 13], 61),
+    ([1, 256, 8, 9], 7),
+    ([1, 104, 1, 67], 65),
+    ([5, 16, 7, 7], 200),
+    ([1, 32, 23, 3], 2),
+    ([1, 200, 5, 13], 128),
+    ([2, 24, 1, 31], 33),
+]
+
+
+def persistently(x, columns, tile=(64, 64, 32, 4, 2), **given):
+    kind = {"template": "persistent", "warps": tile[3], **given}
+    return case(x, [columns, x[1], 1, 1], list(tile), **kind)
+
+
+CASES += [
+    persistently(*shape, dtype=dtype)
+    for shape, dtype in itertools.product(PERSISTENT, ("float32", "float16"))
+]
+CASES += [persistently(*PERSISTENT[1], tile=[*vars(tile).values()]) for tile in persistent.TILES]
+CASES += [persistently(*PERSISTENT[0], planted=700), persistently(*PERSISTENT[3], programs=99)]
+
+
 def drawn(seed):
     """A stem and a depthwise convolution of no net's sizes."""
     draw = random.Random(seed)
@@ -123,6 +186,9 @@ def drawn(seed):
     yield by_itself(image, window, dilation=dilation, **around)
     places = [min(reach, 3) for reach in window]
     image = [image[0], draw.randint(16, 90), *sides]
+    yield streaming(image, draw.randint(1, 300), dtype=dtype)
+    whole = [image[0], -(-image[1] // 8) * 8, *image[2:]]
+    yield persistently(whole, draw.randint(1, 200), dtype=dtype)
     yield of_many(image, [draw.randint(1, 90), image[1], *places], dilation=dilation, **around)
 
 

@@ -18,8 +18,10 @@ NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 def source(template, constants, columns, epilogue=True):
     """A module with `kernel(*operands, BIAS, OTHER, OUT)`; the result has rows of `columns`."""
+    biased = constants.get("BIASED", False)  # then the template adds it
 
     def def_kernel(*names):
+        names = [name for name in names if name != "BIAS"]
         given = "".join(
             f"    {name}: tl.constexpr = {value}\n" for name, value in constants.items()
         )
@@ -32,11 +34,15 @@ def source(template, constants, columns, epilogue=True):
     def store_output(indices, value, mask, val_shape=None, indent_width=4):
         row, column = indices
         lines = [f"place = {column} + {columns} * ({row})", f"made = {value}"]
-        if epilogue:
+        if epilogue and not biased:
             lines += [
                 f"bias = tl.load(BIAS + {column} + 0 * ({row}), mask={mask}, other=0.0)",
+                "made = made + bias.to(tl.float32)",
+            ]
+        if epilogue:
+            lines += [
                 f"other = tl.load(OTHER + place, mask={mask}, other=0.0)",
-                "made = made + bias.to(tl.float32) + other.to(tl.float32)",
+                "made = made + other.to(tl.float32)",
                 "made = tl.where(made < 0.0, 0.0, made)",  # which keeps NaN
             ]
         lines.append(f"tl.store(OUT + place, made, mask={mask})")
@@ -85,8 +91,28 @@ def fprop(x, weight, case, stride, padding, dilation):
     return conv_fprop.SOURCE, constants, rows_of_weight(weight), (blocks,)
 
 
+def streaming(x, weight, case, stride, padding, dilation):
+    from ipex_inductor.templates import streamed
+
+    tile, (columns, terms) = streamed.Tile(*case["tile"]), weight.shape[:2]
+    rows = x.numel() // terms
+    few = case.get("programs", 2)  # so that a program has several blocks
+    constants = streamed.constants(rows, columns, terms, True, tile, few)
+    return streamed.SOURCE, constants, weight.flatten(1).contiguous(), (constants["PROGRAMS"],)
+
+
+def persistently(x, weight, case, stride, padding, dilation):
+    from ipex_inductor.templates import persistent
+
+    tile, (columns, terms) = persistent.Tile(*case["tile"]), weight.shape[:2]
+    few = case.get("programs", 2)
+    constants = persistent.constants(x.numel() // terms, columns, terms, True, tile, few)
+    return persistent.SOURCE, constants, weight.flatten(1).contiguous(), (constants["PROGRAMS"],)
+
+
 # For each template: text, constants, the weight as it takes it, the grid.
 READY = {"stem": stem, "depthwise": depthwise, "fprop": fprop}
+READY |= {"streamed": streaming, "persistent": persistently}
 
 
 def usage(made):
@@ -130,7 +156,11 @@ def error(case, device="cpu"):
     text, constants, factor, blocks = READY[case["template"]](x, weight, case, **window)
     out = torch.full(wanted.shape, float("nan"), dtype=dtype, device=device)
     kernel = _module(source(text, {**constants, "ALLOW_TF32": False}, out.shape[1]))["kernel"]
-    warps = {} if device == "cpu" else {"num_warps": case["tile"][3]}
+    warps = {} if device == "cpu" else {"num_warps": case["warps"]}
+    if device != "cpu":  # for what describes a tensor to the copy engine
+        import triton
+
+        triton.set_allocator(lambda size, *_: torch.empty(size, dtype=torch.int8, device=device))
     kernel[blocks](x, factor, bias, other, out, **warps)
     finite = wanted.isfinite()
     assert torch.equal(finite, out.isfinite()), "other elements are not finite"

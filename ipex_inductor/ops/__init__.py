@@ -4,6 +4,26 @@ Importing this package registers them with torch. Plain Inductor never meets the
 that our own passes rewrote contain one.
 """
 
-from ipex_inductor.ops import conv, cudnn, depthwise, few_rows, fprop, linear, stem
+from ipex_inductor.ops import (
+    conv,
+    cudnn,
+    depthwise,
+    few_rows,
+    fprop,
+    linear,
+    persistent,
+    stem,
+    streamed,
+)
 
-__all__ = ["conv", "cudnn", "depthwise", "few_rows", "fprop", "linear", "stem"]
+__all__ = [
+    "conv",
+    "cudnn",
+    "depthwise",
+    "few_rows",
+    "fprop",
+    "linear",
+    "persistent",
+    "stem",
+    "streamed",
+]

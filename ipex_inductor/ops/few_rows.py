@@ -11,7 +11,7 @@ def few_rows(x: Tensor, weight: Tensor, terms: int, tile: list[int]) -> Tensor:
     x [M, K], weight [N, K] -> [ceil(K / terms) * M, N] in fp32, of fp64 in fp64. `tile` are the
     fields of `templates.few_rows.Tile`, by which Inductor's kernel goes. This is the reference.
     """
-    wide = _wide(x)
+    wide = unrounded(x)
     starts = range(0, x.shape[1], terms)
     factors = ((t[:, k : k + terms].to(wide) for t in (x, weight)) for k in starts)
     return torch.cat([part @ other.t() for part, other in factors])
@@ -20,8 +20,9 @@ def few_rows(x: Tensor, weight: Tensor, terms: int, tile: list[int]) -> Tensor:
 @few_rows.register_fake
 def _(x: Tensor, weight: Tensor, terms: int, tile: list[int]) -> Tensor:
     parts = -(-x.shape[1] // terms)
-    return x.new_empty((parts * x.shape[0], weight.shape[0]), dtype=_wide(x))
+    return x.new_empty((parts * x.shape[0], weight.shape[0]), dtype=unrounded(x))
 
 
-def _wide(x: Tensor) -> torch.dtype:
+def unrounded(x: Tensor) -> torch.dtype:
+    """The dtype of sums that are not rounded."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32

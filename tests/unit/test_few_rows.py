@@ -9,26 +9,23 @@ from math import ceil
 from pathlib import Path
 
 import few_rows_cases
+import h200
 import pytest
 import torch
 import triton
 from few_rows_cases import DTYPES, SHAPES, linear, offered, product
 from msgspec.structs import replace as changed
 from records import PROVENANCE, timed
-from torch._inductor.graph import GraphLowering
-from torch._subclasses import FakeTensorMode
 
 from ipex_inductor import lowerings, target
 from ipex_inductor.autotune.record import Record
 from ipex_inductor.autotune.space import why_refused, why_unknown
 from ipex_inductor.lowerings import library, tuner
-from ipex_inductor.lowerings.workload import empty, inputs_of
-from ipex_inductor.prebuild import described as described_gpu
+from ipex_inductor.lowerings.workload import inputs_of
 from ipex_inductor.target import described
 from ipex_inductor.templates import few_rows, gpu
 from ipex_inductor.templates.few_rows import ONE_ROW, Tile, inductor_source, source, tiles
 
-H200 = "sm_90:NVIDIA-H200"
 GPUS = ("a100-80gb", "h200", "b200", "mi300x")
 BINARY = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
@@ -245,19 +242,6 @@ def test_inductor_knows_the_lowering_and_the_template():
         assert template is library.linear.few_rows._template(one_row)  # a name is taken once
 
 
-def code_for_an_h200(function, inputs, tmp_path, monkeypatch):
-    """What Inductor writes for a GPU that is not here; `inputs` made there are on it."""
-    monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    lowerings.register()
-    codes = []
-    with described_gpu.device(described("h200")), torch.no_grad():
-        monkeypatch.setattr(GraphLowering, "save_output_code", staticmethod(codes.append))
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            tuner._static(function, inputs(), {"fx_graph_cache": False})
-    return codes[-1]
-
-
 def test_a_weight_that_is_made_in_the_graph_is_laid_out_by_rows(tmp_path, monkeypatch):
     """Inductor would lay it out as what it is made of, and the kernel reads whole rows."""
     calls = offered(linear("bfloat16", 16, 4096, 1024))
@@ -271,7 +255,7 @@ def test_a_weight_that_is_made_in_the_graph_is_laid_out_by_rows(tmp_path, monkey
         make = functools.partial(torch.empty, device="cuda:0", dtype=torch.bfloat16)
         return [make(16, 1024), make(1024, 4096)]
 
-    code = code_for_an_h200(function, inputs, tmp_path, monkeypatch)
+    code = h200.code(function, inputs, tmp_path, monkeypatch)
     assert "empty_strided_cuda((4096, 1024), (1024, 1), torch.bfloat16)" in code
 
 
@@ -297,12 +281,7 @@ def test_inductor_fuses_the_epilogue(rows, parts, tmp_path, monkeypatch):
     """Into the only kernel, or into the one that adds up parts; for a GPU that is not here."""
     problem = linear("bfloat16", rows, 4096, 4096, "gelu")
     call = next(c for c in offered(problem) if c.parameters["parts"] == parts)
-    code = code_for_an_h200(
-        tuner.function_of(problem, call.body),
-        lambda: [empty(o, torch.device("cuda:0")) for o in problem.operands],
-        tmp_path,
-        monkeypatch,
-    )
+    code = h200.code_of_call(problem, call, tmp_path, monkeypatch)
     launched = re.findall(r"(triton_\w+)\.run\(", code)
     assert [name.split("_fused_")[0] for name in launched] == (
         ["triton_tem"] if parts == 1 else ["triton_tem", "triton_poi"]

@@ -1,0 +1,22 @@
+"""`ipex::streamed`: a product of many rows with a small weight, which is bound by memory."""
+
+import torch
+from torch import Tensor
+
+from ipex_inductor.ops.few_rows import unrounded
+
+
+@torch.library.custom_op("ipex::streamed", mutates_args=())
+def streamed(x: Tensor, weight: Tensor, bias: Tensor | None, tile: list[int]) -> Tensor:
+    """`x @ weight.T + bias`, not rounded: x [M, K], weight [N, K], bias [N] -> [M, N] in fp32.
+
+    Of fp64 in fp64. `tile` are the fields of `templates.streamed.Tile`, by which Inductor's kernel
+    goes. This is the reference.
+    """
+    factors = (t if t is None else t.to(unrounded(x)) for t in (x, weight, bias))
+    return torch.nn.functional.linear(*factors)
+
+
+@streamed.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, tile: list[int]) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0]), dtype=unrounded(x))

@@ -1,0 +1,128 @@
+"""`ipex::streamed` to our Triton template: 1x1 convolutions and linear layers of many rows."""
+
+import math
+from dataclasses import astuple
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._inductor import ir
+from torch._inductor.lowering import register_lowering
+
+from ipex_inductor.autotune.record import Problem
+from ipex_inductor.lowerings import listed
+from ipex_inductor.lowerings.calls import is_channels_last, why_not
+from ipex_inductor.lowerings.conv_templates import (
+    NO_TF32,
+    ints,
+    is_product,
+    why_not_ours,
+    with_epilogue,
+)
+from ipex_inductor.lowerings.templated import behind, calls, dense, facts, node, template
+from ipex_inductor.lowerings.workload import empty, named
+from ipex_inductor.ops.stem import rows_of
+from ipex_inductor.templates import streamed
+from ipex_inductor.templates.streamed import Tile
+
+
+def _grid(rows: Any, columns: Any, meta: Any) -> tuple[Any, ...]:
+    return meta["PROGRAMS"], 1, 1
+
+
+def _lower(x: Any, weight: Any, bias: Any, tile: list[int]) -> Any:
+    chosen = Tile(*tile)
+    given = [dense(each) for each in (x, weight, bias) if each is not None]
+    (rows, terms), (columns, _) = ([int(n) for n in t.get_size()] for t in given[:2])
+    multiprocessors, room = facts(listed.arch_of(x.get_device()))
+    # What Inductor will fuse is not known yet: an addend takes room.
+    fitting = chosen.fitting(room, terms, x.get_dtype().itemsize, True)
+    programs = multiprocessors * max(1, fitting)
+    return node(
+        template("ipex_streamed", streamed.SOURCE, _grid),
+        given,
+        ir.FixedLayout(x.get_device(), torch.float32, [rows, columns]),
+        chosen.num_warps,
+        chosen.num_stages,
+        ALLOW_TF32=False,
+        **streamed.constants(rows, columns, terms, bias is not None, chosen, programs),
+    )
+
+
+def _linear(
+    tile: Tile,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    binary: str,
+    unary: str,
+    scalars: list[float],
+    packed: bool,
+) -> Tensor:
+    """The epilogue is of unrounded sums, and the result is rounded once."""
+    sums = torch.ops.ipex.streamed(x.reshape(-1, x.shape[-1]), weight, bias, [*astuple(tile)])
+    product = sums.view(*x.shape[:-1], -1)
+    return behind(product, x.dtype, other, binary, unary, scalars)
+
+
+def _conv(
+    tile: Tile, x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, *rest: Any
+) -> Tensor:
+    """Of channels-last images, whose rows are those of a matrix: views but for the kernel."""
+    sums = torch.ops.ipex.streamed(rows_of(x), weight.flatten(1), bias, [*astuple(tile)])
+    return with_epilogue(sums, x, x.shape[2:], None, other, *rest)
+
+
+def _why_not_linear(tile: Tile, problem: Problem) -> str | None:
+    operands = named(problem)
+    reason = why_not(problem)
+    if reason is not None:
+        return reason
+    if operands["x"].dtype == "float32":
+        return NO_TF32
+    factors = (empty(operands[name], torch.device("meta")) for name in ("x", "weight"))
+    if not all(factor.is_contiguous() for factor in factors):
+        return "its factors are not contiguous"
+    return _why_not_product(tile, problem, math.prod(ints(operands["x"].shape[:-1])))
+
+
+def _why_not_conv(tile: Tile, problem: Problem) -> str | None:
+    x = named(problem)["x"]
+    reason = why_not_ours(problem)
+    if reason is not None:
+        return reason
+    if x.dtype == "float32":
+        return NO_TF32
+    if not is_product(problem):
+        return "its window is more than one pixel"
+    if not is_channels_last(x):
+        return "its input is not channels-last"
+    batch, _, *image = ints(x.shape)
+    return _why_not_product(tile, problem, batch * math.prod(image))
+
+
+def _why_not_product(tile: Tile, problem: Problem, rows: int) -> str | None:
+    operands = named(problem)
+    columns, terms = ints(operands["weight"].shape[:2])
+    if rows < streamed.FEWEST_ROWS:
+        return "it has too few rows to stream"
+    if terms > streamed.MOST_TERMS:
+        return "it sums up too many terms to hold a block of the weight"
+    if not streamed.fits(tile, columns):
+        return "the tile does not fit"
+    itemsize = getattr(torch, operands["x"].dtype).itemsize
+    _, room = facts(problem.arch)
+    fitting = tile.fitting(room, terms, itemsize, "other" in operands)
+    if fitting * tile.num_stages < streamed.IN_FLIGHT:
+        return "there is no shared memory for what should be on its way"
+    return None
+
+
+LINEAR_CALLS = calls(streamed.NAME, streamed.SOURCE, streamed.TILES, _linear, _why_not_linear)
+CONV_CALLS = calls(streamed.NAME, streamed.SOURCE, streamed.TILES, _conv, _why_not_conv)
+
+
+def register() -> None:
+    """Add the lowering to Inductor's registry."""
+    register_lowering(torch.ops.ipex.streamed.default, type_promotion_kind=None)(_lower)

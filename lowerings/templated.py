@@ -1,0 +1,108 @@
+"""Our Triton templates as nodes of Inductor's, behind which it fuses what follows."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._inductor import ir
+
+from ipex_inductor import target
+from ipex_inductor.aot_cache.digest import digest_fields
+from ipex_inductor.autotune.record import Problem
+from ipex_inductor.errors import TargetError
+from ipex_inductor.lowerings.calls import Call
+from ipex_inductor.ops import epilogue, gelu
+
+Grid = Callable[..., tuple[Any, ...]]
+
+
+@functools.cache
+def template(name: str, source: str, grid: Grid) -> Any:
+    """Inductor knows templates by name, one of each in a process."""
+    from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate
+
+    return TritonTemplate(name, SymbolicGridFn(grid), source)
+
+
+def node(
+    known: Any, inputs: Sequence[Any], layout: Any, warps: int, stages: int, **constants: Any
+) -> Any:
+    """The result of the template on `inputs`."""
+    caller = known.generate(
+        input_nodes=tuple(inputs),
+        layout=layout,
+        num_stages=stages,
+        num_warps=warps,
+        **constants,
+    )
+    return caller.output_node()
+
+
+# Where the result has 16 bits, in which they are the same.
+SHORT = {"gelu": gelu.gelu, "gelu_tanh": gelu.gelu_tanh}
+
+
+def behind(
+    sums: Tensor,
+    dtype: torch.dtype,
+    other: Tensor | None,
+    binary: str,
+    unary: str,
+    scalars: Sequence[float],
+) -> Tensor:
+    """The epilogue of sums that are not rounded, in torch's ops; rounded to `dtype` after it."""
+    if dtype.itemsize == 2 and sums.dtype == torch.float32 and unary in SHORT:
+        made = SHORT[unary](epilogue.apply(sums, other, binary, "none", []))
+    else:
+        made = epilogue.apply(sums, other, binary, unary, scalars)
+    return made.to(dtype)
+
+
+def dense(x: Any, last: bool = False) -> Any:
+    """`x` in memory, contiguous or channels-last."""
+    sizes = x.get_size()
+    strides = (
+        ir.FlexibleLayout.stride_ordered(sizes, ir.NHWC_STRIDE_ORDER)
+        if last
+        else ir.FlexibleLayout.contiguous_strides(sizes)
+    )
+    return ir.ExternKernel.require_exact_strides(ir.ExternKernel.realize_input(x), strides)
+
+
+@functools.cache
+def facts(arch: str) -> tuple[int, int]:
+    """Multiprocessors, and bytes of shared memory; of an unknown one those of the smallest."""
+    try:
+        known = target.described(arch)
+    except TargetError:
+        known = None
+    table = [known] if known else [t for t in target.table() if t.arch.startswith("sm_")]
+    return (
+        min(t.multiprocessors for t in table),
+        min(t.shared_memory for t in table if t.shared_memory),
+    )
+
+
+def calls(
+    name: str,
+    source: str,
+    tiles: Sequence[Any],
+    body: Callable[..., Tensor],
+    why_not: Callable[[Any, Problem], str | None],
+    arrange: Callable[..., Tensor] | None = None,
+) -> tuple[Call, ...]:
+    """A call for each tile, a dataclass, which `body` and `why_not` take first."""
+    return tuple(
+        Call(
+            name,
+            functools.partial(body, tile),
+            functools.partial(why_not, tile),
+            parameters={f.name: getattr(tile, f.name) for f in fields(tile)},
+            version=digest_fields({"source": source})[:12],
+            arrange=arrange,
+        )
+        for tile in tiles
+    )

@@ -1,0 +1,80 @@
+"""Triton for a product that is bound by arithmetic: as many programs as run at once, in turns.
+
+Operands come by Hopper's copy engine, as descriptors say (by plain loads where there is none). Both
+loops are flattened into one, so that the next block's operands are on their way while this one's
+epilogue is computed.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+NAME = "ipex.triton.persistent"
+
+# To Inductor's hooks, or those of who renders it alone.
+SOURCE = """\
+{%- if BIASED %}{{def_kernel("X", "W", "BIAS")}}{% else %}{{def_kernel("X", "W")}}{% endif %}
+    given = tl.make_tensor_descriptor(X, [ROWS, TERMS], [TERMS, 1], [BLOCK_M, BLOCK_K])
+    weights = tl.make_tensor_descriptor(W, [COLUMNS, TERMS], [TERMS, 1], [BLOCK_N, BLOCK_K])
+    for block in tl.range(tl.program_id(0), BLOCKS_M * BLOCKS_N, PROGRAMS, flatten=True):
+        # Neighbours share rows and columns, which the cache then has.
+        within = block % (GROUP_M * BLOCKS_N)
+        above = block // (GROUP_M * BLOCKS_N) * GROUP_M
+        high = tl.minimum(BLOCKS_M - above, GROUP_M)
+        top = (above + within % high) * BLOCK_M
+        left = within // high * BLOCK_N
+        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for k in tl.range(0, TERMS, BLOCK_K, num_stages=STAGES):
+            acc = tl.dot(
+                given.load([top, k]), weights.load([left, k]).T, acc, allow_tf32=ALLOW_TF32
+            )
+        row = tl.arange(0, BLOCK_M).to(INDEX_DTYPE) + top
+        column = tl.arange(0, BLOCK_N) + left
+{%- if BIASED %}
+        bias = tl.load(BIAS + column{{", mask=column < COLUMNS, other=0.0" if COLUMNS % BLOCK_N}})
+        acc += bias.to(tl.float32)[None, :]
+{%- endif %}
+        idx_m = row[:, None]
+        idx_n = column[None, :]
+        mask = (row < ROWS)[:, None]{{" & (column < COLUMNS)[None, :]" if COLUMNS % BLOCK_N}}
+{%- set shape = ("BLOCK_M", "BLOCK_N") %}
+        {{store_output(("idx_m", "idx_n"), "acc", "mask", val_shape=shape, indent_width=8)}}
+"""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows, columns and terms of a block, its warps and stages."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    num_warps: int
+    num_stages: int
+
+
+# The fastest of 15 on an H200 for 768, 1024 and 4096 terms; warps of one role each were slower.
+TILES = (Tile(128, 256, 64, 8, 3),)
+GROUP = 8  # blocks of rows that share columns
+FEWEST = {"rows": 1024, "columns": 256, "terms": 256}
+VECTOR = 16  # bytes: a row begins at a multiple, as the copy engine needs
+
+
+def constants(
+    rows: int, columns: int, terms: int, biased: bool, tile: Tile, programs: int
+) -> dict[str, Any]:
+    """What the template is rendered with but ALLOW_TF32; `programs` fit on the device at once."""
+    blocks = -(-rows // tile.BLOCK_M), -(-columns // tile.BLOCK_N)
+    return {
+        "ROWS": rows,
+        "COLUMNS": columns,
+        "TERMS": terms,
+        "BIASED": biased,
+        "BLOCKS_M": blocks[0],
+        "BLOCKS_N": blocks[1],
+        "PROGRAMS": min(programs, blocks[0] * blocks[1]),
+        "STAGES": tile.num_stages,
+        "GROUP_M": GROUP,
+        "BLOCK_M": tile.BLOCK_M,
+        "BLOCK_N": tile.BLOCK_N,
+        "BLOCK_K": tile.BLOCK_K,
+    }

@@ -1,0 +1,241 @@
+"""Products of many rows in Triton, streamed or persistent: offers, code for GPUs not here, GELU.
+
+Their values by the interpreter are in `test_conv_templates.py`.
+"""
+
+import itertools
+import re
+
+import h200
+import pytest
+import torch
+from few_rows_cases import linear
+from msgspec.structs import replace as changed
+from rendered import signature, source, usage
+
+from ipex_inductor.autotune.space import why_unknown
+from ipex_inductor.lowerings import library, shapes, tuner
+from ipex_inductor.lowerings.workload import inputs_of
+from ipex_inductor.ops import gelu
+from ipex_inductor.target import described
+from ipex_inductor.templates import persistent, streamed
+from ipex_inductor.templates.gpu import _module
+
+WINDOW = "padding=0,0 dilation=1,1 transposed=False output_padding=0,0 groups=1"
+WORDS = "scalars=() packed=''"
+
+
+def conv(x, columns, added=False, unary="relu", dtype="bfloat16", stride=1, arch=h200.NAME):
+    """A convolution of one pixel, with a bias and what is added."""
+    batch, terms, *image = x
+    sizes = "x".join(map(str, x))
+    other = f"{batch}x{columns}x{'x'.join(map(str, image))}:L" if added else "other=None"
+    line = (
+        f"ipex.conv.default {dtype} {sizes}:L {columns}x{terms}x1x1:L {columns} {other} "
+        f"stride={stride},{stride} {WINDOW} binary='{'add' if added else 'none'}' "
+        f"unary='{unary}' {WORDS}"
+    )
+    (problem,) = shapes.problems([line], arch, {})
+    return problem
+
+
+def offered(problem, name):
+    return [call for call in library.calls(problem) if call.name == name]
+
+
+RESNET = {
+    "256<-64": (conv([128, 64, 56, 56], 256, True), 4),
+    "512<-128": (conv([128, 128, 28, 28], 512, True), 4),
+    "128<-256": (conv([128, 256, 56, 56], 128), 2),
+    "64<-256": (conv([128, 256, 56, 56], 64), 1),
+    "1024<-256": (conv([128, 256, 14, 14], 1024, True), 1),
+    "convnext": (linear("bfloat16", 200704, 512, 128), 4),
+}
+
+
+@pytest.mark.parametrize("name", RESNET)
+def test_streamed_where_the_weight_stays(name):
+    problem, count = RESNET[name]
+    calls = offered(problem, streamed.NAME)
+    assert len(calls) == count
+    assert all(why_unknown(call.choice) is None for call in calls)
+
+
+REFUSED = {
+    "many terms": conv([128, 512, 28, 28], 128),
+    "few rows": conv([1, 64, 56, 56], 256),
+    "fp32": conv([128, 64, 56, 56], 256, dtype="float32"),
+    "every other pixel": conv([128, 64, 56, 56], 256, stride=2),
+    "few rows of a layer": linear("bfloat16", 512, 512, 128),
+    "a layer whose weight is turned": changed(
+        p := linear("bfloat16", 8192, 512, 128),
+        operands=(p.operands[0], changed(p.operands[1], stride=(1, 512)), *p.operands[2:]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_not_streamed(name):
+    assert not offered(REFUSED[name], streamed.NAME)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "arch", "count"),
+    [
+        ((4096, 3072, 768), h200.NAME, 1),
+        ((8192, 11008, 4096), h200.NAME, 1),
+        ((512, 3072, 768), h200.NAME, 0),
+        ((4096, 3072, 767), h200.NAME, 0),
+        ((4096, 3072, 768), "sm_80:NVIDIA-A100-SXM4-80GB", 0),
+    ],
+)
+def test_persistent_where_arithmetic_binds_on_hopper(sizes, arch, count):
+    calls = offered(linear("bfloat16", *sizes, arch=arch), persistent.NAME)
+    assert len(calls) == count
+    assert all(why_unknown(call.choice) is None for call in calls)
+    assert not offered(linear("float32", *sizes, arch=arch), persistent.NAME)
+
+
+FUSED = {
+    "added": (RESNET["256<-64"][0], streamed.NAME, "in_ptr"),
+    "layer": (RESNET["convnext"][0], streamed.NAME, "exp2"),
+    "persistent": (linear("bfloat16", 4096, 3072, 768), persistent.NAME, "exp2"),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_one_kernel_with_bias_and_epilogue(name, tmp_path, monkeypatch):
+    problem, kind, has = FUSED[name]
+    code = h200.code_of_call(problem, offered(problem, kind)[-1], tmp_path, monkeypatch)
+    assert re.findall(r"(triton_\w+?)_fused\w*\.run\(", code) == ["triton_tem"]
+    assert has in code
+    assert "libdevice.erf" not in code
+
+
+OURS = {
+    "stem": ("8x3x64x64:L 64x3x7x7:L 64", 2, 3, 1, ""),
+    "depthwise": ("4x96x28x28:L 96x1x3x3:L 96", 1, 1, 96, " 4x96x28x28:L"),
+    "fprop": ("4x32x28x28:L 24x32x3x3:L 24", 1, 1, 1, " 4x24x28x28:L"),
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_convolutions_have_their_epilogue_in_the_kernel(name, tmp_path, monkeypatch):
+    """On a GPU Inductor compares loops as they are: those of an image are not those of rows."""
+    sizes, stride, padding, groups, other = OURS[name]
+    line = (
+        f"ipex.conv.default bfloat16 {sizes}{other or ' other=None'} stride={stride},{stride} "
+        f"padding={padding},{padding} dilation=1,1 transposed=False output_padding=0,0 "
+        f"groups={groups} binary='{'add' if other else 'none'}' unary='relu' {WORDS}"
+    )
+    (problem,) = shapes.problems([line], h200.NAME, {})
+    call = offered(problem, f"ipex.triton.{name}")[0]
+    code = h200.code_of_call(problem, call, tmp_path, monkeypatch)
+    last = re.findall(r"(triton_\w+?)_fused(\w*)\.run\(", code)[-1]
+    assert last[0] == "triton_tem"
+    assert "relu" in last[1]
+
+
+@pytest.mark.parametrize("unary", ["gelu", "gelu_tanh", "silu", "relu"])
+@pytest.mark.parametrize("kind", [streamed.NAME, persistent.NAME])
+def test_the_epilogue_is_that_of_the_op(kind, unary):
+    """In fp64, so that only the order of the sums is another."""
+    problem = linear("bfloat16", 4096, 257, 256, unary)
+    wide = tuner.widened(problem)
+    inputs = inputs_of(wide, torch.device("cpu"), seed=0)
+    wanted = tuner.function_of(wide)(*inputs)
+    (call, *_) = offered(problem, kind)
+    result = tuner.function_of(wide, call.body)(*inputs)
+    torch.testing.assert_close(result, wanted, rtol=1e-12, atol=1e-12, check_stride=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh"])
+def test_a_short_gelu_rounds_as_the_long_one(name, dtype):
+    """Of every number of 16 bits; one in 100 is rounded to the other neighbour at most.
+
+    Where torch's own is less than what 1 - 1 leaves in fp32, this one is nearer.
+    """
+    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    x = every[every.isfinite()]
+    exact = torch.nn.functional.gelu(x.double(), approximate="tanh" if "tanh" in name else "none")
+    made = getattr(gelu, name)(x.float())
+    off = (made.double() - exact).abs()
+    assert (off <= 4e-5 * exact.abs() + 2e-7 * x.double().abs().clamp(max=6)).all()
+    rounded = made.to(dtype) != exact.to(dtype)
+    large = exact.abs() > 1e-3
+    assert rounded[large].float().mean() <= 0.01
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh"])
+def test_a_short_gelu_of_what_is_not_finite(name):
+    x = torch.tensor([torch.inf, torch.nan, -1e30, 1e30, -0.0, 0.0])
+    made = getattr(gelu, name)(x)
+    assert made[0] == torch.inf
+    assert made[1].isnan()
+    assert made[2:].tolist() == [0.0, x[3].item(), 0.0, 0.0]
+
+
+GPUS = ("a100-80gb", "h200", "b200", "mi300x")
+KERNELS = {
+    "streamed": (streamed, streamed.TILES, (401408, 256, 64)),
+    "persistent": (persistent, persistent.TILES, (4096, 3072, 768)),
+}
+EVERY = [
+    (kind, tile, dtype, gpu)
+    for kind, (_, tiles, _) in KERNELS.items()
+    for tile, dtype, gpu in itertools.product(tiles, ("bfloat16", "float16"), GPUS)
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "tile", "dtype", "gpu"),
+    [
+        pytest.param(*each, marks=[pytest.mark.slow] * (each[2] != "bfloat16" or number % 4 != 1))
+        for number, each in enumerate(EVERY)
+    ],
+    ids=str,
+)
+def test_compiled_where_there_is_no_gpu(kind, tile, dtype, gpu):
+    """Nothing spills, and Hopper's instructions are used."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    template, _, sizes = KERNELS[kind]
+    target = described(gpu)
+    programs = target.multiprocessors
+    constants = template.constants(*sizes, True, tile, programs) | {"ALLOW_TF32": False}
+    added = kind == "streamed"  # to what arithmetic binds nothing is
+    kernel = _module(source(template.SOURCE, constants, sizes[1], epilogue=added))["kernel"]
+    types = signature(("X", "W"), dtype)
+    stages = 2 if target.kind == "hip" else tile.num_stages
+    with triton.knobs.cache.scope():
+        made = triton.compile(
+            ASTSource(
+                kernel,
+                types,
+                constexprs={},
+                attrs={(n,): [["tt.divisibility", 16]] for n in range(len(types))},
+            ),
+            target=GPUTarget(
+                target.kind,
+                int(target.arch[3:]) if target.kind == "cuda" else target.arch,
+                target.subgroup or 32,
+            ),
+            options={"num_warps": tile.num_warps, "num_stages": stages},
+        )
+    _, spilled = usage(made)
+    assert not spilled or target.kind == "hip" or target.arch == "sm_80"
+    if gpu != "h200":
+        return
+    text = made.asm["ptx"]
+    assert made.metadata.shared <= target.shared_memory
+    assert "wgmma" in text
+    if kind == "streamed":
+        assert made.metadata.shared <= tile.shared(sizes[2], 2, True)
+        # Both what is multiplied and what is added wait in shared memory.
+        assert made.asm["ttgir"].count("ttg.async_copy_global_to_local") >= 4
+        assert re.search(r"cp\.async\.cg\.shared\.global\S* \[.*?\], \[.*?\], 0x10|, 16", text)
+    else:
+        assert "cp.async.bulk.tensor" in text
