@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from ipex_inductor import collector, compat, decisions, graph_files, recording
+from ipex_inductor import collector, compat, decisions, graph_files, openmp, recording
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.config import CompileConfig, resolve, unknown
 from ipex_inductor.decisions import warn_once
@@ -50,7 +50,7 @@ def compile_graph(
     `CompilerNotFoundError` or `UnsupportedTorchError` for what the user can mend; a failure of our
     own is a warning, and the graph is compiled by plain Inductor (option `strict` raises instead).
     """
-    with collector.paused():
+    with collector.paused(), openmp.unbound():
         return _compile_or_fall_back(gm, example_inputs, mode, options)
 
 

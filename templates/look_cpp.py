@@ -33,17 +33,17 @@ class Reader:
         library = load(source, pairs({"template": "look"}), portable=True)
         try:
             theirs = ctypes.CDLL(torch._C.__file__)  # and what it is linked with
-            asked = [_address(getattr(theirs, f"aoti_torch_get_{name}")) for name in ASKED]
+            asked = [address_of(getattr(theirs, f"aoti_torch_get_{name}")) for name in ASKED]
             strided = theirs.aoti_torch_layout_strided()
         except (AttributeError, OSError) as error:
             raise NotBuiltError(f"torch's C interface is not to be had: {error}") from error
         self._torch = array("q", asked)
         known = map(id, (None, Tensor, nn.Parameter, GRAD))
-        self._words = array("q", (*known, strided, _place_of_impl(), *_negative_key()))
+        self._words = array("q", (*known, strided, place_of_impl(), *_negative_key()))
         self._places = [each.buffer_info()[0] for each in (self._torch, self._words)]
         pointer, thing = ctypes.c_void_p, ctypes.py_object
         prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[thing] * 6)
-        self._look = prototype(_address(library.look))  # holds Python's lock
+        self._look = prototype(address_of(library.look))  # holds Python's lock
         self._are, self._become = library.are, library.become
         self._are.argtypes = self._become.argtypes = CELLS
         self._become.restype = None
@@ -79,7 +79,7 @@ class Reader:
         self._become(*cells.buffer_info(), wide, value)
 
 
-def _place_of_impl() -> int:
+def place_of_impl() -> int:
     """Bytes from the begin of a tensor's object to the address that `_cdata` takes longer to say.
 
     It is found by looking, as no header tells. Raises `NotBuiltError`.
@@ -120,7 +120,8 @@ def _word(tensor: Tensor, place: int) -> int:
     return ctypes.c_int64.from_address(tensor._cdata + WORD * place).value
 
 
-def _address(function: Any) -> int:
+def address_of(function: Any) -> int:
+    """Where a function of a library lies."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 

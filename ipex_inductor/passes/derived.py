@@ -19,10 +19,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.passes.program import Program
+from ipex_inductor.templates.weights_cpp import Read, reader
 
+MANY = 32  # weights that are read in one call of C++, which must be built once
 KEPT = 4  # models that may take turns in one graph before one of them is derived anew
 
-State = tuple[Any, ...]  # optimizer steps, then identities, versions and addresses of the weights
+# Optimizer steps, then identities, versions and addresses of the weights: a block of bytes each if
+# Python read them one by one, one block of all if C++ did.
+State = tuple[Any, ...]
 
 _lock = threading.RLock()  # around all deriving; callbacks of weak references never take it
 _shared: "weakref.WeakValueDictionary[Any, _Part]" = weakref.WeakValueDictionary()
@@ -42,19 +46,22 @@ class DerivedWeights:
         self._captured = captured
         self._latest = _Snapshot()
         self._kept: dict[tuple[int, ...], _Snapshot] = {}
+        self._count = len(numbers)
+        self._read: Read | None = None  # Python's own way, until there is something to derive
 
     def of(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """The results for these graph inputs, in the order of the programs."""
         weights = self._weights(inputs)
         current = self._latest.current  # read once: another thread may replace it
-        if current is not None and current[0] == _state(weights):
+        if current is not None and current[0] == _state(weights, self._read):
             return current[1]
         with _lock:
             return self._derive(weights)
 
     def _derive(self, weights: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
         storages = [w.untyped_storage() for w in weights]  # held: no address changes its owner
-        key, state = tuple(map(id, weights)), _state(weights)
+        self._read = reader() if self._count >= MANY else None
+        key, state = tuple(map(id, weights)), _state(weights, self._read)
         kept = self._kept.get(key, self._latest)
         current = kept.current
         if current is not None and current[0] == state:
@@ -67,7 +74,7 @@ class DerivedWeights:
             values += part.update(own(weights), state and _state_of_part(state, own))
             snapshot.hold(part)
         _synchronize(weights)  # another stream may read it next
-        if state is not None and state == _state(weights):
+        if state is not None and state == _state(weights, self._read):
             snapshot.current = (state, values)
         else:  # versions are not counted, or another thread wrote meanwhile
             for part in snapshot.parts:
@@ -237,23 +244,25 @@ _version = attrgetter("_version")
 _address = torch.Tensor.data_ptr
 
 
-def _state(weights: tuple[torch.Tensor, ...]) -> State | None:
+def _state(weights: tuple[torch.Tensor, ...], read: Read | None = None) -> State | None:
     """Equal for two calls only if no weight changed; None if torch does not count versions."""
+    if read is not None and (told := read(weights)):
+        return _optimizer_steps, told
     try:
-        return (
-            _optimizer_steps,
-            _identities(weights),
-            list(map(_version, weights)),
-            list(map(_address, weights)),
-        )
+        facts = (list(map(ask, weights)) for ask in (_version, _address))
+        return _optimizer_steps, _identities(weights), *facts
     except RuntimeError:  # inference tensors
         return None
 
 
 def _state_of_part(state: State, own: Callable[[Sequence[Any]], tuple[Any, ...]]) -> State:
     """What `state` says of the weights of a part, which is found by their identities."""
-    steps, _, *facts = state
-    return steps, *map(own, facts)
+    steps, *facts = state
+    if len(facts) == 1:
+        told = memoryview(facts[0]).cast("q").tolist()
+        count = len(told) // 3
+        facts = [None, told[count : 2 * count], told[2 * count :]]
+    return steps, *map(own, facts[1:])
 
 
 def _taking(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "autotune": {"aot_cache", "templates"},
     "lowerings": {"templates", "autotune", "aot_cache", "ops"},
     "optim": {"ops", "templates", "autotune", "aot_cache"},
-    "passes": {"ops"},
+    "passes": {"ops", "templates"},
     "graph_files": {"aot_cache"},
     "collector": set(),
     "recording": set(),
