@@ -278,12 +278,18 @@ def test_native_code_that_the_driver_compiles_again_is_said(cpu, caplog, monkeyp
     made = axpy(problem=(("test", "again"),))
     cpu.load(made)
     load = shim.shim().load
-    monkeypatch.setattr(shim.shim(), "load", lambda *a: (load(*a)[0], "rebuilt from SPIR-V"))
     notices.say.cache_clear()
-    with caplog.at_level(logging.WARNING, "ipex_inductor"):
+    kept = []
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "ipex_inductor"):
+        patch.setattr(binaries, "keep_native", lambda *given: kept.append(given))
+        patch.setattr(shim.shim(), "load", lambda *a: (load(*a)[0], "rebuilt from SPIR-V\n\nagain"))
         run(device.CpuDevice().load(made), 10)
     (line,) = caplog.messages
     assert f"axpy is not {cpu.arch}'s to its driver: rebuilt from SPIR-V" in line
+    assert "again" not in line
+    ((*which, code),) = kept  # what the driver made is what is loaded next time
+    assert which == [made, cpu.arch, cpu.driver]
+    assert code[:4] == b"\x7fELF"
 
 
 @needs_sycl
@@ -393,7 +399,7 @@ def test_what_the_device_refuses_is_an_error(cpu):
     assert "expected axpy to run on" in line_of(error)
     with pytest.raises(ValueError, match="zip"):
         kernel((1.0,), (64,), (64,))
-    with pytest.raises(StopIteration):
+    with pytest.raises(SyclDeviceError, match="OpenCL finds no kernel __sycl_kernel_none"):
         cpu.load(axpy()).kernel("none")
 
 
