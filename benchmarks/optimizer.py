@@ -1,16 +1,19 @@
 """Optimizer steps side by side in one run: ours, torch's fused one, torch's foreach.
 
-    python benchmarks/optimizer.py [--params resnet50|bert] [--rounds N] [--json FILE]
+    python benchmarks/optimizer.py [--params resnet50|bert] [--rounds N] [--sycl] [--json FILE]
 
 On the CPU. Each round times one step of every candidate, in turn, on parameters of its own; medians
 and minima of the rounds, in milliseconds, and torch's fused step over ours. bf16 training with full
 precision kept: ours on split weights, against what is written by hand with torch's ops (fp32
 masters, torch's fused step on them, copied back).
 
+With `--sycl`, ours are SYCL's kernels on its CPU device, as a stand-in for Intel's GPUs.
+
 Nothing is printed unless five steps of ours agree with torch's in fp64.
 """
 
 import argparse
+import functools
 import json
 import platform
 import sys
@@ -24,7 +27,8 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
 from ipex_inductor import target
-from ipex_inductor.optim import Lamb, Lars, attach_master_weights, fuse_step
+from ipex_inductor.optim import Lamb, Lars, attach_master_weights, batches, fuse_step
+from ipex_inductor.templates.sycl.step import step_function
 
 STEPS = {
     "AdamW": (AdamW, {}),
@@ -146,8 +150,10 @@ def race(steps: dict[str, Step], rounds: int) -> dict[str, tuple[float, float]]:
     return {name: (median(values), min(values)) for name, values in times.items()}
 
 
-def main(params: str, rounds: int, file: Path | None) -> None:
+def main(params: str, rounds: int, sycl: bool, file: Path | None) -> None:
     """Check, race, print."""
+    if sycl:
+        batches._library = functools.cache(step_function)
     for name in STEPS:
         check(name)
     shapes = list(MODELS[params]())
@@ -183,6 +189,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--params", choices=MODELS, default="resnet50")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--sycl", action="store_true")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    main(given.params, given.rounds, given.json)
+    main(given.params, given.rounds, given.sycl, given.json)

@@ -27,14 +27,15 @@ def function_of(source: Callable[[], str], problem: Mapping[str, Any]) -> Callab
 class Table:
     """Tensors that one call steps: a row of addresses each, cut into chunks for the threads."""
 
-    def __init__(self) -> None:
-        self.rows, self._chunks = array("q"), array("q")
+    def __init__(self, chunk: int = CHUNK) -> None:
+        self.rows, self.chunks = array("q"), array("q")
         self.count = self._elements = 0
+        self._chunk = chunk
 
     def add(self, row: Iterable[int], elements: int) -> None:
         """One more, of so many elements."""
-        for begin in range(0, elements, CHUNK):
-            self._chunks.extend((self.count, begin, min(begin + CHUNK, elements)))
+        for begin in range(0, elements, self._chunk):
+            self.chunks.extend((self.count, begin, min(begin + self._chunk, elements)))
         self.rows.extend(row)
         self.count += 1
         self._elements += elements
@@ -46,8 +47,8 @@ class Table:
         function(
             rows.buffer_info()[0],
             self.count,
-            self._chunks.buffer_info()[0],
-            len(self._chunks) // 3,
+            self.chunks.buffer_info()[0],
+            len(self.chunks) // 3,
             numbers.buffer_info()[0],
             torch.get_num_threads() if self._elements > ALONE else 1,
         )

@@ -25,8 +25,9 @@ ROWS = 32  # whose scalars one program makes
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Whether steps on that device are launched here."""
-    return device.type == "cpu" or (device.type == "cuda" and torch.version.hip is None)
+    """Whether there are steps for that device: in C++, Triton or SYCL."""
+    cuda = device.type == "cuda" and torch.version.hip is None
+    return cuda or device.type in ("cpu", "xpu")
 
 
 def tile(columns: tuple[tuple[str, str], ...]) -> tuple[int, int]:

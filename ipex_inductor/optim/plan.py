@@ -18,6 +18,7 @@ from ipex_inductor.optim.batches import (
     Scale,
     rate_on,
 )
+from ipex_inductor.optim.batches_sycl import SyclBatch
 from ipex_inductor.optim.shards import is_sharded, local, same_places
 from ipex_inductor.optim.weights import Master, Split, Trained, refuse_strangers
 from ipex_inductor.templates.cells import DTYPES
@@ -61,7 +62,8 @@ class Plan:
     @property
     def as_far(self) -> bool:
         """Whether steps that the host counts are where this left them."""
-        return all(b.as_far() for b in self.batches.values() if isinstance(b, CudaBatch))
+        batches = self.batches.values()
+        return all(b.as_far() for b in batches if isinstance(b, (CudaBatch, SyclBatch)))
 
     def move(self, addresses: "array[int]") -> None:
         """Gradients lie there now."""
@@ -215,7 +217,9 @@ def _add(
     assert param.grad is not None
     held = _held(param)
     if not held.is_cuda and group.get("capturable"):
-        raise LeftError("capturable=True on a CPU")
+        raise LeftError(f"capturable=True on a device of type {held.device.type}")
+    if held.device.type == "xpu" and rule.counts and group.get("fused"):
+        raise LeftError("fused=True, whose steps torch counts on the GPU")
     if is_sharded(param):
         if rule.norms:
             raise LeftError("norms of whole tensors, of which other processes hold parts")
@@ -312,13 +316,23 @@ def _batch(
     device = columns[0].device
     if device.type == "cpu":
         return _made(made, CpuBatch, kernel)
+    if device.type == "xpu":
+        return _made(made, SyclBatch, kernel, device, group, _far(step, first))
     aligned = not any(t.data_ptr() % VECTOR for t in columns)
     if looks if step is None else step.is_cuda:
         return _made(made, CountingBatch, kernel, device, aligned)
-    if step is not None and kernel.counted not in DTYPES:
+    return _made(made, CudaBatch, kernel, device, aligned, group, _far(step, first))
+
+
+def _far(step: Tensor | None, first: bool) -> float:
+    """How many steps were before this one, or whether it is the first; of those the host counts."""
+    if step is None:
+        return float(first)
+    if step.device.type != "cpu":
+        raise LeftError(f"steps that lie on {step.device.type}")
+    if NAMES.get(step.dtype) not in DTYPES:
         raise LeftError(f"steps counted in {step.dtype}")
-    far = float(first if step is None else step)
-    return _made(made, CudaBatch, kernel, device, aligned, group, far)
+    return float(step)
 
 
 def _made(made: Plan, kind: type[Batch], *which: Any) -> Batch:

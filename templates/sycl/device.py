@@ -75,7 +75,9 @@ class Device:
                 say(f"native code of {source.named} is not used: {_first_line(error)}")
                 continue
             if log:  # drivers compile code for another GPU again, from the SPIR-V in it
-                say(f"native code of {source.named} is not {self.arch}'s to its driver: {log}")
+                said = log.partition("\n")[0]
+                say(f"native code of {source.named} is not {self.arch}'s to its driver: {said}")
+                self._keep(source, module)
             return module
         return None
 
@@ -101,9 +103,12 @@ class Device:
     def _built(self, source: Source, spirv: bytes) -> int:
         """By the driver's compiler, here; what came of it is kept."""
         module = self._into(source, spirv, native=False)
+        self._keep(source, module)
+        return module
+
+    def _keep(self, source: Source, module: int) -> None:
         with _saying(f"native code of {source.named}"):
             binaries.keep_native(source, self.arch, self.driver, shim().native(module))
-        return module
 
     def _into(self, source: Source, code: bytes, native: bool) -> int:
         with _saying(f"code of {source.named} for {self.name}"):

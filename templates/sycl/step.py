@@ -15,8 +15,11 @@ from ipex_inductor.templates.step import StepKernel, parts_of, parts_of_update, 
 from ipex_inductor.templates.sycl.device import device_of
 from ipex_inductor.templates.sycl.source import Entry, Source
 
+CHUNK = 1 << 12  # elements that a group of a GPU's takes
 ROWS = 32  # of a group, where a work-item is a row
-GROUPS = {"cpu": 64, "gpu": 256}  # work-items that share a chunk, by the type of the device
+# Work-items that share a chunk, by the type of the device: on the CPU one vector of them, which
+# goes through memory once (64 took three times as long).
+GROUPS = {"cpu": 16, "gpu": 256}
 ARGUMENTS = {
     "scalars": ("*", "i64", "*", "*"),
     "before": ("*", "*", "*", "*"),
@@ -29,13 +32,18 @@ PRECISE = ("-cl-fp32-correctly-rounded-divide-sqrt",)
 
 
 def step_function(kernel: StepKernel) -> "Step":
-    """`kernel` on SYCL's CPU device. Raises `NotBuiltError`."""
+    """`kernel` on SYCL's CPU device, called as C++'s is. Raises `NotBuiltError`."""
     return Step(step_source(kernel), parts_of(kernel), torch.device("cpu"))
 
 
 def update_function(update: Update) -> "Step":
     """The same for an update that was read from a graph."""
     return Step(update_source(update), parts_of_update(update), torch.device("cpu"))
+
+
+def step_of(kernel: StepKernel, device: torch.device) -> "Step":
+    """`kernel` on that device; the host makes all scalars. Raises `NotBuiltError`."""
+    return Step(step_source(kernel, counting=False), parts_of(kernel), device)
 
 
 def step_source(kernel: StepKernel, counting: bool = True) -> Source:
@@ -75,7 +83,10 @@ def _typed(line: str) -> str:
 
 
 class Step:
-    """Those kernels on a device, to be called as C++'s `step` is. Raises `NotBuiltError`."""
+    """Those kernels on a device. Raises `NotBuiltError`.
+
+    `scalars` are how many a row has, of the dtype `real`.
+    """
 
     def __init__(self, source: Source, parts: Mapping[str, Any], device: torch.device) -> None:
         try:
@@ -84,20 +95,30 @@ class Step:
             self._kernels = [module.kernel(entry.name) for entry in source.entries]
         except (SyclError, DeviceError) as error:
             raise NotBuiltError(f"a SYCL kernel is not to be had: {error}") from error
-        self._device, self._real = device, REALS[parts["real"]]
-        self._scalars, self._norms = len(parts["scalars"]), len(parts["norms"])
+        self._device, self.real = device, REALS[parts["real"]]
+        self.scalars, self._norms = len(parts["scalars"]), len(parts["norms"])
         self._group = GROUPS[self._on.facts["type"]]
 
     def __call__(
         self, rows: int, row_count: int, chunks: int, chunk_count: int, numbers: int, _: int = 0
     ) -> None:
-        """Addresses that the device reads; it uses the threads that it has."""
+        """As C++'s `step`, of which it counts them; it uses the threads that it has."""
+        table = torch.empty(row_count * self.scalars, dtype=self.real, device=self._device)
+        self.run(rows, row_count, chunks, chunk_count, table, numbers)
+
+    def run(
+        self,
+        rows: Tensor | int,
+        row_count: int,
+        chunks: Tensor | int,
+        chunk_count: int,
+        table: Tensor,
+        numbers: int = 0,
+    ) -> None:
+        """On tables that the device reads; that of scalars is made of `numbers`, or is whole."""
         if not chunk_count:
             return
-        table, parts = (
-            torch.empty(count * max(1, each), dtype=self._real, device=self._device)
-            for count, each in ((row_count, self._scalars), (chunk_count, self._norms))
-        )
+        parts = torch.empty(chunk_count * max(1, self._norms), dtype=self.real, device=self._device)
         given: dict[str, tuple[Tensor | float, ...]] = {
             "scalars": (rows, row_count, numbers, table),
             "before": (rows, chunks, table, parts),

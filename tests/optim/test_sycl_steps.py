@@ -5,14 +5,15 @@ import re
 
 import pytest
 import torch
-from optimizers import LOW, ONE_EACH, VARIANTS, copies, in_groups, single, tensors
+from optimizers import LOW, ONE_EACH, VARIANTS, copies, in_groups, left, single, tensors
 from step_checks import check_alone, check_fp32, check_fp64, check_kept
 from sycl_cpu import needs_sycl
 
 from ipex_inductor import decisions
 from ipex_inductor.lowerings import step as launching
-from ipex_inductor.optim import batches
-from ipex_inductor.optim.plan import plan
+from ipex_inductor.optim import batches, batches_sycl, fuse_step
+from ipex_inductor.optim import plan as plans
+from ipex_inductor.optim.batches_sycl import SyclBatch
 from ipex_inductor.passes.source import OPTIMIZER_STEP
 from ipex_inductor.templates import step_cpp
 from ipex_inductor.templates.sycl import step, wheels
@@ -95,6 +96,65 @@ def test_several_chunks(variant, in_sycl):
     check_fp32(VARIANTS[variant], ours, steps=5)
 
 
+# As on Intel's GPUs: tables are sent there, steps are counted and scalars made by the host.
+
+
+@pytest.fixture
+def as_on_gpus(monkeypatch):
+    """Tensors of the CPU go the way of an Intel GPU's."""
+    batch, groups = plans._batch, []
+
+    def batched(made, kernel, columns, group, step, first, looks):
+        groups.append(group)
+        if columns[0].device.type != "cpu":
+            return batch(made, kernel, columns, group, step, first, looks)
+        far = plans._far(step, first)
+        return plans._made(made, SyclBatch, kernel, columns[0].device, group, far)
+
+    monkeypatch.setattr(plans, "_batch", batched)
+    yield
+    assert {0, 1} <= {*groups}
+
+
+@needs_sycl
+@each(VARIANTS, ("adagrad", "lamb decay", "lars momentum"))
+def test_fp32_as_on_gpus(variant, as_on_gpus):
+    check_fp32(VARIANTS[variant], tensors())
+
+
+@needs_sycl
+@each(ONE_EACH, ("adam amsgrad",))
+def test_split_weights_as_on_gpus(variant, as_on_gpus):
+    check_kept(LOW["bf16 split"], VARIANTS[variant])
+
+
+@needs_sycl
+def test_several_chunks_as_on_gpus(as_on_gpus):
+    ours = tensors(torch.float32, [(3,), (3 * step.CHUNK + 3,)])
+    ours[1].data *= torch.linspace(0, 2, ours[1].numel())
+    check_fp32(VARIANTS["lamb decay"], ours, steps=5)
+
+
+def test_without_sycl_torch_itself_steps_a_gpu(as_on_gpus, monkeypatch):
+    monkeypatch.setattr(step, "device_of", absent)
+    batches_sycl._step.cache_clear()
+    params = tensors(torch.float32, [(3,), (5,)])
+    optimizer = VARIANTS["adamw"](in_groups(params))
+    assert fuse_step(optimizer) is None
+    for p in params:
+        p.grad = torch.ones_like(p)
+    said = "a SYCL kernel is not to be had: expected the package intel-sycl-rt; got none installed."
+    (reason,) = left(optimizer)
+    assert reason.startswith(said)
+    optimizer.step()
+    assert optimizer.state[params[0]]["step"] == 1
+    batches_sycl._step.cache_clear()
+
+
+def absent(device):
+    raise wheels.SyclAbsentError("the package intel-sycl-rt", "none installed", "Install it.")
+
+
 # Compiled steps
 
 
@@ -133,10 +193,7 @@ def test_an_option_asks_for_it(variant):
 
 
 def test_where_there_is_none_the_kernel_is_cpps(monkeypatch, caplog):
-    def missing():
-        raise wheels.SyclAbsentError("the package intel-sycl-rt", "none installed", "Install it.")
-
-    monkeypatch.setattr(step, "device_of", lambda device: missing())
+    monkeypatch.setattr(step, "device_of", absent)
     launching._in_sycl.cache_clear()
     said = (
         "kernels in C++: a SYCL kernel is not to be had: "
@@ -155,7 +212,7 @@ def sources(counting):
         optimizer = make(tensors(torch.float32, [(3,)]))
         for p in optimizer.param_groups[0]["params"]:
             p.grad = torch.ones_like(p)
-        for _, kernel, *_ in plan(optimizer, {}).batches:
+        for _, kernel, *_ in plans.plan(optimizer, {}).batches:
             yield step.step_source(kernel, counting)
 
 

@@ -1,0 +1,80 @@
+"""The parameters that one kernel in SYCL steps, as a table of addresses: on an Intel GPU."""
+
+import functools
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipex_inductor.optim.batches import Scale, given, numbers_of
+from ipex_inductor.templates.cells import Cells
+from ipex_inductor.templates.cpp import NotBuiltError
+from ipex_inductor.templates.step import StepKernel, scalars_function
+from ipex_inductor.templates.step_cpp import Table
+from ipex_inductor.templates.sycl.step import CHUNK, Step, step_of
+
+
+class SyclBatch:
+    """Those of one group and count of steps, which the host counts; launched, never waited for."""
+
+    def __init__(self, kernel: StepKernel, device: torch.device, group: int, far: float) -> None:
+        """`far`: how many steps were before this one, or whether it is the first.
+
+        Raises `NotBuiltError`.
+        """
+        self._kernel, self._device, self._group, self._far = kernel, device, group, far
+        self._step = given(_step(kernel, device))
+        self._scalars = scalars_function(kernel)
+        self._table = Table(CHUNK)
+        self.rows = self._table.rows
+        self._cells = Cells(kernel.counted)
+        self._sent: list[tuple[array[Any], Tensor]] = []
+
+    def add(
+        self, addresses: list[int], elements: int, step: Tensor | None, first: bool, group: int
+    ) -> None:
+        """See `Batch`."""
+        self._table.add((*addresses, 0, 0), elements)  # steps and groups are the host's
+        if step is not None:
+            self._cells.add(step.data_ptr())
+
+    def as_far(self) -> bool:
+        """Whether all steps are as far as they were left here."""
+        return self._cells.are(self._far)
+
+    def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
+        """See `Batch`; with what the formula makes of them, once a row."""
+        own = numbers_of([groups[self._group]], self._kernel.numbers, scale.number)
+        made = self._scalars(self._far + 1 if len(self._cells) else self._far, *own)
+        left = (0.0,) * (self._step.scalars - len(made))  # for what norms make
+        return array("d", (*made, *left) * self._table.count)
+
+    def prepare(self) -> None:
+        """See `Batch`; the allocator has what a step needs from the last one."""
+
+    def run(self, numbers: "array[float]", scale: Scale) -> None:
+        """See `Batch`; on the current stream."""
+        rows, chunks = self._there(self._table.rows, self._table.chunks)
+        table = torch.tensor(numbers, dtype=self._step.real).to(self._device)
+        self._step.run(rows, self._table.count, chunks, len(self._table.chunks) // 3, table)
+        self._far = self._far + 1 if len(self._cells) else 0
+        self._cells.become(self._far)
+
+    def _there(self, *tables: "array[int]") -> list[Tensor]:
+        """On the device, as they were last sent there if they are still so."""
+        if [known for known, _ in self._sent] != [*tables]:
+            self._sent = [
+                (t[:], torch.tensor(t, dtype=torch.int64).to(self._device)) for t in tables
+            ]
+        return [there for _, there in self._sent]
+
+
+@functools.lru_cache(maxsize=256)
+def _step(kernel: StepKernel, device: torch.device) -> Step | str:
+    """Or why there is none: what failed once would cost every step as much."""
+    try:
+        return step_of(kernel, device)
+    except NotBuiltError as error:
+        return str(error)
