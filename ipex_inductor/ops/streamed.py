@@ -1,5 +1,7 @@
 """`ipex::streamed`: a product of many rows with a small weight, which is bound by memory."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,8 +15,9 @@ def streamed(x: Tensor, weight: Tensor, bias: Tensor | None, tile: list[int]) ->
     Of fp64 in fp64. `tile` are the fields of `templates.streamed.Tile`, by which Inductor's kernel
     goes. This is the reference.
     """
-    factors = (t if t is None else t.to(unrounded(x)) for t in (x, weight, bias))
-    return torch.nn.functional.linear(*factors)
+    factors: Any = (t if t is None else t.to(unrounded(x)) for t in (x, weight, bias))
+    result: Tensor = torch.nn.functional.linear(*factors)
+    return result
 
 
 @streamed.register_fake
