@@ -128,7 +128,7 @@ def packaging(target: Target) -> Iterator[Made]:
         from torch._inductor.codegen.wrapper import PythonWrapperCodegen
         from triton.compiler import CompiledKernel  # type: ignore[import-untyped]
 
-        changes.environment(CPATH=_headers(), LIBRARY_PATH=str(_empty_driver(Path(folder))))
+        changes.enter_context(_compiling_with(_headers(), str(_empty_driver(Path(folder)))))
         usual = cpp_builder._get_optimization_cflags
 
         def portable(*args: Any, **kwargs: Any) -> Any:
@@ -139,6 +139,20 @@ def packaging(target: Target) -> Iterator[Made]:
         changes.set(CompiledKernel, _init_handles=_unloaded)
         changes.set(PythonWrapperCodegen, generate_and_run_autotune_block=_save_kernels)
         yield made
+
+
+@contextlib.contextmanager
+def _compiling_with(headers: str, libraries: str) -> Iterator[None]:
+    """g++ looks there first."""
+    before = {"CPATH": os.environ.get("CPATH"), "LIBRARY_PATH": os.environ.get("LIBRARY_PATH")}
+    first = {"CPATH": headers, "LIBRARY_PATH": libraries}
+    os.environ.update({n: os.pathsep.join(filter(None, (first[n], before[n]))) for n in first})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ.update({} if value is None else {name: value})
 
 
 def _headers() -> str:
@@ -197,16 +211,6 @@ class _Unloaded:
 
 class _Changes(contextlib.ExitStack):
     """Attributes that are put back at the end, or removed where there were none."""
-
-    def environment(self, **variables: str) -> None:
-        """Put these before what the environment has."""
-        for name, value in variables.items():
-            before = os.environ.get(name)
-            if before is None:
-                self.callback(os.environ.pop, name, None)
-            else:
-                self.callback(os.environ.__setitem__, name, before)
-            os.environ[name] = value if before is None else f"{value}{os.pathsep}{before}"
 
     def set(self, owner: Any, **values: Any) -> None:
         """Give `owner` these attributes."""
