@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="here is a rea
 
 cpu_build = pytest.mark.skipif(bool(torch.version.cuda), reason="torch makes graphs here")
 
-ARCHS = ("a100-80gb", "h200", "b200", "mi300x")
+ARCHS = ("a100-80gb", "l4", "h200", "b200", "rtx-5090", "mi300x", "mi355x")
 
 
 class Net(nn.Module):
