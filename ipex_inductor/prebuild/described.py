@@ -237,7 +237,7 @@ def _guard() -> Any:
 def _properties(target: Target) -> SimpleNamespace:
     """What torch.cuda.get_device_properties would say."""
     major, minor = (
-        (int(target.arch[3:-1]), int(target.arch[-1])) if target.kind == "cuda" else (9, 4)
+        (int(target.arch[3:-1]), int(target.arch[-1])) if target.kind == "cuda" else _gfx(target)
     )
     return SimpleNamespace(
         name=target.name,
@@ -255,6 +255,10 @@ def _properties(target: Target) -> SimpleNamespace:
         gcnArchName=target.arch if target.kind == "hip" else "",
         is_integrated=0,
     )
+
+
+def _gfx(target: Target) -> tuple[int, int]:
+    return int(target.arch[3:-2]), int(target.arch[-2], 16)  # gfx942 is 9.4, stepping 2
 
 
 def _describe_cuda(changes: _Changes, properties: SimpleNamespace, target: Target) -> None:

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="here is a rea
 
 cpu_build = pytest.mark.skipif(bool(torch.version.cuda), reason="torch makes graphs here")
 
-ARCHS = ("a100-80gb", "h200", "b200", "mi300x")
+ARCHS = ("a100-80gb", "l4", "h200", "b200", "rtx-5090", "mi300x", "mi355x")
 
 
 class Net(nn.Module):
@@ -453,7 +453,8 @@ def test_the_verb_says_which_of_the_two_it_makes(tmp_path, monkeypatch):
     assert (code, text.count("kernels only"), "no bundle" in text) == (0, 2, True)
     code, text = said("made_for_gpus:make", "--arch", "h200", "-o", "out")
     assert code == 1
-    assert f"missing for sm_90:NVIDIA-H200: its graphs: torch {compat.VERSION} is not built" in text
+    line = "missing for sm_90:NVIDIA-H200: made_for_gpus:make: its graphs:"
+    assert f"{line} torch {compat.VERSION} is not built" in text
     code, text = said("made_for_gpus:reads", "--arch", "h200", "--json")
     (row,) = json.loads(text[text.index("{") :])["targets"]
     assert (code, row["makes"], len(row["missing"])) == (1, "nothing", 1)

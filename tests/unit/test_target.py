@@ -34,8 +34,10 @@ OPERATIONS = {
     "rtx-4090": AMPERE_ADA | {"bf16": 512, "fp8": 1024, "tf32": 256},
     "sm_90": {"bf16": 4096, "fp8": 8192, "tf32": 2048, "fp32": 256, "fp64": 256, "int8": 8192},
     "sm_100": {"bf16": 8192, "fp8": 16384, "tf32": 4096, "fp32": 256, "fp64": 128, "int8": 16384},
+    "sm_120": AMPERE_ADA | {"bf16": 512, "fp8": 1024, "tf32": 256},
     "gfx90a": {"bf16": 1024, "fp32": 256, "fp64": 256, "int8": 1024},
     "gfx942": {"bf16": 2048, "fp8": 4096, "tf32": 1024, "fp32": 256, "fp64": 256, "int8": 4096},
+    "gfx950": {"bf16": 4096, "fp8": 8192, "fp32": 256, "fp64": 128, "int8": 8192},
     "xe:12.60": {"bf16": 4096, "tf32": 2048, "fp32": 256, "fp64": 256, "int8": 8192},
     "xe:12.55": HPG_XE2,
     "xe:12.74": HPG_XE2,
@@ -54,8 +56,10 @@ CLOCKS = {
     "h100-pcie": (1.62, 1.755),
     "h200": (1.83, 1.98),
     "b200": (1.86, 1.98),
+    "rtx-5090": (2.407, 2.407),
     "mi250x": (1.7, 1.7),
     "mi300x": (2.1, 2.1),
+    "mi355x": (2.4, 2.4),
     "max-1550": (1.6, 1.6),
     "max-1100": (1.55, 1.55),
     "a770": (2.0, 2.1),
@@ -91,7 +95,7 @@ def test_row_is_complete_and_sane(target):
     assert 8 <= target.multiprocessors <= 320
     assert 64 << 10 <= target.shared_memory <= 228 << 10
     assert target.registers in (65536, 131072) or target.arch == "xe:30.0"
-    assert integrated or 12 << 30 <= target.memory <= 192 << 30
+    assert integrated or 12 << 30 <= target.memory <= 288 << 30
     assert integrated or 3e11 <= target.bandwidth <= 8e12
     if target.rates:
         assert target.rate("fp16") == target.rate("bf16")
