@@ -150,9 +150,9 @@ def _compiling_with(headers: str, libraries: str) -> Iterator[None]:
     try:
         yield
     finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            os.environ.update({} if value is None else {name: value})
+        os.environ.pop("CPATH")
+        os.environ.pop("LIBRARY_PATH")
+        os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 def _headers() -> str:
