@@ -499,13 +499,13 @@ def test_an_exception_of_one_stream_travels_when_none_runs_any_more():
 
     def model(x):
         running.append(1)
-        if x.shape[0] == 2:
-            raise KeyError("short")
-        time.sleep(0.05)
+        if x.shape[0] == 3:  # the first, which is asked for its result first
+            raise KeyError("long")
+        time.sleep(0.2)
         running.pop()
 
     many = MultiStreamModule(model, 2, CPUPool(TWO))
-    with pytest.raises(KeyError, match="short"):
+    with pytest.raises(KeyError, match="long"):
         many(torch.ones(5))
     assert running == [1]
 
