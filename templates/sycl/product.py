@@ -1,0 +1,219 @@
+"""Products of rows with a packed weight in SYCL, with their epilogues: linear and convolution."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ipex_inductor.aot_cache.key import pairs
+from ipex_inductor.ops.stem import sides
+from ipex_inductor.templates.sycl import words
+from ipex_inductor.templates.sycl.device import Device
+from ipex_inductor.templates.sycl.kernel import DTYPES, constants, options, part, types
+from ipex_inductor.templates.sycl.source import Entry, Source
+from ipex_inductor.templates.sycl.tiles import LARGE, Tile, itemsize
+
+WORD = 4  # bytes that a lane reads of its column at a time
+RUN = 64  # bytes: runs of terms are filled up to a multiple, which every step divides
+COLUMNS = 64  # to a multiple of as many columns, which every block divides
+
+_POINTERS = ("*",) * 8
+_SIZES = ("i32",) * 5 + ("i64",) * 2 + ("fp32",) * 2
+GEOMETRY = {"rows": ("i64",), "window": ("i32",) * 12}  # how rows are gathered
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What is done to sums, after a bias: `unary(binary(sum, other))`, of `ops/epilogue.py`.
+
+    `gated`: `unary(sum) * second`, of a second product of the same rows.
+    """
+
+    binary: str = "none"
+    unary: str = "none"
+    gated: bool = False
+
+
+def source(tile: Tile, arch: str, gather: str, given: str, made: str, epilogue: Epilogue) -> Source:
+    """The kernel `product`: rows x [M, K] of `given`, gathered as `gather`, to `made` [M, N].
+
+    int8 is summed in int32, and scaled a column; all else in fp32. Rounded once, at the end.
+    """
+    dtypes = {"In": given, "Out": made, "Sum": "int" if given == "int8" else "float"}
+    sizes = asdict(tile) | {
+        "LINE": tile.STEP,
+        "PACKED": WORD // itemsize(given),
+        "FILLED": RUN // itemsize(given),
+        "GATED": epilogue.gated,
+    }
+    matrix, large = sizes.pop("matrix"), sizes.pop("large")
+    text = (
+        part("language.cpp")
+        + types(dtypes)
+        + constants(sizes)
+        + words.functions(epilogue.binary, epilogue.unary)
+        + part("matrix.cpp" if matrix else "lanes.cpp")
+        + part(f"{gather}.cpp")
+        + part("product.cpp")
+    )
+    problem = {"template": f"product of {gather}", "dtypes": f"{given}, {made}"}
+    return Source(
+        text,
+        (Entry("product", _POINTERS + _SIZES + GEOMETRY[gather], 2, tile.SG),),
+        options(arch),
+        (LARGE,) * large,
+        ("fp16",) * ("fp16" in (given, made)) + ("matrix",) * matrix,
+        pairs(problem | asdict(tile) | asdict(epilogue)),
+    )
+
+
+def packed(weight: Tensor, runs: int = 1) -> Tensor:
+    """The weight [N, runs * terms] as kernels read it: [words of terms, columns, terms of a word].
+
+    Runs are filled up with zeros to 64 bytes, columns to a multiple of 64.
+    """
+    size = weight.element_size()
+    rows = weight.reshape(weight.shape[0], runs, weight.shape[1] // runs)
+    rows = F.pad(rows, (0, -rows.shape[2] % (RUN // size), 0, 0, 0, -len(rows) % COLUMNS))
+    words = rows.flatten(1).view(torch.int32).t().contiguous()  # whole words are quick to move
+    return words.view(weight.dtype).view(*words.shape, WORD // size)
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a convolution looks at an image."""
+
+    size: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+
+    @property
+    def across(self) -> int:
+        """Runs of a row of the window: one where its columns lie side by side in memory."""
+        return 1 if self.dilation[1] == 1 else self.size[1]
+
+    @property
+    def runs(self) -> int:
+        """Of the whole window."""
+        return self.size[0] * self.across
+
+    @property
+    def plain(self) -> bool:
+        """Whether it sees each pixel by itself, all in order."""
+        return (self.size, self.stride, self.padding) == ((1, 1), (1, 1), (0, 0))
+
+
+def packed_window(weight: Tensor, window: Window) -> Tensor:
+    """The weight [O, C, *window] packed, for images whose channels are last."""
+    return packed(weight.permute(0, 2, 3, 1).flatten(1), window.runs)
+
+
+def linear(
+    device: Device,
+    made: Source,
+    tile: Tile,
+    x: Tensor,
+    weight: Tensor,
+    columns: int,
+    bias: Tensor | None = None,
+    other: Tensor | None = None,
+    scalars: tuple[float, float] = (0.0, 0.0),
+    scale: Tensor | None = None,
+    gated: tuple[Tensor, Tensor | None] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """`made` on rows: x [..., K], `weight` of `packed`, bias, scale [columns], other as the result.
+
+    `gated` is the weight and bias of the second product. The result [..., columns] is of `dtype`,
+    or of x's.
+    """
+    rows = _rows(x)
+    size = (*x.shape[:-1], columns)
+    out = x.new_empty(size, dtype=dtype or x.dtype)
+    beside = _rows(other.expand(size)) if other is not None else None
+    sizes = (1, rows.shape[1])
+    _launch(
+        device, made, tile, rows, weight, _rows(out), bias, beside, scalars, scale, gated,
+        sizes, (rows.stride(0),),
+    )  # fmt: skip
+    return out
+
+
+def conv(
+    device: Device,
+    made: Source,
+    tile: Tile,
+    x: Tensor,
+    weight: Tensor,
+    columns: int,
+    window: Window,
+    bias: Tensor | None = None,
+    other: Tensor | None = None,
+    scalars: tuple[float, float] = (0.0, 0.0),
+    scale: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """`made` on windows: x [B, C, H, W], `weight` of `packed_window`, other as the result.
+
+    The result [B, columns, H', W'] is channels-last.
+    """
+    x = x.contiguous(memory_format=torch.channels_last)
+    batch, channels, *image = x.shape
+    height, width = sides(image, window.size, window.stride, window.padding, window.dilation)
+    out = x.new_empty((batch, height, width, columns), dtype=dtype or x.dtype)
+    beside = _rows(other.permute(0, 2, 3, 1)) if other is not None else None
+    terms = channels * (window.size[1] if window.across == 1 else 1)
+    geometry = (
+        *(*image, channels, height, width, window.across),
+        *(*window.stride, *window.padding, *window.dilation),
+    )
+    _launch(
+        device, made, tile, x, weight, out.flatten(0, 2), bias, beside, scalars, scale, None,
+        (window.runs, terms), geometry,
+    )  # fmt: skip
+    return out.permute(0, 3, 1, 2)
+
+
+def _launch(
+    device: Device,
+    made: Source,
+    tile: Tile,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    scalars: tuple[float, float],
+    scale: Tensor | None,
+    gated: tuple[Tensor, Tensor | None] | None,
+    terms: tuple[int, int],
+    geometry: Sequence[int],
+) -> None:
+    if not out.numel():
+        return
+    rows, columns = out.shape
+    second, second_bias = gated or (None, None)
+    known = [t.contiguous() if t is not None else None for t in (bias, second_bias, scale)]
+    pointers = (x, weight, second, *known, other, out)
+    line = other.stride(0) if other is not None else 0
+    sizes = (rows, columns, *terms, weight.shape[1], line, out.stride(0), *scalars)
+    given = [0 if each is None else each for each in (*pointers, *sizes, *geometry)]
+    groups = -(-columns // tile.columns), -(-rows // tile.rows)
+    device.load(made).kernel("product")(
+        given, (groups[0], groups[1] * tile.threads), (1, tile.threads)
+    )
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[..., K] as [M, K] whose rows are each one piece."""
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
+
+
+def dtype_of(x: Tensor) -> str:
+    """Of a tensor, in the kernels' word. Raises `KeyError` for those that no kernel has."""
+    return DTYPES[x.dtype]
