@@ -21,10 +21,11 @@ from statistics import median
 import torch
 import torch.nn.functional as F
 
+from ipex_inductor.ops.sycl import Window, packed, packed_window
 from ipex_inductor.templates.sycl import product
 from ipex_inductor.templates.sycl.device import device_of
 from ipex_inductor.templates.sycl.kernel import DTYPES
-from ipex_inductor.templates.sycl.product import Epilogue, Window
+from ipex_inductor.templates.sycl.product import Epilogue
 from ipex_inductor.templates.sycl.tiles import CPU, tiles
 
 RESULTS = Path(__file__).parent / "results" / "sycl_cpu.jsonl"
@@ -73,12 +74,12 @@ def linear(device, dtype, size, rounds):
     tile = tiles(CPU, word, bool(device.facts["matrix"]))[0]
     source = product.source(tile, CPU, "rows", word, word, RELU)
     x, weight = torch.randn(size, size).to(dtype), (torch.randn(size, size) / 32).to(dtype)
-    bias, packed = torch.randn(size).to(dtype), product.packed(weight)
+    bias, ready = torch.randn(size).to(dtype), packed(weight)
     sides = {
         "torch": lambda: F.relu(F.linear(x, weight, bias)),
-        "sycl": lambda: product.linear(device, source, tile, x, packed, size, bias),
+        "sycl": lambda: product.linear(device, source, tile, x, ready, size, bias),
         "sycl, packed each time": lambda: product.linear(
-            device, source, tile, x, product.packed(weight), size, bias
+            device, source, tile, x, packed(weight), size, bias
         ),
     }
     checked(F.relu(F.linear(x.double(), weight.double(), bias.double())), **sides)
@@ -94,10 +95,10 @@ def conv(device, dtype, rounds):
     last = {"memory_format": torch.channels_last}
     x, weight = torch.randn(2, 64, 56, 56), torch.randn(64, 64, 3, 3) / 24
     x, weight = x.to(dtype).to(**last), weight.to(dtype).to(**last)
-    bias, packed = torch.randn(64).to(dtype), product.packed_window(weight, window)
+    bias, ready = torch.randn(64).to(dtype), packed_window(weight, window)
     sides = {
         "torch": lambda: F.relu(F.conv2d(x, weight, bias, padding=1)),
-        "sycl": lambda: product.conv(device, source, tile, x, packed, 64, window, bias),
+        "sycl": lambda: product.conv(device, source, tile, x, ready, 64, window, bias),
     }
     checked(F.relu(F.conv2d(x.double(), weight.double(), bias.double(), padding=1)), **sides)
     name = "conv 2x64x56x56, 64 of 3x3, bias, relu"

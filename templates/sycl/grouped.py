@@ -5,10 +5,11 @@ from torch import Tensor
 
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.ops.stem import sides
+from ipex_inductor.ops.sycl import Window
 from ipex_inductor.templates.sycl import words
 from ipex_inductor.templates.sycl.device import Device
 from ipex_inductor.templates.sycl.kernel import constants, options, part, types
-from ipex_inductor.templates.sycl.product import Epilogue, Window
+from ipex_inductor.templates.sycl.product import Epilogue
 from ipex_inductor.templates.sycl.source import Entry, Source
 from ipex_inductor.templates.sycl.tiles import CPU, LANES
 
@@ -39,11 +40,6 @@ def source(arch: str, dtype: str, epilogue: Epilogue) -> Source:
     )
 
 
-def arranged(weight: Tensor) -> Tensor:
-    """The weight [O, C / groups, h, w] as the kernel reads it: [h, w, C / groups, O]."""
-    return weight.permute(2, 3, 1, 0).contiguous()
-
-
 def conv(
     device: Device,
     made: Source,
@@ -55,7 +51,7 @@ def conv(
     other: Tensor | None = None,
     scalars: tuple[float, float] = (0.0, 0.0),
 ) -> Tensor:
-    """`made` on x [B, C, H, W] with a weight of `arranged`, bias [O], other as the result.
+    """`made` on x [B, C, H, W] with a weight of `by_groups`, bias [O], other as the result.
 
     The result [B, O, H', W'] is channels-last.
     """

@@ -5,20 +5,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.ops.stem import sides
+from ipex_inductor.ops.sycl import RUN, WORD, Window
 from ipex_inductor.templates.sycl import words
 from ipex_inductor.templates.sycl.device import Device
 from ipex_inductor.templates.sycl.kernel import DTYPES, constants, options, part, types
 from ipex_inductor.templates.sycl.source import Entry, Source
 from ipex_inductor.templates.sycl.tiles import LARGE, Tile, itemsize
-
-WORD = 4  # bytes that a lane reads of its column at a time
-RUN = 64  # bytes: runs of terms are filled up to a multiple, which every step divides
-COLUMNS = 64  # to a multiple of as many columns, which every block divides
 
 _POINTERS = ("*",) * 8
 _SIZES = ("i32",) * 5 + ("i64",) * 2 + ("fp32",) * 2
@@ -70,48 +66,6 @@ def source(tile: Tile, arch: str, gather: str, given: str, made: str, epilogue: 
     )
 
 
-def packed(weight: Tensor, runs: int = 1) -> Tensor:
-    """The weight [N, runs * terms] as kernels read it: [words of terms, columns, terms of a word].
-
-    Runs are filled up with zeros to 64 bytes, columns to a multiple of 64.
-    """
-    size = weight.element_size()
-    rows = weight.reshape(weight.shape[0], runs, weight.shape[1] // runs)
-    rows = F.pad(rows, (0, -rows.shape[2] % (RUN // size), 0, 0, 0, -len(rows) % COLUMNS))
-    words = rows.flatten(1).view(torch.int32).t().contiguous()  # whole words are quick to move
-    return words.view(weight.dtype).view(*words.shape, WORD // size)
-
-
-@dataclass(frozen=True)
-class Window:
-    """How a convolution looks at an image."""
-
-    size: tuple[int, int]
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
-    dilation: tuple[int, int] = (1, 1)
-
-    @property
-    def across(self) -> int:
-        """Runs of a row of the window: one where its columns lie side by side in memory."""
-        return 1 if self.dilation[1] == 1 else self.size[1]
-
-    @property
-    def runs(self) -> int:
-        """Of the whole window."""
-        return self.size[0] * self.across
-
-    @property
-    def plain(self) -> bool:
-        """Whether it sees each pixel by itself, all in order."""
-        return (self.size, self.stride, self.padding) == ((1, 1), (1, 1), (0, 0))
-
-
-def packed_window(weight: Tensor, window: Window) -> Tensor:
-    """The weight [O, C, *window] packed, for images whose channels are last."""
-    return packed(weight.permute(0, 2, 3, 1).flatten(1), window.runs)
-
-
 def linear(
     device: Device,
     made: Source,
@@ -126,7 +80,7 @@ def linear(
     gated: tuple[Tensor, Tensor | None] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """`made` on rows: x [..., K], `weight` of `packed`, bias, scale [columns], other as the result.
+    """`made` on rows: x [..., K], a weight of `packed`, bias, scale [columns], other as the result.
 
     `gated` is the weight and bias of the second product. The result [..., columns] is of `dtype`,
     or of x's.
@@ -157,7 +111,7 @@ def conv(
     scale: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """`made` on windows: x [B, C, H, W], `weight` of `packed_window`, other as the result.
+    """`made` on windows: x [B, C, H, W], a weight of `packed_window`, other as the result.
 
     The result [B, columns, H', W'] is channels-last.
     """
@@ -166,14 +120,13 @@ def conv(
     height, width = sides(image, window.size, window.stride, window.padding, window.dilation)
     out = x.new_empty((batch, height, width, columns), dtype=dtype or x.dtype)
     beside = _rows(other.permute(0, 2, 3, 1)) if other is not None else None
-    terms = channels * (window.size[1] if window.across == 1 else 1)
     geometry = (
         *(*image, channels, height, width, window.across),
         *(*window.stride, *window.padding, *window.dilation),
     )
     _launch(
         device, made, tile, x, weight, out.flatten(0, 2), bias, beside, scalars, scale, None,
-        (window.runs, terms), geometry,
+        (window.runs, window.terms(channels)), geometry,
     )  # fmt: skip
     return out.permute(0, 3, 1, 2)
 

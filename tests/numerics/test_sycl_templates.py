@@ -20,6 +20,7 @@ from sycl_cases import ADDED, CONV, GROUPED, LINEAR, NORM, WORDS, amid_nan, clos
 from sycl_cpu import needs_sycl
 
 from ipex_inductor.ops.epilogue import UNARY
+from ipex_inductor.ops.sycl import COLUMNS, RUN, by_groups, packed, packed_window
 from ipex_inductor.templates.sycl import grouped, norm, product, words
 from ipex_inductor.templates.sycl.product import Epilogue
 from ipex_inductor.templates.sycl.tiles import AMX, CPU, ENGINES, XE_NARROW, XE_WIDE, tiles
@@ -72,9 +73,9 @@ def check_linear(device, source, tile, dtype, epilogue, scalars=(), shapes=LINEA
         if epilogue.gated:
             gate = draw((columns, terms), WORDS[dtype]), drawn((columns,), of)
         found = product.linear(
-            device, source, tile, x, product.packed(weight), columns, bias, other,
+            device, source, tile, x, packed(weight), columns, bias, other,
             words.scalars(epilogue.unary, scalars), scale,
-            gate and (product.packed(gate[0]), gate[1]), of,
+            gate and (packed(gate[0]), gate[1]), of,
         )  # fmt: skip
         wanted, size = sums_of(cases.linear, x, weight, bias, scale)
         wanted, size = finished(wanted, size, epilogue.binary, epilogue.unary, scalars, other)
@@ -107,7 +108,7 @@ def check_conv(device, source, tile, dtype, epilogue, shapes=CONV):
         if epilogue.binary != "none":
             other = drawn(wanted.shape, of).to(memory_format=torch.channels_last)
         found = product.conv(
-            device, source, tile, x, product.packed_window(weight, window), columns, window,
+            device, source, tile, x, packed_window(weight, window), columns, window,
             bias, other, scale=scale, dtype=of,
         )  # fmt: skip
         wanted = finished(wanted, magnitude, epilogue.binary, epilogue.unary, (), other)
@@ -172,7 +173,7 @@ def test_words(device, unary, binary):
     scalars, x, other = SCALARS.get(unary, ()), torch.rand(7, 40) + 0.1, torch.rand(7, 19) / 8
     weight = torch.rand(19, 40) / 40 + 0.1
     found = product.linear(
-        device, source, tile, x, product.packed(weight), 19, None, other if binary != "none" else
+        device, source, tile, x, packed(weight), 19, None, other if binary != "none" else
         None, words.scalars(unary, scalars),
     )  # fmt: skip
     wanted, _ = finished(*cases.linear(x, weight, None), binary, unary, scalars, other)
@@ -219,7 +220,7 @@ def test_grouped(device, dtype, epilogue):
         sums, magnitude = cases.conv(x, weight, bias, window, groups)
         other = drawn(sums.shape, WORDS[dtype]) if epilogue.binary != "none" else None
         found = grouped.conv(
-            device, of_grouped(dtype, epilogue), x, grouped.arranged(weight), window, groups,
+            device, of_grouped(dtype, epilogue), x, by_groups(weight), window, groups,
             bias, other,
         )  # fmt: skip
         wanted = finished(sums, magnitude, epilogue.binary, epilogue.unary, (), other)
@@ -320,7 +321,7 @@ def test_a_matrix_engine_itself(device):
 
 def test_a_weight_is_packed_in_words():
     weight = torch.arange(3 * 5, dtype=torch.bfloat16).view(3, 5)
-    found = product.packed(weight)
+    found = packed(weight)
     assert found.shape == (16, 64, 2)
     assert torch.equal(found[:, :3].permute(1, 0, 2).reshape(3, 32)[:, :5], weight)
     assert found.count_nonzero() == weight.count_nonzero(), "all else is zero"
@@ -329,8 +330,8 @@ def test_a_weight_is_packed_in_words():
 def test_blocks_divide_what_weights_are_filled_up_to():
     for arch, dtype in itertools.product(ENGINES, WORDS):
         for tile in tiles(arch, dtype):
-            depth = product.RUN // WORDS[dtype].itemsize
+            depth = RUN // WORDS[dtype].itemsize
             assert depth % tile.TK == 0
             assert tile.STEP % tile.TK == 0
             assert tile.STEP % tile.SG == 0
-            assert product.COLUMNS % (tile.TN * tile.NT) == 0
+            assert COLUMNS % (tile.TN * tile.NT) == 0
