@@ -50,6 +50,8 @@ def packed(weight: Tensor, runs: int = 1) -> Tensor:
     size = weight.element_size()
     rows = weight.reshape(weight.shape[0], runs, weight.shape[1] // runs)
     rows = F.pad(rows, (0, -rows.shape[2] % (RUN // size), 0, 0, 0, -len(rows) % COLUMNS))
+    if not rows.numel():
+        return weight.new_empty((runs * rows.shape[2] * size // WORD, len(rows), WORD // size))
     words = rows.flatten(1).view(torch.int32).t().contiguous()  # whole words are quick to move
     return words.view(weight.dtype).view(*words.shape, WORD // size)
 
