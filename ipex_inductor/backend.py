@@ -282,7 +282,7 @@ def _compile_with(
     from ipex_inductor.passes.output_code import PrologueCode
     from ipex_inductor.passes.whole_ops import reduced_table
 
-    lowerings.register()
+    lowerings.register(sycl=request.config.sycl == "cpu")
     compat.name_system()
     config, training = request.config, request.training
     patches = dict(request.options)
@@ -349,14 +349,17 @@ def _compile_inner(
     **kwargs: Any,
 ) -> Any:
     """Inductor's inner compiler, in inference behind the weight prologue."""
+    from ipex_inductor.lowerings import sycl
     from ipex_inductor.lowerings.listed import Choosing, choosing
     from ipex_inductor.passes.prologue import split
 
     collector.resume()
     weights = kwargs.get("static_input_idxs", ()) if prologue else ()
+    limit = config.weight_prologue_bytes
+    in_sycl = sycl.why_not if config.sycl == "cpu" else None
     try:
         parts = (
-            split(gm, example_inputs, weights, graph_report, config.weight_prologue_bytes)
+            split(gm, example_inputs, weights, graph_report, limit, in_sycl)
             if kwargs.get("is_inference")
             else None  # in training, our ops are on weights as they are
         )

@@ -157,6 +157,7 @@ class Request:
             "weight_prologue": (self.config.weight_prologue, self.config.weight_prologue_bytes),
             "training": self.training,
             "sharded": self.sharded,
+            "sycl": self.config.sycl,
             "targets": tuple(current(kind).arch for kind in self._kinds),
             "selected": _selected_digest(selected),
             "tables": tuple(self.tables.items()),

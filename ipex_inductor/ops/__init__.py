@@ -14,6 +14,7 @@ from ipex_inductor.ops import (
     persistent,
     stem,
     streamed,
+    sycl,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "persistent",
     "stem",
     "streamed",
+    "sycl",
 ]

@@ -69,19 +69,19 @@ def fit_to_kernels(graph: torch.fx.Graph, weights: Container[Node], report: Grap
     follows in torch's ops. A convolution over a line becomes one over a plane of height one.
     """
     transpose_weights(graph, weights)
-    for node, _ in _packable(graph, weights):
+    for node, _ in packable(graph, weights):
         split = _split_epilogue(node)
         if split is not None:
             inline(graph, node, split)
             report.add("choice", name_of(node), "oneDNN's product, then Inductor's own kernel")
-    for node, product in _packable(graph, weights):
+    for node, product in packable(graph, weights):
         if product.op is ipex.conv.default and len(product.shape) == 3:
             inline(graph, node, functools.partial(_over_a_plane, node.target))
 
 
 def pack_weights(graph: torch.fx.Graph, weights: Container[Node], report: GraphReport) -> None:
     """Give every product whose weight is among `weights` that weight packed by oneDNN."""
-    for node, product in _packable(graph, weights):
+    for node, product in packable(graph, weights):
         with graph.inserting_before(node):
             packed = product.pack(graph)
             # What torch reports as the strides of oneDNN's opaque layout.
@@ -160,7 +160,8 @@ def is_transpose(node: Node) -> bool:
     return node.target is aten.permute.default and list(node.args[1]) == [1, 0]  # type: ignore[arg-type]
 
 
-def _packable(graph: torch.fx.Graph, weights: Container[Node]) -> Iterator[tuple[Node, Product]]:
+def packable(graph: torch.fx.Graph, weights: Container[Node]) -> Iterator[tuple[Node, Product]]:
+    """The products whose weight is among `weights`, and which oneDNN has."""
     for node in list(graph.nodes):
         read = READERS.get(node.target) if node.op == "call_function" else None
         product = read(node) if read else None
