@@ -18,6 +18,7 @@ from ipex_inductor.aot_cache.home import RECORDS, home
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.config import CompileConfig
 from ipex_inductor.decisions import warn_once
+from ipex_inductor.errors import SyclAbsentError
 from ipex_inductor.target import current
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class Request:
             "weight_prologue": (self.config.weight_prologue, self.config.weight_prologue_bytes),
             "training": self.training,
             "sharded": self.sharded,
-            "sycl": self.config.sycl,
+            "sycl": self._sycl,
             "targets": tuple(current(kind).arch for kind in self._kinds),
             "selected": _selected_digest(selected),
             "tables": tuple(self.tables.items()),
@@ -211,6 +212,19 @@ class Request:
         """Whether ops take part of whose code the key knows nothing."""
         ops = (n.target for n in self.gm.graph.nodes if isinstance(n.target, torch._ops.OpOverload))
         return any(op.namespace not in TORCHS for op in ops)
+
+    @property
+    def _sycl(self) -> str:
+        """The option, and what runs such kernels here: a cached graph calls them."""
+        if not self.config.sycl:
+            return ""
+        from ipex_inductor.templates.sycl import wheels
+
+        try:
+            here = wheels.runtime()
+        except SyclAbsentError:
+            return f"{self.config.sycl}: absent"
+        return f"{self.config.sycl}: {here.named}, {here.cpu_version or 'no CPU device'}"
 
     @property
     def _tensors(self) -> list[torch.Tensor]:

@@ -18,7 +18,7 @@ from ipex_inductor.cli.demo_models import MODELS, Device
 from ipex_inductor.cli.model_options import AsJson, Batch, Mode, Precision, load_model
 from ipex_inductor.cli.prebuild_inputs import examples
 from ipex_inductor.cli.prebuild_jobs import Asked, Job, done, done_elsewhere
-from ipex_inductor.errors import IpexError, OptionError
+from ipex_inductor.errors import CompilerNotFoundError, DeviceError, OptionError, TargetError
 
 if TYPE_CHECKING:
     from ipex_inductor.prebuild.examples import Example
@@ -146,8 +146,8 @@ def _built(
                     (job.label, names[job.number]),
                     done(examples[job.number], targets[job.label], asked.mode),
                 )
-            except IpexError:
-                raise
+            except (CompilerNotFoundError, DeviceError, OptionError, TargetError):
+                raise  # which hold for all of them
             except Exception as error:  # a model, or a compiler, must not hide the others
                 said = str(error).strip().splitlines() or [""]
                 yield (job.label, names[job.number]), f"{type(error).__name__}: {said[0]}"
