@@ -18,7 +18,6 @@ from ipex_inductor.aot_cache.home import RECORDS, home
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.config import CompileConfig
 from ipex_inductor.decisions import warn_once
-from ipex_inductor.errors import SyclAbsentError
 from ipex_inductor.target import current
 
 if TYPE_CHECKING:
@@ -218,13 +217,9 @@ class Request:
         """The option, and what runs such kernels here: a cached graph calls them."""
         if not self.config.sycl:
             return ""
-        from ipex_inductor.templates.sycl import wheels
+        from ipex_inductor.lowerings.sycl import installed
 
-        try:
-            here = wheels.runtime()
-        except SyclAbsentError:
-            return f"{self.config.sycl}: absent"
-        return f"{self.config.sycl}: {here.named}, {here.cpu_version or 'no CPU device'}"
+        return f"{self.config.sycl}: {installed()}"
 
     @property
     def _tensors(self) -> list[torch.Tensor]:

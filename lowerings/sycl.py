@@ -5,7 +5,18 @@ The operators are calls to Inductor; templates/sycl/calls.py is what they run.
 
 import torch
 
-from ipex_inductor.errors import SyclError
+from ipex_inductor.errors import SyclAbsentError, SyclError
+
+
+def installed() -> str:
+    """What runs kernels here, in words."""
+    from ipex_inductor.templates.sycl import wheels
+
+    try:
+        here = wheels.runtime()
+    except SyclAbsentError:
+        return "absent"
+    return f"{here.named}, CPU device {here.cpu_version or 'absent'}"
 
 
 def register() -> None:
