@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from ipex_inductor.aot_cache import toolkit
+
 pytestmark = pytest.mark.gpu
 
 MAKE = """
@@ -79,9 +81,9 @@ def test_what_was_built_without_a_gpu_is_loaded_and_right(tmp_path):
     here = str(current("cuda"))
     if here not in map(str, table()):
         pytest.skip(f"{here} is in no table")
-    found = subprocess.run(["g++", "-print-file-name=libstdc++.so"], capture_output=True, text=True)
-    if not os.path.isabs(found.stdout.strip()):
-        pytest.skip("g++ here links no shared libstdc++: nothing that torch can load is built")
+    command = [toolkit.compiler() or "g++", "-print-file-name=libstdc++.so"]
+    if not os.path.isabs(subprocess.run(command, capture_output=True, text=True).stdout.strip()):
+        pytest.skip(f"{command[0]} links no libstdc++.so: what it makes cannot be loaded by torch")
     bundle = str(tmp_path / "net.ipexbundle")
     run(BUILD, tmp_path / "builder", bundle, here, CUDA_VISIBLE_DEVICES="")
     found = json.loads(run(USE, tmp_path / "user", bundle).splitlines()[-1])
