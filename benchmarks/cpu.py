@@ -66,8 +66,8 @@ class Peer:
 
 def said(process: "subprocess.Popen[str]", line: str | None = None) -> Any:
     """What the process answers to `line`, or by itself. Raises RuntimeError when it ended."""
-    assert process.stdin
-    assert process.stdout
+    assert process.stdin is not None
+    assert process.stdout is not None
     if line is not None:
         process.stdin.write(line + "\n")
         process.stdin.flush()

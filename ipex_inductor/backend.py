@@ -349,14 +349,18 @@ def _compile_inner(
     **kwargs: Any,
 ) -> Any:
     """Inductor's inner compiler, in inference behind the weight prologue."""
+    from ipex_inductor.lowerings import blocked
     from ipex_inductor.lowerings.listed import Choosing, choosing
     from ipex_inductor.passes.prologue import split
 
     collector.resume()
     weights = kwargs.get("static_input_idxs", ()) if prologue else ()
+    # AOTInductor's code calls no Python.
+    ahead = compile_inner not in (compat.compile_inner, compat.lower_inner)
+    blocks = (lambda: "compiled ahead") if ahead else blocked.why_not
     try:
         parts = (
-            split(gm, example_inputs, weights, graph_report, config.weight_prologue_bytes)
+            split(gm, example_inputs, weights, graph_report, config.weight_prologue_bytes, blocks)
             if kwargs.get("is_inference")
             else None  # in training, our ops are on weights as they are
         )

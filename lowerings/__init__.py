@@ -9,8 +9,17 @@ import functools
 @functools.cache
 def register() -> None:
     """Tell Inductor how to lower every `ipex::` op (once a process)."""
-    from ipex_inductor.lowerings import conv, conv_templates, few_rows, linear, persistent, streamed
+    from ipex_inductor.lowerings import (
+        blocked,
+        conv,
+        conv_templates,
+        few_rows,
+        linear,
+        persistent,
+        streamed,
+    )
 
+    blocked.register()
     conv.register()
     conv_templates.register()
     few_rows.register()
