@@ -9,7 +9,7 @@ WORKERS ?= 2
 # Each worker keeps to a long run of tests, so that what a file's tests share is made once.
 SPREAD := -n $(WORKERS) --dist worksteal
 
-.PHONY: demo quick test slow reliability sycl fuzz prebuild lint check compat clean
+.PHONY: demo quick test slow reliability sycl ocloc sycl-aot fuzz prebuild lint check compat clean
 .DEFAULT_GOAL := test
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -40,6 +40,17 @@ reliability: $(VENV)/installed
 # Every kernel in SYCL on the CPU, in all its forms (a second each to compile).
 sycl: $(VENV)/installed
 	IPEX_TESTS_NEED_SYCL=1 $(BIN)/python -m pytest tests $(SPREAD) -k sycl -m "slow or not slow"
+
+# Intel's compiler for its GPUs, unpacked beside the environment; nothing is installed.
+OCLOC := $(VENV)/ocloc
+ocloc: $(OCLOC)/ocloc
+$(OCLOC)/ocloc: $(VENV)/installed
+	benchmarks/ocloc.sh $(OCLOC)
+
+# Every SYCL template as native code of six GPUs that are not here, against the static gate: nightly,
+# half an hour on 2 cores.
+sycl-aot: $(OCLOC)/ocloc
+	PATH="$$PATH:$(abspath $(OCLOC))" $(BIN)/python benchmarks/sycl_aot.py $(AOT)
 
 # 10,000 random programs against their twins in float64, forward and backward, 120 of them compiled.
 FUZZ ?= --programs 10000 --compiled 120

@@ -6,14 +6,16 @@ records, which the caller keeps, so that a run that ended early goes on with wha
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 from ipex_inductor.autotune.child import SPENT, Child, Refused, Tuned
 from ipex_inductor.autotune.record import Problem, decode, decode_problem, encode
 from ipex_inductor.errors import ArgumentError, MissingPackageError
 
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 TRIES = 3  # of one problem that workers are lost with
 
 
@@ -52,6 +54,35 @@ def measured(
         ray.init(address=address, log_to_driver=False, include_dashboard=False)
     try:
         yield from _spread(ray, deque(problems), time.monotonic() + budget, command, gpus, cpus)
+    finally:
+        if begun:
+            ray.shutdown()
+
+
+def spread(
+    jobs: Sequence[Job], work: Callable[[Job], Result], address: str | None = None
+) -> Iterator[tuple[Job, Result | str]]:
+    """`work` of each job, on a core of the cluster each, in the order they are done; or why not.
+
+    `address` and what is raised are as for `measured`. A job whose machine is lost goes to another.
+    """
+    ray = _ray()
+    begun = not ray.is_initialized()
+    if begun:
+        ray.init(address=address, log_to_driver=False, include_dashboard=False)
+    try:
+        task = ray.remote(num_cpus=1, max_retries=TRIES - 1)(work)
+        waiting = {task.remote(job): job for job in jobs}
+        while waiting:
+            (done, *_), _ = ray.wait(list(waiting), num_returns=1)
+            job = waiting.pop(done)
+            try:
+                yield job, ray.get(done)
+            except ray.exceptions.RayTaskError as error:
+                said = str(error.cause).strip().splitlines() or [""]
+                yield job, f"{type(error.cause).__name__}: {said[0]}"
+            except ray.exceptions.RayError as error:
+                yield job, f"the worker was lost {TRIES} times: {type(error).__name__}"
     finally:
         if begun:
             ray.shutdown()

@@ -65,6 +65,7 @@ SHAPES = {
     "depthwise 7x7 convnext late": conv("64x512x14x14", "512x1x7x7", 1, 512, unary="none"),
     "resnet 64<-64@56 1": conv("128x64x56x56", "64x64x1x1", add=True),
     "resnet 64<-256@56 1": conv("128x256x56x56", "64x256x1x1", add=True),
+    "resnet 128<-256@56 1": conv("128x256x56x56", "128x256x1x1"),
     "resnet 64<-64@56 3": conv("128x64x56x56", "64x64x3x3", add=True),
     "resnet 128<-128@28 3": conv("128x128x28x28", "128x128x3x3", add=True),
     "resnet 512<-128@28 1": conv("128x128x28x28", "512x128x1x1", add=True),

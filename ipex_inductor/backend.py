@@ -282,7 +282,7 @@ def _compile_with(
     from ipex_inductor.passes.output_code import PrologueCode
     from ipex_inductor.passes.whole_ops import reduced_table
 
-    lowerings.register()
+    lowerings.register(sycl=request.config.sycl == "cpu")
     compat.name_system()
     config, training = request.config, request.training
     patches = dict(request.options)
@@ -349,18 +349,20 @@ def _compile_inner(
     **kwargs: Any,
 ) -> Any:
     """Inductor's inner compiler, in inference behind the weight prologue."""
-    from ipex_inductor.lowerings import blocked
+    from ipex_inductor.lowerings import blocked, sycl
     from ipex_inductor.lowerings.listed import Choosing, choosing
     from ipex_inductor.passes.prologue import split
 
     collector.resume()
     weights = kwargs.get("static_input_idxs", ()) if prologue else ()
+    limit = config.weight_prologue_bytes
+    in_sycl = sycl.why_not if config.sycl == "cpu" else None
     # AOTInductor's code calls no Python.
     ahead = compile_inner not in (compat.compile_inner, compat.lower_inner)
     blocks = (lambda: "compiled ahead") if ahead else blocked.why_not
     try:
         parts = (
-            split(gm, example_inputs, weights, graph_report, config.weight_prologue_bytes, blocks)
+            split(gm, example_inputs, weights, graph_report, limit, in_sycl, blocks)
             if kwargs.get("is_inference")
             else None  # in training, our ops are on weights as they are
         )

@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import ctypes
 import dataclasses
 import functools
 import inspect
@@ -216,6 +217,7 @@ def package_runner(library: Path, device: str) -> Any:
     aoti: Any = torch._C._aoti
     if device == "cpu":
         return aoti.AOTIModelContainerRunnerCpu(str(library), 1)
+    ctypes.CDLL("libcuda.so.1", ctypes.RTLD_GLOBAL)  # which it was linked without
     return aoti.AOTIModelContainerRunnerCuda(str(library), 1, device)
 
 

@@ -58,10 +58,10 @@ def bound(cores: Sequence[int]) -> Iterator[None]:
         in_each(len(cores), lambda number: os.sched_setaffinity(0, {cores[number]}))
         yield
     finally:
+        _bound.free = free
         os.sched_setaffinity(0, before[0])  # which threads that OpenMP starts now inherit
         _set_threads(count, mkl)
-        in_each(count, lambda number: os.sched_setaffinity(0, before[number]))
-        _bound.free = free
+        in_each(count, lambda number: os.sched_setaffinity(0, before.get(number, before[0])))
 
 
 @contextlib.contextmanager

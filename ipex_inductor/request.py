@@ -157,6 +157,7 @@ class Request:
             "weight_prologue": (self.config.weight_prologue, self.config.weight_prologue_bytes),
             "training": self.training,
             "sharded": self.sharded,
+            "sycl": self._sycl,
             "targets": tuple(current(kind).arch for kind in self._kinds),
             "selected": _selected_digest(selected),
             "tables": tuple(self.tables.items()),
@@ -210,6 +211,15 @@ class Request:
         """Whether ops take part of whose code the key knows nothing."""
         ops = (n.target for n in self.gm.graph.nodes if isinstance(n.target, torch._ops.OpOverload))
         return any(op.namespace not in TORCHS for op in ops)
+
+    @property
+    def _sycl(self) -> str:
+        """The option, and what runs such kernels here: a cached graph calls them."""
+        if not self.config.sycl:
+            return ""
+        from ipex_inductor.lowerings.sycl import installed
+
+        return f"{self.config.sycl}: {installed()}"
 
     @property
     def _tensors(self) -> list[torch.Tensor]:

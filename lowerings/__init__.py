@@ -6,9 +6,20 @@ Inductor's registry of lowerings is global, so only our own ops are ever registe
 import functools
 
 
+def register(sycl: bool = False) -> None:
+    """Tell Inductor how to lower every `ipex::` op.
+
+    `sycl`: have those for kernels in SYCL run some; a graph from the cache may call them too.
+    """
+    _register()
+    if sycl:
+        from ipex_inductor.lowerings.sycl import register as kernels
+
+        kernels()
+
+
 @functools.cache
-def register() -> None:
-    """Tell Inductor how to lower every `ipex::` op (once a process)."""
+def _register() -> None:
     from ipex_inductor.lowerings import (
         blocked,
         conv,

@@ -3,6 +3,7 @@
 Each is an op of ours that leaves bias and epilogue to Inductor, which fuses them into the kernel.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
@@ -21,7 +22,7 @@ from ipex_inductor.lowerings.workload import empty, named
 from ipex_inductor.ops.depthwise import taps
 from ipex_inductor.ops.fprop import rows_of_weight
 from ipex_inductor.ops.stem import arranged, image_of, rows_of, runs, sides
-from ipex_inductor.templates import conv_depthwise, conv_fprop, conv_stem, streamed
+from ipex_inductor.templates import conv_depthwise, conv_fprop, conv_stem, conv_strips, streamed
 
 FEW_CHANNELS = 4
 # Triton cuts fp32 off to TF32 where libraries round, and is farther off than verification allows.
@@ -157,7 +158,7 @@ def _lower_stem(
 # A channel a group.
 
 
-def _why_not_depthwise(tile: conv_depthwise.Tile, problem: Problem) -> str | None:
+def _why_not_depthwise(tile: Any, problem: Problem) -> str | None:
     operands, given = named(problem), problem.constants
     x, weight = operands["x"], operands["weight"]
     if given["groups"] == 1 or not given["groups"] == x.shape[1] == weight.shape[0]:
@@ -176,11 +177,16 @@ def _taps(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
 
 
 def _depthwise(
-    tile: conv_depthwise.Tile, taps_: Tensor, x: Tensor, weight: Tensor, *rest: Any
+    template: str,
+    tile: conv_depthwise.Tile | conv_strips.Tile,
+    taps_: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    *rest: Any,
 ) -> Tensor:
     bias, other, stride, padding, dilation, *words = rest
     window = [*weight.shape[2:]], stride, _both(padding), dilation
-    rows = torch.ops.ipex.conv_depthwise(x, taps_, *window, [*astuple(tile)])
+    rows = torch.ops.ipex.conv_depthwise(x, taps_, *window, template, [*astuple(tile)])
     size = sides(x.shape[2:], *window)
     return with_epilogue(rows, x, size, bias, other, *words)
 
@@ -192,13 +198,15 @@ def _lower_depthwise(
     stride: list[int],
     padding: list[int],
     dilation: list[int],
+    template: str,
     tile: list[int],
 ) -> Any:
     x, taps_ = dense(x, last=True), dense(taps_)
-    chosen = conv_depthwise.Tile(*tile)
+    known = {"depthwise": conv_depthwise, "strips": conv_strips}[template]
+    chosen = known.Tile(*tile)
     batch, *image = ints(x.get_size())
-    constants = conv_depthwise.constants(batch, image, window, stride, padding, dilation, chosen)
-    return _kernel("depthwise", (x, taps_), chosen.num_warps, constants)
+    constants = known.constants(batch, image, window, stride, padding, dilation, chosen)
+    return _kernel(template, (x, taps_), chosen.num_warps, constants)
 
 
 # Many channels.
@@ -288,6 +296,7 @@ def _kernel(
 SOURCES = {
     "stem": conv_stem.SOURCE,
     "depthwise": conv_depthwise.SOURCE,
+    "strips": conv_strips.SOURCE,
     "fprop": conv_fprop.SOURCE,
 }
 
@@ -308,13 +317,25 @@ def _in_a_row(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ..
 GRIDS: dict[str, Grid] = {
     "stem": _blocks,
     "depthwise": _counted,
+    "strips": _counted,
     "fprop": _in_a_row,
 }
 
 
 FAMILIES: dict[str, tuple[Any, ...]] = {
     "stem": (conv_stem.TILES, _stem, _why_not_stem, _stem_matrix),
-    "depthwise": (conv_depthwise.TILES, _depthwise, _why_not_depthwise, _taps),
+    "depthwise": (
+        conv_depthwise.TILES,
+        functools.partial(_depthwise, "depthwise"),
+        _why_not_depthwise,
+        _taps,
+    ),
+    "strips": (
+        conv_strips.TILES,
+        functools.partial(_depthwise, "strips"),
+        _why_not_depthwise,
+        _taps,
+    ),
     "fprop": (conv_fprop.TILES, _fprop, _why_not_fprop, _weight_rows),
 }
 CALLS = tuple(

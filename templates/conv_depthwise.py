@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipex_inductor.ops.stem import sides
+from ipex_inductor.templates.geometry import geometry
 
 # To Inductor's hooks, or those of who renders it alone.
 SOURCE = """\
@@ -81,9 +82,8 @@ class Tile:
     num_warps: int
 
 
-# By the instructions of sm_90: 96 to 176 registers, no shared memory; not measured yet.
+# By the instructions of sm_90: 96 to 176 registers, no shared memory.
 TILES = (
-    Tile(2, 8, 64, 2),
     Tile(4, 8, 64, 2),
     Tile(4, 16, 64, 4),
     Tile(4, 8, 32, 1),
@@ -101,26 +101,13 @@ def constants(
     tile: Tile,
 ) -> dict[str, Any]:
     """What the template is rendered with; `image` is [C, H, W] of the input."""
-    channels, height, width = image
     out_height, out_width = sides(image[1:], window, stride, padding, dilation)
     blocks = -(-out_height // tile.BLOCK_H), -(-out_width // tile.BLOCK_W)
     return {
         "BLOCKS": batch * blocks[0] * blocks[1],
         "BLOCKS_H": blocks[0],
         "BLOCKS_W": blocks[1],
-        "CHANNELS": channels,
-        "IN_H": height,
-        "IN_W": width,
-        "OUT_H": out_height,
-        "OUT_W": out_width,
-        "WINDOW_H": window[0],
-        "WINDOW_W": window[1],
-        "STRIDE_H": stride[0],
-        "STRIDE_W": stride[1],
-        "PADDING_H": padding[0],
-        "PADDING_W": padding[1],
-        "DILATION_H": dilation[0],
-        "DILATION_W": dilation[1],
+        **geometry(image, window, stride, padding, dilation),
         "BLOCK_M": tile.BLOCK_H * tile.BLOCK_W,
         "BLOCK_H": tile.BLOCK_H,
         "BLOCK_W": tile.BLOCK_W,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipex_inductor.ops.stem import sides
+from ipex_inductor.templates.geometry import geometry
 
 # To Inductor's hooks, or those of who renders it alone.
 SOURCE = """\
@@ -100,26 +101,13 @@ def constants(
     tile: Tile,
 ) -> dict[str, Any]:
     """What the template is rendered with but ALLOW_TF32."""
-    channels, height, width = image
     out_height, out_width = sides(image[1:], window, stride, padding, dilation)
     return {
         "DENSE": (*window, *stride, *padding) == (1, 1, 1, 1, 0, 0),
         "PIXELS": batch * out_height * out_width,
-        "CHANNELS": channels,
         "OUT_C": out_channels,
         "BLOCKS_N": -(-out_channels // tile.BLOCK_N),
-        "IN_H": height,
-        "IN_W": width,
-        "OUT_H": out_height,
-        "OUT_W": out_width,
-        "WINDOW_H": window[0],
-        "WINDOW_W": window[1],
-        "STRIDE_H": stride[0],
-        "STRIDE_W": stride[1],
-        "PADDING_H": padding[0],
-        "PADDING_W": padding[1],
-        "DILATION_H": dilation[0],
-        "DILATION_W": dilation[1],
+        **geometry(image, window, stride, padding, dilation),
         "BLOCK_M": tile.BLOCK_M,
         "BLOCK_N": tile.BLOCK_N,
         "BLOCK_K": tile.BLOCK_K,

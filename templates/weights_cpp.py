@@ -33,9 +33,8 @@ def reader() -> Read | None:
 def _reader() -> Read:
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         raise NotBuiltError("this Python has no lock that keeps objects as they are")
-    library = load(
-        Path(__file__).with_name("weights.cpp").read_text, pairs({"template": "weights"})
-    )
+    source = Path(__file__).with_name("weights.cpp").read_text
+    library = load(source, pairs({"template": "weights"}), portable=True)
     try:
         theirs = ctypes.CDLL(torch._C.__file__)  # and what it is linked with
         asked = getattr(theirs, VERSION), theirs.aoti_torch_get_data_ptr

@@ -3,7 +3,14 @@
 import itertools
 import random
 
-from ipex_inductor.templates import conv_depthwise, conv_fprop, conv_stem, persistent, streamed
+from ipex_inductor.templates import (
+    conv_depthwise,
+    conv_fprop,
+    conv_stem,
+    conv_strips,
+    persistent,
+    streamed,
+)
 
 
 def case(x, weight, tile, **given):
@@ -77,6 +84,24 @@ CASES += [
     for shape, tile in itertools.product(DEPTHWISE[:2], conv_depthwise.TILES)
 ]
 CASES += [by_itself(*DEPTHWISE[0], planted=700), by_itself(*DEPTHWISE[1], moved=True)]
+
+# Interpreted, a strip takes long: in float32 the small ones.
+CASES += [
+    by_itself(*shape, tile=(4, 2, 64, 1), template="strips", dtype=dtype)
+    for shape, dtype in itertools.product(DEPTHWISE, ("float16", "bfloat16"))
+]
+CASES += [
+    by_itself(*DEPTHWISE[number], tile=(4, 2, 16, 1), template="strips")
+    for number in (5, 7, 8, 10, 11)
+]
+CASES += [
+    by_itself(*DEPTHWISE[1], tile=vars(tile).values(), template="strips", dtype="float16")
+    for tile in conv_strips.TILES
+]
+CASES += [
+    by_itself(*DEPTHWISE[11], template="strips", planted=300),
+    by_itself(*DEPTHWISE[5], template="strips", moved=True),
+]
 
 # Image, weight, stride, padding, dilation.
 FPROP = [
@@ -184,6 +209,9 @@ def drawn(seed):
     sides = [side + reach for side, reach in zip(sides, window, strict=True)]
     image = [image[0], draw.randint(1, 70), *sides]
     yield by_itself(image, window, dilation=dilation, **around)
+    few = [min(side, reach + 5) for side, reach in zip(sides, window, strict=True)]
+    one = [1, image[1], *few]
+    yield by_itself(one, window, dilation=dilation, template="strips", tile=(2, 4, 32, 1), **around)
     places = [min(reach, 3) for reach in window]
     image = [image[0], draw.randint(16, 90), *sides]
     yield streaming(image, draw.randint(1, 300), dtype=dtype)

@@ -71,13 +71,14 @@ def stem(x, weight, case, stride, padding, dilation):
 
 def depthwise(x, weight, case, stride, padding, dilation):
     from ipex_inductor.ops.depthwise import taps
-    from ipex_inductor.templates import conv_depthwise
+    from ipex_inductor.templates import conv_depthwise, conv_strips
 
-    tile, window = conv_depthwise.Tile(*case["tile"]), weight.shape[2:]
+    template = conv_strips if case.get("template") == "strips" else conv_depthwise
+    tile, window = template.Tile(*case["tile"]), weight.shape[2:]
     around = (window, stride, padding, dilation)
-    constants = conv_depthwise.constants(len(x), x.shape[1:], *around, tile)
+    constants = template.constants(len(x), x.shape[1:], *around, tile)
     blocks = constants["BLOCKS"], -(-len(weight) // tile.BLOCK_N)
-    return conv_depthwise.SOURCE, constants, taps(weight), blocks
+    return template.SOURCE, constants, taps(weight), blocks
 
 
 def fprop(x, weight, case, stride, padding, dilation):
@@ -112,7 +113,7 @@ def persistently(x, weight, case, stride, padding, dilation):
 
 # For each template: text, constants, the weight as it takes it, the grid.
 READY = {"stem": stem, "depthwise": depthwise, "fprop": fprop}
-READY |= {"streamed": streaming, "persistent": persistently}
+READY |= {"strips": depthwise, "streamed": streaming, "persistent": persistently}
 
 
 def usage(made):

@@ -1,5 +1,6 @@
 """`ipex-inductor prebuild`: models compiled ahead, into a bundle."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,12 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from ipex_inductor.autotune.fleet import spread
 from ipex_inductor.autotune.words import plain
+from ipex_inductor.cli.autotune_run import Engine
 from ipex_inductor.cli.autotune_shared import listing, number, say, say_json, say_reasons
 from ipex_inductor.cli.cache_shared import bundle_facts, bundle_line, size
 from ipex_inductor.cli.demo_models import MODELS, Device
 from ipex_inductor.cli.model_options import AsJson, Batch, Mode, Precision, load_model
-from ipex_inductor.errors import IpexError, OptionError
+from ipex_inductor.cli.prebuild_inputs import examples
+from ipex_inductor.cli.prebuild_jobs import Asked, Job, done, done_elsewhere
+from ipex_inductor.errors import CompilerNotFoundError, DeviceError, OptionError, TargetError
 
 if TYPE_CHECKING:
     from ipex_inductor.prebuild.examples import Example
@@ -34,6 +39,8 @@ _TRAIN = """Forward and backward of the model in train mode, and the fused step 
 _SHAPES = """A file with a line for each set of inputs: sizes as `8x3x224x224 8`; `16..512` is a
 range, for which a caller uses torch._dynamo.mark_dynamic."""
 _LOG = """The folder that a run of this model wrote with IPEX_RECORD: its very inputs."""
+_ENGINE = "This process, or the cores of a Ray cluster, which sees the same files."
+_ADDRESS = "Of the Ray cluster. Default: this machine's."
 _NAME = "The bundle's, by which older ones are known."
 _KEY = "The private key to sign with; `cache trust new` makes one."
 
@@ -46,6 +53,8 @@ def prebuild(
     train: Annotated[bool, typer.Option("--train", help=_TRAIN)] = False,
     shapes: Annotated[Path | None, typer.Option(help=_SHAPES)] = None,
     from_log: Annotated[Path | None, typer.Option("--from-log", help=_LOG)] = None,
+    engine: Annotated[Engine, typer.Option(help=_ENGINE)] = Engine.LOCAL,
+    address: Annotated[str | None, typer.Option(help=_ADDRESS)] = None,
     mode: Mode = None,
     dtype: Precision = None,
     batch: Batch = 1,
@@ -74,13 +83,14 @@ def prebuild(
         return
     if shapes and from_log:
         raise OptionError("--shapes or --from-log", "both", "Give one of the two.")
-    from ipex_inductor.cli.prebuild_inputs import examples
     from ipex_inductor.target import described
 
     targets = {str(target): target for target in map(described, arch or [])}
     wanted, others = examples(model, dtype, batch, train, shapes, from_log)
     say_reasons("records", others)
-    built = dict(_built(targets, wanted, mode))
+    asked = Asked(model, dtype, batch, train, shapes, from_log, mode, os.getcwd())
+    built = dict(_built(targets, wanted, asked, engine, address))
+    built = {(label, each.name): built[label, each.name] for label in targets for each in wanted}
     _finish(built, out, key, name, as_json)
 
 
@@ -115,38 +125,38 @@ Place = tuple[str, str]  # a target, and an example
 
 
 def _built(
-    targets: "Mapping[str, Target]", examples: "Sequence[Example]", mode: str | None
+    targets: "Mapping[str, Target]",
+    examples: "Sequence[Example]",
+    asked: Asked,
+    engine: Engine,
+    address: str | None,
 ) -> "Iterator[tuple[Place, Prebuilt | str]]":
-    from ipex_inductor.prebuild import graphs
-
-    with _progress(len(targets) * len(examples)) as begun:
-        for label, target in targets.items():
-            for each in examples:
-                begun(f"{each.name} for {label}")
-                try:
-                    yield (
-                        (label, each.name),
-                        graphs.prebuild(
-                            each.model,
-                            each.inputs,
-                            target,
-                            kwargs=each.kwargs,
-                            dynamic=each.dynamic,
-                            training=each.training,
-                            optimizer=each.optimizer,
-                            mode=mode,
-                        ),
-                    )
-                except IpexError:
-                    raise
-                except Exception as error:  # a model, or a compiler, must not hide the others
-                    said = str(error).strip().splitlines() or [""]
-                    yield (label, each.name), f"{type(error).__name__}: {said[0]}"
+    jobs = [Job(asked, n, label) for label in targets for n in range(len(examples))]
+    names = [each.name for each in examples]
+    with _progress(len(jobs)) as count:
+        if engine is Engine.RAY:
+            for job, found in spread(jobs, done_elsewhere, address):
+                count(f"{names[job.number]} for {job.label}", 1)
+                yield (job.label, names[job.number]), found
+            return
+        for job in jobs:
+            count(f"{names[job.number]} for {job.label}", 0)
+            try:
+                yield (
+                    (job.label, names[job.number]),
+                    done(examples[job.number], targets[job.label], asked.mode),
+                )
+            except (CompilerNotFoundError, DeviceError, OptionError, TargetError):
+                raise  # which hold for all of them
+            except Exception as error:  # a model, or a compiler, must not hide the others
+                said = str(error).strip().splitlines() or [""]
+                yield (job.label, names[job.number]), f"{type(error).__name__}: {said[0]}"
+            count("", 1)
 
 
 @contextmanager
 def _progress(count: int) -> "Iterator[Any]":
-    """A bar on stderr; what is given is called with what begins."""
+    """A bar on stderr; what is given is called with what begins, and how many are done."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -157,15 +167,12 @@ def _progress(count: int) -> "Iterator[Any]":
         TextColumn("{task.description}"),
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task, done = progress.add_task("", total=count), -1
+        task = progress.add_task("", total=count)
 
-        def begun(what: str) -> None:
-            nonlocal done
-            done += 1
-            progress.update(task, completed=done, description=plain(what)[:60])
+        def told(what: str, done: int) -> None:
+            progress.update(task, advance=done, description=plain(what)[:60])
 
-        yield begun
-        progress.update(task, completed=count, description="")
+        yield told
 
 
 def _finish(

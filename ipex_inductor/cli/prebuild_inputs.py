@@ -82,11 +82,13 @@ def _called(name: str, file: Path | None) -> Any:
         if file is None:
             made = importlib.import_module(module)
         else:
-            spec = importlib.util.spec_from_file_location(file.stem, file)
+            # A name of its own: a file may be called as a module that others import.
+            name = f"_ipex_prebuilt_{file.stem}"
+            spec = importlib.util.spec_from_file_location(name, file)
             assert spec is not None
             assert spec.loader is not None
             made = importlib.util.module_from_spec(spec)
-            sys.modules[file.stem] = made
+            sys.modules[name] = made
             spec.loader.exec_module(made)
         return getattr(made, function or FUNCTION)()
     except Exception as error:

@@ -15,6 +15,7 @@ from ipex_inductor.ops import (
     persistent,
     stem,
     streamed,
+    sycl,
 )
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "persistent",
     "stem",
     "streamed",
+    "sycl",
 ]

@@ -19,12 +19,14 @@ def conv_depthwise(
     stride: list[int],
     padding: list[int],
     dilation: list[int],
+    template: str,
     tile: list[int],
 ) -> Tensor:
     """`conv2d(x, weight, groups=C)` as rows, a pixel each: [B * H' * W', C].
 
     x [B, C, H, W] in channels-last, `taps` of a weight with that `window`. `tile` is for the
-    template (`templates/conv_depthwise.py`). This is the reference.
+    `template`: "depthwise" or "strips" (`templates/conv_depthwise.py`, `conv_strips.py`). This is
+    the reference.
     """
     weight = taps.t().reshape(-1, 1, *window)
     made = torch.conv2d(x, weight, None, stride, padding, dilation, x.shape[1])
@@ -39,6 +41,7 @@ def _(
     stride: list[int],
     padding: list[int],
     dilation: list[int],
+    template: str,
     tile: list[int],
 ) -> Tensor:
     height, width = sides(x.shape[2:], window, stride, padding, dilation)

@@ -27,10 +27,10 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 FEW_CHANNELS = 4  # of an image, for which libraries have no good kernel
 
-# (binary, unary) behind each product that some call has: cuDNN's, or cuBLASLt's.
+# (binary, unary) behind each product that some call has: a library's, or a template of ours.
 EPILOGUES = {
-    "conv": {("none", "relu"), ("add", "relu")},
-    "linear": {("none", "relu"), ("none", "gelu_tanh")},
+    "conv": {("none", "relu"), ("add", "relu"), ("none", "silu"), ("none", "hardswish")},
+    "linear": {("none", "relu"), ("none", "gelu_tanh"), ("none", "gelu")},
 }
 
 # So many rows may be multiplied by a template of ours, behind which Inductor fuses any activation.

@@ -71,12 +71,12 @@ def fit_to_kernels(graph: torch.fx.Graph, weights: Container[Node], report: Grap
     follows in torch's ops. A convolution over a line becomes one over a plane of height one.
     """
     transpose_weights(graph, weights)
-    for node, _ in _packable(graph, weights):
+    for node, _ in packable(graph, weights):
         split = _split_epilogue(node)
         if split is not None:
             inline(graph, node, split)
             report.add("choice", name_of(node), "oneDNN's product, then Inductor's own kernel")
-    for node, product in _packable(graph, weights):
+    for node, product in packable(graph, weights):
         if product.op is ipex.conv.default and len(product.shape) == 3:
             inline(graph, node, functools.partial(_over_a_plane, node.target))
 
@@ -92,7 +92,7 @@ def pack_weights(
     Or as another product has it that `arrange` makes of oneDNN's.
     """
     arranged = 0
-    for node, product in _packable(graph, weights):
+    for node, product in packable(graph, weights):
         other = arrange(product) if arrange else None
         product, arranged = other or product, arranged + (other is not None)
         with graph.inserting_before(node):
@@ -175,7 +175,8 @@ def is_transpose(node: Node) -> bool:
     return node.target is aten.permute.default and list(node.args[1]) == [1, 0]  # type: ignore[arg-type]
 
 
-def _packable(graph: torch.fx.Graph, weights: Container[Node]) -> Iterator[tuple[Node, Product]]:
+def packable(graph: torch.fx.Graph, weights: Container[Node]) -> Iterator[tuple[Node, Product]]:
+    """The products whose weight is among `weights`, and which oneDNN has."""
     for node in list(graph.nodes):
         read = READERS.get(node.target) if node.op == "call_function" else None
         product = read(node) if read else None

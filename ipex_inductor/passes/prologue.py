@@ -15,6 +15,7 @@ from ipex_inductor.decisions import GraphReport
 from ipex_inductor.passes.blocked import in_blocks
 from ipex_inductor.passes.packing import PACKERS, READERS, Product, fit_to_kernels, pack_weights
 from ipex_inductor.passes.program import Program, record
+from ipex_inductor.passes.sycl import WhyNot, take
 
 Node = torch.fx.Node
 
@@ -55,16 +56,20 @@ def split(
     static_input_idxs: Sequence[int],
     report: GraphReport,
     limit: int = -1,
+    sycl: WhyNot | None = None,
     why_not_blocked: Callable[[], str | None] = lambda: "",
 ) -> Split | None:
     """Pack and hoist the weight-only work of `gm` (changed in place), or None when there is none.
 
     `static_input_idxs` are the inputs that are parameters or buffers. Without any, all that happens
     is that our ops are unfused again. `limit`: bytes the results may take, negative for no bound.
+    `sycl`: kernels in SYCL come first, but for what it has a reason against.
     `why_not_blocked`: asked where weights in blocks would be faster.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     weights = weight_inputs(gm.graph, static_input_idxs)
+    if sycl is not None:
+        take(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report, sycl)
     fit_to_kernels(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report)
     budget = _Budget(limit if limit >= 0 else math.inf)
     packable = _packed_sizes(gm.graph, {**weights, **weight_only(gm.graph, weights)})

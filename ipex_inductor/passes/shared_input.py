@@ -23,6 +23,7 @@ Node = torch.fx.Node
 aten = torch.ops.aten
 
 NAME = "linear|linear"
+OURS = ("aten", "ipex", "prims")  # ops that ask for strides when they run
 FEW = 16  # rows up to which one call beats several on a CPU
 
 
@@ -82,26 +83,38 @@ def _on_gpu(group: Sequence[Node]) -> bool:
 
 def _join(graph: torch.fx.Graph, group: Sequence[Node]) -> None:
     """Compute the joint product where the first stands, and give each its share of the columns."""
-    product = _in_place if _on_gpu(group) else _copied
+    # Columns of a product lie far apart: a CPU's kernels read copies faster.
+    copied = tuple(not _on_gpu(group) or _counts_on_strides(node) for node in group)
     first: Any = group[0]
     biases = [node.args[0] for node in group] if len(first.args) == 3 else []
     weights = [node.args[-1].args[0] for node in group]  # type: ignore[union-attr]
     with graph.inserting_before(first):
-        joint = graph.call_function(product, (len(group), first.args[-2], *weights, *biases))
+        joint = graph.call_function(_product, (copied, first.args[-2], *weights, *biases))
         shares = [graph.call_function(operator.getitem, (joint, i)) for i in range(len(group))]
     joint.meta = {key: value for key, value in first.meta.items() if key != "val"}
     for node, share in zip(group, shares, strict=True):
         node.replace_all_uses_with(share)
         graph.erase_node(node)
-    inline(graph, joint, product)
+    inline(graph, joint, _product)
 
 
-def _in_place(count: int, x: Tensor, *weights_and_biases: Tensor) -> tuple[Tensor, ...]:
+def _counts_on_strides(node: Node) -> bool:
+    """Whether strides that were traced are used later: by `as_strided`, ops of others, callers."""
+    for user in node.users:
+        op = user.target
+        if not isinstance(op, torch._ops.OpOverload) or op.namespace not in OURS:
+            return True
+        if "as_strided" in str(op) or op is aten.view.dtype:
+            return True
+        if (op.is_view or op is aten._unsafe_view.default) and _counts_on_strides(user):
+            return True
+    return False
+
+
+def _product(copied: Sequence[bool], x: Tensor, *weights_and_biases: Tensor) -> list[Tensor]:
+    """The columns of each; those of which it is said are copied, as what follows was traced."""
+    count = len(copied)
     weights, biases = weights_and_biases[:count], weights_and_biases[count:]
     joint = F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
-    return torch.split(joint, [len(weight) for weight in weights], -1)
-
-
-def _copied(count: int, x: Tensor, *weights_and_biases: Tensor) -> tuple[Tensor, ...]:
-    """Each share is a copy, which the CPU's kernels read faster than columns far apart."""
-    return tuple(share.contiguous() for share in _in_place(count, x, *weights_and_biases))
+    shares = torch.split(joint, [len(weight) for weight in weights], -1)
+    return [s.contiguous() if own else s for s, own in zip(shares, copied, strict=True)]

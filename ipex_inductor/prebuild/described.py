@@ -174,6 +174,12 @@ def _headers() -> str:
 def _empty_driver(folder: Path) -> Path:
     """A folder with a libcuda.so for the linker."""
     compiler = toolkit.compiler() or "g++"
+    named = subprocess.run(
+        [compiler, "-print-file-name=libstdc++.so"], capture_output=True, text=True
+    ).stdout.strip()
+    if not Path(named).is_absolute():  # a second one in torch's process crashes it
+        todo = "Install its libstdc++.so (libstdc++-NN-dev)."
+        raise CompilerNotFoundError("a compiler that links libstdc++.so", compiler, todo)
     asked = ("-shared", "-x", "c++", "/dev/null", "-Wl,-soname,libcuda.so.1")
     command = [compiler, *asked, "-o", str(folder / "libcuda.so")]
     done = subprocess.run(command, capture_output=True, text=True)

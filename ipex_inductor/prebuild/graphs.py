@@ -31,6 +31,7 @@ from ipex_inductor.errors import ArgumentError, OptionError
 from ipex_inductor.prebuild import described, driver
 from ipex_inductor.prebuild.steps import load_step
 from ipex_inductor.target import Target
+from ipex_inductor.templates import weights_cpp
 
 Tensor = torch.Tensor
 GPU = torch.device("cuda", described.INDEX)
@@ -136,6 +137,10 @@ def prebuild(
             modules = driver.files()
         except driver.NoModuleError as error:
             unbuilt = str(error)
+    if kept:
+        with kernels.looked_for() as read:
+            weights_cpp.reader.__wrapped__()  # also where this process has it already
+        ours += read
     return Prebuilt(
         target,
         kernels_only,

@@ -6,7 +6,9 @@ The bundle is verified whole, and its package judged against this machine, befor
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -44,18 +46,23 @@ class LoadedModel:
 
     def __init__(self, package: Package, files: Mapping[str, bytes], origin: str) -> None:
         self.package, self.origin = package, origin
+        self._device = torch.device(package.device)
+        self._on_device: Callable[[], AbstractContextManager[Any]] = nullcontext
+        if package.device == "cuda":  # the one in force now, for good
+            self._device = torch.device("cuda", torch.cuda.current_device())
+            self._on_device = partial(torch.cuda.device, self._device)
         events = [Event(*event) for event in package.events]
         self.report = GraphReport(events, source="cache")
         self._arguments, self._results = map(_spec, (package.arguments, package.results))
         self._constants = {
-            name: _tensor(files[CONSTANT + name], about).to(package.device)
+            name: _tensor(files[CONSTANT + name], about).to(self._device)
             for name, about in package.constants.items()
         }
         self._parts = [(part.weights, part.program) for part in package.parts]
         self._fixed, self._returned_fixed = map(decoded, (package.fixed, package.returned_fixed))
         self._inputs = [(n, a) for n, a in enumerate(package.leaves) if a is not None]
         self._static: dict[int, Tensor] = {}
-        self._runner = _opened(files, package.device)
+        self._runner = _opened(files, str(self._device))
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Run with these from now on: what is derived from weights is derived anew.
@@ -63,10 +70,11 @@ class LoadedModel:
         What is read as it is is not copied, so write neither to a loaded state dict nor to the
         tensors that it shares. Raises `ArgumentError` for weights that the code does not take.
         """
-        known = {**_checked(self.package, weights), **self._constants}
+        known = {**_checked(self.package, weights, self._device), **self._constants}
         derived: list[Tensor] = []
-        for names, program in self._parts:
-            derived += program.run([known[name] for name in names])
+        with self._on_device():
+            for names, program in self._parts:
+                derived += program.run([known[name] for name in names])
         # Replaced whole, so that a call in another thread sees all of the old or of the new.
         sources: dict[str, Any] = {"weight": known, "derived": derived}
         self._static = {
@@ -82,7 +90,7 @@ class LoadedModel:
             static[number] if number in static else inputs[name]
             for number, (_, name) in enumerate(self.package.takes)
         ]
-        with torch.no_grad(), torch._C._DisableAutocast():
+        with torch.no_grad(), torch._C._DisableAutocast(), self._on_device():
             found = self._runner.run(taken)
         package = self.package
         leaves = [
@@ -105,7 +113,7 @@ class LoadedModel:
             if about is None:
                 why = "" if type(leaf) is type(fixed) and leaf == fixed else repr(leaf)
             else:
-                why = about.why_not(leaf)
+                why = about.why_not(leaf, self._device)
             if why:
                 wanted = repr(fixed) if about is None else str(about)
                 todo = "The code is for those sizes alone; package the model for others too."
@@ -123,6 +131,7 @@ def load(
 
     Inputs have the shapes and dtypes that it was packaged for; what is derived from the weights
     (folded, cast, packed) is derived now. `allow_unsigned`, `allow_older`: as for `use_bundle`.
+    One for a GPU runs on the current device, where weights and inputs must be.
     Raises `BundleError` for a bundle that is not whole, not trusted, or older than one used before,
     `PackageError` where none in it was made for this torch and this CPU, `ArgumentError` for
     weights that do not fit.
@@ -197,12 +206,14 @@ def _spec(text: str) -> pytree.TreeSpec:
         raise PackageError("types that torch.utils._pytree knows", str(error), todo) from None
 
 
-def _checked(package: Package, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _checked(
+    package: Package, weights: Mapping[str, Tensor], device: torch.device
+) -> dict[str, Tensor]:
     """The weights that the code takes, laid out as it wants them."""
     wrong = [
         f"{name}: expected {about}, got {why}"
         for name, about in package.weights.items()
-        if (why := about.why_not(weights[name]) if name in weights else "nothing")
+        if (why := about.why_not(weights[name], device) if name in weights else "nothing")
     ]
     if wrong:
         more = f" and {len(wrong) - 3} more" * (len(wrong) > 3)

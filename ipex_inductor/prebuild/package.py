@@ -25,13 +25,12 @@ class Described(msgspec.Struct, frozen=True):
     strides: tuple[int, ...]
     device: str = "cpu"
 
-    def why_not(self, value: object) -> str:
-        """Why this cannot be handed over, "" if it can."""
+    def why_not(self, value: object, device: torch.device) -> str:
+        """Why this cannot be handed over to code on `device`, "" if it can."""
         if not isinstance(value, Tensor):
             return f"a {type(value).__name__}"
         same = plain(value.dtype) == self.dtype and tuple(value.shape) == self.shape
-        here = value.device.type == torch.device(self.device).type
-        if same and here and value.layout == torch.strided:
+        if same and value.device == device and value.layout == torch.strided:
             return ""
         return f"{plain(value.dtype)}{list(value.shape)} on {value.device}"
 

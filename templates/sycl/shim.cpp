@@ -262,6 +262,8 @@ std::vector<std::string> matrices(const sycl::device& d) {
 }
 
 std::string described(const sycl::device& d) {
+  // Only then does the CPU's driver know what it was told to compile for, and what that can do.
+  if (d.is_cpu()) sycl::context{d};
   Json j;
   std::ostringstream backend;
   backend << d.get_backend();

@@ -15,7 +15,7 @@ from helpers import Mlp, wait_for
 from torch import nn
 
 import ipex_inductor
-from ipex_inductor import openmp
+from ipex_inductor import backend, openmp
 from ipex_inductor.cpu import cores
 from ipex_inductor.cpu.runtime import (
     CPUPool,
@@ -239,6 +239,19 @@ def test_what_is_started_for_others_is_not_kept_on_the_core():
     assert seen == [set(HERE)]
     with openmp.unbound():
         assert sorted(os.sched_getaffinity(0)) == HERE
+
+
+def test_compiling_inside_is_on_all_cores(monkeypatch):
+    seen, compile_graph = [], backend._compile_or_fall_back
+    monkeypatch.setattr(
+        backend,
+        "_compile_or_fall_back",
+        lambda *a: seen.append(sorted(os.sched_getaffinity(0))) or compile_graph(*a),
+    )
+    with pin(CPUPool(SECOND)):
+        compiled(Mlp().eval())(torch.randn(3, 32))
+        assert team() == [SECOND]
+    assert seen == [HERE]
 
 
 # Tasks
@@ -486,13 +499,13 @@ def test_an_exception_of_one_stream_travels_when_none_runs_any_more():
 
     def model(x):
         running.append(1)
-        if x.shape[0] == 2:
-            raise KeyError("short")
-        time.sleep(0.05)
+        if x.shape[0] == 3:  # the first, which is asked for its result first
+            raise KeyError("long")
+        time.sleep(0.2)
         running.pop()
 
     many = MultiStreamModule(model, 2, CPUPool(TWO))
-    with pytest.raises(KeyError, match="short"):
+    with pytest.raises(KeyError, match="long"):
         many(torch.ones(5))
     assert running == [1]
 

@@ -51,8 +51,8 @@ with torch.no_grad():
         model.conv.weight.mul_(factor)
         loaded.load_weights(model.state_dict())
         got, exact = loaded(x, scale=2)["y"], model.double()(x.double(), scale=2)["y"]
-        eager = model.float()(x, scale=2)["y"]
-        errors.append([(each - exact).abs().max().item() for each in (got, eager)])
+        model.float()
+        errors.append((got - exact).abs().max().item())
 wrong = ""
 try:
     loaded(x.cpu(), scale=2)
@@ -79,11 +79,13 @@ def test_what_was_built_without_a_gpu_is_loaded_and_right(tmp_path):
     here = str(current("cuda"))
     if here not in map(str, table()):
         pytest.skip(f"{here} is in no table")
+    found = subprocess.run(["g++", "-print-file-name=libstdc++.so"], capture_output=True, text=True)
+    if not os.path.isabs(found.stdout.strip()):
+        pytest.skip("g++ here links no shared libstdc++: nothing that torch can load is built")
     bundle = str(tmp_path / "net.ipexbundle")
     run(BUILD, tmp_path / "builder", bundle, here, CUDA_VISIBLE_DEVICES="")
     found = json.loads(run(USE, tmp_path / "user", bundle).splitlines()[-1])
     assert found["imported"] == []
     assert found["device"] == "cuda:0"
     assert "float32[4, 16, 32, 32] on cuda" in found["wrong"]
-    for ours, eager in found["errors"]:  # in fp32, with convolutions in TF32 as torch has them
-        assert ours <= 2 * eager + 1e-5
+    assert max(found["errors"]) < 1e-3  # of numbers of about 1; convolutions in TF32 (3 digits)

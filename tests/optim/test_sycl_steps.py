@@ -16,6 +16,8 @@ from ipex_inductor.optim import plan as plans
 from ipex_inductor.optim.batches_sycl import SyclBatch
 from ipex_inductor.passes.source import OPTIMIZER_STEP
 from ipex_inductor.templates import step_cpp
+from ipex_inductor.templates.formulas import FORMULAS
+from ipex_inductor.templates.step import StepKernel
 from ipex_inductor.templates.sycl import step, wheels
 
 
@@ -182,7 +184,7 @@ def stepped(variant, **options):
 
 
 @needs_sycl
-@pytest.mark.parametrize("variant", ["sgd momentum", "adam amsgrad"])
+@each(["adam amsgrad", "sgd momentum"], ["adam amsgrad"])
 def test_an_option_asks_for_it(variant):
     launching._in_sycl.cache_clear()
     assert stepped(variant, sycl="cpu") == {"kernels in SYCL"}
@@ -207,13 +209,13 @@ def test_where_there_is_none_the_kernel_is_cpps(monkeypatch, caplog):
 
 
 def sources(counting):
-    for variant in ONE_EACH:
-        make = VARIANTS[variant]
-        optimizer = make(tensors(torch.float32, [(3,)]))
-        for p in optimizer.param_groups[0]["params"]:
-            p.grad = torch.ones_like(p)
-        for _, kernel, *_ in plans.plan(optimizer, {}).batches:
-            yield step.step_source(kernel, counting)
+    """Of every formula, with all its flags."""
+    for name, rule in FORMULAS.items():
+        flags = tuple(sorted(rule.flags))
+        states = ("float32",) * len(rule.state(frozenset(flags)))
+        counted = "float32" if rule.counts else ""
+        given = (name, flags, "bfloat16", "int16", "bfloat16", states, counted, True, True)
+        yield step.step_source(StepKernel(*given), counting)
 
 
 def test_without_counting_nothing_is_in_fp64():

@@ -334,6 +334,7 @@ def test_without_a_c_compiler_it_is_missing(monkeypatch):
     assert "Triton's module for the driver" in missing
 
 
+@pytest.mark.slow
 def test_ranges_of_sizes_are_found_by_all_sizes_in_them(tmp_path):
     out = str(tmp_path / "range.ipexbundle")
     (built,) = run({"home": str(tmp_path / "builder"), "out": out, "rows": 4})

@@ -1,6 +1,8 @@
 """What `prebuild` is asked for: functions, folders, sizes, records of a run; and what it says."""
 
 import json
+import os
+import sys
 
 import pytest
 import torch
@@ -171,3 +173,15 @@ def test_what_is_said_of_each_model_and_target(folder, monkeypatch):
     assert (rows[0]["kernels"], rows[0]["untimed"]) == (2, ["a"])
     for wrong in (["--package", "-o", "x"], ["--arch", "h200", "--shapes", "a", "--from-log", "b"]):
         assert said(*wrong)[0] == 2
+
+
+@pytest.mark.slow
+def test_a_cluster_does_the_same(folder, monkeypatch):
+    pytest.importorskip("ray", reason="Ray is not installed, and nothing but --engine ray needs it")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    arguments = ["prebuild", "models", "--arch", "h200", "--engine", "ray", "--json"]
+    finished = CliRunner().invoke(app, arguments)
+    rows = json.loads(finished.stdout[finished.stdout.index("{") :])["targets"]
+    assert [row["model"] for row in rows] == ["first", "first #1", "second", "second #1"]
+    assert all(row["graphs"] == 1 for row in rows)
+    assert finished.exit_code == 0

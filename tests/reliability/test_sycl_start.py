@@ -64,10 +64,9 @@ def test_a_fresh_process_loads_what_another_compiled(run):
     assert first["origin"] == "source"
     assert not first["compilers"]
     for origin, promised in PROMISED.items():
-        found = [run(origin) for _ in range(2)]
-        assert {each["origin"] for each in found} == {origin}
-        assert not any(each["compilers"] for each in found)
-        seconds = min(each["load"] for each in found)
-        print(f"{origin}: {1e3 * seconds:.1f} ms, device {min(e['device'] for e in found):.2f} s")
-        assert seconds <= MARGIN * promised
+        found = run(origin)
+        assert found["origin"] == origin
+        assert not found["compilers"]
+        print(f"{origin}: {1e3 * found['load']:.1f} ms, device {found['device']:.2f} s")
+        assert found["load"] <= MARGIN * promised
     print(f"source: {first['load']:.2f} s, device {first['device']:.2f} s")

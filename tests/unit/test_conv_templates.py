@@ -21,7 +21,7 @@ from torch._inductor.graph import GraphLowering
 from ipex_inductor import lowerings
 from ipex_inductor.ops.stem import TERMS, arranged, image_of, restored, runs, sides
 from ipex_inductor.target import described
-from ipex_inductor.templates import conv_depthwise, conv_fprop, conv_stem
+from ipex_inductor.templates import conv_depthwise, conv_fprop, conv_stem, conv_strips
 from ipex_inductor.templates.gpu import _module
 
 LAST = torch.channels_last
@@ -44,7 +44,7 @@ def test_values_by_the_interpreter(cases, tmp_path):
     env["PYTHONPATH"] = os.pathsep.join(sys.path)
     program = os.path.join(os.path.dirname(__file__), "..", "rendered.py")
     done = subprocess.run(
-        [sys.executable, program, str(file)], env=env, capture_output=True, text=True, timeout=500
+        [sys.executable, program, str(file)], env=env, capture_output=True, text=True, timeout=1500
     )
     assert done.returncode == 0, f"{done.stdout[-100:]} {done.stderr[-2000:]}"
     errors = [float(line.split()[1]) for line in done.stdout.splitlines()]
@@ -107,7 +107,7 @@ def ready(kind, x, weight, tile, stride, padding, dtype, dilation=(1, 1), groups
     """As `READY` has it, of tensors without values."""
     made = torch.empty(x, dtype=dtype, device="meta").to(memory_format=LAST)
     factor = torch.empty(weight, dtype=dtype, device="meta")
-    given = {"last": True, "tile": [*vars(tile).values()], "groups": groups}
+    given = {"last": True, "tile": [*vars(tile).values()], "groups": groups, "template": kind}
     return READY[kind](made, factor, given, stride, padding, dilation)
 
 
@@ -173,6 +173,22 @@ def test_depthwise_compiles_where_there_is_no_gpu(shape, tile, dtype, gpu):
         assert spilled <= A_FEW
         assert not made.metadata.shared
         assert "v4.b32" in made.asm["ptx"], "sixteen bytes at a load"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("tile", conv_strips.TILES, ids=str)
+@pytest.mark.parametrize("shape", SEPARATE)
+def test_strips_compile_where_there_is_no_gpu(shape, tile, dtype, gpu):
+    """Weights and sums fit into registers."""
+    x, window, stride = shape
+    around = [stride] * 2, [window[0] // 2] * 2, getattr(torch, dtype)
+    given = ready("strips", x, [x[1], 1, *window], tile, *around, groups=x[1])
+    made = compiled(tile, dtype, gpu, given)
+    _, spilled = usage(made)
+    if "ptx" in made.asm:
+        assert spilled <= A_FEW
 
 
 @pytest.mark.parametrize(
@@ -260,7 +276,7 @@ def test_depthwise_has_its_epilogue_too(lowered):
     around = [3, 3], [1, 1], [1, 1], [1, 1]
 
     def fn(x, taps, bias):
-        rows = torch.ops.ipex.conv_depthwise(x, taps, *around, [4, 8, 32, 1])
+        rows = torch.ops.ipex.conv_depthwise(x, taps, *around, "depthwise", [4, 8, 32, 1])
         return F.silu(image_of(rows, 2, 14, 14) + bias.view(-1, 1, 1))
 
     code = lowered(fn, x, torch.randn(9, 32), torch.randn(32))

@@ -109,7 +109,7 @@ def linear_problem(*lead, unary="relu", with_bias=True, dtype=torch.bfloat16):
 PLAIN, RELU, ADD = "aten.convolution", "cudnn.convolution_relu", "cudnn.convolution_add_relu"
 PRODUCT, ACTIVATION = "aten.mm", "cublaslt.addmm_activation"
 FPROP = ["ipex.triton.fprop"]  # the tile for few terms
-SEPARATE = ["ipex.triton.depthwise"] * 4
+SEPARATE = ["ipex.triton.depthwise"] * 3 + ["ipex.triton.strips"] * 2
 STEM = ["ipex.triton.stem"] * 4  # tiles for 64 channels
 OFFERED = {
     "3x3": (conv_problem(), [PLAIN, RELU]),
@@ -142,7 +142,7 @@ OFFERED = {
     "depthwise 9x9": (separate_problem(9), [PLAIN]),
     "depthwise contiguous": (separate_problem(format=torch.contiguous_format), [PLAIN]),
     "two a channel": (separate_problem(made=16), [PLAIN]),
-    "many": (many_problem(), [PLAIN, RELU, PRODUCT, ACTIVATION, *FPROP]),
+    "many": (many_problem(), [PLAIN, RELU, PRODUCT, ACTIVATION]),
     "many 3x3 add": (many_problem(3, True), [PLAIN, ADD, *FPROP]),
     "many 3x3 of arithmetic": (many_problem(3, channels=512), [PLAIN, RELU]),
     "many contiguous": (many_problem(format=torch.contiguous_format), [PLAIN]),

@@ -1,0 +1,90 @@
+// y = epilogue(rows of x . weight): a work-group makes SGM x SGN blocks of BM x BN sums, one each
+// sub-group. A part of its rows is gathered into local memory at a time; the weight is packed, so
+// that a lane reads neighbouring terms of its column as one word.
+constexpr int ROWS = TM * MT, COLUMNS = TN * NT, SUB_GROUPS = SGM * SGN;
+constexpr int BLOCK = ROWS * SGM;  // rows of a work-group
+
+KERNEL(2, SG, 1, SUB_GROUPS * SG)
+void product(
+    const In *x, const In *weight, const In *gated, const Out *bias, const Out *gated_bias,
+    const float *scale, const Out *other, Out *y, int rows, int columns, int runs, int terms,
+    int panel, long other_line, long y_line, float first, float second, GEOMETRY) {
+  static exp_::work_group_static<Staged[BLOCK * LINE]> block_;
+  static exp_::work_group_static<Place[BLOCK]> places_;
+  Staged(&block)[BLOCK * LINE] = block_;
+  Place(&places)[BLOCK] = places_;
+
+  const auto item = item_::get_nd_item<2>();
+  const auto lanes = item.get_sub_group();
+  const int team = SUB_GROUPS == 1 ? 0 : lanes.get_group_linear_id();
+  const int lane = lanes.get_local_linear_id();
+  const int begin = item.get_group(1) * BLOCK;
+  const int row0 = team / SGN * ROWS;
+  const int column0 = (item.get_group(0) * SGN + team % SGN) * COLUMNS;
+  const auto wait = [&] {
+    if constexpr (SUB_GROUPS == 1) {
+      sycl::group_barrier(lanes);
+    } else {
+      sycl::group_barrier(item.get_group());
+    }
+  };
+
+  for (int i = item.get_local_linear_id(); i < BLOCK; i += SUB_GROUPS * SG) {
+    places[i] = begin + i < rows ? PLACE(begin + i) : Place{0, NOWHERE, 0};
+  }
+  Sums sums, factors;
+  clear(lanes, sums);
+  if constexpr (GATED) clear(lanes, factors);
+  const int whole = (terms + FILLED - 1) / FILLED * FILLED;
+  for (int run = 0; run < runs; ++run) {
+    for (int part = 0; part < whole; part += STEP) {
+      wait();
+      for (int i = team; i < BLOCK; i += SUB_GROUPS) {
+        const Run found = RUN(places[i], run);
+        const int low = found.low - part, high = sycl::min(found.high, terms) - part;
+        const In *from = x + found.begin + part;
+#pragma unroll
+        for (int k = 0; k < STEP; k += SG) {
+          const int at = k + lane;
+          block[i * LINE + at] = at >= low && at < high ? staged(from[at]) : Staged{};
+        }
+      }
+      wait();
+      if (SGN == 1 || column0 < panel) {
+        const long at = (static_cast<long>(run) * whole + part) * panel + column0 * PACKED;
+        for (int k = 0; k < sycl::min(STEP, whole - part); k += TK) {
+          step(lanes, sums, block + row0 * LINE + k, weight + at + static_cast<long>(k) * panel, panel);
+          if constexpr (GATED) {
+            step(lanes, factors, block + row0 * LINE + k, gated + at + static_cast<long>(k) * panel, panel);
+          }
+        }
+      }
+    }
+  }
+
+  const auto inside = [&](int i, int j) { return begin + row0 + i < rows && column0 + j < columns; };
+  const auto biased = [&](float sum, const Out *by, int j) { return by ? sum + number(by[column0 + j]) : sum; };
+  const auto store = [&](float made, int i, int j) {
+    y[(begin + row0 + i) * y_line + column0 + j] = rounded<Out>(made);
+  };
+  if constexpr (GATED) {
+    each(lanes, sums, [&](float &sum, int i, int j) {
+      if (inside(i, j)) sum = unary(biased(sum, bias, j), first, second);
+    });
+    each(lanes, factors, [&](float &sum, int i, int j) {
+      if (inside(i, j)) sum = biased(sum, gated_bias, j);
+    });
+    multiply(lanes, sums, factors);
+    each(lanes, sums, [&](float &sum, int i, int j) {
+      if (inside(i, j)) store(sum, i, j);
+    });
+  } else {
+    each(lanes, sums, [&](Sum &sum, int i, int j) {
+      if (!inside(i, j)) return;
+      const float scaled = scale ? sum * scale[column0 + j] : sum;
+      const float known = biased(scaled, bias, j);
+      const Out *beside = other + (begin + row0 + i) * other_line + column0 + j;
+      store(unary(other ? binary(known, number(*beside)) : known, first, second), i, j);
+    });
+  }
+}

@@ -1,0 +1,50 @@
+"""The words of `ops/epilogue.py` in C++: a float `x`, and two scalars where they take any."""
+
+from collections.abc import Sequence
+
+from ipex_inductor.errors import ArgumentError
+
+UNARY = {
+    "none": "x",
+    "abs": "sycl::fabs(x)",
+    "elu": "x > 0.f ? x : first * sycl::expm1(x)",
+    "exp": "sycl::exp(x)",
+    "gelu": "0.5f * x * (1.f + sycl::erf(x * 0.70710678118654752f))",
+    "gelu_tanh": "x * sigmoid(1.59576912160573072f * (x + 0.044715f * x * x * x))",
+    "hardsigmoid": "between(x + 3.f, 0.f, 6.f) / 6.f",
+    "hardswish": "x * between(x + 3.f, 0.f, 6.f) / 6.f",
+    "hardtanh": "between(x, first, second)",
+    "leaky_relu": "x > 0.f ? x : first * x",
+    "log": "sycl::log(x)",
+    "mish": "x * sycl::tanh(x > 20.f ? x : sycl::log1p(sycl::exp(x)))",
+    "pow": "sycl::pow(x, first)",
+    "relu": "x < 0.f ? 0.f : x",
+    "round": "sycl::rint(x)",
+    "sigmoid": "sigmoid(x)",
+    "silu": "x * sigmoid(x)",
+    "sqrt": "sycl::sqrt(x)",
+    "square": "x * x",
+    "tanh": "sycl::tanh(x)",
+}
+BINARY = {"none": "x", "add": "x + other", "mul": "x * other", "sub": "x - other"}
+USUAL = {"elu": (1.0,), "hardtanh": (-1.0, 1.0), "leaky_relu": (0.01,)}  # torch's defaults
+GATED = "gated"
+
+
+def functions(binary: str, unary: str) -> str:
+    """Definitions of `binary(x, other)` and `unary(x, first, second)`."""
+    return (
+        f"static inline float binary(float x, float other) {{ return {BINARY[binary]}; }}\n"
+        "static inline float unary(float x, float first, float second) "
+        f"{{ return {UNARY[unary]}; }}\n"
+    )
+
+
+def scalars(unary: str, given: Sequence[float]) -> tuple[float, float]:
+    """What `unary` takes besides x. Raises `ArgumentError` for more than that, or fewer."""
+    usual = USUAL.get(unary, ())
+    count = max(len(usual), unary == "pow")
+    if len(given) > count or (unary == "pow" and not given):
+        raise ArgumentError(f"{count} scalars of {unary}", f"{[*given]}", "See ops/epilogue.py.")
+    first, second = (*given, *usual[len(given) :], 0.0, 0.0)[:2]
+    return first, second

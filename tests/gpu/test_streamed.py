@@ -1,0 +1,47 @@
+"""Linear layers of many rows on a GPU, streamed and persistent, as Inductor has them.
+
+Convolutions of one pixel, and values of many shapes, are in `test_conv_templates.py`.
+"""
+
+import pytest
+import torch
+from few_rows_cases import linear
+
+from ipex_inductor import target
+from ipex_inductor.autotune import measure
+from ipex_inductor.autotune.measure import Candidate
+from ipex_inductor.lowerings import library, tuner
+from ipex_inductor.templates import persistent, streamed
+
+pytestmark = pytest.mark.gpu
+
+PROBLEMS = {
+    "streamed": (streamed.NAME, "bfloat16", 8192, 512, 128, "gelu"),
+    "streamed, odd sizes": (streamed.NAME, "float16", 4099, 301, 200, "silu"),
+    "persistent": (persistent.NAME, "bfloat16", 2048, 768, 512, "gelu"),
+    "persistent, odd sizes": (persistent.NAME, "float16", 1101, 1000, 776, "gelu_tanh"),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+@torch.no_grad()
+def test_through_inductor_and_captured_in_a_graph(name):
+    """No farther off than torch's own may be; replayed on other numbers, the same to the bit."""
+    kind, *sizes = PROBLEMS[name]
+    problem = linear(*sizes, arch=str(target.current("cuda")))
+    trial = tuner._trial(problem, torch.device("cuda"))
+    calls = [call for call in library.calls(problem) if call.name == kind]
+    if not calls:
+        pytest.skip("it is for Hopper's copy engine")
+    for call in calls[:2]:
+        run = tuner.compiled(problem, call.choice, trial.inputs)
+        found = measure.verified(Candidate(call.choice, run), trial.judge, trial.inputs)
+        assert isinstance(found, float), (call.choice, found.reason)
+    inputs = [t.clone() for t in trial.inputs]
+    run(inputs)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run(inputs)
+    inputs[0].mul_(-0.5)
+    graph.replay()
+    assert torch.equal(captured, run(inputs))

@@ -1,0 +1,122 @@
+"""`options={"sycl": "cpu"}` end to end: a layer of ResNet-50 and one of BERT."""
+
+import copy
+
+import pytest
+import torch
+from sycl_cpu import needs_sycl
+from torch import nn
+from torch.nn import functional as F
+
+from ipex_inductor import decisions
+from ipex_inductor.errors import SyclCompileError
+from ipex_inductor.templates.sycl import calls
+
+pytestmark = needs_sycl
+
+
+class Bottleneck(nn.Module):
+    """ResNet-50's, with a stem before it and, beside it, a convolution in groups."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+        self.first, self.norm = nn.Conv2d(64, 16, 1), nn.BatchNorm2d(16)
+        self.middle, self.last = nn.Conv2d(16, 16, 3, 1, 1), nn.Conv2d(16, 64, 1)
+        self.apart = nn.Conv2d(64, 64, 3, 1, 1, groups=64)
+
+    def forward(self, x):
+        x = F.relu(self.stem(x))
+        y = F.relu(self.norm(self.first(x)))
+        y = self.last(F.relu(self.middle(y)))
+        return F.silu(self.apart(F.relu(x + y)))
+
+
+class BertLayer(nn.Module):
+    """BERT's: attention, add and norm, and the two layers behind it."""
+
+    def __init__(self, width=64, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+
+    def forward(self, x):
+        split = [p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in self.projections]
+        y = F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+        x = self.norms[0](x + self.out(y))
+        return self.norms[1](x + self.down(F.gelu(self.up(x))))
+
+    @property
+    def projections(self):
+        return self.query, self.key, self.value
+
+
+def made(model, dtype):
+    model = model().eval()
+    for each in model.modules():
+        if isinstance(each, nn.BatchNorm2d):
+            each.running_mean.normal_()
+            each.running_var.uniform_(0.5, 2)
+    return model.to(dtype)
+
+
+def events(kind, word):
+    """What was decided about SYCL, in all graphs."""
+    found = (event for report in decisions.reports() for event in report.events)
+    return [event for event in found if event.kind == kind and word in f"{event}"]
+
+
+CASES = [
+    pytest.param(Bottleneck, (2, 3, 33, 29), 5, torch.float32, id="ResNet-50's in fp32"),
+    pytest.param(BertLayer, (2, 13, 64), 4, torch.float32, id="BERT's in fp32"),
+    pytest.param(
+        Bottleneck,
+        (1, 3, 32, 32),
+        5,
+        torch.bfloat16,
+        id="ResNet-50's in bf16",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        BertLayer, (1, 16, 64), 4, torch.bfloat16, id="BERT's in bf16", marks=pytest.mark.slow
+    ),
+]
+# fp32: sums of some hundred terms, one after the other layer; bf16: each layer rounds to 2^-9.
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}
+
+
+@pytest.mark.parametrize(("model", "shape", "least", "dtype"), CASES)
+def test_a_layer(model, shape, least, dtype):
+    model, x = made(model, dtype), torch.randn(shape).to(dtype)
+    compiled = torch.compile(model, backend="ipex", options={"sycl": "cpu", "strict": True})
+    with torch.no_grad():
+        wanted = copy.deepcopy(model).double()(x.double())
+        found = compiled(x)
+        assert found.stride() == model(x).stride()
+    assert (found.double() - wanted).abs().max() <= CLOSE[dtype] * wanted.abs().max()
+    assert len(events("choice", "a kernel in SYCL")) >= least
+    assert not events("missed", "SYCL")
+
+
+def test_it_is_off_unless_asked_for():
+    with torch.no_grad():
+        torch.compile(nn.Linear(24, 40).eval(), backend="ipex")(torch.randn(3, 24))
+    assert not events("choice", "SYCL")
+
+
+def test_a_kernel_that_does_not_compile_leaves_the_layer_to_onednn(monkeypatch):
+    """One line says why; the result is the same."""
+
+    def refuses(*args, **kwargs):
+        raise SyclCompileError("code", "a crash", "Planted.")
+
+    model, x = nn.Linear(24, 40).eval(), torch.randn(3, 24)
+    calls.source_of.cache_clear()
+    monkeypatch.setattr(calls.product, "source", refuses)
+    with torch.no_grad():
+        found = torch.compile(model, backend="ipex", options={"sycl": "cpu", "strict": True})(x)
+        torch.testing.assert_close(found, model(x))
+    assert "a crash" in f"{events('missed', 'SYCL')[0]}"
+    assert not events("choice", "a kernel in SYCL")
