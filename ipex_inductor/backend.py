@@ -359,7 +359,7 @@ def _compile_inner(
     in_sycl = sycl.why_not if config.sycl == "cpu" else None
     # AOTInductor's code calls no Python.
     ahead = compile_inner not in (compat.compile_inner, compat.lower_inner)
-    blocks = (lambda: "compiled ahead") if ahead else blocked.why_not
+    blocks = blocked.why_not if config.blocked_products and not ahead else None
     try:
         parts = (
             split(gm, example_inputs, weights, graph_report, limit, in_sycl, blocks)

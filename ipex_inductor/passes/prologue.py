@@ -57,14 +57,14 @@ def split(
     report: GraphReport,
     limit: int = -1,
     sycl: WhyNot | None = None,
-    why_not_blocked: Callable[[], str | None] = lambda: "",
+    why_not_blocked: Callable[[], str | None] | None = None,
 ) -> Split | None:
     """Pack and hoist the weight-only work of `gm` (changed in place), or None when there is none.
 
     `static_input_idxs` are the inputs that are parameters or buffers. Without any, all that happens
     is that our ops are unfused again. `limit`: bytes the results may take, negative for no bound.
     `sycl`: kernels in SYCL come first, but for what it has a reason against.
-    `why_not_blocked`: asked where weights in blocks would be faster.
+    `why_not_blocked`: asked where weights in blocks would be faster; without it none are in blocks.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     weights = weight_inputs(gm.graph, static_input_idxs)
@@ -73,7 +73,8 @@ def split(
     fit_to_kernels(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report)
     budget = _Budget(limit if limit >= 0 else math.inf)
     packable = _packed_sizes(gm.graph, {**weights, **weight_only(gm.graph, weights)})
-    arrange = functools.partial(_arranged, functools.cache(why_not_blocked))
+    asked = why_not_blocked and functools.cache(why_not_blocked)
+    arrange = functools.partial(_arranged, asked) if asked else None
     chosen = {n for n, size in packable.items() if budget.take(size)}
     pack_weights(gm.graph, chosen, report, arrange)
     for inner in gm.modules():  # bodies of higher-order ops, whose inputs are not ours to number

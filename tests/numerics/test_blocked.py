@@ -102,7 +102,8 @@ def compiled(model: nn.Module, **options: object):  # type: ignore[no-untyped-de
     """By backend `ipex`; what falls back is an error."""
     torch.compiler.reset()
     decisions.clear()
-    return torch.compile(model, backend="ipex", options={"strict": True, **options})
+    asked = {"strict": True, "blocked_products": True, **options}
+    return torch.compile(model, backend="ipex", options=asked)
 
 
 @needs
@@ -140,6 +141,13 @@ def test_linear_layers_are_chosen(dtype: torch.dtype) -> None:
     run = compiled(model)
     assert relative(run(x), copy_of(model)(x.double())) < 2 * LIMIT[dtype]
     assert chosen() == 2
+
+
+@torch.no_grad()
+def test_nothing_is_in_blocks_unless_asked_for() -> None:
+    run = compiled(nn.Linear(128, 64).bfloat16().eval(), blocked_products=False)
+    run(torch.randn(4, 128).bfloat16())
+    assert chosen() == 0
 
 
 @needs
