@@ -29,7 +29,7 @@ from typing import Any
 
 PROGRAM = Path(__file__).with_name("cpu_peer.py")
 RESULTS = Path(__file__).with_name("results") / "cpu.jsonl"
-IPEX28 = "/tmp/envs/ipex28"
+IPEX28 = ".venv-ipex28"
 HOW = """IPEX 2.8 runs on torch 2.8 only. To make its environment (Python 3.11):
     python3.11 -m venv {folder}
     {folder}/bin/pip install torch==2.8.0 intel-extension-for-pytorch==2.8.0 transformers==4.55.4"""
@@ -66,8 +66,8 @@ class Peer:
 
 def said(process: "subprocess.Popen[str]", line: str | None = None) -> Any:
     """What the process answers to `line`, or by itself. Raises RuntimeError when it ended."""
-    assert process.stdin
-    assert process.stdout
+    assert process.stdin is not None
+    assert process.stdout is not None
     if line is not None:
         process.stdin.write(line + "\n")
         process.stdin.flush()

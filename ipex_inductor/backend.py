@@ -349,7 +349,7 @@ def _compile_inner(
     **kwargs: Any,
 ) -> Any:
     """Inductor's inner compiler, in inference behind the weight prologue."""
-    from ipex_inductor.lowerings import sycl
+    from ipex_inductor.lowerings import blocked, sycl
     from ipex_inductor.lowerings.listed import Choosing, choosing
     from ipex_inductor.passes.prologue import split
 
@@ -357,9 +357,12 @@ def _compile_inner(
     weights = kwargs.get("static_input_idxs", ()) if prologue else ()
     limit = config.weight_prologue_bytes
     in_sycl = sycl.why_not if config.sycl == "cpu" else None
+    # AOTInductor's code calls no Python.
+    ahead = compile_inner not in (compat.compile_inner, compat.lower_inner)
+    blocks = blocked.why_not if config.blocked_products and not ahead else None
     try:
         parts = (
-            split(gm, example_inputs, weights, graph_report, limit, in_sycl)
+            split(gm, example_inputs, weights, graph_report, limit, in_sycl, blocks)
             if kwargs.get("is_inference")
             else None  # in training, our ops are on weights as they are
         )

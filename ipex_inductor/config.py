@@ -78,6 +78,12 @@ class CompileConfig:
         " | ".join(SYCL),
         "cpu: what has a kernel in SYCL runs it on the CPU too, to be tested or shown",
     )
+    blocked_products: bool = _option(
+        False,
+        "IPEX_BLOCKED_PRODUCTS",
+        "bool",
+        "products on weights in blocks by our kernel, where it was measured faster on this CPU",
+    )
     inductor: tuple[tuple[str, Any], ...] = field(
         default=(),
         hash=False,  # some of Inductor's options are dicts or lists

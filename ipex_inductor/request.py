@@ -158,6 +158,7 @@ class Request:
             "training": self.training,
             "sharded": self.sharded,
             "sycl": self._sycl,
+            "blocked_products": self.config.blocked_products,
             "targets": tuple(current(kind).arch for kind in self._kinds),
             "selected": _selected_digest(selected),
             "tables": tuple(self.tables.items()),

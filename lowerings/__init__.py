@@ -20,8 +20,17 @@ def register(sycl: bool = False) -> None:
 
 @functools.cache
 def _register() -> None:
-    from ipex_inductor.lowerings import conv, conv_templates, few_rows, linear, persistent, streamed
+    from ipex_inductor.lowerings import (
+        blocked,
+        conv,
+        conv_templates,
+        few_rows,
+        linear,
+        persistent,
+        streamed,
+    )
 
+    blocked.register()
     conv.register()
     conv_templates.register()
     few_rows.register()

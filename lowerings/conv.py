@@ -47,7 +47,7 @@ def _conv(
 ) -> Any:
     """A call on channels-last tensors, so that no reorder stands between convolutions."""
     word = UNARY[unary]
-    tensors = [_channels_last(x), weight if packed else _channels_last(weight)]
+    tensors = [channels_last(x), weight if packed else channels_last(weight)]
     epilogue: list[Any] = [word.word, scalars, word.algorithm]
     if transposed:
         op = torch.ops.mkldnn._convolution_transpose_pointwise.default
@@ -57,13 +57,13 @@ def _conv(
         constants = [padding, stride, dilation, groups, *epilogue]
     else:
         op = torch.ops.mkldnn._convolution_pointwise.binary
-        tensors.insert(1, _channels_last(other))
+        tensors.insert(1, channels_last(other))
         epilogue[0] = None if unary == "none" else word.word
         constants = [padding, stride, dilation, groups, binary, 1.0, *epilogue]
     if bias is None:
         constants.insert(0, None)
     else:
-        tensors.append(ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(bias)))
+        tensors.append(contiguous(bias))
     if binary == "add" and _dies_here(V.graph.current_node):
         layout = ir.NoneLayout(device=x.get_device())
         # Out of place, torch copies the addend first: a quarter of ResNet-50 bf16 on AMX.
@@ -80,12 +80,12 @@ def _dies_here(node: torch.fx.Node) -> bool:
     """
     other = node.args[3]
     assert isinstance(other, torch.fx.Node)
-    own = torch.ops.ipex.conv.default
+    own = (torch.ops.ipex.conv.default, torch.ops.ipex.blocked.default)
     others = [user for user in other.users if user is not node]
     return (
-        other.target is own
+        other.target in own
         and other is not node.args[0]
-        and all(user.target is own and user < node for user in others)
+        and all(user.target in own and user < node for user in others)
     )
 
 
@@ -94,9 +94,15 @@ def _order(dims: int) -> list[int]:
     return [dims - 1, 0, *range(dims - 2, 0, -1)]
 
 
-def _channels_last(x: Any) -> Any:
+def channels_last(x: Any) -> Any:
+    """`x` in memory, channels-last: a copy if it does not lie so."""
     order = _order(len(x.get_size()))
     return ir.ExternKernel.require_stride_order(ir.ExternKernel.realize_input(x), order)
+
+
+def contiguous(x: Any) -> Any:
+    """`x` in memory without gaps: a copy if it does not lie so."""
+    return ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(x))
 
 
 def _layout(x: Any) -> ir.FixedLayout:
@@ -118,14 +124,14 @@ def _cudnn_conv_relu(
     groups: int,
 ) -> Any:
     """aten's op itself: through ours, each call would go through Python once more."""
-    tensors = [_channels_last(x), _channels_last(weight)]
+    tensors = [channels_last(x), channels_last(weight)]
     if bias is not None:
         bias = ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(bias))
     window = (bias, stride, padding, dilation, groups)
     if other is None:
         call = LibraryCall(aten.cudnn_convolution_relu.default, _layout(x), [*tensors, *window])
     else:
-        addend = (_channels_last(other), 1.0)
+        addend = (channels_last(other), 1.0)
         add = aten.cudnn_convolution_add_relu.default
         call = LibraryCall(add, _layout(x), [*tensors, *addend, *window])
     return ir.TensorBox.create(call)

@@ -5,6 +5,7 @@ that our own passes rewrote contain one.
 """
 
 from ipex_inductor.ops import (
+    blocked,
     conv,
     cudnn,
     depthwise,
@@ -18,6 +19,7 @@ from ipex_inductor.ops import (
 )
 
 __all__ = [
+    "blocked",
     "conv",
     "cudnn",
     "depthwise",

@@ -23,11 +23,12 @@ from ipex_inductor.passes.whole_ops import inline
 Node = torch.fx.Node
 aten, ipex, mkldnn = torch.ops.aten, torch.ops.ipex, torch.ops.mkldnn
 
-# Their results are opaque: they may only ever run in the prologue.
+# Their results are for one reader, most of them opaque: they may only ever run in the prologue.
 PACKERS = (
     mkldnn._reorder_linear_weight.default,
     mkldnn._reorder_convolution_weight.default,
     mkldnn._reorder_convolution_transpose_weight.default,
+    ipex.blocks.default,
 )
 
 
@@ -40,6 +41,7 @@ class Product:
     shape: tuple[int, ...]  # of the packed weight
     args: Callable[[Node], tuple[Any, ...]]  # of the packed weight
     pack: Callable[[torch.fx.Graph], Node]
+    strides: tuple[int, ...] = ()  # of the packed weight; none of oneDNN's opaque layout
 
 
 def transpose_weights(graph: torch.fx.Graph, weights: Container[Node]) -> None:
@@ -79,13 +81,24 @@ def fit_to_kernels(graph: torch.fx.Graph, weights: Container[Node], report: Grap
             inline(graph, node, functools.partial(_over_a_plane, node.target))
 
 
-def pack_weights(graph: torch.fx.Graph, weights: Container[Node], report: GraphReport) -> None:
-    """Give every product whose weight is among `weights` that weight packed by oneDNN."""
+def pack_weights(
+    graph: torch.fx.Graph,
+    weights: Container[Node],
+    report: GraphReport,
+    arrange: Callable[[Product], Product | None] | None = None,
+) -> None:
+    """Give every product whose weight is among `weights` that weight packed by oneDNN.
+
+    Or as another product has it that `arrange` makes of oneDNN's.
+    """
+    arranged = 0
     for node, product in packable(graph, weights):
+        other = arrange(product) if arrange else None
+        product, arranged = other or product, arranged + (other is not None)
         with graph.inserting_before(node):
             packed = product.pack(graph)
             # What torch reports as the strides of oneDNN's opaque layout.
-            strides = (1, *[0] * (len(product.shape) - 1))
+            strides = product.strides or (1, *[0] * (len(product.shape) - 1))
             packed.meta["val"] = product.weight.meta["val"].new_empty_strided(
                 product.shape, strides
             )
@@ -93,6 +106,8 @@ def pack_weights(graph: torch.fx.Graph, weights: Container[Node], report: GraphR
         call.meta = dict(node.meta)
         node.replace_all_uses_with(call)
         graph.erase_node(node)
+    if arranged:
+        report.add("choice", "products on packed weights", f"{arranged} by our kernel, in blocks")
     for node in list(graph.nodes):
         if node.target in REFERENCES and not node.args[-1]:
             report.add("missed", str(node.target), "the weight is not a parameter: unfused again")

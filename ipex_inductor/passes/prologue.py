@@ -1,8 +1,9 @@
 """The weight prologue: work that depends on weights alone, taken out of an inference graph."""
 
+import functools
 import math
 import operator
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -11,7 +12,8 @@ import torch
 
 from ipex_inductor import compat
 from ipex_inductor.decisions import GraphReport
-from ipex_inductor.passes.packing import PACKERS, READERS, fit_to_kernels, pack_weights
+from ipex_inductor.passes.blocked import in_blocks
+from ipex_inductor.passes.packing import PACKERS, READERS, Product, fit_to_kernels, pack_weights
 from ipex_inductor.passes.program import Program, record
 from ipex_inductor.passes.sycl import WhyNot, take
 
@@ -55,12 +57,14 @@ def split(
     report: GraphReport,
     limit: int = -1,
     sycl: WhyNot | None = None,
+    why_not_blocked: Callable[[], str | None] | None = None,
 ) -> Split | None:
     """Pack and hoist the weight-only work of `gm` (changed in place), or None when there is none.
 
     `static_input_idxs` are the inputs that are parameters or buffers. Without any, all that happens
     is that our ops are unfused again. `limit`: bytes the results may take, negative for no bound.
     `sycl`: kernels in SYCL come first, but for what it has a reason against.
+    `why_not_blocked`: asked where weights in blocks would be faster; without it none are in blocks.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     weights = weight_inputs(gm.graph, static_input_idxs)
@@ -69,7 +73,10 @@ def split(
     fit_to_kernels(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report)
     budget = _Budget(limit if limit >= 0 else math.inf)
     packable = _packed_sizes(gm.graph, {**weights, **weight_only(gm.graph, weights)})
-    pack_weights(gm.graph, {n for n, size in packable.items() if budget.take(size)}, report)
+    asked = why_not_blocked and functools.cache(why_not_blocked)
+    arrange = functools.partial(_arranged, asked) if asked else None
+    chosen = {n for n, size in packable.items() if budget.take(size)}
+    pack_weights(gm.graph, chosen, report, arrange)
     for inner in gm.modules():  # bodies of higher-order ops, whose inputs are not ours to number
         if isinstance(inner, torch.fx.GraphModule) and inner is not gm:
             pack_weights(inner.graph, (), report)
@@ -97,6 +104,12 @@ def split(
         [*static_input_idxs, *range(count, count + len(outputs))],
         programs,
     )
+
+
+def _arranged(why_not: Callable[[], str | None], product: Product) -> Product | None:
+    """The product in blocks, where that is faster and there is a kernel."""
+    found = in_blocks(product)
+    return None if found is None or why_not() is not None else found
 
 
 def weight_inputs(graph: torch.fx.Graph, numbers: Iterable[int]) -> dict[Node, int]:

@@ -189,6 +189,7 @@ VALID = {
     "autotune_budget_s": st.integers(min_value=0),
     "autotune_database": st.text(),
     "sycl": st.sampled_from(SYCL),
+    "blocked_products": st.booleans(),
     "max_autotune": st.booleans(),
     "triton.cudagraphs": st.booleans(),
     "cpp.threads": st.integers(),

@@ -1,0 +1,128 @@
+"""Products of convolutions of one pixel and linear layers on a CPU: in blocks, and oneDNN's.
+
+    python benchmarks/blocked.py [--threads N] [--json FILE] [--only WORDS]
+
+Each on packed weights, with bias and a ReLU or, of convolutions, an addend and a ReLU. Minima of
+interleaved rounds, of the process's processor time, so that others who work on the machine matter
+less, in microseconds a call. Errors are relative to fp64.
+"""
+
+import argparse
+import datetime
+import functools
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from ipex_inductor import ops
+from ipex_inductor.target import current
+from ipex_inductor.templates import blocked
+
+ROUNDS = 25
+mkldnn = torch.ops.mkldnn
+assert ops
+
+# Rows of one image or text, depth, columns: ResNet-50's, BERT-base's, GPT-2's.
+IMAGES = ((3136, 64, 256), (3136, 256, 64), (784, 128, 512), (784, 512, 128))
+IMAGES += ((196, 256, 1024), (196, 1024, 256), (49, 512, 2048), (49, 2048, 512))
+LAYERS = ((128, 768, 768), (128, 768, 3072), (128, 3072, 768))
+DECODE = ((1, 768, 2304), (1, 768, 3072), (1, 3072, 768), (1, 768, 50257))
+
+
+def cases() -> Iterator[tuple[torch.dtype, bool, tuple[int, int, int]]]:
+    """Dtype, whether it is a convolution's with an addend, sizes."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for rows, depth, columns in IMAGES:
+            for batch in (1, 16):
+                yield dtype, True, (rows * batch, depth, columns)
+        for rows, depth, columns in LAYERS:
+            for batch in (1, 16):
+                yield dtype, False, (rows * batch, depth, columns)
+        for sizes in DECODE:
+            yield dtype, False, sizes
+
+
+def calls(
+    dtype: torch.dtype, added: bool, sizes: tuple[int, int, int]
+) -> Iterator[tuple[str, Callable[[], object], Tensor, Callable[[], Tensor]]]:
+    """Name, the call, the exact result, and the computed one."""
+    rows, depth, columns = sizes
+    shapes = (rows, depth), (columns, depth), (columns,), (rows, columns)
+    x, weight, bias, other = (torch.randn(s).to(dtype) for s in shapes)
+    weight /= depth**0.5
+    exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    truth = torch.relu(exact + other.double() if added else exact)
+    out, arranged = torch.empty_like(other), torch.ops.ipex.blocks(weight)
+    words = columns, True, int(added), blocked.UNARY.index("relu")
+    rest = (bias, other) if added else (bias,)
+    yield "blocked", lambda: blocked.call(x, arranged, *rest, *words, out=out), truth, lambda: out
+    if not added:
+        packed = mkldnn._reorder_linear_weight(weight, rows)
+        plain = functools.partial(mkldnn._linear_pointwise, x, packed, bias, "relu", [], "")
+        yield "onednn", plain, truth, plain
+        return
+    side = next(n for n in (56, 28, 14, 7) if rows % (n * n) == 0)
+    images = [t.view(-1, side, side, t.shape[1]).permute(0, 3, 1, 2) for t in (x, other)]
+    window = [0, 0], [1, 1], [1, 1], 1
+    packed = mkldnn._reorder_convolution_weight(
+        weight[:, :, None, None], *window, list(images[0].shape)
+    )
+    # In place it saves a copy of the addend; that the addend grows changes no speed.
+    last = ("add", 1.0, "relu", [], "")
+    summed = images[1].clone(memory_format=torch.channels_last)
+    known = (packed, bias, *window, *last)
+    conv = functools.partial(mkldnn._convolution_pointwise_.binary, summed, images[0], *known)
+    once = functools.partial(mkldnn._convolution_pointwise.binary, *images, *known)
+    yield "onednn", conv, truth, lambda: once().permute(0, 2, 3, 1).reshape(rows, columns)
+
+
+def seconds(call: Callable[[], object], count: int) -> float:
+    """Of processor time, a call."""
+    begin = time.process_time()
+    for _ in range(count):
+        call()
+    return (time.process_time() - begin) / count
+
+
+@torch.no_grad()
+def main() -> None:
+    """Print a row a case; with --json also append it to FILE."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", default="", help="the cases in whose row this stands")
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    known = {
+        "date": datetime.date.today().isoformat(),
+        "torch": torch.__version__,
+        "arch": current().arch,
+        "threads": options.threads,
+        "command": "python benchmarks/blocked.py",
+    }
+    for dtype, added, sizes in cases():
+        row = {"dtype": str(dtype), "added": added, "rows, depth, columns": sizes}
+        if options.only not in str(row):
+            continue
+        best: dict[str, float] = {}
+        made = list(calls(dtype, added, sizes))
+        count = max(1, int(2e-3 / seconds(made[0][1], 3)))
+        for _ in range(ROUNDS):
+            for name, call, _, _ in made:
+                best[name] = min(best.get(name, math.inf), seconds(call, count) * 1e6)
+        for name, _, truth, result in made:
+            row[f"{name}, us"] = round(best[name], 1)
+            row[f"{name}, error"] = float((result().double() - truth).norm() / truth.norm())
+        row["speedup"] = round(best["onednn"] / best["blocked"], 3)
+        print(json.dumps(row), flush=True)
+        if options.json:
+            with open(options.json, "a") as file:
+                file.write(json.dumps({**row, **known}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""`ipex::blocked`: a product on a weight in blocks, with its epilogue; `ipex::blocks` makes it."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ipex_inductor.ops import epilogue
+
+COLUMNS = 64  # of a block
+
+
+@torch.library.custom_op("ipex::blocks", mutates_args=())
+def blocks(weight: Tensor) -> Tensor:
+    """weight [N, K] or [N, K, 1, 1] in blocks of 64 rows, the last filled with zeros.
+
+    In 16 bits [N / 64, K / 2, 64, 2], where K must be even; in fp32 [N / 64, K, 64, 1].
+    """
+    flat = weight.reshape(weight.shape[0], -1)
+    filled = F.pad(flat, (0, 0, 0, -len(flat) % COLUMNS))
+    count, depth, _, paired = _shape(weight)
+    return filled.view(count, COLUMNS, depth, paired).transpose(1, 2).contiguous()
+
+
+@blocks.register_fake
+def _(weight: Tensor) -> Tensor:
+    return weight.new_empty(_shape(weight))
+
+
+@torch.library.custom_op("ipex::blocked", mutates_args=())
+def blocked(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    columns: int,
+    binary: str,
+    unary: str,
+    image: bool,
+) -> Tensor:
+    """`unary(binary(x @ w.T + bias, other))`, the words of `ops/epilogue.py`, rounded once.
+
+    x [..., K], weight as `ipex::blocks` makes it of [N, K], bias [N], other [..., N] -> [..., N],
+    `columns` is N. `image`: x is [B, K, H, W], other and the result [B, N, H, W], channels-last.
+    """
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    plain = weight.transpose(1, 2).reshape(-1, weight.shape[1] * weight.shape[3])[:columns]
+    rows = x.permute(0, 2, 3, 1) if image else x
+    tensors = (rows.to(wide), plain.to(wide), bias if bias is None else bias.to(wide))
+    product = F.linear(*tensors)
+    product = product.permute(0, 3, 1, 2) if image else product
+    addend = other if other is None else other.to(wide)
+    result = epilogue.apply(product, addend, binary, unary, []).to(x.dtype)
+    return result.contiguous(memory_format=_format(image))
+
+
+@blocked.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    columns: int,
+    binary: str,
+    unary: str,
+    image: bool,
+) -> Tensor:
+    size = (x.shape[0], columns, *x.shape[2:]) if image else (*x.shape[:-1], columns)
+    return x.new_empty(size).contiguous(memory_format=_format(image))
+
+
+def _format(image: bool) -> torch.memory_format:
+    return torch.channels_last if image else torch.contiguous_format
+
+
+def _shape(weight: Tensor) -> tuple[int, int, int, int]:
+    paired = 2 if weight.element_size() == 2 else 1
+    depth = weight.numel() // weight.shape[0]
+    return -(-weight.shape[0] // COLUMNS), depth // paired, COLUMNS, paired

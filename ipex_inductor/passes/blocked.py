@@ -1,0 +1,76 @@
+"""Products on weights in blocks, by a kernel of ours, where it was measured to beat oneDNN's own.
+
+Linear layers, and convolutions of one pixel in channels-last graphs. What counts is how much one
+product does and how much is set up for it at each call (`benchmarks/blocked.py`).
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ipex_inductor.ops.blocked import COLUMNS
+from ipex_inductor.passes.packing import Product
+from ipex_inductor.target import current
+
+Node = torch.fx.Node
+ipex = torch.ops.ipex
+
+BINARY = ("none", "add", "mul")
+UNARY = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
+
+# Where it is faster, by CPU and dtype: from which depth on (columns of x), up to how many rows.
+FASTER: Mapping[tuple[str, torch.dtype], tuple[int, int]] = {
+    ("x86-64:avx512_bf16", torch.bfloat16): (128, 1024),
+    ("x86-64:avx512_bf16", torch.float32): (128, 16),
+}
+
+
+def in_blocks(product: Product) -> Product | None:
+    """The same product on a weight in blocks; None where oneDNN's is kept."""
+    x, _, bias, other, *window, binary, unary, scalars, form = product.args(product.weight)
+    image = product.op is ipex.conv.default
+    value = product.weight.meta["val"]
+    if (image and (not _is_one_pixel(product.shape, window) or form != "channels_last")) or (
+        binary not in BINARY
+        or unary not in UNARY
+        or scalars
+        or not _is_faster(x.meta["val"], value)
+    ):
+        return None
+    words = binary, unary, image
+    columns = product.shape[0]
+    paired = 2 if value.element_size() == 2 else 1
+    shape = (-(-columns // COLUMNS), product.shape[1] // paired, COLUMNS, paired)
+    return Product(
+        ipex.blocked.default,
+        product.weight,
+        shape,
+        lambda packed: (x, packed, bias, other, columns, *words),
+        lambda g: g.call_function(ipex.blocks.default, (product.weight,)),
+        strides=(shape[1] * COLUMNS * paired, COLUMNS * paired, paired, 1),
+    )
+
+
+def _is_one_pixel(shape: tuple[int, ...], window: list[Any]) -> bool:
+    """Whether a convolution is a product: its window one pixel, no stride, no groups."""
+    stride, padding, _, transposed, _, groups = window
+    steps = list(stride) == [1, 1] and not any(padding)
+    return len(shape) == 4 and shape[2:] == (1, 1) and steps and not transposed and groups == 1
+
+
+def _is_faster(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether it was measured to be for products of these sizes; not for one that may change."""
+    depth, sizes = weight.shape[1], list(x.shape)
+    bounds = FASTER.get((_architecture(), weight.dtype))
+    if bounds is None or not all(isinstance(size, int) for size in sizes):
+        return False
+    least, most = bounds
+    return depth >= least and depth % 2 == 0 and math.prod(sizes) // depth <= most
+
+
+@functools.cache
+def _architecture() -> str:
+    return current().arch

@@ -1,0 +1,59 @@
+"""`ipex::blocked` to a call of `templates/blocked.py`, which writes Inductor's buffer."""
+
+from typing import Any
+
+import torch
+from torch._inductor import config, ir
+from torch._inductor.lowering import register_lowering
+from torch._inductor.virtualized import V
+
+from ipex_inductor.lowerings.conv import channels_last, contiguous
+from ipex_inductor.templates import blocked
+
+NAME = "ipex_blocked"  # in generated code
+
+
+class BlockedCall(ir.ExternKernelOut):
+    """The call in generated Python, which imports it."""
+
+    def codegen(self, wrapper: Any) -> None:
+        """Write the call, and the import once."""
+        wrapper.add_import_once(f"from {blocked.__name__} import call as {NAME}")
+        super().codegen(wrapper)
+
+
+def _blocked(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    other: Any,
+    columns: int,
+    binary: str,
+    unary: str,
+    image: bool,
+) -> Any:
+    place = channels_last if image else contiguous
+    tensors = [place(x), contiguous(weight)]
+    tensors += [] if bias is None else [contiguous(bias)]
+    tensors += [] if other is None else [place(other)]
+    words = columns, bias is not None, blocked.BINARY.index(binary), blocked.UNARY.index(unary)
+    value = V.graph.current_node.meta["val"]
+    size, stride = ([_expression(n) for n in numbers] for numbers in (value.shape, value.stride()))
+    layout = ir.FixedLayout(x.get_device(), x.get_dtype(), size, stride)
+    return ir.TensorBox.create(BlockedCall(layout, tensors, words, python_kernel_name=NAME))
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def why_not() -> str | None:
+    """Why generated code cannot call our kernel here, None when it can."""
+    if config.cpp_wrapper:
+        return "generated C++ calls oneDNN alone"
+    return blocked.why_not()
+
+
+def register() -> None:
+    """Add the lowering to Inductor's registry."""
+    register_lowering(torch.ops.ipex.blocked.default, type_promotion_kind=None)(_blocked)

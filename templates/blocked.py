@@ -1,0 +1,87 @@
+"""Products on weights in blocks of 64 columns: `blocked.cpp`, and how Inductor's code calls it."""
+
+import ctypes
+import functools
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipex_inductor import ops
+from ipex_inductor.aot_cache.key import pairs
+from ipex_inductor.templates.cpp import NotBuiltError, load
+
+assert ops  # which registers ipex::blocked
+log = logging.getLogger("ipex_inductor")
+
+BINARY = ("none", "add", "mul")  # by their numbers there
+UNARY = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
+ARGUMENTS = (*[ctypes.c_int64] * 3, *[ctypes.c_void_p] * 5, *[ctypes.c_int32] * 2)
+NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+
+
+class Library:
+    """The compiled kernels. Raises `NotBuiltError`, also where this CPU's oneDNN has none."""
+
+    def __init__(self) -> None:
+        source = Path(__file__).with_name("blocked.cpp").read_text
+        library = load(source, pairs({"template": "blocked"}), with_torch=True)
+        if not library.works():
+            raise NotBuiltError("oneDNN has no micro-kernel here")
+        self.kernels = {dtype: getattr(library, name) for dtype, name in NAMES.items()}
+        for kernel in self.kernels.values():
+            kernel.restype, kernel.argtypes = None, ARGUMENTS
+
+
+@functools.cache
+def library() -> Library:
+    """The library, built at the first call and kept in the kernel cache. Raises `NotBuiltError`."""
+    return Library()
+
+
+@functools.cache
+def why_not() -> str | None:
+    """Why there is no library here, None when there is."""
+    try:
+        library()
+    except NotBuiltError as error:
+        return str(error)
+    return None
+
+
+def call(x: Tensor, blocks: Tensor, *rest: Any, out: Tensor) -> None:
+    """`out` = what `ipex::blocked` computes: what Inductor's code calls.
+
+    rest: bias and other if there are any, then columns, whether there is a bias, and the numbers of
+    the words. x [rows, K], and out and other [rows, columns], lie without gaps in their shapes; of
+    four dimensions they are channels-last images.
+    """
+    *tensors, columns, biased, binary, unary = rest
+    rows = out.numel() // columns
+    if why_not() is not None:  # of a cache that was filled where there is one
+        _in_torchs_ops(x, blocks, *rest, out=out)
+    elif rows:
+        library().kernels[x.dtype](
+            *(rows, x.numel() // rows, columns, x.data_ptr(), blocks.data_ptr()),
+            *(
+                tensors[0].data_ptr() if biased else None,
+                tensors[-1].data_ptr() if binary else None,
+            ),
+            *(out.data_ptr(), binary, unary),
+        )
+
+
+def _in_torchs_ops(x: Tensor, blocks: Tensor, *rest: Any, out: Tensor) -> None:
+    """The same, slowly."""
+    _say_once()
+    *tensors, columns, biased, binary, unary = rest
+    bias, other = tensors[0] if biased else None, tensors[-1] if binary else None
+    words = columns, BINARY[binary], UNARY[unary], x.dim() == 4
+    out.copy_(torch.ops.ipex.blocked(x, blocks, bias, other, *words))
+
+
+@functools.cache
+def _say_once() -> None:
+    log.warning("a compiled graph runs slowly, without our products: %s", why_not())

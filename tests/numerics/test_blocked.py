@@ -1,0 +1,234 @@
+"""Products on weights in blocks: what they compute, where they are chosen, and where not."""
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import ipex_inductor
+from ipex_inductor import decisions
+from ipex_inductor.ops.blocked import blocked as op
+from ipex_inductor.passes import blocked as choice
+from ipex_inductor.target import current
+from ipex_inductor.templates import blocked
+
+HERE = current("cpu").arch
+needs = pytest.mark.skipif(
+    (HERE, torch.bfloat16) not in choice.FASTER or blocked.why_not() is not None,
+    reason="oneDNN's products are kept on this CPU",
+)
+DTYPES = (torch.bfloat16, torch.float32)
+# One rounding of the result: 2^-9 / sqrt(3) of a bf16 in the mean, and the sums' own in fp32.
+LIMIT = {torch.bfloat16: 2.5e-3, torch.float32: 2e-6}
+
+
+def relative(result: Tensor, truth: Tensor) -> float:
+    """Distance of `result` from `truth`, as a share of its size."""
+    return float((result.double() - truth).norm() / truth.norm())
+
+
+def case(dtype: torch.dtype, rows: int, depth: int, columns: int) -> list[Tensor]:
+    """x, weight, bias, other."""
+    torch.manual_seed(0)
+    x, weight, bias, other = (
+        torch.randn(shape)
+        for shape in ((rows, depth), (columns, depth), (columns,), (rows, columns))
+    )
+    return [t.to(dtype) for t in (x, weight / depth**0.5, bias, other)]
+
+
+@needs
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "sizes", [(3, 2, 17), (5, 70, 130), (64, 128, 64), (65, 66, 63), (0, 8, 8)]
+)
+def test_every_word_is_computed(dtype: torch.dtype, sizes: tuple[int, int, int]) -> None:
+    """Kernel and reference op against fp64; rows, columns beyond a block; NaNs where none wrote."""
+    x, weight, bias, other = case(dtype, *sizes)
+    columns = sizes[2]
+    arranged = torch.ops.ipex.blocks(weight)
+    for (i, binary), (j, unary), biased in itertools.product(
+        enumerate(blocked.BINARY), enumerate(blocked.UNARY), (True, False)
+    ):
+        truth = F.linear(x.double(), weight.double(), bias.double() if biased else None)
+        words = {"none": truth, "add": truth + other.double(), "mul": truth * other.double()}
+        truth = choice_of(unary)(words[binary])
+        rest = [*([bias] if biased else []), *([other] if i else []), columns, biased, i, j]
+        out = torch.full_like(other, torch.nan)
+        blocked.call(x, arranged, *rest, out=out)
+        addend = other if i else None
+        plain = op(x, arranged, bias if biased else None, addend, columns, binary, unary, False)
+        for result in (out, plain) if sizes[0] else ():
+            assert relative(result, truth) < LIMIT[dtype], (binary, unary, biased)
+
+
+def choice_of(unary: str):  # type: ignore[no-untyped-def]
+    """What the word means, in torch's functions."""
+    from ipex_inductor.ops.epilogue import UNARY
+
+    return UNARY[unary].fn
+
+
+class Bottleneck(nn.Module):
+    """Convolutions of one pixel around one of three, as ResNet-50 has them."""
+
+    def __init__(self, wide: int = 256, narrow: int = 128) -> None:
+        super().__init__()
+        self.reduce = nn.Conv2d(wide, narrow, 1)
+        self.middle = nn.Conv2d(narrow, narrow, 3, padding=1)
+        self.expand = nn.Conv2d(narrow, wide, 1)
+        self.halve = nn.Conv2d(wide, narrow, 1, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, wide, H, W], channels-last."""
+        inner = torch.relu(self.middle(torch.relu(self.reduce(x))))
+        return self.halve(torch.relu(self.expand(inner) + x))
+
+
+def chosen() -> int:
+    """How many products of the last graph were given to our kernel."""
+    events = decisions.reports()[-1].events
+    told = [e.reason for e in events if e.subject == "products on packed weights"]
+    return int(told[0].split()[0]) if told else 0
+
+
+def compiled(model: nn.Module, **options: object):  # type: ignore[no-untyped-def]
+    """By backend `ipex`; what falls back is an error."""
+    torch.compiler.reset()
+    decisions.clear()
+    asked = {"strict": True, "blocked_products": True, **options}
+    return torch.compile(model, backend="ipex", options=asked)
+
+
+@needs
+@torch.no_grad()
+def test_convolutions_of_one_pixel_are_chosen_and_follow_their_weights() -> None:
+    """Two of four convolutions: not the one of three pixels, not the one with a stride."""
+    model = Bottleneck().bfloat16().eval().to(memory_format=torch.channels_last)
+    x = torch.randn(2, 256, 9, 9).bfloat16().to(memory_format=torch.channels_last)
+    run = compiled(model)
+    for _ in range(2):
+        result = run(x)
+        truth = copy_of(model)(x.double())
+        assert chosen() == 2
+        assert result.is_contiguous(memory_format=torch.channels_last)
+        # Four products, each rounded to bf16 once.
+        assert relative(result, truth) < 4 * LIMIT[torch.bfloat16]
+        model.expand.weight.mul_(2)  # in place, as training does
+        model.reduce.weight.add_(0.01)
+
+
+def copy_of(model: nn.Module) -> nn.Module:
+    """The model with the same weights in fp64."""
+    import copy
+
+    return copy.deepcopy(model).double()
+
+
+@needs
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_layers_are_chosen(dtype: torch.dtype) -> None:
+    """With GELU, with an addend, with columns that fill no block, behind a transposed input."""
+    model = nn.Sequential(nn.Linear(128, 200), nn.GELU(), nn.Linear(200, 130)).to(dtype).eval()
+    x = torch.randn(128, 3).to(dtype).t()
+    run = compiled(model)
+    assert relative(run(x), copy_of(model)(x.double())) < 2 * LIMIT[dtype]
+    assert chosen() == 2
+
+
+@torch.no_grad()
+def test_nothing_is_in_blocks_unless_asked_for() -> None:
+    run = compiled(nn.Linear(128, 64).bfloat16().eval(), blocked_products=False)
+    run(torch.randn(4, 128).bfloat16())
+    assert chosen() == 0
+
+
+@needs
+@torch.no_grad()
+def test_what_is_not_faster_or_cannot_be_is_left_to_onednn() -> None:
+    """Few columns of x, many rows, an odd depth, a word the kernel lacks."""
+    near = (
+        (nn.Linear(64, 64), (4, 64)),
+        (nn.Linear(128, 64), (2000, 128)),
+        (nn.Linear(129, 64), (4, 129)),
+        (nn.Sequential(nn.Linear(128, 64), nn.Hardswish()), (4, 128)),
+    )
+    for model, shape in near:
+        x = torch.randn(shape).bfloat16()
+        run = compiled(model.bfloat16().eval())
+        assert relative(run(x), copy_of(model)(x.double())) < 2 * LIMIT[torch.bfloat16]
+        assert chosen() == 0, model
+
+
+@needs
+@torch.no_grad()
+def test_a_cached_graph_is_right_where_there_is_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that was filled elsewhere: torch's ops then."""
+    model = Bottleneck().bfloat16().eval().to(memory_format=torch.channels_last)
+    x = torch.randn(1, 256, 5, 5).bfloat16().to(memory_format=torch.channels_last)
+    run = compiled(model)
+    expected = run(x)
+    assert chosen() == 2
+    monkeypatch.setattr(blocked, "why_not", lambda: "for this test")
+    assert relative(run(x), expected.double()) < 4 * LIMIT[torch.bfloat16]
+
+
+CHILD = """
+import sys
+import torch
+sys.path.insert(0, {tests!r})
+from numerics.test_blocked import Bottleneck, chosen, compiled, copy_of, relative
+dtype = getattr(torch, sys.argv[1])
+torch.manual_seed(0)
+model = Bottleneck().to(dtype).eval().to(memory_format=torch.channels_last)
+x = torch.randn(2, 256, 14, 14).to(dtype).to(memory_format=torch.channels_last)
+with torch.no_grad():
+    run = compiled(model)
+    run(x)
+    with torch.backends.mkldnn.verbose(1):
+        result = run(x)
+    error = relative(result, copy_of(model)(x.double()))
+print("told", torch.backends.cpu.get_cpu_capability(), chosen(), error, flush=True)
+"""
+
+
+def child(dtype: str, **limits: str) -> tuple[str, int, float, str]:
+    """CPU capability, products by our kernel, error, and oneDNN's log of a call, of a process."""
+    tests = os.path.dirname(os.path.dirname(__file__))
+    root = os.path.dirname(os.path.dirname(ipex_inductor.__file__))
+    env = {**os.environ, **limits, "PYTHONPATH": os.pathsep.join([root, tests])}
+    command = [sys.executable, "-c", CHILD.format(tests=tests), dtype]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    told = re.search(r"^told (\S+) (\d+) (\S+)$", done.stdout, re.MULTILINE)
+    assert told, done.stdout
+    return told[1], int(told[2]), float(told[3]), done.stdout
+
+
+def test_no_reorder_stands_between_convolutions() -> None:
+    """Counted in oneDNN's own log of a second call."""
+    *_, log = child("bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32")
+    done = [line.split(",")[5] for line in log.splitlines() if ",primitive,exec," in line]
+    assert done.count("convolution") >= 2, log
+    assert "reorder" not in done, log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("capability", "isa"), [("avx2", "AVX2"), ("avx512", "AVX512_CORE"), ("avx512", "ALL")]
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_lesser_cpus_compute_the_same(capability: str, isa: str, dtype: str) -> None:
+    """Torch's and oneDNN's code for CPUs without AVX-512, without its bf16 products, and all."""
+    limits = {"ATEN_CPU_CAPABILITY": capability, "ONEDNN_MAX_CPU_ISA": isa}
+    came, ours, error, _ = child(dtype, **limits)
+    assert came.lower() == capability or "x86" not in HERE
+    assert ours == 0 or capability == "avx512"
+    assert error < 4 * LIMIT[getattr(torch, dtype)]
