@@ -261,7 +261,7 @@ def test_nothing_is_held():
 def test_where_cpp_is_not_to_be_had_python_looks(monkeypatch, caplog):
     """And the log says so, once."""
 
-    def missing(*_):
+    def missing(*_, **__):
         raise NotBuiltError("no C++ compiler is here, and no cache has the kernel")
 
     monkeypatch.undo()

@@ -280,9 +280,9 @@ def test_but_only_if_all_else_is_the_same(field, without_compiler, monkeypatch):
     without_compiler()
     key_of = cpp.key_of
 
-    def otherwise(problem, with_torch) -> Key:
+    def otherwise(problem, *how) -> Key:
         value = "other" if field in ("source", "architecture") else (("other", 1),)
-        return replace(key_of(problem, with_torch), **{field: value})
+        return replace(key_of(problem, *how), **{field: value})
 
     monkeypatch.setattr(cpp, "key_of", otherwise)
     with pytest.raises(cpp.NotBuiltError, match=r"no C\+\+ compiler is here"):
