@@ -45,11 +45,11 @@ def joined(device, biases=True, dtypes=(torch.bfloat16,) * 3, behind=activated):
         shapes = [(w, 128) for w in WIDTHS] + [(w,) for w in WIDTHS] * biases
         own = [torch.empty(s, device=device, dtype=torch.bfloat16) for s in shapes]
         graph = make_fx(functools.partial(products, behind))(x, *own).graph
-    weights = set(graph.find_nodes(op="placeholder")[1:])
-    for node, dtype in zip(weights, dtypes, strict=False):
+    weights = graph.find_nodes(op="placeholder")[1:]
+    for node, dtype in zip(reversed(weights), dtypes, strict=False):  # biases: no op between
         node.meta["val"] = node.meta["val"].to(dtype)
     report = GraphReport()
-    shared_input.join_linears(graph, weights, report)
+    shared_input.join_linears(graph, set(weights), report)
     return graph, [(event.kind, event.reason) for event in report.events]
 
 
