@@ -27,6 +27,8 @@ from ipex_inductor.passes import attention
 atexit.register(shutil.rmtree, os.environ["IPEX_HOME"], ignore_errors=True)
 hypothesis.settings.register_profile("ci", deadline=None)  # two noisy cores
 hypothesis.settings.load_profile("ci")
+# Every test compiles, and all that torch imported is walked each time: a fifth of a test's time.
+gc.set_threshold(100_000, 10, 10)
 
 
 @pytest.fixture(autouse=True)

@@ -260,5 +260,6 @@ def test_it_is_put_off_from_where_dynamo_begins_to_trace_the_first_graph(first, 
         capture_output=True,
         text=True,
     )
-    usual = gc.get_threshold()[0]
-    assert done.stdout.split() == [*map(str, (usual, 500_000, usual, usual, usual))], done.stderr
+    usual, *seen = done.stdout.split() or [done.stderr]
+    assert seen == ["500000", usual, usual, usual]
+    assert usual != "500000"
