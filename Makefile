@@ -33,9 +33,11 @@ test: $(VENV)/installed
 slow: $(VENV)/installed
 	$(BIN)/python -m pytest $(TESTS) $(SPREAD) -m slow
 
-# The kernel cache under everything that tests/reliability can do to it; -rP shows the figures.
+# The kernel cache, and autotune records, under all that tests/reliability can do to them; -rP shows
+# the figures.
 reliability: $(VENV)/installed
-	$(BIN)/python -m pytest tests/reliability/test_cache_*.py -m "slow or not slow" -rP --show-capture=stdout
+	$(BIN)/python -m pytest tests/reliability/test_cache_*.py tests/reliability/test_autotune_killed.py \
+	  -m "slow or not slow" -rP --show-capture=stdout
 
 # Every kernel in SYCL on the CPU, in all its forms (a second each to compile).
 sycl: $(VENV)/installed

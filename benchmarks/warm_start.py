@@ -22,11 +22,13 @@ import torch
 PROGRAM = Path(__file__).with_name("warm_start_program.py")
 BACKENDS = {"ipex": "IPEX_HOME", "inductor": "TORCHINDUCTOR_CACHE_DIR"}  # where each keeps things
 CACHES_ON = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "1", "TORCHINDUCTOR_AUTOGRAD_CACHE": "1"}
+# An installed package has its bytecode; for a checkout the cold process writes it.
+WITHOUT = {*BACKENDS.values(), "PYTHONDONTWRITEBYTECODE"}
 
 
 def started(backend: str, folder: Path, **variables: str) -> dict[str, Any]:
     """What one process says of itself; `folder` is the backend's, and all that it knows."""
-    inherited = {k: v for k, v in os.environ.items() if k not in BACKENDS.values()}
+    inherited = {k: v for k, v in os.environ.items() if k not in WITHOUT}
     env = {**inherited, **CACHES_ON, BACKENDS[backend]: str(folder), **variables}
     command = [sys.executable, str(PROGRAM), backend]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)

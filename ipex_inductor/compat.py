@@ -262,6 +262,20 @@ def reload_graph(graph: Any, constants: Any) -> Any:
     return loaded
 
 
+def unanalysed() -> contextlib.AbstractContextManager[Any]:
+    """What is called inside goes past AOT autograd's check of custom ops, if that is what is on.
+
+    A graph's first call is under it, each op at the price of some Python; no op inside is custom.
+    """
+    from torch.utils import _python_dispatch as dispatch
+
+    mode = type(dispatch._get_current_dispatch_mode()).__name__
+    if mode != "_AnalyzeCustomOpInputOutputMode":
+        return contextlib.nullcontext()
+    popped: contextlib.AbstractContextManager[Any] = dispatch._pop_mode_temporarily()
+    return popped
+
+
 @functools.cache
 def name_system() -> None:
     """Have Inductor name this system, for the process, without hashing Triton where that is lost.

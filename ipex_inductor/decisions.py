@@ -4,7 +4,7 @@ import functools
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
@@ -95,15 +95,16 @@ class GraphReport:
         return f"{text} (out of a graph cache)" if self.source == "cache" else text
 
     def publish(self) -> None:
-        """Say the summary in the log, and all of it as a structured trace event (for tlparse)."""
-        from torch._logging._internal import trace_structured
+        """Say the summary in the log, and all of it as structured trace events (for tlparse).
 
+        What the kernel cache said is in the name of one, as torch's own caches have it:
+        `ipex_cache_hit`.
+        """
         log.info("%s", self.summary())
-        trace_structured(
-            "artifact",
-            metadata_fn=lambda: {"name": "ipex_passes", "encoding": "json"},
-            payload_fn=self.to_dict,
-        )
+        _trace("ipex_passes", "json", self.to_dict)
+        for event in self.events:
+            if event.kind == "cache":
+                _trace(f"ipex_cache_{event.subject.replace(' ', '_')}", "string", event.reason)
 
     def to_dict(self) -> dict[str, Any]:
         """Source and events as plain data."""
@@ -112,6 +113,16 @@ class GraphReport:
     def __str__(self) -> str:
         """A line for each decision."""
         return "\n".join(map(str, self.events)) or "nothing was asked for"
+
+
+def _trace(name: str, encoding: str, payload: str | Callable[[], Any]) -> None:
+    from torch._logging._internal import trace_structured
+
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": name, "encoding": encoding},
+        payload_fn=lambda: payload() if callable(payload) else payload,
+    )
 
 
 def graph_text(graph: Any) -> str:

@@ -5,11 +5,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ipex_inductor.ops import epilogue
+from ipex_inductor.ops.defining import op
 
 COLUMNS = 64  # of a block
 
 
-@torch.library.custom_op("ipex::blocks", mutates_args=())
+@op("blocks")
 def blocks(weight: Tensor) -> Tensor:
     """weight [N, K] or [N, K, 1, 1] in blocks of 64 rows, the last filled with zeros.
 
@@ -26,7 +27,7 @@ def _(weight: Tensor) -> Tensor:
     return weight.new_empty(_shape(weight))
 
 
-@torch.library.custom_op("ipex::blocked", mutates_args=())
+@op("blocked")
 def blocked(
     x: Tensor,
     weight: Tensor,

@@ -4,12 +4,13 @@ import torch
 from torch import Tensor
 
 from ipex_inductor.ops import epilogue
+from ipex_inductor.ops.defining import op
 from ipex_inductor.ops.epilogue import UNARY
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-@torch.library.custom_op("ipex::conv", mutates_args=())
+@op("conv")
 def conv(
     x: Tensor,
     weight: Tensor,

@@ -3,10 +3,12 @@
 import torch
 from torch import Tensor
 
+from ipex_inductor.ops.defining import op
+
 aten = torch.ops.aten
 
 
-@torch.library.custom_op("ipex::cudnn_conv_relu", mutates_args=())
+@op("cudnn_conv_relu")
 def cudnn_conv_relu(
     x: Tensor,
     weight: Tensor,

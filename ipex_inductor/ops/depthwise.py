@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ipex_inductor.ops.defining import op
 from ipex_inductor.ops.stem import rows_of, sides
 
 
@@ -11,7 +12,7 @@ def taps(weight: Tensor) -> Tensor:
     return weight.flatten(1).t().contiguous()
 
 
-@torch.library.custom_op("ipex::conv_depthwise", mutates_args=())
+@op("conv_depthwise")
 def conv_depthwise(
     x: Tensor,
     taps: Tensor,

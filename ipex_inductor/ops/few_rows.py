@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor
 
+from ipex_inductor.ops.defining import op
 
-@torch.library.custom_op("ipex::few_rows", mutates_args=())
+
+@op("few_rows")
 def few_rows(x: Tensor, weight: Tensor, terms: int, tile: list[int]) -> Tensor:
     """`x @ weight.T` of `terms` terms at a time, one part below the other, not rounded.
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ipex_inductor.ops.defining import op
 from ipex_inductor.ops.stem import rows_of, sides
 
 
@@ -11,7 +12,7 @@ def rows_of_weight(weight: Tensor) -> Tensor:
     return weight.permute(0, 2, 3, 1).flatten(1).contiguous()
 
 
-@torch.library.custom_op("ipex::conv_fprop", mutates_args=())
+@op("conv_fprop")
 def conv_fprop(
     x: Tensor,
     rows: Tensor,

@@ -5,10 +5,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ipex_inductor.ops import epilogue
+from ipex_inductor.ops.defining import op
 from ipex_inductor.ops.epilogue import UNARY
 
 
-@torch.library.custom_op("ipex::linear", mutates_args=())
+@op("linear")
 def linear(
     x: Tensor,
     weight: Tensor,

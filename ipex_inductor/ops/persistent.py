@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ipex_inductor.ops.defining import op
 from ipex_inductor.ops.few_rows import unrounded
 
 
-@torch.library.custom_op("ipex::persistent", mutates_args=())
+@op("persistent")
 def persistent(x: Tensor, weight: Tensor, bias: Tensor | None, tile: list[int]) -> Tensor:
     """`x @ weight.T + bias`, not rounded: x [M, K], weight [N, K], bias [N] -> [M, N] in fp32.
 

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ipex_inductor.ops.defining import op
+
 TERMS = 64  # a matrix has a multiple of so many rows: those beyond the window are zero
 VECTOR = 8  # neighbours that one load may take
 
@@ -69,7 +71,7 @@ def restored(matrix: Tensor, found: Runs, channels: int, window: list[int], last
     return rows.reshape(-1, channels, *window)
 
 
-@torch.library.custom_op("ipex::conv_stem", mutates_args=())
+@op("conv_stem")
 def conv_stem(
     x: Tensor,
     matrix: Tensor,

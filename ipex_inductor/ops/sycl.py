@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ipex_inductor.ops import epilogue
+from ipex_inductor.ops.defining import op
 from ipex_inductor.ops.stem import sides
 
 WORD = 4  # bytes that a lane reads of its column at a time
@@ -72,7 +73,7 @@ def by_groups(weight: Tensor) -> Tensor:
     return weight.permute(2, 3, 1, 0).contiguous()
 
 
-@torch.library.custom_op("ipex::sycl_packed", mutates_args=())
+@op("sycl_packed")
 def sycl_packed(weight: Tensor, dilation: list[int], groups: int) -> Tensor:
     """The weight of a linear layer, [N, K], or of a convolution, [O, C / groups, h, w], packed."""
     if weight.dim() == 2:
@@ -96,7 +97,7 @@ def _(weight: Tensor, dilation: list[int], groups: int) -> Tensor:
     return weight.new_empty((words, -(-columns // COLUMNS) * COLUMNS, WORD // size))
 
 
-@torch.library.custom_op("ipex::sycl_linear", mutates_args=())
+@op("sycl_linear")
 def sycl_linear(
     x: Tensor,
     weight: Tensor,
@@ -129,7 +130,7 @@ def _(
     return x.new_empty((*x.shape[:-1], columns))
 
 
-@torch.library.custom_op("ipex::sycl_conv", mutates_args=())
+@op("sycl_conv")
 def sycl_conv(
     x: Tensor,
     weight: Tensor,

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ipex_inductor import compat
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.passes.program import Program
 from ipex_inductor.templates.weights_cpp import Read, reader
@@ -55,7 +56,7 @@ class DerivedWeights:
         current = self._latest.current  # read once: another thread may replace it
         if current is not None and current[0] == _state(weights, self._read):
             return current[1]
-        with _lock:
+        with _lock, compat.unanalysed():
             return self._derive(weights)
 
     def _derive(self, weights: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from helpers import Mlp, code_of
 from torch import nn
 from torch._dynamo.utils import counters
+from torch._functorch._aot_autograd import runtime_wrappers
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from ipex_inductor import compat, decisions, derived_memory, refresh
 from ipex_inductor.errors import ArgumentError
@@ -68,6 +70,29 @@ UNSEEN = {
     "dlpack": lambda w: torch.from_dlpack(w.detach()).mul_(3),
     "storage": lambda w: w.untyped_storage().fill_(0),
 }
+
+
+@torch.no_grad()
+def test_a_first_call_derives_past_aot_autograds_check(monkeypatch):
+    """Which takes every op through Python; of others' modes none is left out."""
+    around, run = [], program.Program.run
+
+    def noted(self, weights):
+        around.append([type(mode) for mode in _get_current_dispatch_mode_stack()])
+        return run(self, weights)
+
+    monkeypatch.setattr(program.Program, "run", noted)
+    model = Product()
+    check(compiled(model), model)
+    assert around == [[]]
+    check_of_ops = runtime_wrappers._AnalyzeCustomOpInputOutputMode
+    for inner, left in ((check_of_ops, [TorchDispatchMode]), (TorchDispatchMode, None)):
+        with TorchDispatchMode(), inner():
+            before = _get_current_dispatch_mode_stack()
+            with compat.unanalysed():
+                now = _get_current_dispatch_mode_stack()
+            assert _get_current_dispatch_mode_stack() == before
+        assert [type(mode) for mode in now] == (left or [type(mode) for mode in before])
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -125,6 +126,13 @@ def usual(base):
     return sorted(p for p in folder.rglob("*") if p.is_file()) if folder else []
 
 
+def traced(folder):
+    """What tlparse lists of our cache."""
+    return re.findall(
+        r'"name": ?"(ipex_cache_\w+)"', "".join(f.read_text() for f in folder.iterdir())
+    )
+
+
 def outcome(done, step=0):
     ((subject, _),) = done["outcomes"][step]
     return subject
@@ -134,7 +142,7 @@ def outcome(done, step=0):
 def filled(tmp_path_factory):
     """Home and usual folder as one process leaves them, and what it told."""
     base = tmp_path_factory.mktemp("filled")
-    return base, run(base, IPEX)
+    return base, run(base, IPEX, TORCH_TRACE=str(base / "trace"))
 
 
 @pytest.fixture
@@ -151,10 +159,12 @@ def test_the_first_process_builds_and_leaves_one_entry(filled):
     assert len(graphs(base)) == 1
     assert list((base / "home" / "torch").iterdir()) == []
     assert ["INFO", "kernel cache: a graph is compiled: it is in no entry"] in done["said"]
+    assert traced(base / "trace") == ["ipex_cache_miss"]
 
 
-def test_the_second_process_builds_nothing(filled):
-    done = run(filled[0], IPEX)
+def test_the_second_process_builds_nothing(filled, tmp_path):
+    done = run(filled[0], IPEX, TORCH_TRACE=str(tmp_path))
+    assert traced(tmp_path) == ["ipex_cache_hit"]
     assert (outcome(done), done["aot"]) == ("hit", [1, 0])
     assert (done["built"], done["tried"]) == ([], [])
     assert not [text for level, text in done["said"] if level != "INFO"]
