@@ -282,7 +282,7 @@ def _compile_with(
     from ipex_inductor.passes.output_code import PrologueCode
     from ipex_inductor.passes.whole_ops import reduced_table
 
-    lowerings.register(sycl=request.config.sycl == "cpu")
+    lowerings.register(sycl=request.runs_sycl)
     compat.name_system()
     config, training = request.config, request.training
     patches = dict(request.options)
@@ -304,7 +304,7 @@ def _compile_with(
         training,
         graph_report,
         compat.as_pass_list(user_passes),
-        Chooser(selected, no_calls, request.tables),
+        Chooser(selected, no_calls, request.tables, guesses=config.sycl == "xpu"),
     )
     prologue = config.weight_prologue and not (training or wrapped or request.sharded)
     if wrapped and config.weight_prologue:
