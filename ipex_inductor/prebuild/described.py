@@ -365,6 +365,7 @@ def _describe_to_inductor(changes: Changes, made: Made) -> None:
     from torch._inductor.triton_bundler import TritonBundler
 
     launchable: Any = StaticTritonCompileResult.can_statically_launch
+
     def precompile(
         self: Any,
         warm_cache_only: bool = False,

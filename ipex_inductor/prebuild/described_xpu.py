@@ -1,8 +1,8 @@
 """An Intel GPU that is not here, as torch and Inductor see it while graphs for it are read.
 
-torch makes fake tensors on `xpu` in builds without it too; autograd wants a guard. Inductor lowers such graphs and writes their code; Triton compiles none of it here, as its builds
-for other GPUs have no code generator for these. Kernels in SYCL are noted where they would be
-loaded.
+torch makes fake tensors on `xpu` in builds without it too; autograd wants a guard. Inductor lowers
+such graphs and writes their code; Triton compiles none of it here, as its builds for other GPUs
+have no code generator for these. Kernels in SYCL are noted where they would be loaded.
 """
 
 import contextlib
@@ -62,6 +62,7 @@ def device(target: Target) -> Iterator[list[Source]]:
         describe_to_dynamo(changes, interfaces.XpuInterface, "xpu", properties)
         describe_to_fake_tensors(changes)
         describe_to_passes(changes)
+        _describe_to_triton(changes, target)
         described: Any = _Described(target, asked)
         changes.set(sycl_device, XpuDevice=lambda index: described)
         _forget()
@@ -131,3 +132,20 @@ def _describe_xpu(changes: Changes, properties: SimpleNamespace) -> None:
     }
     changes.set(torch.xpu, **{name: always(answer) for name, answer in answers.items()})
     changes.set(torch.xpu, get_rng_state=lambda *_, **__: torch.zeros(16, dtype=torch.uint8))
+
+
+def _describe_to_triton(changes: Changes, target: Target) -> None:
+    """Its driver, which templates of Inductor's ask while they are listed."""
+    from triton.backends.compiler import GPUTarget  # type: ignore[import-untyped]
+    from triton.runtime import driver  # type: ignore[import-untyped]
+
+    stub = SimpleNamespace(
+        get_current_target=always(GPUTarget("xpu", target.arch, target.subgroup or 16)),
+        get_current_device=always(INDEX),
+        get_current_stream=always(0),
+        set_current_device=always(None),
+        get_device_interface=always(torch.xpu),
+        get_active_torch_device=always(torch.device("xpu", INDEX)),
+        is_active=always(True),
+    )
+    changes.set(driver, _active=stub)
