@@ -34,8 +34,8 @@ Model = Annotated[
 ]
 _PACKAGE = """Native code for this kind of CPU, or for the GPUs of --arch, without the weights:
 `ipex_inductor.load(FILE, weights=state_dict)` runs it and imports neither Dynamo nor Inductor."""
-_ARCH = """A GPU to compile for, as `sm_90:NVIDIA-H200` or `xe:bmg`; it need not be here. May be given
-again."""
+_ARCH = """A GPU to compile for, as `sm_90:NVIDIA-H200` or `xe:bmg`; it need not be here. May be
+given again."""
 _TRAIN = """Forward and backward of the model in train mode, and the fused step of its optimizer."""
 _SHAPES = """A file with a line for each set of inputs: sizes as `8x3x224x224 8`; `16..512` is a
 range, for which a caller uses torch._dynamo.mark_dynamic."""
