@@ -242,7 +242,7 @@ def _show_gate(model: str, each: "Prebuilt") -> None:
     table = listing("kernel", *map(number, figures), "engine", "gate")
     for row in each.gate:
         cells = [row["name"], *(str(row.get(f, "")) for f in figures)]
-        engine = {True: "yes", False: "no"}.get(row.get("engine"), "")
+        engine = {"True": "yes", "False": "no"}.get(str(row.get("engine")), "")
         table.add_row(*(Text(plain(c)) for c in (*cells, engine, row["wrong"] or "ok")))
     say(table)
 

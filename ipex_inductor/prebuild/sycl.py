@@ -25,6 +25,7 @@ from ipex_inductor.optim import kernels as steps
 from ipex_inductor.optim.plan import expected
 from ipex_inductor.optim.weights import TABLE
 from ipex_inductor.prebuild import described_xpu
+from ipex_inductor.prebuild.described import INDEX
 from ipex_inductor.prebuild.graphs import Dynamic, Prebuilt, checked, described_as, marked
 from ipex_inductor.target import Target
 from ipex_inductor.templates.sycl import binaries, ocloc, worker, zebin
@@ -32,7 +33,7 @@ from ipex_inductor.templates.sycl.shim import shim
 from ipex_inductor.templates.sycl.source import Source
 from ipex_inductor.templates.sycl.step import step_source
 
-XPU = torch.device("xpu", described_xpu.INDEX)
+XPU = torch.device("xpu", INDEX)
 ONLY = "what is compiled ahead for Intel GPUs is kernels in SYCL"
 # Seen as a CPU with a matrix engine for all types, SYCL's compiler takes kernels that use one; it
 # compiles for none here.
