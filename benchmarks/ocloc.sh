@@ -12,7 +12,7 @@ mkdir -p "$root"/{state/lists/partial,cache/archives/partial,files}
 touch "$root/status"
 keys=/usr/share/keyrings/debian-archive-keyring.gpg
 # From where this Debian has its own packages, or another place that is named.
-mirror=${DEBIAN_MIRROR:-$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2> /dev/null \
+mirror=${DEBIAN_MIRROR:-$({ cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2> /dev/null || :; } \
   | grep -oEm1 '^[^#]*https?://[^ ]+/debian\b' | grep -oE 'https?://.*')}
 echo "deb [signed-by=$keys] ${mirror:?name one in DEBIAN_MIRROR} sid main" > "$root/sources.list"
 apt=(apt-get -qq -o Dir::State="$root/state" -o Dir::State::status="$root/status"

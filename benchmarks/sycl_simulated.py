@@ -71,7 +71,7 @@ def foreign(source: Source) -> None:
     gpu = device.XpuDevice(0)
     gpu.load(source)
     other = "dg2" if gpu.arch != "xe:12.55" else "pvc"
-    spirv = binaries.stored_spirv(source)
+    spirv = binaries.stored_spirv(source, gpu.arch)
     assert spirv is not None
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder, "given.spv"), Path(folder, "made.bin")

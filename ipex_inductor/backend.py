@@ -25,10 +25,13 @@ if TYPE_CHECKING:
     from ipex_inductor.autotune.select import Selection
     from ipex_inductor.lowerings.listed import Choosing, Offer
     from ipex_inductor.lowerings.step import Launch
+    from ipex_inductor.templates.sycl.source import Source
 
 # Without it Inductor offers no template. It moves more than that (layouts, sums of products), so it
 # is set only where a template was selected, and what the user says of it counts.
 LISTS_TEMPLATES: dict[str, Any] = {"max_autotune_gemm": True}
+
+LEARNING = (compat.lower_inner, compat.read_inner)  # in the place of what compiles
 
 log = decisions.log
 compat.register_log()
@@ -247,7 +250,29 @@ def problems_of(call: Callable[[], object], mode: str | None = None) -> "list[Pr
     return list(met.values())
 
 
-def _offers(request: Request) -> "list[Offer]":
+def sycl_kernels(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> "dict[Source, str]":
+    """All kernels in SYCL that there are to choose from in a graph for an Intel GPU, with names.
+
+    It is not lowered, for which Triton would have to know that GPU.
+    """
+    from ipex_inductor.lowerings.sycl import is_ours, source_for
+
+    given = {**(options or {}), "strict": True}
+    config = resolve(mode, given, compat.inductor_option_types())
+    offers = _offers(Request(gm, example_inputs, config), compat.read_inner)
+    pairs = ((o.problem, choice) for o in offers for choice in o.choices if is_ours(choice))
+    named = ((source_for(p, c), f"{p.op.split('.')[1]} {c.parameters['block']}") for p, c in pairs)
+    return {source: name.strip() for source, name in named}
+
+
+def _offers(
+    request: Request, compile_inner: Callable[..., Any] = compat.lower_inner
+) -> "list[Offer]":
     """What there is to choose in a graph, forward and backward: it is lowered, and no more."""
     from ipex_inductor.lowerings.listed import Choosing, choosing
 
@@ -259,7 +284,7 @@ def _offers(request: Request) -> "list[Offer]":
     report = decisions.GraphReport()  # nobody reads it: all of it is decided again
     off, at_once = compat.graph_caches_off(), compat.backward_at_once()
     with graph_files.spare(), off, at_once, choosing(now):
-        _compile_with(lowered, {}, report, None, compat.lower_inner)
+        _compile_with(lowered, {}, report, None, compile_inner)
     for node in copy.graph.nodes:
         node.meta.clear()  # Dynamo's notes hold weak references to parameters: no swapping those
     return [*now.offers.values()]
@@ -282,7 +307,7 @@ def _compile_with(
     from ipex_inductor.passes.output_code import PrologueCode
     from ipex_inductor.passes.whole_ops import reduced_table
 
-    lowerings.register(sycl=request.config.sycl == "cpu")
+    lowerings.register(sycl=request.runs_sycl)
     compat.name_system()
     config, training = request.config, request.training
     patches = dict(request.options)
@@ -304,7 +329,7 @@ def _compile_with(
         training,
         graph_report,
         compat.as_pass_list(user_passes),
-        Chooser(selected, no_calls, request.tables),
+        Chooser(selected, no_calls, request.tables, guesses=config.sycl == "xpu"),
     )
     prologue = config.weight_prologue and not (training or wrapped or request.sharded)
     if wrapped and config.weight_prologue:
@@ -358,7 +383,7 @@ def _compile_inner(
     limit = config.weight_prologue_bytes
     in_sycl = sycl.why_not if config.sycl == "cpu" else None
     # AOTInductor's code calls no Python.
-    ahead = compile_inner not in (compat.compile_inner, compat.lower_inner)
+    ahead = compile_inner not in (compat.compile_inner, *LEARNING)
     blocks = blocked.why_not if config.blocked_products and not ahead else None
     try:
         parts = (
@@ -376,7 +401,7 @@ def _compile_inner(
     if parts is not None:
         gm, example_inputs = parts.gm, parts.example_inputs
         kwargs["static_input_idxs"] = parts.static_input_idxs
-    if compile_inner is compat.lower_inner:
+    if compile_inner in LEARNING:
         return compile_inner(gm, example_inputs, **kwargs)
     late = folder.entered_late() if folder and kwargs.get("is_backward") else nullcontext()
 

@@ -12,7 +12,7 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 
 AUTOTUNE = ("auto", "always", "never", "inductor")
 
-SYCL = ("off", "cpu")
+SYCL = ("off", "cpu", "xpu")
 
 _BOOLEANS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 
@@ -76,7 +76,8 @@ class CompileConfig:
         "off",
         "IPEX_SYCL",
         " | ".join(SYCL),
-        "cpu: what has a kernel in SYCL runs it on the CPU too, to be tested or shown",
+        "kernels in SYCL also: cpu: on the CPU, to be tested or shown; xpu: on Intel GPUs where a "
+        "model thinks them faster and nothing is recorded",
     )
     blocked_products: bool = _option(
         False,

@@ -214,9 +214,14 @@ class Request:
         return any(op.namespace not in TORCHS for op in ops)
 
     @property
+    def runs_sycl(self) -> bool:
+        """Whether its code may call kernels in SYCL: those of an Intel GPU by record, as asked."""
+        return self.config.sycl == "cpu" or any(place.type == "xpu" for place in self.places)
+
+    @property
     def _sycl(self) -> str:
         """The option, and what runs such kernels here: a cached graph calls them."""
-        if not self.config.sycl:
+        if not self.runs_sycl:
             return ""
         from ipex_inductor.lowerings.sycl import installed
 

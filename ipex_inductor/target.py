@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 
 _KINDS = {"sm_": "cuda", "gfx": "hip", "xe:": "xpu"}
 _UNITS = {"shared_memory": 1 << 10, "memory": 1 << 30, "bandwidth": 1e9}  # of targets.toml
+# A device with each of Intel's GPUs, by the name that its compiler has for it.
+CHIPS = {
+    "xe:pvc": "max-1550",
+    "xe:bmg": "b580",
+    "xe:lnl": "arc-140v",
+    "xe:ptl": "arc-b390",
+    "xe:dg2": "a770",
+    "xe:arl": "arc-140t",
+}
 
 
 @dataclass(frozen=True)
@@ -94,7 +103,7 @@ def described(name: str) -> Target:
 
     Raises `TargetError`, naming the nearest ones, where no target or several have the name.
     """
-    wanted, devices = _folded(name), _tables()[1]
+    wanted, devices = _folded(CHIPS.get(name.lower(), name)), _tables()[1]
     found = [t for a, t in devices.items() if wanted in map(_folded, (a, t.name, str(t)))]
     if len(found) == 1:
         return found[0]

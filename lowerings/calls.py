@@ -23,7 +23,8 @@ class Call:
     `epilogues` are the (binary, unary) that the library computes itself. None where it leaves the
     epilogue to Inductor, whatever that is. A template of ours has `parameters`, and the digest of
     its source as `version`. `arrange` takes the arguments too, and makes of the weight alone what
-    `body` takes before all others.
+    `body` takes before all others. `ready` says why it is not to be had on a device, "" if it is;
+    it is asked of what was chosen.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Call:
     parameters: Mapping[str, bool | int | str] = field(default_factory=dict)
     version: str = ""
     arrange: Callable[..., Tensor] | None = None
+    ready: Callable[[Problem, torch.device], str] | None = None
 
     @property
     def choice(self) -> Choice:

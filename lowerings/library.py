@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from ipex_inductor.autotune.record import Choice, Problem, encode
 from ipex_inductor.autotune.select import Selection, lookup
-from ipex_inductor.lowerings import conv, linear, listed
+from ipex_inductor.lowerings import conv, linear, listed, sycl_model
 from ipex_inductor.lowerings.calls import Call
 from ipex_inductor.lowerings.settings import settings_of
 from ipex_inductor.lowerings.workload import problem_of
@@ -44,13 +44,18 @@ class Chooser:
 
     What there is to choose from is told to who learns that (`listed.choosing`). `off`: a reason why
     nothing may be chosen, "" for none. `tables`: architectures whose table in the package is asked
-    about what is not among `selected`.
+    about what is not among `selected`. `guesses`: kernels in SYCL are taken on a model's word.
     """
 
     def __init__(
-        self, selected: Mapping[bytes, Selection], off: str = "", tables: Collection[str] = ()
+        self,
+        selected: Mapping[bytes, Selection],
+        off: str = "",
+        tables: Collection[str] = (),
+        guesses: bool = False,
     ) -> None:
         self._selected, self._off, self._tables = selected, off, tables
+        self._guesses = guesses
 
     def __call__(self, node: Node) -> tuple[Body | None, str, str]:
         """What computes `node`, None for Inductor; the kind and the reason of that decision."""
@@ -71,13 +76,37 @@ class Chooser:
         if known is None and problem.arch in self._tables:
             known = lookup({key}, None).get(key)
         if known is None:
-            reason = f"{usual.name}: nothing is recorded of {len(offered)} choices"
-            return None, "choice", reason
+            return self._guessed(problem, offered, device)
         chosen = next((call for call in offered if call.choice == known.choice), None)
         if chosen is None:
             reason = f"{usual.name}: {known.choice.name} ({known.source}) is not offered here"
             return None, "choice", reason
-        return None if chosen is usual else chosen.whole, "choice", str(known)
+        return _taken(chosen, usual, problem, device, str(known))
+
+    def _guessed(
+        self, problem: Problem, offered: list[Call], device: torch.device
+    ) -> tuple[Body | None, str, str]:
+        """What nobody measured is left to Inductor, but where a model is to be believed."""
+        usual = offered[0]
+        reason = f"{usual.name}: nothing is recorded of {len(offered)} choices"
+        guess = sycl_model.fastest(problem, offered)
+        if guess is None:
+            return None, "choice", reason
+        call, said = guess
+        if not self._guesses:
+            return None, "choice", f"{reason}; {said}, taken with option sycl=xpu"
+        return _taken(call, usual, problem, device, f"{call.name}: {said}")
+
+
+def _taken(
+    chosen: Call, usual: Call, problem: Problem, device: torch.device, reason: str
+) -> tuple[Body | None, str, str]:
+    """What was chosen, if it is to be had on `device`."""
+    if chosen is usual:
+        return None, "choice", reason
+    if chosen.ready is not None and (lacking := chosen.ready(problem, device)):
+        return None, "missed", f"{usual.name}: {chosen.name} is not to be had: {lacking}"
+    return chosen.whole, "choice", reason
 
 
 def call_of(problem: Problem, choice: Choice) -> Call:

@@ -2,6 +2,7 @@
 
 from ipex_inductor.autotune.space import Values, register
 from ipex_inductor.templates import few_rows
+from ipex_inductor.templates.sycl.tiles import blocks
 
 LIBRARY = (
     "mm",
@@ -67,3 +68,7 @@ register("template", "inductor.cpp.bmm", micro=MICRO)
 _ours = [tile for one_row in (True, False) for tile in few_rows.tiles(one_row)]
 _fields = zip(few_rows.Tile._fields, zip(*_ours, strict=True), strict=True)
 register("template", few_rows.NAME, None, **dict(_fields))
+
+# In SYCL, on Intel's GPUs.
+register("template", "ipex.sycl.product", None, block=blocks())
+register("template", "ipex.sycl.grouped", None, block=("",))

@@ -34,7 +34,8 @@ Model = Annotated[
 ]
 _PACKAGE = """Native code for this kind of CPU, or for the GPUs of --arch, without the weights:
 `ipex_inductor.load(FILE, weights=state_dict)` runs it and imports neither Dynamo nor Inductor."""
-_ARCH = """A GPU to compile for, as `sm_90:NVIDIA-H200`; it need not be here. May be given again."""
+_ARCH = """A GPU to compile for, as `sm_90:NVIDIA-H200` or `xe:bmg`; it need not be here. May be
+given again."""
 _TRAIN = """Forward and backward of the model in train mode, and the fused step of its optimizer."""
 _SHAPES = """A file with a line for each set of inputs: sizes as `8x3x224x224 8`; `16..512` is a
 range, for which a caller uses torch._dynamo.mark_dynamic."""
@@ -229,7 +230,21 @@ def _facts(place: Place, each: "Prebuilt | str") -> dict[str, Any]:
         "not_taken": [str(event) for event in each.events if event.kind == "missed"],
         "bytes": sum(len(e.blob) for e in (each.entries | each.own).values()),
         "seconds": round(each.seconds, 2),
+        "native": each.native,
+        "gate": [dict(row) for row in each.gate],
     }
+
+
+def _show_gate(model: str, each: "Prebuilt") -> None:
+    """What binaries of kernels in SYCL say of themselves, and whether that is as promised."""
+    say(plain(f"{each.target}: {model}: kernels in SYCL; native code: {each.native}"))
+    figures = ("lanes", "registers", "local", "spilled", "private")
+    table = listing("kernel", *map(number, figures), "engine", "gate")
+    for row in each.gate:
+        cells = [row["name"], *(str(row.get(f, "")) for f in figures)]
+        engine = {"True": "yes", "False": "no"}.get(str(row.get("engine")), "")
+        table.add_row(*(Text(plain(c)) for c in (*cells, engine, row["wrong"] or "ok")))
+    say(table)
 
 
 def _sources(choices: "Sequence[Any]") -> dict[str, int]:
@@ -244,6 +259,9 @@ def _sources(choices: "Sequence[Any]") -> dict[str, int]:
 
 def _show(built: "Mapping[Place, Prebuilt | str]", missing: dict[Place, list[str]]) -> None:
     figures = ("graphs", "kernels", "own", "untimed", "size", "seconds")
+    for (_, name), each in built.items():
+        if not isinstance(each, str) and each.native:
+            _show_gate(name, each)
     table = listing("target", "model", "makes", *map(number, figures), "chosen by")
     for place, each in built.items():
         facts = _facts(place, each)

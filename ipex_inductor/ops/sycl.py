@@ -97,8 +97,7 @@ def _(weight: Tensor, dilation: list[int], groups: int) -> Tensor:
     return weight.new_empty((words, -(-columns // COLUMNS) * COLUMNS, WORD // size))
 
 
-@op("sycl_linear")
-def sycl_linear(
+def linear_in_torch(
     x: Tensor,
     weight: Tensor,
     columns: int,
@@ -107,13 +106,18 @@ def sycl_linear(
     binary: str,
     unary: str,
     scalars: list[float],
+    block: str = "",
 ) -> Tensor:
     """`ipex::linear` on a weight of `ipex::sycl_packed`; `columns` are those it had.
 
-    x [..., K], bias [columns], other and the result [..., columns].
+    x [..., K], bias [columns], other and the result [..., columns]. `block`: how a kernel cuts it
+    (`Tile.block`), "" for what is usual.
     """
     plain = restored(weight, columns, 1, x.shape[-1])
     return epilogue.apply(F.linear(x, plain, bias), other, binary, unary, scalars)
+
+
+sycl_linear = op("sycl_linear")(linear_in_torch)
 
 
 @sycl_linear.register_fake
@@ -126,12 +130,12 @@ def _(
     binary: str,
     unary: str,
     scalars: list[float],
+    block: str = "",
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], columns))
 
 
-@op("sycl_conv")
-def sycl_conv(
+def conv_in_torch(
     x: Tensor,
     weight: Tensor,
     columns: int,
@@ -146,11 +150,12 @@ def sycl_conv(
     unary: str,
     scalars: list[float],
     last: bool,
+    block: str = "",
 ) -> Tensor:
     """`ipex::conv` over a plane, not transposed, on a weight of `ipex::sycl_packed`.
 
     x [B, C, H, W]; the weight had `columns` rows and that `window`. The result [B, columns, H', W']
-    is channels-last if `last`, or else contiguous.
+    is channels-last if `last`, or else contiguous. `block` as in `ipex::sycl_linear`.
     """
     if groups > 1:
         plain = weight.permute(3, 2, 0, 1)
@@ -160,6 +165,9 @@ def sycl_conv(
         plain = plain.view(columns, *window, x.shape[1]).permute(0, 3, 1, 2)
     product = F.conv2d(x, plain, bias, stride, padding, dilation, groups)
     return _formatted(epilogue.apply(product, other, binary, unary, scalars), last)
+
+
+sycl_conv = op("sycl_conv")(conv_in_torch)
 
 
 @sycl_conv.register_fake
@@ -178,6 +186,7 @@ def _(
     unary: str,
     scalars: list[float],
     last: bool,
+    block: str = "",
 ) -> Tensor:
     height, width = sides(x.shape[2:], window, stride, padding, dilation)
     return _formatted(x.new_empty((x.shape[0], columns, height, width)), last)

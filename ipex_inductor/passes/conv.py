@@ -52,7 +52,7 @@ def producer(transposed: bool) -> Producer:
         return x, weight, bias, other, *window, groups, *rest, ""
 
     def when(values: Mapping[str, Any]) -> str | None:
-        if values["x"].device.type == "cuda":
+        if values["x"].device.type in library.GPUS:
             return library.why_not(name, values)
         tensors = (values["weight"], values["bias"], values.get("other"))
         extra = values.get("output_padding")

@@ -25,6 +25,7 @@ Choose = Callable[[Node], tuple[Body | None, str, str]]
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
+GPUS = ("cuda", "xpu")
 FEW_CHANNELS = 4  # of an image, for which libraries have no good kernel
 
 # (binary, unary) behind each product that some call has: a library's, or a template of ours.
@@ -33,12 +34,20 @@ EPILOGUES = {
     "linear": {("none", "relu"), ("none", "gelu_tanh"), ("none", "gelu")},
 }
 
+# What kernels in SYCL have besides: every word.
+SYCL = "xpu"
+SYCL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
 # So many rows may be multiplied by a template of ours, behind which Inductor fuses any activation.
 FEW_ROWS = 32
 
 
 def why_not(product: str, values: Mapping[str, Any]) -> str | None:
     """Why no call has this epilogue behind `product` on a GPU, None when one may."""
+    if values["x"].device.type == SYCL:
+        known = {v.dtype for v in values.values() if isinstance(v, Tensor)}
+        odd = ", ".join(sorted(map(str, known - {*SYCL_DTYPES})))
+        return f"no kernel in SYCL is for {odd}: Inductor's own follows" if odd else None
     if torch.version.hip:
         return "no fused kernel for ROCm yet: Inductor's own is kept"
     words = (values["binary"], values["unary"])
@@ -70,11 +79,11 @@ def place(
     `table`: what those are decomposed by. `weights` are known not to change from call to call.
     """
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
-        if _has_templates(node):
+        if _has_templates(node) or _is_sycls(node, weights):
             _adopt(graph, node)
     for target in (aten.mm.default, aten.addmm.default):
         for node in graph.find_nodes(op="call_function", target=target):
-            if _is_layer(node):
+            if _is_layer(node, weights):
                 _adopt_layer(node)
     traced: dict[Any, torch.fx.GraphModule] = {}  # a model repeats its layers
     for node in list(graph.nodes):
@@ -100,6 +109,13 @@ def _has_templates(node: Node) -> bool:
     return bool(few and {*window} != {1})  # of one pixel it is a product
 
 
+def _is_sycls(node: Node, weights: Container[Node]) -> bool:
+    """Whether kernels in SYCL may be for it: on an Intel GPU, on a weight that can be packed."""
+    weight, value = node.args[1], node.meta["val"]
+    plain = node.target is not aten.convolution.default or (value.dim() == 4 and not node.args[6])
+    return value.device.type == SYCL and weight in weights and plain
+
+
 def _adopt(graph: torch.fx.Graph, node: Node) -> None:
     """Make a plain convolution an op of ours, with nothing behind it."""
     x, weight, bias, *window = node.args
@@ -107,8 +123,11 @@ def _adopt(graph: torch.fx.Graph, node: Node) -> None:
     node.args = (x, weight, bias, None, *window, "none", "none", [], "")
 
 
-def _is_layer(node: Node) -> bool:
-    """Whether it is a linear layer of so few rows that a template of ours may compute it."""
+def _is_layer(node: Node, weights: Container[Node]) -> bool:
+    """Whether it is a linear layer that a template of ours may compute.
+
+    On an Intel GPU any on a weight that can be packed, on others of few rows.
+    """
     *bias, x, weight = node.args
     if node.kwargs or torch.version.hip or node.meta["val"].device.type == "cpu":
         return False
@@ -116,7 +135,11 @@ def _is_layer(node: Node) -> bool:
     assert isinstance(weight, Node)
     columns = weight.meta["val"].shape[1:]
     vector = all(isinstance(b, Node) and b.meta["val"].shape == columns for b in bias)
-    return vector and is_transpose(weight) and _has_few_rows(x.meta["val"])
+    if not (vector and is_transpose(weight)):
+        return False
+    if x.meta["val"].device.type == SYCL:
+        return weight.args[0] in weights
+    return _has_few_rows(x.meta["val"])
 
 
 def _adopt_layer(node: Node) -> None:

@@ -36,7 +36,7 @@ def _has_kernel(values: Mapping[str, Any]) -> str | None:
 def _has_call(values: Mapping[str, Any]) -> str | None:
     return (
         library.why_not("linear", values)
-        if values["x"].device.type == "cuda"
+        if values["x"].device.type in library.GPUS
         else _has_kernel(values)
     )
 

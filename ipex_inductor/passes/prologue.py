@@ -181,7 +181,7 @@ def _worth_hoisting(node: Node, derived: dict[Node, None]) -> bool:
     A view or a widening cast is free where it stands; a large tensor that is larger still than its
     sources costs more to read than to compute; what the caller gets, the caller may write.
     """
-    if node.target in PACKERS:
+    if node.target in PACKERS or node.target is torch.ops.ipex.sycl_packed.default:
         return True
     if all(user in derived for user in node.users) or _leaves_the_graph(node):
         return False

@@ -5,6 +5,7 @@ is, if torch is the same build there.
 """
 
 import copy
+import functools
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -57,6 +58,9 @@ class Prebuilt:
     events: tuple[Event, ...] = ()
     seconds: float = 0.0
     unbuilt: str = ""  # why Triton's module for the driver is not in it
+    gate: tuple[Mapping[str, Any], ...] = ()  # of each kernel in SYCL, what its binary says
+    native: str = ""  # of those, who made native code, or why nobody
+    failed: tuple[str, ...] = ()  # what was asked for and is not there
 
     @property
     def missing(self) -> list[str]:
@@ -66,7 +70,7 @@ class Prebuilt:
         kernels = () if self.kernels_only else self.made.unlaunched
         module = f"Triton's module for the driver, which a C compiler makes: {self.unbuilt}"
         launchers = [f"kernel {name}, which needs Triton's launcher" for name in kernels]
-        return graphs + launchers + [module] * bool(self.unbuilt)
+        return [*self.failed] + graphs + launchers + [module] * bool(self.unbuilt)
 
 
 def prebuild(
@@ -93,7 +97,7 @@ def prebuild(
     cannot be copied, or a dimension that is not there, `OptionError` for a mode that times kernels,
     what `described.device` and `steps.load_step` raise, and what does not compile.
     """
-    _check(model, mode, training)
+    checked(model, mode, training)
     kernels_only = compat.why_not_for(target.kind)
     if not kernels_only and (elsewhere := graph_files.why_not_ours()):
         todo = "Unset TORCHINDUCTOR_CACHE_DIR: what is not verified is not packed."
@@ -111,10 +115,9 @@ def prebuild(
         kernels.looked_for() as ours,
         decisions.capturing() as reports,
     ):
-        twin, args, named = _described((model, tuple(example_inputs), dict(kwargs or {})))
-        for which, dims in (dynamic or {}).items():
-            found_there = (named.get(which),) if isinstance(which, str) else args[which:]
-            _mark(found_there, which, dims)
+        given = (model, tuple(example_inputs), dict(kwargs or {}))
+        twin, args, named = described_as(given, GPU)
+        marked(args, named, dynamic)
 
         graphs = 0
 
@@ -194,6 +197,12 @@ def _ready(entry: Entry, more: Mapping[str, bytes]) -> Entry:
     return Entry(entry.meta, workroom.smaller(blob))
 
 
+def marked(args: Sequence[Any], named: Mapping[str, Any], dynamic: Dynamic | None) -> None:
+    """Let Dynamo know which sizes vary. Raises `ArgumentError` for one that is not there."""
+    for which, dims in (dynamic or {}).items():
+        _mark((named.get(which),) if isinstance(which, str) else args[which:], which, dims)
+
+
 def _mark(found: Any, which: int | str, dims: Mapping[int, Range]) -> None:
     (tensor, *_) = found or (None,)
     for dim, sizes in dims.items():
@@ -206,7 +215,8 @@ def _mark(found: Any, which: int | str, dims: Mapping[int, Range]) -> None:
         torch._dynamo.mark_dynamic(tensor, dim, **limits)
 
 
-def _check(model: nn.Module, mode: str | None, training: bool) -> None:
+def checked(model: nn.Module, mode: str | None, training: bool) -> None:
+    """Raise `OptionError` or `ArgumentError` for what cannot be compiled ahead."""
     if mode in TIMED:
         todo = "Tune where that GPU is; its records are used here without a mode."
         raise OptionError("a mode in which no kernel is timed", f"mode {mode!r}", todo)
@@ -215,11 +225,12 @@ def _check(model: nn.Module, mode: str | None, training: bool) -> None:
         raise ArgumentError("a module in eval mode", "one in train mode", todo)
 
 
-def _described(value: Any) -> Any:
-    """A copy whose tensors are fake ones on the GPU, each once, with the same strides."""
+def described_as(value: Any, device: torch.device) -> Any:
+    """A copy whose tensors are fake ones on that device, each once, with the same strides."""
+    fake = functools.partial(_fake, device)
     parts = [part for part in pytree.tree_leaves(value) if isinstance(part, nn.Module)]
-    fakes = {id(tensor): _fake(tensor) for part in parts for tensor in _tensors(part)}
-    placed = pytree.tree_map_only(Tensor, _fake, value)
+    fakes = {id(tensor): fake(tensor) for part in parts for tensor in _tensors(part)}
+    placed = pytree.tree_map_only(Tensor, fake, value)
     return pytree.tree_map_only(nn.Module, lambda part: _twin(part, fakes), placed)
 
 
@@ -236,8 +247,8 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
     yield from model.buffers()
 
 
-def _fake(tensor: Tensor) -> Tensor:
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=GPU)
+def _fake(device: torch.device, tensor: Tensor) -> Tensor:
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(made, tensor.requires_grad)
     return made.requires_grad_(tensor.requires_grad)

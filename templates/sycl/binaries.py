@@ -22,10 +22,12 @@ def spirv(source: Source, build: Callable[[], bytes]) -> Entry:
     return kernels.kernel(spirv_key(source), lambda: (source.manifest, build()))
 
 
-def stored_spirv(source: Source) -> Entry | None:
-    """What the cache has of it."""
-    store = opened.store()
-    return store.get(spirv_key(source)) if store else None
+def stored_spirv(source: Source, arch: str) -> Entry | None:
+    """What the cache has of it: by the compiler here, for GPUs then by any, as a bundle may."""
+    key, store = spirv_key(source), opened.store()
+    if arch.startswith("xe:"):
+        return next(kernels.by_any_compiler(key), None)
+    return store.get(key) if store else None
 
 
 def stored_native(source: Source, arch: str, driver: str) -> Iterator[Entry]:

@@ -82,7 +82,7 @@ class Device:
         return None
 
     def _spirv(self, source: Source) -> int | None:
-        entry = binaries.stored_spirv(source)
+        entry = binaries.stored_spirv(source, self.arch)
         return self._built(source, entry.blob) if entry else None
 
     def _compiled(self, source: Source) -> int:

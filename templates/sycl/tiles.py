@@ -37,6 +37,12 @@ class Tile:
         return self.TN * self.NT * self.SGN
 
     @property
+    def block(self) -> str:
+        """Its name, as graphs and records have it: `4x4 by 4x4` tiles and sub-groups."""
+        lanes = "" if self.matrix else " in lanes"
+        return f"{self.MT}x{self.NT} by {self.SGM}x{self.SGN}{lanes}"
+
+    @property
     def pairs(self) -> bool:
         """Whether registers hold the sums of two products."""
         most = MOST_PAIRED[self.TN if self.matrix else 0] * (1 + self.large)
@@ -131,3 +137,10 @@ def tiles(arch: str, dtype: str, matrix: bool = True) -> tuple[Tile, ...]:
         replace(tile, MT=m, NT=n, SGM=down, SGN=across, large=large)
         for tile, (m, n, down, across, large) in found
     )
+
+
+def blocks() -> tuple[str, ...]:
+    """The names of all that are for Intel's GPUs."""
+    archs = (arch for arch in ENGINES if arch != CPU)
+    found = (tile.block for arch in archs for tile in tiles(arch, "bf16"))
+    return tuple(dict.fromkeys(found))

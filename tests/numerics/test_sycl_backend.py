@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from ipex_inductor import decisions
-from ipex_inductor.errors import SyclCompileError
+from ipex_inductor.aot_cache import notices
+from ipex_inductor.errors import SyclAbsentError, SyclCompileError, SyclDeviceError
 from ipex_inductor.templates.sycl import calls
 
 pytestmark = needs_sycl
@@ -100,23 +101,76 @@ def test_a_layer(model, shape, least, dtype):
     assert not events("missed", "SYCL")
 
 
+@pytest.fixture
+def unknown():
+    """What kernels there are is asked anew, here and afterwards."""
+    calls.forget()
+    yield
+    calls.forget()
+
+
 def test_it_is_off_unless_asked_for():
     with torch.no_grad():
         torch.compile(nn.Linear(24, 40).eval(), backend="ipex")(torch.randn(3, 24))
     assert not events("choice", "SYCL")
 
 
-def test_a_kernel_that_does_not_compile_leaves_the_layer_to_onednn(monkeypatch):
+def test_a_kernel_that_does_not_compile_leaves_the_layer_to_onednn(unknown, monkeypatch):
     """One line says why; the result is the same."""
 
     def refuses(*args, **kwargs):
         raise SyclCompileError("code", "a crash", "Planted.")
 
     model, x = nn.Linear(24, 40).eval(), torch.randn(3, 24)
-    calls.source_of.cache_clear()
     monkeypatch.setattr(calls.product, "source", refuses)
     with torch.no_grad():
         found = torch.compile(model, backend="ipex", options={"sycl": "cpu", "strict": True})(x)
         torch.testing.assert_close(found, model(x))
     assert "a crash" in f"{events('missed', 'SYCL')[0]}"
     assert not events("choice", "a kernel in SYCL")
+
+
+class Both(nn.Module):
+    """What calls both operators, with addends and scalars."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.layer = nn.Conv2d(3, 8, 3), nn.Linear(8, 5)
+
+    def forward(self, x):
+        return F.leaky_relu(self.layer(F.silu(self.conv(x)).mean((2, 3))), 0.2)
+
+
+def absent(*given):
+    raise SyclAbsentError("the package intel-sycl-rt", "none installed", "pip install it.")
+
+
+def breaks(*given):
+    raise SyclDeviceError("product to run", "a lost device", "The log has all.")
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "planted", "said"),
+    [
+        pytest.param(calls, "device_of", absent, "none installed", id="the runtime is gone"),
+        pytest.param(calls.product, "_launch", breaks, "a lost device", id="a launch fails"),
+    ],
+)
+def test_a_compiled_graph_without_its_kernels_computes_the_same(
+    place, name, planted, said, unknown, monkeypatch, caplog
+):
+    """As one from a cache may: in torch's ops, with one line however often it is called."""
+    model, x = Both().eval(), torch.randn(2, 3, 9, 9)
+    compiled = torch.compile(model, backend="ipex", options={"sycl": "cpu", "strict": True})
+    with torch.no_grad():
+        compiled(x)
+        assert len(events("choice", "a kernel in SYCL")) == 2
+        calls.forget()
+        notices.say.cache_clear()
+        monkeypatch.setattr(place, name, planted)
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), model(x))
+    lines = [record.message for record in caplog.records if "in torch's ops" in record.message]
+    assert len(lines) == 1
+    assert said in lines[0]
+    assert "\n" not in lines[0]

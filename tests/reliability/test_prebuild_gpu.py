@@ -421,7 +421,7 @@ def test_what_cannot_be_prebuilt_is_told(tmp_path):
 def test_without_a_compiler_it_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("IPEX_HOME", str(tmp_path))
     monkeypatch.setattr(toolkit, "compiler", lambda: None)
-    described._guard.cache_clear()
+    described.guard_of.cache_clear()
     model, inputs = make()
     with pytest.raises(CompilerNotFoundError, match="that builds the guard of described devices"):
         graphs.prebuild(model, inputs, target("h200"))

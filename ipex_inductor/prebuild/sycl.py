@@ -1,0 +1,173 @@
+"""Kernels in SYCL for an Intel GPU that is not here: SPIR-V, and native code where ocloc is.
+
+They are entries of the kernel cache under the keys that the runtime looks for. Native code is kept
+only if its binary says what was promised of it.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import Optimizer
+
+from ipex_inductor import compat
+from ipex_inductor.aot_cache import kernels
+from ipex_inductor.aot_cache.entry import Entry
+from ipex_inductor.aot_cache.key import Key
+from ipex_inductor.backend import copied, sycl_kernels
+from ipex_inductor.errors import ArgumentError, MissingPackageError, SyclAbsentError, SyclError
+from ipex_inductor.optim import FUSED_OPTIMIZERS
+from ipex_inductor.optim import kernels as steps
+from ipex_inductor.optim.plan import expected
+from ipex_inductor.optim.weights import TABLE
+from ipex_inductor.prebuild import described_xpu
+from ipex_inductor.prebuild.described import INDEX
+from ipex_inductor.prebuild.graphs import Dynamic, Prebuilt, checked, described_as, marked
+from ipex_inductor.target import Target
+from ipex_inductor.templates.sycl import binaries, ocloc, worker, zebin
+from ipex_inductor.templates.sycl.shim import shim
+from ipex_inductor.templates.sycl.source import Source
+from ipex_inductor.templates.sycl.step import step_source
+
+XPU = torch.device("xpu", INDEX)
+ONLY = "what is compiled ahead for Intel GPUs is kernels in SYCL"
+# Seen as a CPU with a matrix engine for all types, SYCL's compiler takes kernels that use one; it
+# compiles for none here.
+ENGINES = {"CL_CONFIG_CPU_TARGET_ARCH": "graniterapids"}
+
+
+def prebuild(
+    model: nn.Module,
+    example_inputs: Sequence[Any],
+    target: Target,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic: Dynamic | None = None,
+    training: bool = False,
+    optimizer: Optimizer | None = None,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Prebuilt:
+    """All kernels in SYCL that there are to choose from for `model` on `target`.
+
+    In inference those of its linear layers and convolutions, in all blocks; in training, for which
+    products have none, those of the fused step of `optimizer`. Takes what `graphs.prebuild` takes,
+    and raises what that and `described_xpu.device` do; `SyclAbsentError` where nothing compiles.
+    """
+    checked(model, mode, training)
+    began = time.perf_counter()
+    found = (
+        {}
+        if training
+        else _of_graphs(model, example_inputs, target, kwargs, dynamic, mode, options)
+    )
+    if optimizer is not None:
+        found |= _of_step(optimizer)
+    done = _Built(target)
+    for source, name in found.items():
+        done.add(source, name)
+    seconds = time.perf_counter() - began
+    return Prebuilt(
+        target,
+        ONLY,
+        own=done.entries,
+        seconds=seconds,
+        gate=tuple(done.gate),
+        native=done.ocloc or done.lacking,
+        failed=tuple(done.failed),
+    )
+
+
+def _of_graphs(
+    model: nn.Module,
+    example_inputs: Sequence[Any],
+    target: Target,
+    kwargs: Mapping[str, Any] | None,
+    dynamic: Dynamic | None,
+    mode: str | None,
+    options: Mapping[str, Any] | None,
+) -> dict[Source, str]:
+    found: dict[Source, str] = {}
+    fake_tensors: Any = FakeTensorMode  # which has no types
+
+    def learn(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        eager = copied(gm)
+        found.update(sycl_kernels(gm, inputs, mode, options))
+        return eager.forward
+
+    with (
+        described_xpu.device(target),
+        fake_tensors(allow_non_fake_inputs=True),
+        torch.no_grad(),
+        compat.dynamo_unchanged(),
+    ):
+        given = (model, tuple(example_inputs), dict(kwargs or {}))
+        twin, args, named = described_as(given, XPU)
+        marked(args, named, dynamic)
+        compiled: Any = torch.compile(twin, backend=learn)
+        compiled(*args, **named)
+    return found
+
+
+def _of_step(optimizer: Optimizer) -> dict[Source, str]:
+    """As `optim/batches_sycl.py` asks for them; gradients have their parameters' dtypes."""
+    name = type(optimizer).__name__
+    if type(optimizer) not in FUSED_OPTIMIZERS:
+        todo = "Leave it out: it runs as torch has it."
+        raise ArgumentError("an optimizer with a fused step there", name, todo)
+    own = vars(optimizer)
+    options = own.get(steps.OPTIONS) or steps.Options()
+    scaled = options.clip_norm is not None
+    found = expected(optimizer, own.get(TABLE, {}), scaled, options.zero_grad)
+    return {step_source(k, counting=False): f"{name} {k.param} {k.rest}".strip() for k in found}
+
+
+class _Built:
+    """What was compiled so far. Raises `SyclAbsentError`."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.entries: dict[Key, Entry] = {}
+        self.gate: list[dict[str, Any]] = []
+        self.failed: list[str] = []
+        self.ocloc, self.lacking = "", ""
+        self._compiler = next((d for d in shim().devices if d["type"] == "cpu"), None)
+        if self._compiler is None:
+            todo = 'pip install "ipex-inductor[sycl-cpu]"'
+            raise SyclAbsentError("SYCL's CPU device, for which its compiler starts", "none", todo)
+        try:
+            self.ocloc = ocloc.named()
+        except MissingPackageError as error:
+            self.lacking = f"none: {error}"
+
+    def add(self, source: Source, name: str) -> None:
+        """Compile it, and hold it against the gate."""
+        try:
+            key = binaries.spirv_key(source)
+            spirv = self.entries[key] = binaries.spirv(source, lambda: self._spirv(source))
+            rows = [*self._native(source, spirv.blob)] if self.ocloc else [{"wrong": ""}]
+        except (SyclError, ValueError) as error:
+            rows = [{"wrong": str(error).partition("\n")[0]}]
+        self.gate += [{"name": name, **row} for row in rows]
+        self.failed += [f"kernel {name}: {row['wrong']}" for row in rows if row["wrong"]]
+
+    def _spirv(self, source: Source) -> bytes:
+        assert self._compiler is not None
+        return worker.compiled(source, self._compiler, native=False, environment=ENGINES).spirv
+
+    def _native(self, source: Source, spirv: bytes) -> Iterator[dict[str, Any]]:
+        arch = self.target.arch
+        key = binaries.native_key(source, arch, self.ocloc)
+        entry = kernels.kernel(key, lambda: (source.manifest, ocloc.native(source, spirv, arch)))
+        promised = "matrix" in source.needs
+        wrong = False
+        for facts in zebin.facts(entry.blob):
+            said = facts.wrong(self.target, promised)
+            wrong = wrong or bool(said)
+            yield asdict(facts) | {"wrong": said}
+        if not wrong:
+            self.entries[key] = entry
