@@ -99,7 +99,7 @@ def device(target: Target) -> Iterator[Made]:
     interfaces = importlib.import_module("torch._dynamo.device_interface")
     interfaces.get_interface_for_device("cuda")  # registers all of them, as torch finds them
     made, properties = Made(), _properties(target)
-    with _Changes() as changes:
+    with Changes() as changes:
         changes.callback(_forget_answers)
         prefers = int(compat.prefers_cudnn_attention(int(properties.major)))
         guard.ipex_describe(int(properties.major), prefers)
@@ -123,7 +123,7 @@ def packaging(target: Target) -> Iterator[Made]:
     library that has nothing in it: the real one is there where it is loaded. Raises what `device`
     raises.
     """
-    with device(target) as made, _Changes() as changes, tempfile.TemporaryDirectory() as folder:
+    with device(target) as made, Changes() as changes, tempfile.TemporaryDirectory() as folder:
         from torch._inductor import cpp_builder
         from torch._inductor.codegen.wrapper import PythonWrapperCodegen
         from triton.compiler import CompiledKernel  # type: ignore[import-untyped]
@@ -191,7 +191,7 @@ def _empty_driver(folder: Path) -> Path:
 
 def _unloaded(kernel: Any) -> None:
     """In the place of what would load a binary into the GPU."""
-    kernel.module, kernel.function, kernel._run = None, 0, _always(None)
+    kernel.module, kernel.function, kernel._run = None, 0, always(None)
     kernel.n_regs, kernel.n_spills, kernel.n_max_threads = 0, 0, 1024
 
 
@@ -215,7 +215,7 @@ class _Unloaded:
         self.entry = entry
 
 
-class _Changes(contextlib.ExitStack):
+class Changes(contextlib.ExitStack):
     """Attributes that are put back at the end, or removed where there were none."""
 
     def set(self, owner: Any, **values: Any) -> None:
@@ -267,7 +267,7 @@ def _gfx(target: Target) -> tuple[int, int]:
     return int(target.arch[3:-2]), int(target.arch[-2], 16)  # gfx942 is 9.4, stepping 2
 
 
-def _describe_cuda(changes: _Changes, properties: SimpleNamespace, target: Target) -> None:
+def _describe_cuda(changes: Changes, properties: SimpleNamespace, target: Target) -> None:
     capability, memory = (properties.major, properties.minor), properties.total_memory
     answers: dict[str, Any] = {
         "is_available": True,
@@ -288,32 +288,33 @@ def _describe_cuda(changes: _Changes, properties: SimpleNamespace, target: Targe
         "_lazy_init": None,
         "set_rng_state": None,
         "is_current_stream_capturing": False,
-        "current_stream": SimpleNamespace(query=_always(True), cuda_stream=0),
+        "current_stream": SimpleNamespace(query=always(True), cuda_stream=0),
     }
-    changes.set(torch.cuda, **{name: _always(answer) for name, answer in answers.items()})
+    changes.set(torch.cuda, **{name: always(answer) for name, answer in answers.items()})
     changes.set(torch.cuda, get_rng_state=lambda *_, **__: torch.zeros(16, dtype=torch.uint8))
-    changes.set(torch._C, _cuda_getCurrentRawStream=_always(0))
+    changes.set(torch._C, _cuda_getCurrentRawStream=always(0))
     ours, other = ("cuda", "hip") if target.kind == "cuda" else ("hip", "cuda")
     built: Any = torch.version
     changes.set(built, **{ours: getattr(built, ours) or compat.TOOLKITS[ours], other: None})
 
 
-def _always(answer: Any) -> Callable[..., Any]:
+def always(answer: Any) -> Callable[..., Any]:
+    """A function that says so whatever it is asked."""
     return lambda *_, **__: answer
 
 
-def _describe_to_dynamo(changes: _Changes, interfaces: Any, properties: SimpleNamespace) -> None:
+def _describe_to_dynamo(changes: Changes, interfaces: Any, properties: SimpleNamespace) -> None:
     bound = (  # at import, before torch.cuda was changed
         *("current_device", "device_count", "get_device_properties", "is_bf16_supported"),
         *("memory_allocated", "set_device", "synchronize"),
     )
     members = {name: staticmethod(getattr(torch.cuda, name)) for name in bound}
-    members |= {"get_raw_stream": staticmethod(_always(0))}
+    members |= {"get_raw_stream": staticmethod(always(0))}
     members |= {
-        name: staticmethod(_always(INDEX)) for name in ("exchange_device", "maybe_exchange_device")
+        name: staticmethod(always(INDEX)) for name in ("exchange_device", "maybe_exchange_device")
     }
     asked = {"current_device": INDEX, "get_device_properties": properties}
-    worker = {name: staticmethod(_always(answer)) for name, answer in asked.items()}
+    worker = {name: staticmethod(always(answer)) for name, answer in asked.items()}
     usual = interfaces.CudaInterface
     members["Worker"] = type("Worker", (usual.Worker,), worker)  # type: ignore[assignment]
     known = interfaces.device_interfaces
@@ -324,12 +325,12 @@ def _describe_to_dynamo(changes: _Changes, interfaces: Any, properties: SimpleNa
     known.update(dict.fromkeys(("cuda", f"cuda:{INDEX}"), described))
 
 
-def _describe_to_fake_tensors(changes: _Changes) -> None:
+def _describe_to_fake_tensors(changes: Changes) -> None:
     from torch._subclasses import fake_tensor
 
-    changes.set(fake_tensor, init_gpu_context=_always(None))
+    changes.set(fake_tensor, init_gpu_context=always(None))
     changes.set(fake_tensor.FakeTensorMode, avoid_device_init=property(lambda self: True))
-    changes.set(torch._C, _ensureCUDADeviceGuardSet=_always(None))  # ours is there
+    changes.set(torch._C, _ensureCUDADeviceGuardSet=always(None))  # ours is there
 
 
 class _OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -344,7 +345,7 @@ def _moved(value: Any) -> Any:
     return torch.device("cpu") if on_gpu else value
 
 
-def _describe_to_inductor(changes: _Changes, made: Made) -> None:
+def _describe_to_inductor(changes: Changes, made: Made) -> None:
     from torch._inductor.constant_folding import ConstantFolder
     from torch._inductor.fx_passes import pad_mm
     from torch._inductor.runtime.triton_heuristics import (
@@ -384,7 +385,7 @@ def _describe_to_inductor(changes: _Changes, made: Made) -> None:
     static = staticmethod(can_statically_launch)
     changes.set(StaticTritonCompileResult, can_statically_launch=static)
     changes.set(ConstantFolder, run_node=run_node)
-    changes.set(pad_mm, _should_pad=_always(False))  # that is timed
+    changes.set(pad_mm, _should_pad=always(False))  # that is timed
     changes.set(CachingAutotuner, precompile=precompile)
 
 
@@ -422,22 +423,22 @@ def _compile_first(kernel: Any) -> int:
     return len(offered)
 
 
-def _describe_to_triton(changes: _Changes, target: Target) -> None:
+def _describe_to_triton(changes: Changes, target: Target) -> None:
     from torch._inductor.runtime import triton_helpers
     from triton.backends.compiler import GPUTarget  # type: ignore[import-untyped]
     from triton.runtime import driver  # type: ignore[import-untyped]
 
     arch = int(target.arch[3:]) if target.kind == "cuda" else target.arch
     stub = SimpleNamespace(
-        get_current_target=_always(GPUTarget(target.kind, arch, target.subgroup or 32)),
-        get_current_device=_always(INDEX),
-        get_current_stream=_always(0),
-        set_current_device=_always(None),
-        get_device_interface=_always(torch.cuda),
-        get_active_torch_device=_always(torch.device("cuda", INDEX)),
-        is_active=_always(True),
+        get_current_target=always(GPUTarget(target.kind, arch, target.subgroup or 32)),
+        get_current_device=always(INDEX),
+        get_current_stream=always(0),
+        set_current_device=always(None),
+        get_device_interface=always(torch.cuda),
+        get_active_torch_device=always(torch.device("cuda", INDEX)),
+        is_active=always(True),
     )
-    changes.set(triton_helpers, set_driver_to_gpu=_always(None))
+    changes.set(triton_helpers, set_driver_to_gpu=always(None))
     changes.set(driver, _active=stub)
 
 
