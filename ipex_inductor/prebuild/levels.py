@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from ipex_inductor import graph_files
+from ipex_inductor import compat, graph_files
 from ipex_inductor.errors import TargetError
 from ipex_inductor.passes import attention, blocked, packing
 from ipex_inductor.prebuild.described import Changes
 from ipex_inductor.target import Target, as_cpu, level
-from ipex_inductor.templates.cpp import LEVELS
 
 AVX512, BF16, AMX = "x86-64:avx512", "x86-64:avx512_bf16", "x86-64:amx"
 # What Inductor vectorises for, by its own names. It has AMX in templates that packages do not get;
@@ -44,31 +43,24 @@ def check(target: Target) -> None:
     if target.arch not in VECTORS or machine not in ("x86_64", "amd64"):
         todo = f"Levels that x86-64 compiles for: {', '.join(VECTORS)}."
         raise TargetError("a level of x86-64, on x86-64", f"{target} on {machine}", todo)
+    if not compat.compiles_for_levels():
+        todo = "Package with a newer torch, or on such a CPU."
+        raise TargetError("a torch that compiles for other CPUs", compat.VERSION, todo)
 
 
 @contextmanager
 def described(target: Target) -> Iterator[None]:
     """The CPU is of that level for all that is compiled in this thread; see `check`."""
-    from torch._inductor import cpp_builder, cpu_vec_isa
+    from torch._inductor import cpu_vec_isa
 
     check(target)
-    march, _ = LEVELS[target.arch]
-    flags, onednn, has_bf16 = (
-        cpp_builder._get_optimization_cflags,
-        torch.ops.mkldnn,
-        torch.cpu._is_avx512_bf16_supported,
-    )
+    onednn, has_bf16 = torch.ops.mkldnn, torch.cpu._is_avx512_bf16_supported
 
     def at_least(arch: str, real: Callable[[], bool]) -> Callable[[], bool]:
         return real if level(target.arch) >= level(arch) else lambda: False
 
-    def compiled_for(*args: Any, **kwargs: Any) -> Any:
-        found, linked = flags(*args, **kwargs)
-        return [f"march={march}" if flag == "march=native" else flag for flag in found], linked
-
     with Changes() as changes, as_cpu(target.arch):
         changes.callback(_forget)
-        changes.set(cpp_builder, _get_optimization_cflags=compiled_for)
         changes.set(cpu_vec_isa, x86_isa_checker=lambda: [*VECTORS[target.arch]])
         # Of their own, as those there are hold whether this CPU has bf16.
         fresh = [type(each)() for each in cpu_vec_isa.supported_vec_isa_list if _is_x86(each)]

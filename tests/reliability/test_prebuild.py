@@ -528,12 +528,11 @@ def levelled(tmp_path_factory):
 
 def levels_seen():
     """What `levels.described` may change."""
-    from torch._inductor import cpp_builder, cpu_vec_isa
+    from torch._inductor import cpu_vec_isa
 
     from ipex_inductor.passes import attention, packing
 
     return (
-        cpp_builder._get_optimization_cflags,
         cpu_vec_isa.x86_isa_checker,
         cpu_vec_isa.supported_vec_isa_list,
         torch.ops.mkldnn._is_mkldnn_bf16_supported(),
@@ -552,7 +551,10 @@ def library_of(path, arch):
     raise AssertionError(arch)
 
 
-on_x86 = pytest.mark.skipif(not runs_on("x86-64:avx2", loading.current().arch), reason="not x86-64")
+on_x86 = pytest.mark.skipif(
+    not (runs_on("x86-64:avx2", loading.current().arch) and compat.compiles_for_levels()),
+    reason="not x86-64, or a torch that compiles for the CPU here alone",
+)
 
 
 @on_x86
@@ -605,6 +607,13 @@ def test_the_verb_makes_packages_for_levels_and_says_why_no_graphs(tmp_path, mon
         for item in bundle.manifest.entries
     }
     assert made_for == {"x86-64:avx2", "x86-64:amx"}
+
+
+def test_an_older_torch_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(compat, "compiles_for_levels", lambda: False)
+    net, avx2 = Activated().eval(), target.described("x86-64:avx2")
+    with pytest.raises(TargetError, match=r"a torch that compiles for other CPUs|a level of x86"):
+        ipex_inductor.package(net, (torch.ones(8, 64),), tmp_path / "n", targets=[avx2])
 
 
 def test_a_cpu_that_is_none_of_x86_is_told(tmp_path):
