@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ipex_inductor.aot_cache import opened, use, workroom
+from ipex_inductor.aot_cache import glibc, opened, use, workroom
 from ipex_inductor.aot_cache.comparing import Compared, compare
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import Key, nearest
@@ -97,7 +97,7 @@ class GraphFiles:
             self._kept = workroom.unpacked(entry.blob)
             self.outcome, self.reason = NOTHING, "torch generated no source"
             return
-        self._known = workroom.unpack(entry.blob, self.folder)
+        self._known = workroom.unpack(entry.blob, self.folder, _is_too_new)
         files = f"{len(self._known)} files, {len(entry.blob) / (1 << 20):.1f} MiB"
         self.outcome, self.reason = "hit", f"{files}, all verified, from {origin}"
 
@@ -145,6 +145,14 @@ class VectorChecks:
         if store and self._answers and len(self._answers) > self._kept:
             self._kept = len(self._answers)
             store.put(self._key, dict(self._answers), b"")
+
+
+def _is_too_new(name: str, data: bytes) -> bool:
+    """Whether a file is a library that cannot be loaded here; then torch or Triton builds it."""
+    why = glibc.why_not(data) if name.endswith(".so") else ""
+    if why:
+        say(f"{name.rpartition('/')[2]} of an entry is built anew: {why}")
+    return bool(why)
 
 
 def _graph(fields: Mapping[str, Any]) -> object:

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -71,12 +71,14 @@ def smaller(blob: bytes) -> bytes:
     return _SMALLER + zlib.compress(blob)
 
 
-def unpack(blob: bytes, folder: Path) -> frozenset[str]:
-    """Write what `packed` packed into the new `folder`; the names.
+def unpack(
+    blob: bytes, folder: Path, without: Callable[[str, bytes], bool] = lambda name, data: False
+) -> frozenset[str]:
+    """Write what `packed` packed into the new `folder`, `without` some files; the names.
 
     Raises `ValueError`, before anything is written, for names that could lead out of it, `OSError`.
     """
-    files = unpacked(blob)
+    files = {name: data for name, data in unpacked(blob).items() if not without(name, data)}
     folder.mkdir(mode=0o700)
     for name, data in files.items():
         path = folder / name

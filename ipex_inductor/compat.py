@@ -208,13 +208,20 @@ def compile_ahead(
         patches |= {"triton.autotune_at_compile_time": True, "triton.store_cubin": True}
         patches |= {"aot_inductor.embed_kernel_binary": True, "cpp.simdlen": 1}
         able = set()
-    elif level and hasattr(config.cpp, "march"):
+    elif level and compiles_for_levels():
         patches["cpp.march"] = level
         able &= set(str(pick_vec_isa()).lower().split())
     kwargs = plain_decompositions(kwargs) | {"cpp_wrapper": True, "aot_mode": True}
     with inductor.patch(patches), V.set_aot_compilation(True):
         found: Any = compile_fx_inner(gm, example_inputs, **kwargs)
     return Path(getattr(found, "filename", found)), sorted(able)
+
+
+def compiles_for_levels() -> bool:
+    """Whether Inductor takes a value of `-march`; else its C++ is for the CPU here alone."""
+    from torch._inductor import config
+
+    return hasattr(config.cpp, "march")
 
 
 def package_runner(library: Path, device: str) -> Any:

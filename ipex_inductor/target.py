@@ -8,7 +8,9 @@ import os
 import platform
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 _KINDS = {"sm_": "cuda", "gfx": "hip", "xe:": "xpu"}
+ANY = "any"  # the name of a CPU of which only the level of its instructions is known
 _UNITS = {"shared_memory": 1 << 10, "memory": 1 << 30, "bandwidth": 1e9}  # of targets.toml
 # A device with each of Intel's GPUs, by the name that its compiler has for it.
 CHIPS = {
@@ -88,7 +91,8 @@ def current(device: "torch.device | str" = "cpu") -> Target:
     if device.type == "cpu":
         level, features = torch.backends.cpu.get_cpu_capability(), torch.cpu.get_capabilities()
         name = _found("/proc/cpuinfo", r"^model name\s*: (.+)$") or platform.machine()
-        return Target(name, _cpu_arch(platform.machine(), level, features), _physical_cores())
+        arch = _as_if.get() or _cpu_arch(platform.machine(), level, features)
+        return Target(name, arch, _physical_cores())
     read = {"cuda": _cuda, "xpu": _xpu}.get(device.type)
     count = getattr(torch, device.type).device_count() if read else 0
     if read is None or (device.index or 0) >= count:
@@ -98,12 +102,29 @@ def current(device: "torch.device | str" = "cpu") -> Target:
     return _completed(read(getattr(torch, device.type).get_device_properties(device)))
 
 
+@contextmanager
+def as_cpu(arch: str) -> Iterator[None]:
+    """`current()` says meanwhile, in this thread, that the CPU is of that architecture."""
+    token = _as_if.set(arch)
+    try:
+        yield
+    finally:
+        _as_if.reset(token)
+
+
+_as_if: ContextVar[str] = ContextVar("as_if", default="")
+
+
 def described(name: str) -> Target:
     """The table's target of that alias (`h200`), name or `arch:name`; case and dashes are free.
 
-    Raises `TargetError`, naming the nearest ones, where no target or several have the name.
+    Or any CPU of a level of x86-64, as `x86-64:avx2`. Raises `TargetError`, naming the nearest
+    ones, where no target or several have the name.
     """
     wanted, devices = _folded(CHIPS.get(name.lower(), name)), _tables()[1]
+    for arch in _X86[1:]:
+        if wanted in map(_folded, (arch, f"{arch}:{ANY}")):
+            return Target(ANY, arch, 1, source="a level of instructions")
     found = [t for a, t in devices.items() if wanted in map(_folded, (a, t.name, str(t)))]
     if len(found) == 1:
         return found[0]

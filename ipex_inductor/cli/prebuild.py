@@ -32,10 +32,10 @@ Model = Annotated[
         help=f"{', '.join(MODELS)}, MODULE:FUNCTION, or a folder of files with a function `make`.",
     ),
 ]
-_PACKAGE = """Native code for this kind of CPU, or for the GPUs of --arch, without the weights:
+_PACKAGE = """Native code for this kind of CPU, or for CPUs and GPUs of --arch, without the weights:
 `ipex_inductor.load(FILE, weights=state_dict)` runs it and imports neither Dynamo nor Inductor."""
-_ARCH = """A GPU to compile for, as `sm_90:NVIDIA-H200` or `xe:bmg`; it need not be here. May be
-given again."""
+_ARCH = """What to compile for, as `sm_90:NVIDIA-H200` or `xe:bmg`, or with --package `x86-64:avx2`;
+it need not be here. May be given again."""
 _TRAIN = """Forward and backward of the model in train mode, and the fused step of its optimizer."""
 _SHAPES = """A file with a line for each set of inputs: sizes as `8x3x224x224 8`; `16..512` is a
 range, for which a caller uses torch._dynamo.mark_dynamic."""
@@ -122,6 +122,10 @@ def _package(
         say(f"{bundle_line(out, done.manifest)}; {compiled}{unsigned}", done.report.summary())
 
 
+NOT_A_CPU = (
+    "Inductor's keys hold the very CPU and compiler: --package makes code for a level of x86-64; "
+    "for torch.compile run the model there and pack what it made (`cache pack`)"
+)
 Place = tuple[str, str]  # a target, and an example
 
 
@@ -142,6 +146,10 @@ def _built(
             return
         for job in jobs:
             count(f"{names[job.number]} for {job.label}", 0)
+            if targets[job.label].kind == "cpu":
+                yield (job.label, names[job.number]), NOT_A_CPU
+                count("", 1)
+                continue
             try:
                 yield (
                     (job.label, names[job.number]),

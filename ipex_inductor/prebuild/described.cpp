@@ -51,6 +51,19 @@ struct Attention {
   double dropout;
   bool causal, grouped;
 
+  // Of two or four dimensions that broadcast, and not expanded in the last, as BERT's may be.
+  bool mask_fits() const {
+    if (!mask.has_value()) return true;
+    const Tensor& m = *mask;
+    bool dense = m.layout() == at::kStrided && (m.dim() == 2 || m.dim() == 4);
+    if (!dense || m.requires_grad() || !one(m.sym_stride(-1))) return false;
+    auto fits = [&](int64_t dim, const c10::SymInt& size) {
+      return one(m.sym_size(dim)) || same(m.sym_size(dim), size);
+    };
+    bool heads = m.dim() == 2 || (fits(0, q.sym_size(0)) && fits(1, q.sym_size(1)));
+    return heads && fits(-2, q.sym_size(2)) && fits(-1, k.sym_size(2));
+  }
+
   bool is_plain() const { // batch, heads, rows, numbers, the last next to one another
     for (const Tensor* t : {&q, &k, &v}) {
       bool dense = !t->is_nested() && t->layout() == at::kStrided && t->dim() == 4;
@@ -102,7 +115,7 @@ int64_t choose(
     bool grouped) {
   Attention a{q, k, v, mask, dropout, causal, grouped};
   auto kernel = at::SDPBackend::math;
-  if (major >= 8 && a.is_plain()) {
+  if (major >= 8 && a.is_plain() && a.mask_fits()) {
     if (prefers_cudnn && a.by_cudnn()) kernel = at::SDPBackend::cudnn_attention;
     else if (a.by_flash()) kernel = at::SDPBackend::flash_attention;
     else if (a.by_efficient()) kernel = at::SDPBackend::efficient_attention;

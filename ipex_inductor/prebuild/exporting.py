@@ -30,6 +30,7 @@ from ipex_inductor.decisions import Event, GraphReport
 from ipex_inductor.errors import ArgumentError, DeviceError, TargetError
 from ipex_inductor.passes.program import Program
 from ipex_inductor.prebuild import described as gpus
+from ipex_inductor.prebuild import levels
 from ipex_inductor.prebuild.package import (
     CODE,
     CONSTANT,
@@ -72,23 +73,27 @@ def package(
     key: str | os.PathLike[str] | None = None,
     serial: int | None = None,
 ) -> Packaged:
-    """Compile `model` for this kind of CPU, or for GPUs, into the new bundle `path`.
+    """Compile `model` for this kind of CPU, or for others and for GPUs, into the new bundle `path`.
 
-    Without its weights. `targets` are GPUs, which need not be here, and a package is made for each;
-    model and inputs are on the CPU in any case.
+    Without its weights. `targets` are levels of x86-64 and GPUs, which need not be here, and a
+    package is made for each; model and inputs are on the CPU in any case.
     `ipex_inductor.load(path, weights=state_dict)` runs it, on inputs of the shapes and dtypes of
     `example_inputs` and `kwargs`. `mode` and `options` are those of `torch.compile`; `name` (that
     of the file), the private `key` to sign with and `serial` those of `cache pack`. Raises
     `ArgumentError` for a model that cannot be packaged (in train mode, with effects, or that
     returns views of its inputs) or a file that is there; `DeviceError` for one that is not on the
-    CPU, or where torch is not built for that GPU; `TargetError` for a GPU that is none of NVIDIA's;
-    what torch.export and `described.device` raise.
+    CPU, or where torch is not built for that GPU; `TargetError` for a GPU that is none of NVIDIA's
+    and for a CPU that is none of x86-64's, or other than this one's family; what torch.export and
+    `described.device` raise.
     """
     out = Path(path)
     if os.path.lexists(out):
         raise ArgumentError("a file that is not there yet", f"{out}, which is", "Remove it.")
     _check(model)
     for target in targets:
+        if target.kind == "cpu":
+            levels.check(target)
+            continue
         if target.kind != "cuda":
             todo = "Others get graphs (`--arch` without `--package`)."
             raise TargetError("a GPU of NVIDIA", str(target), todo)
@@ -119,7 +124,9 @@ def _made(
         given, named = pytree.tree_map(_plain, (tuple(example_inputs), dict(kwargs or {})))
         call = _Exported.of(model, given, named)
     with ExitStack() as stack, torch.no_grad():
-        if target:
+        if target and target.kind == "cpu":
+            stack.enter_context(levels.described(target))
+        elif target:
             stack.enter_context(gpus.packaging(target))
             stack.enter_context(fake_tensors(allow_non_fake_inputs=True))
             call = call.on(torch.device("cuda", gpus.INDEX))

@@ -185,28 +185,38 @@ CUDNN, FLASH, EFFICIENT = (
 )
 
 
+# A mask is given by its sizes; "e" is a last one that is expanded.
 @pytest.mark.parametrize(
     ("dtype", "width", "mask", "causal", "cudnn", "kernel"),
     [
-        (torch.bfloat16, 64, False, False, True, CUDNN),
-        (torch.bfloat16, 64, False, False, False, FLASH),
-        (torch.bfloat16, 256, False, True, True, FLASH),  # too wide for cuDNN
-        (torch.float16, 64, True, False, False, EFFICIENT),
-        (torch.float32, 64, False, False, True, EFFICIENT),
-        (torch.float32, 63, False, False, True, None),
-        (torch.float64, 64, False, False, True, None),
+        (torch.bfloat16, 64, None, False, True, CUDNN),
+        (torch.bfloat16, 64, None, False, False, FLASH),
+        (torch.bfloat16, 256, None, True, True, FLASH),  # too wide for cuDNN
+        (torch.float16, 64, (16, 16), False, False, EFFICIENT),
+        (torch.bfloat16, 64, (2, 1, 16, 16), False, True, CUDNN),
+        (torch.bfloat16, 64, (1, 1, 16, "e"), False, True, None),  # what transformers gives BERT
+        (torch.float16, 64, (1, 1, 16, "e"), False, False, None),
+        (torch.bfloat16, 64, (4, 16, 16), False, True, None),  # three dimensions
+        (torch.float32, 64, None, False, True, EFFICIENT),
+        (torch.float32, 63, None, False, True, None),
+        (torch.float64, 64, None, False, True, None),
     ],
 )
 def test_attention_gets_a_kernel_that_can_compute_it(
     dtype, width, mask, causal, cudnn, kernel, monkeypatch
 ):
+    """The results' strides, which the graph's key holds, follow from the kernel."""
     monkeypatch.setattr(compat, "prefers_cudnn_attention", lambda major: cudnn and major == 9)
     with described.device(target("h200")), FakeTensorMode(), torch.no_grad(), Seen() as seen:
-        q = torch.empty(2, 4, 16, width, dtype=dtype, device="cuda:0")
-        m = torch.empty(16, 16, dtype=dtype, device="cuda:0") if mask else None
-        F.scaled_dot_product_attention(q, q, q, attn_mask=m, is_causal=causal)
+        q = torch.empty(2, 16, 4, width, dtype=dtype, device="cuda:0").transpose(1, 2)
+        m = None
+        if mask:
+            sizes = [1 if size == "e" else size for size in mask]
+            m = torch.empty(sizes, dtype=dtype, device="cuda:0").expand(*sizes[:-1], 16)
+        out = F.scaled_dot_product_attention(q, q, q, attn_mask=m, is_causal=causal)
     fused = [name for name in seen.names if name.startswith("_scaled_dot")]
     assert fused == ([kernel] if kernel else [])  # torch's own products otherwise
+    assert out.is_contiguous() == (kernel is None)
 
 
 RUN = """
@@ -303,8 +313,9 @@ def bundle(tmp_path_factory):
 
 
 def test_another_process_compiles_nothing_of_what_is_in_a_bundle(bundle, tmp_path):
-    """In another folder, with another C++ compiler, that it never asks for."""
+    """In another folder, on another CPU, with another C++ compiler, that it never asks for."""
     env = [("CXX", "/usr/bin/c++"), ("CUDA_HOME", "/nowhere"), ("CPATH", "/nowhere")]
+    env += [("ATEN_CPU_CAPABILITY", "avx2")]
     (found,) = run({"home": str(tmp_path), "bundle": str(bundle), "env": env})
     assert (found["outcome"], found["compiled"]) == ("hit", 0)
     assert found["kernels"] >= 3

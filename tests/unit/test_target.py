@@ -18,6 +18,7 @@ from ipex_inductor.target import (
     _cpu_arch,
     _cuda,
     _xpu,
+    as_cpu,
     current,
     described,
     table,
@@ -122,10 +123,19 @@ def test_described_values():
         ("rtx4090", "sm_89:NVIDIA-GeForce-RTX-4090"),
         ("Intel(R) Arc(TM) B580 Graphics", "xe:20.1:Intel-Arc-B580-Graphics"),
         ("xe:20.4:Intel-Arc-Graphics", "xe:20.4:Intel-Arc-Graphics"),
+        ("x86-64:AVX2", "x86-64:avx2:any"),
+        ("x86-64:avx512_bf16:any", "x86-64:avx512_bf16:any"),
     ],
 )
 def test_described_spellings(spelling, expected):
     assert str(described(spelling)) == expected
+
+
+def test_a_cpu_may_be_taken_for_another():
+    arch = current().arch
+    with as_cpu("x86-64:avx2"):
+        assert (current().arch, current().kind) == ("x86-64:avx2", "cpu")
+    assert current().arch == arch
 
 
 @given(target=st.sampled_from(table()), upper=st.booleans())
