@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ipex_inductor import ops
 from ipex_inductor.aot_cache.key import pairs
+from ipex_inductor.target import current
 from ipex_inductor.templates.cpp import NotBuiltError, load
 
 assert ops  # which registers ipex::blocked
@@ -19,20 +20,29 @@ log = logging.getLogger("ipex_inductor")
 BINARY = ("none", "add", "mul")  # by their numbers there
 UNARY = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
 ARGUMENTS = (*[ctypes.c_int64] * 3, *[ctypes.c_void_p] * 5, *[ctypes.c_int32] * 2)
+PAIRED = ("x86-64:avx512_bf16", "x86-64:amx")  # CPUs that multiply pairs of bf16
 NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
 
 class Library:
-    """The compiled kernels. Raises `NotBuiltError`, also where this CPU's oneDNN has none."""
+    """The compiled kernels. Raises `NotBuiltError`."""
 
     def __init__(self) -> None:
-        source = Path(__file__).with_name("blocked.cpp").read_text
-        library = load(source, pairs({"template": "blocked"}), with_torch=True)
-        if not library.works():
-            raise NotBuiltError("oneDNN has no micro-kernel here")
+        paired = current().arch in PAIRED
+        library = load(
+            functools.partial(_source, paired),
+            pairs({"template": "blocked", "bf16 products": paired}),
+            with_torch=True,
+        )
+        self.has_micro_kernel = bool(library.ready())  # oneDNN's; without it ours does all
         self.kernels = {dtype: getattr(library, name) for dtype, name in NAMES.items()}
         for kernel in self.kernels.values():
             kernel.restype, kernel.argtypes = None, ARGUMENTS
+
+
+def _source(paired: bool) -> str:
+    text = Path(__file__).with_name("blocked.cpp").read_text()
+    return f"#define BF16_PRODUCTS {int(paired)}\n{text}"
 
 
 @functools.cache
