@@ -4,32 +4,10 @@
 // beginning to end. More rows are multiplied by oneDNN's micro-kernel, as torch has it
 // (at::native::cpublas::brgemm); what is saved against oneDNN's own products is their set-up at each
 // call, and the order of the work.
-//
-// BF16_PRODUCTS: whether the CPU multiplies pairs of bf16 (AVX-512 bf16); told by `blocked.py`.
-#if defined(__AVX512F__)
-#define CPU_CAPABILITY AVX512
-#define CPU_CAPABILITY_AVX512
-#elif defined(__AVX2__)
-#define CPU_CAPABILITY AVX2
-#define CPU_CAPABILITY_AVX2
-#else
-#define CPU_CAPABILITY DEFAULT
-#define CPU_CAPABILITY_DEFAULT
-#endif
-#if BF16_PRODUCTS
-#pragma GCC target("avx512bf16")
-#endif
-
-#include <ATen/cpu/vec/vec.h>
-#include <ATen/native/CPUBlas.h>
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
+// Follows `vectors.cpp`.
 
 namespace {
 
-using Vector = at::vec::Vectorized<float>;
-constexpr int64_t WIDE = Vector::size();
 constexpr int64_t COLUMNS = 64;  // of a block of the weight
 constexpr int64_t ROWS = 64;     // at once: their sums stay in the first cache
 constexpr int64_t FEW = 16;      // rows up to which a product is bound by reading its weight
@@ -37,41 +15,6 @@ constexpr int64_t FEW = 16;      // rows up to which a product is bound by readi
 // As `ipex_inductor.templates.blocked` numbers them.
 enum Binary : int32_t { NO_BINARY, ADD, MUL };
 enum Unary : int32_t { NO_UNARY, RELU, GELU, GELU_TANH, SILU, SIGMOID, TANH };
-
-inline Vector read(const float* from, int64_t count) {
-  return count >= WIDE ? Vector::loadu(from) : Vector::loadu(from, count);
-}
-
-inline void write(float* to, Vector value, int64_t count) {
-  value.store(to, static_cast<int>(std::min(count, WIDE)));
-}
-
-#if BF16_PRODUCTS
-inline __mmask16 first(int64_t count) {
-  return count >= WIDE ? 0xffff : static_cast<__mmask16>((1u << count) - 1);
-}
-
-inline Vector read(const c10::BFloat16* from, int64_t count) {
-  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(count), from));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
-}
-
-inline void write(c10::BFloat16* to, Vector value, int64_t count) {
-  _mm256_mask_storeu_epi16(to, first(count), (__m256i)_mm512_cvtneps_pbh(value));
-}
-#else
-inline Vector read(const c10::BFloat16* from, int64_t count) {
-  float wide[WIDE] = {};
-  std::copy_n(from, std::min(count, WIDE), wide);
-  return Vector::loadu(wide);
-}
-
-inline void write(c10::BFloat16* to, Vector value, int64_t count) {
-  float wide[WIDE];
-  value.store(wide);
-  std::copy_n(wide, std::min(count, WIDE), to);
-}
-#endif
 
 inline Vector sigmoid(Vector x) { return Vector(1) / (Vector(1) + x.neg().exp()); }
 
@@ -177,8 +120,6 @@ void add_up(const T* x, const T* block, int64_t depth, int64_t rows, float* sums
   }
 }
 
-bool has_micro_kernel = false;
-
 template <int32_t unary, typename T>
 void multiply(const Product<T>& p, int32_t binary) {
   constexpr bool PAIRED = sizeof(T) == 2;  // rows of the weight lie in pairs
@@ -226,22 +167,5 @@ void multiply(const Product<T>& p, int32_t binary, int32_t unary) {
     multiply(Product<T>{rows, depth, columns, x, blocks, bias, other, result}, binary, unary); \
   }
 
-PRODUCT(bfloat16, c10::BFloat16)
-PRODUCT(float32, float)
-
-// Whether torch's micro-kernel takes pairs here; in another form it would raise, in a thread.
-extern "C" int32_t ready() {
-  c10::BFloat16 x[2] = {1, 2}, blocks[2 * COLUMNS];
-  float wide[2] = {1, 2}, plain[2 * COLUMNS], sums[COLUMNS];
-  std::fill_n(blocks, 2 * COLUMNS, c10::BFloat16(1));
-  std::fill_n(plain, 2 * COLUMNS, 1.f);
-  try {
-    at::native::cpublas::brgemm(1, COLUMNS, 2, 2, COLUMNS, COLUMNS, false, x, blocks, sums, true);
-    bool right = sums[0] == 3 && sums[COLUMNS - 1] == 3;
-    at::native::cpublas::brgemm(1, COLUMNS, 2, 2, COLUMNS, COLUMNS, false, wide, plain, sums, false);
-    at::native::cpublas::brgemm_release(true);
-    has_micro_kernel = right && sums[0] == 3 && sums[COLUMNS - 1] == 3;
-  } catch (...) {
-  }
-  return has_micro_kernel;
-}
+PRODUCT(product_bfloat16, c10::BFloat16)
+PRODUCT(product_float32, float)
