@@ -46,7 +46,7 @@ def case(dtype: torch.dtype, rows: int, depth: int, columns: int) -> list[Tensor
 @needs
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "sizes", [(3, 2, 17), (5, 70, 130), (64, 128, 64), (65, 66, 63), (0, 8, 8)]
+    "sizes", [(1, 256, 65), (3, 2, 17), (13, 70, 130), (64, 128, 64), (65, 66, 63), (0, 8, 8)]
 )
 def test_every_word_is_computed(dtype: torch.dtype, sizes: tuple[int, int, int]) -> None:
     """Kernel and reference op against fp64; rows, columns beyond a block; NaNs where none wrote."""
@@ -102,7 +102,7 @@ def compiled(model: nn.Module, **options: object):  # type: ignore[no-untyped-de
     """By backend `ipex`; what falls back is an error."""
     torch.compiler.reset()
     decisions.clear()
-    asked = {"strict": True, "blocked_products": True, **options}
+    asked = {"strict": True, **options}
     return torch.compile(model, backend="ipex", options=asked)
 
 
@@ -144,7 +144,7 @@ def test_linear_layers_are_chosen(dtype: torch.dtype) -> None:
 
 
 @torch.no_grad()
-def test_nothing_is_in_blocks_unless_asked_for() -> None:
+def test_nothing_is_in_blocks_where_it_is_switched_off() -> None:
     run = compiled(nn.Linear(128, 64).bfloat16().eval(), blocked_products=False)
     run(torch.randn(4, 128).bfloat16())
     assert chosen() == 0
