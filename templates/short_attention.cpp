@@ -67,8 +67,8 @@ float normalised(const Sizes& s, float scale, const T* mask, int64_t visible, in
     sum = sum + share;
     write(shares + j, share, WIDE);
   }
-  const float total = sum.reduce_add();
-  return total == 0 ? 0 : 1 / total;
+  const float all = total(sum);
+  return all == 0 ? 0 : 1 / all;
 }
 
 // One row, where packing keys and values would take longer than using them once.
@@ -81,7 +81,7 @@ void attend_row(const Sizes& s, float scale, const Head<T>& head, Scratch<T>& sc
     Vector sum(0);
     for (int64_t d = 0; d < s.width; d += WIDE)
       sum = at::vec::fmadd(read(query + d, WIDE), read(head.k + j * s.k[2] + d, WIDE), sum);
-    scores[j] = sum.reduce_add();
+    scores[j] = total(sum);
   }
   const T* mask = mask_of(s, head, row);
   const float by = normalised(s, scale, mask, visible, visible, scores, scores);

@@ -26,6 +26,17 @@ namespace {
 using Vector = at::vec::Vectorized<float>;
 constexpr int64_t WIDE = Vector::size();
 
+inline float total(Vector vector) {
+#if defined(__AVX2__)
+  return vector.reduce_add();
+#else  // torch's own does not compile
+  float lanes[WIDE], sum = 0;
+  vector.store(lanes);
+  for (float lane : lanes) sum += lane;
+  return sum;
+#endif
+}
+
 inline Vector read(const float* from, int64_t count) {
   return count >= WIDE ? Vector::loadu(from) : Vector::loadu(from, count);
 }
