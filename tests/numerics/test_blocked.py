@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import ipex_inductor
 from ipex_inductor import decisions
+from ipex_inductor.ops.blocked import HUGE
 from ipex_inductor.ops.blocked import blocked as op
 from ipex_inductor.passes import blocked as choice
 from ipex_inductor.target import current
@@ -73,6 +74,17 @@ def choice_of(unary: str):  # type: ignore[no-untyped-def]
     from ipex_inductor.ops.epilogue import UNARY
 
     return UNARY[unary].fn
+
+
+@pytest.mark.parametrize("columns", [100, 1030])
+def test_large_weights_in_blocks_lie_on_huge_pages(columns: int) -> None:
+    """By their address; those that fill less than half of one do not."""
+    weight = torch.randn(columns, 600).bfloat16()
+    arranged = torch.ops.ipex.blocks(weight)
+    assert (arranged.data_ptr() % HUGE == 0) == (columns > 1000)
+    back = arranged.transpose(1, 2).reshape(-1, 600)
+    assert torch.equal(back[:columns], weight)
+    assert not back[columns:].any()
 
 
 class Bottleneck(nn.Module):
