@@ -8,7 +8,7 @@ from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
 from ipex_inductor.lowerings.conv import channels_last, contiguous
-from ipex_inductor.templates import blocked
+from ipex_inductor.templates import blocked, cpu_library
 
 NAME = "ipex_blocked"  # in generated code
 
@@ -57,7 +57,7 @@ def why_not() -> str | None:
     """Why generated code cannot call our kernel here, None when it can."""
     if config.cpp_wrapper:
         return "generated C++ calls oneDNN alone"
-    return blocked.why_not()
+    return cpu_library.why_not()
 
 
 def register() -> None:

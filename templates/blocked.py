@@ -16,7 +16,7 @@ log = logging.getLogger("ipex_inductor")
 
 BINARY = ("none", "add", "mul")  # by their numbers there
 UNARY = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
-ARGUMENTS = (*[ctypes.c_int64] * 3, *[ctypes.c_void_p] * 5, *[ctypes.c_int32] * 2)
+ARGUMENTS: tuple[Any, ...] = (*[ctypes.c_int64] * 3, *[ctypes.c_void_p] * 5, *[ctypes.c_int32] * 2)
 NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
 

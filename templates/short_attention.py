@@ -15,7 +15,7 @@ assert ops  # which registers ipex::short_attention
 log = logging.getLogger("ipex_inductor")
 
 NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
-ARGUMENTS = (ctypes.c_void_p, ctypes.c_float, *[ctypes.c_void_p] * 5)
+ARGUMENTS: tuple[Any, ...] = (ctypes.c_void_p, ctypes.c_float, *[ctypes.c_void_p] * 5)
 
 
 def call(q: Tensor, k: Tensor, v: Tensor, *rest: Any, out: Tensor) -> None:
