@@ -377,6 +377,7 @@ def _compile_inner(
     from ipex_inductor.lowerings import blocked, sycl
     from ipex_inductor.lowerings.listed import Choosing, choosing
     from ipex_inductor.passes.prologue import split
+    from ipex_inductor.passes.short_attention import shorten
 
     collector.resume()
     weights = kwargs.get("static_input_idxs", ()) if prologue else ()
@@ -386,6 +387,8 @@ def _compile_inner(
     ahead = compile_inner not in (compat.compile_inner, *LEARNING)
     blocks = blocked.why_not if config.blocked_products and not ahead else None
     try:
+        if blocks and kwargs.get("is_inference"):
+            shorten(gm.graph, graph_report, blocks)
         parts = (
             split(gm, example_inputs, weights, graph_report, limit, in_sycl, blocks)
             if kwargs.get("is_inference")

@@ -80,10 +80,10 @@ class CompileConfig:
         "model thinks them faster and nothing is recorded",
     )
     blocked_products: bool = _option(
-        False,
+        True,
         "IPEX_BLOCKED_PRODUCTS",
         "bool",
-        "products on weights in blocks by our kernel, where it was measured faster on this CPU",
+        "on a CPU, products on weights in blocks and short attention by our kernels where faster",
     )
     inductor: tuple[tuple[str, Any], ...] = field(
         default=(),

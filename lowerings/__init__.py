@@ -27,6 +27,7 @@ def _register() -> None:
         few_rows,
         linear,
         persistent,
+        short_attention,
         streamed,
     )
 
@@ -36,4 +37,5 @@ def _register() -> None:
     few_rows.register()
     linear.register()
     persistent.register()
+    short_attention.register()
     streamed.register()

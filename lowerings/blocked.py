@@ -8,17 +8,19 @@ from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
 from ipex_inductor.lowerings.conv import channels_last, contiguous
-from ipex_inductor.templates import blocked
+from ipex_inductor.templates import blocked, cpu_library
 
 NAME = "ipex_blocked"  # in generated code
 
 
-class BlockedCall(ir.ExternKernelOut):
-    """The call in generated Python, which imports it."""
+class OurCall(ir.ExternKernelOut):
+    """A call of a template's `call` in generated Python, which imports it by this name."""
+
+    imported = blocked.__name__
 
     def codegen(self, wrapper: Any) -> None:
         """Write the call, and the import once."""
-        wrapper.add_import_once(f"from {blocked.__name__} import call as {NAME}")
+        wrapper.add_import_once(f"from {self.imported} import call as {self.python_kernel_name}")
         super().codegen(wrapper)
 
 
@@ -38,20 +40,24 @@ def _blocked(
     tensors += [] if other is None else [place(other)]
     words = columns, bias is not None, blocked.BINARY.index(binary), blocked.UNARY.index(unary)
     value = V.graph.current_node.meta["val"]
-    size, stride = ([_expression(n) for n in numbers] for numbers in (value.shape, value.stride()))
-    layout = ir.FixedLayout(x.get_device(), x.get_dtype(), size, stride)
-    return ir.TensorBox.create(BlockedCall(layout, tensors, words, python_kernel_name=NAME))
+    layout = ir.FixedLayout(x.get_device(), x.get_dtype(), *expressions(value))
+    return ir.TensorBox.create(OurCall(layout, tensors, words, python_kernel_name=NAME))
 
 
-def _expression(size: Any) -> Any:
-    return size.node.expr if isinstance(size, torch.SymInt) else size
+def expressions(value: torch.Tensor) -> tuple[list[Any], list[Any]]:
+    """Sizes and strides of a node's value, as Inductor's layouts take them."""
+    sizes, strides = (
+        [n.node.expr if isinstance(n, torch.SymInt) else n for n in numbers]
+        for numbers in (value.shape, value.stride())
+    )
+    return sizes, strides
 
 
 def why_not() -> str | None:
     """Why generated code cannot call our kernel here, None when it can."""
     if config.cpp_wrapper:
         return "generated C++ calls oneDNN alone"
-    return blocked.why_not()
+    return cpu_library.why_not()
 
 
 def register() -> None:

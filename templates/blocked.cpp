@@ -1,43 +1,20 @@
 // A matrix product on a weight in blocks of 64 columns, with what follows it: one pass over the result.
 //
-// What multiplies is oneDNN's micro-kernel, as torch has it (at::native::cpublas::brgemm); what is
-// saved against oneDNN's own products is their set-up at each call, and the order of the work.
-#define CPU_CAPABILITY AVX512
-#define CPU_CAPABILITY_AVX512
-#pragma GCC target("avx512bf16")
-
-#include <ATen/cpu/vec/vec.h>
-#include <ATen/native/CPUBlas.h>
-#include <algorithm>
-#include <cstdint>
+// Few rows are multiplied here: such a product does little more than read its weight once, from
+// beginning to end. More rows are multiplied by oneDNN's micro-kernel, as torch has it
+// (at::native::cpublas::brgemm); what is saved against oneDNN's own products is their set-up at each
+// call, and the order of the work.
+// Follows `vectors.cpp`.
 
 namespace {
 
-using Vector = at::vec::Vectorized<float>;
-constexpr int64_t WIDE = 16;     // floats in a vector
 constexpr int64_t COLUMNS = 64;  // of a block of the weight
 constexpr int64_t ROWS = 64;     // at once: their sums stay in the first cache
+constexpr int64_t FEW = 16;      // rows up to which a product is bound by reading its weight
 
 // As `ipex_inductor.templates.blocked` numbers them.
 enum Binary : int32_t { NO_BINARY, ADD, MUL };
 enum Unary : int32_t { NO_UNARY, RELU, GELU, GELU_TANH, SILU, SIGMOID, TANH };
-
-inline __mmask16 first(int64_t count) {
-  return count >= WIDE ? 0xffff : static_cast<__mmask16>((1u << count) - 1);
-}
-
-inline Vector read(const float* from, __mmask16 mask) { return _mm512_maskz_loadu_ps(mask, from); }
-
-inline Vector read(const c10::BFloat16* from, __mmask16 mask) {
-  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
-}
-
-inline void write(float* to, Vector value, __mmask16 mask) { _mm512_mask_storeu_ps(to, mask, value); }
-
-inline void write(c10::BFloat16* to, Vector value, __mmask16 mask) {
-  _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(value));
-}
 
 inline Vector sigmoid(Vector x) { return Vector(1) / (Vector(1) + x.neg().exp()); }
 
@@ -71,12 +48,74 @@ void finish(const Product<T>& p, int32_t binary, const float* sums, int64_t row,
   for (int64_t i = 0; i < rows; ++i) {
     const int64_t start = (row + i) * p.columns + column;
     for (int64_t j = 0; j < width; j += WIDE) {
-      const __mmask16 mask = first(width - j);
+      const int64_t count = width - j;
       Vector value = Vector::loadu(sums + i * COLUMNS + j);
-      if (p.bias) value = value + read(p.bias + column + j, mask);
-      if (binary == ADD) value = value + read(p.other + start + j, mask);
-      if (binary == MUL) value = value * read(p.other + start + j, mask);
-      write(p.result + start + j, activated<unary>(value), mask);
+      if (p.bias) value = value + read(p.bias + column + j, count);
+      if (binary == ADD) value = value + read(p.other + start + j, count);
+      if (binary == MUL) value = value * read(p.other + start + j, count);
+      write(p.result + start + j, activated<unary>(value), count);
+    }
+  }
+}
+
+// Sixteen columns: what a row of a block is four of, whatever registers the CPU has.
+typedef float Floats __attribute__((vector_size(64), aligned(4)));
+typedef uint32_t Words __attribute__((vector_size(64), aligned(4)));
+constexpr int64_t PARTS = COLUMNS / 16;
+#ifdef __AVX512F__
+constexpr int64_t AT_ONCE = 6;  // rows, by four registers of sums each
+#else
+constexpr int64_t AT_ONCE = 1;
+#endif
+
+inline Floats of_words(Words words) { return reinterpret_cast<Floats&>(words); }
+
+// `sums` and the products of one value of x, or a pair of them, with 16 columns.
+inline Floats added(Floats sums, const float* x, const float* weight) {
+  return sums + *x * *reinterpret_cast<const Floats*>(weight);
+}
+
+inline Floats added(Floats sums, const c10::BFloat16* x, const c10::BFloat16* weight) {
+  uint32_t pair;
+  std::memcpy(&pair, x, sizeof pair);
+#if BF16_PRODUCTS
+  return (Floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)),
+                                  (__m512bh)_mm512_loadu_si512(weight));
+#else
+  Words both;
+  std::memcpy(&both, weight, sizeof both);
+  const Words even = Words{} + (pair << 16), odd = Words{} + (pair & 0xffff0000);
+  sums += of_words(even) * of_words(both << 16);
+  return sums + of_words(odd) * of_words(both & 0xffff0000);
+#endif
+}
+
+template <int64_t COUNT, typename T>
+void add_up(const T* x, const T* block, int64_t depth, float* sums) {
+  constexpr int64_t PAIR = sizeof(T) == 2 ? 2 : 1;
+  Floats totals[COUNT][PARTS] = {};
+  for (int64_t k = 0; k < depth; k += PAIR)
+    for (int64_t i = 0; i < COUNT; ++i)
+      for (int64_t j = 0; j < PARTS; ++j)
+        totals[i][j] = added(totals[i][j], x + i * depth + k, block + k * COLUMNS + j * 16 * PAIR);
+  std::memcpy(sums, totals, sizeof totals);
+}
+
+// The sums of some rows and the columns of a block.
+template <typename T>
+void add_up(const T* x, const T* block, int64_t depth, int64_t rows, float* sums) {
+  for (int64_t i = 0; i < rows; i += AT_ONCE, x += AT_ONCE * depth, sums += AT_ONCE * COLUMNS) {
+    switch (std::min(rows - i, AT_ONCE)) {
+#define ROWS_AT_ONCE(count) \
+  case count: add_up<count>(x, block, depth, sums); break;
+      ROWS_AT_ONCE(1)
+#ifdef __AVX512F__
+      ROWS_AT_ONCE(2)
+      ROWS_AT_ONCE(3)
+      ROWS_AT_ONCE(4)
+      ROWS_AT_ONCE(5)
+      ROWS_AT_ONCE(6)
+#endif
     }
   }
 }
@@ -84,6 +123,7 @@ void finish(const Product<T>& p, int32_t binary, const float* sums, int64_t row,
 template <int32_t unary, typename T>
 void multiply(const Product<T>& p, int32_t binary) {
   constexpr bool PAIRED = sizeof(T) == 2;  // rows of the weight lie in pairs
+  const bool few = p.rows <= FEW || !has_micro_kernel;
   const int64_t tall = (p.rows + ROWS - 1) / ROWS, wide = (p.columns + COLUMNS - 1) / COLUMNS;
 #pragma omp parallel
   {
@@ -92,13 +132,16 @@ void multiply(const Product<T>& p, int32_t binary) {
     for (int64_t m = 0; m < tall; ++m) {
       for (int64_t n = 0; n < wide; ++n) {
         const int64_t row = m * ROWS, rows = std::min(ROWS, p.rows - row);
-        at::native::cpublas::brgemm(rows, COLUMNS, p.depth, p.depth, COLUMNS, COLUMNS, false,
-                                    p.x + row * p.depth, p.blocks + n * COLUMNS * p.depth, sums,
-                                    PAIRED);
+        const T *x = p.x + row * p.depth, *block = p.blocks + n * COLUMNS * p.depth;
+        if (few)
+          add_up(x, block, p.depth, rows, sums);
+        else
+          at::native::cpublas::brgemm(rows, COLUMNS, p.depth, p.depth, COLUMNS, COLUMNS, false, x,
+                                      block, sums, PAIRED);
         finish<unary>(p, binary, sums, row, rows, n * COLUMNS);
       }
     }
-    at::native::cpublas::brgemm_release(PAIRED);
+    if (!few) at::native::cpublas::brgemm_release(PAIRED);
   }
 }
 
@@ -124,22 +167,5 @@ void multiply(const Product<T>& p, int32_t binary, int32_t unary) {
     multiply(Product<T>{rows, depth, columns, x, blocks, bias, other, result}, binary, unary); \
   }
 
-PRODUCT(bfloat16, c10::BFloat16)
-PRODUCT(float32, float)
-
-// Whether torch's micro-kernel takes pairs here; in another form it would raise, in a thread.
-extern "C" int32_t works() {
-  c10::BFloat16 x[2] = {1, 2}, blocks[2 * COLUMNS];
-  float wide[2] = {1, 2}, plain[2 * COLUMNS], sums[COLUMNS];
-  std::fill_n(blocks, 2 * COLUMNS, c10::BFloat16(1));
-  std::fill_n(plain, 2 * COLUMNS, 1.f);
-  try {
-    at::native::cpublas::brgemm(1, COLUMNS, 2, 2, COLUMNS, COLUMNS, false, x, blocks, sums, true);
-    bool right = sums[0] == 3 && sums[COLUMNS - 1] == 3;
-    at::native::cpublas::brgemm(1, COLUMNS, 2, 2, COLUMNS, COLUMNS, false, wide, plain, sums, false);
-    at::native::cpublas::brgemm_release(true);
-    return right && sums[0] == 3 && sums[COLUMNS - 1] == 3;
-  } catch (...) {
-    return 0;
-  }
-}
+PRODUCT(product_bfloat16, c10::BFloat16)
+PRODUCT(product_float32, float)

@@ -3,52 +3,28 @@
 import ctypes
 import functools
 import logging
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ipex_inductor import ops
-from ipex_inductor.aot_cache.key import pairs
-from ipex_inductor.templates.cpp import NotBuiltError, load
+from ipex_inductor.templates.cpu_library import library, why_not
 
 assert ops  # which registers ipex::blocked
 log = logging.getLogger("ipex_inductor")
 
 BINARY = ("none", "add", "mul")  # by their numbers there
 UNARY = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
-ARGUMENTS = (*[ctypes.c_int64] * 3, *[ctypes.c_void_p] * 5, *[ctypes.c_int32] * 2)
+ARGUMENTS: tuple[Any, ...] = (*[ctypes.c_int64] * 3, *[ctypes.c_void_p] * 5, *[ctypes.c_int32] * 2)
 NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
 
-class Library:
-    """The compiled kernels. Raises `NotBuiltError`, also where this CPU's oneDNN has none."""
-
-    def __init__(self) -> None:
-        source = Path(__file__).with_name("blocked.cpp").read_text
-        library = load(source, pairs({"template": "blocked"}), with_torch=True)
-        if not library.works():
-            raise NotBuiltError("oneDNN has no micro-kernel here")
-        self.kernels = {dtype: getattr(library, name) for dtype, name in NAMES.items()}
-        for kernel in self.kernels.values():
-            kernel.restype, kernel.argtypes = None, ARGUMENTS
-
-
 @functools.cache
-def library() -> Library:
-    """The library, built at the first call and kept in the kernel cache. Raises `NotBuiltError`."""
-    return Library()
-
-
-@functools.cache
-def why_not() -> str | None:
-    """Why there is no library here, None when there is."""
-    try:
-        library()
-    except NotBuiltError as error:
-        return str(error)
-    return None
+def _kernel(dtype: torch.dtype) -> Any:
+    kernel = library()[f"product_{NAMES[dtype]}"]
+    kernel.restype, kernel.argtypes = None, ARGUMENTS
+    return kernel
 
 
 def call(x: Tensor, blocks: Tensor, *rest: Any, out: Tensor) -> None:
@@ -63,7 +39,7 @@ def call(x: Tensor, blocks: Tensor, *rest: Any, out: Tensor) -> None:
     if why_not() is not None:  # of a cache that was filled where there is one
         _in_torchs_ops(x, blocks, *rest, out=out)
     elif rows:
-        library().kernels[x.dtype](
+        _kernel(x.dtype)(
             *(rows, x.numel() // rows, columns, x.data_ptr(), blocks.data_ptr()),
             *(
                 tensors[0].data_ptr() if biased else None,

@@ -1,5 +1,8 @@
 """`ipex::blocked`: a product on a weight in blocks, with its epilogue; `ipex::blocks` makes it."""
 
+import ctypes
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -8,6 +11,8 @@ from ipex_inductor.ops import epilogue
 from ipex_inductor.ops.defining import op
 
 COLUMNS = 64  # of a block
+HUGE = 2 << 20  # bytes of a huge page
+MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25  # of Linux
 
 
 @op("blocks")
@@ -18,8 +23,11 @@ def blocks(weight: Tensor) -> Tensor:
     """
     flat = weight.reshape(weight.shape[0], -1)
     filled = F.pad(flat, (0, 0, 0, -len(flat) % COLUMNS))
-    count, depth, _, paired = _shape(weight)
-    return filled.view(count, COLUMNS, depth, paired).transpose(1, 2).contiguous()
+    count, depth, _, paired = shape = _shape(weight)
+    result = _on_huge_pages(weight, shape)
+    result.copy_(filled.view(count, COLUMNS, depth, paired).transpose(1, 2))
+    _advise(result, MADV_COLLAPSE)  # where the memory had been in use before
+    return result
 
 
 @blocks.register_fake
@@ -71,6 +79,31 @@ def _(
 
 def _format(image: bool) -> torch.memory_format:
     return torch.channels_last if image else torch.contiguous_format
+
+
+def _on_huge_pages(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """An empty tensor, on huge pages if it fills half of one: a processor reads those faster.
+
+    (Of a weight that is read once a call, 28 GB/s instead of 17; benchmarks/blocked.py.)
+    """
+    count, size = math.prod(shape), like.element_size()
+    if like.device.type != "cpu" or count * size < HUGE // 2:
+        return like.new_empty(shape)
+    room = like.new_empty(count + 2 * HUGE // size)
+    start = -room.data_ptr() % HUGE // size
+    result = room[start : start + count].view(shape)
+    _advise(result, MADV_HUGEPAGE)
+    return result
+
+
+def _advise(x: Tensor, advice: int) -> None:
+    """Tell Linux about the pages of `x`; elsewhere, or where it declines, all stays as it is."""
+    if x.data_ptr() % HUGE == 0 and x.numel() and hasattr(_libc, "madvise"):
+        pages = -(-x.numel() * x.element_size() // HUGE) * HUGE
+        _libc.madvise(ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(pages), advice)
+
+
+_libc = ctypes.CDLL(None)
 
 
 def _shape(weight: Tensor) -> tuple[int, int, int, int]:

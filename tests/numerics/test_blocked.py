@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import ipex_inductor
 from ipex_inductor import decisions
+from ipex_inductor.ops.blocked import HUGE
 from ipex_inductor.ops.blocked import blocked as op
 from ipex_inductor.passes import blocked as choice
 from ipex_inductor.target import current
@@ -46,7 +47,7 @@ def case(dtype: torch.dtype, rows: int, depth: int, columns: int) -> list[Tensor
 @needs
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "sizes", [(3, 2, 17), (5, 70, 130), (64, 128, 64), (65, 66, 63), (0, 8, 8)]
+    "sizes", [(1, 256, 65), (3, 2, 17), (13, 70, 130), (64, 128, 64), (65, 66, 63), (0, 8, 8)]
 )
 def test_every_word_is_computed(dtype: torch.dtype, sizes: tuple[int, int, int]) -> None:
     """Kernel and reference op against fp64; rows, columns beyond a block; NaNs where none wrote."""
@@ -73,6 +74,17 @@ def choice_of(unary: str):  # type: ignore[no-untyped-def]
     from ipex_inductor.ops.epilogue import UNARY
 
     return UNARY[unary].fn
+
+
+@pytest.mark.parametrize("columns", [100, 1030])
+def test_large_weights_in_blocks_lie_on_huge_pages(columns: int) -> None:
+    """By their address; those that fill less than half of one do not."""
+    weight = torch.randn(columns, 600).bfloat16()
+    arranged = torch.ops.ipex.blocks(weight)
+    assert (arranged.data_ptr() % HUGE == 0) == (columns > 1000)
+    back = arranged.transpose(1, 2).reshape(-1, 600)
+    assert torch.equal(back[:columns], weight)
+    assert not back[columns:].any()
 
 
 class Bottleneck(nn.Module):
@@ -102,7 +114,7 @@ def compiled(model: nn.Module, **options: object):  # type: ignore[no-untyped-de
     """By backend `ipex`; what falls back is an error."""
     torch.compiler.reset()
     decisions.clear()
-    asked = {"strict": True, "blocked_products": True, **options}
+    asked = {"strict": True, **options}
     return torch.compile(model, backend="ipex", options=asked)
 
 
@@ -144,7 +156,7 @@ def test_linear_layers_are_chosen(dtype: torch.dtype) -> None:
 
 
 @torch.no_grad()
-def test_nothing_is_in_blocks_unless_asked_for() -> None:
+def test_nothing_is_in_blocks_where_it_is_switched_off() -> None:
     run = compiled(nn.Linear(128, 64).bfloat16().eval(), blocked_products=False)
     run(torch.randn(4, 128).bfloat16())
     assert chosen() == 0

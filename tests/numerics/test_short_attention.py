@@ -1,0 +1,207 @@
+"""Short attention by our kernel on a CPU: what it computes, where it is chosen, and where not."""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import ipex_inductor
+from ipex_inductor import decisions
+from ipex_inductor.passes import short_attention as choice
+from ipex_inductor.target import current
+from ipex_inductor.templates import short_attention
+
+needs_library = pytest.mark.skipif(
+    short_attention.why_not() is not None, reason=f"{short_attention.why_not()}"
+)
+needs_choice = pytest.mark.skipif(
+    (current("cpu").arch, torch.bfloat16) not in choice.FASTER
+    or short_attention.why_not() is not None,
+    reason="torch's attention is kept on this CPU",
+)
+DTYPES = (torch.bfloat16, torch.float32)
+# Of bf16 the shares and the result are rounded, 2^-9 / sqrt(3) each in the mean; in fp32 the sums,
+# and an exponential of 20 units in the last place, torch's own.
+LIMIT = {torch.bfloat16: 3e-3, torch.float32: 2e-6}
+# Batch, heads, queries, keys, width: one query; few; odd keys; rows beyond a part; many parts.
+SIZES = ((1, 12, 1, 129, 64), (2, 3, 4, 7, 32), (2, 2, 33, 71, 16), (1, 2, 197, 197, 64))
+SIZES += ((1, 1, 64, 1, 128), (2, 1, 3, 40, 80))
+
+
+def made(dtype: torch.dtype, sizes: tuple[int, ...]) -> list[Tensor]:
+    """q, k, v, as a projection gives them: [B, S, H, D] transposed."""
+    torch.manual_seed(0)
+    batch, heads, queries, keys, width = sizes
+    shapes = [(batch, n, heads, width) for n in (queries, keys, keys)]
+    return [torch.randn(shape).to(dtype).transpose(1, 2) for shape in shapes]
+
+
+def masks(dtype: torch.dtype, sizes: tuple[int, ...]) -> dict[str, Tensor | None]:
+    """None; a number a score; keys that nobody sees (in one batch none is seen); one a row."""
+    batch, _, queries, keys, _ = sizes
+    padding = torch.zeros(batch, 1, 1, keys)
+    padding[..., keys // 2 + 1 :] = -torch.inf
+    padding[0] = padding[0] if batch == 1 else -torch.inf
+    bias, rows = torch.randn(1, 1, queries, keys), torch.randn(batch, 1, queries, 1)
+    named = {"none": None, "bias": bias, "padding": padding, "rows": rows}
+    return {name: mask if mask is None else mask.to(dtype) for name, mask in named.items()}
+
+
+def exact(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """In fp64; zeros where every key is masked, as torch's kernel has it."""
+    wide = mask if mask is None else mask.double()
+    result = F.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), wide, is_causal=causal
+    )
+    return result.nan_to_num(0)
+
+
+def relative(result: Tensor, truth: Tensor) -> float:
+    """Distance of `result` from `truth`, as a share of its size."""
+    return float((result.double() - truth).norm() / truth.norm().clamp(min=1e-30))
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_kernel_and_reference_compute_attention(dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
+    """Every mask, causal, and tensors that lie otherwise; NaNs where nothing was written."""
+    q, k, v = made(dtype, sizes)
+    batch, heads, queries, _, width = sizes
+    words = [(mask, False) for mask in masks(dtype, sizes).values()] + [(None, True)]
+    odd = F.pad(k, (0, 1))[..., :width]  # rows begin at odd places
+    for (mask, causal), keys in itertools.product(words, (k, k.contiguous(), odd)):
+        out = torch.full((batch, queries, heads, width), torch.nan, dtype=dtype).transpose(1, 2)
+        rest = [*([] if mask is None else [mask]), causal, width**-0.5]
+        short_attention.call(q, keys, v, *rest, out=out)
+        plain = torch.ops.ipex.short_attention(q, keys, v, mask, causal, width**-0.5)
+        truth = exact(q, k, v, mask, causal)
+        assert relative(out, truth) < LIMIT[dtype], causal
+        assert relative(plain, truth) < LIMIT[dtype], causal
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("queries", [1, 40])
+def test_no_number_is_hidden(dtype: torch.dtype, queries: int) -> None:
+    """A NaN or an infinite score spoils its row alone, as in torch."""
+    q, k, v = made(dtype, (1, 2, queries, 50, 32))
+    q[0, 1, 0, 3] = torch.nan
+    out = torch.empty_like(q)
+    short_attention.call(q, k, v, False, 32**-0.5, out=out)
+    assert out[0, 1, 0].isnan().all()
+    assert int(out.isnan().any(-1).sum()) == 1
+
+
+class Attention(nn.Module):
+    """One layer's, with its projection."""
+
+    def __init__(self, width: int = 64, **how: object) -> None:
+        super().__init__()
+        self.project = nn.Linear(width, 3 * width)
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, S, width], in heads of 16 (or `heads`)."""
+        how = dict(self.how)
+        heads = int(how.pop("heads", 4))  # type: ignore[call-overload]
+        parts = self.project(x).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(*parts, **how).transpose(1, 2).flatten(2)  # type: ignore[arg-type]
+
+
+def chosen(model: nn.Module, x: Tensor, **options: object) -> tuple[int, Tensor]:
+    """How many attentions were given to our kernel, and the result."""
+    torch.compiler.reset()
+    decisions.clear()
+    result = torch.compile(model, backend="ipex", options={"strict": True, **options})(x)
+    events = [e for report in decisions.reports() for e in report.events]
+    told = [e.reason for e in events if e.subject == "attention over few keys"]
+    return sum(int(reason.split()[0]) for reason in told), result
+
+
+@needs_choice
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("how", [{}, {"is_causal": True}, {"scale": 0.5}], ids=str)
+def test_it_is_chosen(dtype: torch.dtype, how: dict[str, object]) -> None:
+    model, x = Attention(**how).to(dtype).eval(), torch.randn(2, 40, 64).to(dtype)
+    count, result = chosen(model, x)
+    assert count == 1
+    # Behind a projection, which is rounded too, and attention averages what that has.
+    assert relative(result, model.double()(x.double())) < 3 * LIMIT[dtype]
+
+
+@needs_choice
+@torch.no_grad()
+def test_what_it_cannot_do_or_was_not_asked_for_is_left_to_torch() -> None:
+    """Many keys; a width of no whole vectors; switched off."""
+    limit = choice.FASTER[current("cpu").arch, torch.bfloat16]
+    near: tuple[tuple[Attention, int, dict[str, object]], ...] = (
+        (Attention(), limit + 1, {}),
+        (Attention(heads=8), 40, {}),
+        (Attention(), 40, {"blocked_products": False}),
+    )
+    for model, keys, options in near:
+        x = torch.randn(1, keys, 64).bfloat16()
+        count, result = chosen(model.bfloat16().eval(), x, **options)
+        assert count == 0
+        assert relative(result, model.double()(x.double())) < 3 * LIMIT[torch.bfloat16]
+
+
+@needs_choice
+def test_training_keeps_torchs_attention_and_its_gradient() -> None:
+    model, x = Attention(), torch.randn(2, 40, 64)
+    count, result = chosen(model, x)
+    assert count == 0
+    result.sum().backward()
+    assert model.project.weight.grad is not None
+
+
+@needs_choice
+@torch.no_grad()
+def test_a_cached_graph_is_right_where_there_is_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that was filled elsewhere: torch's ops then."""
+    model, x = Attention().eval(), torch.randn(2, 40, 64)
+    torch.compiler.reset()
+    run = torch.compile(model, backend="ipex", options={"strict": True})
+    expected = run(x)
+    monkeypatch.setattr(short_attention, "why_not", lambda: "for this test")
+    assert relative(run(x), expected.double()) < 3 * LIMIT[torch.float32]
+
+
+CHILD = """
+import sys
+sys.path.insert(0, {tests!r})
+import torch
+from numerics import test_blocked, test_short_attention as test
+from ipex_inductor.templates import short_attention
+assert short_attention.why_not() is None, short_attention.why_not()
+for dtype in test.DTYPES:
+    for sizes in test.SIZES[:4]:
+        test.test_kernel_and_reference_compute_attention(dtype, sizes)
+    for sizes in ((3, 2, 17), (16, 70, 130), (65, 66, 63)):
+        test_blocked.test_every_word_is_computed(dtype, sizes)
+print("told", torch.backends.cpu.get_cpu_capability())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("x86" not in current("cpu").arch, reason="limits of x86")
+@pytest.mark.parametrize(
+    ("capability", "isa"), [("default", "SSE41"), ("avx2", "AVX2"), ("avx512", "AVX512_CORE")]
+)
+def test_lesser_cpus_compute_the_same(capability: str, isa: str) -> None:
+    """The kernels themselves, without torch's micro-kernel, as CPUs of less have them."""
+    tests = os.path.dirname(os.path.dirname(__file__))
+    root = os.path.dirname(os.path.dirname(ipex_inductor.__file__))
+    limits = {"ATEN_CPU_CAPABILITY": capability, "ONEDNN_MAX_CPU_ISA": isa}
+    env = {**os.environ, **limits, "PYTHONPATH": os.pathsep.join([root, tests])}
+    command = [sys.executable, "-c", CHILD.format(tests=tests)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1].lower() == capability
