@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ipex_inductor.autotune.select import Selection
     from ipex_inductor.lowerings.listed import Choosing, Offer
     from ipex_inductor.lowerings.step import Launch
-    from ipex_inductor.templates.sycl.source import Source
+    from ipex_inductor.lowerings.sycl import Source
 
 # Without it Inductor offers no template. It moves more than that (layouts, sums of products), so it
 # is set only where a template was selected, and what the user says of it counts.

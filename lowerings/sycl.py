@@ -18,7 +18,7 @@ from ipex_inductor.lowerings.calls import DTYPES, Call, is_channels_last
 from ipex_inductor.lowerings.workload import named
 from ipex_inductor.templates.sycl.kernel import DTYPES as WORDS
 from ipex_inductor.templates.sycl.kernel import part
-from ipex_inductor.templates.sycl.source import Source
+from ipex_inductor.templates.sycl.source import Source as Source
 from ipex_inductor.templates.sycl.tiles import ENGINES, blocks, tiles
 
 PRODUCT, GROUPED = "ipex.sycl.product", "ipex.sycl.grouped"
