@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor
 
+from ipex_inductor.ops.defining import op
 
-@torch.library.custom_op("ipex::short_attention", mutates_args=())
+
+@op("short_attention")
 def short_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> Tensor:
