@@ -84,7 +84,7 @@ def _format(image: bool) -> torch.memory_format:
 def _on_huge_pages(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     """An empty tensor, on huge pages if it fills half of one: a processor reads those faster.
 
-    (Of a weight that is read once a call, 28 GB/s instead of 17; benchmarks/blocked.py.)
+    (Of a weight that is read once a call, 28 GB/s instead of 17; docs/notes/11.md.)
     """
     count, size = math.prod(shape), like.element_size()
     if like.device.type != "cpu" or count * size < HUGE // 2:
