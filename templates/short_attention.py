@@ -33,12 +33,15 @@ def call(q: Tensor, k: Tensor, v: Tensor, *rest: Any, out: Tensor) -> None:
     mask = masks[0].expand(*q.shape[:3], k.shape[2]) if masks else None
     if mask is not None and mask.stride(3) not in (0, 1):
         mask = mask.contiguous()
-    strides = [t.stride()[:3] for t in (q, k, v, out)]
+    result = out if out.stride(3) == 1 else torch.empty(out.shape, dtype=out.dtype)
+    strides = [t.stride()[:3] for t in (q, k, v, result)]
     sizes = _sizes(
         q.shape, k.shape[2], causal, *strides, mask.stride() if mask is not None else (0,) * 4
     )
-    pointers = [0 if t is None else t.data_ptr() for t in (q, k, v, mask, out)]
+    pointers = [0 if t is None else t.data_ptr() for t in (q, k, v, mask, result)]
     _kernel(q.dtype)(sizes, scale, *pointers)
+    if result is not out:
+        out.copy_(result)
 
 
 def _lies_in_rows(x: Tensor) -> bool:

@@ -138,6 +138,28 @@ def test_it_is_chosen(dtype: torch.dtype, how: dict[str, object]) -> None:
 
 @needs_choice
 @torch.no_grad()
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)], ids=str)
+def test_the_result_lies_as_torchs(order: tuple[int, ...]) -> None:
+    """As q, whatever that is: callers and what was traced (`as_strided`) count on it."""
+    sizes = (2, 4, 20, 32)
+    inverse = [order.index(n) for n in range(4)]
+    x = torch.randn([sizes[n] for n in order]).permute(inverse)
+    for strides in (None, (1, 32, 640, 2560)):
+
+        def attend(q: Tensor, strides: tuple[int, ...] | None = strides) -> Tensor:
+            result = F.scaled_dot_product_attention(q, q, q)
+            return result if strides is None else result.as_strided(sizes[::-1], strides) + 1
+
+        count, result = chosen(attend, x)  # type: ignore[arg-type]
+        expected = attend(x)
+        assert count == 1
+        assert result.stride() == expected.stride()
+        # Two results of fp32 are compared.
+        assert relative(result, expected.double()) < 2 * LIMIT[torch.float32]
+
+
+@needs_choice
+@torch.no_grad()
 def test_what_it_cannot_do_or_was_not_asked_for_is_left_to_torch() -> None:
     """Many keys; a width of no whole vectors; switched off."""
     limit = choice.FASTER[current("cpu").arch, torch.bfloat16]
