@@ -159,7 +159,7 @@ def test_linear_layers_are_chosen(dtype: torch.dtype) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("inside", [False, True], ids=["inputs", "inside"])
 def test_parts_of_images_and_rows_have_gaps(inside: bool) -> None:
-    """Halves of the channels of an image, an addend too; halves of rows: strides in order, apart."""
+    """Halves of an image's channels, an addend too; halves of rows: strides in order, apart."""
     image = torch.randn(2, 256, 3, 5).bfloat16().to(memory_format=torch.channels_last)
     conv = nn.Conv2d(128, 128, 1).bfloat16().eval().to(memory_format=torch.channels_last)
     linear = nn.Linear(128, 128).bfloat16().eval()
