@@ -277,7 +277,7 @@ def reload_graph(graph: Any, constants: Any) -> Any:
 def unanalysed() -> contextlib.AbstractContextManager[Any]:
     """What is called inside goes past AOT autograd's check of custom ops, if that is what is on.
 
-    A graph's first call is under it, each op at the price of some Python; no op inside is custom.
+    A graph's first call is under it, each op at the price of some Python. For torch's ops and ours.
     """
     from torch.utils import _python_dispatch as dispatch
 

@@ -7,7 +7,6 @@ from torch._inductor import config, ir
 from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
-from ipex_inductor.lowerings.conv import channels_last, contiguous
 from ipex_inductor.templates import blocked, cpu_library
 
 NAME = "ipex_blocked"  # in generated code
@@ -34,14 +33,24 @@ def _blocked(
     unary: str,
     image: bool,
 ) -> Any:
-    place = channels_last if image else contiguous
-    tensors = [place(x), contiguous(weight)]
-    tensors += [] if bias is None else [contiguous(bias)]
-    tensors += [] if other is None else [place(other)]
+    tensors = [without_gaps(x, image), without_gaps(weight)]
+    tensors += [] if bias is None else [without_gaps(bias)]
+    tensors += [] if other is None else [without_gaps(other, image)]
     words = columns, bias is not None, blocked.BINARY.index(binary), blocked.UNARY.index(unary)
     value = V.graph.current_node.meta["val"]
     layout = ir.FixedLayout(x.get_device(), x.get_dtype(), *expressions(value))
     return ir.TensorBox.create(OurCall(layout, tensors, words, python_kernel_name=NAME))
+
+
+def without_gaps(x: Any, image: bool = False) -> Any:
+    """`x` in memory, with the strides of its shape alone: a copy if it does not lie so.
+
+    `image`: channels-last. (Of half its channels, an image has the order of strides, and gaps.)
+    """
+    x = ir.ExternKernel.realize_input(x)
+    order = [3, 0, 2, 1] if image else [*reversed(range(len(x.get_size())))]
+    strides = ir.FlexibleLayout.stride_ordered(x.get_size(), order)
+    return ir.ExternKernel.require_exact_strides(x, strides)
 
 
 def expressions(value: torch.Tensor) -> tuple[list[Any], list[Any]]:

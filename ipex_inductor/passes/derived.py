@@ -4,6 +4,7 @@ A weight has changed when its identity, version or address has. It or its storag
 identity or address passed on: both are watched. Weights are never held.
 """
 
+import contextlib
 import ctypes
 import itertools
 import struct
@@ -44,6 +45,8 @@ class DerivedWeights:
         numbers = sorted({i for program in programs for i in program.inputs})
         self._weights = _taking(numbers)
         self._programs = [(p, _taking([numbers.index(i) for i in p.inputs])) for p in programs]
+        known = all(program.is_known for program in programs)
+        self._unanalysed = compat.unanalysed if known else contextlib.nullcontext
         self._captured = captured
         self._latest = _Snapshot()
         self._kept: dict[tuple[int, ...], _Snapshot] = {}
@@ -56,7 +59,7 @@ class DerivedWeights:
         current = self._latest.current  # read once: another thread may replace it
         if current is not None and current[0] == _state(weights, self._read):
             return current[1]
-        with _lock, compat.unanalysed():
+        with _lock, self._unanalysed():
             return self._derive(weights)
 
     def _derive(self, weights: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:

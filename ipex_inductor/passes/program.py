@@ -15,6 +15,7 @@ from ipex_inductor import openmp
 
 CAST, PRODUCT, SCALED = "prims::convert_element_type", "aten::mul.Tensor", "scaled"
 PACKS = "mkldnn::_reorder_"  # what oneDNN's packing ops begin with
+KNOWN = ("aten::", "prims::", "mkldnn::", "ipex::", "getitem")  # beginnings of what is not users'
 SERIAL = (1 << 15) - 1  # elements, up to which torch starts no threads
 PACKED_ALONE = 1 << 19  # elements, which one thread packs in 0.4 ms
 
@@ -92,6 +93,11 @@ class Program:
     def text(self) -> str:
         """What it computes, whatever graph it came from: equal texts give equal results."""
         return repr((self.takes, self.steps, self.outputs))
+
+    @functools.cached_property
+    def is_known(self) -> bool:
+        """Whether all its ops are torch's or ours, not a user's, whose schema may be wrong."""
+        return all(step.op.startswith(KNOWN) for step in self.steps)
 
     def run(self, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The derived tensors of these weights, in the order of `outputs`."""

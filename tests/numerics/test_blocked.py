@@ -155,6 +155,32 @@ def test_linear_layers_are_chosen(dtype: torch.dtype) -> None:
     assert chosen() == 2
 
 
+@needs
+@torch.no_grad()
+@pytest.mark.parametrize("inside", [False, True], ids=["inputs", "inside"])
+def test_parts_of_images_and_rows_have_gaps(inside: bool) -> None:
+    """Halves of an image's channels, an addend too; halves of rows: strides in order, apart."""
+    image = torch.randn(2, 256, 3, 5).bfloat16().to(memory_format=torch.channels_last)
+    conv = nn.Conv2d(128, 128, 1).bfloat16().eval().to(memory_format=torch.channels_last)
+    linear = nn.Linear(128, 128).bfloat16().eval()
+    for layer, x in ((conv, image), (linear, torch.randn(2, 3, 256).bfloat16())):
+        dim = 1 if x.dim() == 4 else 2
+        exactly = copy_of(layer)
+
+        def both(of: nn.Module, x: Tensor, dim: int = dim) -> Tensor:
+            first, second = (-x if inside else x).chunk(2, dim)
+            return of(first) + second  # type: ignore[no-any-return]
+
+        # What comes in is a part itself, so that its strides are not those of its shape.
+        if not inside:
+            given = torch.cat([x, x], dim).chunk(2, dim)[1]
+            x = given.to(memory_format=torch.channels_last) if dim == 1 else given
+        run = compiled(lambda x, of=layer: both(of, x))  # type: ignore[arg-type,misc]
+        result = run(x)
+        assert chosen() == 1
+        assert relative(result, both(exactly, x.double())) < LIMIT[torch.bfloat16]
+
+
 @torch.no_grad()
 def test_nothing_is_in_blocks_where_it_is_switched_off() -> None:
     run = compiled(nn.Linear(128, 64).bfloat16().eval(), blocked_products=False)

@@ -96,6 +96,23 @@ def test_a_first_call_derives_past_aot_autograds_check(monkeypatch):
 
 
 @torch.no_grad()
+def test_a_users_op_on_weights_is_checked_by_aot_autograd():
+    """That it returns its input, against its schema, is told as Inductor tells it."""
+    with torch.library._scoped_library("ipex_test_derived", "FRAGMENT") as library:
+        library.define("turned(Tensor w) -> Tensor")
+        library.impl("turned", lambda w: w.t(), "CPU")
+        torch.library.register_fake(
+            "ipex_test_derived::turned", lambda w: w.new_empty(w.shape).t(), lib=library
+        )
+        weight = nn.Parameter(torch.randn(8, 8))
+        model = nn.Module()
+        model.w = weight
+        model.forward = lambda x: x @ (torch.ops.ipex_test_derived.turned(model.w) * 2)
+        with pytest.warns(UserWarning, match="ipex_test_derived::turned"):
+            compiled(model)(torch.randn(3, 8))
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("write", UNSEEN)
 def test_refresh_shows_what_torch_cannot_see(write, runs):
     model = Product().eval()
