@@ -1,7 +1,8 @@
 """`ipex::blocked`: a product on a weight in blocks, with its epilogue; `ipex::blocks` makes it."""
 
-import ctypes
+import contextlib
 import math
+import mmap
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,6 @@ from ipex_inductor.ops.defining import op
 
 COLUMNS = 64  # of a block
 HUGE = 2 << 20  # bytes of a huge page
-MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25  # of Linux
 
 
 @op("blocks")
@@ -26,7 +26,6 @@ def blocks(weight: Tensor) -> Tensor:
     count, depth, _, paired = shape = _shape(weight)
     result = _on_huge_pages(weight, shape)
     result.copy_(filled.view(count, COLUMNS, depth, paired).transpose(1, 2))
-    _advise(result, MADV_COLLAPSE)  # where the memory had been in use before
     return result
 
 
@@ -86,24 +85,16 @@ def _on_huge_pages(like: Tensor, shape: tuple[int, ...]) -> Tensor:
 
     (Of a weight that is read once a call, 28 GB/s instead of 17; docs/notes/11.md.)
     """
-    count, size = math.prod(shape), like.element_size()
-    if like.device.type != "cpu" or count * size < HUGE // 2:
+    count = math.prod(shape)
+    size = count * like.element_size()
+    if like.device.type != "cpu" or size < HUGE // 2 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return like.new_empty(shape)
-    room = like.new_empty(count + 2 * HUGE // size)
-    start = -room.data_ptr() % HUGE // size
-    result = room[start : start + count].view(shape)
-    _advise(result, MADV_HUGEPAGE)
-    return result
-
-
-def _advise(x: Tensor, advice: int) -> None:
-    """Tell Linux about the pages of `x`; elsewhere, or where it declines, all stays as it is."""
-    if x.data_ptr() % HUGE == 0 and x.numel() and hasattr(_libc, "madvise"):
-        pages = -(-x.numel() * x.element_size() // HUGE) * HUGE
-        _libc.madvise(ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(pages), advice)
-
-
-_libc = ctypes.CDLL(None)
+    pages = -(-size // HUGE) * HUGE
+    room = mmap.mmap(-1, pages + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = -torch.frombuffer(room, dtype=torch.uint8).data_ptr() % HUGE
+    with contextlib.suppress(OSError):  # where Linux was built without, pages stay small
+        room.madvise(mmap.MADV_HUGEPAGE, start, pages)
+    return torch.frombuffer(room, dtype=like.dtype, count=count, offset=start).view(shape)
 
 
 def _shape(weight: Tensor) -> tuple[int, int, int, int]:

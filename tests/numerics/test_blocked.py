@@ -78,10 +78,11 @@ def choice_of(unary: str):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("columns", [100, 1030])
 def test_large_weights_in_blocks_lie_on_huge_pages(columns: int) -> None:
-    """By their address; those that fill less than half of one do not."""
+    """By their address, and none takes more than itself; those of less than half a page do not."""
     weight = torch.randn(columns, 600).bfloat16()
     arranged = torch.ops.ipex.blocks(weight)
     assert (arranged.data_ptr() % HUGE == 0) == (columns > 1000)
+    assert arranged.untyped_storage().nbytes() == arranged.nbytes
     back = arranged.transpose(1, 2).reshape(-1, 600)
     assert torch.equal(back[:columns], weight)
     assert not back[columns:].any()
