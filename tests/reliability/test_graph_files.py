@@ -355,6 +355,7 @@ def make():
 """
 
 
+@pytest.mark.slow  # 34 seconds; what it runs is compared in the test above
 def test_verify_recompile_says_what_comes_out_otherwise(tmp_path):
     (tmp_path / "own_model.py").write_text(MODEL)
     env = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"}
@@ -422,6 +423,7 @@ def test_explain_says_what_a_run_would_find_and_fills_nothing(tmp_path):
     assert "all verified" in told[1]
 
 
+@pytest.mark.slow  # 25 seconds; keys of other fields are compared above
 def test_where_a_model_stands_is_not_in_the_key(tmp_path):
     """Built in one folder, unpacked in another, edited above: the same graph."""
 

@@ -589,6 +589,7 @@ def test_a_level_that_the_cpu_lacks_is_refused(levelled):
 
 
 @on_x86
+@pytest.mark.slow  # 15 seconds; the packages themselves are tested above
 def test_the_verb_makes_packages_for_levels_and_says_why_no_graphs(tmp_path, monkeypatch):
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "300")
