@@ -20,11 +20,8 @@ from ipex_inductor.templates.sycl.kernel import DTYPES
 from ipex_inductor.templates.sycl.tiles import Tile, tiles
 
 # Of the peak; measured on no Intel GPU: what such kernels reach elsewhere, on the safe side.
-LIBRARY, ENGINE, LANES = (
-    0.7,
-    0.4,
-    0.25,
-)  # operations of oneDNN, of ours with a matrix engine and not
+# Operations of oneDNN, of ours with a matrix engine, of ours without.
+LIBRARY, ENGINE, LANES = 0.7, 0.4, 0.25
 MOVED = 0.8  # bytes
 LAUNCH = 5e-6  # seconds that a kernel takes at least
 WORTH = 1.1  # times as fast, to be believed

@@ -51,18 +51,8 @@ def done(example: "Example", target: "Target", mode: str | None) -> "Prebuilt":
     """What comes of an example; raises what `graphs.prebuild` does."""
     from ipex_inductor.prebuild import graphs, sycl
 
-    if target.kind == "xpu":
-        return sycl.prebuild(
-            example.model,
-            example.inputs,
-            target,
-            kwargs=example.kwargs,
-            dynamic=example.dynamic,
-            training=example.training,
-            optimizer=example.optimizer,
-            mode=mode,
-        )
-    return graphs.prebuild(
+    prebuild = sycl.prebuild if target.kind == "xpu" else graphs.prebuild
+    return prebuild(
         example.model,
         example.inputs,
         target,
