@@ -95,20 +95,28 @@ def test_a_first_call_derives_past_aot_autograds_check(monkeypatch):
         assert [type(mode) for mode in now] == (left or [type(mode) for mode in before])
 
 
+# Where the environment says CI, torch raises what it else warns of.
 @torch.no_grad()
-def test_a_users_op_on_weights_is_checked_by_aot_autograd():
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_users_op_on_weights_is_checked_by_aot_autograd(raises):
     """That it returns its input, against its schema, is told as Inductor tells it."""
     with torch.library._scoped_library("ipex_test_derived", "FRAGMENT") as library:
-        library.define("turned(Tensor w) -> Tensor")
-        library.impl("turned", lambda w: w.t(), "CPU")
-        torch.library.register_fake(
-            "ipex_test_derived::turned", lambda w: w.new_empty(w.shape).t(), lib=library
-        )
-        weight = nn.Parameter(torch.randn(8, 8))
+        name = f"turned_{raises}"  # torch looks at each op once a process
+        library.define(f"{name}(Tensor w) -> Tensor")
+        library.impl(name, lambda w: w.t(), "CPU")
+        turned = lambda w: w.new_empty(w.shape).t()  # noqa: E731
+        torch.library.register_fake(f"ipex_test_derived::{name}", turned, lib=library)
+        op = getattr(torch.ops.ipex_test_derived, name)
         model = nn.Module()
-        model.w = weight
-        model.forward = lambda x: x @ (torch.ops.ipex_test_derived.turned(model.w) * 2)
-        with pytest.warns(UserWarning, match="ipex_test_derived::turned"):
+        model.w = nn.Parameter(torch.randn(8, 8))
+        model.forward = lambda x: x @ (op(model.w) * 2)
+        matching = f"ipex_test_derived::{name}"
+        told = (
+            pytest.raises(RuntimeError, match=matching)
+            if raises
+            else pytest.warns(UserWarning, match=matching)
+        )
+        with torch._functorch.config.patch(error_on_custom_op_aliasing=raises), told:
             compiled(model)(torch.randn(3, 8))
 
 
