@@ -1,9 +1,10 @@
-// A matrix product on a weight in blocks of 64 columns, with what follows it: one pass over the result.
+// A matrix product on a weight in blocks of 64 columns, with what follows it: one pass over the
+// result.
 //
 // Few rows are multiplied here: such a product does little more than read its weight once, from
 // beginning to end. More rows are multiplied by oneDNN's micro-kernel, as torch has it
-// (at::native::cpublas::brgemm); what is saved against oneDNN's own products is their set-up at each
-// call, and the order of the work.
+// (at::native::cpublas::brgemm); what is saved against oneDNN's own products is their set-up at
+// each call, and the order of the work.
 // Follows `vectors.cpp`.
 
 namespace {
@@ -16,21 +17,17 @@ constexpr int64_t FEW = 16;      // rows up to which a product is bound by readi
 enum Binary : int32_t { NO_BINARY, ADD, MUL };
 enum Unary : int32_t { NO_UNARY, RELU, GELU, GELU_TANH, SILU, SIGMOID, TANH };
 
-inline Vector sigmoid(Vector x) { return Vector(1) / (Vector(1) + x.neg().exp()); }
-
 template <int32_t unary>
 inline Vector activated(Vector x) {
-  const Vector half(0.5f), one(1);
-  if constexpr (unary == RELU) return at::vec::clamp_min(x, Vector(0));
-  if constexpr (unary == GELU) return half * x * (one + (x * Vector(0.70710678118654752f)).erf());
-  if constexpr (unary == GELU_TANH) {
-    const Vector inner = x + Vector(0.044715f) * x * x * x;
-    return half * x * (one + (Vector(0.79788456080286536f) * inner).tanh());
+  switch (unary) {
+    case RELU: return x < 0.f ? Vector{} : x;
+    case GELU: return 0.5f * x * (1.f + erf(x * 0.70710678f));
+    case GELU_TANH: return 0.5f * x * (1.f + tanh(0.79788456f * (x + 0.044715f * x * x * x)));
+    case SILU: return x * sigmoid(x);
+    case SIGMOID: return sigmoid(x);
+    case TANH: return tanh(x);
+    default: return x;
   }
-  if constexpr (unary == SILU) return x * sigmoid(x);
-  if constexpr (unary == SIGMOID) return sigmoid(x);
-  if constexpr (unary == TANH) return x.tanh();
-  return x;
 }
 
 template <typename T>
@@ -38,66 +35,70 @@ struct Product {
   int64_t rows, depth, columns;
   const T *x, *blocks, *bias, *other;
   T* result;
+  int32_t binary, unary;
 };
 
 // What follows the sums of `rows` rows from `row` on and of the columns of one block.
 template <int32_t unary, typename T>
-void finish(const Product<T>& p, int32_t binary, const float* sums, int64_t row, int64_t rows,
-            int64_t column) {
+void finish(const Product<T>& p, const float* sums, int64_t row, int64_t rows, int64_t column) {
   const int64_t width = std::min(COLUMNS, p.columns - column);
   for (int64_t i = 0; i < rows; ++i) {
     const int64_t start = (row + i) * p.columns + column;
     for (int64_t j = 0; j < width; j += WIDE) {
       const int64_t count = width - j;
-      Vector value = Vector::loadu(sums + i * COLUMNS + j);
-      if (p.bias) value = value + read(p.bias + column + j, count);
-      if (binary == ADD) value = value + read(p.other + start + j, count);
-      if (binary == MUL) value = value * read(p.other + start + j, count);
+      Vector value = read(sums + i * COLUMNS + j);
+      if (p.bias) value += read(p.bias + column + j, count);
+      if (p.binary == ADD) value += read(p.other + start + j, count);
+      if (p.binary == MUL) value *= read(p.other + start + j, count);
       write(p.result + start + j, activated<unary>(value), count);
     }
   }
 }
 
-// Sixteen columns: what a row of a block is four of, whatever registers the CPU has.
-typedef float Floats __attribute__((vector_size(64), aligned(4)));
-typedef uint32_t Words __attribute__((vector_size(64), aligned(4)));
-constexpr int64_t PARTS = COLUMNS / 16;
+template <typename T>
+using Finish = decltype(&finish<NO_UNARY, T>);
+
+template <typename T>  // by their numbers
+constexpr Finish<T> FINISH[] = {
+    finish<NO_UNARY, T>, finish<RELU, T>,    finish<GELU, T>, finish<GELU_TANH, T>,
+    finish<SILU, T>,     finish<SIGMOID, T>, finish<TANH, T>,
+};
+
+constexpr int64_t PARTS = COLUMNS / WIDE;
 #ifdef __AVX512F__
 constexpr int64_t AT_ONCE = 6;  // rows, by four registers of sums each
 #else
 constexpr int64_t AT_ONCE = 1;
 #endif
 
-inline Floats of_words(Words words) { return reinterpret_cast<Floats&>(words); }
-
 // `sums` and the products of one value of x, or a pair of them, with 16 columns.
-inline Floats added(Floats sums, const float* x, const float* weight) {
-  return sums + *x * *reinterpret_cast<const Floats*>(weight);
+inline Vector added(Vector sums, const float* x, const float* weight) {
+  return sums + *x * read(weight);
 }
 
-inline Floats added(Floats sums, const c10::BFloat16* x, const c10::BFloat16* weight) {
+inline Vector added(Vector sums, const c10::BFloat16* x, const c10::BFloat16* weight) {
   uint32_t pair;
   std::memcpy(&pair, x, sizeof pair);
 #if BF16_PRODUCTS
-  return (Floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)),
+  return (Vector)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)),
                                   (__m512bh)_mm512_loadu_si512(weight));
 #else
   Words both;
   std::memcpy(&both, weight, sizeof both);
   const Words even = Words{} + (pair << 16), odd = Words{} + (pair & 0xffff0000);
-  sums += of_words(even) * of_words(both << 16);
-  return sums + of_words(odd) * of_words(both & 0xffff0000);
+  sums += (Vector)even * (Vector)(both << 16);
+  return sums + (Vector)odd * (Vector)(both & 0xffff0000);
 #endif
 }
 
 template <int64_t COUNT, typename T>
 void add_up(const T* x, const T* block, int64_t depth, float* sums) {
   constexpr int64_t PAIR = sizeof(T) == 2 ? 2 : 1;
-  Floats totals[COUNT][PARTS] = {};
-  for (int64_t k = 0; k < depth; k += PAIR)
+  Vector totals[COUNT][PARTS] = {};
+  for (int64_t k = 0; k < depth; k += PAIR, block += COLUMNS * PAIR)
     for (int64_t i = 0; i < COUNT; ++i)
       for (int64_t j = 0; j < PARTS; ++j)
-        totals[i][j] = added(totals[i][j], x + i * depth + k, block + k * COLUMNS + j * 16 * PAIR);
+        totals[i][j] = added(totals[i][j], x + i * depth + k, block + j * WIDE * PAIR);
   std::memcpy(sums, totals, sizeof totals);
 }
 
@@ -120,9 +121,10 @@ void add_up(const T* x, const T* block, int64_t depth, int64_t rows, float* sums
   }
 }
 
-template <int32_t unary, typename T>
-void multiply(const Product<T>& p, int32_t binary) {
+template <typename T>
+void multiply(const Product<T>& p) {
   constexpr bool PAIRED = sizeof(T) == 2;  // rows of the weight lie in pairs
+  const Finish<T> finish = FINISH<T>[p.unary];
   const bool few = p.rows <= FEW || !has_micro_kernel;
   const int64_t tall = (p.rows + ROWS - 1) / ROWS, wide = (p.columns + COLUMNS - 1) / COLUMNS;
 #pragma omp parallel
@@ -138,33 +140,20 @@ void multiply(const Product<T>& p, int32_t binary) {
         else
           at::native::cpublas::brgemm(rows, COLUMNS, p.depth, p.depth, COLUMNS, COLUMNS, false, x,
                                       block, sums, PAIRED);
-        finish<unary>(p, binary, sums, row, rows, n * COLUMNS);
+        finish(p, sums, row, rows, n * COLUMNS);
       }
     }
     if (!few) at::native::cpublas::brgemm_release(PAIRED);
   }
 }
 
-template <typename T>
-void multiply(const Product<T>& p, int32_t binary, int32_t unary) {
-  switch (unary) {
-    case RELU: return multiply<RELU>(p, binary);
-    case GELU: return multiply<GELU>(p, binary);
-    case GELU_TANH: return multiply<GELU_TANH>(p, binary);
-    case SILU: return multiply<SILU>(p, binary);
-    case SIGMOID: return multiply<SIGMOID>(p, binary);
-    case TANH: return multiply<TANH>(p, binary);
-    default: return multiply<NO_UNARY>(p, binary);
-  }
-}
-
 }  // namespace
 
-#define PRODUCT(name, T)                                                                       \
-  extern "C" void name(int64_t rows, int64_t depth, int64_t columns, const T* x,               \
-                       const T* blocks, const T* bias, const T* other, T* result,              \
-                       int32_t binary, int32_t unary) {                                        \
-    multiply(Product<T>{rows, depth, columns, x, blocks, bias, other, result}, binary, unary); \
+#define PRODUCT(name, T)                                                                        \
+  extern "C" void name(int64_t rows, int64_t depth, int64_t columns, const T* x,                \
+                       const T* blocks, const T* bias, const T* other, T* result,               \
+                       int32_t binary, int32_t unary) {                                         \
+    multiply(Product<T>{rows, depth, columns, x, blocks, bias, other, result, binary, unary});  \
   }
 
 PRODUCT(product_bfloat16, c10::BFloat16)

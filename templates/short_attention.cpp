@@ -1,7 +1,6 @@
 // Attention over few keys: a head's scores of some queries fit the cache, so each row is normalised
 // whole. Products are torch's micro-kernel's, but for few queries. Follows `vectors.cpp`.
 
-#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -9,6 +8,7 @@ namespace {
 
 constexpr int64_t QUERIES = 32;  // of a head at once
 constexpr int64_t ALONE = 4;     // queries up to which each is attended by itself
+constexpr Ints LANES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // As `ipex_inductor.templates.short_attention` fills it in. Strides are of elements.
 struct Sizes {
@@ -48,27 +48,27 @@ template <typename T, typename Share>
 float normalised(const Sizes& s, float scale, const T* mask, int64_t visible, int64_t count,
                  float* scores, Share* shares) {
   const float none = -std::numeric_limits<float>::infinity();
-  Vector largest(none);
+  Vector largest = all(none);
   for (int64_t j = 0; j < visible; j += WIDE) {
     const int64_t left = visible - j;
-    Vector score = Vector::loadu(scores + j) * Vector(scale);
-    if (mask) score = score + (s.mask[3] ? read(mask + j, left) : Vector(float(mask[0])));
-    if (left < WIDE) score = Vector::set(Vector(none), score, left);
-    score.store(scores + j);
-    largest = at::vec::maximum(largest, score);
+    Vector score = read(scores + j) * scale;
+    if (mask) score += s.mask[3] ? read(mask + j, left) : all(read(mask, 1)[0]);
+    if (left < WIDE) score = LANES < static_cast<int32_t>(left) ? score : all(none);
+    write(scores + j, score);
+    largest = maximum(largest, score);
   }
-  float lanes[WIDE], peak = none;
-  largest.store(lanes);
-  for (float lane : lanes) peak = std::isnan(lane) ? lane : std::max(peak, lane);
-  Vector sum(0);
+  float peak = none;
+  for (int64_t i = 0; i < WIDE; ++i)
+    if (largest[i] > peak || largest[i] != largest[i]) peak = largest[i];
+  Vector sum{};
   for (int64_t j = 0; j < padded(count); j += WIDE) {
-    Vector share(0);
-    if (j < visible && peak != none) share = (Vector::loadu(scores + j) - Vector(peak)).exp_u20();
-    sum = sum + share;
-    write(shares + j, share, WIDE);
+    Vector share{};
+    if (j < visible && peak != none) share = exp(read(scores + j) - peak);
+    sum += share;
+    write(shares + j, share);
   }
-  const float all = total(sum);
-  return all == 0 ? 0 : 1 / all;
+  const float whole = total(sum);
+  return whole == 0 ? 0 : 1 / whole;
 }
 
 // One row, where packing keys and values would take longer than using them once.
@@ -78,42 +78,38 @@ void attend_row(const Sizes& s, float scale, const Head<T>& head, Scratch<T>& sc
   const T* query = head.q + row * s.q[2];
   const int64_t visible = seen(s, row);
   for (int64_t j = 0; j < visible; ++j) {
-    Vector sum(0);
+    Vector sum{};
     for (int64_t d = 0; d < s.width; d += WIDE)
-      sum = at::vec::fmadd(read(query + d, WIDE), read(head.k + j * s.k[2] + d, WIDE), sum);
+      sum += read(query + d) * read(head.k + j * s.k[2] + d);
     scores[j] = total(sum);
   }
   const T* mask = mask_of(s, head, row);
   const float by = normalised(s, scale, mask, visible, visible, scores, scores);
   std::fill_n(sums, s.width, 0.f);
   for (int64_t j = 0; j < visible; ++j)
-    for (int64_t d = 0; d < s.width; d += WIDE) {
-      const Vector value = read(head.v + j * s.v[2] + d, WIDE);
-      at::vec::fmadd(Vector(scores[j]), value, Vector::loadu(sums + d)).store(sums + d);
-    }
+    for (int64_t d = 0; d < s.width; d += WIDE)
+      write(sums + d, read(sums + d) + scores[j] * read(head.v + j * s.v[2] + d));
   for (int64_t d = 0; d < s.width; d += WIDE)
-    write(head.out + row * s.out[2] + d, Vector::loadu(sums + d) * Vector(by), WIDE);
+    write(head.out + row * s.out[2] + d, read(sums + d) * by);
 }
 
 // Keys [keys, width] as [width / 2, keys, 2], values [keys, width] as [keys / 2, width, 2].
 inline void pack(const Sizes& s, const Head<c10::BFloat16>& head, Scratch<c10::BFloat16>& to) {
-  at::vec::transpose_mxn(reinterpret_cast<const float*>(head.k), s.k[2] / 2,
-                         reinterpret_cast<float*>(to.keys.data()), padded(s.keys),
-                         static_cast<int>(s.keys), static_cast<int>(s.width / 2));
+  transpose(reinterpret_cast<const float*>(head.k), s.k[2] / 2, s.keys, s.width / 2,
+            reinterpret_cast<float*>(to.keys.data()), padded(s.keys));
   for (int64_t j = 0; j < s.keys; j += 2) {
     const c10::BFloat16 *first = head.v + j * s.v[2], *second = first + s.v[2];
     c10::BFloat16* pairs = to.values.data() + j * s.width;
     const bool both = j + 1 < s.keys;
     for (int64_t d = 0; d < s.width; ++d) {
       pairs[2 * d] = first[d];
-      pairs[2 * d + 1] = both ? second[d] : c10::BFloat16(0);
+      pairs[2 * d + 1] = both ? second[d] : c10::BFloat16{0};
     }
   }
 }
 
 inline void pack(const Sizes& s, const Head<float>& head, Scratch<float>& to) {
-  at::vec::transpose_mxn(head.k, s.k[2], to.keys.data(), padded(s.keys), static_cast<int>(s.keys),
-                         static_cast<int>(s.width));
+  transpose(head.k, s.k[2], s.keys, s.width, to.keys.data(), padded(s.keys));
   for (int64_t j = 0; j < s.keys; ++j)
     std::copy_n(head.v + j * s.v[2], s.width, to.values.data() + j * s.width);
 }
@@ -135,8 +131,7 @@ void attend_rows(const Sizes& s, float scale, const Head<T>& head, Scratch<T>& s
                               scratch.shares.data(), scratch.values.data(), sums, PAIRED);
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t d = 0; d < s.width; d += WIDE)
-      write(head.out + (row + i) * s.out[2] + d,
-            Vector::loadu(sums + i * s.width + d) * Vector(by[i]), WIDE);
+      write(head.out + (row + i) * s.out[2] + d, read(sums + i * s.width + d) * by[i]);
 }
 
 template <typename T>

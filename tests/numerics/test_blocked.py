@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from ipex_inductor.ops.blocked import HUGE
 from ipex_inductor.ops.blocked import blocked as op
 from ipex_inductor.passes import blocked as choice
 from ipex_inductor.target import current
-from ipex_inductor.templates import blocked
+from ipex_inductor.templates import blocked, cpp, cpu_library
 
 HERE = current("cpu").arch
 needs = pytest.mark.skipif(
@@ -67,6 +68,40 @@ def test_every_word_is_computed(dtype: torch.dtype, sizes: tuple[int, int, int])
         plain = op(x, arranged, bias if biased else None, addend, columns, binary, unary, False)
         for result in (out, plain) if sizes[0] else ():
             assert relative(result, truth) < LIMIT[dtype], (binary, unary, biased)
+
+
+# What overflows, underflows, changes the formula or has no value.
+SPECIAL = (0, -0.0, 1e-30, 1e-4, 0.59, 0.61, -0.61, 9, -9, 88, -88, 100, -104, 3e38, -3e38)
+SPECIAL += (float("inf"), float("-inf"), float("nan"))
+
+
+@needs
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("arch", [None, "x86-64:avx512", "x86-64:avx2"])
+def test_words_hold_where_floats_end(
+    arch: str | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each word at 18 values, here and built for lesser CPUs, beside torch's own in fp64.
+
+    fp32: some units of 2^-24; numbers of less than 1e-38 may be 0. GELU multiplies by
+    0.5 (1 + erf), of which 1.5e-7 is the formula's own. bf16: one unit of the last place.
+    """
+    if arch is not None:
+        monkeypatch.setattr(cpp, "current", lambda: SimpleNamespace(arch=arch))
+        monkeypatch.setattr(cpu_library, "current", lambda: SimpleNamespace(arch=arch))
+    library = cpu_library.library.__wrapped__()
+    product = library[f"product_{blocked.NAMES[dtype]}"]
+    product.restype, product.argtypes = None, blocked.ARGUMENTS
+    depth, rtol = (2, 2**-8) if dtype == torch.bfloat16 else (1, 1e-6)
+    x = F.pad(torch.tensor(SPECIAL, dtype=dtype).reshape(-1, 1), (0, depth - 1))
+    one = torch.ops.ipex.blocks(torch.ones(1, depth, dtype=dtype))
+    for number, word in enumerate(blocked.UNARY):
+        out = torch.full((len(x), 1), 7, dtype=dtype)
+        sizes, pointers = (len(x), depth, 1), (x.data_ptr(), one.data_ptr(), None, None)
+        product(*sizes, *pointers, out.data_ptr(), 0, number)
+        truth = choice_of(word)(x[:, :1].double()).to(dtype)
+        atol = 2e-6 if word.startswith("gelu") else 1e-38
+        torch.testing.assert_close(out, truth, rtol=rtol, atol=atol, equal_nan=True)
 
 
 def choice_of(unary: str):  # type: ignore[no-untyped-def]
