@@ -607,7 +607,7 @@ def test_a_step_that_one_counts_and_another_reads_is_not_read():
 
 def test_tensors_print_as_their_type_while_dynamo_ends(monkeypatch):
     """Up to torch 2.12 its guards print all of them; on a GPU that took seconds."""
-    monkeypatch.setattr(compat, "torch_minor", lambda *_: (2, 12))
+    monkeypatch.setattr(compat.versions, "torch_minor", lambda *_: (2, 12))
     (p,) = tensors(shapes=[(6,)])
     p.grad = torch.ones(6)
     printed = []

@@ -1,0 +1,58 @@
+"""Every difference between the torch versions we support; who asks says `compat.name`.
+
+One file a part of torch. No other file reads torch's version.
+"""
+
+from ipex_inductor.compat.aot_autograd import backward_at_once as backward_at_once
+from ipex_inductor.compat.aot_autograd import backward_too as backward_too
+from ipex_inductor.compat.aot_autograd import is_own_input as is_own_input
+from ipex_inductor.compat.aot_autograd import static_inputs as static_inputs
+from ipex_inductor.compat.aot_autograd import unanalysed as unanalysed
+from ipex_inductor.compat.devices import TOOLKITS as TOOLKITS
+from ipex_inductor.compat.devices import adds_to_one_pixel as adds_to_one_pixel
+from ipex_inductor.compat.devices import prefers_cudnn_attention as prefers_cudnn_attention
+from ipex_inductor.compat.devices import why_not_for as why_not_for
+from ipex_inductor.compat.dynamo import around_next_compile as around_next_compile
+from ipex_inductor.compat.dynamo import at_end_of_compile as at_end_of_compile
+from ipex_inductor.compat.dynamo import callers_name as callers_name
+from ipex_inductor.compat.dynamo import dynamo_unchanged as dynamo_unchanged
+from ipex_inductor.compat.dynamo import is_control_flow as is_control_flow
+from ipex_inductor.compat.dynamo import is_sharded as is_sharded
+from ipex_inductor.compat.dynamo import tensors_unprinted as tensors_unprinted
+from ipex_inductor.compat.files import cache_folder as cache_folder
+from ipex_inductor.compat.files import named_folder as named_folder
+from ipex_inductor.compat.inductor import LOWER_ONLY as LOWER_ONLY
+from ipex_inductor.compat.inductor import compile_inner as compile_inner
+from ipex_inductor.compat.inductor import compiles_in_this_process as compiles_in_this_process
+from ipex_inductor.compat.inductor import graph_caches_are_off as graph_caches_are_off
+from ipex_inductor.compat.inductor import graph_caches_off as graph_caches_off
+from ipex_inductor.compat.inductor import lower_inner as lower_inner
+from ipex_inductor.compat.inductor import name_system as name_system
+from ipex_inductor.compat.inductor import no_early_workers as no_early_workers
+from ipex_inductor.compat.inductor import read_inner as read_inner
+from ipex_inductor.compat.inductor import reload_graph as reload_graph
+from ipex_inductor.compat.packages import compile_ahead as compile_ahead
+from ipex_inductor.compat.packages import compiles_for_levels as compiles_for_levels
+from ipex_inductor.compat.packages import exported as exported
+from ipex_inductor.compat.packages import package_runner as package_runner
+from ipex_inductor.compat.packages import why_not_ahead as why_not_ahead
+from ipex_inductor.compat.settings import USERS_PASSES as USERS_PASSES
+from ipex_inductor.compat.settings import any_host as any_host
+from ipex_inductor.compat.settings import as_pass_list as as_pass_list
+from ipex_inductor.compat.settings import caches_forbidden as caches_forbidden
+from ipex_inductor.compat.settings import inductor_changes as inductor_changes
+from ipex_inductor.compat.settings import inductor_option_types as inductor_option_types
+from ipex_inductor.compat.settings import mode_options as mode_options
+from ipex_inductor.compat.settings import register_log as register_log
+from ipex_inductor.compat.symbols import hints as hints
+from ipex_inductor.compat.symbols import range_of as range_of
+from ipex_inductor.compat.symbols import sizes as sizes
+from ipex_inductor.compat.toolchain import compiler_missing as compiler_missing
+from ipex_inductor.compat.toolchain import cxx as cxx
+from ipex_inductor.compat.toolchain import cxx_flags as cxx_flags
+from ipex_inductor.compat.toolchain import without_torchs_own as without_torchs_own
+from ipex_inductor.compat.versions import TEMPLATES as TEMPLATES
+from ipex_inductor.compat.versions import TESTED as TESTED
+from ipex_inductor.compat.versions import VERSION as VERSION
+from ipex_inductor.compat.versions import torch_minor as torch_minor
+from ipex_inductor.compat.versions import untested_reason as untested_reason

@@ -1,0 +1,154 @@
+"""Dynamo: when its compilations begin and end, what it keeps of them, its graphs and errors."""
+
+import contextlib
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ipex_inductor.compat import versions
+
+
+def at_end_of_compile(call: Callable[[], None]) -> bool:
+    """Do `call` once Dynamo or AOT autograd is done with the compilation that goes on now.
+
+    AOT autograd saves a lazily compiled backward after it was compiled. False if none goes on that
+    torch would tell the end of.
+    """
+    from torch._dynamo.callback import callback_handler
+
+    pending = "_CompilationCallbackHandler__pending_callbacks_counter"
+    if not getattr(callback_handler, pending, 0):
+        return False
+    _at_end.append(call)
+    if _run_at_end not in callback_handler.end_callbacks:  # Dynamo's reset clears them
+        callback_handler.register_end_callback(_run_at_end)
+    return True
+
+
+def around_next_compile(begin: Callable[[], None], end: Callable[[], None]) -> None:
+    """Do `begin` when Dynamo next begins to trace something, and `end` once it is done with it.
+
+    Nothing where Dynamo is not there yet: then nobody waits for it either.
+    """
+    dynamos = sys.modules.get("torch._dynamo.callback")
+    if dynamos is None:
+        return
+    starts = dynamos.callback_handler.start_callbacks
+
+    def begun(_: Any) -> None:
+        begin()
+        at_end_of_compile(ended)
+
+    def ended() -> None:
+        if begun in starts:  # and not earlier: torch goes through the list as `begun` is called
+            starts.remove(begun)
+        end()
+
+    starts.append(begun)
+
+
+_at_end: list[Callable[[], None]] = []
+
+
+def _run_at_end(_: Any) -> None:
+    while _at_end:
+        _at_end.pop()()
+
+
+def tensors_unprinted() -> None:
+    """Until Dynamo is done with the compilation that goes on now, tensors print as their type.
+
+    Up to 2.12 its guards by identity hold the text of each, which for a tensor of a GPU is a
+    hundred numbers that the host waits for, one by one. Other threads print as ever.
+    """
+    torch_str: Any = torch._tensor_str
+    printed, thread = torch_str._str, threading.get_ident()
+
+    def brief(tensor: Any, **kwargs: Any) -> str:
+        here = threading.get_ident() == thread
+        return f"<{type(tensor).__name__}>" if here else printed(tensor, **kwargs)
+
+    def restore() -> None:
+        torch_str._str = printed
+
+    if versions.torch_minor() < (2, 13) and at_end_of_compile(restore):
+        torch_str._str = brief
+
+
+@contextlib.contextmanager
+def dynamo_unchanged() -> Iterator[list[Any]]:
+    """Dynamo forgets what it compiles inside: frames, counters, shapes seen, graph breaks.
+
+    The list is filled at the end with the graph breaks: each has a `reason` and a `user_stack`. A
+    frame that had been compiled before keeps its old entries, and the new ones behind them.
+    """
+    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
+    from torch._dynamo import config
+    from torch._dynamo.convert_frame import register_bytecode_hook
+    from torch._dynamo.utils import counters, graph_break_reasons
+
+    first: dict[int, tuple[Any, bool]] = {}  # code, and whether it had been compiled before
+
+    def note(code: Any, new_code: Any) -> None:
+        first.setdefault(id(code), (code, bool(_debug_get_cache_entry_list(code))))
+
+    counts = {kind: group.copy() for kind, group in counters.items()}
+    known = len(graph_break_reasons)
+    breaks: list[Any] = []
+    handle = register_bytecode_hook(note)
+    patches: dict[str, Any] = {
+        "automatic_dynamic_shapes": False,  # shapes met here must not make later ones symbolic
+        "recompile_limit": 1 << 16,
+        "accumulated_recompile_limit": 1 << 16,
+    }
+    try:
+        with config.patch(patches):
+            yield breaks
+    finally:
+        handle.remove()
+        breaks += graph_break_reasons[known:]
+        del graph_break_reasons[known:]
+        for code, compiled_before in first.values():
+            if not compiled_before:
+                reset_code(code)
+        for kind in counters.keys() - counts.keys():
+            del counters[kind]
+        for kind, group in counts.items():
+            counters[kind].clear()
+            counters[kind].update(group)
+
+
+_CALLERS = re.compile(r"L\['(?:args'\]\[|kwargs'\]\['|)(\w+)(?:'\]|\])")
+
+
+def callers_name(placeholder: Any) -> str | None:
+    """What whoever calls a model calls this input of its Dynamo graph, or its number; else None."""
+    input = placeholder.meta.get("grapharg")
+    if input is None or input.source is None:
+        return None
+    name = input.source.name
+    found = _CALLERS.fullmatch(name() if callable(name) else name)
+    return found[1] if found else None
+
+
+def is_sharded(gm: Any) -> bool:
+    """Whether FSDP manages parameters of this Dynamo graph.
+
+    It gathers them anew for each use, into the same tensors, and hides that from their versions.
+    """
+    inputs = (node.meta.get("grapharg") for node in gm.graph.find_nodes(op="placeholder"))
+    sources = (input.source for input in inputs if input is not None)
+    return any(source.guard_source.is_fsdp_module() for source in sources)
+
+
+def is_control_flow(error: BaseException) -> bool:
+    """Whether Dynamo raised this to steer itself (restart, skip a frame), not to report a fault."""
+    from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+    from torch._inductor.exc import InductorError
+
+    fault = isinstance(error, (BackendCompilerFailed, InductorError))
+    return isinstance(error, TorchDynamoException) and not fault

@@ -1,0 +1,162 @@
+"""Inductor's inner compiler, its graph caches and its compile workers."""
+
+import contextlib
+import contextvars
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ipex_inductor.compat import versions
+
+
+def compile_inner(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
+    """Inductor's inner compiler with its graph cache on, also below a bundled autograd cache.
+
+    But for a graph without a call, for which Inductor then returns a bare function that a bundle
+    cannot hold.
+    """
+    from torch._functorch import config as functorch_config
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    bundled = functorch_config.bundled_autograd_cache
+    calls = any(node.op == "call_function" for node in gm.graph.nodes)
+    with functorch_config.patch(bundled_autograd_cache=bundled and not calls):
+        return compile_fx_inner(gm, example_inputs, **plain_decompositions(kwargs))
+
+
+def plain_decompositions(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `inner_compile` with Inductor's own decomposition table.
+
+    From 2.13 on `compile_fx` hands a reduced table down to the inner compiler, where it makes
+    FxGraphCache give up ("unpicklable type"). By then our joint pass has decomposed everything.
+    """
+    from torch._inductor.decomposition import select_decomp_table
+
+    if "get_decomp_fn" in kwargs:
+        kwargs["get_decomp_fn"] = select_decomp_table
+    return kwargs
+
+
+class _Lowered(BaseException):
+    """Ends a compilation after lowering; no `except Exception` on the way takes it for a fault."""
+
+
+def _stop(_: Any) -> Any:
+    raise _Lowered
+
+
+# Of `compile_fx` and `lower_inner` together: the scheduler calls this before it fuses anything.
+LOWER_ONLY: dict[str, Any] = {"_pre_fusion_custom_pass": _stop}
+
+
+def lower_inner(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
+    """`compile_inner` up to the lowering, under the options LOWER_ONLY; what comes back is no code.
+
+    AOT autograd takes it for some, so that it goes on to the backward graph.
+    """
+    try:
+        return compile_inner(gm, example_inputs, **kwargs)
+    except _Lowered:
+        return read_inner(gm, example_inputs)
+
+
+def read_inner(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
+    """`compile_inner` that compiles nothing: what there was to learn, passes before it said."""
+
+    def never(inputs: Any) -> Any:
+        raise AssertionError("not compiled")
+
+    never._boxed_call = True  # type: ignore[attr-defined]
+    return never
+
+
+def reload_graph(graph: Any, constants: Any) -> Any:
+    """A `CompiledFxGraph` that came out of a cache, made callable again (None if it cannot be)."""
+    from torch._inductor.codecache import FxGraphCache
+
+    loaded, _ = FxGraphCache.cache_hit_post_compile(graph, {}, constants)
+    return loaded
+
+
+@contextlib.contextmanager
+def graph_caches_off() -> Iterator[None]:
+    """What is compiled inside runs all passes and leaves nothing in Inductor's graph caches."""
+    from torch._functorch import config as functorch_config
+    from torch._inductor import config
+
+    inductor: Any = config
+    remote = {"fx_graph_remote_cache": False}
+    before = _caches_off.set(True)
+    try:
+        with (
+            inductor.patch(fx_graph_cache=False, **remote),
+            functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False),
+        ):
+            yield
+    finally:
+        _caches_off.reset(before)
+
+
+def graph_caches_are_off() -> bool:
+    """Whether this is inside `graph_caches_off`."""
+    return _caches_off.get()
+
+
+_caches_off = contextvars.ContextVar("caches_off", default=False)
+
+
+@functools.cache
+def name_system() -> None:
+    """Have Inductor name this system, for the process, without hashing Triton where that is lost.
+
+    That takes 0.3 s, and without a CUDA or ROCm device 2.13 and 2.14 drop it. The name is the same.
+    """
+    from torch._inductor import codecache
+
+    if versions.torch_minor() in ((2, 13), (2, 14)) and not torch.cuda.is_available():
+        module: Any = codecache
+        hashing, module.triton_key = module.triton_key, lambda: None
+        try:
+            codecache.CacheBase.get_system()
+        finally:
+            module.triton_key = hashing
+
+
+@contextlib.contextmanager
+def compiles_in_this_process() -> Iterator[None]:
+    """Inductor starts no workers for Triton's kernels."""
+    from torch._inductor import config
+
+    inductor: Any = config
+    with inductor.patch(compile_threads=1):
+        yield
+
+
+@contextlib.contextmanager
+def no_early_workers() -> Iterator[None]:
+    """Compile workers begin when there is a kernel to compile, and not with a graph on a GPU.
+
+    As many as there are cores, each of which imports torch, for a graph that compiles nothing.
+    """
+    from torch._inductor.async_compile import AsyncCompile
+
+    kind: Any = AsyncCompile
+    with _workers_lock:
+        if not _workers:
+            _workers.append(vars(kind)["wakeup"])
+            kind.wakeup = classmethod(lambda cls: None)
+        _workers.append(None)
+    try:
+        yield
+    finally:
+        with _workers_lock:
+            _workers.pop()
+            if len(_workers) == 1:
+                kind.wakeup = _workers.pop()
+
+
+_workers: list[Any] = []  # what `wakeup` was, and one more for each that is inside
+_workers_lock = threading.Lock()

@@ -1,0 +1,94 @@
+"""Settings of torch and Inductor: names, types, what is not as torch comes with."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+@functools.cache
+def inductor_option_types() -> Mapping[str, type | None]:
+    """Every option Inductor knows with its type, None where any value will do.
+
+    As torch.compile does, a type with parameters (`list[str]`, `X | None`) is not checked.
+    """
+    from torch._inductor import config
+
+    def checkable(name: str) -> type | None:
+        kind = config.get_type(name)  # type: ignore[attr-defined]  # a module made into a class
+        return kind if isinstance(kind, type) and not hasattr(kind, "__origin__") else None
+
+    return {name: checkable(name) for name in config.get_config_copy()}
+
+
+def mode_options(mode: str) -> dict[str, Any]:
+    """Inductor's option values for a `torch.compile` mode."""
+    from torch._inductor import list_mode_options
+
+    return dict(list_mode_options(mode))
+
+
+# Options that name passes of users; not every version has all.
+USERS_PASSES = (
+    "pre_grad_custom_pass",
+    "joint_custom_pre_pass",
+    "joint_custom_post_pass",
+    "post_grad_custom_pre_pass",
+    "post_grad_custom_post_pass",
+)
+
+
+def as_pass_list(value: Any) -> list[Callable[..., Any]]:
+    """A custom-pass option as a list: 2.11 takes one pass or None, later versions also lists."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def inductor_changes() -> dict[str, Any]:
+    """Inductor's options that are not as torch comes with, of those that Inductor digests."""
+    from torch._inductor import config
+
+    known: dict[str, Any] = config._config  # type: ignore[attr-defined]
+    prefixes = ["_", *getattr(config, "_cache_config_ignore_prefix", [])]
+    changes = config._get_dict(ignored_prefixes=prefixes, skip_default=True)  # type: ignore[attr-defined]
+    # What was set and put back is among them.
+    return {n: v for n, v in changes.items() if n not in _CACHES and v != known[n].default}
+
+
+_CACHES = frozenset(  # whether caches are on changes no code
+    {"autotune_local_cache", "bundled_autograd_cache", "force_disable_caches", "fx_graph_cache"}
+    | {"fx_graph_remote_cache", "bundle_triton_into_fx_graph_cache"}
+)
+
+
+def caches_forbidden() -> bool:
+    """Whether the user told Inductor to keep nothing at all."""
+    from torch._inductor import config
+
+    return bool(config.force_disable_caches)
+
+
+def any_host(gm: Any) -> dict[str, Any]:
+    """Options for a graph of a GPU alone, so that Inductor's keys for it are the same on all hosts.
+
+    Which g++ there is (CXX) is in them though it compiles nothing of the graph, and so is the class
+    of each parameter, which a fake one does not have: that annotation is removed.
+    """
+    from torch._inductor import config
+
+    for node in gm.graph.find_nodes(op="placeholder"):
+        node.type = None
+    gm.recompile()
+    unread = getattr(config, "_cache_config_ignore_prefix", [])
+    return {"_cache_config_ignore_prefix": [*unread, "cpp.cxx"]}
+
+
+def register_log() -> None:
+    """Make `ipex` a short name of our log in `torch._logging.set_logs(modules={"ipex": level})`.
+
+    TORCH_LOGS is parsed while torch is imported, before us, and takes a name it does not know for
+    a module's: `TORCH_LOGS="+ipex_inductor"`.
+    """
+    from torch._logging._internal import register_log as register
+
+    register("ipex", "ipex_inductor")

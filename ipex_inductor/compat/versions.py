@@ -1,0 +1,43 @@
+"""Which torch this is, which ones we support, and which of them were tested."""
+
+import re
+
+import torch
+
+from ipex_inductor.errors import UnsupportedTorchError
+
+VERSION = str(torch.__version__)
+# Whose templates Inductor's are, as choices hold it: with another torch they are others.
+TEMPLATES = f"torch {VERSION.split('+')[0]}"
+OLDEST = (2, 11)
+TESTED = {
+    (2, 11): "whole suite",
+    (2, 12): "smoke test",
+    (2, 13): "whole suite, in CI",
+    (2, 14): "smoke test",
+    (2, 15): "whole suite",
+}
+
+
+def torch_minor(version: str = VERSION) -> tuple[int, int]:
+    """The (major, minor) of a torch version string such as "2.13.0+cpu" or "2.16.0.dev2026"."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def untested_reason(version: str = VERSION) -> str | None:
+    """Why our passes must stay out of this torch, or None when it is tested.
+
+    Raises `UnsupportedTorchError` for a torch too old to fall back on.
+    """
+    minor = torch_minor(version)
+    if minor in TESTED:
+        return None
+    if minor < OLDEST:
+        raise UnsupportedTorchError(
+            f"torch >= {OLDEST[0]}.{OLDEST[1]}",
+            f"torch {version}",
+            'Install a supported one: pip install "torch>=2.11,<2.16".',
+        )
+    newest = ".".join(map(str, max(TESTED)))
+    return f"torch {version} is newer than the newest tested one, {newest}"
