@@ -119,8 +119,18 @@ def _compile_ours(request: Request) -> Any:
         hit = folder is not None and folder.files.outcome == "hit"
         if not hit:
             collector.resume()
+            _begin_kernels(request)
         with compat.no_early_workers() if hit else nullcontext():
             return _compile_with(request, selected, graph_report, folder)
+
+
+def _begin_kernels(request: Request) -> None:
+    """The CPU's own kernels take seconds to compile, and so does tracing the graph."""
+    on_cpu = all(device.type == "cpu" for device in request.devices)
+    if request.config.blocked_products and on_cpu and not request.training:
+        from ipex_inductor.passes import blocked
+
+        blocked.begin_building(request.gm)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import threading
 from pathlib import Path
 
 from ipex_inductor.aot_cache.key import pairs
@@ -23,6 +24,12 @@ def library() -> ctypes.CDLL:
     loaded = load(functools.partial(_source, paired), problem, with_torch=True)
     loaded.ready()
     return loaded
+
+
+@functools.cache
+def begin() -> None:
+    """Have it built in another thread; who wants it meanwhile waits for that one's entry."""
+    threading.Thread(target=why_not, name="ipex cpu kernels", daemon=True).start()
 
 
 @functools.cache

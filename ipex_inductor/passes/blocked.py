@@ -6,14 +6,18 @@ product does and how much is set up for it at each call (`benchmarks/blocked.py`
 
 import functools
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from ipex_inductor.ops.blocked import COLUMNS
+from ipex_inductor.passes import short_attention
 from ipex_inductor.passes.packing import Product
 from ipex_inductor.target import current
+from ipex_inductor.templates import cpu_library
 
 Node = torch.fx.Node
 ipex = torch.ops.ipex
@@ -26,6 +30,16 @@ FASTER: Mapping[tuple[str, torch.dtype], tuple[int, int]] = {
     ("x86-64:avx512_bf16", torch.bfloat16): (128, 1024),
     ("x86-64:avx512_bf16", torch.float32): (128, 16),
 }
+# What Dynamo calls of which such products, or attention over few keys, may come.
+SOURCES = {F.linear, F.conv2d, F.scaled_dot_product_attention, operator.matmul}
+SOURCES |= {torch.matmul, torch.mm, torch.addmm, torch.conv2d}
+
+
+def begin_building(gm: torch.fx.GraphModule) -> None:
+    """Have the kernels compiled while Dynamo's graph is traced, if some of it may want them."""
+    offered = {arch for arch, _ in {*FASTER, *short_attention.FASTER}}
+    if _architecture() in offered and any(node.target in SOURCES for node in gm.graph.nodes):
+        cpu_library.begin()
 
 
 def in_blocks(product: Product) -> Product | None:

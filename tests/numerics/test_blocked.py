@@ -17,6 +17,7 @@ from ipex_inductor import decisions
 from ipex_inductor.ops.blocked import HUGE
 from ipex_inductor.ops.blocked import blocked as op
 from ipex_inductor.passes import blocked as choice
+from ipex_inductor.passes import prologue
 from ipex_inductor.target import current
 from ipex_inductor.templates import blocked, cpp, cpu_library
 
@@ -215,6 +216,22 @@ def test_parts_of_images_and_rows_have_gaps(inside: bool) -> None:
         result = run(x)
         assert chosen() == 1
         assert relative(result, both(exactly, x.double())) < LIMIT[torch.bfloat16]
+
+
+@needs
+@torch.no_grad()
+def test_the_kernels_are_begun_while_a_graph_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a compile, before its products are looked at; not where none of them may be ours."""
+    told: list[str] = []
+    monkeypatch.setattr(cpu_library, "begin", lambda: told.append("begun"))
+    in_blocks = choice.in_blocks
+    monkeypatch.setattr(prologue, "in_blocks", lambda p: told.append("looked at") or in_blocks(p))
+    compiled(nn.Linear(256, 64))(torch.randn(3, 256))
+    assert told == ["begun", "looked at"]
+    for model, options in ((nn.Linear(256, 64), {"blocked_products": False}), (nn.ReLU(), {})):
+        told.clear()
+        compiled(model, **options)(torch.randn(3, 256))
+        assert "begun" not in told
 
 
 @torch.no_grad()
