@@ -74,17 +74,24 @@ def smaller(blob: bytes) -> bytes:
 def unpack(
     blob: bytes, folder: Path, without: Callable[[str, bytes], bool] = lambda name, data: False
 ) -> frozenset[str]:
-    """Write what `packed` packed into the new `folder`, `without` some files; the names.
+    """Write what `packed` packed into `folder`, `without` some files; the names.
+
+    What is there already stays as it is.
 
     Raises `ValueError`, before anything is written, for names that could lead out of it, `OSError`.
     """
     files = {name: data for name, data in unpacked(blob).items() if not without(name, data)}
-    folder.mkdir(mode=0o700)
+    folder.mkdir(mode=0o700, exist_ok=True)
     for name, data in files.items():
         path = folder / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(path, "xb") as file:
-            file.write(data)
+        with suppress(FileExistsError), open(path, "xb") as file:
+            try:
+                file.write(data)
+                file.flush()
+            except OSError:
+                path.unlink()  # no part of one stays where torch looks
+                raise
     return frozenset(files)
 
 
