@@ -115,9 +115,7 @@ class GraphFiles:
         files = f"{len(self._known)} files, {len(entry.blob) / (1 << 20):.1f} MiB"
         self.outcome, self.reason = "hit", f"{files}, all verified, from {origin}"
 
-    def _lock(
-        self, part: str, before_waiting: Callable[[], None]
-    ) -> AbstractContextManager[None]:
+    def _lock(self, part: str, before_waiting: Callable[[], None]) -> AbstractContextManager[None]:
         store = opened.store()
         path = store.lock_path(self.key, part) if self.key and self.keeps and store else None
         if path is None or use.recompiles():

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ipex_inductor import compat, decisions
+from ipex_inductor import compat, decisions, timed_kernels
 from ipex_inductor.aot_cache import graphs, workroom
 from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.aot_cache.key import Key, Pairs, pairs
@@ -62,12 +62,16 @@ class Folder:
         self._open = True
         try:
             with self.files.alone(None if is_rank() else self._before_waiting):
-                with compat.cache_folder(self.files.folder, self._checks.answers):
+                with self._torchs():
                     yield
                 self.files.keep()
                 self._checks.keep()
+            timed_kernels.follow(self.files.folder, self._torchs, self.files.keep)
         finally:
             self._open = False
+
+    def _torchs(self) -> contextlib.AbstractContextManager[None]:
+        return compat.cache_folder(self.files.folder, self._checks.answers)
 
     @contextlib.contextmanager
     def entered_late(self) -> Iterator[None]:
