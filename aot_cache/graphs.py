@@ -7,13 +7,13 @@ are in the names of the files; if they do not, torch builds, and the entry gets 
 import logging
 import os
 import shutil
-from collections.abc import Mapping, MutableMapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ipex_inductor.aot_cache import glibc, opened, use, workroom
+from ipex_inductor.aot_cache import glibc, once, opened, use, workroom
 from ipex_inductor.aot_cache.comparing import Compared, compare
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import Key, nearest
@@ -43,6 +43,8 @@ class GraphFiles:
     folder: Path = field(init=False)
     outcome: str = field(init=False, default="miss")
     reason: str = field(init=False, default="nothing is to be kept")
+    _begun: bool = field(init=False, default=False)
+    _waited: str = field(init=False, default="")
     _known: frozenset[str] = field(init=False, default=frozenset())
     _kept: Mapping[str, bytes] | None = field(init=False, default=None)  # to be compared with only
 
@@ -63,11 +65,23 @@ class GraphFiles:
             except (OSError, ValueError) as error:
                 say(f"a graph is compiled anew: {error}")
                 shutil.rmtree(self.folder, ignore_errors=True)
-        if self.outcome != "hit":
-            self.folder.mkdir(mode=0o700)
-            if self.outcome == "miss" and self.key and store:
-                self.reason = why_missed(self.key, store)
-                log.info("kernel cache: a graph is compiled: %s", self.reason)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+
+    @contextmanager
+    def alone(self, before_waiting: Callable[[], None] | None) -> Iterator[None]:
+        """Inside, torch compiles what is missing, if it can be in this process alone.
+
+        What another one compiles at the same time is waited for, and then lies in the folder; not
+        if `before_waiting` is None. Said again for a backward, of which an entry knows nothing
+        until somebody has needed it.
+        """
+        first, self._begun = not self._begun, True
+        found = first and self.outcome == "hit"
+        part = "" if first else "-backward"
+        with nullcontext() if found or not before_waiting else self._lock(part, before_waiting):
+            if first and self.outcome == "miss":
+                self._say_missed()
+            yield
 
     def keep(self) -> None:
         """Put what torch has built into the entry. Never raises for what the disk says."""
@@ -100,6 +114,36 @@ class GraphFiles:
         self._known = workroom.unpack(entry.blob, self.folder, _is_too_new)
         files = f"{len(self._known)} files, {len(entry.blob) / (1 << 20):.1f} MiB"
         self.outcome, self.reason = "hit", f"{files}, all verified, from {origin}"
+
+    def _lock(self, part: str, before_waiting: Callable[[], None]) -> AbstractContextManager[None]:
+        store = opened.store()
+        path = store.lock_path(self.key, part) if self.key and self.keeps and store else None
+        if path is None or use.recompiles():
+            return nullcontext()
+        return once.alone(path, self._take, before_waiting)
+
+    def _take(self, waited: float) -> bool:
+        """Whether another process has put something new into the entry: then it is here too."""
+        if waited:
+            self._waited = f"waited {waited:.1f} s for who compiled it"
+        store, before = opened.store(), self._known
+        found = store.come(self.key) if self.key and store else None
+        try:
+            if found and before:  # a backward's: what was found at first stays as it is
+                self._known |= workroom.unpack(found[0].blob, self.folder, _is_too_new)
+            elif found:
+                self._use(*found)
+                self.reason += f", {self._waited}" if waited else ""
+        except (OSError, ValueError) as error:
+            say(f"a graph is compiled anew: {error}")
+        return len(self._known) > len(before)
+
+    def _say_missed(self) -> None:
+        store = opened.store()
+        if self.key and store:
+            self.reason = why_missed(self.key, store)
+            self.reason += f"; {self._waited}, in vain" if self._waited else ""
+            log.info("kernel cache: a graph is compiled: %s", self.reason)
 
     def _compare(self, name: str, kept: Mapping[str, bytes]) -> None:
         built = {file: (self.folder / file).read_bytes() for file in workroom.files_in(self.folder)}

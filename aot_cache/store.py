@@ -76,6 +76,20 @@ class Store:
         self._count((*events, ("hits" if found else "misses", "", 1)))
         return found
 
+    def come(self, key: Key) -> tuple[Entry, str] | None:
+        """As `find`, but only what another process has put into our folder meanwhile."""
+        found, events = self._found(key, (self.folder,))
+        if found:
+            self._count((*events, ("hits", "", 1)))
+        return found
+
+    def lock_path(self, key: Key, part: str = "") -> str | None:
+        """What who builds this entry, or a part of it, holds; None where nothing is written."""
+        try:
+            return self.folder.lock_path(key.digest + part)
+        except (OSError, RefusedError):
+            return None
+
     def put(self, key: Key, meta: dict[str, Any], blob: bytes) -> bool:
         """Keep an entry; whether it is on the disk, and will be after a power loss.
 
@@ -137,11 +151,13 @@ class Store:
     def _tiers(self) -> tuple[Tier, ...]:
         return (self.folder, self._memory, *self.layers, *self.bundles, *self.remotes)
 
-    def _found(self, key: Key) -> tuple[tuple[Entry, str] | None, list[Event]]:
+    def _found(
+        self, key: Key, tiers: tuple[Tier, ...] | None = None
+    ) -> tuple[tuple[Entry, str] | None, list[Event]]:
         """The entry with its origin, and what happened on the way to it."""
         name = key.digest + SUFFIX
         events: list[Event] = []
-        for tier in self._tiers():
+        for tier in self._tiers() if tiers is None else tiers:
             data = tier.read(name)
             if data is not None:
                 try:
@@ -179,11 +195,9 @@ class Store:
             self._count([("evicted", ours, swept.evicted), ("reaped", ours, swept.reaped)])
         return True
 
-    def _alone(self, key: Key) -> AbstractContextManager[bool]:
-        try:
-            return lock.held(self.folder.lock_path(key.digest))
-        except (OSError, RefusedError):
-            return nullcontext(False)
+    def _alone(self, key: Key) -> AbstractContextManager[object]:
+        path = self.lock_path(key)
+        return lock.held(path) if path else nullcontext()
 
     def _count(self, events: Iterable[Event]) -> None:
         with _counting:

@@ -7,6 +7,7 @@ what a stranger planted, a killed process tore or a disk flipped never lies ther
 
 import atexit
 import fcntl
+import json
 import os
 import shutil
 import stat
@@ -27,6 +28,7 @@ from ipex_inductor.errors import OptionError
 _HELD = ".held"  # locked by the process whose room it is, and by its forked children
 _PASSING = (".lock", ".tmp")  # of torch: nothing of these is worth keeping
 _SMALLER = b"zlib\n"  # which begins no framed fields
+_LIST = "__grp__"  # begins the names of Triton's lists of a kernel's files
 _DEPTH = 8  # folders, of a file in an entry
 _made: tuple[int, Path] | None = None
 _lock = threading.Lock()
@@ -74,18 +76,33 @@ def smaller(blob: bytes) -> bytes:
 def unpack(
     blob: bytes, folder: Path, without: Callable[[str, bytes], bool] = lambda name, data: False
 ) -> frozenset[str]:
-    """Write what `packed` packed into the new `folder`, `without` some files; the names.
+    """Write what `packed` packed into `folder`, `without` some files; the names.
+
+    What is there already stays as it is.
 
     Raises `ValueError`, before anything is written, for names that could lead out of it, `OSError`.
     """
     files = {name: data for name, data in unpacked(blob).items() if not without(name, data)}
-    folder.mkdir(mode=0o700)
+    folder.mkdir(mode=0o700, exist_ok=True)
     for name, data in files.items():
         path = folder / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(path, "xb") as file:
-            file.write(data)
+        with suppress(FileExistsError), open(path, "xb") as file:
+            try:
+                file.write(_listed(path, data) if path.name.startswith(_LIST) else data)
+                file.flush()
+            except OSError:
+                path.unlink()  # no part of one stays where torch looks
+                raise
     return frozenset(files)
+
+
+def _listed(path: Path, data: bytes) -> bytes:
+    """Triton's list of the files beside it, by where they are now: it names each by its path."""
+    with suppress(ValueError, KeyError, TypeError):
+        files = json.loads(data)["child_paths"]
+        return json.dumps({"child_paths": {n: str(path.with_name(n)) for n in files}}).encode()
+    return data
 
 
 def unpacked(blob: bytes) -> dict[str, bytes]:

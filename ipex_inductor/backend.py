@@ -115,7 +115,8 @@ def _compile_ours(request: Request) -> Any:
         return stepped
     selected = _settled(request, graph_report)
     key = functools.partial(request.key, selected)
-    with decisions.about(graph_report), graph_files.compiling(key, graph_report) as folder:
+    found = graph_files.compiling(key, graph_report, before_waiting=collector.resume)
+    with decisions.about(graph_report), found as folder:
         hit = folder is not None and folder.files.outcome == "hit"
         if not hit:
             collector.resume()

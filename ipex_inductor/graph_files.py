@@ -7,6 +7,7 @@ it concerns a model that another backend compiles.
 import contextlib
 import functools
 import importlib.metadata
+import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ipex_inductor import compat, decisions
+from ipex_inductor import compat, decisions, timed_kernels
 from ipex_inductor.aot_cache import graphs, workroom
 from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.aot_cache.key import Key, Pairs, pairs
@@ -41,10 +42,14 @@ def looked_for() -> Iterator[list[graphs.GraphFiles]]:
 
 
 class Folder:
-    """The folder of one graph, forward and backward."""
+    """The folder of one graph, forward and backward.
 
-    def __init__(self, key: Key | None) -> None:
+    `before_waiting`: done before another process is waited for that compiles the same.
+    """
+
+    def __init__(self, key: Key | None, before_waiting: Callable[[], None] = lambda: None) -> None:
         self.files = graphs.GraphFiles(key, keeps=not compat.graph_caches_are_off())
+        self._before_waiting = before_waiting
         self._checks = _vector_checks()
         self._open = False
 
@@ -56,12 +61,17 @@ class Folder:
             return
         self._open = True
         try:
-            with compat.cache_folder(self.files.folder, self._checks.answers):
-                yield
-            self.files.keep()
-            self._checks.keep()
+            with self.files.alone(None if is_rank() else self._before_waiting):
+                with self._torchs():
+                    yield
+                self.files.keep()
+                self._checks.keep()
+            timed_kernels.follow(self.files.folder, self._torchs, self.files.keep)
         finally:
             self._open = False
+
+    def _torchs(self) -> contextlib.AbstractContextManager[None]:
+        return compat.cache_folder(self.files.folder, self._checks.answers)
 
     @contextlib.contextmanager
     def entered_late(self) -> Iterator[None]:
@@ -77,13 +87,15 @@ class Folder:
 
 @contextlib.contextmanager
 def compiling(
-    make_key: Callable[[], Key], report: decisions.GraphReport
+    make_key: Callable[[], Key],
+    report: decisions.GraphReport,
+    before_waiting: Callable[[], None] = lambda: None,
 ) -> Iterator[Folder | None]:
     """A folder of its own for the graph that is compiled inside; None where torch keeps its own."""
     folder = None
     if not (reason := why_not_ours()):
         try:
-            folder = Folder(None if compat.caches_forbidden() else make_key())
+            folder = Folder(None if compat.caches_forbidden() else make_key(), before_waiting)
         except (OSError, TypeError) as error:
             reason = f"no folder for Inductor's files: {error}"
     if folder is None:
@@ -169,6 +181,17 @@ def why_not_ours() -> str:
     if named is None or workroom.is_one(named):  # a child of ours inherits our own
         return ""
     return f"Inductor's files are kept unverified in {named}, as TORCHINDUCTOR_CACHE_DIR says"
+
+
+def is_rank() -> bool:
+    """Whether this is one of several processes that may wait for each other while they compile.
+
+    With a process group torch's own compilers may talk to each other; before there is one, ranks
+    have other ways (a store, MPI) that nobody sees. A compile too many costs less than a job.
+    """
+    distributed = torch.distributed
+    together = distributed.is_available() and distributed.is_initialized()
+    return together or os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 @functools.cache

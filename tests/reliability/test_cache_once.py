@@ -1,6 +1,5 @@
 """One process builds and the others wait, but not for one that is stopped, killed or forked."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from builders import rounds
 from keys import blob, key
 
 from ipex_inductor.aot_cache import disk, lock
@@ -15,27 +15,6 @@ from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.store import Store
 
 TESTS = Path(__file__).parents[1]
-PROCESSES = 16
-
-
-def rounds(folder, count, harm=""):
-    ran = subprocess.run(
-        [sys.executable, TESTS / "builders.py", folder, str(PROCESSES), str(count), harm],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stderr == ""
-    found = json.loads(ran.stdout)
-    assert all(r["wrong"] == 0 for r in found)
-    assert all(r["done"] == PROCESSES - bool(harm) for r in found)
-    left = [f.name for f in folder.iterdir() if f.suffix != ".entry"]
-    assert len(left) == (count if harm == "stop" else 0), (
-        "locks of those who were killed at the end"
-    )
-    return found
 
 
 @pytest.mark.parametrize("count", [15, pytest.param(100, marks=pytest.mark.slow)])
