@@ -385,7 +385,7 @@ def _compile_inner(
     **kwargs: Any,
 ) -> Any:
     """Inductor's inner compiler, in inference behind the weight prologue."""
-    from ipex_inductor.lowerings import blocked, sycl
+    from ipex_inductor.lowerings import sycl
     from ipex_inductor.lowerings.listed import Choosing, choosing
     from ipex_inductor.passes.prologue import split
     from ipex_inductor.passes.short_attention import shorten
@@ -394,14 +394,12 @@ def _compile_inner(
     weights = kwargs.get("static_input_idxs", ()) if prologue else ()
     limit = config.weight_prologue_bytes
     in_sycl = sycl.why_not if config.sycl == "cpu" else None
-    # AOTInductor's code calls no Python.
-    ahead = compile_inner not in (compat.compile_inner, *LEARNING)
-    blocks = blocked.why_not if config.blocked_products and not ahead else None
+    in_blocks = _why_not_in_blocks(compile_inner) if config.blocked_products else None
     try:
-        if blocks and kwargs.get("is_inference"):
-            shorten(gm.graph, graph_report, blocks)
+        if in_blocks and kwargs.get("is_inference"):
+            shorten(gm.graph, graph_report, in_blocks)
         parts = (
-            split(gm, example_inputs, weights, graph_report, limit, in_sycl, blocks)
+            split(gm, example_inputs, weights, graph_report, limit, in_sycl, in_blocks)
             if kwargs.get("is_inference")
             else None  # in training, our ops are on weights as they are
         )
@@ -444,6 +442,15 @@ def _compile_inner(
         return inner
     events = tuple(graph_report.events)
     return join(inner, parts.programs, bool(kwargs.get("cudagraphs")), events=events)
+
+
+def _why_not_in_blocks(compile_inner: Callable[..., Any]) -> Callable[[], str | None]:
+    """What says why our kernels for CPUs are not to be had: a package has them in its own code."""
+    if compile_inner not in (compat.compile_inner, *LEARNING):
+        return lambda: None
+    from ipex_inductor.lowerings import blocked
+
+    return blocked.why_not
 
 
 def _keep_heard(

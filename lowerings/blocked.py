@@ -1,5 +1,6 @@
-"""`ipex::blocked` to a call of `templates/blocked.py`, which writes Inductor's buffer."""
+"""`ipex::blocked` to a call of `templates/blocked.py`, or in C++ of the kernel itself."""
 
+import math
 from typing import Any
 
 import torch
@@ -13,14 +14,39 @@ NAME = "ipex_blocked"  # in generated code
 
 
 class OurCall(ir.ExternKernelOut):
-    """A call of a template's `call` in generated Python, which imports it by this name."""
+    """A call of a kernel for CPUs: in generated Python of a template's `call`, imported once."""
 
+    inputs: list[Any]
     imported = blocked.__name__
 
     def codegen(self, wrapper: Any) -> None:
-        """Write the call, and the import once."""
+        """Write the call, and once what it calls."""
+        if V.graph.cpp_wrapper:
+            self.codegen_comment(wrapper)
+            if not hasattr(wrapper, "ipex_kernels"):
+                wrapper.ipex_kernels = cpu_library.source(beside_torch=True)
+                declared = cpu_library.declared()
+                wrapper.define_kernel("ipex", wrapper.ipex_kernels, None, False, declared)
+            wrapper.writeline(self.in_cpp())
+            return
         wrapper.add_import_once(f"from {self.imported} import call as {self.python_kernel_name}")
         super().codegen(wrapper)
+
+    def in_cpp(self) -> str:
+        """The statement."""
+        x, weight, *rest = (address(i) for i in self.inputs)
+        columns, biased, binary, unary = self.constant_args
+        rows = math.prod(self.get_size()) // columns
+        bias, other = rest[0] if biased else "nullptr", rest[-1] if binary else "nullptr"
+        depth = math.prod(self.inputs[0].get_size()) // max(rows, 1)
+        pointers = ", ".join((x, weight, bias, other, address(self)))
+        name = f"product_{cpu_library.NAMES[self.get_dtype()]}"
+        return f"{name}({rows}, {depth}, {columns}, {pointers}, {binary}, {unary});"
+
+
+def address(x: Any) -> str:
+    """Of a tensor's first element, in C++."""
+    return f"ipex_address({x.codegen_reference()})"
 
 
 def _blocked(
@@ -63,10 +89,8 @@ def expressions(value: torch.Tensor) -> tuple[list[Any], list[Any]]:
 
 
 def why_not() -> str | None:
-    """Why generated code cannot call our kernel here, None when it can."""
-    if config.cpp_wrapper:
-        return "generated C++ calls oneDNN alone"
-    return cpu_library.why_not()
+    """Why generated code cannot call our kernels here, None when it can."""
+    return None if config.cpp_wrapper else cpu_library.why_not()  # they are part of code in C++
 
 
 def register() -> None:

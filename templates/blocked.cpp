@@ -7,6 +7,7 @@
 // each call, and the order of the work.
 // Follows `vectors.cpp`.
 
+namespace ipex {
 namespace {
 
 constexpr int64_t COLUMNS = 64;  // of a block of the weight
@@ -73,7 +74,7 @@ constexpr int64_t AT_ONCE = 1;
 
 // `sums` and the products of one value of x, or a pair of them, with 16 columns.
 inline Vector added(Vector sums, const float* x, const float* weight) {
-  return sums + *x * read(weight);
+  return fused(all(*x), read(weight), sums);
 }
 
 inline Vector added(Vector sums, const c10::BFloat16* x, const c10::BFloat16* weight) {
@@ -86,8 +87,8 @@ inline Vector added(Vector sums, const c10::BFloat16* x, const c10::BFloat16* we
   Words both;
   std::memcpy(&both, weight, sizeof both);
   const Words even = Words{} + (pair << 16), odd = Words{} + (pair & 0xffff0000);
-  sums += (Vector)even * (Vector)(both << 16);
-  return sums + (Vector)odd * (Vector)(both & 0xffff0000);
+  sums = fused((Vector)even, (Vector)(both << 16), sums);
+  return fused((Vector)odd, (Vector)(both & 0xffff0000), sums);
 #endif
 }
 
@@ -148,12 +149,14 @@ void multiply(const Product<T>& p) {
 }
 
 }  // namespace
+}  // namespace ipex
 
 #define PRODUCT(name, T)                                                                        \
-  extern "C" void name(int64_t rows, int64_t depth, int64_t columns, const T* x,                \
-                       const T* blocks, const T* bias, const T* other, T* result,               \
+  extern "C" void name(int64_t rows, int64_t depth, int64_t columns, const void* x,             \
+                       const void* blocks, const void* bias, const void* other, void* result,   \
                        int32_t binary, int32_t unary) {                                         \
-    multiply(Product<T>{rows, depth, columns, x, blocks, bias, other, result, binary, unary});  \
+    ipex::multiply(ipex::Product<T>{rows, depth, columns, (const T*)x, (const T*)blocks,        \
+                                    (const T*)bias, (const T*)other, (T*)result, binary, unary}); \
   }
 
 PRODUCT(product_bfloat16, c10::BFloat16)

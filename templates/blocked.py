@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ipex_inductor import ops
-from ipex_inductor.templates.cpu_library import library, why_not
+from ipex_inductor.templates.cpu_library import NAMES, library, why_not
 
 assert ops  # which registers ipex::blocked
 log = logging.getLogger("ipex_inductor")
@@ -17,7 +17,6 @@ log = logging.getLogger("ipex_inductor")
 BINARY = ("none", "add", "mul")  # by their numbers there
 UNARY = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
 ARGUMENTS: tuple[Any, ...] = (*[ctypes.c_int64] * 3, *[ctypes.c_void_p] * 5, *[ctypes.c_int32] * 2)
-NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
 
 @functools.cache

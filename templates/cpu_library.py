@@ -1,9 +1,14 @@
-"""Our kernels for CPUs in C++, one library: products on weights in blocks, short attention."""
+"""Our kernels for CPUs in C++: products on weights in blocks, short attention.
+
+One library that Python calls, or part of the code that Inductor makes in C++.
+"""
 
 import ctypes
 import functools
 import threading
 from pathlib import Path
+
+import torch
 
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.target import current
@@ -11,6 +16,21 @@ from ipex_inductor.templates.cpp import NotBuiltError, load
 
 PARTS = ("vectors.cpp", "blocked.cpp", "short_attention.cpp")
 PAIRED = ("x86-64:avx512_bf16", "x86-64:amx")  # CPUs that multiply pairs of bf16
+NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+# How generated C++ calls them, of each dtype.
+ADDRESS = """
+inline void* ipex_address(AtenTensorHandle tensor) {
+  void* address;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(tensor, &address));
+  return address;
+}
+"""
+DECLARED = """
+extern "C" void product_{dtype}(int64_t, int64_t, int64_t, const void*, const void*, const void*,
+                                const void*, void*, int32_t, int32_t);
+extern "C" void attention_{dtype}(const int64_t*, float, const void*, const void*, const void*,
+                                  const void*, void*);
+"""
 
 
 @functools.cache
@@ -19,11 +39,8 @@ def library() -> ctypes.CDLL:
 
     Products of many rows use oneDNN's micro-kernel where torch has it here, else ours.
     """
-    paired = current().arch in PAIRED
-    problem = pairs({"template": "cpu kernels", "bf16 products": paired})
-    loaded = load(functools.partial(_source, paired), problem, with_torch=True)
-    loaded.ready()
-    return loaded
+    problem = pairs({"template": "cpu kernels", "bf16 products": is_paired()})
+    return load(source, problem, with_torch=True)
 
 
 @functools.cache
@@ -42,6 +59,19 @@ def why_not() -> str | None:
     return None
 
 
-def _source(paired: bool) -> str:
-    parts = [Path(__file__).with_name(name).read_text() for name in PARTS]
-    return "\n".join([f"#define BF16_PRODUCTS {int(paired)}", *parts])
+def is_paired() -> bool:
+    """Whether the CPU that is compiled for multiplies pairs of bf16."""
+    return current().arch in PAIRED
+
+
+def source(beside_torch: bool = False) -> str:
+    """In C++, for that CPU; `beside_torch`: as part of code that has torch's headers."""
+    settings = {"BF16_PRODUCTS": is_paired(), "BESIDE_TORCH": beside_torch}
+    defined = (f"#define {name} {value:d}" for name, value in settings.items())
+    parts = (Path(__file__).with_name(name).read_text() for name in PARTS)
+    return "\n".join(["#ifndef BF16_PRODUCTS", *defined, *parts, "#endif"])
+
+
+def declared() -> str:
+    """Their declarations in C++, and what gives them a tensor's address."""
+    return ADDRESS + "".join(DECLARED.format(dtype=dtype) for dtype in NAMES.values())

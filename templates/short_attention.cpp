@@ -4,6 +4,7 @@
 #include <limits>
 #include <vector>
 
+namespace ipex {
 namespace {
 
 constexpr int64_t QUERIES = 32;  // of a head at once
@@ -73,14 +74,15 @@ float normalised(const Sizes& s, float scale, const T* mask, int64_t visible, in
 
 // One row, where packing keys and values would take longer than using them once.
 template <typename T>
-void attend_row(const Sizes& s, float scale, const Head<T>& head, Scratch<T>& scratch, int64_t row) {
+void attend_row(const Sizes& s, float scale, const Head<T>& head, Scratch<T>& scratch,
+                int64_t row) {
   float *scores = scratch.scores.data(), *sums = scratch.sums.data();
   const T* query = head.q + row * s.q[2];
   const int64_t visible = seen(s, row);
   for (int64_t j = 0; j < visible; ++j) {
     Vector sum{};
     for (int64_t d = 0; d < s.width; d += WIDE)
-      sum += read(query + d) * read(head.k + j * s.k[2] + d);
+      sum = fused(read(query + d), read(head.k + j * s.k[2] + d), sum);
     scores[j] = total(sum);
   }
   const T* mask = mask_of(s, head, row);
@@ -88,7 +90,7 @@ void attend_row(const Sizes& s, float scale, const Head<T>& head, Scratch<T>& sc
   std::fill_n(sums, s.width, 0.f);
   for (int64_t j = 0; j < visible; ++j)
     for (int64_t d = 0; d < s.width; d += WIDE)
-      write(sums + d, read(sums + d) + scores[j] * read(head.v + j * s.v[2] + d));
+      write(sums + d, fused(all(scores[j]), read(head.v + j * s.v[2] + d), read(sums + d)));
   for (int64_t d = 0; d < s.width; d += WIDE)
     write(head.out + row * s.out[2] + d, read(sums + d) * by);
 }
@@ -103,7 +105,7 @@ inline void pack(const Sizes& s, const Head<c10::BFloat16>& head, Scratch<c10::B
     const bool both = j + 1 < s.keys;
     for (int64_t d = 0; d < s.width; ++d) {
       pairs[2 * d] = first[d];
-      pairs[2 * d + 1] = both ? second[d] : c10::BFloat16{0};
+      pairs[2 * d + 1] = both ? second[d] : c10::BFloat16{};
     }
   }
 }
@@ -173,12 +175,17 @@ void attend(const Sizes& s, float scale, const Head<T>& all) {
 }
 
 }  // namespace
+}  // namespace ipex
 
-#define ATTENTION(name, T)                                                                  \
-  extern "C" void name(const Sizes* sizes, float scale, const T* q, const T* k, const T* v, \
-                       const T* mask, T* out) {                                             \
-    attend(*sizes, scale, Head<T>{q, k, v, mask, out});                                     \
+#define ATTENTION(name, T)                                                                     \
+  extern "C" void name(const int64_t* sizes, float scale, const void* q, const void* k,        \
+                       const void* v, const void* mask, void* out) {                           \
+    ipex::attend(*reinterpret_cast<const ipex::Sizes*>(sizes), scale,                          \
+                 ipex::Head<T>{(const T*)q, (const T*)k, (const T*)v, (const T*)mask, (T*)out}); \
   }
 
 ATTENTION(attention_bfloat16, c10::BFloat16)
 ATTENTION(attention_float32, float)
+#if BF16_PRODUCTS
+#pragma GCC pop_options
+#endif

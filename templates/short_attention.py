@@ -3,18 +3,18 @@
 import ctypes
 import functools
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ipex_inductor import ops
-from ipex_inductor.templates.cpu_library import library, why_not
+from ipex_inductor.templates.cpu_library import NAMES, library, why_not
 
 assert ops  # which registers ipex::short_attention
 log = logging.getLogger("ipex_inductor")
 
-NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 ARGUMENTS: tuple[Any, ...] = (ctypes.c_void_p, ctypes.c_float, *[ctypes.c_void_p] * 5)
 
 
@@ -29,31 +29,35 @@ def call(q: Tensor, k: Tensor, v: Tensor, *rest: Any, out: Tensor) -> None:
         mask = masks[0] if masks else None
         out.copy_(torch.ops.ipex.short_attention(q, k, v, mask, causal, scale))
         return
-    q, k, v = (t if _lies_in_rows(t) else t.contiguous() for t in (q, k, v))
+    q, k, v = (t if lies_in_rows(t) else t.contiguous() for t in (q, k, v))
     mask = masks[0].expand(*q.shape[:3], k.shape[2]) if masks else None
     if mask is not None and mask.stride(3) not in (0, 1):
         mask = mask.contiguous()
-    result = out if out.stride(3) == 1 else torch.empty(out.shape, dtype=out.dtype)
-    strides = [t.stride()[:3] for t in (q, k, v, result)]
-    sizes = _sizes(
-        q.shape, k.shape[2], causal, *strides, mask.stride() if mask is not None else (0,) * 4
-    )
-    pointers = [0 if t is None else t.data_ptr() for t in (q, k, v, mask, result)]
-    _kernel(q.dtype)(sizes, scale, *pointers)
-    if result is not out:
-        out.copy_(result)
+    strides = [t.stride() for t in (q, k, v, out)]
+    steps = mask.stride() if mask is not None else (0,) * 4
+    pointers = [0 if t is None else t.data_ptr() for t in (q, k, v, mask, out)]
+    _kernel(q.dtype)(_sizes(q.shape, k.shape[2], causal, *strides, steps), scale, *pointers)
 
 
-def _lies_in_rows(x: Tensor) -> bool:
+def lies_in_rows(x: Tensor) -> bool:
     """Whether a row has no gaps, and of 16 bits begins where pairs of numbers do."""
     stride = x.stride()
     return stride[3] == 1 and (x.element_size() == 4 or stride[2] % 2 == 0)
 
 
+def sizes_of(
+    q: Sequence[int], keys: int, causal: bool, strides: Sequence[Sequence[int]]
+) -> list[int]:
+    """`Sizes` of the C++: of the query's shape, and where q, k, v, result and mask lie."""
+    batch, heads, queries, width = q
+    *lines, mask = strides
+    steps = (n for line in lines for n in line[:3])
+    return [batch, heads, queries, keys, width, int(causal), *steps, *mask]
+
+
 @functools.lru_cache(4096)
-def _sizes(q: torch.Size, keys: int, causal: bool, *strides: tuple[int, ...]) -> Any:
-    """`Sizes` of the C++, from which it reads them."""
-    numbers = [*q[:3], keys, q[3], causal, *(n for stride in strides for n in stride)]
+def _sizes(q: Sequence[int], keys: int, causal: bool, *strides: Sequence[int]) -> Any:
+    numbers = sizes_of(q, keys, causal, strides)
     return (ctypes.c_int64 * len(numbers))(*numbers)
 
 

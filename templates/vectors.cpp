@@ -1,12 +1,9 @@
 // What our kernels for CPUs have in common: vectors of sixteen floats, and torch's micro-kernel.
 //
 // No header of torch is read, as those took three of five seconds to compile: its micro-kernel is
-// declared here as its library has it. BF16_PRODUCTS, which `cpu_library.py` writes above: whether
-// the CPU multiplies pairs of bf16.
-#if BF16_PRODUCTS
-#pragma GCC target("avx512bf16")
-#endif
-
+// declared here as its library has it. `cpu_library.py` writes above: BF16_PRODUCTS, whether the
+// CPU multiplies pairs of bf16, and BESIDE_TORCH, whether code of Inductor's with torch's headers
+// is around this.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -14,11 +11,19 @@
 #include <immintrin.h>
 #endif
 
+#if BESIDE_TORCH
+#include <c10/util/BFloat16.h>
+#else
 namespace c10 {
 struct BFloat16 {
   uint16_t bits;
 };
 }  // namespace c10
+#endif
+#if BF16_PRODUCTS
+#pragma GCC push_options
+#pragma GCC target("avx512bf16")
+#endif
 
 namespace at::native::cpublas {
 // `c` [m, n] = a [m, k] @ b [k, n], whose rows lie in pairs if `paired`; `add`: to what is in `c`.
@@ -29,6 +34,7 @@ void brgemm(int64_t m, int64_t n, int64_t k, int64_t of_a, int64_t of_b, int64_t
 void brgemm_release(bool paired);
 }  // namespace at::native::cpublas
 
+namespace ipex {
 namespace {
 
 constexpr int64_t WIDE = 16;
@@ -38,6 +44,15 @@ typedef uint32_t Words __attribute__((vector_size(4 * WIDE)));
 typedef uint16_t Halves __attribute__((vector_size(2 * WIDE)));
 
 inline Vector all(float value) { return Vector{} + value; }
+
+// a b + c, rounded once where the CPU can; Inductor's flags do not let compilers do it.
+inline Vector fused(Vector a, Vector b, Vector c) {
+#ifdef __AVX512F__
+  return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+  return a * b + c;
+#endif
+}
 
 // The first `count` numbers from there on, zeros behind them; all of a vector where there are more.
 // What is written in bf16 is rounded to nearest, ties to even.
@@ -115,15 +130,16 @@ inline Vector limited(Vector x, float least, float most) {  // NaN stays one
 inline Vector exp(Vector x) {
   constexpr float NEAREST = 12582912;  // 1.5 * 2^23: a sum with it has no fraction
   x = limited(x, -104, 89);
-  const Vector shifted = x * 1.44269504f + NEAREST, n = shifted - NEAREST;
-  const Vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln(2) in two parts
-  Vector sum = r * (1 / 5040.f) + 1 / 720.f;
-  sum = sum * r + 1 / 120.f;
-  sum = sum * r + 1 / 24.f;
-  sum = sum * r + 1 / 6.f;
-  sum = sum * r + 1 / 2.f;
-  sum = sum * r + 1.f;
-  sum = sum * r + 1.f;
+  const Vector shifted = fused(x, all(1.44269504f), all(NEAREST)), n = shifted - NEAREST;
+  Vector r = fused(n, all(-0.693359375f), x);  // ln(2) in two parts
+  r = fused(n, all(2.12194440e-4f), r);
+  Vector sum = fused(r, all(1 / 5040.f), all(1 / 720.f));
+  sum = fused(sum, r, all(1 / 120.f));
+  sum = fused(sum, r, all(1 / 24.f));
+  sum = fused(sum, r, all(1 / 6.f));
+  sum = fused(sum, r, all(1 / 2.f));
+  sum = fused(sum, r, all(1));
+  sum = fused(sum, r, all(1));
 #ifdef __AVX512F__
   return (Vector)_mm512_scalef_ps((__m512)sum, (__m512)n);
 #else  // in two steps: 2^n itself may be no float
@@ -135,10 +151,10 @@ inline Vector exp(Vector x) {
 // Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: within 1.5e-7.
 inline Vector erf(Vector x) {
   const Vector size = x < 0.f ? -x : x, t = 1.f / (1.f + 0.3275911f * size);
-  Vector sum = 1.061405429f * t - 1.453152027f;
-  sum = sum * t + 1.421413741f;
-  sum = sum * t - 0.284496736f;
-  sum = sum * t + 0.254829592f;
+  Vector sum = fused(t, all(1.061405429f), all(-1.453152027f));
+  sum = fused(sum, t, all(1.421413741f));
+  sum = fused(sum, t, all(-0.284496736f));
+  sum = fused(sum, t, all(0.254829592f));
   const Vector result = 1.f - sum * t * exp(-size * size);
   return x < 0.f ? -result : result;
 }
@@ -184,24 +200,25 @@ inline void transpose(const float* from, int64_t line, int64_t height, int64_t c
     }
 }
 
-bool has_micro_kernel = false;
-
-}  // namespace
-
 // Whether torch's micro-kernel takes pairs here; in another form it would raise, in a thread.
-extern "C" int32_t ready() {
-  const c10::BFloat16 one{0x3f80}, two{0x4000}, x[2] = {one, two};
-  c10::BFloat16 blocks[2 * 16];
+inline bool tried() {
+  c10::BFloat16 x[2], blocks[2 * 16];
   float wide[2] = {1, 2}, plain[2 * 16], sums[16];
-  std::fill_n(blocks, 2 * 16, one);
   std::fill_n(plain, 2 * 16, 1.f);
+  for (int64_t i = 0; i < 2; ++i) write(x + i, all(wide[i]), 1);
+  for (int64_t i = 0; i < 2 * 16; ++i) write(blocks + i, all(1), 1);
   try {
     at::native::cpublas::brgemm(1, 16, 2, 2, 16, 16, false, x, blocks, sums, true);
-    bool right = sums[0] == 3 && sums[16 - 1] == 3;
+    const bool right = sums[0] == 3 && sums[16 - 1] == 3;
     at::native::cpublas::brgemm(1, 16, 2, 2, 16, 16, false, wide, plain, sums, false);
     at::native::cpublas::brgemm_release(true);
-    has_micro_kernel = right && sums[0] == 3 && sums[16 - 1] == 3;
+    return right && sums[0] == 3 && sums[16 - 1] == 3;
   } catch (...) {
+    return false;
   }
-  return has_micro_kernel;
 }
+
+const bool has_micro_kernel = tried();  // when this is loaded
+
+}  // namespace
+}  // namespace ipex

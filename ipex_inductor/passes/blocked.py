@@ -4,7 +4,6 @@ Linear layers, and convolutions of one pixel in channels-last graphs. What count
 product does and how much is set up for it at each call (`benchmarks/blocked.py`).
 """
 
-import functools
 import math
 import operator
 from collections.abc import Mapping
@@ -15,8 +14,8 @@ import torch.nn.functional as F
 
 from ipex_inductor.ops.blocked import COLUMNS
 from ipex_inductor.passes import short_attention
+from ipex_inductor.passes.attention import architecture
 from ipex_inductor.passes.packing import Product
-from ipex_inductor.target import current
 from ipex_inductor.templates import cpu_library
 
 Node = torch.fx.Node
@@ -38,7 +37,7 @@ SOURCES |= {torch.matmul, torch.mm, torch.addmm, torch.conv2d}
 def begin_building(gm: torch.fx.GraphModule) -> None:
     """Have the kernels compiled while Dynamo's graph is traced, if some of it may want them."""
     offered = {arch for arch, _ in {*FASTER, *short_attention.FASTER}}
-    if _architecture() in offered and any(node.target in SOURCES for node in gm.graph.nodes):
+    if architecture() in offered and any(node.target in SOURCES for node in gm.graph.nodes):
         cpu_library.begin()
 
 
@@ -78,13 +77,8 @@ def _is_one_pixel(shape: tuple[int, ...], window: list[Any]) -> bool:
 def _is_faster(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether it was measured to be for products of these sizes; not for one that may change."""
     depth, sizes = weight.shape[1], list(x.shape)
-    bounds = FASTER.get((_architecture(), weight.dtype))
+    bounds = FASTER.get((architecture(), weight.dtype))
     if bounds is None or not all(isinstance(size, int) for size in sizes):
         return False
     least, most = bounds
     return depth >= least and depth % 2 == 0 and math.prod(sizes) // depth <= most
-
-
-@functools.cache
-def _architecture() -> str:
-    return current().arch

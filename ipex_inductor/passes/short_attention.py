@@ -4,7 +4,6 @@ Torch's kernel for the CPU goes over keys in parts and converts what its product
 head's scores fit the cache, whole rows and products on packed pairs take half the time and less.
 """
 
-import functools
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 from ipex_inductor.decisions import GraphReport
-from ipex_inductor.target import current
+from ipex_inductor.passes.attention import architecture
 
 Node = torch.fx.Node
 aten = torch.ops.aten
@@ -60,7 +59,7 @@ def _is_faster(node: Node) -> bool:
     values: list[torch.Tensor] = [t.meta["val"] for t in (q, k, v, mask) if isinstance(t, Node)]
     sizes = [size for value in values for size in value.shape]
     first, second = values[:2]
-    most = FASTER.get((_architecture(), first.dtype))
+    most = FASTER.get((architecture(), first.dtype))
     if most is None or not all(isinstance(size, int) and size > 0 for size in sizes):
         return False
     batch, heads, keys, width = second.shape
@@ -72,6 +71,7 @@ def _is_faster(node: Node) -> bool:
         and keys <= most
         and width % LANES == 0
         and width <= WIDEST
+        and first.stride(3) == 1  # so the result, which lies as it, has its rows whole
         and not (rest[:1] or [node.kwargs.get("dropout_p", 0.0)])[0]
         and _is_number(node.kwargs.get("scale"))
     )
@@ -79,8 +79,3 @@ def _is_faster(node: Node) -> bool:
 
 def _is_number(scale: Any) -> bool:
     return scale is None or (isinstance(scale, int | float) and math.isfinite(scale))
-
-
-@functools.cache
-def _architecture() -> str:
-    return current().arch

@@ -45,6 +45,7 @@ from ipex_inductor.prebuild.package import (
     part_of,
 )
 from ipex_inductor.target import Target, current
+from ipex_inductor.templates import cpu_library
 from ipex_inductor.templates.cpp import LEVELS
 
 Tensor = torch.Tensor
@@ -301,6 +302,9 @@ class _Made:
         kwargs["static_input_idxs"] = static
         on_gpu = self._call.on_gpu
         library, self.needs = compat.compile_ahead(gm, kept, self._level, on_gpu, **kwargs)
+        ours = {torch.ops.ipex.blocked.default, torch.ops.ipex.short_attention.default}
+        if cpu_library.is_paired() and any(node.target in ours for node in gm.graph.nodes):
+            self.needs = sorted({*self.needs, "avx512_bf16"})
         self.files[CODE] = library.read_bytes()
         if (nodes := library.with_suffix(".json")).exists():
             self.files[NODES] = nodes.read_bytes()

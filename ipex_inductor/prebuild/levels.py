@@ -13,7 +13,7 @@ import torch
 
 from ipex_inductor import compat, graph_files
 from ipex_inductor.errors import TargetError
-from ipex_inductor.passes import attention, blocked, packing
+from ipex_inductor.passes import attention, packing
 from ipex_inductor.prebuild.changes import Changes
 from ipex_inductor.target import Target, as_cpu, level
 
@@ -31,7 +31,6 @@ VECTORS = {
 ONEDNN = {"_is_mkldnn_bf16_supported": AVX512, "_is_mkldnn_fp16_supported": AMX}
 REMEMBERING: tuple[Any, ...] = (
     attention.architecture,
-    blocked._architecture,
     graph_files._vector_checks_of,
     packing.onednn_dtypes,
 )

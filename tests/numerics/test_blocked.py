@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,9 @@ from torch import Tensor, nn
 
 import ipex_inductor
 from ipex_inductor import decisions
+from ipex_inductor.aot_cache.bundle import open_bundle
+from ipex_inductor.aot_cache.entry import unpack_any
+from ipex_inductor.aot_cache.folder import SUFFIX
 from ipex_inductor.ops.blocked import HUGE
 from ipex_inductor.ops.blocked import blocked as op
 from ipex_inductor.passes import blocked as choice
@@ -323,3 +327,56 @@ def test_lesser_cpus_compute_the_same(capability: str, isa: str, dtype: str) -> 
     assert came.lower() == capability or "x86" not in HERE
     assert ours == 0 or capability == "avx512"
     assert error < 4 * LIMIT[getattr(torch, dtype)]
+
+
+class Mixed(nn.Module):
+    """Products of every kind, and attention over what lies in several ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(128, 256, 1)
+        self.first, self.second = nn.Linear(256, 512), nn.Linear(512, 256)
+
+    def forward(self, x: Tensor, hidden: Tensor, some: Tensor) -> Tensor:
+        """x [2, 128, 4, 8] channels-last; hidden [2, 32], some [32, 32] masks -> [2, 32, 256]."""
+        y = self.conv(x).relu().permute(0, 2, 3, 1).reshape(2, 32, 256)
+        y = y + self.second(F.gelu(self.first(y)))
+        q = y.view(2, 32, 4, 64).transpose(1, 2)
+        padded = F.pad(y, (0, 1))[:, :, :256].unflatten(2, (4, 64)).transpose(1, 2)  # odd strides
+        attend = F.scaled_dot_product_attention
+        parts = attend(q, q, q, is_causal=True), attend(q, padded, q, hidden[:, None, None])
+        parts += attend(q[:, :, :3], q, padded, some[:3], scale=0.5), attend(q, q, q)
+        joined = torch.cat([part.transpose(1, 2).flatten(2) for part in parts], 1)
+        return joined + self.second(self.first(y[:, :1]))
+
+
+@needs
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)]
+)
+def test_a_package_has_them_in_its_code(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels are called in C++: no library of ours is loaded, and the CPU's needs are said."""
+    torch.manual_seed(0)
+    model = Mixed().eval().to(dtype).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 128, 4, 8).to(dtype).to(memory_format=torch.channels_last)
+    given = x, torch.randn(2, 32).to(dtype), torch.randn(32, 32).to(dtype)
+    path = tmp_path / "model.ipexbundle"
+    made = ipex_inductor.package(model, given, path)
+    told = {event.subject: event.reason for event in made.report.events if event.kind == "choice"}
+    assert told["attention over few keys"].startswith("4 by")
+    products = 5 if dtype == torch.bfloat16 else 2  # of fp32 those of few rows
+    assert told["products on packed weights"].startswith(f"{products} by our kernel")
+    bundle = open_bundle(path, True, True)
+    (found,) = (bundle.load(item.key + SUFFIX) for item in bundle.manifest.entries)
+    _, entry = unpack_any(found)
+    assert "avx512_bf16" in entry.meta["needs"]
+    run = ipex_inductor.load(path, weights=model.state_dict(), allow_unsigned=True)
+    truth = copy_of(model)(*(t.double() for t in given))
+    monkeypatch.setattr(cpu_library, "library", None)  # nor called
+    result = run(*given)
+    assert result.stride() == model(*given).stride()
+    # Eight operations one behind another, each rounded once.
+    assert relative(result, truth) < 8 * LIMIT[dtype]
