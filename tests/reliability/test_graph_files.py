@@ -433,6 +433,35 @@ def test_files_come_back_as_they_were(tmp_path):
     assert not (tmp_path / "three").exists()
 
 
+def test_what_is_there_stays_as_it_is(tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "loaded").write_text("mine")
+    blob = frame_fields({"loaded": b"theirs", "deep/new": b"1"})
+    assert workroom.unpack(blob, tmp_path / "one") == {"loaded", "deep/new"}
+    assert (tmp_path / "one" / "loaded").read_text() == "mine"
+    assert (tmp_path / "one" / "deep" / "new").read_text() == "1"
+
+
+def test_triton_finds_its_files_where_they_came_to(tmp_path, monkeypatch):
+    """Its lists name them by where they were; 3.6 and 3.9 compile again where one is not there."""
+    cache = pytest.importorskip("triton.runtime.cache")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "one" / "triton"))
+    made = cache.get_cache_manager("ab")
+    files = {name: made.put(b"1", name) for name in ("kernel.cubin", "kernel.json")}
+    made.put_group("kernel.json", files)
+    workroom.unpack(workroom.packed(tmp_path / "one"), tmp_path / "two")
+    shutil.rmtree(tmp_path / "one")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "two" / "triton"))
+    found = cache.get_cache_manager("ab").get_group("kernel.json")
+    assert found == {n: p.replace("/one/", "/two/") for n, p in files.items()}
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"child_paths": 1}', b"\xff"])
+def test_what_is_no_list_of_tritons_stays_as_it_is(tmp_path, data):
+    workroom.unpack(frame_fields({"a/__grp__x": data}), tmp_path / "one")
+    assert (tmp_path / "one" / "a" / "__grp__x").read_bytes() == data
+
+
 @pytest.mark.parametrize("built", [{}, {"fxgraph/a": b"pickle"}])
 def test_an_entry_without_a_source_to_compare_is_not_called_the_same(tmp_path, monkeypatch, built):
     monkeypatch.setenv("IPEX_HOME", str(tmp_path))

@@ -332,6 +332,20 @@ def test_ranks_do_not_wait(home, monkeypatch):
     assert not graph_files.is_rank()
 
 
+def test_what_the_backend_compiles_in_holds_the_lock_and_releases_it(home):
+    """The folder that torch works in: forward, then a backward that nobody tells the end of."""
+    folder = graph_files.Folder(key(1), never)
+    for entered, part in ((folder.entered, ""), (folder.entered_late, "-backward")):
+        path = opened.store().lock_path(key(1), part)
+        with entered():
+            assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder.files.folder)
+            assert lock._tried(path)[0] is None
+            with folder.entered_late():  # as a backward is that is compiled with its forward
+                pass
+            assert os.path.exists(path)
+        assert not os.path.exists(path)
+
+
 # --- compiled by torch
 
 
@@ -347,6 +361,7 @@ def waits(found):
     return [text for each in found for _, text in each["said"] if "waiting for it" in text]
 
 
+@pytest.mark.slow
 def test_of_two_processes_that_start_cold_one_compiles(tmp_path):
     """Both compare values."""
     found = together(tmp_path, 2, IPEX)
