@@ -28,23 +28,21 @@ def _names(*lines: str) -> frozenset[str]:
 
 # Functions, methods and ops of these names: none writes to what it is given, and none is rounded
 # otherwise on another device.
-MADE = _names(
-    "arange eye full ones scalar_tensor tensor zeros",
-)
+MADE = _names("arange eye full ones scalar_tensor tensor zeros")
 LIKE = _names(  # in the dtype or of the sizes of a tensor, whatever its values
-    "full_like new_full new_ones new_zeros ones_like zeros_like",
+    "full_like new_full new_ones new_zeros ones_like zeros_like"
 )
 COMPUTED = _names(
-    "__and__ __invert__ __or__ __xor__ abs add all and_ any bitwise_and bitwise_not bitwise_or",
-    "bitwise_xor cat clamp clone eq ge gt invert le logical_and logical_not logical_or",
-    "logical_xor lt masked_fill maximum minimum mul ne neg or_ rsub stack sub tril triu where",
-    "xor",
+    "abs add all and and_ any bitwise_and bitwise_not bitwise_or bitwise_xor cat clamp clone",
+    "cumsum diff eq ge gt invert le logical_and logical_not logical_or logical_xor lt masked_fill",
+    "maximum minimum mul ne neg or or_ rsub stack sub sum tril triu where xor",
 )
 VIEWED = _names(  # perhaps the same memory
     "bfloat16 bool broadcast_to contiguous detach double expand expand_as flatten float getitem",
     "half int long permute reshape select slice squeeze t to transpose type type_as unsqueeze",
     "view view_as",
 )
+COUNTED = _names("arange cumsum sum")  # the same on all devices for whole numbers alone
 KNOWN = MADE | LIKE | COMPUTED | VIEWED
 # What else may be given a constant, and does not write to it.
 READERS = (torch.nn.functional.embedding, *ATTENTION)
@@ -84,7 +82,7 @@ def _computed(node: Node, known: dict[Node, Tensor]) -> Tensor:
         if name in MADE | LIKE:
             named = {**named, "device": CPU}
         target: Any = node.target
-        call = getattr(type(given[0]), name) if node.op == "call_method" else target
+        call = getattr(type(given[0]), target) if node.op == "call_method" else target
         try:
             made = call(*given, **named)
         except Exception as error:
@@ -111,7 +109,8 @@ def called(node: Node) -> str:
     """The name of torch's by which a node is called; "" for what is not torch's."""
     target = node.target
     if node.op == "call_method":
-        return str(target)
+        name = str(target)
+        return name[2:-2] if name.startswith("__") and name.endswith("__") else name
     if isinstance(target, torch._ops.OpOverload):
         return target.overloadpacket.__name__ if target.namespace == "aten" else ""
     name = getattr(target, "__name__", "")
@@ -140,7 +139,7 @@ def _check_exact(node: Node, name: str, fake: Tensor, given: Any) -> None:
     """Raise `Refused` where devices may differ: fractions counted up, or made whole numbers."""
     whole = not (fake.is_floating_point() or fake.dtype is torch.bool)
     fractions = any(isinstance(part, Tensor) and part.is_floating_point() for part in given)
-    if (name == "arange" and not whole) or (whole and fractions and name not in LIKE):
+    if (name in COUNTED and not whole) or (whole and fractions and name not in LIKE):
         raise Refused(f"{node.name} may differ by device")
 
 
