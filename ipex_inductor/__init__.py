@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ipex_inductor.math_mode import set_fp32_math_mode as set_fp32_math_mode
     from ipex_inductor.prebuild.exporting import package as package
     from ipex_inductor.prebuild.loading import load as load
+    from ipex_inductor.recording import record as record
     from ipex_inductor.switches import enable_onednn_fusion as enable_onednn_fusion
     from ipex_inductor.switches import set_logging_level as set_logging_level
     from ipex_inductor.switches import version as version
@@ -45,6 +46,7 @@ _HOMES = {
     "ipex_inductor.math_mode": ("FP32MathMode", "get_fp32_math_mode", "set_fp32_math_mode"),
     "ipex_inductor.prebuild.exporting": ("package",),
     "ipex_inductor.prebuild.loading": ("load",),
+    "ipex_inductor.recording": ("record",),
     "ipex_inductor.switches": ("enable_onednn_fusion", "set_logging_level", "version"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

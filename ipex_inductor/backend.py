@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -108,6 +108,7 @@ def _compile_plain(request: Request) -> Any:
 def _compile_ours(request: Request) -> Any:
     recording.note(request.gm, request.training)
     graph_report = decisions.open_report()
+    request = _unmasked(request, graph_report)
     stepped = _stepped(request, graph_report)
     if stepped is not None:
         compat.tensors_unprinted()
@@ -142,7 +143,7 @@ class Ahead:
     """
 
     request: Request
-    report: decisions.GraphReport = field(default_factory=decisions.open_report)
+    report: decisions.GraphReport
 
     @classmethod
     def of(
@@ -157,7 +158,8 @@ class Ahead:
             raise UnsupportedTorchError("a torch that was tested", untested, "Install one.")
         config = resolve(mode, dict(options or {}), compat.inductor_option_types())
         _check_rules(config)
-        return cls(Request(gm, example_inputs, config))
+        report = decisions.open_report()
+        return cls(_unmasked(Request(gm, example_inputs, config), report), report)
 
     @cached_property
     def _selected(self) -> "dict[bytes, Selection]":
@@ -180,6 +182,27 @@ class Ahead:
         off = compat.graph_caches_off()
         with decisions.about(self.report), off, graph_files.spare():
             _compile_with(self.request, self._selected, self.report, None, compile_inner, join)
+
+
+def _unmasked(request: Request, graph_report: decisions.GraphReport | None = None) -> Request:
+    """The same without masks of attention that constants say: what is compiled, and its keys."""
+    from ipex_inductor.passes.source import attentions
+
+    graph, config = request.gm.graph, request.config
+    if not any(attentions(graph)):
+        return request
+    from ipex_inductor.passes import masks
+
+    if {"*", masks.NAME} & config.rules_off:
+        return request
+    report = graph_report or decisions.GraphReport()
+    calls = masks.found(graph, bool(request.option("fallback_random")), report)
+    if not calls:
+        return request
+    copy = copied(request.gm)
+    masks.drop(copy.graph, calls)
+    copy.recompile()
+    return replace(request, gm=copy)
 
 
 def _stepped(request: Request, graph_report: decisions.GraphReport) -> "Launch | None":
@@ -252,7 +275,7 @@ def problems_of(call: Callable[[], object], mode: str | None = None) -> "list[Pr
     def learn(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         from ipex_inductor.autotune.record import encode
 
-        offers = _offers(Request(gm, example_inputs, config))
+        offers = _offers(_unmasked(Request(gm, example_inputs, config)))
         met.update((encode(o.problem), o.problem) for o in offers)
         return gm.forward
 
@@ -275,7 +298,7 @@ def sycl_kernels(
 
     given = {**(options or {}), "strict": True}
     config = resolve(mode, given, compat.inductor_option_types())
-    offers = _offers(Request(gm, example_inputs, config), compat.read_inner)
+    offers = _offers(_unmasked(Request(gm, example_inputs, config)), compat.read_inner)
     pairs = ((o.problem, choice) for o in offers for choice in o.choices if is_ours(choice))
     named = ((source_for(p, c), f"{p.op.split('.')[1]} {c.parameters['block']}") for p, c in pairs)
     return {source: name.strip() for source, name in named}
@@ -520,11 +543,11 @@ def _check_devices(request: Request) -> None:
 def _check_rules(config: CompileConfig) -> None:
     if not config.rules_off:
         return
-    from ipex_inductor.passes import channels_last
+    from ipex_inductor.passes import channels_last, masks
     from ipex_inductor.passes.joint import RULE_NAMES
     from ipex_inductor.passes.source import OPTIMIZER_STEP
 
-    known = RULE_NAMES | {OPTIMIZER_STEP, channels_last.NAME}
+    known = RULE_NAMES | {OPTIMIZER_STEP, channels_last.NAME, masks.NAME}
     for name in sorted(config.rules_off - known - {"*"}):
         raise unknown("rule", name, known)
 

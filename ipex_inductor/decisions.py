@@ -192,11 +192,15 @@ def about(report: GraphReport) -> Iterator[GraphReport]:
 
 
 def recall(events: Iterable[Event]) -> None:
-    """Give the graph that is being loaded out of a cache the events of its compilation."""
+    """Give the graph that is being loaded out of a cache the events of its compilation.
+
+    But for what was decided here as well, before it was looked for.
+    """
     report = _current.get() or open_report()
     if not report.source:
         report.source = "cache"
-        report.events.extend(events)
+        here = {event.subject for event in report.events}
+        report.events.extend(event for event in events if event.subject not in here)
 
 
 def reports() -> list[GraphReport]:

@@ -4,6 +4,8 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,19 +43,29 @@ def examples(
         found = [each.sized(line) for each in found for line in lines_of(shapes)]
     if record is None:
         return found, []
-    known: dict[str, Example] = {}
+    return _recorded(found, record)
+
+
+def _recorded(models: "list[Example]", folder: Path) -> "tuple[list[Example], list[str]]":
+    """Each model with each of the inputs that are its own; equal names are numbered."""
+    from ipex_inductor.prebuild.examples import lines_of
+
+    known: list[Example] = []
     others: list[str] = []
-    for line in lines_of(record):
-        for each in found:
+    names: Counter[str] = Counter()
+    for line in lines_of(folder):
+        for each in models:
             try:
                 example = each.recorded(line)
             except ArgumentError as error:
                 others.append(str(error))
-            else:
-                known[f"{example.name} {example.training}"] = example
+                continue
+            names[example.name] += 1
+            number = f" #{names[example.name]}" if names[example.name] > 1 else ""
+            known.append(replace(example, name=example.name + number))
     if not known:
         raise ArgumentError("records of this model", "; ".join(others[:3]), "Check the folder.")
-    return [*known.values()], others
+    return known, others
 
 
 def _made(model: str, batch: int) -> "list[Example]":

@@ -1,7 +1,11 @@
-"""Where in the source a node of a graph comes from: the user's, or torch's optimizers."""
+"""What is read of a graph before anything is compiled: the user's lines, steps, attention."""
+
+from collections.abc import Iterator
 
 import torch
 
+ATTEND = torch.nn.functional.scaled_dot_product_attention
+ATTENTION = (ATTEND, torch.ops.aten.scaled_dot_product_attention.default)
 OPTIMIZER_STEP = "optimizer-step"  # its rule, for options and reports
 
 
@@ -16,3 +20,12 @@ def is_step(gm: torch.fx.GraphModule) -> bool:
     calls = (n for n in gm.graph.nodes if n.op in ("call_function", "call_method"))
     first = next((n.stack_trace for n in calls if n.stack_trace), "")
     return "torch/optim/" in first.replace("\\", "/")
+
+
+def attentions(graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
+    """The calls of torch's attention that are given a mask, before AOT autograd."""
+    for op in ATTENTION:
+        for node in graph.find_nodes(op="call_function", target=op):
+            mask = node.kwargs.get("attn_mask") or (*node.args[3:4], None)[0]
+            if isinstance(mask, torch.fx.Node):
+                yield node

@@ -1,7 +1,5 @@
 """What is to be compiled ahead: models with the inputs that they will get."""
 
-import inspect
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,8 +9,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ipex_inductor.arguments import Where
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.prebuild.graphs import Dynamic, Range
+from ipex_inductor.prebuild.records import Record
 
 Tensor = torch.Tensor
 
@@ -73,7 +73,7 @@ class Example:
         Raises `ArgumentError` for what is no size, or not one for each tensor.
         """
         words, inputs = line.split(), list(self.inputs)
-        dynamic: dict[int | str, dict[int, Range]] = {}
+        dynamic: dict[int | str | Where, dict[int, Range]] = {}
         tensors = [n for n, value in enumerate(inputs) if isinstance(value, Tensor)]
         try:
             for n, word in zip(tensors, words, strict=True):
@@ -91,40 +91,20 @@ class Example:
         )
 
     def recorded(self, line: str) -> Self:
-        """With inputs as a run recorded them (`IPEX_RECORD`).
+        """With inputs as a run recorded them (`ipex_inductor.record`, `IPEX_RECORD`).
 
         Raises `ArgumentError` for a record of another model, or what is none.
         """
-        try:
-            told = json.loads(line)
-            found = {name: _read(about) for name, about in told["inputs"].items()}
-            training = bool(told["training"])
-        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            came = f"{type(error).__name__}: {error}"
-            raise ArgumentError("a record of IPEX_RECORD", came, "Record the run again.") from None
-        args = sorted((int(name), name) for name in found if name.isdecimal())
-        named = {name: tensor for name, (tensor, _) in found.items() if not name.isdecimal()}
-        values = tuple(found[name][0] for _, name in args)
-        try:
-            inspect.signature(self.model.forward).bind(*values, **named)
-        except TypeError as error:
-            came = f"inputs {', '.join(found)}: {error}"
-            todo = "Give its run's records alone."
-            raise ArgumentError("a record of this model", came, todo) from None
-        sizes = " ".join("x".join(map(str, about["shape"])) for about in told["inputs"].values())
-        dynamic = {
-            int(name) if name.isdecimal() else name: dims
-            for name, (_, dims) in found.items()
-            if dims
-        }
+        record = Record.of(line)
+        record.check(self.model.forward)
         return replace(
             self,
-            name=f"{self.name} {sizes}",
-            inputs=values,
-            kwargs=named,
-            dynamic=dynamic or None,
-            training=training,
-            optimizer=self.optimizer if training else None,
+            name=f"{self.name} {record}",
+            inputs=record.args,
+            kwargs=record.kwargs,
+            dynamic=record.dynamic or None,
+            training=record.training,
+            optimizer=self.optimizer if record.training else None,
         )
 
 
@@ -135,14 +115,17 @@ def lines_of(path: Path) -> Iterator[str]:
     """
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     try:
-        lines = [
-            line.partition("#")[0].strip() for f in files for line in f.read_text().splitlines()
-        ]
+        lines = [_plain(line) for f in files for line in f.read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError("a file of text", f"{path}: {error}", "Check the path.") from None
     if not any(lines):
         raise ArgumentError("lines to read", f"none in {path}", "Check the path.")
     yield from dict.fromkeys(filter(None, lines))
+
+
+def _plain(line: str) -> str:
+    """Without a comment; records, in JSON, have none, but perhaps a text with that sign."""
+    return line.strip() if line.startswith("{") else line.partition("#")[0].strip()
 
 
 def _alike(tensor: Tensor, shape: Sequence[int]) -> Tensor:
@@ -151,14 +134,3 @@ def _alike(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     turned = tensor.dim() == 4 and tensor.is_contiguous(memory_format=last)
     plain = tensor.is_contiguous()
     return made.to(memory_format=last) if turned and not plain else made
-
-
-def _read(about: Mapping[str, Any]) -> tuple[Tensor, dict[int, Range]]:
-    """A tensor of a record, and the ranges of its sizes."""
-    ranges = {
-        dim: (least, most) if most else None
-        for dim, (least, most) in ((int(d), sizes) for d, sizes in about["ranges"].items())
-    }
-    dtype = getattr(torch, about["dtype"])
-    made = torch.empty_strided(about["shape"], about["strides"], dtype=dtype)
-    return made.requires_grad_(about["requires_grad"]), ranges

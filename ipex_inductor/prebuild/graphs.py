@@ -5,7 +5,6 @@ is, if torch is the same build there.
 """
 
 import copy
-import functools
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from ipex_inductor.aot_cache.digest import frame_fields
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.manifest import Manifest
+from ipex_inductor.arguments import Where
 from ipex_inductor.backend import compile_graph, copied
 from ipex_inductor.decisions import Event
 from ipex_inductor.errors import ArgumentError, OptionError
@@ -37,7 +37,8 @@ from ipex_inductor.templates import weights_cpp
 Tensor = torch.Tensor
 GPU = torch.device("cuda", described.INDEX)
 Range = tuple[int, int] | None  # the least size and the largest; None: any
-Dynamic = Mapping[int | str, Mapping[int, Range]]  # by input, by number or name, and dimension
+# By input, its number or name, or that and what leads to a tensor in it; and by dimension.
+Dynamic = Mapping[int | str | Where, Mapping[int, Range]]
 TIMED = ("max-autotune", "max-autotune-no-cudagraphs")
 
 
@@ -200,11 +201,21 @@ def _ready(entry: Entry, more: Mapping[str, bytes]) -> Entry:
 def marked(args: Sequence[Any], named: Mapping[str, Any], dynamic: Dynamic | None) -> None:
     """Let Dynamo know which sizes vary. Raises `ArgumentError` for one that is not there."""
     for which, dims in (dynamic or {}).items():
-        _mark((named.get(which),) if isinstance(which, str) else args[which:], which, dims)
+        path = which if isinstance(which, tuple) else (which,)
+        _mark(_at(args if isinstance(path[0], int) else named, path), which, dims)
 
 
-def _mark(found: Any, which: int | str, dims: Mapping[int, Range]) -> None:
-    (tensor, *_) = found or (None,)
+def _at(holder: Any, path: Where) -> Any:
+    """What is there; None for nothing."""
+    for key in path:
+        try:
+            holder = holder[key]
+        except (IndexError, KeyError, TypeError):
+            return None
+    return holder
+
+
+def _mark(tensor: Any, which: int | str | Where, dims: Mapping[int, Range]) -> None:
     for dim, sizes in dims.items():
         size = tensor.shape[dim] if isinstance(tensor, Tensor) and dim < tensor.dim() else None
         least, most = sizes or (size, size)
@@ -227,9 +238,16 @@ def checked(model: nn.Module, mode: str | None, training: bool) -> None:
 
 def described_as(value: Any, device: torch.device) -> Any:
     """A copy whose tensors are fake ones on that device, each once, with the same strides."""
-    fake = functools.partial(_fake, device)
-    parts = [part for part in pytree.tree_leaves(value) if isinstance(part, nn.Module)]
-    fakes = {id(tensor): fake(tensor) for part in parts for tensor in _tensors(part)}
+    fakes: dict[int, Tensor] = {}
+
+    def fake(tensor: Tensor) -> Tensor:
+        if id(tensor) not in fakes:
+            fakes[id(tensor)] = _fake(device, tensor)
+        return fakes[id(tensor)]
+
+    for part in pytree.tree_leaves(value):
+        for tensor in _tensors(part) if isinstance(part, nn.Module) else ():
+            fake(tensor)
     placed = pytree.tree_map_only(Tensor, fake, value)
     return pytree.tree_map_only(nn.Module, lambda part: _twin(part, fakes), placed)
 

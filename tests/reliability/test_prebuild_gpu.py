@@ -21,6 +21,7 @@ from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.entry import unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX
 from ipex_inductor.cli import app
+from ipex_inductor.decisions import GraphReport
 from ipex_inductor.errors import (
     ArgumentError,
     CompilerNotFoundError,
@@ -217,6 +218,41 @@ def test_attention_gets_a_kernel_that_can_compute_it(
     fused = [name for name in seen.names if name.startswith("_scaled_dot")]
     assert fused == ([kernel] if kernel else [])  # torch's own products otherwise
     assert out.is_contiguous() == (kernel is None)
+
+
+class Attention(nn.Module):
+    """A layer and attention under the mask that transformers gives BERT, expanded in the last."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64, dtype=torch.bfloat16)
+
+    def forward(self, x):
+        q = self.layer(x).view(1, 16, 1, 64).transpose(1, 2)
+        mask = torch.arange(16, device=x.device)[None, None, :, None] >= 0
+        y = F.scaled_dot_product_attention(q, q, q, attn_mask=mask.expand(1, -1, 16, 16))
+        return y.transpose(1, 2).reshape(1, 16, 64).float().square().mean()
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("rules", ["", "-constant-mask"])
+def test_a_mask_that_hides_nothing_costs_no_kernel(rules, training, monkeypatch):
+    """With it a GPU has torch's products, forward and backward."""
+    traced, show = [], GraphReport.show
+
+    def noted(report, stage, graph):
+        if stage == "traced":
+            traced.extend(str(node.target) for node in graph.nodes)
+        show(report, stage, graph)
+
+    monkeypatch.setattr(GraphReport, "show", noted)
+    model, x = Attention().train(training), torch.zeros(1, 16, 64, dtype=torch.bfloat16)
+    done = graphs.prebuild(model, (x,), target("h200"), training=training, options={"rules": rules})
+    fused = [op for op in traced if "_scaled_dot_product_" in op]
+    assert len(fused) == (0 if rules else 1 + training), traced
+    assert any("bmm" in op for op in traced) == bool(rules)
+    told = [event for event in done.events if event.subject == "constant-mask"]
+    assert [event.kind for event in told] == ([] if rules else ["fired"])
 
 
 RUN = """

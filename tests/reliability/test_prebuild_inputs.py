@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+import ipex_inductor
 from ipex_inductor import compat
 from ipex_inductor.cli import app
 from ipex_inductor.cli.prebuild_inputs import examples
@@ -16,7 +17,7 @@ from ipex_inductor.decisions import Event
 from ipex_inductor.errors import ArgumentError, OptionError
 from ipex_inductor.prebuild import graphs
 from ipex_inductor.prebuild.described import Made
-from ipex_inductor.prebuild.examples import Example
+from ipex_inductor.prebuild.examples import Example, lines_of
 
 X = torch.ones(2, 8)
 
@@ -95,7 +96,7 @@ def test_a_run_is_recorded_and_its_inputs_come_back(tmp_path, monkeypatch):
     assert (trained.dynamic, trained.training) == ({"x": {0: None}}, True)
     with pytest.raises(ArgumentError, match="a record of this model"):
         Example("m", model(), ()).recorded(lines[0])
-    with pytest.raises(ArgumentError, match="a record of IPEX_RECORD"):
+    with pytest.raises(ArgumentError, match="a record of ipex_inductor"):
         example.recorded('{"inputs": 3}')
 
 
@@ -104,7 +105,7 @@ def test_where_nothing_can_be_written_a_run_goes_on(tmp_path, monkeypatch, caplo
     monkeypatch.setenv("IPEX_RECORD", str(tmp_path / "file"))
     torch.compiler.reset()
     torch.compile(model(), backend="ipex")(X)
-    assert "a graph is not recorded" in caplog.text
+    assert "a call is not recorded" in caplog.text
 
 
 MAKE = """
@@ -185,3 +186,146 @@ def test_a_cluster_does_the_same(folder, monkeypatch):
     assert [row["model"] for row in rows] == ["first", "first #1", "second", "second #1"]
     assert all(row["graphs"] == 1 for row in rows)
     assert finished.exit_code == 0
+
+
+class Told(nn.Module):
+    """What callers give: tensors in dicts, flags, numbers, a dtype, the same tensor twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = model()
+
+    def forward(self, batch, extra=(), *, flag=False, scale=1.0, dtype=None, name="#"):
+        x = self.layer(batch["x"]) * scale
+        x = torch.relu(x) if flag and name else x
+        return (x + sum(extra)).to(dtype)
+
+
+def told(x, *extra, **more):
+    return ({"x": x, 0: None}, list(extra)), {"flag": True, "dtype": torch.float64, **more}
+
+
+@pytest.fixture
+def records(tmp_path):
+    return tmp_path / "records"
+
+
+def recorded_by(call, net, folder):
+    """The examples that `call` leaves, which gets the compiled model."""
+    torch.compiler.reset()
+    compiled = torch.compile(net, backend="ipex", options={"strict": True})
+    with ipex_inductor.record(compiled, folder), torch.no_grad():
+        call(compiled)
+    (file,) = folder.iterdir()
+    return [Example("m", net, ()).recorded(line) for line in lines_of(file)]
+
+
+def test_flags_and_what_holds_tensors_are_recorded(records):
+    x = torch.empty_strided((4, 8), (1, 4)).fill_(1)
+    torch._dynamo.mark_dynamic(x, 0, min=2, max=16)
+    one = torch.ones(8)
+    args, named = told(x, one, one, scale=float("inf"), name="a # b")
+
+    def call(compiled):
+        compiled(*args, **named)
+        compiled(*args, **named)  # compiles nothing, so it says nothing
+
+    (example,) = recorded_by(call, Told().eval(), records)
+    batch, extra = example.inputs
+    assert (set(batch), batch[0]) == ({"x", 0}, None)
+    assert (batch["x"].shape, batch["x"].stride()) == (x.shape, x.stride())
+    assert extra[0] is extra[1]
+    assert example.kwargs == named
+    assert type(example.kwargs["flag"]) is bool
+    assert (example.dynamic, example.training) == ({(0, "x"): {0: (2, 16)}}, False)
+    assert example.name == "m 4x8 None 8 8 True torch.float64 inf a # b"
+
+
+def test_a_record_is_compiled_ahead_as_it_was_called(records):
+    """The very graph: with the branch of the flag, the range, and one input for equal tensors."""
+    one = torch.ones(8)
+    net = Told().eval()
+    x = torch.ones(4, 8)
+    torch._dynamo.mark_dynamic(x, 0, min=2, max=16)
+    args, named = told(x, one, one)
+    (example,) = recorded_by(lambda compiled: compiled(*args, **named), net, records)
+    seen = []
+
+    def backend(gm, inputs):
+        seen.append((str(gm.code), [tuple(t.shape) for t in inputs if isinstance(t, torch.Tensor)]))
+        return gm.forward
+
+    for inputs, kwargs, dynamic in (
+        (args, named, None),
+        (example.inputs, example.kwargs, example.dynamic),
+    ):
+        torch.compiler.reset()
+        graphs.marked(inputs, kwargs, dynamic)
+        with torch.no_grad():
+            torch.compile(net, backend=backend)(*inputs, **kwargs)
+    assert seen[0] == seen[1]
+    assert "relu" in seen[0][0]
+    twins = graphs.described_as((example.inputs, 3), torch.device("cpu"))
+    assert twins[0][1][0] is twins[0][1][1]
+
+
+def test_eager_and_compiled_in_place_are_recorded_too(records):
+    net = Told().eval()
+    with ipex_inductor.record(net, records):
+        for rows in (2, 2, 3):
+            args, named = told(torch.ones(rows, 8))
+            net(*args, **named)
+    assert len([*lines_of(records)]) == 2
+    assert net._compiled_call_impl is None
+    net.compile(backend="eager")
+    before = net._compiled_call_impl
+    with ipex_inductor.record(net, records), torch.no_grad():
+        net(*told(torch.ones(5, 8))[0], dtype=torch.float32)
+    assert net._compiled_call_impl is before
+    example = Example("m", net, ()).recorded([*lines_of(records)][-1])
+    assert (example.inputs[0]["x"].shape, example.training) == ((5, 8), False)
+    first = Example("m", net, ()).recorded(next(lines_of(records)))
+    assert first.training  # gradients were on, and the weights ask for them
+
+
+def test_what_cannot_be_recorded_says_so_twice(records, caplog):
+    """Where it runs, once, and where it is to be compiled."""
+    net = Told().eval()
+    with ipex_inductor.record(net, records):
+        for _ in range(2):
+            net({"x": X}, extra=(1,), name=frozenset("a"), dtype=torch.float32)
+    assert caplog.text.count("a call is not recorded: name is a frozenset") == 1
+    (line,) = lines_of(records)
+    with pytest.raises(ArgumentError, match=r"got name is a frozenset. Give such arguments in"):
+        Example("m", net, ()).recorded(line)
+    with ipex_inductor.record(net, records):
+        pass
+    assert "the model was not called" in caplog.text
+    with pytest.raises(ArgumentError, match=r"torch\.nn\.Module; got function"):
+        ipex_inductor.record(told, records).__enter__()
+    (records.parent / "file").write_text("")
+    with pytest.raises(ArgumentError, match="a folder for records"):
+        ipex_inductor.record(net, records.parent / "file").__enter__()
+
+
+TENSOR = {"shape": [2], "strides": [1], "dtype": "float32", "requires_grad": False, "ranges": {}}
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ({"tensor": TENSOR | {"dtype": "load"}}, "no dtype: load"),
+        ({"tensor": TENSOR | {"shape": [2, 2]}}, "RuntimeError"),
+        ({"tensor": {"shape": [2]}}, "KeyError"),
+        ({"same": 0}, "no argument"),
+        ({"pickle": "gASVAA=="}, "no argument"),
+        ({"device": "nowhere"}, "RuntimeError"),
+        ({"dict": [["x"]]}, "ValueError"),
+    ],
+)
+def test_bad_records_are_refused(argument, said):
+    line = json.dumps({"call": {"args": [argument], "kwargs": {}}, "training": False})
+    with pytest.raises(ArgumentError, match=r"a record of ipex_inductor") as caught:
+        Example("m", model(), ()).recorded(line)
+    assert said in str(caught.value)
+    assert "Record the run again" in str(caught.value)

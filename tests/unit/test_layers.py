@@ -26,7 +26,8 @@ MAY_IMPORT = {
     "timed_kernels": set(),
     "graph_files": {"aot_cache", "timed_kernels"},
     "collector": set(),
-    "recording": set(),
+    "arguments": set(),
+    "recording": {"arguments"},
     "request": {"graph_files", "lowerings", "autotune", "aot_cache"},
     "backend": {
         "collector",
@@ -54,7 +55,8 @@ MAY_IMPORT = {
     "old_names": {"compat_ipex"},
     "as_ipex": {"compat_ipex", "old_names"},
     "prebuild": {
-        *("aot_cache", "backend", "collector", "graph_files", "optim", "passes", "templates"),
+        *("aot_cache", "arguments", "backend", "collector", "graph_files", "optim", "passes"),
+        "templates",
     },
     "cli": {
         *("aot_cache", "backend", "autotune", "explanation", "lowerings", "passes", "prebuild"),

@@ -1,0 +1,128 @@
+"""The arguments of a call as JSON, and back: tensors by what they are, all else by its value.
+
+A tensor is `{"tensor": {...}}`, one that was given before `{"same": its number}`; lists, tuples,
+dicts, dtypes, devices and numbers that JSON lacks are objects of one such key too.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ipex_inductor import compat
+
+Tensor = torch.Tensor
+Where = tuple[int | str, ...]  # the number or name of an argument, then keys into what it holds
+Span = tuple[int, int] | None  # the least and the largest size; None: any
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype)
+}
+
+
+class UntoldError(Exception):
+    """What cannot be told: where it is and what it is."""
+
+
+def tensor_facts(value: Tensor) -> dict[str, Any]:
+    """Sizes, with ranges where they vary, strides, dtype and whether it asks for gradients."""
+    # Before a size is asked for as a number, which would make it one for good.
+    spans = ranges(value)
+    return {
+        "shape": list(compat.hints(value)),
+        "strides": [compat.hints(stride) for stride in value.stride()],
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "requires_grad": value.requires_grad,
+        "ranges": spans,
+    }
+
+
+def ranges(value: Tensor) -> dict[int, tuple[int, int | None]]:
+    """The ranges of the sizes that are symbols, by dimension."""
+    return {dim: span for dim, size in enumerate(value.shape) if (span := compat.range_of(size))}
+
+
+class Teller:
+    """Tells values one after another; `facts` has those of the tensors, to be completed."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.facts: list[dict[str, Any]] = []
+
+    def told(self, value: Any, where: str) -> Any:
+        """`value` as data for JSON. Raises `UntoldError` with `where` for what has no words."""
+        if isinstance(value, Tensor):
+            return self._tensor(value, where)
+        kind = type(value)
+        if kind is float and not math.isfinite(value):
+            return {"float": repr(value)}
+        if value is None or kind in (bool, int, float, str):
+            return value
+        if kind in (torch.dtype, torch.device):
+            return {kind.__name__: str(value).removeprefix("torch.")}
+        if kind in (list, tuple):
+            return {kind.__name__: [self.told(v, f"{where}[{n}]") for n, v in enumerate(value)]}
+        if kind is dict and all(type(key) in (bool, int, str) for key in value):
+            return {"dict": [[k, self.told(v, f"{where}[{k!r}]")] for k, v in value.items()]}
+        raise UntoldError(f"{where} is a {kind.__name__}")
+
+    def _tensor(self, value: Tensor, where: str) -> dict[str, Any]:
+        for number, known in enumerate(self.tensors):
+            if known is value:
+                return {"same": number}
+        if type(value) not in (Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
+            raise UntoldError(f"{where} is a {value.layout} {type(value).__name__}")
+        self.tensors.append(value)
+        self.facts.append(tensor_facts(value))
+        return {"tensor": self.facts[-1]}
+
+
+class Reader:
+    """Reads what a `Teller` told, in its order; `ranges` has those of sizes that vary, by path."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.ranges: dict[Where, dict[int, Span]] = {}
+
+    def read(self, told: Any, path: Where) -> Any:
+        """The value; tensors without their numbers, on the CPU. Raises `ValueError` for no such."""
+        if told is None or isinstance(told, (bool, int, float, str)):
+            return told
+        match told:
+            case {"tensor": Mapping() as facts}:
+                return self.tensor(facts, path)
+            case {"same": int(number)} if 0 <= number < len(self.tensors):
+                return self.tensors[number]
+            case {"float": "inf" | "-inf" | "nan" as word}:
+                return float(word)
+            case {"dtype": str(name)} if name in DTYPES:
+                return DTYPES[name]
+            case {"device": str(name)}:
+                return torch.device(name)
+            case {"list": list(parts)}:
+                return self._parts(parts, path)
+            case {"tuple": list(parts)}:
+                return tuple(self._parts(parts, path))
+            case {"dict": list(pairs)}:
+                return {key: self.read(part, (*path, key)) for key, part in pairs}
+        raise ValueError(f"no argument: {str(told)[:100]}")
+
+    def _parts(self, parts: list[Any], path: Where) -> list[Any]:
+        return [self.read(part, (*path, n)) for n, part in enumerate(parts)]
+
+    def tensor(self, facts: Mapping[str, Any], path: Where) -> Tensor:
+        """A tensor by its facts."""
+        spans = {
+            int(dim): (least, most) if most else None
+            for dim, (least, most) in facts["ranges"].items()
+        }
+        if facts["dtype"] not in DTYPES:
+            raise ValueError(f"no dtype: {facts['dtype']}")
+        made = torch.empty_strided(facts["shape"], facts["strides"], dtype=DTYPES[facts["dtype"]])
+        self.tensors.append(made.requires_grad_(facts["requires_grad"]))
+        if spans:
+            self.ranges[path] = spans
+        return made
