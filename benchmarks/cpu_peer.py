@@ -2,16 +2,17 @@
 
     python benchmarks/cpu_peer.py PEER MODEL DTYPE BATCH
 
-Needs torch and transformers, and what the peer needs; of this project only for peer `ipex`, so that
-it also runs in the environment of a torch that we do not support. Says one JSON line when it is
-ready, and for each line on its input (a number of calls) one with the milliseconds of so many, and
-with the milliseconds that the processors spent on them.
+Needs torch and transformers, and what the peer needs; of this project only for peers `ipex` and
+`ipex-package`, so that it also runs in the environment of a torch that we do not support. Says one
+JSON line when it is ready, and for each line on its input (a number of calls) one with the
+milliseconds of so many, and with the milliseconds that the processors spent on them.
 """
 
 import copy
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -97,6 +98,17 @@ def ours(model: nn.Module, inputs: tuple[Tensor, ...]) -> Call:
     return lambda: run(*inputs)
 
 
+def packaged(model: nn.Module, inputs: tuple[Tensor, ...]) -> Call:
+    """A package of ours, loaded as a server does: no Dynamo, no guards."""
+    import ipex_inductor
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "model.ipexbundle")
+        ipex_inductor.package(model, inputs, path, mode="max-autotune")
+        run = ipex_inductor.load(path, weights=model.state_dict(), allow_unsigned=True)
+    return lambda: run(*inputs)
+
+
 def inductor(model: nn.Module, inputs: tuple[Tensor, ...]) -> Call:
     """Inductor with freezing, which Dynamo reads from the global configuration, max-autotune."""
     from torch._inductor import config
@@ -131,6 +143,7 @@ def ipex_compile(model: nn.Module, inputs: tuple[Tensor, ...]) -> Call:
 PEERS: dict[str, Callable[[nn.Module, tuple[Tensor, ...]], Call]] = {
     "eager": eager,
     "ipex": ours,
+    "ipex-package": packaged,
     "inductor": inductor,
     "ipex28-trace": ipex_trace,
     "ipex28-compile": ipex_compile,
