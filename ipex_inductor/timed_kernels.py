@@ -53,7 +53,7 @@ def _kernels_in(folder: Path) -> Iterator[Any]:
     from torch._inductor.codecache import PyCodeCache
 
     found = {}
-    for module in PyCodeCache.modules:
+    for module in getattr(PyCodeCache, "modules", ()):
         path = getattr(module, "__file__", None)
         if path and hasattr(module, "call") and Path(path).is_relative_to(folder):
             values = vars(module).values()
