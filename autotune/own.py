@@ -5,7 +5,6 @@ import logging
 from pathlib import Path
 
 from ipex_inductor.aot_cache.home import RECORDS, home, state
-from ipex_inductor.autotune.database import Records
 
 log = logging.getLogger("ipex_inductor")
 
@@ -15,17 +14,11 @@ def default_folder() -> Path:
     return home() / RECORDS
 
 
-def open_own() -> Records:
-    """The records of that folder; none if others could have written them, which the log says once.
+def trusted() -> bool:
+    """Whether nobody else can write that folder, which need not be there yet; the log says so once.
 
     A folder that the caller names is the caller's choice, and not judged here.
     """
-    folder = default_folder()
-    return Records(folder) if folder.exists() and trusted() else Records()
-
-
-def trusted() -> bool:
-    """Whether nobody else can write that folder, which need not be there yet."""
     found = state(default_folder())
     if not found.private:
         _say(found.reason)

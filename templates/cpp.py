@@ -9,7 +9,6 @@ import ctypes
 import fcntl
 import functools
 import itertools
-import logging
 import os
 import subprocess
 import tempfile
@@ -24,8 +23,6 @@ from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import Key, Pairs, pairs
 from ipex_inductor.aot_cache.knobs import environment
 from ipex_inductor.target import current
-
-log = logging.getLogger("ipex_inductor")
 
 KIND = "cpp"
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")

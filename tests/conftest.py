@@ -6,6 +6,8 @@ import os
 import shutil
 import tempfile
 
+# Threads that wait for one another sleep; two workers' on two cores would spin instead of working.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Nobody's records decide what tests get, and none are left behind.
 os.environ["IPEX_HOME"] = tempfile.mkdtemp(prefix="ipex_home_")
 # Passes must run in every test, so graphs are not cached; compiled C++ still is.

@@ -12,7 +12,7 @@ from ipex_inductor.ops.stem import sides
 from ipex_inductor.ops.sycl import RUN, WORD, Window
 from ipex_inductor.templates.sycl import words
 from ipex_inductor.templates.sycl.device import Device
-from ipex_inductor.templates.sycl.kernel import DTYPES, constants, options, part, types
+from ipex_inductor.templates.sycl.kernel import constants, options, part, types
 from ipex_inductor.templates.sycl.source import Entry, Source
 from ipex_inductor.templates.sycl.tiles import LARGE, Tile, itemsize
 
@@ -165,8 +165,3 @@ def _rows(x: Tensor) -> Tensor:
     """[..., K] as [M, K] whose rows are each one piece."""
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
-
-
-def dtype_of(x: Tensor) -> str:
-    """Of a tensor, in the kernels' word. Raises `KeyError` for those that no kernel has."""
-    return DTYPES[x.dtype]
