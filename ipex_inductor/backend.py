@@ -199,10 +199,8 @@ def _unmasked(request: Request, graph_report: decisions.GraphReport | None = Non
     calls = masks.found(graph, bool(request.option("fallback_random")), report)
     if not calls:
         return request
-    copy = copied(request.gm)
-    masks.drop(copy.graph, calls)
-    copy.recompile()
-    return replace(request, gm=copy)
+    unmasked = copied(request.gm, functools.partial(masks.drop, calls=calls))
+    return replace(request, gm=unmasked)
 
 
 def _stepped(request: Request, graph_report: decisions.GraphReport) -> "Launch | None":
@@ -509,9 +507,17 @@ def _say_choices(
         graph_report.add("missed", "autotune", now.failure)
 
 
-def copied(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The same tensors and modules under a graph of its own, by which AOT knows parameters too."""
-    copy = torch.fx.GraphModule(gm, deepcopy(gm.graph))
+def copied(
+    gm: torch.fx.GraphModule, change: Callable[[torch.fx.Graph], object] | None = None
+) -> torch.fx.GraphModule:
+    """The same tensors and modules under a graph of its own, by which AOT knows parameters too.
+
+    `change` may rewrite that graph, but for its inputs, before code is made of it.
+    """
+    graph = deepcopy(gm.graph)
+    if change:
+        change(graph)
+    copy = torch.fx.GraphModule(gm, graph)
     copy.meta.update(gm.meta)
     names = "_param_name_to_source", "_dynamo_source"  # of which fx knows nothing
     inputs = (g.find_nodes(op="placeholder") for g in (gm.graph, copy.graph))

@@ -7,7 +7,7 @@ over as they are; what is derived from weights is a program, which runs when the
 import hashlib
 import operator
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -222,9 +222,10 @@ class _Exported:
                 own[last] = moved(tensor)
             else:
                 setattr(module, last, moved(tensor))
-        for node in self.gm.graph.nodes:
-            node.args, node.kwargs = pytree.tree_map(moved, (node.args, node.kwargs))
-        self.gm.recompile()
+        for _, module in _graphs(self.gm):
+            for node in module.graph.nodes:
+                node.args, node.kwargs = pytree.tree_map(moved, (node.args, node.kwargs))
+            module.recompile()
         return replace(self, tensors=[moved(tensor) for tensor in self.tensors])
 
     @property
@@ -253,10 +254,18 @@ class _Exported:
 def _tensors(gm: torch.fx.GraphModule) -> dict[str, Tensor]:
     """Parameters, buffers, literals and attributes that are plain tensors, by name."""
     own: dict[str, Tensor] = {**dict(gm.named_parameters()), **dict(gm.named_buffers())}
-    for node in gm.graph.find_nodes(op="get_attr"):
-        value = operator.attrgetter(node.target)(gm)
-        own |= {node.target: value} if isinstance(value, Tensor) else {}
+    for prefix, module in _graphs(gm):
+        for node in module.graph.find_nodes(op="get_attr"):
+            value = operator.attrgetter(node.target)(module)
+            own |= {prefix + node.target: value} if isinstance(value, Tensor) else {}
     return own
+
+
+def _graphs(gm: torch.fx.GraphModule) -> Iterator[tuple[str, torch.fx.GraphModule]]:
+    """A graph and the bodies of its higher-order ops, each with what its names begin with."""
+    for name, module in gm.named_modules():
+        if isinstance(module, torch.fx.GraphModule):
+            yield f"{name}." * bool(name), module
 
 
 class _Made:

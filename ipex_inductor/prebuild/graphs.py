@@ -8,7 +8,7 @@ import copy
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from ipex_inductor import compat, decisions, graph_files
 from ipex_inductor.aot_cache import kernels, opened, packing, workroom
 from ipex_inductor.aot_cache.digest import frame_fields
 from ipex_inductor.aot_cache.entry import Entry
+from ipex_inductor.aot_cache.graphs import GraphFiles
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.manifest import Manifest
 from ipex_inductor.arguments import Where
@@ -99,63 +100,101 @@ def prebuild(
     what `described.device` and `steps.load_step` raise, and what does not compile.
     """
     checked(model, mode, training)
-    kernels_only = compat.why_not_for(target.kind)
-    if not kernels_only and (elsewhere := graph_files.why_not_ours()):
-        todo = "Unset TORCHINDUCTOR_CACHE_DIR: what is not verified is not packed."
-        raise ArgumentError("Inductor's files in a folder of ours", elsewhere, todo)
+    kernels_only = _why_kernels_only(target)
     began = time.perf_counter()
+    with _building(target, training, cached=not kernels_only) as building:
+        given = (model, tuple(example_inputs), dict(kwargs or {}))
+        twin, args, named = described_as(given, GPU)
+        marked(args, named, dynamic)
+        graphs = _compiled(twin, args, named, mode, options)
+        if optimizer is not None:
+            load_step(optimizer, GPU, scaler)
+    kept = {} if kernels_only else _kept(files.key for files in building.found)
+    modules, unbuilt = _module_for_driver() if kept and target.kind == "cuda" else ({}, "")
+    return Prebuilt(
+        target,
+        kernels_only,
+        {key: _ready(entry, modules) for key, entry in kept.items()},
+        _kept([*building.own, *(_reader_of_weights() if kept else ())]),
+        graphs,
+        building.made,
+        tuple(event for report in building.reports for event in report.events),
+        time.perf_counter() - began,
+        unbuilt,
+    )
+
+
+@dataclass(frozen=True)
+class _Building:
+    """What comes to light while something is compiled."""
+
+    made: described.Made
+    found: list[GraphFiles]
+    own: list[Key]
+    reports: list[decisions.GraphReport]
+
+
+@contextmanager
+def _building(target: Target, training: bool, cached: bool) -> Iterator[_Building]:
+    """The process as if that GPU were here, with or without torch's caches of graphs."""
     fake_tensors: Any = FakeTensorMode  # which has no types
     with (
-        compat.graph_caches_off() if kernels_only else nullcontext(),
+        nullcontext() if cached else compat.graph_caches_off(),
         described.device(target) as made,
         fake_tensors(allow_non_fake_inputs=True),
         torch.set_grad_enabled(training),
         compat.backward_too(),
         compat.dynamo_unchanged(),
         graph_files.looked_for() as found,
-        kernels.looked_for() as ours,
+        kernels.looked_for() as own,
         decisions.capturing() as reports,
     ):
-        given = (model, tuple(example_inputs), dict(kwargs or {}))
-        twin, args, named = described_as(given, GPU)
-        marked(args, named, dynamic)
+        yield _Building(made, found, own, reports)
 
-        graphs = 0
 
-        def compile_and_go_on(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-            nonlocal graphs
-            graphs += 1
-            eager = copied(gm)
-            compile_graph(gm, inputs, mode=mode, options={**(options or {}), "strict": True})
-            return eager.forward
+def _why_kernels_only(target: Target) -> str:
+    """Why no graph can be kept. Raises `ArgumentError` where torch's folder is not ours."""
+    why = compat.why_not_for(target.kind)
+    if not why and (elsewhere := graph_files.why_not_ours()):
+        todo = "Unset TORCHINDUCTOR_CACHE_DIR: what is not verified is not packed."
+        raise ArgumentError("Inductor's files in a folder of ours", elsewhere, todo)
+    return why
 
-        compiled: Any = torch.compile(twin, backend=compile_and_go_on)
-        compiled(*args, **named)
-        if optimizer is not None:
-            load_step(optimizer, GPU, scaler)
-    kept = {} if kernels_only else _kept(files.key for files in found)
-    modules: Mapping[str, bytes] = {}
-    unbuilt = ""
-    if kept and target.kind == "cuda":
-        try:
-            modules = driver.files()
-        except driver.NoModuleError as error:
-            unbuilt = str(error)
-    if kept:
-        with kernels.looked_for() as read:
-            weights_cpp.reader.__wrapped__()  # also where this process has it already
-        ours += read
-    return Prebuilt(
-        target,
-        kernels_only,
-        {key: _ready(entry, modules) for key, entry in kept.items()},
-        _kept(ours),
-        graphs,
-        made,
-        tuple(event for report in reports for event in report.events),
-        time.perf_counter() - began,
-        unbuilt,
-    )
+
+def _compiled(
+    model: nn.Module,
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+    mode: str | None,
+    options: Mapping[str, Any] | None,
+) -> int:
+    """Compile each graph of a call, which runs on as it is; how many there were."""
+    graphs = 0
+
+    def compile_and_go_on(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        nonlocal graphs
+        graphs += 1
+        eager = copied(gm)
+        compile_graph(gm, inputs, mode=mode, options={**(options or {}), "strict": True})
+        return eager.forward
+
+    torch.compile(model, backend=compile_and_go_on)(*args, **named)
+    return graphs
+
+
+def _module_for_driver() -> tuple[Mapping[str, bytes], str]:
+    """Triton's module for the driver, as files; or none, and why."""
+    try:
+        return driver.files(), ""
+    except driver.NoModuleError as error:
+        return {}, str(error)
+
+
+def _reader_of_weights() -> list[Key]:
+    """The key of what checks the weights at each call."""
+    with kernels.looked_for() as read:
+        weights_cpp.reader.__wrapped__()  # also where this process has it already
+    return read
 
 
 def prebuild_step(optimizer: Optimizer, target: Target, *, scaler: bool = False) -> Prebuilt:

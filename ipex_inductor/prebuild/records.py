@@ -58,7 +58,8 @@ class Record:
 
     def __str__(self) -> str:
         """Sizes of tensors, and other values, one after another."""
-        return " ".join(map(_word, pytree.tree_leaves((self.args, dict(self.kwargs)))))
+        leaves = pytree.tree_leaves((self.args, dict(self.kwargs)))
+        return " ".join(_word(leaf) for leaf in leaves if leaf is not None)
 
 
 def _call(reader: Reader, told: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -100,10 +100,7 @@ def found(gm, dropout_as_eager=False):
 
 
 def rewritten(gm):
-    copy = copied(gm)
-    masks.drop(copy.graph, found(gm)[0])
-    copy.recompile()
-    return copy
+    return copied(gm, lambda graph: masks.drop(graph, found(gm)[0]))
 
 
 @pytest.mark.parametrize("name", [*DROPPED, *CAUSAL])

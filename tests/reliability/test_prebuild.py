@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
+import torch.nn.functional as F
 from bundles import pair
 from torch import nn
 from typer.testing import CliRunner
@@ -34,7 +35,7 @@ from ipex_inductor.errors import (
     PackageError,
     TargetError,
 )
-from ipex_inductor.prebuild import loading
+from ipex_inductor.prebuild import exporting, loading
 from ipex_inductor.prebuild.package import decoded, encoded
 from ipex_inductor.target import runs_on
 
@@ -411,6 +412,7 @@ def test_what_is_no_plain_argument_is_refused():
 
 MODEL = """
 import torch
+import torch.nn.functional as F
 def make():
     torch.manual_seed(0)
     return torch.nn.Linear(8, 8), (torch.ones(2, 8),)
@@ -621,3 +623,45 @@ def test_a_cpu_that_is_none_of_x86_is_told(tmp_path):
     arm, x = target.Target("any", "aarch64:sve256", 1), torch.ones(8, 64)
     with pytest.raises(TargetError, match="a level of x86-64"):
         ipex_inductor.package(Activated().eval(), (x,), tmp_path / "n", targets=[arm])
+
+
+class Branch(nn.Module):
+    """A choice by value, which is a higher-order op with a body for each side."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        def positive(x):
+            return F.gelu(self.left(x)) + torch.arange(8, device=x.device)
+
+        def other(x):
+            return torch.relu(self.right(x))
+
+        return torch.cond(x.sum() > 0, positive, other, (x,))
+
+
+def test_bodies_of_higher_order_ops_go_to_the_gpu_as_well():
+    """A device that is not there stands for it: of the graph's words, none names the CPU."""
+    with torch.no_grad():
+        call = exporting._Exported.of(Branch().eval(), (torch.ones(2, 8),), {})
+    moved = call.on(torch.device("meta"))
+    bodies = dict(exporting._graphs(moved.gm))
+    words = [node.kwargs.get("device") for gm in bodies.values() for node in gm.graph.nodes]
+    assert len(bodies) == 3
+    assert {word for word in words if word} == {torch.device("meta")}
+    assert {t.device.type for t in exporting._tensors(moved.gm).values()} == {"meta"}
+
+
+@pytest.mark.slow  # 20 seconds
+def test_a_package_with_a_branch_takes_either(tmp_path):
+    net, x = Branch().eval(), torch.rand(2, 8) + 1
+    ipex_inductor.package(net, (x,), tmp_path / "b.ipexbundle")
+    call = ipex_inductor.load(
+        tmp_path / "b.ipexbundle", weights=net.state_dict(), allow_unsigned=True
+    )
+    with torch.no_grad():
+        for given in (x, -x):
+            # A product of eight terms in another order, and its GELU.
+            torch.testing.assert_close(call(given), net(given), rtol=1e-5, atol=1e-6)

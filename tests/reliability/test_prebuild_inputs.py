@@ -238,7 +238,7 @@ def test_flags_and_what_holds_tensors_are_recorded(records):
     assert example.kwargs == named
     assert type(example.kwargs["flag"]) is bool
     assert (example.dynamic, example.training) == ({(0, "x"): {0: (2, 16)}}, False)
-    assert example.name == "m 4x8 None 8 8 True torch.float64 inf a # b"
+    assert example.name == "m 4x8 8 8 True torch.float64 inf a # b"
 
 
 def test_a_record_is_compiled_ahead_as_it_was_called(records):
