@@ -122,9 +122,20 @@ void add_up(const T* x, const T* block, int64_t depth, int64_t rows, float* sums
   }
 }
 
+// The same by torch's micro-kernel; false where it does not take such sizes on this CPU.
+template <typename T>
+bool is_multiplied(const T* x, const T* block, int64_t depth, int64_t rows, float* sums) {
+  try {
+    at::native::cpublas::brgemm(rows, COLUMNS, depth, depth, COLUMNS, COLUMNS, false, x, block,
+                                sums, sizeof(T) == 2);  // rows of the weight lie in pairs
+    return true;
+  } catch (...) {  // which may not leave OpenMP's region
+    return false;
+  }
+}
+
 template <typename T>
 void multiply(const Product<T>& p) {
-  constexpr bool PAIRED = sizeof(T) == 2;  // rows of the weight lie in pairs
   const Finish<T> finish = FINISH<T>[p.unary];
   const bool few = p.rows <= FEW || !has_micro_kernel;
   const int64_t tall = (p.rows + ROWS - 1) / ROWS, wide = (p.columns + COLUMNS - 1) / COLUMNS;
@@ -136,15 +147,12 @@ void multiply(const Product<T>& p) {
       for (int64_t n = 0; n < wide; ++n) {
         const int64_t row = m * ROWS, rows = std::min(ROWS, p.rows - row);
         const T *x = p.x + row * p.depth, *block = p.blocks + n * COLUMNS * p.depth;
-        if (few)
+        if (few || !is_multiplied(x, block, p.depth, rows, sums))
           add_up(x, block, p.depth, rows, sums);
-        else
-          at::native::cpublas::brgemm(rows, COLUMNS, p.depth, p.depth, COLUMNS, COLUMNS, false, x,
-                                      block, sums, PAIRED);
         finish(p, sums, row, rows, n * COLUMNS);
       }
     }
-    if (!few) at::native::cpublas::brgemm_release(PAIRED);
+    if (!few) at::native::cpublas::brgemm_release(sizeof(T) == 2);
   }
 }
 

@@ -168,7 +168,11 @@ void attend(const Sizes& s, float scale, const Head<T>& all) {
       }
       if (at_hand != which) pack(s, head, scratch);
       at_hand = which;
-      attend_rows(s, scale, head, scratch, row, end - row);
+      try {
+        attend_rows(s, scale, head, scratch, row, end - row);
+      } catch (...) {  // the micro-kernel does not take such sizes on this CPU
+        for (int64_t i = row; i < end; ++i) attend_row(s, scale, head, scratch, i);
+      }
     }
     if (!alone) at::native::cpublas::brgemm_release(sizeof(T) == 2);
   }

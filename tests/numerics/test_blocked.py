@@ -18,12 +18,13 @@ from ipex_inductor import decisions
 from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.entry import unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX
+from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.ops.blocked import HUGE
 from ipex_inductor.ops.blocked import blocked as op
 from ipex_inductor.passes import blocked as choice
 from ipex_inductor.passes import prologue
 from ipex_inductor.target import current
-from ipex_inductor.templates import blocked, cpp, cpu_library
+from ipex_inductor.templates import blocked, cpp, cpu_library, short_attention
 
 HERE = current("cpu").arch
 needs = pytest.mark.skipif(
@@ -107,6 +108,39 @@ def test_words_hold_where_floats_end(
         truth = choice_of(word)(x[:, :1].double()).to(dtype)
         atol = 2e-6 if word.startswith("gelu") else 1e-38
         torch.testing.assert_close(out, truth, rtol=rtol, atol=atol, equal_nan=True)
+
+
+@needs
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sizes_that_torchs_micro_kernel_does_not_take(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is raised out of OpenMP's threads: our own loops do them."""
+    refusing = """
+    template <typename T>
+    void refusing(int64_t m, int64_t n, int64_t k, int64_t a, int64_t b, int64_t c, bool add,
+                  const T* x, const T* y, float* z, bool paired) {
+      if (m > 1) throw m;
+      at::native::cpublas::brgemm(m, n, k, a, b, c, add, x, y, z, paired);
+    }
+    """
+    end = "}  // namespace at::native::cpublas\n"
+    text = cpu_library.source().replace("at::native::cpublas::brgemm(", "refusing(")
+    text = text.replace(end, end + refusing)
+    built = cpp.load(lambda: text, pairs({"template": "refusing"}), with_torch=True)
+    for template in (blocked, short_attention):
+        monkeypatch.setattr(template, "library", lambda: built)
+        monkeypatch.setattr(template, "_kernel", template._kernel.__wrapped__)
+    x, weight, bias, other = case(dtype, 70, 128, 130)
+    out = torch.full_like(other, torch.nan)
+    blocked.call(x, torch.ops.ipex.blocks(weight), bias, 130, True, 0, 0, out=out)
+    assert relative(out, F.linear(*(t.double() for t in (x, weight, bias)))) < LIMIT[dtype]
+    q, k, v = torch.randn(3, 2, 4, 70, 64).to(dtype)
+    out = torch.full_like(q, torch.nan)
+    short_attention.call(q, k, v, True, 0.125, out=out)
+    truth = F.scaled_dot_product_attention(*(t.double() for t in (q, k, v)), is_causal=True)
+    # Shares are kept in fp32 here; the result is rounded once.
+    assert relative(out, truth) < LIMIT[dtype]
 
 
 def choice_of(unary: str):  # type: ignore[no-untyped-def]
