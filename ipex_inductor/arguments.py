@@ -119,6 +119,10 @@ class Reader:
             int(dim): (least, most) if most else None
             for dim, (least, most) in facts["ranges"].items()
         }
+        for dim, (least, most) in facts["ranges"].items():
+            numbers = type(least) is int and (most is None or type(most) is int)
+            if not numbers or not 0 <= int(dim) < len(facts["shape"]):
+                raise ValueError(f"no range of dimension {dim}: {least!r} to {most!r}")
         if facts["dtype"] not in DTYPES:
             raise ValueError(f"no dtype: {facts['dtype']}")
         made = torch.empty_strided(facts["shape"], facts["strides"], dtype=DTYPES[facts["dtype"]])

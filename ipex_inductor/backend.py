@@ -415,7 +415,9 @@ def _compile_inner(
     weights = kwargs.get("static_input_idxs", ()) if prologue else ()
     limit = config.weight_prologue_bytes
     in_sycl = sycl.why_not if config.sycl == "cpu" else None
-    in_blocks = _why_not_in_blocks(compile_inner) if config.blocked_products else None
+    in_blocks = None
+    if config.blocked_products:
+        in_blocks = _why_not_in_blocks(compile_inner, graph_report)
     try:
         if in_blocks and kwargs.get("is_inference"):
             shorten(gm.graph, graph_report, in_blocks)
@@ -465,13 +467,22 @@ def _compile_inner(
     return join(inner, parts.programs, bool(kwargs.get("cudagraphs")), events=events)
 
 
-def _why_not_in_blocks(compile_inner: Callable[..., Any]) -> Callable[[], str | None]:
+def _why_not_in_blocks(
+    compile_inner: Callable[..., Any], graph_report: decisions.GraphReport
+) -> Callable[[], str | None]:
     """What says why our kernels for CPUs are not to be had: a package has them in its own code."""
-    if compile_inner not in (compat.compile_inner, *LEARNING):
-        return lambda: None
     from ipex_inductor.lowerings import blocked
 
-    return blocked.why_not
+    packaged = compile_inner not in (compat.compile_inner, *LEARNING)
+
+    @functools.cache
+    def why_not() -> str | None:
+        reason = blocked.why_not_packaged() if packaged else blocked.why_not()
+        if reason:
+            graph_report.add("missed", "kernels for CPUs", reason)
+        return reason
+
+    return why_not
 
 
 def _keep_heard(

@@ -25,18 +25,20 @@ def follow(
     to this process.
     """
     kernels = [kernel for kernel in _kernels_in(folder) if _is_timed(kernel)]
-    there = frozenset(_binaries(folder))
+    tried: set[Path] = set()  # by these kernels' own runs; a backward's are not ours to remove
     left = set(map(id, kernels))
 
     def first(kernel: Any, *args: Any, **kwargs: Any) -> Any:
         with within():
             with suppress(Exception):  # what is not to be had is timed
                 kernel.launchers = [_recalled(kernel)]
+            before = frozenset(_binaries(folder))
             result = type(kernel).run(kernel, *args, **kwargs)
+            tried.update(frozenset(_binaries(folder)) - before)
         if vars(kernel).pop("run", None):  # and not by another thread
             left.discard(id(kernel))
             if not left:
-                _forget_slower(folder, there, kernels)
+                _forget_slower(tried, [*kernels, *_kernels_in(folder)])
                 done()
         return result
 
@@ -103,9 +105,9 @@ def _binaries(folder: Path) -> Iterator[Path]:
     yield from {group.parent for group in folder.rglob(_GROUP)}
 
 
-def _forget_slower(folder: Path, there: frozenset[Path], kernels: Iterable[Any]) -> None:
+def _forget_slower(tried: Iterable[Path], kernels: Iterable[Any]) -> None:
     """Remove what was compiled to be timed only."""
-    fastest = {launcher.cache_hash for kernel in kernels for launcher in kernel.launchers}
-    for binary in _binaries(folder):
-        if binary not in there and binary.name not in fastest:
+    used = {launcher.cache_hash for kernel in kernels for launcher in kernel.launchers}
+    for binary in tried:
+        if binary.name not in used:
             shutil.rmtree(binary, ignore_errors=True)

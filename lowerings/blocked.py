@@ -90,7 +90,12 @@ def expressions(value: torch.Tensor) -> tuple[list[Any], list[Any]]:
 
 def why_not() -> str | None:
     """Why generated code cannot call our kernels here, None when it can."""
-    return None if config.cpp_wrapper else cpu_library.why_not()  # they are part of code in C++
+    return cpu_library.why_not_in_cpp() if config.cpp_wrapper else cpu_library.why_not()
+
+
+def why_not_packaged() -> str | None:
+    """As `why_not`, for a package's code."""
+    return cpu_library.why_not_in_cpp()
 
 
 def register() -> None:

@@ -116,6 +116,21 @@ def _built(
         return {"flags": list(flags)}, library.read_bytes()
 
 
+def why_not_taken(source: str, arch: str) -> str | None:
+    """Why the compiler does not take a source for CPUs of that architecture, None if it does."""
+    compiler = toolkit.compiler()
+    if compiler is None:
+        return "no C++ compiler is here"
+    command = [compiler, *_flags(arch), "-fsyntax-only", "-x", "c++", "-"]
+    try:
+        done = subprocess.run(
+            command, input=source, capture_output=True, text=True, errors="replace"
+        )
+    except OSError as error:
+        return f"{compiler} does not run: {error}"
+    return f"{compiler}: {done.stderr.strip()[:500]}" if done.returncode else None
+
+
 def _opened_of(entries: Iterable[Entry]) -> ctypes.CDLL:
     """The first that the loader here takes; else raises what it said of the last of them."""
     failed: OSError | None = None

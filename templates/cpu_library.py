@@ -12,13 +12,15 @@ import torch
 
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.target import current
-from ipex_inductor.templates.cpp import NotBuiltError, load
+from ipex_inductor.templates.cpp import NotBuiltError, load, why_not_taken
 
 PARTS = ("vectors.cpp", "blocked.cpp", "short_attention.cpp")
 PAIRED = ("x86-64:avx512_bf16", "x86-64:amx")  # CPUs that multiply pairs of bf16
 NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 # How generated C++ calls them, of each dtype.
 ADDRESS = """
+#ifndef IPEX_KERNELS
+#define IPEX_KERNELS
 inline void* ipex_address(AtenTensorHandle tensor) {
   void* address;
   AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(tensor, &address));
@@ -59,6 +61,19 @@ def why_not() -> str | None:
     return None
 
 
+def why_not_in_cpp() -> str | None:
+    """Why the compiler here does not take them for the CPU that is compiled for, None if it does.
+
+    It must be GCC, and know that CPU's bf16.
+    """
+    return _why_not_taken(current().arch)
+
+
+@functools.cache
+def _why_not_taken(arch: str) -> str | None:
+    return why_not_taken(source(), arch)
+
+
 def is_paired() -> bool:
     """Whether the CPU that is compiled for multiplies pairs of bf16."""
     return current().arch in PAIRED
@@ -74,4 +89,5 @@ def source(beside_torch: bool = False) -> str:
 
 def declared() -> str:
     """Their declarations in C++, and what gives them a tensor's address."""
-    return ADDRESS + "".join(DECLARED.format(dtype=dtype) for dtype in NAMES.values())
+    functions = (DECLARED.format(dtype=dtype) for dtype in NAMES.values())
+    return "".join([ADDRESS, *functions, "#endif\n"])

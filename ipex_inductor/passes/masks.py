@@ -38,6 +38,8 @@ def found(graph: torch.fx.Graph, dropout_as_eager: bool, report: GraphReport) ->
             calls[node.name] = _is_causal(node, dropout_as_eager, known)
         except Refused as refused:
             report.add("missed", NAME, str(refused), user_line(node))
+        except Exception as error:  # no mask is worth all the other rules
+            report.add("missed", NAME, f"{type(error).__name__}: {error}", user_line(node))
         else:
             reason = "is_causal says the same" if calls[node.name] else "it hides nothing"
             report.add("fired", NAME, reason, user_line(node))

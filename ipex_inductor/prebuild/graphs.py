@@ -256,7 +256,7 @@ def _at(holder: Any, path: Where) -> Any:
 
 def _mark(tensor: Any, which: int | str | Where, dims: Mapping[int, Range]) -> None:
     for dim, sizes in dims.items():
-        size = tensor.shape[dim] if isinstance(tensor, Tensor) and dim < tensor.dim() else None
+        size = tensor.shape[dim] if isinstance(tensor, Tensor) and 0 <= dim < tensor.dim() else None
         least, most = sizes or (size, size)
         if size is None or least is None or most is None or not least <= size <= most:
             came = f"dimension {dim} of input {which!r}: {sizes} around {size}"

@@ -63,6 +63,8 @@ class Record:
 
 
 def _call(reader: Reader, told: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if type(told["args"]) is not list or type(told["kwargs"]) is not dict:
+        raise ValueError(f"no call: {str(told)[:100]}")
     args = tuple(reader.read(part, (number,)) for number, part in enumerate(told["args"]))
     return args, {name: reader.read(part, (name,)) for name, part in told["kwargs"].items()}
 
@@ -70,6 +72,8 @@ def _call(reader: Reader, told: Mapping[str, Any]) -> tuple[tuple[Any, ...], dic
 def _graph(reader: Reader, told: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Of a graph, which has tensors alone, by the number or the name of the argument."""
     inputs = told["inputs"]
+    if type(inputs) is not dict:
+        raise ValueError(f"no inputs: {str(inputs)[:100]}")
     numbers = sorted(int(name) for name in inputs if name.isdecimal())
     args = tuple(reader.tensor(inputs[str(number)], (number,)) for number in numbers)
     names = [name for name in inputs if not name.isdecimal()]

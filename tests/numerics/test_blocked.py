@@ -272,6 +272,18 @@ def test_the_kernels_are_begun_while_a_graph_is_traced(monkeypatch: pytest.Monke
         assert "begun" not in told
 
 
+@needs
+@torch.no_grad()
+def test_why_there_are_no_kernels_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_library, "why_not", lambda: "none here")
+    compiled(nn.Linear(256, 64))(torch.randn(3, 256))
+    events = [(e.kind, e.subject, e.reason) for r in decisions.reports() for e in r.events]
+    assert events.count(("missed", "kernels for CPUs", "none here")) == 1
+    assert chosen() == 0
+    assert cpu_library.why_not_in_cpp() is None
+    assert "error" in str(cpp.why_not_taken("int f() { return missing; }", HERE))
+
+
 @torch.no_grad()
 def test_nothing_is_in_blocks_where_it_is_switched_off() -> None:
     run = compiled(nn.Linear(128, 64).bfloat16().eval(), blocked_products=False)

@@ -141,9 +141,23 @@ def test_other_sizes_and_other_arguments():
     assert "something else" in found(graph_of(longer, x, keys))[1][0]
     gm = graph_of(lambda x: attend(x, torch.ones(x.shape[2], 1) > 0), x, dynamic=True)
     assert "sizes vary" in found(gm)[1][0]
+    gm = graph_of(lambda x: attend(x, x.new_full((S, S), x.shape[0])), x, dynamic=True)
+    assert "is a size" in found(gm)[1][0]
     gm = graph_of(lambda x: attend(x, torch.ones(S, 1) > 0, dropout_p=0.5), x)
     assert "fallback_random" in found(gm, dropout_as_eager=True)[1][0]
     assert [*found(gm)[0].values()] == [False]
+
+
+def test_a_rule_that_fails_costs_no_other(monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError("of all things")
+
+    x = torch.randn(B, H, S, D)
+    gm = graph_of(lambda x: attend(x, torch.ones(S, S) > 0), x)
+    monkeypatch.setattr(masks, "value", fail)
+    calls, (event,) = found(gm)
+    assert not calls
+    assert "ZeroDivisionError: of all things" in event
 
 
 def test_a_large_mask_is_not_computed(monkeypatch):

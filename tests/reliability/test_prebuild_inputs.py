@@ -320,11 +320,32 @@ TENSOR = {"shape": [2], "strides": [1], "dtype": "float32", "requires_grad": Fal
         ({"same": 0}, "no argument"),
         ({"pickle": "gASVAA=="}, "no argument"),
         ({"device": "nowhere"}, "RuntimeError"),
+        ({"tensor": TENSOR | {"ranges": {"-1": [2, 9]}}}, "no range of dimension -1"),
+        ({"tensor": TENSOR | {"ranges": {"1": [2, 9]}}}, "no range of dimension 1"),
+        ({"tensor": TENSOR | {"ranges": {"0": ["a", "b"]}}}, "no range of dimension 0"),
+        ({"tensor": TENSOR | {"ranges": {"0": [1.5, 9.2]}}}, "no range of dimension 0"),
         ({"dict": [["x"]]}, "ValueError"),
     ],
 )
 def test_bad_records_are_refused(argument, said):
-    line = json.dumps({"call": {"args": [argument], "kwargs": {}}, "training": False})
+    told = {"call": {"args": [argument], "kwargs": {}}, "training": False}
+    check_refused(told, said)
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"inputs": [], "training": False}, "no inputs"),
+        ({"call": {"args": {"0": 1}, "kwargs": {}}, "training": False}, "no call"),
+        ({"call": {"args": [], "kwargs": []}, "training": False}, "no call"),
+    ],
+)
+def test_what_is_no_call_is_refused(told, said):
+    check_refused(told, said)
+
+
+def check_refused(told, said):
+    line = json.dumps(told)
     with pytest.raises(ArgumentError, match=r"a record of ipex_inductor") as caught:
         Example("m", model(), ()).recorded(line)
     assert said in str(caught.value)

@@ -3,15 +3,18 @@
 On a GPU that is not here: Triton compiles for it; what would load a kernel and time it is replaced.
 """
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from ipex_inductor import timed_kernels
 from ipex_inductor.aot_cache import workroom
 from ipex_inductor.aot_cache.entry import unpack_any
 
@@ -131,3 +134,44 @@ def test_the_next_process_neither_compiles_nor_times(tuned):
     assert done["launched"] == [BEST] * 2
     assert [p for p in (base / "tmp").rglob("*") if p.is_file()] == []
     assert list((base / "home" / "torch").iterdir()) == []
+
+
+class Kernel:
+    """One whose first run compiles and picks another configuration."""
+
+    def __init__(self, folder, name):
+        self.folder, self.name = folder, name
+        self.inductor_meta = {"coordinate_descent_tuning": True}
+        self.save_cache_hook, self.filename = None, None
+        self._takes(name, False)
+        self._compiled(name)
+
+    def run(self):
+        for way in ("slower", "tuned"):
+            self._compiled(self.name + way)
+        self._takes(self.name + "tuned", True)
+
+    def _takes(self, name, found):
+        config = SimpleNamespace(found_by_coordesc=found)
+        self.launchers = [SimpleNamespace(config=config, cache_hash=name)]
+
+    def _compiled(self, name):
+        (self.folder / name).mkdir()
+        (self.folder / name / f"__grp__{name}.json").write_text("{}")
+
+
+def test_a_late_kernel_removes_nothing_of_the_backwards(tmp_path, monkeypatch):
+    """It runs in a branch that is taken after the backward was compiled into the folder."""
+    kernels = [Kernel(tmp_path, "first"), Kernel(tmp_path, "late")]
+    monkeypatch.setattr(timed_kernels, "_kernels_in", lambda _: iter(kernels))
+    kept = []
+    follow = (tmp_path, contextlib.nullcontext, lambda: kept.append(os.listdir(tmp_path)))
+    timed_kernels.follow(*follow)
+    first, late = kernels
+    first.run()
+    kernels.append(Kernel(tmp_path, "backward"))
+    timed_kernels.follow(*follow)
+    kernels[2].run()
+    late.run()
+    names = ("backward", "backwardtuned", "first", "firsttuned", "late", "latetuned")
+    assert sorted(kept[-1]) == [*names]
