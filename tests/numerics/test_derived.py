@@ -104,8 +104,9 @@ def test_a_users_op_on_weights_is_checked_by_aot_autograd(raises):
         name = f"turned_{raises}"  # torch looks at each op once a process
         library.define(f"{name}(Tensor w) -> Tensor")
         library.impl(name, lambda w: w.t(), "CPU")
-        turned = lambda w: w.new_empty(w.shape).t()  # noqa: E731
-        torch.library.register_fake(f"ipex_test_derived::{name}", turned, lib=library)
+        torch.library.register_fake(
+            f"ipex_test_derived::{name}", lambda w: w.new_empty(w.shape).t(), lib=library
+        )
         op = getattr(torch.ops.ipex_test_derived, name)
         model = nn.Module()
         model.w = nn.Parameter(torch.randn(8, 8))
