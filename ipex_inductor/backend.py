@@ -477,7 +477,7 @@ def _why_not_in_blocks(
 
     @functools.cache
     def why_not() -> str | None:
-        reason = blocked.why_not_packaged() if packaged else blocked.why_not()
+        reason = blocked.why_not(packaged)
         if reason:
             graph_report.add("missed", "kernels for CPUs", reason)
         return reason

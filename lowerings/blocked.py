@@ -88,14 +88,10 @@ def expressions(value: torch.Tensor) -> tuple[list[Any], list[Any]]:
     return sizes, strides
 
 
-def why_not() -> str | None:
-    """Why generated code cannot call our kernels here, None when it can."""
-    return cpu_library.why_not_in_cpp() if config.cpp_wrapper else cpu_library.why_not()
-
-
-def why_not_packaged() -> str | None:
-    """As `why_not`, for a package's code."""
-    return cpu_library.why_not_in_cpp()
+def why_not(packaged: bool = False) -> str | None:
+    """Why generated code, or a package's, cannot call our kernels here, None when it can."""
+    in_cpp = packaged or config.cpp_wrapper
+    return cpu_library.why_not_in_cpp() if in_cpp else cpu_library.why_not()
 
 
 def register() -> None:
