@@ -253,6 +253,7 @@ def _settled(request: Request, graph_report: decisions.GraphReport) -> "dict[byt
         if watches or not selection.may_choose(policy, request.gm, request.devices):
             return {}
         learn = functools.partial(_offers, request)
+        learn = compat.uncounted()(learn)  # its rules fire once, in what is compiled
         say = functools.partial(graph_report.add, "missed")
         return settled(selection.settle(policy, request.digest(), learn, say))
     except Exception as error:

@@ -19,6 +19,7 @@ from ipex_inductor.compat.dynamo import dynamo_unchanged as dynamo_unchanged
 from ipex_inductor.compat.dynamo import is_control_flow as is_control_flow
 from ipex_inductor.compat.dynamo import is_sharded as is_sharded
 from ipex_inductor.compat.dynamo import tensors_unprinted as tensors_unprinted
+from ipex_inductor.compat.dynamo import uncounted as uncounted
 from ipex_inductor.compat.files import cache_folder as cache_folder
 from ipex_inductor.compat.files import named_folder as named_folder
 from ipex_inductor.compat.inductor import LOWER_ONLY as LOWER_ONLY

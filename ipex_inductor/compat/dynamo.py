@@ -80,6 +80,22 @@ def tensors_unprinted() -> None:
 
 
 @contextlib.contextmanager
+def uncounted() -> Iterator[None]:
+    """Torch's counters are behind it what they were before."""
+    from torch._dynamo.utils import counters
+
+    counts = {kind: group.copy() for kind, group in counters.items()}
+    try:
+        yield
+    finally:
+        for kind in counters.keys() - counts.keys():
+            del counters[kind]
+        for kind, group in counts.items():
+            counters[kind].clear()
+            counters[kind].update(group)
+
+
+@contextlib.contextmanager
 def dynamo_unchanged() -> Iterator[list[Any]]:
     """Dynamo forgets what it compiles inside: frames, counters, shapes seen, graph breaks.
 
@@ -89,14 +105,13 @@ def dynamo_unchanged() -> Iterator[list[Any]]:
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
     from torch._dynamo import config
     from torch._dynamo.convert_frame import register_bytecode_hook
-    from torch._dynamo.utils import counters, graph_break_reasons
+    from torch._dynamo.utils import graph_break_reasons
 
     first: dict[int, tuple[Any, bool]] = {}  # code, and whether it had been compiled before
 
     def note(code: Any, new_code: Any) -> None:
         first.setdefault(id(code), (code, bool(_debug_get_cache_entry_list(code))))
 
-    counts = {kind: group.copy() for kind, group in counters.items()}
     known = len(graph_break_reasons)
     breaks: list[Any] = []
     handle = register_bytecode_hook(note)
@@ -106,7 +121,7 @@ def dynamo_unchanged() -> Iterator[list[Any]]:
         "accumulated_recompile_limit": 1 << 16,
     }
     try:
-        with config.patch(patches):
+        with uncounted(), config.patch(patches):
             yield breaks
     finally:
         handle.remove()
@@ -115,11 +130,6 @@ def dynamo_unchanged() -> Iterator[list[Any]]:
         for code, compiled_before in first.values():
             if not compiled_before:
                 reset_code(code)
-        for kind in counters.keys() - counts.keys():
-            del counters[kind]
-        for kind, group in counts.items():
-            counters[kind].clear()
-            counters[kind].update(group)
 
 
 _CALLERS = re.compile(r"L\['(?:args'\]\[|kwargs'\]\['|)(\w+)(?:'\]|\])")

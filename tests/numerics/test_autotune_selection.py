@@ -104,6 +104,18 @@ def test_the_recorded_choice_is_used(fastest, options, database, offer, monkeypa
     assert reason.endswith(f": 50 us{against}, recorded")
 
 
+def test_rules_are_counted_once_where_the_graph_is_learned_first(database, offer):
+    keep(database, offer.problem, offer.choices, TEMPLATE)
+    layer = nn.Linear(B.shape[-1], 24)
+
+    def more(a, b):
+        return nn.functional.gelu(layer(fn(a, b)))
+
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(more, database)(A, B), more(A, B))
+    assert counters["ipex"] == {"linear+gelu": 1}
+
+
 def test_nothing_recorded_is_the_librarys_and_is_said(database, offer):
     keep(database, changed(offer.problem, arch="sm_90:other"), offer.choices, TEMPLATE)
     _, code = code_of(compiled(fn, database, autotune="never", max_autotune=True), A, B)
