@@ -18,6 +18,7 @@ from typing import BinaryIO
 import msgspec
 
 from ipex_inductor.aot_cache.folder import sync_folder
+from ipex_inductor.autotune import batches
 from ipex_inductor.autotune import record as records
 from ipex_inductor.autotune.record import Problem, Record
 from ipex_inductor.autotune.space import why_refused
@@ -27,6 +28,7 @@ _HEAD, _MIDDLE, _TAIL = b'{"record":', b',"sha256":"', b'"}\n'
 _PROBLEM, _OUTCOMES = b'{"problem":', b',"outcomes":['
 _TRIES = 3  # files of one writer that somebody else may remove, one after the other
 _SYMBOLS = b',"symbols":['  # in a problem that has any
+_CONVOLUTION = f'"op":"{batches.OP}"'.encode()
 _DIGEST = 64  # hexadecimal digits of SHA-256
 
 
@@ -211,13 +213,14 @@ def opened(sources: Iterable[Path]) -> Iterator[BinaryIO]:
 
 @dataclass(frozen=True)
 class Index:
-    """Where in a file the lines of each problem stand, and the problems whose sizes vary.
+    """Where in a file the lines of each problem stand; problems of many sizes, and of one batch.
 
     By hash, so that it is small: whoever goes there reads what stands there.
     """
 
     places: dict[int, list[tuple[int, int]]]  # start and number of a line
     varying: dict[bytes, Problem]
+    batches: dict[bytes, list[tuple[int, bytes]]]  # by family, with canonical forms
 
 
 _indices: dict[str, tuple[tuple[int, ...], Index]] = {}  # of files as they were
@@ -238,19 +241,34 @@ def varying(source: Path) -> dict[bytes, Problem]:
     return {key: p for file in opened([source]) for key, p in index_of(file).varying.items()}
 
 
+def batched(source: Path) -> dict[bytes, list[tuple[int, bytes]]]:
+    """The problems in a file or folder whose like may be of another batch, by `batches.family`."""
+    found: dict[bytes, list[tuple[int, bytes]]] = {}
+    for file in opened([source]):
+        for kind, problems in index_of(file).batches.items():
+            found.setdefault(kind, []).extend(problems)
+    return found
+
+
 def _indexed(file: BinaryIO) -> Index:
     places: dict[int, list[tuple[int, int]]] = {}
     found: dict[bytes, Problem] = {}
+    alike: dict[bytes, list[tuple[int, bytes]]] = {}
     start = 0
     for number, line in enumerate(file, 1):
         key = _problem(line)
+        is_new = bool(key) and hash(key) not in places
         if key:
             places.setdefault(hash(key), []).append((start, number))
-        if _SYMBOLS in key and key not in found:
+        if is_new and (_SYMBOLS in key or _CONVOLUTION in key):
             with suppress(msgspec.MsgspecError):
-                found[key] = records.decode_problem(key)
+                problem = records.decode_problem(key)
+                if problem.symbols:
+                    found[key] = problem
+                elif kind := batches.family(problem):
+                    alike.setdefault(kind[0], []).append((kind[1], key))
         start += len(line)
-    return Index(places, found)
+    return Index(places, found, alike)
 
 
 def _listed(source: Path) -> Iterable[Path]:

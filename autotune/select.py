@@ -1,8 +1,9 @@
 """What is known about problems: the best choice of each, and where that comes from.
 
 The user's own records come first, then the tables that the package ships. What neither has is
-measured where that is allowed; else a model may guess, where it proved right on what it had not
-seen, and the rest is the library's.
+measured where that is allowed; else what is best of a convolution at the nearest size of its batch
+is taken, or a model may guess, where it proved right on what it had not seen, and the rest is the
+library's.
 """
 
 import hashlib
@@ -12,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ipex_inductor.aot_cache.digest import digest_fields
-from ipex_inductor.autotune import cost, guess, own, ranges
+from ipex_inductor.autotune import batches, cost, guess, own, ranges
 from ipex_inductor.autotune.cost import Model
-from ipex_inductor.autotune.database import Records, varying
+from ipex_inductor.autotune.database import Records, batched, varying
 from ipex_inductor.autotune.guess import Guesser
 from ipex_inductor.autotune.pool import Estimate, Pool, pool
 from ipex_inductor.autotune.record import Choice, Problem, decode_problem, encode
@@ -70,6 +71,27 @@ def lookup(problems: Collection[bytes], database: Path | None) -> dict[bytes, Se
                 if of_this_torch(each.choice) and encode(each.choice) not in out.get(key, ())
             }
     return found
+
+
+def nearest(problems: Collection[bytes], database: Path | None) -> dict[bytes, Selection]:
+    """The selections of those `problems` that are known at another size of their batch.
+
+    As of `lookup`, which is for what is known of the very problem.
+    """
+    found: dict[bytes, Selection] = {}
+    out = failed(problems, database)
+    for source, folder in zip(SOURCES, (database, SHIPPED), strict=True):
+        if folder is None or not folder.exists():
+            continue
+        known = batched(folder)
+        for key in problems:
+            ways = [] if key in found else batches.near(decode_problem(key), known)
+            for batch, other in ways:
+                best = _best([other], folder, f"{source} for a batch of {batch}").get(other)
+                if best and encode(best.choice) not in out.get(key, ()):
+                    found[key] = best
+                    break
+    return {key: each for key, each in found.items() if of_this_torch(each.choice)}
 
 
 def shipped(arch: str) -> bool:

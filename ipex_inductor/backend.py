@@ -185,7 +185,7 @@ class Ahead:
 
 
 def _unmasked(request: Request, graph_report: decisions.GraphReport | None = None) -> Request:
-    """The same without masks of attention that constants say: what is compiled, and its keys."""
+    """The same with attention's masks as kernels like them: what is compiled, and its keys."""
     from ipex_inductor.passes.source import attentions
 
     graph, config = request.gm.graph, request.config
@@ -193,13 +193,12 @@ def _unmasked(request: Request, graph_report: decisions.GraphReport | None = Non
         return request
     from ipex_inductor.passes import masks
 
-    if {"*", masks.NAME} & config.rules_off:
-        return request
     report = graph_report or decisions.GraphReport()
-    calls = masks.found(graph, bool(request.option("fallback_random")), report)
+    as_eager = bool(request.option("fallback_random"))
+    calls = masks.found(graph, as_eager, report, config.rules_off)
     if not calls:
         return request
-    unmasked = copied(request.gm, functools.partial(masks.drop, calls=calls))
+    unmasked = copied(request.gm, functools.partial(masks.change, calls=calls))
     return replace(request, gm=unmasked)
 
 
@@ -594,7 +593,7 @@ def _check_rules(config: CompileConfig) -> None:
     from ipex_inductor.passes.joint import RULE_NAMES
     from ipex_inductor.passes.source import OPTIMIZER_STEP
 
-    known = RULE_NAMES | {OPTIMIZER_STEP, channels_last.NAME, masks.NAME}
+    known = RULE_NAMES | masks.NAMES | {OPTIMIZER_STEP, channels_last.NAME}
     for name in sorted(config.rules_off - known - {"*"}):
         raise unknown("rule", name, known)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from ipex_inductor.autotune.record import Choice, Problem, encode
-from ipex_inductor.autotune.select import Selection, lookup
+from ipex_inductor.autotune.select import Selection, lookup, nearest
 from ipex_inductor.lowerings import conv, linear, listed, sycl_model
 from ipex_inductor.lowerings.calls import Call
 from ipex_inductor.lowerings.settings import settings_of
@@ -74,7 +74,7 @@ class Chooser:
         listed.tell(listed.Offer(problem, choices, usual.choice))
         known = self._selected.get(key)
         if known is None and problem.arch in self._tables:
-            known = lookup({key}, None).get(key)
+            known = (lookup({key}, None) or nearest({key}, None)).get(key)
         if known is None:
             return self._guessed(problem, offered, device)
         chosen = next((call for call in offered if call.choice == known.choice), None)

@@ -28,6 +28,7 @@ from ipex_inductor.autotune.select import (
     guessed,
     guesser,
     lookup,
+    nearest,
     shipped,
 )
 from ipex_inductor.autotune.told import microseconds
@@ -85,6 +86,7 @@ def settle(
         found = lookup(offers, policy.database)
     if not policy.guesses:
         return found
+    found = nearest([key for key in offers if key not in found], policy.database) | found
     unknown = {k: o for k, o in offers.items() if k not in found and _has_template(o)}
     return found | _guessed(unknown, policy, say)
 

@@ -16,7 +16,7 @@ from ipex_inductor.passes.joint import RULE_NAMES
 from ipex_inductor.watch import compiled, unchanged
 
 PROLOGUE = "weight prologue"
-PARTS = RULE_NAMES | {channels_last.NAME, masks.NAME, PROLOGUE}
+PARTS = RULE_NAMES | masks.NAMES | {channels_last.NAME, PROLOGUE}
 TOGETHER = "all of them together"
 
 # As torch's own benchmarks have it; with an fp64 reference it bounds the distance from that.

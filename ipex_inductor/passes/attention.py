@@ -5,8 +5,9 @@ Scales, masks and casts come in any number and order, so they are read from the 
 and what is left here may still meet one.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,13 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._guards import detect_fake_mode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ipex_inductor.decisions import GraphReport
+from ipex_inductor.passes.fused_kernels import Kernels, lies_apart, side_by_side
 from ipex_inductor.passes.scores import (
     Product,
     Refused,
     Scores,
+    Step,
     attention_of,
     dtype,
     mask_of,
@@ -46,6 +49,9 @@ FEW: dict[tuple[str, torch.dtype], Callable[..., bool]] = {
     ("x86-64:avx512_bf16", torch.bfloat16): lambda b, h, q, k: k <= 1024,
     ("x86-64:avx512_bf16", torch.float32): lambda b, h, q, k: b * h * q * k < 2**21,
 }
+# Keys and width, at most, where cuDNN's kernel, which torch takes first, is the slower one: 1.7 to
+# 3.6 times in windows of 49 and 64 with a bias, in bf16 on an H200 (benchmarks/attention_gpu.py).
+WINDOWS = {"sm_90": (64, 32)}
 NOTE = "with so few scores Inductor's own is faster on this CPU (benchmarks/left_to_inductor.py)"
 
 
@@ -102,11 +108,11 @@ def _check(product: Product, scores: Scores) -> None:
         raise Refused("query, key and value are not [batch, heads, tokens, width]")
     if not same(k.shape[:2], q.shape[:2]) or not same(v.shape[:2], q.shape[:2]):
         raise Refused("query, key and value differ in batch or heads")
-    mode, kernels = detect_fake_mode([q]), _Kernels()  # type: ignore[no-untyped-call]
+    mode, kernels = detect_fake_mode([q]), Kernels()  # type: ignore[no-untyped-call]
     assert mode is not None
     try:
         with mode, torch.no_grad():
-            mask = mask_of(scores.steps, *map(value, scores.tensors))
+            mask = _mask(scores.steps, *map(value, scores.tensors))
             with kernels:
                 _attend(q, k, v, mask)
     except RuntimeError as error:
@@ -115,15 +121,28 @@ def _check(product: Product, scores: Scores) -> None:
         raise Refused("torch has no fused kernel for these shapes and strides")
 
 
-class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees whether torch chose a kernel; else it multiplies and normalises, as is done by hand."""
+def _mask(steps: tuple[Step, ...], *tensors: Tensor) -> Tensor | None:
+    """What is added to the scores, as torch's kernels read it."""
+    mask = mask_of(steps, *tensors)
+    return side_by_side(mask) if mask is not None and lies_apart(mask) else mask
 
-    fused = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        self.fused |= name.startswith("_scaled_dot_product_") and not name.endswith("_math")
-        return func(*args, **(kwargs or {}))
+@contextlib.contextmanager
+def _quickest(q: Tensor, keys: Any) -> Iterator[None]:
+    """Torch takes no other kernel inside than the memory-efficient one, where that is the best."""
+    most = WINDOWS.get(current(q.device).arch) if q.device.type == "cuda" else None
+    sizes = (keys, q.shape[-1])
+    small = most is not None and all(map(_at_most, sizes, most))
+    allowed = torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
+    if small and allowed:
+        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            yield
+    else:
+        yield
+
+
+def _at_most(size: Any, most: int) -> bool:
+    return isinstance(size, int) and size <= most
 
 
 def _attend(
@@ -135,7 +154,8 @@ def _attend(
     strided: bool = True,
 ) -> Tensor:
     """Attention of a transposed key; `strided` lets the result keep the kernel's strides."""
-    result = F.scaled_dot_product_attention(q, k.transpose(-1, -2), v, mask, scale=scale)
+    with _quickest(q, k.shape[-1]):
+        result = F.scaled_dot_product_attention(q, k.transpose(-1, -2), v, mask, scale=scale)
     return result if strided else result.contiguous()
 
 
@@ -155,12 +175,12 @@ def _rewrite(
     with graph.inserting_before(product.node):
         mask: Any = masks.get(scores.steps)
         if mask is None and scores.tensors:
-            mask = graph.call_function(mask_of, scores.tensors)
+            mask = graph.call_function(_mask, scores.tensors)
             mask.meta = meta
         call = graph.call_function(_attend, (scores.q, scores.k, product.b, mask))
         call.meta = meta
     if mask is not None and scores.steps not in masks:
-        inline(graph, mask, functools.partial(mask_of, scores.steps))
+        inline(graph, mask, functools.partial(_mask, scores.steps))
         masks[scores.steps] = call.args[3]  # type: ignore[assignment]
     strided = all(map(_is_copied, product.node.users))
     product.node.replace_all_uses_with(call)

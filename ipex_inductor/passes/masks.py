@@ -1,11 +1,12 @@
-"""Masks of attention that follow from constants: dropped, or said as causal.
+"""Masks of attention: what constants say is dropped, or said as causal; others lie as kernels ask.
 
 Read from Dynamo's graph: AOT autograd takes attention apart by the device, and whether a GPU has a
-fused kernel for it, forward and backward, may hang on the mask. Of masks that come of inputs, or
-of sizes that vary, nothing is known. Attention by hand is for `scores`.
+fused kernel for it, forward and backward, may hang on the mask. What masks hold that come of
+inputs, or of sizes that vary, is not known. Attention by hand is for `scores`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from enum import Enum
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.node import map_arg
 
 from ipex_inductor.decisions import GraphReport
+from ipex_inductor.passes.fused_kernels import Kernels, lies_apart, repeated, side_by_side
 from ipex_inductor.passes.literals import Refused, example, value
 from ipex_inductor.passes.source import ATTEND, attentions, user_line
 
@@ -22,37 +24,76 @@ Node = torch.fx.Node
 aten = torch.ops.aten
 
 NAME = "constant-mask"
+LAYOUT = "mask-layout"
+WHERE = (torch.where, aten.where.self)
+NAMES = frozenset({NAME, LAYOUT})
+OTHER_NUMBERS = "another kernel would drop other numbers (fallback_random)"
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
-def found(graph: torch.fx.Graph, dropout_as_eager: bool, report: GraphReport) -> dict[str, bool]:
-    """The calls, by name, that need no mask: whether they are causal instead.
+class Change(Enum):
+    """What becomes of a call's mask."""
 
-    `dropout_as_eager`: the very numbers are to be dropped that eager drops. Says of each call what
-    became of its mask.
+    DROPPED = "it hides nothing"
+    CAUSAL = "is_causal says the same"
+    COPIED = "copied: torch has no fused kernel for a mask whose columns lie apart"
+
+
+def found(
+    graph: torch.fx.Graph,
+    dropout_as_eager: bool,
+    report: GraphReport,
+    off: Collection[str] = (),
+) -> dict[str, Change]:
+    """The calls, by name, whose mask is better dropped or copied.
+
+    `dropout_as_eager`: the very numbers are to be dropped that eager drops. `off`: rules that are.
+    Says of each call what became of its mask.
     """
     known: dict[Node, Tensor] = {}
-    calls: dict[str, bool] = {}
+    rules = {
+        NAME: lambda node: _constant(node, dropout_as_eager, known),
+        LAYOUT: lambda node: _apart(node, dropout_as_eager),
+    }
+    on = {name: rule for name, rule in rules.items() if not {"*", name} & {*off}}
+    calls: dict[str, Change] = {}
     for node in attentions(graph):
-        try:
-            calls[node.name] = _is_causal(node, dropout_as_eager, known)
-        except Refused as refused:
-            report.add("missed", NAME, str(refused), user_line(node))
-        except Exception as error:  # no mask is worth all the other rules
-            report.add("missed", NAME, f"{type(error).__name__}: {error}", user_line(node))
-        else:
-            reason = "is_causal says the same" if calls[node.name] else "it hides nothing"
-            report.add("fired", NAME, reason, user_line(node))
-            counters["ipex"][NAME] += 1
+        for name, rule in on.items():
+            if node.name not in calls:
+                change = _tried(name, rule, node, report)
+                calls |= {node.name: change} if change else {}
     return calls
 
 
-def drop(graph: torch.fx.Graph, calls: Mapping[str, bool]) -> None:
+def _tried(
+    name: str, rule: Callable[[Node], "Change | None"], node: Node, report: GraphReport
+) -> Change | None:
+    """What a rule makes of a call, said in the report."""
+    try:
+        change = rule(node)
+    except Refused as refused:
+        report.add("missed", name, str(refused), user_line(node))
+        return None
+    except Exception as error:  # no mask is worth all the other rules
+        report.add("missed", name, f"{type(error).__name__}: {error}", user_line(node))
+        return None
+    if change is not None:
+        report.add("fired", name, change.value, user_line(node))
+        counters["ipex"][name] += 1
+    return change
+
+
+def change(graph: torch.fx.Graph, calls: Mapping[str, Change]) -> None:
     """Rewrite the calls that `found` named; a result that somebody sees lies as it did."""
+    copies: dict[Node, Node] = {}  # layers that read the same mask share its copy
     for node in [node for node in attentions(graph) if node.name in calls]:
-        call = _unmasked(node, calls[node.name])
+        call, after = _changed(node, calls[node.name]), _attended(node, calls[node.name])
+        if calls[node.name] is Change.COPIED:
+            mask = call["attn_mask"]
+            if mask not in copies:
+                copies[mask] = _copied(graph, mask)
+            call["attn_mask"] = copies[mask]
         node.args, node.kwargs = (), call
-        after = _attended(call)
         if after.stride() != example(node).stride() and not _is_copied(node, after):
             with graph.inserting_after(node):
                 copy = graph.call_method("contiguous", (node,))
@@ -61,14 +102,26 @@ def drop(graph: torch.fx.Graph, calls: Mapping[str, bool]) -> None:
             copy.args = (node,)
 
 
-def _is_causal(node: Node, dropout_as_eager: bool, known: dict[Node, Tensor]) -> bool:
-    """Whether the mask is what `is_causal` says; False if it hides nothing. Raises `Refused`."""
+def _copied(graph: torch.fx.Graph, mask: Node) -> Node:
+    """A node behind that of a mask, with its columns side by side."""
+    last, value = mask, example(mask)
+    steps = [("narrow", (dim, 0, 1)) for dim in repeated(value)]
+    for method, arguments in [*steps, ("contiguous", ())]:
+        with graph.inserting_after(last):
+            last = graph.call_method(method, (last, *arguments))
+        value = getattr(value, method)(*arguments)
+        last.meta = {**mask.meta, "example_value": value}
+    return last
+
+
+def _constant(node: Node, dropout_as_eager: bool, known: dict[Node, Tensor]) -> Change:
+    """What constants say that the mask is. Raises `Refused`."""
     call = _bound(node)
     query, key, mask = (example(call[name]) for name in ("query", "key", "attn_mask"))
     if call.get("is_causal"):
         raise Refused("a mask beside is_causal is an error")
     if call.get("dropout_p") and dropout_as_eager:
-        raise Refused("another kernel would drop other numbers (fallback_random)")
+        raise Refused(OTHER_NUMBERS)
     constant = value(call["attn_mask"], known)
     scores = (*query.shape[:-1], key.shape[-2])
     if any(isinstance(size, torch.SymInt) for size in scores):
@@ -78,31 +131,82 @@ def _is_causal(node: Node, dropout_as_eager: bool, known: dict[Node, Tensor]) ->
     causal = not _hides_nothing(constant)
     if causal and not (scores[-2] == scores[-1] and _is_triangle(constant, scores[-1])):
         raise Refused("it hides something else than what follows")
-    after = _attended(_unmasked(node, causal))
+    change = Change.CAUSAL if causal else Change.DROPPED
+    _check_layout(node, change)
+    return change
+
+
+def _apart(node: Node, dropout_as_eager: bool) -> Change | None:
+    """Whether a copy of the mask gets it a kernel. Raises `Refused` where it may not be copied."""
+    call = _bound(node)
+    mask = example(call["attn_mask"])
+    if call.get("is_causal") or not lies_apart(mask):
+        return None
+    if _is_fused(node, None) or not _is_fused(node, Change.COPIED):
+        return None
+    if mask.requires_grad:
+        raise Refused("the mask is to get a gradient")
+    if call.get("dropout_p") and dropout_as_eager:
+        raise Refused(OTHER_NUMBERS)
+    _check_layout(node, Change.COPIED)
+    return Change.COPIED
+
+
+def _check_layout(node: Node, change: Change) -> None:
+    after = _attended(node, change)
     if after.stride() != example(node).stride() and not example(node).is_contiguous():
         raise Refused("the result would lie otherwise in memory")
-    return causal
 
 
 def _bound(node: Node) -> dict[str, Any]:
     return dict(zip(ARGUMENTS, node.args, strict=False)) | node.kwargs
 
 
-def _unmasked(node: Node, causal: bool) -> dict[str, Any]:
-    """The arguments of a call, by name, without the mask."""
-    kept = {name: given for name, given in _bound(node).items() if name != "attn_mask"}
-    return kept | {"is_causal": causal}
+def _changed(node: Node, change: Change) -> dict[str, Any]:
+    """The arguments of a call, by name, with what is to be copied as its mask."""
+    call = _bound(node)
+    if change is Change.COPIED:
+        return call | {"attn_mask": _bare(call["attn_mask"])}
+    kept = {name: given for name, given in call.items() if name != "attn_mask"}
+    return kept | {"is_causal": change is Change.CAUSAL}
 
 
-def _attended(call: Mapping[str, Any]) -> Tensor:
-    """The fake result of a call. Raises `Refused` where torch has none."""
-    given = map_arg(dict(call), example)
+def _attended(node: Node, change: Change | None) -> Tensor:
+    """The fake result of a call as it is, or changed. Raises `Refused` where torch has none."""
+    call = _changed(node, change) if change else _bound(node)
+    given = {name: map_arg(argument, example) for name, argument in call.items()}
     try:
         with unset_fake_temporarily(), given["query"].fake_mode:
+            if change is Change.COPIED:
+                given["attn_mask"] = side_by_side(given["attn_mask"])
             result: Tensor = ATTEND(**given)
     except Exception as error:
-        raise Refused(f"torch's attention does not take it without: {error}") from error
+        raise Refused(f"torch's attention does not take it so: {error}") from error
     return result
+
+
+def _bare(mask: Node) -> Node:
+    """What a mask is where a condition that constants say leaves all of it as it was.
+
+    T5's bias is filled where a mask hides it, which makes one for each row of the batch.
+    """
+    if mask.target not in WHERE or len(mask.args) != 3:
+        return mask
+    condition, kept, _ = mask.args
+    if not isinstance(condition, Node) or not isinstance(kept, Node):
+        return mask
+    same = example(kept).dtype == example(mask).dtype and example(kept).dim() == 4
+    try:
+        return _bare(kept) if same and bool(value(condition, {}).all()) else mask
+    except Refused:
+        return mask
+
+
+def _is_fused(node: Node, change: Change | None) -> bool:
+    kernels = Kernels()  # type: ignore[no-untyped-call]
+    with kernels:
+        _attended(node, change)
+    return kernels.fused
 
 
 def _broadcasts(shape: torch.Size, scores: tuple[int, ...]) -> bool:

@@ -100,7 +100,7 @@ def found(gm, dropout_as_eager=False):
 
 
 def rewritten(gm):
-    return copied(gm, lambda graph: masks.drop(graph, found(gm)[0]))
+    return copied(gm, lambda graph: masks.change(graph, found(gm)[0]))
 
 
 @pytest.mark.parametrize("name", [*DROPPED, *CAUSAL])
@@ -110,7 +110,8 @@ def test_what_hides_nothing_or_what_follows_needs_no_mask(name, dtype):
     x = torch.randn(B, H, S, D, dtype=dtype)
     gm = graph_of(lambda x: attend(x, mask(x)), x)
     calls, events = found(gm)
-    assert [*calls.values()] == [name in CAUSAL], events
+    change = masks.Change.CAUSAL if name in CAUSAL else masks.Change.DROPPED
+    assert [*calls.values()] == [change], events
     (call,) = rewritten(gm).graph.find_nodes(op="call_function", target=masks.ATTEND)
     assert call.kwargs["is_causal"] == (name in CAUSAL)
     assert "attn_mask" not in call.kwargs
@@ -131,6 +132,64 @@ def test_what_may_be_another_mask_stays(name):
     assert reason in event
 
 
+def heads_last(*batch):
+    return torch.randn(*batch, S, S, H).movedim(-1, -3)
+
+
+def filled(condition):
+    """As T5's bias: where a mask hides it, it is filled, once for each row of the batch."""
+    return torch.where(condition.expand(B, 1, S, S), heads_last(1), -INF)
+
+
+APART = {  # and how large the copy is
+    "of heads": (lambda: heads_last(1), (1, H, S, S)),
+    "of heads, as two dimensions": (lambda: torch.randn(S, S).T, (S, S)),
+    "expanded": (lambda: heads_last(1).expand(B, H, S, S), (1, H, S, S)),
+    "in its columns": (lambda: (torch.rand(S) < 0.5)[None, None, :, None].expand(B, 1, S, S), None),
+    "filled nowhere": (lambda: filled(positions()[0] >= 0), (1, H, S, S)),
+    "filled somewhere": (lambda: filled(positions()[0] >= positions()[1]), (B, H, S, S)),
+}
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """Torch's kernels for CPUs take any mask; values are those of a mask all the same."""
+    monkeypatch.setattr(masks, "lies_apart", lambda mask: mask.stride(-1) != 1)
+    monkeypatch.setattr(masks, "_is_fused", lambda node, change: change is not None)
+
+
+@pytest.mark.parametrize("name", APART)
+def test_a_mask_whose_columns_lie_apart_is_copied(name, on_a_gpu):
+    make, size = APART[name]
+    x, given = torch.randn(B, H, S, D), make()
+
+    def twice(x, given):
+        mask = filled(positions()[0] >= 0) if name == "filled nowhere" else given
+        return attend(x, mask) + attend(x + 1, mask)
+
+    torch.manual_seed(0)
+    gm = graph_of(twice, x, given)
+    calls, events = found(gm)
+    assert [*calls.values()] == [masks.Change.COPIED] * 2, events
+    new = rewritten(gm)
+    called = new.graph.find_nodes(op="call_function", target=masks.ATTEND)
+    (mask,) = {call.kwargs["attn_mask"] for call in called}  # one copy for both
+    assert literals.example(mask).stride(-1) == 1
+    assert size is None or literals.example(mask).shape == size
+    inputs = [x, given] if name != "filled nowhere" else [x]
+    torch.manual_seed(1)
+    got = new(*inputs)[0]
+    torch.manual_seed(1)
+    torch.testing.assert_close(got, twice(x, given), **CLOSE)
+
+
+def test_a_mask_that_learns_is_not_copied(on_a_gpu):
+    x, bias = torch.randn(B, H, S, D), heads_last(1).requires_grad_()
+    calls, events = found(graph_of(attend, x, bias))
+    assert not calls
+    assert "the mask is to get a gradient" in events[-1]
+
+
 def test_other_sizes_and_other_arguments():
     x, keys = torch.randn(B, H, S, D), torch.randn(B, H, 2 * S, D)
 
@@ -145,7 +204,7 @@ def test_other_sizes_and_other_arguments():
     assert "is a size" in found(gm)[1][0]
     gm = graph_of(lambda x: attend(x, torch.ones(S, 1) > 0, dropout_p=0.5), x)
     assert "fallback_random" in found(gm, dropout_as_eager=True)[1][0]
-    assert [*found(gm)[0].values()] == [False]
+    assert [*found(gm)[0].values()] == [masks.Change.DROPPED]
 
 
 def test_a_rule_that_fails_costs_no_other(monkeypatch):
@@ -164,7 +223,9 @@ def test_a_large_mask_is_not_computed(monkeypatch):
     monkeypatch.setattr(literals, "LARGEST", S)
     x = torch.randn(B, H, S, D)
     few = graph_of(lambda x: attend(x, (torch.arange(S) >= 0).expand(S, S)), x)
-    assert [*found(few)[0].values()] == [False]  # expanded, it has no more numbers than a row
+    assert [*found(few)[0].values()] == [
+        masks.Change.DROPPED
+    ]  # expanded, it has no more numbers than a row
     many = graph_of(lambda x: attend(x, torch.ones(S, S) > 0), x)
     assert f"more than {S} elements" in found(many)[1][0]
 

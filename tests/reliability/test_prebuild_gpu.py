@@ -235,7 +235,7 @@ class Attention(nn.Module):
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("rules", ["", "-constant-mask"])
+@pytest.mark.parametrize("rules", ["", "-constant-mask,-mask-layout"])
 def test_a_mask_that_hides_nothing_costs_no_kernel(rules, training, monkeypatch):
     """With it a GPU has torch's products, forward and backward."""
     traced, show = [], GraphReport.show
@@ -253,6 +253,54 @@ def test_a_mask_that_hides_nothing_costs_no_kernel(rules, training, monkeypatch)
     assert any("bmm" in op for op in traced) == bool(rules)
     told = [event for event in done.events if event.subject == "constant-mask"]
     assert [event.kind for event in told] == ([] if rules else ["fired"])
+
+
+class Biased(nn.Module):
+    """Attention with a bias of distances as T5 has it: heads last, filled where it is hidden."""
+
+    def __init__(self, tokens, width, by_hand):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(tokens, tokens, 2, dtype=torch.bfloat16))
+        self.layer = nn.Linear(2 * width, 2 * width, dtype=torch.bfloat16)
+        self.tokens, self.width, self.by_hand = tokens, width, by_hand
+
+    def forward(self, x):
+        q = self.layer(x).view(3, self.tokens, 2, self.width).transpose(1, 2)
+        bias = self.bias.permute(2, 0, 1)[None]
+        if self.by_hand:
+            y = torch.softmax(q @ q.transpose(-2, -1) + bias, -1) @ q
+        else:
+            seen = torch.arange(self.tokens, device=x.device)[None, None, :, None] >= 0
+            mask = torch.where(seen.expand(3, 1, -1, self.tokens), bias, -1e9)
+            y = F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+        return y.transpose(1, 2).reshape(3, self.tokens, 2 * self.width)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "by_hand", "rules", "kernel"),
+    [
+        (96, 64, False, "", CUDNN),
+        (96, 64, False, "-mask-layout", None),
+        (96, 64, True, "", CUDNN),
+        (49, 32, True, "", EFFICIENT),  # a window
+        (49, 64, True, "", CUDNN),  # not measured
+    ],
+)
+def test_a_bias_of_heads_costs_no_kernel(tokens, width, by_hand, rules, kernel, monkeypatch):
+    monkeypatch.setattr(compat, "prefers_cudnn_attention", lambda major: major == 9)
+    compiled = []
+
+    def noted(report, stage, graph):
+        if stage == "compiled":
+            names = (str(node.target).split(".") for node in graph.nodes)
+            compiled.extend(name[1] for name in names if name[0] == "aten")
+
+    monkeypatch.setattr(GraphReport, "show", noted)
+    model = Biased(tokens, width, by_hand).eval()
+    x = torch.zeros(3, tokens, 2 * width, dtype=torch.bfloat16)
+    graphs.prebuild(model, (x,), target("h200"), options={"rules": rules})
+    fused = [op for op in compiled if op.startswith("_scaled_dot_product_")]
+    assert fused == ([kernel] if kernel else []), compiled
 
 
 RUN = """

@@ -254,3 +254,73 @@ def test_lines_that_are_torn_are_passed_over(tmp_path):
     read = Records(file, only=[encode(record(rows=n).problem) for n in (1, 2, 3)])
     assert [r.problem.operands[0].shape[0] for r in read] == [1, 3]
     assert [refusal.line for refusal in read.refused] == [6]
+
+
+# A convolution of another batch.
+
+
+def convolution(batch, channels=64, unary="relu", **changes):
+    """Of images of 8x8, with an addend of the result's size."""
+    image = Operand((batch, channels, 8, 8), (64 * channels, 1, 8 * channels, channels), "bfloat16")
+    weight = Operand((channels, channels, 1, 1), (channels, 1, channels, channels), "bfloat16")
+    operands = (image, weight, Operand((channels,), (1,), "bfloat16"), image)
+    constants = {"binary": "add", "unary": unary, "groups": 1}
+    return replace(Problem("ipex.conv.default", operands, "sm_90", constants), **changes)
+
+
+def near(problem, folder):
+    assert found(problem, folder) is None
+    return select.nearest([encode(problem)], folder).get(encode(problem))
+
+
+@pytest.mark.parametrize(("batch", "of"), [(2, 1), (16, 64), (32, 64), (64, None), (500, 64)])
+def test_a_convolution_is_as_at_the_nearest_batch(batch, of, folder):
+    keep(folder, convolution(1), FAST)
+    keep(folder, convolution(64), OTHER)
+    if of is None:
+        assert found(convolution(batch), folder).source == "recorded"
+        return
+    selection = near(convolution(batch), folder)
+    assert selection.choice == (FAST if of == 1 else OTHER)
+    assert selection.source == f"recorded for a batch of {of}"
+    assert not selection.measured  # so it is measured where that is asked for
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        convolution(2, channels=32),
+        convolution(2, unary="none"),
+        convolution(2, arch="sm_80"),
+        convolution(2, settings={"allow_tf32": True}),
+        convolution(0),
+        product(2),
+    ],
+    ids=["channels", "activation", "architecture", "settings", "of nothing", "product"],
+)
+def test_a_convolution_that_differs_in_more_says_nothing(other, folder):
+    keep(folder, convolution(64), FAST)
+    keep(folder, product(64), FAST)
+    assert near(other, folder) is None
+
+
+def test_where_images_have_as_many_channels_as_there_are_in_a_batch_weights_stay(folder):
+    keep(folder, convolution(64), FAST)  # 64 images of 64 channels
+    assert near(convolution(32), folder).choice == FAST
+    assert near(convolution(32, channels=32), folder) is None
+
+
+def test_what_failed_at_this_batch_is_not_taken_from_another(folder):
+    keep(folder, convolution(64), FAST)
+    shard = Shard(folder)
+    shard.append(Record(convolution(32), (failed(FAST),), PROVENANCE))
+    shard.close()
+    assert near(convolution(32), folder) is None
+
+
+def test_of_a_batch_that_nothing_is_selected_of_the_next_is_asked(folder):
+    keep(folder, convolution(64), FAST)
+    shard = Shard(folder)
+    shard.append(Record(convolution(16), (failed(OTHER),), PROVENANCE))
+    shard.close()
+    assert near(convolution(8), folder).source == "recorded for a batch of 64"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+from itertools import starmap
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from records import timed
 from torch._subclasses import FakeTensorMode
 
 from ipex_inductor import compat, target
-from ipex_inductor.autotune import select
+from ipex_inductor.autotune import batches, select
 from ipex_inductor.autotune.database import Records, write
 from ipex_inductor.autotune.pool import pool
 from ipex_inductor.autotune.record import Choice, encode
@@ -70,6 +71,25 @@ def test_the_winners_on_an_h200_are_used_there_and_nowhere_else(of_torch):
     for other in ("h100", "b200"):
         assert select.lookup(problems(target.described(other)), None) == {}
         assert not select.shipped(str(target.described(other)))
+
+
+def test_resnets_convolutions_have_a_choice_at_every_batch(of_torch):
+    of_torch("2.11.0")
+    convolutions = [r.problem for r in Records(*TABLES) if r.problem.op == batches.OP]
+    ours = [p for p in convolutions if p.operands[0].shape[0] == 128]
+    asked = [encode(of_batch(48, problem)) for problem in ours]
+    found = select.nearest(asked, None)
+    assert len(ours) == 20
+    assert found.keys() == {*asked}
+    assert {each.source for each in found.values()} == {"shipped for a batch of 128"}
+
+
+def of_batch(size, problem):
+    def changed(number, operand):
+        is_image = len(operand.shape) == 4 and number != batches.WEIGHT
+        return replace(operand, shape=(size, *operand.shape[1:])) if is_image else operand
+
+    return replace(problem, operands=tuple(starmap(changed, enumerate(problem.operands))))
 
 
 def test_records_of_ones_own_come_before_the_table(of_torch, tmp_path):
