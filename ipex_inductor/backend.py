@@ -485,15 +485,15 @@ def _captured(
     """
     from ipex_inductor.capture.code import around
     from ipex_inductor.capture.policy import NAME
-    from ipex_inductor.capture.reasons import why_not
+    from ipex_inductor.capture.reasons import inputs_read, why_not
 
     if not kwargs.get("is_inference"):
         return None
-    static = tuple(kwargs.get("static_input_idxs", ()))
-    if reason := why_not(gm, example_inputs, static):
+    static, moving = inputs_read(gm, kwargs.get("static_input_idxs", ()))
+    if reason := why_not(gm, example_inputs, moving):
         graph_report.add("missed", NAME, reason)
         return None
-    return functools.partial(around, static=static)
+    return functools.partial(around, static=static, moving=moving)
 
 
 def _why_not_in_blocks(

@@ -20,13 +20,14 @@ class CapturedCode(OutputCode):
 
     inner: CompiledFxGraph
     static: tuple[int, ...]  # numbers of the inputs that are weights, or derived from them
+    moving: tuple[int, ...]  # those of all others that it reads
     events: tuple[decisions.Event, ...] = ()  # what was decided, where nothing stands around it
     _boxed_call: bool = True
     _calls: Calls | None = field(default=None, repr=False)
 
     def start(self, report: decisions.GraphReport | None) -> None:
         """Begin with nothing decided."""
-        self._calls = Calls(self.inner, self.static, report)
+        self._calls = Calls(self.inner, self.static, self.moving, report)
 
     def __call__(self, inputs: Any) -> Any:
         """Boxed call: `inputs` is emptied, as Inductor's own graphs do."""
@@ -51,13 +52,15 @@ class CapturedCode(OutputCode):
         self.inner.set_triton_bundle(triton_bundle)
 
 
-def around(inner: Any, report: decisions.GraphReport, static: tuple[int, ...]) -> Any:
+def around(
+    inner: Any, report: decisions.GraphReport, static: tuple[int, ...], moving: tuple[int, ...]
+) -> Any:
     """`inner` in calls that may be captured, or as it is, with the reason in `report`."""
     if not isinstance(inner, CompiledFxGraph):
         return inner  # it calls nothing
     if reason := why_not_code(inner):
         report.add("missed", NAME, reason)
         return inner
-    code = CapturedCode(inner, static, tuple(report.events))
+    code = CapturedCode(inner, static, moving, tuple(report.events))
     code.start(report)
     return code

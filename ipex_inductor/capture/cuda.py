@@ -48,11 +48,11 @@ class Device:
         """Wait until all streams are done with what may be freed now."""
         torch.cuda.synchronize(self.index)
 
-    def capture(self, call: Call, inputs: Sequence[torch.Tensor], static: set[int]) -> "Graph":
+    def capture(self, call: Call, inputs: Sequence[torch.Tensor], moving: Sequence[int]) -> "Graph":
         """A call on these inputs as a graph; nothing of it is run yet.
 
-        All but the `static` ones get places in the graph's own memory. What was called must leave
-        no work to another stream. Raises what capturing raises.
+        Those with the numbers `moving` get places in the graph's own memory, the others are read
+        where they are. Raises what capturing raises.
         """
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         with torch.cuda.device(self.index), torch.inference_mode(False), torch.no_grad():
@@ -65,8 +65,9 @@ class Device:
             try:
                 # Where a capture cannot end, torch leaves its stream the current one.
                 with torch.cuda.stream(side), capturing:
-                    given = [x if i in static else _place(x) for i, x in enumerate(inputs)]
-                    places = [x for i, x in enumerate(given) if i not in static]
+                    given, places = [*inputs], [_place(inputs[i]) for i in moving]
+                    for i, place in zip(moving, places, strict=True):
+                        given[i] = place
                     results = call(given)
             except BaseException:
                 compat.end_capture(self.index, pool)
@@ -108,7 +109,7 @@ class Graph:
         self._graph, self._places, self._index = graph, places, index
         self._results = list(results)
         self._numbers = [i for i, r in enumerate(results) if isinstance(r, torch.Tensor)]
-        self._own: list[torch.Tensor] = [results[i] for i in self._numbers]
+        self._own = tuple(results[i] for i in self._numbers)
         self._fresh = [
             functools.partial(
                 torch.empty_strided, r.shape, r.stride(), dtype=r.dtype, device=r.device
@@ -118,7 +119,7 @@ class Graph:
         self._stream: Any = None  # of the latest call
         self._done = _cuda.Event()
 
-    def __call__(self, moving: list[torch.Tensor]) -> list[Any]:
+    def __call__(self, moving: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
         """Fresh results for what the places get."""
         stream = torch.cuda.current_stream(self._index)
         if self._stream is not None and self._stream != stream:
@@ -134,10 +135,10 @@ class Graph:
         results = [*self._results]
         for number, result in zip(self._numbers, fresh, strict=True):
             results[number] = result
-        return results
+        return tuple(results)
 
 
-def _copy(to: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+def _copy(to: list[torch.Tensor], values: tuple[torch.Tensor, ...]) -> None:
     if len(to) == 1:
         to[0].copy_(values[0])
     elif to:

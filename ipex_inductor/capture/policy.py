@@ -29,6 +29,7 @@ MOVED = 8  # calls in a row with weights elsewhere, after which those addresses 
 CAPTURES = 4  # of a graph: its weights may move so often
 
 Call = Callable[[list[Any]], Any]
+Replay = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 _at_once: ContextVar[bool] = ContextVar("ipex_capture_at_once", default=False)
 
@@ -46,24 +47,22 @@ def at_once() -> Iterator[None]:
 class Calls:
     """The calls of one graph in this process. A graph has no effect but its results.
 
-    `call` is Inductor's code, `static` the numbers of its inputs that stay where they are: weights
-    and what was derived from them. What is decided goes into `report`.
+    `call` is Inductor's code, `static` the numbers of the inputs that stay where they are: weights
+    and what was derived from them; `moving` those of all others that it reads. What is decided goes
+    into `report`.
     """
 
     def __init__(
-        self,
-        call: Call,
-        static: Sequence[int],
-        report: GraphReport | None,
+        self, call: Call, static: Sequence[int], moving: Sequence[int], report: GraphReport | None
     ) -> None:
-        self._call, self._static, self._report = call, frozenset(static), report
-        self._where = _taking(sorted(self._static))
+        self._call, self._report = call, report
+        self._static, self._moving, self._numbers = _taking(static), _taking(moving), moving
         self._device: cuda.Device | None = None
         self._lock = threading.Lock()
         self._waits = WARM_UP  # calls before one is timed
         self._settled = False  # nothing is captured from now on
         self._captures = 0
-        self._graph: tuple[Call, list[int]] | None = None  # and where its static inputs are
+        self._graph: tuple[Replay, list[int]] | None = None  # and where its static inputs are
 
     def __call__(self, inputs: list[Any]) -> Any:
         """Boxed: `inputs` is emptied."""
@@ -80,32 +79,27 @@ class Calls:
             self._lock.release()
 
     def _is_due(self, inputs: list[Any]) -> bool:
-        """Whether this call is the one to be timed; calls that are not run do not count."""
+        """Whether this call is the one to be timed."""
         if any(isinstance(value, FakeTensor) for value in inputs):
             return False  # of a device that is not here
         if self._device is None:
             self._device = cuda.Device(inputs[0].device.index or 0)
         if _at_once.get():
             return True
-        if not self._device.is_free():
-            return False
         self._waits -= 1
-        return self._waits < 0
+        return self._waits < 0 and self._device.is_free()
 
-    def _replayed(self, graph: Call, addresses: list[int], inputs: list[Any]) -> Any:
+    def _replayed(self, graph: Replay, addresses: list[int], inputs: list[Any]) -> Any:
         assert self._device is not None
         if not self._device.is_free():
             return self._call(inputs)
-        if _addresses(self._where(inputs)) != addresses:
+        if _addresses(self._static(inputs)) != addresses:
             return self._moved(inputs)
         self._waits = MOVED
         moving = self._moving(inputs)
         inputs.clear()
         with self._lock:
             return graph(moving)
-
-    def _moving(self, inputs: Sequence[Any]) -> list[Any]:
-        return [value for i, value in enumerate(inputs) if i not in self._static]
 
     def _moved(self, inputs: list[Any]) -> Any:
         """Weights lie elsewhere: another model's turn, or theirs from now on."""
@@ -172,7 +166,7 @@ class Calls:
                     "so the host does not hold up the device"
                 )
             plain = _least(plain, device.timed(lambda: self._call([*inputs]))[1])
-        graph = device.capture(self._call, inputs, set(self._static))
+        graph = device.capture(self._call, inputs, self._numbers)
         moving, replayed = self._moving(inputs), cuda.Time(float("inf"), float("inf"))
         graph(moving)  # the first replay uploads it
         for _ in range(ROUNDS):
@@ -183,7 +177,7 @@ class Calls:
             return f"not captured: a call takes {times}"
         self._captures += 1
         self._waits = MOVED
-        self._graph = graph, _addresses(self._where(inputs))
+        self._graph = graph, _addresses(self._static(inputs))
         return f"captured: a call takes {times}"
 
     def _say(self, reason: str) -> None:

@@ -17,8 +17,17 @@ PLAIN = (operator.getitem,)
 CHANCES = ("dropout_p", "p")  # an op that may draw random numbers draws none where this is 0
 
 
-def why_not(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], static: Iterable[int]) -> str:
-    """As the graph that goes to Inductor tells it, with the numbers of its static inputs."""
+def inputs_read(
+    gm: torch.fx.GraphModule, static: Iterable[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The numbers of the inputs that a graph reads: those that are `static`, and the others."""
+    placeholders, stay = gm.graph.find_nodes(op="placeholder"), set(static)
+    read = [i for i, node in enumerate(placeholders) if node.users]
+    return tuple(i for i in read if i in stay), tuple(i for i in read if i not in stay)
+
+
+def why_not(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], moving: Iterable[int]) -> str:
+    """As the graph that goes to Inductor tells it; `moving`: the inputs that are no weights."""
     if not example_inputs:
         return "it has no inputs"
     if not all(isinstance(value, torch.Tensor) for value in example_inputs):
@@ -29,8 +38,7 @@ def why_not(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], static: Ite
     devices |= {device for node in gm.graph.nodes for device in _devices(node)}
     if len(devices) != 1:
         return f"it is on several devices: {', '.join(sorted(map(str, devices)))}"
-    moving = set(range(len(example_inputs))).difference(static)
-    if overlapping := [i for i in sorted(moving) if overlaps(example_inputs[i])]:
+    if overlapping := [i for i in moving if overlaps(example_inputs[i])]:
         return f"input {overlapping[0]} overlaps itself"
     if node := compat.uncapturable(gm):
         return f"torch captures no {_name(node)}"

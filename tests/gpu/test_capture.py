@@ -294,13 +294,13 @@ def test_a_users_own_capture_around_it(replays):
 def test_a_capture_that_fails_leaves_torch_working(monkeypatch):
     model, capture = made(), cuda.Device.capture
 
-    def failing(device, call, inputs, static):
+    def failing(device, call, inputs, moving):
         def waits(given):
             results = call(given)
             results[0].sum().item()  # not to be captured
             return results
 
-        return capture(device, waits, inputs, static)
+        return capture(device, waits, inputs, moving)
 
     monkeypatch.setattr(cuda.Device, "capture", failing)
     run = compiled(model)
@@ -320,11 +320,11 @@ def test_a_capture_that_fails_leaves_torch_working(monkeypatch):
 def test_too_little_memory_leaves_torch_working(monkeypatch):
     model, capture = made(), cuda.Device.capture
 
-    def failing(device, call, inputs, static):
+    def failing(device, call, inputs, moving):
         def takes(given):
             torch.empty(1 << 46, dtype=torch.uint8, device="cuda")
 
-        return capture(device, takes, inputs, static)
+        return capture(device, takes, inputs, moving)
 
     monkeypatch.setattr(cuda.Device, "capture", failing)
     run = compiled(model)
