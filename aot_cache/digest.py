@@ -19,6 +19,7 @@ ROOMS = (
     "ipex_inductor.aot_cache",
     "ipex_inductor.autotune",
     "ipex_inductor.cli",
+    "ipex_inductor.capture",
     "ipex_inductor.compat",
     "ipex_inductor.cpu",
     "ipex_inductor.frontend",

@@ -369,9 +369,11 @@ def _compile_with(
     if request.sharded:
         graph_report.add("missed", "weight prologue", "FSDP gathers the weights for each call")
     joint = patches.get("use_joint_graph_passes", torch._inductor.config.use_joint_graph_passes)
+    captures = request.may_capture and join is None
     inner = functools.partial(
         _compile_inner,
         prologue,
+        captures,
         config,
         selected,
         request.may_time,
@@ -380,8 +382,8 @@ def _compile_with(
         compile_inner or compat.compile_inner,
         join or PrologueCode,
     )
-    # A split graph is saved whole by AOTAutogradCache; see passes/output_code.py.
-    with functorch_config.patch(bundled_autograd_cache=prologue):
+    # Code of ours is saved whole by AOTAutogradCache; see passes/output_code.py.
+    with functorch_config.patch(bundled_autograd_cache=prologue or captures):
         return compile_fx(
             request.gm,
             request.example_inputs,
@@ -394,6 +396,7 @@ def _compile_with(
 
 def _compile_inner(
     prologue: bool,
+    captures: bool,
     config: CompileConfig,
     selected: "Mapping[bytes, Selection]",
     may_time: bool,
@@ -405,7 +408,7 @@ def _compile_inner(
     example_inputs: Sequence[Any],
     **kwargs: Any,
 ) -> Any:
-    """Inductor's inner compiler, in inference behind the weight prologue."""
+    """Inductor's inner compiler, in inference behind the weight prologue and maybe captured."""
     from ipex_inductor.lowerings import sycl
     from ipex_inductor.lowerings.listed import Choosing, choosing
     from ipex_inductor.passes.prologue import split
@@ -438,6 +441,7 @@ def _compile_inner(
         kwargs["static_input_idxs"] = parts.static_input_idxs
     if compile_inner in LEARNING:
         return compile_inner(gm, example_inputs, **kwargs)
+    wrap = _captured(gm, example_inputs, kwargs, graph_report) if captures else None
     late = folder.entered_late() if folder and kwargs.get("is_backward") else nullcontext()
 
     def compiled(graph: Any, choices: "dict[bytes, Choice]") -> "tuple[Any, Choosing]":
@@ -461,10 +465,35 @@ def _compile_inner(
     _say_choices(now, selected, why_not, graph_report)
     _keep_heard(now, config, graph_report)
     graph_report.show("code", getattr(inner, "source_code", ""))
+    code = wrap(inner, graph_report) if wrap else inner
     if parts is None:
-        return inner
+        return code
     events = tuple(graph_report.events)
-    return join(inner, parts.programs, bool(kwargs.get("cudagraphs")), events=events)
+    keeps = bool(kwargs.get("cudagraphs")) or code is not inner  # what a capture reads, stays
+    return join(code, parts.programs, keeps, events=events)
+
+
+def _captured(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    graph_report: decisions.GraphReport,
+) -> Callable[[Any, decisions.GraphReport], Any] | None:
+    """What puts calls that may be captured around Inductor's code of `gm`, if there is no reason.
+
+    A compilation changes `gm`, so it is looked at before.
+    """
+    from ipex_inductor.capture.code import around
+    from ipex_inductor.capture.policy import NAME
+    from ipex_inductor.capture.reasons import inputs_read, why_not
+
+    if not kwargs.get("is_inference"):
+        return None
+    static, moving = inputs_read(gm, kwargs.get("static_input_idxs", ()))
+    if reason := why_not(gm, example_inputs, moving):
+        graph_report.add("missed", NAME, reason)
+        return None
+    return functools.partial(around, static=static, moving=moving)
 
 
 def _why_not_in_blocks(

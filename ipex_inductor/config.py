@@ -85,6 +85,13 @@ class CompileConfig:
         "bool",
         "on a CPU, products on weights in blocks and short attention by our kernels where faster",
     )
+    capture: bool = _option(
+        True,
+        "IPEX_CAPTURE",
+        "bool",
+        "inference on an NVIDIA GPU in default mode: replay a CUDA graph where launching its "
+        "kernels was measured to take longer",
+    )
     inductor: tuple[tuple[str, Any], ...] = field(
         default=(),
         hash=False,  # some of Inductor's options are dicts or lists

@@ -191,6 +191,11 @@ def about(report: GraphReport) -> Iterator[GraphReport]:
     report.publish()
 
 
+def current() -> GraphReport | None:
+    """The report of the graph that is being compiled or loaded in this thread."""
+    return _current.get()
+
+
 def recall(events: Iterable[Event]) -> None:
     """Give the graph that is being loaded out of a cache the events of its compilation.
 

@@ -21,6 +21,7 @@ from rich.text import Text
 from torch.utils._pytree import tree_leaves
 
 from ipex_inductor import __version__, compat
+from ipex_inductor.capture.policy import at_once
 from ipex_inductor.decisions import KINDS, GraphReport
 from ipex_inductor.watch import compiled, unchanged
 
@@ -149,11 +150,17 @@ def explain(
     `compile_args` are those of `torch.compile` (`mode`, `options`, `dynamic`); the train or eval
     mode of the model and the grad mode are the caller's. Graph caches are off for this run, and
     nothing is left of it: buffers and inputs written, random state, counters and compiled frames
-    are put back. What the model raises is raised.
+    are put back. Graphs that may be captured run some more times, to be timed. What the model
+    raises is raised.
     """
     seen: list[GraphReport] = []
     written = [*_buffers(model), *_tensors((inputs, kwargs))]
-    with compat.dynamo_unchanged() as breaks, unchanged(written), compat.graph_caches_off():
+    with (
+        compat.dynamo_unchanged() as breaks,
+        unchanged(written),
+        compat.graph_caches_off(),
+        at_once(),
+    ):
         compiled(model, seen, **(compile_args or {}))(*inputs, **kwargs)
     return Explanation(
         _title(model, compile_args or {}),

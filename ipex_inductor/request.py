@@ -118,6 +118,15 @@ class Request:
             guesses=self.config.autotune != "never",
         )
 
+    @cached_property
+    def may_capture(self) -> bool:
+        """Whether `ipex_inductor.capture` may look at it; who names a way to capture has his."""
+        config, named = self.config, "triton.cudagraphs"
+        asked = config.capture and config.mode == "default" and named not in dict(config.inductor)
+        plain = not (self.training or self.sharded or self.option("cpp_wrapper"))
+        nvidia = any(d.type == "cuda" for d in self.devices) and torch.version.hip is None
+        return asked and plain and nvidia and not self.option(named)
+
     @property
     def tables(self) -> Mapping[str, str]:
         """The package's tables that say what library calls it gets: architectures and digests.
@@ -159,6 +168,7 @@ class Request:
             "sharded": self.sharded,
             "sycl": self._sycl,
             "blocked_products": self.config.blocked_products,
+            "capture": self.config.capture,
             "targets": tuple(current(kind).arch for kind in self._kinds),
             "selected": _selected_digest(selected),
             "tables": tuple(self.tables.items()),

@@ -8,6 +8,10 @@ from ipex_inductor.compat.aot_autograd import backward_too as backward_too
 from ipex_inductor.compat.aot_autograd import is_own_input as is_own_input
 from ipex_inductor.compat.aot_autograd import static_inputs as static_inputs
 from ipex_inductor.compat.aot_autograd import unanalysed as unanalysed
+from ipex_inductor.compat.captures import drop_cublas_memory as drop_cublas_memory
+from ipex_inductor.compat.captures import end_capture as end_capture
+from ipex_inductor.compat.captures import is_traced as is_traced
+from ipex_inductor.compat.captures import uncapturable as uncapturable
 from ipex_inductor.compat.devices import TOOLKITS as TOOLKITS
 from ipex_inductor.compat.devices import adds_to_one_pixel as adds_to_one_pixel
 from ipex_inductor.compat.devices import prefers_cudnn_attention as prefers_cudnn_attention

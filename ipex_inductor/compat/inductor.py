@@ -74,10 +74,18 @@ def read_inner(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
 
 
 def reload_graph(graph: Any, constants: Any) -> Any:
-    """A `CompiledFxGraph` that came out of a cache, made callable again (None if it cannot be)."""
-    from torch._inductor.codecache import FxGraphCache
+    """Code that came out of a cache, before its `post_compile`; ours does itself what is needed.
 
+    Raises `RuntimeError` for a `CompiledFxGraph` that cannot be made callable again.
+    """
+    from torch._inductor.codecache import FxGraphCache
+    from torch._inductor.output_code import CompiledFxGraph
+
+    if not isinstance(graph, CompiledFxGraph):
+        return graph
     loaded, _ = FxGraphCache.cache_hit_post_compile(graph, {}, constants)
+    if loaded is None:
+        raise RuntimeError("the cached graph could not be reloaded; it is compiled again")
     return loaded
 
 

@@ -4,7 +4,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch._inductor.output_code import CompiledFxGraph, OutputCode
+from torch._inductor.output_code import OutputCode
 
 from ipex_inductor import compat, decisions
 from ipex_inductor.passes.derived import DerivedWeights
@@ -19,7 +19,7 @@ class PrologueCode(OutputCode):
     wrapper function would not be saved, and a copied cache key would lose the prologue.
     """
 
-    inner: CompiledFxGraph
+    inner: OutputCode
     programs: tuple[Program, ...]
     captured: bool
     events: tuple[decisions.Event, ...] = ()  # what was decided, for a process that loads this
@@ -45,10 +45,7 @@ class PrologueCode(OutputCode):
     def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
         """Make a graph that came out of the cache callable again."""
         decisions.recall(self.events)
-        loaded = compat.reload_graph(self.inner, constants)
-        if loaded is None:
-            raise RuntimeError("the cached graph could not be reloaded; it is compiled again")
-        self.inner = loaded
+        self.inner = compat.reload_graph(self.inner, constants)
         self.inner.post_compile(example_inputs, constants, graph_kwargs)
         self._derived = DerivedWeights(self.programs, self.captured)
 

@@ -190,6 +190,7 @@ VALID = {
     "autotune_database": st.text(),
     "sycl": st.sampled_from(SYCL),
     "blocked_products": st.booleans(),
+    "capture": st.booleans(),
     "max_autotune": st.booleans(),
     "triton.cudagraphs": st.booleans(),
     "cpp.threads": st.integers(),

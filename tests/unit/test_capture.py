@@ -1,0 +1,477 @@
+"""Which graphs may be captured, what is decided by what was timed, and that results stay whose."""
+
+import copy
+import threading
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import Mlp, pickled
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ipex_inductor import decisions, explain
+from ipex_inductor.capture import cuda, policy, reasons
+from ipex_inductor.capture.code import CapturedCode
+from ipex_inductor.capture.cuda import Time
+from ipex_inductor.capture.policy import CAPTURES, MOVED, NAME, ROUNDS, WARM_UP, Calls
+from ipex_inductor.compat import uncapturable
+from ipex_inductor.decisions import GraphReport
+from ipex_inductor.request import Request
+
+aten = torch.ops.aten
+
+
+class Machine:
+    """A device whose graphs are calls on places, and whose clock says what the test wants."""
+
+    launched, replayed, host = 3e-3, 1e-3, 0.9
+    free, fails = True, None
+
+    def __init__(self, index=0):
+        self.index, self.graphs, self.timings = index, [], 0
+
+    def is_free(self):
+        return self.free
+
+    def settle(self):
+        pass
+
+    def timed(self, call):
+        self.timings += 1
+        before = sum(graph.calls for graph in self.graphs)
+        results = call()
+        after = sum(graph.calls for graph in self.graphs)
+        total = self.replayed if after > before else self.launched
+        return results, Time(total * self.host, total)
+
+    def capture(self, call, inputs, moving):
+        if self.fails is not None:
+            raise self.fails
+        self.graphs.append(Replayed(call, inputs, moving))
+        return self.graphs[-1]
+
+
+class Replayed:
+    """`cuda.Graph` without a graph: its results are one memory, as a graph's are."""
+
+    def __init__(self, call, inputs, moving):
+        given = [torch.full_like(x, 99) if i in moving else x for i, x in enumerate(inputs)]
+        self.places = [given[i] for i in moving]
+        self.call, self.given, self.calls = call, given, 0
+
+    def __call__(self, moving):
+        self.calls += 1
+        for place, value in zip(self.places, moving, strict=True):
+            place.copy_(value)
+        return [r.clone() for r in self.call([*self.given])]
+
+
+class Code:
+    """Inductor's code, boxed: the first input by the second, which is a weight."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, inputs):
+        self.calls += 1
+        x, weight = inputs
+        inputs.clear()
+        return [x * weight]
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """The one that each graph's first call asks for."""
+    made = Machine()
+    monkeypatch.setattr(cuda, "Device", lambda index: made)
+    return made
+
+
+def started():
+    report = GraphReport()
+    return Calls(Code(), (1,), (0,), report), report
+
+
+def said(report):
+    return [event.reason for event in report.events if event.subject == NAME]
+
+
+def called(calls, x, weight):
+    inputs = [x, weight]
+    (result,) = calls(inputs)
+    assert inputs == []
+    torch.testing.assert_close(result, x * weight, rtol=0, atol=0)
+    return result
+
+
+def test_a_graph_is_captured_where_launching_it_takes_longer(machine):
+    calls, report = started()
+    weight = torch.randn(4)
+    for _ in range(WARM_UP):
+        called(calls, torch.randn(4), weight)
+    assert (machine.timings, said(report)) == (0, [])
+    called(calls, torch.randn(4), weight)
+    assert said(report) == ["captured: a call takes 1 ms in a CUDA graph, 3 ms kernel by kernel"]
+    assert machine.timings == 1 + ROUNDS + 2 * ROUNDS
+    before = calls._call.calls
+    kept = [(x, called(calls, x, weight)) for x in torch.randn(5, 4)]
+    for x, result in kept:  # nobody's result is written by a later call
+        torch.testing.assert_close(result, x * weight, rtol=0, atol=0)
+    assert calls._call.calls == before + len(kept)  # each of them through the graph
+    assert machine.graphs[0].calls == 1 + ROUNDS + len(kept)
+    weight.mul_(2)  # in place: the graph reads it where it is
+    called(calls, torch.randn(4), weight)
+    assert machine.graphs[0].calls == 2 + ROUNDS + len(kept)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "timings"),
+    [
+        ({"host": 0.3}, "0.9 ms to launch what takes 3 ms, so the host does not hold up", 1),
+        ({"replayed": 2.9e-3}, "a call takes 2.9 ms in a CUDA graph, 3 ms kernel", 1 + 3 * ROUNDS),
+        ({"fails": RuntimeError("no")}, "not captured: RuntimeError: no", 1 + ROUNDS),
+        ({"fails": torch.OutOfMemoryError("full")}, "OutOfMemoryError: full", 1 + ROUNDS),
+    ],
+)
+def test_what_is_not_kept_runs_as_it_did_and_says_why(machine, changes, reason, timings):
+    vars(machine).update(changes)
+    calls, report = started()
+    weight = torch.randn(4)
+    for _ in range(WARM_UP + 3):
+        called(calls, torch.randn(4), weight)
+    (line,) = said(report)
+    assert reason in line
+    assert line.startswith("not captured")
+    assert calls._graph is None
+    assert machine.timings == timings  # and never again
+
+
+def test_an_interrupted_capture_is_raised_and_leaves_a_working_graph(machine):
+    machine.fails = KeyboardInterrupt()
+    calls, report = started()
+    x, weight = torch.randn(2, 4)
+    for _ in range(WARM_UP):
+        called(calls, x, weight)
+    with pytest.raises(KeyboardInterrupt):
+        calls([x, weight])
+    assert said(report) == ["not captured: it was interrupted"]
+    called(calls, x, weight)
+    assert not calls._lock.locked()
+
+
+def test_weights_that_moved_are_run_as_they_are_then_captured_anew(machine):
+    calls, report = started()
+    weights = torch.randn(CAPTURES + 2, 4)
+    x = torch.randn(4)
+    for turn, weight in enumerate(weights[:CAPTURES]):
+        for _ in range(WARM_UP + 1 if not turn else MOVED):
+            called(calls, x, weight)
+        assert len(machine.graphs) == turn + 1
+        replays = machine.graphs[-1].calls
+        called(calls, x, weight)
+        assert machine.graphs[-1].calls == replays + 1
+    for _ in range(2 * MOVED):
+        called(calls, x, weights[-1])
+    assert len(machine.graphs) == CAPTURES
+    assert calls._graph is None
+    assert said(report)[-1] == f"not captured again: weights moved {CAPTURES} times"
+
+
+def test_two_models_in_turns_keep_the_graph_of_one(machine):
+    calls, _ = started()
+    one, two = torch.randn(2, 4)
+    for _ in range(WARM_UP + 1):
+        called(calls, torch.randn(4), one)
+    for _ in range(2 * MOVED):
+        called(calls, torch.randn(4), two)
+        called(calls, torch.randn(4), one)
+    assert len(machine.graphs) == 1
+    assert machine.graphs[0].calls == 1 + ROUNDS + 2 * MOVED
+
+
+def test_what_the_user_captures_or_traces_himself_is_no_call_of_the_graph(machine):
+    calls, _ = started()
+    x, weight = torch.randn(2, 4)
+    machine.free = False
+    for _ in range(WARM_UP + 3):
+        called(calls, x, weight)
+    assert machine.timings == 0
+    machine.free = True
+    called(calls, x, weight)
+    replays = machine.graphs[0].calls
+    machine.free = False
+    called(calls, x, weight)
+    assert machine.graphs[0].calls == replays
+
+
+def test_fake_tensors_decide_nothing(machine):
+    calls, report = started()
+    with FakeTensorMode():
+        for _ in range(WARM_UP + 2):
+            calls([torch.empty(4), torch.empty(4)])
+    assert (machine.timings, said(report)) == (0, [])
+
+
+def test_explain_has_it_decided_in_one_call(machine):
+    calls, report = started()
+    with policy.at_once():
+        called(calls, *torch.randn(2, 4))
+    assert said(report)[0].startswith("captured: ")
+
+
+def test_a_thread_that_comes_meanwhile_runs_as_it_is(machine):
+    calls, _ = started()
+    x, weight = torch.randn(2, 4)
+    for _ in range(WARM_UP):
+        called(calls, x, weight)
+    inside, other = machine.capture, []
+
+    def capture(*args):
+        thread = threading.Thread(target=lambda: other.append(called(calls, x, weight)))
+        thread.start()
+        thread.join(10)
+        return inside(*args)
+
+    machine.capture = capture
+    called(calls, x, weight)
+    assert len(other) == 1
+    assert len(machine.graphs) == 1
+
+
+def test_a_dropped_graph_leaves_nothing(machine):
+    calls, _ = started()
+    x, weight = torch.randn(2, 4)
+    for _ in range(WARM_UP + 1):
+        called(calls, x, weight)
+    place = weakref.ref(machine.graphs[0].places[0])
+    machine.graphs.clear()
+    del calls
+    assert place() is None  # without a collection: there is no cycle
+
+
+X = torch.randn(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("results", "reason"),
+    [
+        ([X + 1, None, X.new_zeros(3)[::2]], ""),
+        ([X], "a result is an input"),
+        ([X.t()], "a result is an input"),
+        ([(y := X + 1), y[0]], "two results share their memory"),
+        ([torch.ones(4).expand(2, 4)], "a result overlaps itself"),
+        ([torch.ones(4, device="meta")], "a result is on another device"),
+        ([X.to_sparse()], "a result is no plain tensor"),
+    ],
+)
+def test_results_that_cannot_be_copied(results, reason):
+    found = reasons.why_not_results(results, [X])
+    assert found.startswith(reason)
+    assert bool(found) == bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (torch.ones(3, 4), False),
+        (torch.ones(3, 4).t(), False),
+        (torch.ones(8, 4)[::2, 1:3], False),
+        (torch.ones(1, 4).expand(1, 4), False),
+        (torch.ones(4).expand(2, 4), True),
+        (torch.ones(9).as_strided((3, 3), (2, 1)), True),
+        (torch.ones(0, 4).expand(0, 4), False),
+        (torch.ones(()), False),
+    ],
+)
+def test_overlaps(value, expected):
+    assert reasons.overlaps(value) is expected
+
+
+def traced(fn, *args):
+    """As AOT autograd would."""
+    return make_fx(fn, tracing_mode="fake")(*args)
+
+
+def attention(p):
+    def call(x):
+        q = x.view(1, 1, 4, 4)
+        return aten._scaled_dot_product_flash_attention_for_cpu(q, q, q, p)[0]
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (lambda x: aten.relu(x).sum(), ""),
+        (lambda x: aten.native_dropout(x, 0.5, True)[0], "aten.native_dropout.default draws"),
+        (lambda x: aten.rand_like(x), "aten.rand_like.default draws random numbers"),
+        (attention(0.0), ""),
+        (attention(0.1), "draws random numbers"),
+        (lambda x: aten.as_strided(aten.view(x, [16]), [2], [1], 3), "beside an input"),
+        (lambda x: aten.as_strided(x + 1, [2], [1], 3), ""),
+    ],
+)
+def test_ops_that_are_not_captured(fn, reason):
+    gm = traced(fn, X)
+    found = reasons.why_not(gm, [X], (0,))
+    assert reason in found
+    assert bool(found) == bool(reason)
+
+
+def test_inputs_that_are_not_captured():
+    gm = traced(lambda x, y: x + y, X, X)
+    assert reasons.why_not(gm, [X, X.new_ones(4).expand(4, 4)], (0, 1)) == "input 1 overlaps itself"
+    assert reasons.why_not(gm, [X, X.new_ones(4).expand(4, 4)], (0,)) == ""
+    assert reasons.why_not(gm, [X, 3], ()) == "a size or number among the inputs varies"
+    with FakeTensorMode() as mode:
+        elsewhere = FakeTensor(mode, torch.empty(4, 4, device="meta"), torch.device("cuda:0"))
+    assert "several devices: cpu, cuda:0" in reasons.why_not(gm, [X, elsewhere], ())
+    assert reasons.why_not(traced(lambda: torch.ones(3)), [], ()) == "it has no inputs"
+
+
+def test_inputs_that_nobody_reads_are_neither_copied_nor_compared():
+    gm = traced(lambda x, y, z, w: x + z, *(X.clone() for _ in range(4)))
+    assert reasons.inputs_read(gm, (0, 1)) == ((0,), (2,))
+
+
+def test_what_inductor_says():
+    class Made:
+        mutated_inputs, disabled_cudagraphs_reason = (), None
+        device_types, device_idxs = ("cuda",), (0,)
+
+    def of(**changes):
+        return reasons.why_not_code(type("Other", (Made,), changes)())
+
+    assert of() == ""
+    assert of(mutated_inputs=("arg0_1",)) == "it writes its inputs"
+    assert of(disabled_cudagraphs_reason="skipping ...\n at") == "skipping ..."
+    assert of(device_types=("cuda", "cpu")) == "its code runs on cpu, cuda"
+    assert of(device_idxs=(0, 1)) == "its code runs on cuda"
+
+
+def test_torch_names_what_it_cannot_capture():
+    assert uncapturable(traced(lambda x: aten.relu(x), X)) is None
+    assert uncapturable(traced(lambda x: aten.nonzero(x.new_ones(4)), X)) is not None
+
+
+@pytest.fixture
+def captures(machine, monkeypatch):
+    """Graphs on this CPU may be captured."""
+    may = property(lambda r: r.config.capture and r.config.mode == "default" and not r.training)
+    monkeypatch.setattr(Request, "may_capture", may)
+    monkeypatch.setattr(reasons, "KINDS", {"cpu"})
+    return machine
+
+
+class Norm(nn.Module):
+    """Weights derived from others, which are plain tensors on a CPU too."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.scale = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8))
+
+    def forward(self, x):
+        return F.relu(x * (self.w * self.scale).sum(0))
+
+
+def events(kind="choice"):
+    found = (e for report in decisions.reports() for e in report.events)
+    return [e.reason for e in found if e.subject == NAME and e.kind == kind]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_compiled_model_and_its_weights(captures, mode):
+    model = Norm().eval()
+    run = torch.compile(model, backend="ipex", options={"strict": True})
+    with mode():
+        for _ in range(WARM_UP + 3):
+            x = torch.randn(4, 8)
+            torch.testing.assert_close(run(x), model(x))
+        (graph,) = captures.graphs
+        replays = graph.calls
+        with torch.no_grad():
+            model.scale.mul_(-2)
+        for _ in range(2):
+            x = torch.randn(4, 8)
+            torch.testing.assert_close(run(x), model(x))
+    assert events()[0].startswith("captured: ")
+    # Derived weights are written to where they were: the first call after a change derives them.
+    assert (captures.graphs, graph.calls) == ([graph], replays + 2)
+    model.load_state_dict(Norm().state_dict(), assign=True)
+    with mode():
+        for _ in range(MOVED + 2):
+            torch.testing.assert_close(run(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "mode"),
+    [({"capture": False}, None), ({}, "max-autotune-no-cudagraphs")],
+    ids=["option", "mode"],
+)
+def test_off(captures, options, mode):
+    options = {"strict": True, "autotune": "never", **options, **({"mode": mode} if mode else {})}
+    run = torch.compile(Norm(), backend="ipex", options=options)
+    with torch.no_grad():
+        for _ in range(WARM_UP + 2):
+            run(torch.randn(4, 8))
+    assert (captures.timings, events(), events("missed")) == (0, [], [])
+
+
+def test_training_and_varying_sizes_are_not_captured(captures):
+    run = torch.compile(Mlp(), backend="ipex", options={"strict": True}, dynamic=True)
+    run(torch.randn(4, 32)).sum().backward()
+    assert events("missed") == []
+    with torch.no_grad():
+        for size in (4, 5, 6, 7):
+            run(torch.randn(size, 32))
+    assert captures.timings == 0
+    assert any("varies" in reason for reason in events("missed"))
+
+
+class Counts(nn.Module):
+    """Writes a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(8))
+
+    def forward(self, x):
+        self.count.add_(1)
+        return x + self.count
+
+
+def test_a_graph_that_writes_its_inputs_is_not_captured(captures):
+    model, x = Counts(), torch.randn(8)
+    run = torch.compile(model, backend="ipex", options={"strict": True})
+    with torch.no_grad():
+        for n in range(WARM_UP + 3):
+            torch.testing.assert_close(run(x), x + n + 1)
+    assert events("missed") == ["it writes its inputs"]
+
+
+def test_explain_says_it(captures):
+    with torch.no_grad():
+        text = str(explain(Norm().eval(), torch.randn(4, 8)))
+    assert "captured: a call takes 1 ms" in " ".join(text.split())
+
+
+def test_a_saved_graph_decides_for_itself(captures, monkeypatch):
+    made, start = [], CapturedCode.start
+    monkeypatch.setattr(CapturedCode, "start", lambda s, r: (made.append(s), start(s, r)))
+    model = Norm().eval()
+    run = torch.compile(model, backend="ipex", options={"strict": True})
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        for _ in range(WARM_UP + 2):
+            expected = run(x)
+    code = copy.copy(made[-1])
+    code.prepare_for_serialization()
+    loaded = pickled(code)
+    assert (loaded._calls, made[-1]._calls is None) == (None, False)
+    assert loaded.static == made[-1].static
+    with torch.no_grad():
+        torch.testing.assert_close(run(x), expected)
