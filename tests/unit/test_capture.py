@@ -475,3 +475,78 @@ def test_a_saved_graph_decides_for_itself(captures, monkeypatch):
     assert loaded.static == made[-1].static
     with torch.no_grad():
         torch.testing.assert_close(run(x), expected)
+
+
+class Stream:
+    """Notes what it is asked to wait for."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def wait_event(self, event):
+        self.log.append(("waits", self, event))
+
+
+class Event:
+    def __init__(self, log):
+        self.log = log
+
+    def record(self, stream):
+        self.log.append(("records", stream, self))
+
+
+class Replays:
+    """A graph that adds one to its place; its result is a memory of its own."""
+
+    def __init__(self, place, result, log):
+        self.place, self.result, self.log = place, result, log
+
+    def replay(self):
+        self.log.append("replays")
+        self.result.copy_(self.place + 1)
+
+
+@pytest.fixture
+def replaying(monkeypatch):
+    """A `cuda.Graph` on this CPU, its log, and what sets the current stream."""
+    log, place, result = [], torch.zeros(4, 2), torch.zeros(2, 4).t()
+    current = [Stream(log)]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: current[0])
+    monkeypatch.setattr(torch.cuda, "Event", lambda: Event(log))
+    graph = cuda.Graph(Replays(place, result, log), [place], (result, None, 3), 0)
+
+    def on(stream):
+        current[0] = stream
+
+    return graph, log, on
+
+
+def test_results_of_a_replay_are_fresh_and_lie_as_the_graphs(replaying):
+    graph, _, _ = replaying
+    xs = torch.randn(3, 4, 2)
+    found = [graph((x,)) for x in xs]
+    for x, (result, none, three) in zip(xs, found, strict=True):
+        torch.testing.assert_close(result, x + 1, rtol=0, atol=0)
+        assert result.stride() == (1, 4)
+        assert (none, three) == (None, 3)
+
+
+def test_a_replay_waits_for_the_one_before_on_another_stream(replaying):
+    graph, log, on = replaying
+    first, second = Stream(log), Stream(log)
+    for stream in (first, first, second, first):
+        on(stream)
+        graph((torch.zeros(4, 2),))
+    event = graph._done
+    assert log == [
+        *("replays", ("records", first, event)) * 2,
+        *(("waits", second, event), "replays", ("records", second, event)),
+        *(("waits", first, event), "replays", ("records", first, event)),
+    ]
+
+
+def test_a_replay_that_fails_is_waited_for_too(replaying):
+    graph, log, _ = replaying
+    with pytest.raises(RuntimeError):
+        graph((torch.zeros(3, 5),))
+    assert [entry[0] for entry in log] == ["records"]
