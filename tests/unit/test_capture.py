@@ -1,6 +1,8 @@
 """Which graphs may be captured, what is decided by what was timed, and that results stay whose."""
 
+import contextlib
 import copy
+import functools
 import threading
 import weakref
 
@@ -12,7 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ipex_inductor import decisions, explain
+from ipex_inductor import compat, decisions, explain
 from ipex_inductor.capture import cuda, policy, reasons
 from ipex_inductor.capture.code import CapturedCode
 from ipex_inductor.capture.cuda import Time
@@ -550,3 +552,66 @@ def test_a_replay_that_fails_is_waited_for_too(replaying):
     with pytest.raises(RuntimeError):
         graph((torch.zeros(3, 5),))
     assert [entry[0] for entry in log] == ["records"]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What `Device.capture` asks of torch.cuda, in order, without a GPU."""
+    log = []
+
+    @contextlib.contextmanager
+    def noted(name, *args, **kwargs):
+        log.append((f"{name} begins", kwargs))
+        try:
+            yield
+        finally:
+            log.append((f"{name} ends", {}))
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: "graph")
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: "side")
+    monkeypatch.setattr(torch.cuda, "Event", lambda: None)
+    for name in ("device", "stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, functools.partial(noted, name))
+    for name in ("drop_cublas_memory", "end_capture"):
+        said = functools.partial(lambda name, *args: log.append((name, args)), name)
+        monkeypatch.setattr(compat, name, said)
+    return log
+
+
+CAPTURED = [
+    *("device begins", "drop_cublas_memory", "stream begins", "graph begins"),
+    *("graph ends", "stream ends"),
+]
+
+
+def test_what_moves_has_places_in_the_graph_and_weights_are_read_where_they_are(drawn):
+    x, weight = torch.randn(2, 4, 3)
+    seen = []
+
+    def call(inputs):
+        seen.extend(inputs)
+        inputs.clear()
+        return (seen[0] * seen[1],)
+
+    with torch.inference_mode():
+        graph = cuda.Device(0).capture(call, [x.t(), weight.t()], (0,))
+    assert seen[0] is graph._places[0]
+    assert (seen[0].stride(), seen[0].is_inference()) == ((1, 3), False)
+    assert seen[1].data_ptr() == weight.data_ptr()
+    assert [name for name, _ in drawn] == [*CAPTURED, "drop_cublas_memory", "device ends"]
+    mode = {"pool": "pool", "stream": "side", "capture_error_mode": "thread_local"}
+    assert dict(drawn)["graph begins"] == mode
+
+
+def test_after_a_capture_that_failed_torch_is_put_right(drawn):
+    def call(inputs):
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        cuda.Device(0).capture(call, [X], (0,))
+    empty = ["stream begins", "graph begins", "graph ends", "stream ends"]
+    assert [name for name, _ in drawn] == [
+        *(*CAPTURED, "end_capture", *empty, "drop_cublas_memory", "device ends"),
+    ]
+    assert dict(drawn)["end_capture"] == (0, "pool")
