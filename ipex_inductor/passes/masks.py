@@ -144,7 +144,7 @@ def _apart(node: Node, dropout_as_eager: bool) -> Change | None:
         return None
     if _is_fused(node, None) or not _is_fused(node, Change.COPIED):
         return None
-    if mask.requires_grad:
+    if mask.requires_grad and torch.is_grad_enabled():
         raise Refused("the mask is to get a gradient")
     if call.get("dropout_p") and dropout_as_eager:
         raise Refused(OTHER_NUMBERS)

@@ -258,17 +258,19 @@ def test_a_mask_that_hides_nothing_costs_no_kernel(rules, training, monkeypatch)
 class Biased(nn.Module):
     """Attention with a bias of distances as T5 has it: heads last, filled where it is hidden."""
 
-    def __init__(self, tokens, width, by_hand):
+    def __init__(self, tokens, width, how):
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(tokens, tokens, 2, dtype=torch.bfloat16))
         self.layer = nn.Linear(2 * width, 2 * width, dtype=torch.bfloat16)
-        self.tokens, self.width, self.by_hand = tokens, width, by_hand
+        self.tokens, self.width, self.how = tokens, width, how
 
     def forward(self, x):
         q = self.layer(x).view(3, self.tokens, 2, self.width).transpose(1, 2)
         bias = self.bias.permute(2, 0, 1)[None]
-        if self.by_hand:
+        if self.how == "by hand":
             y = torch.softmax(q @ q.transpose(-2, -1) + bias, -1) @ q
+        elif self.how == "as it is":
+            y = F.scaled_dot_product_attention(q, q, q, attn_mask=bias)
         else:
             seen = torch.arange(self.tokens, device=x.device)[None, None, :, None] >= 0
             mask = torch.where(seen.expand(3, 1, -1, self.tokens), bias, -1e9)
@@ -277,16 +279,17 @@ class Biased(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "width", "by_hand", "rules", "kernel"),
+    ("tokens", "width", "how", "rules", "kernel"),
     [
-        (96, 64, False, "", CUDNN),
-        (96, 64, False, "-mask-layout", None),
-        (96, 64, True, "", CUDNN),
-        (49, 32, True, "", EFFICIENT),  # a window
-        (49, 64, True, "", CUDNN),  # not measured
+        (96, 64, "filled", "", CUDNN),
+        (96, 64, "filled", "-mask-layout", None),
+        (96, 64, "as it is", "", CUDNN),
+        (96, 64, "by hand", "", CUDNN),
+        (49, 32, "by hand", "", EFFICIENT),  # a window
+        (49, 64, "by hand", "", CUDNN),  # not measured
     ],
 )
-def test_a_bias_of_heads_costs_no_kernel(tokens, width, by_hand, rules, kernel, monkeypatch):
+def test_a_bias_of_heads_costs_no_kernel(tokens, width, how, rules, kernel, monkeypatch):
     monkeypatch.setattr(compat, "prefers_cudnn_attention", lambda major: major == 9)
     compiled = []
 
@@ -296,7 +299,7 @@ def test_a_bias_of_heads_costs_no_kernel(tokens, width, by_hand, rules, kernel, 
             compiled.extend(name[1] for name in names if name[0] == "aten")
 
     monkeypatch.setattr(GraphReport, "show", noted)
-    model = Biased(tokens, width, by_hand).eval()
+    model = Biased(tokens, width, how).eval()
     x = torch.zeros(3, tokens, 2 * width, dtype=torch.bfloat16)
     graphs.prebuild(model, (x,), target("h200"), options={"rules": rules})
     fused = [op for op in compiled if op.startswith("_scaled_dot_product_")]
