@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.utils import counters
+from torch._inductor import cudagraph_trees
 
 from ipex_inductor import decisions, explain
 from ipex_inductor.capture import cuda, policy
@@ -363,13 +365,18 @@ def test_off():
     assert (said(), said("missed")) == ([], [])
 
 
-def test_reduce_overhead_is_inductors():
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_where_a_mode_captures_inductor_does(mode):
     model = made()
-    run = torch.compile(model, backend="ipex", mode="reduce-overhead", options=None)
+    # Nothing is timed: which kernels there are is not the question.
+    run = compiled(model, mode=mode, autotune="never")
     with torch.no_grad():
-        for _ in range(WARM_UP + 2):
+        for _ in range(WARM_UP + 3):
             x = x_of()
             torch.testing.assert_close(run(x).clone(), model(x), rtol=0, atol=ATOL)
+    manager = cudagraph_trees.get_manager(torch.cuda.current_device(), False)
+    assert sum(map(len, manager.roots.values())) == 1
+    assert counters["inductor"]["cudagraph_skips"] == 0
     assert (said(), said("missed")) == ([], [])
 
 

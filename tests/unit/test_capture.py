@@ -1,6 +1,8 @@
 """Which graphs may be captured, what is decided by what was timed, and that results stay whose."""
 
+import contextlib
 import copy
+import functools
 import threading
 import weakref
 
@@ -12,7 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ipex_inductor import decisions, explain
+from ipex_inductor import compat, decisions, explain
 from ipex_inductor.capture import cuda, policy, reasons
 from ipex_inductor.capture.code import CapturedCode
 from ipex_inductor.capture.cuda import Time
@@ -475,3 +477,141 @@ def test_a_saved_graph_decides_for_itself(captures, monkeypatch):
     assert loaded.static == made[-1].static
     with torch.no_grad():
         torch.testing.assert_close(run(x), expected)
+
+
+class Stream:
+    """Notes what it is asked to wait for."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def wait_event(self, event):
+        self.log.append(("waits", self, event))
+
+
+class Event:
+    def __init__(self, log):
+        self.log = log
+
+    def record(self, stream):
+        self.log.append(("records", stream, self))
+
+
+class Replays:
+    """A graph that adds one to its place; its result is a memory of its own."""
+
+    def __init__(self, place, result, log):
+        self.place, self.result, self.log = place, result, log
+
+    def replay(self):
+        self.log.append("replays")
+        self.result.copy_(self.place + 1)
+
+
+@pytest.fixture
+def replaying(monkeypatch):
+    """A `cuda.Graph` on this CPU, its log, and what sets the current stream."""
+    log, place, result = [], torch.zeros(4, 2), torch.zeros(2, 4).t()
+    current = [Stream(log)]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: current[0])
+    monkeypatch.setattr(torch.cuda, "Event", lambda: Event(log))
+    graph = cuda.Graph(Replays(place, result, log), [place], (result, None, 3), 0)
+
+    def on(stream):
+        current[0] = stream
+
+    return graph, log, on
+
+
+def test_results_of_a_replay_are_fresh_and_lie_as_the_graphs(replaying):
+    graph, _, _ = replaying
+    xs = torch.randn(3, 4, 2)
+    found = [graph((x,)) for x in xs]
+    for x, (result, none, three) in zip(xs, found, strict=True):
+        torch.testing.assert_close(result, x + 1, rtol=0, atol=0)
+        assert result.stride() == (1, 4)
+        assert (none, three) == (None, 3)
+
+
+def test_a_replay_waits_for_the_one_before_on_another_stream(replaying):
+    graph, log, on = replaying
+    first, second = Stream(log), Stream(log)
+    for stream in (first, first, second, first):
+        on(stream)
+        graph((torch.zeros(4, 2),))
+    event = graph._done
+    assert log == [
+        *("replays", ("records", first, event)) * 2,
+        *(("waits", second, event), "replays", ("records", second, event)),
+        *(("waits", first, event), "replays", ("records", first, event)),
+    ]
+
+
+def test_a_replay_that_fails_is_waited_for_too(replaying):
+    graph, log, _ = replaying
+    with pytest.raises(RuntimeError):
+        graph((torch.zeros(3, 5),))
+    assert [entry[0] for entry in log] == ["records"]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What `Device.capture` asks of torch.cuda, in order, without a GPU."""
+    log = []
+
+    @contextlib.contextmanager
+    def noted(name, *args, **kwargs):
+        log.append((f"{name} begins", kwargs))
+        try:
+            yield
+        finally:
+            log.append((f"{name} ends", {}))
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: "graph")
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: "side")
+    monkeypatch.setattr(torch.cuda, "Event", lambda: None)
+    for name in ("device", "stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, functools.partial(noted, name))
+    for name in ("drop_cublas_memory", "end_capture"):
+        said = functools.partial(lambda name, *args: log.append((name, args)), name)
+        monkeypatch.setattr(compat, name, said)
+    return log
+
+
+CAPTURED = [
+    *("device begins", "drop_cublas_memory", "stream begins", "graph begins"),
+    *("graph ends", "stream ends"),
+]
+
+
+def test_what_moves_has_places_in_the_graph_and_weights_are_read_where_they_are(drawn):
+    x, weight = torch.randn(2, 4, 3)
+    seen = []
+
+    def call(inputs):
+        seen.extend(inputs)
+        inputs.clear()
+        return (seen[0] * seen[1],)
+
+    with torch.inference_mode():
+        graph = cuda.Device(0).capture(call, [x.t(), weight.t()], (0,))
+    assert seen[0] is graph._places[0]
+    assert (seen[0].stride(), seen[0].is_inference()) == ((1, 3), False)
+    assert seen[1].data_ptr() == weight.data_ptr()
+    assert [name for name, _ in drawn] == [*CAPTURED, "drop_cublas_memory", "device ends"]
+    mode = {"pool": "pool", "stream": "side", "capture_error_mode": "thread_local"}
+    assert dict(drawn)["graph begins"] == mode
+
+
+def test_after_a_capture_that_failed_torch_is_put_right(drawn):
+    def call(inputs):
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        cuda.Device(0).capture(call, [X], (0,))
+    empty = ["stream begins", "graph begins", "graph ends", "stream ends"]
+    assert [name for name, _ in drawn] == [
+        *(*CAPTURED, "end_capture", *empty, "drop_cublas_memory", "device ends"),
+    ]
+    assert dict(drawn)["end_capture"] == (0, "pool")
