@@ -6,6 +6,7 @@ inputs, or of sizes that vary, is not known. Attention by hand is for `scores`.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from typing import Any
 
@@ -28,6 +29,7 @@ LAYOUT = "mask-layout"
 WHERE = (torch.where, aten.where.self)
 NAMES = frozenset({NAME, LAYOUT})
 OTHER_NUMBERS = "another kernel would drop other numbers (fallback_random)"
+_NOBODY = nullcontext()
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
@@ -171,7 +173,9 @@ def _changed(node: Node, change: Change) -> dict[str, Any]:
     return kept | {"is_causal": change is Change.CAUSAL}
 
 
-def _attended(node: Node, change: Change | None) -> Tensor:
+def _attended(
+    node: Node, change: Change | None, seen_by: AbstractContextManager[Any] = _NOBODY
+) -> Tensor:
     """The fake result of a call as it is, or changed. Raises `Refused` where torch has none."""
     call = _changed(node, change) if change else _bound(node)
     given = {name: map_arg(argument, example) for name, argument in call.items()}
@@ -179,7 +183,8 @@ def _attended(node: Node, change: Change | None) -> Tensor:
         with unset_fake_temporarily(), given["query"].fake_mode:
             if change is Change.COPIED:
                 given["attn_mask"] = side_by_side(given["attn_mask"])
-            result: Tensor = ATTEND(**given)
+            with seen_by:  # innermost, so that no call is answered from fake tensors' cache
+                result: Tensor = ATTEND(**given)
     except Exception as error:
         raise Refused(f"torch's attention does not take it so: {error}") from error
     return result
@@ -204,8 +209,7 @@ def _bare(mask: Node) -> Node:
 
 def _is_fused(node: Node, change: Change | None) -> bool:
     kernels = Kernels()  # type: ignore[no-untyped-call]
-    with kernels:
-        _attended(node, change)
+    _attended(node, change, kernels)
     return kernels.fused
 
 
