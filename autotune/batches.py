@@ -14,15 +14,15 @@ Batches = Mapping[bytes, Sequence[tuple[int, bytes]]]
 
 def family(problem: Problem) -> tuple[bytes, int] | None:
     """What problems have in common that differ in their batch alone, and its batch; else None."""
-    if problem.op != OP or problem.symbols or not problem.operands[0].shape:
+    batch = problem.operands[0].shape[0] if problem.op == OP else None
+    if not isinstance(batch, int) or problem.symbols:
         return None
-    batch = problem.operands[0].shape[0]
     operands = enumerate(problem.operands)
     rest = tuple(o if i == WEIGHT else _without(o, batch) for i, o in operands)
-    return encode(replace(problem, operands=rest)), int(batch)
+    return encode(replace(problem, operands=rest)), batch
 
 
-def _without(operand: Operand, batch: int | str) -> Operand:
+def _without(operand: Operand, batch: int) -> Operand:
     is_image = len(operand.shape) == 4 and operand.shape[0] == batch
     return replace(operand, shape=(0, *operand.shape[1:])) if is_image else operand
 

@@ -294,9 +294,20 @@ def test_a_convolution_is_as_at_the_nearest_batch(batch, of, folder):
         convolution(2, arch="sm_80"),
         convolution(2, settings={"allow_tf32": True}),
         convolution(0),
+        convolution("n0"),
+        convolution("n0", symbols=(Symbol("n0", 1, 9),)),
         product(2),
     ],
-    ids=["channels", "activation", "architecture", "settings", "of nothing", "product"],
+    ids=[
+        "channels",
+        "activation",
+        "architecture",
+        "settings",
+        "of nothing",
+        "any",
+        "range",
+        "product",
+    ],
 )
 def test_a_convolution_that_differs_in_more_says_nothing(other, folder):
     keep(folder, convolution(64), FAST)
