@@ -14,8 +14,9 @@ Batches = Mapping[bytes, Sequence[tuple[int, bytes]]]
 
 def family(problem: Problem) -> tuple[bytes, int] | None:
     """What problems have in common that differ in their batch alone, and its batch; else None."""
-    batch = problem.operands[0].shape[0] if problem.op == OP else None
-    if not isinstance(batch, int) or problem.symbols:
+    sizes = problem.operands[0].shape if problem.operands else ()
+    batch = sizes[0] if sizes else None
+    if problem.op != OP or not isinstance(batch, int) or problem.symbols:
         return None
     operands = enumerate(problem.operands)
     rest = tuple(o if i == WEIGHT else _without(o, batch) for i, o in operands)

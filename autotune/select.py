@@ -88,10 +88,11 @@ def nearest(problems: Collection[bytes], database: Path | None) -> dict[bytes, S
             ways = [] if key in found else batches.near(decode_problem(key), known)
             for batch, other in ways:
                 best = _best([other], folder, f"{source} for a batch of {batch}").get(other)
-                if best and encode(best.choice) not in out.get(key, ()):
+                usable = best and of_this_torch(best.choice)
+                if best and usable and encode(best.choice) not in out.get(key, ()):
                     found[key] = best
                     break
-    return {key: each for key, each in found.items() if of_this_torch(each.choice)}
+    return found
 
 
 def shipped(arch: str) -> bool:

@@ -209,7 +209,7 @@ def drawn(seed):
     sides = [side + reach for side, reach in zip(sides, window, strict=True)]
     image = [image[0], draw.randint(1, 70), *sides]
     yield by_itself(image, window, dilation=dilation, **around)
-    few = [min(side, reach + 5) for side, reach in zip(sides, window, strict=True)]
+    few = [min(side, 2 * reach + 5) for side, reach in zip(sides, window, strict=True)]
     one = [1, image[1], *few]
     yield by_itself(one, window, dilation=dilation, template="strips", tile=(2, 4, 32, 1), **around)
     places = [min(reach, 3) for reach in window]

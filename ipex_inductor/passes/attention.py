@@ -133,8 +133,8 @@ def _quickest(q: Tensor, keys: Any) -> Iterator[None]:
     most = WINDOWS.get(current(q.device).arch) if q.device.type == "cuda" else None
     sizes = (keys, q.shape[-1])
     small = most is not None and all(map(_at_most, sizes, most))
-    allowed = torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
-    if small and allowed:
+    cuda: Any = torch.backends.cuda
+    if small and cuda.mem_efficient_sdp_enabled() and cuda.math_sdp_enabled():
         with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
             yield
     else:

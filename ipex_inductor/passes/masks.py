@@ -5,6 +5,7 @@ fused kernel for it, forward and backward, may hang on the mask. What masks hold
 inputs, or of sizes that vary, is not known. Attention by hand is for `scores`.
 """
 
+import operator
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
@@ -17,7 +18,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.node import map_arg
 
 from ipex_inductor.decisions import GraphReport
-from ipex_inductor.passes.fused_kernels import Kernels, lies_apart, repeated, side_by_side
+from ipex_inductor.passes.fused_kernels import Kernels, lies_apart, side_by_side
 from ipex_inductor.passes.literals import Refused, example, value
 from ipex_inductor.passes.source import ATTEND, attentions, user_line
 
@@ -26,6 +27,11 @@ aten = torch.ops.aten
 
 NAME = "constant-mask"
 LAYOUT = "mask-layout"
+# What writes to its first argument is called so, or like a method with "_" behind.
+PYTHONS = frozenset(dir(operator))  # iadd, and_ ...
+WRITERS = {"setitem"} | {n for n in PYTHONS if n[0] == "i" and PYTHONS & {n[1:], f"{n[1:]}_"}}
+# All else of these modules writes only where it is told to.
+WITHOUT_WRITERS = ("torch", "_operator", "operator", "builtins", "math")
 WHERE = (torch.where, aten.where.self)
 NAMES = frozenset({NAME, LAYOUT})
 OTHER_NUMBERS = "another kernel would drop other numbers (fallback_random)"
@@ -87,13 +93,14 @@ def _tried(
 
 def change(graph: torch.fx.Graph, calls: Mapping[str, Change]) -> None:
     """Rewrite the calls that `found` named; a result that somebody sees lies as it did."""
+    places = {node: number for number, node in enumerate(graph.nodes)}
     copies: dict[Node, Node] = {}  # layers that read the same mask share its copy
-    for node in [node for node in attentions(graph) if node.name in calls]:
+    for node in sorted((n for n in attentions(graph) if n.name in calls), key=places.__getitem__):
         call, after = _changed(node, calls[node.name]), _attended(node, calls[node.name])
         if calls[node.name] is Change.COPIED:
             mask = call["attn_mask"]
-            if mask not in copies:
-                copies[mask] = _copied(graph, mask)
+            if mask not in copies or _may_be_written(copies[mask], node):
+                copies[mask] = _copied(graph, mask, node)
             call["attn_mask"] = copies[mask]
         node.args, node.kwargs = (), call
         if after.stride() != example(node).stride() and not _is_copied(node, after):
@@ -104,16 +111,52 @@ def change(graph: torch.fx.Graph, calls: Mapping[str, Change]) -> None:
             copy.args = (node,)
 
 
-def _copied(graph: torch.fx.Graph, mask: Node) -> Node:
-    """A node behind that of a mask, with its columns side by side."""
-    last, value = mask, example(mask)
-    steps = [("narrow", (dim, 0, 1)) for dim in repeated(value)]
-    for method, arguments in [*steps, ("contiguous", ())]:
-        with graph.inserting_after(last):
+def _copied(graph: torch.fx.Graph, mask: Node, reader: Node) -> Node:
+    """A node before that of who reads a mask, as it is then, with its columns side by side."""
+    last = mask
+
+    def call(method: str, *arguments: int) -> Node:
+        nonlocal last
+        value = getattr(example(last), method)(*arguments)
+        with graph.inserting_before(reader):
             last = graph.call_method(method, (last, *arguments))
-        value = getattr(value, method)(*arguments)
         last.meta = {**mask.meta, "example_value": value}
-    return last
+        return last
+
+    copy: Node = side_by_side(example(mask), call)
+    return copy
+
+
+def _may_be_written(since: Node, until: Node) -> bool:
+    """Whether anything between two nodes may write to a tensor: graphs of Dynamo's do."""
+    node = since.next
+    while node is not until:
+        if node.op != "root" and _may_write(node):
+            return True
+        node = node.next
+    return False
+
+
+def _may_write(node: Node) -> bool:
+    """Whether a node may write to a tensor; what is not torch's or Python's own may."""
+    target: Any = node.target
+    if node.op in ("placeholder", "get_attr", "output"):
+        return False
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable or target.namespace not in ("aten", "prims")
+    if isinstance(target, (torch._ops.OperatorBase, torch._ops.OpOverloadPacket)):
+        return True
+    if node.op == "call_method":
+        name, module = str(target), "torch"
+    else:
+        name, module = getattr(target, "__name__", ""), getattr(target, "__module__", None) or ""
+    told = "out" in node.kwargs or node.kwargs.get("inplace")
+    if module == "torch.nn.functional":  # by its place
+        told = told or any(argument is True for argument in node.args)
+    plain = name[2:-2] if name.startswith("__") else name
+    writes = plain in WRITERS or (plain.endswith("_") and name not in PYTHONS)
+    known = node.op == "call_method" or module.split(".")[0] in WITHOUT_WRITERS
+    return bool(told or writes or not known or not name)
 
 
 def _constant(node: Node, dropout_as_eager: bool, known: dict[Node, Tensor]) -> Change:
@@ -156,6 +199,8 @@ def _apart(node: Node, dropout_as_eager: bool) -> Change | None:
 
 def _check_layout(node: Node, change: Change) -> None:
     after = _attended(node, change)
+    if after.shape != example(node).shape:
+        raise Refused("the result has the mask's sizes")
     if after.stride() != example(node).stride() and not example(node).is_contiguous():
         raise Refused("the result would lie otherwise in memory")
 
@@ -168,7 +213,7 @@ def _changed(node: Node, change: Change) -> dict[str, Any]:
     """The arguments of a call, by name, with what is to be copied as its mask."""
     call = _bound(node)
     if change is Change.COPIED:
-        return call | {"attn_mask": _bare(call["attn_mask"])}
+        return call | {"attn_mask": _bare(call["attn_mask"], node)}
     kept = {name: given for name, given in call.items() if name != "attn_mask"}
     return kept | {"is_causal": change is Change.CAUSAL}
 
@@ -190,7 +235,7 @@ def _attended(
     return result
 
 
-def _bare(mask: Node) -> Node:
+def _bare(mask: Node, reader: Node) -> Node:
     """What a mask is where a condition that constants say leaves all of it as it was.
 
     T5's bias is filled where a mask hides it, which makes one for each row of the batch.
@@ -201,8 +246,10 @@ def _bare(mask: Node) -> Node:
     if not isinstance(condition, Node) or not isinstance(kept, Node):
         return mask
     same = example(kept).dtype == example(mask).dtype and example(kept).dim() == 4
+    if not same or _may_be_written(kept, reader):
+        return mask
     try:
-        return _bare(kept) if same and bool(value(condition, {}).all()) else mask
+        return _bare(kept, reader) if bool(value(condition, {}).all()) else mask
     except Refused:
         return mask
 

@@ -1,5 +1,7 @@
 """Masks that constants say: which are dropped, and that values, layout and gradients stay."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -181,6 +183,88 @@ def test_a_mask_whose_columns_lie_apart_is_copied(name, on_a_gpu):
     got = new(*inputs)[0]
     torch.manual_seed(1)
     torch.testing.assert_close(got, twice(x, given), **CLOSE)
+
+
+def with_all(x, given, pad):
+    return torch.where((positions()[0] >= 0).expand(B, 1, S, S), given, -INF)
+
+
+def in_place(change):
+    def attended(x, given, pad):
+        mask = given * 1.0
+        change(mask, pad)
+        return attend(x, mask)
+
+    return attended
+
+
+def base_written(x, given, pad):
+    base = given * 1.0
+    mask = base.narrow(0, 0, 1)
+    base += pad
+    return attend(x, mask)
+
+
+def written_between_layers(x, given, pad):
+    mask = given * 1.0
+    y = attend(x, mask)
+    mask.masked_fill_(pad > 0, -1.0)
+    return attend(y, mask)
+
+
+def filled_and_written(x, given, pad):
+    mask = with_all(x, given, pad)
+    mask.add_(pad)
+    return attend(x, mask)
+
+
+def written_and_filled(x, given, pad):
+    kept = given * 1.0
+    kept.add_(pad)
+    mask = with_all(x, kept, pad)
+    kept.zero_()
+    return attend(x, mask)
+
+
+@pytest.mark.parametrize(
+    "attended",
+    [
+        in_place(lambda mask, pad: mask.add_(pad)),
+        in_place(lambda mask, pad: mask.__setitem__((..., slice(3, None)), -INF)),
+        in_place(lambda mask, pad: F.threshold(mask, 0.0, 0.5, True)),
+        base_written,
+        written_between_layers,
+        filled_and_written,
+        written_and_filled,
+    ],
+    ids=["add_", "item", "inplace", "base", "between", "fill, write", "write, fill"],
+)
+def test_a_mask_that_is_written_is_copied_as_it_is_read(attended, on_a_gpu):
+    x, given, pad = torch.randn(B, H, S, D), heads_last(1), torch.randn(S)
+    want = attended(x, given, pad)
+    gm = graph_of(attended, x, given, pad)
+    assert masks.Change.COPIED in found(gm)[0].values(), found(gm)[1]
+    named = {"x": x, "given": given, "pad": pad}
+    inputs = gm.graph.find_nodes(op="placeholder")
+    got = rewritten(gm)(*(named[node.target.lower()[2:-1]] for node in inputs))[0]
+    torch.testing.assert_close(got, want, **CLOSE)
+
+
+def test_a_mask_that_makes_the_result_larger_stays(on_a_gpu):
+    """Eager torch refuses it on some devices, and compiled it broadcasts."""
+    x, given = torch.randn(1, H, S, D), heads_last(1)
+    reached = []
+
+    def backend(gm, _):
+        calls, events = found(gm)
+        reached.append((calls, events[-1]))
+        return gm.forward
+
+    with contextlib.suppress(RuntimeError):  # eager's
+        torch.compile(lambda *of: attend(x, with_all(*of, None)), backend=backend)(x, given)
+    ((calls, event),) = reached
+    assert not calls
+    assert "the result has the mask's sizes" in event
 
 
 def test_a_mask_that_learns_is_not_copied(on_a_gpu):

@@ -392,7 +392,7 @@ def test_a_home_that_others_can_write_is_not_used(base):
     (base / "home").chmod(0o777)
     done = run(base, IPEX)
     assert (outcome(done), done["aot"]) == ("miss", [0, 1])
-    assert len([text for _, text in done["said"] if "compiled graphs are not kept" in text]) == 1
+    assert len([text for _, text in done["said"] if "what is compiled is not kept" in text]) == 1
     assert usual(base) == []
 
 
