@@ -26,6 +26,7 @@ ROUNDS = 5  # of timing; the least counts, as everything else in the process onl
 HOST_BOUND = 0.5  # the part of a call until it returns, from which on it is captured to see
 GAIN = 0.8  # of the time of a call that a replay may take, its copies counted
 MOVED = 8  # calls in a row with weights elsewhere, after which those addresses are captured
+COPIED = 256 << 20  # bytes of inputs and results, of which a graph keeps a copy, at most
 CAPTURES = 4  # of a graph: its weights may move so often
 
 Call = Callable[[list[Any]], Any]
@@ -62,7 +63,7 @@ class Calls:
         self._waits = WARM_UP  # calls before one is timed
         self._settled = False  # nothing is captured from now on
         self._captures = 0
-        self._graph: tuple[Replay, list[int]] | None = None  # and where its static inputs are
+        self._graph: tuple[Replay, list[Any]] | None = None  # and what it was captured under
 
     def __call__(self, inputs: list[Any]) -> Any:
         """Boxed: `inputs` is emptied."""
@@ -89,11 +90,11 @@ class Calls:
         self._waits -= 1
         return self._waits < 0 and self._device.is_free()
 
-    def _replayed(self, graph: Replay, addresses: list[int], inputs: list[Any]) -> Any:
+    def _replayed(self, graph: Replay, circumstances: list[Any], inputs: list[Any]) -> Any:
         assert self._device is not None
         if not self._device.is_free():
             return self._call(inputs)
-        if _addresses(self._static(inputs)) != addresses:
+        if _circumstances(self._static(inputs)) != circumstances:
             return self._moved(inputs)
         self._waits = MOVED
         moving = self._moving(inputs)
@@ -102,7 +103,7 @@ class Calls:
             return graph(moving)
 
     def _moved(self, inputs: list[Any]) -> Any:
-        """Weights lie elsewhere: another model's turn, or theirs from now on."""
+        """Weights lie elsewhere, say: another model's turn, or theirs from now on."""
         self._waits -= 1
         if self._waits <= 0 and self._lock.acquire(blocking=False):
             try:
@@ -159,6 +160,9 @@ class Calls:
         plain = first
         if reason := why_not_results(results, inputs):
             return f"not captured: {reason}"
+        tensors = [v for v in (*results, *self._moving(inputs)) if isinstance(v, torch.Tensor)]
+        if (size := sum(value.nbytes for value in tensors)) > COPIED:
+            return f"not captured: inputs and results of {size >> 20} MiB would be kept once more"
         for _ in range(ROUNDS):
             if plain.host < HOST_BOUND * plain.total:
                 return (
@@ -177,7 +181,7 @@ class Calls:
             return f"not captured: a call takes {times}"
         self._captures += 1
         self._waits = MOVED
-        self._graph = graph, _addresses(self._static(inputs))
+        self._graph = graph, _circumstances(self._static(inputs))
         return f"captured: a call takes {times}"
 
     def _say(self, reason: str) -> None:
@@ -189,8 +193,9 @@ def _least(a: cuda.Time, b: cuda.Time) -> cuda.Time:
     return cuda.Time(min(a.host, b.host), min(a.total, b.total))
 
 
-def _addresses(weights: Sequence[torch.Tensor]) -> list[int]:
-    return list(map(torch.Tensor.data_ptr, weights))
+def _circumstances(weights: Sequence[torch.Tensor]) -> list[Any]:
+    """What a replay does not see: where weights are, and what cuDNN is told."""
+    return [*compat.cudnn_settings(), *map(torch.Tensor.data_ptr, weights)]
 
 
 def _taking(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:

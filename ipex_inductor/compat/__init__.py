@@ -8,6 +8,7 @@ from ipex_inductor.compat.aot_autograd import backward_too as backward_too
 from ipex_inductor.compat.aot_autograd import is_own_input as is_own_input
 from ipex_inductor.compat.aot_autograd import static_inputs as static_inputs
 from ipex_inductor.compat.aot_autograd import unanalysed as unanalysed
+from ipex_inductor.compat.captures import cudnn_settings as cudnn_settings
 from ipex_inductor.compat.captures import drop_cublas_memory as drop_cublas_memory
 from ipex_inductor.compat.captures import end_capture as end_capture
 from ipex_inductor.compat.captures import is_traced as is_traced

@@ -18,6 +18,14 @@ def is_traced() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0
 
 
+def cudnn_settings() -> tuple[Any, ...]:
+    """What cuDNN reads at each call, and Dynamo does not look at before it."""
+    c: Any = torch._C
+    precision = c._get_fp32_precision_getter("cuda", "conv")
+    flags = c._get_cudnn_enabled(), c._get_cudnn_benchmark(), c._get_cudnn_deterministic()
+    return precision, *flags
+
+
 def drop_cublas_memory() -> None:
     """Have cuBLAS ask anew for the memory that it works in, as Inductor does around its captures.
 

@@ -182,6 +182,28 @@ def test_weights_that_moved_are_run_as_they_are_then_captured_anew(machine):
     assert said(report)[-1] == f"not captured again: weights moved {CAPTURES} times"
 
 
+@pytest.mark.parametrize("setting", ["allow_tf32", "deterministic", "benchmark", "enabled"])
+def test_what_cudnn_is_told_later_is_done(setting, machine, monkeypatch):
+    """A replay would go on as it was told when it was captured; Dynamo guards none of these."""
+    calls, _ = started()
+    x, weight = torch.randn(2, 4)
+    for _ in range(WARM_UP + 1):
+        called(calls, x, weight)
+    replays = machine.graphs[-1].calls
+    monkeypatch.setattr(torch.backends.cudnn, setting, not getattr(torch.backends.cudnn, setting))
+    called(calls, x, weight)
+    assert machine.graphs[-1].calls == replays
+
+
+def test_large_inputs_and_results_are_not_kept_twice(machine, monkeypatch):
+    monkeypatch.setattr(policy, "COPIED", 31)
+    calls, report = started()
+    for _ in range(WARM_UP + 1):
+        called(calls, *torch.randn(2, 4))
+    assert not machine.graphs
+    assert "would be kept once more" in said(report)[-1]
+
+
 def test_two_models_in_turns_keep_the_graph_of_one(machine):
     calls, _ = started()
     one, two = torch.randn(2, 4)
