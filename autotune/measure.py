@@ -52,6 +52,14 @@ ERRORS, ROUNDINGS = 4.0, 1.0
 # of a thousand products that lacks one of them is off by more.
 MEAN_ERRORS, MEAN_ROUNDINGS = 2.0, 0.25
 
+# What a result has in common with torch's. How far apart the elements of a dimension lie says
+# nothing where there is but one.
+SAME: Mapping[str, Callable[[Tensor], object]] = {
+    "shape": lambda t: tuple(t.shape),
+    "dtype": lambda t: t.dtype,
+    "stride": lambda t: tuple(s for n, s in zip(t.shape, t.stride(), strict=True) if n > 1),
+}
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -105,8 +113,8 @@ class Judge:
 
     def why_wrong(self, result: Tensor) -> str | None:
         """What is wrong with `result`; None if it may be used."""
-        for what in ("shape", "dtype", "stride"):
-            got, want = (_property(t, what) for t in (result, self.eager))
+        for what, of in SAME.items():
+            got, want = of(result), of(self.eager)
             if got != want:
                 return f"its {what} is {got}, not {want}"
         largest, mean = self._errors(result)
@@ -307,11 +315,6 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
     low = math.floor(at)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (at - low) * (ordered[high] - ordered[low])
-
-
-def _property(tensor: Tensor, name: str) -> object:
-    value = getattr(tensor, name)
-    return value() if callable(value) else value if name == "dtype" else tuple(value)
 
 
 def copy(tensor: Tensor) -> Tensor:

@@ -12,9 +12,8 @@ from torch._inductor.lowering import register_lowering
 from ipex_inductor.aot_cache.digest import digest_fields
 from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings.calls import Call, why_not
-from ipex_inductor.lowerings.templated import facts, node, template
+from ipex_inductor.lowerings.templated import behind_rows, facts, node, template
 from ipex_inductor.lowerings.workload import named
-from ipex_inductor.ops import epilogue
 from ipex_inductor.templates.few_rows import MOST, NAME, Tile, inductor_source, tiles
 
 # Fewer programs leave multiprocessors idle; where half as many are already more, rows of the weight
@@ -66,10 +65,9 @@ def _computed(
     sums = torch.ops.ipex.few_rows(rows, weight, terms, [int(n) for n in tile])
     if sums.shape[0] != rows.shape[0]:
         sums = sums.view(-1, rows.shape[0], sums.shape[1]).sum(0)
-    product = sums.view(*x.shape[:-1], -1)
     if bias is not None:
-        product = product + bias
-    return epilogue.apply(product, other, binary, unary, scalars).to(x.dtype)
+        sums = sums + bias
+    return behind_rows(sums, x, other, binary, unary, scalars)
 
 
 def _why_not(tile: Tile, one_row: bool, problem: Problem) -> str | None:

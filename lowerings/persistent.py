@@ -13,7 +13,7 @@ from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings import listed
 from ipex_inductor.lowerings.calls import why_not
 from ipex_inductor.lowerings.conv_templates import NO_TF32, ints
-from ipex_inductor.lowerings.templated import behind, calls, dense, facts, node, template
+from ipex_inductor.lowerings.templated import behind_rows, calls, dense, facts, node, template
 from ipex_inductor.lowerings.workload import empty, named
 from ipex_inductor.templates import persistent
 from ipex_inductor.templates.persistent import Tile
@@ -58,8 +58,7 @@ def _linear(
 ) -> Tensor:
     """The epilogue is of unrounded sums, and the result is rounded once."""
     sums = torch.ops.ipex.persistent(x.reshape(-1, x.shape[-1]), weight, bias, [*astuple(tile)])
-    product = sums.view(*x.shape[:-1], -1)
-    return behind(product, x.dtype, other, binary, unary, scalars)
+    return behind_rows(sums, x, other, binary, unary, scalars)
 
 
 def _why_not(tile: Tile, problem: Problem) -> str | None:

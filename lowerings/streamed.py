@@ -19,7 +19,7 @@ from ipex_inductor.lowerings.conv_templates import (
     why_not_ours,
     with_epilogue,
 )
-from ipex_inductor.lowerings.templated import behind, calls, dense, facts, node, template
+from ipex_inductor.lowerings.templated import behind_rows, calls, dense, facts, node, template
 from ipex_inductor.lowerings.workload import empty, named
 from ipex_inductor.ops.stem import rows_of
 from ipex_inductor.templates import streamed
@@ -62,8 +62,7 @@ def _linear(
 ) -> Tensor:
     """The epilogue is of unrounded sums, and the result is rounded once."""
     sums = torch.ops.ipex.streamed(x.reshape(-1, x.shape[-1]), weight, bias, [*astuple(tile)])
-    product = sums.view(*x.shape[:-1], -1)
-    return behind(product, x.dtype, other, binary, unary, scalars)
+    return behind_rows(sums, x, other, binary, unary, scalars)
 
 
 def _conv(

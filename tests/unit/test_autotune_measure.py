@@ -83,6 +83,15 @@ def test_what_is_wrong(spoil, reason):
     assert reason in judge.why_wrong(spoil(a @ b.t()))
 
 
+def test_strides_of_one_element_say_nothing():
+    """A convolution's image of one pixel, as eager and as Inductor lay it out."""
+    x = torch.randn(64, 8, 1, 1, dtype=torch.float64)
+    judge = Judge(x, x.float())
+    result = x.float().as_strided(x.shape, (8, 1, 8, 8))
+    assert result.stride() != judge.eager.stride()
+    assert judge.why_wrong(result) is None
+
+
 def test_a_choice_that_rounds_like_a_lower_precision_is_wrong():
     """As a TF32 or bf16 accumulator would be where torch itself uses fp32."""
     a, b, judge = exact_and_eager()

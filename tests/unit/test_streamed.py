@@ -99,7 +99,14 @@ def test_persistent_where_arithmetic_binds_on_hopper(sizes, arch, count):
 FUSED = {
     "added": (RESNET["256<-64"][0], streamed.NAME, "in_ptr"),
     "layer": (RESNET["convnext"][0], streamed.NAME, "exp2"),
+    "layer of images": (linear("bfloat16", "64x56x56", 512, 128), streamed.NAME, "exp2"),
+    "layer of images, added": (
+        linear("bfloat16", "64x56x56", 512, 128, "relu", "add"),
+        streamed.NAME,
+        "in_ptr",
+    ),
     "persistent": (linear("bfloat16", 4096, 3072, 768), persistent.NAME, "exp2"),
+    "persistent, of words": (linear("bfloat16", "64x384", 3072, 768), persistent.NAME, "exp2"),
 }
 
 
