@@ -1,4 +1,7 @@
-"""Convolutions that differ in their batch alone: what is best for one is likely for another."""
+"""Convolutions that differ in their batch alone, linear layers in their rows.
+
+What is best for one is likely for another.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,31 +10,53 @@ from msgspec.structs import replace
 
 from ipex_inductor.autotune.record import Operand, Problem, encode
 
-OP = "ipex.conv.default"
-WEIGHT = 1  # which operand it is; all others of four dimensions are images
+# How many times more or less may say something. Of a convolution any: its images are large. Few
+# rows of a linear layer leave multiprocessors idle where many do not.
+FARTHEST = {"ipex.conv.default": math.inf, "ipex.linear.default": 4.0}
+WORDS = {"ipex.conv.default": "a batch of {}", "ipex.linear.default": "{} rows"}
+WEIGHT = 1  # which operand it is
 Batches = Mapping[bytes, Sequence[tuple[int, bytes]]]
 
 
 def family(problem: Problem) -> tuple[bytes, int] | None:
-    """What problems have in common that differ in their batch alone, and its batch; else None."""
-    sizes = problem.operands[0].shape if problem.operands else ()
-    batch = sizes[0] if sizes else None
-    if problem.op != OP or not isinstance(batch, int) or problem.symbols:
+    """What problems have in common that differ in their batch or rows alone, and those; else None.
+
+    Rows that follow one another are the same whatever dimensions number them.
+    """
+    shape = problem.operands[0].shape if problem.operands else ()
+    images = problem.op == "ipex.conv.default"
+    leading = shape[:1] if images else shape[:-1]
+    numbers = [n for n in leading if isinstance(n, int)]
+    if problem.op not in FARTHEST or problem.symbols or not leading or numbers != [*leading]:
         return None
+    without = _without_batch if images else _without_rows
     operands = enumerate(problem.operands)
-    rest = tuple(o if i == WEIGHT else _without(o, batch) for i, o in operands)
-    return encode(replace(problem, operands=rest)), batch
+    rest = tuple(o if i == WEIGHT else without(o, (*numbers,)) for i, o in operands)
+    return encode(replace(problem, operands=rest)), math.prod(numbers)
 
 
-def _without(operand: Operand, batch: int) -> Operand:
-    is_image = len(operand.shape) == 4 and operand.shape[0] == batch
+def _without_batch(operand: Operand, batch: tuple[int, ...]) -> Operand:
+    is_image = len(operand.shape) == 4 and operand.shape[:1] == batch
     return replace(operand, shape=(0, *operand.shape[1:])) if is_image else operand
 
 
+def _without_rows(operand: Operand, leading: tuple[int, ...]) -> Operand:
+    sizes = [n for n in operand.shape if isinstance(n, int)]
+    follow = [*operand.stride] == [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+    if operand.shape[:-1] != leading or not follow:
+        return operand
+    return replace(operand, shape=(0, sizes[-1]), stride=(sizes[-1], 1))
+
+
 def near(problem: Problem, known: Batches) -> list[tuple[int, bytes]]:
-    """The batches and canonical forms of the same problem that are `known`, the nearest first."""
+    """Batches or rows, and canonical forms of the same problem that are `known`, nearest first."""
     found = family(problem)
     if found is None or found[1] == 0:
         return []
-    others = (other for other in known.get(found[0], ()) if other[0] not in (0, found[1]))
-    return sorted(others, key=lambda other: (abs(math.log(other[0] / found[1])), -other[0]))
+    itself, farthest = encode(problem), math.log(FARTHEST[problem.op])
+    distances = [
+        (abs(math.log(batch / found[1])), -batch, other)
+        for batch, other in known.get(found[0], ())
+        if batch and other != itself
+    ]
+    return [(-less, other) for distance, less, other in sorted(distances) if distance <= farthest]

@@ -28,7 +28,7 @@ _HEAD, _MIDDLE, _TAIL = b'{"record":', b',"sha256":"', b'"}\n'
 _PROBLEM, _OUTCOMES = b'{"problem":', b',"outcomes":['
 _TRIES = 3  # files of one writer that somebody else may remove, one after the other
 _SYMBOLS = b',"symbols":['  # in a problem that has any
-_CONVOLUTION = f'"op":"{batches.OP}"'.encode()
+_BATCHED = tuple(f'"op":"{op}"'.encode() for op in batches.FARTHEST)
 _DIGEST = 64  # hexadecimal digits of SHA-256
 
 
@@ -242,7 +242,7 @@ def varying(source: Path) -> dict[bytes, Problem]:
 
 
 def batched(source: Path) -> dict[bytes, list[tuple[int, bytes]]]:
-    """The problems in a file or folder whose like may be of another batch, by `batches.family`."""
+    """The problems in a file or folder whose like may be of another size, by `batches.family`."""
     found: dict[bytes, list[tuple[int, bytes]]] = {}
     for file in opened([source]):
         for kind, problems in index_of(file).batches.items():
@@ -260,7 +260,7 @@ def _indexed(file: BinaryIO) -> Index:
         is_new = bool(key) and hash(key) not in places
         if key:
             places.setdefault(hash(key), []).append((start, number))
-        if is_new and (_SYMBOLS in key or _CONVOLUTION in key):
+        if is_new and (_SYMBOLS in key or any(op in key for op in _BATCHED)):
             with suppress(msgspec.MsgspecError):
                 problem = records.decode_problem(key)
                 if problem.symbols:

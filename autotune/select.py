@@ -1,9 +1,9 @@
 """What is known about problems: the best choice of each, and where that comes from.
 
 The user's own records come first, then the tables that the package ships. What neither has is
-measured where that is allowed; else what is best of a convolution at the nearest size of its batch
-is taken, or a model may guess, where it proved right on what it had not seen, and the rest is the
-library's.
+measured where that is allowed; else what is best of a convolution at the nearest batch, or of a
+linear layer at the nearest number of rows, is taken, or a model may guess, where it proved right on
+what it had not seen, and the rest is the library's.
 """
 
 import hashlib
@@ -74,7 +74,7 @@ def lookup(problems: Collection[bytes], database: Path | None) -> dict[bytes, Se
 
 
 def nearest(problems: Collection[bytes], database: Path | None) -> dict[bytes, Selection]:
-    """The selections of those `problems` that are known at another size of their batch.
+    """The selections of those `problems` that are known at another batch, or number of rows.
 
     As of `lookup`, which is for what is known of the very problem.
     """
@@ -85,9 +85,10 @@ def nearest(problems: Collection[bytes], database: Path | None) -> dict[bytes, S
             continue
         known = batched(folder)
         for key in problems:
-            ways = [] if key in found else batches.near(decode_problem(key), known)
-            for batch, other in ways:
-                best = _best([other], folder, f"{source} for a batch of {batch}").get(other)
+            problem = decode_problem(key)
+            for batch, other in [] if key in found else batches.near(problem, known):
+                where = batches.WORDS[problem.op].format(batch)
+                best = _best([other], folder, f"{source} for {where}").get(other)
                 usable = best and of_this_torch(best.choice)
                 if best and usable and encode(best.choice) not in out.get(key, ()):
                     found[key] = best

@@ -16,19 +16,19 @@ TIMEOUT = 2.0  # s of a remote that fails here
 
 
 class Server:
-    """`python -m module args... PORT` in a process of its own, with nothing said."""
+    """`python arguments... PORT` in a process of its own, with nothing said."""
 
-    def __init__(self, module, *args):
+    def __init__(self, *arguments):
         with closing(socket.create_server(("127.0.0.1", 0))) as free:
             self.port = free.getsockname()[1]
-        command = [sys.executable, "-m", module, *args, str(self.port)]
+        command = [sys.executable, *arguments, str(self.port)]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen(command, **quiet)
         for _ in range(600):
             with suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
                 return
             time.sleep(0.1)
-        raise TimeoutError(f"{module} does not start")
+        raise TimeoutError(f"{arguments} does not start")
 
     def kill(self):
         self._process.kill()

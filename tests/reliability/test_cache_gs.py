@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from pathlib import Path
 
 import pytest
 from keys import blob, key
@@ -31,8 +32,9 @@ def lines(caplog):
 
 @pytest.fixture(scope="module")
 def server():
+    gcs_emulator = str(Path(__file__).parents[1] / "gcs_emulator.py")
     at = ("--host", "127.0.0.1", "--in-memory", "--port")
-    started = Server("gcp_storage_emulator", "start", *at)
+    started = Server(gcs_emulator, "start", *at)
     yield started
     started.kill()
 

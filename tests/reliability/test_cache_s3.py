@@ -34,7 +34,7 @@ def lines(caplog):
 
 
 def start():
-    return Server("moto.server", "-H", "127.0.0.1", "-p")
+    return Server("-m", "moto.server", "-H", "127.0.0.1", "-p")
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """What records of other sizes say of a problem, and how often a database is read for it."""
 
+import math
 import os
 import random
 
@@ -327,6 +328,61 @@ def test_what_failed_at_this_batch_is_not_taken_from_another(folder):
     shard.append(Record(convolution(32), (failed(FAST),), PROVENANCE))
     shard.close()
     assert near(convolution(32), folder) is None
+
+
+# A linear layer of other rows.
+
+
+def layer(*leading, width=768, other=False, **changes):
+    """Of `leading` rows, with an addend if asked for."""
+
+    def rows(columns):
+        sizes = *leading, columns
+        return Operand(
+            sizes, tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes))), "float16"
+        )
+
+    weight, bias = Operand((3072, width), (width, 1), "float16"), Operand((3072,), (1,), "float16")
+    operands = (rows(width), weight, bias, *([rows(3072)] if other else []))
+    problem = Problem("ipex.linear.default", operands, "sm_90", {"unary": "gelu"})
+    return replace(problem, **changes)
+
+
+LEADING = {
+    (24576,): 24576,
+    (8, 16, 192): 24576,
+    (32, 512): 16384,
+    (6, 2048): 16384,
+    (4096,): 16384,
+}
+
+
+@pytest.mark.parametrize("leading", LEADING, ids=str)
+def test_a_linear_layer_is_as_at_the_nearest_number_of_rows(leading, folder):
+    """Whatever numbers them."""
+    keep(folder, layer(64, 384), FAST)
+    keep(folder, layer(4, 4096), OTHER)
+    selection = near(layer(*leading), folder)
+    assert selection.choice == (FAST if LEADING[leading] == 24576 else OTHER)
+    assert selection.source == f"recorded for {LEADING[leading]} rows"
+
+
+def test_a_fifth_of_the_rows_is_another_matter(folder):
+    keep(folder, layer(16384), FAST)
+    assert near(layer(4096), folder).choice == FAST
+    assert near(layer(4095), folder) is None
+    assert near(layer(65537), folder) is None
+
+
+def test_rows_of_an_addend_too_and_none_that_lie_apart(folder):
+    keep(folder, layer(64, 384, other=True), FAST)
+    assert near(layer(16384, other=True), folder).choice == FAST
+    assert near(layer(16384), folder) is None
+    apart = layer(32, 512, other=True)
+    first = replace(apart.operands[0], stride=(1024 * 768, 768, 1))
+    assert near(replace(apart, operands=(first, *apart.operands[1:])), folder) is None
+    assert near(layer(32, 512, width=512, other=True), folder) is None
+    assert near(layer(0, 512, other=True), folder) is None
 
 
 def test_of_a_batch_that_nothing_is_selected_of_the_next_is_asked(folder):

@@ -24,6 +24,7 @@ from ipex_inductor.request import Request
 TABLES = sorted(select.SHIPPED.glob("*.jsonl"))
 PROBLEMS = Path(__file__).parents[2] / "benchmarks" / "tuning_problems.txt"
 H200 = target.described("h200")
+CONVOLUTION = "ipex.conv.default"
 
 
 def problems(device):
@@ -75,7 +76,7 @@ def test_the_winners_on_an_h200_are_used_there_and_nowhere_else(of_torch):
 
 def test_resnets_convolutions_have_a_choice_at_every_batch(of_torch):
     of_torch("2.11.0")
-    convolutions = [r.problem for r in Records(*TABLES) if r.problem.op == batches.OP]
+    convolutions = [r.problem for r in Records(*TABLES) if r.problem.op == CONVOLUTION]
     ours = [p for p in convolutions if p.operands[0].shape[0] == 128]
     asked = [encode(of_batch(48, problem)) for problem in ours]
     found = select.nearest(asked, None)
