@@ -10,10 +10,11 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ipex_inductor.aot_cache import glibc, once, opened, use, workroom
+from ipex_inductor.aot_cache import glibc, graph_text, once, opened, use, workroom
 from ipex_inductor.aot_cache.comparing import Compared, compare
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import Key, nearest
@@ -24,6 +25,7 @@ log = logging.getLogger("ipex_inductor")
 
 KIND, CHECKS = "graph", "vector checks"
 NOTHING = "nothing to compare"
+COMPARED = 30  # graphs whose text is read for one that is in no entry; 2 to 20 ms each
 
 compared: list[Compared] = []  # by this process, under `IPEX_AOT_VERIFY`
 
@@ -40,6 +42,7 @@ class GraphFiles:
 
     key: Key | None  # None: nothing is to be read or kept
     keeps: bool = True  # False: what a run would find is told, and the entry stays as it is
+    text: str = ""  # of the graph, which tells what sets another one apart
     folder: Path = field(init=False)
     outcome: str = field(init=False, default="miss")
     reason: str = field(init=False, default="nothing is to be kept")
@@ -102,7 +105,8 @@ class GraphFiles:
             if self.key and store:
                 blob = workroom.packed(self.folder)
                 self._known |= new
-                store.put(self.key, {"files": len(self._known), "why": self.reason}, blob)
+                told = {"graph": graph_text.packed(self.text)} if self.text else {}
+                store.put(self.key, {"files": len(self._known), "why": self.reason, **told}, blob)
         except OSError as error:
             say(f"a graph is not kept: {error.strerror}")
 
@@ -141,7 +145,7 @@ class GraphFiles:
     def _say_missed(self) -> None:
         store = opened.store()
         if self.key and store:
-            self.reason = why_missed(self.key, store)
+            self.reason = why_missed(self.key, store, self.text)
             self.reason += f"; {self._waited}, in vain" if self._waited else ""
             log.info("kernel cache: a graph is compiled: %s", self.reason)
 
@@ -156,13 +160,24 @@ class GraphFiles:
         compared[:] = [*(each for each in compared if each.entry != name), found]
 
 
-def why_missed(key: Key, store: Store) -> str:
-    """In the user's words: what sets this graph's nearest entry apart from it."""
+def why_missed(key: Key, store: Store, text: str = "") -> str:
+    """In the user's words: what sets this graph's nearest entry apart from it.
+
+    If there is none, where the graph itself first differs from the most alike, by its `text`.
+    """
     graph = _graph(key.fields)
     found = nearest(key, filter(lambda fields: _graph(fields) == graph, store.keys()))
     if found is None:
-        return "it is in no entry"
+        differs = graph_text.difference(text, islice(_texts(store), COMPARED)) if text else ""
+        most_alike = f"; the graph most like it differs first in: {differs}" if differs else ""
+        return f"it is in no entry{most_alike}"
     return "; ".join(found[1]) or "its entry is not to be read"
+
+
+def _texts(store: Store) -> Iterator[str]:
+    for entry in store.entries(lambda fields: fields.get("kind") == KIND):
+        with suppress(ValueError):
+            yield graph_text.unpacked(entry.meta.get("graph"))
 
 
 class VectorChecks:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ipex_inductor.aot_cache import lock
 from ipex_inductor.aot_cache.bundle import Bundle
-from ipex_inductor.aot_cache.entry import CorruptError, Entry, pack, unpack
+from ipex_inductor.aot_cache.entry import CorruptError, Entry, pack, unpack, unpack_any
 from ipex_inductor.aot_cache.folder import MEMORY_ONLY, SUFFIX, Folder, RefusedError
 from ipex_inductor.aot_cache.home import home
 from ipex_inductor.aot_cache.key import Key
@@ -140,6 +140,15 @@ class Store:
         for folder in folders:
             with suppress(OSError, RefusedError):
                 yield from (found.key for found in survey(folder) if found.key)
+
+    def entries(self, wanted: Callable[[Mapping[str, Any]], bool]) -> Iterator[Entry]:
+        """Those of keys with `wanted` fields, of our folder first, each verified: to explain."""
+        folders: tuple[Folder | Bundle, ...] = (self.folder, *self.layers, *self.bundles)
+        for folder in folders:
+            with suppress(OSError, RefusedError):
+                for found in filter(lambda each: each.key and wanted(each.key), survey(folder)):
+                    with suppress(OSError, RefusedError, ValueError):
+                        yield unpack_any(folder.load(found.file.name))[1]
 
     def counts(self) -> dict[tuple[str, str], int]:
         """What happened in this process, by event and tier ("" for all tiers together).

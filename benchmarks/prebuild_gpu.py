@@ -8,10 +8,10 @@
 to the GPU, with the very sources they were built from. `use` starts a process for each case and
 contestant, each with empty caches: prebuilt (backend `ipex` with the bundle), same (`ipex` without
 it, made to choose what a builder chooses, to compare bits with), ipex (cold, as users run it),
-inductor (its default); if named, eager (what CUDA's libraries take to begin). It prints the seconds of the first call after imports and after the model is
-on the GPU, what was compiled, launched and timed in it, and how far results are from eager's. Each
-row is printed and kept as it comes, prebuilt of all cases first, the cheapest case before others;
-none is begun after --seconds. With
+inductor (its default); if named, eager (what CUDA's libraries take to begin). It prints the seconds
+of the first call after imports and after the model is on the GPU, what was compiled, launched and
+timed in it, and how far results are from eager's. Each row is printed and kept as it comes,
+prebuilt of all cases first, the cheapest case before others; none is begun after --seconds. With
 --together a contestant has one process for all cases: much is imported and begun in the first. With
 --describe ARCH, where there is no GPU, `use` looks the bundle up and runs nothing.
 
@@ -392,6 +392,8 @@ def started(
     """A row for each case as it comes, of a process of its own with empty folders."""
     dropped = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "IPEX_AOT_BUNDLES")
     env = {name: value for name, value in os.environ.items() if name not in dropped}
+    # As an installed package has its bytecode: the first process writes it.
+    env |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{results}/bytecode"}
     left = [*names]
     with tempfile.TemporaryDirectory() as folder, open(f"{folder}/errors", "w+") as errors:
         env["IPEX_HOME"] = f"{folder}/home"

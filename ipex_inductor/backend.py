@@ -116,7 +116,7 @@ def _compile_ours(request: Request) -> Any:
         return stepped
     selected = _settled(request, graph_report)
     key = functools.partial(request.key, selected)
-    found = graph_files.compiling(key, graph_report, before_waiting=collector.resume)
+    found = graph_files.compiling(key, graph_report, collector.resume, lambda: request.text)
     with decisions.about(graph_report), found as folder:
         hit = folder is not None and folder.files.outcome == "hit"
         if not hit:

@@ -47,8 +47,10 @@ class Folder:
     `before_waiting`: done before another process is waited for that compiles the same.
     """
 
-    def __init__(self, key: Key | None, before_waiting: Callable[[], None] = lambda: None) -> None:
-        self.files = graphs.GraphFiles(key, keeps=not compat.graph_caches_are_off())
+    def __init__(
+        self, key: Key | None, before_waiting: Callable[[], None] = lambda: None, text: str = ""
+    ) -> None:
+        self.files = graphs.GraphFiles(key, not compat.graph_caches_are_off(), text)
         self._before_waiting = before_waiting
         self._checks = _vector_checks()
         self._open = False
@@ -90,12 +92,17 @@ def compiling(
     make_key: Callable[[], Key],
     report: decisions.GraphReport,
     before_waiting: Callable[[], None] = lambda: None,
+    text: Callable[[], str] = str,
 ) -> Iterator[Folder | None]:
-    """A folder of its own for the graph that is compiled inside; None where torch keeps its own."""
+    """A folder of its own for the graph that is compiled inside; None where torch keeps its own.
+
+    `text` is the graph's.
+    """
     folder = None
     if not (reason := why_not_ours()):
         try:
-            folder = Folder(None if compat.caches_forbidden() else make_key(), before_waiting)
+            key = None if compat.caches_forbidden() else make_key()
+            folder = Folder(key, before_waiting, text() if key else "")
         except (OSError, TypeError) as error:
             reason = f"no folder for Inductor's files: {error}"
     if folder is None:

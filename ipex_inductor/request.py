@@ -186,7 +186,7 @@ class Request:
         for name in ("sources", "targets"):  # fields of their own
             del identity[name]
         problem = {**self._problem_fields, **more}
-        problem["graph"] = hashlib.sha256(problem["graph"].encode()).hexdigest()
+        problem["graph"] = hashlib.sha256(self.text.encode()).hexdigest()
         # What serves a range of sizes is found by all of them: torch guards it by its own keys.
         problem["sizes"] = tuple(repr(compat.sizes(value)) for value in self._traced)
         return graph_files.key_of(identity, problem, dict(self.options), self.places, kind)
@@ -216,6 +216,11 @@ class Request:
             "sizes": tuple(repr(compat.hints(value)) for value in self.example_inputs),
             "graph": _text(self.gm),
         }
+
+    @property
+    def text(self) -> str:
+        """The Dynamo graph as text, the same wherever the user's code stands."""
+        return str(self._problem_fields["graph"])
 
     @cached_property
     def has_users_ops(self) -> bool:

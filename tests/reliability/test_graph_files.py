@@ -398,10 +398,15 @@ def test_a_home_that_others_can_write_is_not_used(base):
 
 def test_a_miss_names_what_differs(base):
     options = {"rules": "-linear+gelu"}, {"max_fusion_size": 7}
-    done = run(base, *({**IPEX, "options": {"strict": True, **each}} for each in options))
-    first, second = [text for _, text in done["said"] if "a graph is compiled" in text]
+    steps = [{**IPEX, "options": {"strict": True, **each}} for each in options]
+    done = run(base, *steps, {**IPEX, "shift": 2.0})
+    first, second, third = [text for _, text in done["said"] if "a graph is compiled" in text]
     assert "rules_off" in first
     assert "max_fusion_size=7 here, unset there" in second
+    _, differs = third.split("it is in no entry; the graph most like it differs first in: ")
+    here, there = differs.removesuffix(" there").split(" here, ")
+    assert ".t()" in here
+    assert there.startswith("return")
 
 
 # --- in this process
