@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torchvision
 import transformers
+from damped import damped
 from gpu_peers import keep, known, raced
 from torch import Tensor, nn
 
@@ -63,7 +64,7 @@ def cases(names: list[str]) -> Iterator[Case]:
     for name in names:
         torch.manual_seed(0)
         if name == "resnet50":
-            images = torchvision.models.resnet50(weights=None).cuda().to(**LAST).train()
+            images = damped(torchvision.models.resnet50(weights=None)).cuda().to(**LAST).train()
             x = torch.randn(128, 3, 224, 224, device="cuda").to(**LAST)
             yield Case(name, images, (x, torch.randint(1000, (128,), device="cuda")), of_images)
             continue
