@@ -145,26 +145,60 @@ def compiles_in_this_process() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_early_workers() -> Iterator[None]:
-    """Compile workers begin when there is a kernel to compile, and not with a graph on a GPU.
+    """Compile workers begin when there is a kernel to compile.
 
-    As many as there are cores, each of which imports torch, for a graph that compiles nothing.
+    Not with a graph on a GPU, nor as one is loaded that was found: as many as there are cores, each
+    of which imports torch, for a graph that compiles nothing.
     """
-    from torch._inductor.async_compile import AsyncCompile
-
-    kind: Any = AsyncCompile
+    global _insiders
     with _workers_lock:
-        if not _workers:
-            _workers.append(vars(kind)["wakeup"])
-            kind.wakeup = classmethod(lambda cls: None)
-        _workers.append(None)
+        if not _insiders:
+            for kind, name, made in _put_off():
+                _put_back.callback(setattr, kind, name, vars(kind)[name])
+                setattr(kind, name, made)
+        _insiders += 1
+    inside = _inside.set(True)
     try:
         yield
     finally:
+        _inside.reset(inside)
         with _workers_lock:
-            _workers.pop()
-            if len(_workers) == 1:
-                kind.wakeup = _workers.pop()
+            _insiders -= 1
+            if not _insiders:
+                _put_back.close()
 
 
-_workers: list[Any] = []  # what `wakeup` was, and one more for each that is inside
+def _put_off() -> list[tuple[Any, str, Any]]:
+    """What is exchanged in Inductor's classes; for who is not inside it is as before."""
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.output_code import CompiledFxGraph
+
+    kind: Any = AsyncCompile
+    wakeup, uses, loads = kind.wakeup, kind.use_process_pool, CompiledFxGraph.after_deserialization
+
+    def unless_inside(cls: Any) -> None:
+        if not _inside.get():
+            wakeup()
+
+    def if_begun(cls: Any) -> Any:
+        return uses() if cls._ready_future or not _loading.get() else False
+
+    @functools.wraps(loads)
+    def loaded(self: Any, constants: Any) -> str:
+        token = _loading.set(_inside.get())
+        try:
+            return loads(self, constants)
+        finally:
+            _loading.reset(token)
+
+    return [
+        (kind, "wakeup", classmethod(unless_inside)),
+        (kind, "use_process_pool", classmethod(if_begun)),
+        (CompiledFxGraph, "after_deserialization", loaded),
+    ]
+
+
+_inside = contextvars.ContextVar("inside", default=False)
+_loading = contextvars.ContextVar("loading", default=False)  # a graph that was found
+_insiders, _put_back = 0, contextlib.ExitStack()
 _workers_lock = threading.Lock()

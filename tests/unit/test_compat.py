@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -74,11 +75,58 @@ def test_the_system_has_inductors_name():
 
 def test_workers_are_put_off_as_long_as_anybody_is_inside():
     from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.output_code import CompiledFxGraph
 
-    usual = vars(AsyncCompile)["wakeup"]
+    names = [(AsyncCompile, "wakeup"), (AsyncCompile, "use_process_pool")]
+    names += [(CompiledFxGraph, "after_deserialization")]
+    usual = [vars(kind)[name] for kind, name in names]
     with compat.no_early_workers():
         with compat.no_early_workers():
             pass
-        assert vars(AsyncCompile)["wakeup"] is not usual
+        assert all(vars(kind)[n] is not u for (kind, n), u in zip(names, usual, strict=True))
         AsyncCompile.wakeup()
-    assert vars(AsyncCompile)["wakeup"] is usual
+    assert [vars(kind)[name] for kind, name in names] == usual
+
+
+@pytest.fixture
+def pool(monkeypatch):
+    """A pool of workers that is asked for and never ready; how often it was begun."""
+    from torch._inductor import async_compile, output_code
+
+    begun = []
+
+    class Pool:
+        def submit(self, _):
+            begun.append(True)
+            return Future()
+
+    kind = async_compile.AsyncCompile
+    monkeypatch.setattr(async_compile, "get_compile_threads", lambda: 2)
+    monkeypatch.setattr(kind, "process_pool", staticmethod(Pool))
+    monkeypatch.setattr(kind, "_ready_future", None)
+    loads = lambda self, constants: str(kind.use_process_pool())  # noqa: E731  one kernel's
+    monkeypatch.setattr(output_code.CompiledFxGraph, "after_deserialization", loads)
+    return begun
+
+
+def loaded():
+    from torch._inductor.output_code import CompiledFxGraph
+
+    return CompiledFxGraph.after_deserialization(None, None)
+
+
+def test_what_is_loaded_begins_no_workers(pool):
+    from torch._inductor.async_compile import AsyncCompile
+
+    with compat.no_early_workers():
+        assert loaded() == "False"
+        assert not pool
+        AsyncCompile.use_process_pool()  # a kernel to compile after all
+        assert loaded() == "False"
+        assert len(pool) == 1
+
+
+def test_what_others_load_meanwhile_is_as_ever(pool):
+    with compat.no_early_workers(), ThreadPoolExecutor() as others:
+        others.submit(loaded).result()
+    assert len(pool) == 1
