@@ -81,7 +81,7 @@ class Bundle:
             return None
 
     def load(self, name: str, head: bool = False) -> bytes:
-        """The bytes of an entry, or those up to the end of its key, which are not verified.
+        """The bytes of an entry, or its key and metadata, which are not verified.
 
         Raises `FileNotFoundError`, `OSError`, and `CorruptError` if the file was changed meanwhile.
         """
@@ -91,7 +91,7 @@ class Bundle:
         if head:
             size = min(item.size, entry.HEAD + entry.KEY_LIMIT)
             first = _read(self._file, at, size)
-            return first[: entry.key_end(first, item.size)]
+            return first[: entry.head_end(first, item.size)]
         data = _read(self._file, at, item.size)
         if hashlib.sha256(data).hexdigest() != item.sha256:
             raise CorruptError("the bundle changed after it was opened")

@@ -71,13 +71,25 @@ def unpack_any(data: bytes) -> tuple[bytes, Entry]:
 def is_whole(head: bytes, size: int) -> bool:
     """Whether a file of `size` bytes that begins so is as long as it says."""
     with suppress(CorruptError):
-        return key_end(head, size) <= size
+        _parts(head, size)
+        return True
     return False
 
 
-def key_end(head: bytes, size: int) -> int:
-    """Where the key ends in a file of `size` bytes that begins so; raises `CorruptError`."""
-    return _parts(head, size)[0].stop  # type: ignore[no-any-return]
+def head_end(head: bytes, size: int) -> int:
+    """Where the metadata ends in a file of `size` bytes that begins so; the key, if `head` does.
+
+    Raises `CorruptError`.
+    """
+    key, meta, _ = _parts(head, size)
+    return int(meta.stop if meta.stop <= len(head) else key.stop)
+
+
+def key_and_meta(head: bytes) -> tuple[bytes, bytes]:
+    """The framed key and the metadata of what `head_end` ends, unverified; nothing that is cut."""
+    _, _, key, meta, _ = _FIRST.unpack_from(head)
+    told = head[HEAD + key : HEAD + key + meta]
+    return head[HEAD : HEAD + key], told if len(told) == meta else b""
 
 
 def _parts(head: bytes, size: int) -> tuple[slice, slice, slice]:

@@ -68,7 +68,7 @@ class Folder:
         return None
 
     def load(self, name: str, head: bool = False, use: bool = False) -> bytes:
-        """The bytes of a file that is ours, or those up to the end of its key; `use` is noted.
+        """The bytes of a file that is ours, or its key and metadata; `use` is noted.
 
         Raises `RefusedError`, `OSError`, and `CorruptError` if there is no end of a key.
         """
@@ -208,7 +208,7 @@ def _bytes(file: int, size: int, head: bool) -> bytes:
     """All of a file, but no more than the beginning of a large one that is none of ours."""
     first = disk.read(file, min(size, _CHUNK))
     if head:
-        return first[: entry.key_end(first, size)]
+        return first[: entry.head_end(first, size)]
     if len(first) == size or not entry.is_whole(first, size):
         return first
     parts, missing = [first], size - len(first)

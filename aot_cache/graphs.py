@@ -25,7 +25,8 @@ log = logging.getLogger("ipex_inductor")
 
 KIND, CHECKS = "graph", "vector checks"
 NOTHING = "nothing to compare"
-COMPARED = 30  # graphs whose text is read for one that is in no entry; 2 to 20 ms each
+IN_NONE, MOST_ALIKE = "it is in no entry", "; the graph most like it differs first in: "
+COMPARED = 30  # entries whose text is read for a graph that is in none
 
 compared: list[Compared] = []  # by this process, under `IPEX_AOT_VERIFY`
 
@@ -105,8 +106,9 @@ class GraphFiles:
             if self.key and store:
                 blob = workroom.packed(self.folder)
                 self._known |= new
-                told = {"graph": graph_text.packed(self.text)} if self.text else {}
-                store.put(self.key, {"files": len(self._known), "why": self.reason, **told}, blob)
+                why = self.reason.partition(MOST_ALIKE)[0]  # a line of another graph stays here
+                meta = {"files": len(self._known), "why": why, **graph_text.keeping(self.text)}
+                store.put(self.key, meta, blob)
         except OSError as error:
             say(f"a graph is not kept: {error.strerror}")
 
@@ -145,8 +147,9 @@ class GraphFiles:
     def _say_missed(self) -> None:
         store = opened.store()
         if self.key and store:
-            self.reason = why_missed(self.key, store, self.text)
-            self.reason += f"; {self._waited}, in vain" if self._waited else ""
+            self.reason = why_missed(self.key, store)
+            alike = _most_alike(self.text, store) if self.reason == IN_NONE and self.text else ""
+            self.reason += (f"; {self._waited}, in vain" if self._waited else "") + alike
             log.info("kernel cache: a graph is compiled: %s", self.reason)
 
     def _compare(self, name: str, kept: Mapping[str, bytes]) -> None:
@@ -160,24 +163,20 @@ class GraphFiles:
         compared[:] = [*(each for each in compared if each.entry != name), found]
 
 
-def why_missed(key: Key, store: Store, text: str = "") -> str:
-    """In the user's words: what sets this graph's nearest entry apart from it.
-
-    If there is none, where the graph itself first differs from the most alike, by its `text`.
-    """
+def why_missed(key: Key, store: Store) -> str:
+    """In the user's words: what sets this graph's nearest entry apart from it."""
     graph = _graph(key.fields)
     found = nearest(key, filter(lambda fields: _graph(fields) == graph, store.keys()))
     if found is None:
-        differs = graph_text.difference(text, islice(_texts(store), COMPARED)) if text else ""
-        most_alike = f"; the graph most like it differs first in: {differs}" if differs else ""
-        return f"it is in no entry{most_alike}"
+        return IN_NONE
     return "; ".join(found[1]) or "its entry is not to be read"
 
 
-def _texts(store: Store) -> Iterator[str]:
-    for entry in store.entries(lambda fields: fields.get("kind") == KIND):
-        with suppress(ValueError):
-            yield graph_text.unpacked(entry.meta.get("graph"))
+def _most_alike(text: str, store: Store) -> str:
+    """Where a graph that is in no entry first differs from the one most like it, if any is."""
+    others = (found.meta for found in store.heads() if found.key.get("kind") == KIND)
+    differs = graph_text.difference(text, graph_text.kept(islice(others, COMPARED)))
+    return f"{MOST_ALIKE}{differs}" if differs else ""
 
 
 class VectorChecks:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ipex_inductor.aot_cache import lock
 from ipex_inductor.aot_cache.bundle import Bundle
-from ipex_inductor.aot_cache.entry import CorruptError, Entry, pack, unpack, unpack_any
+from ipex_inductor.aot_cache.entry import CorruptError, Entry, pack, unpack
 from ipex_inductor.aot_cache.folder import MEMORY_ONLY, SUFFIX, Folder, RefusedError
 from ipex_inductor.aot_cache.home import home
 from ipex_inductor.aot_cache.key import Key
@@ -23,7 +23,7 @@ from ipex_inductor.aot_cache.memory import Memory
 from ipex_inductor.aot_cache.notices import say
 from ipex_inductor.aot_cache.remote import Remote
 from ipex_inductor.aot_cache.room import QUOTA, Room
-from ipex_inductor.aot_cache.survey import checked, survey
+from ipex_inductor.aot_cache.survey import Found, checked, survey
 from ipex_inductor.aot_cache.use import in_use
 
 Build = Callable[[], tuple[dict[str, Any], bytes]]
@@ -136,19 +136,14 @@ class Store:
 
     def keys(self) -> Iterator[Mapping[str, Any]]:
         """The fields of every key but those of remotes, unverified: to explain, not to run."""
-        folders: tuple[Folder | Bundle, ...] = (self.folder, *self.layers, *self.bundles)
-        for folder in folders:
-            with suppress(OSError, RefusedError):
-                yield from (found.key for found in survey(folder) if found.key)
+        return (found.key for found in self.heads())
 
-    def entries(self, wanted: Callable[[Mapping[str, Any]], bool]) -> Iterator[Entry]:
-        """Those of keys with `wanted` fields, of our folder first, each verified: to explain."""
+    def heads(self) -> Iterator[Found]:
+        """As `keys`, with the metadata; of each folder what was used last comes first."""
         folders: tuple[Folder | Bundle, ...] = (self.folder, *self.layers, *self.bundles)
         for folder in folders:
             with suppress(OSError, RefusedError):
-                for found in filter(lambda each: each.key and wanted(each.key), survey(folder)):
-                    with suppress(OSError, RefusedError, ValueError):
-                        yield unpack_any(folder.load(found.file.name))[1]
+                yield from (found for found in survey(folder) if found.key)
 
     def counts(self) -> dict[tuple[str, str], int]:
         """What happened in this process, by event and tier ("" for all tiers together).

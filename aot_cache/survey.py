@@ -7,7 +7,7 @@ from typing import Any
 from ipex_inductor.aot_cache import key as keys
 from ipex_inductor.aot_cache.bundle import Bundle
 from ipex_inductor.aot_cache.digest import digest_framed
-from ipex_inductor.aot_cache.entry import HEAD, CorruptError, unpack_any
+from ipex_inductor.aot_cache.entry import CorruptError, key_and_meta, unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX, File, Folder, RefusedError
 
 
@@ -15,13 +15,14 @@ from ipex_inductor.aot_cache.folder import SUFFIX, File, Folder, RefusedError
 class Found:
     """A file under the name of an entry, and the fields of its key; empty, with why, if it is bad.
 
-    `refused`: it is bad because of whose or what it is.
+    `refused`: it is bad because of whose or what it is. `meta` is what is kept with it, as JSON.
     """
 
     file: File
     key: Mapping[str, Any]
     why: str = ""
     refused: bool = False
+    meta: bytes = b""
 
 
 def survey(folder: Folder | Bundle, whole: bool = False) -> Iterator[Found]:
@@ -37,8 +38,8 @@ def survey(folder: Folder | Bundle, whole: bool = False) -> Iterator[Found]:
     for file in files:
         try:
             data = folder.load(file.name, head=not whole)
-            key = checked(file.name, data) if whole else _named(file.name, data[HEAD:])
-            yield Found(file, key)
+            key = checked(file.name, data) if whole else _named(file.name, key_and_meta(data)[0])
+            yield Found(file, key, meta=key_and_meta(data)[1])
         except FileNotFoundError:  # evicted meanwhile
             continue
         except RefusedError as error:

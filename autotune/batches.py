@@ -12,7 +12,7 @@ from ipex_inductor.autotune.record import Operand, Problem, encode
 
 # How many times more or less may say something. Of a convolution any: its images are large. Few
 # rows of a linear layer leave multiprocessors idle where many do not.
-FARTHEST = {"ipex.conv.default": math.inf, "ipex.linear.default": 4.0}
+FARTHEST = {"ipex.conv.default": math.inf, "ipex.linear.default": 2.0}
 WORDS = {"ipex.conv.default": "a batch of {}", "ipex.linear.default": "{} rows"}
 WEIGHT = 1  # which operand it is
 Batches = Mapping[bytes, Sequence[tuple[int, bytes]]]

@@ -73,23 +73,25 @@ def lookup(problems: Collection[bytes], database: Path | None) -> dict[bytes, Se
     return found
 
 
-def nearest(problems: Collection[bytes], database: Path | None) -> dict[bytes, Selection]:
-    """The selections of those `problems` that are known at another batch, or number of rows.
+def nearest(
+    offered: Mapping[bytes, Collection[Choice]], database: Path | None
+) -> dict[bytes, Selection]:
+    """The selections of those problems that are known at another batch, or number of rows.
 
-    As of `lookup`, which is for what is known of the very problem.
+    As of `lookup`, which is for what is known of the very problem; of what is `offered` for it.
     """
     found: dict[bytes, Selection] = {}
-    out = failed(problems, database)
+    out = failed(offered, database)
     for source, folder in zip(SOURCES, (database, SHIPPED), strict=True):
         if folder is None or not folder.exists():
             continue
         known = batched(folder)
-        for key in problems:
+        for key, choices in offered.items():
             problem = decode_problem(key)
             for batch, other in [] if key in found else batches.near(problem, known):
                 where = batches.WORDS[problem.op].format(batch)
                 best = _best([other], folder, f"{source} for {where}").get(other)
-                usable = best and of_this_torch(best.choice)
+                usable = best and best.choice in choices and of_this_torch(best.choice)
                 if best and usable and encode(best.choice) not in out.get(key, ()):
                     found[key] = best
                     break

@@ -74,7 +74,7 @@ class Chooser:
         listed.tell(listed.Offer(problem, choices, usual.choice))
         known = self._selected.get(key)
         if known is None and problem.arch in self._tables:
-            known = (lookup({key}, None) or nearest({key}, None)).get(key)
+            known = (lookup({key}, None) or nearest({key: choices}, None)).get(key)
         if known is None:
             return self._guessed(problem, offered, device)
         chosen = next((call for call in offered if call.choice == known.choice), None)

@@ -86,7 +86,8 @@ def settle(
         found = lookup(offers, policy.database)
     if not policy.guesses:
         return found
-    found = nearest([key for key in offers if key not in found], policy.database) | found
+    others = {key: offer.choices for key, offer in offers.items() if key not in found}
+    found = nearest(others, policy.database) | found
     unknown = {k: o for k, o in offers.items() if k not in found and _has_template(o)}
     return found | _guessed(unknown, policy, say)
 

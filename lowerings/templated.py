@@ -75,7 +75,7 @@ def behind_rows(
     template on a GPU.
     """
     size = *x.shape[:-1], sums.shape[-1]
-    rows = None if other is None else other.expand(size).reshape(sums.shape)
+    rows = None if other is None else other.reshape(sums.shape)
     return behind(sums, x.dtype, rows, binary, unary, scalars).view(size)
 
 

@@ -139,7 +139,7 @@ def test_lengths_that_lie_reserve_nothing(lengths):
         with pytest.raises(CorruptError):
             unpack_any(data)
     with pytest.raises(CorruptError, match="too large"):
-        entry.key_end(head + bytes(32), HEAD + sum(lengths))
+        entry.head_end(head + bytes(32), HEAD + sum(lengths))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 16  # KiB
 
 

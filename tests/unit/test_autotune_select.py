@@ -269,9 +269,9 @@ def convolution(batch, channels=64, unary="relu", **changes):
     return replace(Problem("ipex.conv.default", operands, "sm_90", constants), **changes)
 
 
-def near(problem, folder):
+def near(problem, folder, offered=(FAST, OTHER)):
     assert found(problem, folder) is None
-    return select.nearest([encode(problem)], folder).get(encode(problem))
+    return select.nearest({encode(problem): offered}, folder).get(encode(problem))
 
 
 @pytest.mark.parametrize(("batch", "of"), [(2, 1), (16, 64), (32, 64), (64, None), (500, 64)])
@@ -353,7 +353,7 @@ LEADING = {
     (8, 16, 192): 24576,
     (32, 512): 16384,
     (6, 2048): 16384,
-    (4096,): 16384,
+    (8192,): 16384,
 }
 
 
@@ -367,11 +367,18 @@ def test_a_linear_layer_is_as_at_the_nearest_number_of_rows(leading, folder):
     assert selection.source == f"recorded for {LEADING[leading]} rows"
 
 
-def test_a_fifth_of_the_rows_is_another_matter(folder):
+def test_a_third_of_the_rows_is_another_matter(folder):
     keep(folder, layer(16384), FAST)
-    assert near(layer(4096), folder).choice == FAST
-    assert near(layer(4095), folder) is None
-    assert near(layer(65537), folder) is None
+    assert near(layer(8192), folder).choice == FAST
+    assert near(layer(8191), folder) is None
+    assert near(layer(32769), folder) is None
+
+
+def test_what_is_not_offered_for_these_rows_is_passed_over(folder):
+    keep(folder, layer(1), FAST)
+    keep(folder, layer(4), OTHER)
+    assert near(layer(2), folder, [OTHER]).source == "recorded for 4 rows"
+    assert near(layer(2), folder, []) is None
 
 
 def test_rows_of_an_addend_too_and_none_that_lie_apart(folder):

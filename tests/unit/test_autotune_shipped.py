@@ -78,7 +78,8 @@ def test_resnets_convolutions_have_a_choice_at_every_batch(of_torch):
     of_torch("2.11.0")
     convolutions = [r.problem for r in Records(*TABLES) if r.problem.op == CONVOLUTION]
     ours = [p for p in convolutions if p.operands[0].shape[0] == 128]
-    asked = [encode(of_batch(48, problem)) for problem in ours]
+    batched = [of_batch(48, problem) for problem in ours]
+    asked = {encode(p): [call.choice for call in library.calls(p)] for p in batched}
     found = select.nearest(asked, None)
     assert len(ours) == 20
     assert found.keys() == {*asked}

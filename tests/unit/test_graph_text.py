@@ -1,5 +1,8 @@
 """What sets a graph apart from those that are in the cache, by their text."""
 
+import random
+
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -31,16 +34,28 @@ def known():
     return text_of(layers(), torch.ones(4, 16))
 
 
-def test_packed_and_back(known):
-    packed = graph_text.packed(known)
-    assert graph_text.unpacked(packed) == known
+def meta(text):
+    return msgspec.json.encode({"files": 3, **graph_text.keeping(text)})
+
+
+def test_kept_and_back(known):
+    (packed,) = graph_text.keeping(known).values()
     assert len(packed) < len(known) / 2
+    assert list(graph_text.kept([meta(known), meta(""), meta(known)])) == [known, known]
 
 
-@pytest.mark.parametrize("text", [None, 3, "", "no base 85: \x00", "00000"])
-def test_what_was_not_packed(text):
-    with pytest.raises(ValueError):  # noqa: PT011  whatever finds it
-        graph_text.unpacked(text)
+NOT_KEPT = [b"", b"[]", b"{", b'{"graph": 3}', b'{"graph": "no base 85"}', b'{"graph": "00"}']
+
+
+@pytest.mark.parametrize("data", NOT_KEPT)
+def test_what_was_not_kept_is_passed_over(data, known):
+    assert list(graph_text.kept([data, meta(known)]))[-1] == known
+    assert difference(known, graph_text.kept([data])) == ""
+
+
+def test_what_would_make_an_entry_too_large_is_not_kept():
+    text = random.Random(0).randbytes(1 << 20).hex()
+    assert graph_text.keeping(text) == {}
 
 
 def test_other_shapes(known):
@@ -67,8 +82,37 @@ class Added(nn.Module):
 def test_one_input_more(known):
     x = torch.ones(4, 16)
     told = difference(text_of(Added().eval(), x, x.clone()), [known])
-    assert told.endswith(" there")
-    assert "input_" in told
+    here, there = told.removesuffix(" there").split(" here, ")
+    assert here.endswith(': "f32[4, 16][16, 1]"')
+    assert here.startswith("input_")
+    assert " = " in there  # the first op
+
+
+class Turned(nn.Module):
+    def __init__(self, turned):
+        super().__init__()
+        self.turned = turned
+
+    def forward(self, x, y):
+        a, b = x.sin(), y.cos()
+        return torch.addmm(x, *((b, a) if self.turned else (a, b)))
+
+
+def test_lines_of_ops_stay_whole():
+    x, y = torch.ones(4, 4), torch.zeros(4, 4)
+    told = difference(
+        *(text_of(Turned(t), x, y) if t else [text_of(Turned(t), x, y)] for t in (1, 0))
+    )
+    assert told.count("torch.addmm(") == 2
+
+
+def test_of_equals_the_first(known):
+    sizes = [text_of(layers(), torch.ones(n, 16)) for n in (2, 64, 8)]
+    assert "f32[2, 16]" in difference(known, sizes).split(" here, ")[1]
+
+
+def test_the_same_is_no_difference(known):
+    assert difference(known, [known]) == ""
 
 
 def test_the_most_alike_is_compared(known):

@@ -7,8 +7,8 @@ import threading
 import pytest
 from keys import blob, key
 
+from ipex_inductor.aot_cache import disk, notices
 from ipex_inductor.aot_cache import folder as folders
-from ipex_inductor.aot_cache import notices
 from ipex_inductor.aot_cache import store as stores
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import nearest
@@ -256,6 +256,20 @@ def test_use_is_noted_once_an_hour(store, path):
 
 
 # --- why
+
+
+def test_heads_have_the_metadata_and_no_code(store, path):
+    """Read once a file, however long its code is, and unverified."""
+    blob = bytes(5 << 20)
+    store.put(key(1), {"graph": "one"}, blob)
+    store.put(key(2), {}, b"")
+    read = []
+    before = disk.read
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(disk, "read", lambda *args: read.append(args[1]) or before(*args))
+        found = {each.key["problem"]: each.meta for each in store.heads()}
+    assert sorted(found.values()) == [b'{"graph":"one"}', b"{}"]
+    assert sum(read) < len(blob)
 
 
 def test_the_nearest_entry_is_found_by_its_key(store, path):
