@@ -208,19 +208,30 @@ def test_a_shared_gradient_is_not_zero_before_all_have_taken_it():
     assert torch.equal(ours[0].grad, torch.zeros(4))
 
 
-def test_sparse_gradients_are_not_clipped():
-    """As torch says, which has no norm of them; nothing changes."""
-    ours, step, *_ = twins(VARIANTS["sgd"], clip_norm=1.0, zero_grad=True)
-    draw(ours, ours)
-    ours[1].grad = ours[1].grad.to_sparse()
+def test_sparse_gradients_are_clipped_as_torch_does():
+    """Which has a norm of them since 2.15; before, it raises, and so do we, and nothing changes."""
+    ours = [nn.Parameter(torch.randn(4, 3)) for _ in range(3)]
+    theirs = copy.deepcopy(ours)
+    for p, twin in zip(ours, theirs, strict=True):
+        p.grad = torch.randn(4, 3) * 5
+        twin.grad = p.grad.clone()
+    for each in (ours, theirs):
+        each[1].grad = each[1].grad.to_sparse()
     before = [(p.detach().clone(), p.grad.clone()) for p in ours]
-    with pytest.raises((NotImplementedError, RuntimeError)):
-        nn.utils.clip_grad_norm_(ours, 1.0)
-    with pytest.raises((NotImplementedError, RuntimeError)):
-        step()
-    for p, (value, grad) in zip(ours, before, strict=True):
-        assert torch.equal(p, value)
-        assert torch.equal(p.grad.to_dense(), grad.to_dense())
+    step = FusedStep(SGD(ours, 1.0), clip_norm=1.0)
+    try:
+        nn.utils.clip_grad_norm_(theirs, 1.0)
+    except (NotImplementedError, RuntimeError) as error:
+        with pytest.raises(type(error)):
+            step()
+        for p, (value, grad) in zip(ours, before, strict=True):
+            assert torch.equal(p, value)
+            assert torch.equal(p.grad.to_dense(), grad.to_dense())
+        return
+    SGD(theirs, 1.0).step()
+    step()
+    for p, twin in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(p, twin)
 
 
 @pytest.mark.parametrize("shared", ["whole, one is torch's", "in part"])

@@ -37,6 +37,13 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="here is a rea
 
 cpu_build = pytest.mark.skipif(bool(torch.version.cuda), reason="torch makes graphs here")
 
+
+@pytest.fixture(autouse=True)
+def _a_folder_of_ours(monkeypatch):
+    """A torch that makes graphs here keeps them, which it does not in a folder that tests name."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+
+
 ARCHS = ("a100-80gb", "l4", "h200", "b200", "rtx-5090", "mi300x", "mi355x")
 
 
