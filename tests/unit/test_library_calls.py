@@ -4,6 +4,8 @@ No GPU is needed: problems are data, bodies run on any device, and a graph on th
 rewritten as one on a GPU is.
 """
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -456,7 +458,7 @@ def test_what_a_call_is_in_generated_code(monkeypatch):
     assert first in code[0]
     assert then in code[0]
     assert ", 1.0, None, [1, 1], [1, 1], [1, 1], 1)" in code[0]
-    assert "assert_size_stride(buf0, (2, 8, 6, 6), (288, 1, 48, 8)" in code[0]
+    assert re.search(r"assert_\w+\(buf0, \(2, 8, 6, 6\), \(288, 1, 48, 8\)", code[0])
 
 
 FEW, ADDMM = "ipex.few_rows.default", "aten.addmm.default"
