@@ -218,7 +218,7 @@ def test_sparse_gradients_are_clipped_as_torch_does():
     for each in (ours, theirs):
         each[1].grad = each[1].grad.to_sparse()
     before = [(p.detach().clone(), p.grad.clone()) for p in ours]
-    step = FusedStep(SGD(ours, 1.0), clip_norm=1.0)
+    step = FusedStep(SGD(ours, 1.0), clip_norm=1.0, zero_grad=True)
     try:
         nn.utils.clip_grad_norm_(theirs, 1.0)
     except (NotImplementedError, RuntimeError) as error:

@@ -104,7 +104,11 @@ def pool(monkeypatch):
     monkeypatch.setattr(async_compile, "get_compile_threads", lambda: 2)
     monkeypatch.setattr(kind, "process_pool", staticmethod(Pool))
     monkeypatch.setattr(kind, "_ready_future", None)
-    loads = lambda self, constants: str(kind.use_process_pool())  # noqa: E731  one kernel's
+
+    def loads(self, constants):
+        """Of a graph with one kernel."""
+        return str(kind.use_process_pool())
+
     monkeypatch.setattr(output_code.CompiledFxGraph, "after_deserialization", loads)
     return begun
 

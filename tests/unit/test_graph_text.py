@@ -100,9 +100,8 @@ class Turned(nn.Module):
 
 def test_lines_of_ops_stay_whole():
     x, y = torch.ones(4, 4), torch.zeros(4, 4)
-    told = difference(
-        *(text_of(Turned(t), x, y) if t else [text_of(Turned(t), x, y)] for t in (1, 0))
-    )
+    here, there = (text_of(Turned(turned), x, y) for turned in (True, False))
+    told = difference(here, [there])
     assert told.count("torch.addmm(") == 2
 
 
