@@ -21,8 +21,16 @@ from ipex_inductor.lowerings.templated import Grid, behind, calls, dense, node, 
 from ipex_inductor.lowerings.workload import empty, named
 from ipex_inductor.ops.depthwise import taps
 from ipex_inductor.ops.fprop import rows_of_weight
+from ipex_inductor.ops.grouped import Blocks
 from ipex_inductor.ops.stem import arranged, image_of, rows_of, runs, sides
-from ipex_inductor.templates import conv_depthwise, conv_fprop, conv_stem, conv_strips, streamed
+from ipex_inductor.templates import (
+    conv_depthwise,
+    conv_fprop,
+    conv_grouped,
+    conv_stem,
+    conv_strips,
+    streamed,
+)
 
 FEW_CHANNELS = 4
 # Triton cuts fp32 off to TF32 where libraries round, and is farther off than verification allows.
@@ -115,7 +123,14 @@ def _is_last(x: Tensor) -> bool:
 
 
 def _stem_matrix(
-    x: Tensor, weight: Tensor, bias: Any, other: Any, stride: list[int], padding: list[int], *_: Any
+    tile: Any,
+    x: Tensor,
+    weight: Tensor,
+    bias: Any,
+    other: Any,
+    stride: list[int],
+    padding: list[int],
+    *_: Any,
 ) -> Tensor:
     last = _is_last(x)
     found = runs(x.shape[1:], weight.shape[2:], stride, _both(padding), last)
@@ -172,7 +187,7 @@ def _why_not_depthwise(tile: Any, problem: Problem) -> str | None:
     return None if taps_ <= conv_depthwise.MOST_TAPS else "its window is too large"
 
 
-def _taps(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+def _taps(tile: Any, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     return taps(weight)
 
 
@@ -228,7 +243,8 @@ def _why_not_fprop(tile: conv_fprop.Tile, problem: Problem) -> str | None:
         return "its input is not channels-last"
     if math.prod(ints(weight.shape[2:])) > conv_fprop.MOST_PLACES:
         return "its window is too large"
-    if problem.arch.startswith("sm_") and _intensity(problem) > conv_fprop.MOST_INTENSE:
+    wide = tile.BLOCK_N > conv_fprop.NARROW and problem.arch.startswith("sm_")
+    if wide and _intensity(problem) > conv_fprop.MOST_INTENSE:
         return "it is bound by arithmetic, where cuDNN is faster"
     fits = conv_fprop.fits(tile, int(x.shape[1]), int(weight.shape[0]))
     return None if fits else "the tile does not fit"
@@ -246,7 +262,7 @@ def _intensity(problem: Problem) -> float:
     return 2 * pixels * math.prod(weight) / (size * (math.prod(x) + made))
 
 
-def _weight_rows(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+def _weight_rows(tile: Any, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     return rows_of_weight(weight)
 
 
@@ -275,6 +291,67 @@ def _lower_fprop(
     return _kernel("fprop", (x, rows), chosen.num_warps, constants, chosen.num_stages)
 
 
+# Groups of several channels.
+
+
+def _why_not_grouped(tile: conv_grouped.Tile, problem: Problem) -> str | None:
+    operands, given = named(problem), problem.constants
+    x, weight = operands["x"], operands["weight"]
+    if given["groups"] == 1 or given["groups"] == x.shape[1] == weight.shape[0]:
+        return "it is not in groups of several channels"
+    reason = why_not_ours(problem)
+    if reason is not None:
+        return reason
+    if x.dtype == "float32":
+        return NO_TF32
+    if not is_channels_last(x):
+        return "its input is not channels-last"
+    if math.prod(ints(weight.shape[2:])) > conv_grouped.MOST_PLACES:
+        return "its window is too large"
+    fits = conv_grouped.fits(tile, ints(weight.shape), *ints([given["groups"]]))
+    return None if fits else "the tile does not fit"
+
+
+def _blocks_of(tile: conv_grouped.Tile, weight: Tensor, groups: int) -> Blocks:
+    found = tile.blocks(weight.shape, groups)
+    assert found is not None
+    return found
+
+
+def _grouped_matrix(tile: conv_grouped.Tile, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    return _blocks_of(tile, weight, rest[7]).of_weight(weight)
+
+
+def _grouped(
+    tile: conv_grouped.Tile, blocks: Tensor, x: Tensor, weight: Tensor, *rest: Any
+) -> Tensor:
+    bias, other, stride, padding, dilation, _, _, groups, *_ = rest
+    window = [*weight.shape[2:]], stride, _both(padding), dilation
+    sizes = groups, len(weight), [*astuple(tile)]
+    rows = torch.ops.ipex.conv_grouped(x, blocks, *window, *sizes)
+    size = sides(x.shape[2:], *window)
+    return with_epilogue(rows, x, size, bias, other, *rest[5:])
+
+
+def _lower_grouped(
+    x: Any,
+    blocks: Any,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    columns: int,
+    tile: list[int],
+) -> Any:
+    x, blocks = dense(x, last=True), dense(blocks)
+    chosen = conv_grouped.Tile(*tile)
+    batch, *image = ints(x.get_size())
+    around = window, stride, padding, dilation
+    constants = conv_grouped.constants(batch, image, columns, groups, *around, chosen)
+    return _kernel("grouped", (x, blocks), chosen.num_warps, constants)
+
+
 # All of them.
 
 
@@ -298,6 +375,7 @@ SOURCES = {
     "depthwise": conv_depthwise.SOURCE,
     "strips": conv_strips.SOURCE,
     "fprop": conv_fprop.SOURCE,
+    "grouped": conv_grouped.SOURCE,
 }
 
 
@@ -319,6 +397,7 @@ GRIDS: dict[str, Grid] = {
     "depthwise": _counted,
     "strips": _counted,
     "fprop": _in_a_row,
+    "grouped": _in_a_row,
 }
 
 
@@ -337,6 +416,7 @@ FAMILIES: dict[str, tuple[Any, ...]] = {
         _taps,
     ),
     "fprop": (conv_fprop.TILES, _fprop, _why_not_fprop, _weight_rows),
+    "grouped": (conv_grouped.TILES, _grouped, _why_not_grouped, _grouped_matrix),
 }
 CALLS = tuple(
     call
@@ -351,3 +431,5 @@ def register() -> None:
     register_lowering(torch.ops.ipex.conv_stem.default, type_promotion_kind=None)(_lower_stem)
     register_lowering(depthwise, type_promotion_kind=None)(_lower_depthwise)
     register_lowering(torch.ops.ipex.conv_fprop.default, type_promotion_kind=None)(_lower_fprop)
+    grouped = torch.ops.ipex.conv_grouped.default
+    register_lowering(grouped, type_promotion_kind=None)(_lower_grouped)

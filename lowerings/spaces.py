@@ -29,7 +29,7 @@ TRITON = (
 MICRO = tuple(f"CppMicro{name}" for name in ("GemmAMX", "GemmFP32Vec", "GemmRef", "Brgemm"))
 
 # Ours, which stand beside a library's calls and not in Inductor's lists.
-FAMILIES = ("stem", "depthwise", "strips", "fprop", "streamed", "persistent")
+FAMILIES = ("stem", "depthwise", "strips", "fprop", "grouped", "streamed", "persistent")
 OURS = tuple(f"ipex.triton.{name}" for name in FAMILIES)
 
 _TILES = tuple(2**n for n in range(3, 10))

@@ -112,7 +112,7 @@ def calls(
     why_not: Callable[[Any, Problem], str | None],
     arrange: Callable[..., Tensor] | None = None,
 ) -> tuple[Call, ...]:
-    """A call for each tile, a dataclass, which `body` and `why_not` take first."""
+    """A call for each tile, a dataclass, which all functions take first."""
     return tuple(
         Call(
             name,
@@ -120,7 +120,7 @@ def calls(
             functools.partial(why_not, tile),
             parameters={f.name: getattr(tile, f.name) for f in fields(tile)},
             version=digest_fields({"source": source})[:12],
-            arrange=arrange,
+            arrange=arrange and functools.partial(arrange, tile),
         )
         for tile in tiles
     )

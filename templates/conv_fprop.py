@@ -77,17 +77,24 @@ TILES = (
     Tile(128, 64, 64, 4, 3),
     Tile(128, 128, 64, 8, 3),
     Tile(128, 256, 64, 8, 3),
+    Tile(128, 32, 64, 4, 4),
+    Tile(256, 32, 64, 8, 3),
 )
 # Operations a byte. On an H200 plain tiles of Triton beat cuDNN's fused convolution where there
 # were 28, 43 and 85, and lost to it where there were 21, 57, 113 and more.
 MOST_INTENSE = 100
+# So few channels are made slowly by cuDNN: 3x3 of 128 to 32 (DenseNet) at 198 of 989 Tflop/s.
+NARROW = 32
 MOST_PLACES = 9  # of a window, that are written out
 FEWEST_CHANNELS = 16  # or a step is mostly padding
 
 
 def fits(tile: Tile, channels: int, out_channels: int) -> bool:
     """Whether a block is no wider than the result, and as deep as there are channels."""
-    return max(64, out_channels) >= tile.BLOCK_N and (64 if channels > 32 else 32) == tile.BLOCK_K
+    wide = (
+        out_channels <= NARROW if tile.BLOCK_N == NARROW else max(64, out_channels) >= tile.BLOCK_N
+    )
+    return wide and (64 if channels > 32 else 32) == tile.BLOCK_K
 
 
 def constants(

@@ -6,6 +6,7 @@ import random
 from ipex_inductor.templates import (
     conv_depthwise,
     conv_fprop,
+    conv_grouped,
     conv_stem,
     conv_strips,
     persistent,
@@ -131,6 +132,41 @@ CASES += [of_many(*FPROP[2], tile=vars(tile).values()) for tile in conv_fprop.TI
 CASES += [of_many(*FPROP[1], planted=700), of_many(*FPROP[4], moved=True)]
 
 
+# The same by groups: those of nets, then blocks with room, channels that are made or used up.
+GROUPED = [
+    ([1, 72, 9, 7], [72, 24, 3, 3], [1, 1], [1, 1], [1, 1], 3),
+    ([2, 72, 9, 8], [72, 24, 3, 3], [2, 2], [1, 1], [1, 1], 3),
+    ([1, 128, 6, 7], [128, 4, 3, 3], [1, 1], [1, 1], [1, 1], 32),
+    ([1, 64, 5, 9], [64, 8, 3, 3], [2, 2], [1, 1], [1, 1], 8),
+    ([1, 64, 6, 6], [64, 16, 3, 3], [1, 1], [1, 1], [1, 1], 4),
+    ([1, 96, 5, 5], [96, 32, 3, 3], [1, 1], [0, 0], [1, 1], 3),
+    ([3, 10, 5, 6], [15, 2, 3, 3], [1, 1], [1, 1], [1, 1], 5),
+    ([1, 33, 7, 6], [22, 3, 1, 1], [1, 2], [0, 0], [1, 1], 11),
+    ([2, 20, 8, 5], [40, 5, 5, 3], [1, 1], [2, 0], [1, 2], 4),
+    ([1, 18, 7, 7], [9, 6, 2, 2], [3, 1], [1, 1], [2, 1], 3),
+    ([1, 56, 1, 1], [112, 7, 1, 1], [1, 1], [0, 0], [1, 1], 8),
+    ([2, 34, 4, 3], [2, 17, 3, 3], [1, 1], [1, 1], [1, 1], 2),
+    ([1, 14, 11, 3], [28, 1, 1, 7], [1, 1], [0, 3], [1, 1], 14),
+]
+
+
+def in_groups(x, weight, stride, padding, dilation, groups, tile=(64, 32, 32, 4), **given):
+    around = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    return case(x, weight, list(tile), **{"template": "grouped", **around, **given})
+
+
+CASES += [
+    in_groups(*shape, dtype=dtype)
+    for shape, dtype in itertools.product(GROUPED, ("float32", "float16"))
+]
+CASES += [
+    in_groups(*shape, tile=vars(tile).values())
+    for shape, tile in itertools.product(GROUPED[2:4], conv_grouped.TILES)
+]
+CASES += [in_groups(*GROUPED[0], planted=700), in_groups(*GROUPED[6], moved=True)]
+# Beside a group's own channels lie infinite ones, in its block and in the next.
+CASES += [in_groups(*GROUPED[n], planted=place) for n in (0, 2, 6) for place in (7, 8, 24)]
+
 # Image and channels that are made of it: rows and columns behind whole blocks, terms that are few.
 STREAMED = [
     ([2, 64, 12, 11], 64),
@@ -218,6 +254,10 @@ def drawn(seed):
     whole = [image[0], -(-image[1] // 8) * 8, *image[2:]]
     yield persistently(whole, draw.randint(1, 200), dtype=dtype)
     yield of_many(image, [draw.randint(1, 90), image[1], *places], dilation=dilation, **around)
+    groups, each, made = draw.randint(2, 9), draw.randint(2, 32), draw.randint(1, 32)
+    image = [image[0], groups * each, *sides]
+    weight = [groups * made, each, *places]
+    yield in_groups(image, weight, dilation=dilation, groups=groups, **around)
 
 
 RANDOM = [each for seed in range(30) for each in drawn(seed)]

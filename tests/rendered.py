@@ -92,6 +92,17 @@ def fprop(x, weight, case, stride, padding, dilation):
     return conv_fprop.SOURCE, constants, rows_of_weight(weight), (blocks,)
 
 
+def grouped(x, weight, case, stride, padding, dilation):
+    from ipex_inductor.templates import conv_grouped
+
+    tile, groups, window = conv_grouped.Tile(*case["tile"]), case["groups"], weight.shape[2:]
+    around = (window, stride, padding, dilation)
+    constants = conv_grouped.constants(len(x), x.shape[1:], len(weight), groups, *around, tile)
+    factor = tile.blocks(weight.shape, groups).of_weight(weight)
+    blocks = -(-constants["PIXELS"] // tile.BLOCK_M) * constants["BLOCKS_N"]
+    return conv_grouped.SOURCE, constants, factor, (blocks,)
+
+
 def streaming(x, weight, case, stride, padding, dilation):
     from ipex_inductor.templates import streamed
 
@@ -113,7 +124,8 @@ def persistently(x, weight, case, stride, padding, dilation):
 
 # For each template: text, constants, the weight as it takes it, the grid.
 READY = {"stem": stem, "depthwise": depthwise, "fprop": fprop}
-READY |= {"strips": depthwise, "streamed": streaming, "persistent": persistently}
+READY |= {"grouped": grouped, "strips": depthwise}
+READY |= {"streamed": streaming, "persistent": persistently}
 
 
 def usage(made):

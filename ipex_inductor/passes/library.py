@@ -26,7 +26,8 @@ Choose = Callable[[Node], tuple[Body | None, str, str]]
 aten, prims = torch.ops.aten, torch.ops.prims
 
 GPUS = ("cuda", "xpu")
-FEW_CHANNELS = 4  # of an image, for which libraries have no good kernel
+# Channels of an image, and of a result, for which libraries have no good kernel.
+FEW_CHANNELS, NARROW = 4, 32
 
 # (binary, unary) behind each product that some call has: a library's, or a template of ours.
 EPILOGUES = {
@@ -98,15 +99,15 @@ def place(
 
 
 def _has_templates(node: Node) -> bool:
-    """Whether templates of ours are for such a convolution: of few channels, or of one a group."""
+    """Whether templates of ours are for such a convolution: of or to few channels, or in groups."""
     x, weight, *_, groups = node.args
     assert isinstance(x, Node)
     assert isinstance(weight, Node)
     if x.meta["val"].device.type == "cpu" or weight.meta["val"].dim() != 4:
         return False
-    _, channels, *window = weight.meta["val"].shape
-    few = channels == 1 if groups != 1 else channels <= FEW_CHANNELS
-    return bool(few and {*window} != {1})  # of one pixel it is a product
+    made, channels, *window = weight.meta["val"].shape
+    few = channels <= FEW_CHANNELS or made <= NARROW
+    return bool(groups != 1 or (few and {*window} != {1}))  # of one pixel it is a product
 
 
 def _is_sycls(node: Node, weights: Container[Node]) -> bool:

@@ -37,6 +37,10 @@ PROBLEMS = {
     "stride=1,1 padding=0,0 dilation=1,1 groups=1",
     "rows": f"8x200x23x29:L 72x200x1x1:L 72 {PLAIN} unary='silu' stride=1,1 padding=0,0 "
     "dilation=1,1 groups=1",
+    "groups of 24": f"4x72x14x14:L 72x24x3x3:L 72 {PLAIN} unary='relu' stride=2,2 padding=1,1 "
+    "dilation=1,1 groups=3",
+    "groups of 4, add": "4x64x14x14:L 64x4x3x3:L 64 4x64x14x14:L binary='add' unary='relu' "
+    "stride=1,1 padding=1,1 dilation=1,1 groups=16",
     "many 3x3 by 2": f"4x32x14x14:L 24x32x3x3:L 24 {PLAIN} unary='relu' stride=2,2 padding=1,1 "
     "dilation=1,1 groups=1",
 }
@@ -55,7 +59,7 @@ HALVES = ("bfloat16", "float16")  # of many channels fp32 is left to libraries
 EACH = [
     (name, dtype)
     for name in PROBLEMS
-    for dtype in (HALVES if name.startswith(("rows", "many")) else (*HALVES, "float32"))
+    for dtype in (HALVES if name.startswith(("rows", "many", "groups")) else (*HALVES, "float32"))
 ]
 
 

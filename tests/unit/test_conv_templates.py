@@ -19,9 +19,16 @@ from torch._inductor import config as inductor
 from torch._inductor.graph import GraphLowering
 
 from ipex_inductor import lowerings
+from ipex_inductor.ops.grouped import Blocks
 from ipex_inductor.ops.stem import TERMS, arranged, image_of, restored, runs, sides
 from ipex_inductor.target import described
-from ipex_inductor.templates import conv_depthwise, conv_fprop, conv_stem, conv_strips
+from ipex_inductor.templates import (
+    conv_depthwise,
+    conv_fprop,
+    conv_grouped,
+    conv_stem,
+    conv_strips,
+)
 from ipex_inductor.templates.gpu import _module
 
 LAST = torch.channels_last
@@ -221,6 +228,38 @@ def test_fprop_compiles_where_there_is_no_gpu(shape, tile, dtype, gpu):
         assert registers * tile.num_warps * 32 <= 65536
 
 
+# RegNetY-3.2GF's and ResNeXt-50's: image, weight, groups.
+IN_GROUPS = [
+    ([64, 576, 14, 14], [576, 24, 3, 3], 24),
+    ([64, 128, 56, 56], [128, 4, 3, 3], 32),
+    ([64, 512, 14, 14], [512, 16, 3, 3], 32),
+]
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile", "dtype", "gpu"),
+    [
+        pytest.param(*each, marks=[pytest.mark.slow] * (number % 21 > 0))
+        for number, each in enumerate(
+            itertools.product(IN_GROUPS, conv_grouped.TILES, ("bfloat16", "float16"), GPUS)
+        )
+        if conv_grouped.fits(each[1], *each[0][1:])
+    ],
+    ids=str,
+)
+def test_grouped_compiles_where_there_is_no_gpu(shape, tile, dtype, gpu):
+    """Without spills; by 16 bytes at a load where the channels of a block are whole vectors."""
+    x, weight, groups = shape
+    around = [1, 1], [1, 1], getattr(torch, dtype)
+    made = compiled(tile, dtype, gpu, ready("grouped", x, weight, tile, *around, groups=groups))
+    assert made.metadata.shared <= described(gpu).shared_memory / 2
+    registers, spilled = usage(made)
+    if "ptx" in made.asm:
+        assert not spilled
+        assert registers * tile.num_warps * 32 <= 32768, "two blocks at once"
+        assert re.search(r"(ld\.global(\.\w+)*\.v4|cp\.async\.cg)", made.asm["ptx"])
+
+
 class Described:
     """What Triton asks of a driver as it compiles."""
 
@@ -282,6 +321,37 @@ def test_depthwise_has_its_epilogue_too(lowered):
     code = lowered(fn, x, torch.randn(9, 32), torch.randn(32))
     assert code.count("@triton.jit") == 1
     assert "tl.exp(" in code or "libdevice.exp(" in code or "sigmoid" in code
+
+
+@pytest.mark.parametrize(
+    ("groups", "made", "each"), [(3, 24, 24), (32, 4, 4), (5, 3, 2), (9, 5, 16), (6, 8, 16)]
+)
+def test_a_grouped_weight_comes_back_from_its_blocks(groups, made, each):
+    shape = groups * made, each, 3, 2
+    weight = torch.randn(shape)
+    found = Blocks.fitting(shape, groups, 32, 32)
+    blocks = found.of_weight(weight)
+    assert blocks.shape == (found.count, 6, 32, 32)
+    assert blocks.is_contiguous()
+    assert blocks.count_nonzero() == weight.count_nonzero(), "all else is zero"
+    assert torch.equal(found.restored(blocks, shape), weight)
+
+
+def test_grouped_has_its_epilogue_too(lowered):
+    """One kernel, in which the second look at what is infinite is."""
+    x = torch.randn(2, 16, 8, 8, dtype=torch.bfloat16).to(memory_format=LAST)
+    tile = conv_grouped.Tile(128, 16, 16, 4)
+    blocks = tile.blocks((16, 4, 3, 3), 4).of_weight(torch.randn(16, 4, 3, 3).bfloat16())
+
+    def fn(x, blocks, bias):
+        around = [3, 3], [1, 1], [1, 1], [1, 1]
+        rows = torch.ops.ipex.conv_grouped(x, blocks, *around, 4, 16, [*vars(tile).values()])
+        return torch.relu(rows + bias)
+
+    code = lowered(fn, x, blocks, torch.randn(16).bfloat16())
+    assert code.count("@triton.jit") == 1
+    assert code.count("tl.dot(") == 18
+    assert "for group in" in code
 
 
 def test_a_pool_behind_it_reads_and_writes_nothing_but_the_image(lowered):

@@ -96,6 +96,14 @@ def separate_problem(window=3, other=False, made=8, format=LAST, **how):
     return problem_in(lambda *args: conv(*args, **how), *given)
 
 
+def grouped_problem(each, made=None, other=False, **how):
+    made, dtype = made or each, how.get("dtype", torch.bfloat16)
+    given = [image(2, 4 * each, 6, 6, **how), image(4 * made, each, 3, 3, dtype=dtype)]
+    given += [torch.randn(4 * made, dtype=dtype)]
+    given += [image(2, 4 * made, 6, 6, dtype=dtype)] * other
+    return problem_in(lambda *args: conv(*args, padding=1, groups=4), *given)
+
+
 def many_problem(window=1, other=False, format=LAST, channels=24):
     given = [image(2, channels, 6, 6, format=format), image(16, channels, window, window)]
     given += [torch.randn(16).bfloat16()] + [image(2, 16, 6, 6)] * other
@@ -111,6 +119,7 @@ def linear_problem(*lead, unary="relu", with_bias=True, dtype=torch.bfloat16):
 PLAIN, RELU, ADD = "aten.convolution", "cudnn.convolution_relu", "cudnn.convolution_add_relu"
 PRODUCT, ACTIVATION = "aten.mm", "cublaslt.addmm_activation"
 FPROP = ["ipex.triton.fprop"]  # the tile for few terms
+GROUPED = ["ipex.triton.grouped"]
 SEPARATE = ["ipex.triton.depthwise"] * 3 + ["ipex.triton.strips"] * 2
 STEM = ["ipex.triton.stem"] * 4  # tiles for 64 channels
 OFFERED = {
@@ -129,7 +138,14 @@ OFFERED = {
     "sigmoid": (conv_problem(unary="sigmoid"), [PLAIN]),
     "gelu": (conv_problem(unary="gelu_tanh"), [PLAIN]),
     "fp64": (conv_problem(dtype=torch.float64), [PLAIN]),
-    "grouped": (conv_problem(groups=2), [PLAIN]),
+    "grouped": (conv_problem(groups=2), [PLAIN, *GROUPED * 2]),  # blocks of 16 by 16
+    "grouped of 24": (grouped_problem(24), [PLAIN, *GROUPED * 5]),  # of 32 and of 64
+    "grouped of 32": (grouped_problem(32), [PLAIN, *GROUPED * 5]),
+    "grouped of 80": (grouped_problem(80), [PLAIN]),
+    "grouped to few": (grouped_problem(48, 8), [PLAIN]),
+    "grouped add": (grouped_problem(4, other=True), [PLAIN, *GROUPED * 2]),
+    "grouped contiguous": (grouped_problem(4, format=torch.contiguous_format), [PLAIN]),
+    "grouped fp32": (grouped_problem(4, dtype=torch.float32), [PLAIN]),
     "contiguous": (conv_problem(format=torch.contiguous_format), [PLAIN]),
     "AMD": (changed(conv_problem(), arch="gfx942:AMD"), [PLAIN]),
     "deterministic": (changed(conv_problem(), settings={"deterministic": True}), [PLAIN]),
@@ -143,10 +159,11 @@ OFFERED = {
     "depthwise add": (separate_problem(5, other=True), [PLAIN, *SEPARATE]),
     "depthwise 9x9": (separate_problem(9), [PLAIN]),
     "depthwise contiguous": (separate_problem(format=torch.contiguous_format), [PLAIN]),
-    "two a channel": (separate_problem(made=16), [PLAIN]),
+    "two a channel": (separate_problem(made=16), [PLAIN, *GROUPED * 2]),
     "many": (many_problem(), [PLAIN, RELU, PRODUCT, ACTIVATION]),
     "many 3x3 add": (many_problem(3, True), [PLAIN, ADD, *FPROP]),
-    "many 3x3 of arithmetic": (many_problem(3, channels=512), [PLAIN, RELU]),
+    # To few channels, so the tiles for those alone.
+    "many 3x3 of arithmetic": (many_problem(3, channels=512), [PLAIN, RELU, *FPROP * 2]),
     "many contiguous": (many_problem(format=torch.contiguous_format), [PLAIN]),
     "linear": (linear_problem(4), ["aten.addmm", ACTIVATION]),
     "linear 3-D": (linear_problem(2, 4), ["aten.addmm", ACTIVATION]),
