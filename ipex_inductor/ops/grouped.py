@@ -41,7 +41,7 @@ class Blocks:
         by_group = F.pad(by_group, (0, 0) * 3 + (0, self.count * self.size - self.groups))
         by_block = by_group.view(self.count, self.size, made, each, -1)
         # [count, h * w, group, term, group, column]: zeros but where both groups are the same.
-        square = torch.diag_embed(by_block.permute(0, 4, 3, 2, 1)).permute(0, 1, 4, 2, 5, 3)
+        square = _diagonal(by_block.permute(0, 4, 3, 2, 1)).permute(0, 1, 4, 2, 5, 3)
         dense = square.reshape(self.count, -1, self.size * each, self.size * made)
         missing = self.columns - self.size * made, self.terms - self.size * each
         return F.pad(dense, (0, missing[0], 0, missing[1])).contiguous()
@@ -54,6 +54,13 @@ class Blocks:
         by_block = square.diagonal(dim1=2, dim2=4).permute(0, 4, 3, 2, 1)
         by_group = by_block.reshape(self.count * self.size, -1)[: self.groups]
         return by_group.reshape(*shape)
+
+
+def _diagonal(values: Tensor) -> Tensor:
+    """`torch.diag_embed(values)` of the values alone: a prologue hoists no zeros made elsewhere."""
+    size = values.shape[-1]
+    apart = F.pad(values.unsqueeze(-1), (0, size)).flatten(-2)  # each lies `size + 1` further on
+    return apart[..., : size * size].unflatten(-1, (size, size))
 
 
 @op("conv_grouped")

@@ -179,7 +179,8 @@ def _worth_hoisting(node: Node, derived: dict[Node, None]) -> bool:
     """Whether to compute `node` ahead: the rest of the graph reads it, and it costs something.
 
     A view or a widening cast is free where it stands; a large tensor that is larger still than its
-    sources costs more to read than to compute; what the caller gets, the caller may write.
+    sources costs more to read than to compute, unless an op of ours reads it, into which nothing is
+    fused; what the caller gets, the caller may write.
     """
     if node.target in PACKERS or node.target is torch.ops.ipex.sycl_packed.default:
         return True
@@ -193,7 +194,11 @@ def _worth_hoisting(node: Node, derived: dict[Node, None]) -> bool:
     grows = _bytes(value) > sum(_bytes(n.meta["val"]) for n in sources)
     if all(_is_view(n) or (grows and n.target in CASTS) for n in links):
         return False
-    return not grows or _bytes(value) <= SMALL
+    return not grows or _bytes(value) <= SMALL or any(map(_is_ours, node.users))
+
+
+def _is_ours(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "ipex"
 
 
 def _leaves_the_graph(node: Node) -> bool:

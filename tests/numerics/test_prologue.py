@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from helpers import Mlp
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from ipex_inductor import decisions, derived_memory
-from ipex_inductor.passes import program
+from ipex_inductor.ops.grouped import Blocks
+from ipex_inductor.passes import program, prologue
 
 X = torch.randn(4, 32)
 
@@ -166,6 +168,26 @@ def test_views_and_widening_casts_stay_where_they_are_free():
     fn = compiled(lambda x: (x.unsqueeze(-1) + w.t().float()).sum(0))
     torch.testing.assert_close(fn(X[:, :1]), (X[:, :1].unsqueeze(-1) + w.t().float()).sum(0))
     assert not hoisted()
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_what_an_op_of_ours_reads_may_grow(ours):
+    """A kernel of ours reads it from memory in any case; Inductor makes it where it reads it."""
+    shape, groups, around = (12288, 24, 1, 1), 512, ([1, 1], [1, 1], [0, 0], [1, 1])
+    found = Blocks.fitting(shape, groups, 32, 32)
+
+    def fn(x, weight):
+        blocks = found.of_weight(weight)
+        if not ours:
+            return x.sum() * blocks
+        return torch.ops.ipex.conv_grouped(x, blocks, *around, groups, len(weight), [])
+
+    gm = make_fx(fn)(torch.randn(1, shape[0], 1, 1), torch.randn(shape))
+    _, weight = gm.graph.find_nodes(op="placeholder")
+    derived = prologue.weight_only(gm.graph, {weight})
+    made = [*derived][-1]
+    assert prologue._bytes(made.meta["val"]) > prologue.SMALL
+    assert prologue._worth_hoisting(made, derived) is ours
 
 
 @torch.no_grad()
