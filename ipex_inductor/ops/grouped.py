@@ -60,7 +60,7 @@ def _diagonal(values: Tensor) -> Tensor:
     """`torch.diag_embed(values)` of the values alone: a prologue hoists no zeros made elsewhere."""
     size = values.shape[-1]
     apart = F.pad(values.unsqueeze(-1), (0, size)).flatten(-2)  # each lies `size + 1` further on
-    return apart[..., : size * size].unflatten(-1, (size, size))
+    return apart[..., : size * size].reshape(*values.shape, size)
 
 
 @op("conv_grouped")
