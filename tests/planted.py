@@ -9,7 +9,8 @@ import torch
 
 from ipex_inductor.autotune import space
 from ipex_inductor.autotune.record import Choice
-from ipex_inductor.lowerings import tuner
+from ipex_inductor.lowerings import compiling, tuner
+from ipex_inductor.lowerings.compiling import Begun
 
 
 def crash():
@@ -81,21 +82,21 @@ for _choice in CHOICES.values():
 
 
 def plant():
-    offer, compiled = tuner._offer, tuner.compiled
+    offered, begun = compiling.offered, compiling.begun
     usual = []  # lowered once: that takes longer than all that is done to it
 
     def with_harm(problem, inputs):
-        run, real = offer(problem, inputs)
-        usual[:] = [run]
-        return run, replace(real, choices=(*CHOICES.values(), *real.choices))
+        graph, real = offered(problem, inputs)
+        usual[:] = [graph.run]
+        return graph, replace(real, choices=(*CHOICES.values(), *real.choices))
 
     def harmful(problem, choice, inputs):
         name = choice.name.removeprefix("planted.")
         if name not in HARM:
-            return compiled(problem, choice, inputs)
-        return lambda given: HARM[name][0](usual[0], given)
+            return begun(problem, choice, inputs)
+        return Begun(lambda given: HARM[name][0](usual[0], given), lambda: None, ())
 
-    tuner._offer, tuner.compiled = with_harm, harmful
+    compiling.offered, compiling.begun = with_harm, harmful
 
 
 if __name__ == "__main__":
