@@ -6,6 +6,7 @@ knows who was at work. Graphs are waited for in the order in which their kernels
 workers, so that of whoever hangs the first is waited for.
 """
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ipex_inductor import compat
 from ipex_inductor.autotune import measure
-from ipex_inductor.autotune.record import Choice, Problem, encode
+from ipex_inductor.autotune.record import Choice, Problem
 from ipex_inductor.lowerings import compiling
 from ipex_inductor.lowerings.compiling import Begun
 
@@ -24,12 +25,12 @@ Tried = Begun | Exception  # or what it failed by
 
 @dataclass(frozen=True)
 class Graphs:
-    """Of one problem; `known` are there, by choice, and `doing` hears whose turn is next."""
+    """Of one problem; `usual` is begun, by its number, and `doing` hears whose turn is next."""
 
     problem: Problem
     choices: Sequence[Choice]
     inputs: Sequence[Tensor]
-    known: Mapping[bytes, Begun]
+    usual: Mapping[int, Begun]
     doing: Callable[[int], None]
 
     def next(self, left: deque[int], fewest: int, deadline: float) -> dict[int, Tried]:
@@ -55,18 +56,15 @@ class Graphs:
                 break
             i = left.popleft()
             self.doing(i)
-            graphs[i] = self._begin(i)
+            graphs[i] = self.usual.get(i) or _tried(functools.partial(self._begin, i))
         return graphs
 
-    def _begin(self, number: int) -> Tried:
-        choice = self.choices[number]
-        known = self.known.get(encode(choice))
-        return known or _tried(lambda: compiling.begun(self.problem, choice, self.inputs))
+    def _begin(self, number: int) -> Begun:
+        return compiling.begun(self.problem, self.choices[number], self.inputs)
 
     def _alone(self, number: int) -> Tried:
         with compat.compiles_anew_in_this_process():
-            graph = self._begin(number)
-            return graph if isinstance(graph, Exception) else _tried(graph.waited)
+            return _tried(lambda: self._begin(number).waited())
 
 
 def _tried(make: Callable[[], Begun]) -> Tried:

@@ -79,14 +79,17 @@ class Tuner:
             trials.append(_trial(point, device))
         self._say.doing(NOBODY)
         default, offer = compiling.offered(problem, trials[0].inputs)
-        usual = {encode(offer.taken): default.waited()}
         self._say.choices(offer.choices)
         outcomes = [o for o in out if o.choice in offer.choices]
         passed, order = self._narrowed(problem, offer, trials, device)
         outcomes += [o for o in passed if o.choice not in [known.choice for known in outcomes]]
         known = {encode(o.choice) for o in outcomes}
+        usual = offer.choices.index(offer.taken)
+        if encode(offer.taken) in known:
+            default.waited()  # nobody else will
+        order.sort(key=lambda i: i != usual)  # it is begun
         left = deque(i for i in order if encode(offer.choices[i]) not in known)
-        graphs = Graphs(problem, offer.choices, trials[0].inputs, usual, self._say.doing)
+        graphs = Graphs(problem, offer.choices, trials[0].inputs, {usual: default}, self._say.doing)
         wrong, candidates = self._candidates(graphs, left, trials, deadline)
         outcomes += wrong
         raced = self._raced(candidates, trials, device, deadline) if candidates else []
