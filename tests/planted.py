@@ -3,10 +3,13 @@
 import os
 import signal
 import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 
 import torch
 
+from ipex_inductor import compat
 from ipex_inductor.autotune import space
 from ipex_inductor.autotune.record import Choice
 from ipex_inductor.lowerings import compiling, tuner
@@ -58,6 +61,16 @@ def break_device(*_):
     raise torch.AcceleratorError("an illegal memory access was encountered", 700)
 
 
+class Compiling:
+    """Does `harm` as it compiles, and is right."""
+
+    def __init__(self, harm):
+        self.harm_compiling = harm
+
+    def __call__(self, right, inputs):
+        return right(inputs)
+
+
 # What each does, and the words of the reason it is to be out for; in the order they are tried.
 HARM = {
     "one element off": (one_element_off, "wrong by 0.0"),
@@ -73,16 +86,43 @@ HARM = {
     "crashes": (lambda *_: crash(), "it crashed with SIGSEGV"),
     "exits": (lambda *_: os._exit(7), "it ended with 7"),
     "hangs": (hang, "it hung: nothing happened for"),
+    "refuses to compile": (Compiling(refuse), "it does not compile: RuntimeError: invalid config"),
+    "crashes its compiler": (Compiling(crash), "it crashed with SIGSEGV"),
+    "hangs its compiler": (Compiling(hang), "it hung: nothing happened for"),
     "crashes in the race": (Later(20, lambda _: crash()), "it crashed with SIGSEGV"),
     "wrong after the race": (Later(20, lambda result: result * 0), "wrong by 1"),
 }
+HANGS = [name for name in HARM if name.startswith("hangs")]
 CHOICES = {name: Choice("library", f"planted.{name}") for name in HARM}
 for _choice in CHOICES.values():
     space.register("library", _choice.name)
 
 
+class Workers:
+    """Compilers, each of which takes a moment for a choice; in company if there are several."""
+
+    def __init__(self):
+        self.pool = ProcessPoolExecutor(2)
+
+    def compiled(self, harm):
+        """Begins, and gives what waits for it."""
+        if compat.compilers() == 1:
+            harm()
+            return int
+        try:
+            return self.pool.submit(harm).result
+        except BrokenProcessPool:  # by whoever was there before
+            self.pool = ProcessPoolExecutor(2)
+            return self.pool.submit(harm).result
+
+
+def moment():
+    time.sleep(0.2)  # so that whoever crashes a compiler has company
+
+
 def plant():
     offered, begun = compiling.offered, compiling.begun
+    workers = Workers()
     usual = []  # lowered once: that takes longer than all that is done to it
 
     def with_harm(problem, inputs):
@@ -94,7 +134,9 @@ def plant():
         name = choice.name.removeprefix("planted.")
         if name not in HARM:
             return begun(problem, choice, inputs)
-        return Begun(lambda given: HARM[name][0](usual[0], given), lambda: None, ())
+        harm = HARM[name][0]
+        wait = workers.compiled(getattr(harm, "harm_compiling", moment))
+        return Begun(lambda given: harm(usual[0], given), wait, ())
 
     compiling.offered, compiling.begun = with_harm, harmful
 
