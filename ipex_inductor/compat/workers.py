@@ -31,26 +31,33 @@ def kernels_put_off() -> Iterator[Callable[[], None]]:
     from torch._inductor.async_compile import AsyncCompile
 
     kind: Any = AsyncCompile
-    usual = kind.wait
+    usual_wait, usual_triton = kind.wait, kind.triton
     code: list[tuple[Any, dict[str, Any]]] = []
 
     def wait(self: Any, scope: dict[str, Any]) -> None:
         put_off = _put_off.get()
         if put_off is None:
-            usual(self, scope)
+            usual_wait(self, scope)
         else:
             put_off.append((self, scope))
 
+    def triton(self: Any, name: str, source: str, *more: Any, **how: Any) -> Any:
+        # Inductor hands a template's kernel over without the end of its last line, then the code
+        # does with it, and two workers would compile it.
+        if _put_off.get() is not None:
+            source = source.rstrip() + "\n"
+        return usual_triton(self, name, source, *more, **how)
+
     def finish() -> None:
         for self, scope in code:
-            usual(self, scope)
+            usual_wait(self, scope)
 
     token = _put_off.set(code)
-    kind.wait = wait
+    kind.wait, kind.triton = wait, triton
     try:
         yield finish
     finally:
-        kind.wait = usual
+        kind.wait, kind.triton = usual_wait, usual_triton
         _put_off.reset(token)
 
 
