@@ -142,6 +142,7 @@ class Child:
 
     def _answer(self) -> Answer:
         """The next line. Raises `_Died` if the process ended, or had to be, before it came."""
+        assert self._process is not None
         seen, since = b"", time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(self._pipe, selectors.EVENT_READ)
@@ -151,6 +152,8 @@ class Child:
                     if not read:
                         raise self._end()
                     self._answers += read
+                elif self._process.poll() is not None:
+                    raise self._end()  # compilers of its own may still hold the pipe
                 now = self._status[:]
                 if now != seen:
                     seen, since = now, time.monotonic()

@@ -28,7 +28,7 @@ from ipex_inductor import target
 from ipex_inductor.autotune import clocks, measure
 from ipex_inductor.autotune.measure import Candidate
 from ipex_inductor.autotune.record import Choice, Problem
-from ipex_inductor.lowerings import library, peaks, resources, settings, shapes, tuner
+from ipex_inductor.lowerings import compiling, library, peaks, settings, shapes, tuner
 
 BANDWIDTH, RATE = 4.27e12, 679e12
 
@@ -117,14 +117,14 @@ def verified(
 ) -> Candidate | None:
     """The choice compiled, if it is right; or why not, in `row`."""
     try:
-        with resources.of_loaded() as takes:
-            candidate = Candidate(choice, tuner.compiled(problem, choice, trial.inputs), takes)
+        graph = compiling.begun(problem, choice, trial.inputs).waited()
+        candidate = Candidate(choice, graph.run, graph.takes())
     except measure.FATAL:
         raise
     except Exception as error:
         row["failed"] = f"it does not compile: {measure.first_line(error)}"
         return None
-    row |= takes
+    row |= candidate.takes
     found = measure.verified(candidate, trial.judge, trial.inputs)
     if isinstance(found, float):
         row["error"], row["allowed"] = found, trial.judge.tolerance

@@ -36,7 +36,7 @@ from ipex_inductor import target
 from ipex_inductor.autotune import clocks, measure
 from ipex_inductor.autotune.measure import Candidate, Judge, Run
 from ipex_inductor.autotune.record import Choice, Problem
-from ipex_inductor.lowerings import library, settings, shapes, tuner
+from ipex_inductor.lowerings import compiling, library, settings, shapes
 from ipex_inductor.lowerings.workload import inputs_of
 
 # (M, K, N); those that memory limits first, of which the budget may not run out.
@@ -79,7 +79,7 @@ def peers(
 
     def compiled(mode: str) -> Run:
         """Without Dynamo, as the calls and tiles: its guards would not be captured anyway."""
-        found = tuner._static(function, inputs, torch._inductor.list_mode_options(mode))
+        found = compiling.static(function, inputs, torch._inductor.list_mode_options(mode))
         return lambda given: found(*given)
 
     yield "eager", lambda: lambda given: function(*given)
@@ -91,7 +91,7 @@ def peers(
         tiles += bool(call.parameters)
         if tiles <= options.tiles:
             name = " ".join([call.name, *(str(int(v)) for v in call.parameters.values())])
-            yield name, functools.partial(tuner.compiled, problem, call.choice, inputs)
+            yield name, functools.partial(compiling.compiled, problem, call.choice, inputs)
 
 
 def floor(shape: tuple[int, int, int], itemsize: int) -> float:

@@ -1,22 +1,22 @@
 """The process that measures: `python -m ipex_inductor.lowerings.tuner`, see `autotune.child`.
 
 A problem's candidates are whole compiled graphs, op and epilogue, that differ in the one choice.
+As many are compiled at once as Inductor has workers; nothing is, while anything is measured.
 """
 
-import functools
 import itertools
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from msgspec.structs import replace
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
-from ipex_inductor import compat, lowerings, target
+from ipex_inductor import compat, target
 from ipex_inductor.autotune import child, clocks, measure
 from ipex_inductor.autotune.cost import Model
 from ipex_inductor.autotune.measure import Candidate, Judge, Round, Run, Runner
@@ -24,16 +24,13 @@ from ipex_inductor.autotune.ranges import points
 from ipex_inductor.autotune.record import Choice, Outcome, Problem, Record, Timing, encode
 from ipex_inductor.autotune.select import cost_model
 from ipex_inductor.autotune.told import microseconds
-from ipex_inductor.lowerings import library, peaks, resources, settings
-from ipex_inductor.lowerings.calls import Call
+from ipex_inductor.lowerings import compiling, library, peaks, settings
+from ipex_inductor.lowerings.compiling import OPTIONS
 from ipex_inductor.lowerings.listed import Choosing, Offer, choosing
 from ipex_inductor.lowerings.provenance import provenance_of
-from ipex_inductor.lowerings.workload import function_of, inputs_of, mark, widened
+from ipex_inductor.lowerings.together import Graphs, Tried
+from ipex_inductor.lowerings.workload import function_of, inputs_of, widened
 
-# What makes Inductor list its templates, and time nothing.
-OPTIONS: dict[str, Any] = {"max_autotune": True, "shape_padding": False}
-# What a graph with an op of ours is compiled by: templates may change more than the choice does.
-USUALLY: dict[str, Any] = {"shape_padding": False}
 # What Inductor kept of earlier measurements, on this machine or others, is of unknown age.
 ANEW: dict[str, Any] = {"autotune_local_cache": False, "autotune_remote_cache": False}
 QUIETLY: dict[str, Any] = {"autotune_num_choices_displayed": 0}
@@ -55,6 +52,7 @@ LIKELY = 12
 # Inductor times of them in passing: without epilogue, without verification, roughly.
 FINALISTS, HOPELESS = 8, 1.3
 PRUNED = ("cuda", "xpu")  # on CPUs its word may be off by a thousand times
+WORKED = ("cuda", "xpu")  # Inductor has workers for Triton's kernels
 NOBODY = -1  # of the choices is at work
 
 
@@ -73,29 +71,27 @@ class Tuner:
         deadline = time.monotonic() + seconds
         device = _device(problem)
         settings.apply(device.type, problem.settings)
+        if device.type in WORKED:
+            compat.start_workers()
         trials = []
         for point in points(problem):
             self._say.doing(NOBODY)
             trials.append(_trial(point, device))
         self._say.doing(NOBODY)
-        default, offer = _offer(problem, trials[0].inputs)
+        default, offer = compiling.offered(problem, trials[0].inputs)
         self._say.choices(offer.choices)
         outcomes = [o for o in out if o.choice in offer.choices]
         passed, order = self._narrowed(problem, offer, trials, device)
         outcomes += [o for o in passed if o.choice not in [known.choice for known in outcomes]]
         known = {encode(o.choice) for o in outcomes}
-        candidates: list[tuple[int, Candidate, float]] = []
-        for i in order:
-            choice = offer.choices[i]
-            if encode(choice) in known or (len(candidates) > 1 and time.monotonic() > deadline):
-                continue
-            self._say.doing(i)
-            run = default if choice == offer.taken else None
-            found = self._candidate(problem, choice, trials, run)
-            if isinstance(found, Outcome):
-                outcomes.append(found)
-            else:
-                candidates.append((i, *found))
+        usual = offer.choices.index(offer.taken)
+        if encode(offer.taken) in known:
+            default.waited()  # nobody else will
+        order.sort(key=lambda i: i != usual)  # it is begun
+        left = deque(i for i in order if encode(offer.choices[i]) not in known)
+        graphs = Graphs(problem, offer.choices, trials[0].inputs, {usual: default}, self._say.doing)
+        wrong, candidates = self._candidates(graphs, left, trials, deadline)
+        outcomes += wrong
         raced = self._raced(candidates, trials, device, deadline) if candidates else []
         outcomes += raced
         if not any(o.timing for o in raced):  # then nothing was passed over for anything
@@ -129,20 +125,24 @@ class Tuner:
         keys = [place.get(encode(c), others[c.kind]) for c in offer.choices]
         return passed, sorted(range(len(keys)), key=keys.__getitem__)
 
-    def _candidate(
-        self, problem: Problem, choice: Choice, trials: Sequence[Trial], run: Run | None
-    ) -> Outcome | tuple[Candidate, float]:
-        """Compiled, unless `run` is it, and found right, with its error."""
-        try:
-            with resources.of_loaded() as takes:
-                run = run or compiled(problem, choice, trials[0].inputs)
-            candidate = Candidate(choice, run, takes)
-        except measure.FATAL:
-            raise
-        except Exception as error:
-            return Outcome(choice, reason=f"it does not compile: {measure.first_line(error)}")
-        found = _verified(candidate, trials)
-        return found if isinstance(found, Outcome) else (candidate, found)
+    def _candidates(
+        self, graphs: Graphs, left: deque[int], trials: Sequence[Trial], deadline: float
+    ) -> tuple[list[Outcome], list[tuple[int, Candidate, float]]]:
+        """Of the choices with the numbers in `left`: what is wrong, and what is right by how much.
+
+        Past the deadline no more are tried, but that two are to be right.
+        """
+        wrong: list[Outcome] = []
+        right: list[tuple[int, Candidate, float]] = []
+        while tried := graphs.next(left, 2 - len(right), deadline):
+            for i, graph in tried.items():
+                self._say.doing(i)
+                found = _candidate(graphs.choices[i], graph, trials)
+                if isinstance(found, Outcome):
+                    wrong.append(found)
+                else:
+                    right.append((i, *found))
+        return wrong, right
 
     def _raced(
         self,
@@ -175,6 +175,17 @@ def _trial(problem: Problem, device: torch.device) -> Trial:
     with torch.no_grad():
         exact, eager = function_of(widened(problem))(*wide), function_of(problem)(*inputs)
     return Trial(problem, tuple(inputs), Judge(exact, eager))
+
+
+def _candidate(
+    choice: Choice, graph: Tried, trials: Sequence[Trial]
+) -> Outcome | tuple[Candidate, float]:
+    """With its error, if it compiled and is right."""
+    if isinstance(graph, Exception):
+        return Outcome(choice, reason=f"it does not compile: {measure.first_line(graph)}")
+    candidate = Candidate(choice, graph.run, graph.takes())
+    found = _verified(candidate, trials)
+    return found if isinstance(found, Outcome) else (candidate, found)
 
 
 def _verified(candidate: Candidate, trials: Sequence[Trial]) -> Outcome | float:
@@ -211,70 +222,6 @@ def _outcome(runner: Runner, timing: Timing, trials: Sequence[Trial]) -> Outcome
     return replace(outcome, **runner.candidate.takes)
 
 
-def compiled(problem: Problem, choice: Choice, inputs: Sequence[Tensor]) -> Run:
-    """The problem's graph with that choice. Raises `ValueError` if it is not to be had."""
-    if problem.op in library.CALLS:
-        return _called(problem, library.call_of(problem, choice), inputs)
-    run, offers = _lowered(problem, inputs, {encode(problem): choice})
-    offer = offers.get(encode(problem))
-    if offer is None or offer.taken != choice:
-        raise ValueError("Inductor does not offer it any more")
-    return run
-
-
-def _offer(problem: Problem, inputs: Sequence[Tensor]) -> tuple[Run, Offer]:
-    """The graph with the choice that is usual, and what there is to choose from."""
-    if problem.op in library.CALLS:
-        calls = library.calls(problem)
-        if len(calls) < 2:
-            raise ValueError("nothing but Inductor's own may compute it")
-        choices = tuple(call.choice for call in calls)
-        return _called(problem, calls[0], inputs), Offer(problem, choices, choices[0])
-    run, offers = _lowered(problem, inputs, {})
-    offer = offers.get(encode(problem))
-    if offer is None:
-        others = ", ".join(_named(o.problem) for o in offers.values()) or "nothing to choose from"
-        raise ValueError(f"here it is lowered as {others}")
-    return run, offer
-
-
-def _called(problem: Problem, call: Call, inputs: Sequence[Tensor]) -> Run:
-    """The graph with the op computed by `call`, and what that leaves of the epilogue by Inductor.
-
-    Without max-autotune, under which a convolution of one pixel is a product to Inductor.
-    """
-    lowerings.register()
-    if call.arrange is None:
-        return _lowered(problem, inputs, {}, USUALLY, function_of(problem, call.body))[0]
-    arrange = function_of(replace(problem, epilogue=""), call.arrange)
-
-    def function(weight: Tensor, *operands: Tensor) -> Tensor:
-        return function_of(problem, functools.partial(call.body, weight))(*operands)
-
-    known = Arranged(arrange)
-    run, _ = _lowered(problem, [known(inputs), *inputs], {}, USUALLY, function)
-    return lambda operands: run([known(operands), *operands])
-
-
-class Arranged:
-    """Weights as a call takes them, which the graphs of models have from a prologue: made once."""
-
-    def __init__(self, arrange: Callable[..., Tensor]) -> None:
-        self._arrange = arrange
-        self._known: Any = WeakIdKeyDictionary()
-
-    def __call__(self, operands: Sequence[Tensor]) -> Tensor:
-        """What `arrange` makes of `operands`, whose second is the weight."""
-        weight = operands[1]
-        version, made = self._known.get(weight, (None, None))
-        if version != weight._version:
-            with torch.no_grad():
-                made = self._arrange(*operands)
-            self._known[weight] = weight._version, made
-        assert isinstance(made, Tensor)
-        return made
-
-
 def _ranked(problem: Problem, offer: Offer, model: Model | None) -> list[tuple[float, Choice]]:
     """The templates with what the model says they take, fastest first; those it knows.
 
@@ -295,9 +242,8 @@ def _passed_over(problem: Problem, offer: Offer, inputs: Sequence[Tensor]) -> li
     """
     now = Choosing(watches=True)
     with choosing(now):
-        _compiled(
-            problem, inputs, OPTIONS | ANEW | QUIETLY | {"autotune_in_subproc": inputs[0].is_cuda}
-        )
+        subprocess = {"autotune_in_subproc": inputs[0].is_cuda}
+        compiling.lowered(problem, inputs, OPTIONS | ANEW | QUIETLY | subprocess).wait()
     heard = [h.times for h in now.heard if h.problem == problem]
     told = {encode(choice): microseconds(ms) for times in heard for choice, ms in times}
     times = {key: time for key, time in told.items() if time is not None}
@@ -309,74 +255,6 @@ def _passed_over(problem: Problem, offer: Offer, inputs: Sequence[Tensor]) -> li
         for choice in offer.choices
         if (key := encode(choice)) in times and key not in kept and choice.kind != "library"
     ]
-
-
-def _named(problem: Problem) -> str:
-    shapes = " ".join(f"{o.dtype}{list(o.shape)}{list(o.stride)}" for o in problem.operands)
-    return f"{problem.op} {shapes}"
-
-
-def _lowered(
-    problem: Problem,
-    inputs: Sequence[Tensor],
-    selected: dict[bytes, Choice],
-    options: dict[str, Any] = OPTIONS,
-    function: Callable[..., Tensor] | None = None,
-) -> tuple[Run, dict[bytes, Offer]]:
-    """The compiled graph of the problem, and what was offered for the ops in it."""
-    now = Choosing(selected)
-    with choosing(now):
-        run = _compiled(problem, inputs, options, function)
-
-    def call(operands: Sequence[Tensor]) -> Tensor:
-        with torch.no_grad():
-            result: Tensor = run(*operands)
-        return result
-
-    return call, now.offers
-
-
-def _compiled(
-    problem: Problem,
-    inputs: Sequence[Tensor],
-    options: dict[str, Any],
-    function: Callable[..., Tensor] | None = None,
-) -> Callable[..., Tensor]:
-    with torch.no_grad(), compat.graph_caches_off():
-        run = (
-            _dynamic(problem, inputs, options)
-            if problem.symbols
-            else _static(function or function_of(problem), inputs, options)
-        )
-        run(*inputs)  # AOT autograd compiles at the first call
-    return run
-
-
-def _static(
-    function: Callable[..., Tensor], inputs: Sequence[Tensor], options: dict[str, Any]
-) -> Callable[..., Tensor]:
-    """Without Dynamo, whose guards take as long as a small product."""
-    from torch._inductor.compile_fx import compile_fx
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    gm = make_fx(function)(*inputs)
-    run: Any = compile_fx(gm, list(inputs), config_patches=options)
-    return cast(Callable[..., Tensor], run)
-
-
-def _dynamic(
-    problem: Problem, inputs: Sequence[Tensor], options: dict[str, Any]
-) -> Callable[..., Tensor]:
-    mark(problem, inputs)
-    # What Dynamo compiles for one choice must not be taken for another, nor be compiled anew.
-    torch._dynamo.config.error_on_recompile = True
-    function = function_of(problem)
-
-    def call(*operands: Tensor) -> Tensor:
-        return function(*operands)
-
-    call.__code__ = call.__code__.replace()
-    return torch.compile(call, fullgraph=True, options=options)
 
 
 def _device(problem: Problem) -> torch.device:

@@ -7,8 +7,8 @@ from torch._inductor.graph import GraphLowering
 from torch._subclasses import FakeTensorMode
 
 from ipex_inductor import lowerings
-from ipex_inductor.lowerings import tuner
-from ipex_inductor.lowerings.workload import empty
+from ipex_inductor.lowerings import compiling
+from ipex_inductor.lowerings.workload import empty, function_of
 from ipex_inductor.prebuild import described as described_gpu
 from ipex_inductor.target import described
 
@@ -24,12 +24,12 @@ def code(function, inputs, tmp_path, monkeypatch):
     with described_gpu.device(described("h200")), torch.no_grad():
         monkeypatch.setattr(GraphLowering, "save_output_code", staticmethod(codes.append))
         with FakeTensorMode(allow_non_fake_inputs=True):
-            tuner._static(function, inputs(), {"fx_graph_cache": False})
+            compiling.static(function, inputs(), {"fx_graph_cache": False})
     return codes[-1]
 
 
 def code_of_call(problem, call, tmp_path, monkeypatch):
     """Of `problem` with what `call` makes of its op."""
     operands = functools.partial(map, lambda o: empty(o, torch.device("cuda:0")))
-    function = tuner.function_of(problem, call.whole)
+    function = function_of(problem, call.whole)
     return code(function, lambda: [*operands(problem.operands)], tmp_path, monkeypatch)

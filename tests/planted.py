@@ -3,13 +3,17 @@
 import os
 import signal
 import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 
 import torch
 
+from ipex_inductor import compat
 from ipex_inductor.autotune import space
 from ipex_inductor.autotune.record import Choice
-from ipex_inductor.lowerings import tuner
+from ipex_inductor.lowerings import compiling, tuner
+from ipex_inductor.lowerings.compiling import Begun
 
 
 def crash():
@@ -57,6 +61,16 @@ def break_device(*_):
     raise torch.AcceleratorError("an illegal memory access was encountered", 700)
 
 
+class Compiling:
+    """Does `harm` as it compiles, and is right."""
+
+    def __init__(self, harm):
+        self.harm_compiling = harm
+
+    def __call__(self, right, inputs):
+        return right(inputs)
+
+
 # What each does, and the words of the reason it is to be out for; in the order they are tried.
 HARM = {
     "one element off": (one_element_off, "wrong by 0.0"),
@@ -72,30 +86,59 @@ HARM = {
     "crashes": (lambda *_: crash(), "it crashed with SIGSEGV"),
     "exits": (lambda *_: os._exit(7), "it ended with 7"),
     "hangs": (hang, "it hung: nothing happened for"),
+    "refuses to compile": (Compiling(refuse), "it does not compile: RuntimeError: invalid config"),
+    "crashes its compiler": (Compiling(crash), "it crashed with SIGSEGV"),
+    "hangs its compiler": (Compiling(hang), "it hung: nothing happened for"),
     "crashes in the race": (Later(20, lambda _: crash()), "it crashed with SIGSEGV"),
     "wrong after the race": (Later(20, lambda result: result * 0), "wrong by 1"),
 }
+HANGS = [name for name in HARM if name.startswith("hangs")]
 CHOICES = {name: Choice("library", f"planted.{name}") for name in HARM}
 for _choice in CHOICES.values():
     space.register("library", _choice.name)
 
 
+class Workers:
+    """Compilers, each of which takes a moment for a choice; in company if there are several."""
+
+    def __init__(self):
+        self.pool = ProcessPoolExecutor(2)
+
+    def compiled(self, harm):
+        """Begins, and gives what waits for it."""
+        if compat.compilers() == 1:
+            harm()
+            return int
+        try:
+            return self.pool.submit(harm).result
+        except BrokenProcessPool:  # by whoever was there before
+            self.pool = ProcessPoolExecutor(2)
+            return self.pool.submit(harm).result
+
+
+def moment():
+    time.sleep(0.2)  # so that whoever crashes a compiler has company
+
+
 def plant():
-    offer, compiled = tuner._offer, tuner.compiled
+    offered, begun = compiling.offered, compiling.begun
+    workers = Workers()
     usual = []  # lowered once: that takes longer than all that is done to it
 
     def with_harm(problem, inputs):
-        run, real = offer(problem, inputs)
-        usual[:] = [run]
-        return run, replace(real, choices=(*CHOICES.values(), *real.choices))
+        graph, real = offered(problem, inputs)
+        usual[:] = [graph.run]
+        return graph, replace(real, choices=(*CHOICES.values(), *real.choices))
 
     def harmful(problem, choice, inputs):
         name = choice.name.removeprefix("planted.")
         if name not in HARM:
-            return compiled(problem, choice, inputs)
-        return lambda given: HARM[name][0](usual[0], given)
+            return begun(problem, choice, inputs)
+        harm = HARM[name][0]
+        wait = workers.compiled(getattr(harm, "harm_compiling", moment))
+        return Begun(lambda given: harm(usual[0], given), wait, ())
 
-    tuner._offer, tuner.compiled = with_harm, harmful
+    compiling.offered, compiling.begun = with_harm, harmful
 
 
 if __name__ == "__main__":

@@ -62,3 +62,9 @@ from ipex_inductor.compat.versions import TESTED as TESTED
 from ipex_inductor.compat.versions import VERSION as VERSION
 from ipex_inductor.compat.versions import torch_minor as torch_minor
 from ipex_inductor.compat.versions import untested_reason as untested_reason
+from ipex_inductor.compat.workers import compilers as compilers
+from ipex_inductor.compat.workers import (
+    compiles_anew_in_this_process as compiles_anew_in_this_process,
+)
+from ipex_inductor.compat.workers import kernels_put_off as kernels_put_off
+from ipex_inductor.compat.workers import start_workers as start_workers

@@ -16,7 +16,7 @@ from ipex_inductor.autotune import measure
 from ipex_inductor.autotune.database import Shard
 from ipex_inductor.autotune.measure import Candidate
 from ipex_inductor.autotune.record import Record
-from ipex_inductor.lowerings import library, selection, settings, shapes, tuner
+from ipex_inductor.lowerings import compiling, library, selection, settings, shapes, tuner
 
 pytestmark = pytest.mark.gpu
 
@@ -73,7 +73,7 @@ def test_through_inductor(name, dtype):
     ours = [call for call in library.calls(problem) if call.parameters]
     assert ours
     for call in ours[:2]:
-        run = tuner.compiled(problem, call.choice, trial.inputs)
+        run = compiling.compiled(problem, call.choice, trial.inputs)
         found = measure.verified(Candidate(call.choice, run), trial.judge, trial.inputs)
         assert isinstance(found, float), (call.choice, found.reason)
 

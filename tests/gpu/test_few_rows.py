@@ -16,7 +16,7 @@ from ipex_inductor.autotune import measure
 from ipex_inductor.autotune.database import Shard
 from ipex_inductor.autotune.measure import Candidate
 from ipex_inductor.autotune.record import Record
-from ipex_inductor.lowerings import library, tuner
+from ipex_inductor.lowerings import compiling, library, tuner
 from ipex_inductor.templates import few_rows
 
 pytestmark = pytest.mark.gpu
@@ -46,7 +46,7 @@ def test_with_its_epilogue_in_one_kernel(name):
     calls = offered(problem)
     assert calls
     for call in calls[:: max(1, len(calls) // 3)]:
-        run = tuner.compiled(problem, call.choice, trial.inputs)
+        run = compiling.compiled(problem, call.choice, trial.inputs)
         found = measure.verified(Candidate(call.choice, run), trial.judge, trial.inputs)
         assert isinstance(found, float), (call.choice, found.reason)
 
@@ -61,7 +61,7 @@ def test_a_weight_with_gaps_between_its_rows_and_a_turned_input():
         return body(x, weight, None, None, "none", "relu", [], False)
 
     with torch.no_grad():
-        result = tuner._static(fn, [x, weight], {})(x, weight)
+        result = compiling.static(fn, [x, weight], {})(x, weight)
     wanted = torch.relu(x.double() @ weight.double().t())
     torch.testing.assert_close(result.double(), wanted, rtol=1e-5, atol=1e-3)  # sums of 515 terms
 

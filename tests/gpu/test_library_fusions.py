@@ -17,7 +17,7 @@ from ipex_inductor.autotune.database import Records, Shard, write
 from ipex_inductor.autotune.measure import Candidate
 from ipex_inductor.autotune.record import Choice, Record
 from ipex_inductor.autotune.table import file_name
-from ipex_inductor.lowerings import library, selection, settings, shapes, tuner
+from ipex_inductor.lowerings import compiling, library, selection, settings, shapes, tuner
 
 pytestmark = pytest.mark.gpu
 
@@ -71,7 +71,7 @@ def wrong(problem):
     for call in library.calls(problem)[1:]:  # the first is Inductor's own
         if call.parameters:  # a template of ours: test_conv_templates.py
             continue
-        run = tuner.compiled(problem, call.choice, trial.inputs)
+        run = compiling.compiled(problem, call.choice, trial.inputs)
         outcome = measure.verified(Candidate(call.choice, run), trial.judge, trial.inputs)
         found[call.name] = "" if isinstance(outcome, float) else outcome.reason
     return found
@@ -104,7 +104,7 @@ def test_the_gelu_of_cublaslt_is_the_tanh_form():
     x, weight, bias = trial.inputs
     (call,) = (c for c in library.calls(problem) if c.name == ACTIVATION)
     product = F.linear(x.double(), weight.double(), bias.double())
-    result = tuner.compiled(problem, call.choice, trial.inputs)(trial.inputs).double()
+    result = compiling.compiled(problem, call.choice, trial.inputs)(trial.inputs).double()
     off = {
         form: (result - F.gelu(product, approximate=form)).abs().max() for form in ("tanh", "none")
     }

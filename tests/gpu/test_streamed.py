@@ -10,7 +10,7 @@ from few_rows_cases import linear
 from ipex_inductor import target
 from ipex_inductor.autotune import measure
 from ipex_inductor.autotune.measure import Candidate
-from ipex_inductor.lowerings import library, tuner
+from ipex_inductor.lowerings import compiling, library, tuner
 from ipex_inductor.templates import persistent, streamed
 
 pytestmark = pytest.mark.gpu
@@ -34,7 +34,7 @@ def test_through_inductor_and_captured_in_a_graph(name):
     if not calls:
         pytest.skip("it is for Hopper's copy engine")
     for call in calls[:2]:
-        run = tuner.compiled(problem, call.choice, trial.inputs)
+        run = compiling.compiled(problem, call.choice, trial.inputs)
         found = measure.verified(Candidate(call.choice, run), trial.judge, trial.inputs)
         assert isinstance(found, float), (call.choice, found.reason)
     inputs = [t.clone() for t in trial.inputs]

@@ -1,0 +1,77 @@
+"""Inductor's compilers beside this process: how many, and code that does not wait for them."""
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ipex_inductor.compat.inductor import compiles_in_this_process
+
+
+def compilers() -> int:
+    """How many kernels Inductor compiles at once: by its option for that, else one a core."""
+    from torch._inductor.async_compile import get_compile_threads
+
+    return max(1, get_compile_threads())
+
+
+def start_workers() -> None:
+    """Begin to start those for Triton's kernels; until they are there this process compiles."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    AsyncCompile.wakeup()
+
+
+@contextlib.contextmanager
+def kernels_put_off() -> Iterator[Callable[[], None]]:
+    """What is compiled in this thread meanwhile does not wait for its kernels; what comes does.
+
+    It raises what a kernel failed by, and must have returned before the code runs.
+    """
+    from torch._inductor.async_compile import AsyncCompile
+
+    kind: Any = AsyncCompile
+    usual_wait, usual_triton = kind.wait, kind.triton
+    code: list[tuple[Any, dict[str, Any]]] = []
+
+    def wait(self: Any, scope: dict[str, Any]) -> None:
+        put_off = _put_off.get()
+        if put_off is None:
+            usual_wait(self, scope)
+        else:
+            put_off.append((self, scope))
+
+    def triton(self: Any, name: str, source: str, *more: Any, **how: Any) -> Any:
+        # Inductor hands a template's kernel over without the end of its last line, then the code
+        # does with it, and two workers would compile it.
+        if _put_off.get() is not None:
+            source = source.rstrip() + "\n"
+        return usual_triton(self, name, source, *more, **how)
+
+    def finish() -> None:
+        for self, scope in code:
+            usual_wait(self, scope)
+
+    token = _put_off.set(code)
+    kind.wait, kind.triton = wait, triton
+    try:
+        yield finish
+    finally:
+        kind.wait, kind.triton = usual_wait, usual_triton
+        _put_off.reset(token)
+
+
+@contextlib.contextmanager
+def compiles_anew_in_this_process() -> Iterator[None]:
+    """As `compiles_in_this_process`, also what failed in a worker, which Inductor remembers."""
+    from torch._inductor.async_compile import CompiledTritonKernels
+
+    kernels: Any = CompiledTritonKernels
+    kernels.cache_clear()
+    with compiles_in_this_process():
+        yield
+
+
+_put_off: contextvars.ContextVar[list[tuple[Any, dict[str, Any]]] | None] = contextvars.ContextVar(
+    "put_off", default=None
+)
