@@ -167,12 +167,12 @@ def test_a_template_that_waits_is_what_it_would_have_been():
 
     from ipex_inductor.compat.templates import _later
 
-    source = "{% for n in range(count) %}{{ n | indent_except_first(1) }}\n{% endfor %}"
+    source = "{% for n in range(count) %}{{ n }}\n{% endfor %}"
     own = KernelTemplate._template_from_string(source)
     later = _later(KernelTemplate._template_from_string, source)
     assert later.render(count=3) == own.render(count=3) == "0\n1\n2\n"
     assert type(later) is type(own)
     assert vars(later).keys() == vars(own).keys()
     broken = _later(KernelTemplate._template_from_string, "{% for %}")
-    with pytest.raises(Exception, match="template"):
+    with pytest.raises(Exception, match="Expected an expression|Error in template"):
         _ = broken.render()
