@@ -174,5 +174,5 @@ def test_a_template_that_waits_is_what_it_would_have_been():
     assert type(later) is type(own)
     assert vars(later).keys() == vars(own).keys()
     broken = _later(KernelTemplate._template_from_string, "{% for %}")
-    with pytest.raises(Exception, match="Expected an expression|Error in template"):
+    with pytest.raises(Exception, match=r"Expected an expression|Error in template"):
         _ = broken.render()
