@@ -28,14 +28,13 @@ def templates_compiled_when_used() -> Iterator[None]:
 
 
 def _later(compiled: Callable[[str], Any], source: str) -> Any:
-    """`compiled(source)` from when something of it is first asked for."""
-    from jinja2 import Template
+    """`compiled(source)` from when something of it is first asked for; Jinja is imported then."""
 
-    class Later(Template):
+    class Later:
         def __getattr__(self, name: str) -> Any:
             template = compiled(source)
             self.__dict__.update(vars(template))
             self.__class__ = type(template)
             return getattr(self, name)
 
-    return object.__new__(Later)
+    return Later()

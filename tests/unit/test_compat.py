@@ -148,7 +148,7 @@ from torch._inductor.select_algorithm import TritonTemplate
 assert KernelTemplate._template_from_string.__module__ == KernelTemplate.__module__
 assert "torch._inductor.kernel.mm" in sys.modules and not compiled
 made = [template.template for template in TritonTemplate.all_templates.values()]
-assert len(made) > 10 and all(isinstance(template, jinja2.Template) for template in made)
+assert len(made) > 10
 assert all(callable(template.root_render_func) for template in made)  # none has an error
 assert {type(template) for template in made} == {jinja2.Template}
 assert len(compiled) == len(made)
