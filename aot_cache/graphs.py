@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -147,8 +146,9 @@ class GraphFiles:
     def _say_missed(self) -> None:
         store = opened.store()
         if self.key and store:
-            self.reason = why_missed(self.key, store)
-            alike = _most_alike(self.text, store) if self.reason == IN_NONE and self.text else ""
+            self.reason, texts = why_missed(self.key, store)
+            differs = graph_text.difference(self.text, texts) if self.text else ""
+            alike = f"{MOST_ALIKE}{differs}" if differs else ""
             self.reason += (f"; {self._waited}, in vain" if self._waited else "") + alike
             log.info("kernel cache: a graph is compiled: %s", self.reason)
 
@@ -163,20 +163,25 @@ class GraphFiles:
         compared[:] = [*(each for each in compared if each.entry != name), found]
 
 
-def why_missed(key: Key, store: Store) -> str:
-    """In the user's words: what sets this graph's nearest entry apart from it."""
+def why_missed(key: Key, store: Store) -> tuple[str, Iterator[str]]:
+    """In the user's words: what sets this graph's nearest entry apart from it.
+
+    Of a graph that is in no entry, the texts of other graphs too, of those that were used last.
+    """
     graph = _graph(key.fields)
-    found = nearest(key, filter(lambda fields: _graph(fields) == graph, store.keys()))
-    if found is None:
-        return IN_NONE
-    return "; ".join(found[1]) or "its entry is not to be read"
+    others: list[bytes] = []
 
+    def of_this_graph() -> Iterator[Mapping[str, Any]]:
+        for found in store.heads():
+            if _graph(found.key) == graph:
+                yield found.key
+            elif found.key.get("kind") == KIND and len(others) < COMPARED:
+                others.append(found.meta)
 
-def _most_alike(text: str, store: Store) -> str:
-    """Where a graph that is in no entry first differs from the one most like it, if any is."""
-    others = (found.meta for found in store.heads() if found.key.get("kind") == KIND)
-    differs = graph_text.difference(text, graph_text.kept(islice(others, COMPARED)))
-    return f"{MOST_ALIKE}{differs}" if differs else ""
+    nearest_one = nearest(key, of_this_graph())
+    if nearest_one is None:
+        return IN_NONE, graph_text.kept(others)
+    return "; ".join(nearest_one[1]) or "its entry is not to be read", iter(())
 
 
 class VectorChecks:

@@ -37,7 +37,8 @@ _lock = threading.Lock()
 def room() -> Path:
     """The folder of this process, which nobody else uses; raises `OSError` if none can be made.
 
-    In our home, or where that is not to be had in the folder for temporary files.
+    In our home; where that is not to be had, or torch could not compile there, in the folder for
+    temporary files.
     """
     global _made
     with _lock:
@@ -141,11 +142,12 @@ def _make() -> Path:
     path = None
     with suppress(OSError, OptionError):
         above = ensure(home() / "torch")
-        if above.usable:
+        reason = _why_not_in(above.path) if above.usable else above.reason
+        if not reason:
             _reap(above.path)
             path = Path(tempfile.mkdtemp(dir=above.path))
         else:
-            say(f"{above.reason}: torch's files lie in {tempfile.gettempdir()} meanwhile")
+            say(f"{reason}: torch's files lie in {tempfile.gettempdir()} meanwhile")
     path = path or Path(tempfile.mkdtemp(prefix="ipex_inductor_"))
     # Left open, as it is locked for as long as this process or a forked child of it lives.
     held = os.open(path / _HELD, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -153,6 +155,12 @@ def _make() -> Path:
         fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
     atexit.register(_leave, os.getpid(), path)
     return path
+
+
+def _why_not_in(folder: Path) -> str:
+    """Why torch cannot compile in a folder, "" if it can: it splits its compiler's command line."""
+    needs_quotes = any(letter.isspace() or letter in "\"'\\" for letter in str(folder))
+    return f"no compiler of torch's can be told of {folder}" if needs_quotes else ""
 
 
 def _leave(pid: int, path: Path) -> None:

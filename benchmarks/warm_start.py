@@ -2,9 +2,10 @@
 
     python benchmarks/warm_start.py [--rounds N] [--json FILE]
 
-Backend `ipex` with its kernel cache and `inductor` with a folder of torch's own, in turns, each
-with a cold process before: `benchmarks/warm_start_program.py` says what is timed. The machine's
-load is printed, as it is in the figures.
+Backend `ipex` with its kernel cache, where nothing of ours is imported and where it is, and
+`inductor` with a folder of torch's own, in turns, each with a cold process before:
+`benchmarks/warm_start_program.py` says what is timed. The machine's load is printed, as it is in
+the figures.
 """
 
 import argparse
@@ -20,7 +21,11 @@ from typing import Any
 import torch
 
 PROGRAM = Path(__file__).with_name("warm_start_program.py")
-BACKENDS = {"ipex": "IPEX_HOME", "inductor": "TORCHINDUCTOR_CACHE_DIR"}  # where each keeps things
+BACKENDS = {  # the program's arguments, and what names the folder where each keeps things
+    "ipex": "IPEX_HOME",
+    "ipex+import": "IPEX_HOME",
+    "inductor": "TORCHINDUCTOR_CACHE_DIR",
+}
 CACHES_ON = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "1", "TORCHINDUCTOR_AUTOGRAD_CACHE": "1"}
 # An installed package has its bytecode; for a checkout the cold process writes it.
 WITHOUT = {*BACKENDS.values(), "PYTHONDONTWRITEBYTECODE"}
@@ -30,7 +35,7 @@ def started(backend: str, folder: Path, **variables: str) -> dict[str, Any]:
     """What one process says of itself; `folder` is the backend's, and all that it knows."""
     inherited = {k: v for k, v in os.environ.items() if k not in WITHOUT}
     env = {**inherited, **CACHES_ON, BACKENDS[backend]: str(folder), **variables}
-    command = [sys.executable, str(PROGRAM), backend]
+    command = [sys.executable, str(PROGRAM), *backend.split("+")]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     if done.returncode:
         raise RuntimeError(done.stderr)
@@ -44,7 +49,7 @@ def measure(rounds: int, folder: Path) -> dict[str, dict[str, list[float]]]:
     found: dict[str, dict[str, list[float]]] = {b: {n: [] for n in names} for b in BACKENDS}
     for backend in BACKENDS:
         cold = started(backend, folder / backend)
-        print(f"{backend:9} cold: {cold['wall']:.1f} s", flush=True)
+        print(f"{backend:13} cold: {cold['wall']:.1f} s", flush=True)
     for _ in range(rounds):
         for backend, seconds in found.items():
             warm = started(backend, folder / backend)
@@ -69,7 +74,7 @@ def main() -> None:
     for backend, seconds in found.items():
         for name, values in seconds.items():
             best, median = min(values), statistics.median(values)
-            print(f"{backend:9} {name:12}  best {best:.2f} s  median {median:.2f} s")
+            print(f"{backend:13} {name:12}  best {best:.2f} s  median {median:.2f} s")
     if told.json:
         told.json.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ipex_inductor.collector import pause_while_dynamo_is_imported
 from ipex_inductor.decisions import report
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from ipex_inductor.switches import version as version
 
 __version__ = "0.1.0"
+
+pause_while_dynamo_is_imported()
 
 # Imported at first use, with all that they need.
 _HOMES = {

@@ -331,7 +331,9 @@ def _compile_with(
     join: Callable[..., Any] | None = None,
 ) -> Any:
     from torch._functorch import config as functorch_config
-    from torch._inductor.compile_fx import compile_fx
+
+    with compat.templates_compiled_when_used():
+        from torch._inductor.compile_fx import compile_fx
 
     from ipex_inductor import lowerings, ops  # noqa: F401  registers the ipex:: ops
     from ipex_inductor.lowerings.library import Chooser

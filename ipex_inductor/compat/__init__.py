@@ -53,6 +53,9 @@ from ipex_inductor.compat.settings import register_log as register_log
 from ipex_inductor.compat.symbols import hints as hints
 from ipex_inductor.compat.symbols import range_of as range_of
 from ipex_inductor.compat.symbols import sizes as sizes
+from ipex_inductor.compat.templates import (
+    templates_compiled_when_used as templates_compiled_when_used,
+)
 from ipex_inductor.compat.toolchain import compiler_missing as compiler_missing
 from ipex_inductor.compat.toolchain import cxx as cxx
 from ipex_inductor.compat.toolchain import cxx_flags as cxx_flags

@@ -396,6 +396,29 @@ def test_a_home_that_others_can_write_is_not_used(base):
     assert usual(base) == []
 
 
+@pytest.mark.parametrize("name", ["my home", "o'home"])
+def test_where_torchs_compiler_cannot_be_told_of_the_home_it_works_elsewhere(
+    tmp_path, monkeypatch, name
+):
+    monkeypatch.setenv("IPEX_HOME", str(tmp_path / name))
+    monkeypatch.setattr(workroom, "_made", None)
+    room = workroom.room()
+    assert not room.is_relative_to(tmp_path)
+    assert room.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.slow
+def test_a_home_with_a_space_keeps_what_is_compiled(tmp_path):
+    home = {"IPEX_HOME": str(tmp_path / "my home")}
+    cold, warm = (run(tmp_path / "base", IPEX, **home) for _ in range(2))
+    assert [(outcome(done), done["aot"]) for done in (cold, warm)] == [
+        ("miss", [0, 1]),
+        ("hit", [1, 0]),
+    ]
+    assert len([text for _, text in warm["said"] if "can be told of" in text]) == 1
+    assert usual(tmp_path / "base") == []
+
+
 def test_a_miss_names_what_differs(base):
     options = {"rules": "-linear+gelu"}, {"max_fusion_size": 7}
     steps = [{**IPEX, "options": {"strict": True, **each}} for each in options]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-AIM = 4.0  # s from `import torch` to the first output: printed, and not shown so far (4.25 to 4.9)
+AIM = 4.0  # s from `import torch` to the first output: printed, as no test can ask for free cores
 LIMIT = 6.0  # times what importing torch takes in the same minutes, a second on such cores
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "warm_start.py"
 spec = importlib.util.spec_from_file_location("warm_start", SCRIPT)
@@ -14,8 +14,8 @@ warm_start = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(warm_start)
 
 
-def run(folder, **env):
-    return warm_start.started("ipex", folder, **env)
+def run(folder, backend="ipex", **env):
+    return warm_start.started(backend, folder, **env)
 
 
 def builds(done):
@@ -28,18 +28,23 @@ def test_the_second_process_of_resnet_50_compiles_nothing_and_is_soon_there(tmp_
     cold = run(tmp_path)
     assert (cold["cache"], cold["aot"], cold["fx"]) == (["miss"], [0, 1], [0, 1])
     assert len(builds(cold)) > 2
-    warm = [run(tmp_path) for _ in range(7)]
-    for done in warm:
-        # The entry of AOT autograd holds the graph too, so that Inductor's cache is not asked.
-        assert (done["cache"], done["aot"], done["fx"]) == (["hit"], [1, 0], [0, 0])
-        assert builds(done) == []
-    best = {name: min(done[name] for done in warm) for name in ("wall", "cpu", "import torch")}
-    figures = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in best.items())
-    met = "met" if best["wall"] <= AIM else "missed"
-    print(f"first output: cold {cold['wall']:.1f} s, best of {len(warm)} warm: {figures}")
-    print(f"load {os.getloadavg()[0]:.1f}; the aim of {AIM:.0f} s was {met}")
-    # A test cannot ask for free cores; what other work slows, it slows torch's import as well.
-    assert best["wall"] <= LIMIT * max(1.0, best["import torch"])
+    load = os.getloadavg()[0]
+    print(f"first output: cold {cold['wall']:.1f} s; load {load:.1f}; the aim is {AIM:.0f} s")
+    warm = {backend: [] for backend in ("ipex", "ipex+import")}  # nothing of ours imported, or us
+    for _ in range(7):
+        for backend, found in warm.items():
+            found.append(run(tmp_path, backend))
+    for backend, found in warm.items():
+        for done in found:
+            # The entry of AOT autograd holds the graph too, so that Inductor's cache is not asked.
+            assert (done["cache"], done["aot"], done["fx"]) == (["hit"], [1, 0], [0, 0])
+            assert builds(done) == []
+        best = {name: min(done[name] for done in found) for name in ("wall", "cpu", "import torch")}
+        figures = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in best.items())
+        met = "met" if best["wall"] <= AIM else "missed"
+        print(f"{backend}: best of {len(found)} warm: {figures}: {met}")
+        # What other work slows, it slows torch's import as well.
+        assert best["wall"] <= LIMIT * max(1.0, best["import torch"])
 
 
 @pytest.mark.slow

@@ -1,6 +1,9 @@
 """The garbage collector: off while a graph is looked for, on while one is compiled."""
 
+import copy
 import gc
+import importlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -263,3 +266,130 @@ def test_it_is_put_off_from_where_dynamo_begins_to_trace_the_first_graph(first, 
     usual, *seen = done.stdout.split() or [done.stderr]
     assert seen == ["500000", usual, usual, usual]
     assert usual != "500000"
+
+
+def test_a_block_within_another_of_its_thread_changes_nothing():
+    with collector.paused():
+        with collector.paused():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+@pytest.fixture
+def twin(tmp_path, monkeypatch):
+    """A module in Dynamo's place; what it holds is for the test to write."""
+    name = f"dynamos_twin_{os.getpid()}"
+    monkeypatch.setattr(collector, "DYNAMO", name)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.syspath_prepend(tmp_path)
+    collector.pause_while_dynamo_is_imported()
+    yield tmp_path / f"{name}.py"
+    sys.modules.pop(name, None)
+
+
+LOOK = "import gc; on = gc.isenabled()"
+
+
+def imported(twin):
+    importlib.invalidate_caches()
+    return importlib.import_module(twin.stem)
+
+
+def test_dynamo_is_imported_with_the_collector_off_and_by_its_own_loader(twin):
+    twin.write_text(LOOK)
+    module = imported(twin)
+    assert (module.on, gc.isenabled()) == (False, True)
+    assert module.__spec__.loader is module.__loader__
+    assert type(module.__loader__) is importlib.machinery.SourceFileLoader
+    assert vars(module.__loader__).keys() == {"name", "path"}
+    assert importlib.reload(module).on  # as any other module
+
+
+def test_one_that_was_off_before_dynamo_is_imported_stays_off(twin):
+    twin.write_text(LOOK)
+    gc.disable()
+    imported(twin)
+    assert not gc.isenabled()
+
+
+def test_an_import_of_dynamo_that_raises_leaves_it_on_and_the_next_one_is_paused_too(twin):
+    twin.write_text("raise KeyError")
+    with pytest.raises(KeyError):
+        imported(twin)
+    assert gc.isenabled()
+    twin.write_text(LOOK + "  # longer: other bytecode")
+    assert (imported(twin).on, gc.isenabled()) == (False, True)
+
+
+def test_who_looks_for_dynamo_pauses_nothing(twin):
+    twin.write_text(LOOK)
+    spec = importlib.util.find_spec(twin.stem)
+    for same in (spec, copy.deepcopy(spec)):  # which asks it what pickle would
+        assert (same.origin, gc.isenabled()) == (str(twin), True)
+        by_hand = importlib.util.module_from_spec(same)
+        same.loader.exec_module(by_hand)  # which does execute it
+        assert (by_hand.on, gc.isenabled()) == (False, True)
+    assert (imported(twin).on, gc.isenabled()) == (False, True)
+    assert importlib.util.find_spec(twin.stem) is sys.modules[twin.stem].__spec__
+
+
+def test_other_finders_are_asked_as_ever(twin):
+    """One before ours, one of the old kind behind it, one behind it that finds, in its own way."""
+    asked = []
+
+    class Finder:
+        def __init__(self, found):
+            self.found = found
+
+        def find_spec(self, name, path, target=None):
+            asked.append((self, name))
+            return self.found
+
+    loader = type("Loader", (importlib.machinery.SourceFileLoader,), {})(twin.stem, str(twin))
+    loader.exec_module = lambda module: module.__dict__.update(on="theirs")
+    first = Finder(None)
+    last = Finder(importlib.util.spec_from_loader(twin.stem, loader))
+    sys.meta_path[:0] = [first]
+    at = next(i for i, f in enumerate(sys.meta_path) if f is collector._DynamosFinder)
+    sys.meta_path[at + 1 : at + 1] = [object(), last]
+    twin.write_text(LOOK)
+    assert imported(twin).on == "theirs"
+    assert asked == [(first, twin.stem), (last, twin.stem)]
+
+
+def test_a_dynamo_that_is_not_there_is_missed_as_ever(twin):
+    with pytest.raises(ModuleNotFoundError, match=twin.stem):
+        imported(twin)
+
+
+def test_threads_that_import_dynamo_together_get_one_and_it_is_on_again(twin):
+    twin.write_text(LOOK + "; import time; time.sleep(0.1)")
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(imported(twin))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [module.on for module in found] == [False] * 4
+    assert len(set(map(id, found))) == 1
+    assert gc.isenabled()
+
+
+def test_torchs_own_dynamo_is_imported_without_a_collection():
+    code = """
+import gc, sys, torch, ipex_inductor
+usual = gc.get_threshold(), gc.isenabled()
+from ipex_inductor import collector
+assert sys.meta_path[0] is collector._DynamosFinder
+begun = []
+gc.callbacks.append(lambda phase, info: phase == "start" and begun.append(info["generation"]))
+import torch._dynamo
+print(len(begun), (gc.get_threshold(), gc.isenabled()) == usual)
+sys.meta_path.remove(collector._DynamosFinder)
+collector.pause_while_dynamo_is_imported()
+print(collector._DynamosFinder in sys.meta_path)
+"""
+    run = [sys.executable, "-c", code]
+    out = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    assert out.split() == ["0", "True", "False"]

@@ -134,3 +134,45 @@ def test_what_others_load_meanwhile_is_as_ever(pool):
     with compat.no_early_workers(), ThreadPoolExecutor() as others:
         others.submit(loaded).result()
     assert len(pool) == 1
+
+
+TEMPLATES = """
+import sys, jinja2, torch
+from ipex_inductor import compat
+compiled, compile = [], jinja2.Environment.compile
+jinja2.Environment.compile = lambda *args, **named: compiled.append(1) or compile(*args, **named)
+with compat.templates_compiled_when_used():
+    import torch._inductor.compile_fx
+from torch._inductor.codegen.common import KernelTemplate
+from torch._inductor.select_algorithm import TritonTemplate
+assert KernelTemplate._template_from_string.__module__ == KernelTemplate.__module__
+assert "torch._inductor.kernel.mm" in sys.modules and not compiled
+made = [template.template for template in TritonTemplate.all_templates.values()]
+assert len(made) > 10
+assert all(callable(template.root_render_func) for template in made)  # none has an error
+assert {type(template) for template in made} == {jinja2.Template}
+assert len(compiled) == len(made)
+with compat.templates_compiled_when_used():
+    KernelTemplate._template_from_string("{{ 1 }}")
+assert len(compiled) == len(made) + 1
+"""
+
+
+def test_inductors_templates_are_compiled_when_they_are_used_and_are_its_own():
+    subprocess.run([sys.executable, "-c", TEMPLATES], check=True)
+
+
+def test_a_template_that_waits_is_what_it_would_have_been():
+    from torch._inductor.codegen.common import KernelTemplate
+
+    from ipex_inductor.compat.templates import _later
+
+    source = "{% for n in range(count) %}{{ n }}\n{% endfor %}"
+    own = KernelTemplate._template_from_string(source)
+    later = _later(KernelTemplate._template_from_string, source)
+    assert later.render(count=3) == own.render(count=3) == "0\n1\n2\n"
+    assert type(later) is type(own)
+    assert vars(later).keys() == vars(own).keys()
+    broken = _later(KernelTemplate._template_from_string, "{% for %}")
+    with pytest.raises(Exception, match=r"Expected an expression|Error in template"):
+        _ = broken.render()

@@ -5,10 +5,14 @@ import random
 import msgspec
 import pytest
 import torch
+from keys import KEY
 from torch import nn
 
-from ipex_inductor.aot_cache import graph_text
+from ipex_inductor.aot_cache import graph_text, graphs
+from ipex_inductor.aot_cache.folder import Folder
 from ipex_inductor.aot_cache.graph_text import difference
+from ipex_inductor.aot_cache.key import Key
+from ipex_inductor.aot_cache.store import Store
 from ipex_inductor.request import _text
 
 
@@ -128,3 +132,27 @@ def test_what_has_nothing_in_common_is_not_compared(known):
 def test_a_part_of_another(known):
     lines = known.splitlines()
     assert difference("\n".join(lines[:-2]), [known]).startswith("nothing more here, ")
+
+
+def graphs_key(graph, rules=""):
+    fields = {"kind": graphs.KIND, "problem": (("graph", graph),), "options": (("rules", rules),)}
+    return Key(**KEY.fields | fields)
+
+
+def test_entries_are_looked_through_once_for_keys_and_texts(tmp_path, monkeypatch, known):
+    store = Store(tmp_path / "store", bundles=())
+    for number in range(graphs.COMPARED + 3):
+        store.put(graphs_key(f"graph {number}"), {"graph": ""}, b"")
+    store.put(graphs_key("known"), {**graph_text.keeping(known)}, b"")
+    store.put(KEY, {}, b"a kernel")
+    loaded = []
+    load = Folder.load
+    monkeypatch.setattr(
+        Folder, "load", lambda self, name, **how: loaded.append(name) or load(self, name, **how)
+    )
+    reason, texts = graphs.why_missed(graphs_key("another"), store)
+    assert reason == graphs.IN_NONE
+    assert [*texts] == [known]
+    assert len(loaded) == len(set(loaded)) == graphs.COMPARED + 5
+    reason, texts = graphs.why_missed(graphs_key("known", rules="-relu"), store)
+    assert (reason, [*texts]) == ("options: rules=-relu here, '' there", [])
