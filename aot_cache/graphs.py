@@ -44,6 +44,7 @@ class GraphFiles:
     key: Key | None  # None: nothing is to be read or kept
     keeps: bool = True  # False: what a run would find is told, and the entry stays as it is
     text: str = ""  # of the graph, which tells what sets another one apart
+    others: tuple[Key, ...] = ()  # under which it could have been as well
     folder: Path = field(init=False)
     outcome: str = field(init=False, default="miss")
     reason: str = field(init=False, default="nothing is to be kept")
@@ -147,7 +148,7 @@ class GraphFiles:
     def _say_missed(self) -> None:
         store = opened.store()
         if self.key and store:
-            self.reason = why_missed(self.key, store)
+            self.reason = why_missed(store, self.key, *self.others)
             alike = _most_alike(self.text, store) if self.reason == IN_NONE and self.text else ""
             self.reason += (f"; {self._waited}, in vain" if self._waited else "") + alike
             log.info("kernel cache: a graph is compiled: %s", self.reason)
@@ -163,13 +164,14 @@ class GraphFiles:
         compared[:] = [*(each for each in compared if each.entry != name), found]
 
 
-def why_missed(key: Key, store: Store) -> str:
-    """In the user's words: what sets this graph's nearest entry apart from it."""
-    graph = _graph(key.fields)
-    found = nearest(key, filter(lambda fields: _graph(fields) == graph, store.keys()))
-    if found is None:
+def why_missed(store: Store, *keys: Key) -> str:
+    """In the user's words: what sets the nearest entry of this graph apart from its keys."""
+    graph = _graph(keys[0].fields)
+    alike = [*filter(lambda fields: _graph(fields) == graph, store.keys())]
+    told = [found[1] for key in keys if (found := nearest(key, alike))]
+    if not told:
         return IN_NONE
-    return "; ".join(found[1]) or "its entry is not to be read"
+    return "; ".join(min(told, key=lambda apart: len(apart))) or "its entry is not to be read"
 
 
 def _most_alike(text: str, store: Store) -> str:

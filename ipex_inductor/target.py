@@ -102,6 +102,16 @@ def current(device: "torch.device | str" = "cpu") -> Target:
     return _completed(read(getattr(torch, device.type).get_device_properties(device)))
 
 
+def architecture() -> str:
+    """The CPU's `arch`, as `current()` says, in less time."""
+    return _as_if.get() or _own()
+
+
+@cache
+def _own() -> str:
+    return current().arch
+
+
 @contextmanager
 def as_cpu(arch: str) -> Iterator[None]:
     """`current()` says meanwhile, in this thread, that the CPU is of that architecture."""

@@ -37,8 +37,10 @@ from ipex_inductor.compat.inductor import name_system as name_system
 from ipex_inductor.compat.inductor import no_early_workers as no_early_workers
 from ipex_inductor.compat.inductor import read_inner as read_inner
 from ipex_inductor.compat.inductor import reload_graph as reload_graph
+from ipex_inductor.compat.levels import compiles_for_levels as compiles_for_levels
+from ipex_inductor.compat.levels import named_alike as named_alike
+from ipex_inductor.compat.levels import vectors as vectors
 from ipex_inductor.compat.packages import compile_ahead as compile_ahead
-from ipex_inductor.compat.packages import compiles_for_levels as compiles_for_levels
 from ipex_inductor.compat.packages import exported as exported
 from ipex_inductor.compat.packages import package_runner as package_runner
 from ipex_inductor.compat.packages import why_not_ahead as why_not_ahead
