@@ -168,10 +168,11 @@ def why_missed(store: Store, *keys: Key) -> str:
     """In the user's words: what sets the nearest entry of this graph apart from its keys."""
     graph = _graph(keys[0].fields)
     alike = [*filter(lambda fields: _graph(fields) == graph, store.keys())]
-    told = [found[1] for key in keys if (found := nearest(key, alike))]
-    if not told:
+    found = [near for key in keys if (near := nearest(key, alike))]
+    if not found:
         return IN_NONE
-    return "; ".join(min(told, key=lambda apart: len(apart))) or "its entry is not to be read"
+    _, apart = min(found, key=lambda near: len(near[1]))
+    return "; ".join(apart) or "its entry is not to be read"
 
 
 def _most_alike(text: str, store: Store) -> str:

@@ -67,9 +67,10 @@ def prebuild(
 
     FUNCTION returns (model, tuple of example inputs), or a list of such tuples; ranges of sizes,
     {input: {dimension: (least, most)}}, and an optimizer may follow. The current directory is
-    importable. With --arch: graphs for torch.compile on that GPU, or on CPUs of that level and above,
-    under torch.no_grad() unless --train. Where torch is not built for such GPUs kernels are compiled and no more: without --out
-    that is all that is asked for. Exit code 1 if anything asked for is missing.
+    importable. With --arch: graphs for torch.compile on that GPU, or on CPUs of that level, under
+    torch.no_grad() unless --train. Where torch is not built for such GPUs kernels are compiled and
+    no more: without --out that is all that is asked for. Exit code 1 if anything asked for is
+    missing.
     """
     if not package and not arch:
         todo = "Name one; graphs for this CPU: run the model, then `ipex-inductor cache pack`."

@@ -17,11 +17,8 @@ def why_not_for(kind: str) -> str:
     Torch finds them by the digest of its own files, so it must be the very build there.
     """
     built = {"cuda": torch.version.cuda, "hip": torch.version.hip}.get(kind)
-    return (
-        ""
-        if built or kind == "cpu"
-        else f"torch {versions.VERSION} is not built for {kind.upper()}"
-    )
+    why_not = f"torch {versions.VERSION} is not built for {kind.upper()}"
+    return "" if built or kind == "cpu" else why_not
 
 
 def prefers_cudnn_attention(major: int) -> bool:
