@@ -23,7 +23,7 @@ from ipex_inductor.aot_cache.key import Key, Pairs, pairs
 from ipex_inductor.aot_cache.knobs import environment, triton_settings
 from ipex_inductor.aot_cache.toolkit import compiler, compiler_named
 from ipex_inductor.levels import Level
-from ipex_inductor.target import architecture, current
+from ipex_inductor.target import architecture, current, instructions
 
 NO_HEADERS = {"cpp_cache_precompile_headers": False}  # 150 MB in /tmp, and g++ run in every process
 
@@ -272,7 +272,8 @@ def _vector_checks_of(variables: Pairs, arch: str) -> graphs.VectorChecks:
 def _toolkit(on_cpu: bool = True) -> Pairs:
     if not on_cpu:
         return pairs({"python": ".".join(platform.python_version_tuple()[:2])})
-    return pairs({"c++": compiler_named(), "python": platform.python_version()})
+    told = {"c++": compiler_named(), "cpu": instructions(), "python": platform.python_version()}
+    return pairs(told)
 
 
 @functools.cache

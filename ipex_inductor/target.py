@@ -4,6 +4,7 @@ Nothing here imports torch but `current`, so that a target can be described wher
 """
 
 import difflib
+import hashlib
 import os
 import platform
 import re
@@ -110,6 +111,16 @@ def architecture() -> str:
 @cache
 def _own() -> str:
     return current().arch
+
+
+@cache
+def instructions() -> str:
+    """The CPU's instructions, all that torch knows of, as a short digest: what is for it alone."""
+    import torch
+
+    told = torch.cpu.get_capabilities()
+    able = " ".join(sorted(name for name, value in told.items() if value is True))
+    return hashlib.sha256(able.encode()).hexdigest()[:16]
 
 
 @contextmanager
