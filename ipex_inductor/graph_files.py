@@ -137,7 +137,8 @@ def compiling(
         heard.append(folder.files)
     with folder.entered():
         yield folder
-    report.add("cache", folder.files.outcome, folder.files.reason)
+    wide = f"; for all CPUs of {folder.level.arch}" if folder.level else ""
+    report.add("cache", folder.files.outcome, folder.files.reason + wide)
 
 
 def _which(
