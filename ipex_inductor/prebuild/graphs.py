@@ -112,7 +112,7 @@ def prebuild(
         graphs = _compiled(twin, args, named, mode, options)
         if optimizer is not None:
             load_step(optimizer, _place(target), scaler)
-        kept = {} if kernels_only else _kept(files.key for files in building.found)
+        kept = {} if kernels_only else _graphs(_kept(files.key for files in building.found))
         if target.kind == "cpu":
             _look_into(kept, building.made)
     modules, unbuilt = _module_for_driver() if kept and target.kind == "cuda" else ({}, "")
@@ -259,6 +259,15 @@ def pack(
 def _kept(keys: Iterable[Key | None]) -> dict[Key, Entry]:
     store = opened.store()
     return {key: entry for key in keys if key and store and (entry := store.get(key))}
+
+
+def _graphs(entries: dict[Key, Entry]) -> dict[Key, Entry]:
+    """Those with a graph that torch has kept: of others it has the code alone, compiled anew."""
+
+    def has_graph(entry: Entry) -> bool:
+        return any(name.startswith(compat.KEPT_GRAPHS) for name in workroom.unpacked(entry.blob))
+
+    return {key: entry for key, entry in entries.items() if has_graph(entry)}
 
 
 def _ready(entry: Entry, more: Mapping[str, bytes]) -> Entry:

@@ -4,6 +4,7 @@ A CPU of AVX2 is this one under ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA, in a
 with an empty home; one without a compiler has CXX point to nothing.
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -15,7 +16,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 from ipex_inductor import compat, graph_files, levels, target
 from ipex_inductor.aot_cache import workroom
@@ -23,15 +23,14 @@ from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.entry import unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX
 from ipex_inductor.aot_cache.key import read
-from ipex_inductor.cli import app
 from ipex_inductor.passes import packing
-from ipex_inductor.prebuild import graphs
 from ipex_inductor.templates import cpp
 
 OWN = target.architecture()
 AVX2, AVX512 = (target.described(f"x86-64:{name}") for name in ("avx2", "avx512"))
 AS_AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 NO_COMPILER = {"CXX": "/nonexistent/g++"}
+FOUND = [0, 0, 1]  # a miss of Inductor's and of AOT autograd's cache, and a hit of the latter
 
 MODELS = """
 import torch
@@ -94,8 +93,8 @@ torch.save([result.detach() for result in results], saved)
 (events,) = [report.events for report in decisions.reports()]
 (cache,) = [[event.subject, event.reason] for event in events if event.kind == "cache"]
 inductor, aot = counters["inductor"], counters["aot_autograd"]
-missed = inductor["fxgraph_cache_miss"], aot["autograd_cache_miss"]
-print("TOLD", json.dumps({"launched": launched, "cache": cache, "missed": missed}))
+counts = inductor["fxgraph_cache_miss"], aot["autograd_cache_miss"], aot["autograd_cache_hit"]
+print("TOLD", json.dumps({"launched": launched, "cache": cache, "counts": counts}))
 """
 
 on_x86 = pytest.mark.skipif(
@@ -105,22 +104,39 @@ on_x86 = pytest.mark.skipif(
 on_levels = pytest.mark.skipif(OWN not in levels.LEVELS, reason="not a level")
 
 
-class Place(SimpleNamespace):
-    """A folder with the models, in which processes use bundles."""
+class Place:
+    """A folder with the models, in which processes build bundles and use them."""
 
-    def use(self, bundle, function="make", **env):
-        home = self.folder / f"home{len([*self.folder.glob('home*')])}"
-        saved = home.with_suffix(".pt")
+    def __init__(self, folder):
+        self.folder, self._homes = folder, itertools.count()
+        (folder / "made_for_levels.py").write_text(MODELS)
+
+    def run(self, command, home, env):
         unset = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "IPEX_AOT_BUNDLES")
         kept = {k: v for k, v in os.environ.items() if k not in unset}
-        home.mkdir(mode=0o700)
         path = os.pathsep.join([str(self.folder), os.environ.get("PYTHONPATH", "")])
-        done = subprocess.run(
-            [sys.executable, "-c", USE, str(bundle or ""), function, str(saved)],
-            env=kept | {"IPEX_HOME": str(home), "PYTHONPATH": path} | env,
+        ours = {"IPEX_HOME": str(self.folder / home), "PYTHONPATH": path, "COLUMNS": "300"}
+        ours |= {"TORCHINDUCTOR_FX_GRAPH_CACHE": "1", "TORCHINDUCTOR_AUTOGRAD_CACHE": "1"}
+        return subprocess.run(
+            [sys.executable, *map(str, command)],
+            env=kept | ours | env,
+            cwd=self.folder,
             capture_output=True,
             text=True,
         )
+
+    def build(self, *arguments, **env):
+        """What the verb says as JSON; its exit code."""
+        command = ["-m", "ipex_inductor", "prebuild", *arguments, "--json"]
+        done = self.run(command, "builders", env)
+        assert "{" in done.stdout, done.stderr[-3000:]
+        return json.loads(done.stdout[done.stdout.index("{") :])["targets"], done.returncode
+
+    def use(self, bundle, function="make", **env):
+        """What a process with an empty home tells that uses it."""
+        home = f"home{next(self._homes)}"
+        saved = self.folder / f"{home}.pt"
+        done = self.run(["-c", USE, bundle, function, saved], home, env)
         assert done.returncode == 0, done.stderr[-3000:]
         told = json.loads(done.stdout.partition("TOLD ")[2])
         return SimpleNamespace(**told, results=torch.load(saved))
@@ -129,26 +145,17 @@ class Place(SimpleNamespace):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("levels")
-    (folder / "made_for_levels.py").write_text(MODELS)
-    return Place(folder=folder)
+    folder.chmod(0o700)
+    return Place(folder)
 
 
 @pytest.fixture(scope="module")
 def made(place):
-    """A bundle with `make` for two levels, and what was built."""
-    held = pytest.MonkeyPatch()
-    held.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    held.setenv("IPEX_HOME", str(place.folder / "builders"))
-    held.syspath_prepend(str(place.folder))
-    import made_for_levels
-
-    before = seen()
-    done = [graphs.prebuild(*made_for_levels.make(), each) for each in (AVX2, AVX512)]
-    assert seen() == before
-    graphs.pack(done, place.folder / "two")
-    graphs.pack(done[:1], place.folder / "avx2")
-    held.undo()
-    return done
+    """What the builder told of `two`, a bundle with `make` for two levels."""
+    archs = "--arch", "x86-64:avx2", "--arch", "x86-64:avx512"
+    rows, code = place.build("made_for_levels:make", *archs, "-o", "two")
+    assert code == 0
+    return rows
 
 
 def seen():
@@ -180,8 +187,8 @@ def entries(bundle):
 @on_x86
 def test_a_cpu_of_that_level_compiles_nothing_with_another_number_of_threads(place, made):
     """Nor does it need a compiler: no process at all is started."""
-    told = place.use(place.folder / "two", **AS_AVX2, **NO_COMPILER, OMP_NUM_THREADS="1")
-    assert (told.launched, told.missed) == ([], [0, 0])
+    told = place.use("two", **AS_AVX2, **NO_COMPILER, OMP_NUM_THREADS="1")
+    assert (told.launched, told.counts) == ([], FOUND)
     outcome, reason = told.cache
     assert outcome == "hit"
     assert reason.endswith("; for all CPUs of x86-64:avx2")
@@ -207,11 +214,11 @@ def test_its_libraries_have_that_levels_instructions(place, made, tmp_path):
 
 
 @on_x86
-def test_a_text_of_the_report(made):
-    for each, which in zip(made, (AVX2, AVX512), strict=True):
-        assert (each.target, each.kernels_only, each.missing) == (which, "", [])
-        assert (each.graphs, len(each.entries)) == (1, 1)
-        assert each.made.kernels
+def test_what_the_verb_says(made):
+    assert [row["target"] for row in made] == ["x86-64:avx2:any", "x86-64:avx512:any"]
+    for row in made:
+        assert (row["makes"], row["graphs"], row["missing"]) == ("graphs", 1, [])
+        assert (row["kernels"] > 0, row["own_kernels"]) == (True, 1)  # the reader of weights
 
 
 @on_x86
@@ -317,70 +324,65 @@ def test_a_kernel_for_others_is_found_by_any_compiler(tmp_path, monkeypatch):
 @on_x86
 @pytest.mark.slow  # 25 seconds: a CPU that has not that level compiles for itself
 def test_a_level_that_the_cpu_lacks_is_refused(place, made):
-    graphs.pack(made[1:], place.folder / "avx512")
-    told = place.use(place.folder / "avx512", **AS_AVX2)
+    _, code = place.build("made_for_levels:make", "--arch", "x86-64:avx512", "-o", "avx512")
+    assert code == 0
+    told = place.use("avx512", **AS_AVX2)
     assert told.cache == ["miss", "built for x86-64:avx512, running on x86-64:avx2"]
     assert told.launched
     torch.testing.assert_close(*told.results)
 
 
+@on_x86
+@pytest.mark.slow  # 10 seconds
+def test_a_builder_whose_torch_keeps_no_graphs_is_told(place):
+    asked = "made_for_levels:make", "--arch", "x86-64:avx2", "-o", "none"
+    off = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
+    (row,), code = place.build(*asked, **off, IPEX_HOME=str(place.folder / "off"))
+    assert (code, row["missing"]) == (1, ["1 of 1 graphs, which could not be kept"])
+
+
 @on_levels
 @pytest.mark.slow  # 60 seconds
-def test_it_computes_what_a_cold_compile_does(place, made, monkeypatch):
+def test_it_computes_what_a_cold_compile_does(place, made):
     """This CPU's level: the same vectors and no contraction, so the same bits."""
-    import made_for_levels
-
-    monkeypatch.setenv("IPEX_HOME", str(place.folder / "builders"))
-    own = graphs.prebuild(*made_for_levels.make(), target.described(OWN))
-    graphs.pack([own], place.folder / "own")
-    told, cold = place.use(place.folder / "own"), place.use(None)
+    _, code = place.build("made_for_levels:make", "--arch", OWN, "-o", "own")
+    assert code == 0
+    told, cold = place.use("own"), place.use("")
     assert (told.launched, told.cache[0], cold.cache[0]) == ([], "hit", "miss")
     assert torch.equal(told.results[0], cold.results[0])
-    lower = place.use(place.folder / "avx2")  # a higher CPU runs it too
+    lower = place.use("two")  # a higher CPU runs the highest that it has
     assert (lower.launched, lower.cache[0]) == ([], "hit")
     torch.testing.assert_close(*lower.results)
 
 
 @pytest.mark.skipif(OWN != "x86-64:avx512_bf16", reason="our products are for AVX-512 with bf16")
 @pytest.mark.slow  # 60 seconds
-def test_our_products_are_in_the_bundle(place, monkeypatch):
-    monkeypatch.setenv("IPEX_HOME", str(place.folder / "builders"))
-    monkeypatch.syspath_prepend(str(place.folder))
-    import made_for_levels
-
-    own = graphs.prebuild(*made_for_levels.halves(), target.described(OWN))
-    (entry,) = own.entries.values()
-    assert any(graphs.CALLS[0] in data for data in workroom.unpacked(entry.blob).values())
-    graphs.pack([own], place.folder / "halves")
-    told, cold = place.use(place.folder / "halves", "halves"), place.use(None, "halves")
-    assert (told.launched, told.cache[0]) == ([], "hit")
+def test_our_products_are_in_the_bundle(place):
+    (row,), code = place.build("made_for_levels:halves", "--arch", OWN, "-o", "halves")
+    assert (code, row["own_kernels"]) == (0, 2)
+    assert any("by our kernel" in choice for choice in row["choices"])
+    told, cold = place.use("halves", "halves"), place.use("", "halves")
+    assert (told.launched, told.counts, told.cache[0]) == ([], FOUND, "hit")
     assert torch.equal(told.results[0], cold.results[0])
 
 
 @on_levels
 @pytest.mark.slow  # 120 seconds
-def test_the_verb_makes_training_graphs_and_steps(place, tmp_path, monkeypatch):
-    """Signed, in one bundle; its keys are trusted where `IPEX_AOT_BUNDLES` names it."""
-    monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "300")
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    monkeypatch.chdir(place.folder)
-    asked = ["prebuild", "made_for_levels:trained", "--train", "--arch", OWN]
-    done = CliRunner().invoke(app, [*asked, "--arch", "x86-64:avx2", "-o", "steps", "--json"])
-    assert done.exit_code == 0, done.output
-    rows = json.loads(done.output[done.output.index("{") :])["targets"]
-    assert [row["target"] for row in rows] == [f"{OWN}:any", "x86-64:avx2:any"]
+def test_training_graphs_and_steps(place):
+    archs = "--arch", OWN, "--arch", "x86-64:avx2"
+    rows, code = place.build("made_for_levels:trained", "--train", *archs, "-o", "steps")
+    assert code == 0
     for row in rows:
         assert (row["makes"], row["graphs"], row["missing"]) == ("graphs", 1, [])
         assert row["kernels"] > 1  # forward and backward
         assert row["own_kernels"] == 3  # the step, what looks at tensors, the reader of weights
-    cold = place.use(None, "trained")
+    cold = place.use("", "trained")
     for env in ({}, NO_COMPILER):
-        told = place.use(place.folder / "steps", "trained", **env)
-        assert (told.launched, told.missed, told.cache[0]) == ([], [0, 0], "hit")
+        told = place.use("steps", "trained", **env)
+        assert (told.launched, told.counts, told.cache[0]) == ([], FOUND, "hit")
         assert all(map(torch.equal, told.results, cold.results))
-    told = place.use(place.folder / "steps", "trained", **AS_AVX2)
-    assert (told.launched, told.missed, told.cache[0]) == ([], [0, 0], "hit")
+    told = place.use("steps", "trained", **AS_AVX2)
+    assert (told.launched, told.counts, told.cache[0]) == ([], FOUND, "hit")
     # AdamW's first steps are near the sign of gradients, whose last bits are other ones.
     torch.testing.assert_close(told.results, cold.results, rtol=1e-4, atol=1e-5)
 
@@ -388,14 +390,11 @@ def test_the_verb_makes_training_graphs_and_steps(place, tmp_path, monkeypatch):
 @on_x86
 @pytest.mark.slow  # 15 seconds
 @pytest.mark.skipif(torch.version.cuda is not None, reason="of a CPU build of torch")
-def test_levels_and_gpus_are_asked_for_at_once(place, tmp_path, monkeypatch):
-    monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "300")
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    monkeypatch.chdir(place.folder)
-    asked = ["prebuild", "made_for_levels:make", "--arch", "x86-64:avx2", "--arch", "h200"]
-    done = CliRunner().invoke(app, asked)
-    assert done.exit_code == 0, done.output
-    lines = {line.split()[1]: line for line in done.output.splitlines() if "made_for" in line}
-    assert "kernels only" in next(v for k, v in lines.items() if k.startswith("sm_90"))
-    assert "graphs" in next(v for k, v in lines.items() if k.startswith("x86-64:avx2"))
+def test_levels_and_gpus_are_asked_for_at_once(place):
+    archs = "--arch", "x86-64:avx2", "--arch", "h200"
+    rows, code = place.build("made_for_levels:make", *archs)
+    assert [(row["target"], row["makes"]) for row in rows] == [
+        ("x86-64:avx2:any", "graphs"),
+        ("sm_90:NVIDIA-H200", "kernels only"),
+    ]
+    assert code == 0
