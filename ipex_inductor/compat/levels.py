@@ -101,7 +101,7 @@ def _installed() -> Iterator[None]:
 
 
 def _install() -> None:
-    from torch._inductor import cpp_builder, cpu_vec_isa
+    from torch._inductor import codecache, cpp_builder, cpu_vec_isa
 
     onednn: Any = torch.ops.mkldnn
     _stand_in(cpu_vec_isa, "valid_vec_isa_list", lambda told, usual: told.isas)
@@ -111,6 +111,7 @@ def _install() -> None:
     _stand_in(cpp_builder, "get_cpp_compiler", lambda told, usual: told.compiler or usual())
     _stand_in(cpp_builder, "_is_intel_compiler", _is_intel)
     _stand_in(cpp_builder.CppBuilder, "get_command_line", _line)
+    _stand_in(codecache.CacheBase, "get_system", _system)
 
 
 class _Answer:
@@ -129,6 +130,7 @@ class _Answer:
 
 def _stand_in(owner: Any, name: str, answer: Callable[..., Any]) -> None:
     usual = getattr(owner, name)
+    held = vars(owner)[name]
 
     def asked(*arguments: Any) -> Any:
         told = _told.get()
@@ -136,13 +138,18 @@ def _stand_in(owner: Any, name: str, answer: Callable[..., Any]) -> None:
             return usual(*arguments)
         return answer(told, functools.partial(usual, *arguments), *arguments)
 
-    _usual.append((owner, name, usual))
-    setattr(owner, name, asked)
+    _usual.append((owner, name, held))
+    setattr(owner, name, staticmethod(asked) if isinstance(held, staticmethod) else asked)
 
 
 def _is_intel(told: _Told, usual: Callable[[], bool], compiler: str) -> bool:
     """By its name: it is not run for that."""
     return bool(re.search(r"\bicp?x\b", compiler)) if told.compiler else usual()
+
+
+def _system(told: _Told, usual: Callable[[], Any]) -> Any:
+    """No GPU that may be there as well: its name is in the keys of all graphs."""
+    return {"hash": "none"} if told.flags else usual()
 
 
 def _line(told: _Told, usual: Callable[[], str], builder: Any) -> str:

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from ipex_inductor import compat, decisions, graph_files, levels
-from ipex_inductor.aot_cache import kernels, opened, packing, workroom
+from ipex_inductor.aot_cache import kernels, opened, packing, toolkit, workroom
 from ipex_inductor.aot_cache.digest import frame_fields
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.graphs import GraphFiles
@@ -29,7 +29,7 @@ from ipex_inductor.aot_cache.manifest import Manifest
 from ipex_inductor.arguments import Where
 from ipex_inductor.backend import compile_graph, copied
 from ipex_inductor.decisions import Event
-from ipex_inductor.errors import ArgumentError, OptionError
+from ipex_inductor.errors import ArgumentError, CompilerNotFoundError, OptionError
 from ipex_inductor.prebuild import described, driver
 from ipex_inductor.prebuild.steps import load_step
 from ipex_inductor.target import Target
@@ -167,7 +167,11 @@ def _described(target: Target) -> AbstractContextManager[described.Made]:
 
 @contextmanager
 def _as_level(target: Target) -> Iterator[described.Made]:
-    with levels.ahead(levels.check(target)):
+    level = levels.check(target)
+    if toolkit.compiler() is None:
+        todo = "Install one (`apt-get install g++`); who uses the bundle needs none."
+        raise CompilerNotFoundError("a C++ compiler that builds graphs for CPUs", "none", todo)
+    with levels.ahead(level):
         yield described.Made()
 
 
