@@ -132,11 +132,11 @@ def _stand_in(owner: Any, name: str, answer: Callable[..., Any]) -> None:
     usual = getattr(owner, name)
     held = vars(owner)[name]
 
-    def asked(*arguments: Any) -> Any:
+    def asked(*arguments: Any, **named: Any) -> Any:
         told = _told.get()
         if told is None:
-            return usual(*arguments)
-        return answer(told, functools.partial(usual, *arguments), *arguments)
+            return usual(*arguments, **named)
+        return answer(told, functools.partial(usual, *arguments, **named), *arguments)
 
     _usual.append((owner, name, held))
     setattr(owner, name, staticmethod(asked) if isinstance(held, staticmethod) else asked)
@@ -147,7 +147,7 @@ def _is_intel(told: _Told, usual: Callable[[], bool], compiler: str) -> bool:
     return bool(re.search(r"\bicp?x\b", compiler)) if told.compiler else usual()
 
 
-def _system(told: _Told, usual: Callable[[], Any]) -> Any:
+def _system(told: _Told, usual: Callable[[], Any], *_: Any) -> Any:
     """No GPU that may be there as well: its name is in the keys of all graphs."""
     return {"hash": "none"} if told.flags else usual()
 

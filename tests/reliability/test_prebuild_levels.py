@@ -99,6 +99,8 @@ torch.save([result.detach() for result in results], saved)
 (cache,) = [[event.subject, event.reason] for event in events if event.kind == "cache"]
 inductor, aot = counters["inductor"], counters["aot_autograd"]
 counts = inductor["fxgraph_cache_miss"], aot["autograd_cache_miss"], aot["autograd_cache_hit"]
+# Torch 2.15 asks what kind of compiler there would be, and Triton where libraries lie.
+launched = [each for each in launched if "--version" not in each and "ldconfig" not in each]
 print("TOLD", json.dumps({"launched": launched, "cache": cache, "counts": counts}))
 """
 
@@ -191,7 +193,7 @@ def entries(bundle):
 
 @on_x86
 def test_a_cpu_of_that_level_compiles_nothing_with_another_number_of_threads(place, made):
-    """Nor does it need a compiler: no process at all is started."""
+    """Nor does it need a compiler."""
     told = place.use("two", **AS_AVX2, **NO_COMPILER, OMP_NUM_THREADS="1")
     assert (told.launched, told.counts) == ([], FOUND)
     outcome, reason = told.cache
