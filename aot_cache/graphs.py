@@ -43,6 +43,7 @@ class GraphFiles:
     key: Key | None  # None: nothing is to be read or kept
     keeps: bool = True  # False: what a run would find is told, and the entry stays as it is
     text: str = ""  # of the graph, which tells what sets another one apart
+    others: tuple[Key, ...] = ()  # under which it could have been as well
     folder: Path = field(init=False)
     outcome: str = field(init=False, default="miss")
     reason: str = field(init=False, default="nothing is to be kept")
@@ -146,7 +147,7 @@ class GraphFiles:
     def _say_missed(self) -> None:
         store = opened.store()
         if self.key and store:
-            self.reason, texts = why_missed(self.key, store)
+            self.reason, texts = why_missed(store, self.key, *self.others)
             differs = graph_text.difference(self.text, texts) if self.text else ""
             alike = f"{MOST_ALIKE}{differs}" if differs else ""
             self.reason += (f"; {self._waited}, in vain" if self._waited else "") + alike
@@ -163,25 +164,24 @@ class GraphFiles:
         compared[:] = [*(each for each in compared if each.entry != name), found]
 
 
-def why_missed(key: Key, store: Store) -> tuple[str, Iterator[str]]:
-    """In the user's words: what sets this graph's nearest entry apart from it.
+def why_missed(store: Store, *keys: Key) -> tuple[str, Iterator[str]]:
+    """In the user's words: what sets the nearest entry of this graph apart from its keys.
 
     Of a graph that is in no entry, the texts of other graphs too, of those that were used last.
     """
-    graph = _graph(key.fields)
+    graph = _graph(keys[0].fields)
+    alike: list[Mapping[str, Any]] = []
     others: list[bytes] = []
-
-    def of_this_graph() -> Iterator[Mapping[str, Any]]:
-        for found in store.heads():
-            if _graph(found.key) == graph:
-                yield found.key
-            elif found.key.get("kind") == KIND and len(others) < COMPARED:
-                others.append(found.meta)
-
-    nearest_one = nearest(key, of_this_graph())
-    if nearest_one is None:
+    for found in store.heads():
+        if _graph(found.key) == graph:
+            alike.append(found.key)
+        elif found.key.get("kind") == KIND and len(others) < COMPARED:
+            others.append(found.meta)
+    told = [near for key in keys if (near := nearest(key, alike))]
+    if not told:
         return IN_NONE, graph_text.kept(others)
-    return "; ".join(nearest_one[1]) or "its entry is not to be read", iter(())
+    _, apart = min(told, key=lambda near: len(near[1]))
+    return "; ".join(apart) or "its entry is not to be read", iter(())
 
 
 class VectorChecks:

@@ -46,6 +46,15 @@ def kernel(key: Key, build: Callable[[], tuple[dict[str, Any], bytes]]) -> Entry
     return store.compile_once(key, told)
 
 
+def either(*keys: Key) -> Iterator[Entry]:
+    """The kernels of those keys that are on this machine, in this order."""
+    store = opened.store()
+    for key in keys:
+        if store and store.holds(key) and (entry := store.get(key)):
+            _note(key)
+            yield entry
+
+
 def by_any_compiler(key: Key) -> Iterator[Entry]:
     """For where there is none: the kernel of that key, then those by others, if all else is alike.
 

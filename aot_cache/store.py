@@ -76,6 +76,18 @@ class Store:
         self._count((*events, ("hits" if found else "misses", "", 1)))
         return found
 
+    def holds(self, key: Key) -> bool:
+        """Whether there is an entry under that key, good or not; no remote is asked."""
+        name = key.digest + SUFFIX
+        if self._memory.read(name) is not None:
+            return True
+        tiers: tuple[Folder | Bundle, ...] = (self.folder, *self.layers, *self.bundles)
+        for tier in tiers:
+            with suppress(OSError, RefusedError, CorruptError):
+                tier.load(name, head=True)
+                return True
+        return False
+
     def come(self, key: Key) -> tuple[Entry, str] | None:
         """As `find`, but only what another process has put into our folder meanwhile."""
         found, events = self._found(key, (self.folder,))

@@ -115,13 +115,19 @@ def _compile_ours(request: Request) -> Any:
         graph_report.publish()
         return stepped
     selected = _settled(request, graph_report)
-    key = functools.partial(request.key, selected)
-    found = graph_files.compiling(key, graph_report, collector.resume, lambda: request.text)
+    found = graph_files.compiling(
+        lambda level: request.key(selected, level=level),
+        graph_report,
+        collector.resume,
+        lambda: request.text,
+        request.levels,
+    )
     with decisions.about(graph_report), found as folder:
         hit = folder is not None and folder.files.outcome == "hit"
         if not hit:
             collector.resume()
-            _begin_kernels(request)
+            if folder is None or folder.level is None:
+                _begin_kernels(request)
         with compat.no_early_workers() if hit else nullcontext():
             return _compile_with(request, selected, graph_report, folder)
 
@@ -351,8 +357,12 @@ def _compile_with(
         patches = LISTS_TEMPLATES | patches
     if join is not None:
         patches["freezing"] = False  # the weights of a package are its inputs, whatever is set
-    if not any(place.type == "cpu" for place in request.places):
+    level = folder.level if folder else None
+    if level or not any(place.type == "cpu" for place in request.places):
         patches |= compat.any_host(request.gm)
+    if level:
+        named = request.option("cpp.threads") > 0  # by the user, for all that he runs it on
+        patches |= {"cpp.march": level.march} if named else level.options
     wrapped = patches.get("cpp_wrapper", torch._inductor.config.cpp_wrapper)
     # A package's C++ is wrapped later, and has no words for a library's fused convolutions either.
     no_calls = "cpp_wrapper: Inductor's own is kept" if wrapped or join is not None else ""
@@ -422,7 +432,8 @@ def _compile_inner(
     in_sycl = sycl.why_not if config.sycl == "cpu" else None
     in_blocks = None
     if config.blocked_products:
-        in_blocks = _why_not_in_blocks(compile_inner, graph_report)
+        elsewhere = folder is not None and folder.level is not None
+        in_blocks = _why_not_in_blocks(compile_inner, elsewhere, graph_report)
     try:
         if in_blocks and kwargs.get("is_inference"):
             shorten(gm.graph, graph_report, in_blocks)
@@ -499,12 +510,15 @@ def _captured(
 
 
 def _why_not_in_blocks(
-    compile_inner: Callable[..., Any], graph_report: decisions.GraphReport
+    compile_inner: Callable[..., Any], elsewhere: bool, graph_report: decisions.GraphReport
 ) -> Callable[[], str | None]:
-    """What says why our kernels for CPUs are not to be had: a package has them in its own code."""
+    """What says why our kernels for CPUs are not to be had: a package has them in its own code.
+
+    And a graph that runs `elsewhere` finds them there.
+    """
     from ipex_inductor.lowerings import blocked
 
-    packaged = compile_inner not in (compat.compile_inner, *LEARNING)
+    packaged = elsewhere or compile_inner not in (compat.compile_inner, *LEARNING)
 
     @functools.cache
     def why_not() -> str | None:

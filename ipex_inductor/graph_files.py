@@ -10,19 +10,20 @@ import importlib.metadata
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 
-from ipex_inductor import compat, decisions, timed_kernels
-from ipex_inductor.aot_cache import graphs, workroom
+from ipex_inductor import compat, decisions, levels, timed_kernels
+from ipex_inductor.aot_cache import graphs, opened, workroom
 from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.aot_cache.key import Key, Pairs, pairs
 from ipex_inductor.aot_cache.knobs import environment, triton_settings
-from ipex_inductor.aot_cache.toolkit import compiler_named
-from ipex_inductor.target import current
+from ipex_inductor.aot_cache.toolkit import compiler, compiler_named
+from ipex_inductor.levels import Level
+from ipex_inductor.target import architecture, current, instructions
 
 NO_HEADERS = {"cpp_cache_precompile_headers": False}  # 150 MB in /tmp, and g++ run in every process
 
@@ -44,13 +45,21 @@ def looked_for() -> Iterator[list[graphs.GraphFiles]]:
 class Folder:
     """The folder of one graph, forward and backward.
 
-    `before_waiting`: done before another process is waited for that compiles the same.
+    `before_waiting`: done before another process is waited for that compiles the same. `level`: of
+    CPUs, if it is compiled for all of one, and for this CPU alone if not. `others`: keys that it
+    could have been found by as well.
     """
 
     def __init__(
-        self, key: Key | None, before_waiting: Callable[[], None] = lambda: None, text: str = ""
+        self,
+        key: Key | None,
+        before_waiting: Callable[[], None] = lambda: None,
+        text: str = "",
+        level: Level | None = None,
+        others: tuple[Key, ...] = (),
     ) -> None:
-        self.files = graphs.GraphFiles(key, not compat.graph_caches_are_off(), text)
+        self.files = graphs.GraphFiles(key, not compat.graph_caches_are_off(), text, others)
+        self.level = level
         self._before_waiting = before_waiting
         self._checks = _vector_checks()
         self._open = False
@@ -64,7 +73,7 @@ class Folder:
         self._open = True
         try:
             with self.files.alone(None if is_rank() else self._before_waiting):
-                with self._torchs():
+                with self._torchs(), self._for_level():
                     yield
                 self.files.keep()
                 self._checks.keep()
@@ -74,6 +83,16 @@ class Folder:
 
     def _torchs(self) -> contextlib.AbstractContextManager[None]:
         return compat.cache_folder(self.files.folder, self._checks.answers)
+
+    @contextlib.contextmanager
+    def _for_level(self) -> Iterator[None]:
+        """Found or not, it is what that level's graph is, and lies where that is looked for."""
+        if self.level is None:
+            yield
+            return
+        named = compat.named_alike(self.level.arch, compiler() or "g++")
+        with levels.described(self.level), named:
+            yield
 
     @contextlib.contextmanager
     def entered_late(self) -> Iterator[None]:
@@ -89,20 +108,25 @@ class Folder:
 
 @contextlib.contextmanager
 def compiling(
-    make_key: Callable[[], Key],
+    make_key: Callable[[Level | None], Key],
     report: decisions.GraphReport,
     before_waiting: Callable[[], None] = lambda: None,
     text: Callable[[], str] = str,
+    served: Callable[[], Sequence[Level]] = tuple,
 ) -> Iterator[Folder | None]:
     """A folder of its own for the graph that is compiled inside; None where torch keeps its own.
 
-    `text` is the graph's.
+    `text` is the graph's. It may be one of those levels', if it is there and none for the very kind
+    of CPU here.
     """
     folder = None
     if not (reason := why_not_ours()):
         try:
-            key = None if compat.caches_forbidden() else make_key()
-            folder = Folder(key, before_waiting, text() if key else "")
+            if compat.caches_forbidden():
+                folder = Folder(None, before_waiting)
+            else:
+                key, level, others = _which(make_key, served())
+                folder = Folder(key, before_waiting, text(), level, others)
         except (OSError, TypeError) as error:
             reason = f"no folder for Inductor's files: {error}"
     if folder is None:
@@ -113,7 +137,24 @@ def compiling(
         heard.append(folder.files)
     with folder.entered():
         yield folder
-    report.add("cache", folder.files.outcome, folder.files.reason)
+    wide = f"; for all CPUs of {folder.level.arch}" if folder.level else ""
+    report.add("cache", folder.files.outcome, folder.files.reason + wide)
+
+
+def _which(
+    make_key: Callable[[Level | None], Key], served: Sequence[Level]
+) -> tuple[Key, Level | None, tuple[Key, ...]]:
+    """The key of a graph, the level that it is of if it is, and the keys that nothing is under."""
+    if ahead := levels.compiled_ahead():
+        return make_key(ahead), ahead, ()
+    own, store = make_key(None), opened.store()
+    if store is None or not served or store.holds(own):
+        return own, None, ()
+    known = {level: make_key(level) for level in served}
+    for level, key in known.items():
+        if store.holds(key):
+            return key, level, ()
+    return own, None, tuple(known.values())
 
 
 def spare() -> contextlib.AbstractContextManager[None]:
@@ -127,11 +168,12 @@ def key_of(
     options: Mapping[str, Any],
     devices: set[torch.device],
     kind: str = graphs.KIND,
+    level: Level | None = None,
 ) -> Key:
     """What a graph's entry is found by: ours of `backend`, the graph, and what it is compiled with.
 
-    Of a graph without the CPU among its `devices` nothing of the host is in it. Raises `TypeError`
-    for what has no exact digest.
+    Of a graph without the CPU among its `devices` nothing of the host is in it, and of one for a
+    `level` no compiler. Raises `TypeError` for what has no exact digest.
     """
     on_gpu = any(device.type != "cpu" for device in devices)
     on_cpu = any(device.type == "cpu" for device in devices)
@@ -142,13 +184,13 @@ def key_of(
         tables=(),
         options=pairs({**identity, **{name: said(value) for name, value in options.items()}}),
         problem=pairs(problem),
-        architecture=" and ".join(sorted(map(_named, devices))),
-        toolkit=_toolkit(on_cpu),
+        architecture=level.arch if level else " and ".join(sorted(map(_named, devices))),
+        toolkit=(("c++", "any"), *_toolkit(False)) if level else _toolkit(on_cpu),
         triton=_triton() if on_gpu else "",
         torch=compat.VERSION,
         environment=pairs(
             {
-                **compat.without_torchs_own(dict(environment(host=on_cpu))),
+                **compat.without_torchs_own(dict(environment(host=on_cpu and not level))),
                 **dict(triton_settings()),
                 **changed,
             }
@@ -207,11 +249,11 @@ def _tell(reason: str) -> None:
 
 
 def _vector_checks() -> graphs.VectorChecks:
-    return _vector_checks_of(environment())
+    return _vector_checks_of(environment(), architecture())
 
 
 @functools.lru_cache(maxsize=8)
-def _vector_checks_of(variables: Pairs) -> graphs.VectorChecks:
+def _vector_checks_of(variables: Pairs, arch: str) -> graphs.VectorChecks:
     return graphs.VectorChecks(
         Key(
             kind=graphs.CHECKS,
@@ -219,7 +261,7 @@ def _vector_checks_of(variables: Pairs) -> graphs.VectorChecks:
             tables=(),
             options=(),
             problem=(),
-            architecture=current().arch,
+            architecture=arch,
             toolkit=_toolkit(),
             triton="",
             torch=compat.VERSION,
@@ -231,7 +273,8 @@ def _vector_checks_of(variables: Pairs) -> graphs.VectorChecks:
 def _toolkit(on_cpu: bool = True) -> Pairs:
     if not on_cpu:
         return pairs({"python": ".".join(platform.python_version_tuple()[:2])})
-    return pairs({"c++": compiler_named(), "python": platform.python_version()})
+    told = {"c++": compiler_named(), "cpu": instructions(), "python": platform.python_version()}
+    return pairs(told)
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """What is asked for: a Dynamo graph, its inputs and the options; and what its code depends on."""
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from ipex_inductor.aot_cache.home import RECORDS, home
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.config import CompileConfig
 from ipex_inductor.decisions import warn_once
+from ipex_inductor.levels import Level, served
 from ipex_inductor.target import current
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 _COMMENT = re.compile(r"^ *#.*\n", re.MULTILINE)
 _INPUT = re.compile(r"\b[GLgl]_\w+")
+# Inductor's options that say how C++ is compiled, or into what, and variables that say flags.
+TOLD = ("cpp_wrapper", "cpp.march", "cpp.simdlen", "cpp.enable_kernel_profile")
+FLAGS = ("TORCHINDUCTOR_DEBUG_COMPILE", "TORCHINDUCTOR_DEBUG_SYMBOL")
 TORCHS = (
     "aten",
     "prims",
@@ -180,8 +185,12 @@ class Request:
         selected: "Mapping[bytes, Selection]",
         kind: str = KIND,
         more: Mapping[str, Any] = MappingProxyType({}),
+        level: Level | None = None,
     ) -> Key:
-        """What an entry of this kind is found by; `more`: what else its code depends on."""
+        """What an entry of this kind is found by; `more`: what else its code depends on.
+
+        `level`: of CPUs that all of them find it, whatever their number of threads.
+        """
         identity = self.identity_fields(selected)
         for name in ("sources", "targets"):  # fields of their own
             del identity[name]
@@ -189,7 +198,18 @@ class Request:
         problem["graph"] = hashlib.sha256(self.text.encode()).hexdigest()
         # What serves a range of sizes is found by all of them: torch guards it by its own keys.
         problem["sizes"] = tuple(repr(compat.sizes(value)) for value in self._traced)
-        return graph_files.key_of(identity, problem, dict(self.options), self.places, kind)
+        if level:
+            problem["settings"] = self._settings(but="threads")
+        return graph_files.key_of(identity, problem, dict(self.options), self.places, kind, level)
+
+    def levels(self) -> tuple[Level, ...]:
+        """Those of x86-64 of which it may be one's graph, and compiled elsewhere, highest first.
+
+        None where somebody says how its C++ is compiled, or kernels are timed.
+        """
+        on_cpu = all(place.type == "cpu" for place in self.places)
+        told = any(self.option(name) for name in TOLD) or any(map(os.environ.get, FLAGS))
+        return served() if on_cpu and not (told or self.may_time or self.runs_sycl) else ()
 
     def digest(self) -> str:
         """What the problems of the graph depend on."""
@@ -205,10 +225,8 @@ class Request:
     @cached_property
     def _problem_fields(self) -> dict[str, Any]:
         """What there is to compile, and the state of the process that it is compiled under."""
-        from ipex_inductor.lowerings.settings import settings_of
-
         return {
-            "settings": tuple(repr(settings_of(kind)) for kind in self._kinds),
+            "settings": self._settings(),
             "autocast": tuple(
                 (kind, torch.is_autocast_enabled(kind), str(torch.get_autocast_dtype(kind)))
                 for kind in self._kinds
@@ -216,6 +234,12 @@ class Request:
             "sizes": tuple(repr(compat.hints(value)) for value in self.example_inputs),
             "graph": _text(self.gm),
         }
+
+    def _settings(self, but: str = "") -> tuple[str, ...]:
+        from ipex_inductor.lowerings.settings import settings_of
+
+        found = ({n: v for n, v in settings_of(k).items() if n != but} for k in self._kinds)
+        return tuple(map(repr, found))
 
     @property
     def text(self) -> str:

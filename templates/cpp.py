@@ -13,6 +13,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,14 @@ from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import Key, Pairs, pairs
 from ipex_inductor.aot_cache.knobs import environment
-from ipex_inductor.target import current
+from ipex_inductor.levels import LEVELS
+from ipex_inductor.target import architecture
 
 KIND = "cpp"
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
 LINKED = ("-shared", "-fPIC")
 # A kernel runs on whatever CPU has its architecture, so nothing of this machine alone may enter.
-_V4 = ("x86-64-v4", ("-march=x86-64-v4", "-mprefer-vector-width=512"))
-LEVELS = {
-    "x86-64:avx512": _V4,
-    "x86-64:avx512_bf16": _V4,
-    "x86-64:amx": _V4,
-    "x86-64:avx2": ("x86-64-v3", ("-march=x86-64-v3",)),
-}
+WIDE = {"x86-64-v4": ("-mprefer-vector-width=512",)}
 # Variables that change what the compiler makes of a source; `toolkit` says which compiler.
 READ = frozenset(
     {"CPATH", "CPLUS_INCLUDE_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH", "LIBRARY_PATH"}
@@ -59,13 +55,29 @@ def load(
     try:
         if compiler is None:
             return _opened_of(kernels.by_any_compiler(key))
-        if portable:
-            with contextlib.suppress(OSError, NotBuiltError):
+        with contextlib.suppress(OSError, NotBuiltError):
+            if portable:
                 return _opened_of(kernels.by_any_compiler(key))
+            return _opened_of(kernels.either(key, _shipped(key)))
         build = functools.partial(_built, source, compiler, with_torch, _arch(portable))
         return _opened(kernels.kernel(key, build).blob)
     except OSError as error:  # no room for the compiler, or a loader that misses a library
         raise NotBuiltError(f"a C++ kernel is not to be had: {error}") from error
+
+
+def ship(source: Callable[[], str], problem: Pairs, with_torch: bool = False) -> None:
+    """Have a library for others in the cache, for the CPU that is described: nothing is loaded.
+
+    Whatever their compiler is, where they have none by their own. Raises `NotBuiltError`.
+    """
+    compiler, key = toolkit.compiler(), _shipped(key_of(problem, with_torch))
+    if compiler is None:
+        raise NotBuiltError("no C++ compiler is here")
+    kernels.kernel(key, lambda: _built(source, compiler, with_torch, architecture()))
+
+
+def _shipped(key: Key) -> Key:
+    return replace(key, toolkit=pairs({"c++": "any"}), environment=())
 
 
 def key_of(problem: Pairs, with_torch: bool = False, portable: bool = False) -> Key:
@@ -87,7 +99,7 @@ def key_of(problem: Pairs, with_torch: bool = False, portable: bool = False) -> 
 
 
 def _arch(portable: bool) -> str:
-    arch = current().arch
+    arch = architecture()
     return arch.partition(":")[0] if portable else arch
 
 
@@ -97,7 +109,10 @@ def _flags(arch: str) -> tuple[str, ...]:
 
 def _level(arch: str) -> tuple[str, tuple[str, ...]]:
     """What a kernel for that architecture is built for, and the flags that say so."""
-    return LEVELS.get(arch, (arch, ()))
+    if arch not in LEVELS:
+        return arch, ()
+    march = LEVELS[arch].march
+    return march, (f"-march={march}", *WIDE.get(march, ()))
 
 
 def _built(

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from ipex_inductor.aot_cache.key import pairs
-from ipex_inductor.target import current
-from ipex_inductor.templates.cpp import NotBuiltError, load, why_not_taken
+from ipex_inductor.aot_cache.key import Pairs, pairs
+from ipex_inductor.target import architecture
+from ipex_inductor.templates.cpp import NotBuiltError, load, ship, why_not_taken
 
 PARTS = ("vectors.cpp", "blocked.cpp", "short_attention.cpp")
 PAIRED = ("x86-64:avx512_bf16", "x86-64:amx")  # CPUs that multiply pairs of bf16
@@ -41,8 +41,16 @@ def library() -> ctypes.CDLL:
 
     Products of many rows use oneDNN's micro-kernel where torch has it here, else ours.
     """
-    problem = pairs({"template": "cpu kernels", "bf16 products": is_paired()})
-    return load(source, problem, with_torch=True)
+    return load(source, _problem(), with_torch=True)
+
+
+def ship_library() -> None:
+    """Have it in the cache for others that have the CPU that is described. As `cpp.ship`."""
+    ship(source, _problem(), with_torch=True)
+
+
+def _problem() -> Pairs:
+    return pairs({"template": "cpu kernels", "bf16 products": is_paired()})
 
 
 @functools.cache
@@ -66,7 +74,7 @@ def why_not_in_cpp() -> str | None:
 
     It must be GCC, and know that CPU's bf16.
     """
-    return _why_not_taken(current().arch)
+    return _why_not_taken(architecture())
 
 
 @functools.cache
@@ -76,7 +84,7 @@ def _why_not_taken(arch: str) -> str | None:
 
 def is_paired() -> bool:
     """Whether the CPU that is compiled for multiplies pairs of bf16."""
-    return current().arch in PAIRED
+    return architecture() in PAIRED
 
 
 def source(beside_torch: bool = False) -> str:

@@ -34,8 +34,8 @@ Model = Annotated[
 ]
 _PACKAGE = """Native code for this kind of CPU, or for CPUs and GPUs of --arch, without the weights:
 `ipex_inductor.load(FILE, weights=state_dict)` runs it and imports neither Dynamo nor Inductor."""
-_ARCH = """What to compile for, as `sm_90:NVIDIA-H200` or `xe:bmg`, or with --package `x86-64:avx2`;
-it need not be here. May be given again."""
+_ARCH = """What to compile for, as `sm_90:NVIDIA-H200`, `xe:bmg` or `x86-64:avx2`; it need not be
+here. May be given again."""
 _TRAIN = """Forward and backward of the model in train mode, and the fused step of its optimizer."""
 _SHAPES = """A file with a line for each set of inputs: sizes as `8x3x224x224 8`; `16..512` is a
 range, for which a caller uses torch._dynamo.mark_dynamic."""
@@ -67,9 +67,10 @@ def prebuild(
 
     FUNCTION returns (model, tuple of example inputs), or a list of such tuples; ranges of sizes,
     {input: {dimension: (least, most)}}, and an optimizer may follow. The current directory is
-    importable. With --arch: graphs for torch.compile on that GPU, under torch.no_grad() unless
-    --train. Where torch is not built for such GPUs kernels are compiled and no more: without --out
-    that is all that is asked for. Exit code 1 if anything asked for is missing.
+    importable. With --arch: graphs for torch.compile on that GPU, or on CPUs of that level, under
+    torch.no_grad() unless --train. Where torch is not built for such GPUs kernels are compiled and
+    no more: without --out that is all that is asked for. Exit code 1 if anything asked for is
+    missing.
     """
     if not package and not arch:
         todo = "Name one; graphs for this CPU: run the model, then `ipex-inductor cache pack`."
@@ -122,10 +123,6 @@ def _package(
         say(f"{bundle_line(out, done.manifest)}; {compiled}{unsigned}", done.report.summary())
 
 
-NOT_A_CPU = (
-    "Inductor's keys hold the very CPU and compiler: --package makes code for a level of x86-64; "
-    "for torch.compile run the model there and pack what it made (`cache pack`)"
-)
 Place = tuple[str, str]  # a target, and an example
 
 
@@ -146,10 +143,6 @@ def _built(
             return
         for job in jobs:
             count(f"{names[job.number]} for {job.label}", 0)
-            if targets[job.label].kind == "cpu":
-                yield (job.label, names[job.number]), NOT_A_CPU
-                count("", 1)
-                continue
             try:
                 yield (
                     (job.label, names[job.number]),

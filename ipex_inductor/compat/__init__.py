@@ -27,6 +27,7 @@ from ipex_inductor.compat.dynamo import tensors_unprinted as tensors_unprinted
 from ipex_inductor.compat.dynamo import uncounted as uncounted
 from ipex_inductor.compat.files import cache_folder as cache_folder
 from ipex_inductor.compat.files import named_folder as named_folder
+from ipex_inductor.compat.inductor import KEPT_GRAPHS as KEPT_GRAPHS
 from ipex_inductor.compat.inductor import LOWER_ONLY as LOWER_ONLY
 from ipex_inductor.compat.inductor import compile_inner as compile_inner
 from ipex_inductor.compat.inductor import compiles_in_this_process as compiles_in_this_process
@@ -37,8 +38,10 @@ from ipex_inductor.compat.inductor import name_system as name_system
 from ipex_inductor.compat.inductor import no_early_workers as no_early_workers
 from ipex_inductor.compat.inductor import read_inner as read_inner
 from ipex_inductor.compat.inductor import reload_graph as reload_graph
+from ipex_inductor.compat.levels import compiles_for_levels as compiles_for_levels
+from ipex_inductor.compat.levels import named_alike as named_alike
+from ipex_inductor.compat.levels import vectors as vectors
 from ipex_inductor.compat.packages import compile_ahead as compile_ahead
-from ipex_inductor.compat.packages import compiles_for_levels as compiles_for_levels
 from ipex_inductor.compat.packages import exported as exported
 from ipex_inductor.compat.packages import package_runner as package_runner
 from ipex_inductor.compat.packages import why_not_ahead as why_not_ahead

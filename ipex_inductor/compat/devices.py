@@ -12,12 +12,13 @@ TOOLKITS = {"cuda": "13.0", "hip": "7.0"}
 
 
 def why_not_for(kind: str) -> str:
-    """Why graphs compiled here fit no GPU of that kind, "" if they do.
+    """Why graphs compiled here fit no device of that kind, "" if they do.
 
     Torch finds them by the digest of its own files, so it must be the very build there.
     """
     built = {"cuda": torch.version.cuda, "hip": torch.version.hip}.get(kind)
-    return "" if built else f"torch {versions.VERSION} is not built for {kind.upper()}"
+    why_not = f"torch {versions.VERSION} is not built for {kind.upper()}"
+    return "" if built or kind == "cpu" else why_not
 
 
 def prefers_cudnn_attention(major: int) -> bool:

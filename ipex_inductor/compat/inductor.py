@@ -108,6 +108,9 @@ def graph_caches_off() -> Iterator[None]:
         _caches_off.reset(before)
 
 
+KEPT_GRAPHS = ("aotautograd/", "fxgraph/")  # begin the names of these caches' files
+
+
 def graph_caches_are_off() -> bool:
     """Whether this is inside `graph_caches_off`."""
     return _caches_off.get()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ipex_inductor.compat.inductor import plain_decompositions
+from ipex_inductor.compat.levels import compiles_for_levels
 
 
 def exported(
@@ -73,13 +74,6 @@ def compile_ahead(
     with inductor.patch(patches), V.set_aot_compilation(True):
         found: Any = compile_fx_inner(gm, example_inputs, **kwargs)
     return Path(getattr(found, "filename", found)), sorted(able)
-
-
-def compiles_for_levels() -> bool:
-    """Whether Inductor takes a value of `-march`; else its C++ is for the CPU here alone."""
-    from torch._inductor import config
-
-    return hasattr(config.cpp, "march")
 
 
 def package_runner(library: Path, device: str) -> Any:

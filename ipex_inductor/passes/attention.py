@@ -35,7 +35,7 @@ from ipex_inductor.passes.scores import (
 )
 from ipex_inductor.passes.source import user_line
 from ipex_inductor.passes.whole_ops import inline
-from ipex_inductor.target import current
+from ipex_inductor.target import architecture, current
 
 Node = torch.fx.Node
 aten = torch.ops.aten
@@ -89,12 +89,6 @@ def _are_few(scores: Scores) -> bool:
     sizes = (*shape(scores.q)[:3], shape(scores.k)[-1])
     hints = [n if isinstance(n, int) else n.node.hint for n in sizes]
     return few is not None and None not in hints and few(*hints)
-
-
-@functools.cache
-def architecture() -> str:
-    """The CPU this process runs on, as a target's `arch`."""
-    return current().arch
 
 
 def _check(product: Product, scores: Scores) -> None:

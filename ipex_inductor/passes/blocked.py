@@ -14,8 +14,8 @@ import torch.nn.functional as F
 
 from ipex_inductor.ops.blocked import COLUMNS
 from ipex_inductor.passes import short_attention
-from ipex_inductor.passes.attention import architecture
 from ipex_inductor.passes.packing import Product
+from ipex_inductor.target import architecture
 from ipex_inductor.templates import cpu_library
 
 Node = torch.fx.Node

@@ -19,6 +19,7 @@ from ipex_inductor.decisions import GraphReport
 from ipex_inductor.ops import conv, epilogue, linear
 from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.passes.whole_ops import inline
+from ipex_inductor.target import architecture
 
 Node = torch.fx.Node
 aten, ipex, mkldnn = torch.ops.aten, torch.ops.ipex, torch.ops.mkldnn
@@ -114,9 +115,13 @@ def pack_weights(
             inline(graph, node, REFERENCES[node.target])
 
 
-@functools.cache
 def onednn_dtypes() -> frozenset[torch.dtype]:
     """The dtypes in which this CPU's oneDNN has products (fp64 has none)."""
+    return _onednn_dtypes(architecture())
+
+
+@functools.cache
+def _onednn_dtypes(_: str) -> frozenset[torch.dtype]:
     supported = {torch.float32}
     if mkldnn._is_mkldnn_bf16_supported():
         supported.add(torch.bfloat16)

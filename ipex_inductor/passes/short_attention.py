@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ipex_inductor.decisions import GraphReport
-from ipex_inductor.passes.attention import architecture
+from ipex_inductor.target import architecture
 
 Node = torch.fx.Node
 aten = torch.ops.aten

@@ -19,7 +19,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from ipex_inductor import compat
+from ipex_inductor import compat, levels
 from ipex_inductor.aot_cache import opened, packing
 from ipex_inductor.aot_cache.digest import frame_fields
 from ipex_inductor.aot_cache.entry import Entry
@@ -30,7 +30,6 @@ from ipex_inductor.decisions import Event, GraphReport
 from ipex_inductor.errors import ArgumentError, DeviceError, TargetError
 from ipex_inductor.passes.program import Program
 from ipex_inductor.prebuild import described as gpus
-from ipex_inductor.prebuild import levels
 from ipex_inductor.prebuild.package import (
     CODE,
     CONSTANT,
@@ -44,9 +43,8 @@ from ipex_inductor.prebuild.package import (
     encoded,
     part_of,
 )
-from ipex_inductor.target import Target, current
+from ipex_inductor.target import Target, architecture
 from ipex_inductor.templates import cpu_library
-from ipex_inductor.templates.cpp import LEVELS
 
 Tensor = torch.Tensor
 Source = tuple[str, int | str]  # ("input", 0), ("weight", "conv.bias") or ("derived", 3)
@@ -126,7 +124,7 @@ def _made(
         call = _Exported.of(model, given, named)
     with ExitStack() as stack, torch.no_grad():
         if target and target.kind == "cpu":
-            stack.enter_context(levels.described(target))
+            stack.enter_context(levels.described(levels.check(target)))
         elif target:
             stack.enter_context(gpus.packaging(target))
             stack.enter_context(fake_tensors(allow_non_fake_inputs=True))
@@ -333,8 +331,8 @@ _never._boxed_call = True  # type: ignore[attr-defined]
 
 
 def _compiled(call: _Exported, ahead: Ahead) -> Entry:
-    level, _ = LEVELS.get(current().arch, ("", ()))
-    made = _Made(call, level)
+    level = levels.LEVELS.get(architecture())
+    made = _Made(call, level.march if level else "")
     ahead.compile(made.compile, made.join)
     constants = {name: call.constants[name] for name in made.weights if name in call.constants}
     leaves = [leaf if isinstance(leaf, Tensor) else None for leaf in call.leaves]

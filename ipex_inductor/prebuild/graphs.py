@@ -1,6 +1,6 @@
-"""Graphs for `torch.compile`, compiled for a GPU that is not here.
+"""Graphs for `torch.compile`, compiled for a GPU that is not here, or for a level of CPUs.
 
-They become entries of the kernel cache under the keys that they are looked for by where that GPU
+They become entries of the kernel cache under the keys that they are looked for by where that device
 is, if torch is the same build there.
 """
 
@@ -8,7 +8,7 @@ import copy
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from ipex_inductor import compat, decisions, graph_files
-from ipex_inductor.aot_cache import kernels, opened, packing, workroom
+from ipex_inductor import compat, decisions, graph_files, levels
+from ipex_inductor.aot_cache import kernels, opened, packing, toolkit, workroom
 from ipex_inductor.aot_cache.digest import frame_fields
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.graphs import GraphFiles
@@ -29,17 +29,20 @@ from ipex_inductor.aot_cache.manifest import Manifest
 from ipex_inductor.arguments import Where
 from ipex_inductor.backend import compile_graph, copied
 from ipex_inductor.decisions import Event
-from ipex_inductor.errors import ArgumentError, OptionError
+from ipex_inductor.errors import ArgumentError, CompilerNotFoundError, OptionError
 from ipex_inductor.prebuild import described, driver
 from ipex_inductor.prebuild.steps import load_step
 from ipex_inductor.target import Target
-from ipex_inductor.templates import weights_cpp
+from ipex_inductor.templates import blocked, cpu_library, short_attention, weights_cpp
 
 Tensor = torch.Tensor
 GPU = torch.device("cuda", described.INDEX)
 Range = tuple[int, int] | None  # the least size and the largest; None: any
 # By input, its number or name, or that and what leads to a tensor in it; and by dimension.
 Dynamic = Mapping[int | str | Where, Mapping[int, Range]]
+CPU = torch.device("cpu")
+# What generated code imports where it calls our library for CPUs.
+CALLS = tuple(each.__name__.encode() for each in (blocked, short_attention))
 TIMED = ("max-autotune", "max-autotune-no-cudagraphs")
 
 
@@ -97,19 +100,21 @@ def prebuild(
     step of an `optimizer` of the model, for `steps.load_step`. Nothing is timed: records, tables
     and models choose. Raises `ArgumentError` for a model in train mode without `training` or that
     cannot be copied, or a dimension that is not there, `OptionError` for a mode that times kernels,
-    what `described.device` and `steps.load_step` raise, and what does not compile.
+    what `described.device`, `levels.check` and `steps.load_step` raise, and what does not compile.
     """
     checked(model, mode, training)
     kernels_only = _why_kernels_only(target)
     began = time.perf_counter()
     with _building(target, training, cached=not kernels_only) as building:
         given = (model, tuple(example_inputs), dict(kwargs or {}))
-        twin, args, named = described_as(given, GPU)
+        twin, args, named = described_as(given, _place(target))
         marked(args, named, dynamic)
         graphs = _compiled(twin, args, named, mode, options)
         if optimizer is not None:
-            load_step(optimizer, GPU, scaler)
-    kept = {} if kernels_only else _kept(files.key for files in building.found)
+            load_step(optimizer, _place(target), scaler)
+        kept = {} if kernels_only else _graphs(_kept(files.key for files in building.found))
+        if target.kind == "cpu":
+            _look_into(kept, building.made)
     modules, unbuilt = _module_for_driver() if kept and target.kind == "cuda" else ({}, "")
     return Prebuilt(
         target,
@@ -136,11 +141,11 @@ class _Building:
 
 @contextmanager
 def _building(target: Target, training: bool, cached: bool) -> Iterator[_Building]:
-    """The process as if that GPU were here, with or without torch's caches of graphs."""
+    """The process as if that device were here, with or without torch's caches of graphs."""
     fake_tensors: Any = FakeTensorMode  # which has no types
     with (
         nullcontext() if cached else compat.graph_caches_off(),
-        described.device(target) as made,
+        _described(target) as made,
         fake_tensors(allow_non_fake_inputs=True),
         torch.set_grad_enabled(training),
         compat.backward_too(),
@@ -150,6 +155,35 @@ def _building(target: Target, training: bool, cached: bool) -> Iterator[_Buildin
         decisions.capturing() as reports,
     ):
         yield _Building(made, found, own, reports)
+
+
+def _place(target: Target) -> torch.device:
+    return CPU if target.kind == "cpu" else GPU
+
+
+def _described(target: Target) -> AbstractContextManager[described.Made]:
+    return _as_level(target) if target.kind == "cpu" else described.device(target)
+
+
+@contextmanager
+def _as_level(target: Target) -> Iterator[described.Made]:
+    level = levels.check(target)
+    if toolkit.compiler() is None:
+        todo = "Install one (`apt-get install g++`); who uses the bundle needs none."
+        raise CompilerNotFoundError("a C++ compiler that builds graphs for CPUs", "none", todo)
+    with levels.ahead(level):
+        yield described.Made()
+
+
+def _look_into(kept: Mapping[Key, Entry], made: described.Made) -> None:
+    """Note the libraries of graphs for CPUs, and have ours too where they call it."""
+    calls = False
+    for entry in kept.values():
+        files = workroom.unpacked(entry.blob)
+        made.kernels += (Path(name).stem for name in files if name.endswith(".so"))
+        calls |= any(each in data for data in files.values() for each in CALLS)
+    if calls:
+        cpu_library.ship_library()
 
 
 def _why_kernels_only(target: Target) -> str:
@@ -200,11 +234,11 @@ def _reader_of_weights() -> list[Key]:
 def prebuild_step(optimizer: Optimizer, target: Target, *, scaler: bool = False) -> Prebuilt:
     """The kernels of `optimizer`'s fused step on `target`, and no graph; see `steps.load_step`.
 
-    Raises what that and `described.device` raise.
+    Raises what that, `described.device` and `levels.check` raise.
     """
     began = time.perf_counter()
-    with described.device(target), kernels.looked_for() as ours:
-        load_step(optimizer, GPU, scaler)
+    with _described(target), kernels.looked_for() as ours:
+        load_step(optimizer, _place(target), scaler)
     own, seconds = _kept(ours), time.perf_counter() - began
     return Prebuilt(target, compat.why_not_for(target.kind), own=own, seconds=seconds)
 
@@ -229,6 +263,15 @@ def pack(
 def _kept(keys: Iterable[Key | None]) -> dict[Key, Entry]:
     store = opened.store()
     return {key: entry for key in keys if key and store and (entry := store.get(key))}
+
+
+def _graphs(entries: dict[Key, Entry]) -> dict[Key, Entry]:
+    """Those with a graph that torch has kept: of others it has the code alone, compiled anew."""
+
+    def has_graph(entry: Entry) -> bool:
+        return any(name.startswith(compat.KEPT_GRAPHS) for name in workroom.unpacked(entry.blob))
+
+    return {key: entry for key, entry in entries.items() if has_graph(entry)}
 
 
 def _ready(entry: Entry, more: Mapping[str, bytes]) -> Entry:

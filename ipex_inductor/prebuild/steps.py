@@ -1,21 +1,24 @@
-"""Kernels of fused optimizer steps, compiled for a GPU that is not here.
+"""Kernels of fused optimizer steps, compiled for a GPU or a level of CPUs that is not here.
 
 They are entries of the kernel cache that depend on nothing of torch: any build of it finds them.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import product
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.optim import FUSED_OPTIMIZERS, batches, kernels, norms
 from ipex_inductor.optim.plan import expected
 from ipex_inductor.optim.weights import TABLE
+from ipex_inductor.templates.cpp import ship
 from ipex_inductor.templates.look_cpp import reader
-from ipex_inductor.templates.step import StepKernel
+from ipex_inductor.templates.step import StepKernel, cpp_source
 from ipex_inductor.templates.step_cuda import has_kernels
 
 ALIGNMENTS = (True, False)  # gradients that are views into one buffer may lie anywhere
@@ -24,6 +27,7 @@ ALIGNMENTS = (True, False)  # gradients that are views into one buffer may lie a
 def load_step(optimizer: Optimizer, device: torch.device, scaler: bool = False) -> None:
     """Have all that the first `FusedStep` of `optimizer` loads once it is on `device`.
 
+    On the CPU that is described; torch itself looks at gradients there and takes their norms.
     With what was asked of the step that it has (`clip_norm`, `zero_grad`) and, for `scaler`, under
     `GradScaler`; gradients have their parameters' dtypes. Raises `ArgumentError` for an optimizer
     without a fused step, `NotBuiltError` for what does not compile.
@@ -36,6 +40,11 @@ def load_step(optimizer: Optimizer, device: torch.device, scaler: bool = False) 
     options = own.get(kernels.OPTIONS) or kernels.Options()
     scaled, clips = scaler or options.clip_norm is not None, options.clip_norm is not None
     found = expected(optimizer, own.get(TABLE, {}), scaled, options.zero_grad)
+    if device.type == "cpu":
+        for kernel in found:
+            ship(partial(cpp_source, kernel), pairs(kernel.problem))
+        reader.__wrapped__()  # also where this process has it already
+        return
     counting = [k for k, group in found.items() if _counts_there(k, group)]
     for kernel, aligned in product(found, ALIGNMENTS):
         tabled = kernel in counting
@@ -45,7 +54,7 @@ def load_step(optimizer: Optimizer, device: torch.device, scaler: bool = False) 
     for which in _readings(found, counting, clips, scaler):
         for aligned in ALIGNMENTS:
             norms.parts(which[0], aligned, device, *which[1:])
-    reader()
+    reader.__wrapped__()
 
 
 def _counts_there(kernel: StepKernel, group: Mapping[str, Any]) -> bool:

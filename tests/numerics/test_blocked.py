@@ -5,8 +5,8 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from ipex_inductor.ops.blocked import HUGE
 from ipex_inductor.ops.blocked import blocked as op
 from ipex_inductor.passes import blocked as choice
 from ipex_inductor.passes import prologue
-from ipex_inductor.target import current
+from ipex_inductor.target import as_cpu, current
 from ipex_inductor.templates import blocked, cpp, cpu_library, short_attention
 
 HERE = current("cpu").arch
@@ -84,18 +84,14 @@ SPECIAL += (float("inf"), float("-inf"), float("nan"))
 @needs
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("arch", [None, "x86-64:avx512", "x86-64:avx2"])
-def test_words_hold_where_floats_end(
-    arch: str | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_words_hold_where_floats_end(arch: str | None, dtype: torch.dtype) -> None:
     """Each word at 18 values, here and built for lesser CPUs, beside torch's own in fp64.
 
     fp32: some units of 2^-24; numbers of less than 1e-38 may be 0. GELU multiplies by
     0.5 (1 + erf), of which 1.5e-7 is the formula's own. bf16: one unit of the last place.
     """
-    if arch is not None:
-        monkeypatch.setattr(cpp, "current", lambda: SimpleNamespace(arch=arch))
-        monkeypatch.setattr(cpu_library, "current", lambda: SimpleNamespace(arch=arch))
-    library = cpu_library.library.__wrapped__()
+    with as_cpu(arch) if arch else nullcontext():
+        library = cpu_library.library.__wrapped__()
     product = library[f"product_{blocked.NAMES[dtype]}"]
     product.restype, product.argtypes = None, blocked.ARGUMENTS
     depth, rtol = (2, 2**-8) if dtype == torch.bfloat16 else (1, 1e-6)

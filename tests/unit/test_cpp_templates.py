@@ -16,7 +16,7 @@ from ipex_inductor.aot_cache.entry import Entry, unpack_any
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.store import default_folder
 from ipex_inductor.optim import batches
-from ipex_inductor.target import current
+from ipex_inductor.target import as_cpu, current
 from ipex_inductor.templates import cpp, step_cpp
 from ipex_inductor.templates.step import StepKernel
 
@@ -82,34 +82,30 @@ ARCHITECTURES = [
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_flags_follow_from_the_architecture_alone(arch, monkeypatch):
+def test_flags_follow_from_the_architecture_alone(arch):
     """Kernels go to other machines with the cache: nothing may be tuned for this one."""
     flags = cpp._flags(arch)
     assert not any("native" in flag for flag in flags)
     assert any(flag.startswith("-march=") for flag in flags) == (":" in arch and "x86" in arch)
-    keys = []
-    for name in ("This CPU", "Another"):
-        here = replace(current(), name=name, arch=arch, multiprocessors=len(name))
-        monkeypatch.setattr(cpp, "current", lambda here=here: here)
-        keys.append(cpp.key_of(PROBLEM))
-    assert keys[0] == keys[1]
-    assert keys[0].architecture == cpp.LEVELS.get(arch, (arch,))[0]
-    assert dict(keys[0].options)["flags"].split() == list(flags)
+    with as_cpu(arch):
+        key = cpp.key_of(PROBLEM)
+    assert key.architecture == cpp._level(arch)[0]
+    assert dict(key.options)["flags"].split() == list(flags)
 
 
 def test_a_key_names_all_that_code_depends_on():
     key = cpp.key_of(PROBLEM)
     assert (key.kind, key.problem, key.source) == ("cpp", PROBLEM, source_digest())
-    assert key.architecture == cpp.LEVELS.get(current().arch, (current().arch,))[0]
+    assert key.architecture == cpp._level(current().arch)[0]
     assert dict(key.toolkit) == {"c++": toolkit.compiler_named()}
     assert (key.torch, key.triton, key.environment) == ("", "", ())
 
 
-def test_cpus_that_run_the_same_code_share_it(monkeypatch):
+def test_cpus_that_run_the_same_code_share_it():
     keys = []
     for arch in ("x86-64:avx512", "x86-64:avx512_bf16", "x86-64:amx"):
-        monkeypatch.setattr(cpp, "current", lambda arch=arch: replace(current(), arch=arch))
-        keys.append(cpp.key_of(PROBLEM))
+        with as_cpu(arch):
+            keys.append(cpp.key_of(PROBLEM))
     assert len(set(keys)) == 1
 
 

@@ -150,9 +150,9 @@ def test_entries_are_looked_through_once_for_keys_and_texts(tmp_path, monkeypatc
     monkeypatch.setattr(
         Folder, "load", lambda self, name, **how: loaded.append(name) or load(self, name, **how)
     )
-    reason, texts = graphs.why_missed(graphs_key("another"), store)
+    reason, texts = graphs.why_missed(store, graphs_key("another"))
     assert reason == graphs.IN_NONE
     assert [*texts] == [known]
     assert len(loaded) == len(set(loaded)) == graphs.COMPARED + 5
-    reason, texts = graphs.why_missed(graphs_key("known", rules="-relu"), store)
+    reason, texts = graphs.why_missed(store, graphs_key("known", rules="-relu"))
     assert (reason, [*texts]) == ("options: rules=-relu here, '' there", [])

@@ -8,13 +8,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-GROUND = {"errors", "config", "target", "decisions", "compat", "openmp"}
+GROUND = {"errors", "config", "target", "decisions", "compat", "levels", "openmp"}
 MAY_IMPORT = {
     "errors": set(),
     "config": {"errors"},
     "target": {"errors"},
     "decisions": {"errors"},
     "compat": {"errors"},
+    "levels": {"errors", "target", "compat"},
     "openmp": set(),
     "ops": set(),
     "aot_cache": set(),
