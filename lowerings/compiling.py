@@ -6,6 +6,7 @@ that vary are compiled as their graph is begun, for Dynamo compiles at the first
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -88,14 +89,19 @@ def lowered(
     inputs: Sequence[Tensor],
     options: dict[str, Any],
     function: Callable[..., Tensor] | None = None,
+    waits: bool = False,
 ) -> Begun:
-    """The problem's graph, or that of `function`, as Inductor makes it of its own."""
+    """The problem's graph, or that of `function`, as Inductor makes it of its own.
+
+    `waits`: it is compiled when it comes, as must be where Inductor itself times its kernels.
+    """
     with torch.no_grad(), compat.graph_caches_off(), resources.loaded() as modules:
         if problem.symbols:
             run = _dynamic(problem, inputs, options)
             run(*inputs)  # it compiles
             return Begun(_without_grad(run), _compiled, modules)
-        with compat.kernels_put_off() as wait:
+        put_off = nullcontext(_compiled) if waits else compat.kernels_put_off()
+        with put_off as wait:
             run = static(function or function_of(problem), inputs, options)
     return Begun(_without_grad(run), wait, modules)
 

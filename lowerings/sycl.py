@@ -200,7 +200,7 @@ def _why_not_conv(block: str, problem: Problem) -> str | None:
         return "it is not over a plane"
     if (given["groups"] == 1) != bool(block):
         return "it is grouped" if block else "it is not grouped"
-    lies = is_channels_last(x) or problem.symbols or x.stride[-1] == 1
+    lies = problem.symbols or is_channels_last(x) or x.stride[-1] == 1
     return _why_not(block, problem) if lies else "its image lies neither way"
 
 

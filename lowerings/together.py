@@ -42,9 +42,12 @@ class Graphs:
         for i, graph in graphs.items():
             self.doing(i)
             if isinstance(graph, Begun):
-                graphs[i] = _tried(graph.waited)
+                graphs[i] = tried(graph.waited)
         if compat.compilers() > 1:
-            for i in [i for i, graph in graphs.items() if isinstance(graph, Exception)]:
+            failed = [i for i, graph in graphs.items() if isinstance(graph, Exception)]
+            for number, i in enumerate(failed):
+                if number >= fewest and time.monotonic() > deadline:
+                    break
                 self.doing(i)
                 graphs[i] = self._alone(i)
         return graphs
@@ -56,7 +59,7 @@ class Graphs:
                 break
             i = left.popleft()
             self.doing(i)
-            graphs[i] = self.usual.get(i) or _tried(functools.partial(self._begin, i))
+            graphs[i] = self.usual.get(i) or tried(functools.partial(self._begin, i))
         return graphs
 
     def _begin(self, number: int) -> Begun:
@@ -64,10 +67,11 @@ class Graphs:
 
     def _alone(self, number: int) -> Tried:
         with compat.compiles_anew_in_this_process():
-            return _tried(lambda: self._begin(number).waited())
+            return tried(lambda: self._begin(number).waited())
 
 
-def _tried(make: Callable[[], Begun]) -> Tried:
+def tried(make: Callable[[], Begun]) -> Tried:
+    """What it makes, or what it failed by."""
     try:
         return make()
     except measure.FATAL:

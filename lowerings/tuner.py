@@ -28,7 +28,7 @@ from ipex_inductor.lowerings import compiling, library, peaks, settings
 from ipex_inductor.lowerings.compiling import OPTIONS
 from ipex_inductor.lowerings.listed import Choosing, Offer, choosing
 from ipex_inductor.lowerings.provenance import provenance_of
-from ipex_inductor.lowerings.together import Graphs, Tried
+from ipex_inductor.lowerings.together import Graphs, Tried, tried
 from ipex_inductor.lowerings.workload import function_of, inputs_of, widened
 
 # What Inductor kept of earlier measurements, on this machine or others, is of unknown age.
@@ -81,12 +81,14 @@ class Tuner:
         default, offer = compiling.offered(problem, trials[0].inputs)
         self._say.choices(offer.choices)
         outcomes = [o for o in out if o.choice in offer.choices]
+        if problem.op not in library.CALLS:
+            tried(default.waited)  # or it would compile while Inductor times the others
         passed, order = self._narrowed(problem, offer, trials, device)
         outcomes += [o for o in passed if o.choice not in [known.choice for known in outcomes]]
         known = {encode(o.choice) for o in outcomes}
         usual = offer.choices.index(offer.taken)
         if encode(offer.taken) in known:
-            default.waited()  # nobody else will
+            tried(default.waited)  # nobody else will
         order.sort(key=lambda i: i != usual)  # it is begun
         left = deque(i for i in order if encode(offer.choices[i]) not in known)
         graphs = Graphs(problem, offer.choices, trials[0].inputs, {usual: default}, self._say.doing)
@@ -243,7 +245,8 @@ def _passed_over(problem: Problem, offer: Offer, inputs: Sequence[Tensor]) -> li
     now = Choosing(watches=True)
     with choosing(now):
         subprocess = {"autotune_in_subproc": inputs[0].is_cuda}
-        compiling.lowered(problem, inputs, OPTIONS | ANEW | QUIETLY | subprocess).wait()
+        options = OPTIONS | ANEW | QUIETLY | subprocess
+        compiling.lowered(problem, inputs, options, waits=True)
     heard = [h.times for h in now.heard if h.problem == problem]
     told = {encode(choice): microseconds(ms) for times in heard for choice, ms in times}
     times = {key: time for key, time in told.items() if time is not None}

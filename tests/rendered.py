@@ -155,7 +155,7 @@ def error(case, device="cpu"):
     x, weight = (torch.randn(case[name]).to(device, dtype) for name in ("x", "weight"))
     if case["last"]:
         x = x.to(memory_format=torch.channels_last)
-    if case.get("planted"):
+    if case.get("planted") is not None:
         x.as_strided([x.numel()], [1])[case["planted"]] = float("inf")
         weight = weight.abs() + 1  # so that infinities do not cancel, nor meet zeros
     if case.get("moved"):  # by one element, so that nothing is aligned

@@ -36,17 +36,17 @@ def kernels_put_off() -> Iterator[Callable[[], None]]:
 
     def wait(self: Any, scope: dict[str, Any]) -> None:
         put_off = _put_off.get()
-        if put_off is None:
+        if put_off is None or "__file__" not in scope:  # code that runs at once is in no file
             usual_wait(self, scope)
         else:
             put_off.append((self, scope))
 
-    def triton(self: Any, name: str, source: str, *more: Any, **how: Any) -> Any:
+    def triton(self: Any, kernel_name: str, source_code: str, *more: Any, **how: Any) -> Any:
         # Inductor hands a template's kernel over without the end of its last line, then the code
         # does with it, and two workers would compile it.
         if _put_off.get() is not None:
-            source = source.rstrip() + "\n"
-        return usual_triton(self, name, source, *more, **how)
+            source_code = source_code.rstrip() + "\n"
+        return usual_triton(self, kernel_name, source_code, *more, **how)
 
     def finish() -> None:
         for self, scope in code:

@@ -103,9 +103,11 @@ def _has_templates(node: Node) -> bool:
     x, weight, *_, groups = node.args
     assert isinstance(x, Node)
     assert isinstance(weight, Node)
-    if x.meta["val"].device.type == "cpu" or weight.meta["val"].dim() != 4:
+    sizes = weight.meta["val"].shape
+    known = len(sizes) == 4 and all(isinstance(size, int) for size in sizes)
+    if x.meta["val"].device.type == "cpu" or not known:
         return False
-    made, channels, *window = weight.meta["val"].shape
+    made, channels, *window = sizes
     few = channels <= FEW_CHANNELS or made <= NARROW
     return bool(groups != 1 or (few and {*window} != {1}))  # of one pixel it is a product
 

@@ -22,6 +22,7 @@ Node = torch.fx.Node
 CASTS = (torch.ops.prims.convert_element_type.default, torch.ops.aten._to_copy.default)
 # Every rank must take part each time, and a gathered weight is no longer local to its shard.
 COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
+GROUPED = torch.ops.ipex.conv_grouped.default
 SMALL = 1 << 20  # bytes: such a tensor stays in cache, so it may grow
 
 
@@ -179,8 +180,8 @@ def _worth_hoisting(node: Node, derived: dict[Node, None]) -> bool:
     """Whether to compute `node` ahead: the rest of the graph reads it, and it costs something.
 
     A view or a widening cast is free where it stands; a large tensor that is larger still than its
-    sources costs more to read than to compute, unless an op of ours reads it, into which nothing is
-    fused; what the caller gets, the caller may write.
+    sources costs more to read than to compute, but for the blocks of a grouped convolution, which
+    are read in any case; what the caller gets, the caller may write.
     """
     if node.target in PACKERS or node.target is torch.ops.ipex.sycl_packed.default:
         return True
@@ -194,11 +195,7 @@ def _worth_hoisting(node: Node, derived: dict[Node, None]) -> bool:
     grows = _bytes(value) > sum(_bytes(n.meta["val"]) for n in sources)
     if all(_is_view(n) or (grows and n.target in CASTS) for n in links):
         return False
-    return not grows or _bytes(value) <= SMALL or any(map(_is_ours, node.users))
-
-
-def _is_ours(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "ipex"
+    return not grows or _bytes(value) <= SMALL or any(n.target is GROUPED for n in node.users)
 
 
 def _leaves_the_graph(node: Node) -> bool:

@@ -15,6 +15,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from ipex_inductor import lowerings
 from ipex_inductor.autotune import select
@@ -245,6 +246,48 @@ def placed(fn, *inputs, choose, weights=()):
     gm.graph.lint()
     gm.recompile()
     return gm, report
+
+
+def last_image(*sizes):
+    return torch.empty(sizes, dtype=torch.bfloat16, device="meta").to(memory_format=LAST)
+
+
+def window(size):
+    """Of one number for both sides, which torch allows."""
+    return [size], [1], [1], False, [0]
+
+
+ODD = {
+    "grouped": (lambda x, w: F.conv2d(x, w, padding=1, groups=4), (16, 4)),
+    "to few": (lambda x, w: F.conv2d(x, w, padding=1), (32, 64)),
+    "to few, by one number": (lambda x, w: torch.convolution(x, w, None, *window(2), 1), (32, 64)),
+    "grouped, by one number": (lambda x, w: torch.convolution(x, w, None, *window(1), 4), (32, 16)),
+}
+
+
+@pytest.mark.parametrize("varying", [(), (0,), (0, 1)], ids=["fixed", "image", "weight too"])
+@pytest.mark.parametrize("name", ODD)
+def test_what_nothing_is_recorded_of_comes_back_as_it_was(monkeypatch, name, varying):
+    """Also of sizes that vary, of whose weights nothing is asked."""
+    monkeypatch.setattr(listed, "arch_of", lambda device: H200)
+    call, (made, each) = ODD[name]
+    groups = 4 if "grouped" in name else 1
+    inputs = last_image(2, each * groups, 8, 8), last_image(made, each, 3, 3)
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    kinds = [DimDynamic.DYNAMIC if n in varying else DimDynamic.STATIC for n in range(2)]
+    fakes = [
+        mode.from_tensor(x, symbolic_context=StatelessSymbolicContext(dynamic_sizes=[kind] * 4))
+        for x, kind in zip(inputs, kinds, strict=True)
+    ]
+    gm = make_fx(call)(*fakes)
+    before = [(n.target, n.args[2:], n.meta.get("val")) for n in gm.graph.nodes if n.args]
+    guards = len(mode.shape_env.guards)
+    with V.set_fake_mode(mode):
+        place(gm.graph, library.Chooser({}), (), reduced_table(frozenset(WHOLE)), GraphReport())
+    after = [(n.target, n.args[2:], n.meta.get("val")) for n in gm.graph.nodes if n.args]
+    assert [each[:2] for each in after] == [each[:2] for each in before]
+    assert [v.stride() for _, _, v in after[:-1]] == [v.stride() for _, _, v in before[:-1]]
+    assert len(mode.shape_env.guards) == guards
 
 
 def targets(gm):

@@ -145,12 +145,24 @@ def test_only_who_puts_off_does_not_wait(monkeypatch):
     usual = AsyncCompile.wait
     with compat.kernels_put_off() as wait, ThreadPoolExecutor() as others:
         others.submit(AsyncCompile().wait, {"theirs": 1}).result()
-        AsyncCompile().wait({"ours": 1})
+        ours = {"__file__": "graph.py"}
+        AsyncCompile().wait(ours)
         assert waited == [{"theirs": 1}]
+        AsyncCompile().wait({"run at once": 1})
     assert AsyncCompile.wait is usual
     AsyncCompile().wait({"later": 1})
     wait()
-    assert waited == [{"theirs": 1}, {"later": 1}, {"ours": 1}]
+    assert waited == [{"theirs": 1}, {"run at once": 1}, {"later": 1}, ours]
+
+
+def test_inductor_hands_kernels_over_by_name_too(monkeypatch):
+    """What times templates does (`select_algorithm`, `scheduler`)."""
+    given = []
+    monkeypatch.setattr(AsyncCompile, "triton", lambda *args, **how: given.append((args[1:], how)))
+    with compat.kernels_put_off():
+        AsyncCompile().triton(kernel_name="one", source_code="text")
+        AsyncCompile().triton("one", "text\n\n", "cuda")
+    assert given == [(("one", "text\n"), {}), (("one", "text\n", "cuda"), {})]
 
 
 # In a process of its own, whose workers it forks, for they are to know of the GPU that is not here.
