@@ -17,6 +17,11 @@ HUGE = 2 << 20  # bytes of a huge page
 
 @op("blocks")
 def blocks(weight: Tensor) -> Tensor:
+    """`arranged` as an op."""
+    return arranged(weight)
+
+
+def arranged(weight: Tensor) -> Tensor:
     """weight [N, K] or [N, K, 1, 1] in blocks of 64 rows, the last filled with zeros.
 
     In 16 bits [N / 64, K / 2, 64, 2], where K must be even; in fp32 [N / 64, K, 64, 1].

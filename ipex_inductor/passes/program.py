@@ -15,7 +15,8 @@ from ipex_inductor import openmp
 
 CAST, PRODUCT, SCALED = "prims::convert_element_type", "aten::mul.Tensor", "scaled"
 PACKS = "mkldnn::_reorder_"  # what oneDNN's packing ops begin with
-KNOWN = ("aten::", "prims::", "mkldnn::", "ipex::", "getitem")  # beginnings of what is not users'
+OURS, BLOCKS = "ipex::", "ipex::blocks"
+KNOWN = ("aten::", "prims::", "mkldnn::", OURS, "getitem")  # beginnings of what is not users'
 SERIAL = (1 << 15) - 1  # elements, up to which torch starts no threads
 PACKED_ALONE = 1 << 19  # elements, which one thread packs in 0.4 ms
 
@@ -192,6 +193,11 @@ def _function(name: str) -> Callable[..., Any]:
     """The op called "namespace::name.overload" (or "namespace::name")."""
     if name in DIRECT:
         return DIRECT[name]
+    if name.startswith(OURS):  # a package is loaded where nothing else asks for them
+        from ipex_inductor.ops.blocked import arranged
+
+        if name.startswith(BLOCKS):  # an op in Python imports Dynamo when it is called
+            return arranged
     path = name if "." in name else f"{name}.default"
     op: Callable[..., Any] = operator.attrgetter(path.replace("::", "."))(torch.ops)
     return op

@@ -35,6 +35,7 @@ from ipex_inductor.errors import (
     PackageError,
     TargetError,
 )
+from ipex_inductor.ops import blocked
 from ipex_inductor.prebuild import exporting, loading
 from ipex_inductor.prebuild.package import decoded, encoded
 from ipex_inductor.target import runs_on
@@ -199,6 +200,20 @@ def test_a_fresh_process_imports_neither_dynamo_nor_inductor(made, tmp_path):
     done = run(made, tmp_path)
     assert done.returncode == 0, done.stderr
     assert ast.literal_eval(done.stdout) == [[], [], False]
+
+
+def test_a_weight_in_blocks_is_arranged_where_no_op_of_ours_is_known(tmp_path):
+    """Whose op in Python would import Dynamo, were it there."""
+    weight, step = torch.randn(128, 64), 'program._function("ipex::blocks.default")'
+    torch.save((weight, blocked.arranged(weight)), tmp_path / "saved")
+    code = (
+        "import sys, torch; from ipex_inductor.passes import program;"
+        f"weight, want = torch.load({str(tmp_path / 'saved')!r});"
+        f"assert torch.equal({step}(weight), want);"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(not runs_on("x86-64:avx2", loading.current().arch), reason="an x86-64 CPU")
