@@ -48,7 +48,7 @@ def why_not_ours(problem: Problem) -> str | None:
         return "its sizes vary"
     if given["transposed"] or len(x.shape) != 4:
         return "it is transposed or not over a plane"
-    if {len(tuple(given[name])) for name in ("stride", "dilation")} != {2}:  # type: ignore[arg-type]
+    if {len(ints(given[name])) for name in ("stride", "dilation")} != {2}:
         return "its strides are one number for both sides"
     dtypes = {operand.dtype for operand in operands.values()}
     if len(dtypes) != 1 or not dtypes <= DTYPES:
