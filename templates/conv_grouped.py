@@ -84,7 +84,7 @@ TILES = (
     Tile(128, 64, 64, 4),
 )
 LEAST = 16  # terms and columns of a product that tensor cores have
-MOST_GROUPS = 4  # of a larger block, of which the rest is zeros
+MOST_GROUPS = 4  # of a larger block, of which the rest is zeros; not measured either
 MOST_PLACES = 25  # of a window, that are written out
 
 
