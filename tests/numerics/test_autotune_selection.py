@@ -375,6 +375,16 @@ def test_what_was_found_is_used_though_the_disk_fails_later(monkeypatch, databas
     assert said_ == [("autotune", "measuring stopped: no space left")]
 
 
+def test_ops_of_ours_are_measured_before_inductors_lists(monkeypatch, database, offer):
+    ours = changed(offer.problem, op="ipex.linear.default")
+    offers = [offer, replace(offer, problem=ours)]
+    asked = []
+    monkeypatch.setattr(selection, "here", lambda problems, budget: asked.extend(problems) or [])
+    policy = selection.Policy(database, may_time=True, budget=1.0, guesses=False)
+    selection.settle(policy, "graph", lambda: offers, lambda *words: None)
+    assert asked == [ours, offer.problem]
+
+
 def test_what_cannot_be_measured_is_not_tried_by_every_process(monkeypatch, database, offer):
     tried = []
 
