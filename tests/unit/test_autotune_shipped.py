@@ -50,7 +50,7 @@ def test_a_table_is_whole_and_says_where_it_is_from(table):
         assert arch.endswith(by.device.replace(" ", "-"))
         assert all((by.driver, by.triton, by.toolkit, by.clock))
         assert not by.source
-    assert table.stat().st_size < 1536 * len(records)  # a winner and a runner-up, no more
+    assert all(len(record.outcomes) <= 2 for record in records)  # a winner and a runner-up
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
