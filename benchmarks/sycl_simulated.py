@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import torch
-from sycl_cpu import axpy
+from sycl_device import axpy
 
 from ipex_inductor.target import xe
 from ipex_inductor.templates.step import StepKernel

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from sycl_cpu import needs_sycl
+from sycl_device import needs_sycl
 from torch import nn
 from torch.nn import functional as F
 

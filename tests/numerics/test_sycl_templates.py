@@ -18,7 +18,7 @@ import sycl_cases as cases
 import torch
 import torch.nn.functional as F
 from sycl_cases import ADDED, CONV, GROUPED, LINEAR, NORM, WORDS, amid_nan, close, drawn, finished
-from sycl_cpu import needs_sycl
+from sycl_device import needs_sycl
 
 from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.ops.sycl import COLUMNS, RUN, by_groups, packed, packed_window

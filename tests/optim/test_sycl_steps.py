@@ -7,7 +7,7 @@ import pytest
 import torch
 from optimizers import LOW, ONE_EACH, VARIANTS, copies, in_groups, left, single, tensors
 from step_checks import check_alone, check_fp32, check_fp64, check_kept
-from sycl_cpu import needs_sycl
+from sycl_device import needs_sycl
 
 from ipex_inductor import decisions
 from ipex_inductor.lowerings import step as launching

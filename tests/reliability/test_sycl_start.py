@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sycl_cpu import needs_sycl
+from sycl_device import needs_sycl
 
 pytestmark = needs_sycl
 
@@ -21,7 +21,7 @@ import torch
 from ipex_inductor.aot_cache import opened
 from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.templates.sycl import binaries, device, wheels
-from sycl_cpu import axpy
+from sycl_device import axpy
 
 if sys.argv[1] == "SPIR-V":
     binaries.stored_native = lambda *_: iter(())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sycl_cpu import HEAD, axpy, needs_sycl
+from sycl_device import HEAD, axpy, needs_sycl
 
 from ipex_inductor.aot_cache import notices, opened, toolkit
 from ipex_inductor.aot_cache.survey import survey
