@@ -1,6 +1,7 @@
 """Products of few rows: interpreted on the CPU, and compiled for GPUs that are not here."""
 
 import functools
+import json
 import os
 import re
 import subprocess
@@ -30,35 +31,70 @@ GPUS = ("a100-80gb", "h200", "b200", "mi300x")
 BINARY = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
-def interpreted():
-    """Every shape in every dtype; runs where Triton interprets."""
+def right():
+    """Every shape in every dtype; runs where Triton interprets, as do those below."""
     for case in few_rows_cases.cases("cpu"):
         few_rows_cases.check(*case, errors=4)
 
 
-def run(call, tmp_path):
-    env = {**os.environ, "TRITON_INTERPRET": "1", "IPEX_HOME": str(tmp_path)}
+def far_apart():
+    """Of memory that is only asked for, one page a row is ever touched."""
+    x = torch.empty(17 << 27, dtype=torch.float16).as_strided((17, 40), (1 << 27, 1))
+    x.copy_(torch.randn(17, 40))
+    weight = torch.randn(7, 40).half()
+    tile = next(tiles(False))
+    exact = x.double() @ weight.double().t()
+    # Sums of 40 products in fp32.
+    torch.testing.assert_close(product(tile, x, weight).double(), exact, rtol=1e-4, atol=1e-4)
+
+
+def without_a_term(part):
+    """As `right`, by a kernel that leaves out the last term."""
+    whole = getattr(few_rows, part)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(few_rows, part, whole.replace("(k < K)", "(k < K - 1)"))
+        right()
+
+
+INTERPRETED = """
+import json, traceback
+import test_few_rows as mine
+told = {}
+for call in "right()", "far_apart()", "without_a_term('_ONE_ROW')", "without_a_term('_FEW_ROWS')":
+    try:
+        eval(f"mine.{call}")
+        told[call] = ""
+    except Exception:
+        told[call] = traceback.format_exc()
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory):
+    """What each call raised, in one process in which Triton interprets."""
+    env = {**os.environ, "TRITON_INTERPRET": "1", "IPEX_HOME": str(tmp_path_factory.mktemp("home"))}
     env["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *sys.path])
-    return subprocess.run(
-        [sys.executable, "-c", f"import test_few_rows as mine; {call}"],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=env, capture_output=True, text=True, timeout=300
     )
-
-
-def test_values_against_fp64(tmp_path):
-    assert all(sum((m == 1) == one_row for m, _, _ in SHAPES) >= 40 for one_row in (True, False))
-    done = run("mine.interpreted()", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def test_values_against_fp64(interpreted):
+    assert all(sum((m == 1) == one_row for m, _, _ in SHAPES) >= 40 for one_row in (True, False))
+    assert not interpreted["right()"]
 
 
 @pytest.mark.parametrize("part", ["_ONE_ROW", "_FEW_ROWS"])
-def test_the_comparison_sees_one_term_that_is_missing(part, tmp_path):
-    shorter = f"mine.few_rows.{part}.replace('(k < K)', '(k < K - 1)')"
-    done = run(f"mine.few_rows.{part} = {shorter}; mine.interpreted()", tmp_path)
-    assert "AssertionError" in done.stderr
+def test_the_comparison_sees_one_term_that_is_missing(part, interpreted):
+    assert "AssertionError" in interpreted[f"without_a_term({part!r})"]
+
+
+def test_rows_that_lie_far_apart(interpreted):
+    """Beyond 2^31 elements, as the last of 32768 tokens in each of 32 texts."""
+    assert not interpreted["far_apart()"]
 
 
 def compiled(tile, dtype, gpu_name, rows=None, columns=4096, size=4096):
@@ -257,23 +293,6 @@ def test_a_weight_that_is_made_in_the_graph_is_laid_out_by_rows(tmp_path, monkey
 
     code = h200.code(function, inputs, tmp_path, monkeypatch)
     assert "empty_strided_cuda((4096, 1024), (1024, 1), torch.bfloat16)" in code
-
-
-def test_rows_that_lie_far_apart(tmp_path):
-    """Beyond 2^31 elements, as the last of 32768 tokens in each of 32 texts."""
-    done = run("mine.far_apart()", tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def far_apart():
-    """Of memory that is only asked for, one page a row is ever touched."""
-    x = torch.empty(17 << 27, dtype=torch.float16).as_strided((17, 40), (1 << 27, 1))
-    x.copy_(torch.randn(17, 40))
-    weight = torch.randn(7, 40).half()
-    tile = next(tiles(False))
-    exact = x.double() @ weight.double().t()
-    # Sums of 40 products in fp32.
-    torch.testing.assert_close(product(tile, x, weight).double(), exact, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("rows", "parts"), [(1, 1), (16, 1), (16, 4), ("4x4", 1)])
