@@ -21,6 +21,7 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get(
 import hypothesis
 import pytest
 import torch
+from torch._dynamo import guards
 from torch._dynamo.utils import counters
 
 from ipex_inductor import compat, decisions
@@ -31,6 +32,8 @@ hypothesis.settings.register_profile("ci", deadline=None)  # two noisy cores
 hypothesis.settings.load_profile("ci")
 # Every test compiles, and all that torch imported is walked each time: a fifth of a test's time.
 gc.set_threshold(100_000, 10, 10)
+# A figure for torch's telemetry, for which the processor's caches are flushed in each compile.
+guards.profile_guard_manager = lambda *_: 0.0
 
 
 @pytest.fixture(autouse=True)

@@ -85,7 +85,7 @@ from ipex_inductor.aot_cache.store import Store
 lock.PULSE = 0.1
 def build():
     print("building", flush=True)
-    time.sleep(5)
+    time.sleep(3)
     return {{}}, blob(1)
 Store(Path({str(tmp_path / "kernels")!r})).compile_once(key(1), build)
 """

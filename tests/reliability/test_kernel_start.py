@@ -37,43 +37,44 @@ print(json.dumps({"values": p.tolist(), "started": started, "left": left, "lines
 """
 
 
-@pytest.fixture
-def run(tmp_path):
-    def start(home="home", **env):
-        root = str(Path(__file__).parents[2])
-        given = os.environ | {"PYTHONPATH": root, "IPEX_HOME": str(tmp_path / home)} | env
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT], env=given, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
-
-    return start
+def run(home, **env):
+    root = str(Path(__file__).parents[2])
+    given = os.environ | {"PYTHONPATH": root, "IPEX_HOME": str(home)} | env
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=given, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_the_second_process_starts_no_other(run):
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """A home as the first process leaves it, and what that told."""
+    home = tmp_path_factory.mktemp("home")
+    return home, run(home)
+
+
+def test_the_second_process_starts_no_other(filled):
     """Neither does one without a compiler, where the first one's kernel is in the cache."""
-    first = run()
+    home, first = filled
     assert first["started"] == ["subprocess.Popen"] * 2  # for the step, and for who looks before
     assert not first["left"]
-    for env in ({}, {"CXX": "/nowhere/g++"}, {"CXX": "/nowhere/g++", "PATH": "/nowhere"}):
-        again = run(**env)
+    for env in ({}, {"CXX": "/nowhere/g++", "PATH": "/nowhere"}):
+        again = run(home, **env)
         assert not again["started"]
         assert not again["left"]
         assert not [line for line in again["lines"] if "compiled" in line]
         assert again["values"] == first["values"]
 
 
-def test_a_layer_that_is_only_read_serves_as_well(run, tmp_path):
-    first = run()
-    again = run("another", IPEX_AOT_LAYERS=str(tmp_path / "home" / "kernels" / "1"), CXX="/nowhere")
+def test_a_layer_that_is_only_read_serves_as_well(filled, tmp_path):
+    home, first = filled
+    again = run(tmp_path, IPEX_AOT_LAYERS=str(home / "kernels" / "1"), CXX="/nowhere")
     assert again["values"] == first["values"]
     assert not again["started"]
     assert not again["left"]
 
 
-def test_without_a_compiler_torch_steps_and_that_is_said_once(run):
-    alone = run(CXX="/nowhere/g++")
+def test_without_a_compiler_torch_steps_and_that_is_said_once(tmp_path):
+    alone = run(tmp_path, CXX="/nowhere/g++")
     assert not alone["started"]
     (reason,) = alone["left"]
     assert reason == "no C++ compiler is here, and no cache has the kernel"
