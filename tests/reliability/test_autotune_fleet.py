@@ -24,19 +24,26 @@ def product(rows):
     return Problem("aten.bmm.default", operands, str(target.current()), settings=settings)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster():
+    """A head, to which each test adds the other node if it is lost."""
     from ray.cluster_utils import Cluster
 
     small = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=small)
-    cluster.other = cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
     yield cluster
     ray.shutdown()
     cluster.shutdown()
 
 
-def test_every_problem_is_measured_though_a_node_is_lost(cluster, tmp_path):
+@pytest.fixture
+def other(cluster):
+    """The node that may be lost."""
+    (node,) = cluster.worker_nodes or [cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)]
+    return node
+
+
+def test_every_problem_is_measured_though_a_node_is_lost(cluster, other, tmp_path):
     problems = [product(rows) for rows in (4, 8, 12, 16)]
     alien = Problem("aten.bmm.default", problems[0].operands, "sm_90:none")
     told = {}
@@ -44,19 +51,21 @@ def test_every_problem_is_measured_though_a_node_is_lost(cluster, tmp_path):
     for problem, answer in tuned(run, tmp_path / "db"):
         told[encode(problem)] = answer
         if len(told) == 2:
-            cluster.remove_node(cluster.other, allow_graceful=False)
+            cluster.remove_node(other, allow_graceful=False)
     assert "no device here is sm_90:none" in told.pop(encode(alien))
     assert told.keys() == {encode(p) for p in problems}
     kept = {encode(r) for r in Records(tmp_path / "db")}
     assert kept == {encode(record) for record in told.values()}
 
 
+@pytest.mark.usefixtures("other")
 def test_what_no_machine_has_is_an_error(cluster):
     run = measured([product(4)], 60, COMMAND, gpus=0, cpus=64, address=cluster.address)
     with pytest.raises(ArgumentError, match="machines with 64 CPUs for Ray; got 1, 1"):
         next(run)
 
 
+@pytest.mark.usefixtures("other")
 def test_a_spent_budget_starts_nothing(cluster):
     begun = time.monotonic()
     run = measured([product(4)] * 3, 0, COMMAND, gpus=0, cpus=1, address=cluster.address)
