@@ -38,3 +38,12 @@ def packed(path, signed_with=None, numbers=range(5), name="kernels", serial=SERI
 def literal(text):
     """For `match=`."""
     return re.escape(str(text))
+
+
+# A file with a model and its inputs, for the verb.
+MODEL = """
+import torch
+def make():
+    torch.manual_seed(0)
+    return torch.nn.Linear(8, 8), (torch.ones(2, 8),)
+"""

@@ -1,9 +1,7 @@
 """Packages: compiled here, loaded where nothing compiles, refused where they do not fit."""
 
 import ast
-import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -11,13 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 import torch
-import torch.nn.functional as F
 from bundles import pair
 from torch import nn
-from typer.testing import CliRunner
 
 import ipex_inductor
 from ipex_inductor import compat, target
@@ -27,7 +22,6 @@ from ipex_inductor.aot_cache.digest import frame_fields, unframe_fields
 from ipex_inductor.aot_cache.entry import Entry, unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX
 from ipex_inductor.aot_cache.key import Key, read
-from ipex_inductor.cli import app
 from ipex_inductor.errors import (
     ArgumentError,
     BundleError,
@@ -36,8 +30,7 @@ from ipex_inductor.errors import (
     TargetError,
 )
 from ipex_inductor.ops import blocked
-from ipex_inductor.prebuild import exporting, loading
-from ipex_inductor.prebuild.package import decoded, encoded
+from ipex_inductor.prebuild import loading
 from ipex_inductor.target import runs_on
 
 # One layer after another in fp32, folded in fp64: a few roundings of numbers of about 1.
@@ -374,303 +367,3 @@ def test_it_is_compiled_once(made, tmp_path):
     (first,), (second,) = made.done.manifest.entries, again.manifest.entries
     assert (first.key, first.sha256) == (second.key, second.sha256)
     assert again.report.events == made.done.report.events
-
-
-class Writes(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("count", torch.zeros(()))
-
-    def forward(self, x):
-        self.count += 1
-        return x + self.count
-
-
-class Returns(nn.Module):
-    def forward(self, x):
-        return x.view(-1), x + 1
-
-
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        (nn.Linear(4, 4), "one in train mode"),
-        (torch.relu, "got builtin_function_or_method"),
-        (Writes().eval(), "it writes to inputs or buffers"),
-        (Returns().eval(), "it returns its inputs, or views of them"),
-    ],
-)
-def test_what_is_more_than_a_computation_is_refused(model, words, tmp_path, monkeypatch):
-    monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
-    with pytest.raises(ArgumentError, match=words):
-        ipex_inductor.package(model, (torch.ones(4, 4),), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        *(1, 1.5, True, None, "s", [1, [2.0, None]], float("inf")),
-        *(torch.float64, torch.strided, torch.channels_last, torch.device("cpu")),
-    ],
-)
-def test_arguments_of_programs_come_back(value):
-    text = json.dumps(encoded(value))
-    back = decoded(msgspec.json.decode(text))
-    assert (type(back), back) == (type(value), value)
-
-
-def test_what_is_no_plain_argument_is_refused():
-    with pytest.raises(ArgumentError, match="a weight prologue of plain values"):
-        encoded(object())
-
-
-MODEL = """
-import torch
-import torch.nn.functional as F
-def make():
-    torch.manual_seed(0)
-    return torch.nn.Linear(8, 8), (torch.ones(2, 8),)
-"""
-
-
-def test_the_verb_writes_a_bundle(tmp_path, monkeypatch):
-    monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "made_for_prebuild.py").write_text(MODEL)
-    model = "made_for_prebuild:make"
-    refused = CliRunner().invoke(app, ["prebuild", model, "-o", "out"])
-    assert (refused.exit_code, "--package" in refused.output) == (2, True)
-    done = CliRunner().invoke(app, ["prebuild", model, "--package", "-o", "out"])
-    assert done.exit_code == 0, done.output
-    assert "out: out " in done.output
-    assert "; compiled; it is not signed" in done.output
-    own = torch.nn.Linear(8, 8)
-    loaded = ipex_inductor.load("out", own.state_dict(), allow_unsigned=True)
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(torch.ones(2, 8)), own(torch.ones(2, 8)), **CLOSE)
-
-
-class Shifted(nn.Module):
-    """A tensor that is neither a parameter nor a buffer, and one that is written in its code."""
-
-    def __init__(self, shift):
-        super().__init__()
-        self.shift = torch.tensor(shift)
-
-    def forward(self, x):
-        return x * 2 + self.shift + torch.tensor([0.5, 0.25])
-
-
-def test_tensors_that_are_constants_of_the_code_are_in_the_key(tmp_path):
-    x = torch.ones(3, 2)
-    for name, shift in (("a", [1.0, 2.0]), ("b", [5.0, 6.0])):
-        made = ipex_inductor.package(Shifted(shift).eval(), (x,), tmp_path / name)
-        assert made.compiled
-        model = ipex_inductor.load(tmp_path / name, {}, allow_unsigned=True)
-        assert torch.equal(model(x), Shifted(shift)(x))
-
-
-def test_weights_stay_inputs_whatever_is_frozen_and_inputs_may_be_lazy(tmp_path):
-    """Freezing set for the process, a default device, autocast, negated and expanded inputs."""
-    torch.manual_seed(0)
-    model, other = (nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)).eval() for _ in range(2))
-    with torch._inductor.config.patch(freezing=True):
-        ipex_inductor.package(model, (torch.randn(1, 4).expand(5, 4),), tmp_path / "p")
-    with torch.device("meta"):
-        loaded = ipex_inductor.load(tmp_path / "p", other.state_dict(), allow_unsigned=True)
-    x = torch._neg_view(torch.randn(5, 4))
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        got = loaded(x)
-    torch.testing.assert_close(got, other(x).detach(), **CLOSE)
-
-
-def test_parameters_that_the_state_dict_renames_are_refused(tmp_path):
-    model = nn.Sequential(nn.Linear(2, 2)).eval()
-    model._register_state_dict_hook(
-        lambda module, state, *_: {f"renamed.{name}": value for name, value in state.items()}
-    )
-    with pytest.raises(ArgumentError, match=r"lacks 0\.bias, 0\.weight"):
-        ipex_inductor.package(model, (torch.ones(1, 2),), tmp_path / "p")
-
-
-LEVELS = """
-import sys, torch, ipex_inductor
-started = []
-sys.addaudithook(
-    lambda event, about: started.append(str(about[0])) if event == "subprocess.Popen" else None
-)
-state, x, want = torch.load(sys.argv[2])
-loaded = ipex_inductor.load(sys.argv[1], state, allow_unsigned=True)
-with torch.no_grad():
-    torch.testing.assert_close(loaded(x), want, rtol=1e-4, atol=1e-5)
-print("RESULT", started)
-"""
-
-
-class Activated(nn.Module):
-    """A library's product, and a loop that is vectorised."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(64, 64)
-
-    def forward(self, x):
-        return torch.softmax(torch.tanh(self.layer(x)) * x, -1)
-
-
-@pytest.fixture(scope="module")
-def levelled(tmp_path_factory):
-    """Packages for two levels of x86-64, and what a process makes of the bundle."""
-    folder = tmp_path_factory.mktemp("levels")
-    model, x = Activated().eval(), torch.randn(8, 64)
-    with torch.no_grad():
-        torch.save((model.state_dict(), x, model(x)), folder / "saved")
-    before = levels_seen()
-    for name in ("avx2", "avx512"):
-        made_for = [target.described(f"x86-64:{name}")]
-        ipex_inductor.package(model, (x,), folder / name, targets=made_for)
-    both = [target.described(f"x86-64:{name}") for name in ("avx512", "avx2")]
-    ipex_inductor.package(model, (x,), folder / "both", targets=both)
-    assert levels_seen() == before
-
-    def load(bundle, **env):
-        command = [sys.executable, "-c", LEVELS, str(folder / bundle), str(folder / "saved")]
-        env = os.environ | {"IPEX_HOME": str(folder / "home")} | env
-        return subprocess.run(command, env=env, capture_output=True, text=True)
-
-    return SimpleNamespace(folder=folder, load=load)
-
-
-def levels_seen():
-    """What `levels.described` may change."""
-    from torch._inductor import cpu_vec_isa
-
-    from ipex_inductor.passes import packing
-
-    return (
-        cpu_vec_isa.valid_vec_isa_list,
-        torch.ops.mkldnn._is_mkldnn_bf16_supported,
-        packing.onednn_dtypes(),
-        target.architecture(),
-    )
-
-
-def library_of(path, arch):
-    bundle = open_bundle(path, True, True)
-    for item in bundle.manifest.entries:
-        framed, entry = unpack_any(bundle.load(item.key + SUFFIX))
-        if read(framed)["architecture"] == arch:
-            return unframe_fields(entry.blob)["model.so"]
-    raise AssertionError(arch)
-
-
-on_x86 = pytest.mark.skipif(
-    not (runs_on("x86-64:avx2", loading.current().arch) and compat.compiles_for_levels()),
-    reason="not x86-64, or a torch that compiles for the CPU here alone",
-)
-
-
-@on_x86
-@pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump")
-def test_another_level_has_that_levels_instructions(levelled, tmp_path):
-    found = {}
-    for name in ("avx2", "avx512"):
-        (tmp_path / name).write_bytes(library_of(levelled.folder / "both", f"x86-64:{name}"))
-        told = subprocess.run(
-            ["objdump", "-d", str(tmp_path / name)], capture_output=True, text=True, check=True
-        ).stdout
-        found[name] = "%ymm" in told, "%zmm" in told
-        assert "vdpbf16ps" not in told
-        assert "vcvtne2ps2bf16" not in told
-    assert found == {"avx2": (True, False), "avx512": (True, True)}
-
-
-@on_x86
-@pytest.mark.parametrize("bundle", ["avx2", "both"])
-def test_a_cpu_of_the_lower_level_runs_it_without_a_compiler(levelled, bundle):
-    done = levelled.load(bundle, ATEN_CPU_CAPABILITY="avx2")
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "RESULT []" in done.stdout
-    assert levelled.load(bundle).returncode == 0
-
-
-@on_x86
-def test_a_level_that_the_cpu_lacks_is_refused(levelled):
-    done = levelled.load("avx512", ATEN_CPU_CAPABILITY="avx2")
-    assert done.returncode == 1
-    assert "built for x86-64:avx512, running on x86-64:avx2" in done.stderr
-
-
-@on_x86
-@pytest.mark.slow  # 15 seconds; the packages themselves are tested above
-def test_the_verb_makes_packages_for_levels(tmp_path, monkeypatch):
-    monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "300")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "made_for_levels.py").write_text(MODEL)
-    asked = ["prebuild", "made_for_levels:make", "--arch", "x86-64:avx2", "-o", "out"]
-    done = CliRunner().invoke(app, [*asked, "--package", "--arch", "x86-64:amx"])
-    assert done.exit_code == 0, done.output
-    bundle = open_bundle(tmp_path / "out", True, True)
-    made_for = {
-        read(unpack_any(bundle.load(item.key + SUFFIX))[0])["architecture"]
-        for item in bundle.manifest.entries
-    }
-    assert made_for == {"x86-64:avx2", "x86-64:amx"}
-
-
-def test_an_older_torch_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(compat, "compiles_for_levels", lambda: False)
-    net, avx2 = Activated().eval(), target.described("x86-64:avx2")
-    with pytest.raises(TargetError, match=r"a torch that compiles for other CPUs|a level of x86"):
-        ipex_inductor.package(net, (torch.ones(8, 64),), tmp_path / "n", targets=[avx2])
-
-
-def test_a_cpu_that_is_none_of_x86_is_told(tmp_path):
-    arm, x = target.Target("any", "aarch64:sve256", 1), torch.ones(8, 64)
-    with pytest.raises(TargetError, match="a level of x86-64"):
-        ipex_inductor.package(Activated().eval(), (x,), tmp_path / "n", targets=[arm])
-
-
-class Branch(nn.Module):
-    """A choice by value, which is a higher-order op with a body for each side."""
-
-    def __init__(self):
-        super().__init__()
-        self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x):
-        def positive(x):
-            return F.gelu(self.left(x)) + torch.arange(8, device=x.device)
-
-        def other(x):
-            return torch.relu(self.right(x))
-
-        return torch.cond(x.sum() > 0, positive, other, (x,))
-
-
-def test_bodies_of_higher_order_ops_go_to_the_gpu_as_well():
-    """A device that is not there stands for it: of the graph's words, none names the CPU."""
-    with torch.no_grad():
-        call = exporting._Exported.of(Branch().eval(), (torch.ones(2, 8),), {})
-    moved = call.on(torch.device("meta"))
-    bodies = dict(exporting._graphs(moved.gm))
-    words = [node.kwargs.get("device") for gm in bodies.values() for node in gm.graph.nodes]
-    assert len(bodies) == 3
-    assert {word for word in words if word} == {torch.device("meta")}
-    assert {t.device.type for t in exporting._tensors(moved.gm).values()} == {"meta"}
-
-
-@pytest.mark.slow  # 20 seconds
-def test_a_package_with_a_branch_takes_either(tmp_path):
-    net, x = Branch().eval(), torch.rand(2, 8) + 1
-    ipex_inductor.package(net, (x,), tmp_path / "b.ipexbundle")
-    call = ipex_inductor.load(
-        tmp_path / "b.ipexbundle", weights=net.state_dict(), allow_unsigned=True
-    )
-    with torch.no_grad():
-        for given in (x, -x):
-            # A product of eight terms in another order, and its GELU.
-            torch.testing.assert_close(call(given), net(given), rtol=1e-5, atol=1e-6)
