@@ -1,10 +1,14 @@
 """Which C++ compiler is here, as keys name it."""
 
 import functools
+import importlib.metadata
 import os
 import shutil
 
 from ipex_inductor import compat
+
+# The last wheel of oneDNN that shares its threads with torch (OpenMP): later ones are SYCL's.
+ONEDNN = "onednn-cpu-gomp"
 
 
 def compiler() -> str | None:
@@ -15,6 +19,15 @@ def compiler() -> str | None:
 def compiler_named() -> str:
     """That compiler, told by path and size: it is not run for that; "none" if there is none."""
     return _named(compiler())
+
+
+@functools.cache
+def version_of(package: str) -> str:
+    """The version of an installed package, "" where it is not."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 @functools.cache

@@ -430,15 +430,15 @@ def _compile_inner(
     weights = kwargs.get("static_input_idxs", ()) if prologue else ()
     limit = config.weight_prologue_bytes
     in_sycl = sycl.why_not if config.sycl == "cpu" else None
-    in_blocks = None
+    in_blocks = by_kept = None
     if config.blocked_products:
         elsewhere = folder is not None and folder.level is not None
-        in_blocks = _why_not_in_blocks(compile_inner, elsewhere, graph_report)
+        in_blocks, by_kept = _why_not_ours(compile_inner, elsewhere, graph_report)
     try:
         if in_blocks and kwargs.get("is_inference"):
             shorten(gm.graph, graph_report, in_blocks)
         parts = (
-            split(gm, example_inputs, weights, graph_report, limit, in_sycl, in_blocks)
+            split(gm, example_inputs, weights, graph_report, limit, in_sycl, in_blocks, by_kept)
             if kwargs.get("is_inference")
             else None  # in training, our ops are on weights as they are
         )
@@ -509,25 +509,28 @@ def _captured(
     return functools.partial(around, static=static, moving=moving)
 
 
-def _why_not_in_blocks(
+def _why_not_ours(
     compile_inner: Callable[..., Any], elsewhere: bool, graph_report: decisions.GraphReport
-) -> Callable[[], str | None]:
-    """What says why our kernels for CPUs are not to be had: a package has them in its own code.
+) -> tuple[Callable[[], str | None], Callable[[], str | None]]:
+    """What says why our kernels for CPUs, and oneDNN's kept primitives, are not to be had.
 
-    And a graph that runs `elsewhere` finds them there.
+    A package has the former in its own code, and a graph that runs `elsewhere` finds them there.
     """
-    from ipex_inductor.lowerings import blocked
+    from ipex_inductor.lowerings import blocked, kept
 
     packaged = elsewhere or compile_inner not in (compat.compile_inner, *LEARNING)
 
-    @functools.cache
-    def why_not() -> str | None:
-        reason = blocked.why_not(packaged)
-        if reason:
-            graph_report.add("missed", "kernels for CPUs", reason)
-        return reason
+    def asked(name: str, find: Callable[[bool], str | None]) -> Callable[[], str | None]:
+        @functools.cache
+        def why_not() -> str | None:
+            reason = find(packaged)
+            if reason:
+                graph_report.add("missed", name, reason)
+            return reason
 
-    return why_not
+        return why_not
+
+    return asked("kernels for CPUs", blocked.why_not), asked("kept primitives", kept.why_not)
 
 
 def _keep_heard(

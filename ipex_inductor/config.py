@@ -83,7 +83,8 @@ class CompileConfig:
         True,
         "IPEX_BLOCKED_PRODUCTS",
         "bool",
-        "on a CPU, products on weights in blocks and short attention by our kernels where faster",
+        "on a CPU, where faster: products on weights in blocks and short attention by our kernels, "
+        "convolutions by primitives of oneDNN that are kept (extra `onednn`)",
     )
     capture: bool = _option(
         True,

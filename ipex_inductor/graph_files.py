@@ -6,7 +6,6 @@ it concerns a model that another backend compiles.
 
 import contextlib
 import functools
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -21,7 +20,7 @@ from ipex_inductor.aot_cache import graphs, opened, workroom
 from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.aot_cache.key import Key, Pairs, pairs
 from ipex_inductor.aot_cache.knobs import environment, triton_settings
-from ipex_inductor.aot_cache.toolkit import compiler, compiler_named
+from ipex_inductor.aot_cache.toolkit import ONEDNN, compiler, compiler_named, version_of
 from ipex_inductor.levels import Level
 from ipex_inductor.target import architecture, current, instructions
 
@@ -186,7 +185,7 @@ def key_of(
         problem=pairs(problem),
         architecture=level.arch if level else " and ".join(sorted(map(_named, devices))),
         toolkit=(("c++", "any"), *_toolkit(False)) if level else _toolkit(on_cpu),
-        triton=_triton() if on_gpu else "",
+        triton=version_of("triton") if on_gpu else "",
         torch=compat.VERSION,
         environment=pairs(
             {
@@ -274,12 +273,5 @@ def _toolkit(on_cpu: bool = True) -> Pairs:
     if not on_cpu:
         return pairs({"python": ".".join(platform.python_version_tuple()[:2])})
     told = {"c++": compiler_named(), "cpu": instructions(), "python": platform.python_version()}
-    return pairs(told)
-
-
-@functools.cache
-def _triton() -> str:
-    try:
-        return importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+    onednn = version_of(ONEDNN)  # whose primitives code may call where it is installed
+    return pairs(told | ({"onednn": onednn} if onednn else {}))

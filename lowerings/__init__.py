@@ -25,6 +25,7 @@ def _register() -> None:
         conv,
         conv_templates,
         few_rows,
+        kept,
         linear,
         persistent,
         short_attention,
@@ -35,6 +36,7 @@ def _register() -> None:
     conv.register()
     conv_templates.register()
     few_rows.register()
+    kept.register()
     linear.register()
     persistent.register()
     short_attention.register()

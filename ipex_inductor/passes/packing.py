@@ -7,6 +7,7 @@ what oneDNN cannot fuse behind a product stays an op of torch's behind it.
 
 import functools
 import operator
+from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from ipex_inductor.ops import conv, epilogue, linear
 from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.passes.whole_ops import inline
 from ipex_inductor.target import architecture
+from ipex_inductor.templates import kept
 
 Node = torch.fx.Node
 aten, ipex, mkldnn = torch.ops.aten, torch.ops.ipex, torch.ops.mkldnn
@@ -30,7 +32,12 @@ PACKERS = (
     mkldnn._reorder_convolution_weight.default,
     mkldnn._reorder_convolution_transpose_weight.default,
     ipex.blocks.default,
+    kept.KEPT_WEIGHT,
 )
+ARRANGED = {
+    ipex.blocked.default: "by our kernel, in blocks",
+    kept.KEPT_CONV: "by oneDNN's primitives, kept",
+}
 
 
 @dataclass(frozen=True)
@@ -92,10 +99,12 @@ def pack_weights(
 
     Or as another product has it that `arrange` makes of oneDNN's.
     """
-    arranged = 0
+    arranged: Counter[Any] = Counter()
     for node, product in packable(graph, weights):
         other = arrange(product) if arrange else None
-        product, arranged = other or product, arranged + (other is not None)
+        if other is not None:
+            arranged[other.op] += 1
+        product = other or product
         with graph.inserting_before(node):
             packed = product.pack(graph)
             # What torch reports as the strides of oneDNN's opaque layout.
@@ -107,8 +116,8 @@ def pack_weights(
         call.meta = dict(node.meta)
         node.replace_all_uses_with(call)
         graph.erase_node(node)
-    if arranged:
-        report.add("choice", "products on packed weights", f"{arranged} by our kernel, in blocks")
+    for op, count in arranged.items():
+        report.add("choice", "products on packed weights", f"{count} {ARRANGED[op]}")
     for node in list(graph.nodes):
         if node.target in REFERENCES and not node.args[-1]:
             report.add("missed", str(node.target), "the weight is not a parameter: unfused again")

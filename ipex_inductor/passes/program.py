@@ -12,7 +12,9 @@ import torch
 from torch.fx.node import map_aggregate
 
 from ipex_inductor import openmp
+from ipex_inductor.templates import kept
 
+assert kept  # whose ops are called by name here
 CAST, PRODUCT, SCALED = "prims::convert_element_type", "aten::mul.Tensor", "scaled"
 PACKS = "mkldnn::_reorder_"  # what oneDNN's packing ops begin with
 OURS, BLOCKS = "ipex::", "ipex::blocks"

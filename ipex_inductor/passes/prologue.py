@@ -13,6 +13,7 @@ import torch
 from ipex_inductor import compat
 from ipex_inductor.decisions import GraphReport
 from ipex_inductor.passes.blocked import in_blocks
+from ipex_inductor.passes.kept import with_kept_primitive
 from ipex_inductor.passes.packing import PACKERS, READERS, Product, fit_to_kernels, pack_weights
 from ipex_inductor.passes.program import Program, record
 from ipex_inductor.passes.sycl import WhyNot, take
@@ -22,6 +23,7 @@ Node = torch.fx.Node
 CASTS = (torch.ops.prims.convert_element_type.default, torch.ops.aten._to_copy.default)
 # Every rank must take part each time, and a gathered weight is no longer local to its shard.
 COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
+Asked = Callable[[], str | None] | None  # why it cannot be had; None: it is not to be asked
 GROUPED = torch.ops.ipex.conv_grouped.default
 SMALL = 1 << 20  # bytes: such a tensor stays in cache, so it may grow
 
@@ -58,7 +60,8 @@ def split(
     report: GraphReport,
     limit: int = -1,
     sycl: WhyNot | None = None,
-    why_not_blocked: Callable[[], str | None] | None = None,
+    why_not_blocked: Asked = None,
+    why_not_kept: Asked = None,
 ) -> Split | None:
     """Pack and hoist the weight-only work of `gm` (changed in place), or None when there is none.
 
@@ -66,6 +69,7 @@ def split(
     is that our ops are unfused again. `limit`: bytes the results may take, negative for no bound.
     `sycl`: kernels in SYCL come first, but for what it has a reason against.
     `why_not_blocked`: asked where weights in blocks would be faster; without it none are in blocks.
+    `why_not_kept`: the same of oneDNN's kept primitives.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     weights = weight_inputs(gm.graph, static_input_idxs)
@@ -74,9 +78,8 @@ def split(
     fit_to_kernels(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report)
     budget = _Budget(limit if limit >= 0 else math.inf)
     packable = _packed_sizes(gm.graph, {**weights, **weight_only(gm.graph, weights)})
-    asked = why_not_blocked and functools.cache(why_not_blocked)
-    arrange = functools.partial(_arranged, asked) if asked else None
     chosen = {n for n, size in packable.items() if budget.take(size)}
+    arrange = functools.partial(_arranged, why_not_blocked, why_not_kept)
     pack_weights(gm.graph, chosen, report, arrange)
     for inner in gm.modules():  # bodies of higher-order ops, whose inputs are not ours to number
         if isinstance(inner, torch.fx.GraphModule) and inner is not gm:
@@ -107,10 +110,12 @@ def split(
     )
 
 
-def _arranged(why_not: Callable[[], str | None], product: Product) -> Product | None:
-    """The product in blocks, where that is faster and there is a kernel."""
-    found = in_blocks(product)
-    return None if found is None or why_not() is not None else found
+def _arranged(in_blocks_not: Asked, kept_not: Asked, product: Product) -> Product | None:
+    """The product in blocks or by a kept primitive, where that is faster and can be had."""
+    found = in_blocks(product) if in_blocks_not else None
+    if found is not None and in_blocks_not and in_blocks_not() is None:
+        return found
+    return with_kept_primitive(product, kept_not) if kept_not else None
 
 
 def weight_inputs(graph: torch.fx.Graph, numbers: Iterable[int]) -> dict[Node, int]:

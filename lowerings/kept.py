@@ -1,0 +1,38 @@
+"""`ipex::kept_conv` to a call of `templates/kept.py`."""
+
+from typing import Any
+
+from torch._inductor import config, ir
+from torch._inductor.lowering import register_lowering
+from torch._inductor.virtualized import V
+
+from ipex_inductor.lowerings.blocked import OurCall, expressions, without_gaps
+from ipex_inductor.templates import kept
+
+NAME = "ipex_kept"  # in generated code
+
+
+class KeptCall(OurCall):
+    """In generated Python alone."""
+
+    imported = kept.__name__
+
+
+def _kept(x: Any, arranged: Any, bias: Any, other: Any, geometry: list[int], tag: int) -> Any:
+    tensors = [without_gaps(x, image=True), without_gaps(arranged)]
+    tensors += [] if bias is None else [without_gaps(bias)]
+    tensors += [] if other is None else [without_gaps(other, image=True)]
+    value = V.graph.current_node.meta["val"]
+    layout = ir.FixedLayout(x.get_device(), x.get_dtype(), *expressions(value))
+    constants = tuple(geometry), tag
+    return ir.TensorBox.create(KeptCall(layout, tensors, constants, python_kernel_name=NAME))
+
+
+def why_not(packaged: bool = False) -> str | None:
+    """Why generated code cannot call them here, None when it can."""
+    return "C++ has no call of them yet" if packaged or config.cpp_wrapper else kept.why_not()
+
+
+def register() -> None:
+    """Add the lowering to Inductor's registry."""
+    register_lowering(kept.KEPT_CONV, type_promotion_kind=None)(_kept)

@@ -1,0 +1,203 @@
+"""Convolutions of a oneDNN beside torch's own (extra `[onednn]`), whose primitives are kept.
+
+Torch makes oneDNN's descriptors anew at each call, which takes as long as a small convolution.
+"""
+
+import ctypes
+import functools
+import logging
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ipex_inductor.aot_cache.key import pairs
+from ipex_inductor.aot_cache.toolkit import ONEDNN, version_of
+from ipex_inductor.ops.defining import op
+from ipex_inductor.ops.kept import Geometry, reference
+from ipex_inductor.templates.cpp import NotBuiltError, load
+
+log = logging.getLogger("ipex_inductor")
+
+LIBRARY = "libdnnl.so.3"
+TYPES = {torch.float32: 3, torch.bfloat16: 2}  # by their numbers there
+ERRORS = {-2: "its layout has no name", -1: "no such library", 1: "out of memory", 3: "no kernel"}
+
+
+class KeptError(RuntimeError):
+    """What oneDNN did not do; the text says why."""
+
+
+@functools.cache
+def why_not() -> str | None:
+    """Why there is no such library here, None when there is."""
+    try:
+        _library()
+    except (NotBuiltError, KeptError) as error:
+        return str(error)
+    return None
+
+
+def installed() -> str:
+    """The version of the wheel, "" without it."""
+    return version_of(ONEDNN)
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    if not installed():
+        raise KeptError(f"{ONEDNN} is not installed (extra [onednn])")
+    files = distribution(ONEDNN).files or []
+    paths = [Path(str(file.locate())).resolve() for file in files if file.name == LIBRARY]
+    if not paths:
+        raise KeptError(f"{ONEDNN} has no {LIBRARY}")
+    source = Path(__file__).with_name("kept.cpp").read_text
+    library = load(source, pairs({"template": "kept"}), portable=True)
+    pointer = ctypes.c_void_p
+    library.kept_run.argtypes = [pointer] * 6
+    if code := library.kept_open(str(paths[0]).encode()):
+        raise KeptError(f"{paths[0]}: {_said(code)}")
+    if len(_openmps()) != 1:
+        raise KeptError(f"it would have other threads than torch: {', '.join(_openmps())}")
+    return library
+
+
+def _openmps() -> list[str]:
+    """The libraries of OpenMP in this process."""
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    return sorted(path for path in mapped if "omp" in Path(path).name and ".so" in path)
+
+
+def _said(code: int) -> str:
+    return ERRORS.get(code, f"oneDNN's error {code}")
+
+
+def _numbers(geometry: Geometry) -> Any:
+    flat = geometry.flat()
+    return (ctypes.c_int64 * len(flat))(*flat)
+
+
+@functools.cache
+def layout(geometry: Geometry) -> tuple[int, int]:
+    """The format tag that oneDNN wants the weight in, and its bytes there. Raises `KeptError`."""
+    tag, size = ctypes.c_int64(), ctypes.c_int64()
+    code = _library().kept_layout(_numbers(geometry), ctypes.byref(tag), ctypes.byref(size))
+    if code:
+        raise KeptError(_said(code))
+    return tag.value, size.value
+
+
+def arrange(geometry: Geometry, tag: int, weight: Tensor, arranged: Tensor) -> None:
+    """`weight` [O, C / groups, h, w], contiguous, into the memory of `arranged`."""
+    pointers = weight.data_ptr(), arranged.data_ptr()
+    code = _library().kept_arrange(_numbers(geometry), tag, *map(ctypes.c_void_p, pointers))
+    if code:
+        raise KeptError(_said(code))
+
+
+@functools.cache
+def _begun(geometry: Geometry, tag: int, threads: int) -> int:
+    """The primitive, which oneDNN makes for so many threads."""
+    found = ctypes.c_void_p()
+    code = _library().kept_begin(_numbers(geometry), tag, ctypes.byref(found))
+    if code or not found.value:
+        raise KeptError(_said(code))
+    return found.value
+
+
+def run(
+    geometry: Geometry, tag: int, x: Tensor, arranged: Tensor, bias: Any, other: Any, out: Tensor
+) -> None:
+    """`out` = the convolution of `x` with its epilogue. Raises `KeptError`."""
+    code = _library().kept_run(
+        _begun(geometry, tag, torch.get_num_threads()),
+        x.data_ptr(),
+        arranged.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        None if other is None else other.data_ptr(),
+        out.data_ptr(),
+    )
+    if code:
+        raise KeptError(_said(code))
+
+
+def call(x: Tensor, arranged: Tensor, *rest: Any, out: Tensor) -> None:
+    """What Inductor's code calls: `rest` is bias and other if there are any, geometry, tag."""
+    *tensors, numbers, tag = rest
+    geometry = _geometry(tuple(numbers))
+    bias = tensors[0] if geometry.biased else None
+    other = tensors[-1] if geometry.added else None
+    if why_not() is None:
+        run(geometry, tag, x, arranged, bias, other, out)
+    else:  # of a cache that was filled where there is one; the weight lies as torch has it
+        out.copy_(reference(x, arranged, bias, other, geometry))
+
+
+@functools.cache
+def _geometry(numbers: tuple[int, ...]) -> Geometry:
+    return Geometry.of(numbers)
+
+
+@op("kept_weight")
+def kept_weight(weight: Tensor, geometry: list[int], tag: int, size: int) -> Tensor:
+    """A weight [O, C / groups, h, w] in oneDNN's layout `tag`, of `size` elements.
+
+    Without the library it lies as torch has it, and is read so.
+    """
+    if why_not() is not None:
+        _say_once()
+        return F.pad(weight.flatten(), (0, size - weight.numel()))
+    arranged = weight.new_empty(size)
+    arrange(Geometry.of(geometry), tag, weight.contiguous(), arranged)
+    return arranged
+
+
+@kept_weight.register_fake
+def _(weight: Tensor, geometry: list[int], tag: int, size: int) -> Tensor:
+    return weight.new_empty(size)
+
+
+@op("kept_conv")
+def kept_conv(
+    x: Tensor,
+    arranged: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    geometry: list[int],
+    tag: int,
+) -> Tensor:
+    """`relu(convolution(x, weight, bias) + other)`, each where `geometry` says so.
+
+    x [B, C, H, W], other and the result [B, O, H', W'], all channels-last; bias [O].
+    """
+    out = _result(x, Geometry.of(geometry))
+    call(x, arranged, *(t for t in (bias, other) if t is not None), geometry, tag, out=out)
+    return out
+
+
+@kept_conv.register_fake
+def _(
+    x: Tensor,
+    arranged: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    geometry: list[int],
+    tag: int,
+) -> Tensor:
+    return _result(x, Geometry.of(geometry))
+
+
+KEPT_WEIGHT, KEPT_CONV = torch.ops.ipex.kept_weight.default, torch.ops.ipex.kept_conv.default
+
+
+def _result(x: Tensor, given: Geometry) -> Tensor:
+    sizes = given.batch, given.made, *given.out
+    return x.new_empty(sizes).contiguous(memory_format=torch.channels_last)
+
+
+@functools.cache
+def _say_once() -> None:
+    log.warning("a compiled graph runs slowly, without oneDNN's kept primitives: %s", why_not())
