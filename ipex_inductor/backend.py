@@ -517,6 +517,7 @@ def _why_not_ours(
     A package has the former in its own code, and a graph that runs `elsewhere` finds them there.
     """
     from ipex_inductor.lowerings import blocked, kept
+    from ipex_inductor.passes.kept import why_not_faster
 
     packaged = elsewhere or compile_inner not in (compat.compile_inner, *LEARNING)
 
@@ -530,7 +531,10 @@ def _why_not_ours(
 
         return why_not
 
-    return asked("kernels for CPUs", blocked.why_not), asked("kept primitives", kept.why_not)
+    def why_not_kept(packaged: bool) -> str | None:
+        return why_not_faster() or kept.why_not(packaged)
+
+    return asked("kernels for CPUs", blocked.why_not), asked("kept primitives", why_not_kept)
 
 
 def _keep_heard(

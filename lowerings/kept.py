@@ -29,8 +29,10 @@ def _kept(x: Any, arranged: Any, bias: Any, other: Any, geometry: list[int], tag
 
 
 def why_not(packaged: bool = False) -> str | None:
-    """Why generated code cannot call them here, None when it can."""
-    return "C++ has no call of them yet" if packaged or config.cpp_wrapper else kept.why_not()
+    """Why generated code, or a package's, cannot call them, None when it can."""
+    if packaged or config.cpp_wrapper:
+        return "neither code in C++ nor for other CPUs calls them"
+    return kept.why_not()
 
 
 def register() -> None:

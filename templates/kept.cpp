@@ -1,13 +1,15 @@
 // Convolutions of a oneDNN beside torch's own, whose primitives are made once and kept.
 //
-// Declared here is what is called of its C interface, version 3. All functions return 0, or the
+// Declared here is what is called of its C interface, version 3.2. All functions return 0, or the
 // number of oneDNN's error.
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <unordered_map>
+#include <initializer_list>
+#include <memory>
 
 namespace {
 
@@ -19,9 +21,17 @@ struct Argument {
   Handle memory;
 };
 
+struct Version {
+  int major, minor, patch;
+  const char* hash;
+  unsigned cpu_runtime, gpu_runtime;
+};
+
 struct Library {
+  const Version* (*version)();
   int (*engine_create)(Handle*, int, size_t);
   int (*stream_create)(Handle*, Handle, unsigned);
+  int (*stream_destroy)(Handle);
   int (*memory_desc_create_with_tag)(Handle*, int, Dims, int, int);
   int (*memory_desc_destroy)(Handle);
   int (*memory_desc_equal)(Handle, Handle);
@@ -51,11 +61,11 @@ struct Library {
 Library dnnl;
 Handle engine;
 
-enum { CPU = 1, INFERENCE = 96, DIRECT = 1, RELU = 32, ADD = 131056 };
+enum { CPU = 1, OPENMP = 2, INFERENCE = 96, DIRECT = 1, IN_ORDER = 1, RELU = 32, ADD = 131056 };
 enum { ANY = 1, VECTOR = 2, OIHW = 5, GOIHW = 6, NHWC = 22, TAGS = 762 };
 enum { IMPLEMENTATION = 8, WEIGHTS_DESC = 131, SCRATCH_DESC = 136 };
 enum { SOURCE = 1, ADDEND = 32768 | 2, RESULT = 17, WEIGHTS = 33, BIAS = 41, SCRATCH = 80 };
-enum { OUT_OF_MEMORY = 1, NO_KERNEL = 3, NO_LIBRARY = -1, NO_TAG = -2 };
+enum { OUT_OF_MEMORY = 1, NO_KERNEL = 3, NO_LIBRARY = -1, NO_TAG = -2, OTHER_VERSION = -3 };
 
 // What a convolution is, as the Python side writes it.
 struct Geometry {
@@ -112,10 +122,16 @@ struct Described {
   }
 };
 
-// Memory objects are bound to one call at a time, so each thread has its own.
+// What binds a primitive to the tensors of one call.
 struct Bound {
   Argument arguments[6];
   int count = 0;
+  Handle stream = nullptr;
+
+  ~Bound() {
+    for (int i = 0; i < count; ++i) dnnl.memory_destroy(arguments[i].memory);
+    if (stream) dnnl.stream_destroy(stream);
+  }
 };
 
 // What primitives work in, one after the other in a thread.
@@ -141,33 +157,33 @@ struct Kept {
   Handle primitive = nullptr;
   Handle scratch = nullptr;  // its descriptor, of the primitive's
   size_t scratch_size = 0;
+  std::atomic<Bound*> idle{nullptr};  // of the last call, for the next: no lock that a fork may copy
+
+  explicit Kept(const Geometry& g) : geometry(g) {}
+
+  int bind(Bound& found) {
+    const Described& d = described;
+    const Argument all[] = {{SOURCE, d.source}, {WEIGHTS, d.weights}, {RESULT, d.result},
+                            {BIAS, d.bias}, {ADDEND, geometry.added ? d.result : nullptr},
+                            {SCRATCH, scratch_size ? scratch : nullptr}};
+    for (const Argument& each : all) {
+      if (!each.memory) continue;
+      Argument& next = found.arguments[found.count];
+      next.place = each.place;
+      if (int failed = dnnl.memory_create(&next.memory, each.memory, engine, nullptr))
+        return failed;
+      ++found.count;
+    }
+    return dnnl.stream_create(&found.stream, engine, IN_ORDER);
+  }
+
+  ~Kept() {
+    delete idle.load();
+    if (primitive) dnnl.primitive_destroy(primitive);
+  }
 };
 
-thread_local std::unordered_map<const Kept*, Bound> bound;
 thread_local Scratch scratch;
-
-Handle stream() {
-  thread_local Handle here = nullptr;
-  if (!here && dnnl.stream_create(&here, engine, 1)) here = nullptr;
-  return here;
-}
-
-int bind(const Kept& kept, Bound& found) {
-  const Described& d = kept.described;
-  const Argument all[] = {{SOURCE, d.source}, {WEIGHTS, d.weights}, {RESULT, d.result},
-                          {BIAS, d.bias}, {ADDEND, kept.geometry.added ? d.result : nullptr},
-                          {SCRATCH, kept.scratch_size ? kept.scratch : nullptr}};
-  for (const Argument& each : all) {
-    if (!each.memory) continue;
-    Handle memory;
-    if (int failed = dnnl.memory_create(&memory, each.memory, engine, nullptr)) {
-      found.count = 0;
-      return failed;
-    }
-    found.arguments[found.count++] = {each.place, memory};
-  }
-  return 0;
-}
 
 }  // namespace
 
@@ -180,8 +196,8 @@ int kept_open(const char* path) {
 #define TAKE(name)                                                                \
   *reinterpret_cast<void**>(&dnnl.name) = dlsym(library, "dnnl_" #name);          \
   if (!dnnl.name) return NO_LIBRARY;
-  TAKE(engine_create) TAKE(stream_create) TAKE(memory_desc_create_with_tag)
-  TAKE(memory_desc_destroy) TAKE(memory_desc_equal) TAKE(memory_desc_get_size)
+  TAKE(version) TAKE(engine_create) TAKE(stream_create) TAKE(stream_destroy)
+  TAKE(memory_desc_create_with_tag) TAKE(memory_desc_destroy) TAKE(memory_desc_equal) TAKE(memory_desc_get_size)
   TAKE(memory_create) TAKE(memory_set_data_handle) TAKE(memory_destroy) TAKE(post_ops_create)
   TAKE(post_ops_destroy) TAKE(post_ops_append_binary) TAKE(post_ops_append_eltwise)
   TAKE(primitive_attr_create) TAKE(primitive_attr_destroy) TAKE(primitive_attr_set_post_ops)
@@ -190,6 +206,8 @@ int kept_open(const char* path) {
   TAKE(primitive_desc_query_md) TAKE(primitive_desc_query) TAKE(primitive_desc_destroy)
   TAKE(primitive_create) TAKE(primitive_destroy) TAKE(primitive_execute)
 #undef TAKE
+  const Version& found = *dnnl.version();
+  if (found.major != 3 || found.minor != 2 || found.cpu_runtime != OPENMP) return OTHER_VERSION;
   return dnnl.engine_create(&engine, CPU, 0);
 }
 
@@ -215,6 +233,7 @@ int kept_layout(const Geometry* geometry, int64_t* tag, int64_t* bytes) {
 // A weight [O, C / groups, h, w] without gaps, in that layout.
 int kept_arrange(const Geometry* geometry, int64_t tag, void* weight, void* arranged) {
   Handle from = nullptr, to = nullptr, described = nullptr, reorder = nullptr;
+  Handle stream = nullptr;
   Argument arguments[] = {{SOURCE, nullptr}, {RESULT, nullptr}};
   int failed = Described::weights_as(&from, *geometry, geometry->groups == 1 ? OIHW : GOIHW);
   failed = failed ? failed : Described::weights_as(&to, *geometry, tag);
@@ -223,7 +242,9 @@ int kept_arrange(const Geometry* geometry, int64_t tag, void* weight, void* arra
   failed = failed ? failed
                   : dnnl.reorder_primitive_desc_create(&described, from, engine, to, engine, nullptr);
   failed = failed ? failed : dnnl.primitive_create(&reorder, described);
-  if (!failed) failed = dnnl.primitive_execute(reorder, stream(), 2, arguments);
+  failed = failed ? failed : dnnl.stream_create(&stream, engine, IN_ORDER);
+  failed = failed ? failed : dnnl.primitive_execute(reorder, stream, 2, arguments);
+  if (stream) dnnl.stream_destroy(stream);
   if (reorder) dnnl.primitive_destroy(reorder);
   if (described) dnnl.primitive_desc_destroy(described);
   for (const Argument& each : arguments)
@@ -233,29 +254,31 @@ int kept_arrange(const Geometry* geometry, int64_t tag, void* weight, void* arra
   return failed;
 }
 
-// The convolution on a weight in that layout, for as long as the process lives.
+// The convolution on a weight in that layout, until `kept_end`.
 int kept_begin(const Geometry* geometry, int64_t tag, Kept** found) {
-  Kept* kept = new Kept{*geometry, {}};
+  auto kept = std::make_unique<Kept>(*geometry);
   int failed = kept->described.begin(kept->geometry, tag);
   failed = failed ? failed : dnnl.primitive_create(&kept->primitive, kept->described.convolution);
-  if (failed) {
-    delete kept;
-    return failed;
-  }
+  if (failed) return failed;
   kept->scratch = dnnl.primitive_desc_query_md(kept->described.convolution, SCRATCH_DESC, 0);
   kept->scratch_size = kept->scratch ? dnnl.memory_desc_get_size(kept->scratch) : 0;
-  *found = kept;
+  *found = kept.release();
   return 0;
 }
 
-int kept_run(const Kept* kept, void* x, void* weights, void* bias, void* other, void* out) {
-  Bound& here = bound[kept];
-  if (!here.count)
-    if (int failed = bind(*kept, here)) return failed;
+void kept_end(Kept* kept) { delete kept; }
+
+// By any number of threads at a time.
+int kept_run(Kept* kept, void* x, void* weights, void* bias, void* other, void* out) {
+  std::unique_ptr<Bound> here(kept->idle.exchange(nullptr));
+  if (!here) {
+    here = std::make_unique<Bound>();
+    if (int failed = kept->bind(*here)) return failed;
+  }
   void* work = kept->scratch_size ? scratch.of(kept->scratch_size) : nullptr;
   if (kept->scratch_size && !work) return OUT_OF_MEMORY;
-  for (int i = 0; i < here.count; ++i) {
-    const Argument& each = here.arguments[i];
+  for (int i = 0; i < here->count; ++i) {
+    const Argument& each = here->arguments[i];
     void* data = each.place == SOURCE    ? x
                  : each.place == WEIGHTS ? weights
                  : each.place == RESULT  ? out
@@ -264,8 +287,8 @@ int kept_run(const Kept* kept, void* x, void* weights, void* bias, void* other, 
                                          : other;
     dnnl.memory_set_data_handle(each.memory, data);
   }
-  Handle where = stream();
-  return where ? dnnl.primitive_execute(kept->primitive, where, here.count, here.arguments)
-               : OUT_OF_MEMORY;
+  int failed = dnnl.primitive_execute(kept->primitive, here->stream, here->count, here->arguments);
+  delete kept->idle.exchange(here.release());
+  return failed;
 }
 }

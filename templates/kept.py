@@ -6,6 +6,7 @@ Torch makes oneDNN's descriptors anew at each call, which takes as long as a sma
 import ctypes
 import functools
 import logging
+import weakref
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,14 @@ log = logging.getLogger("ipex_inductor")
 
 LIBRARY = "libdnnl.so.3"
 TYPES = {torch.float32: 3, torch.bfloat16: 2}  # by their numbers there
-ERRORS = {-2: "its layout has no name", -1: "no such library", 1: "out of memory", 3: "no kernel"}
+ERRORS = {
+    -3: "another version than 3.2 with OpenMP",
+    -2: "its layout has no name",
+    -1: "no such library",
+    1: "out of memory",
+    3: "no kernel",
+}
+KEEP = 1024  # primitives, as many as oneDNN itself has room for
 
 
 class KeptError(RuntimeError):
@@ -58,17 +66,23 @@ def _library() -> ctypes.CDLL:
     library = load(source, pairs({"template": "kept"}), portable=True)
     pointer = ctypes.c_void_p
     library.kept_run.argtypes = [pointer] * 6
-    if code := library.kept_open(str(paths[0]).encode()):
-        raise KeptError(f"{paths[0]}: {_said(code)}")
-    if len(_openmps()) != 1:
-        raise KeptError(f"it would have other threads than torch: {', '.join(_openmps())}")
+    library.kept_end.argtypes = [pointer]
+    path = str(paths[0])
+    if code := library.kept_open(path.encode()):
+        raise KeptError(f"{path}: {_said(code)}")
+    torchs = str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+    if _openmp(path) != _openmp(torchs):
+        raise KeptError(f"{path}: its threads would be others than torch's")
     return library
 
 
-def _openmps() -> list[str]:
-    """The libraries of OpenMP in this process."""
-    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
-    return sorted(path for path in mapped if "omp" in Path(path).name and ".so" in path)
+def _openmp(path: str) -> int | None:
+    """Which OpenMP a library has: the address of a function of it."""
+    try:
+        function = ctypes.CDLL(path).omp_get_max_threads
+    except (AttributeError, OSError):
+        return None
+    return ctypes.cast(function, ctypes.c_void_p).value
 
 
 def _said(code: int) -> str:
@@ -80,7 +94,7 @@ def _numbers(geometry: Geometry) -> Any:
     return (ctypes.c_int64 * len(flat))(*flat)
 
 
-@functools.cache
+@functools.lru_cache(KEEP)
 def layout(geometry: Geometry) -> tuple[int, int]:
     """The format tag that oneDNN wants the weight in, and its bytes there. Raises `KeptError`."""
     tag, size = ctypes.c_int64(), ctypes.c_int64()
@@ -98,47 +112,50 @@ def arrange(geometry: Geometry, tag: int, weight: Tensor, arranged: Tensor) -> N
         raise KeptError(_said(code))
 
 
-@functools.cache
-def _begun(geometry: Geometry, tag: int, threads: int) -> int:
-    """The primitive, which oneDNN makes for so many threads."""
-    found = ctypes.c_void_p()
-    code = _library().kept_begin(_numbers(geometry), tag, ctypes.byref(found))
-    if code or not found.value:
-        raise KeptError(_said(code))
-    return found.value
+class Primitive:
+    """A convolution on a weight in layout `tag`, by a number of threads. Raises `KeptError`."""
+
+    def __init__(self, geometry: Geometry, tag: int) -> None:
+        self.geometry = geometry
+        self._library, found = _library(), ctypes.c_void_p()
+        code = self._library.kept_begin(_numbers(geometry), tag, ctypes.byref(found))
+        if code:
+            raise KeptError(_said(code))
+        self._kept = found.value
+        weakref.finalize(self, self._library.kept_end, self._kept).atexit = False
+
+    def run(self, x: Tensor, arranged: Tensor, bias: Any, other: Any, out: Tensor) -> None:
+        """`out` = the convolution of `x` with its epilogue. Raises `KeptError`."""
+        code = self._library.kept_run(
+            self._kept,
+            x.data_ptr(),
+            arranged.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            None if other is None else other.data_ptr(),
+            out.data_ptr(),
+        )
+        if code:
+            raise KeptError(_said(code))
 
 
-def run(
-    geometry: Geometry, tag: int, x: Tensor, arranged: Tensor, bias: Any, other: Any, out: Tensor
-) -> None:
-    """`out` = the convolution of `x` with its epilogue. Raises `KeptError`."""
-    code = _library().kept_run(
-        _begun(geometry, tag, torch.get_num_threads()),
-        x.data_ptr(),
-        arranged.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        None if other is None else other.data_ptr(),
-        out.data_ptr(),
-    )
-    if code:
-        raise KeptError(_said(code))
+@functools.lru_cache(KEEP)
+def _primitive(numbers: tuple[int, ...], tag: int, threads: int) -> Primitive:
+    """oneDNN makes it for so many threads; it is let go when others were used since."""
+    return Primitive(Geometry.of(numbers), tag)
 
 
 def call(x: Tensor, arranged: Tensor, *rest: Any, out: Tensor) -> None:
     """What Inductor's code calls: `rest` is bias and other if there are any, geometry, tag."""
     *tensors, numbers, tag = rest
-    geometry = _geometry(tuple(numbers))
+    gone = why_not() is not None
+    kept = None if gone else _primitive(tuple(numbers), tag, torch.get_num_threads())
+    geometry = kept.geometry if kept else Geometry.of(numbers)
     bias = tensors[0] if geometry.biased else None
     other = tensors[-1] if geometry.added else None
-    if why_not() is None:
-        run(geometry, tag, x, arranged, bias, other, out)
+    if kept:
+        kept.run(x, arranged, bias, other, out)
     else:  # of a cache that was filled where there is one; the weight lies as torch has it
         out.copy_(reference(x, arranged, bias, other, geometry))
-
-
-@functools.cache
-def _geometry(numbers: tuple[int, ...]) -> Geometry:
-    return Geometry.of(numbers)
 
 
 @op("kept_weight")

@@ -11,8 +11,8 @@ from torch import nn
 from ipex_inductor import decisions, graph_files
 from ipex_inductor.lowerings import kept as lowering
 from ipex_inductor.passes import kept as taken
-from ipex_inductor.target import architecture
 from ipex_inductor.passes.packing import onednn_dtypes
+from ipex_inductor.target import architecture
 from ipex_inductor.templates import kept
 
 pytestmark = pytest.mark.skipif(not kept.installed(), reason="onednn-cpu-gomp is not installed")
