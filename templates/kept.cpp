@@ -105,6 +105,12 @@ struct Described {
                         g.stride, between, g.padding, after, attributes);
   }
 
+  const char* implementation() const {
+    const char* name = "";
+    dnnl.primitive_desc_query(convolution, IMPLEMENTATION, 0, &name);
+    return name;
+  }
+
   static int weights_as(Handle* found, const Geometry& g, int64_t tag) {
     int64_t grouped[] = {g.groups, g.made / g.groups, g.channels / g.groups, g.window[0],
                          g.window[1]};
@@ -215,9 +221,8 @@ int kept_open(const char* path) {
 int kept_layout(const Geometry* geometry, int64_t* tag, int64_t* bytes) {
   Described described;
   if (int failed = described.begin(*geometry, ANY)) return failed;
-  const char* name = "";
-  dnnl.primitive_desc_query(described.convolution, IMPLEMENTATION, 0, &name);
-  if (!std::strncmp(name, "ref", 3) || !std::strncmp(name, "gemm", 4)) return NO_KERNEL;
+  const char* name = described.implementation();
+  if (!std::strncmp(name, "ref", 3) || std::strstr(name, "gemm")) return NO_KERNEL;
   Handle wanted = dnnl.primitive_desc_query_md(described.convolution, WEIGHTS_DESC, 0);
   *bytes = dnnl.memory_desc_get_size(wanted);
   for (*tag = ANY + 1; *tag < TAGS; ++*tag) {
@@ -225,7 +230,9 @@ int kept_layout(const Geometry* geometry, int64_t* tag, int64_t* bytes) {
     if (Described::weights_as(&like, *geometry, *tag)) continue;  // of another rank
     bool same = dnnl.memory_desc_equal(like, wanted);
     dnnl.memory_desc_destroy(like);
-    if (same) return 0;
+    if (!same) continue;
+    Described named;  // a size of one has many names, and a kernel knows one of them
+    if (!named.begin(*geometry, *tag) && !std::strcmp(named.implementation(), name)) return 0;
   }
   return NO_TAG;
 }

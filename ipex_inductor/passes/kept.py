@@ -4,8 +4,9 @@ What torch's own needs at each call for descriptors is saved, some 30 microsecon
 drive from the cache.
 """
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,16 +19,28 @@ from ipex_inductor.templates import kept
 ipex = torch.ops.ipex
 
 EPILOGUES = {("none", "none"), ("none", "relu"), ("add", "none"), ("add", "relu")}
-# Where it is faster, by CPU: the dtypes.
-FASTER: Mapping[str, frozenset[torch.dtype]] = {
-    "x86-64:avx512_bf16": frozenset({torch.bfloat16, torch.float32}),
+
+
+class Most(NamedTuple):
+    """How many products of numbers a call may take at most: newer kernels of torch's are faster."""
+
+    dense: float
+    grouped: float
+    depthwise: float  # one channel a group
+
+
+# Where it is faster, by CPU and dtype.
+FASTER: Mapping[tuple[str, torch.dtype], Most] = {
+    ("x86-64:avx512_bf16", torch.bfloat16): Most(math.inf, 32 << 20, 2 << 20),
+    ("x86-64:avx512_bf16", torch.float32): Most(math.inf, 32 << 20, 2 << 20),
 }
 
 
 def why_not_faster() -> str | None:
     """Why torch's are kept on this CPU, None where some are slower."""
     arch = architecture()
-    return None if arch in FASTER else f"nobody measured them on {arch}: torch's are kept"
+    measured = any(arch == name for name, _ in FASTER)
+    return None if measured else f"nobody measured them on {arch}: torch's are kept"
 
 
 def with_kept_primitive(product: Product, why_not: Callable[[], str | None]) -> Product | None:
@@ -45,7 +58,7 @@ def with_kept_primitive(product: Product, why_not: Callable[[], str | None]) -> 
         or {len(sizes) - 2, *map(len, (stride, padding, dilation))} != {2}
         or form != "channels_last"
         or (binary, unary) not in EPILOGUES
-        or value.dtype not in FASTER.get(architecture(), kept.TYPES)
+        or value.dtype not in kept.TYPES
         or not all(isinstance(size, int) for size in sizes)
     ):
         return None
@@ -55,7 +68,7 @@ def with_kept_primitive(product: Product, why_not: Callable[[], str | None]) -> 
     geometry = Geometry(
         *(kept.TYPES[value.dtype], *sizes, len(value), *map(tuple, around), groups, *epilogue)
     )
-    if why_not() is not None:
+    if why_not() is not None or not _is_faster(geometry, value.dtype):
         return None
     try:
         tag, size = kept.layout(geometry)
@@ -71,3 +84,11 @@ def with_kept_primitive(product: Product, why_not: Callable[[], str | None]) -> 
         lambda g: g.call_function(kept.KEPT_WEIGHT, (product.weight, numbers, tag, size)),
         strides=(1,),
     )
+
+
+def _is_faster(given: Geometry, dtype: torch.dtype) -> bool:
+    """Whether it was measured to be for a convolution of this kind and size."""
+    most = FASTER.get((architecture(), dtype), Most(0, 0, 0))
+    alone = given.groups == given.channels
+    kind = most.dense if given.groups == 1 else most.depthwise if alone else most.grouped
+    return given.batch * math.prod(given.out) * math.prod(given.weight) <= kind
