@@ -5,7 +5,6 @@ Torch makes oneDNN's descriptors anew at each call, which takes as long as a sma
 
 import ctypes
 import functools
-import logging
 import weakref
 from importlib.metadata import distribution
 from pathlib import Path
@@ -17,11 +16,10 @@ from torch import Tensor
 
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.aot_cache.toolkit import ONEDNN, version_of
+from ipex_inductor.decisions import warn_once
 from ipex_inductor.ops.defining import op
 from ipex_inductor.ops.kept import Geometry, reference
 from ipex_inductor.templates.cpp import NotBuiltError, load
-
-log = logging.getLogger("ipex_inductor")
 
 LIBRARY = "libdnnl.so.3"
 TYPES = {torch.float32: 3, torch.bfloat16: 2}  # by their numbers there
@@ -54,32 +52,35 @@ def installed() -> str:
     return version_of(ONEDNN)
 
 
-@functools.cache
-def _library() -> ctypes.CDLL:
+def path() -> str:
+    """Where the wheel has its library. Raises `KeptError`."""
     if not installed():
         raise KeptError(f"{ONEDNN} is not installed (extra [onednn])")
-    files = distribution(ONEDNN).files or []
-    paths = [Path(str(file.locate())).resolve() for file in files if file.name == LIBRARY]
-    if not paths:
-        raise KeptError(f"{ONEDNN} has no {LIBRARY}")
+    for file in distribution(ONEDNN).files or []:
+        if file.name == LIBRARY:
+            return str(Path(str(file.locate())).resolve())
+    raise KeptError(f"{ONEDNN} has no {LIBRARY}")
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    found, torchs = path(), str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
     source = Path(__file__).with_name("kept.cpp").read_text
     library = load(source, pairs({"template": "kept"}), portable=True)
     pointer = ctypes.c_void_p
     library.kept_run.argtypes = [pointer] * 6
     library.kept_end.argtypes = [pointer]
-    path = str(paths[0])
-    if code := library.kept_open(path.encode()):
-        raise KeptError(f"{path}: {_said(code)}")
-    torchs = str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
-    if _openmp(path) != _openmp(torchs):
-        raise KeptError(f"{path}: its threads would be others than torch's")
+    if code := library.kept_open(found.encode()):
+        raise KeptError(f"{found}: {_said(code)}")
+    if _openmp(found) != _openmp(torchs):
+        raise KeptError(f"{found}: its threads would be others than torch's")
     return library
 
 
-def _openmp(path: str) -> int | None:
+def _openmp(library: str) -> int | None:
     """Which OpenMP a library has: the address of a function of it."""
     try:
-        function = ctypes.CDLL(path).omp_get_max_threads
+        function = ctypes.CDLL(library).omp_get_max_threads
     except (AttributeError, OSError):
         return None
     return ctypes.cast(function, ctypes.c_void_p).value
@@ -165,7 +166,7 @@ def kept_weight(weight: Tensor, geometry: list[int], tag: int, size: int) -> Ten
     Without the library it lies as torch has it, and is read so.
     """
     if why_not() is not None:
-        _say_once()
+        warn_once(f"a compiled graph runs slowly, without oneDNN's kept primitives: {why_not()}")
         return F.pad(weight.flatten(), (0, size - weight.numel()))
     arranged = weight.new_empty(size)
     arrange(Geometry.of(geometry), tag, weight.contiguous(), arranged)
@@ -213,8 +214,3 @@ KEPT_WEIGHT, KEPT_CONV = torch.ops.ipex.kept_weight.default, torch.ops.ipex.kept
 def _result(x: Tensor, given: Geometry) -> Tensor:
     sizes = given.batch, given.made, *given.out
     return x.new_empty(sizes).contiguous(memory_format=torch.channels_last)
-
-
-@functools.cache
-def _say_once() -> None:
-    log.warning("a compiled graph runs slowly, without oneDNN's kept primitives: %s", why_not())

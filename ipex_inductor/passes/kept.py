@@ -87,7 +87,10 @@ def with_kept_primitive(product: Product, why_not: Callable[[], str | None]) -> 
 
 
 def _is_faster(given: Geometry, dtype: torch.dtype) -> bool:
-    """Whether it was measured to be for a convolution of this kind and size."""
+    """Whether it is for a convolution of this kind and size."""
+    onednn: Any = torch.backends.mkldnn
+    if dtype == torch.float32 and onednn.conv.fp32_precision not in ("none", "ieee"):
+        return False  # torch's round their inputs, as they may, and multiply faster
     most = FASTER.get((architecture(), dtype), Most(0, 0, 0))
     alone = given.groups == given.channels
     kind = most.dense if given.groups == 1 else most.depthwise if alone else most.grouped

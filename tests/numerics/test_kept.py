@@ -1,7 +1,12 @@
 """Convolutions by oneDNN's kept primitives: what they compute, where they are taken, where not."""
 
+import ctypes
+import functools
+import gc
 import math
+import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +14,7 @@ import torch.nn.functional as F
 from helpers import code_of
 from torch import nn
 
-from ipex_inductor import decisions, graph_files
+from ipex_inductor import backend, compat, decisions, graph_files
 from ipex_inductor.lowerings import kept as lowering
 from ipex_inductor.passes import kept as taken
 from ipex_inductor.passes.packing import onednn_dtypes
@@ -47,7 +52,7 @@ def compiled(model, **options):
 
 
 def said():
-    return [e.reason for r in decisions.reports() for e in r.events if "kept" in e.reason]
+    return [e.reason for r in decisions.reports() for e in r.events if "primitives, kept" in e.reason]
 
 
 def check(model, *inputs, **options):
@@ -105,6 +110,87 @@ def test_the_code_calls_it_and_weights_are_arranged_once(monkeypatch):
         model.conv.bias.add_(1)
     torch.testing.assert_close(fn(x), model(x))
     assert len(arranged) == 2
+
+
+def a_call(dtype=torch.float32, batch=1, channels=16, side=9, made=32):
+    """A convolution 3x3 by a primitive: input, weight, numbers, tag, arranged weight."""
+    words = (kept.TYPES[dtype], batch, channels, side, side, made, (3, 3), (side - 2, side - 2))
+    geometry = kept.Geometry(*words, (1, 1), (0, 0), (1, 1), 1, 0, 0, 0)
+    tag, size = kept.layout(geometry)
+    numbers, weight = geometry.flat(), torch.randn(made, channels, 3, 3, dtype=dtype)
+    arranged = torch.ops.ipex.kept_weight(weight, numbers, tag, size // weight.element_size())
+    x = torch.randn(batch, channels, side, side, dtype=dtype).to(memory_format=LAST)
+    return x, weight, numbers, tag, arranged
+
+
+def run(x, arranged, numbers, tag):
+    return torch.ops.ipex.kept_conv(x, arranged, None, None, numbers, tag)
+
+
+def test_no_layout_is_of_the_reference_kernel(capfd):
+    """Of a weight with one channel several layouts are the same, and one has the fast kernel."""
+    dnnl = ctypes.CDLL(kept.path())
+    dnnl.dnnl_set_verbose(1)
+    try:
+        for channels in (1, 2, 3, 17):
+            x, _, numbers, tag, arranged = a_call(channels=channels)
+            run(x, arranged, numbers, tag)
+    finally:
+        dnnl.dnnl_set_verbose(0)
+    ctypes.CDLL(None).fflush(None)
+    done = [line for line in capfd.readouterr().out.splitlines() if ",convolution," in line]
+    assert len(done) == 4
+    assert not [line for line in done if "ref" in line or "gemm" in line]
+
+
+def test_as_many_primitives_as_there_is_room_for(monkeypatch):
+    """Shapes that come and go: what was let go is freed in oneDNN, and made again where wanted."""
+    library, ended = kept._library(), []
+    functions = ("kept_begin", "kept_run", "kept_layout", "kept_arrange")
+    watched = SimpleNamespace(**{name: getattr(library, name) for name in functions})
+    watched.kept_end = lambda handle: ended.append(handle) or library.kept_end(handle)
+    monkeypatch.setattr(kept, "_library", lambda: watched)
+    few = functools.lru_cache(2)(kept._primitive.__wrapped__)
+    monkeypatch.setattr(kept, "_primitive", few)
+    for side in (7, 8, 9, 10, 7):
+        x, weight, numbers, tag, arranged = a_call(side=side)
+        torch.testing.assert_close(run(x, arranged, numbers, tag), F.conv2d(x, weight))
+    gc.collect()
+    assert len(ended) == 3
+    assert kept.KEEP == 1024
+
+
+def test_the_same_bits_each_time():
+    x, _, numbers, tag, arranged = a_call(torch.float32, 2, 64, 28, 64)
+    first = run(x, arranged, numbers, tag)
+    assert all(torch.equal(run(x, arranged, numbers, tag), first) for _ in range(5))
+
+
+def test_tensors_that_begin_anywhere():
+    """Addresses that vectors do not divide."""
+    x, weight, numbers, tag, arranged = a_call(made=17)
+
+    def moved(tensor):
+        room = torch.empty(tensor.numel() + 1)[1:]
+        return room.as_strided(tensor.shape, tensor.stride(), 1).copy_(tensor)
+
+    out = moved(F.conv2d(x, weight).contiguous(memory_format=LAST))
+    wanted = out.clone()
+    kept.call(moved(x), moved(arranged), tuple(numbers), tag, out=out.zero_())
+    torch.testing.assert_close(out, wanted)
+
+
+@torch.no_grad()
+def test_a_fork_computes():
+    """With one thread, as torch's own data loaders: GNU's OpenMP has no team behind a fork."""
+    model, x = Conv(16, 16, 3).eval(), channels(1, 16, 9, 9)
+    fn, wanted = compiled(model), model(x)
+    fn(x)
+    child = os.fork()
+    if not child:
+        torch.set_num_threads(1)
+        os._exit(0 if torch.allclose(fn(x), wanted, rtol=1e-5, atol=1e-5) else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @torch.no_grad()
@@ -176,13 +262,25 @@ class Silu(nn.Module):
         return F.silu(self.conv(x))
 
 
+class Short(nn.Module):
+    """As aten may have it: one number for both directions."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8, 3, 3))
+
+    def forward(self, x):
+        return torch.ops.aten.convolution(x, self.weight, None, [1], [1], [1], False, [0], 1)
+
+
 NEAR = {
     "contiguous": (Conv(8, 8, 3), torch.randn(1, 8, 9, 9), {}),
     "another epilogue": (Silu(), channels(1, 8, 9, 9), {}),
     "a line": (nn.Conv1d(8, 8, 3), torch.randn(1, 8, 9), {}),
     "transposed": (nn.ConvTranspose2d(8, 8, 3), channels(1, 8, 9, 9), {}),
     "fp64": (Conv(8, 8, 3).double(), channels(1, 8, 9, 9, dtype=torch.float64), {}),
-    "no kernel but a slow one": (Conv(1, 1, 2), channels(1, 1, 9, 9), {}),
+    "one stride for both": (Short(), channels(1, 8, 9, 9), {"strict": False}),
+    "empty": (Conv(8, 8, 3), channels(0, 8, 9, 9), {}),
     "off": (Conv(8, 8, 3), channels(1, 8, 9, 9), {"blocked_products": False}),
 }
 
@@ -196,6 +294,50 @@ def test_what_is_left_to_torch(name):
     assert not said()
 
 
+def test_training_is_left_to_torch():
+    model, x = Conv(8, 8, 3), channels(1, 8, 9, 9).requires_grad_()
+    (wanted,) = torch.autograd.grad(model(x).square().sum(), x)
+    (found,) = torch.autograd.grad(compiled(model)(x).square().sum(), x)
+    torch.testing.assert_close(found, wanted)
+    assert not said()
+
+
+@torch.no_grad()
+def test_inputs_with_gaps():
+    """Half the channels of an image: copied first."""
+    wide = channels(2, 32, 9, 9)
+    check(Conv(16, 8, 3).eval(), wide[:, :16])
+    assert said() == ["1 by oneDNN's primitives, kept"]
+
+
+@torch.no_grad()
+def test_precision_that_torch_may_lower_is_left_to_it():
+    """By `set_fp32_math_mode` and torch's own switch."""
+    onednn = torch.backends.mkldnn
+    before = onednn.conv.fp32_precision
+    onednn.conv.fp32_precision = "bf16"
+    try:
+        compiled(Conv(8, 8, 3).eval())(channels(1, 8, 9, 9))
+    finally:
+        onednn.conv.fp32_precision = before
+    assert not said()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("groups", [1, 4, 16])
+def test_up_to_a_size(groups, monkeypatch):
+    monkeypatch.setattr(taken, "FASTER", {(architecture(), torch.float32): taken.Most(0, 0, 0)})
+    compiled(Conv(16, 16, 3, groups=groups).eval())(channels(1, 16, 9, 9))
+    assert not said()
+    torch.compiler.reset()  # or that graph is taken for this module too
+    count = 16 * 16 // groups * 9 * 49
+    kind = {1: "dense", 4: "grouped", 16: "depthwise"}[groups]
+    most = taken.Most(0, 0, 0)._replace(**{kind: count})
+    monkeypatch.setattr(taken, "FASTER", {(architecture(), torch.float32): most})
+    compiled(Conv(16, 16, 3, groups=groups).eval())(channels(1, 16, 9, 9))
+    assert said() == ["1 by oneDNN's primitives, kept"]
+
+
 @torch.no_grad()
 def test_sizes_that_vary_are_left_to_torch():
     model = Conv(8, 8, 3).eval()
@@ -205,9 +347,12 @@ def test_sizes_that_vary_are_left_to_torch():
     assert not said()
 
 
-def test_generated_cpp_has_no_call_of_them():
+def test_neither_cpp_nor_code_for_other_cpus_calls_them():
     assert lowering.why_not() is None
-    assert lowering.why_not(packaged=True) == "neither code in C++ nor for other CPUs calls them"
+    report = decisions.open_report()
+    _, by_kept = backend._why_not_ours(compat.compile_inner, True, report)
+    assert by_kept() == "neither code in C++ nor for other CPUs calls them"
+    assert [e.subject for e in report.events] == ["kept primitives"]
 
 
 def test_a_graph_names_the_library_it_calls(monkeypatch):

@@ -1,0 +1,75 @@
+"""Where oneDNN's kept primitives are not to be had: the reason is said, and torch computes."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from ipex_inductor import decisions
+from ipex_inductor.passes import kept as taken
+from ipex_inductor.target import architecture
+from ipex_inductor.templates import kept
+
+REASONS = {
+    "not installed": "onednn-cpu-gomp is not installed (extra [onednn])",
+    "not measured": f"nobody measured them on {architecture()}: torch's are kept",
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("reason", REASONS)
+def test_the_reason_is_said_and_torch_computes(reason, monkeypatch):
+    measured = {(architecture(), torch.float32): taken.Most(9e9, 0, 0)}
+    monkeypatch.setattr(taken, "FASTER", measured if reason == "not installed" else {})
+    if reason == "not installed":
+        monkeypatch.setattr(kept, "version_of", lambda name: "")
+        monkeypatch.setattr(kept, "why_not", kept.why_not.__wrapped__)
+        monkeypatch.setattr(kept, "_library", kept._library.__wrapped__)
+    model, x = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3)).eval(), torch.randn(1, 8, 9, 9)
+    model, x = (each.to(memory_format=torch.channels_last) for each in (model, x))
+    out = torch.compile(model, backend="ipex", options={"strict": True})(x)
+    torch.testing.assert_close(out, model(x))
+    events = [e for report in decisions.reports() for e in report.events]
+    said = [(e.kind, e.reason) for e in events if e.subject == "kept primitives"]
+    assert said == [("missed", REASONS[reason])]
+    assert not [e for e in events if "by oneDNN's primitives" in e.reason]
+
+
+def a_wheel(monkeypatch, *files):
+    places = [SimpleNamespace(name=f.name, locate=lambda f=f: f) for f in files]
+    monkeypatch.setattr(kept, "version_of", lambda name: "2023.2.0")
+    monkeypatch.setattr(kept, "distribution", lambda name: SimpleNamespace(files=places))
+
+
+def why_not():
+    with pytest.raises(kept.KeptError) as error:
+        kept._library.__wrapped__()
+    return str(error.value)
+
+
+def test_a_wheel_without_its_library(monkeypatch):
+    a_wheel(monkeypatch, Path("README"))
+    assert why_not() == "onednn-cpu-gomp has no libdnnl.so.3"
+
+
+def test_a_library_that_does_not_load(monkeypatch, tmp_path):
+    broken, gone = tmp_path / "libdnnl.so.3", tmp_path / "gone" / "libdnnl.so.3"
+    broken.write_bytes(b"\x7fELF, and no more")
+    for file in (broken, gone):
+        a_wheel(monkeypatch, file)
+        assert why_not() == f"{file}: no such library"
+
+
+def test_a_library_with_other_functions(monkeypatch, tmp_path):
+    file = tmp_path / "libdnnl.so.3"
+    file.symlink_to(Path(torch.__file__).parent / "lib" / "libc10.so")
+    a_wheel(monkeypatch, file)
+    assert "no such library" in why_not()
+
+
+@pytest.mark.skipif(not kept.installed(), reason="onednn-cpu-gomp is not installed")
+def test_another_openmp_than_torchs_is_refused(monkeypatch):
+    monkeypatch.setattr(kept, "_openmp", lambda library: "libtorch" in library)
+    assert why_not() == f"{kept.path()}: its threads would be others than torch's"
