@@ -73,6 +73,22 @@ struct Geometry {
   int64_t groups, biased, added, relu;
 };
 
+// A weight [O, C / groups, h, w].
+struct Weight {
+  int64_t type, groups, shape[4];
+
+  explicit Weight(const Geometry& g)
+      : type(g.type), groups(g.groups),
+        shape{g.made, g.channels / g.groups, g.window[0], g.window[1]} {}
+
+  int as(int64_t tag, Handle* found) const {
+    int64_t grouped[] = {groups, shape[0] / groups, shape[1], shape[2], shape[3]};
+    bool one = groups == 1;
+    return dnnl.memory_desc_create_with_tag(found, one ? 4 : 5, one ? grouped + 1 : grouped, type,
+                                            tag);
+  }
+};
+
 // Descriptors of a convolution's tensors, and of itself.
 struct Described {
   Handle source = nullptr, weights = nullptr, bias = nullptr, result = nullptr;
@@ -89,7 +105,7 @@ struct Described {
     }
     int failed = dnnl.memory_desc_create_with_tag(&source, 4, x, g.type, NHWC);
     failed = failed ? failed : dnnl.memory_desc_create_with_tag(&result, 4, y, g.type, NHWC);
-    failed = failed ? failed : weights_as(&weights, g, tag);
+    failed = failed ? failed : Weight(g).as(tag, &weights);
     if (!failed && g.biased)
       failed = dnnl.memory_desc_create_with_tag(&bias, 1, &g.made, g.type, VECTOR);
     failed = failed ? failed : dnnl.post_ops_create(&post_ops);
@@ -109,14 +125,6 @@ struct Described {
     const char* name = "";
     dnnl.primitive_desc_query(convolution, IMPLEMENTATION, 0, &name);
     return name;
-  }
-
-  static int weights_as(Handle* found, const Geometry& g, int64_t tag) {
-    int64_t grouped[] = {g.groups, g.made / g.groups, g.channels / g.groups, g.window[0],
-                         g.window[1]};
-    bool one = g.groups == 1;
-    return dnnl.memory_desc_create_with_tag(found, one ? 4 : 5, one ? grouped + 1 : grouped, g.type,
-                                            tag);
   }
 
   ~Described() {
@@ -227,7 +235,7 @@ int kept_layout(const Geometry* geometry, int64_t* tag, int64_t* bytes) {
   *bytes = dnnl.memory_desc_get_size(wanted);
   for (*tag = ANY + 1; *tag < TAGS; ++*tag) {
     Handle like;
-    if (Described::weights_as(&like, *geometry, *tag)) continue;  // of another rank
+    if (Weight(*geometry).as(*tag, &like)) continue;  // of another rank
     bool same = dnnl.memory_desc_equal(like, wanted);
     dnnl.memory_desc_destroy(like);
     if (!same) continue;
@@ -237,13 +245,13 @@ int kept_layout(const Geometry* geometry, int64_t* tag, int64_t* bytes) {
   return NO_TAG;
 }
 
-// A weight [O, C / groups, h, w] without gaps, in that layout.
-int kept_arrange(const Geometry* geometry, int64_t tag, void* weight, void* arranged) {
+// A weight without gaps, in that layout.
+int kept_arrange(const Weight* given, int64_t tag, void* weight, void* arranged) {
   Handle from = nullptr, to = nullptr, described = nullptr, reorder = nullptr;
   Handle stream = nullptr;
   Argument arguments[] = {{SOURCE, nullptr}, {RESULT, nullptr}};
-  int failed = Described::weights_as(&from, *geometry, geometry->groups == 1 ? OIHW : GOIHW);
-  failed = failed ? failed : Described::weights_as(&to, *geometry, tag);
+  int failed = given->as(given->groups == 1 ? OIHW : GOIHW, &from);
+  failed = failed ? failed : given->as(tag, &to);
   failed = failed ? failed : dnnl.memory_create(&arguments[0].memory, from, engine, weight);
   failed = failed ? failed : dnnl.memory_create(&arguments[1].memory, to, engine, arranged);
   failed = failed ? failed

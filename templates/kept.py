@@ -6,6 +6,7 @@ Torch makes oneDNN's descriptors anew at each call, which takes as long as a sma
 import ctypes
 import functools
 import weakref
+from collections.abc import Sequence
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,15 @@ ERRORS = {
     -1: "no such library",
     1: "out of memory",
     3: "no kernel",
+}
+_TAG, _POINTER = ctypes.c_int64, ctypes.c_void_p
+SIGNATURES = {
+    "open": [ctypes.c_char_p],
+    "layout": [_POINTER] * 3,
+    "arrange": [_POINTER, _TAG, _POINTER, _POINTER],
+    "begin": [_POINTER, _TAG, _POINTER],
+    "run": [_POINTER] * 6,
+    "end": [_POINTER],
 }
 KEEP = 1024  # primitives, as many as oneDNN itself has room for
 
@@ -67,9 +77,8 @@ def _library() -> ctypes.CDLL:
     found, torchs = path(), str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
     source = Path(__file__).with_name("kept.cpp").read_text
     library = load(source, pairs({"template": "kept"}), portable=True)
-    pointer = ctypes.c_void_p
-    library.kept_run.argtypes = [pointer] * 6
-    library.kept_end.argtypes = [pointer]
+    for name, takes in SIGNATURES.items():
+        getattr(library, f"kept_{name}").argtypes = takes
     if code := library.kept_open(found.encode()):
         raise KeptError(f"{found}: {_said(code)}")
     if _openmp(found) != _openmp(torchs):
@@ -90,8 +99,7 @@ def _said(code: int) -> str:
     return ERRORS.get(code, f"oneDNN's error {code}")
 
 
-def _numbers(geometry: Geometry) -> Any:
-    flat = geometry.flat()
+def _numbers(flat: Sequence[int]) -> Any:
     return (ctypes.c_int64 * len(flat))(*flat)
 
 
@@ -99,16 +107,16 @@ def _numbers(geometry: Geometry) -> Any:
 def layout(geometry: Geometry) -> tuple[int, int]:
     """The format tag that oneDNN wants the weight in, and its bytes there. Raises `KeptError`."""
     tag, size = ctypes.c_int64(), ctypes.c_int64()
-    code = _library().kept_layout(_numbers(geometry), ctypes.byref(tag), ctypes.byref(size))
+    code = _library().kept_layout(_numbers(geometry.flat()), ctypes.byref(tag), ctypes.byref(size))
     if code:
         raise KeptError(_said(code))
     return tag.value, size.value
 
 
-def arrange(geometry: Geometry, tag: int, weight: Tensor, arranged: Tensor) -> None:
+def arrange(groups: int, tag: int, weight: Tensor, arranged: Tensor) -> None:
     """`weight` [O, C / groups, h, w], contiguous, into the memory of `arranged`."""
-    pointers = weight.data_ptr(), arranged.data_ptr()
-    code = _library().kept_arrange(_numbers(geometry), tag, *map(ctypes.c_void_p, pointers))
+    given = _numbers((TYPES[weight.dtype], groups, *weight.shape))
+    code = _library().kept_arrange(given, tag, weight.data_ptr(), arranged.data_ptr())
     if code:
         raise KeptError(_said(code))
 
@@ -119,7 +127,7 @@ class Primitive:
     def __init__(self, geometry: Geometry, tag: int) -> None:
         self.geometry = geometry
         self._library, found = _library(), ctypes.c_void_p()
-        code = self._library.kept_begin(_numbers(geometry), tag, ctypes.byref(found))
+        code = self._library.kept_begin(_numbers(geometry.flat()), tag, ctypes.byref(found))
         if code:
             raise KeptError(_said(code))
         self._kept = found.value
@@ -160,7 +168,12 @@ def call(x: Tensor, arranged: Tensor, *rest: Any, out: Tensor) -> None:
 
 
 @op("kept_weight")
-def kept_weight(weight: Tensor, geometry: list[int], tag: int, size: int) -> Tensor:
+def kept_weight(weight: Tensor, groups: int, tag: int, size: int) -> Tensor:
+    """`laid_out` as an op."""
+    return laid_out(weight, groups, tag, size)
+
+
+def laid_out(weight: Tensor, groups: int, tag: int, size: int) -> Tensor:
     """A weight [O, C / groups, h, w] in oneDNN's layout `tag`, of `size` elements.
 
     Without the library it lies as torch has it, and is read so.
@@ -169,12 +182,12 @@ def kept_weight(weight: Tensor, geometry: list[int], tag: int, size: int) -> Ten
         warn_once(f"a compiled graph runs slowly, without oneDNN's kept primitives: {why_not()}")
         return F.pad(weight.flatten(), (0, size - weight.numel()))
     arranged = weight.new_empty(size)
-    arrange(Geometry.of(geometry), tag, weight.contiguous(), arranged)
+    arrange(groups, tag, weight.contiguous(), arranged)
     return arranged
 
 
 @kept_weight.register_fake
-def _(weight: Tensor, geometry: list[int], tag: int, size: int) -> Tensor:
+def _(weight: Tensor, groups: int, tag: int, size: int) -> Tensor:
     return weight.new_empty(size)
 
 

@@ -81,7 +81,7 @@ def with_kept_primitive(product: Product, why_not: Callable[[], str | None]) -> 
         product.weight,
         (size,),
         lambda packed: (x, packed, bias, other, numbers, tag),
-        lambda g: g.call_function(kept.KEPT_WEIGHT, (product.weight, numbers, tag, size)),
+        lambda g: g.call_function(kept.KEPT_WEIGHT, (product.weight, groups, tag, size)),
         strides=(1,),
     )
 

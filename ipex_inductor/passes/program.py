@@ -12,12 +12,10 @@ import torch
 from torch.fx.node import map_aggregate
 
 from ipex_inductor import openmp
-from ipex_inductor.templates import kept
 
-assert kept  # whose ops are called by name here
 CAST, PRODUCT, SCALED = "prims::convert_element_type", "aten::mul.Tensor", "scaled"
-PACKS = "mkldnn::_reorder_"  # what oneDNN's packing ops begin with
-OURS, BLOCKS = "ipex::", "ipex::blocks"
+OURS, BLOCKS, KEPT = "ipex::", "ipex::blocks", "ipex::kept_weight"
+PACKS = ("mkldnn::_reorder_", KEPT)  # what ops begin with for which oneDNN packs
 KNOWN = ("aten::", "prims::", "mkldnn::", OURS, "getitem")  # beginnings of what is not users'
 SERIAL = (1 << 15) - 1  # elements, up to which torch starts no threads
 PACKED_ALONE = 1 << 19  # elements, which one thread packs in 0.4 ms
@@ -197,9 +195,12 @@ def _function(name: str) -> Callable[..., Any]:
         return DIRECT[name]
     if name.startswith(OURS):  # a package is loaded where nothing else asks for them
         from ipex_inductor.ops.blocked import arranged
+        from ipex_inductor.templates.kept import laid_out
 
-        if name.startswith(BLOCKS):  # an op in Python imports Dynamo when it is called
-            return arranged
+        # An op in Python imports Dynamo when it is called.
+        for ours, function in ((BLOCKS, arranged), (KEPT, laid_out)):
+            if name.startswith(ours):
+                return function
     path = name if "." in name else f"{name}.default"
     op: Callable[..., Any] = operator.attrgetter(path.replace("::", "."))(torch.ops)
     return op

@@ -112,8 +112,7 @@ def split(
 
 def _arranged(in_blocks_not: Asked, kept_not: Asked, product: Product) -> Product | None:
     """The product in blocks or by a kept primitive, where that is faster and can be had."""
-    found = in_blocks(product) if in_blocks_not else None
-    if found is not None and in_blocks_not and in_blocks_not() is None:
+    if in_blocks_not and (found := in_blocks(product)) and in_blocks_not() is None:
         return found
     return with_kept_primitive(product, kept_not) if kept_not else None
 

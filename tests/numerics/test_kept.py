@@ -52,7 +52,8 @@ def compiled(model, **options):
 
 
 def said():
-    return [e.reason for r in decisions.reports() for e in r.events if "primitives, kept" in e.reason]
+    reasons = [e.reason for report in decisions.reports() for e in report.events]
+    return [reason for reason in reasons if "primitives, kept" in reason]
 
 
 def check(model, *inputs, **options):
@@ -112,13 +113,26 @@ def test_the_code_calls_it_and_weights_are_arranged_once(monkeypatch):
     assert len(arranged) == 2
 
 
+@torch.no_grad()
+def test_batches_share_a_weight(monkeypatch):
+    arranged, arrange = [], kept.arrange
+    monkeypatch.setattr(kept, "arrange", lambda *a: arranged.append(1) or arrange(*a))
+    model = Conv(16, 32, 3).eval()
+    fn = torch.compile(model, backend="ipex", dynamic=False, options={"strict": True})
+    for batch in (1, 2):
+        x = channels(batch, 16, 9, 9)
+        torch.testing.assert_close(fn(x), model(x))
+    assert said() == ["1 by oneDNN's primitives, kept"] * 2
+    assert len(arranged) == 1
+
+
 def a_call(dtype=torch.float32, batch=1, channels=16, side=9, made=32):
     """A convolution 3x3 by a primitive: input, weight, numbers, tag, arranged weight."""
     words = (kept.TYPES[dtype], batch, channels, side, side, made, (3, 3), (side - 2, side - 2))
     geometry = kept.Geometry(*words, (1, 1), (0, 0), (1, 1), 1, 0, 0, 0)
     tag, size = kept.layout(geometry)
     numbers, weight = geometry.flat(), torch.randn(made, channels, 3, 3, dtype=dtype)
-    arranged = torch.ops.ipex.kept_weight(weight, numbers, tag, size // weight.element_size())
+    arranged = torch.ops.ipex.kept_weight(weight, 1, tag, size // weight.element_size())
     x = torch.randn(batch, channels, side, side, dtype=dtype).to(memory_format=LAST)
     return x, weight, numbers, tag, arranged
 
@@ -244,7 +258,7 @@ def test_a_process_without_the_library_is_slow_and_right(monkeypatch, add):
     for gone in (False, True):
         if gone:
             monkeypatch.setattr(kept, "why_not", lambda: "it is gone")
-        weight = torch.ops.ipex.kept_weight(conv.weight, numbers, tag, size // 4)
+        weight = torch.ops.ipex.kept_weight(conv.weight, 2, tag, size // 4)
         made = torch.ops.ipex.kept_conv(x, weight, conv.bias, other, numbers, tag)
         torch.testing.assert_close(made, wanted)
 
