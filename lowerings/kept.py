@@ -32,7 +32,7 @@ def why_not(packaged: bool = False) -> str | None:
     """Why generated code, or a package's, cannot call them, None when it can."""
     if packaged or config.cpp_wrapper:
         return "neither code in C++ nor for other CPUs calls them"
-    return kept.why_not()
+    return kept.why_not() or kept.why_no_more()
 
 
 def register() -> None:

@@ -190,11 +190,6 @@ struct Kept {
     }
     return dnnl.stream_create(&found.stream, engine, IN_ORDER);
   }
-
-  ~Kept() {
-    delete idle.load();
-    if (primitive) dnnl.primitive_destroy(primitive);
-  }
 };
 
 thread_local Scratch scratch;
@@ -269,7 +264,7 @@ int kept_arrange(const Weight* given, int64_t tag, void* weight, void* arranged)
   return failed;
 }
 
-// The convolution on a weight in that layout, until `kept_end`.
+// The convolution on a weight in that layout, for as long as the process lives.
 int kept_begin(const Geometry* geometry, int64_t tag, Kept** found) {
   auto kept = std::make_unique<Kept>(*geometry);
   int failed = kept->described.begin(kept->geometry, tag);
@@ -280,8 +275,6 @@ int kept_begin(const Geometry* geometry, int64_t tag, Kept** found) {
   *found = kept.release();
   return 0;
 }
-
-void kept_end(Kept* kept) { delete kept; }
 
 // By any number of threads at a time.
 int kept_run(Kept* kept, void* x, void* weights, void* bias, void* other, void* out) {

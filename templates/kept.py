@@ -5,7 +5,6 @@ Torch makes oneDNN's descriptors anew at each call, which takes as long as a sma
 
 import ctypes
 import functools
-import weakref
 from collections.abc import Sequence
 from importlib.metadata import distribution
 from pathlib import Path
@@ -38,9 +37,8 @@ SIGNATURES = {
     "arrange": [_POINTER, _TAG, _POINTER, _POINTER],
     "begin": [_POINTER, _TAG, _POINTER],
     "run": [_POINTER] * 6,
-    "end": [_POINTER],
 }
-KEEP = 1024  # primitives, as many as oneDNN itself has room for
+ROOM = 1024  # geometries, of which a primitive each takes 0.1 MiB that oneDNN gives back half of
 
 
 class KeptError(RuntimeError):
@@ -103,7 +101,7 @@ def _numbers(flat: Sequence[int]) -> Any:
     return (ctypes.c_int64 * len(flat))(*flat)
 
 
-@functools.lru_cache(KEEP)
+@functools.cache
 def layout(geometry: Geometry) -> tuple[int, int]:
     """The format tag that oneDNN wants the weight in, and its bytes there. Raises `KeptError`."""
     tag, size = ctypes.c_int64(), ctypes.c_int64()
@@ -111,6 +109,12 @@ def layout(geometry: Geometry) -> tuple[int, int]:
     if code:
         raise KeptError(_said(code))
     return tag.value, size.value
+
+
+def why_no_more() -> str | None:
+    """Why no further graph of this process is to have such calls, None if it may."""
+    full = layout.cache_info().currsize >= ROOM
+    return f"there are {ROOM} geometries in this process already" if full else None
 
 
 def arrange(groups: int, tag: int, weight: Tensor, arranged: Tensor) -> None:
@@ -131,7 +135,6 @@ class Primitive:
         if code:
             raise KeptError(_said(code))
         self._kept = found.value
-        weakref.finalize(self, self._library.kept_end, self._kept).atexit = False
 
     def run(self, x: Tensor, arranged: Tensor, bias: Any, other: Any, out: Tensor) -> None:
         """`out` = the convolution of `x` with its epilogue. Raises `KeptError`."""
@@ -147,9 +150,9 @@ class Primitive:
             raise KeptError(_said(code))
 
 
-@functools.lru_cache(KEEP)
+@functools.cache
 def _primitive(numbers: tuple[int, ...], tag: int, threads: int) -> Primitive:
-    """oneDNN makes it for so many threads; it is let go when others were used since."""
+    """oneDNN makes it for so many threads."""
     return Primitive(Geometry.of(numbers), tag)
 
 

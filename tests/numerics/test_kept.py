@@ -1,12 +1,9 @@
 """Convolutions by oneDNN's kept primitives: what they compute, where they are taken, where not."""
 
 import ctypes
-import functools
-import gc
 import math
 import os
 import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -157,21 +154,19 @@ def test_no_layout_is_of_the_reference_kernel(capfd):
     assert not [line for line in done if "ref" in line or "gemm" in line]
 
 
-def test_as_many_primitives_as_there_is_room_for(monkeypatch):
-    """Shapes that come and go: what was let go is freed in oneDNN, and made again where wanted."""
-    library, ended = kept._library(), []
-    functions = ("kept_begin", "kept_run", "kept_layout", "kept_arrange")
-    watched = SimpleNamespace(**{name: getattr(library, name) for name in functions})
-    watched.kept_end = lambda handle: ended.append(handle) or library.kept_end(handle)
-    monkeypatch.setattr(kept, "_library", lambda: watched)
-    few = functools.lru_cache(2)(kept._primitive.__wrapped__)
-    monkeypatch.setattr(kept, "_primitive", few)
-    for side in (7, 8, 9, 10, 7):
-        x, weight, numbers, tag, arranged = a_call(side=side)
-        torch.testing.assert_close(run(x, arranged, numbers, tag), F.conv2d(x, weight))
-    gc.collect()
-    assert len(ended) == 3
-    assert kept.KEEP == 1024
+@torch.no_grad()
+def test_as_many_geometries_as_there_is_room_for(monkeypatch):
+    """Shapes that come and go: oneDNN does not give back all that a primitive took."""
+    monkeypatch.setattr(kept, "ROOM", kept.layout.cache_info().currsize + 1)
+    model = Conv(8, 8, 3).eval()
+    fn = torch.compile(model, backend="ipex", dynamic=False, options={"strict": True})
+    for side in (37, 38):
+        x = channels(1, 8, side, side)
+        torch.testing.assert_close(fn(x), model(x))
+    assert said() == ["1 by oneDNN's primitives, kept"]
+    events = [e for report in decisions.reports() for e in report.events]
+    missed = [e.reason for e in events if e.subject == "kept primitives"]
+    assert missed == [f"there are {kept.ROOM} geometries in this process already"]
 
 
 def test_the_same_bits_each_time():
