@@ -22,18 +22,23 @@ EPILOGUES = {("none", "none"), ("none", "relu"), ("add", "none"), ("add", "relu"
 
 
 class Most(NamedTuple):
-    """How many products of numbers a call may take at most: newer kernels of torch's are faster."""
+    """How many products of numbers a call may take at most: newer kernels of torch's are faster.
+
+    `added`: bytes of a result with an addend, on which torch adds in place.
+    """
 
     dense: float
     grouped: float
     depthwise: float  # one channel a group
+    added: float
 
 
-# Where it is faster, by CPU and dtype.
+# Where it is faster, by CPU and dtype (`benchmarks/kept.py`).
 FASTER: Mapping[tuple[str, torch.dtype], Most] = {
-    ("x86-64:avx512_bf16", torch.bfloat16): Most(math.inf, 32 << 20, 2 << 20),
-    ("x86-64:avx512_bf16", torch.float32): Most(math.inf, 32 << 20, 2 << 20),
+    ("x86-64:avx512_bf16", torch.bfloat16): Most(math.inf, 32 << 20, 2 << 20, 1 << 20),
+    ("x86-64:avx512_bf16", torch.float32): Most(math.inf, 32 << 20, 2 << 20, 1 << 20),
 }
+NOWHERE = Most(0, 0, 0, 0)
 
 
 def why_not_faster() -> str | None:
@@ -91,7 +96,9 @@ def _is_faster(given: Geometry, dtype: torch.dtype) -> bool:
     onednn: Any = torch.backends.mkldnn
     if dtype == torch.float32 and onednn.conv.fp32_precision not in ("none", "ieee"):
         return False  # torch's round their inputs, as they may, and multiply faster
-    most = FASTER.get((architecture(), dtype), Most(0, 0, 0))
+    most = FASTER.get((architecture(), dtype), NOWHERE)
     alone = given.groups == given.channels
     kind = most.dense if given.groups == 1 else most.depthwise if alone else most.grouped
-    return given.batch * math.prod(given.out) * math.prod(given.weight) <= kind
+    pixels = given.batch * math.prod(given.out)
+    fits = not given.added or pixels * given.made * dtype.itemsize <= most.added
+    return fits and pixels * math.prod(given.weight) <= kind

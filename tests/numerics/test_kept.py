@@ -27,7 +27,7 @@ CLOSE = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
 @pytest.fixture(autouse=True)
 def everywhere(monkeypatch):
     """On CPUs for which nobody measured, too."""
-    every = taken.Most(math.inf, math.inf, math.inf)
+    every = taken.Most(*[math.inf] * 4)
     monkeypatch.setattr(taken, "FASTER", {(architecture(), dtype): every for dtype in kept.TYPES})
 
 
@@ -335,16 +335,27 @@ def test_precision_that_torch_may_lower_is_left_to_it():
 @torch.no_grad()
 @pytest.mark.parametrize("groups", [1, 4, 16])
 def test_up_to_a_size(groups, monkeypatch):
-    monkeypatch.setattr(taken, "FASTER", {(architecture(), torch.float32): taken.Most(0, 0, 0)})
+    monkeypatch.setattr(taken, "FASTER", {(architecture(), torch.float32): taken.NOWHERE})
     compiled(Conv(16, 16, 3, groups=groups).eval())(channels(1, 16, 9, 9))
     assert not said()
     torch.compiler.reset()  # or that graph is taken for this module too
     count = 16 * 16 // groups * 9 * 49
     kind = {1: "dense", 4: "grouped", 16: "depthwise"}[groups]
-    most = taken.Most(0, 0, 0)._replace(**{kind: count})
+    most = taken.NOWHERE._replace(**{kind: count})
     monkeypatch.setattr(taken, "FASTER", {(architecture(), torch.float32): most})
     compiled(Conv(16, 16, 3, groups=groups).eval())(channels(1, 16, 9, 9))
     assert said() == ["1 by oneDNN's primitives, kept"]
+
+
+@torch.no_grad()
+def test_an_addend_up_to_a_size(monkeypatch):
+    inputs, size = (channels(1, 8, 9, 9), channels(1, 16, 7, 7)), 16 * 49 * 4
+    for most, wanted in ((size - 1, []), (size, ["1 by oneDNN's primitives, kept"])):
+        torch.compiler.reset()
+        every = taken.Most(math.inf, math.inf, math.inf, most)
+        monkeypatch.setattr(taken, "FASTER", {(architecture(), torch.float32): every})
+        compiled(Conv(8, 16, 3, add=True).eval())(*inputs)
+        assert said() == wanted
 
 
 @torch.no_grad()
