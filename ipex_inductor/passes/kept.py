@@ -60,7 +60,7 @@ def with_kept_primitive(product: Product, why_not: Callable[[], str | None]) -> 
     value, sizes = product.weight.meta["val"], [*x.meta["val"].shape]
     if (
         transposed
-        or {len(sizes) - 2, *map(len, (stride, padding, dilation))} != {2}
+        or len(sizes) != 4
         or form != "channels_last"
         or (binary, unary) not in EPILOGUES
         or value.dtype not in kept.TYPES
