@@ -6,14 +6,13 @@ Everything is per call: no global option, registry of Inductor's or user pass is
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from ipex_inductor import collector, compat, decisions, graph_files, openmp, recording
+from ipex_inductor import collector, compat, decisions, graph_files, inner, openmp, recording
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.config import CompileConfig, resolve, unknown
 from ipex_inductor.decisions import warn_once
@@ -21,9 +20,9 @@ from ipex_inductor.errors import DeviceError, PassError, UnsupportedTorchError
 from ipex_inductor.request import Request
 
 if TYPE_CHECKING:
-    from ipex_inductor.autotune.record import Choice, Problem
+    from ipex_inductor.autotune.record import Problem
     from ipex_inductor.autotune.select import Selection
-    from ipex_inductor.lowerings.listed import Choosing, Offer
+    from ipex_inductor.lowerings.listed import Offer
     from ipex_inductor.lowerings.step import Launch
     from ipex_inductor.lowerings.sycl import Source
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 # is set only where a template was selected, and what the user says of it counts.
 LISTS_TEMPLATES: dict[str, Any] = {"max_autotune_gemm": True}
 
-LEARNING = (compat.lower_inner, compat.read_inner)  # in the place of what compiles
 
 log = decisions.log
 compat.register_log()
@@ -204,7 +202,7 @@ def _unmasked(request: Request, graph_report: decisions.GraphReport | None = Non
     calls = masks.found(graph, as_eager, report, config.rules_off)
     if not calls:
         return request
-    unmasked = copied(request.gm, functools.partial(masks.change, calls=calls))
+    unmasked = inner.copied(request.gm, functools.partial(masks.change, calls=calls))
     return replace(request, gm=unmasked)
 
 
@@ -314,7 +312,7 @@ def _offers(
     """What there is to choose in a graph, forward and backward: it is lowered, and no more."""
     from ipex_inductor.lowerings.listed import Choosing, choosing
 
-    copy = copied(request.gm)
+    copy = inner.copied(request.gm)
     now = Choosing()
     options = LISTS_TEMPLATES | dict(request.config.inductor) | compat.LOWER_ONLY
     config = replace(request.config, inductor=tuple(options.items()))
@@ -349,41 +347,31 @@ def _compile_with(
 
     lowerings.register(sycl=request.runs_sycl)
     compat.name_system()
-    config, training = request.config, request.training
-    patches = dict(request.options)
-    if folder:
-        patches = graph_files.NO_HEADERS | patches
-    if _has_template(selected):
-        patches = LISTS_TEMPLATES | patches
-    if join is not None:
-        patches["freezing"] = False  # the weights of a package are its inputs, whatever is set
-    level = folder.level if folder else None
-    if level or not any(place.type == "cpu" for place in request.places):
-        patches |= compat.any_host(request.gm)
-    if level:
-        named = request.option("cpp.threads") > 0  # by the user, for all that he runs it on
-        patches |= {"cpp.march": level.march} if named else level.options
-    wrapped = patches.get("cpp_wrapper", torch._inductor.config.cpp_wrapper)
+    config = request.config
+    patches = _patches(request, selected, folder, packaged=join is not None)
+
+    def setting(name: str) -> Any:
+        return patches.get(name, getattr(torch._inductor.config, name))
+
+    wrapped = setting("cpp_wrapper")
     # A package's C++ is wrapped later, and has no words for a library's fused convolutions either.
     no_calls = "cpp_wrapper: Inductor's own is kept" if wrapped or join is not None else ""
-    user_passes = patches.get("joint_custom_pre_pass", torch._inductor.config.joint_custom_pre_pass)
     patches["joint_custom_pre_pass"] = JointPass(
         request.identity(selected),
         config.rules_off,
-        training,
+        request.training,
         graph_report,
-        compat.as_pass_list(user_passes),
+        compat.as_pass_list(setting("joint_custom_pre_pass")),
         Chooser(selected, no_calls, request.tables, guesses=config.sycl == "xpu"),
     )
-    prologue = config.weight_prologue and not (training or wrapped or request.sharded)
+    prologue = config.weight_prologue and not (request.training or wrapped or request.sharded)
     if wrapped and config.weight_prologue:
         graph_report.add("missed", "weight prologue", "cpp_wrapper cannot take opaque inputs")
     if request.sharded:
         graph_report.add("missed", "weight prologue", "FSDP gathers the weights for each call")
-    joint = patches.get("use_joint_graph_passes", torch._inductor.config.use_joint_graph_passes)
     captures = request.may_capture and join is None
-    inner = functools.partial(
-        _compile_inner,
+    inner_compile = functools.partial(
+        inner.compiled,
         prologue,
         captures,
         config,
@@ -399,205 +387,38 @@ def _compile_with(
         return compile_fx(
             request.gm,
             request.example_inputs,
-            inner_compile=inner,
+            inner_compile=inner_compile,
             config_patches=patches,
             # What nobody decomposes again must not be kept whole.
-            decompositions=reduced_table(WHOLE) if joint else None,
+            decompositions=reduced_table(WHOLE) if setting("use_joint_graph_passes") else None,
         )
 
 
-def _compile_inner(
-    prologue: bool,
-    captures: bool,
-    config: CompileConfig,
+def _patches(
+    request: Request,
     selected: "Mapping[bytes, Selection]",
-    may_time: bool,
-    graph_report: decisions.GraphReport,
     folder: graph_files.Folder | None,
-    compile_inner: Callable[..., Any],
-    join: Callable[..., Any],
-    gm: torch.fx.GraphModule,
-    example_inputs: Sequence[Any],
-    **kwargs: Any,
-) -> Any:
-    """Inductor's inner compiler, in inference behind the weight prologue and maybe captured."""
-    from ipex_inductor.lowerings import sycl
-    from ipex_inductor.lowerings.listed import Choosing, choosing
-    from ipex_inductor.passes.prologue import split
-    from ipex_inductor.passes.short_attention import shorten
-
-    collector.resume()
-    weights = kwargs.get("static_input_idxs", ()) if prologue else ()
-    limit = config.weight_prologue_bytes
-    in_sycl = sycl.why_not if config.sycl == "cpu" else None
-    in_blocks = by_kept = None
-    if config.blocked_products:
-        elsewhere = folder is not None and folder.level is not None
-        in_blocks, by_kept = _why_not_ours(compile_inner, elsewhere, graph_report)
-    try:
-        if in_blocks and kwargs.get("is_inference"):
-            shorten(gm.graph, graph_report, in_blocks)
-        parts = (
-            split(gm, example_inputs, weights, graph_report, limit, in_sycl, in_blocks, by_kept)
-            if kwargs.get("is_inference")
-            else None  # in training, our ops are on weights as they are
-        )
-    except Exception as error:
-        raise PassError(
-            "the weight prologue to be split off",
-            f"{type(error).__name__}: {error}",
-            'Please report it; options={"weight_prologue": False} avoids it.',
-        ) from error
-    graph_report.show("compiled", gm.graph)
-    if parts is not None:
-        gm, example_inputs = parts.gm, parts.example_inputs
-        kwargs["static_input_idxs"] = parts.static_input_idxs
-    if compile_inner in LEARNING:
-        return compile_inner(gm, example_inputs, **kwargs)
-    wrap = _captured(gm, example_inputs, kwargs, graph_report) if captures else None
-    late = folder.entered_late() if folder and kwargs.get("is_backward") else nullcontext()
-
-    def compiled(graph: Any, choices: "dict[bytes, Choice]") -> "tuple[Any, Choosing]":
-        watches = config.autotune == "inductor"
-        with choosing(Choosing(choices, leaves=may_time, watches=watches)) as now:
-            return compile_inner(graph, example_inputs, **kwargs), now
-
-    choices = {problem: selection.choice for problem, selection in selected.items()}
-    proven = {p: choice for p, choice in choices.items() if not _is_listed(choice)}
-    spare = copied(gm) if proven != choices else None  # a compilation changes its graph
-    with late:
-        try:
-            inner, now = compiled(gm, choices)
-            why_not = "is not offered here"
-        except Exception as error:  # a backward graph is compiled outside of all that falls back
-            if spare is None or config.strict or compat.is_control_flow(error):
-                raise
-            inner, now = compiled(spare, proven)
-            why_not = f"does not compile ({type(error).__name__}: {str(error).strip()[:300]})"
-            log.warning("a selected template %s: the library's kernels instead", why_not)
-    _say_choices(now, selected, why_not, graph_report)
-    _keep_heard(now, config, graph_report)
-    graph_report.show("code", getattr(inner, "source_code", ""))
-    code = wrap(inner, graph_report) if wrap else inner
-    if parts is None:
-        return code
-    events = tuple(graph_report.events)
-    keeps = bool(kwargs.get("cudagraphs")) or code is not inner  # what a capture reads, stays
-    return join(code, parts.programs, keeps, events=events)
-
-
-def _captured(
-    gm: torch.fx.GraphModule,
-    example_inputs: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    graph_report: decisions.GraphReport,
-) -> Callable[[Any, decisions.GraphReport], Any] | None:
-    """What puts calls that may be captured around Inductor's code of `gm`, if there is no reason.
-
-    A compilation changes `gm`, so it is looked at before.
-    """
-    from ipex_inductor.capture.code import around
-    from ipex_inductor.capture.policy import NAME
-    from ipex_inductor.capture.reasons import inputs_read, why_not
-
-    if not kwargs.get("is_inference"):
-        return None
-    static, moving = inputs_read(gm, kwargs.get("static_input_idxs", ()))
-    if reason := why_not(gm, example_inputs, moving):
-        graph_report.add("missed", NAME, reason)
-        return None
-    return functools.partial(around, static=static, moving=moving)
-
-
-def _why_not_ours(
-    compile_inner: Callable[..., Any], elsewhere: bool, graph_report: decisions.GraphReport
-) -> tuple[Callable[[], str | None], Callable[[], str | None]]:
-    """What says why our kernels for CPUs, and oneDNN's kept primitives, are not to be had.
-
-    A package has the former in its own code, and a graph that runs `elsewhere` finds them there.
-    """
-    from ipex_inductor.lowerings import blocked, kept
-    from ipex_inductor.passes.kept import why_not_faster
-
-    packaged = elsewhere or compile_inner not in (compat.compile_inner, *LEARNING)
-
-    def asked(name: str, find: Callable[[bool], str | None]) -> Callable[[], str | None]:
-        @functools.cache
-        def why_not() -> str | None:
-            reason = find(packaged)
-            if reason:
-                graph_report.add("missed", name, reason)
-            return reason
-
-        return why_not
-
-    def why_not_kept(packaged: bool) -> str | None:
-        return why_not_faster() or kept.why_not(packaged)
-
-    return asked("kernels for CPUs", blocked.why_not), asked("kept primitives", why_not_kept)
-
-
-def _keep_heard(
-    now: "Choosing", config: CompileConfig, graph_report: decisions.GraphReport
-) -> None:
-    from ipex_inductor.lowerings.selection import database_of, keep_heard
-
-    try:
-        database = database_of(config.autotune_database)
-        if now.heard and database is not None:
-            keep_heard(now.heard, database)
-    except OSError as error:  # backward graphs are compiled outside of all that could fall back
-        graph_report.add("missed", "autotune", f"what was timed is not kept: {error}")
-
-
-def _say_choices(
-    now: "Choosing",
-    selected: "Mapping[bytes, Selection]",
-    why_not: str,
-    graph_report: decisions.GraphReport,
-) -> None:
-    """`why_not`: what became of a choice that was selected and is not there."""
-    for key, offer in now.offers.items():
-        known = selected.get(key)
-        if known is None:
-            reason = f"{offer.taken.name}: nothing is recorded of {len(offer.choices)} choices"
-        elif known.choice == offer.taken:
-            reason = str(known)
-        else:
-            reason = f"{offer.taken.name}: {known.choice.name} ({known.source}) {why_not}"
-        graph_report.add("choice", offer.problem.op, reason)
-    if now.failure:
-        graph_report.add("missed", "autotune", now.failure)
-
-
-def copied(
-    gm: torch.fx.GraphModule, change: Callable[[torch.fx.Graph], object] | None = None
-) -> torch.fx.GraphModule:
-    """The same tensors and modules under a graph of its own, by which AOT knows parameters too.
-
-    `change` may rewrite that graph, but for its inputs, before code is made of it.
-    """
-    graph = deepcopy(gm.graph)
-    if change:
-        change(graph)
-    copy = torch.fx.GraphModule(gm, graph)
-    copy.meta.update(gm.meta)
-    names = "_param_name_to_source", "_dynamo_source"  # of which fx knows nothing
-    inputs = (g.find_nodes(op="placeholder") for g in (gm.graph, copy.graph))
-    for each, twin in [(gm, copy), *zip(*inputs, strict=True)]:
-        for name in names:
-            if hasattr(each, name):
-                setattr(twin, name, getattr(each, name))
-    return copy
+    packaged: bool,
+) -> dict[str, Any]:
+    """Inductor's options for this graph, but for our pass."""
+    patches = dict(request.options)
+    if folder:
+        patches = graph_files.NO_HEADERS | patches
+    if _has_template(selected):
+        patches = LISTS_TEMPLATES | patches
+    if packaged:
+        patches["freezing"] = False  # the weights of a package are its inputs, whatever is set
+    level = folder.level if folder else None
+    if level or not any(place.type == "cpu" for place in request.places):
+        patches |= compat.any_host(request.gm)
+    if level:
+        named = request.option("cpp.threads") > 0  # by the user, for all that he runs it on
+        patches |= {"cpp.march": level.march} if named else level.options
+    return patches
 
 
 def _has_template(selected: "Mapping[bytes, Selection]") -> bool:
-    return any(_is_listed(selection.choice) for selection in selected.values())
-
-
-def _is_listed(choice: "Choice") -> bool:
-    """Whether it is a template of Inductor's, which lists them only if it is told to."""
-    return choice.kind == "template" and choice.name.startswith("inductor.")
+    return any(inner.is_listed(selection.choice) for selection in selected.values())
 
 
 def _check_devices(request: Request) -> None:

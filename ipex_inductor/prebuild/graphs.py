@@ -27,9 +27,10 @@ from ipex_inductor.aot_cache.graphs import GraphFiles
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.manifest import Manifest
 from ipex_inductor.arguments import Where
-from ipex_inductor.backend import compile_graph, copied
+from ipex_inductor.backend import compile_graph
 from ipex_inductor.decisions import Event
 from ipex_inductor.errors import ArgumentError, CompilerNotFoundError, OptionError
+from ipex_inductor.inner import copied
 from ipex_inductor.prebuild import described, driver
 from ipex_inductor.prebuild.steps import load_step
 from ipex_inductor.target import Target

@@ -18,8 +18,9 @@ from ipex_inductor import compat
 from ipex_inductor.aot_cache import kernels
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import Key
-from ipex_inductor.backend import copied, sycl_kernels
+from ipex_inductor.backend import sycl_kernels
 from ipex_inductor.errors import ArgumentError, MissingPackageError, SyclAbsentError, SyclError
+from ipex_inductor.inner import copied
 from ipex_inductor.optim import FUSED_OPTIMIZERS
 from ipex_inductor.optim import kernels as steps
 from ipex_inductor.optim.plan import expected

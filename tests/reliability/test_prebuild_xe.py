@@ -13,7 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from typer.testing import CliRunner
 
-from ipex_inductor import backend, compat, decisions
+from ipex_inductor import backend, compat, decisions, inner
 from ipex_inductor.cli import app
 from ipex_inductor.config import resolve
 from ipex_inductor.errors import DeviceError, MissingPackageError, TargetError
@@ -44,7 +44,7 @@ def seen(model, inputs, name, learn):
     """`learn` gets each graph of `model` on that described GPU."""
 
     def told(gm, given):
-        eager = backend.copied(gm)
+        eager = inner.copied(gm)
         learn(gm, given)
         return eager.forward
 

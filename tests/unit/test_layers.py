@@ -31,17 +31,11 @@ MAY_IMPORT = {
     "arguments": set(),
     "recording": {"arguments"},
     "request": {"graph_files", "lowerings", "autotune", "aot_cache"},
+    "inner": {"collector", "graph_files", "passes", "lowerings", "autotune", "capture"},
     "backend": {
-        "collector",
-        "request",
-        "graph_files",
-        "passes",
-        "lowerings",
-        "aot_cache",
-        "recording",
-        "capture",
-    }
-    | {"autotune", "ops"},
+        *("collector", "request", "graph_files", "inner", "passes", "lowerings", "aot_cache"),
+        *("recording", "autotune", "ops"),
+    },
     "frontend": {"collector", "passes", "optim"},
     "watch": {"backend"},
     "explanation": {"watch", "capture"},
@@ -58,8 +52,8 @@ MAY_IMPORT = {
     "old_names": {"compat_ipex"},
     "as_ipex": {"compat_ipex", "old_names"},
     "prebuild": {
-        *("aot_cache", "arguments", "backend", "collector", "graph_files", "optim", "passes"),
-        "templates",
+        *("aot_cache", "arguments", "backend", "collector", "graph_files", "inner", "optim"),
+        *("passes", "templates"),
     },
     "cli": {
         *("aot_cache", "backend", "autotune", "explanation", "lowerings", "passes", "prebuild"),
