@@ -38,6 +38,8 @@ JEMALLOC_BENCHMARK = (
     "oversize_threshold:1,background_thread:false,metadata_thp:always,"
     "dirty_decay_ms:-1,muzzy_decay_ms:-1"  # keeps all memory that was ever used
 )
+# glibc gives blocks above 32 MiB back at once, and the kernel clears them again at the next call.
+GLIBC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
 INTEL_OPENMP = {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"}
 
 # Options of ipexrun that old command lines have. The first are read over, the others refused.
@@ -278,6 +280,8 @@ def _settings(
         preload.append(allocator)
         if "jemalloc" in Path(allocator).name:
             wanted["MALLOC_CONF"] = JEMALLOC_BENCHMARK if asked.benchmark else JEMALLOC
+    elif asked.memory_allocator == "auto":
+        wanted |= GLIBC
     if asked.omp_runtime == "intel":
         preload.append(_found("intel", ("libiomp5.so",)) or _missing("intel", "libiomp5.so"))
         wanted |= INTEL_OPENMP
@@ -298,7 +302,8 @@ def _allocator(asked: str, notes: "_Notes") -> str | None:
         if found := _found(name, patterns):
             return found
     names = " nor ".join(ALLOCATORS)
-    notes.add(f"neither {names} is installed: memory is the C library's ({PACKAGES['tcmalloc']})")
+    kept = "the C library's, which keeps large blocks"
+    notes.add(f"neither {names} is installed: memory is {kept} ({PACKAGES['tcmalloc']})")
     return None
 
 

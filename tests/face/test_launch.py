@@ -1,6 +1,7 @@
 """The launcher: which cores, settings and commands; instances as processes of their own."""
 
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -146,12 +147,34 @@ def test_an_allocator_that_is_not_there(libraries):
     libraries()
     made = planned()
     assert "LD_PRELOAD" not in made.instances[0].settings
+    assert launch.GLIBC.items() <= made.instances[0].settings.items()
+    assert not launch.GLIBC.keys() & planned("--memory-allocator", "default").instances[0].settings
     assert "neither tcmalloc nor jemalloc is installed" in made.notes[0]
     assert "libgoogle-perftools4" in made.notes[0]
     for option, name in (("--memory-allocator", "jemalloc"), ("--omp-runtime", "intel")):
         with pytest.raises(OptionError, match="Install it") as caught:
             planned(option, name)
         assert name in str(caught.value)
+
+
+def test_glibc_keeps_large_blocks_where_it_is_told_to():
+    """Blocks of 80 MiB, which it else maps anew each time: no page of the later ones is cleared."""
+    program = (
+        "import resource\n"
+        "def faults():\n"
+        "    b'x' * (80 << 20)\n"
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "print([-faults() + faults() for _ in range(3)][-1])"
+    )
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("the C library is none of GNU's")
+    told = {**os.environ, "PYTHONMALLOC": "malloc"}
+    run = [sys.executable, "-c", program]
+    usual, kept = (
+        int(subprocess.check_output(run, env=told | more, text=True)) for more in ({}, launch.GLIBC)
+    )
+    assert usual > 10_000
+    assert kept < 100
 
 
 def test_intels_openmp(libraries):
