@@ -101,9 +101,16 @@ def _numbers(flat: Sequence[int]) -> Any:
     return (ctypes.c_int64 * len(flat))(*flat)
 
 
-@functools.cache
 def layout(geometry: Geometry) -> tuple[int, int]:
-    """The format tag that oneDNN wants the weight in, and its bytes there. Raises `KeptError`."""
+    """The format tag that oneDNN wants the weight in, and its bytes there. Raises `KeptError`.
+
+    For the number of threads that is set: behind another tag than it wants stands a slow kernel.
+    """
+    return _layout(geometry, torch.get_num_threads())
+
+
+@functools.cache
+def _layout(geometry: Geometry, threads: int) -> tuple[int, int]:
     tag, size = ctypes.c_int64(), ctypes.c_int64()
     code = _library().kept_layout(_numbers(geometry.flat()), ctypes.byref(tag), ctypes.byref(size))
     if code:
@@ -113,7 +120,7 @@ def layout(geometry: Geometry) -> tuple[int, int]:
 
 def why_no_more() -> str | None:
     """Why no further graph of this process is to have such calls, None if it may."""
-    full = layout.cache_info().currsize >= ROOM
+    full = _layout.cache_info().currsize >= ROOM
     return f"there are {ROOM} geometries in this process already" if full else None
 
 

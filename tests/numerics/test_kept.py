@@ -138,26 +138,57 @@ def run(x, arranged, numbers, tag):
     return torch.ops.ipex.kept_conv(x, arranged, None, None, numbers, tag)
 
 
-def test_no_layout_is_of_the_reference_kernel(capfd):
-    """Of a weight with one channel several layouts are the same, and one has the fast kernel."""
+def convolutions_done(capfd, work):
+    """oneDNN's lines about the convolutions in `work`."""
     dnnl = ctypes.CDLL(kept.path())
     dnnl.dnnl_set_verbose(1)
     try:
-        for channels in (1, 2, 3, 17):
-            x, _, numbers, tag, arranged = a_call(channels=channels)
-            run(x, arranged, numbers, tag)
+        work()
     finally:
         dnnl.dnnl_set_verbose(0)
     ctypes.CDLL(None).fflush(None)
-    done = [line for line in capfd.readouterr().out.splitlines() if ",convolution," in line]
+    return [line for line in capfd.readouterr().out.splitlines() if ",convolution," in line]
+
+
+def one_each(**sizes):
+    x, _, numbers, tag, arranged = a_call(**sizes)
+    run(x, arranged, numbers, tag)
+
+
+def test_no_layout_is_of_the_reference_kernel(capfd):
+    """Of a weight with one channel several layouts are the same, and one has the fast kernel."""
+    done = convolutions_done(capfd, lambda: [one_each(channels=n) for n in (1, 2, 3, 17)])
     assert len(done) == 4
+    assert not [line for line in done if "ref" in line or "gemm" in line]
+
+
+def test_each_number_of_threads_has_its_layout(capfd):
+    """Behind one of another number's oneDNN has its reference kernel alone, of seconds a call.
+
+    A thread that never computed has OpenMP's own number of threads until torch is asked for its.
+    """
+    usual = torch.get_num_threads()
+
+    def work():
+        for count in (16, 1):
+            torch.set_num_threads(count)
+            sizes = {"channels": 128, "made": 128, "side": 30}
+            thread = threading.Thread(target=one_each, kwargs=sizes)
+            thread.start()
+            thread.join()
+
+    try:
+        done = convolutions_done(capfd, work)
+    finally:
+        torch.set_num_threads(usual)
+    assert len(done) == 2
     assert not [line for line in done if "ref" in line or "gemm" in line]
 
 
 @torch.no_grad()
 def test_as_many_geometries_as_there_is_room_for(monkeypatch):
     """Shapes that come and go: oneDNN does not give back all that a primitive took."""
-    monkeypatch.setattr(kept, "ROOM", kept.layout.cache_info().currsize + 1)
+    monkeypatch.setattr(kept, "ROOM", kept._layout.cache_info().currsize + 1)
     model = Conv(8, 8, 3).eval()
     fn = torch.compile(model, backend="ipex", dynamic=False, options={"strict": True})
     for side in (37, 38):
