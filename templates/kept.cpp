@@ -66,6 +66,7 @@ enum { ANY = 1, VECTOR = 2, OIHW = 5, GOIHW = 6, NHWC = 22, TAGS = 762 };
 enum { IMPLEMENTATION = 8, WEIGHTS_DESC = 131, SCRATCH_DESC = 136 };
 enum { SOURCE = 1, ADDEND = 32768 | 2, RESULT = 17, WEIGHTS = 33, BIAS = 41, SCRATCH = 80 };
 enum { OUT_OF_MEMORY = 1, NO_KERNEL = 3, NO_LIBRARY = -1, NO_TAG = -2, OTHER_VERSION = -3 };
+enum { ANOTHER_SEEN = -4 };
 
 // What a convolution is, as the Python side writes it.
 struct Geometry {
@@ -200,6 +201,8 @@ extern "C" {
 
 // Take the functions of the library at `path`; once, before all others.
 int kept_open(const char* path) {
+  // Its own calls would go there. (RTLD_DEEPBIND would take it from a preloaded OpenMP as well.)
+  if (dlsym(RTLD_DEFAULT, "dnnl_version")) return ANOTHER_SEEN;
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!library) return NO_LIBRARY;
 #define TAKE(name)                                                                \

@@ -24,6 +24,7 @@ from ipex_inductor.templates.cpp import NotBuiltError, load
 LIBRARY = "libdnnl.so.3"
 TYPES = {torch.float32: 3, torch.bfloat16: 2}  # by their numbers there
 ERRORS = {
+    -4: "all libraries of this process see another oneDNN, as of LD_PRELOAD",
     -3: "another version than 3.2 with OpenMP",
     -2: "its layout has no name",
     -1: "no such library",

@@ -1,5 +1,8 @@
 """Where oneDNN's kept primitives are not to be had: the reason is said, and torch computes."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +11,7 @@ import torch
 from torch import nn
 
 from ipex_inductor import decisions
+from ipex_inductor.aot_cache import toolkit
 from ipex_inductor.passes import kept as taken
 from ipex_inductor.target import architecture
 from ipex_inductor.templates import kept
@@ -73,3 +77,20 @@ def test_a_library_with_other_functions(monkeypatch, tmp_path):
 def test_another_openmp_than_torchs_is_refused(monkeypatch):
     monkeypatch.setattr(kept, "_openmp", lambda library: "libtorch" in library)
     assert why_not() == f"{kept.path()}: its threads would be others than torch's"
+
+
+OPEN = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).kept_open(sys.argv[2].encode()))"
+
+
+@pytest.mark.skipif(bool(kept.why_not()), reason="onednn-cpu-gomp is not installed")
+def test_beside_a_preloaded_onednn_it_is_refused(tmp_path):
+    """Its calls of its own functions would go to that one's, and end the process."""
+    ours, source = str(tmp_path / "kept.so"), Path(kept.__file__).with_name("kept.cpp")
+    subprocess.check_call([toolkit.compiler(), "-shared", "-fPIC", "-o", ours, source])
+    command = [sys.executable, "-c", OPEN, ours, kept.path()]
+    codes = []
+    for preloaded in ("", kept.path()):
+        environment = {**os.environ, "LD_PRELOAD": preloaded}
+        codes.append(int(subprocess.check_output(command, env=environment, timeout=60)))
+    assert codes == [0, -4]
+    assert "LD_PRELOAD" in kept.ERRORS[-4]
