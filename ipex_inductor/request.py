@@ -17,6 +17,7 @@ from ipex_inductor.aot_cache.digest import digest_fields, source_digest
 from ipex_inductor.aot_cache.graphs import KIND
 from ipex_inductor.aot_cache.home import RECORDS, home
 from ipex_inductor.aot_cache.key import Key
+from ipex_inductor.aot_cache.toolkit import ONEDNN, version_of
 from ipex_inductor.config import CompileConfig
 from ipex_inductor.decisions import warn_once
 from ipex_inductor.levels import Level, served
@@ -161,7 +162,10 @@ class Request:
 
     def identity(self, selected: "Mapping[bytes, Selection]" = MappingProxyType({})) -> str:
         """What our part of the generated code depends on, as one digest."""
-        return digest_fields(self.identity_fields(selected))
+        fields = {**self.identity_fields(selected), "onednn": version_of(ONEDNN)}
+        if fields["onednn"]:  # weights lie as it wants them for so many threads
+            fields["threads"] = torch.get_num_threads()
+        return digest_fields(fields)
 
     def identity_fields(self, selected: "Mapping[bytes, Selection]") -> dict[str, Any]:
         """Sources, options, devices and selections."""

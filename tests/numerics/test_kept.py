@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from helpers import code_of
 from torch import nn
 
-from ipex_inductor import backend, compat, decisions, graph_files
+from ipex_inductor import backend, compat, decisions, graph_files, request
 from ipex_inductor.lowerings import kept as lowering
 from ipex_inductor.passes import kept as taken
 from ipex_inductor.passes.packing import onednn_dtypes
@@ -403,6 +403,32 @@ def test_a_graph_names_the_library_it_calls(monkeypatch):
     assert ("onednn", kept.installed()) in graph_files._toolkit()
     monkeypatch.setattr(graph_files, "version_of", lambda name: "")
     assert "onednn" not in dict(graph_files._toolkit())
+
+
+@torch.no_grad()
+def test_torchs_caches_know_the_library_and_the_threads_too(monkeypatch):
+    """Where the user names a folder for them: their keys hold what the pass is identified by."""
+    seen, identity = [], request.Request.identity
+    monkeypatch.setattr(
+        request.Request, "identity", lambda *given: seen.append(identity(*given)) or seen[-1]
+    )
+    model, x, usual = Conv(8, 8, 3).eval(), channels(1, 8, 9, 9), torch.get_num_threads()
+
+    def identified():
+        torch.compiler.reset()
+        compiled(model)(x)
+        return seen[-1]
+
+    found = [identified(), identified()]
+    try:
+        torch.set_num_threads(usual + 1)
+        found.append(identified())
+    finally:
+        torch.set_num_threads(usual)
+    monkeypatch.setattr(request, "version_of", lambda name: "")
+    found.append(identified())
+    assert found[0] == found[1]
+    assert len(set(found)) == 3
 
 
 def test_an_error_of_the_library_is_typed():
