@@ -235,7 +235,7 @@ def test_a_fork_computes():
 
 @torch.no_grad()
 def test_other_numbers_of_threads():
-    """oneDNN makes a primitive for so many threads; a weight lies the same for all of them."""
+    """oneDNN makes a primitive for so many threads."""
     model, x = Conv(64, 64, 3, padding=1).eval(), torch.randn(2, 64, 28, 28).to(memory_format=LAST)
     usual, fn = torch.get_num_threads(), compiled(model)
     made = kept._primitive.cache_info().currsize
