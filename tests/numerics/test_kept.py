@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from helpers import code_of
 from torch import nn
 
-from ipex_inductor import backend, compat, decisions, graph_files, request
+from ipex_inductor import compat, decisions, graph_files, inner, request
 from ipex_inductor.lowerings import kept as lowering
 from ipex_inductor.passes import kept as taken
 from ipex_inductor.passes.packing import onednn_dtypes
@@ -394,7 +394,7 @@ def test_sizes_that_vary_are_left_to_torch():
 def test_neither_cpp_nor_code_for_other_cpus_calls_them():
     assert lowering.why_not() is None
     report = decisions.open_report()
-    _, by_kept = backend._why_not_ours(compat.compile_inner, True, report)
+    _, by_kept = inner._why_not_ours(compat.compile_inner, True, report)
     assert by_kept() == "neither code in C++ nor for other CPUs calls them"
     assert [e.subject for e in report.events] == ["kept primitives"]
 
