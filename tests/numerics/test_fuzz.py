@@ -30,7 +30,7 @@ def _one_thread():
     torch.set_num_threads(threads)
 
 
-ALWAYS = 6  # of the parts; the others with -m slow
+ALWAYS = 2  # of the parts, which take 15 s each; the others with -m slow
 
 
 @pytest.mark.parametrize(

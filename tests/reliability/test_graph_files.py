@@ -157,7 +157,11 @@ def hostile(path):
     path.write_bytes(dumps(Hostile(path.parent / "executed")))
 
 
-@pytest.mark.parametrize("spoil", [flip, cut, empty, hostile], ids=lambda f: f.__name__)
+# 11 s each. Every length and bit of an entry: tests/reliability/test_cache_bits.py.
+ALSO = [pytest.param(spoil, marks=pytest.mark.slow) for spoil in (cut, empty)]
+
+
+@pytest.mark.parametrize("spoil", [flip, hostile, *ALSO], ids=lambda f: f.__name__)
 def test_a_spoiled_entry_is_said_once_rebuilt_once_and_never_loaded(base, spoil):
     (path,) = graphs(base)
     spoil(path)
@@ -218,6 +222,7 @@ def other_source(path):
 VERIFY = {"IPEX_AOT_VERIFY": "1"}
 
 
+@pytest.mark.slow  # 38 s
 def test_a_hit_is_compiled_again_and_compared_when_asked(base):
     (path,) = graphs(base)
     before = path.read_bytes()
