@@ -357,7 +357,7 @@ def _compile_with(
     # A package's C++ is wrapped later, and has no words for a library's fused convolutions either.
     no_calls = "cpp_wrapper: Inductor's own is kept" if wrapped or join is not None else ""
     patches["joint_custom_pre_pass"] = JointPass(
-        request.identity(selected),
+        request.identity(selected, folder.level if folder else None),
         config.rules_off,
         request.training,
         graph_report,

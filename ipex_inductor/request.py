@@ -160,11 +160,19 @@ class Request:
         on_cpus = all(device.type == "cpu" for device in self.devices)
         return bool(asked) or not on_cpus or (home() / RECORDS).exists()
 
-    def identity(self, selected: "Mapping[bytes, Selection]" = MappingProxyType({})) -> str:
-        """What our part of the generated code depends on, as one digest."""
-        fields = {**self.identity_fields(selected), "onednn": version_of(ONEDNN)}
-        if fields["onednn"]:  # weights lie as it wants them for so many threads
-            fields["threads"] = torch.get_num_threads()
+    def identity(
+        self,
+        selected: "Mapping[bytes, Selection]" = MappingProxyType({}),
+        level: Level | None = None,
+    ) -> str:
+        """What our part of the generated code depends on, as one digest.
+
+        `level`: of CPUs that all of them have it of, for which oneDNN's primitives are not kept.
+        """
+        fields = self.identity_fields(selected)
+        if level is None and (onednn := version_of(ONEDNN)):
+            # Weights lie as it wants them for so many threads.
+            fields |= {"onednn": onednn, "threads": torch.get_num_threads()}
         return digest_fields(fields)
 
     def identity_fields(self, selected: "Mapping[bytes, Selection]") -> dict[str, Any]:

@@ -9,8 +9,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from ipex_inductor import decisions
-from ipex_inductor.backend import copied
 from ipex_inductor.decisions import Event, GraphReport
+from ipex_inductor.inner import copied
 from ipex_inductor.passes import literals, masks
 
 B, H, S, D = 2, 3, 6, 8
