@@ -13,11 +13,11 @@ import datetime
 import functools
 import json
 import math
-import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
+from blocked import seconds
 
 from ipex_inductor import ops
 from ipex_inductor.ops.kept import Geometry
@@ -93,14 +93,6 @@ def calls(
     yield "kept", ours
     last = "relu", [], ""
     yield "torch", (lambda: summed(*place, "add", 1.0, *last)) if added else lambda: plain(*last)
-
-
-def seconds(call: Callable[[], object], count: int) -> float:
-    """Of processor time, a call."""
-    begin = time.process_time()
-    for _ in range(count):
-        call()
-    return (time.process_time() - begin) / count
 
 
 @torch.no_grad()

@@ -170,7 +170,8 @@ class Request:
         `level`: of CPUs that all of them have it of, for which oneDNN's primitives are not kept.
         """
         fields = self.identity_fields(selected)
-        if level is None and (onednn := version_of(ONEDNN)):
+        kept = level is None and "cpu" in self._kinds
+        if kept and (onednn := version_of(ONEDNN)):
             # Weights lie as it wants them for so many threads.
             fields |= {"onednn": onednn, "threads": torch.get_num_threads()}
         return digest_fields(fields)

@@ -1,7 +1,7 @@
 """Convolutions by a oneDNN whose primitives are kept, where that library is installed.
 
-What torch's own needs at each call for descriptors is saved, some 30 microseconds and what they
-drive from the cache.
+What torch's own needs at each call for descriptors is saved, some 25 microseconds
+(`benchmarks/kept.py`).
 """
 
 import math

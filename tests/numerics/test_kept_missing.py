@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from ipex_inductor import decisions
+from ipex_inductor import decisions, request
 from ipex_inductor.aot_cache import toolkit
+from ipex_inductor.config import resolve
 from ipex_inductor.passes import kept as taken
 from ipex_inductor.target import architecture
 from ipex_inductor.templates import kept
@@ -39,6 +40,23 @@ def test_the_reason_is_said_and_torch_computes(reason, monkeypatch):
     said = [(e.kind, e.reason) for e in events if e.subject == "kept primitives"]
     assert said == [("missed", REASONS[reason])]
     assert not [e for e in events if "by oneDNN's primitives" in e.reason]
+
+
+@pytest.mark.parametrize(("kind", "differ"), [("cpu", True), ("cuda", False)])
+def test_only_graphs_on_cpus_are_of_a_number_of_threads(kind, differ, monkeypatch):
+    """Those of a GPU are found by hosts with other cores, with and without the wheel."""
+    monkeypatch.setattr(request, "current", lambda kind: SimpleNamespace(arch=kind))
+    gm = torch.fx.symbolic_trace(nn.Identity())
+
+    def identity(wheel, threads):
+        monkeypatch.setattr(request, "version_of", lambda name: wheel)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+        asked = request.Request(gm, [], resolve(None, {"autotune": "inductor"}, {}, {}))
+        vars(asked)["places"] = {torch.device(kind)}
+        return asked.identity()
+
+    found = [identity("2023.2", 2), identity("2023.2", 16), identity("", 2), identity("", 16)]
+    assert len(set(found)) == (3 if differ else 1)
 
 
 def a_wheel(monkeypatch, *files):
