@@ -39,5 +39,6 @@ def _register() -> None:
     kept.register()
     linear.register()
     persistent.register()
+    pool.register()
     short_attention.register()
     streamed.register()

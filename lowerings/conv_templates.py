@@ -381,7 +381,7 @@ SOURCES = {
 }
 
 
-def _blocks(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
+def in_blocks(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
     return cdiv(rows, meta["BLOCK_M"]), cdiv(columns, meta["BLOCK_N"]), 1
 
 
@@ -395,7 +395,7 @@ def _in_a_row(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ..
 
 
 GRIDS: dict[str, Grid] = {
-    "stem": _blocks,
+    "stem": in_blocks,
     "depthwise": _counted,
     "strips": _counted,
     "fprop": _in_a_row,

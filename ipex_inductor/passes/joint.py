@@ -20,6 +20,7 @@ from ipex_inductor.passes import (
     library,
     linear,
     misread,
+    pool,
     shared_input,
     training,
 )
@@ -31,7 +32,7 @@ from ipex_inductor.passes.whole_ops import decompose, reduced_table
 
 RULES = (*conv.RULES, *linear.RULES, *left.RULES)
 RULE_NAMES = frozenset(rule.name for rule in RULES) | (
-    folding.NAMES | {attention.NAME, shared_input.NAME}
+    folding.NAMES | {attention.NAME, shared_input.NAME, pool.NAME}
 )
 WHOLE = whole_ops(RULES) | folding.WHOLE | attention.WHOLE
 
@@ -105,6 +106,9 @@ class JointPass(CustomGraphPass):
             training.say_batch_norms(graph, self.report)
             training.say_attention(graph, self.report)
         apply_rules(training.RULES, graph, weights_of(graph), self.rules_off, self.report)
+        if not {"*", pool.NAME} & self.rules_off:
+            pool.replace(graph, self.report)
+        library.place_images(graph, self.choose, reduced_table(WHOLE), self.report)
 
     def uuid(self) -> Any | None:
         """What distinguishes our rewriting; None (no caching) if a user's pass has no uuid."""

@@ -86,6 +86,27 @@ def place(
         for node in graph.find_nodes(op="call_function", target=target):
             if _is_layer(node, weights):
                 _adopt_layer(node)
+    _place(graph, choose, weights, table, report)
+
+
+def place_images(
+    graph: torch.fx.Graph, choose: Choose, table: Table, report: GraphReport
+) -> None:
+    """The same in a training graph on an NVIDIA GPU: convolutions for which there are templates."""
+    for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
+        nvidia = node.meta["val"].device.type == "cuda" and not torch.version.hip
+        if nvidia and _has_templates(node):
+            _adopt(graph, node)
+    _place(graph, choose, (), table, report)
+
+
+def _place(
+    graph: torch.fx.Graph,
+    choose: Choose,
+    weights: Container[Node],
+    table: Table,
+    report: GraphReport,
+) -> None:
     traced: dict[Any, torch.fx.GraphModule] = {}  # a model repeats its layers
     for node in list(graph.nodes):
         if node.target not in REFERENCES or node.meta["val"].device.type == "cpu":
