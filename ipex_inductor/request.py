@@ -95,8 +95,8 @@ class Request:
         return MappingProxyType(options)
 
     def option(self, name: str) -> Any:
-        """Inductor's setting of that name, for this call."""
-        return self.options.get(name, getattr(torch._inductor.config, name))
+        """Inductor's setting of that name, for this call; None for one that this torch has not."""
+        return self.options.get(name, getattr(torch._inductor.config, name, None))
 
     @cached_property
     def has_users_pass(self) -> bool:

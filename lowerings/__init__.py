@@ -28,6 +28,7 @@ def _register() -> None:
         kept,
         linear,
         persistent,
+        pool,
         short_attention,
         streamed,
     )

@@ -382,6 +382,7 @@ SOURCES = {
 
 
 def in_blocks(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
+    """A grid with a program for each block of rows and columns."""
     return cdiv(rows, meta["BLOCK_M"]), cdiv(columns, meta["BLOCK_N"]), 1
 
 

@@ -52,17 +52,12 @@ class Tile:
     num_warps: int
 
 
-TILES = (Tile(128, 16, 4), Tile(64, 32, 4), Tile(32, 64, 4))
-MOST_WINDOWS = 9  # that a pixel may be in, and that are written out
+TILES = (Tile(32, 64, 4), Tile(64, 32, 4), Tile(128, 16, 4))
 
 
 def tile_for(channels: int) -> Tile:
     """The widest that is filled."""
-    return max((t for t in TILES if t.BLOCK_N <= channels), default=TILES[0], key=_width)
-
-
-def _width(tile: Tile) -> int:
-    return tile.BLOCK_N
+    return next((tile for tile in TILES if channels >= tile.BLOCK_N), TILES[-1])
 
 
 def windows(window: Sequence[int], stride: Sequence[int]) -> tuple[int, int]:

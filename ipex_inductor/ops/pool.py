@@ -1,4 +1,4 @@
-"""`ipex::max_pool_backward`: the gradient of a pooled image, by where in its window each value was."""
+"""`ipex::max_pool_backward`: the gradient of an image, by where in its window each value was."""
 
 import torch
 from torch import Tensor
@@ -18,9 +18,10 @@ def max_pool_backward(
 ) -> Tensor:
     """The gradient of an `image` [H, W] that `max_pool2d` took to [H', W'], as rows [B * H * W, C].
 
-    grad [B, C, H', W'] of any floating dtype, which the rows get; offsets [B, C, H', W'], int8: which
-    place of its window each value came from, row by row (torch's `_low_memory_max_pool_with_offsets`).
-    Added in fp32 and rounded once, as Inductor does. This is the reference.
+    grad [B, C, H', W'] of any floating dtype, which the rows get; offsets [B, C, H', W'], int8:
+    the place of its window that a value came from, row by row (as torch's
+    `_low_memory_max_pool_with_offsets` has it). Added in fp32, rounded once, as Inductor does.
+    This is the reference.
     """
     places = offsets.long()
     first = [

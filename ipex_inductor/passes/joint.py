@@ -34,7 +34,7 @@ RULES = (*conv.RULES, *linear.RULES, *left.RULES)
 RULE_NAMES = frozenset(rule.name for rule in RULES) | (
     folding.NAMES | {attention.NAME, shared_input.NAME, pool.NAME}
 )
-WHOLE = whole_ops(RULES) | folding.WHOLE | attention.WHOLE
+WHOLE = whole_ops(RULES) | folding.WHOLE | attention.WHOLE | pool.WHOLE
 
 
 class JointPass(CustomGraphPass):

@@ -89,9 +89,7 @@ def place(
     _place(graph, choose, weights, table, report)
 
 
-def place_images(
-    graph: torch.fx.Graph, choose: Choose, table: Table, report: GraphReport
-) -> None:
+def place_images(graph: torch.fx.Graph, choose: Choose, table: Table, report: GraphReport) -> None:
     """The same in a training graph on an NVIDIA GPU: convolutions for which there are templates."""
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
         nvidia = node.meta["val"].device.type == "cuda" and not torch.version.hip

@@ -1,7 +1,7 @@
-"""The backward of a max pool in training on GPUs: by a kernel of ours, behind a mask of its own size.
+"""The backward of a max pool in training on GPUs: a kernel of ours, behind a mask of its own size.
 
-`benchmarks/train.py` shows what it is worth: of ResNet-50's step on an H200 Inductor's kernel took 729
-of 19,740 us, where reading and writing take 70.
+Of ResNet-50's step on an H200 (`benchmarks/train.py`) Inductor's kernel took 729 of 19,740 us,
+where reading and writing take 70.
 """
 
 import operator
@@ -21,6 +21,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 NAME = "max-pool-backward"
 FASTER = {"sm_90"}  # nobody measured it elsewhere
+WHOLE = frozenset({"max_pool2d_with_indices_backward"})  # from torch 2.12 on it is decomposed
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MOST_WINDOWS = 3  # that a pixel is in, to a side: the kernel asks each
 LANE = 8  # channels that a thread reads at once
@@ -41,7 +42,7 @@ def replace(graph: torch.fx.Graph, report: GraphReport) -> None:
         graph.eliminate_dead_code()
 
 
-def why_not(node: Node) -> str | None:
+def why_not(node: Any) -> str | None:
     """Why the kernel is not for this backward, None where it is."""
     grad, x, *_, indices = node.args
     device = node.meta["val"].device
@@ -51,7 +52,7 @@ def why_not(node: Node) -> str | None:
         return f"nobody measured it on {current(device).arch}: Inductor's own is kept"
     if indices.target is not prims._low_memory_max_pool_offsets_to_indices.default:
         return "it is told where in the image each value was, not where in its window"
-    offsets, window, _, stride, padding, dilation = indices.args
+    offsets, window, _, stride, _, dilation = indices.args
     values = grad.meta["val"], x.meta["val"], offsets.meta["val"]
     if not all(isinstance(n, int) for value in values for n in value.shape):
         return "its sizes vary"
@@ -66,11 +67,11 @@ def why_not(node: Node) -> str | None:
     return None
 
 
-def _replace(graph: torch.fx.Graph, node: Node, report: GraphReport) -> None:
+def _replace(graph: torch.fx.Graph, node: Any, report: GraphReport) -> None:
     grad, x, *_, indices = node.args
     offsets, window, image, stride, padding, _ = indices.args
-    mask, zero = _mask(node, x)
-    pooled = zero and _pooled(offsets)
+    mask = _mask(node, x)
+    pooled = mask and _pooled(offsets)
     last = mask if pooled else node
     last.target = torch.ops.ipex.max_pool_backward.default
     last.args = (grad, offsets, pooled or None, image, window, stride, padding)
@@ -98,24 +99,25 @@ def backward(
         grad = aten.threshold_backward(grad, pooled, 0)
     rows = torch.ops.ipex.max_pool_backward(grad, offsets, image, *around)
     batch, channels, *_ = grad.shape
-    return rows.view(batch, *image, channels).permute(0, 3, 1, 2)
+    made: Tensor = rows.view(batch, *image, channels).permute(0, 3, 1, 2)
+    return made
 
 
-def _mask(node: Node, x: Node) -> tuple[Any, bool]:
-    """Who alone reads `node`, and whether it is the mask that relu's backward is, by `x`."""
+def _mask(node: Node, x: Node) -> Any:
+    """Relu's backward, which masks by the signs of `x`, if that alone reads `node`; else None."""
     if len(node.users) != 1:
-        return None, False
-    (user,) = node.users
+        return None
+    user: Any = next(iter(node.users))
     if user.target is not aten.where.self:
-        return user, False
+        return None
     signs, zero, masked = user.args
     below = signs.target is aten.le.Scalar and signs.args[1] == 0 and _origin(signs.args[0]) is x
-    return user, below and masked is node and _is_zero(zero)
+    return user if below and masked is node and _is_zero(zero) else None
 
 
-def _origin(node: Node) -> Node:
+def _origin(node: Any) -> Any:
     while node.target is aten.alias.default:
-        node = node.args[0]  # type: ignore[assignment]
+        node = node.args[0]
     return node
 
 

@@ -30,6 +30,7 @@ WHOLE = (
     "hardswish",
     "hardtanh",
     "leaky_relu",
+    "max_pool2d_with_indices_backward",
     "mish",
     "native_layer_norm",
     "silu",

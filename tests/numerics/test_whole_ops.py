@@ -21,6 +21,7 @@ OPS = {
     "hardswish": F.hardswish,
     "hardtanh": F.hardtanh,
     "leaky_relu": F.leaky_relu,
+    "max_pool": lambda x: F.max_pool2d(x, 3, 2, 1),
     "mish": F.mish,
     "native_layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
     "silu": F.silu,

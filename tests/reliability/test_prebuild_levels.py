@@ -294,6 +294,17 @@ def test_who_says_how_c_is_compiled_gets_that(options):
     assert levels_of(options) == ()
 
 
+def test_a_torch_without_a_setting_has_none_of_it(monkeypatch):
+    """As 2.11 has no `cpp.march`: what is asked there is no error."""
+    from ipex_inductor import request
+    from ipex_inductor.config import resolve
+
+    monkeypatch.setattr(request, "TOLD", ("cpp.no_such_setting",))
+    config = resolve(None, {}, compat.inductor_option_types())
+    gm = torch.fx.symbolic_trace(nn.Linear(2, 2))
+    assert request.Request(gm, [torch.ones(2, 2)], config).levels() == levels.served()
+
+
 @on_x86
 def test_the_very_cpus_own_entry_comes_first(monkeypatch):
     """Then the highest level that is there; where there is none, this CPU's is made."""
