@@ -28,14 +28,21 @@ def template(name: str, source: str, grid: Grid) -> Any:
 
 
 def node(
-    known: Any, inputs: Sequence[Any], layout: Any, warps: int, stages: int, **constants: Any
+    known: Any,
+    inputs: Sequence[Any],
+    layout: Any,
+    warps: int,
+    stages: int,
+    written: Any = (),
+    **constants: Any,
 ) -> Any:
-    """The result of the template on `inputs`."""
+    """The result of the template on `inputs`, of which `written` are results too."""
     caller = known.generate(
         input_nodes=tuple(inputs),
         layout=layout,
         num_stages=stages,
         num_warps=warps,
+        mutated_inputs=[*written] or None,
         **constants,
     )
     return caller.output_node()

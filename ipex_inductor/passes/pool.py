@@ -1,7 +1,7 @@
-"""The backward of a max pool in training on GPUs: a kernel of ours, behind a mask of its own size.
+"""Max pools in training on GPUs: a kernel of ours with what is before it, and one for its backward.
 
-Of ResNet-50's step on an H200 (`benchmarks/train.py`) Inductor's kernel took 729 of 19,740 us,
-where reading and writing take 70.
+Of ResNet-50's step on an H200 (`benchmarks/train.py`) Inductor's backward of the pool took 729 of
+19,740 us, the batch norm with relu before the pool and the pool itself 310; memory takes 70 each.
 """
 
 import operator
@@ -12,6 +12,8 @@ from torch import Tensor
 from torch._inductor import inductor_prims  # noqa: F401  registers the prims
 
 from ipex_inductor.decisions import GraphReport
+from ipex_inductor.ops.stem import image_of, sides
+from ipex_inductor.passes.folding import TRAINING as NORMS
 from ipex_inductor.passes.source import user_line
 from ipex_inductor.passes.whole_ops import inline
 from ipex_inductor.target import current
@@ -19,7 +21,7 @@ from ipex_inductor.target import current
 Node = torch.fx.Node
 aten, prims = torch.ops.aten, torch.ops.prims
 
-NAME = "max-pool-backward"
+NAME = "max-pool"
 FASTER = {"sm_90"}  # nobody measured it elsewhere
 WHOLE = frozenset({"max_pool2d_with_indices_backward"})  # from torch 2.12 on it is decomposed
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -28,18 +30,22 @@ LANE = 8  # channels that a thread reads at once
 
 
 def replace(graph: torch.fx.Graph, report: GraphReport) -> None:
-    """Give every backward of a max pool that it is for to `ipex::max_pool_backward`."""
-    changed = False
+    """Give every max pool that has a backward, and that they are for, to kernels of ours."""
     backward = aten.max_pool2d_with_indices_backward.default
     for node in graph.find_nodes(op="call_function", target=backward):
         reason = why_not(node)
         if reason is not None:
             report.add("missed", NAME, reason, user_line(node))
             continue
-        _replace(graph, node, report)
-        changed = True
-    if changed:
+        pool = _pool(node)
+        line = user_line(pool)
+        masked = _replace_backward(graph, node)
         graph.eliminate_dead_code()
+        joined = _join(graph, pool)
+        said = ["its backward by a kernel of ours"]
+        said += ["the mask of the relu before it is as large as its result"] if masked else []
+        said += ["with the batch norm and the relu before it one kernel"] if joined else []
+        report.add("fired", NAME, "; ".join(said), line)
 
 
 def why_not(node: Any) -> str | None:
@@ -67,20 +73,24 @@ def why_not(node: Any) -> str | None:
     return None
 
 
-def _replace(graph: torch.fx.Graph, node: Any, report: GraphReport) -> None:
+def _pool(node: Any) -> Any:
+    """The pool that this is the backward of."""
+    (made,) = node.args[-1].args[0].all_input_nodes
+    return made
+
+
+def _replace_backward(graph: torch.fx.Graph, node: Any) -> bool:
+    """Whether the mask behind it is another one now."""
     grad, x, *_, indices = node.args
     offsets, window, image, stride, padding, _ = indices.args
     mask = _mask(node, x)
-    pooled = mask and _pooled(offsets)
+    pooled = mask and _pooled(_pool(node))
     last = mask if pooled else node
     last.target = torch.ops.ipex.max_pool_backward.default
     last.args = (grad, offsets, pooled or None, image, window, stride, padding)
     last.kwargs = {}
-    said = "by a kernel of ours"
-    if pooled:
-        said += ", behind the mask of the relu before the pool, which is as large as its result"
-    report.add("fired", NAME, said, user_line(node))
     inline(graph, last, backward)
+    return bool(pooled)
 
 
 def backward(
@@ -98,9 +108,7 @@ def backward(
     if pooled is not None:
         grad = aten.threshold_backward(grad, pooled, 0)
     rows = torch.ops.ipex.max_pool_backward(grad, offsets, image, *around)
-    batch, channels, *_ = grad.shape
-    made: Tensor = rows.view(batch, *image, channels).permute(0, 3, 1, 2)
-    return made
+    return image_of(rows, len(grad), *image)
 
 
 def _mask(node: Node, x: Node) -> Any:
@@ -127,8 +135,52 @@ def _is_zero(node: Any) -> bool:
     return node.target is aten.full.default and node.args[:2] == ([], 0)
 
 
-def _pooled(offsets: Node) -> Node | None:
+def _pooled(pool: Any) -> Any:
     """What the pool made, beside where from."""
-    (pool,) = offsets.all_input_nodes
     made = (u for u in pool.users if u.target is operator.getitem and u.args[1] == 0)
     return next(made, None)
+
+
+def _join(graph: torch.fx.Graph, pool: Any) -> bool:
+    """One op of the pool and of the batch norm and relu before it, if nobody else reads those."""
+    relu, window, stride, padding, *_ = pool.args
+    if relu.target is not aten.relu.default or len(relu.users) != 1:
+        return False
+    normed = relu.args[0]
+    if normed.target is not operator.getitem or len(normed.users) != 1:
+        return False
+    norm = normed.args[0]
+    if norm.target not in NORMS:
+        return False
+    x, weight, bias = norm.args[:3]
+    value = x.meta["val"]
+    mean, rstd = (_result(graph, norm, i) for i in (1, 2))
+    each = mean, rstd, weight, bias
+    plain = all(n is not None and n.meta["val"].dtype == torch.float32 for n in each)
+    plain &= pool.meta["val"][0].shape[2:] == sides(value.shape[2:], window, stride, padding)
+    last = value.is_contiguous(memory_format=torch.channels_last)
+    if not (plain and last and value.dtype == normed.meta["val"].dtype):
+        return False
+    pool.args = (x, *each, window, stride, padding)
+    inline(graph, pool, forward)
+    graph.eliminate_dead_code()
+    return True
+
+
+def _result(graph: torch.fx.Graph, norm: Any, index: int) -> Any:
+    """What a batch norm gives in that place."""
+    for user in norm.users:
+        if user.target is operator.getitem and user.args[1] == index:
+            return user
+    with graph.inserting_after(norm):
+        made = graph.call_function(operator.getitem, (norm, index))
+    made.meta["val"] = norm.meta["val"][index]
+    return made
+
+
+def forward(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """What the pool made, and its offsets, as torch's own op has them."""
+    *_, window, stride, padding = rest
+    size = sides(x.shape[2:], window, stride, padding)
+    pooled, offsets = torch.ops.ipex.norm_relu_pool(x, *rest)
+    return image_of(pooled, len(x), *size), image_of(offsets, len(x), *size)

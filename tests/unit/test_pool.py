@@ -1,6 +1,6 @@
-"""The backward of max pools: a kernel of ours by Triton's interpreter, for GPUs that are not here.
+"""Max pools in training: kernels of ours by Triton's interpreter, and for GPUs that are not here.
 
-And which graphs get it, with what mask.
+And which graphs get them, with what mask.
 """
 
 import itertools
@@ -72,23 +72,53 @@ def pooled(case, device="cpu"):
     return x, y, at, grad, offsets.to(torch.int8).to(memory_format=LAST)
 
 
-def rendered(case, shape, sides):
+def rendered(case, shape, sides, text=template.BACKWARD):
     """Its constants, and the source of the kernel."""
     around = case["window"], case["stride"], case["padding"]
     tile = template.Tile(*case["tile"])
     constants = template.constants(shape[0], shape[1:], sides, *around, tile)
-    return constants, source(template.SOURCE, constants, shape[1], epilogue=False)
+    return constants, source(text, constants, shape[1], epilogue=False)
+
+
+def launched(constants, text, count, case, device, *operands):
+    """Its result's rows, in memory that was full of NaN."""
+    tile, channels = template.Tile(*case["tile"]), case["x"][1]
+    rows = torch.full([count, channels], torch.nan).to(device, getattr(torch, case["dtype"]))
+    blocks = constants["STEPS" if "OFFSETS" in text and "GRAD" in text else "PIXELS"]
+    grid = -(-blocks // tile.BLOCK_M), -(-channels // tile.BLOCK_N)
+    warps = {} if device == "cpu" else {"num_warps": tile.num_warps}
+    _module(text)["kernel"][grid](*operands, None, rows, **warps)
+    return rows
+
+
+def forward_differs(case, device="cpu"):
+    """In how many values and offsets, of numbers with which all arithmetic is exact."""
+    if case["ceil"]:  # which is left to Inductor
+        return 0
+    x, *_ = pooled(case, device)
+    around, channels = (case["window"], case["stride"], case["padding"]), x.shape[1]
+    draw = lambda *of: torch.tensor(random.choices(of, k=channels), device=device)  # noqa: E731
+    each = draw(-0.5, 0.0, 1.5), draw(0.5, 1.0, 2.0), draw(-2.0, 1.0, 3.0), draw(-1.0, 0.0, 4.0)
+    if case["x"][0] > 1:
+        x[0, :, 2:4, 1] = torch.nan
+    wanted, places = torch.ops.ipex.norm_relu_pool(x, *each, *around)
+    offsets = torch.full_like(places, 77)
+    sides = [-(-(n + 2 * p - w + 1) // s) for n, w, s, p in zip(x.shape[2:], *around, strict=True)]
+    constants, text = rendered(case, x.shape, sides, template.FORWARD)
+    *three, bias = each
+    rows = launched(constants, text, len(wanted), case, device, x, *three, offsets, bias)
+    same = (rows == wanted) | (rows.isnan() & wanted.isnan())
+    certain = offsets == places
+    certain |= wanted.isnan()  # torch takes the last of them on a CPU
+    return int((~same).sum() + (~certain).sum())
 
 
 def differs(case, device="cpu"):
     """In how many elements, by more than one rounding; into memory full of NaN."""
     x, y, at, grad, offsets = pooled(case, device)
-    _, text = rendered(case, x.shape, y.shape[2:])
-    rows = torch.full([x.numel() // x.shape[1], x.shape[1]], torch.nan).to(device, x.dtype)
-    tile = template.Tile(*case["tile"])
-    grid = -(-len(rows) // tile.BLOCK_M), -(-x.shape[1] // tile.BLOCK_N)
-    warps = {} if device == "cpu" else {"num_warps": tile.num_warps}
-    _module(text)["kernel"][grid](grad, offsets, None, None, rows, **warps)
+    constants, text = rendered(case, x.shape, y.shape[2:])
+    count = x.numel() // x.shape[1]
+    rows = launched(constants, text, count, case, device, grad, offsets, None)
     around = case["window"], case["stride"], case["padding"]
     same = torch.ops.ipex.max_pool_backward(grad, offsets, [*x.shape[2:]], *around)
     exact = torch.zeros(*x.shape[:2], x[0, 0].numel(), dtype=torch.float64, device=device)
@@ -106,7 +136,8 @@ def test_values_by_the_interpreter(tmp_path):
     file.write_text(json.dumps(CASES))
     program = (
         "import json, sys, test_pool\n"
-        "for case in json.load(open(sys.argv[1])): print(test_pool.differs(case))"
+        "for case in json.load(open(sys.argv[1])):\n"
+        "    print(test_pool.differs(case) + test_pool.forward_differs(case))"
     )
     env = {**os.environ, "TRITON_INTERPRET": "1", "IPEX_HOME": str(tmp_path)}
     env["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *sys.path])
@@ -116,28 +147,37 @@ def test_values_by_the_interpreter(tmp_path):
     assert [int(line) for line in done.stdout.split()] == [0] * len(CASES)
 
 
+KERNELS = [
+    *((template.FORWARD, tile) for tile in template.TILES),
+    *((template.BACKWARD, tile) for tile in template.TILES),
+]
 GPUS = ("a100-80gb", "h200", "b200", "mi300x")
 SLOW = [
     pytest.param(*each, marks=pytest.mark.slow)
-    for each in itertools.product(template.TILES, ("float32", "float16", "bfloat16"), GPUS)
+    for each in itertools.product(KERNELS, ("float32", "float16", "bfloat16"), GPUS)
 ]
 
 
 @pytest.mark.parametrize(
-    ("tile", "dtype", "gpu"),
-    [*((template.TILES[0], "bfloat16", gpu) for gpu in GPUS), *SLOW],
-    ids=str,
+    ("kernel", "dtype", "gpu"),
+    [*((kernel, "bfloat16", gpu) for kernel in KERNELS[::3] for gpu in GPUS), *SLOW],
+    ids=lambda each: each if isinstance(each, str) else str(vars(each[1])),
 )
-def test_it_compiles_where_there_is_no_gpu(tile, dtype, gpu):
+def test_it_compiles_where_there_is_no_gpu(kernel, dtype, gpu):
     """Nothing spilled, and many blocks fit into a multiprocessor."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    template_, tile = kernel
     case = {**RESNET, "tile": [*vars(tile).values()]}
-    _, text = rendered(case, [128, 64, 112, 112], [56, 56])
+    _, text = rendered(case, [128, 64, 112, 112], [56, 56], template_)
     kind = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}[dtype]
-    types = {"GRAD": kind, "OFFSETS": "*i8", "BIAS": kind, "OTHER": kind, "OUT": kind}
+    if template_ is template.FORWARD:
+        types = {"X": kind, **dict.fromkeys(("MEAN", "RSTD", "WEIGHT"), "*fp32")}
+    else:
+        types = {"GRAD": kind}
+    types |= {"OFFSETS": "*i8", "BIAS": "*fp32", "OTHER": kind, "OUT": kind}
     target = described(gpu)
     arch = int(target.arch[3:]) if target.kind == "cuda" else target.arch
     attrs = {(n,): [["tt.divisibility", 16]] for n in range(len(types))}
