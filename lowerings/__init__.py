@@ -27,6 +27,7 @@ def _register() -> None:
         few_rows,
         kept,
         linear,
+        moments,
         persistent,
         pool,
         short_attention,
@@ -39,6 +40,7 @@ def _register() -> None:
     few_rows.register()
     kept.register()
     linear.register()
+    moments.register()
     persistent.register()
     pool.register()
     short_attention.register()

@@ -21,6 +21,7 @@ from ipex_inductor.passes import (
     linear,
     misread,
     pool,
+    moments,
     shared_input,
     training,
 )
@@ -67,14 +68,17 @@ class JointPass(CustomGraphPass):
             user_pass(graph)
         self.report.source = "passes"
         self.report.show("traced", graph)
+        training = self.training or is_joint(graph)
         try:
-            if self.training or is_joint(graph):
+            if training:
                 self._rewrite_training(graph)
             else:
                 self._rewrite(graph)
             misread.keep_apart(graph, self.report)
             self.report.show("rewritten", graph)
             decompose(graph, WHOLE)
+            if training and not {"*", moments.NAME} & self.rules_off:
+                moments.rewrite(graph, self.report)
             graph.lint()
         except Exception as error:
             raise PassError(

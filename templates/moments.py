@@ -1,0 +1,101 @@
+"""Triton for sums of columns and of their squares: every number is read once, by 16 bytes.
+
+A program takes a block of columns, and of rows every so many-th block: it adds to blocks of sums
+in registers, and joins the rows of those at its end. What it stores is of one channel by the other,
+so that who adds up the parts of a channel finds them side by side.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ipex_inductor.ops.moments import SAMPLES, sampled
+
+# To Inductor's hooks, or those of who renders it alone.
+SOURCE = """\
+{{def_kernel("X")}}
+    program = tl.program_id(0)
+    part = program // BLOCKS_C
+    column = program % BLOCKS_C * BLOCK_C + tl.arange(0, BLOCK_C)
+{%- set outer = "(column < COLUMNS)[None, :]" if COLUMNS % BLOCK_C else "" %}
+{%- set inner = "there" if ROWS % BLOCK_M else "" %}
+{%- set both = [inner, outer] | select | join(" & ") %}
+    sample = tl.minimum(tl.arange(0, SAMPLES).to(INDEX_DTYPE) * SAMPLED, ROWS - 1)
+    samples = tl.load(
+        X + sample[:, None] * COLUMNS + column[None, :]{{", other=0.0, mask=" ~ outer if outer}}
+    )
+    shift = tl.sum(samples.to(tl.float32) / SAMPLES, 0)
+    sums = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
+    squares = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
+    for block in tl.range(part, BLOCKS_M, PARTS, num_stages=STAGES):
+        row = tl.arange(0, BLOCK_M).to(INDEX_DTYPE) + block * BLOCK_M
+{%- if inner %}
+        there = (row < ROWS)[:, None]
+{%- endif %}
+        given = tl.load(
+            X + row[:, None] * COLUMNS + column[None, :]{{", other=0.0, mask=" ~ both if both}}
+        )
+        moved = given.to(tl.float32) - shift[None, :]
+{%- if inner %}
+        moved = tl.where(there, moved, 0.0)
+{%- endif %}
+        sums += moved
+        squares += moved * moved
+    slot = tl.arange(0, SLOTS)[None, :]
+    joined = tl.where(slot == 0, tl.sum(sums, 0)[:, None], tl.sum(squares, 0)[:, None])
+    joined = tl.where(slot < 2, joined, shift[:, None])
+    idx_m = column[:, None]
+    idx_n = tl.where(slot < 2, slot * PARTS + part, 2 * PARTS)
+    mask = (slot < tl.where(part == 0, 3, 2)) & (column < COLUMNS)[:, None]
+    {{store_output(("idx_m", "idx_n"), "joined", "mask", val_shape=("BLOCK_C", "SLOTS"))}}
+"""
+SLOTS = 4  # sum, sum of squares, shift: the next power of two
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows and columns of a block, its warps and stages, and programs of a multiprocessor."""
+
+    BLOCK_M: int
+    BLOCK_C: int
+    num_warps: int
+    num_stages: int
+    programs: int
+
+
+# By columns, up to so many: not measured yet.
+TILES = {
+    64: Tile(128, 64, 8, 3, 2),
+    1 << 30: Tile(64, 128, 8, 3, 2),
+}
+# By architecture, the fewest rows and columns that were measured.
+MEASURED = {"sm_90": (6272, 64)}
+VECTOR = 8  # numbers of 16 bits that a load takes
+
+
+def tile_for(columns: int) -> Tile:
+    """The one for so many columns."""
+    return next(tile for most, tile in TILES.items() if columns <= most)
+
+
+def parts_of(rows: int, columns: int, tile: Tile, multiprocessors: int) -> int:
+    """How many programs share a block of columns, so that all have as many blocks but for one."""
+    blocks, wide = -(-rows // tile.BLOCK_M), -(-columns // tile.BLOCK_C)
+    each = -(-blocks // max(1, multiprocessors * tile.programs // wide))
+    return -(-blocks // each)
+
+
+def constants(rows: int, columns: int, parts: int, tile: Tile) -> dict[str, Any]:
+    """What the template is rendered with."""
+    return {
+        "ROWS": rows,
+        "COLUMNS": columns,
+        "PARTS": parts,
+        "BLOCKS_M": -(-rows // tile.BLOCK_M),
+        "BLOCKS_C": -(-columns // tile.BLOCK_C),
+        "BLOCK_M": tile.BLOCK_M,
+        "BLOCK_C": tile.BLOCK_C,
+        "STAGES": tile.num_stages,
+        "SAMPLES": SAMPLES,
+        "SAMPLED": sampled(rows),
+        "SLOTS": SLOTS,
+    }
