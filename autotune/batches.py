@@ -13,8 +13,10 @@ from ipex_inductor.autotune.record import Operand, Problem, encode
 # How many times more or less may say something. Of a convolution any: its images are large. Few
 # rows of a linear layer leave multiprocessors idle where many do not.
 FARTHEST = {"ipex.conv.default": math.inf, "ipex.linear.default": 2.0}
+FARTHEST |= {"ipex.conv_weight_grad.default": math.inf}
 WORDS = {"ipex.conv.default": "a batch of {}", "ipex.linear.default": "{} rows"}
-WEIGHT = 1  # which operand it is
+WORDS |= {"ipex.conv_weight_grad.default": "a batch of {}"}
+WEIGHT = {"ipex.conv_weight_grad.default": 2}  # which operand it is, else the second
 Batches = Mapping[bytes, Sequence[tuple[int, bytes]]]
 
 
@@ -24,14 +26,14 @@ def family(problem: Problem) -> tuple[bytes, int] | None:
     Rows that follow one another are the same whatever dimensions number them.
     """
     shape = problem.operands[0].shape if problem.operands else ()
-    images = problem.op == "ipex.conv.default"
+    images = problem.op != "ipex.linear.default"
     leading = shape[:1] if images else shape[:-1]
     numbers = [n for n in leading if isinstance(n, int)]
     if problem.op not in FARTHEST or problem.symbols or not leading or numbers != [*leading]:
         return None
     without = _without_batch if images else _without_rows
-    operands = enumerate(problem.operands)
-    rest = tuple(o if i == WEIGHT else without(o, (*numbers,)) for i, o in operands)
+    operands, weight = enumerate(problem.operands), WEIGHT.get(problem.op, 1)
+    rest = tuple(o if i == weight else without(o, (*numbers,)) for i, o in operands)
     return encode(replace(problem, operands=rest)), math.prod(numbers)
 
 

@@ -3,11 +3,12 @@
     python benchmarks/ops_conv.py [--only WORDS ...] [--tiles N] [--budget SECONDS] [--dtype DTYPE]
         [--rounds N] [--json FILE]
 
-Each line of `SHAPES` is a problem as `autotune run` takes it. Its choices are those that a graph
-has: torch's convolution with Inductor's epilogue, cuDNN's call with the epilogue in it, cuBLAS's
-where the window is one pixel, and our templates with each tile. All are held against float64 first,
-by what the autotuner allows, and who is wrong gets no time. Then they run in turns, a captured
-graph over inputs that no cache holds: medians, in microseconds of the device. Beside them the
+Each line of `SHAPES` and `WEIGHTS` is a problem of `autotune run`. Its choices are those that a
+graph has: torch's convolution with Inductor's epilogue, cuDNN's call with the epilogue in it,
+cuBLAS's where the window is one pixel, and our templates with each tile. All are held against
+float64 first, by what the autotuner allows, and who is wrong gets no time. Then they run in turns,
+a captured graph over inputs that no cache holds: medians,
+in microseconds of the device. Beside them the
 floor, which is moving every operand once (4.27 TB/s) or all products (679 TFLOP/s), both measured
 on an H200. A choice takes about a second to compile; when the budget is spent, no shape begins.
 """
@@ -50,6 +51,33 @@ def conv(
     )
 
 
+def weight(x: str, weight: str, stride: int) -> str:
+    """A line of `ipex.conv_weight_grad`: the gradient of the weight [O, C, h, w] alone."""
+    batch, _, height, width = map(int, x.split("x"))
+    out, _, window, _ = map(int, weight.split("x"))
+    around = 0 if window == stride else window // 2
+    sides = [(size + 2 * around - window) // stride + 1 for size in (height, width)]
+    return (
+        f"{batch}x{out}x{sides[0]}x{sides[1]}:L {x}:L {weight}:L stride={stride},{stride} "
+        f"padding={around},{around} dilation=1,1 groups=1"
+    )
+
+
+STEMS = {
+    "7x7/2 resnet": ("128x3x224x224", "64x3x7x7", 2),
+    "3x3/2 efficientnet": ("128x3x224x224", "32x3x3x3", 2),
+    "3x3/2 mobilenetv3": ("128x3x224x224", "16x3x3x3", 2),
+    "4x4/4 convnext": ("128x3x224x224", "128x3x4x4", 4),
+    "16x16/16 vit": ("128x3x224x224", "768x3x16x16", 16),
+}
+
+
+def in_training(line: str) -> str:
+    """The same without a bias, which batch norm has there."""
+    operands = line.split()
+    return " ".join([*operands[:2], "bias=None", *operands[3:]])
+
+
 SHAPES = {
     "stem 7x7/2 resnet": conv("128x3x224x224", "64x3x7x7", 2),
     "resnet 256<-64@56 1": conv("128x64x56x56", "256x64x1x1", add=True),
@@ -78,11 +106,16 @@ SHAPES = {
     "resnet 512<-2048@7 1": conv("128x2048x7x7", "512x2048x1x1", add=True),
 }
 
+SHAPES |= {
+    f"training {name}": in_training(conv(*stem, unary="none")) for name, stem in STEMS.items()
+}
+WEIGHTS = {f"weight {name}": weight(*stem) for name, stem in STEMS.items()}
+
 
 def measured(name: str, line: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each choice of the problem."""
     known = str(target.current("cuda")), settings.settings_of("cuda")
-    (problem,) = shapes.problems([f"ipex.conv.default {options.dtype} {line}"], *known)
+    (problem,) = shapes.problems([f"{op_of(name)} {options.dtype} {line}"], *known)
     device = torch.device("cuda")
     trial = tuner._trial(problem, device)
     moved, operations = peaks.work(problem)
@@ -110,6 +143,11 @@ def measured(name: str, line: str, options: argparse.Namespace) -> list[dict[str
         row["median, us"] = round(statistics.median(kept), 2)
         row["least, us"] = round(min(kept), 2)
     return rows
+
+
+def op_of(name: str) -> str:
+    """Which op the line of that name is of."""
+    return "ipex.conv_weight_grad.default" if name in WEIGHTS else "ipex.conv.default"
 
 
 def verified(
@@ -163,7 +201,7 @@ def main() -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
     begin, right = time.monotonic(), True
     print(f"{'shape':<24} {'floor':>8} {'choice':<40} {'us':>9}")
-    for name, line in SHAPES.items():
+    for name, line in {**SHAPES, **WEIGHTS}.items():
         if not any(word in name for word in options.only):
             continue
         if time.monotonic() - begin > options.budget:

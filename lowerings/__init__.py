@@ -24,6 +24,7 @@ def _register() -> None:
         blocked,
         conv,
         conv_templates,
+        conv_weight,
         few_rows,
         kept,
         linear,
@@ -37,6 +38,7 @@ def _register() -> None:
     blocked.register()
     conv.register()
     conv_templates.register()
+    conv_weight.register()
     few_rows.register()
     kept.register()
     linear.register()

@@ -50,8 +50,9 @@ class Call:
 
     def has_epilogue(self, problem: Problem) -> bool:
         """Whether the library, or else Inductor, computes the epilogue of `problem`."""
-        words = (problem.constants["binary"], problem.constants["unary"])
-        return self.epilogues is None or words in self.epilogues
+        if self.epilogues is None:
+            return True
+        return (problem.constants["binary"], problem.constants["unary"]) in self.epilogues
 
 
 def always(problem: Problem) -> None:

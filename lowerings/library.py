@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from ipex_inductor.autotune.record import Choice, Problem, encode
 from ipex_inductor.autotune.select import Selection, lookup, nearest
-from ipex_inductor.lowerings import conv, linear, listed, sycl_model
+from ipex_inductor.lowerings import conv, conv_weight, linear, listed, sycl_model
 from ipex_inductor.lowerings.calls import Call
 from ipex_inductor.lowerings.settings import settings_of
 from ipex_inductor.lowerings.workload import problem_of
@@ -21,6 +21,7 @@ Body = Callable[..., Tensor]
 
 CALLS: dict[str, tuple[Call, ...]] = {
     str(torch.ops.ipex.conv.default): conv.CALLS,
+    str(torch.ops.ipex.conv_weight_grad.default): conv_weight.CALLS,
     str(torch.ops.ipex.linear.default): linear.CALLS,
 }
 

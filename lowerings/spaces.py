@@ -13,6 +13,7 @@ LIBRARY = (
     "bmm_dtype",
     "baddbmm",
     "convolution",
+    "convolution_backward",
     "conv1x1_via_mm",
 )
 # What computes an epilogue as well.
@@ -29,7 +30,8 @@ TRITON = (
 MICRO = tuple(f"CppMicro{name}" for name in ("GemmAMX", "GemmFP32Vec", "GemmRef", "Brgemm"))
 
 # Ours, which stand beside a library's calls and not in Inductor's lists.
-FAMILIES = ("stem", "depthwise", "strips", "fprop", "grouped", "streamed", "persistent")
+CONVOLUTIONS = ("stem", "depthwise", "strips", "fprop", "grouped", "stem_weight")
+FAMILIES = (*CONVOLUTIONS, "streamed", "persistent")
 OURS = tuple(f"ipex.triton.{name}" for name in FAMILIES)
 
 _TILES = tuple(2**n for n in range(3, 10))

@@ -335,6 +335,8 @@ def _summed(problem: Problem) -> tuple[int, int]:
     packet = problem.op.split(".")[1]
     last = _LAST_FACTOR.get(packet, 0)
     shape = [int(n) for n in problem.operands[last].shape]
+    if packet == "conv_weight_grad":  # of all pixels
+        return last, shape[0] * math.prod(shape[2:])
     return last, math.prod(shape[1:]) if packet in _BY_ROWS else shape[-2] if last else 1
 
 

@@ -101,14 +101,33 @@ def constants(
     tile: Tile,
 ) -> dict[str, Any]:
     """What the template is rendered with but ALLOW_TF32; `image` is [C, H, W] of the input."""
+    found = runs(image, window, stride, padding, last)
+    assert TERMS % tile.BLOCK_K == 0
+    return {
+        **gathering(batch, image, window, stride, padding, last),
+        "OUT_C": out_channels,
+        "STEPS": -(-found.count * found.width // tile.BLOCK_K),
+        "BLOCK_M": tile.BLOCK_M,
+        "BLOCK_N": tile.BLOCK_N,
+        "BLOCK_K": tile.BLOCK_K,
+    }
+
+
+def gathering(
+    batch: int,
+    image: Sequence[int],
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    last: bool,
+) -> dict[str, int]:
+    """What says where the terms of a window lie in an image."""
     channels, height, width = image
     unit = channels if last else 1
     found = runs(image, window, stride, padding, last)
     out_height, out_width = sides(image[1:], window, stride, padding)
-    assert TERMS % tile.BLOCK_K == 0
     return {
         "PIXELS": batch * out_height * out_width,
-        "OUT_C": out_channels,
         "OUT_H": out_height,
         "OUT_W": out_width,
         "IN_H": height,
@@ -125,8 +144,4 @@ def constants(
         "LENGTH": found.length,
         "SHIFT": found.shift,
         "WIDTH": found.width,
-        "STEPS": -(-found.count * found.width // tile.BLOCK_K),
-        "BLOCK_M": tile.BLOCK_M,
-        "BLOCK_N": tile.BLOCK_N,
-        "BLOCK_K": tile.BLOCK_K,
     }

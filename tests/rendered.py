@@ -53,8 +53,9 @@ def source(template, constants, columns, epilogue=True):
     return env.from_string(template).render(**hooks, **constants)
 
 
-def signature(operands, dtype):
-    return dict.fromkeys([*operands, "BIAS", "OTHER", "OUT"], f"*{NAMES[dtype]}")
+def signature(operands, dtype, out=None):
+    given = dict.fromkeys([*operands, "BIAS", "OTHER"], f"*{NAMES[dtype]}")
+    return {**given, "OUT": f"*{NAMES[out or dtype]}"}
 
 
 def stem(x, weight, case, stride, padding, dilation):
@@ -122,9 +123,21 @@ def persistently(x, weight, case, stride, padding, dilation):
     return persistent.SOURCE, constants, weight.flatten(1).contiguous(), (constants["PROGRAMS"],)
 
 
+def stem_weight(x, grad, case, stride, padding, dilation):
+    from ipex_inductor.templates import conv_stem_weight
+
+    last, window = case["last"], case["weight"][2:]
+    tile, steps = conv_stem_weight.Tile(*case["tile"]), case["steps"]
+    around = (window, stride, padding, last)
+    constants = conv_stem_weight.constants(
+        len(x), x.shape[1:], case["weight"][0], *around, steps, tile
+    )
+    return conv_stem_weight.SOURCE, constants, grad, (constants["PROGRAMS"], constants["BLOCKS"])
+
+
 # For each template: text, constants, the weight as it takes it, the grid.
 READY = {"stem": stem, "depthwise": depthwise, "fprop": fprop}
-READY |= {"grouped": grouped, "strips": depthwise}
+READY |= {"grouped": grouped, "strips": depthwise, "stem_weight": stem_weight}
 READY |= {"streamed": streaming, "persistent": persistently}
 
 
@@ -181,10 +194,51 @@ def error(case, device="cpu"):
     return float(off)
 
 
+def error_of_weight(case, device="cpu"):
+    """The same of a weight's gradient: parts into memory full of NaN, added up."""
+    import torch
+
+    from ipex_inductor.ops.conv_weight import ALONE
+    from ipex_inductor.ops.stem import restored, runs, sides
+    from ipex_inductor.templates.gpu import _module
+
+    dtype, weight = getattr(torch, case["dtype"]), case["weight"]
+    around = {name: case[name] for name in ("stride", "padding")}
+    torch.manual_seed(0)
+    x = torch.randn(case["x"]).to(device, dtype)
+    size = sides(x.shape[2:], weight[2:], *around.values())
+    grad = torch.randn(len(x), weight[0], *size).to(device, dtype)
+    grad = grad.to(memory_format=torch.channels_last)
+    if case["last"]:
+        x = x.to(memory_format=torch.channels_last)
+    beside = torch.ones(x.shape, dtype=torch.bool)
+    for place in case.get("beside", ()):  # which no window reads
+        x[tuple(place)], beside[tuple(place)] = float(case["planted"]), False
+    if case.get("moved"):
+        memory = torch.empty(x.numel() + 1, dtype=dtype, device=device)
+        x = memory.as_strided(x.shape, x.stride(), 1).copy_(x)
+    empty = torch.empty(weight, dtype=torch.float64, device=device)
+    wide = torch.where(beside.to(device), x, 0.0).double()
+    window = (case["stride"], case["padding"], case["dilation"], False, [0, 0], 1)
+    backward = torch.ops.aten.convolution_backward
+    wanted = backward(grad.double(), wide, empty, None, *window, ALONE)[1]
+    text, constants, _, blocks = stem_weight(x, grad, case, **around, dilation=None)
+    terms = constants["TERMS"]
+    out = torch.full((constants["PROGRAMS"], weight[0], terms), float("nan"), device=device)
+    made = source(text, {**constants, "ALLOW_TF32": False}, terms, epilogue=False)
+    warps = {} if device == "cpu" else {"num_warps": case["warps"]}
+    _module(made)["kernel"][blocks](grad, x, grad, grad, out, **warps)
+    found = runs(x.shape[1:], weight[2:], *around.values(), case["last"])
+    result = restored(out.double().sum(0).t(), found, weight[1], weight[2:], case["last"])
+    assert result.isfinite().all()
+    return float((result - wanted).abs().max() / wanted.abs().max())
+
+
 def main():
     """A line for each case: its number and error."""
     for number, case in enumerate(json.loads(Path(sys.argv[1]).read_text())):
-        print(number, error(case), flush=True)
+        of = error_of_weight if case["template"] == "stem_weight" else error
+        print(number, of(case), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ that our own passes rewrote contain one.
 from ipex_inductor.ops import (
     blocked,
     conv,
+    conv_weight,
     cudnn,
     depthwise,
     few_rows,
@@ -25,6 +26,7 @@ from ipex_inductor.ops import (
 __all__ = [
     "blocked",
     "conv",
+    "conv_weight",
     "cudnn",
     "depthwise",
     "few_rows",

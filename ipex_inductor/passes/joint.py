@@ -110,9 +110,13 @@ class JointPass(CustomGraphPass):
             training.say_batch_norms(graph, self.report)
             training.say_attention(graph, self.report)
         apply_rules(training.RULES, graph, weights_of(graph), self.rules_off, self.report)
+<<<<<<< HEAD
         if not {"*", pool.NAME} & self.rules_off:
             pool.replace(graph, self.report)
         library.place_images(graph, self.choose, reduced_table(WHOLE), self.report)
+=======
+        library.place_weight_gradients(graph, self.choose, reduced_table(WHOLE), self.report)
+>>>>>>> w-wgrad
 
     def uuid(self) -> Any | None:
         """What distinguishes our rewriting; None (no caching) if a user's pass has no uuid."""

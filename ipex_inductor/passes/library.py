@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._inductor.virtualized import V
 
 from ipex_inductor.decisions import GraphReport
+from ipex_inductor.ops.conv_weight import ALONE
 from ipex_inductor.passes.packing import REFERENCES, is_transpose, name_of
 from ipex_inductor.passes.source import user_line
 from ipex_inductor.passes.whole_ops import Table, inline
@@ -115,6 +116,46 @@ def _place(
             reason += "; the bias of its addend is added to its own"
         report.add(kind, name_of(node), reason, user_line(node))
         inline(graph, node, body or REFERENCES[node.target], table, traced, origins=True)
+
+
+def place_weight_gradients(
+    graph: torch.fx.Graph, choose: Choose, table: Table, report: GraphReport
+) -> None:
+    """Replace what makes nothing but the weight's gradient of a stem, by the call chosen for it.
+
+    Without a choice the node stays as it is. What follows the gradient is left out of the question:
+    a weight of few channels is small.
+    """
+    traced: dict[Any, torch.fx.GraphModule] = {}
+    for node in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
+        if not _is_stems(node):
+            continue
+        (made,) = node.users
+        grad, x, weight, _, *around, _, _, groups, _ = node.args
+        with graph.inserting_before(node):
+            args = (grad, x, weight, *around, groups)
+            ours = graph.call_function(torch.ops.ipex.conv_weight_grad.default, args)
+        ours.meta = {**node.meta, "val": made.meta["val"]}
+        body, kind, reason = choose(ours)
+        report.add(kind, "weight gradient", reason, user_line(node))
+        if body is None:
+            graph.erase_node(ours)
+            continue
+        made.replace_all_uses_with(ours)
+        graph.erase_node(made)
+        graph.erase_node(node)
+        inline(graph, ours, body, table, traced, origins=True)
+
+
+def _is_stems(node: Node) -> bool:
+    """Whether it is the weight's gradient alone, on a GPU, of a convolution of few channels."""
+    _, _, weight, _, _, _, _, transposed, _, groups, asked = node.args
+    assert isinstance(weight, Node)
+    value = weight.meta["val"]
+    known = value.dim() == 4 and all(isinstance(size, int) for size in value.shape)
+    if value.device.type != "cuda" or transposed or groups != 1 or [*asked] != ALONE:  # type: ignore[misc]
+        return False
+    return known and value.shape[1] <= FEW_CHANNELS and len(node.users) == 1
 
 
 def _has_templates(node: Node) -> bool:
