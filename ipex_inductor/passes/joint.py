@@ -20,8 +20,8 @@ from ipex_inductor.passes import (
     library,
     linear,
     misread,
-    pool,
     moments,
+    pool,
     shared_input,
     training,
 )
@@ -33,7 +33,7 @@ from ipex_inductor.passes.whole_ops import decompose, reduced_table
 
 RULES = (*conv.RULES, *linear.RULES, *left.RULES)
 RULE_NAMES = frozenset(rule.name for rule in RULES) | (
-    folding.NAMES | {attention.NAME, shared_input.NAME, pool.NAME}
+    folding.NAMES | {attention.NAME, shared_input.NAME}
 )
 WHOLE = whole_ops(RULES) | folding.WHOLE | attention.WHOLE | pool.WHOLE
 
@@ -110,13 +110,11 @@ class JointPass(CustomGraphPass):
             training.say_batch_norms(graph, self.report)
             training.say_attention(graph, self.report)
         apply_rules(training.RULES, graph, weights_of(graph), self.rules_off, self.report)
-<<<<<<< HEAD
         if not {"*", pool.NAME} & self.rules_off:
             pool.replace(graph, self.report)
-        library.place_images(graph, self.choose, reduced_table(WHOLE), self.report)
-=======
-        library.place_weight_gradients(graph, self.choose, reduced_table(WHOLE), self.report)
->>>>>>> w-wgrad
+        table = reduced_table(WHOLE)
+        library.place_images(graph, self.choose, table, self.report)
+        library.place_weight_gradients(graph, self.choose, table, self.report)
 
     def uuid(self) -> Any | None:
         """What distinguishes our rewriting; None (no caching) if a user's pass has no uuid."""
