@@ -9,10 +9,10 @@ from rendered import source
 
 from ipex_inductor.ops.moments import SAMPLES, moments, sampled
 from ipex_inductor.templates.gpu import _module
-from ipex_inductor.templates.moments import SOURCE, TILES, Tile, constants
+from ipex_inductor.templates.moments import SOURCE, TILE, Tile, constants
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-SMALL = (Tile(16, 16, 1, 1, 1), Tile(32, 8, 1, 2, 1), Tile(8, 64, 1, 3, 1), *TILES.values())
+SMALL = (Tile(16, 16, 1, 1, 1), Tile(32, 8, 1, 2, 1), Tile(8, 64, 1, 3, 1), TILE)
 # Ones, primes, tails of blocks of rows and of columns, fewer rows than are sampled.
 ROWS = (1, 2, 3, 13, 16, 17, 97, 128, 257, 1031)
 COLUMNS = (1, 8, 24, 61, 64, 136)

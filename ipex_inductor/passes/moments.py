@@ -20,7 +20,7 @@ from ipex_inductor.passes.rule import is_backward
 from ipex_inductor.passes.source import user_line
 from ipex_inductor.passes.whole_ops import inline
 from ipex_inductor.target import Target, current
-from ipex_inductor.templates.moments import MEASURED, VECTOR, parts_of, tile_for
+from ipex_inductor.templates.moments import FASTER, TILE, VECTOR, parts_of
 
 Node = torch.fx.Node
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -71,7 +71,7 @@ def _source(x: object) -> Node:
 
 def _why_not(image: Node, here: Target) -> str | None:
     value = image.meta["val"]
-    if here.arch not in MEASURED:
+    if here.arch not in FASTER:
         return f"nobody measured it on {here.arch}"
     if value.dim() != 4:
         return "it is not over a plane"
@@ -82,9 +82,8 @@ def _why_not(image: Node, here: Target) -> str | None:
     channels, count = value.shape[1], value.numel()
     if not (value.is_contiguous(memory_format=torch.channels_last) and count):
         return "its input is not channels-last"
-    fewest_rows, fewest_channels = MEASURED[here.arch]
-    if channels < fewest_channels or count // channels < fewest_rows:
-        return "it is smaller than what was measured"
+    if count < FASTER[here.arch] or channels < TILE.BLOCK_C:
+        return "for so small an image Inductor's kernels are as fast"
     if channels % VECTOR:
         return f"its channels are no multiple of {VECTOR}"
     return None if _is_written(image) else "its input is computed where it is read"
@@ -112,10 +111,10 @@ def _through(node: Node, ops: Container[object]) -> Node:
 def _replace(graph: torch.fx.Graph, node: Node, image: Node, here: Target) -> None:
     value = image.meta["val"]
     channels = value.shape[1]
-    rows, tile = value.numel() // channels, tile_for(channels)
+    rows = value.numel() // channels
     before = node.args[0]
-    parts = parts_of(rows, channels, tile, here.multiprocessors)
-    node.args, node.kwargs = (image, parts, [*astuple(tile)]), {}
+    parts = parts_of(rows, channels, TILE, here.multiprocessors)
+    node.args, node.kwargs = (image, parts, [*astuple(TILE)]), {}
     inline(graph, node, _var_mean, origins=True)
     if isinstance(before, Node) and not before.users:
         graph.erase_node(before)

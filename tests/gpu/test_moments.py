@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 
 from ipex_inductor import target
 from ipex_inductor.passes import moments as rule
-from ipex_inductor.templates.moments import MEASURED, TILES, parts_of, tile_for
+from ipex_inductor.templates.moments import FASTER, TILE, parts_of
 
 pytestmark = pytest.mark.gpu
 
@@ -19,10 +19,12 @@ LAST = torch.channels_last
 
 
 @pytest.fixture
-def _measured():
+def _measured(monkeypatch):
+    """Where the rule fires, also for small images."""
     arch = target.current("cuda").arch
-    if arch not in MEASURED:
+    if arch not in FASTER:
         pytest.skip(f"the rule leaves {arch}")
+    monkeypatch.setitem(FASTER, arch, 1)
 
 
 @pytest.mark.parametrize(
@@ -37,8 +39,7 @@ def test_values(check):
 @pytest.mark.parametrize("mean", [0.0, 1e3])
 @pytest.mark.parametrize("shape", [(401408, 64), (100352, 264), (6272, 2048)], ids=str)
 def test_as_many_programs_as_fill_the_device(shape, mean, dtype):
-    tile = tile_for(shape[1])
-    assert tile in TILES.values()
+    tile = TILE
     x = moment_cases.numbers(*shape, dtype, mean, "cuda")
     count = torch.cuda.get_device_properties(0).multi_processor_count
     moment_cases.close(moment_cases.kernel(x, tile, parts_of(*shape, tile, count)), x)

@@ -28,7 +28,7 @@ from ipex_inductor.passes import moments as rule
 from ipex_inductor.prebuild import graphs
 from ipex_inductor.target import described
 from ipex_inductor.templates.gpu import _module
-from ipex_inductor.templates.moments import SOURCE, TILES, constants, parts_of, tile_for
+from ipex_inductor.templates.moments import FASTER, SOURCE, TILE, constants, parts_of
 
 LAST = torch.channels_last
 
@@ -70,7 +70,7 @@ NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
         pytest.param(
             tile, dtype, gpu, marks=[pytest.mark.slow] * ((dtype, gpu) != ("bfloat16", "h200"))
         )
-        for tile in dict.fromkeys(TILES.values())
+        for tile in (TILE,)
         for dtype in NAMES
         for gpu in GPUS
     ],
@@ -83,7 +83,7 @@ def test_it_compiles_where_there_is_no_gpu(tile, dtype, gpu):
     from triton.compiler import ASTSource
 
     target = described(gpu)
-    rows, columns = next(s for s in RESNET if tile_for(s[1]) == tile)
+    rows, columns = RESNET[1]
     parts = parts_of(rows, columns, tile, target.multiprocessors)
     given = constants(rows, columns, parts, tile)
     text = source(SOURCE, given, 2 * parts + 1, epilogue=False)
@@ -111,7 +111,7 @@ def test_it_compiles_where_there_is_no_gpu(tile, dtype, gpu):
 @pytest.mark.parametrize("rows", [1, 100, 6272, 401408, 1605632])
 @pytest.mark.parametrize("columns", [64, 72, 512, 2048])
 def test_every_row_has_a_part(rows, columns):
-    tile = tile_for(columns)
+    tile = TILE
     blocks = -(-rows // tile.BLOCK_M)
     parts = parts_of(rows, columns, tile, 132)
     assert 1 <= parts <= blocks
@@ -127,6 +127,12 @@ def test_the_reference_is_the_variance_and_the_mean():
     partial = torch.ops.ipex.column_moments(given, 5, [16, 8, 1, 1, 1])
     torch.library.opcheck(torch.ops.ipex.column_moments, (given, 5, [16, 8, 1, 1, 1]))
     torch.library.opcheck(moments, (partial, 1000))
+
+
+@pytest.fixture(autouse=True)
+def _small_images(monkeypatch):
+    """As `image` makes them, and no smaller ones."""
+    monkeypatch.setitem(FASTER, "sm_90", image().numel() * 8)
 
 
 class Net(nn.Module):
@@ -271,7 +277,11 @@ LEFT = {
     "over a volume": (Flat, image, "it is not over a plane"),
     "a bias": (lambda: Net(bias=True), image, "its input is computed where it is read"),
     "computed": (Computed, image, "its input is computed where it is read"),
-    "few pixels": (Net, lambda: image(batch=7), "it is smaller than what was measured"),
+    "few pixels": (
+        Net,
+        lambda: image(batch=7),
+        "for so small an image Inductor's kernels are as fast",
+    ),
 }
 
 
