@@ -1,24 +1,34 @@
-// What the plan of a step follows from, read of all tensors of a group in one call.
+// What the plan of a step follows from, read of all tensors of its groups in one call.
 //
 // Tensors are asked through torch's stable C interface, Python's objects through functions of its
 // stable ABI. Both are declared here, so no header of either is needed, and no library is linked.
+// After a backward pass all of it lies far from the CPU, so each of these passes only asks for the
+// memory that the next one reads.
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
 extern "C" {
 struct _object;
 using PyObject = _object;
+extern PyObject PyDict_Type, PyUnicode_Type;
 PyObject* PyObject_GetAttr(PyObject*, PyObject*);
-PyObject* PyDict_GetItemWithError(PyObject*, PyObject*);
 int PyDict_Next(PyObject*, intptr_t*, PyObject**, PyObject**);
+int PyUnicode_Compare(PyObject*, PyObject*);
 intptr_t PyList_Size(PyObject*);
 PyObject* PyList_GetItem(PyObject*, intptr_t);
 int PyList_Append(PyObject*, PyObject*);
 PyObject* PyBytes_FromStringAndSize(const char*, intptr_t);
+char* PyBytes_AsString(PyObject*);
+intptr_t PyBytes_Size(PyObject*);
+PyObject* PyCapsule_New(void*, const char*, void (*)(PyObject*));
+void* PyCapsule_GetPointer(PyObject*, const char*);
 intptr_t PyTuple_Size(PyObject*);
 PyObject* PyTuple_GetItem(PyObject*, intptr_t);
+void Py_IncRef(PyObject*);
 void Py_DecRef(PyObject*);
 void PyErr_Clear();
 }
@@ -27,7 +37,14 @@ namespace {
 
 constexpr int64_t VECTOR = 16;  // bytes, as templates/step_cuda.py has it
 constexpr int64_t ABSENT = -1;  // a gradient that is not there
+constexpr int64_t ALIKE = -2;   // the form of its parameter
 constexpr int TYPE = 1;         // in words, where an object has its type: so says the stable ABI
+
+// In words, where a TensorImpl has the addresses of its storage, its gradient and its version, a dict
+// that of its table. Only fetched ahead: where one lies elsewhere that is in vain, and no more.
+constexpr int STORAGE = 2, AUTOGRAD = 3, VERSION = 5, TABLE = 4;
+constexpr int LINE = 64;                 // bytes
+constexpr int IMPL_LINES = 4, NEAR = 2;  // of a TensorImpl; of what is smaller and may lie across two
 
 // torch's `aoti_torch_get_*`: each takes a pointer to where the address of a TensorImpl stands.
 template <class T>
@@ -38,6 +55,10 @@ struct Torch {
   Asked<int32_t> dtype, layout;
   Asked<int64_t> dim;
   Asked<int64_t*> sizes, strides;
+  Asked<void**> hold;              // another pointer to it
+  int32_t (*let_go)(void** held);  // and its end
+  void** (*grad)(void* impl);      // where the address of the gradient's TensorImpl stands
+  void (*bump)(void** tensor);     // its version; raises C++'s exceptions
 };
 
 struct Words {
@@ -45,63 +66,92 @@ struct Words {
   int64_t strided;
   int64_t place;           // in a tensor's object, of its TensorImpl's address
   int64_t keys, negative;  // in words, of the TensorImpl's dispatch keys, and the one that negates
+  int64_t object;          // in words, of the address of its object, if Python has one
+  void* undefined;         // the TensorImpl of a gradient that is not there
 };
 
-struct Facts {
-  const Torch& torch;
-  const Words& words;
-  std::vector<int64_t>&said, &addresses;  // the latter of gradients
+void fetch(const void* address, int lines = 1) {
+  for (int n = 0; n < lines; ++n)
+    __builtin_prefetch(static_cast<const char*>(address) + LINE * n, 0, 3);
+}
 
-  bool type(PyObject* object) {
-    PyObject* kind = reinterpret_cast<PyObject**>(object)[TYPE];
-    said.push_back(reinterpret_cast<int64_t>(kind));
-    return kind == words.tensor || kind == words.parameter;
-  }
+void* word(const void* object, int64_t place) {
+  return static_cast<void* const*>(object)[place];
+}
 
-  void** impl(PyObject* object) const {
-    return reinterpret_cast<void**>(reinterpret_cast<char*>(object) + words.place);
-  }
+PyObject* type_of(PyObject* object) { return static_cast<PyObject*>(word(object, TYPE)); }
 
-  // Whether it is to be negated when it is read.
-  bool negated(PyObject* object) const {
-    return static_cast<const int64_t*>(*impl(object))[words.keys] & words.negative;
-  }
+struct Param {
+  PyObject* object;
+  intptr_t group;
+  void **impl, **grad;  // null, if that is not there
+  PyObject* own;        // its states
+  intptr_t count;       // of those that are wanted
+};
 
-  // All but the address; false for what is no plain tensor.
-  bool form(PyObject* object, int64_t& address) {
-    if (!type(object)) return false;
-    void** impl = this->impl(object);
-    int32_t layout, dtype;
-    int64_t dim, *sizes, *strides;
-    void* data;
-    if (!*impl || torch.layout(impl, &layout) || layout != words.strided) return false;
-    if (torch.data_ptr(impl, &data) || torch.dtype(impl, &dtype)) return false;
-    if (torch.dim(impl, &dim) || torch.sizes(impl, &sizes)) return false;
-    if (torch.strides(impl, &strides)) return false;
-    if (!data && std::find(sizes, sizes + dim, 0) == sizes + dim) return false;  // no memory
-    said.push_back(dtype);
-    said.push_back(dim);
-    said.insert(said.end(), sizes, sizes + dim);
-    said.insert(said.end(), strides, strides + dim);
-    address = reinterpret_cast<int64_t>(data);
-    return true;
-  }
+// Sizes and strides lie with the tensor.
+struct Form {
+  int32_t dtype;
+  int64_t dim, *sizes, *strides;
 
-  bool held(PyObject* object, PyObject* into) {
-    int64_t address;
-    if (!form(object, address)) return false;
-    said.push_back(address);
-    return !PyList_Append(into, object);
-  }
-
-  bool gradient(PyObject* object) {
-    int64_t address;
-    if (!form(object, address) || negated(object)) return false;
-    said.push_back(address % VECTOR);
-    addresses.push_back(address);
-    return true;
+  bool operator==(const Form& other) const {
+    return dtype == other.dtype && dim == other.dim &&
+           std::equal(sizes, sizes + dim, other.sizes) &&
+           std::equal(strides, strides + dim, other.strides);
   }
 };
+
+// Words one after another; `room` comes before them, as it takes time to ask for it each time.
+class Said {
+ public:
+  void clear() { end = words.data(); }
+  const int64_t* begin() const { return words.data(); }
+  intptr_t bytes() const { return sizeof(int64_t) * (end - begin()); }
+
+  void room(int64_t count) {
+    const int64_t used = end - begin();
+    if (used + count > int64_t(words.size())) words.resize(2 * (used + count));
+    end = words.data() + used;
+  }
+
+  void operator()(int64_t word) { *end++ = word; }
+  void operator()(const int64_t* from, int64_t count) { end = std::copy_n(from, count, end); }
+
+ private:
+  std::vector<int64_t> words;
+  int64_t* end = nullptr;
+};
+
+constexpr int64_t SHORT = 16;  // words of a tensor without its sizes and strides, at most
+
+// What is asked at each step, in memory that stays.
+struct Scratch {
+  std::vector<Param> params;
+  std::vector<PyObject*> states;
+  Said said, addresses;
+
+  void clear() { params.clear(), states.clear(), said.clear(), addresses.clear(); }
+};
+
+// Pointers to tensors, which stay as long as the object that Python has of this.
+struct Held {
+  int32_t (*let_go)(void** tensor);
+  std::vector<void**> tensors;
+
+  ~Held() {
+    for (void** tensor : tensors) let_go(tensor);
+  }
+};
+
+constexpr char HELD[] = "gradients";
+
+void let_go(PyObject* capsule) { delete static_cast<Held*>(PyCapsule_GetPointer(capsule, HELD)); }
+
+PyObject* capsule(std::unique_ptr<Held> held) {
+  PyObject* made = PyCapsule_New(held.get(), HELD, let_go);
+  if (made) held.release();
+  return made;
+}
 
 // The states of parameters, which mostly stand in their order. A tensor's hash is Python's to make,
 // so what stands elsewhere is found by its address.
@@ -119,55 +169,243 @@ struct States {
   }
 };
 
-thread_local std::vector<int64_t> said, addresses;
-thread_local States states;
+// A state by its name, mostly the next one. Nobody's `__eq__` is called, as it might change them.
+PyObject* named(PyObject* own, PyObject* name, intptr_t& place) {
+  PyObject *key, *value;
+  if (PyDict_Next(own, &place, &key, &value) && key == name) return value;
+  for (place = 0; PyDict_Next(own, &place, &key, &value);)
+    if (key == name || (type_of(key) == &PyUnicode_Type && !PyUnicode_Compare(key, name)))
+      return value;
+  return nullptr;
+}
 
-bool read(Facts facts, PyObject* params, PyObject* state, PyObject* names, PyObject* held,
-          PyObject* grads) {
-  const intptr_t wanted = PyTuple_Size(names), count = PyList_Size(params);
-  facts.said.push_back(count);  // or a parameter that changes its group would not show
-  for (intptr_t n = 0; n < count; ++n) {
-    PyObject* param = PyList_GetItem(params, n);
-    PyObject* grad = PyObject_GetAttr(param, facts.words.grad);
-    if (!grad) return false;
-    const bool absent = grad == facts.words.none;
-    const bool listed = absent || !PyList_Append(grads, grad);
-    Py_DecRef(grad);  // the list holds it
-    if (!listed) return false;
-    if (absent) {
-      facts.said.push_back(ABSENT);
-      continue;
-    }
-    if (!facts.gradient(grad) || !facts.held(param, held)) return false;
-    PyObject* own = wanted ? states.of(param, state) : nullptr;
-    if (wanted && !own) return false;
-    for (intptr_t m = 0; m < wanted; ++m) {
-      PyObject* value = PyDict_GetItemWithError(own, PyTuple_GetItem(names, m));
-      if (!value || !facts.held(value, held)) return false;
+struct Look {
+  const Torch& torch;
+  const Words& words;
+  Scratch& of;
+
+  void** impl(PyObject* object) const {
+    return reinterpret_cast<void**>(reinterpret_cast<char*>(object) + words.place);
+  }
+
+  bool plain(PyObject* object) const {
+    PyObject* type = type_of(object);
+    return (type == words.tensor || type == words.parameter) && *impl(object);
+  }
+
+  template <class Use>
+  static bool each(PyObject* groups, const Use& use) {
+    for (intptr_t g = 0; g < PyList_Size(groups); ++g)
+      for (intptr_t n = 0; n < PyList_Size(PyList_GetItem(groups, g)); ++n)
+        if (!use(g, PyList_GetItem(PyList_GetItem(groups, g), n))) return false;
+    return true;
+  }
+
+  // Whether what is no plain tensor has no gradient, which is for Python to say: what it does then
+  // comes before anything is noted.
+  bool plain_or_absent(PyObject* groups) const {
+    each(groups, [](intptr_t, PyObject* param) { return fetch(param), true; });
+    return each(groups, [this](intptr_t, PyObject* param) {
+      if (plain(param)) return fetch(*impl(param), IMPL_LINES), true;
+      Py_IncRef(param);
+      PyObject* grad = PyObject_GetAttr(param, words.grad);
+      Py_DecRef(param);
+      if (grad) Py_DecRef(grad);
+      return grad == words.none;
+    });
+  }
+
+  void params(PyObject* groups) {
+    of.said.room(PyList_Size(groups));
+    for (intptr_t g = 0; g < PyList_Size(groups); ++g)  // or one that changes its group hides
+      of.said(PyList_Size(PyList_GetItem(groups, g)));
+    each(groups, [this](intptr_t group, PyObject* param) {
+      void** there = plain(param) ? impl(param) : nullptr;
+      of.params.push_back({param, group, there, nullptr, nullptr, 0});
+      if (there) fetch(word(*there, STORAGE), NEAR), fetch(word(*there, AUTOGRAD), NEAR);
+      return true;
+    });
+  }
+
+  void gradients() {
+    for (Param& param : of.params) {
+      void** grad = param.impl ? torch.grad(*param.impl) : nullptr;
+      if (!grad || *grad == words.undefined) continue;
+      fetch(*grad, IMPL_LINES);
+      param.grad = grad;
     }
   }
-  return true;
+
+  bool states(PyObject* names, PyObject* state) {
+    States all;
+    for (Param& param : of.params) {
+      param.count = param.grad ? PyTuple_Size(PyList_GetItem(names, param.group)) : 0;
+      if (!param.count) continue;
+      param.own = all.of(param.object, state);
+      if (!param.own) return false;
+      fetch(param.own);
+    }
+    for (const Param& param : of.params)
+      if (param.own && type_of(param.own) == &PyDict_Type) fetch(word(param.own, TABLE), NEAR);
+    for (const Param& param : of.params) {
+      intptr_t place = 0;
+      for (intptr_t m = 0; m < param.count; ++m) {
+        PyObject* name = PyTuple_GetItem(PyList_GetItem(names, param.group), m);
+        PyObject* value = named(param.own, name, place);
+        if (!value) return false;
+        fetch(value);
+        of.states.push_back(value);
+      }
+    }
+    return true;
+  }
+
+  bool storages() {
+    for (PyObject* value : of.states) {
+      if (!plain(value)) return false;
+      fetch(*impl(value), IMPL_LINES);
+    }
+    for (const Param& param : of.params)
+      if (param.grad) {
+        fetch(word(*param.grad, STORAGE), NEAR);
+        fetch(word(*param.grad, words.object));
+      }
+    for (PyObject* value : of.states) fetch(word(*impl(value), STORAGE), NEAR);
+    return true;
+  }
+
+  // Gradients, which Python may not know.
+  bool hold(Held& held) {
+    for (Param& param : of.params) {
+      if (!param.grad) continue;
+      if (torch.hold(param.grad, &param.grad)) return false;
+      held.tensors.push_back(param.grad);
+    }
+    return true;
+  }
+
+  // What a tensor is and where; false for what is no plain one, or without memory.
+  bool ask(void** impl, Form& form, int64_t& address) const {
+    int32_t layout;
+    void* data;
+    if (torch.layout(impl, &layout) || layout != words.strided) return false;
+    if (torch.data_ptr(impl, &data) || torch.dtype(impl, &form.dtype)) return false;
+    if (torch.dim(impl, &form.dim) || torch.sizes(impl, &form.sizes)) return false;
+    if (torch.strides(impl, &form.strides)) return false;
+    int64_t* end = form.sizes + form.dim;
+    address = reinterpret_cast<int64_t>(data);
+    return data || std::find(form.sizes, end, 0) != end;
+  }
+
+  void say(const Form& form) {
+    of.said.room(2 * form.dim + SHORT);
+    of.said(form.dtype), of.said(form.dim);
+    of.said(form.sizes, form.dim), of.said(form.strides, form.dim);
+  }
+
+  void say(const Form& form, const Form& params) {
+    form == params ? of.said(ALIKE) : say(form);
+  }
+
+  void say_type(PyObject* object) {
+    of.said.room(SHORT), of.said(reinterpret_cast<int64_t>(type_of(object)));
+  }
+
+  // Whether that is a plain tensor which is not to be negated when it is read.
+  bool readable(void* grad) const {
+    auto* object = static_cast<PyObject*>(word(grad, words.object));
+    const auto* keys = static_cast<const int64_t*>(grad) + words.keys;
+    return !(*keys & words.negative) && (!object || plain(object));
+  }
+
+  bool facts() {
+    of.addresses.room(of.params.size());
+    auto value = of.states.begin();
+    for (const Param& param : of.params) {
+      if (!param.grad) {
+        of.said.room(SHORT), of.said(ABSENT);
+        continue;
+      }
+      Form own, form;
+      int64_t address;
+      if (!ask(param.impl, own, address)) return false;
+      say_type(param.object), say(own), of.said(address);
+      if (!readable(*param.grad) || !ask(param.grad, form, address)) return false;
+      say(form, own), of.said(address % VECTOR);
+      of.addresses(address);
+      for (auto last = value + param.count; value != last; ++value) {
+        if (!ask(impl(*value), form, address)) return false;
+        say_type(*value), say(form, own), of.said(address);
+      }
+    }
+    return true;
+  }
+
+  bool list(PyObject* written) const {
+    for (const Param& param : of.params)
+      if (param.grad && PyList_Append(written, param.object)) return false;
+    for (PyObject* value : of.states)
+      if (PyList_Append(written, value)) return false;
+    return true;
+  }
+};
+
+bool append(PyObject* list, PyObject* made) {
+  const bool done = made && !PyList_Append(list, made);
+  if (made) Py_DecRef(made);  // the list holds it
+  return done;
 }
+
+PyObject* again(PyObject* object) {
+  Py_IncRef(object);
+  return object;
+}
+
+PyObject* bytes(const Said& said) {
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(said.begin()), said.bytes());
+}
+
+bool same(PyObject* known, const Said& said) {
+  return PyBytes_Size(known) == said.bytes() &&
+         !std::memcmp(PyBytes_AsString(known), said.begin(), said.bytes());
+}
+
+Scratch scratch;  // of whoever holds Python's lock
 
 }  // namespace
 
-// Adds the tensors of groups, which are lists of parameters and the names of their states, to `held`
-// and `grads`, and what was said of them and the addresses of gradients to `told`, as bytes; returns
-// whether all of them are plain.
+// What there is of groups, which are lists of parameters and the names of their states. To `told` go
+// facts, as bytes, or `known` if that is the same; the addresses of gradients, and what holds them.
+// To `held` goes what a step writes. Returns whether all are plain.
 extern "C" int32_t look(const Torch* torch, const Words* words, PyObject* groups, PyObject* names,
-                        PyObject* state, PyObject* held, PyObject* grads, PyObject* told) {
-  said.clear(), addresses.clear(), states = {};
-  const Facts facts{*torch, *words, said, addresses};
-  bool plain = true;
-  for (intptr_t n = 0; plain && n < PyList_Size(groups); ++n)
-    plain = read(facts, PyList_GetItem(groups, n), state, PyList_GetItem(names, n), held, grads);
-  for (const auto* each : {&said, &addresses}) {
-    const auto* begin = reinterpret_cast<const char*>(each->data());
-    PyObject* bytes = PyBytes_FromStringAndSize(begin, sizeof(int64_t) * each->size());
-    plain = plain && bytes && !PyList_Append(told, bytes);
-    if (bytes) Py_DecRef(bytes);  // the list holds it
-  }
-  if (!plain) PyErr_Clear();
+                        PyObject* state, PyObject* known, PyObject* held, PyObject* told) {
+  Scratch& of = scratch;
+  of.clear();
+  auto kept = std::make_unique<Held>(Held{torch->let_go, {}});
+  Look look{*torch, *words, of};
+  bool plain = look.plain_or_absent(groups);
+  if (plain) look.params(groups), look.gradients();
+  plain = plain && look.states(names, state) && look.storages() && look.hold(*kept) &&
+          look.facts() && look.list(held);
+  const bool known_still = plain && same(known, of.said);
+  const bool done = plain && append(told, known_still ? again(known) : bytes(of.said)) &&
+                    append(told, bytes(of.addresses)) && append(told, capsule(std::move(kept)));
+  if (!done) PyErr_Clear();
+  return done;
+}
+
+// Counts one more version of each; returns of how many, as it stops at what has none.
+extern "C" int64_t bump(const Torch* torch, const Words* words, PyObject* tensors) {
+  const Look look{*torch, *words, scratch};
+  const intptr_t count = PyList_Size(tensors);
+  intptr_t plain = 0;
+  for (; plain < count && look.plain(PyList_GetItem(tensors, plain)); ++plain)
+    fetch(word(*look.impl(PyList_GetItem(tensors, plain)), VERSION));
+  for (intptr_t n = 0; n < plain; ++n) try {
+      torch->bump(look.impl(PyList_GetItem(tensors, n)));
+    } catch (...) {  // torch's error for an inference tensor
+      return n;
+    }
   return plain;
 }
 

@@ -7,8 +7,9 @@ import ctypes
 import functools
 import sys
 from array import array
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,32 @@ from torch import Tensor, nn
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.templates.cpp import NotBuiltError, load
 
-ASKED = ("data_ptr", "dtype", "layout", "dim", "sizes", "strides")  # `Torch`, in its order
+GRADIENT = "_ZNK3c1010TensorImpl4gradEv"  # c10::TensorImpl::grad() const
+# torch::autograd::impl::bump_version(const at::Tensor&)
+BUMP = "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"
+# `Torch`, in its order: its stable C interface, and what else it exports, tried before it is used.
+ASKED = (
+    *(f"aoti_torch_get_{name}" for name in ("data_ptr", "dtype", "layout", "dim", "sizes")),
+    *("aoti_torch_get_strides", "aoti_torch_new_tensor_handle", "aoti_torch_delete_tensor_object"),
+    GRADIENT,
+)
 GRAD = sys.intern("grad")
 WORD = ctypes.sizeof(ctypes.c_void_p)
 IMPL_WORDS = 24  # of a TensorImpl, at least
 CELLS = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double)
+
+
+class Seen(NamedTuple):
+    """What was read: types, dtypes, sizes, strides, addresses; of a gradient what a vector needs.
+
+    `facts` are bytes, those that were `known`, if they are the same. `held` are parameters that
+    have a gradient, and then states; `gradients` stay in memory as long as what is here for them.
+    """
+
+    facts: bytes
+    addresses: "array[int]"  # of gradients
+    held: list[Tensor]
+    gradients: object
 
 
 class Reader:
@@ -33,17 +55,21 @@ class Reader:
         library = load(source, pairs({"template": "look"}), portable=True)
         try:
             theirs = ctypes.CDLL(torch._C.__file__)  # and what it is linked with
-            asked = [address_of(getattr(theirs, f"aoti_torch_get_{name}")) for name in ASKED]
+            asked = [address_of(getattr(theirs, name)) for name in ASKED]
             strided = theirs.aoti_torch_layout_strided()
         except (AttributeError, OSError) as error:
             raise NotBuiltError(f"torch's C interface is not to be had: {error}") from error
-        self._torch = array("q", asked)
+        self._torch = array("q", (*asked, address_of(getattr(theirs, BUMP, 0))))
         known = map(id, (None, Tensor, nn.Parameter, GRAD))
-        self._words = array("q", (*known, strided, place_of_impl(), *_negative_key()))
+        found = strided, place_of_impl(), *_negative_key(), _object(theirs), _undefined(theirs)
+        self._words = array("q", (*known, *found))
         self._places = [each.buffer_info()[0] for each in (self._torch, self._words)]
         pointer, thing = ctypes.c_void_p, ctypes.py_object
         prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[thing] * 6)
         self._look = prototype(address_of(library.look))  # holds Python's lock
+        prototype = ctypes.PYFUNCTYPE(ctypes.c_int64, pointer, pointer, thing)
+        bump = functools.partial(prototype(address_of(library.bump)), *self._places)
+        self._bump = bump if self._torch[-1] and _bumps(bump) else None
         self._are, self._become = library.are, library.become
         self._are.argtypes = self._become.argtypes = CELLS
         self._become.restype = None
@@ -54,21 +80,25 @@ class Reader:
         groups: list[list[Tensor]],
         names: list[tuple[str, ...]],
         state: dict[Tensor, Any],
-        held: list[Tensor],
-        grads: list[Tensor],
-    ) -> "tuple[bytes, array[int]] | None":
+        known: bytes,
+    ) -> Seen | None:
         """Read groups of parameters with their gradients, of each that has one the states by name.
 
-        Adds them to `held` and `grads`. What was read, and the addresses of gradients, of which it
-        does not tell: types, dtypes, sizes, strides and addresses; of a gradient only what a vector
-        needs. None for what is no plain tensor of plain memory, or a gradient that is negated when
-        it is read, or not there.
+        None for what is no plain tensor of plain memory, or a gradient that is negated when it is
+        read, or a state that is not there.
         """
-        told: list[bytes] = []
-        if not self._look(*self._places, groups, names, state, held, grads, told):
+        held: list[Tensor] = []
+        told: list[Any] = []
+        if not self._look(*self._places, groups, names, state, known, held, told):
             return None
-        facts, addresses = told
-        return facts, array("q", addresses)
+        facts, addresses, gradients = told
+        return Seen(facts, array("q", addresses), held, gradients)
+
+    def bump(self, tensors: list[Tensor]) -> None:
+        """As `torch.autograd.graph.increment_version`, which does what is left here."""
+        done = self._bump(tensors) if self._bump is not None else 0
+        if done < len(tensors):
+            torch.autograd.graph.increment_version(tensors[done:])
 
     def are(self, cells: "array[int]", wide: bool, value: float) -> bool:
         """Whether that is the number at each of these addresses: fp32, or `wide`, fp64."""
@@ -116,6 +146,64 @@ def _negative_key() -> tuple[int, int]:
     return found[0]
 
 
+@torch.inference_mode(False)
+def _object(theirs: ctypes.CDLL) -> int:
+    """Which word of a TensorImpl tells the object that Python has of it, 0 where it has none.
+
+    It is found by looking, as no header tells. Raises `NotBuiltError`.
+    """
+    tensors = [torch.empty(n, device="cpu") for n in range(4)]
+    tensors += [nn.Parameter(tensor) for tensor in tensors]
+    found = [n for n in range(2, IMPL_WORDS) if all(_word(t, n) == id(t) for t in tensors)]
+    alone = ctypes.POINTER(ctypes.c_void_p)()
+    kind = theirs.aoti_torch_dtype_float32(), theirs.aoti_torch_device_type_cpu(), 0
+    theirs.aoti_torch_empty_strided(ctypes.c_int64(0), None, None, *kind, ctypes.byref(alone))
+    if len(found) == 1 and alone:
+        place = alone[0] + WORD * found[0]
+        nothing = ctypes.c_void_p.from_address(place).value
+        theirs.aoti_torch_delete_tensor_object(alone)
+        if nothing is None:
+            return found[0]
+    raise NotBuiltError("a TensorImpl does not tell its object where it did")
+
+
+@torch.inference_mode(False)
+def _undefined(theirs: ctypes.CDLL) -> int:
+    """The TensorImpl of gradients that are not there. Raises `NotBuiltError`."""
+    ask = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address_of(theirs[GRADIENT]))
+    plain, trained, empty = (torch.empty(n, device="cpu") for n in range(3))
+    tensors = [plain, trained.requires_grad_(), nn.Parameter(empty)]
+    grads = [torch.empty_like(tensor) for tensor in tensors[1:]]
+
+    def told() -> list[int | None]:
+        return [ctypes.c_void_p.from_address(ask(t._cdata)).value for t in tensors]
+
+    before = told()
+    for tensor, grad in zip(tensors[1:], grads, strict=True):
+        tensor.grad = grad
+    during = told()
+    for tensor in tensors[1:]:
+        tensor.grad = None
+    undefined, there = before[0], [grad._cdata for grad in grads]
+    alike = {*before, *told()} == {undefined} and during == [undefined, *there]
+    if alike and undefined:
+        return undefined
+    raise NotBuiltError("a TensorImpl does not tell its gradient as it did")
+
+
+@torch.inference_mode(False)
+def _bumps(bump: Callable[..., int]) -> bool:
+    """Whether it does what torch's own call does to tensors of several kinds."""
+    base = torch.zeros(3, device="cpu")
+    tensors = [base, base[1:], nn.Parameter(base.clone()), torch.zeros(0, device="cpu")]
+    with torch.inference_mode():
+        odd = torch.zeros(1, device="cpu")
+    before = [t._version for t in tensors]
+    done = bump(tensors), bump([odd]), bump([*tensors[2:], odd, base])
+    after = [t._version - b for t, b in zip(tensors, before, strict=True)]
+    return done == (4, 0, 2) and after == [2, 2, 2, 2]
+
+
 def _word(tensor: Tensor, place: int) -> int:
     return ctypes.c_int64.from_address(tensor._cdata + WORD * place).value
 
@@ -132,3 +220,12 @@ def reader() -> Reader | str:
         return Reader()
     except NotBuiltError as error:
         return str(error)
+
+
+def bump(tensors: list[Tensor]) -> None:
+    """Count one more version of each, as `torch.autograd.graph.increment_version` does."""
+    found = reader()
+    if isinstance(found, Reader):
+        found.bump(tensors)
+    else:
+        torch.autograd.graph.increment_version(tensors)

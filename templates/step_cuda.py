@@ -81,7 +81,7 @@ class On:
         self._guard: Any = None
 
     def __enter__(self) -> int:
-        if torch.cuda.current_device() != self._device.index:
+        if torch._C._cuda_getDevice() != self._device.index:  # CUDA runs, or there were no kernel
             self._guard = torch.cuda.device(self._device)
             self._guard.__enter__()
         return int(torch._C._cuda_getCurrentRawStream(self._device.index))

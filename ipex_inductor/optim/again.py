@@ -39,10 +39,13 @@ _captured: list[Plan] = []  # nobody says when a graph that may read their table
 _known: "weakref.WeakKeyDictionary[Optimizer, Known]" = weakref.WeakKeyDictionary()
 
 
-def known(optimizer: Optimizer, seen: Look | None) -> Known | None:
-    """What the last step of the optimizer left, if all that is `seen` now is as it was."""
+def looked(
+    optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained]
+) -> tuple[Look | None, Known | None]:
+    """What is seen now, and what the last step of the optimizer left, if all is as it was."""
     last = _known.get(optimizer)
-    return last if last and seen and last.facts == seen.facts else None
+    seen = look(optimizer, weights, last.facts if last else ())
+    return seen, last if last and seen and last.facts == seen.facts else None
 
 
 def apart(last: Known | None, seen: Look | None, grads: list[Tensor]) -> bool:
@@ -54,6 +57,18 @@ def apart(last: Known | None, seen: Look | None, grads: list[Tensor]) -> bool:
     return last.apart[1]
 
 
+def taken(last: Known | None, seen: Look | None, asked: Asked) -> Plan | None:
+    """The last plan, for the gradients that are `seen`, if it was asked for the same."""
+    if not (last and seen and last.asked == asked and last.made.as_far):
+        return None
+    made = last.made
+    if last.addresses != seen.addresses:
+        made.move(seen.addresses)
+        last.addresses = seen.addresses
+    made.written = seen.held + seen.grads if asked.zeroed else seen.held
+    return made
+
+
 def planned(
     optimizer: Optimizer,
     weights: Mapping[nn.Parameter, Trained],
@@ -62,12 +77,8 @@ def planned(
     seen: Look | None,
 ) -> Plan:
     """The plan of this step: `plan`'s. Raises `DeviceError` for a new one in a CUDA graph."""
-    if last and seen and last.asked == asked and last.made.as_far:
-        made = last.made
-        if last.addresses != seen.addresses:
-            made.move(seen.addresses)
-            last.addresses = seen.addresses
-        made.written = seen.held + seen.grads if asked.zeroed else seen.held
+    made = taken(last, seen, asked)
+    if made is not None:
         return made
     if capturing():
         todo = "Take a step like it outside of the graph first."

@@ -155,6 +155,7 @@ class CudaBatch:
         self._scalars = scalars_function(kernel)
         self._sums: tuple[Room, ...] = ()  # where norms are added up
         self._cells = Cells(kernel.counted)
+        self.counts = False  # whether the host counts their steps
         self._rows = Sent(device)
         self._chunks: Room | None = None
 
@@ -166,11 +167,7 @@ class CudaBatch:
         self._blocks.append(-(-elements // self._block))
         if step is not None:
             self._cells.add(step.data_ptr())
-
-    @property
-    def counts(self) -> bool:
-        """Whether the host counts their steps."""
-        return len(self._cells) > 0
+            self.counts = True
 
     def as_far(self) -> bool:
         """Whether all steps are as far as they were left here."""

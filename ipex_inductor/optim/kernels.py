@@ -13,9 +13,18 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from ipex_inductor.decisions import Event, GraphReport
-from ipex_inductor.optim.again import Asked, apart, capturing, keep, known, planned
+from ipex_inductor.optim.again import (
+    Asked,
+    Known,
+    apart,
+    capturing,
+    keep,
+    looked,
+    planned,
+    taken,
+)
 from ipex_inductor.optim.batches import CudaBatch, Scale
-from ipex_inductor.optim.look import Look, look
+from ipex_inductor.optim.look import Look
 from ipex_inductor.optim.norms import Clip, deferred, read_of
 from ipex_inductor.optim.plan import Plan, numbers_of, run
 from ipex_inductor.optim.shards import is_sharded
@@ -28,6 +37,8 @@ log = logging.getLogger("ipex_inductor")
 FUSED, OPTIONS, SCALES = "fused", "_ipex_step_options", "_step_supports_amp_scaling"
 KNOB = "fuse_update_step"  # of `optimize`
 KEPT = (FUSED, OPTIONS, SCALES)  # by copies and pickles
+ALONE = Asked(scaled=False, zeroed=False, waits=True)  # a step, and nothing beside
+UNSCALED = Scale()
 _said: set[tuple[str, str]] = set()
 
 
@@ -47,7 +58,6 @@ def wanted(optimizer: Optimizer) -> bool:
 
 
 @_disable_dynamo  # kernels are called by address; torch.compiler.disable would import Dynamo now
-@torch.no_grad()
 def step(
     optimizer: Optimizer,
     weights: Mapping[nn.Parameter, Trained],
@@ -55,10 +65,38 @@ def step(
 ) -> None:
     """Kernels for the parameters they can take; `own` for the rest, first, as it may raise."""
     options: Options = vars(optimizer)[OPTIONS]
-    seen = look(optimizer, weights)
-    grads = seen.grads if seen else _gradients(optimizer)
+    seen, last = looked(optimizer, weights)
+    alone = not (_around(optimizer, options) or capturing())
+    made = taken(last, seen, ALONE) if alone else None
+    if made is None:
+        _step(optimizer, options, weights, own, seen, last)
+        return
+    run(made, optimizer, numbers_of(made, optimizer, UNSCALED), UNSCALED)
+    options.grad_norm = None
+
+
+def _around(optimizer: Optimizer, options: Options) -> bool:
+    """Whether something is to be done to gradients, or what GradScaler found is to be read."""
+    given = vars(optimizer)
+    asked = options.zero_grad or options.clip_norm is not None
+    return asked or "grad_scale" in given or "found_inf" in given or deferred(optimizer) is not None
+
+
+@torch.no_grad()
+def _step(
+    optimizer: Optimizer,
+    options: Options,
+    weights: Mapping[nn.Parameter, Trained],
+    own: Callable[[Container[nn.Parameter]], None],
+    seen: Look | None,
+    last: Known | None,
+) -> None:
+    """Any step: a new plan, or what is to be done around one."""
+    if seen is None:
+        grads = _gradients(optimizer)
+    else:
+        grads = seen.grads if options.zero_grad or options.clip_norm is not None else []
     norm, scale = _scale(optimizer, options, seen, grads)
-    last = known(optimizer, seen)
     # What is one's gradient in part would be 0 before the other has read it.
     zeroed = options.zero_grad and apart(last, seen, grads)
 
@@ -77,7 +115,7 @@ def step(
         scale, waiting = scale.read(), asked._replace(waits=True)
         if asked != waiting:
             asked, made = waiting, planned(optimizer, weights, waiting, last, seen)
-    scale = scale or Scale()
+    scale = scale or UNSCALED
     numbers = numbers_of(made, optimizer, scale)
     if made.left:
         _tell(optimizer, made)

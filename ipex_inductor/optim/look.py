@@ -7,10 +7,11 @@ not, one question after the other is put to all tensors at once, with no line of
 import functools
 import logging
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, compress
 from operator import attrgetter, itemgetter, not_
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,34 +29,49 @@ PLAIN = {Tensor, nn.Parameter}
 ASKED = (type, Tensor.size, Tensor.stride, attrgetter("dtype"))  # of every tensor
 
 
-class Look(NamedTuple):
-    """Facts, which two steps of one plan have alike; what is written; gradients, and their places.
+@dataclass
+class Look:
+    """Facts, which two steps of one plan have alike; what is written; where gradients are.
 
     A tensor is given by its type, address, sizes, strides and dtype, a gradient by all but its
     address, of which it counts whether a GPU may read it in vectors.
     """
 
     facts: list[Any]
-    held: list[Tensor]
-    grads: list[Tensor]
+    held: list[Tensor]  # those parameters that have a gradient first
     addresses: "array[int]"
+    kept: object  # as long as the gradients are to be in memory
+
+    @functools.cached_property
+    def grads(self) -> list[Tensor]:
+        """Gradients as Python has them, of which most steps need none."""
+        return [p.grad for p in self.held[: len(self.addresses)] if p.grad is not None]
 
 
-def look(optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained]) -> Look | None:
-    """What a plan follows from now; None for other tensors, or none: that is for `plan` to tell."""
+def look(
+    optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained], known: Sequence[Any] = ()
+) -> Look | None:
+    """What a plan follows from now; None for other tensors, or none: that is for `plan` to tell.
+
+    `known`: facts that these may be again.
+    """
     facts: list[Any] = []
     try:
-        found = _found(optimizer, list(_groups(optimizer, facts)))
-        if found is None or not weights:
-            return found and found._replace(facts=[*facts, found.facts])
+        found = _found(optimizer, [*_groups(optimizer, facts)], known)
+        if found is None:
+            return None
+        found.facts += facts
+        if not weights:
+            return found
         rests = [weights.get(p) for p in found.held if isinstance(p, nn.Parameter)]
     except (LeftError, KeyError, TypeError):
         return None
     held = [weight.rest for weight in rests if weight]
     if {*map(type, held)} - PLAIN:
         return None
-    facts += [found.facts, *map(type, rests), *map(Tensor.data_ptr, held), *_forms(held)]
-    return found._replace(facts=facts, held=found.held + held)
+    found.facts += (*map(type, rests), *map(Tensor.data_ptr, held), *_forms(held))
+    found.held += held
+    return found
 
 
 def gradients(optimizer: Optimizer) -> Look | None:
@@ -67,11 +83,18 @@ def _groups(
     optimizer: Optimizer, facts: list[Any]
 ) -> Iterator[tuple[list[nn.Parameter], tuple[str, ...]]]:
     """Parameters and the names of their states; into `facts` what else a plan reads of a group."""
-    rule = FORMULAS[type(optimizer).__name__]
+    name = type(optimizer).__name__
     for group in optimizer.param_groups:
-        flags = flags_of(optimizer, group)
-        facts += (flags, group.get("capturable"), _place(group["lr"]))
-        yield group["params"], ("step",) * rule.counts + rule.state(flags)
+        flags, rate = flags_of(optimizer, group), group["lr"]
+        facts += (flags, group.get("capturable"), type(rate) is float or _place(rate))
+        yield group["params"], _states(name, flags)
+
+
+@functools.cache
+def _states(name: str, flags: frozenset[str]) -> tuple[str, ...]:
+    """What a step reads of a state."""
+    rule = FORMULAS[name]
+    return ("step",) * rule.counts + rule.state(flags)
 
 
 def _place(rate: Any) -> Any:
@@ -88,21 +111,21 @@ def _reader() -> Reader | None:
     return None
 
 
-def _found(optimizer: Optimizer, named: list[Any]) -> Look | None:
+def _found(optimizer: Optimizer, named: list[Any], known: Sequence[Any] = ()) -> Look | None:
     """What is there of groups, given by parameters and the names of their states."""
     read = _reader()
-    return _in_python(optimizer, named) if read is None else _read(read, optimizer, named)
+    return _in_python(optimizer, named) if read is None else _read(read, optimizer, named, known)
 
 
-def _read(read: Reader, optimizer: Optimizer, named: Any) -> Look | None:
-    held: list[Tensor] = []
-    grads: list[Tensor] = []
+def _read(read: Reader, optimizer: Optimizer, named: Any, known: Sequence[Any]) -> Look | None:
     state = optimizer.state
     if not isinstance(state, dict):
         return None
-    groups, names = ([*each] for each in zip(*named, strict=True))
-    told = read.look([[*params] for params in groups], names, state, held, grads)
-    return Look([told[0]], held, grads, told[1]) if told else None
+    groups = [each if type(each) is list else [*each] for each, _ in named]
+    names = [each for _, each in named]
+    before = known[0] if known and isinstance(known[0], bytes) else b""
+    told = read.look(groups, names, state, before)
+    return Look([told.facts], told.held, told.addresses, told.gradients) if told else None
 
 
 def _in_python(optimizer: Optimizer, named: Any) -> Look | None:
@@ -110,6 +133,7 @@ def _in_python(optimizer: Optimizer, named: Any) -> Look | None:
     facts: list[Any] = []
     held: list[Any] = []
     grads: list[Any] = []
+    all_states: list[Any] = []
     for params, names in named:
         given = [*map(attrgetter("grad"), params)]
         absent = [grad is None for grad in given]
@@ -122,7 +146,8 @@ def _in_python(optimizer: Optimizer, named: Any) -> Look | None:
         if names:
             states: Iterator[Any] = map(optimizer.state.get, params)
             found = map(itemgetter(*names), states)
-            held += chain.from_iterable(found) if len(names) > 1 else found
+            all_states += chain.from_iterable(found) if len(names) > 1 else found
+    held += all_states
     if {*map(type, held), *map(type, grads)} - PLAIN:
         return None
     if {*map(attrgetter("layout"), grads)} - {torch.strided}:
@@ -135,7 +160,9 @@ def _in_python(optimizer: Optimizer, named: Any) -> Look | None:
     facts += map(Tensor.data_ptr, held)
     facts += (address % VECTOR for address in addresses)
     facts += _forms(held + grads)
-    return Look(facts, held, grads, addresses)
+    seen = Look(facts, held, addresses, grads)
+    seen.grads = grads
+    return seen
 
 
 def _forms(tensors: list[Tensor]) -> Iterator[Any]:

@@ -24,6 +24,7 @@ from ipex_inductor.optim.weights import Master, Split, Trained, refuse_strangers
 from ipex_inductor.templates.cells import DTYPES
 from ipex_inductor.templates.cpp import NotBuiltError
 from ipex_inductor.templates.formulas import FORMULAS
+from ipex_inductor.templates.look_cpp import bump
 from ipex_inductor.templates.step import C_TYPES, StepKernel
 from ipex_inductor.templates.step_cpp import is_dense
 from ipex_inductor.templates.step_cuda import VECTOR, has_kernels
@@ -62,8 +63,10 @@ class Plan:
     @property
     def as_far(self) -> bool:
         """Whether steps that the host counts are where this left them."""
-        batches = self.batches.values()
-        return all(b.as_far() for b in batches if isinstance(b, (CudaBatch, SyclBatch)))
+        for batch in self.batches.values():  # before each step
+            if isinstance(batch, (CudaBatch, SyclBatch)) and not batch.as_far():
+                return False
+        return True
 
     def move(self, addresses: "array[int]") -> None:
         """Gradients lie there now."""
@@ -185,7 +188,7 @@ def run(made: Plan, optimizer: Optimizer, numbers: list["array[float]"], scale: 
         optimizer.state[param].update(state)
     for batch, given in zip(made.batches.values(), numbers, strict=True):
         batch.run(given, scale)
-    torch.autograd.graph.increment_version(made.written)
+    bump(made.written)
     made.held, made.written, made.fresh = [], [], {}
 
 
@@ -193,11 +196,12 @@ def flags_of(optimizer: Optimizer, group: Mapping[str, Any]) -> frozenset[str]:
     """Which of the formula's flags are on; raises `LeftError` for a group that no kernel takes."""
     if group.get("differentiable"):
         raise LeftError("differentiable=True")
-    if any(isinstance(beta, Tensor) for beta in group.get("betas", ())):
-        raise LeftError("betas that are tensors")
-    on = {name for name in FORMULAS[type(optimizer).__name__].flags if group.get(name)}
+    for beta in group.get("betas", ()):
+        if isinstance(beta, Tensor):
+            raise LeftError("betas that are tensors")
+    on = [name for name in FORMULAS[type(optimizer).__name__].flags if group.get(name)]
     if type(optimizer) is AdamW:
-        on.add("decoupled_weight_decay")
+        on.append("decoupled_weight_decay")
     return frozenset(on)
 
 

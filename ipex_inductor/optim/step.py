@@ -328,8 +328,9 @@ def _hooked_step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         _before_step(optimizer)
         out = _step(optimizer, *args, **kwargs)
         optimizer._optimizer_step_code()
-        for hook in (hook for hooks in after for hook in hooks.values()):
-            hook(optimizer, args, kwargs)
+        for hooks in after:
+            for hook in hooks.values():
+                hook(optimizer, args, kwargs)
     return out
 
 

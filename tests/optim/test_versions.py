@@ -1,0 +1,173 @@
+"""Versions that a step counts, as torch's own call does; gradients that Python has not seen."""
+
+import ctypes
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW
+
+from ipex_inductor.optim import again, fuse_step, look
+from ipex_inductor.templates import look_cpp
+
+WORD = look_cpp.WORD
+
+
+class Mine(torch.Tensor):
+    """A subclass."""
+
+
+def reader():
+    found = look_cpp.reader()
+    assert isinstance(found, look_cpp.Reader), found
+    return found
+
+
+def kinds():
+    """A tensor, two views of it, a parameter, no elements, one of inference, a subclass."""
+    base = torch.zeros(8)
+    with torch.inference_mode():
+        odd = torch.zeros(2)
+    view, own = base[2:], nn.Parameter(torch.zeros(3))
+    return [base, view, view[1:], own, torch.zeros(0), odd, torch.zeros(2).as_subclass(Mine), base]
+
+
+def versions(tensors):
+    return [None if t.is_inference() else t._version for t in tensors]
+
+
+@pytest.mark.parametrize("inference", [False, True], ids=["training", "inference mode"])
+def test_versions_are_counted_as_torch_counts_them(inference):
+    ours, theirs = kinds(), kinds()
+    with torch.inference_mode(inference):
+        reader().bump(ours)
+        torch.autograd.graph.increment_version(theirs)
+    assert versions(ours) == versions(theirs)
+    assert versions(ours)[0] == 4  # it, twice, and two views that share its counter
+
+
+def test_plain_tensors_are_not_left_to_torch(monkeypatch):
+    tensors = kinds()[:5]
+    monkeypatch.setattr(torch.autograd.graph, "increment_version", None)
+    reader().bump(tensors)
+    assert versions(tensors) == [3, 3, 3, 1, 1]
+
+
+# One that is not there, and one that takes a tensor too, but only reads its version.
+@pytest.mark.parametrize("name", ["no_such_function", "_ZNK2at10TensorBase8_versionEv"])
+def test_where_torchs_function_is_not_the_one_its_public_call_counts(name, monkeypatch):
+    monkeypatch.setattr(look_cpp, "BUMP", name)
+    found = look_cpp.Reader()
+    assert found._bump is None
+    ours, theirs = kinds(), kinds()
+    found.bump(ours)
+    torch.autograd.graph.increment_version(theirs)
+    assert versions(ours) == versions(theirs)
+
+
+def test_where_torch_lacks_a_function_python_looks(monkeypatch):
+    monkeypatch.setattr(look_cpp, "ASKED", (*look_cpp.ASKED[:-1], "no_such_function"))
+    with pytest.raises(look_cpp.NotBuiltError, match="not to be had"):
+        look_cpp.Reader()
+
+
+def trained(steps=2):
+    """With a plan that lasts; gradients are of a backward pass."""
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.randn(shape)) for shape in ((8, 8), (7,), ())]
+    optimizer = AdamW(params, 0.01)
+    assert fuse_step(optimizer) is None
+    for _ in range(steps):
+        backward(params)
+        optimizer.step()
+    return params, optimizer
+
+
+def backward(params):
+    for p in params:
+        p.grad = None
+    sum((p * p).sum() for p in params).backward()
+
+
+def object_of(param):
+    """That of its gradient; 0 as long as Python has none."""
+    theirs = ctypes.CDLL(torch._C.__file__)
+    grad = theirs[look_cpp.GRADIENT]
+    grad.restype, grad.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    impl = ctypes.c_void_p.from_address(grad(param._cdata)).value
+    return ctypes.c_void_p.from_address(impl + WORD * look_cpp._object(theirs)).value or 0
+
+
+@pytest.mark.parametrize("cpp", [True, False], ids=["C++", "torch's call"])
+def test_each_step_counts_one_version_of_what_it_writes(cpp, monkeypatch):
+    if not cpp:
+        monkeypatch.setattr(reader(), "_bump", None)
+    params, optimizer = trained()
+    written = [*params, *(t for own in optimizer.state.values() for t in own.values())]
+    views = [p.detach().view(-1) for p in params]
+    before = versions(written + views)
+    for _ in range(3):
+        backward(params)
+        optimizer.step()
+    assert versions(written + views) == [v + 3 for v in before]
+
+
+def test_a_backward_pass_through_what_was_stepped_is_refused():
+    params, optimizer = trained()
+    backward(params)
+    loss = (params[0] * params[0]).sum()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_gradients_get_no_objects_that_no_one_asks_for(monkeypatch):
+    params, optimizer = trained()
+    monkeypatch.setattr(again, "plan", None)  # nobody plans
+    backward(params)
+    assert [object_of(p) for p in params] == [0, 0, 0]
+    optimizer.step()
+    assert [object_of(p) for p in params] == [0, 0, 0]
+    assert object_of(params[0]) == 0
+    assert params[0].grad is not None
+    assert object_of(params[0]) == id(params[0].grad)
+
+
+def test_gradients_stay_as_long_as_they_were_seen():
+    params, optimizer = trained()
+    backward(params)
+    seen = look.look(optimizer, {})
+    there = weakref.ref(params[0].grad)
+    params[0].grad = None
+    assert there() is not None
+    del seen
+    assert there() is None
+
+
+def test_names_of_states_are_equal_and_not_the_same():
+    """As unpickling may leave them, and in another order."""
+    _, optimizer = trained()
+    before = look.look(optimizer, {})
+    for own in optimizer.state.values():
+        items = {"".join([*name]): value for name, value in reversed(own.items())}
+        assert not any(a is b for a in items for b in own)
+        own.clear()
+        own.update(items)
+    seen = look.look(optimizer, {}, before.facts)
+    assert seen.facts == before.facts
+    assert seen.facts[0] is before.facts[0]  # nothing was made that is the same
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["no gradient", "gradient"])
+def test_a_subclass_may_be_there_without_a_gradient(trains):
+    params = [nn.Parameter(torch.ones(4)), torch.ones(3).as_subclass(Mine).requires_grad_()]
+    optimizer = SGD(params, 0.1)
+    assert fuse_step(optimizer) is None
+    for p in params[: 1 + trains]:
+        p.grad = torch.ones(p.shape)
+    assert (look.look(optimizer, {}) is None) == trains
+    optimizer.step()
+    expected = [torch.full((4,), 0.9), torch.full((3,), 0.9 if trains else 1.0)]
+    for p, value in zip(params, expected, strict=True):
+        torch.testing.assert_close(p.detach().as_subclass(torch.Tensor), value)
