@@ -1,16 +1,14 @@
 """Training steps on one GPU, side by side in one run: eager, Inductor, ours.
 
-    python benchmarks/train.py [--models resnet50 bert gpt2-medium] [--captured] [--seconds S]
-        [--json FILE]
+    python benchmarks/train.py [--models resnet50 bert gpt2-medium] [--seconds S] [--json FILE]
 
 ResNet-50 with 128 images (channels-last), BERT-base with 32 times 384 words, GPT-2-medium with 8
 times 1024; forward and backward under bf16 autocast, AdamW in fp32, no dropout, gradients set to
 None. Eager and Inductor step with torch's fused AdamW, ours with the fused step. Before any is
 timed its first gradients are held against the same model's without autocast, in fp32 without TF32:
 who is farther off than eager may be is printed as wrong, without a speed. Milliseconds of a whole
-step between events, as the host launches it: a block of steps at a time, peers in turns. With
---captured each peer's step is a CUDA graph (and its optimizer `capturable`), so that a slow host is
-left out.
+step between events, as the host launches it: a block of steps at a time, peers in turns. Beside
+them the sum of its kernels, which a slow host leaves as it is.
 """
 
 import argparse
@@ -31,6 +29,7 @@ import transformers
 from damped import damped
 from gpu_peers import keep, known, raced
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 import ipex_inductor
 from ipex_inductor import decisions
@@ -92,12 +91,10 @@ def cases(names: list[str]) -> Iterator[Case]:
         yield Case(name, words, (x,), of_words)
 
 
-def contestant(
-    peer: str, case: Case, capturable: bool = False
-) -> tuple[nn.Module, Callable[[], Tensor], Callable[[], None]]:
+def contestant(peer: str, case: Case) -> tuple[nn.Module, Callable[[], Tensor], Callable[[], None]]:
     """The peer's own copy of the model, its forward and backward, and its whole step."""
     model = copy.deepcopy(case.model)
-    adamw = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=capturable)
+    adamw = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     if peer == "ours":
         ipex_inductor.optim.fuse_step(adamw)
     backends: dict[str, dict[str, Any]] = {
@@ -120,17 +117,14 @@ def contestant(
     return model, gradients, step
 
 
-def captured(step: Callable[[], None]) -> Callable[[], None]:
-    """The replay of a step in a CUDA graph."""
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
+def kernels(step: Callable[[], None]) -> float:
+    """Milliseconds that the device works for a step."""
+    steps = 3
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(steps):
             step()
-    torch.cuda.current_stream().wait_stream(stream)
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
+        torch.cuda.synchronize()
+    return sum(event.self_device_time_total for event in seen.key_averages()) / steps / 1e3
 
 
 def exact_gradients(case: Case) -> list[Tensor]:
@@ -160,8 +154,7 @@ def measure(options: argparse.Namespace, case: Case, about: dict[str, str]) -> b
     for peer in options.peers:
         decisions.clear()
         row = rows[peer] = {"model": case.name, "shape": [*case.inputs[0].shape], "peer": peer}
-        row["captured"] = options.captured
-        model, gradients, step = contestant(peer, case, options.captured)
+        model, gradients, step = contestant(peer, case)
         begin = time.monotonic()
         try:
             row["loss"] = float(gradients())
@@ -169,7 +162,8 @@ def measure(options: argparse.Namespace, case: Case, about: dict[str, str]) -> b
             step()
             torch.cuda.synchronize()
             row["first step, s"] = round(time.monotonic() - begin, 2)
-            steps[peer] = captured(step) if options.captured else step
+            row["kernels, ms"] = round(kernels(step), 3)
+            steps[peer] = step
         except Exception as error:  # one peer's fault is not the others'
             row["failed"] = f"{type(error).__name__}: {str(error).strip()[:500]}"
         reports = decisions.reports()
@@ -193,7 +187,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", nargs="+", default=["resnet50", "bert", "gpt2-medium"])
     parser.add_argument("--peers", nargs="+", default=["eager", "inductor", "ours"])
-    parser.add_argument("--captured", action="store_true", help="time CUDA graphs of steps")
     parser.add_argument("--seconds", type=float, default=6, help="of timing a model")
     parser.add_argument("--json", help="append the rows to this file, one JSON object a line")
     options = parser.parse_args()
