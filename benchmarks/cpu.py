@@ -86,7 +86,7 @@ def started(
     python = f"{options.ipex28}/bin/python" if name.startswith("ipex28") else sys.executable
     folder = Path(options.cache) / name
     env = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "IPEX_HOME": str(folder / "home")}
-    if name == "inductor":  # ours keeps torch's files by itself
+    if name.startswith("inductor"):  # ours keeps torch's files by itself
         env["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     command = [python, str(PROGRAM), name, *map(str, row)]
     with log.open("w") as errors:

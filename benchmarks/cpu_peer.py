@@ -109,6 +109,12 @@ def packaged(model: nn.Module, inputs: tuple[Tensor, ...]) -> Call:
     return lambda: run(*inputs)
 
 
+def inductor_default(model: nn.Module, inputs: tuple[Tensor, ...]) -> Call:
+    """Inductor as it is when nothing is said."""
+    run = torch.compile(model)
+    return lambda: run(*inputs)
+
+
 def inductor(model: nn.Module, inputs: tuple[Tensor, ...]) -> Call:
     """Inductor with freezing, which Dynamo reads from the global configuration, max-autotune."""
     from torch._inductor import config
@@ -145,6 +151,7 @@ PEERS: dict[str, Callable[[nn.Module, tuple[Tensor, ...]], Call]] = {
     "ipex": ours,
     "ipex-package": packaged,
     "inductor": inductor,
+    "inductor-default": inductor_default,
     "ipex28-trace": ipex_trace,
     "ipex28-compile": ipex_compile,
 }

@@ -20,18 +20,20 @@ import torch
 from blocked import seconds
 
 from ipex_inductor import ops
+from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.ops.kept import Geometry
 from ipex_inductor.target import current
 from ipex_inductor.templates import kept
 
 ROUNDS = 40
 LAST = torch.channels_last
+SCALARS: dict[str, list[float]] = {"hardtanh": [0, 6], "leaky_relu": [0.1]}
 mkldnn = torch.ops.mkldnn
 assert ops
 
 
 class Case(NamedTuple):
-    """Channels, those made, side of the image, of the window, stride, groups, an addend."""
+    """Channels, those made, side of the image, of the window, stride, groups, addend, last."""
 
     channels: int
     made: int
@@ -40,6 +42,7 @@ class Case(NamedTuple):
     stride: int = 1
     groups: int = 1
     added: int = 0
+    unary: str = "relu"
 
 
 RESNET = (Case(3, 64, 224, 7, 2), Case(64, 64, 56, 3), Case(128, 128, 28, 3), Case(512, 512, 7, 3))
@@ -55,22 +58,30 @@ DEPTHWISE += ((32, 112, 5, 1), (120, 28, 5, 1), (240, 14, 5, 1), (672, 14, 5, 2)
 DEPTHWISE += ((96, 56, 7, 1), (384, 14, 7, 1), (768, 7, 7, 1), (21, 28, 3, 1))
 GROUPED = ((128, 56, 1, 32), (256, 56, 2, 32), (256, 28, 1, 32), (512, 14, 1, 32))
 GROUPED += ((1024, 14, 1, 32), (256, 56, 1, 64), (64, 56, 1, 2), (64, 28, 1, 4))
+GROUPED += ((256, 14, 1, 32), (512, 7, 1, 32), (240, 28, 1, 3), (128, 28, 1, 8), (128, 56, 2, 16))
+GROUPED += ((256, 7, 1, 32), (128, 14, 1, 16), (64, 28, 1, 8), (64, 14, 1, 8))
+# Behind a depthwise one, behind one pixel, and a gate of one pixel.
+ACTIVATED = ((240, 240, 14, 5, 1, 240), (96, 96, 112, 3, 2, 96), (24, 144, 56, 1), (960, 240, 1, 1))
+INVERTED = ((144, 24, 56), (192, 32, 28), (384, 64, 14), (576, 96, 14), (960, 160, 7))
 CASES = (*RESNET, *DENSE, *(Case(n, n, side, w, s, n) for n, side, w, s in DEPTHWISE))
 CASES += tuple(Case(n, n, side, 3, stride, groups) for n, side, stride, groups in GROUPED)
+CASES += tuple(Case(*sizes, 1, added=1, unary="none") for sizes in INVERTED)
+CASES += tuple(Case(*sizes)._replace(unary=word) for word in kept.UNARY for sizes in ACTIVATED)
 
 
 def calls(
     case: Case, batch: int, dtype: torch.dtype
 ) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
     """Name and call; nothing where that oneDNN has no kernel worth the name."""
-    channels, made, side, window, stride, groups, added = case
+    channels, made, side, window, stride, groups, added, unary = case
     padding = 0 if window == stride else window // 2
     out = (side + 2 * padding - window) // stride + 1
     pairs = [(n, n) for n in (window, out, stride, padding, 1)]
     head = kept.TYPES[dtype], batch, channels, side, side, made
-    geometry = Geometry(*head, *pairs, groups, 1, added, 1)
+    geometry = Geometry(*head, *pairs, groups, 1, added)
+    scalars = SCALARS.get(unary, [])
     try:
-        tag, size = kept.layout(geometry)
+        tag, size = kept.layout(geometry, unary, scalars)
     except kept.KeptError:
         return
     x = torch.randn(batch, channels, side, side).to(dtype).to(memory_format=LAST)
@@ -79,11 +90,12 @@ def calls(
     # In place torch saves a copy of the addend; that the addend grows changes no speed.
     other = torch.zeros(batch, made, out, out, dtype=dtype).to(memory_format=LAST)
     arranged = kept.laid_out(weight, groups, tag, size // weight.element_size())
-    words, rest = tuple(geometry.flat()), (bias, other) if added else (bias,)
+    rest = (bias, other) if added else (bias,)
+    known = tuple(geometry.flat()), unary, tuple(scalars)
 
     def ours() -> torch.Tensor:
         result = torch.empty_like(other)
-        kept.call(x, arranged, *rest, words, tag, out=result)
+        kept.call(x, arranged, *rest, *known, tag, out=result)
         return result
 
     place = [padding] * 2, [stride] * 2, [1, 1], groups
@@ -91,8 +103,10 @@ def calls(
     plain = functools.partial(mkldnn._convolution_pointwise, x, packed, bias, *place)
     summed = functools.partial(mkldnn._convolution_pointwise_.binary, other, x, packed, bias)
     yield "kept", ours
-    last = "relu", [], ""
-    yield "torch", (lambda: summed(*place, "add", 1.0, *last)) if added else lambda: plain(*last)
+    word = UNARY[unary]
+    last = word.word, scalars, word.algorithm
+    behind = None if unary == "none" else word.word, scalars, word.algorithm
+    yield "torch", (lambda: summed(*place, "add", 1.0, *behind)) if added else lambda: plain(*last)
 
 
 @torch.no_grad()

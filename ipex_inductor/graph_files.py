@@ -20,7 +20,7 @@ from ipex_inductor.aot_cache import graphs, opened, workroom
 from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.aot_cache.key import Key, Pairs, pairs
 from ipex_inductor.aot_cache.knobs import environment, triton_settings
-from ipex_inductor.aot_cache.toolkit import ONEDNN, compiler, compiler_named, version_of
+from ipex_inductor.aot_cache.toolkit import compiler, compiler_named, onednn, version_of
 from ipex_inductor.levels import Level
 from ipex_inductor.target import architecture, current, instructions
 
@@ -273,5 +273,5 @@ def _toolkit(on_cpu: bool = True) -> Pairs:
     if not on_cpu:
         return pairs({"python": ".".join(platform.python_version_tuple()[:2])})
     told = {"c++": compiler_named(), "cpu": instructions(), "python": platform.python_version()}
-    onednn = version_of(ONEDNN)  # whose primitives code may call where it is installed
-    return pairs(told | ({"onednn": onednn} if onednn else {}))
+    version = onednn()  # whose primitives code may call
+    return pairs(told | ({"onednn": version} if version else {}))

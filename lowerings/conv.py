@@ -25,6 +25,7 @@ from ipex_inductor.ops import epilogue
 from ipex_inductor.ops.conv import reference
 from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.ops.stem import image_of, rows_of
+from ipex_inductor.templates.kept import KEPT_CONV
 
 aten = torch.ops.aten
 
@@ -80,7 +81,7 @@ def _dies_here(node: torch.fx.Node) -> bool:
     """
     other = node.args[3]
     assert isinstance(other, torch.fx.Node)
-    own = (torch.ops.ipex.conv.default, torch.ops.ipex.blocked.default)
+    own = (torch.ops.ipex.conv.default, torch.ops.ipex.blocked.default, KEPT_CONV)
     others = [user for user in other.users if user is not node]
     return (
         other.target in own

@@ -18,13 +18,22 @@ class KeptCall(OurCall):
     imported = kept.__name__
 
 
-def _kept(x: Any, arranged: Any, bias: Any, other: Any, geometry: list[int], tag: int) -> Any:
+def _kept(
+    x: Any,
+    arranged: Any,
+    bias: Any,
+    other: Any,
+    geometry: list[int],
+    unary: str,
+    scalars: list[float],
+    tag: int,
+) -> Any:
     tensors = [without_gaps(x, image=True), without_gaps(arranged)]
     tensors += [] if bias is None else [without_gaps(bias)]
     tensors += [] if other is None else [without_gaps(other, image=True)]
     value = V.graph.current_node.meta["val"]
     layout = ir.FixedLayout(x.get_device(), x.get_dtype(), *expressions(value))
-    constants = tuple(geometry), tag
+    constants = tuple(geometry), unary, tuple(scalars), tag
     return ir.TensorBox.create(KeptCall(layout, tensors, constants, python_kernel_name=NAME))
 
 

@@ -61,7 +61,7 @@ struct Library {
 Library dnnl;
 Handle engine;
 
-enum { CPU = 1, OPENMP = 2, INFERENCE = 96, DIRECT = 1, IN_ORDER = 1, RELU = 32, ADD = 131056 };
+enum { CPU = 1, OPENMP = 2, INFERENCE = 96, DIRECT = 1, IN_ORDER = 1, ADD = 131056 };
 enum { ANY = 1, VECTOR = 2, OIHW = 5, GOIHW = 6, NHWC = 22, TAGS = 762 };
 enum { IMPLEMENTATION = 8, WEIGHTS_DESC = 131, SCRATCH_DESC = 136 };
 enum { SOURCE = 1, ADDEND = 32768 | 2, RESULT = 17, WEIGHTS = 33, BIAS = 41, SCRATCH = 80 };
@@ -71,7 +71,13 @@ enum { ANOTHER_SEEN = -4 };
 // What a convolution is, as the Python side writes it.
 struct Geometry {
   int64_t type, batch, channels, in[2], made, window[2], out[2], stride[2], padding[2], dilation[2];
-  int64_t groups, biased, added, relu;
+  int64_t groups, biased, added;
+};
+
+// What comes last: one of oneDNN's eltwise algorithms, or none (0).
+struct Unary {
+  int algorithm;
+  float alpha, beta;
 };
 
 // A weight [O, C / groups, h, w].
@@ -95,7 +101,7 @@ struct Described {
   Handle source = nullptr, weights = nullptr, bias = nullptr, result = nullptr;
   Handle post_ops = nullptr, attributes = nullptr, convolution = nullptr;
 
-  int begin(const Geometry& g, int64_t tag) {
+  int begin(const Geometry& g, const Unary& last, int64_t tag) {
     int64_t x[] = {g.batch, g.channels, g.in[0], g.in[1]};
     int64_t y[] = {g.batch, g.made, g.out[0], g.out[1]};
     int64_t after[2], between[2];
@@ -111,7 +117,8 @@ struct Described {
       failed = dnnl.memory_desc_create_with_tag(&bias, 1, &g.made, g.type, VECTOR);
     failed = failed ? failed : dnnl.post_ops_create(&post_ops);
     if (!failed && g.added) failed = dnnl.post_ops_append_binary(post_ops, ADD, result);
-    if (!failed && g.relu) failed = dnnl.post_ops_append_eltwise(post_ops, RELU, 0, 0);
+    if (!failed && last.algorithm)
+      failed = dnnl.post_ops_append_eltwise(post_ops, last.algorithm, last.alpha, last.beta);
     failed = failed ? failed : dnnl.primitive_attr_create(&attributes);
     failed = failed ? failed : dnnl.primitive_attr_set_post_ops(attributes, post_ops);
     // Else a primitive works in memory of the thread that made it.
@@ -224,9 +231,9 @@ int kept_open(const char* path) {
 }
 
 // The layout that oneDNN wants a weight in, as a format tag, and the bytes it takes there.
-int kept_layout(const Geometry* geometry, int64_t* tag, int64_t* bytes) {
+int kept_layout(const Geometry* geometry, const Unary* last, int64_t* tag, int64_t* bytes) {
   Described described;
-  if (int failed = described.begin(*geometry, ANY)) return failed;
+  if (int failed = described.begin(*geometry, *last, ANY)) return failed;
   const char* name = described.implementation();
   if (!std::strncmp(name, "ref", 3) || std::strstr(name, "gemm")) return NO_KERNEL;
   Handle wanted = dnnl.primitive_desc_query_md(described.convolution, WEIGHTS_DESC, 0);
@@ -238,7 +245,7 @@ int kept_layout(const Geometry* geometry, int64_t* tag, int64_t* bytes) {
     dnnl.memory_desc_destroy(like);
     if (!same) continue;
     Described named;  // a size of one has many names, and a kernel knows one of them
-    if (!named.begin(*geometry, *tag) && !std::strcmp(named.implementation(), name)) return 0;
+    if (!named.begin(*geometry, *last, *tag) && !std::strcmp(named.implementation(), name)) return 0;
   }
   return NO_TAG;
 }
@@ -268,9 +275,9 @@ int kept_arrange(const Weight* given, int64_t tag, void* weight, void* arranged)
 }
 
 // The convolution on a weight in that layout, for as long as the process lives.
-int kept_begin(const Geometry* geometry, int64_t tag, Kept** found) {
+int kept_begin(const Geometry* geometry, const Unary* last, int64_t tag, Kept** found) {
   auto kept = std::make_unique<Kept>(*geometry);
-  int failed = kept->described.begin(kept->geometry, tag);
+  int failed = kept->described.begin(kept->geometry, *last, tag);
   failed = failed ? failed : dnnl.primitive_create(&kept->primitive, kept->described.convolution);
   if (failed) return failed;
   kept->scratch = dnnl.primitive_desc_query_md(kept->described.convolution, SCRATCH_DESC, 0);

@@ -5,7 +5,7 @@ Torch makes oneDNN's descriptors anew at each call, which takes as long as a sma
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
@@ -31,15 +31,45 @@ ERRORS = {
     1: "out of memory",
     3: "no kernel",
 }
+# What may come last: oneDNN's number of it, its alpha and beta as torch gives them to its own
+# oneDNN. An activation with scalars has them there.
+UNARY: Mapping[str, tuple[float, ...]] = {
+    "none": (0,),
+    "gelu": (0x31,),
+    "gelu_tanh": (0x2B,),
+    "hardsigmoid": (0x28, 1 / 6, 1 / 2),
+    "hardswish": (0x34, 1 / 6, 1 / 2),
+    "hardtanh": (0x2E,),
+    "leaky_relu": (0x20,),
+    "relu": (0x20,),
+    "sigmoid": (0x29,),
+    "silu": (0x2C, 1),
+    "tanh": (0x21,),
+}
 _TAG, _POINTER = ctypes.c_int64, ctypes.c_void_p
 SIGNATURES = {
     "open": [ctypes.c_char_p],
-    "layout": [_POINTER] * 3,
+    "layout": [_POINTER] * 4,
     "arrange": [_POINTER, _TAG, _POINTER, _POINTER],
-    "begin": [_POINTER, _TAG, _POINTER],
+    "begin": [_POINTER, _POINTER, _TAG, _POINTER],
     "run": [_POINTER] * 6,
 }
+
+
+class _Unary(ctypes.Structure):
+    _fields_ = (
+        ("algorithm", ctypes.c_int),
+        ("alpha", ctypes.c_float),
+        ("beta", ctypes.c_float),
+    )
+
+    def __init__(self, unary: str, scalars: Sequence[float]) -> None:
+        algorithm, *around = *UNARY[unary], *scalars
+        super().__init__(int(algorithm), *around)
+
+
 ROOM = 1024  # geometries, of which a primitive each takes 0.1 MiB that oneDNN gives back half of
+_met: set[tuple[Any, ...]] = set()  # those of graphs compiled here, and of cached ones that ran
 
 
 class KeptError(RuntimeError):
@@ -102,26 +132,32 @@ def _numbers(flat: Sequence[int]) -> Any:
     return (ctypes.c_int64 * len(flat))(*flat)
 
 
-def layout(geometry: Geometry) -> tuple[int, int]:
+def layout(
+    geometry: Geometry, unary: str = "none", scalars: Sequence[float] = ()
+) -> tuple[int, int]:
     """The format tag that oneDNN wants the weight in, and its bytes there. Raises `KeptError`.
 
     For the number of threads that is set: behind another tag than it wants stands a slow kernel.
     """
-    return _layout(geometry, torch.get_num_threads())
+    return _layout(geometry, unary, tuple(scalars), torch.get_num_threads())
 
 
 @functools.cache
-def _layout(geometry: Geometry, threads: int) -> tuple[int, int]:
+def _layout(
+    geometry: Geometry, unary: str, scalars: tuple[float, ...], threads: int
+) -> tuple[int, int]:
     tag, size = ctypes.c_int64(), ctypes.c_int64()
-    code = _library().kept_layout(_numbers(geometry.flat()), ctypes.byref(tag), ctypes.byref(size))
+    given = _numbers(geometry.flat()), ctypes.byref(_Unary(unary, scalars))
+    code = _library().kept_layout(*given, ctypes.byref(tag), ctypes.byref(size))
     if code:
         raise KeptError(_said(code))
+    _met.add((*geometry.flat(), unary, scalars, threads))
     return tag.value, size.value
 
 
 def why_no_more() -> str | None:
     """Why no further graph of this process is to have such calls, None if it may."""
-    full = _layout.cache_info().currsize >= ROOM
+    full = len(_met) >= ROOM
     return f"there are {ROOM} geometries in this process already" if full else None
 
 
@@ -136,10 +172,11 @@ def arrange(groups: int, tag: int, weight: Tensor, arranged: Tensor) -> None:
 class Primitive:
     """A convolution on a weight in layout `tag`, by a number of threads. Raises `KeptError`."""
 
-    def __init__(self, geometry: Geometry, tag: int) -> None:
+    def __init__(self, geometry: Geometry, unary: str, scalars: Sequence[float], tag: int) -> None:
         self.geometry = geometry
         self._library, found = _library(), ctypes.c_void_p()
-        code = self._library.kept_begin(_numbers(geometry.flat()), tag, ctypes.byref(found))
+        given = _numbers(geometry.flat()), ctypes.byref(_Unary(unary, scalars))
+        code = self._library.kept_begin(*given, tag, ctypes.byref(found))
         if code:
             raise KeptError(_said(code))
         self._kept = found.value
@@ -159,23 +196,26 @@ class Primitive:
 
 
 @functools.cache
-def _primitive(numbers: tuple[int, ...], tag: int, threads: int) -> Primitive:
+def _primitive(
+    numbers: tuple[int, ...], unary: str, scalars: tuple[float, ...], tag: int, threads: int
+) -> Primitive:
     """oneDNN makes it for so many threads."""
-    return Primitive(Geometry.of(numbers), tag)
+    _met.add((*numbers, unary, scalars, threads))
+    return Primitive(Geometry.of(numbers), unary, scalars, tag)
 
 
 def call(x: Tensor, arranged: Tensor, *rest: Any, out: Tensor) -> None:
-    """What Inductor's code calls: `rest` is bias and other if there are any, geometry, tag."""
-    *tensors, numbers, tag = rest
-    gone = why_not() is not None
-    kept = None if gone else _primitive(tuple(numbers), tag, torch.get_num_threads())
+    """What Inductor's code calls: `rest` is bias and other if there are any, and what is known."""
+    *tensors, numbers, unary, scalars, tag = rest
+    gone, given = why_not() is not None, (tuple(numbers), unary, tuple(scalars), tag)
+    kept = None if gone else _primitive(*given, torch.get_num_threads())
     geometry = kept.geometry if kept else Geometry.of(numbers)
     bias = tensors[0] if geometry.biased else None
     other = tensors[-1] if geometry.added else None
     if kept:
         kept.run(x, arranged, bias, other, out)
     else:  # of a cache that was filled where there is one; the weight lies as torch has it
-        out.copy_(reference(x, arranged, bias, other, geometry))
+        out.copy_(reference(x, arranged, bias, other, geometry, unary, scalars))
 
 
 @op("kept_weight")
@@ -209,14 +249,18 @@ def kept_conv(
     bias: Tensor | None,
     other: Tensor | None,
     geometry: list[int],
+    unary: str,
+    scalars: list[float],
     tag: int,
 ) -> Tensor:
-    """`relu(convolution(x, weight, bias) + other)`, each where `geometry` says so.
+    """`unary(convolution(x, weight, bias) + other, *scalars)`, words of `ops/epilogue.py`.
 
-    x [B, C, H, W], other and the result [B, O, H', W'], all channels-last; bias [O].
+    x [B, C, H, W], other and the result [B, O, H', W'], all channels-last; bias [O]. `geometry`
+    (`ops/kept.py`) says which of bias and other there are; weight in oneDNN's layout `tag`.
     """
     out = _result(x, Geometry.of(geometry))
-    call(x, arranged, *(t for t in (bias, other) if t is not None), geometry, tag, out=out)
+    tensors = [t for t in (bias, other) if t is not None]
+    call(x, arranged, *tensors, geometry, unary, scalars, tag, out=out)
     return out
 
 
@@ -227,6 +271,8 @@ def _(
     bias: Tensor | None,
     other: Tensor | None,
     geometry: list[int],
+    unary: str,
+    scalars: list[float],
     tag: int,
 ) -> Tensor:
     return _result(x, Geometry.of(geometry))

@@ -30,7 +30,6 @@ class Geometry(NamedTuple):
     groups: int
     biased: int
     added: int
-    relu: int
 
     @property
     def weight(self) -> tuple[int, ...]:
@@ -50,11 +49,19 @@ class Geometry(NamedTuple):
 
 
 def reference(
-    x: Tensor, arranged: Tensor, bias: Tensor | None, other: Tensor | None, given: Geometry
+    x: Tensor,
+    arranged: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    given: Geometry,
+    unary: str,
+    scalars: Sequence[float],
 ) -> Tensor:
-    """`relu(convolution(x, weight, bias) + other)`, each where `given` says so; a plain weight."""
+    """`unary(convolution(x, weight, bias) + other, *scalars)`, words of `ops/epilogue.py`.
+
+    Bias and other are there where `given` says so; a plain weight.
+    """
     weight = arranged[: math.prod(given.weight)].view(given.weight)
     made = torch.conv2d(x, weight, bias, given.stride, given.padding, given.dilation, given.groups)
-    words = "add" if given.added else "none", "relu" if given.relu else "none"
-    result = epilogue.apply(made, other, *words, [])
+    result = epilogue.apply(made, other, "add" if given.added else "none", unary, scalars)
     return result.contiguous(memory_format=torch.channels_last)

@@ -5,7 +5,7 @@ What torch's own needs at each call for descriptors is saved, some 25 microsecon
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +18,6 @@ from ipex_inductor.templates import kept
 
 ipex = torch.ops.ipex
 
-EPILOGUES = {("none", "none"), ("none", "relu"), ("add", "none"), ("add", "relu")}
-
 
 class Most(NamedTuple):
     """The most that a call may do: behind it the 25 microseconds that are saved no longer show.
@@ -31,10 +29,13 @@ class Most(NamedTuple):
     grouped: float
     depthwise: float  # one channel a group
     added: float
+    unary: Collection[str] = ("none", "relu")  # what was measured behind them
 
 
-# Where it is faster, by CPU and dtype (`benchmarks/kept.py`).
+# Where it is faster, by CPU and dtype (`benchmarks/kept.py`). On AVX2 torch's newer kernels lead
+# for groups of 8 channels and, in place, behind addends; descriptors take 45 microseconds there.
 FASTER: Mapping[tuple[str, torch.dtype], Most] = {
+    ("x86-64:avx2", torch.float32): Most(128 << 20, 2 << 20, 8 << 20, 3 << 17, kept.UNARY.keys()),
     ("x86-64:avx512_bf16", torch.bfloat16): Most(256 << 20, 32 << 20, 2 << 20, 1 << 20),
     ("x86-64:avx512_bf16", torch.float32): Most(256 << 20, 32 << 20, 2 << 20, 1 << 20),
 }
@@ -55,28 +56,28 @@ def with_kept_primitive(product: Product, why_not: Callable[[], str | None]) -> 
     """
     if product.op is not ipex.conv.default:
         return None
-    x, _, bias, other, *window, binary, unary, _, form = product.args(product.weight)
+    x, _, bias, other, *window, binary, unary, scalars, form = product.args(product.weight)
     stride, padding, dilation, transposed, _, groups = window
     value, sizes = product.weight.meta["val"], [*x.meta["val"].shape]
     if (
         transposed
         or len(sizes) != 4
-        or form != "channels_last"
-        or (binary, unary) not in EPILOGUES
+        or not (form == "channels_last" or _is_one_pixel(x, value))
+        or binary not in ("none", "add")
         or value.dtype not in kept.TYPES
         or not all(isinstance(size, int) for size in sizes)
     ):
         return None
     out = sides(sizes[2:], value.shape[2:], stride, padding, dilation)
     around: Any = (value.shape[2:], out, stride, padding, dilation)
-    epilogue = bias is not None, other is not None, unary == "relu"
+    operands = bias is not None, other is not None
     geometry = Geometry(
-        *(kept.TYPES[value.dtype], *sizes, len(value), *map(tuple, around), groups, *epilogue)
+        *(kept.TYPES[value.dtype], *sizes, len(value), *map(tuple, around), groups, *operands)
     )
-    if why_not() is not None or not _is_faster(geometry, value.dtype):
+    if why_not() is not None or not _is_faster(geometry, unary, value.dtype):
         return None
     try:
-        tag, size = kept.layout(geometry)
+        tag, size = kept.layout(geometry, unary, scalars)
     except kept.KeptError:  # no kernel but the slow reference
         return None
     size //= value.element_size()
@@ -85,14 +86,19 @@ def with_kept_primitive(product: Product, why_not: Callable[[], str | None]) -> 
         kept.KEPT_CONV,
         product.weight,
         (size,),
-        lambda packed: (x, packed, bias, other, numbers, tag),
+        lambda packed: (x, packed, bias, other, numbers, unary, scalars, tag),
         lambda g: g.call_function(kept.KEPT_WEIGHT, (product.weight, groups, tag, size)),
         strides=(1,),
     )
 
 
-def _is_faster(given: Geometry, dtype: torch.dtype) -> bool:
-    """Whether it is for a convolution of this kind and size."""
+def _is_one_pixel(x: Any, weight: torch.Tensor) -> bool:
+    """Whether images and window are one pixel each, as of a gate: all formats are the same."""
+    return bool(math.prod((*x.meta["val"].shape[2:], *weight.shape[2:])) == 1)
+
+
+def _is_faster(given: Geometry, unary: str, dtype: torch.dtype) -> bool:
+    """Whether it is for a convolution of this kind and size, and this activation."""
     onednn: Any = torch.backends.mkldnn
     if dtype == torch.float32 and onednn.conv.fp32_precision not in ("none", "ieee"):
         return False  # torch's round their inputs, as they may, and multiply faster
@@ -101,4 +107,4 @@ def _is_faster(given: Geometry, dtype: torch.dtype) -> bool:
     kind = most.dense if given.groups == 1 else most.depthwise if alone else most.grouped
     pixels = given.batch * math.prod(given.out)
     fits = not given.added or pixels * given.made * dtype.itemsize <= most.added
-    return fits and pixels * math.prod(given.weight) <= kind
+    return fits and unary in most.unary and pixels * math.prod(given.weight) <= kind

@@ -27,7 +27,7 @@ CLOSE = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
 @pytest.fixture(autouse=True)
 def everywhere(monkeypatch):
     """On CPUs for which nobody measured, too."""
-    every = taken.Most(*[math.inf] * 4)
+    every = taken.Most(*[math.inf] * 4, kept.UNARY.keys())
     monkeypatch.setattr(taken, "FASTER", {(architecture(), dtype): every for dtype in kept.TYPES})
 
 
@@ -126,7 +126,7 @@ def test_batches_share_a_weight(monkeypatch):
 def a_call(dtype=torch.float32, batch=1, channels=16, side=9, made=32):
     """A convolution 3x3 by a primitive: input, weight, numbers, tag, arranged weight."""
     words = (kept.TYPES[dtype], batch, channels, side, side, made, (3, 3), (side - 2, side - 2))
-    geometry = kept.Geometry(*words, (1, 1), (0, 0), (1, 1), 1, 0, 0, 0)
+    geometry = kept.Geometry(*words, (1, 1), (0, 0), (1, 1), 1, 0, 0)
     tag, size = kept.layout(geometry)
     numbers, weight = geometry.flat(), torch.randn(made, channels, 3, 3, dtype=dtype)
     arranged = torch.ops.ipex.kept_weight(weight, 1, tag, size // weight.element_size())
@@ -135,7 +135,7 @@ def a_call(dtype=torch.float32, batch=1, channels=16, side=9, made=32):
 
 
 def run(x, arranged, numbers, tag):
-    return torch.ops.ipex.kept_conv(x, arranged, None, None, numbers, tag)
+    return torch.ops.ipex.kept_conv(x, arranged, None, None, numbers, "none", [], tag)
 
 
 def convolutions_done(capfd, work):
@@ -188,7 +188,7 @@ def test_each_number_of_threads_has_its_layout(capfd):
 @torch.no_grad()
 def test_as_many_geometries_as_there_is_room_for(monkeypatch):
     """Shapes that come and go: oneDNN does not give back all that a primitive took."""
-    monkeypatch.setattr(kept, "ROOM", kept._layout.cache_info().currsize + 1)
+    monkeypatch.setattr(kept, "ROOM", len(kept._met) + 1)
     model = Conv(8, 8, 3).eval()
     fn = torch.compile(model, backend="ipex", dynamic=False, options={"strict": True})
     for side in (37, 38):
@@ -198,6 +198,17 @@ def test_as_many_geometries_as_there_is_room_for(monkeypatch):
     events = [e for report in decisions.reports() for e in report.events]
     missed = [e.reason for e in events if e.subject == "kept primitives"]
     assert missed == [f"there are {kept.ROOM} geometries in this process already"]
+
+
+def test_graphs_of_the_cache_take_room_too():
+    """They make primitives without having asked for a layout."""
+    x, _, numbers, tag, arranged = a_call(side=23)
+    kept._layout.cache_clear()
+    kept._met.clear()
+    run(x, arranged, numbers, tag)
+    assert len(kept._met) == 1
+    kept.layout(kept.Geometry.of(numbers))  # the same
+    assert len(kept._met) == 1
 
 
 def test_the_same_bits_each_time():
@@ -216,7 +227,7 @@ def test_tensors_that_begin_anywhere():
 
     out = moved(F.conv2d(x, weight).contiguous(memory_format=LAST))
     wanted = out.clone()
-    kept.call(moved(x), moved(arranged), tuple(numbers), tag, out=out.zero_())
+    kept.call(moved(x), moved(arranged), tuple(numbers), "none", (), tag, out=out.zero_())
     torch.testing.assert_close(out, wanted)
 
 
@@ -259,7 +270,7 @@ def test_threads_at_once():
         out, wanted = torch.empty(1, 8, 7, 7).to(memory_format=LAST), F.conv2d(x, weight)
         torch.set_num_threads(1)
         for _ in range(3000):
-            kept.call(x, arranged, numbers, tag, out=out)
+            kept.call(x, arranged, numbers, "none", (), tag, out=out)
             right.append(torch.allclose(out, wanted, rtol=1e-5, atol=1e-5))
 
     usual = torch.get_num_threads()
@@ -280,17 +291,17 @@ def test_a_process_without_the_library_is_slow_and_right(monkeypatch, add):
     x = torch.randn(2, 16, 9, 9).to(memory_format=LAST)
     wanted = conv(x)
     other = torch.randn_like(wanted) if add else None
-    words = (3, 2, 16, 9, 9, 32, (3, 3), (5, 5), (2, 2), (1, 1), (1, 1), 2, 1, int(add), 1)
-    geometry = kept.Geometry(*words)
-    tag, size = kept.layout(geometry)
+    words = (3, 2, 16, 9, 9, 32, (3, 3), (5, 5), (2, 2), (1, 1), (1, 1), 2, 1, int(add))
+    geometry, last = kept.Geometry(*words), ("relu", []) if add else ("hardtanh", [0.0, 0.5])
+    tag, size = kept.layout(geometry, *last)
     numbers = geometry.flat()
     assert kept.Geometry.of(numbers) == geometry
-    wanted = torch.relu(wanted + other) if add else torch.relu(wanted)
+    wanted = torch.relu(wanted + other) if add else F.hardtanh(wanted, *last[1])
     for gone in (False, True):
         if gone:
             monkeypatch.setattr(kept, "why_not", lambda: "it is gone")
         weight = torch.ops.ipex.kept_weight(conv.weight, 2, tag, size // 4)
-        made = torch.ops.ipex.kept_conv(x, weight, conv.bias, other, numbers, tag)
+        made = torch.ops.ipex.kept_conv(x, weight, conv.bias, other, numbers, *last, tag)
         torch.testing.assert_close(made, wanted)
 
 
@@ -298,18 +309,183 @@ def channels(*sizes, dtype=torch.float32):
     return torch.randn(sizes, dtype=dtype).to(memory_format=LAST)
 
 
-class Silu(nn.Module):
-    def __init__(self):
+ACTIVATIONS = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "hardsigmoid": F.hardsigmoid,
+    "hardswish": F.hardswish,
+    "hardtanh": F.relu6,
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.1),
+    "none": lambda x: x,
+    "relu": F.relu,
+    "sigmoid": torch.sigmoid,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
+
+
+class Then(nn.Module):
+    """A convolution, then whatever."""
+
+    def __init__(self, conv, *then):
         super().__init__()
-        self.conv = nn.Conv2d(8, 8, 3)
+        self.conv, self.then = conv, then
 
     def forward(self, x):
-        return F.silu(self.conv(x))
+        made = self.conv(x)
+        for fn in self.then:
+            made = fn(made)
+        return made
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("groups", [1, 2, 32])
+@pytest.mark.parametrize("word", kept.UNARY)
+def test_activations_are_torchs(word, groups):
+    """Of numbers small and large, and of what is none."""
+    torch.manual_seed(0)
+    model = Then(nn.Conv2d(32, 32, 3, 1, 1, groups=groups), ACTIVATIONS[word]).eval()
+    x = channels(3, 32, 9, 9)
+    x[1] *= 20
+    x[2, 0, 4, 4], x[2, 0, 4, 7], x[2, 0, 7, 0] = torch.tensor([math.inf, -math.inf, math.nan])
+    fn = compiled(model)
+    (code,) = code_of(fn, x)
+    assert said() == ["1 by oneDNN's primitives, kept"]
+    assert f"'{word}'" in code
+    found, wanted = fn(x), compiled(model, blocked_products=False)(x)
+    # Both have the same kernels for it on AVX2; nobody compared those of other CPUs.
+    off = 0 if architecture() == "x86-64:avx2" else CLOSE[x.dtype]
+    torch.testing.assert_close(found, wanted, rtol=off, atol=20 * off, equal_nan=True)
+    made = model.conv.double()(x[:2].double())
+    exact, most = ACTIVATIONS[word](made), CLOSE[x.dtype] * made.abs().max()
+    assert (found[:2] - exact).abs().max() <= most
+
+
+@torch.no_grad()
+def test_each_number_of_an_activation_has_its_primitive():
+    slopes = [lambda x, slope=slope: F.leaky_relu(x, slope) for slope in (0.1, 0.3)]
+    bounds = [lambda x, most=most: torch.clamp(x, -0.5, most) for most in (0.5, 6.0, math.inf)]
+    x, conv = channels(1, 8, 9, 9), nn.Conv2d(8, 8, 3).eval()
+    for fn in (*slopes, *bounds):
+        torch.testing.assert_close(compiled(Then(conv, fn))(x), fn(conv(x)))
+    assert said() == ["1 by oneDNN's primitives, kept"] * 5
+
+
+def test_the_numbers_of_activations_are_onednns():
+    named = ctypes.CDLL(kept.path()).dnnl_alg_kind2str
+    named.restype = ctypes.c_char_p
+    words = {word: named(int(row[0])).decode() for word, row in kept.UNARY.items() if row[0]}
+    other = {"gelu": "gelu_erf", "hardtanh": "clip", "leaky_relu": "relu", "sigmoid": "logistic"}
+    other["silu"] = "swish"
+    assert words == {word: f"eltwise_{other.get(word, word)}" for word in words}
+
+
+class Gated(nn.Module):
+    """An inverted residual with a gate, as MobileNetV3's and EfficientNet's."""
+
+    def __init__(self, act, gate, wide=48):
+        super().__init__()
+        self.act, self.gate = act, gate
+        self.expand, self.project = nn.Conv2d(16, wide, 1), nn.Conv2d(wide, 16, 1)
+        self.depthwise = nn.Conv2d(wide, wide, 5, 1, 2, groups=wide)
+        self.squeeze, self.excite = nn.Conv2d(wide, 8, 1), nn.Conv2d(8, wide, 1)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(n) for n in (wide, wide, 16))
+
+    def forward(self, x):
+        made = self.act(self.norms[0](self.expand(x)))
+        made = self.act(self.norms[1](self.depthwise(made)))
+        pooled = F.adaptive_avg_pool2d(made, 1)
+        made = made * self.gate(self.excite(F.relu(self.squeeze(pooled))))
+        return x + self.norms[2](self.project(made))
+
+
+class Inverted(nn.Module):
+    """MobileNetV2's."""
+
+    def __init__(self):
+        super().__init__()
+        self.expand, self.project = nn.Conv2d(16, 48, 1), nn.Conv2d(48, 16, 1)
+        self.depthwise = nn.Conv2d(48, 48, 3, 1, 1, groups=48)
+
+    def forward(self, x):
+        return x + self.project(F.relu6(self.depthwise(F.relu6(self.expand(x)))))
+
+
+BLOCKS = {
+    "MobileNetV2": (Inverted, 3, ("hardtanh", "none")),
+    "MobileNetV3": (lambda: Gated(F.hardswish, F.hardsigmoid), 5, ("hardswish", "hardsigmoid")),
+    "EfficientNet": (lambda: Gated(F.silu, torch.sigmoid), 5, ("silu", "sigmoid")),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_of_small_nets(name):
+    torch.manual_seed(0)
+    make, count, words = BLOCKS[name]
+    model, x = make().eval().to(memory_format=LAST), channels(2, 16, 14, 14)
+    fn = compiled(model)
+    (code,) = code_of(fn, x)
+    assert said() == [f"{count} by oneDNN's primitives, kept"]
+    assert all(f"'{word}'" in code for word in words)
+    assert "_convolution_pointwise" not in code
+    torch.testing.assert_close(fn(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_images_of_one_pixel_are_of_any_format():
+    model, x = Then(nn.Conv2d(24, 8, 1).eval(), F.hardsigmoid), torch.randn(2, 24, 1, 1)
+    assert x.is_contiguous()
+    for given in (x, x.to(memory_format=LAST), channels(2, 24, 2, 2)[:, :, :1, 1:]):
+        torch.testing.assert_close(compiled(model)(given), model(given))
+    assert set(said()) == {"1 by oneDNN's primitives, kept"}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("then", [F.mish, F.elu, lambda x: torch.clamp(x, min=0.1)])
+def test_what_onednn_does_not_fuse_comes_behind(then):
+    model, x = Then(nn.Conv2d(8, 8, 3).eval(), then), channels(1, 8, 9, 9)
+    fn = compiled(model)
+    (code,) = code_of(fn, x)
+    assert said() == ["1 by oneDNN's primitives, kept"]
+    assert "'none'" in code
+    torch.testing.assert_close(fn(x), model(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("then", [F.silu, F.relu6, F.relu])
+def test_only_activations_that_were_measured(then, monkeypatch):
+    every = taken.Most(*[math.inf] * 4)
+    monkeypatch.setattr(taken, "FASTER", {(architecture(), torch.float32): every})
+    model, x = Then(nn.Conv2d(8, 8, 3).eval(), then), channels(1, 8, 9, 9)
+    torch.testing.assert_close(compiled(model)(x), model(x))
+    assert len(said()) == (then is F.relu)
+
+
+@torch.no_grad()
+def test_torch_adds_into_what_a_kept_one_wrote(monkeypatch):
+    """Behind a large result torch's oneDNN adds in place, whoever wrote the addend."""
+    every = taken.Most(math.inf, math.inf, math.inf, 0)
+    monkeypatch.setattr(taken, "FASTER", {(architecture(), torch.float32): every})
+
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Conv2d(8, 16, 3), nn.Conv2d(8, 16, 3)
+
+        def forward(self, x):
+            return F.relu(self.first(x) + self.second(x))
+
+    model, x = Residual().eval(), channels(1, 8, 9, 9)
+    fn = compiled(model)
+    (code,) = code_of(fn, x)
+    assert said() == ["1 by oneDNN's primitives, kept"]
+    assert "_convolution_pointwise_.binary" in code
+    torch.testing.assert_close(fn(x), model(x))
 
 
 NEAR = {
     "contiguous": (Conv(8, 8, 3), torch.randn(1, 8, 9, 9), {}),
-    "another epilogue": (Silu(), channels(1, 8, 9, 9), {}),
     "a line": (nn.Conv1d(8, 8, 3), torch.randn(1, 8, 9), {}),
     "transposed": (nn.ConvTranspose2d(8, 8, 3), channels(1, 8, 9, 9), {}),
     "fp64": (Conv(8, 8, 3).double(), channels(1, 8, 9, 9, dtype=torch.float64), {}),
@@ -357,17 +533,17 @@ def test_precision_that_torch_may_lower_is_left_to_it():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("groups", [1, 4, 16])
+@pytest.mark.parametrize("groups", [1, 4, 32])
 def test_up_to_a_size(groups, monkeypatch):
     monkeypatch.setattr(taken, "FASTER", {(architecture(), torch.float32): taken.NOWHERE})
-    compiled(Conv(16, 16, 3, groups=groups).eval())(channels(1, 16, 9, 9))
+    compiled(Conv(32, 32, 3, groups=groups).eval())(channels(1, 32, 9, 9))
     assert not said()
     torch.compiler.reset()  # or that graph is taken for this module too
-    count = 16 * 16 // groups * 9 * 49
-    kind = {1: "dense", 4: "grouped", 16: "depthwise"}[groups]
+    count = 32 * 32 // groups * 9 * 49
+    kind = {1: "dense", 4: "grouped", 32: "depthwise"}[groups]
     most = taken.NOWHERE._replace(**{kind: count})
     monkeypatch.setattr(taken, "FASTER", {(architecture(), torch.float32): most})
-    compiled(Conv(16, 16, 3, groups=groups).eval())(channels(1, 16, 9, 9))
+    compiled(Conv(32, 32, 3, groups=groups).eval())(channels(1, 32, 9, 9))
     assert said() == ["1 by oneDNN's primitives, kept"]
 
 
@@ -401,7 +577,7 @@ def test_neither_cpp_nor_code_for_other_cpus_calls_them():
 
 def test_a_graph_names_the_library_it_calls(monkeypatch):
     assert ("onednn", kept.installed()) in graph_files._toolkit()
-    monkeypatch.setattr(graph_files, "version_of", lambda name: "")
+    monkeypatch.setattr(graph_files, "onednn", lambda: "")
     assert "onednn" not in dict(graph_files._toolkit())
 
 
@@ -425,13 +601,13 @@ def test_torchs_caches_know_the_library_and_the_threads_too(monkeypatch):
         found.append(identified())
     finally:
         torch.set_num_threads(usual)
-    monkeypatch.setattr(request, "version_of", lambda name: "")
+    monkeypatch.setattr(request, "onednn", lambda: "")
     found.append(identified())
     assert found[0] == found[1]
     assert len(set(found)) == 3
 
 
 def test_an_error_of_the_library_is_typed():
-    words = (3, 1, 8, 9, 9, 8, (3, 3), (99, 7), (1, 1), (0, 0), (1, 1), 3, 1, 0, 1)
+    words = (3, 1, 8, 9, 9, 8, (3, 3), (99, 7), (1, 1), (0, 0), (1, 1), 3, 1, 0)
     with pytest.raises(kept.KeptError, match="oneDNN"):
         kept.layout(kept.Geometry(*words))

@@ -49,7 +49,7 @@ def test_only_graphs_on_cpus_are_of_a_number_of_threads(kind, differ, monkeypatc
     gm = torch.fx.symbolic_trace(nn.Identity())
 
     def identity(wheel, threads):
-        monkeypatch.setattr(request, "version_of", lambda name: wheel)
+        monkeypatch.setattr(request, "onednn", lambda: wheel)
         monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
         asked = request.Request(gm, [], resolve(None, {"autotune": "inductor"}, {}, {}))
         vars(asked)["places"] = {torch.device(kind)}
@@ -99,6 +99,8 @@ def test_another_openmp_than_torchs_is_refused(monkeypatch):
 
 OPEN = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).kept_open(sys.argv[2].encode()))"
 
+NAMED = "from ipex_inductor.aot_cache import toolkit; print(toolkit.onednn())"
+
 
 @pytest.mark.skipif(bool(kept.why_not()), reason="onednn-cpu-gomp is not installed")
 def test_beside_a_preloaded_onednn_it_is_refused(tmp_path):
@@ -110,5 +112,8 @@ def test_beside_a_preloaded_onednn_it_is_refused(tmp_path):
     for preloaded in ("", kept.path()):
         environment = {**os.environ, "LD_PRELOAD": preloaded}
         codes.append(int(subprocess.check_output(command, env=environment, timeout=60)))
+        named = [sys.executable, "-c", NAMED]
+        keys = subprocess.check_output(named, env=environment, timeout=60, text=True)
+        assert keys.split() == ([] if preloaded else [kept.installed()])  # of graphs
     assert codes == [0, -4]
     assert "LD_PRELOAD" in kept.ERRORS[-4]
