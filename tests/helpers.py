@@ -10,11 +10,18 @@ import torch.nn.functional as F
 from torch import nn
 from torch._inductor.utils import run_and_get_code
 
+from ipex_inductor.passes.packing import onednn_dtypes
+
 
 def code_of(fn, *args):
     """The code Inductor generated while `fn(*args)` ran: comments and file hashes removed."""
     _, sources = run_and_get_code(fn, *args)
     return [strip(source) for source in sources]
+
+
+def has_kernels(dtype):
+    """Whether this CPU's oneDNN has products in `dtype`: without, no rule fires (bf16 on AVX2)."""
+    return dtype in onednn_dtypes()
 
 
 def strip(source):

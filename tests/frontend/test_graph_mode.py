@@ -5,7 +5,7 @@ import gc
 
 import pytest
 import torch
-from helpers import Mlp, pickled
+from helpers import Mlp, has_kernels, pickled
 from torch import nn
 
 import ipex_inductor
@@ -29,7 +29,8 @@ def test_it_runs_compiled_and_stays_the_model(dtype, op_by_op):
         close = {"rtol": 1e-5, "atol": 1e-5} if dtype is None else {"rtol": 0.05, "atol": 0.05}
         torch.testing.assert_close(ours(X), model(X), **close)
     assert compiled_graphs() == 1
-    assert "linear+gelu" in decisions.reports()[0].count("fired")
+    fired = decisions.reports()[0].count("fired")
+    assert "linear+gelu" in fired or not has_kernels(dtype or torch.float32)
 
 
 def test_copies_and_pickles_run_eagerly_until_compiled_again(op_by_op):
@@ -77,7 +78,8 @@ def test_a_cast_model_compiles_to_one_graph(dynamic, autocast, op_by_op):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         for x in (X, torch.cat([X, X])):
             torch.testing.assert_close(whole(x), ours(x), rtol=0.02, atol=0.02)  # 2**-8, thrice
-    assert "linear+gelu" in decisions.reports()[0].count("fired") or not autocast
+    fired = decisions.reports()[0].count("fired")
+    assert "linear+gelu" in fired or not (autocast and has_kernels(torch.bfloat16))
 
 
 def test_state_dicts_load_into_it(op_by_op):

@@ -49,8 +49,8 @@ def _draw(seed: int, rng: random.Random) -> Program:
         if found:
             b.tag(f"rule: {rule.name}")
             values.append(found)
-    while rng.random() < 0.1 and len(b.steps) < 14:
-        values.append(_piece(b))
+    while not values or (rng.random() < 0.1 and len(b.steps) < 14):
+        values.append(_piece(b))  # no rule may have a pattern in this dtype on this CPU
     *others, last = values
     b.extra_outputs += others
     program = b.program(_outputs(b, last), b.dtype)

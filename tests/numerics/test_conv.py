@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import has_kernels
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
@@ -72,7 +73,7 @@ def test_residuals(name, dtype):
     x, z = torch.randn(2, 8, 6, 6, dtype=dtype), torch.randn(2, 16, 4, 4, dtype=dtype)
     # bf16: eager rounds after each of three steps, oneDNN once: two ulp of the largest value.
     check(lambda x, z: fn(conv(x), z.clone()), x, z, atol=2e-5 if dtype.itemsize == 4 else 2**-6)
-    assert counters["ipex"] == {rule: 1}
+    assert counters["ipex"] == ({rule: 1} if has_kernels(dtype) else {})
 
 
 A, B, C = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)

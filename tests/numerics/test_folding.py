@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import has_kernels
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
@@ -600,7 +601,8 @@ def test_autocast_folds_and_fuses(kind):
     got, want = compiled(fn)(x), fn(x)
     judge(got, want, model.double()(x.double()))
     assert folds() == {f"{kind}+batch_norm": 1}
-    assert sum(counters["ipex"].values()) == 2, "the relu is fused as well"
+    fused = has_kernels(torch.bfloat16)
+    assert sum(counters["ipex"].values()) == 1 + fused, "the relu is fused as well"
 
 
 @torch.no_grad()

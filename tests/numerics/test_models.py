@@ -19,6 +19,7 @@ import expecttest
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import has_kernels
 from models import MODELS, build
 from torch._dynamo.utils import counters, same
 
@@ -95,14 +96,28 @@ def check_inference(name, dtype):
 @pytest.mark.parametrize("name", names())
 def test_every_rule_fires_as_often_as_ever(op_by_op, name):
     fired = [check_inference(name, dtype) for dtype in TOLERANCE]
+    if not has_kernels(torch.bfloat16):
+        assert pinned(name) == {rule: count for rule, count in fired[0].items() if count}
+        return
     rules = sorted(set().union(*fired))
     rows = [" ".join([f"{rule:28}", *(f"{count[rule]:4}" for count in fired)]) for rule in rules]
     assert_pinned(name, "\n".join([f"{'':28} fp32 bf16", *rows]))
 
 
-def assert_pinned(name, block):
+def pins_of_all():
     text = PINS.read_text() if PINS.exists() else ""
-    pins = dict(part.split("\n", 1) for part in text.split("# ")[1:])
+    return dict(part.split("\n", 1) for part in text.split("# ")[1:])
+
+
+def pinned(name):
+    """How often each rule fires in fp32."""
+    _, *rows = pins_of_all()[name].strip("\n").split("\n")
+    counts = {row[:28].strip(): int(row[28:].split()[0]) for row in rows}
+    return {rule: count for rule, count in counts.items() if count}
+
+
+def assert_pinned(name, block):
+    pins = pins_of_all()
     if expecttest.ACCEPT:
         pins[name] = block
         PINS.parent.mkdir(exist_ok=True)
@@ -114,7 +129,7 @@ def assert_pinned(name, block):
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("name", names(generated=True))
 def test_inference_in_generated_code(name, dtype):
-    assert check_inference(name, dtype)
+    assert check_inference(name, dtype) or not has_kernels(dtype)
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import has_kernels
 from torch import nn
 from torch._dynamo.utils import counters, same
 
@@ -99,7 +100,10 @@ def graphs(monkeypatch):
 @pytest.mark.parametrize("shape", [(4, 16), (2, 3, 16)], ids=["2d", "3d"])
 def test_every_rule_fires_once_and_in_the_forward(graphs, shape, dtype, dynamic):
     model = Layers(FIRE.values()).to(dtype)
-    assert check(model, torch.randn(shape, dtype=dtype), dynamic=dynamic) == dict.fromkeys(FIRE, 1)
+    fired = check(model, torch.randn(shape, dtype=dtype), dynamic=dynamic)
+    assert fired == (dict.fromkeys(FIRE, 1) if has_kernels(dtype) else {})
+    if not fired:
+        return
     forward, backward = graphs
     ours = {"op": "call_function", "target": torch.ops.ipex.linear.default}
     assert len(forward.graph.find_nodes(**ours)) == len(FIRE)
@@ -124,7 +128,8 @@ KINDS = zip(
 def test_every_rule_in_generated_code(dtype, dynamic, bias):
     model = Layers(FIRE.values(), lambda: nn.Linear(16, 16, bias=bias)).to(dtype)
     x = torch.randn(2, 3, 16, dtype=dtype)
-    assert check(model, x, dynamic=dynamic) == dict.fromkeys(FIRE, 1)
+    wanted = dict.fromkeys(FIRE, 1) if has_kernels(dtype) else {}
+    assert check(model, x, dynamic=dynamic) == wanted
 
 
 def test_the_table_is_what_is_tested():
@@ -213,7 +218,7 @@ def test_under_autocast_the_cast_weight_is_taken(op_by_op):
     x = torch.randn(4, 16)
     with torch.autocast("cpu", torch.bfloat16):
         (want,), (got,) = model(x), compiled(model)(x)
-    assert counters["ipex"] == {"linear+relu": 1}
+    assert counters["ipex"] == ({"linear+relu": 1} if has_kernels(torch.bfloat16) else {})
     assert got.dtype == want.dtype == torch.bfloat16
     assert same(want, got, tol=1e-2)
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import has_kernels
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -30,11 +31,6 @@ def found(fn, *args, **kwargs):
     tolerance = TOLERANCE.get(got.dtype, 1e-14) * max(1, want.abs().max()) if want.numel() else 0
     torch.testing.assert_close(got, want, rtol=0, atol=float(tolerance), equal_nan=True)
     return dict(counters["ipex"])
-
-
-def has_kernels(dtype):
-    """Some CPUs have no fp16 in oneDNN."""
-    return dtype != torch.float16 or torch.ops.mkldnn._is_mkldnn_fp16_supported()
 
 
 def events(name):
