@@ -25,6 +25,7 @@ TABLES = sorted(select.SHIPPED.glob("*.jsonl"))
 PROBLEMS = Path(__file__).parents[2] / "benchmarks" / "tuning_problems.txt"
 H200 = target.described("h200")
 CONVOLUTION = "ipex.conv.default"
+WEIGHTS = "ipex.conv_weight_grad.default"
 
 
 def problems(device):
@@ -76,20 +77,22 @@ def test_the_winners_on_an_h200_are_used_there_and_nowhere_else(of_torch):
 
 def test_resnets_convolutions_have_a_choice_at_every_batch(of_torch):
     of_torch("2.11.0")
-    convolutions = [r.problem for r in Records(*TABLES) if r.problem.op == CONVOLUTION]
-    ours = [p for p in convolutions if p.operands[0].shape[0] == 128]
+    known = [r.problem for r in Records(*TABLES) if r.problem.op in (CONVOLUTION, WEIGHTS)]
+    ours = [p for p in known if p.operands[0].shape[0] == 128]
     batched = [of_batch(48, problem) for problem in ours]
     asked = {encode(p): [call.choice for call in library.calls(p)] for p in batched}
     found = select.nearest(asked, None)
-    assert len(ours) == 25  # five stems in training among them
+    assert len(ours) == 30  # five stems in training among them, and their weights' gradients
     assert found.keys() == {*asked}
     sources = {each.source for each in found.values()}
     assert sources == {"shipped for a batch of 128", "shipped for a batch of 64"}
 
 
 def of_batch(size, problem):
+    weight = batches.WEIGHT.get(problem.op, 1)
+
     def changed(number, operand):
-        is_image = len(operand.shape) == 4 and number != batches.WEIGHT
+        is_image = len(operand.shape) == 4 and number != weight
         return replace(operand, shape=(size, *operand.shape[1:])) if is_image else operand
 
     return replace(problem, operands=tuple(starmap(changed, enumerate(problem.operands))))
