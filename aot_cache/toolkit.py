@@ -1,6 +1,5 @@
 """Which C++ compiler is here, as keys name it."""
 
-import ctypes
 import functools
 import importlib.metadata
 import os
@@ -29,14 +28,6 @@ def version_of(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def onednn() -> str:
-    """The version of the oneDNN whose primitives code of this process may call, "" without one.
-
-    Without one where the wheel is not, or all libraries here see another, as of LD_PRELOAD.
-    """
-    return "" if hasattr(ctypes.CDLL(None), "dnnl_version") else version_of(ONEDNN)
 
 
 @functools.cache

@@ -5,6 +5,7 @@ it concerns a model that another backend compiles.
 """
 
 import contextlib
+import ctypes
 import functools
 import os
 import platform
@@ -20,7 +21,7 @@ from ipex_inductor.aot_cache import graphs, opened, workroom
 from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.aot_cache.key import Key, Pairs, pairs
 from ipex_inductor.aot_cache.knobs import environment, triton_settings
-from ipex_inductor.aot_cache.toolkit import compiler, compiler_named, onednn, version_of
+from ipex_inductor.aot_cache.toolkit import ONEDNN, compiler, compiler_named, version_of
 from ipex_inductor.levels import Level
 from ipex_inductor.target import architecture, current, instructions
 
@@ -267,6 +268,14 @@ def _vector_checks_of(variables: Pairs, arch: str) -> graphs.VectorChecks:
             environment=variables,
         )
     )
+
+
+def onednn() -> str:
+    """The version of the oneDNN whose primitives code of this process may call, "" without one.
+
+    Without one where the wheel is not, or all libraries here see another, as of LD_PRELOAD.
+    """
+    return "" if hasattr(ctypes.CDLL(None), "dnnl_version") else version_of(ONEDNN)
 
 
 def _toolkit(on_cpu: bool = True) -> Pairs:

@@ -17,7 +17,6 @@ from ipex_inductor.aot_cache.digest import digest_fields, source_digest
 from ipex_inductor.aot_cache.graphs import KIND
 from ipex_inductor.aot_cache.home import RECORDS, home
 from ipex_inductor.aot_cache.key import Key
-from ipex_inductor.aot_cache.toolkit import onednn
 from ipex_inductor.config import CompileConfig
 from ipex_inductor.decisions import warn_once
 from ipex_inductor.levels import Level, served
@@ -171,7 +170,7 @@ class Request:
         """
         fields = self.identity_fields(selected)
         kept = level is None and "cpu" in self._kinds
-        if kept and (version := onednn()):
+        if kept and (version := graph_files.onednn()):
             # Weights lie as it wants them for so many threads.
             fields |= {"onednn": version, "threads": torch.get_num_threads()}
         return digest_fields(fields)

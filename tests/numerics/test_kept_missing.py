@@ -99,7 +99,7 @@ def test_another_openmp_than_torchs_is_refused(monkeypatch):
 
 OPEN = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).kept_open(sys.argv[2].encode()))"
 
-NAMED = "from ipex_inductor.aot_cache import toolkit; print(toolkit.onednn())"
+NAMED = "from ipex_inductor import graph_files; print(graph_files.onednn())"
 
 
 @pytest.mark.skipif(bool(kept.why_not()), reason="onednn-cpu-gomp is not installed")
