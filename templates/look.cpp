@@ -380,10 +380,10 @@ Scratch scratch;  // of whoever holds Python's lock
 extern "C" int32_t look(const Torch* torch, const Words* words, PyObject* groups, PyObject* names,
                         PyObject* state, PyObject* known, PyObject* held, PyObject* told) {
   Scratch& of = scratch;
-  of.clear();
   auto kept = std::make_unique<Held>(Held{torch->let_go, {}});
   Look look{*torch, *words, of};
   bool plain = look.plain_or_absent(groups);
+  of.clear();  // what was asked before may have run Python, and another thread's look
   if (plain) look.params(groups), look.gradients();
   plain = plain && look.states(names, state) && look.storages() && look.hold(*kept) &&
           look.facts() && look.list(held);

@@ -62,10 +62,10 @@ def with_kept_primitive(product: Product, why_not: Callable[[], str | None]) -> 
     if (
         transposed
         or len(sizes) != 4
+        or not all(isinstance(size, int) for size in sizes)
         or not (form == "channels_last" or _is_one_pixel(x, value))
         or binary not in ("none", "add")
         or value.dtype not in kept.TYPES
-        or not all(isinstance(size, int) for size in sizes)
     ):
         return None
     out = sides(sizes[2:], value.shape[2:], stride, padding, dilation)

@@ -59,9 +59,14 @@ def why_not(node: Any) -> str | None:
     if indices.target is not prims._low_memory_max_pool_offsets_to_indices.default:
         return "it is told where in the image each value was, not where in its window"
     offsets, window, _, stride, _, dilation = indices.args
+    pools = [n.target for n in offsets.all_input_nodes]
+    if pools != [prims._low_memory_max_pool_with_offsets.default]:
+        return "its forward is in another graph"
     values = grad.meta["val"], x.meta["val"], offsets.meta["val"]
     if not all(isinstance(n, int) for value in values for n in value.shape):
         return "its sizes vary"
+    if 0 in (*x.meta["val"].shape, *values[0].shape):
+        return "a size is zero"
     if x.meta["val"].dim() != 4 or {*dilation} != {1}:
         return "its image has no batch, or its window is dilated"
     if not all(v.is_contiguous(memory_format=torch.channels_last) for v in values[1:]):

@@ -49,7 +49,7 @@ def test_only_graphs_on_cpus_are_of_a_number_of_threads(kind, differ, monkeypatc
     gm = torch.fx.symbolic_trace(nn.Identity())
 
     def identity(wheel, threads):
-        monkeypatch.setattr(request, "onednn", lambda: wheel)
+        monkeypatch.setattr(request.graph_files, "onednn", lambda: wheel)
         monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
         asked = request.Request(gm, [], resolve(None, {"autotune": "inductor"}, {}, {}))
         vars(asked)["places"] = {torch.device(kind)}

@@ -135,9 +135,10 @@ def test_a_training_graph_gets_it(relu, monkeypatch):
         (Pooling(), image().contiguous(), None, "not channels-last"),
         (Pooling(dilation=2), image(), None, "dilated"),
         (Pooling(kernel_size=5, stride=1), image(), None, "too many windows"),
+        (Pooling(), image()[:0], None, "a size is zero"),
         (Pooling(), image(), {"rules": f"-{pool.NAME}"}, None),
     ],
-    ids=["contiguous", "dilated", "many", "off"],
+    ids=["contiguous", "dilated", "many", "empty", "off"],
 )
 def test_near_misses_are_inductors(model, x, options, said, monkeypatch):
     events, codes = on_an_h200(model, x, options, monkeypatch)
