@@ -87,25 +87,6 @@ def place(
         for node in graph.find_nodes(op="call_function", target=target):
             if _is_layer(node, weights):
                 _adopt_layer(node)
-    _place(graph, choose, weights, table, report)
-
-
-def place_images(graph: torch.fx.Graph, choose: Choose, table: Table, report: GraphReport) -> None:
-    """The same in a training graph on an NVIDIA GPU: convolutions for which there are templates."""
-    for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
-        nvidia = node.meta["val"].device.type == "cuda" and not torch.version.hip
-        if nvidia and _has_templates(node):
-            _adopt(graph, node)
-    _place(graph, choose, (), table, report)
-
-
-def _place(
-    graph: torch.fx.Graph,
-    choose: Choose,
-    weights: Container[Node],
-    table: Table,
-    report: GraphReport,
-) -> None:
     traced: dict[Any, torch.fx.GraphModule] = {}  # a model repeats its layers
     for node in list(graph.nodes):
         if node.target not in REFERENCES or node.meta["val"].device.type == "cpu":
@@ -116,6 +97,32 @@ def _place(
             reason += "; the bias of its addend is added to its own"
         report.add(kind, name_of(node), reason, user_line(node))
         inline(graph, node, body or REFERENCES[node.target], table, traced, origins=True)
+
+
+def place_images(graph: torch.fx.Graph, choose: Choose, table: Table, report: GraphReport) -> None:
+    """Replace convolutions of a training graph for which there are templates by the call chosen.
+
+    On NVIDIA GPUs. Without a choice the node stays as it is. What follows it is left out of the
+    question: statistics of its result do.
+    """
+    traced: dict[Any, torch.fx.GraphModule] = {}
+    for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
+        nvidia = node.meta["val"].device.type == "cuda" and not torch.version.hip
+        if not (nvidia and _has_templates(node)):
+            continue
+        x, weight, bias, *window = node.args
+        with graph.inserting_before(node):
+            args = (x, weight, bias, None, *window, "none", "none", [], "")
+            ours = graph.call_function(torch.ops.ipex.conv.default, args)
+        ours.meta = dict(node.meta)
+        body, kind, reason = choose(ours)
+        report.add(kind, name_of(ours), reason, user_line(node))
+        if body is None:
+            graph.erase_node(ours)
+            continue
+        node.replace_all_uses_with(ours)
+        graph.erase_node(node)
+        inline(graph, ours, body, table, traced, origins=True)
 
 
 def place_weight_gradients(

@@ -86,5 +86,6 @@ def test_graph_is_plain_inductors(name, dtype, mode, dynamic):
     x = torch.randn(2, 3, 8, 8, dtype=dtype)
     plain, _ = graphs(model, x, grad, dynamic, own=False)
     ours, whole = graphs(model, x, grad, dynamic, own=True)
-    assert whole >= 2, "the op and the batch norm should have reached the pass whole"
+    alone = name == "max_pool" and not grad  # what is kept whole is its backward
+    assert whole >= 2 - alone, "the op and the batch norm should have reached the pass whole"
     assert ours == plain

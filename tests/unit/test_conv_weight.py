@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import h200
 import pytest
@@ -281,6 +282,10 @@ def step_of(x, weight):
     return F.relu(made.contiguous(memory_format=torch.channels_last))
 
 
+GRADIENT, IMAGE = torch.ops.ipex.conv_weight_grad.default, torch.ops.ipex.conv.default
+SUBJECTS = {GRADIENT: "weight gradient", IMAGE: "conv"}
+
+
 @pytest.fixture
 def trained(monkeypatch, tmp_path):
     """Forward and backward for an H200 that is not here; without `choose` Inductor's."""
@@ -290,10 +295,13 @@ def trained(monkeypatch, tmp_path):
     codes = []
     monkeypatch.setattr(GraphLowering, "save_output_code", staticmethod(codes.append))
 
-    def of(choose=None, function=step_of, asks=False):
+    def of(choose=None, function=step_of, asks=False, op=GRADIENT):
+        def asked(node):
+            return choose(node) if node.target is op else library.Chooser({})(node)
+
         given, report = {"config_patches": {"fx_graph_cache": False}}, GraphReport()
         if choose is not None:
-            joint = JointPass("a test", frozenset(), True, report, [], choose)
+            joint = JointPass("a test", frozenset(), True, report, [], asked)
             given["config_patches"]["joint_custom_pre_pass"] = joint
             given["decompositions"] = reduced_table(WHOLE)
         last = {"memory_format": torch.channels_last}
@@ -308,7 +316,9 @@ def trained(monkeypatch, tmp_path):
             compile_fx(torch.fx.symbolic_trace(function), inputs, **given)
         *_, forward, backward = codes
         # The first line numbers what was compiled.
-        return [code.partition("\n")[2] for code in (forward, backward)], report
+        events = [event for event in report.events if event.subject == SUBJECTS[op]]
+        made = [code.partition("\n")[2] for code in (forward, backward)]
+        return made, SimpleNamespace(events=events)
 
     return of
 
@@ -351,6 +361,16 @@ def test_a_backward_with_a_record_has_our_kernel(trained):
         f"{result} = empty_strided_cuda((64, 3, 7, 7), (147, 1, 21, 3), torch.float32)" in backward
     )
     assert "extern_kernels.convolution(" in forward
+    assert "extern_kernels.convolution(" in usual[0]
+
+
+def test_a_forward_with_a_record_has_our_kernel(trained):
+    usual, _ = trained()
+    (forward, backward), report = trained(chosen(2), op=IMAGE)
+    assert "extern_kernels.convolution(" not in forward
+    assert len(re.findall(r"triton_tem_\w+\.run\(", forward)) == 1
+    assert "ipex.triton.stem" in report.events[0].reason
+    assert "convolution_backward.default(" in backward
     assert "extern_kernels.convolution(" in usual[0]
 
 
