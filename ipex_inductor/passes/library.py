@@ -154,15 +154,14 @@ def place_weight_gradients(
         inline(graph, ours, body, table, traced, origins=True)
 
 
-def _is_stems(node: Node) -> bool:
+def _is_stems(node: Any) -> bool:
     """Whether it is the weight's gradient alone, on a GPU, of a convolution of few channels."""
     _, _, weight, _, _, _, _, transposed, _, groups, asked = node.args
-    assert isinstance(weight, Node)
     value = weight.meta["val"]
     known = value.dim() == 4 and all(isinstance(size, int) for size in value.shape)
-    if value.device.type != "cuda" or transposed or groups != 1 or [*asked] != ALONE:  # type: ignore[misc]
+    if value.device.type != "cuda" or transposed or groups != 1 or [*asked] != ALONE:
         return False
-    return known and value.shape[1] <= FEW_CHANNELS and len(node.users) == 1
+    return bool(known and value.shape[1] <= FEW_CHANNELS and len(node.users) == 1)
 
 
 def _has_templates(node: Node) -> bool:
