@@ -61,9 +61,14 @@ def always(problem: Problem) -> None:
 
 def why_not(problem: Problem) -> str | None:
     """Why neither cuDNN nor cuBLASLt is asked for `problem`, None when it may be."""
-    operands = named(problem).values()
     if not problem.arch.startswith("sm_"):
         return f"no library is known that has it on {problem.arch}"
+    return why_odd(problem)
+
+
+def why_odd(problem: Problem) -> str | None:
+    """Why its sizes or dtypes are nobody's who has one kernel for it, None when they are usual."""
+    operands = named(problem).values()
     if problem.symbols:
         return "its sizes vary"
     dtypes = {operand.dtype for operand in operands}

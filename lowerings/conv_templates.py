@@ -17,7 +17,16 @@ from torch._inductor.virtualized import V
 
 from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings.calls import DTYPES, is_channels_last
-from ipex_inductor.lowerings.templated import Grid, behind, calls, dense, node, template
+from ipex_inductor.lowerings.templated import (
+    Grid,
+    behind,
+    calls,
+    dense,
+    is_xe,
+    node,
+    template,
+    why_no_product,
+)
 from ipex_inductor.lowerings.workload import empty, named
 from ipex_inductor.ops.depthwise import taps
 from ipex_inductor.ops.fprop import rows_of_weight
@@ -42,7 +51,7 @@ def why_not_ours(problem: Problem) -> str | None:
     """What no template of ours has."""
     operands, given = named(problem), problem.constants
     x, weight = operands["x"], operands["weight"]
-    if not problem.arch.startswith(("sm_", "gfx")):
+    if not problem.arch.startswith(("sm_", "gfx", "xe:")):
         return f"our templates are not for {problem.arch}"
     if problem.symbols:
         return "its sizes vary"
@@ -98,6 +107,8 @@ def _why_not_stem(tile: conv_stem.Tile, problem: Problem) -> str | None:
     reason = why_not_ours(problem)
     if reason is not None:
         return reason
+    if no_product := why_no_product(problem.arch, x.dtype):
+        return no_product
     last = is_channels_last(x)
     if not last and not empty(x, torch.device("meta")).is_contiguous():
         return "its input is neither channels-last nor contiguous"
@@ -105,7 +116,9 @@ def _why_not_stem(tile: conv_stem.Tile, problem: Problem) -> str | None:
         return "its window is dilated"
     image, window = ints(x.shape[1:]), ints(weight.shape[2:])
     found = runs(image, window, ints(given["stride"]), _both(ints(given["padding"])), last)
-    return None if conv_stem.fits(tile, int(weight.shape[0]), found) else "the tile does not fit"
+    widest = conv_stem.XE_WIDEST if is_xe(problem.arch) else conv_stem.WIDEST
+    fits = conv_stem.fits(tile, int(weight.shape[0]), found, widest)
+    return None if fits else "the tile does not fit"
 
 
 def is_product(problem: Problem) -> bool:
@@ -239,7 +252,10 @@ def _why_not_fprop(tile: conv_fprop.Tile, problem: Problem) -> str | None:
         return reason
     if x.dtype == "float32":
         return NO_TF32
-    if is_product(problem) and int(x.shape[1]) <= streamed.MOST_TERMS:
+    if no_product := why_no_product(problem.arch, x.dtype):
+        return no_product
+    short = int(x.shape[1]) <= streamed.MOST_TERMS and not is_xe(problem.arch)
+    if short and is_product(problem):
         return "as a streamed product it is faster"
     if not is_channels_last(x):
         return "its input is not channels-last"
@@ -306,6 +322,8 @@ def _why_not_grouped(tile: conv_grouped.Tile, problem: Problem) -> str | None:
         return reason
     if x.dtype == "float32":
         return NO_TF32
+    if no_product := why_no_product(problem.arch, x.dtype):
+        return no_product
     if not is_channels_last(x):
         return "its input is not channels-last"
     if math.prod(ints(weight.shape[2:])) > conv_grouped.MOST_PLACES:
@@ -405,12 +423,13 @@ GRIDS: dict[str, Grid] = {
 
 
 FAMILIES: dict[str, tuple[Any, ...]] = {
-    "stem": (conv_stem.TILES, _stem, _why_not_stem, _stem_matrix),
+    "stem": (conv_stem.TILES, _stem, _why_not_stem, _stem_matrix, conv_stem.XE_TILES),
     "depthwise": (
         conv_depthwise.TILES,
         functools.partial(_depthwise, "depthwise"),
         _why_not_depthwise,
         _taps,
+        conv_depthwise.XE_TILES,
     ),
     "strips": (
         conv_strips.TILES,
@@ -418,8 +437,14 @@ FAMILIES: dict[str, tuple[Any, ...]] = {
         _why_not_depthwise,
         _taps,
     ),
-    "fprop": (conv_fprop.TILES, _fprop, _why_not_fprop, _weight_rows),
-    "grouped": (conv_grouped.TILES, _grouped, _why_not_grouped, _grouped_matrix),
+    "fprop": (conv_fprop.TILES, _fprop, _why_not_fprop, _weight_rows, conv_fprop.XE_TILES),
+    "grouped": (
+        conv_grouped.TILES,
+        _grouped,
+        _why_not_grouped,
+        _grouped_matrix,
+        conv_grouped.XE_TILES,
+    ),
 }
 CALLS = tuple(
     call

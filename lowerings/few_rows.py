@@ -11,10 +11,17 @@ from torch._inductor.lowering import register_lowering
 
 from ipex_inductor.aot_cache.digest import digest_fields
 from ipex_inductor.autotune.record import Problem
-from ipex_inductor.lowerings.calls import Call, why_not
-from ipex_inductor.lowerings.templated import behind_rows, facts, node, template
+from ipex_inductor.lowerings.calls import Call, why_odd
+from ipex_inductor.lowerings.templated import (
+    behind_rows,
+    facts,
+    is_xe,
+    node,
+    template,
+    why_no_product,
+)
 from ipex_inductor.lowerings.workload import named
-from ipex_inductor.templates.few_rows import MOST, NAME, Tile, inductor_source, tiles
+from ipex_inductor.templates.few_rows import MOST, NAME, NOT_XE, Tile, inductor_source, tiles
 
 # Fewer programs leave multiprocessors idle; where half as many are already more, rows of the weight
 # are not divided any further.
@@ -71,11 +78,18 @@ def _computed(
 
 
 def _why_not(tile: Tile, one_row: bool, problem: Problem) -> str | None:
-    reason = why_not(problem)
+    reason = why_odd(problem)
     if reason is not None:
         return reason
+    if not problem.arch.startswith(("sm_", "xe:")):
+        return f"our template is not for {problem.arch}"
+    if is_xe(problem.arch) and tile._replace(parts=1) in NOT_XE:
+        return "it spills registers on Intel's GPUs"
     operands = named(problem)
     x, weight = operands["x"], operands["weight"]
+    no_product = None if one_row else why_no_product(problem.arch, x.dtype)
+    if no_product is not None:
+        return no_product
     rows, columns, size = (
         math.prod(map(int, x.shape[:-1])),
         *(int(n) for n in weight.shape),

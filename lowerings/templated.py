@@ -104,7 +104,9 @@ def facts(arch: str) -> tuple[int, int]:
         known = target.described(arch)
     except TargetError:
         known = None
-    table = [known] if known else [t for t in target.table() if t.arch.startswith("sm_")]
+    maker = arch[:3]
+    like = [t for t in target.table() if t.arch.startswith(maker)]
+    table = [known] if known else like or [t for t in target.table() if t.arch.startswith("sm_")]
     return (
         min(t.multiprocessors for t in table),
         min(t.shared_memory for t in table if t.shared_memory),
@@ -118,16 +120,49 @@ def calls(
     body: Callable[..., Tensor],
     why_not: Callable[[Any, Problem], str | None],
     arrange: Callable[..., Tensor] | None = None,
+    xe: Sequence[Any] = (),
 ) -> tuple[Call, ...]:
-    """A call for each tile, a dataclass, which all functions take first."""
+    """A call for each tile, a dataclass, which all functions take first; `xe`: Intel's GPUs'."""
     return tuple(
         Call(
             name,
             functools.partial(body, tile),
-            functools.partial(why_not, tile),
+            functools.partial(_why_not, why_not, tile, tile in tiles, tile in xe),
             parameters={f.name: getattr(tile, f.name) for f in fields(tile)},
             version=digest_fields({"source": source})[:12],
             arrange=arrange and functools.partial(arrange, tile),
         )
-        for tile in tiles
+        for tile in dict.fromkeys([*tiles, *xe])
     )
+
+
+def _why_not(
+    why_not: Callable[[Any, Problem], str | None],
+    tile: Any,
+    others: bool,
+    xes: bool,
+    problem: Problem,
+) -> str | None:
+    """That tile's reason, which may be that its warps are another maker's: of 16 lanes, or more."""
+    here = xes if is_xe(problem.arch) else others
+    return why_not(tile, problem) or (None if here else f"the tile is not for {problem.arch}")
+
+
+def is_xe(arch: str) -> bool:
+    """Whether it is one of Intel's GPUs."""
+    return arch.startswith("xe:")
+
+
+# What Intel's Triton multiplies by a matrix engine: on those of 16 columns (PVC, BMG, LNL, PTL).
+# Elsewhere our products spill thousands of bytes (`benchmarks/triton_xe.py`).
+XE_PRODUCTS = frozenset({"bfloat16", "float16"})
+XE_ENGINES = frozenset({"12.60", "20.1", "20.4", "30.0"})
+
+
+def why_no_product(arch: str, dtype: str) -> str | None:
+    """Why no product of ours is for that GPU of Intel's; None where one is, and for others'."""
+    if not is_xe(arch):
+        return None
+    if dtype not in XE_PRODUCTS:
+        return f"Triton multiplies {dtype} without the matrix engine"
+    return None if arch.split(":")[1] in XE_ENGINES else f"Triton knows no matrix engine of {arch}"

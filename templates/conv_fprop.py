@@ -80,6 +80,14 @@ TILES = (
     Tile(128, 32, 64, 4, 4),
     Tile(256, 32, 64, 8, 3),
 )
+# For Intel's GPUs, with 16 lanes a warp: so many warps that nothing spills of 256 registers a
+# thread (`benchmarks/triton_xe.py`). None was timed.
+XE_TILES = (
+    Tile(64, 64, 32, 16, 2),
+    Tile(64, 64, 64, 32, 2),
+    Tile(32, 64, 64, 16, 2),
+    Tile(64, 32, 64, 8, 2),
+)
 # Operations a byte. On an H200 plain tiles of Triton beat cuDNN's fused convolution where there
 # were 28, 43 and 85, and lost to it where there were 21, 57, 113 and more.
 MOST_INTENSE = 100

@@ -83,6 +83,14 @@ TILES = (
     Tile(64, 64, 64, 4),
     Tile(128, 64, 64, 4),
 )
+# For Intel's GPUs, with 16 lanes a warp: so many warps that nothing spills
+# (`benchmarks/triton_xe.py`). None was timed.
+XE_TILES = (
+    Tile(64, 16, 16, 4),
+    Tile(128, 16, 16, 8),
+    Tile(64, 32, 32, 8),
+    Tile(128, 32, 32, 16),
+)
 LEAST = 16  # terms and columns of a product that tensor cores have
 MOST_GROUPS = 4  # of a larger block, of which the rest is zeros; not measured either
 MOST_PLACES = 25  # of a window, that are written out

@@ -80,13 +80,22 @@ TILES = (
     Tile(64, 128, 32),
     Tile(64, 128, 64),
 )
-NARROWEST, WIDEST = 16, 128  # blocks of channels
+# For Intel's GPUs, with 16 lanes a warp: so many warps that nothing spills of 256 registers a
+# thread (`benchmarks/triton_xe.py`). None was timed.
+XE_TILES = (
+    Tile(64, 16, 32, 4),
+    Tile(128, 16, 32, 8),
+    Tile(64, 32, 32, 8),
+    Tile(128, 32, 32, 16),
+    Tile(64, 64, 32, 16),
+)
+NARROWEST, WIDEST, XE_WIDEST = 16, 128, 64  # blocks of channels
 MOST_STEPS = 24  # that are written out
 
 
-def fits(tile: Tile, out_channels: int, found: Runs) -> bool:
+def fits(tile: Tile, out_channels: int, found: Runs, widest: int = WIDEST) -> bool:
     """Whether `tile` is as wide as there are channels, and a window of few of its steps."""
-    width = min(WIDEST, max(NARROWEST, 1 << (out_channels - 1).bit_length()))
+    width = min(widest, max(NARROWEST, 1 << (out_channels - 1).bit_length()))
     return width == tile.BLOCK_N and found.terms // tile.BLOCK_K <= MOST_STEPS
 
 

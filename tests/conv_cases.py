@@ -43,7 +43,9 @@ CASES = [
     )
 ]
 FIRST = dict(zip(("x", "weight", "stride", "padding"), STEMS[0], strict=True))
-CASES += [case(**FIRST, tile=[*vars(tile).values()]) for tile in conv_stem.TILES]
+CASES += [
+    case(**FIRST, tile=[*vars(tile).values()]) for tile in (*conv_stem.TILES, *conv_stem.XE_TILES)
+]
 # What lies beside a window, and is loaded with it where sizes are even, is infinite.
 EVEN = dict(zip(("x", "weight", "stride", "padding"), STEMS[1], strict=True))
 CASES += [
@@ -82,7 +84,9 @@ CASES += [
 ]
 CASES += [
     by_itself(*shape, tile=vars(tile).values())
-    for shape, tile in itertools.product(DEPTHWISE[:2], conv_depthwise.TILES)
+    for shape, tile in itertools.product(
+        DEPTHWISE[:2], (*conv_depthwise.TILES, *conv_depthwise.XE_TILES)
+    )
 ]
 CASES += [by_itself(*DEPTHWISE[0], planted=700), by_itself(*DEPTHWISE[1], moved=True)]
 
@@ -128,7 +132,10 @@ CASES += [
     of_many(*shape, dtype=dtype)
     for shape, dtype in itertools.product(FPROP, ("float32", "float16"))
 ]
-CASES += [of_many(*FPROP[2], tile=vars(tile).values()) for tile in conv_fprop.TILES]
+CASES += [
+    of_many(*FPROP[2], tile=vars(tile).values())
+    for tile in (*conv_fprop.TILES, *conv_fprop.XE_TILES)
+]
 CASES += [of_many(*FPROP[1], planted=700), of_many(*FPROP[4], moved=True)]
 
 
@@ -161,7 +168,9 @@ CASES += [
 ]
 CASES += [
     in_groups(*shape, tile=vars(tile).values())
-    for shape, tile in itertools.product(GROUPED[2:4], conv_grouped.TILES)
+    for shape, tile in itertools.product(
+        GROUPED[2:4], (*conv_grouped.TILES, *conv_grouped.XE_TILES)
+    )
 ]
 CASES += [in_groups(*GROUPED[0], planted=700), in_groups(*GROUPED[6], moved=True)]
 # Beside a group's own channels lie infinite ones, in its block and in the next.

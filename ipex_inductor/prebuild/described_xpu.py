@@ -149,3 +149,5 @@ def _describe_to_triton(changes: Changes, target: Target) -> None:
         is_active=always(True),
     )
     changes.set(driver, _active=stub)
+    # Written beside each of our templates; a Triton without a code generator has none to tell.
+    changes.set(torch.utils._triton, triton_hash_with_backend=always(f"none for {target.arch}"))

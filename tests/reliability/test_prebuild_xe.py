@@ -1,5 +1,6 @@
 """Kernels in SYCL for Intel GPUs that are not here: chosen, written into code, built, found."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -14,6 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from typer.testing import CliRunner
 
 from ipex_inductor import backend, compat, decisions, inner
+from ipex_inductor.autotune.pool import Estimate
+from ipex_inductor.autotune.record import encode
+from ipex_inductor.autotune.select import Selection
 from ipex_inductor.cli import app
 from ipex_inductor.config import resolve
 from ipex_inductor.errors import DeviceError, MissingPackageError, TargetError
@@ -84,7 +88,7 @@ def test_every_product_has_onednn_and_sycl_to_choose_from():
         assert offer.problem.arch.startswith("xe:20.1:")
 
 
-def lowered(model, inputs, name, **options):
+def lowered(model, inputs, name, selected=None, **options):
     """The sources of kernels that the code asks for, what was decided, and the code itself."""
     from torch._inductor.graph import GraphLowering
 
@@ -100,7 +104,7 @@ def lowered(model, inputs, name, **options):
         report = decisions.GraphReport()
         reports.append(report)
         with pytest.raises(Exception, match="StopIteration"):
-            backend._compile_with(request(gm, given, **options), {}, report, None)
+            backend._compile_with(request(gm, given, **options), selected or {}, report, None)
 
     GraphLowering.compile_to_module = written
     try:
@@ -138,6 +142,79 @@ def test_generated_code_calls_kernels_in_sycl_where_a_model_is_believed():
     assert "'silu'" in code  # the epilogue is in the call
     assert len(asked) == 2
     assert all("matrix" in source.needs for source in asked)
+
+
+class Images(nn.Module):
+    """What our Triton templates are for: a stem, each channel by itself, groups, few rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.apart = nn.Conv2d(3, 64, 7, 2, 3), nn.Conv2d(64, 64, 3, 1, 1, groups=64)
+        self.grouped, self.plain = nn.Conv2d(64, 64, 3, 1, 1, groups=4), nn.Conv2d(64, 256, 3, 1, 1)
+        self.head = nn.Linear(256, 4096)
+
+    def forward(self, x):
+        x = F.silu(self.apart(F.relu(self.stem(x))))
+        return F.gelu(self.head(self.plain(F.relu(self.grouped(x))).mean((2, 3))))
+
+
+TEMPLATES = ("stem", "depthwise", "grouped", "fprop", "few_rows")
+
+
+def images(dtype=torch.bfloat16):
+    x = torch.randn(8, 3, 64, 64, dtype=dtype).to(memory_format=torch.channels_last)
+    return Images().eval().to(dtype=dtype, memory_format=torch.channels_last), (x,)
+
+
+def triton_offers(name, dtype=torch.bfloat16):
+    """For each op of `Images` that has any: the problem, and our Triton templates for it."""
+    offers = []
+    seen(
+        *(*images(dtype), name),
+        lambda *given: offers.extend(backend._offers(request(*given), compat.read_inner)),
+    )
+    ours = ("ipex.triton.", "ipex.few_rows")
+    found = [(o.problem, [c for c in o.choices if c.name.startswith(ours)]) for o in offers]
+    return [(problem, choices) for problem, choices in found if choices]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "expected"),
+    [
+        ("xe:bmg", torch.bfloat16, TEMPLATES),
+        ("xe:pvc", torch.float16, TEMPLATES),
+        # No product of theirs has a matrix engine there.
+        ("xe:dg2", torch.bfloat16, ("depthwise",)),
+        ("xe:bmg", torch.float32, ("depthwise",)),
+    ],
+    ids=str,
+)
+def test_our_triton_templates_are_choices_in_tiles_for_intels_gpus(name, dtype, expected):
+    found = triton_offers(name, dtype)
+    kinds = [choices[0].name.rpartition(".")[2] for _, choices in found]
+    assert sorted(kinds) == sorted(expected)
+    for kind, (_, choices) in zip(kinds, found, strict=True):
+        tiles_ = [tuple(choice.parameters.values()) for choice in choices]
+        assert len({*tiles_}) == len(tiles_)
+        if kind != "few_rows":
+            module = importlib.import_module(f"ipex_inductor.templates.conv_{kind}")
+            assert {*tiles_} <= {tuple(vars(tile).values()) for tile in module.XE_TILES}
+
+
+def test_a_record_puts_our_triton_templates_into_the_code():
+    selected = {}
+    for problem, choices in triton_offers("xe:bmg"):
+        estimate = Estimate(choices[0], 1.0, 0.01)
+        selected[encode(problem)] = Selection(estimate, None, "database")
+    _, events, (code,) = lowered(*images(), "xe:bmg", selected=selected)
+    taken = [str(e) for e in events if e.kind == "choice"]
+    for kind in TEMPLATES:
+        assert any(kind in each and "database" in each for each in taken), kind
+    kernels = [k for k in code.split("async_compile.triton(") if k.startswith("'triton_tem")]
+    assert len(kernels) == len(TEMPLATES)
+    assert "extern_kernels.convolution" not in code
+    assert any("num_warps=16" in kernel for kernel in kernels)
+    assert any("exp2" in kernel for kernel in kernels)  # GELU, behind the product
 
 
 def test_without_a_record_the_library_is_kept_and_it_is_said():

@@ -1,0 +1,62 @@
+"""Kernels in Triton to SPIR-V for Intel's GPUs, by Intel's Triton: run by `triton_xe.py`.
+
+    PYTHON triton_xe_compile.py FOLDER < kernels
+
+PYTHON has `triton-xpu`, and needs neither torch nor a GPU. Each line is a kernel; `N.spv` of the
+folder is the N-th, and a line comes back for each.
+"""
+
+import importlib.util
+import json
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import triton
+from triton.backends import backends
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+# What it compiles to look at a device is for one that is here.
+backends["intel"].compiler.__init__.__globals__["compile_module_from_src"] = lambda *_, **__: (
+    SimpleNamespace(parse_device_arch=lambda _: "")
+)
+
+
+def kernel_of(text, file):
+    """The function of that name: Triton reads its text from a file."""
+    file.write_text(text)
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.kernel
+
+
+def compiled(kernel, given):
+    """SPIR-V of it, and what came with that."""
+    aligned = {(n,): [["tt.divisibility", 16]] for n in range(given["pointers"])}
+    source = ASTSource(kernel, given["signature"], constexprs=given["constants"], attrs=aligned)
+    options = {"num_warps": given["warps"], "num_stages": given["stages"]}
+    made = triton.compile(source, GPUTarget("xpu", given["device"], 32), options)
+    about = {"lanes": made.metadata.threads_per_warp, "shared": made.metadata.shared}
+    return made.asm["spv"], about | {"engine": "matrix_mad" in made.asm["llir"]}
+
+
+def main():
+    """One after the other."""
+    folder = Path(sys.argv[1])
+    for number, line in enumerate(sys.stdin):
+        given, begin = json.loads(line), time.perf_counter()
+        try:
+            kernel = kernel_of(given["text"], folder / f"kernel_{number}.py")
+            spirv, about = compiled(kernel, given)
+            (folder / f"{number}.spv").write_bytes(spirv)
+        except Exception as error:
+            about = {"wrong": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+        seconds = round(time.perf_counter() - begin, 1)
+        print(json.dumps(about | {"spirv_s": seconds, "triton": triton.__version__}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
