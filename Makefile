@@ -9,7 +9,7 @@ WORKERS ?= 2
 # Each worker keeps to a long run of tests, so that what a file's tests share is made once.
 SPREAD := -n $(WORKERS) --dist worksteal
 
-.PHONY: demo quick test slow reliability sycl ocloc sycl-aot fuzz prebuild lint check compat clean
+.PHONY: demo quick test slow reliability sycl ocloc sycl-aot triton-xe fuzz prebuild lint check compat clean
 .DEFAULT_GOAL := test
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -53,6 +53,15 @@ $(OCLOC)/ocloc: $(VENV)/installed
 # half an hour on 2 cores.
 sycl-aot: $(OCLOC)/ocloc
 	PATH="$$PATH:$(abspath $(OCLOC))" $(BIN)/python benchmarks/sycl_aot.py $(AOT)
+
+# The Triton templates that Intel's GPUs are offered, by Intel's Triton (a beta, 182 MB, in an
+# environment of its own) and ocloc, against the same gate: half an hour on 2 cores.
+TRITON_XE := $(VENV)/triton-xe
+triton-xe: $(OCLOC)/ocloc
+	$(PYTHON) -m venv $(TRITON_XE)
+	$(TRITON_XE)/bin/python -m pip install --no-deps --pre triton-xpu==3.3.0b1 setuptools
+	PATH="$$PATH:$(abspath $(OCLOC))" $(BIN)/python benchmarks/triton_xe.py \
+	  --triton $(TRITON_XE)/bin/python $(AOT)
 
 # 10,000 random programs against their twins in float64, forward and backward, 120 of them compiled.
 FUZZ ?= --programs 10000 --compiled 120

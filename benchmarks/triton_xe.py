@@ -1,12 +1,12 @@
 """Our Triton templates as native code of Intel GPUs that are not here, against a static gate.
 
-    pip install --pre --no-deps triton-xpu==3.3.0b1 setuptools    # in an environment of its own
     PATH=$PATH:FOLDER python benchmarks/triton_xe.py --triton PYTHON [--arch pvc ...] [--write]
 
-PYTHON is that environment's, FOLDER has ocloc (`make ocloc`). torch's XPU builds bring a newer
-Triton, which no registry of Python packages has. The gate is that of `sycl_aot.py`, with as many
-registers a thread as Intel's Triton asks for where the usual ones spill. Nothing runs, so there are
-no speeds. `--write` keeps the table in benchmarks/results/triton_xe.jsonl.
+PYTHON has triton-xpu and needs no torch, FOLDER has ocloc: `make triton-xe` makes both and runs
+this. torch's XPU builds bring a newer Triton than the one that can be installed by itself. The gate
+is that of `sycl_aot.py`, with 256 registers a thread where 128 spill, as Intel's Triton asks for
+them. Nothing runs, so there are no speeds. `--write` keeps the table in
+benchmarks/results/triton_xe.jsonl.
 """
 
 import argparse
