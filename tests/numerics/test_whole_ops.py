@@ -1,5 +1,7 @@
 """Ops kept whole and decomposed again give plain Inductor's own graph."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -76,12 +78,20 @@ def graphs(model, x, grad, dynamic, own):
     return seen, redecompose.whole
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("mode", ["eval", "train"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+# Every op by every two of dtype, mode and sizes; nothing ties three of them to each other.
+PAIRS = {("fp32", "eval", "static"), ("fp32", "train", "dynamic")}
+PAIRS |= {("bf16", "eval", "dynamic"), ("bf16", "train", "static")}
+HOW = [
+    pytest.param(*how, marks=[] if how in PAIRS else [pytest.mark.slow], id="-".join(how))
+    for how in itertools.product(("fp32", "bf16"), ("eval", "train"), ("static", "dynamic"))
+]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@pytest.mark.parametrize(("dtype", "mode", "sizes"), HOW)
 @pytest.mark.parametrize("name", OPS)
-def test_graph_is_plain_inductors(name, dtype, mode, dynamic):
-    grad = mode == "train"
+def test_graph_is_plain_inductors(name, dtype, mode, sizes):
+    dtype, grad, dynamic = DTYPES[dtype], mode == "train", sizes == "dynamic"
     model = Net(OPS[name]).to(dtype).train(grad)
     x = torch.randn(2, 3, 8, 8, dtype=dtype)
     plain, _ = graphs(model, x, grad, dynamic, own=False)
