@@ -84,7 +84,7 @@ def _why_not(tile: Tile, one_row: bool, problem: Problem) -> str | None:
     if not problem.arch.startswith(("sm_", "xe:")):
         return f"our template is not for {problem.arch}"
     if is_xe(problem.arch) and tile._replace(parts=1) in NOT_XE:
-        return "it spills registers on Intel's GPUs"
+        return "the tile is not for Intel's GPUs"
     operands = named(problem)
     x, weight = operands["x"], operands["weight"]
     no_product = None if one_row else why_no_product(problem.arch, x.dtype)
