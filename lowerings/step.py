@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from ipex_inductor.lowerings.step_cuda import CudaKernel
+from ipex_inductor.lowerings.step_rows import Rows
 from ipex_inductor.ops.update import Held, Program, Row, Update
 from ipex_inductor.templates.cpp import NotBuiltError
 from ipex_inductor.templates.step import update_source
-from ipex_inductor.templates.step_cpp import Table, function_of, is_dense
+from ipex_inductor.templates.step_cpp import function_of, is_dense
 from ipex_inductor.templates.step_cuda import has_kernels
 from ipex_inductor.templates.update_triton import update_triton_source
 
@@ -113,7 +114,7 @@ class Launch:
         if self.device.type == "cpu":
             yield
             return
-        with self._lock, torch.cuda.device(self.device):
+        with self._lock, torch.get_device_module(self.device).device(self.device):
             yield
 
     @torch.no_grad()
@@ -178,25 +179,13 @@ class _Kernel:
         rows: Sequence[Row],
         examples: Sequence[Tensor],
     ) -> None:
-        self.function, self.table = function_for(update), Table()
-        self.places: list[tuple[int, int]] = []  # in the rows, and the operand whose address it is
-        groups: dict[tuple[float | Held, ...], int] = {}
-        for row in rows:
-            columns = row.columns if row.step is None else (*row.columns, row.step)
-            begin = len(self.table.rows)
-            self.places += [(begin + place, n) for place, n in enumerate(columns)]
-            group = groups.setdefault(row.numbers, len(groups))
-            # Of addresses, the step's, the group; as the template says.
-            self.table.add((*(0 for _ in row.columns), 0, group), examples[row.columns[0]].numel())
-        self.numbers = [n for group in groups for n in group]
+        self.function, self.rows = function_for(update), Rows(rows, examples)
 
     def ready(self, addresses: Sequence[int], given: Sequence[Tensor]) -> Callable[[], None]:
         """See `Kernel`: one call for all rows. Several threads may be in here."""
-        rows = array("q", self.table.rows)
-        for place, operand in self.places:
-            rows[place] = addresses[operand]
-        numbers = [float(given[n.operand]) if isinstance(n, Held) else n for n in self.numbers]
-        return functools.partial(self.table.step, self.function, rows, array("d", numbers))
+        rows, numbers = self.rows.at(addresses), self.rows.numbers
+        values = (float(given[n.operand]) if isinstance(n, Held) else n for n in numbers)
+        return functools.partial(self.rows.table.step, self.function, rows, array("d", values))
 
 
 @functools.lru_cache(maxsize=256)
@@ -212,17 +201,24 @@ def _in_sycl(update: Update) -> Callable[..., None]:
     return update_function(update)
 
 
+def _on_xpu(update: Update, rows: Sequence[Row], examples: Sequence[Tensor]) -> Kernel:
+    from ipex_inductor.lowerings.step_sycl import SyclKernel
+
+    return SyclKernel(update, rows, examples)
+
+
 def _sycl_source(update: Update) -> str:
     from ipex_inductor.templates.sycl.step import update_source
 
     return update_source(update).text
 
 
-# By the type of the device: kernels, and what they are made of.
+# By the type of the device, or for its CPU by SYCL: kernels, and what they are made of.
 KINDS: dict[str, tuple[Callable[..., Kernel], Callable[[Update], str]]] = {
     "cpu": (functools.partial(_Kernel, _library), update_source),
     "cuda": (CudaKernel, update_triton_source),
     "sycl": (functools.partial(_Kernel, _in_sycl), _sycl_source),
+    "xpu": (_on_xpu, _sycl_source),
 }
 
 

@@ -1,7 +1,6 @@
 """Updates that were read from a graph, on an NVIDIA GPU: two launches each, and no waiting."""
 
 import functools
-import struct
 from array import array
 from collections.abc import Callable, Sequence
 from operator import itemgetter, or_
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ipex_inductor.errors import DeviceError
+from ipex_inductor.lowerings.step_rows import bits
 from ipex_inductor.ops.update import Held, Row, Update
 from ipex_inductor.templates import cuda
 from ipex_inductor.templates.step_cuda import (
@@ -146,22 +146,17 @@ class _Words:
 
     def of(self, addresses: Sequence[int], given: Sequence[Tensor]) -> "array[int]":
         """With the operands' addresses; numbers are read that the host holds."""
-        read = (_bits(float(given[n])) for n in self._read)
+        read = (bits(float(given[n])) for n in self._read)
         return array("q", self._pick([*addresses, *read, *self._constants]))
 
     def _number(self, number: float | Held) -> int:
         if not isinstance(number, Held):
-            return self._constant(_bits(number))
+            return self._constant(bits(number))
         place = self._read.get(number.operand)
         return number.operand if place is None else self._begin[0] + place
 
     def _constant(self, word: int) -> int:
         return self._begin[1] + self._constants.setdefault(word, len(self._constants))
-
-
-def _bits(number: float) -> int:
-    (word,) = struct.unpack("q", struct.pack("d", number))
-    return int(word)
 
 
 @functools.lru_cache(maxsize=256)

@@ -103,6 +103,9 @@ def keep(
 
 
 def capturing() -> bool:
-    """Whether what is launched now goes into a CUDA graph."""
-    here: Any = torch.cuda
-    return bool(here.is_initialized() and here.is_current_stream_capturing())
+    """Whether what is launched now goes into a graph of a GPU's."""
+    here: Any
+    for here in (torch.cuda, torch.xpu):
+        if here.is_initialized() and here.is_current_stream_capturing():
+            return True
+    return False

@@ -13,7 +13,7 @@ from ipex_inductor.templates.cells import Cells
 from ipex_inductor.templates.cpp import NotBuiltError
 from ipex_inductor.templates.step import StepKernel, scalars_function
 from ipex_inductor.templates.step_cpp import Table
-from ipex_inductor.templates.sycl.step import CHUNK, Step, step_of
+from ipex_inductor.templates.sycl.step import CHUNK, Sent, Step, step_of
 
 
 class SyclBatch:
@@ -30,7 +30,7 @@ class SyclBatch:
         self._table = Table(CHUNK)
         self.rows = self._table.rows
         self._cells = Cells(kernel.counted)
-        self._sent: list[tuple[array[Any], Tensor]] = []
+        self._rows, self._chunks = Sent(device), Sent(device)
 
     def add(
         self, addresses: list[int], elements: int, step: Tensor | None, first: bool, group: int
@@ -56,19 +56,12 @@ class SyclBatch:
 
     def run(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`; on the current stream."""
-        rows, chunks = self._there(self._table.rows, self._table.chunks)
-        table = torch.tensor(numbers, dtype=self._step.real).to(self._device)
-        self._step.run(rows, self._table.count, chunks, len(self._table.chunks) // 3, table)
+        count, chunks = self._table.count, self._table.chunks
+        table = torch.tensor(numbers, dtype=self._step.real).to(self._device, non_blocking=True)
+        places = self._rows(self.rows), count, self._chunks(chunks), len(chunks) // 3
+        self._step.run(*places, table)
         self._far = self._far + 1 if len(self._cells) else 0
         self._cells.become(self._far)
-
-    def _there(self, *tables: "array[int]") -> list[Tensor]:
-        """On the device, as they were last sent there if they are still so."""
-        if [known for known, _ in self._sent] != [*tables]:
-            self._sent = [
-                (t[:], torch.tensor(t, dtype=torch.int64).to(self._device)) for t in tables
-            ]
-        return [there for _, there in self._sent]
 
 
 @functools.lru_cache(maxsize=256)

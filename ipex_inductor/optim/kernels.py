@@ -24,6 +24,7 @@ from ipex_inductor.optim.again import (
     taken,
 )
 from ipex_inductor.optim.batches import CudaBatch, Scale
+from ipex_inductor.optim.batches_sycl import SyclBatch
 from ipex_inductor.optim.look import Look
 from ipex_inductor.optim.norms import Clip, deferred, read_of
 from ipex_inductor.optim.plan import Plan, numbers_of, run
@@ -192,10 +193,13 @@ def _unscaled(optimizer: Optimizer, params: Iterable[nn.Parameter], scale: float
 
 def _refuse_capture(optimizer: Optimizer, made: Plan) -> None:
     """As torch does for Adam: a graph would count no steps that the host counts."""
-    batches = made.batches.values()
-    if capturing() and any(isinstance(b, CudaBatch) and b.counts for b in batches):
-        name = type(optimizer).__name__
+    if not capturing():
+        return
+    name = type(optimizer).__name__
+    if any(isinstance(b, CudaBatch) and b.counts for b in made.batches.values()):
         raise RuntimeError(f"a CUDA graph of a step of {name} needs groups with capturable=True")
+    if any(isinstance(b, SyclBatch) for b in made.batches.values()):
+        raise RuntimeError(f"no graph can have a step of {name}, whose scalars the host makes")
 
 
 def _gradients(optimizer: Optimizer) -> list[Tensor]:

@@ -79,10 +79,11 @@ class _Described:
         self.name, self.arch, self._asked = target.name, target.arch, asked
         self.facts = {"type": "gpu", "matrix": True, "fp16": True, "fp64": True}
 
-    def load(self, source: Source) -> None:
-        """Note it."""
+    def load(self, source: Source) -> SimpleNamespace:
+        """Note it; its kernels are in nobody's way until they are launched."""
         if source not in self._asked:
             self._asked.append(source)
+        return SimpleNamespace(kernel=always(None))
 
 
 def _forget() -> None:
@@ -121,6 +122,7 @@ def _describe_xpu(changes: Changes, properties: SimpleNamespace) -> None:
         "get_device_capability": vars(properties),
         "get_device_name": properties.name,
         "is_bf16_supported": True,
+        "is_current_stream_capturing": False,
         "memory_allocated": 0,
         "synchronize": None,
         "set_device": None,

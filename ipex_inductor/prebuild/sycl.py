@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
 from ipex_inductor import compat
-from ipex_inductor.aot_cache import kernels
+from ipex_inductor.aot_cache import kernels, opened
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.backend import sycl_kernels
@@ -29,8 +29,8 @@ from ipex_inductor.prebuild import described_xpu
 from ipex_inductor.prebuild.described import INDEX
 from ipex_inductor.prebuild.graphs import Dynamic, Prebuilt, checked, described_as, marked
 from ipex_inductor.target import Target
-from ipex_inductor.templates.sycl import binaries, ocloc, worker, zebin
-from ipex_inductor.templates.sycl.shim import shim
+from ipex_inductor.templates.look_cpp import reader
+from ipex_inductor.templates.sycl import binaries, ocloc, shim, worker, zebin
 from ipex_inductor.templates.sycl.source import Source
 from ipex_inductor.templates.sycl.step import step_source
 
@@ -50,14 +50,16 @@ def prebuild(
     dynamic: Dynamic | None = None,
     training: bool = False,
     optimizer: Optimizer | None = None,
+    scaler: bool = False,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Prebuilt:
     """All kernels in SYCL that there are to choose from for `model` on `target`.
 
     In inference those of its linear layers and convolutions, in all blocks; in training, for which
-    products have none, those of the fused step of `optimizer`. Takes what `graphs.prebuild` takes,
-    and raises what that and `described_xpu.device` do; `SyclAbsentError` where nothing compiles.
+    products have none, those of the fused step of `optimizer`. With the libraries by which a
+    process calls them, so that none is compiled there. Takes what `graphs.prebuild` takes, and
+    raises what that and `described_xpu.device` do; `SyclAbsentError` where nothing compiles.
     """
     checked(model, mode, training)
     began = time.perf_counter()
@@ -67,10 +69,11 @@ def prebuild(
         else _of_graphs(model, example_inputs, target, kwargs, dynamic, mode, options)
     )
     if optimizer is not None:
-        found |= _of_step(optimizer)
+        found |= _of_step(optimizer, scaler)
     done = _Built(target)
     for source, name in found.items():
         done.add(source, name)
+    done.entries |= _libraries(optimizer is not None)
     seconds = time.perf_counter() - began
     return Prebuilt(
         target,
@@ -114,15 +117,29 @@ def _of_graphs(
     return found
 
 
-def _of_step(optimizer: Optimizer) -> dict[Source, str]:
-    """As `optim/batches_sycl.py` asks for them; gradients have their parameters' dtypes."""
+def _libraries(steps: bool) -> dict[Key, Entry]:
+    """What a process compiles before the first kernel; for `steps`, what looks at their tensors."""
+    with kernels.looked_for() as read:
+        if steps:
+            reader.__wrapped__()  # also where this process has it already
+    store = opened.store()
+    found = {key: entry for key in read if store and (entry := store.get(key))}
+    return dict([shim.shipped()]) | found
+
+
+def _of_step(optimizer: Optimizer, scaler: bool) -> dict[Source, str]:
+    """As `optim/batches_sycl.py` asks for them; gradients have their parameters' dtypes.
+
+    Norms of Lamb and Lars are kernels of the same source, and what clips gradients or unscales them
+    is a number of it; the norm that is clipped is torch's own there.
+    """
     name = type(optimizer).__name__
     if type(optimizer) not in FUSED_OPTIMIZERS:
         todo = "Leave it out: it runs as torch has it."
         raise ArgumentError("an optimizer with a fused step there", name, todo)
     own = vars(optimizer)
     options = own.get(steps.OPTIONS) or steps.Options()
-    scaled = options.clip_norm is not None
+    scaled = scaler or options.clip_norm is not None
     found = expected(optimizer, own.get(TABLE, {}), scaled, options.zero_grad)
     return {step_source(k, counting=False): f"{name} {k.param} {k.rest}".strip() for k in found}
 
@@ -136,7 +153,7 @@ class _Built:
         self.gate: list[dict[str, Any]] = []
         self.failed: list[str] = []
         self.ocloc, self.lacking = "", ""
-        self._compiler = next((d for d in shim().devices if d["type"] == "cpu"), None)
+        self._compiler = next((d for d in shim.shim().devices if d["type"] == "cpu"), None)
         if self._compiler is None:
             todo = 'pip install "ipex-inductor[sycl-cpu]"'
             raise SyclAbsentError("SYCL's CPU device, for which its compiler starts", "none", todo)

@@ -5,11 +5,13 @@ import platform
 import subprocess
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ipex_inductor.aot_cache import kernels, toolkit
 from ipex_inductor.aot_cache.digest import source_digest
+from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import Key, pairs
 from ipex_inductor.aot_cache.knobs import environment
 from ipex_inductor.errors import SyclAbsentError
@@ -26,11 +28,7 @@ _lock = threading.Lock()
 
 def shim() -> Shim:
     """SYCL in this process. Raises `SyclAbsentError`; what failed once is not tried again."""
-    with _lock:
-        found = _shim()
-    if isinstance(found, SyclAbsentError):
-        raise found
-    return found
+    return _loaded()[0]
 
 
 def written(folder: str | Path) -> Path:
@@ -38,9 +36,12 @@ def written(folder: str | Path) -> Path:
 
     Raises `SyclAbsentError`.
     """
-    file = Path(folder, "shim.so")
-    file.write_bytes(_blob(wheels.runtime()))
-    return file
+    return _file(folder, _loaded()[1])
+
+
+def shipped() -> tuple[Key, Entry]:
+    """It for others, whatever their compiler is. Raises `SyclAbsentError`."""
+    return key_of(wheels.runtime()), Entry({"flags": [*FLAGS]}, _loaded()[1])
 
 
 def key_of(here: Runtime) -> Key:
@@ -59,28 +60,50 @@ def key_of(here: Runtime) -> Key:
     )
 
 
+def _loaded() -> tuple[Shim, bytes]:
+    with _lock:
+        found = _shim()
+    if isinstance(found, SyclAbsentError):
+        raise found
+    return found
+
+
 @functools.cache
-def _shim() -> Shim | SyclAbsentError:
+def _shim() -> tuple[Shim, bytes] | SyclAbsentError:
+    said = ""
     try:
         here = wheels.runtime()
         wheels.check_process(here)
-        with tempfile.TemporaryDirectory() as folder:
-            return Shim(here.library, written(folder), here.cpu)
+        for blob in _blobs(here):
+            with tempfile.TemporaryDirectory() as folder:
+                try:
+                    return Shim(here.library, _file(folder, blob), here.cpu), blob
+                except (ShimError, OSError) as error:
+                    said = str(error)
     except SyclAbsentError as error:
         return error
-    except (ShimError, OSError) as error:
-        todo = f"pip install --force-reinstall {wheels.RUNTIME}=={here.version}"
-        return SyclAbsentError(f"{here.named} to load", str(error), todo)
+    todo = f"pip install --force-reinstall {wheels.RUNTIME}=={here.version}"
+    return SyclAbsentError(f"{here.named} to load", said, todo)
 
 
-def _blob(here: Runtime) -> bytes:
+def _file(folder: str | Path, blob: bytes) -> Path:
+    file = Path(folder, "shim.so")
+    file.write_bytes(blob)
+    return file
+
+
+def _blobs(here: Runtime) -> Iterator[bytes]:
+    """What caches and bundles have, by whatever compiler; where none of it loads, by that here."""
     compiler, key = toolkit.compiler(), key_of(here)
+    none = True
+    for entry in kernels.by_any_compiler(key):
+        none = False
+        yield entry.blob
     if compiler is not None:
-        return kernels.kernel(key, functools.partial(_built, here, compiler)).blob
-    if entry := next(kernels.by_any_compiler(key), None):
-        return entry.blob
-    todo = "`apt-get install g++`, or set CXX: it is needed once."
-    raise SyclAbsentError("a C++ compiler, as no cache has SYCL's functions", "none", todo)
+        yield kernels.kernel(key, functools.partial(_built, here, compiler)).blob
+    elif none:
+        todo = "`apt-get install g++`, or set CXX: it is needed once."
+        raise SyclAbsentError("a C++ compiler, as no cache has SYCL's functions", "none", todo)
 
 
 def _built(here: Runtime, compiler: str) -> tuple[dict[str, Any], bytes]:

@@ -1,6 +1,7 @@
 """Kernels of optimizer steps in SYCL: the lines that C++ and Triton have, called as C++ is."""
 
 import re
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,7 +39,12 @@ def step_function(kernel: StepKernel) -> "Step":
 
 def update_function(update: Update) -> "Step":
     """The same for an update that was read from a graph."""
-    return Step(update_source(update), parts_of_update(update), torch.device("cpu"))
+    return update_of(update, torch.device("cpu"))
+
+
+def update_of(update: Update, device: torch.device) -> "Step":
+    """The same on that device, with numbers that lie there. Raises `NotBuiltError`."""
+    return Step(update_source(update), parts_of_update(update), device)
 
 
 def step_of(kernel: StepKernel, device: torch.device) -> "Step":
@@ -66,7 +72,7 @@ def _source(parts: dict[str, Any], problem: dict[str, Any], counting: bool) -> S
     lines = ("before_lines", "update_lines", "ratio_lines")
     parts |= {name: [(n, _typed(value)) for n, value in parts[name]] for name in lines}
     names = [*["scalars"] * counting, *["before", "ratios"] * bool(parts["norms"]), "update"]
-    types = {kind for _, kind in parts["columns"]}
+    types = {kind for _, kind in parts["columns"]} | {*parts["held"].values(), parts["counted"]}
     doubles = counting or parts["real"] == "double"
     return Source(
         rendered("sycl/step.cpp.jinja", kept="Real", counting=counting, **parts),
@@ -96,15 +102,19 @@ class Step:
         except (SyclError, DeviceError) as error:
             raise NotBuiltError(f"a SYCL kernel is not to be had: {error}") from error
         self._device, self.real = device, REALS[parts["real"]]
-        self.scalars, self._norms = len(parts["scalars"]), len(parts["norms"])
+        self.scalars = max(1, len(parts["scalars"]))  # no struct has nothing in it
+        self._norms = len(parts["norms"])
         self._group = GROUPS[self._on.facts["type"]]
 
     def __call__(
         self, rows: int, row_count: int, chunks: int, chunk_count: int, numbers: int, _: int = 0
     ) -> None:
         """As C++'s `step`, of which it counts them; it uses the threads that it has."""
-        table = torch.empty(row_count * self.scalars, dtype=self.real, device=self._device)
-        self.run(rows, row_count, chunks, chunk_count, table, numbers)
+        self.run(rows, row_count, chunks, chunk_count, self.table(row_count), numbers)
+
+    def table(self, rows: int) -> Tensor:
+        """Room for the scalars of so many."""
+        return torch.empty(rows * self.scalars, dtype=self.real, device=self._device)
 
     def run(
         self,
@@ -113,11 +123,9 @@ class Step:
         chunks: Tensor | int,
         chunk_count: int,
         table: Tensor,
-        numbers: int = 0,
+        numbers: Tensor | int = 0,
     ) -> None:
         """On tables that the device reads; that of scalars is made of `numbers`, or is whole."""
-        if not chunk_count:
-            return
         parts = torch.empty(chunk_count * max(1, self._norms), dtype=self.real, device=self._device)
         given: dict[str, tuple[Tensor | float, ...]] = {
             "scalars": (rows, row_count, numbers, table),
@@ -129,5 +137,29 @@ class Step:
             a_row = kernel.name in ("scalars", "ratios")
             group = ROWS if a_row else self._group
             whole = -(-row_count // ROWS) * ROWS if a_row else chunk_count * group
-            run = kernel if kernel.name == "update" else kernel.enqueue
-            run(given[kernel.name], (whole,), (group,))
+            if whole:  # tensors without elements have steps too
+                kernel.enqueue(given[kernel.name], (whole,), (group,))
+        if self._on.waits:
+            self._on.wait()
+
+
+class Sent:
+    """A table where kernels of a device read it, sent there when it is another than the last.
+
+    The host does not wait for it: torch copies to an Intel GPU from memory of its own. On another
+    stream it is sent again, as neither the copy nor the allocator would wait for that one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._on = device, device_of(device)
+        self._known: tuple[int, array[Any]] | None = None
+        self._there = torch.empty(0)
+
+    def __call__(self, table: "array[Any]") -> Tensor:
+        """Where it is, for kernels that are launched on the current stream."""
+        if self._known != (queue := self._on.queue, table):
+            self._known = queue, table[:]
+            dtype = {"q": torch.int64, "d": torch.float64}[table.typecode]
+            here = torch.frombuffer(table[:], dtype=dtype) if table else torch.empty(0, dtype=dtype)
+            self._there = here.to(self._device, non_blocking=True)
+        return self._there

@@ -165,6 +165,6 @@ def test_tensors_of_two_gpus_are_not_read():
 
 
 def test_other_devices_have_no_kernel(asked):
-    gm = graph_of(MADE["in lists"], device="xpu:0")
-    assert launching.launch(gm, *program_of(gm)) == "no kernel for xpu yet"
+    gm = graph_of(MADE["in lists"], device="mps:0")
+    assert launching.launch(gm, *program_of(gm)) == "no kernel for mps yet"
     assert not asked

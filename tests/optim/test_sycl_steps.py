@@ -137,6 +137,24 @@ def test_several_chunks_as_on_gpus(as_on_gpus):
     check_fp32(VARIANTS["lamb decay"], ours, steps=5)
 
 
+@needs_sycl
+def test_a_graph_of_the_gpus_is_refused(as_on_gpus, monkeypatch):
+    """It would replay the scalars of one step, from memory that is not theirs any more."""
+    params = tensors(torch.float32, [(3,), (5,)])
+    optimizer = VARIANTS["adamw"](in_groups(params))
+    fuse_step(optimizer)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    before = copies(params)
+    for name in ("is_initialized", "is_current_stream_capturing"):
+        monkeypatch.setattr(torch.xpu, name, lambda: True)
+    with pytest.raises(RuntimeError, match="no graph can have a step of AdamW"):
+        optimizer.step()
+    monkeypatch.undo()
+    torch.testing.assert_close(params, before, rtol=0, atol=0)
+
+
 def test_without_sycl_torch_itself_steps_a_gpu(as_on_gpus, monkeypatch):
     monkeypatch.setattr(step, "device_of", absent)
     batches_sycl._step.cache_clear()

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from ipex_inductor.autotune.select import Selection
 from ipex_inductor.cli import app
 from ipex_inductor.config import resolve
 from ipex_inductor.errors import DeviceError, MissingPackageError, TargetError
+from ipex_inductor.optim import FusedStep, Lamb, Lars
 from ipex_inductor.prebuild import described_xpu, graphs, sycl
 from ipex_inductor.target import CHIPS, current
 from ipex_inductor.target import described as target
@@ -292,7 +294,7 @@ def test_without_ocloc_it_is_spirv_which_another_process_finds(
     done = sycl.prebuild(*make(), target("xe:bmg"))
     assert done.missing == []
     assert "none on the PATH" in done.native
-    assert [key.kind for key in done.own] == ["spirv", "spirv"]
+    assert [key.kind for key in done.own] == ["spirv", "spirv", "sycl-shim"]
     assert [row["wrong"] for row in done.gate] == ["", ""]
     out = tmp_path / "out.ipexbundle"
     graphs.pack([done], out)
@@ -330,8 +332,9 @@ def test_with_ocloc_native_code_is_held_against_the_gate(at_home, one_block, mon
         pytest.skip(str(error))
     done = sycl.prebuild(*make(), target("xe:bmg"))
     assert done.missing == []
-    assert sorted({key.kind for key in done.own}) == ["spirv", "sycl-native"]
-    assert [row["engine"] for row in done.gate] == [True, False]
+    assert sorted({key.kind for key in done.own}) == ["spirv", "sycl-native", "sycl-shim"]
+    engines = {row["name"]: row["engine"] for row in done.gate}
+    assert engines == {"linear 4x4 by 4x4": True, "linear 1x2 by 1x4 in lanes": False}
     assert [row["spilled"] for row in done.gate] == [0, 0]
     out = tmp_path / "out.ipexbundle"
     graphs.pack([done], out)
@@ -339,7 +342,7 @@ def test_with_ocloc_native_code_is_held_against_the_gate(at_home, one_block, mon
     monkeypatch.setattr(sycl.zebin.Facts, "wrong", lambda *given: "spills 8 bytes")
     refused = sycl.prebuild(*make(), target("xe:bmg"))
     assert len(refused.missing) == 2
-    assert {key.kind for key in refused.own} == {"spirv"}
+    assert {key.kind for key in refused.own} == {"spirv", "sycl-shim"}
 
 
 @pytest.mark.slow
@@ -350,10 +353,103 @@ def test_a_step_is_built_as_the_gpu_asks_for_it(at_home, monkeypatch):
     done = sycl.prebuild(
         model.train(), inputs, target("xe:dg2"), training=True, optimizer=optimizer
     )
-    ((key, entry),) = done.own.items()
-    assert key.kind == "spirv"
+    (entry,) = (entry for key, entry in done.own.items() if key.kind == "spirv")
     assert [each["name"] for each in entry.meta["entries"]] == ["update"]
+    assert sorted(key.kind for key in done.own) == ["cpp", "spirv", "sycl-shim"]
     assert done.missing == []
+
+
+FORMULAS = {  # with the kernels of each: norms and what clips are in them
+    "lamb, clipped": (partial(Lamb, lr=0.1, weight_decay=0.1), 0.5, False),
+    "lars": (partial(Lars, lr=0.1, momentum=0.9, weight_decay=0.01), None, False),
+    "adamw, unscaled": (partial(torch.optim.AdamW, lr=0.1), None, True),
+}
+KERNELS = {
+    "lamb, clipped": ["before", "ratios", "update"],
+    "lars": ["before", "ratios", "update"],
+    "adamw, unscaled": ["update"],
+}
+
+
+def optimizers():
+    """Each with a model of its own, and whether a scaler is around it."""
+    for name, (make, clip, scaler) in FORMULAS.items():
+        model = nn.Linear(70, 90)
+        yield name, model, FusedStep(make(model.parameters()), clip_norm=clip).optimizer, scaler
+
+
+@needs_sycl
+def test_norms_clipping_and_unscaling_are_in_the_bundle(at_home, monkeypatch, tmp_path):
+    """Another process with it and an empty cache compiles nothing, and steps as torch does."""
+    monkeypatch.setattr(ocloc, "named", no_ocloc)
+    built = []
+    for name, model, optimizer, scaler in optimizers():
+        inputs = (torch.ones(2, 70),)
+        given = {"training": True, "optimizer": optimizer, "scaler": scaler}
+        done = sycl.prebuild(model.train(), inputs, target("xe:bmg"), **given)
+        assert done.missing == []
+        (entry,) = (entry for key, entry in done.own.items() if key.kind == "spirv")
+        assert [each["name"] for each in entry.meta["entries"]] == KERNELS[name]
+        built.append(done)
+    out = tmp_path / "out.ipexbundle"
+    graphs.pack(built, out)
+    here = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
+    env = {**os.environ, "IPEX_HOME": str(tmp_path / "user"), "PYTHONPATH": here}
+    command = [sys.executable, "-c", STEP, str(out)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said == {"left": [], "started": [], "steps": 9}
+
+
+STEP = """
+import copy, json, sys
+started = []
+def watch(event, given):
+    if event in ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system"):
+        started.append(str(given[1] if len(given) > 1 else given))
+import torch
+import ipex_inductor
+from ipex_inductor.optim import plan as plans
+from ipex_inductor.optim.batches_sycl import SyclBatch
+from test_prebuild_xe import FORMULAS, optimizers
+sys.addaudithook(watch)
+ipex_inductor.use_bundle(sys.argv[1], allow_unsigned=True)
+steps = []
+
+def batched(made, kernel, columns, group, step, first, looks):  # as those of an Intel GPU
+    far = plans._far(step, first)
+    return plans._made(made, SyclBatch, kernel, columns[0].device, group, far)
+
+run = SyclBatch.run
+def counted(*given):
+    steps.append(given)
+    run(*given)
+
+plans._batch, SyclBatch.run = batched, counted
+left = []
+for name, model, optimizer, scaled in optimizers():
+    make, clip, _ = FORMULAS[name]
+    twin = copy.deepcopy(model)
+    reference = make(twin.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=128.0, enabled=scaled)
+    for _ in range(3):
+        x = torch.randn(5, 70)
+        for net in (model, twin):
+            net.zero_grad()
+        scaler.scale(model(x).square().sum()).backward()
+        twin(x).square().sum().backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(twin.parameters(), clip)
+        left += plans.plan(optimizer, {}, scaled or clip is not None).left.values()
+        scaler.step(optimizer)
+        scaler.update()
+        reference.step()
+        # Roundings of norms and squares; AdamW divides gradients near 0 by themselves.
+        pair = [*model.parameters()], [*twin.parameters()]
+        torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-4)
+print(json.dumps({"left": left, "started": started, "steps": len(steps)}))
+"""
 
 
 MODEL = """

@@ -10,7 +10,8 @@ import pytest
 import torch
 from sycl_device import HEAD, axpy, needs_sycl
 
-from ipex_inductor.aot_cache import notices, opened, toolkit
+from ipex_inductor.aot_cache import entry as entries
+from ipex_inductor.aot_cache import kernels, notices, opened, toolkit
 from ipex_inductor.aot_cache.survey import survey
 from ipex_inductor.errors import (
     ArgumentError,
@@ -170,7 +171,7 @@ def test_another_sycl_in_the_process(nothing_loaded, installed, monkeypatch):
 
 
 def test_a_libsycl_that_does_not_load(nothing_loaded, installed, monkeypatch):
-    monkeypatch.setattr(shim, "_blob", lambda here: b"")
+    monkeypatch.setattr(shim, "_blobs", lambda here: [b""])
     with pytest.raises(SyclAbsentError) as error:
         shim.shim()
     assert "libsycl.so.9 of intel-sycl-rt 2026.0.0 to load; got /nowhere/lib" in line_of(error)
@@ -197,7 +198,7 @@ def test_a_compiler_that_refuses_the_headers(nothing_loaded, installed, monkeypa
 
 def test_what_failed_once_is_not_tried_again(nothing_loaded, installed, monkeypatch):
     asked = []
-    monkeypatch.setattr(shim, "_blob", lambda here: asked.append(here) or b"")
+    monkeypatch.setattr(shim, "_blobs", lambda here: asked.append(here) or [b""])
     for _ in range(3):
         with pytest.raises(SyclAbsentError):
             shim.shim()
@@ -210,6 +211,24 @@ def test_without_a_compiler_a_cache_has_the_shim(nothing_loaded, monkeypatch):
     shim._shim.cache_clear()
     monkeypatch.setattr(toolkit.compat, "cxx", lambda: (None, "/nowhere/g++"))
     assert shim.shim().devices
+
+
+@needs_sycl
+def test_a_shim_by_another_compiler_is_as_good(nothing_loaded, monkeypatch):
+    """Which a bundle has; one that does not load here is built."""
+    key, entry = shim.shipped()
+    shim._shim.cache_clear()
+    built = []
+    monkeypatch.setattr(toolkit, "compiler_named", lambda: "another g++")
+    monkeypatch.setattr(shim, "_built", lambda *_: built.append(1) or (entry.meta, entry.blob))
+    opened.store().put(key, entry.meta, entry.blob)
+    assert shim.shim().devices
+    assert not built
+    shim._shim.cache_clear()
+    broken = entries.Entry(entry.meta, entry.blob[:64])
+    monkeypatch.setattr(kernels, "by_any_compiler", lambda key: iter([broken]))
+    assert shim.shim().devices
+    assert built
 
 
 @needs_sycl
