@@ -65,11 +65,14 @@ constexpr Finish<T> FINISH[] = {
     finish<SILU, T>,     finish<SIGMOID, T>, finish<TANH, T>,
 };
 
-constexpr int64_t PARTS = COLUMNS / WIDE;
+constexpr int64_t AT_ONCE = 6;  // rows
+// Vectors of a block's columns that so many rows take together: their sums stay in registers.
 #ifdef __AVX512F__
-constexpr int64_t AT_ONCE = 6;  // rows, by four registers of sums each
+template <int64_t ROWS>
+constexpr int64_t TOGETHER = COLUMNS / WIDE;
 #else
-constexpr int64_t AT_ONCE = 1;
+template <int64_t ROWS>
+constexpr int64_t TOGETHER = ROWS == 1 ? 8 : ROWS <= 3 ? 4 : 2;
 #endif
 
 // `sums` and the products of one value of x, or a pair of them, with 16 columns.
@@ -94,32 +97,38 @@ inline Vector added(Vector sums, const c10::BFloat16* x, const c10::BFloat16* we
 
 template <int64_t COUNT, typename T>
 void add_up(const T* x, const T* block, int64_t depth, float* sums) {
-  constexpr int64_t PAIR = sizeof(T) == 2 ? 2 : 1;
-  Vector totals[COUNT][PARTS] = {};
-  for (int64_t k = 0; k < depth; k += PAIR, block += COLUMNS * PAIR)
+  constexpr int64_t PAIR = sizeof(T) == 2 ? 2 : 1, PARTS = TOGETHER<COUNT>;
+  for (int64_t column = 0; column < COLUMNS; column += PARTS * WIDE) {
+    const T* weight = block + column * PAIR;
+    Vector totals[COUNT][PARTS];
+#pragma GCC unroll 6
     for (int64_t i = 0; i < COUNT; ++i)
+#pragma GCC unroll 8
+      for (int64_t j = 0; j < PARTS; ++j) totals[i][j] = Vector{};
+    for (int64_t k = 0; k < depth; k += PAIR, weight += COLUMNS * PAIR)
+#pragma GCC unroll 6
+      for (int64_t i = 0; i < COUNT; ++i)
+#pragma GCC unroll 8
+        for (int64_t j = 0; j < PARTS; ++j)
+          totals[i][j] = added(totals[i][j], x + i * depth + k, weight + j * WIDE * PAIR);
+#pragma GCC unroll 6
+    for (int64_t i = 0; i < COUNT; ++i)
+#pragma GCC unroll 8
       for (int64_t j = 0; j < PARTS; ++j)
-        totals[i][j] = added(totals[i][j], x + i * depth + k, block + j * WIDE * PAIR);
-  std::memcpy(sums, totals, sizeof totals);
+        write(sums + i * COLUMNS + column + j * WIDE, totals[i][j]);
+  }
 }
+
+template <typename T>  // by the number of rows, from one on
+constexpr decltype(&add_up<1, T>) ADD_UP[] = {
+    add_up<1, T>, add_up<2, T>, add_up<3, T>, add_up<4, T>, add_up<5, T>, add_up<6, T>,
+};
 
 // The sums of some rows and the columns of a block.
 template <typename T>
 void add_up(const T* x, const T* block, int64_t depth, int64_t rows, float* sums) {
-  for (int64_t i = 0; i < rows; i += AT_ONCE, x += AT_ONCE * depth, sums += AT_ONCE * COLUMNS) {
-    switch (std::min(rows - i, AT_ONCE)) {
-#define ROWS_AT_ONCE(count) \
-  case count: add_up<count>(x, block, depth, sums); break;
-      ROWS_AT_ONCE(1)
-#ifdef __AVX512F__
-      ROWS_AT_ONCE(2)
-      ROWS_AT_ONCE(3)
-      ROWS_AT_ONCE(4)
-      ROWS_AT_ONCE(5)
-      ROWS_AT_ONCE(6)
-#endif
-    }
-  }
+  for (int64_t i = 0; i < rows; i += AT_ONCE, x += AT_ONCE * depth, sums += AT_ONCE * COLUMNS)
+    ADD_UP<T>[std::min(rows - i, AT_ONCE) - 1](x, block, depth, sums);
 }
 
 // The same by torch's micro-kernel; false where it does not take such sizes on this CPU.
@@ -137,7 +146,7 @@ bool is_multiplied(const T* x, const T* block, int64_t depth, int64_t rows, floa
 template <typename T>
 void multiply(const Product<T>& p) {
   const Finish<T> finish = FINISH<T>[p.unary];
-  const bool few = p.rows <= FEW || !has_micro_kernel;
+  const bool few = p.rows <= FEW || !has_micro_kernel<T>;
   const int64_t tall = (p.rows + ROWS - 1) / ROWS, wide = (p.columns + COLUMNS - 1) / COLUMNS;
 #pragma omp parallel
   {

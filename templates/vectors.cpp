@@ -1,4 +1,5 @@
-// What our kernels for CPUs have in common: vectors of sixteen floats, and torch's micro-kernel.
+// What our kernels for CPUs have in common: vectors of floats as wide as the CPU's registers (wider
+// ones GCC keeps in memory), and torch's micro-kernel.
 //
 // No header of torch is read, as those took three of five seconds to compile: its micro-kernel is
 // declared here as its library has it. `cpu_library.py` writes above: BF16_PRODUCTS, whether the
@@ -7,7 +8,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#ifdef __AVX512F__
+#include <tuple>
+#include <utility>
+#ifdef __AVX__
 #include <immintrin.h>
 #endif
 
@@ -37,21 +40,44 @@ void brgemm_release(bool paired);
 namespace ipex {
 namespace {
 
+#if defined(__AVX512F__)
 constexpr int64_t WIDE = 16;
+#elif defined(__AVX__)
+constexpr int64_t WIDE = 8;
+#else
+constexpr int64_t WIDE = 4;
+#endif
 typedef float Vector __attribute__((vector_size(4 * WIDE)));
 typedef int32_t Ints __attribute__((vector_size(4 * WIDE)));
 typedef uint32_t Words __attribute__((vector_size(4 * WIDE)));
 typedef uint16_t Halves __attribute__((vector_size(2 * WIDE)));
 
-inline Vector all(float value) { return Vector{} + value; }
+inline Vector all(float value) { return value - Vector{}; }  // -0 too, so nothing is subtracted
+
+inline Ints lanes() {  // 0, 1, 2, ...
+  Ints result{};
+  for (int32_t i = 0; i < WIDE; ++i) result[i] = i;
+  return result;
+}
 
 // a b + c, rounded once where the CPU can; Inductor's flags do not let compilers do it.
 inline Vector fused(Vector a, Vector b, Vector c) {
 #ifdef __AVX512F__
   return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
   return a * b + c;
 #endif
+}
+
+// The first `count` of a vector's numbers; all of them is one instruction, and no call.
+template <typename To, typename From>
+inline void stored(To* to, const From& values, int64_t count) {
+  if (count >= WIDE)
+    std::memcpy(to, &values, sizeof values);
+  else
+    std::memcpy(to, &values, count * sizeof(To));
 }
 
 // The first `count` numbers from there on, zeros behind them; all of a vector where there are more.
@@ -77,7 +103,10 @@ inline void write(float* to, Vector value, int64_t count = WIDE) {
 template <typename To, typename From>
 inline To loaded(const From* from, int64_t count) {
   To result{};
-  std::memcpy(&result, from, std::min(count, WIDE) * sizeof(From));
+  if (count >= WIDE)
+    std::memcpy(&result, from, sizeof result);
+  else
+    std::memcpy(&result, from, count * sizeof(From));
   return result;
 }
 
@@ -88,7 +117,7 @@ inline Vector read(const c10::BFloat16* from, int64_t count = WIDE) {
 }
 
 inline void write(float* to, Vector value, int64_t count = WIDE) {
-  std::memcpy(to, &value, std::min(count, WIDE) * sizeof(float));
+  stored(to, value, count);
 }
 #endif
 
@@ -100,51 +129,65 @@ inline void write(c10::BFloat16* to, Vector value, int64_t count = WIDE) {
   const Words bits = (Words)value, rounded = bits + 0x7fff + (bits >> 16 & 1);
   const Words kept = value == value ? rounded : bits | 0x400000;  // NaN stays one
   const Halves halves = __builtin_convertvector(kept >> 16, Halves);
-  std::memcpy(to, &halves, std::min(count, WIDE) * sizeof(uint16_t));
+  stored(to, halves, count);
 #endif
 }
 
-inline Vector maximum(Vector a, Vector b) { return a > b || a != a ? a : b; }  // NaN wins
+inline Vector maximum(Vector a, Vector b) {  // b where one is no number
+#if defined(__AVX512F__)
+  return (Vector)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX__)
+  return (Vector)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+// One number of all: of each with the one half as far as the last time, until all are the same.
+template <int64_t APART = WIDE / 2, typename Both>
+inline float folded(Vector vector, Both both) {
+  const Vector result = both(vector, __builtin_shuffle(vector, lanes() ^ int32_t{APART}));
+  if constexpr (APART > 1) return folded<APART / 2>(result, both);
+  return result[0];
+}
 
 inline float total(Vector vector) {
-#ifdef __AVX512F__
-  return _mm512_reduce_add_ps((__m512)vector);
-#else
-  float sum = 0;
-  for (int64_t i = 0; i < WIDE; ++i) sum += vector[i];
-  return sum;
-#endif
+  return folded(vector, [](Vector a, Vector b) { return a + b; });
 }
+
+inline float largest(Vector vector) { return folded(vector, maximum); }
 
 inline Vector limited(Vector x, float least, float most) {  // NaN stays one
 #ifdef __AVX512F__
   const __m512 above = _mm512_max_ps((__m512)all(least), (__m512)x);
   return (Vector)_mm512_min_ps((__m512)all(most), above);
+#elif defined(__AVX__)
+  const __m256 above = _mm256_max_ps((__m256)all(least), (__m256)x);
+  return (Vector)_mm256_min_ps((__m256)all(most), above);
 #else
   return x < least ? all(least) : x > most ? all(most) : x;
 #endif
 }
 
-// 2^n (1 + r + ...), |r| <= ln(2) / 2, by Taylor's polynomial of degree 7: within 2 units of the
-// last place; 0 and infinity where a float cannot hold it.
+// 2^n (1 + r + ...), |r| <= ln(2) / 2, the rest in Chebyshev's points to degree 6: within 2 units of
+// the last place; 0 and infinity where a float cannot hold it.
 inline Vector exp(Vector x) {
   constexpr float NEAREST = 12582912;  // 1.5 * 2^23: a sum with it has no fraction
   x = limited(x, -104, 89);
   const Vector shifted = fused(x, all(1.44269504f), all(NEAREST)), n = shifted - NEAREST;
   Vector r = fused(n, all(-0.693359375f), x);  // ln(2) in two parts
   r = fused(n, all(2.12194440e-4f), r);
-  Vector sum = fused(r, all(1 / 5040.f), all(1 / 720.f));
-  sum = fused(sum, r, all(1 / 120.f));
-  sum = fused(sum, r, all(1 / 24.f));
-  sum = fused(sum, r, all(1 / 6.f));
-  sum = fused(sum, r, all(1 / 2.f));
-  sum = fused(sum, r, all(1));
-  sum = fused(sum, r, all(1));
+  // Not one term after the other: a processor waits for each.
+  const Vector square = r * r;
+  const Vector middle = fused(r, all(0.166665769f), all(0.5f));
+  Vector high = fused(r, all(0.00836318626f), all(0.0416665546f));
+  high = fused(square, all(0.00139261926f), high);
+  const Vector sum = fused(square, fused(square, high, middle), r + 1.f);
 #ifdef __AVX512F__
   return (Vector)_mm512_scalef_ps((__m512)sum, (__m512)n);
-#else  // in two steps: 2^n itself may be no float
-  const Ints whole = (Ints)shifted - (Ints)all(NEAREST), half = whole >> 1;
-  return sum * (Vector)((half + 127) << 23) * (Vector)((whole - half + 127) << 23);
+#else  // by 2^(n-1), as 2^n itself may be no float; what is below 2^-125 is 0
+  const Ints power = (Ints)shifted - (Ints)all(NEAREST) + 126;
+  return (sum + sum) * (Vector)((power > 0 ? power : 0) << 23);
 #endif
 }
 
@@ -170,20 +213,50 @@ inline Vector tanh(Vector x) {
 
 inline Vector sigmoid(Vector x) { return 1.f / (1.f + exp(-x)); }
 
-// Exchanges columns of `rows` that differ in the bit STEP with rows that do.
+// A pair of rows with columns exchanged that differ in the bit STEP: first those without it.
 template <int STEP>
-inline void exchange(Vector (&rows)[WIDE]) {
+inline std::pair<Vector, Vector> exchanged(Vector first, Vector second) {
   Ints low{}, high{};
   for (int j = 0; j < WIDE; ++j) {
     low[j] = j & STEP ? j - STEP + WIDE : j;
     high[j] = j & STEP ? j + WIDE : j + STEP;
   }
-  for (int i = 0; i < WIDE; ++i) {
-    if (i & STEP) continue;
-    const Vector first = rows[i], second = rows[i + STEP];
-    rows[i] = __builtin_shuffle(first, second, low);
-    rows[i + STEP] = __builtin_shuffle(first, second, high);
+  return {__builtin_shuffle(first, second, low), __builtin_shuffle(first, second, high)};
+}
+
+// Transposes `rows`, from the bit STEP of their numbers on.
+template <int STEP = 1>
+inline void exchange(Vector (&rows)[WIDE]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < WIDE; ++i)
+    if (!(i & STEP)) std::tie(rows[i], rows[i + STEP]) = exchanged<STEP>(rows[i], rows[i + STEP]);
+  if constexpr (2 * STEP < WIDE) exchange<2 * STEP>(rows);
+}
+
+// The total of each of the rows.
+template <int STEP = 1>
+inline Vector totals(Vector (&rows)[WIDE]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < WIDE; i += 2 * STEP) {
+    const auto [low, high] = exchanged<STEP>(rows[i], rows[i + STEP]);
+    rows[i] = low + high;
   }
+  if constexpr (2 * STEP < WIDE) return totals<2 * STEP>(rows);
+  return rows[0];
+}
+
+// `to` [width, height] of `from` [height, width], of at most a vector's numbers each; WHOLE: of so
+// many. Its lines are whole vectors.
+template <bool WHOLE>
+inline void transpose_tile(const float* from, int64_t line, int64_t height, int64_t width,
+                           float* to, int64_t of_to) {
+  Vector rows[WIDE] = {};
+#pragma GCC unroll 16
+  for (int64_t n = 0; n < (WHOLE ? WIDE : height); ++n)
+    rows[n] = read(from + n * line, WHOLE ? WIDE : width);
+  exchange(rows);
+#pragma GCC unroll 16
+  for (int64_t n = 0; n < (WHOLE ? WIDE : width); ++n) write(to + n * of_to, rows[n]);
 }
 
 // `to` [columns, height], in lines of whole vectors, is the transpose of `from` [height, columns].
@@ -191,34 +264,35 @@ inline void transpose(const float* from, int64_t line, int64_t height, int64_t c
                       int64_t of_to) {
   for (int64_t i = 0; i < height; i += WIDE)
     for (int64_t j = 0; j < columns; j += WIDE) {
-      Vector rows[WIDE] = {};
-      for (int64_t n = 0; n < std::min(WIDE, height - i); ++n)
-        rows[n] = read(from + (i + n) * line + j, columns - j);
-      exchange<1>(rows), exchange<2>(rows), exchange<4>(rows), exchange<8>(rows);
-      for (int64_t n = 0; n < std::min(WIDE, columns - j); ++n)
-        write(to + (j + n) * of_to + i, rows[n]);
+      const int64_t tall = std::min(WIDE, height - i), wide = std::min(WIDE, columns - j);
+      const float* tile = from + i * line + j;
+      if (tall == WIDE && wide == WIDE)
+        transpose_tile<true>(tile, line, tall, wide, to + j * of_to + i, of_to);
+      else
+        transpose_tile<false>(tile, line, tall, wide, to + j * of_to + i, of_to);
     }
 }
 
-// Whether torch's micro-kernel takes pairs here; in another form it would raise, in a thread.
-inline bool tried() {
-  c10::BFloat16 x[2], blocks[2 * 16];
-  float wide[2] = {1, 2}, plain[2 * 16], sums[16];
-  std::fill_n(plain, 2 * 16, 1.f);
-  for (int64_t i = 0; i < 2; ++i) write(x + i, all(wide[i]), 1);
-  for (int64_t i = 0; i < 2 * 16; ++i) write(blocks + i, all(1), 1);
+// Whether torch's micro-kernel takes such numbers here (bf16 in pairs, with AVX-512 alone); else it
+// would raise, in a thread.
+template <typename T>
+bool tried() {
+  T x[2], block[2 * 16];
+  float sums[16];
+  for (int64_t i = 0; i < 2; ++i) write(x + i, all(1.f + i), 1);
+  for (int64_t i = 0; i < 2 * 16; ++i) write(block + i, all(1), 1);
   try {
-    at::native::cpublas::brgemm(1, 16, 2, 2, 16, 16, false, x, blocks, sums, true);
-    const bool right = sums[0] == 3 && sums[16 - 1] == 3;
-    at::native::cpublas::brgemm(1, 16, 2, 2, 16, 16, false, wide, plain, sums, false);
-    at::native::cpublas::brgemm_release(true);
-    return right && sums[0] == 3 && sums[16 - 1] == 3;
+    constexpr bool PAIRED = sizeof(T) == 2;
+    at::native::cpublas::brgemm(1, 16, 2, 2, 16, 16, false, x, block, sums, PAIRED);
+    at::native::cpublas::brgemm_release(PAIRED);
+    return sums[0] == 3 && sums[16 - 1] == 3;
   } catch (...) {
     return false;
   }
 }
 
-const bool has_micro_kernel = tried();  // when this is loaded
+template <typename T>
+const bool has_micro_kernel = tried<T>();  // when this is loaded
 
 }  // namespace
 }  // namespace ipex

@@ -28,6 +28,7 @@ UNARY = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
 FASTER: Mapping[tuple[str, torch.dtype], tuple[int, int]] = {
     ("x86-64:avx512_bf16", torch.bfloat16): (128, 1024),
     ("x86-64:avx512_bf16", torch.float32): (128, 16),
+    ("x86-64:avx2", torch.float32): (128, 2),
 }
 # What Dynamo calls of which such products, or attention over few keys, may come.
 SOURCES = {F.linear, F.conv2d, F.scaled_dot_product_attention, operator.matmul}

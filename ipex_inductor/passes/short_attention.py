@@ -18,12 +18,13 @@ Node = torch.fx.Node
 aten = torch.ops.aten
 
 TORCHS = aten._scaled_dot_product_flash_attention_for_cpu.default
-# Up to how many keys it is faster, by CPU and dtype.
-FASTER: Mapping[tuple[str, torch.dtype], int] = {
-    ("x86-64:avx512_bf16", torch.bfloat16): 1024,
-    ("x86-64:avx512_bf16", torch.float32): 1024,
+# Up to how many keys, and how wide a head, it is faster, by CPU and dtype.
+FASTER: Mapping[tuple[str, torch.dtype], tuple[int, int]] = {
+    ("x86-64:avx512_bf16", torch.bfloat16): (1024, 256),
+    ("x86-64:avx512_bf16", torch.float32): (1024, 256),
+    ("x86-64:avx2", torch.float32): (1024, 128),
 }
-LANES, WIDEST = 16, 256  # what a head's width is a multiple of, and at most
+LANES = 16  # what a head's width is a multiple of
 
 
 def shorten(graph: torch.fx.Graph, report: GraphReport, why_not: Callable[[], str | None]) -> None:
@@ -59,9 +60,10 @@ def _is_faster(node: Node) -> bool:
     values: list[torch.Tensor] = [t.meta["val"] for t in (q, k, v, mask) if isinstance(t, Node)]
     sizes = [size for value in values for size in value.shape]
     first, second = values[:2]
-    most = FASTER.get((architecture(), first.dtype))
-    if most is None or not all(isinstance(size, int) and size > 0 for size in sizes):
+    bounds = FASTER.get((architecture(), first.dtype))
+    if bounds is None or not all(isinstance(size, int) and size > 0 for size in sizes):
         return False
+    most, widest = bounds
     batch, heads, keys, width = second.shape
     return (
         [(user.target, user.args[1]) for user in node.users] == [(operator.getitem, 0)]
@@ -70,7 +72,7 @@ def _is_faster(node: Node) -> bool:
         and values[2].shape == second.shape
         and keys <= most
         and width % LANES == 0
-        and width <= WIDEST
+        and width <= widest
         and first.stride(3) == 1  # so the result, which lies as it, has its rows whole
         and not (rest[:1] or [node.kwargs.get("dropout_p", 0.0)])[0]
         and _is_number(node.kwargs.get("scale"))

@@ -19,18 +19,25 @@ from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.entry import unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX
 from ipex_inductor.aot_cache.key import pairs
+from ipex_inductor.levels import LEVELS
 from ipex_inductor.ops.blocked import HUGE
 from ipex_inductor.ops.blocked import blocked as op
 from ipex_inductor.passes import blocked as choice
 from ipex_inductor.passes import prologue
-from ipex_inductor.target import as_cpu, current
+from ipex_inductor.target import as_cpu, current, level
 from ipex_inductor.templates import blocked, cpp, cpu_library, short_attention
 
 HERE = current("cpu").arch
-needs = pytest.mark.skipif(
-    (HERE, torch.bfloat16) not in choice.FASTER or blocked.why_not() is not None,
-    reason="oneDNN's products are kept on this CPU",
-)
+needs_library = pytest.mark.skipif(blocked.why_not() is not None, reason=f"{blocked.why_not()}")
+
+
+def needs_row(dtype: torch.dtype) -> pytest.MarkDecorator:
+    """Skips where oneDNN's products of that dtype are kept."""
+    there = (HERE, dtype) in choice.FASTER and blocked.why_not() is None
+    return pytest.mark.skipif(not there, reason=f"oneDNN's products of {dtype} are kept here")
+
+
+needs, needs_fp32 = needs_row(torch.bfloat16), needs_row(torch.float32)
 DTYPES = (torch.bfloat16, torch.float32)
 # One rounding of the result: 2^-9 / sqrt(3) of a bf16 in the mean, and the sums' own in fp32.
 LIMIT = {torch.bfloat16: 2.5e-3, torch.float32: 2e-6}
@@ -51,7 +58,7 @@ def case(dtype: torch.dtype, rows: int, depth: int, columns: int) -> list[Tensor
     return [t.to(dtype) for t in (x, weight / depth**0.5, bias, other)]
 
 
-@needs
+@needs_library
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "sizes", [(1, 256, 65), (3, 2, 17), (13, 70, 130), (64, 128, 64), (65, 66, 63), (0, 8, 8)]
@@ -81,7 +88,7 @@ SPECIAL = (0, -0.0, 1e-30, 1e-4, 0.59, 0.61, -0.61, 9, -9, 88, -88, 100, -104, 3
 SPECIAL += (float("inf"), float("-inf"), float("nan"))
 
 
-@needs
+@needs_library
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("arch", [None, "x86-64:avx512", "x86-64:avx2"])
 def test_words_hold_where_floats_end(arch: str | None, dtype: torch.dtype) -> None:
@@ -90,6 +97,8 @@ def test_words_hold_where_floats_end(arch: str | None, dtype: torch.dtype) -> No
     fp32: some units of 2^-24; numbers of less than 1e-38 may be 0. GELU multiplies by
     0.5 (1 + erf), of which 1.5e-7 is the formula's own. bf16: one unit of the last place.
     """
+    if arch and level(arch) > level(HERE):
+        pytest.skip("of a CPU that has more")
     with as_cpu(arch) if arch else nullcontext():
         library = cpu_library.library.__wrapped__()
     product = library[f"product_{blocked.NAMES[dtype]}"]
@@ -106,7 +115,7 @@ def test_words_hold_where_floats_end(arch: str | None, dtype: torch.dtype) -> No
         torch.testing.assert_close(out, truth, rtol=rtol, atol=atol, equal_nan=True)
 
 
-@needs
+@needs_library
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sizes_that_torchs_micro_kernel_does_not_take(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -178,6 +187,7 @@ def chosen() -> int:
     """How many products of the last graph were given to our kernel."""
     events = decisions.reports()[-1].events
     told = [e.reason for e in events if e.subject == "products on packed weights"]
+    told = [reason for reason in told if "by our kernel" in reason]
     return int(told[0].split()[0]) if told else 0
 
 
@@ -214,13 +224,12 @@ def copy_of(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model).double()
 
 
-@needs
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [pytest.param(d, marks=needs_row(d)) for d in DTYPES])
 def test_linear_layers_are_chosen(dtype: torch.dtype) -> None:
     """With GELU, with an addend, with columns that fill no block, behind a transposed input."""
     model = nn.Sequential(nn.Linear(128, 200), nn.GELU(), nn.Linear(200, 130)).to(dtype).eval()
-    x = torch.randn(128, 3).to(dtype).t()
+    x = torch.randn(128, 2).to(dtype).t()
     run = compiled(model)
     assert relative(run(x), copy_of(model)(x.double())) < 2 * LIMIT[dtype]
     assert chosen() == 2
@@ -252,7 +261,7 @@ def test_parts_of_images_and_rows_have_gaps(inside: bool) -> None:
         assert relative(result, both(exactly, x.double())) < LIMIT[torch.bfloat16]
 
 
-@needs
+@needs_fp32
 @torch.no_grad()
 def test_the_kernels_are_begun_while_a_graph_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a compile, before its products are looked at; not where none of them may be ours."""
@@ -260,19 +269,19 @@ def test_the_kernels_are_begun_while_a_graph_is_traced(monkeypatch: pytest.Monke
     monkeypatch.setattr(cpu_library, "begin", lambda: told.append("begun"))
     in_blocks = choice.in_blocks
     monkeypatch.setattr(prologue, "in_blocks", lambda p: told.append("looked at") or in_blocks(p))
-    compiled(nn.Linear(256, 64))(torch.randn(3, 256))
+    compiled(nn.Linear(256, 64))(torch.randn(2, 256))
     assert told == ["begun", "looked at"]
     for model, options in ((nn.Linear(256, 64), {"blocked_products": False}), (nn.ReLU(), {})):
         told.clear()
-        compiled(model, **options)(torch.randn(3, 256))
+        compiled(model, **options)(torch.randn(2, 256))
         assert "begun" not in told
 
 
-@needs
+@needs_fp32
 @torch.no_grad()
 def test_why_there_are_no_kernels_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_library, "why_not", lambda: "none here")
-    compiled(nn.Linear(256, 64))(torch.randn(3, 256))
+    compiled(nn.Linear(256, 64))(torch.randn(2, 256))
     events = [(e.kind, e.subject, e.reason) for r in decisions.reports() for e in r.events]
     assert events.count(("missed", "kernels for CPUs", "none here")) == 1
     assert chosen() == 0
@@ -302,6 +311,18 @@ def test_what_is_not_faster_or_cannot_be_is_left_to_onednn() -> None:
         run = compiled(model.bfloat16().eval())
         assert relative(run(x), copy_of(model)(x.double())) < 2 * LIMIT[torch.bfloat16]
         assert chosen() == 0, model
+
+
+@needs_fp32
+@torch.no_grad()
+def test_more_rows_than_were_measured_are_left_to_onednn() -> None:
+    """In fp32: as many as the table says, and one more."""
+    _, most = choice.FASTER[HERE, torch.float32]
+    model = nn.Linear(128, 64).eval()
+    for rows, count in ((most, 1), (most + 1, 0)):
+        x = torch.randn(rows, 128)
+        assert relative(compiled(model)(x), copy_of(model)(x.double())) < LIMIT[torch.float32]
+        assert chosen() == count, rows
 
 
 @needs
@@ -370,6 +391,8 @@ def test_no_reorder_stands_between_convolutions() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_lesser_cpus_compute_the_same(capability: str, isa: str, dtype: str) -> None:
     """Torch's and oneDNN's code for CPUs without AVX-512, without its bf16 products, and all."""
+    if level(f"x86-64:{capability}") > level(HERE):
+        pytest.skip("of a CPU that has more")
     limits = {"ATEN_CPU_CAPABILITY": capability, "ONEDNN_MAX_CPU_ISA": isa}
     came, ours, error, _ = child(dtype, **limits)
     assert came.lower() == capability or "x86" not in HERE
@@ -398,10 +421,13 @@ class Mixed(nn.Module):
         return joined + self.second(self.first(y[:, :1]))
 
 
-@needs
 @torch.no_grad()
 @pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)]
+    "dtype",
+    [
+        pytest.param(torch.bfloat16, marks=needs),
+        pytest.param(torch.float32, marks=[needs_fp32, pytest.mark.slow]),
+    ],
 )
 def test_a_package_has_them_in_its_code(
     dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -420,7 +446,7 @@ def test_a_package_has_them_in_its_code(
     bundle = open_bundle(path, True, True)
     (found,) = (bundle.load(item.key + SUFFIX) for item in bundle.manifest.entries)
     _, entry = unpack_any(found)
-    assert "avx512_bf16" in entry.meta["needs"]
+    assert LEVELS[HERE].has <= set(entry.meta["needs"])
     run = ipex_inductor.load(path, weights=model.state_dict(), allow_unsigned=True)
     truth = copy_of(model)(*(t.double() for t in given))
     monkeypatch.setattr(cpu_library, "library", None)  # nor called

@@ -13,24 +13,26 @@ from torch import Tensor, nn
 import ipex_inductor
 from ipex_inductor import decisions
 from ipex_inductor.passes import short_attention as choice
-from ipex_inductor.target import current
+from ipex_inductor.target import current, level
 from ipex_inductor.templates import short_attention
 
 needs_library = pytest.mark.skipif(
     short_attention.why_not() is not None, reason=f"{short_attention.why_not()}"
 )
-needs_choice = pytest.mark.skipif(
-    (current("cpu").arch, torch.bfloat16) not in choice.FASTER
-    or short_attention.why_not() is not None,
-    reason="torch's attention is kept on this CPU",
-)
 DTYPES = (torch.bfloat16, torch.float32)
+CHOSEN = [
+    dtype
+    for dtype in DTYPES
+    if (current("cpu").arch, dtype) in choice.FASTER and short_attention.why_not() is None
+]
+needs_choice = pytest.mark.skipif(not CHOSEN, reason="torch's attention is kept on this CPU")
 # Of bf16 the shares and the result are rounded, 2^-9 / sqrt(3) each in the mean; in fp32 the sums,
 # and an exponential of 20 units in the last place, torch's own.
 LIMIT = {torch.bfloat16: 3e-3, torch.float32: 2e-6}
-# Batch, heads, queries, keys, width: one query; few; odd keys; rows beyond a part; many parts.
+# Batch, heads, queries, keys, width: one query; few; odd keys; rows beyond a part; many parts; a
+# part of its own, whose values are not packed.
 SIZES = ((1, 12, 1, 129, 64), (2, 3, 4, 7, 32), (2, 2, 33, 71, 16), (1, 2, 197, 197, 64))
-SIZES += ((1, 1, 64, 1, 128), (2, 1, 3, 40, 80))
+SIZES += ((1, 1, 64, 1, 128), (2, 1, 3, 40, 80), (1, 2, 16, 300, 48))
 
 
 def made(dtype: torch.dtype, sizes: tuple[int, ...]) -> list[Tensor]:
@@ -124,9 +126,8 @@ def chosen(model: nn.Module, x: Tensor, **options: object) -> tuple[int, Tensor]
     return sum(int(reason.split()[0]) for reason in told), result
 
 
-@needs_choice
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", CHOSEN)
 @pytest.mark.parametrize("how", [{}, {"is_causal": True}, {"scale": 0.5}], ids=str)
 def test_it_is_chosen(dtype: torch.dtype, how: dict[str, object]) -> None:
     model, x = Attention(**how).to(dtype).eval(), torch.randn(2, 40, 64).to(dtype)
@@ -161,18 +162,22 @@ def test_the_result_lies_as_torchs(order: tuple[int, ...]) -> None:
 @needs_choice
 @torch.no_grad()
 def test_what_it_cannot_do_or_was_not_asked_for_is_left_to_torch() -> None:
-    """Many keys; a width of no whole vectors; switched off."""
-    limit = choice.FASTER[current("cpu").arch, torch.bfloat16]
+    """Many keys; wide heads; a width of no whole vectors; switched off; a dtype without a row."""
+    dtype = CHOSEN[0]
+    limit, widest = choice.FASTER[current("cpu").arch, dtype]
     near: tuple[tuple[Attention, int, dict[str, object]], ...] = (
         (Attention(), limit + 1, {}),
+        (Attention(widest + 16, heads=1), 40, {}),
         (Attention(heads=8), 40, {}),
         (Attention(), 40, {"blocked_products": False}),
     )
-    for model, keys, options in near:
-        x = torch.randn(1, keys, 64).bfloat16()
-        count, result = chosen(model.bfloat16().eval(), x, **options)
+    cases = [(dtype, *case) for case in near]
+    cases += [(other, Attention(), 40, {}) for other in DTYPES if other not in CHOSEN]
+    for dtype, model, keys, options in cases:
+        x = torch.randn(1, keys, model.project.in_features).to(dtype)
+        count, result = chosen(model.to(dtype).eval(), x, **options)
         assert count == 0
-        assert relative(result, model.double()(x.double())) < 3 * LIMIT[torch.bfloat16]
+        assert relative(result, model.double()(x.double())) < 3 * LIMIT[dtype]
 
 
 @needs_choice
@@ -219,6 +224,8 @@ print("told", torch.backends.cpu.get_cpu_capability())
 )
 def test_lesser_cpus_compute_the_same(capability: str, isa: str) -> None:
     """The kernels themselves, without torch's micro-kernel, as CPUs of less have them."""
+    if level(f"x86-64:{capability}") > level(current("cpu").arch):
+        pytest.skip("of a CPU that has more")
     tests = os.path.dirname(os.path.dirname(__file__))
     root = os.path.dirname(os.path.dirname(ipex_inductor.__file__))
     limits = {"ATEN_CPU_CAPABILITY": capability, "ONEDNN_MAX_CPU_ISA": isa}

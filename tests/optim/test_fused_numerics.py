@@ -179,3 +179,21 @@ def test_low_precision_alone(held, variant):
 @each_optimizer
 def test_fp64(variant):
     check_fp64(VARIANTS[variant])
+
+
+@pytest.mark.parametrize("count", [1, 2, 17, 70_001])
+def test_bf16_two_to_a_word(count):
+    """Each number comes out at its place, an odd one too, and NaN; all sums are exact."""
+    values = torch.arange(count).remainder(61)
+    grad = values.remainder(7).sub(3).bfloat16()
+    grad[-1] = torch.nan
+    weight = torch.nn.Parameter(values.bfloat16())
+    optimizer = SGD([weight], lr=0.5, momentum=0.5)
+    assert fuse_step(optimizer) is None
+    for factor in (1, 1.5):  # what the buffer holds by then
+        weight.grad = grad.clone()
+        expected = weight.detach().float() - 0.5 * factor * grad.float()
+        optimizer.step()
+        torch.testing.assert_close(
+            weight.detach().float(), expected, rtol=0, atol=0, equal_nan=True
+        )
