@@ -23,8 +23,9 @@ def without_a_device():
     """What Intel's Triton compiles to look at a device is for one that is here: it is left out."""
     if "intel" not in backends:
         sys.exit(f"triton {triton.__version__} cannot compile for Intel's GPUs: give triton-xpu")
+    nothing = SimpleNamespace(parse_device_arch=lambda _: "")
     made = backends["intel"].compiler.__init__.__globals__
-    made["compile_module_from_src"] = lambda *_, **__: SimpleNamespace(parse_device_arch=lambda _: "")
+    made["compile_module_from_src"] = lambda *_, **__: nothing
 
 
 def kernel_of(text, file):
