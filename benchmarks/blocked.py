@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from ipex_inductor import ops
+from ipex_inductor.ops.blocked import COLUMNS
+from ipex_inductor.passes import blocked as choice
 from ipex_inductor.target import current
 from ipex_inductor.templates import blocked
 
 ROUNDS = 25
 mkldnn = torch.ops.mkldnn
-assert ops
 
 # Rows of one image or text, depth, columns: ResNet-50's, BERT-base's, GPT-2's.
 IMAGES = ((3136, 64, 256), (3136, 256, 64), (784, 128, 512), (784, 512, 128))
@@ -56,7 +56,8 @@ def calls(
     weight /= depth**0.5
     exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
     truth = torch.relu(exact + other.double() if added else exact)
-    out, arranged = torch.empty_like(other), torch.ops.ipex.blocks(weight)
+    panel = choice.PANEL.get(current().arch, COLUMNS)
+    out, arranged = torch.empty_like(other), torch.ops.ipex.blocks(weight, panel)
     words = columns, True, int(added), blocked.UNARY.index("relu")
     rest = (bias, other) if added else (bias,)
     yield "blocked", lambda: blocked.call(x, arranged, *rest, *words, out=out), truth, lambda: out

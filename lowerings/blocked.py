@@ -41,7 +41,8 @@ class OurCall(ir.ExternKernelOut):
         depth = math.prod(self.inputs[0].get_size()) // max(rows, 1)
         pointers = ", ".join((x, weight, bias, other, address(self)))
         name = f"product_{cpu_library.NAMES[self.get_dtype()]}"
-        return f"{name}({rows}, {depth}, {columns}, {pointers}, {binary}, {unary});"
+        sizes = f"{rows}, {depth}, {columns}, {self.inputs[1].get_size()[2]}"
+        return f"{name}({sizes}, {pointers}, {binary}, {unary});"
 
 
 def address(x: Any) -> str:

@@ -4,7 +4,8 @@
 // Few rows are multiplied here: such a product does little more than read its weight once, from
 // beginning to end. More rows are multiplied by oneDNN's micro-kernel, as torch has it
 // (at::native::cpublas::brgemm); what is saved against oneDNN's own products is their set-up at
-// each call, and the order of the work.
+// each call, and the order of the work. CPUs without AVX-512 multiply them here too, on a weight
+// whose blocks lie in panels, one behind the other, each as wide as registers have room for.
 // Follows `vectors.cpp`.
 
 namespace ipex {
@@ -33,26 +34,35 @@ inline Vector activated(Vector x) {
 
 template <typename T>
 struct Product {
-  int64_t rows, depth, columns;
+  int64_t rows, depth, columns, panel;  // columns of a block that lie together, a power of 2
   const T *x, *blocks, *bias, *other;
   T* result;
   int32_t binary, unary;
 };
 
-// What follows the sums of `rows` rows from `row` on and of the columns of one block.
+// What follows the sums of `rows` rows from `row` on, and of `width` columns, which lie in lines of as
+// many.
 template <int32_t unary, typename T>
-void finish(const Product<T>& p, const float* sums, int64_t row, int64_t rows, int64_t column) {
-  const int64_t width = std::min(COLUMNS, p.columns - column);
+void finish(const Product<T>& p, const float* sums, int64_t width, int64_t row, int64_t rows,
+            int64_t column) {
+  const int64_t line = p.columns, some = std::min(width, line - column);
+  const int64_t start = row * line + column;
+  const T* bias = p.bias ? p.bias + column : nullptr;
+  const T* addend = p.binary == ADD ? p.other + start : nullptr;
+  const T* factor = p.binary == MUL ? p.other + start : nullptr;
+  T* result = p.result + start;
+  const auto vector = [=](int64_t i, int64_t j, int64_t count) __attribute__((always_inline)) {
+    const int64_t to = i * line + j;
+    Vector value = read(sums + i * width + j);
+    if (bias) value += read(bias + j, count);
+    if (addend) value += read(addend + to, count);
+    if (factor) value *= read(factor + to, count);
+    write(result + to, activated<unary>(value), count);
+  };
   for (int64_t i = 0; i < rows; ++i) {
-    const int64_t start = (row + i) * p.columns + column;
-    for (int64_t j = 0; j < width; j += WIDE) {
-      const int64_t count = width - j;
-      Vector value = read(sums + i * COLUMNS + j);
-      if (p.bias) value += read(p.bias + column + j, count);
-      if (p.binary == ADD) value += read(p.other + start + j, count);
-      if (p.binary == MUL) value *= read(p.other + start + j, count);
-      write(p.result + start + j, activated<unary>(value), count);
-    }
+    int64_t j = 0;
+    for (; j + WIDE <= some; j += WIDE) vector(i, j, WIDE);
+    if (j < some) vector(i, j, some - j);
   }
 }
 
@@ -75,63 +85,29 @@ template <int64_t ROWS>
 constexpr int64_t TOGETHER = ROWS == 1 ? 8 : ROWS <= 3 ? 4 : 2;
 #endif
 
-// `sums` and the products of one value of x, or a pair of them, with 16 columns.
-inline Vector added(Vector sums, const float* x, const float* weight) {
-  return fused(all(*x), read(weight), sums);
-}
-
-inline Vector added(Vector sums, const c10::BFloat16* x, const c10::BFloat16* weight) {
-  uint32_t pair;
-  std::memcpy(&pair, x, sizeof pair);
-#if BF16_PRODUCTS
-  return (Vector)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)),
-                                  (__m512bh)_mm512_loadu_si512(weight));
-#else
-  Words both;
-  std::memcpy(&both, weight, sizeof both);
-  const Words even = Words{} + (pair << 16), odd = Words{} + (pair & 0xffff0000);
-  sums = fused((Vector)even, (Vector)(both << 16), sums);
-  return fused((Vector)odd, (Vector)(both & 0xffff0000), sums);
-#endif
-}
-
+// COUNT rows, and a block's columns some at a time: what follows finds their sums in the first cache.
 template <int64_t COUNT, typename T>
-void add_up(const T* x, const T* block, int64_t depth, float* sums) {
-  constexpr int64_t PAIR = sizeof(T) == 2 ? 2 : 1, PARTS = TOGETHER<COUNT>;
-  for (int64_t column = 0; column < COLUMNS; column += PARTS * WIDE) {
-    const T* weight = block + column * PAIR;
-    Vector totals[COUNT][PARTS];
-#pragma GCC unroll 6
-    for (int64_t i = 0; i < COUNT; ++i)
+void multiply(const Product<T>& p, Finish<T> finish, const T* block, int64_t row, int64_t column) {
+  constexpr int64_t PAIR = sizeof(T) == 2 ? 2 : 1, PARTS = TOGETHER<COUNT>, WIDTH = PARTS * WIDE;
+  alignas(64) float sums[COUNT * WIDTH];
+  for (int64_t some = 0; some < COLUMNS; some += WIDTH) {
+    const T* weights[PARTS];  // where the columns of each vector begin
 #pragma GCC unroll 8
-      for (int64_t j = 0; j < PARTS; ++j) totals[i][j] = Vector{};
-    for (int64_t k = 0; k < depth; k += PAIR, weight += COLUMNS * PAIR)
-#pragma GCC unroll 6
-      for (int64_t i = 0; i < COUNT; ++i)
-#pragma GCC unroll 8
-        for (int64_t j = 0; j < PARTS; ++j)
-          totals[i][j] = added(totals[i][j], x + i * depth + k, weight + j * WIDE * PAIR);
-#pragma GCC unroll 6
-    for (int64_t i = 0; i < COUNT; ++i)
-#pragma GCC unroll 8
-      for (int64_t j = 0; j < PARTS; ++j)
-        write(sums + i * COLUMNS + column + j * WIDE, totals[i][j]);
+    for (int64_t j = 0; j < PARTS; ++j) {
+      const int64_t first = some + j * WIDE;
+      weights[j] = block + (first & -p.panel) * p.depth + (first & (p.panel - 1)) * PAIR;
+    }
+    add_up<COUNT, PARTS>(p.x + row * p.depth, p.depth, weights, p.panel, p.depth, sums, WIDTH);
+    finish(p, sums, WIDTH, row, COUNT, column + some);
   }
 }
 
 template <typename T>  // by the number of rows, from one on
-constexpr decltype(&add_up<1, T>) ADD_UP[] = {
-    add_up<1, T>, add_up<2, T>, add_up<3, T>, add_up<4, T>, add_up<5, T>, add_up<6, T>,
+constexpr decltype(&multiply<1, T>) MULTIPLY[] = {
+    multiply<1, T>, multiply<2, T>, multiply<3, T>, multiply<4, T>, multiply<5, T>, multiply<6, T>,
 };
 
-// The sums of some rows and the columns of a block.
-template <typename T>
-void add_up(const T* x, const T* block, int64_t depth, int64_t rows, float* sums) {
-  for (int64_t i = 0; i < rows; i += AT_ONCE, x += AT_ONCE * depth, sums += AT_ONCE * COLUMNS)
-    ADD_UP<T>[std::min(rows - i, AT_ONCE) - 1](x, block, depth, sums);
-}
-
-// The same by torch's micro-kernel; false where it does not take such sizes on this CPU.
+// Sums of `rows` rows and a block's columns by torch's micro-kernel; false where it does not take such sizes on this CPU.
 template <typename T>
 bool is_multiplied(const T* x, const T* block, int64_t depth, int64_t rows, float* sums) {
   try {
@@ -146,22 +122,31 @@ bool is_multiplied(const T* x, const T* block, int64_t depth, int64_t rows, floa
 template <typename T>
 void multiply(const Product<T>& p) {
   const Finish<T> finish = FINISH<T>[p.unary];
-  const bool few = p.rows <= FEW || !has_micro_kernel<T>;
+  const bool even = p.panel < COLUMNS;  // and what is larger is read once
+  const bool ours = even || p.rows <= FEW || !has_micro_kernel<T>;
   const int64_t tall = (p.rows + ROWS - 1) / ROWS, wide = (p.columns + COLUMNS - 1) / COLUMNS;
+  const bool across = even && p.columns > p.rows;
 #pragma omp parallel
   {
     alignas(64) float sums[ROWS * COLUMNS];
-#pragma omp for collapse(2) schedule(static)
-    for (int64_t m = 0; m < tall; ++m) {
-      for (int64_t n = 0; n < wide; ++n) {
-        const int64_t row = m * ROWS, rows = std::min(ROWS, p.rows - row);
-        const T *x = p.x + row * p.depth, *block = p.blocks + n * COLUMNS * p.depth;
-        if (few || !is_multiplied(x, block, p.depth, rows, sums))
-          add_up(x, block, p.depth, rows, sums);
-        finish(p, sums, row, rows, n * COLUMNS);
+#pragma omp for schedule(static)
+    for (int64_t tile = 0; tile < tall * wide; ++tile) {
+      const int64_t m = across ? tile % tall : tile / wide, n = across ? tile / tall : tile % wide;
+      const int64_t row = even ? m * p.rows / tall : m * ROWS, column = n * COLUMNS;
+      const int64_t end = even ? (m + 1) * p.rows / tall : std::min(row + ROWS, p.rows);
+      const T *x = p.x + row * p.depth, *block = p.blocks + column * p.depth;
+      if (!ours && is_multiplied(x, block, p.depth, end - row, sums)) {
+        finish(p, sums, COLUMNS, row, end - row, column);
+        continue;
+      }
+      const int64_t parts = (end - row + AT_ONCE - 1) / AT_ONCE;
+      for (int64_t part = 0; part < parts; ++part) {  // as even as may be
+        const int64_t from = row + part * (end - row) / parts;
+        const int64_t count = row + (part + 1) * (end - row) / parts - from;
+        MULTIPLY<T>[count - 1](p, finish, block, from, column);
       }
     }
-    if (!few) at::native::cpublas::brgemm_release(sizeof(T) == 2);
+    if (!ours) at::native::cpublas::brgemm_release(sizeof(T) == 2);
   }
 }
 
@@ -169,10 +154,10 @@ void multiply(const Product<T>& p) {
 }  // namespace ipex
 
 #define PRODUCT(name, T)                                                                        \
-  extern "C" void name(int64_t rows, int64_t depth, int64_t columns, const void* x,             \
-                       const void* blocks, const void* bias, const void* other, void* result,   \
-                       int32_t binary, int32_t unary) {                                         \
-    ipex::multiply(ipex::Product<T>{rows, depth, columns, (const T*)x, (const T*)blocks,        \
+  extern "C" void name(int64_t rows, int64_t depth, int64_t columns, int64_t panel,             \
+                       const void* x, const void* blocks, const void* bias, const void* other,  \
+                       void* result, int32_t binary, int32_t unary) {                           \
+    ipex::multiply(ipex::Product<T>{rows, depth, columns, panel, (const T*)x, (const T*)blocks, \
                                     (const T*)bias, (const T*)other, (T*)result, binary, unary}); \
   }
 

@@ -1,4 +1,4 @@
-"""Products on weights in blocks of 64 columns: `blocked.cpp`, and how Inductor's code calls it."""
+"""Products on weights in blocks: `blocked.cpp`, and how Inductor's code calls it."""
 
 import ctypes
 import functools
@@ -16,7 +16,7 @@ log = logging.getLogger("ipex_inductor")
 
 BINARY = ("none", "add", "mul")  # by their numbers there
 UNARY = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
-ARGUMENTS: tuple[Any, ...] = (*[ctypes.c_int64] * 3, *[ctypes.c_void_p] * 5, *[ctypes.c_int32] * 2)
+ARGUMENTS: tuple[Any, ...] = (*[ctypes.c_int64] * 4, *[ctypes.c_void_p] * 5, *[ctypes.c_int32] * 2)
 
 
 @functools.cache
@@ -39,7 +39,7 @@ def call(x: Tensor, blocks: Tensor, *rest: Any, out: Tensor) -> None:
         _in_torchs_ops(x, blocks, *rest, out=out)
     elif rows:
         _kernel(x.dtype)(
-            *(rows, x.numel() // rows, columns, x.data_ptr(), blocks.data_ptr()),
+            *(rows, x.numel() // rows, columns, blocks.shape[2], x.data_ptr(), blocks.data_ptr()),
             *(
                 tensors[0].data_ptr() if biased else None,
                 tensors[-1].data_ptr() if binary else None,

@@ -28,8 +28,8 @@ inline void* ipex_address(AtenTensorHandle tensor) {
 }
 """
 DECLARED = """
-extern "C" void product_{dtype}(int64_t, int64_t, int64_t, const void*, const void*, const void*,
-                                const void*, void*, int32_t, int32_t);
+extern "C" void product_{dtype}(int64_t, int64_t, int64_t, int64_t, const void*, const void*,
+                                const void*, const void*, void*, int32_t, int32_t);
 extern "C" void attention_{dtype}(const int64_t*, float, const void*, const void*, const void*,
                                   const void*, void*);
 """

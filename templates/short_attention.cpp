@@ -215,22 +215,9 @@ inline void pack(const Sizes& s, const Head<float>& head, Scratch<float>& to) {
 template <int64_t COUNT>
 void tile(const float* a, int64_t of_a, const float* b, int64_t of_b, int64_t depth, float* c,
           int64_t of_c) {
-  constexpr int64_t PARTS = PANEL / WIDE;
-  Vector sums[COUNT][PARTS];
-#pragma GCC unroll 6
-  for (int64_t i = 0; i < COUNT; ++i)
-#pragma GCC unroll 4
-    for (int64_t j = 0; j < PARTS; ++j) sums[i][j] = Vector{};
-  for (int64_t k = 0; k < depth; ++k)
-#pragma GCC unroll 6
-    for (int64_t i = 0; i < COUNT; ++i)
-#pragma GCC unroll 4
-      for (int64_t j = 0; j < PARTS; ++j)
-        sums[i][j] = fused(all(a[i * of_a + k]), read(b + k * of_b + j * WIDE), sums[i][j]);
-#pragma GCC unroll 6
-  for (int64_t i = 0; i < COUNT; ++i)
-#pragma GCC unroll 4
-    for (int64_t j = 0; j < PARTS; ++j) write(c + i * of_c + j * WIDE, sums[i][j]);
+  const float* columns[PANEL / WIDE];
+  for (int64_t j = 0; j < PANEL / WIDE; ++j) columns[j] = b + j * WIDE;
+  add_up<COUNT, PANEL / WIDE>(a, of_a, columns, of_b, depth, c, of_c);
 }
 
 constexpr decltype(&tile<1>) TILES[] = {tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>};

@@ -273,6 +273,50 @@ inline void transpose(const float* from, int64_t line, int64_t height, int64_t c
     }
 }
 
+// `sums` and the products of one value of x, or a pair of them, with 16 columns.
+inline Vector added(Vector sums, const float* x, const float* weight) {
+  return fused(all(*x), read(weight), sums);
+}
+
+inline Vector added(Vector sums, const c10::BFloat16* x, const c10::BFloat16* weight) {
+  uint32_t pair;
+  std::memcpy(&pair, x, sizeof pair);
+#if BF16_PRODUCTS
+  return (Vector)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)),
+                                  (__m512bh)_mm512_loadu_si512(weight));
+#else
+  Words both;
+  std::memcpy(&both, weight, sizeof both);
+  const Words even = Words{} + (pair << 16), odd = Words{} + (pair & 0xffff0000);
+  sums = fused((Vector)even, (Vector)(both << 16), sums);
+  return fused((Vector)odd, (Vector)(both & 0xffff0000), sums);
+#endif
+}
+
+// `sums`, in lines of `of_sums`, of COUNT rows of x and of PARTS vectors of columns, all in registers:
+// `weights` is where those begin, and `line` how far their numbers of one row, or pair of rows, of
+// the weight are apart, a number.
+template <int64_t COUNT, int64_t PARTS, typename T>
+inline void add_up(const T* x, int64_t of_x, const T* const (&weights)[PARTS], int64_t line,
+                   int64_t depth, float* sums, int64_t of_sums) {
+  constexpr int64_t PAIR = sizeof(T) == 2 ? 2 : 1;
+  Vector totals[COUNT][PARTS];
+#pragma GCC unroll 6
+  for (int64_t i = 0; i < COUNT; ++i)
+#pragma GCC unroll 8
+    for (int64_t j = 0; j < PARTS; ++j) totals[i][j] = Vector{};
+  for (int64_t k = 0; k < depth; k += PAIR)
+#pragma GCC unroll 6
+    for (int64_t i = 0; i < COUNT; ++i)
+#pragma GCC unroll 8
+      for (int64_t j = 0; j < PARTS; ++j)
+        totals[i][j] = added(totals[i][j], x + i * of_x + k, weights[j] + k * line);
+#pragma GCC unroll 6
+  for (int64_t i = 0; i < COUNT; ++i)
+#pragma GCC unroll 8
+    for (int64_t j = 0; j < PARTS; ++j) write(sums + i * of_sums + j * WIDE, totals[i][j]);
+}
+
 // Whether torch's micro-kernel takes such numbers here (bf16 in pairs, with AVX-512 alone); else it
 // would raise, in a thread.
 template <typename T>

@@ -11,32 +11,33 @@ from torch import Tensor
 from ipex_inductor.ops import epilogue
 from ipex_inductor.ops.defining import op
 
-COLUMNS = 64  # of a block
+COLUMNS = 64  # of a block, to whose multiple weights are filled
 HUGE = 2 << 20  # bytes of a huge page
 
 
 @op("blocks")
-def blocks(weight: Tensor) -> Tensor:
+def blocks(weight: Tensor, panel: int) -> Tensor:
     """`arranged` as an op."""
-    return arranged(weight)
+    return arranged(weight, panel)
 
 
-def arranged(weight: Tensor) -> Tensor:
-    """weight [N, K] or [N, K, 1, 1] in blocks of 64 rows, the last filled with zeros.
+def arranged(weight: Tensor, panel: int) -> Tensor:
+    """weight [N, K] or [N, K, 1, 1] in panels, N filled with zeros to a multiple of 64.
 
-    In 16 bits [N / 64, K / 2, 64, 2], where K must be even; in fp32 [N / 64, K, 64, 1].
+    In 16 bits [N / panel, K / 2, panel, 2], where K must be even; in fp32 [N / panel, K, panel, 1].
+    `panel` is 64, or a part of it.
     """
     flat = weight.reshape(weight.shape[0], -1)
     filled = F.pad(flat, (0, 0, 0, -len(flat) % COLUMNS))
-    count, depth, _, paired = shape = _shape(weight)
+    count, depth, _, paired = shape = _shape(weight, panel)
     result = _on_huge_pages(weight, shape)
-    result.copy_(filled.view(count, COLUMNS, depth, paired).transpose(1, 2))
+    result.copy_(filled.view(count, panel, depth, paired).transpose(1, 2))
     return result
 
 
 @blocks.register_fake
-def _(weight: Tensor) -> Tensor:
-    return weight.new_empty(_shape(weight))
+def _(weight: Tensor, panel: int) -> Tensor:
+    return weight.new_empty(_shape(weight, panel))
 
 
 @op("blocked")
@@ -102,7 +103,8 @@ def _on_huge_pages(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     return torch.frombuffer(room, dtype=like.dtype, count=count, offset=start).view(shape)
 
 
-def _shape(weight: Tensor) -> tuple[int, int, int, int]:
+def _shape(weight: Tensor, panel: int) -> tuple[int, int, int, int]:
     paired = 2 if weight.element_size() == 2 else 1
     depth = weight.numel() // weight.shape[0]
-    return -(-weight.shape[0] // COLUMNS), depth // paired, COLUMNS, paired
+    panels = -(-weight.shape[0] // COLUMNS) * (COLUMNS // panel)
+    return panels, depth // paired, panel, paired

@@ -24,12 +24,15 @@ ipex = torch.ops.ipex
 BINARY = ("none", "add", "mul")
 UNARY = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
 
-# Where it is faster, by CPU and dtype: from which depth on (columns of x), up to how many rows.
-FASTER: Mapping[tuple[str, torch.dtype], tuple[int, int]] = {
-    ("x86-64:avx512_bf16", torch.bfloat16): (128, 1024),
-    ("x86-64:avx512_bf16", torch.float32): (128, 16),
-    ("x86-64:avx2", torch.float32): (128, 2),
+# Where it is faster, by CPU and dtype: from which depth on (columns of x), up to how many rows of a
+# linear layer, and of an image (where oneDNN adds in place, which takes less than a third tensor).
+FASTER: Mapping[tuple[str, torch.dtype], tuple[int, int, int]] = {
+    ("x86-64:avx512_bf16", torch.bfloat16): (128, 1024, 1024),
+    ("x86-64:avx512_bf16", torch.float32): (128, 16, 16),
+    ("x86-64:avx2", torch.float32): (128, 4096, 64),
 }
+# Columns of a block that lie together where many rows are multiplied by our own loop.
+PANEL = {"x86-64:avx2": 16}
 # What Dynamo calls of which such products, or attention over few keys, may come.
 SOURCES = {F.linear, F.conv2d, F.scaled_dot_product_attention, operator.matmul}
 SOURCES |= {torch.matmul, torch.mm, torch.addmm, torch.conv2d}
@@ -51,20 +54,22 @@ def in_blocks(product: Product) -> Product | None:
         binary not in BINARY
         or unary not in UNARY
         or scalars
-        or not _is_faster(x.meta["val"], value)
+        or not _is_faster(x.meta["val"], value, image)
     ):
         return None
     words = binary, unary, image
     columns = product.shape[0]
     paired = 2 if value.element_size() == 2 else 1
-    shape = (-(-columns // COLUMNS), product.shape[1] // paired, COLUMNS, paired)
+    panel = PANEL.get(architecture(), COLUMNS)
+    count = -(-columns // COLUMNS) * (COLUMNS // panel)
+    shape = (count, product.shape[1] // paired, panel, paired)
     return Product(
         ipex.blocked.default,
         product.weight,
         shape,
         lambda packed: (x, packed, bias, other, columns, *words),
-        lambda g: g.call_function(ipex.blocks.default, (product.weight,)),
-        strides=(shape[1] * COLUMNS * paired, COLUMNS * paired, paired, 1),
+        lambda g: g.call_function(ipex.blocks.default, (product.weight, panel)),
+        strides=(shape[1] * panel * paired, panel * paired, paired, 1),
     )
 
 
@@ -75,11 +80,11 @@ def _is_one_pixel(shape: tuple[int, ...], window: list[Any]) -> bool:
     return len(shape) == 4 and shape[2:] == (1, 1) and steps and not transposed and groups == 1
 
 
-def _is_faster(x: torch.Tensor, weight: torch.Tensor) -> bool:
+def _is_faster(x: torch.Tensor, weight: torch.Tensor, image: bool) -> bool:
     """Whether it was measured to be for products of these sizes; not for one that may change."""
     depth, sizes = weight.shape[1], list(x.shape)
     bounds = FASTER.get((architecture(), weight.dtype))
     if bounds is None or not all(isinstance(size, int) for size in sizes):
         return False
-    least, most = bounds
-    return depth >= least and depth % 2 == 0 and math.prod(sizes) // depth <= most
+    least, *most = bounds
+    return depth >= least and depth % 2 == 0 and math.prod(sizes) // depth <= most[image]
