@@ -21,11 +21,11 @@ def blocks(weight: Tensor, panel: int) -> Tensor:
     return arranged(weight, panel)
 
 
-def arranged(weight: Tensor, panel: int) -> Tensor:
+def arranged(weight: Tensor, panel: int = COLUMNS) -> Tensor:
     """weight [N, K] or [N, K, 1, 1] in panels, N filled with zeros to a multiple of 64.
 
     In 16 bits [N / panel, K / 2, panel, 2], where K must be even; in fp32 [N / panel, K, panel, 1].
-    `panel` is 64, or a part of it.
+    `panel` is 64, or a part of it: packages that are older than panels name none.
     """
     flat = weight.reshape(weight.shape[0], -1)
     filled = F.pad(flat, (0, 0, 0, -len(flat) % COLUMNS))

@@ -198,11 +198,11 @@ def test_a_fresh_process_imports_neither_dynamo_nor_inductor(made, tmp_path):
 def test_a_weight_in_blocks_is_arranged_where_no_op_of_ours_is_known(tmp_path):
     """Whose op in Python would import Dynamo, were it there."""
     weight, step = torch.randn(128, 64), 'program._function("ipex::blocks.default")'
-    torch.save((weight, blocked.arranged(weight)), tmp_path / "saved")
+    torch.save((weight, blocked.arranged(weight, 16)), tmp_path / "saved")
     code = (
         "import sys, torch; from ipex_inductor.passes import program;"
         f"weight, want = torch.load({str(tmp_path / 'saved')!r});"
-        f"assert torch.equal({step}(weight), want);"
+        f"assert torch.equal({step}(weight, 16), want);"
         "assert 'torch._dynamo' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
