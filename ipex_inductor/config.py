@@ -83,8 +83,9 @@ class CompileConfig:
         True,
         "IPEX_BLOCKED_PRODUCTS",
         "bool",
-        "on a CPU, where faster: products on weights in blocks and short attention by our kernels, "
-        "convolutions by primitives of oneDNN that are kept (extra `onednn`)",
+        "on a CPU, where faster: products on weights in blocks, short attention and convolutions "
+        "of 3 x 3 pixels (Winograd's way) by our kernels, other convolutions by primitives of "
+        "oneDNN that are kept (extra `onednn`)",
     )
     capture: bool = _option(
         True,

@@ -33,6 +33,7 @@ def _register() -> None:
         pool,
         short_attention,
         streamed,
+        winograd,
     )
 
     blocked.register()
@@ -47,3 +48,4 @@ def _register() -> None:
     pool.register()
     short_attention.register()
     streamed.register()
+    winograd.register()

@@ -81,7 +81,8 @@ def _dies_here(node: torch.fx.Node) -> bool:
     """
     other = node.args[3]
     assert isinstance(other, torch.fx.Node)
-    own = (torch.ops.ipex.conv.default, torch.ops.ipex.blocked.default, KEPT_CONV)
+    ours = torch.ops.ipex
+    own = (ours.conv.default, ours.blocked.default, ours.winograd.default, KEPT_CONV)
     others = [user for user in other.users if user is not node]
     return (
         other.target in own

@@ -1,4 +1,5 @@
-"""Our kernels for CPUs in C++: products on weights in blocks, short attention.
+"""Our kernels for CPUs in C++: products on weights in blocks, short attention,
+convolutions.
 
 One library that Python calls, or part of the code that Inductor makes in C++.
 """
@@ -14,7 +15,7 @@ from ipex_inductor.aot_cache.key import Pairs, pairs
 from ipex_inductor.target import architecture
 from ipex_inductor.templates.cpp import NotBuiltError, load, ship, why_not_taken
 
-PARTS = ("vectors.cpp", "blocked.cpp", "short_attention.cpp")
+PARTS = ("vectors.cpp", "blocked.cpp", "short_attention.cpp", "winograd.cpp")
 PAIRED = ("x86-64:avx512_bf16", "x86-64:amx")  # CPUs that multiply pairs of bf16
 NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 # How generated C++ calls them, of each dtype.
@@ -32,6 +33,10 @@ extern "C" void product_{dtype}(int64_t, int64_t, int64_t, int64_t, const void*,
                                 const void*, const void*, void*, int32_t, int32_t);
 extern "C" void attention_{dtype}(const int64_t*, float, const void*, const void*, const void*,
                                   const void*, void*);
+"""
+CONVOLUTION = """
+extern "C" void winograd_float32(const int64_t*, const void*, const void*, const void*, const void*,
+                                 void*, int32_t);
 """
 
 
@@ -98,4 +103,4 @@ def source(beside_torch: bool = False) -> str:
 def declared() -> str:
     """Their declarations in C++, and what gives them a tensor's address."""
     functions = (DECLARED.format(dtype=dtype) for dtype in NAMES.values())
-    return "".join([ADDRESS, *functions, "#endif\n"])
+    return "".join([ADDRESS, *functions, CONVOLUTION, "#endif\n"])

@@ -21,6 +21,7 @@ from ipex_inductor.ops import (
     stem,
     streamed,
     sycl,
+    winograd,
 )
 
 __all__ = [
@@ -40,4 +41,5 @@ __all__ = [
     "stem",
     "streamed",
     "sycl",
+    "winograd",
 ]

@@ -30,7 +30,7 @@ def arranged(weight: Tensor, panel: int = COLUMNS) -> Tensor:
     flat = weight.reshape(weight.shape[0], -1)
     filled = F.pad(flat, (0, 0, 0, -len(flat) % COLUMNS))
     count, depth, _, paired = shape = _shape(weight, panel)
-    result = _on_huge_pages(weight, shape)
+    result = on_huge_pages(weight, shape)
     result.copy_(filled.view(count, panel, depth, paired).transpose(1, 2))
     return result
 
@@ -86,7 +86,7 @@ def _format(image: bool) -> torch.memory_format:
     return torch.channels_last if image else torch.contiguous_format
 
 
-def _on_huge_pages(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+def on_huge_pages(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     """An empty tensor, on huge pages if it fills half of one: a processor reads those faster.
 
     (Of a weight that is read once a call, 28 GB/s instead of 17; docs/notes/11.md.)

@@ -32,10 +32,12 @@ PACKERS = (
     mkldnn._reorder_convolution_weight.default,
     mkldnn._reorder_convolution_transpose_weight.default,
     ipex.blocks.default,
+    ipex.winograd_weight.default,
     kept.KEPT_WEIGHT,
 )
 ARRANGED = {
     ipex.blocked.default: "by our kernel, in blocks",
+    ipex.winograd.default: "by our kernel, Winograd's way",
     kept.KEPT_CONV: "by oneDNN's primitives, kept",
 }
 

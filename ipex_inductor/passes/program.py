@@ -15,6 +15,7 @@ from ipex_inductor import openmp
 
 CAST, PRODUCT, SCALED = "prims::convert_element_type", "aten::mul.Tensor", "scaled"
 OURS, BLOCKS, KEPT = "ipex::", "ipex::blocks", "ipex::kept_weight"
+WINOGRAD = "ipex::winograd_weight"
 PACKS = ("mkldnn::_reorder_", KEPT)  # what ops begin with for which oneDNN packs
 KNOWN = ("aten::", "prims::", "mkldnn::", OURS, "getitem")  # beginnings of what is not users'
 SERIAL = (1 << 15) - 1  # elements, up to which torch starts no threads
@@ -195,10 +196,11 @@ def _function(name: str) -> Callable[..., Any]:
         return DIRECT[name]
     if name.startswith(OURS):  # a package is loaded where nothing else asks for them
         from ipex_inductor.ops.blocked import arranged
+        from ipex_inductor.ops.winograd import transformed
         from ipex_inductor.templates.kept import laid_out
 
         # An op in Python imports Dynamo when it is called.
-        for ours, function in ((BLOCKS, arranged), (KEPT, laid_out)):
+        for ours, function in ((BLOCKS, arranged), (KEPT, laid_out), (WINOGRAD, transformed)):
             if name.startswith(ours):
                 return function
     path = name if "." in name else f"{name}.default"

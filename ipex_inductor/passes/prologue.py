@@ -17,6 +17,7 @@ from ipex_inductor.passes.kept import with_kept_primitive
 from ipex_inductor.passes.packing import PACKERS, READERS, Product, fit_to_kernels, pack_weights
 from ipex_inductor.passes.program import Program, record
 from ipex_inductor.passes.sycl import WhyNot, take
+from ipex_inductor.passes.winograd import by_tiles
 
 Node = torch.fx.Node
 
@@ -79,7 +80,7 @@ def split(
     budget = _Budget(limit if limit >= 0 else math.inf)
     packable = _packed_sizes(gm.graph, {**weights, **weight_only(gm.graph, weights)})
     chosen = {n for n, size in packable.items() if budget.take(size)}
-    arrange = functools.partial(_arranged, why_not_blocked, why_not_kept)
+    arrange = functools.partial(_arranged, why_not_blocked, why_not_kept, budget)
     pack_weights(gm.graph, chosen, report, arrange)
     for inner in gm.modules():  # bodies of higher-order ops, whose inputs are not ours to number
         if isinstance(inner, torch.fx.GraphModule) and inner is not gm:
@@ -110,10 +111,16 @@ def split(
     )
 
 
-def _arranged(in_blocks_not: Asked, kept_not: Asked, product: Product) -> Product | None:
-    """The product in blocks or by a kept primitive, where that is faster and can be had."""
-    if in_blocks_not and (found := in_blocks(product)) and in_blocks_not() is None:
-        return found
+def _arranged(
+    in_blocks_not: Asked, kept_not: Asked, budget: _Budget, product: Product
+) -> Product | None:
+    """The product by a kernel of ours or a kept primitive, where that is faster and can be had."""
+    if in_blocks_not and (found := in_blocks(product) or by_tiles(product)):
+        value = product.weight.meta["val"]
+        more = math.prod(found.shape) * value.element_size() - _bytes(value)
+        if more <= budget.left and in_blocks_not() is None:
+            budget.take(more)
+            return found
     return with_kept_primitive(product, kept_not) if kept_not else None
 
 

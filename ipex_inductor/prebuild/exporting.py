@@ -309,7 +309,8 @@ class _Made:
         kwargs["static_input_idxs"] = static
         on_gpu = self._call.on_gpu
         library, self.needs = compat.compile_ahead(gm, kept, self._level, on_gpu, **kwargs)
-        ours = {torch.ops.ipex.blocked.default, torch.ops.ipex.short_attention.default}
+        ipex = torch.ops.ipex
+        ours = {ipex.blocked.default, ipex.short_attention.default, ipex.winograd.default}
         if cpu_library.is_paired() and any(node.target in ours for node in gm.graph.nodes):
             self.needs = sorted({*self.needs, "avx512_bf16"})
         self.files[CODE] = library.read_bytes()

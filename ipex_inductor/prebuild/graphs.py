@@ -34,7 +34,7 @@ from ipex_inductor.inner import copied
 from ipex_inductor.prebuild import described, driver
 from ipex_inductor.prebuild.steps import load_step
 from ipex_inductor.target import Target
-from ipex_inductor.templates import blocked, cpu_library, short_attention, weights_cpp
+from ipex_inductor.templates import blocked, cpu_library, short_attention, weights_cpp, winograd
 
 Tensor = torch.Tensor
 GPU = torch.device("cuda", described.INDEX)
@@ -43,7 +43,7 @@ Range = tuple[int, int] | None  # the least size and the largest; None: any
 Dynamic = Mapping[int | str | Where, Mapping[int, Range]]
 CPU = torch.device("cpu")
 # What generated code imports where it calls our library for CPUs.
-CALLS = tuple(each.__name__.encode() for each in (blocked, short_attention))
+CALLS = tuple(each.__name__.encode() for each in (blocked, short_attention, winograd))
 TIMED = ("max-autotune", "max-autotune-no-cudagraphs")
 
 

@@ -193,7 +193,7 @@ def chosen() -> int:
     """How many products of the last graph were given to our kernel."""
     events = decisions.reports()[-1].events
     told = [e.reason for e in events if e.subject == "products on packed weights"]
-    told = [reason for reason in told if "by our kernel" in reason]
+    told = [reason for reason in told if "in blocks" in reason]
     return int(told[0].split()[0]) if told else 0
 
 

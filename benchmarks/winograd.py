@@ -1,0 +1,133 @@
+"""Convolutions of 3 x 3 pixels on a CPU, fp32: our kernel (Winograd's way), and oneDNN's.
+
+    python benchmarks/winograd.py [--threads N] [--rounds N] [--json FILE] [--only WORDS]
+
+Each on a packed weight, with bias and ReLU. Minima of interleaved rounds, of the process's
+processor time, so that others who work on the machine matter less, in microseconds a call; `cold`
+as a call finds its memory in a model: out of the caches. Errors are relative to fp64 (of norms), on
+images as a ReLU leaves them.
+"""
+
+import argparse
+import datetime
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from ipex_inductor import ops
+from ipex_inductor.target import current
+from ipex_inductor.templates import cpu_library, kept, winograd
+from ipex_inductor.templates.blocked import UNARY
+
+LAST = torch.channels_last
+mkldnn = torch.ops.mkldnn
+assert ops
+# Channels, those made, side, images.
+RESNET = ((64, 64, 56, 1), (128, 128, 28, 1), (256, 256, 14, 1), (512, 512, 7, 1))
+BATCHES = tuple((c, c, side, 16) for c, _, side, _ in RESNET)
+FEW = tuple((c, c, side, 1) for c, side in itertools.product((16, 32, 48, 64), (112, 28, 14)))
+SMALL = tuple((c, c, side, 1) for c, side in itertools.product((128, 512), (10, 6, 5, 4, 2)))
+SMALL += tuple((c, c, side, 1) for c, side in itertools.product((32, 48, 64), (8, 7, 6, 5)))
+OTHERS = ((64, 16, 56, 1), (16, 64, 56, 1), (32, 256, 28, 1), (256, 32, 28, 1), (64, 128, 56, 1))
+OTHERS += ((64, 64, 224, 1), (1024, 1024, 7, 1), (1024, 1024, 14, 1), (512, 256, 28, 1))
+OTHERS += ((192, 192, 35, 1), (96, 96, 17, 1), (512, 512, 28, 1), (128, 128, 56, 4))
+CASES = (*RESNET, *BATCHES, *FEW, *SMALL, *OTHERS)
+
+
+def calls(
+    channels: int, made: int, side: int, batch: int
+) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
+    """Name and call; the last is the truth in fp64."""
+    x = torch.randn(batch, channels, side, side).relu_().to(memory_format=LAST)
+    weight = torch.randn(made, channels, 3, 3).div_((9 * channels) ** 0.5)
+    bias, out = torch.randn(made), torch.empty(batch, made, side, side, memory_format=LAST)
+    ours = torch.ops.ipex.winograd_weight(weight)
+
+    def by_tiles() -> torch.Tensor:
+        winograd.call(x, ours, bias, (1, 1), True, 0, UNARY.index("relu"), out=out)
+        return out
+
+    place = [1, 1], [1, 1], [1, 1], 1
+    packed = mkldnn._reorder_convolution_weight(weight, *place, list(x.shape))
+    yield "ours", by_tiles
+    yield "torch", partial(mkldnn._convolution_pointwise, x, packed, bias, *place, "relu", [], "")
+    if kept.why_not() is None:
+        pairs = [(n, n) for n in (3, side, 1, 1, 1)]
+        geometry = kept.Geometry(3, *x.shape, made, *pairs, 1, 1, 0)
+        tag, size = kept.layout(geometry, "relu")
+        arranged = kept.laid_out(weight, 1, tag, size // 4)
+        numbers, made_by_kept = tuple(geometry.flat()), torch.empty_like(out)
+
+        def by_kept() -> torch.Tensor:
+            kept.call(x, arranged, bias, numbers, "relu", (), tag, out=made_by_kept)
+            return made_by_kept
+
+        yield "kept", by_kept
+    truth = torch.conv2d(x[:1].double(), weight.double(), bias.double(), padding=1).relu()
+    yield "truth", lambda: truth
+
+
+def timed(call: Callable[[], torch.Tensor], count: int) -> float:
+    """Processor time of one of so many calls, in microseconds."""
+    begin = time.process_time()
+    for _ in range(count):
+        call()
+    return (time.process_time() - begin) / count * 1e6
+
+
+@torch.no_grad()
+def main() -> None:
+    """Print a row a case; with --json also append it to FILE."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--only", default="", help="the cases in whose row this stands")
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if reason := cpu_library.why_not():
+        raise SystemExit(reason)
+    known = {
+        "date": datetime.date.today().isoformat(),
+        "torch": torch.__version__,
+        "arch": current().arch,
+        "threads": options.threads,
+        "command": "python benchmarks/winograd.py",
+    }
+    others = torch.zeros(24 << 20)  # what a model has beside, 96 MiB
+    for case in CASES:
+        row = dict(zip(("channels", "made", "side", "batch"), case, strict=True))
+        if options.only not in str(row):
+            continue
+        made = dict(calls(*case))
+        truth = made.pop("truth")()
+        errors = {
+            name: float((call()[:1] - truth).norm() / truth.norm()) for name, call in made.items()
+        }
+        warm, cold = dict.fromkeys(made, float("inf")), dict.fromkeys(made, float("inf"))
+        count = max(1, int(3e3 / timed(made["torch"], 2)))
+        for _ in range(options.rounds):
+            for name, call in made.items():
+                call()
+                warm[name] = min(warm[name], timed(call, count))
+            for name, call in made.items():
+                others.add_(1)
+                cold[name] = min(cold[name], timed(call, 1))
+        for name in made:
+            row |= {f"{name}, us": round(warm[name], 1), f"{name}, cold": round(cold[name], 1)}
+            row |= {f"{name}, error": errors[name]}
+        rest = [name for name in made if name != "ours"]
+        row["speedup"] = round(min(warm[name] for name in rest) / warm["ours"], 3)
+        row["cold"] = round(min(cold[name] for name in rest) / cold["ours"], 3)
+        print(json.dumps(row), flush=True)
+        if options.json:
+            with open(options.json, "a") as file:
+                file.write(json.dumps({**row, **known}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
