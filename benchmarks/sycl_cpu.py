@@ -71,7 +71,7 @@ def row(name, dtype, operations, times):
 def linear(device, dtype, size, rounds):
     """A square product with bias and relu."""
     word = DTYPES[dtype]
-    tile = tiles(CPU, word, bool(device.facts["matrix"]))[0]
+    tile = tiles(CPU, word, device.facts["matrix"], device.facts["vector"])[0]
     source = product.source(tile, CPU, "rows", word, word, RELU)
     x, weight = torch.randn(size, size).to(dtype), (torch.randn(size, size) / 32).to(dtype)
     bias, ready = torch.randn(size).to(dtype), packed(weight)
@@ -89,7 +89,7 @@ def linear(device, dtype, size, rounds):
 def conv(device, dtype, rounds):
     """3 x 3 over 64 channels, with bias and relu, channels-last."""
     word = DTYPES[dtype]
-    tile = tiles(CPU, word, bool(device.facts["matrix"]))[0]
+    tile = tiles(CPU, word, device.facts["matrix"], device.facts["vector"])[0]
     source = product.source(tile, CPU, "window", word, word, RELU)
     window = Window((3, 3), padding=(1, 1))
     last = {"memory_format": torch.channels_last}
@@ -111,7 +111,7 @@ from ipex_inductor.templates.sycl import product, worker
 from ipex_inductor.templates.sycl.device import device_of
 from ipex_inductor.templates.sycl.tiles import CPU, tiles
 device = device_of(torch.device("cpu"))
-tile = tiles(CPU, "bf16", bool(device.facts["matrix"]))[0]
+tile = tiles(CPU, "bf16", device.facts["matrix"], device.facts["vector"])[0]
 source = product.source(tile, CPU, "rows", "bf16", "bf16", product.Epilogue("none", "relu"))
 begin = time.perf_counter()
 origin = device.load(source).origin

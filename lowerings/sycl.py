@@ -12,19 +12,20 @@ import torch
 from torch import Tensor
 
 from ipex_inductor.aot_cache.digest import digest_fields
+from ipex_inductor.aot_cache.notices import say
 from ipex_inductor.autotune.record import Choice, Problem
 from ipex_inductor.errors import SyclAbsentError
 from ipex_inductor.lowerings.calls import DTYPES, Call, is_channels_last
 from ipex_inductor.lowerings.workload import named
 from ipex_inductor.templates.sycl.kernel import DTYPES as WORDS
-from ipex_inductor.templates.sycl.kernel import part
+from ipex_inductor.templates.sycl.kernel import HEAD, part
 from ipex_inductor.templates.sycl.source import Source as Source
 from ipex_inductor.templates.sycl.tiles import ENGINES, blocks, tiles
 
 PRODUCT, GROUPED = "ipex.sycl.product", "ipex.sycl.grouped"
 TEXTS = {  # by the template, what its digest is of
-    PRODUCT: ("language.cpp", "matrix.cpp", "lanes.cpp", "rows.cpp", "window.cpp", "product.cpp"),
-    GROUPED: ("language.cpp", "grouped.cpp"),
+    PRODUCT: (*HEAD, "matrix.cpp", "lanes.cpp", "rows.cpp", "window.cpp", "product.cpp"),
+    GROUPED: (*HEAD, "grouped.cpp"),
 }
 
 
@@ -51,7 +52,10 @@ def why_not(dtype: torch.dtype, gather: str, few: bool, binary: str, unary: str)
 
     `gather`: "rows", "window", or "groups"; `few`: it is for one row.
     """
-    return _why_not_on(torch.device("cpu"), dtype, gather, few, binary, unary)
+    reason = _why_not_on(torch.device("cpu"), dtype, gather, few, binary, unary)
+    if reason and dtype in WORDS:  # which was asked for by name
+        say(f"SYCL's CPU device does not compute, oneDNN does: {reason}")
+    return reason
 
 
 def _why_not_on(

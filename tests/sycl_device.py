@@ -11,7 +11,6 @@ from ipex_inductor.templates.sycl.source import Entry, Source
 HEAD = """
 #include <sycl/ext/oneapi/free_function_queries.hpp>
 #include <sycl/ext/oneapi/kernel_properties/properties.hpp>
-#include <sycl/builtins.hpp>
 
 namespace sx = sycl::ext::oneapi::experimental;
 #define KERNEL extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sx::nd_range_kernel<1>)) void
@@ -22,6 +21,12 @@ KERNEL axpy(float a, const float* x, float* y, long n) {
   if (i < n) y[i] += a * x[i];
 }
 """
+
+# For a parser that descends into each, which ends it; and 4^30 times nothing.
+_MINUS = f"KERNEL f(float* x) {{ x[0] = {'- ' * 200_000} x[0]; }}\n"
+_DOUBLED = "".join(f"#define A{n + 1} A{n} A{n} A{n} A{n}\n" for n in range(30))
+DEEP = Source(HEAD + _MINUS, (Entry("f", ("*",)),))
+ENDLESS = Source(f"{HEAD}#define A0\n{_DOUBLED}A30\n", (Entry("f", ()),))
 
 
 def axpy(**more):

@@ -1,6 +1,7 @@
 // In the place of SYCL's matrix extension, for devices without a matrix engine: the same functions
 // on the lanes of a sub-group, of which each has a column of sums and of the second factor.
 #include <sycl/ext/oneapi/bfloat16.hpp>
+#include <sycl/multi_ptr.hpp>
 
 namespace sycl {
 inline namespace _V1 {

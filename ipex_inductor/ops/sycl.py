@@ -16,7 +16,7 @@ from ipex_inductor.ops.stem import sides
 
 WORD = 4  # bytes that a lane reads of its column at a time
 RUN = 64  # bytes: runs of terms are filled up to a multiple, which every step divides
-COLUMNS = 64  # to a multiple of as many columns, which every block divides
+COLUMNS = 64  # of a panel, which lies in one piece; every block divides them
 
 
 @dataclass(frozen=True)
@@ -44,22 +44,23 @@ class Window:
 
 
 def packed(weight: Tensor, runs: int = 1) -> Tensor:
-    """The weight [N, runs * terms] as kernels read it: [words of terms, columns, terms of a word].
+    """The weight [N, runs * terms] as kernels read it: [panels, words of terms, 64, terms of each].
 
-    Runs are filled up with zeros to 64 bytes, columns to a multiple of 64.
+    A panel is 64 columns. Runs are filled up with zeros to 64 bytes, the last panel with columns.
     """
     size = weight.element_size()
     rows = weight.reshape(weight.shape[0], runs, weight.shape[1] // runs)
     rows = F.pad(rows, (0, -rows.shape[2] % (RUN // size), 0, 0, 0, -len(rows) % COLUMNS))
+    panels, words = len(rows) // COLUMNS, runs * rows.shape[2] * size // WORD
     if not rows.numel():
-        return weight.new_empty((runs * rows.shape[2] * size // WORD, len(rows), WORD // size))
-    words = rows.flatten(1).view(torch.int32).t().contiguous()  # whole words are quick to move
-    return words.view(weight.dtype).view(*words.shape, WORD // size)
+        return weight.new_empty((panels, words, COLUMNS, WORD // size))
+    whole = rows.flatten(1).view(torch.int32).view(panels, COLUMNS, words)  # quick to move
+    return whole.transpose(1, 2).contiguous().view(weight.dtype).view(panels, words, COLUMNS, -1)
 
 
 def restored(weight: Tensor, columns: int, runs: int, terms: int) -> Tensor:
     """What `packed` made it of: [columns, runs * terms]."""
-    rows = weight.permute(1, 0, 2).reshape(weight.shape[1], runs, -1)
+    rows = weight.permute(0, 2, 1, 3).reshape(weight.shape[0] * COLUMNS, runs, -1)
     return rows[:columns, :, :terms].flatten(1)
 
 
@@ -94,7 +95,7 @@ def _(weight: Tensor, dilation: list[int], groups: int) -> Tensor:
         seen = Window((*window,), dilation=(*dilation,))
         runs, terms = seen.runs, seen.terms(channels)
     words = runs * -(-terms * size // RUN) * (RUN // WORD)
-    return weight.new_empty((words, -(-columns // COLUMNS) * COLUMNS, WORD // size))
+    return weight.new_empty((-(-columns // COLUMNS), words, COLUMNS, WORD // size))
 
 
 def linear_in_torch(

@@ -56,15 +56,16 @@ def source_of(
     epilogue: Epilogue,
     block: str = "",
     matrix: bool = True,
+    vector: int = 16,
 ) -> tuple[Source, Tile | None]:
     """The kernel of an architecture (`CPU`, `xe:20.1`), and the tile of a product.
 
-    `gather` is one of `GATHERS`; where no `block` is named that for `few` rows, or many; `matrix`:
-    the device has its engine. Raises `KeyError` for what the tables do not have.
+    `gather` is one of `GATHERS`; where no `block` is named that for `few` rows, or many; `matrix`,
+    `vector`: as `tiles` takes them. Raises `KeyError` for what the tables do not have.
     """
     if gather == GROUPS:
         return grouped.source(arch, dtype, epilogue), None
-    known = tiles(arch, dtype, matrix)
+    known = tiles(arch, dtype, matrix, vector)
     named = {tile.block: tile for tile in known}
     tile = named[block] if block else known[-1] if few else known[0]
     return product.source(tile, arch, gather, dtype, dtype, epilogue), tile
@@ -79,10 +80,11 @@ def kernel(
         return f"no kernel in SYCL is for {dtype}"
     try:
         on = device_of(device)
-        arch, matrix = on.arch if device.type == "xpu" else CPU, bool(on.facts["matrix"])
+        cpu, matrix = device.type == "cpu", bool(on.facts["matrix"])
+        arch, vector = (CPU, int(on.facts["vector"])) if cpu else (on.arch, 0)
         if arch not in ENGINES:
             return f"no kernel in SYCL is for {arch}"
-        source, tile = source_of(arch, DTYPES[dtype], gather, few, epilogue, block, matrix)
+        source, tile = source_of(arch, DTYPES[dtype], gather, few, epilogue, block, matrix, vector)
         on.load(source)
     except KeyError as error:
         return f"no kernel in SYCL has the block {error}"

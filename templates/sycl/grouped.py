@@ -8,7 +8,7 @@ from ipex_inductor.ops.stem import sides
 from ipex_inductor.ops.sycl import Window
 from ipex_inductor.templates.sycl import words
 from ipex_inductor.templates.sycl.device import Device
-from ipex_inductor.templates.sycl.kernel import constants, options, part, types
+from ipex_inductor.templates.sycl.kernel import constants, head, options, part, types
 from ipex_inductor.templates.sycl.product import Epilogue
 from ipex_inductor.templates.sycl.source import Entry, Source
 from ipex_inductor.templates.sycl.tiles import CPU, LANES
@@ -24,7 +24,7 @@ def source(arch: str, dtype: str, epilogue: Epilogue) -> Source:
     """The kernel `grouped`, summing in fp32 and rounding once."""
     sizes = {"SG": LANES, "SUB_GROUPS": SUB_GROUPS.get(arch, USUAL), "PIXELS": PIXELS}
     text = (
-        part("language.cpp")
+        head()
         + types({"In": dtype})
         + constants(sizes)
         + words.functions(epilogue.binary, epilogue.unary)

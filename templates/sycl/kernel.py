@@ -14,6 +14,7 @@ DTYPES = {
     torch.float16: "fp16",
     torch.int8: "int8",
 }
+HEAD = ("lean.cpp", "language.cpp")
 NATIVE_BF16 = "-DNATIVE_BF16"  # Intel's GPUs round by an instruction, which the CPU's driver lacks
 
 
@@ -21,6 +22,11 @@ NATIVE_BF16 = "-DNATIVE_BF16"  # Intel's GPUs round by an instruction, which the
 def part(name: str) -> str:
     """A file of this folder."""
     return Path(__file__).with_name(name).read_text("utf-8")
+
+
+def head() -> str:
+    """What they begin with."""
+    return "".join(map(part, HEAD))
 
 
 def constants(values: Mapping[str, int]) -> str:

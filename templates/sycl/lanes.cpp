@@ -25,14 +25,14 @@ static inline Sum part(unsigned word, int at) {
   }
 }
 
-static inline void step(sycl::sub_group lanes, Sums &sums, const Staged *a, const In *weight, long panel) {
+static inline void step(sycl::sub_group lanes, Sums &sums, const Staged *a, const In *weight) {
   const auto *words = reinterpret_cast<const unsigned *>(weight) + lanes.get_local_linear_id();
 #pragma unroll
   for (int k = 0; k < TK; k += PACKED) {
     Sum factors[PACKED][NT];
 #pragma unroll
     for (int j = 0; j < NT; ++j) {
-      const unsigned word = words[k / PACKED * panel + j * TN];
+      const unsigned word = words[k / PACKED * PANEL + j * TN];
 #pragma unroll
       for (int u = 0; u < PACKED; ++u) factors[u][j] = part<In>(word, u);
     }

@@ -1,26 +1,22 @@
-// What every kernel begins with: lean headers (all of sycl.hpp costs a second), number formats of
-// our own, and how a kernel is declared.
-#include <sycl/builtins.hpp>
-#include <sycl/ext/oneapi/free_function_queries.hpp>
-#include <sycl/ext/oneapi/kernel_properties/properties.hpp>
-#include <sycl/ext/oneapi/work_group_static.hpp>
-#include <sycl/group_algorithm.hpp>
-#include <sycl/group_barrier.hpp>
-
-namespace exp_ = sycl::ext::oneapi::experimental;
-namespace item_ = sycl::ext::oneapi::this_work_item;
+// How a kernel is declared, memory of a group, number formats of our own.
 
 #define KERNEL(DIMENSIONS, SUB_GROUP, ...)                                          \
   extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((exp_::nd_range_kernel<DIMENSIONS>)) \
   SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((exp_::sub_group_size<SUB_GROUP>))              \
   SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((exp_::work_group_size<__VA_ARGS__>))
 
+// As `work_group_static`, whose header costs a quarter of a second: one for all of a group.
+template <class T>
+struct [[__sycl_detail__::wg_scope]] Shared {
+  T data;
+};
+
 // SYCL's own bfloat16 rounds by a function of the device library, which a kernel compiled ahead
 // cannot find: it then spills by the kilobyte. So these bits are ours.
 struct bf16 {
   unsigned short bits;
 };
-using fp16 = sycl::half;
+using fp16 = _Float16;
 using fp32 = float;
 using int8 = signed char;
 
@@ -55,4 +51,4 @@ inline bf16 rounded<bf16>(float x) {
 static inline float between(float x, float low, float high) {
   return x < low ? low : x > high ? high : x;
 }
-static inline float sigmoid(float x) { return 1.f / (1.f + sycl::exp(-x)); }
+static inline float sigmoid(float x) { return 1.f / (1.f + math_::exp(-x)); }

@@ -13,6 +13,10 @@ template <>
 struct Element<bf16> {
   using type = sycl::ext::oneapi::bfloat16;
 };
+template <>
+struct Element<fp16> {
+  using type = sycl::half;
+};
 using Term = Element<In>::type;
 static_assert(sizeof(Term) == sizeof(In));
 
@@ -32,7 +36,7 @@ static inline auto terms_at(const In *at) {
       reinterpret_cast<Term *>(const_cast<In *>(at)));
 }
 
-static inline void step(sycl::sub_group lanes, Sums &sums, const Staged *a, const In *weight, long panel) {
+static inline void step(sycl::sub_group lanes, Sums &sums, const Staged *a, const In *weight) {
   using sycl::access::address_space;
   matrix_::joint_matrix<sycl::sub_group, Term, matrix_::use::a, TM, TK, matrix_::layout::row_major> rows[MT];
   matrix_::joint_matrix<sycl::sub_group, Term, matrix_::use::b, TK, TN, matrix_::layout::ext_intel_packed> columns[NT];
@@ -43,7 +47,7 @@ static inline void step(sycl::sub_group lanes, Sums &sums, const Staged *a, cons
 #pragma unroll
   for (int j = 0; j < NT; ++j) {
     const In *column = weight + j * TN * PACKED;
-    matrix_::joint_matrix_load(lanes, columns[j], terms_at<address_space::global_space>(column), panel * PACKED);
+    matrix_::joint_matrix_load(lanes, columns[j], terms_at<address_space::global_space>(column), PANEL * PACKED);
   }
 #pragma unroll
   for (int i = 0; i < MT; ++i) {

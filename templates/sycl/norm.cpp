@@ -7,12 +7,8 @@ void norm(
   const auto item = item_::get_nd_item<1>();
   const long row = item.get_group(0);
   const int begin = item.get_local_id(0);
-  const auto sum = [&](float part) {
-    if constexpr (SUB_GROUPS == 1) {
-      return sycl::reduce_over_group(item.get_sub_group(), part, sycl::plus<float>());
-    } else {
-      return sycl::reduce_over_group(item.get_group(), part, sycl::plus<float>());
-    }
+  const auto sum = [](float part) {
+    return group_::sum(SUB_GROUPS == 1 ? group_::SUB_GROUP : group_::ALL, part);
   };
   // What is normalised is the sum as it is stored, so that who reads that gets the same.
   const auto term = [&](int i) {
@@ -30,7 +26,7 @@ void norm(
     const float away = term(i) - mean;
     squares += away * away;
   }
-  const float scale = 1.f / sycl::sqrt(sum(squares) / size + epsilon);
+  const float scale = 1.f / math_::sqrt(sum(squares) / size + epsilon);
   for (int i = begin; i < size; i += SUB_GROUPS * SG) {
     const float own = term(i);
     const float scaled = (own - mean) * scale;

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.templates.sycl.device import Device
-from ipex_inductor.templates.sycl.kernel import constants, options, part, types
+from ipex_inductor.templates.sycl.kernel import constants, head, options, part, types
 from ipex_inductor.templates.sycl.source import Entry, Source
 from ipex_inductor.templates.sycl.tiles import CPU, LANES
 
@@ -21,7 +21,7 @@ def source(arch: str, dtype: str, centred: bool) -> Source:
     rms_norm: `x / sqrt(mean(x^2) + epsilon) * weight` (Zhang, Sennrich 2019).
     """
     sizes = {"SG": LANES, "SUB_GROUPS": SUB_GROUPS.get(arch, USUAL), "CENTRED": centred}
-    text = part("language.cpp") + types({"In": dtype}) + constants(sizes) + part("norm.cpp")
+    text = head() + types({"In": dtype}) + constants(sizes) + part("norm.cpp")
     return Source(
         text,
         (Entry("norm", _ARGUMENTS, 1, LANES),),

@@ -1,6 +1,6 @@
 // y = epilogue(rows of x . weight): a work-group makes SGM x SGN blocks of BM x BN sums, one each
-// sub-group. A part of its rows is gathered into local memory at a time; the weight is packed, so
-// that a lane reads neighbouring terms of its column as one word.
+// sub-group. A part of its rows is gathered into local memory at a time; the weight is packed in
+// panels, so that a lane reads neighbouring terms of its column as one word.
 constexpr int ROWS = TM * MT, COLUMNS = TN * NT, SUB_GROUPS = SGM * SGN;
 constexpr int BLOCK = ROWS * SGM;  // rows of a work-group
 
@@ -8,11 +8,11 @@ KERNEL(2, SG, 1, SUB_GROUPS * SG)
 void product(
     const In *x, const In *weight, const In *gated, const Out *bias, const Out *gated_bias,
     const float *scale, const Out *other, Out *y, int rows, int columns, int runs, int terms,
-    int panel, long other_line, long y_line, float first, float second, GEOMETRY) {
-  static exp_::work_group_static<Staged[BLOCK * LINE]> block_;
-  static exp_::work_group_static<Place[BLOCK]> places_;
-  Staged(&block)[BLOCK * LINE] = block_;
-  Place(&places)[BLOCK] = places_;
+    int packed, long other_line, long y_line, float first, float second, GEOMETRY) {
+  static Shared<Staged[BLOCK * LINE]> block_;
+  static Shared<Place[BLOCK]> places_;
+  auto &block = block_.data;
+  auto &places = places_.data;
 
   const auto item = item_::get_nd_item<2>();
   const auto lanes = item.get_sub_group();
@@ -21,13 +21,7 @@ void product(
   const int begin = item.get_group(1) * BLOCK;
   const int row0 = team / SGN * ROWS;
   const int column0 = (item.get_group(0) * SGN + team % SGN) * COLUMNS;
-  const auto wait = [&] {
-    if constexpr (SUB_GROUPS == 1) {
-      sycl::group_barrier(lanes);
-    } else {
-      sycl::group_barrier(item.get_group());
-    }
-  };
+  const auto wait = [] { group_::barrier(SUB_GROUPS == 1 ? group_::SUB_GROUP : group_::ALL); };
 
   for (int i = item.get_local_linear_id(); i < BLOCK; i += SUB_GROUPS * SG) {
     places[i] = begin + i < rows ? PLACE(begin + i) : Place{0, NOWHERE, 0};
@@ -36,26 +30,34 @@ void product(
   clear(lanes, sums);
   if constexpr (GATED) clear(lanes, factors);
   const int whole = (terms + FILLED - 1) / FILLED * FILLED;
+  const long from_panel = static_cast<long>(column0 / PANEL) * runs * whole * PANEL + column0 % PANEL * PACKED;
   for (int run = 0; run < runs; ++run) {
     for (int part = 0; part < whole; part += STEP) {
+      const int here = math_::min(STEP, whole - part);
       wait();
       for (int i = team; i < BLOCK; i += SUB_GROUPS) {
         const Run found = RUN(places[i], run);
-        const int low = found.low - part, high = sycl::min(found.high, terms) - part;
-        const In *from = x + found.begin + part;
+        const int low = found.low - part, high = math_::min(found.high, terms) - part;
+        const In *from = x + found.begin + part + lane;
+        Staged *to = block + i * LINE + lane;
+        if (low <= 0 && high >= STEP) {
 #pragma unroll
-        for (int k = 0; k < STEP; k += SG) {
-          const int at = k + lane;
-          block[i * LINE + at] = at >= low && at < high ? staged(from[at]) : Staged{};
+          for (int k = 0; k < STEP; k += SG) to[k] = staged(from[k]);
+        } else if (low <= 0 && high >= here) {
+          for (int k = 0; k < here; k += SG) to[k] = staged(from[k]);
+        } else {
+          for (int k = 0; k < here; k += SG) {
+            to[k] = k + lane >= low && k + lane < high ? staged(from[k]) : Staged{};
+          }
         }
       }
       wait();
-      if (SGN == 1 || column0 < panel) {
-        const long at = (static_cast<long>(run) * whole + part) * panel + column0 * PACKED;
-        for (int k = 0; k < sycl::min(STEP, whole - part); k += TK) {
-          step(lanes, sums, block + row0 * LINE + k, weight + at + static_cast<long>(k) * panel, panel);
+      if (SGN == 1 || column0 < packed) {
+        const long at = from_panel + (static_cast<long>(run) * whole + part) * PANEL;
+        for (int k = 0; k < here; k += TK) {
+          step(lanes, sums, block + row0 * LINE + k, weight + at + k * PANEL);
           if constexpr (GATED) {
-            step(lanes, factors, block + row0 * LINE + k, gated + at + static_cast<long>(k) * panel, panel);
+            step(lanes, factors, block + row0 * LINE + k, gated + at + k * PANEL);
           }
         }
       }

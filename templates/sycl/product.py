@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.ops.stem import sides
-from ipex_inductor.ops.sycl import RUN, WORD, Window
+from ipex_inductor.ops.sycl import COLUMNS, RUN, WORD, Window
 from ipex_inductor.templates.sycl import words
 from ipex_inductor.templates.sycl.device import Device
-from ipex_inductor.templates.sycl.kernel import constants, options, part, types
+from ipex_inductor.templates.sycl.kernel import constants, head, options, part, types
 from ipex_inductor.templates.sycl.source import Entry, Source
 from ipex_inductor.templates.sycl.tiles import LARGE, Tile, itemsize
 
@@ -43,11 +43,12 @@ def source(tile: Tile, arch: str, gather: str, given: str, made: str, epilogue: 
         "LINE": tile.STEP,
         "PACKED": WORD // itemsize(given),
         "FILLED": RUN // itemsize(given),
+        "PANEL": COLUMNS,
         "GATED": epilogue.gated,
     }
     matrix, large = sizes.pop("matrix"), sizes.pop("large")
     text = (
-        part("language.cpp")
+        head()
         + types(dtypes)
         + constants(sizes)
         + words.functions(epilogue.binary, epilogue.unary)
@@ -153,7 +154,7 @@ def _launch(
     known = [t.contiguous() if t is not None else None for t in (bias, second_bias, scale)]
     pointers = (x, weight, second, *known, other, out)
     line = other.stride(0) if other is not None else 0
-    sizes = (rows, columns, *terms, weight.shape[1], line, out.stride(0), *scalars)
+    sizes = (rows, columns, *terms, len(weight) * COLUMNS, line, out.stride(0), *scalars)
     given = [0 if each is None else each for each in (*pointers, *sizes, *geometry)]
     groups = -(-columns // tile.columns), -(-rows // tile.rows)
     device.load(made).kernel("product")(

@@ -274,6 +274,7 @@ std::string described(const sycl::device& d) {
   j.number("architecture", architecture(d));
   j.number("units", d.get_info<info::max_compute_units>());
   j.number("group", d.get_info<info::max_work_group_size>());
+  j.number("vector", d.get_info<info::native_vector_width_float>());
   j.number("local_memory", d.get_info<info::local_mem_size>());
   j.numbers("sub_groups", d.get_info<info::sub_group_sizes>());
   j.flag("fp16", d.has(sycl::aspect::fp16));

@@ -13,6 +13,8 @@ ASPECTS = ("fp16", "fp64", "matrix")  # of a device, that a kernel may need
 # What Intel's compiler takes and must not be given, with what happens.
 BANNED = {
     "sycl/sycl.hpp": "takes a second to parse; include what is used",
+    "sycl/builtins.hpp": "takes 0.6 s to parse; lean.cpp has the compiler's own words",
+    "sycl/group_algorithm.hpp": "takes 0.6 s to parse; lean.cpp has the compiler's own words",
     "group_local_memory": "ends the process, and so does its form without initialisation; "
     "declare a static sycl::ext::oneapi::experimental::work_group_static",
 }

@@ -78,8 +78,12 @@ NARROW_BLOCKS = ((4, 2, 4, 4, True), (2, 2, 4, 4, False), (1, 2, 1, 4, False))
 XE_LANES = ((8, 2, 2, 4, False), (4, 2, 4, 2, False), (1, 2, 1, 4, False))
 # Of AMX the driver's compiler crashes on more rows than columns, and on 4 x 4.
 AMX_BLOCKS = ((2, 2, 1, 1, False), (1, 2, 1, 1, False))
-# Sums and factors fill the 32 registers of AVX-512; one sub-group, as barriers cost a pass each.
-CPU_LANES = ((6, 4, 1, 1, False), (6, 2, 1, 1, False), (1, 4, 1, 1, False))
+# By the floats of a vector: sums and factors fill the 32 registers of AVX-512, the 16 of AVX2; one
+# sub-group, as barriers cost a pass each.
+CPU_LANES = {
+    16: ((6, 4, 1, 1, False), (6, 2, 1, 1, False), (1, 4, 1, 1, False)),
+    8: ((5, 1, 1, 1, False), (2, 2, 1, 1, False), (1, 4, 1, 1, False)),
+}
 MOST_PAIRED = {16: 4, 8: 2, 0: 12}  # tiles of each product, by their columns in an engine
 
 # As drivers of these devices list their combinations; LNL's and PTL's are PVC's.
@@ -113,14 +117,15 @@ def itemsize(dtype: str) -> int:
     return {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}[dtype]
 
 
-def tiles(arch: str, dtype: str, matrix: bool = True) -> tuple[Tile, ...]:
+def tiles(arch: str, dtype: str, matrix: bool = True, vector: int = 16) -> tuple[Tile, ...]:
     """Those for products of `dtype` on an architecture, the widest first.
 
-    With `matrix` its engine's come before those without, if it has one for that type. Raises
-    `KeyError` for an architecture that the tables lack.
+    With `matrix` its engine's come before those without, if it has one for that type; `vector`:
+    the floats that a CPU adds at once. Raises `KeyError` for an architecture that the tables lack.
     """
     engine = ENGINES[arch]
-    lanes, step = (CPU_LANES, CPU_STEP) if arch == CPU else (XE_LANES, XE_STEP)
+    on_cpu = CPU_LANES[16 if vector >= 16 else 8], CPU_STEP
+    lanes, step = on_cpu if arch == CPU else (XE_LANES, XE_STEP)
     few = Tile(1, LANES, 4, 1, 1, 1, 1, LANES, step)
     shape = replace(
         few,

@@ -1,17 +1,21 @@
-"""`options={"sycl": "cpu"}` end to end: a layer of ResNet-50 and one of BERT."""
+"""`options={"sycl": "cpu"}` end to end: ResNet-50 and its layers, a layer of BERT."""
 
 import copy
+import functools
+from pathlib import Path
 
 import pytest
 import torch
-from sycl_device import needs_sycl
+from sycl_device import DEEP, ENDLESS, needs_sycl
 from torch import nn
 from torch.nn import functional as F
 
 from ipex_inductor import decisions
-from ipex_inductor.aot_cache import notices
+from ipex_inductor.aot_cache import notices, toolkit
+from ipex_inductor.cli.demo_models import _fill_batch_norms
 from ipex_inductor.errors import SyclAbsentError, SyclCompileError, SyclDeviceError
-from ipex_inductor.templates.sycl import calls
+from ipex_inductor.templates.sycl import calls, shim, wheels, worker
+from ipex_inductor.templates.sycl.device import device_of
 
 pytestmark = needs_sycl
 
@@ -101,6 +105,22 @@ def test_a_layer(model, shape, least, dtype):
     assert not events("missed", "SYCL")
 
 
+@pytest.mark.timeout(600)
+def test_all_of_resnet_50():
+    """Its 53 convolutions and the classifier, no other product."""
+    transformers = pytest.importorskip("transformers")
+    model = transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=1000))
+    _fill_batch_norms(model.eval())
+    x = torch.randn(1, 3, 64, 64)
+    compiled = torch.compile(model, backend="ipex", options={"sycl": "cpu", "strict": True})
+    with torch.no_grad():
+        wanted = copy.deepcopy(model).double()(x.double()).logits
+        found = compiled(x).logits
+    assert (found.double() - wanted).abs().max() <= CLOSE[x.dtype] * wanted.abs().max()
+    assert len(events("choice", "a kernel in SYCL")) == 54
+    assert not events("missed", "SYCL")
+
+
 @pytest.fixture
 def unknown():
     """What kernels there are is asked anew, here and afterwards."""
@@ -127,6 +147,69 @@ def test_a_kernel_that_does_not_compile_leaves_the_layer_to_onednn(unknown, monk
         found = torch.compile(model, backend="ipex", options={"sycl": "cpu", "strict": True})(x)
         torch.testing.assert_close(found, model(x))
     assert "a crash" in f"{events('missed', 'SYCL')[0]}"
+    assert not events("choice", "a kernel in SYCL")
+
+
+def _crashes(patch, home):
+    patch.setattr(calls.product, "source", lambda *_: DEEP)
+
+
+def _hangs(patch, home):
+    patch.setattr(calls.product, "source", lambda *_: ENDLESS)
+    patch.setattr(worker, "compiled", functools.partial(worker.compiled, patience=3.0))
+
+
+def _no_wheel(patch, home):
+    def missing(name):
+        raise wheels.metadata.PackageNotFoundError(name)
+
+    patch.setattr(wheels.metadata, "distribution", missing)
+
+
+def _another_sycl(patch, home):
+    patch.setattr(wheels, "mapped", lambda prefix: iter([Path("/torch/libsycl.so.8.0.1")]))
+
+
+def _no_compiler(patch, home):
+    patch.setenv("IPEX_HOME", str(home))
+    patch.setattr(toolkit.compat, "cxx", lambda: (None, "/nowhere/g++"))
+
+
+@pytest.fixture
+def nothing_known(unknown):
+    """As if no SYCL were in this process yet."""
+    forget = device_of.cache_clear, shim._shim.cache_clear, wheels.runtime.cache_clear
+    for each in forget:
+        each()
+    yield
+    for each in forget:
+        each()
+
+
+@pytest.mark.parametrize(
+    ("plant", "said"),
+    [
+        (_crashes, "an end of the compiler by SIGSEGV. The process was its own."),
+        (_hangs, "none after 3 seconds. It was ended."),
+        (_no_wheel, 'pip install "ipex-inductor[sycl-cpu]"'),
+        (_another_sycl, 'pip install "intel-sycl-rt==2025.3.*"'),
+        (_no_compiler, "a C++ compiler, as no cache has SYCL's functions; got none."),
+    ],
+)
+def test_what_goes_wrong_is_a_line_and_onednn_computes(
+    plant, said, nothing_known, monkeypatch, tmp_path, caplog
+):
+    notices.say.cache_clear()
+    plant(monkeypatch, tmp_path)
+    model, x = nn.Linear(24, 40).eval(), torch.randn(3, 24)
+    with torch.no_grad():
+        found = torch.compile(model, backend="ipex", options={"sycl": "cpu", "strict": True})(x)
+        torch.testing.assert_close(found, model(x))
+    (event,) = events("missed", "SYCL")
+    (line,) = (record.message for record in caplog.records if "SYCL" in record.message)
+    for told in (f"{event}", line):
+        assert said in told
+        assert "\n" not in told
     assert not events("choice", "a kernel in SYCL")
 
 

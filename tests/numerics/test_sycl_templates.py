@@ -117,7 +117,8 @@ def check_conv(device, source, tile, dtype, epilogue, shapes=CONV):
         assert found.is_contiguous(memory_format=torch.channels_last)
 
 
-LANES = [(d, number) for d in WORDS for number in range(len(tiles(CPU, d, False)))]
+VECTORS = (16, 8)  # floats that a CPU adds at once; both kinds of blocks run on either
+LANES = [(d, n, v) for v in VECTORS for d in WORDS for n in range(len(tiles(CPU, d, False, v)))]
 SLOW = pytest.mark.slow
 
 
@@ -131,9 +132,16 @@ PLAIN, FUSED, PAIR = Epilogue(), Epilogue("add", "gelu"), Epilogue("none", "silu
 
 
 @pytest.mark.parametrize(
-    ("dtype", "number", "epilogue"),
+    ("dtype", "number", "vector", "epilogue"),
     apart(
-        [("bf16", 0, FUSED), ("fp32", 1, PAIR), ("int8", 0, PLAIN)],
+        [
+            ("bf16", 0, 16, FUSED),
+            ("bf16", 0, 8, FUSED),
+            ("fp32", 0, 8, FUSED),
+            ("fp32", 1, 16, PAIR),
+            ("fp16", 1, 8, FUSED),
+            ("int8", 0, 16, PLAIN),
+        ],
         [
             (*lanes, epilogue)
             for lanes, epilogue in itertools.product(LANES, (PLAIN, FUSED, PAIR))
@@ -142,8 +150,8 @@ PLAIN, FUSED, PAIR = Epilogue(), Epilogue("add", "gelu"), Epilogue("none", "silu
     ),
     ids=str,
 )
-def test_linear(device, dtype, number, epilogue):
-    tile = tiles(CPU, dtype, matrix=False)[number]
+def test_linear(device, dtype, number, vector, epilogue):
+    tile = tiles(CPU, dtype, False, vector)[number]
     if epilogue.gated and not tile.pairs:
         pytest.skip("the tile is for one product")
     source = product.source(tile, CPU, "rows", dtype, made_of(dtype), epilogue)
@@ -151,15 +159,20 @@ def test_linear(device, dtype, number, epilogue):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "number", "epilogue"),
+    ("dtype", "number", "vector", "epilogue"),
     apart(
-        [("fp16", 0, FUSED)],
+        [
+            ("fp16", 0, 16, FUSED),
+            ("bf16", 0, 8, FUSED),
+            ("fp32", 0, 8, FUSED),
+            ("int8", 1, 16, FUSED),
+        ],
         [(*lanes, epilogue) for lanes, epilogue in itertools.product(LANES, (PLAIN, FUSED))],
     ),
     ids=str,
 )
-def test_conv(device, dtype, number, epilogue):
-    tile = tiles(CPU, dtype, matrix=False)[number]
+def test_conv(device, dtype, number, vector, epilogue):
+    tile = tiles(CPU, dtype, False, vector)[number]
     source = product.source(tile, CPU, "window", dtype, made_of(dtype), epilogue)
     check_conv(device, source, tile, dtype, epilogue)
 
@@ -313,8 +326,8 @@ def test_a_matrix_engine_itself(device):
 def test_a_weight_is_packed_in_words():
     weight = torch.arange(3 * 5, dtype=torch.bfloat16).view(3, 5)
     found = packed(weight)
-    assert found.shape == (16, 64, 2)
-    assert torch.equal(found[:, :3].permute(1, 0, 2).reshape(3, 32)[:, :5], weight)
+    assert found.shape == (1, 16, 64, 2)
+    assert torch.equal(found[0, :, :3].permute(1, 0, 2).reshape(3, 32)[:, :5], weight)
     assert found.count_nonzero() == weight.count_nonzero(), "all else is zero"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sycl_device import HEAD, axpy, needs_sycl
+from sycl_device import DEEP, ENDLESS, HEAD, axpy, needs_sycl
 
 from ipex_inductor.aot_cache import entry as entries
 from ipex_inductor.aot_cache import kernels, notices, opened, toolkit
@@ -329,15 +329,10 @@ def test_what_the_compiler_says_is_the_reason(cpu):
     assert "^~" in error.value.log
 
 
-DEEP = f"x[0] = {'- ' * 200_000} x[0];"  # for a parser that descends into each
-DOUBLED = "".join(f"#define A{n + 1} A{n} A{n} A{n} A{n}\n" for n in range(30))
-ENDLESS = f"#define A0\n{DOUBLED}A30\n"  # 4^30 times nothing
-
-
 @needs_sycl
 def test_a_crash_of_the_compiler_costs_the_kernel_alone(cpu):
     with pytest.raises(SyclCompileError) as error:
-        cpu.load(one(DEEP))
+        cpu.load(DEEP)
     said = "expected code of f; got an end of the compiler by SIGSEGV. The process was its own."
     assert line_of(error) == said
     run(cpu.load(axpy()), 10)
@@ -347,7 +342,7 @@ def test_a_crash_of_the_compiler_costs_the_kernel_alone(cpu):
 def test_a_compiler_that_does_not_end_is_ended(cpu, monkeypatch):
     monkeypatch.setattr(worker, "compiled", partial(worker.compiled, patience=3.0))
     with pytest.raises(SyclCompileError) as error:
-        cpu.load(Source(HEAD + ENDLESS, (Entry("f", ()),)))
+        cpu.load(ENDLESS)
     assert line_of(error) == "expected code of f; got none after 3 seconds. It was ended."
     run(cpu.load(axpy()), 10)
 
