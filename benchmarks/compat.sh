@@ -8,22 +8,23 @@ root=${COMPAT_DIR:-$HOME/.cache/ipex-compat}
 smoke=(tests/numerics/test_rules.py tests/numerics/test_backend.py)
 failed=()
 
-check() {  # torch version, then what to test
-  local version=$1 env=$root/torch-$1
-  shift
+check() {  # torch version, SYCL's as torch's XPU wheel of that version pins it, then what to test
+  local version=$1 sycl=$2 env=$root/torch-$1-sycl-$2
+  shift 2
   echo "== torch $version: ${*}"
   if [ ! -e "$env/installed" ]; then
     "$python" -m venv "$env" &&
       "$env/bin/python" -m pip install -q "torch==$version" setuptools &&
-      "$env/bin/python" -m pip install -q --editable '.[test]' && touch "$env/installed"
+      "$env/bin/python" -m pip install -q --editable '.[test]' \
+        "intel-sycl-rt==$sycl.*" "intel-opencl-rt==$sycl.*" && touch "$env/installed"
   fi || { failed+=("$version (install)"); return; }
   "$env/bin/python" -m pytest "$@" -n "${WORKERS:-2}" -q -m "not slow" || failed+=("$version")
 }
 
-check 2.11.0 tests
-check 2.15.0 tests
-check 2.12.1 "${smoke[@]}"
-check 2.14.1 "${smoke[@]}"
+check 2.11.0 2025.3 tests
+check 2.15.0 2026.2 tests
+check 2.12.1 2025.3 "${smoke[@]}"
+check 2.14.1 2026.1 "${smoke[@]}"
 [ ${#failed[@]} -eq 0 ] && echo "== all green" && exit 0
 echo "== failed: ${failed[*]}"
 exit 1

@@ -1,9 +1,9 @@
 // How a kernel is declared, memory of a group, number formats of our own.
 
+// (2025.3 knows the properties `sub_group_size` and `work_group_size` too, and drops them.)
 #define KERNEL(DIMENSIONS, SUB_GROUP, ...)                                          \
   extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((exp_::nd_range_kernel<DIMENSIONS>)) \
-  SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((exp_::sub_group_size<SUB_GROUP>))              \
-  SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((exp_::work_group_size<__VA_ARGS__>))
+  [[sycl::reqd_sub_group_size(SUB_GROUP), sycl::reqd_work_group_size(__VA_ARGS__)]]
 
 // As `work_group_static`, whose header costs a quarter of a second: one for all of a group.
 template <class T>

@@ -17,8 +17,9 @@ from ipex_inductor.templates.sycl import shim, wheels
 from ipex_inductor.templates.sycl.source import Source
 
 COMMAND = (sys.executable, "-P", "-m", "ipex_inductor.templates.sycl.child")
-# Kernels of a source stay together, though one needs fp64 and another does not.
-ALWAYS = ("-fsycl-device-code-split=off",)
+# Kernels of a source stay together, though one needs fp64 and another does not, and keep arguments
+# that they do not read, which 2025.3 takes from them.
+ALWAYS = ("-fsycl-device-code-split=off", "-fno-sycl-dead-args-optimization")
 PATIENCE = 120.0  # seconds; a template takes one
 
 

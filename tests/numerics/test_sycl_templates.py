@@ -9,6 +9,7 @@ import functools
 import itertools
 import os
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ from sycl_device import needs_sycl
 
 from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.ops.sycl import COLUMNS, RUN, by_groups, packed, packed_window
-from ipex_inductor.templates.sycl import grouped, norm, product, words
+from ipex_inductor.templates.sycl import grouped, norm, product, words, worker
 from ipex_inductor.templates.sycl.product import Epilogue
 from ipex_inductor.templates.sycl.tiles import AMX, CPU, ENGINES, XE_NARROW, XE_WIDE, tiles
 
@@ -339,3 +340,31 @@ def test_blocks_divide_what_weights_are_filled_up_to():
             assert tile.STEP % tile.TK == 0
             assert tile.STEP % tile.SG == 0
             assert COLUMNS % (tile.TN * tile.NT) == 0
+
+
+# SPIR-V's numbers (Khronos' specification, 3.6 and 3.32): instructions, modes.
+ENTRY, MODE, FUNCTION, PARAMETER = 15, 16, 54, 55
+LOCAL_SIZE, SUBGROUP_SIZE = 17, 35
+
+
+def test_kernels_say_their_sizes_and_keep_their_arguments(device):
+    """Read in SPIR-V: the compiler of 2025.3 dropped the sizes, which were properties, and took
+    arguments away that an epilogue does not read, so that all behind them were others.
+    """
+    tile = tiles(CPU, "fp32", matrix=False)[-1]
+    source = product.source(tile, CPU, "rows", "fp32", "fp32", PLAIN)
+    spirv = worker.compiled(source, device.facts, native=False).spirv
+    numbers = struct.unpack(f"<{len(spirv) // 4}I", spirv)
+    found, at = [], 5
+    while at < len(numbers):
+        size, instruction = numbers[at] >> 16, numbers[at] & 0xFFFF
+        found.append((instruction, numbers[at + 1 : at + size]))
+        at += size
+    modes = {rest[1]: rest[2:] for instruction, rest in found if instruction == MODE}
+    assert modes[SUBGROUP_SIZE] == (tile.SG,)
+    assert modes[LOCAL_SIZE] == (tile.SG * tile.SGM * tile.SGN, 1, 1)
+    (kernel,) = (rest[1] for instruction, rest in found if instruction == ENTRY)
+    begin = next(n for n, (i, rest) in enumerate(found) if i == FUNCTION and rest[1] == kernel)
+    taken = itertools.takewhile(lambda each: each[0] == PARAMETER, found[begin + 1 :])
+    (entry,) = source.entries
+    assert len([*taken]) == len(entry.arguments)
