@@ -15,6 +15,7 @@ templates too): minutes.
 import argparse
 import copy
 import csv
+import fcntl
 import json
 import os
 import random
@@ -23,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -107,6 +108,14 @@ def captured(run: Run, x: Tensor) -> torch.cuda.CUDAGraph:
     with torch.cuda.graph(graph):
         run(x)
     return graph
+
+
+@contextmanager
+def held(lock: str) -> Iterator[None]:
+    """Nobody else who asks for this file's lock has it meanwhile."""
+    with open(lock, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def raced(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
@@ -201,7 +210,8 @@ def measure(options: argparse.Namespace, case: Case, about: dict[str, str]) -> b
         if found and any(e > a for e, a in zip(found, allowed, strict=True)):
             row["failed"] = f"wrong by {found} where {allowed} is allowed: no speed of it"
             graphs.pop(peer, None)
-    times = raced(graphs, options.seconds) if graphs else {}
+    with held(options.lock) if options.lock else nullcontext():
+        times = raced(graphs, options.seconds) if graphs else {}
     for peer, row in rows.items():
         if peer in times:
             row["median, ms"] = round(statistics.median(times[peer]), 4)
@@ -243,6 +253,7 @@ def arguments(about: str) -> argparse.ArgumentParser:
     parser.add_argument("--peers", nargs="+", default=USUAL, choices=USUAL + MORE)
     parser.add_argument("--tune", type=int, default=60, help="seconds a case, at most")
     parser.add_argument("--seconds", type=float, default=4, help="of timing a case")
+    parser.add_argument("--lock", help="a file, locked while timing: others compile meanwhile")
     parser.add_argument("--database", help="of records, for the next run; empty if not named")
     parser.add_argument("--json", help="append the rows to this file, one JSON object a line")
     parser.add_argument("--csv", help="append the speeds to this table, in timm's columns")
