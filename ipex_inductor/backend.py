@@ -433,11 +433,12 @@ def _check_devices(request: Request) -> None:
 def _check_rules(config: CompileConfig) -> None:
     if not config.rules_off:
         return
-    from ipex_inductor.passes import channels_last, masks, moments, pool
+    from ipex_inductor.passes import channels_last, foreach, masks, moments, pool
     from ipex_inductor.passes.joint import RULE_NAMES
     from ipex_inductor.passes.source import OPTIMIZER_STEP
 
-    known = RULE_NAMES | masks.NAMES | {OPTIMIZER_STEP, channels_last.NAME, moments.NAME, pool.NAME}
+    ours = {channels_last.NAME, foreach.NAME, moments.NAME, pool.NAME}
+    known = RULE_NAMES | masks.NAMES | {OPTIMIZER_STEP} | ours
     for name in sorted(config.rules_off - known - {"*"}):
         raise unknown("rule", name, known)
 

@@ -40,12 +40,17 @@ def compiled(
     **kwargs: Any,
 ) -> Any:
     """Inductor's inner compiler, in inference behind the weight prologue and maybe captured."""
+    from ipex_inductor.passes import foreach
+
     collector.resume()
     parts = None
     if kwargs.get("is_inference"):  # in training, our ops are on weights as they are
         weights = kwargs.get("static_input_idxs", ()) if prologue else ()
         elsewhere = folder is not None and folder.level is not None
         parts = _split(gm, example_inputs, weights, config, compiler, elsewhere, graph_report)
+    elif not {"*", foreach.NAME} & config.rules_off:
+        foreach.gather(gm.graph, graph_report)
+        gm.recompile()
     graph_report.show("compiled", gm.graph)
     if parts is not None:
         gm, example_inputs = parts.gm, parts.example_inputs

@@ -26,6 +26,7 @@ def _register() -> None:
         conv_templates,
         conv_weight,
         few_rows,
+        foreach,
         kept,
         linear,
         moments,
@@ -41,6 +42,7 @@ def _register() -> None:
     conv_templates.register()
     conv_weight.register()
     few_rows.register()
+    foreach.register()
     kept.register()
     linear.register()
     moments.register()
