@@ -38,6 +38,8 @@ namespace {
 constexpr int64_t VECTOR = 16;  // bytes, as templates/step_cuda.py has it
 constexpr int64_t ABSENT = -1;  // a gradient that is not there
 constexpr int64_t ALIKE = -2;   // the form of its parameter
+constexpr int64_t INLINE = 5;   // dimensions whose sizes and strides lie in a TensorImpl itself
+constexpr int64_t DTYPE = 0xffff;
 constexpr int TYPE = 1;         // in words, where an object has its type: so says the stable ABI
 
 // In words, where a TensorImpl has the addresses of its storage, its gradient and its version, a dict
@@ -52,9 +54,7 @@ using Asked = int32_t (*)(void** tensor, T* answer);
 
 struct Torch {
   Asked<void*> data_ptr;
-  Asked<int32_t> dtype, layout;
-  Asked<int64_t> dim;
-  Asked<int64_t*> sizes, strides;
+  Asked<int32_t> layout;
   Asked<void**> hold;              // another pointer to it
   int32_t (*let_go)(void** held);  // and its end
   void** (*grad)(void* impl);      // where the address of the gradient's TensorImpl stands
@@ -68,6 +68,7 @@ struct Words {
   int64_t keys, negative;  // in words, of the TensorImpl's dispatch keys, and the one that negates
   int64_t object;          // in words, of the address of its object, if Python has one
   void* undefined;         // the TensorImpl of a gradient that is not there
+  int64_t dtype, dim;      // in words, of the one with its dtype, and of how many dimensions it has
 };
 
 void fetch(const void* address, int lines = 1) {
@@ -89,13 +90,13 @@ struct Param {
   intptr_t count;       // of those that are wanted
 };
 
-// Sizes and strides lie with the tensor.
+// Sizes and strides lie with the tensor. Its keys say what layout it has.
 struct Form {
-  int32_t dtype;
-  int64_t dim, *sizes, *strides;
+  int64_t dtype, keys, dim;
+  const int64_t *sizes, *strides;
 
   bool operator==(const Form& other) const {
-    return dtype == other.dtype && dim == other.dim &&
+    return dtype == other.dtype && keys == other.keys && dim == other.dim &&
            std::equal(sizes, sizes + dim, other.sizes) &&
            std::equal(strides, strides + dim, other.strides);
   }
@@ -284,22 +285,28 @@ struct Look {
     return true;
   }
 
-  // What a tensor is and where; false for what is no plain one, or without memory.
-  bool ask(void** impl, Form& form, int64_t& address) const {
-    int32_t layout;
+  Form form(void** impl) const {
+    const auto* words_of = static_cast<const int64_t*>(*impl);
+    const int64_t* place = words_of + words.dim;
+    const int64_t dim = *place++;
+    const bool here = dim <= INLINE;
+    const int64_t* sizes = here ? place : *reinterpret_cast<const int64_t* const*>(place);
+    return {words_of[words.dtype] & DTYPE, words_of[words.keys], dim, sizes,
+            sizes + (here ? INLINE : dim)};
+  }
+
+  // Where a tensor lies; false for one without memory.
+  bool ask(void** impl, const Form& form, int64_t& address) const {
     void* data;
-    if (torch.layout(impl, &layout) || layout != words.strided) return false;
-    if (torch.data_ptr(impl, &data) || torch.dtype(impl, &form.dtype)) return false;
-    if (torch.dim(impl, &form.dim) || torch.sizes(impl, &form.sizes)) return false;
-    if (torch.strides(impl, &form.strides)) return false;
-    int64_t* end = form.sizes + form.dim;
+    if (torch.data_ptr(impl, &data)) return false;
     address = reinterpret_cast<int64_t>(data);
+    const int64_t* end = form.sizes + form.dim;
     return data || std::find(form.sizes, end, 0) != end;
   }
 
   void say(const Form& form) {
     of.said.room(2 * form.dim + SHORT);
-    of.said(form.dtype), of.said(form.dim);
+    of.said(form.dtype), of.said(form.keys), of.said(form.dim);
     of.said(form.sizes, form.dim), of.said(form.strides, form.dim);
   }
 
@@ -326,19 +333,32 @@ struct Look {
         of.said.room(SHORT), of.said(ABSENT);
         continue;
       }
-      Form own, form;
       int64_t address;
+      const Form own = form(param.impl), grads = form(param.grad);
       if (!ask(param.impl, own, address)) return false;
       say_type(param.object), say(own), of.said(address);
-      if (!readable(*param.grad) || !ask(param.grad, form, address)) return false;
-      say(form, own), of.said(address % VECTOR);
+      if (!readable(*param.grad) || !ask(param.grad, grads, address)) return false;
+      say(grads, own), of.said(address % VECTOR);
       of.addresses(address);
       for (auto last = value + param.count; value != last; ++value) {
-        if (!ask(impl(*value), form, address)) return false;
-        say_type(*value), say(form, own), of.said(address);
+        const Form its = form(impl(*value));
+        if (!ask(impl(*value), its, address)) return false;
+        say_type(*value), say(its, own), of.said(address);
       }
     }
     return true;
+  }
+
+  // Of what was never looked at: whether all of it is strided, which tensors of the same keys are.
+  bool strided() const {
+    const auto plain = [this](void** impl) {
+      int32_t layout;
+      return !torch.layout(impl, &layout) && layout == words.strided;
+    };
+    for (const Param& param : of.params)
+      if (param.grad && !(plain(param.impl) && plain(param.grad))) return false;
+    return std::all_of(of.states.begin(), of.states.end(),
+                       [&](PyObject* value) { return plain(impl(value)); });
   }
 
   bool list(PyObject* written) const {
@@ -388,6 +408,7 @@ extern "C" int32_t look(const Torch* torch, const Words* words, PyObject* groups
   plain = plain && look.states(names, state) && look.storages() && look.hold(*kept) &&
           look.facts() && look.list(held);
   const bool known_still = plain && same(known, of.said);
+  plain = plain && (known_still || look.strided());
   const bool done = plain && append(told, known_still ? again(known) : bytes(of.said)) &&
                     append(told, bytes(of.addresses)) && append(told, capsule(std::move(kept)));
   if (!done) PyErr_Clear();

@@ -22,13 +22,14 @@ GRADIENT = "_ZNK3c1010TensorImpl4gradEv"  # c10::TensorImpl::grad() const
 BUMP = "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"
 # `Torch`, in its order: its stable C interface, and what else it exports, tried before it is used.
 ASKED = (
-    *(f"aoti_torch_get_{name}" for name in ("data_ptr", "dtype", "layout", "dim", "sizes")),
-    *("aoti_torch_get_strides", "aoti_torch_new_tensor_handle", "aoti_torch_delete_tensor_object"),
+    *("aoti_torch_get_data_ptr", "aoti_torch_get_layout"),
+    *("aoti_torch_new_tensor_handle", "aoti_torch_delete_tensor_object"),
     GRADIENT,
 )
 GRAD = sys.intern("grad")
 WORD = ctypes.sizeof(ctypes.c_void_p)
 IMPL_WORDS = 24  # of a TensorImpl, at least
+INLINE = 5  # dimensions whose sizes and strides lie in it
 CELLS = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double)
 
 
@@ -62,7 +63,7 @@ class Reader:
         self._torch = array("q", (*asked, address_of(getattr(theirs, BUMP, 0))))
         known = map(id, (None, Tensor, nn.Parameter, GRAD))
         found = strided, place_of_impl(), *_negative_key(), _object(theirs), _undefined(theirs)
-        self._words = array("q", (*known, *found))
+        self._words = array("q", (*known, *found, _dtype(), _dimensions()))
         self._places = [each.buffer_info()[0] for each in (self._torch, self._words)]
         pointer, thing = ctypes.c_void_p, ctypes.py_object
         prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[thing] * 6)
@@ -144,6 +145,53 @@ def _negative_key() -> tuple[int, int]:
     if len(found) != 1:
         raise NotBuiltError("a TensorImpl does not hold its dispatch keys where it did")
     return found[0]
+
+
+def _dtype() -> int:
+    """Which word of a TensorImpl tells its dtype, in its lower 16 bits.
+
+    It is found by looking, as no header tells. Raises `NotBuiltError`.
+    """
+    kinds = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int16, torch.int64)
+    tensors = [[torch.empty(n, 3, dtype=d, device="cpu") for n in (2, 2, 5)] for d in kinds]
+
+    def tells(place: int) -> bool:
+        found = [{_word(t, place) & 0xFFFF for t in alike} for alike in tensors]
+        return all(len(each) == 1 for each in found) and len(set.union(*found)) == len(kinds)
+
+    places = [place for place in range(2, IMPL_WORDS) if tells(place)]
+    if len(places) != 1:
+        raise NotBuiltError("a TensorImpl does not hold its dtype where it did")
+    return places[0]
+
+
+def _dimensions() -> int:
+    """Which word of a TensorImpl tells how many dimensions it has.
+
+    Behind it are five sizes, then five strides; of more dimensions, where they lie. It is found by
+    looking, as no header tells. Raises `NotBuiltError`.
+    """
+    sizes = [(), (7,), (3, 5), (2, 3, 7), (5, 2, 4, 3), (3, 2, 5, 4, 7), (2, 3, 4, 5, 6, 7, 8)]
+    tensors = [torch.empty(each, device="cpu") for each in sizes]
+    tensors += [t.permute([*reversed(range(t.dim()))]) for t in tensors]
+
+    def tells(tensor: Tensor, place: int) -> bool:
+        count = tensor.dim()
+        if _word(tensor, place) != count:
+            return False
+        begin, apart = tensor._cdata + WORD * (place + 1), INLINE
+        if count > INLINE:
+            begin, apart = _word(tensor, place + 1), count
+        words = (ctypes.c_int64 * (apart + count)).from_address(begin)
+        return (*words[:count], *words[apart:]) == (*tensor.shape, *tensor.stride())
+
+    places = []
+    for place in range(2, IMPL_WORDS - 2 * INLINE):
+        if all(tells(t, place) for t in tensors):  # the longest last: their words are an address
+            places.append(place)
+    if len(places) != 1:
+        raise NotBuiltError("a TensorImpl does not hold its sizes where it did")
+    return places[0]
 
 
 @torch.inference_mode(False)

@@ -19,7 +19,8 @@ from ipex_inductor.templates import look_cpp
 from ipex_inductor.templates.cpp import NotBuiltError
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # a few roundings a step, of numbers of about 1
-SHAPES = [(8, 8), (3, 5), (7,), (), (0,), (2, 3, 4, 5)]
+# Of more than five dimensions sizes lie elsewhere.
+SHAPES = [(8, 8), (3, 5), (7,), (), (0,), (2, 3, 4, 5), (2, 1, 3, 1, 2, 2)]
 
 
 class Mine(torch.Tensor):
@@ -67,6 +68,10 @@ def state_turned(params, optimizer):
 
 def state_turned_in_place(params, optimizer):
     optimizer.state[params[0]]["exp_avg"].t_()
+
+
+def state_of_many_dimensions_turned_in_place(params, optimizer):
+    optimizer.state[params[6]]["exp_avg"].transpose_(4, 5)
 
 
 def state_elsewhere(params, optimizer):
@@ -133,7 +138,8 @@ def fewer(params, optimizer):
 
 
 CHANGES = [
-    *(state_turned, state_turned_in_place, state_elsewhere, state_in_fp64, steps_in_fp64, loaded),
+    *(state_turned, state_turned_in_place, state_of_many_dimensions_turned_in_place),
+    *(state_elsewhere, state_in_fp64, steps_in_fp64, loaded),
     *(forgotten, lacking, moved, turned, swapped, in_bf16, flagged, rate_in_a_tensor),
     *(another_group, fewer),
 ]
