@@ -114,6 +114,7 @@ def parts_of(kernel: StepKernel) -> dict[str, Any]:
         "update_stored": (set(states) | ({"param"} if not kernel.rest else set())) - written,
         "scaled": kernel.scaled,
         "zeroed": kernel.zeroed,
+        "arithmetic": True,
     }
 
 
@@ -143,6 +144,7 @@ def parts_of_update(update: Update) -> dict[str, Any]:
         "update_stored": set(update.stored),
         "scaled": False,
         "zeroed": False,
+        "arithmetic": False,  # but functions, which may make any NaN
     }
 
 

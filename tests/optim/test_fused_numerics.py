@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import struct
 from functools import partial
 
 import pytest
@@ -179,6 +180,25 @@ def test_low_precision_alone(held, variant):
 @each_optimizer
 def test_fp64(variant):
     check_fp64(VARIANTS[variant])
+
+
+@pytest.mark.parametrize("rate", [0.5, struct.unpack("d", b"\xff" * 8)[0]], ids=["rate", "NaN"])
+@pytest.mark.parametrize("kind", [SGD, Adam, Adagrad])
+def test_no_nan_becomes_a_number(kind, rate):
+    """Rounding would carry one whose lower bits are set into the sign, or into infinity."""
+    bits = torch.arange(-(2**15), 2**15).short()
+    bits = torch.cat([bits, bits[1:]])  # in both halves of a word
+    weight = torch.nn.Parameter(torch.ones(len(bits)).bfloat16())
+    optimizer = kind([weight], lr=0.5)
+    optimizer.param_groups[0]["lr"] = rate
+    assert fuse_step(optimizer) is None
+    for _ in range(2):
+        weight.grad = bits.view(torch.bfloat16)
+        optimizer.step()
+    odd = weight.grad.isnan()
+    assert odd.sum() > 500  # of each sign
+    assert weight[odd].isnan().all()
+    assert weight[~odd].isnan().all() == (rate != rate)
 
 
 @pytest.mark.parametrize("count", [1, 2, 17, 70_001])
