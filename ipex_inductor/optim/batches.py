@@ -102,6 +102,9 @@ class Batch(Protocol):
     def prepare(self) -> None:
         """Have all memory that the first `run` needs."""
 
+    def take_norms(self, numbers: "array[float]") -> None:
+        """Put the sums of shards where their rows say, before `run` reads those of all."""
+
     def run(self, numbers: "array[float]", scale: Scale) -> None:
         """Step them."""
 
@@ -112,6 +115,7 @@ class CpuBatch:
     def __init__(self, kernel: StepKernel) -> None:
         """Raises `NotBuiltError`."""
         self._kernel, self._function, self._table = kernel, library(kernel), Table()
+        self._norms = library(kernel, "norms") if kernel.sharded else None
         self.rows = self._table.rows
 
     def add(
@@ -127,6 +131,11 @@ class CpuBatch:
 
     def prepare(self) -> None:
         """See `Batch`; it needs none."""
+
+    def take_norms(self, numbers: "array[float]") -> None:
+        """See `Batch`."""
+        if self._norms is not None:
+            self._table.step(self._norms, self.rows, numbers)
 
     def run(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`."""
@@ -153,6 +162,7 @@ class CudaBatch:
         self._step = kernel_of(kernel, device, aligned, "step")
         self._norms = kernel_of(kernel, device, aligned, "norms") if kernel.rule.norms else None
         self._scalars = scalars_function(kernel)
+        self._ratios: tuple[Room, ...] = ()  # of norms that are whole here
         self._sums: tuple[Room, ...] = ()  # where norms are added up
         self._cells = Cells(kernel.counted)
         self.counts = False  # whether the host counts their steps
@@ -184,27 +194,37 @@ class CudaBatch:
             chunks = Room(chunks_of(self._blocks, self._device))
             if self._norms is not None:
                 rows = len(self._blocks)
+                self._ratios = ratios_of(self._kernel, rows, self._device)
                 self._sums = sums_of(self._kernel, rows, len(chunks), self._device)
             self._chunks = chunks
 
+    def take_norms(self, numbers: "array[float]") -> None:
+        """See `Batch`; on the current stream."""
+        if self._kernel.sharded and self._chunks:
+            with On(self._device) as stream:
+                self._launch_norms(stream, self._tables(stream), numbers)
+
     def run(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`; on the current stream."""
-        with On(self._device) as stream:
-            if self._chunks:
-                rows, chunks = self._rows.address(self.rows, stream), self._chunks.address(stream)
-                self._launch(len(self._chunks), stream, rows, chunks, numbers)
+        if self._chunks:
+            with On(self._device) as stream:
+                tables = self._tables(stream)
+                if not self._kernel.sharded:
+                    self._launch_norms(stream, tables, numbers)
+                self._step(len(self._chunks), stream, (*tables, *numbers))
         self._far = self._far + 1 if self.counts else 0
         self._cells.become(self._far)
 
-    def _launch(
-        self, count: int, stream: int, rows: int, chunks: int, numbers: "array[float]"
-    ) -> None:
-        if self._norms is None:
-            self._step(count, stream, (rows, chunks, *numbers))
-            return
-        ratios, *sums = (room.address(stream) for room in self._sums)
-        self._norms(count, stream, (rows, chunks, ratios, *numbers, *sums))
-        self._step(count, stream, (rows, chunks, ratios, *numbers))
+    def _tables(self, stream: int) -> tuple[int, ...]:
+        """What kernels are given of addresses: rows, chunks, and where ratios of rows are."""
+        assert self._chunks is not None
+        rows, chunks = self._rows.address(self.rows, stream), self._chunks.address(stream)
+        return rows, chunks, *(ratios.address(stream) for ratios in self._ratios)
+
+    def _launch_norms(self, stream: int, tables: tuple[int, ...], numbers: "array[float]") -> None:
+        if self._norms is not None and self._chunks:
+            sums = (room.address(stream) for room in self._sums)
+            self._norms(len(self._chunks), stream, (*tables, *numbers, *sums))
 
 
 class CountingBatch:
@@ -251,6 +271,9 @@ class CountingBatch:
             self._chunks = Room(chunks_of(self._blocks, self.device))
             self._table = Room(torch.empty(size, dtype=real, device=self.device))
 
+    def take_norms(self, numbers: "array[float]") -> None:
+        """See `Batch`; it has none."""
+
     def run(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`; on the current stream."""
         assert self._chunks is not None
@@ -291,9 +314,9 @@ def numbers_of(
     return array("d", (number for group in groups for number in _numbers(group, names, scale)))
 
 
-def library(kernel: StepKernel) -> Callable[..., None]:
-    """The function of that kernel on the CPU. Raises `NotBuiltError`."""
-    return given(_library(kernel))
+def library(kernel: StepKernel, name: str = "step") -> Callable[..., None]:
+    """The function `name` of that kernel on the CPU. Raises `NotBuiltError`."""
+    return given(_library(kernel, name))
 
 
 def kernel_of(
@@ -311,10 +334,10 @@ def given(found: T | str) -> T:
 
 
 @functools.lru_cache(maxsize=256)
-def _library(kernel: StepKernel) -> Callable[..., None] | str:
+def _library(kernel: StepKernel, name: str) -> Callable[..., None] | str:
     """Or why there is none: what failed once would cost every step as much."""
     try:
-        return function_of(functools.partial(cpp_source, kernel), kernel.problem)
+        return function_of(functools.partial(cpp_source, kernel), kernel.problem, name)
     except NotBuiltError as error:
         return str(error)
 
@@ -340,14 +363,19 @@ def _kernel_of(
         return str(error)
 
 
-def sums_of(
-    kernel: StepKernel, rows: int, chunks: int, device: torch.device
-) -> tuple[Room, Room, Room]:
-    """Room for the ratios of each row, the sums of each chunk, and counters, which are 0."""
-    real = getattr(torch, kernel.real)
+def ratios_of(kernel: StepKernel, rows: int, device: torch.device) -> tuple[Room, ...]:
+    """Room for the ratios of each row; none for shards, of which `step` makes them."""
+    if kernel.sharded:
+        return ()
     ratios = len(assignments(kernel.rule.ratios(kernel.on)))
+    real = getattr(torch, kernel.real)
+    return (Room(torch.empty(rows * ratios, dtype=real, device=device)),)
+
+
+def sums_of(kernel: StepKernel, rows: int, chunks: int, device: torch.device) -> tuple[Room, Room]:
+    """Room for the sums of each chunk, and a counter for each row, which is 0."""
+    real = getattr(torch, kernel.real)
     return (
-        Room(torch.empty(rows * ratios, dtype=real, device=device)),
         Room(torch.empty(chunks * len(kernel.rule.norms), dtype=real, device=device)),
         Room(torch.zeros(rows, dtype=torch.int32, device=device)),
     )

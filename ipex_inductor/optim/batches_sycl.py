@@ -54,6 +54,9 @@ class SyclBatch:
     def prepare(self) -> None:
         """See `Batch`; the allocator has what a step needs from the last one."""
 
+    def take_norms(self, numbers: "array[float]") -> None:
+        """See `Batch`; shards with norms are left to torch."""
+
     def run(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`; on the current stream."""
         count, chunks = self._table.count, self._table.chunks
