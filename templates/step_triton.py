@@ -123,13 +123,9 @@ def triton_source(kernel: StepKernel, tabled: bool = False) -> str:
     first, and `step` is given `ratios` as well, a row each. Of `sharded` tensors `norms` puts sums
     where a row says, before its size, and `step` makes ratios of those that it finds at the next.
     """
-    assert not (tabled and kernel.rule.norms)
     lines = pointers(kernel.columns)
     if tabled:
-        names = scalar_names(kernel)
-        lines.append(f"table += {len(names) + 1} * number")
-        lines += [f"{name} = tl.load(table + {k})" for k, name in enumerate(names)]
-        lines.append(f"live = tl.load(table + {len(names)}) + tl.zeros([BLOCK], tl.float32) == 0")
+        lines += _of_table(kernel)
     lines += _ratios(kernel)
     lines += [
         "if begin + BLOCK <= size:",
@@ -138,15 +134,12 @@ def triton_source(kernel: StepKernel, tabled: bool = False) -> str:
         "    inside = begin + tl.arange(0, BLOCK) < size",
         *_element(kernel, "inside", "inside & live" if tabled else "inside"),
     ]
-    before = ""
-    if tabled:
-        before = scalars_of(kernel) + _SCALARS
-    elif kernel.rule.norms:
-        before = _norms(kernel)
+    before = [scalars_of(kernel) + _SCALARS] * tabled
+    before += [_norms(kernel, tabled)] * bool(kernel.rule.norms)
     step = head("step", signature(kernel, tabled), _width(kernel)) + indent(
         "\n".join(lines), " " * 4
     )
-    return words(_sixteen_bits(kernel)) + step + f"\n\n\n{before}"
+    return words(_sixteen_bits(kernel)) + "\n\n\n".join([step, *before])
 
 
 def signature(kernel: StepKernel, tabled: bool = False) -> dict[str, str]:
@@ -159,9 +152,9 @@ def signature(kernel: StepKernel, tabled: bool = False) -> dict[str, str]:
     return {**tables, **dict.fromkeys(scalar_names(kernel), _real(kernel))}
 
 
-def norms_signature(kernel: StepKernel) -> dict[str, str]:
+def norms_signature(kernel: StepKernel, tabled: bool = False) -> dict[str, str]:
     """Triton's types of the arguments of `norms`: as `step`'s, and where it adds up."""
-    return {**signature(kernel), "parts": f"*{_real(kernel)}", "counters": "*i32"}
+    return {**signature(kernel, tabled), "parts": f"*{_real(kernel)}", "counters": "*i32"}
 
 
 def scalars_signature(kernel: StepKernel) -> dict[str, str]:
@@ -194,6 +187,14 @@ def pointers(columns: Columns) -> list[str]:
     ]
 
 
+def _of_table(kernel: StepKernel) -> Iterator[str]:
+    """The scalars of a row, and whether it is to be written."""
+    names = scalar_names(kernel)
+    yield f"table += {len(names) + 1} * number"
+    yield from (f"{name} = tl.load(table + {k})" for k, name in enumerate(names))
+    yield f"live = tl.load(table + {len(names)}) + tl.zeros([BLOCK], tl.float32) == 0"
+
+
 def _ratios(kernel: StepKernel) -> Iterator[str]:
     """What follows from norms: `norms` has made it, or all processes have made their sums."""
     ratios = assignments(kernel.rule.ratios(kernel.on))
@@ -212,7 +213,7 @@ def _sums(name: str, place: int) -> str:
     return f"{name} = tl.load(row + {place}).to(tl.pointer_type(tl.float64))"
 
 
-def _norms(kernel: StepKernel) -> str:
+def _norms(kernel: StepKernel, tabled: bool) -> str:
     """What comes before norms are known, the sums of a chunk, and of a row, and what they make."""
     norms, real = kernel.rule.norms, TYPES[kernel.real]
     before = assignments(kernel.rule.before(kernel.on))
@@ -220,15 +221,18 @@ def _norms(kernel: StepKernel) -> str:
 
     def block(mask: str) -> Iterator[str]:
         more = f", mask={mask}, other=0" * bool(mask)
+        written = " & ".join([mask] * bool(mask) + ["live"] * tabled)
+        where = f", mask={written}" * bool(written)
         yield from _operands(kernel, more)
         yield from (f"{name} = {value}" for name, value in before)
-        yield from (f"tl.store({name}_, {name}{f', mask={mask}' * bool(mask)})" for name in stored)
+        yield from (f"tl.store({name}_, {name}{where})" for name in stored)
         for name in norms:
             square = f"{name} * {name}"
             yield f"sum_{name} = tl.sum({f'where({mask}, {square}, 0)' if mask else square})"
 
     lines = [
         *pointers(kernel.columns),
+        *(_of_table(kernel) if tabled else ()),
         "if begin + BLOCK <= size:",
         *(f"    {line}" for line in block("")),
         "else:",
@@ -251,7 +255,7 @@ def _norms(kernel: StepKernel) -> str:
             f"tl.store(ratios + {len(ratios)} * number + {k}, ({value}).to({real}))"
             for k, (_, value) in enumerate(ratios)
         ]
-    begin = head("norms", norms_signature(kernel), _width(kernel))
+    begin = head("norms", norms_signature(kernel, tabled), _width(kernel))
     body = indent("\n".join(lines), " " * 4) + "\n" + _LAST.format(norms=len(norms))
     return begin + body + indent("\n".join(last), " " * 8) + "\n"
 

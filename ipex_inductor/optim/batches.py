@@ -102,7 +102,7 @@ class Batch(Protocol):
     def prepare(self) -> None:
         """Have all memory that the first `run` needs."""
 
-    def take_norms(self, numbers: "array[float]") -> None:
+    def take_norms(self, numbers: "array[float]", scale: Scale) -> None:
         """Put the sums of shards where their rows say, before `run` reads those of all."""
 
     def run(self, numbers: "array[float]", scale: Scale) -> None:
@@ -132,7 +132,7 @@ class CpuBatch:
     def prepare(self) -> None:
         """See `Batch`; it needs none."""
 
-    def take_norms(self, numbers: "array[float]") -> None:
+    def take_norms(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`."""
         if self._norms is not None:
             self._table.step(self._norms, self.rows, numbers)
@@ -198,7 +198,7 @@ class CudaBatch:
                 self._sums = sums_of(self._kernel, rows, len(chunks), self._device)
             self._chunks = chunks
 
-    def take_norms(self, numbers: "array[float]") -> None:
+    def take_norms(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`; on the current stream."""
         if self._kernel.sharded and self._chunks:
             with On(self._device) as stream:
@@ -228,19 +228,24 @@ class CudaBatch:
 
 
 class CountingBatch:
-    """Those of all groups on an NVIDIA GPU that counts their steps itself: two launches.
+    """Those of all groups on an NVIDIA GPU that counts their steps itself.
 
-    Nothing is read back, so that a CUDA graph may have them.
+    Two launches, three with norms. Nothing is read back, so that a CUDA graph may have them.
     """
 
     def __init__(self, kernel: StepKernel, device: torch.device, aligned: bool) -> None:
         """Raises `NotBuiltError`."""
         self.rows, self._blocks, self._steps = array("q"), array("q"), array("q")
         self._kernel, self.device = kernel, device
-        self._step = kernel_of(kernel, device, aligned, "step", tabled=True)
-        self._scalars = kernel_of(kernel, device, aligned, "scalars", tabled=True)
+        self._step, self._scalars, *norms = (
+            kernel_of(kernel, device, aligned, name, tabled=True)
+            for name in ("step", "scalars", *["norms"] * bool(kernel.rule.norms))
+        )
+        self._norms = norms[0] if norms else None
+        self._ratios: tuple[Room, ...] = ()  # as in `CudaBatch`
+        self._sums: tuple[Room, ...] = ()
         self._block, _ = tile(kernel.columns)
-        self._sent = [Sent(device) for _ in range(4)]
+        self._rows, *self._sent = (Sent(device) for _ in range(4))
         self._rates: array[int] = array("q")
         self._chunks: Room | None = None
         self._table: Room | None = None
@@ -269,31 +274,52 @@ class CountingBatch:
             size = len(self._blocks) * (len(scalar_names(self._kernel)) + 1)
             real = getattr(torch, self._kernel.real)
             self._chunks = Room(chunks_of(self._blocks, self.device))
+            if self._norms is not None:
+                rows = len(self._blocks)
+                self._ratios = ratios_of(self._kernel, rows, self.device)
+                self._sums = sums_of(self._kernel, rows, len(self._chunks), self.device)
             self._table = Room(torch.empty(size, dtype=real, device=self.device))
 
-    def take_norms(self, numbers: "array[float]") -> None:
-        """See `Batch`; it has none."""
+    def take_norms(self, numbers: "array[float]", scale: Scale) -> None:
+        """See `Batch`; on the current stream."""
+        if self._kernel.sharded:
+            with On(self.device) as stream:
+                self._begin(stream, self._tables(stream), numbers, scale)
 
     def run(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`; on the current stream."""
+        with On(self.device) as stream:
+            tables = self._tables(stream)
+            if not self._kernel.sharded:
+                self._begin(stream, tables, numbers, scale)
+            if self._chunks:
+                self._step(len(self._chunks), stream, tables)
+        if not self._kernel.rule.counts:
+            self._steps[2::3] = NOT_FIRST * len(self._blocks)
+
+    def _begin(
+        self, stream: int, tables: tuple[int, ...], numbers: "array[float]", scale: Scale
+    ) -> None:
+        """Count, make scalars, take norms."""
+        count, table = len(self._blocks), tables[-1]
+        here: list[array[Any]] = [self._steps, numbers, self._rates]
+        sent = zip(self._sent, here, strict=True)
+        steps, given, rates = (there.address(values, stream) for there, values in sent)
+        if not self._read(scale, Scalars(self._kernel, (steps, count, given, rates, table))):
+            around = (scale.divisor, scale.factor, scale.found_inf)
+            looked = (0 if t is None else t.data_ptr() for t in around)
+            arguments = (steps, count, given, rates, scale.number, *looked, table)
+            self._scalars(-(-count // ROWS), stream, arguments)
+        if self._norms is not None and self._chunks:
+            sums = (room.address(stream) for room in self._sums)
+            self._norms(len(self._chunks), stream, (*tables, *sums))
+
+    def _tables(self, stream: int) -> tuple[int, ...]:
+        """As in `CudaBatch`; the last one is where scalars of rows are."""
         assert self._chunks is not None
         assert self._table is not None
-        count = len(self._blocks)
-        with On(self.device) as stream:
-            tables: list[array[Any]] = [self.rows, self._steps, numbers, self._rates]
-            sent = zip(self._sent, tables, strict=True)
-            rows, steps, given, rates = (there.address(here, stream) for there, here in sent)
-            table = self._table.address(stream)
-            if not self._read(scale, Scalars(self._kernel, (steps, count, given, rates, table))):
-                around = (scale.divisor, scale.factor, scale.found_inf)
-                looked = (0 if t is None else t.data_ptr() for t in around)
-                arguments = (steps, count, given, rates, scale.number, *looked, table)
-                self._scalars(-(-count // ROWS), stream, arguments)
-            if self._chunks:
-                arguments = (rows, self._chunks.address(stream), table)
-                self._step(len(self._chunks), stream, arguments)
-        if not self._kernel.rule.counts:
-            self._steps[2::3] = NOT_FIRST * count
+        tables = (self._chunks, *self._ratios, self._table)
+        return self._rows.address(self.rows, stream), *(each.address(stream) for each in tables)
 
     def _read(self, scale: Scale, scalars: Scalars) -> bool:
         """Launch what `scale` has yet to read; whether scalars were made in passing."""
@@ -346,7 +372,11 @@ def _library(kernel: StepKernel, name: str) -> Callable[..., None] | str:
 def _kernel_of(
     kernel: StepKernel, device: torch.device, aligned: bool, name: str, tabled: bool
 ) -> cuda.Kernel | str:
-    signatures = {"norms": norms_signature, "scalars": scalars_signature}
+    signatures = {
+        "step": signature,
+        "norms": norms_signature,
+        "scalars": lambda kernel, _: scalars_signature(kernel),
+    }
     block, warps = (ROWS, 1) if name == "scalars" else tile(kernel.columns)
     aligns = {} if name == "scalars" else {"ALIGNED": VECTOR if aligned else 1}
     try:
@@ -355,7 +385,7 @@ def _kernel_of(
             name,
             device,
             {**kernel.problem, "tabled": tabled},
-            signatures[name](kernel) if name in signatures else signature(kernel, tabled),
+            signatures[name](kernel, tabled),
             {**aligns, "BLOCK": block},
             warps,
         )

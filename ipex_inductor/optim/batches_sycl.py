@@ -54,7 +54,7 @@ class SyclBatch:
     def prepare(self) -> None:
         """See `Batch`; the allocator has what a step needs from the last one."""
 
-    def take_norms(self, numbers: "array[float]") -> None:
+    def take_norms(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`; shards with norms are left to torch."""
 
     def run(self, numbers: "array[float]", scale: Scale) -> None:

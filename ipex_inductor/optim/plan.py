@@ -199,7 +199,7 @@ def run(made: Plan, optimizer: Optimizer, numbers: list["array[float]"], scale: 
     given = [*zip(made.batches.values(), numbers, strict=True)]
     if made.shares:
         for batch, its in given:
-            batch.take_norms(its)
+            batch.take_norms(its, scale)
         for shares in made.shares.values():
             shares.add_up()
     for batch, its in given:
@@ -261,7 +261,7 @@ def _add(
         known = {"step": torch.zeros((), dtype=step, device=place)} if rule.counts else {}
         known |= {n: torch.zeros_like(param, dtype=fresh).detach() for n in names}
     columns = [held, *rest, grad, *(local(known[n]) for n in names)]
-    looks = not rule.norms and (not waits or rate_on(group, held.device) is not None)
+    looks = not waits or rate_on(group, held.device) is not None
     last = known.get("step")
     batch = _batch(made, kernel, columns, number, last, first, looks)
     if first:

@@ -43,9 +43,10 @@ def test_kernels_compile_where_there_is_no_gpu(dtype, gpu, tmp_path, monkeypatch
 # All of `Reading` but the launches: in place of a GPU, Triton's interpreter.
 INTERPRETED = """
 import contextlib, gc, math
+from functools import partial
 import numpy
 import torch
-from ipex_inductor.optim import batches, norms
+from ipex_inductor.optim import Lamb, Lars, batches, norms
 from ipex_inductor.templates import gpu
 from ipex_inductor.templates.step import StepKernel
 
@@ -183,6 +184,42 @@ for dtype in LARGEST:
 reading = norms.Reading([torch.zeros(0), torch.zeros(0)], CPU)  # of nothing somebody says so, too
 (norm, factor), found = read(reading, norms.array("q", (0, 0)), 0.5, None, True)
 assert (norm, factor, found) == (0, 1, 0)
+
+# Norms of tensors where the device counts steps: three launches, which change nothing if told so.
+for make, flags, counted in (
+    (partial(Lamb, lr=0.01, weight_decay=0.1), (), "float32"),
+    (partial(Lars, lr=0.1, momentum=0.9, weight_decay=0.1, epsilon=1e-3), ("lars", "momentum"), ""),
+):
+    theirs = [torch.nn.Parameter(torch.randn(n)) for n in SIZES]
+    reference, count = make(theirs), 2 if counted else 1
+    kernel = StepKernel(make.func.__name__, (*flags, "weight_decay"), "float32", "", "float32",
+                        ("float32",) * count, counted, True)
+    batch = batches.CountingBatch(kernel, CPU, True)
+    ours = [[q.detach().clone(), torch.empty_like(q), *torch.zeros(count, len(q))] for q in theirs]
+    steps = [torch.tensor(0.0) if counted else None for _ in theirs]
+    for row, step in zip(ours, steps):
+        batch.add([t.data_ptr() for t in row], len(row[0]), step, True, 0)
+    batch.prepare()
+    for left in (0.0, 1.0, 0.0, 0.0):
+        for (_, grad, *_), q in zip(ours, theirs):
+            grad.copy_(torch.randn_like(q))
+            q.grad = 0.5 * grad
+        before = [[t.clone() for t in row] for row in ours]
+        around = batches.Scale(0.5, found_inf=torch.tensor(left))
+        launched.clear()
+        batch.run(batch.numbers(reference.param_groups, around), around)
+        assert launched == ["scalars", "norms", "step"]
+        if left:
+            torch.testing.assert_close(ours, before, rtol=0, atol=0)
+        else:
+            reference.step()
+    for row, q, step in zip(ours, theirs, steps):
+        known = reference.state[q]
+        assert step is None or step == 3 == known["step"]
+        wanted = [q.detach(), *(v for name, v in known.items() if name != "step")]
+        # Three steps of some roundings, of values of about 1; norms are added up in another order.
+        torch.testing.assert_close([row[0], *row[2:]], wanted, rtol=1e-5, atol=1e-6)
+    print(make.func.__name__)
 gc.unfreeze()
 """
 
@@ -196,7 +233,7 @@ def test_a_reading_is_torchs(tmp_path):
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(done.stdout.splitlines()) == 3 + len(DTYPES)
+    assert len(done.stdout.splitlines()) == 3 + len(DTYPES) + 2
 
 
 def test_a_step_whose_scalars_are_no_part_of_a_reading_says_so(monkeypatch):

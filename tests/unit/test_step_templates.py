@@ -44,14 +44,15 @@ def kernel(formula, form, scaled=True, zeroed=True, sharded=False):
 
 
 def compiled(made, gpu, name="step", tabled=False):
-    signatures = {"norms": norms_signature, "scalars": scalars_signature}
+    signatures = {"norms": norms_signature, "step": signature}
+    given = signatures[name](made, tabled) if name in signatures else scalars_signature(made)
     block = {"BLOCK": 32} if name == "scalars" else {"ALIGNED": 16, "BLOCK": 1024}
     return binary(
         triton_source(made, tabled),
         name,
         described(gpu),
         pairs({**made.problem, "tabled": tabled}),
-        signatures[name](made) if name in signatures else signature(made, tabled),
+        given,
         block,
         {"num_warps": 1 if name == "scalars" else 8},
     )
@@ -59,9 +60,8 @@ def compiled(made, gpu, name="step", tabled=False):
 
 def kernels_of(formula):
     """Names, and whether they are of the form whose scalars are made on the device."""
-    if FORMULAS[formula].norms:
-        return [("step", False), ("norms", False)]
-    return [("step", False), ("step", True), ("scalars", True)]
+    norms = [("norms", False), ("norms", True)] if FORMULAS[formula].norms else []
+    return [("step", False), ("step", True), ("scalars", True), *norms]
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -94,9 +94,9 @@ def test_no_kernel_is_compiled_for_a_cpu():
 
 def test_kernels_of_shards_compile_where_there_is_no_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("IPEX_HOME", str(tmp_path))
-    for formula, name in product(TWO_PASSES, ("norms", "step")):
+    for formula, name, tabled in product(TWO_PASSES, ("norms", "step"), (False, True)):
         made = kernel(formula, "fp32", sharded=True)
-        assert compiled(made, "h200", name).meta["name"] == name
+        assert compiled(made, "h200", name, tabled).meta["name"] == name
 
 
 COMMON = """
@@ -184,15 +184,18 @@ def fixed(kernel):  # numbers that both are given
     made = scalars_function(kernel)(3.0 if kernel.rule.counts else 0.0, *numbers)
     return array("d", numbers), dict(zip(scalar_names(kernel), made, strict=True))
 
-def launch(kernel, name, rows, scalars, ratios, tail):
-    types = {"norms": norms_signature, "step": signature}[name](kernel)
-    given = {"rows": rows, "chunks": torch.tensor(CHUNKS, dtype=torch.int32), "ratios": ratios}
-    given |= {**scalars, **tail}
-    fn = _module(triton_source(kernel))[name]
+def table_of(kernel, scalars, left):
+    row = [*scalars.values(), left]
+    return torch.tensor([row] * len(SIZES), dtype=getattr(torch, kernel.real))
+
+def launch(kernel, name, tabled, **given):
+    types = {"norms": norms_signature, "step": signature}[name](kernel, tabled)
+    given["chunks"] = torch.tensor(CHUNKS, dtype=torch.int32)
+    fn = _module(triton_source(kernel, tabled))[name]
     fn[(len(CHUNKS),)](*(given[n] for n in types), ALIGNED=16, BLOCK=BLOCK)
 
 for formula in mine.TWO_PASSES:
-    for form, sharded in product(("fp32", "fp64", "split"), (False, True)):
+    for form, sharded, tabled in product(("fp32", "fp64", "split"), (False, True), (False, True)):
         kernel = mine.kernel(formula, form, "split" != form, True, sharded)
         ours = [tensors(kernel, size) for size in SIZES]
         theirs = [[t.clone() for t in row] for row in ours]
@@ -206,12 +209,19 @@ for formula in mine.TWO_PASSES:
         rows = torch.tensor([[*(t.data_ptr() for t in row), *place, row[0].numel()]
                              for row, place in zip(ours, places[0])])
         counters = torch.zeros(count, dtype=torch.int32)
-        tail = {"parts": torch.full((2 * len(CHUNKS),), torch.nan, dtype=real)}
-        ratios = torch.full((count,), torch.nan, dtype=real)
-        launch(kernel, "norms", rows, scalars, ratios, {**tail, "counters": counters})
-        assert not counters.any()
-        sums[0][1] = 3 * sums[0][0]
-        launch(kernel, "step", rows, scalars, ratios, {})
+        parts = torch.full((2 * len(CHUNKS),), torch.nan, dtype=real)
+        given = {"rows": rows, "ratios": torch.full((count,), torch.nan, dtype=real)}
+        for left in (1, 0) if tabled else (0,):
+            given |= {"table": table_of(kernel, scalars, left)} if tabled else scalars
+            before = [[t.clone() for t in row] for row in ours]
+            launch(kernel, "norms", tabled, parts=parts, counters=counters, **given)
+            assert not counters.any()
+            sums[0][1] = 3 * sums[0][0]
+            launch(kernel, "step", tabled, **given)
+            for row, were in zip(ours, before) if left else ():
+                for (name, _), a, b in zip(kernel.columns, row, were):
+                    assert torch.equal(a, torch.zeros_like(b) if name == "grad" else b)
+                    a.copy_(b)
 
         step = torch.full((count,), 2.0)
         last = [t.data_ptr() if kernel.rule.counts else 0 for t in step]
@@ -227,7 +237,7 @@ for formula in mine.TWO_PASSES:
         if kernel.rule.counts:
             assert step.eq(3).all()  # once
         close(kernel, ours, theirs, 32)  # as above, and of the sums
-        print(formula, form, sharded)
+        print(formula, form, sharded, tabled)
 """
 
 
@@ -238,7 +248,7 @@ def joined(upper, lower):
 
 
 @pytest.mark.parametrize(
-    ("script", "cases"), [(ONE, 3 * (len(FORMS) - 1)), (TWO, 2 * 3 * 2)], ids=["one", "norms"]
+    ("script", "cases"), [(ONE, 3 * (len(FORMS) - 1)), (TWO, 2 * 3 * 2 * 2)], ids=["one", "norms"]
 )
 def test_triton_and_cpp_agree(script, cases, tmp_path):
     """Interpreted on the CPU, every formula and form."""
