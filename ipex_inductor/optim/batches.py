@@ -4,14 +4,14 @@ import functools
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ipex_inductor.templates import cuda
 from ipex_inductor.templates.cells import Cells
-from ipex_inductor.templates.cpp import NotBuiltError
+from ipex_inductor.templates.cpp import NotBuiltError, given
 from ipex_inductor.templates.step import (
     StepKernel,
     assignments,
@@ -38,7 +38,6 @@ from ipex_inductor.templates.step_triton import (
 )
 
 NOT_FIRST = array("q", [0])
-T = TypeVar("T")
 
 
 class Scalars(NamedTuple):
@@ -350,13 +349,6 @@ def kernel_of(
 ) -> cuda.Kernel:
     """The kernel `name` of that source on that GPU. Raises `NotBuiltError`."""
     return given(_kernel_of(kernel, device, aligned, name, tabled))
-
-
-def given(found: T | str) -> T:
-    """What was found; raises `NotBuiltError` with the reason that is there instead."""
-    if isinstance(found, str):
-        raise NotBuiltError(found)
-    return found
 
 
 @functools.lru_cache(maxsize=256)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipex_inductor.optim.batches import Scale, given, numbers_of
+from ipex_inductor.optim.batches import Scale, numbers_of
 from ipex_inductor.templates.cells import Cells
-from ipex_inductor.templates.cpp import NotBuiltError
+from ipex_inductor.templates.cpp import NotBuiltError, given
 from ipex_inductor.templates.step import StepKernel, scalars_function
 from ipex_inductor.templates.step_cpp import Table
 from ipex_inductor.templates.sycl.step import CHUNK, Sent, Step, step_of
