@@ -283,6 +283,48 @@ def test_a_graph_steps_at_each_replay(name):
     assert {int(s.get("step", 6)) for s in ours.state.values()} == {6}
 
 
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_graph_takes_the_norm_that_is_clipped(name, launches):
+    """By our reading, with the scalars; twice, with a step outside between the graphs."""
+    mine = tensors(torch.float32)
+    exact = doubles(mine)
+    rate = torch.tensor(0.01, device="cuda")
+    ours, theirs = CAPTURED[name](mine, rate, capturable=True), CAPTURED[name](exact, 0.01)
+    step, seed = FusedStep(ours, clip_norm=0.5), iter(range(100))
+
+    def stepped(run, norm=None):
+        held = [p.grad for p in mine]
+        draw(mine, seed=next(seed))
+        wide_grads(mine, exact)
+        for p, grad in zip(mine, held, strict=True):
+            p.grad = p.grad if grad is None else grad.copy_(p.grad)
+        run()
+        wanted = nn.utils.clip_grad_norm_(exact, 0.5)
+        theirs.step()
+        # Of 40,000 squares in fp32.
+        norm = step.grad_norm if norm is None else norm
+        torch.testing.assert_close(norm.double(), wanted, rtol=1e-6, atol=0)
+
+    for _ in range(2):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                stepped(step)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        launches.clear()
+        with torch.cuda.graph(graph):
+            step()
+        assert len(launches) == 2 + (name in NORMS)
+        of_graph = step.grad_norm
+        for _ in range(2):
+            stepped(graph.replay, of_graph)
+    for a, b in zip(mine, exact, strict=True):
+        # The norm is fp32's, of 40,000 numbers, and all gradients are multiplied by it.
+        torch.testing.assert_close(a.double(), b, rtol=2e-5, atol=2e-6)
+
+
 def test_a_graph_of_steps_that_the_host_counts_is_refused():
     params = tensors(torch.float32, [(5,)])
     ours = AdamW(params)

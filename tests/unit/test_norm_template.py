@@ -7,6 +7,7 @@ from itertools import product
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from ipex_inductor.optim import norms
 from ipex_inductor.target import described
@@ -252,3 +253,33 @@ def test_a_step_whose_scalars_are_no_part_of_a_reading_says_so(monkeypatch):
     assert read.run(SimpleNamespace(kernel="a kernel")) is False
     assert ran[0][-1] is None
     assert said == ["the scalars of a step are a launch of their own: too many registers"]
+
+
+def test_a_graph_gets_a_reading_that_was_there_before(monkeypatch):
+    """What a reading needs cannot be had while a graph is captured, which keeps what it got."""
+    made, now = [], SimpleNamespace(capturing=False)
+
+    def reading(grads):
+        nothing = {"clipped": lambda: None, "found": lambda: None, "load": lambda *_: None}
+        made.append(SimpleNamespace(takes=lambda divisor: True, **nothing))
+        return made[-1]
+
+    monkeypatch.setattr(norms, "_made", reading)
+    monkeypatch.setattr(norms, "_captured", [])
+    monkeypatch.setattr(norms, "capturing", lambda: now.capturing)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    optimizer = torch.optim.SGD(params)
+    for p in params:
+        p.grad = torch.ones(3)
+    now.capturing = True
+    assert norms.read_of(optimizer, 1.0, None, None) is None
+    now.capturing = False
+    assert norms.read_of(optimizer, 1.0, None, None)._reading is made[0]
+    assert norms._captured == []
+    now.capturing = True
+    for _ in range(2):
+        assert norms.read_of(optimizer, 1.0, None, None)._reading is made[0]
+    assert norms._captured == made
+    params[1].grad = None
+    assert norms.read_of(optimizer, 1.0, None, None) is None
