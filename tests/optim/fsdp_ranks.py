@@ -243,20 +243,22 @@ def sharded_in_fp32(make):
 
 def fused_clip():
     """The norm is that of all processes' shards."""
-    model, optimizer, twin, reference = sharded_in_fp32(VARIANTS["sgd momentum"])
-    optimizer = SGD([p for p in model.parameters() if isinstance(p, DTensor)], 0.1)
-    its = [q for name, q in twin.named_parameters() if name != "aside"]
-    reference = SGD(its, 0.1)
-    step = FusedStep(optimizer, clip_norm=0.01, zero_grad=True)
-    for number in range(3):
-        backward(model, number)
-        hand_over_gradients(model, twin)
-        step()
-        norm = nn.utils.clip_grad_norm_(its, 0.01)
-        torch.testing.assert_close(step.grad_norm, norm, **REORDERED)
-        reference.step()
-        assert not any(p.grad.to_local().any() for p in optimizer.param_groups[0]["params"])
-    assert_same(model, twin, REORDERED)
+    for make in (partial(SGD, lr=0.1), partial(Lamb, lr=0.1, weight_decay=0.1)):
+        model, _, twin, _ = sharded_in_fp32(make)
+        optimizer = make([p for p in model.parameters() if isinstance(p, DTensor)])
+        its = [q for name, q in twin.named_parameters() if name != "aside"]
+        reference = make(its)
+        step = FusedStep(optimizer, clip_norm=0.01, zero_grad=True)
+        for number in range(3):
+            backward(model, number)
+            hand_over_gradients(model, twin)
+            assert not left(optimizer)
+            step()
+            norm = nn.utils.clip_grad_norm_(its, 0.01)
+            torch.testing.assert_close(step.grad_norm, norm, **REORDERED)
+            reference.step()
+            assert not any(p.grad.to_local().any() for p in optimizer.param_groups[0]["params"])
+        assert_same(model, twin, REORDERED)
 
 
 @contextmanager

@@ -45,6 +45,7 @@ def test_kernels_compile_where_there_is_no_gpu(dtype, gpu, tmp_path, monkeypatch
 INTERPRETED = """
 import contextlib, gc, math
 from functools import partial
+from itertools import product
 import numpy
 import torch
 from ipex_inductor.optim import Lamb, Lars, batches, norms
@@ -186,30 +187,41 @@ reading = norms.Reading([torch.zeros(0), torch.zeros(0)], CPU)  # of nothing som
 (norm, factor), found = read(reading, norms.array("q", (0, 0)), 0.5, None, True)
 assert (norm, factor, found) == (0, 1, 0)
 
-# Norms of tensors where the device counts steps: three launches, which change nothing if told so.
-for make, flags, counted in (
+# Norms of tensors, of shards too: where the device counts steps, which changes nothing if told so,
+# and where the host does.
+for (make, flags, counted), sharded, there in product((
     (partial(Lamb, lr=0.01, weight_decay=0.1), (), "float32"),
     (partial(Lars, lr=0.1, momentum=0.9, weight_decay=0.1, epsilon=1e-3), ("lars", "momentum"), ""),
-):
+), (False, True), (False, True)):
     theirs = [torch.nn.Parameter(torch.randn(n)) for n in SIZES]
     reference, count = make(theirs), 2 if counted else 1
     kernel = StepKernel(make.func.__name__, (*flags, "weight_decay"), "float32", "", "float32",
-                        ("float32",) * count, counted, True)
-    batch = batches.CountingBatch(kernel, CPU, True)
+                        ("float32",) * count, counted, True, sharded=sharded)
+    if there:
+        batch = batches.CountingBatch(kernel, CPU, True)
+    else:
+        batch = batches.CudaBatch(kernel, CPU, True, 0, 0.0 if counted else 1.0)
     ours = [[q.detach().clone(), torch.empty_like(q), *torch.zeros(count, len(q))] for q in theirs]
     steps = [torch.tensor(0.0) if counted else None for _ in theirs]
-    for row, step in zip(ours, steps):
-        batch.add([t.data_ptr() for t in row], len(row[0]), step, True, 0)
+    own, total = torch.zeros(2, len(SIZES), 2, dtype=torch.float64)
+    for n, (row, step) in enumerate(zip(ours, steps)):
+        places = [own[n].data_ptr(), total[n].data_ptr()] * sharded
+        batch.add([*(t.data_ptr() for t in row), *places], len(row[0]), step, True, 0)
     batch.prepare()
-    for left in (0.0, 1.0, 0.0, 0.0):
+    before_step = ["scalars"] * there + ["norms"]
+    for left in (0.0, 1.0, 0.0, 0.0) if there else (0.0, 0.0, 0.0):
         for (_, grad, *_), q in zip(ours, theirs):
             grad.copy_(torch.randn_like(q))
             q.grad = 0.5 * grad
         before = [[t.clone() for t in row] for row in ours]
-        around = batches.Scale(0.5, found_inf=torch.tensor(left))
+        around = batches.Scale(0.5, found_inf=torch.tensor(left) if there else None)
+        numbers = batch.numbers(reference.param_groups, around)
         launched.clear()
-        batch.run(batch.numbers(reference.param_groups, around), around)
-        assert launched == ["scalars", "norms", "step"]
+        batch.take_norms(numbers, around)
+        assert launched == before_step * sharded
+        total.copy_(own)
+        batch.run(numbers, around)
+        assert launched == [*before_step, "step"]
         if left:
             torch.testing.assert_close(ours, before, rtol=0, atol=0)
         else:
@@ -220,7 +232,7 @@ for make, flags, counted in (
         wanted = [q.detach(), *(v for name, v in known.items() if name != "step")]
         # Three steps of some roundings, of values of about 1; norms are added up in another order.
         torch.testing.assert_close([row[0], *row[2:]], wanted, rtol=1e-5, atol=1e-6)
-    print(make.func.__name__)
+    print(make.func.__name__, sharded, there)
 gc.unfreeze()
 """
 
@@ -234,7 +246,7 @@ def test_a_reading_is_torchs(tmp_path):
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(done.stdout.splitlines()) == 3 + len(DTYPES) + 2
+    assert len(done.stdout.splitlines()) == 3 + len(DTYPES) + 8
 
 
 def test_a_step_whose_scalars_are_no_part_of_a_reading_says_so(monkeypatch):
