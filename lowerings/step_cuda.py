@@ -12,6 +12,7 @@ from ipex_inductor.errors import DeviceError
 from ipex_inductor.lowerings.step_rows import bits
 from ipex_inductor.ops.update import Held, Row, Update
 from ipex_inductor.templates import cuda
+from ipex_inductor.templates.cpp import NotBuiltError, given
 from ipex_inductor.templates.step_cuda import (
     ROWS,
     VECTOR,
@@ -159,17 +160,26 @@ class _Words:
         return self._begin[1] + self._constants.setdefault(word, len(self._constants))
 
 
-@functools.lru_cache(maxsize=256)
 def _kernel(update: Update, device: torch.device, name: str, aligned: bool = True) -> cuda.Kernel:
+    return given(_kernel_or_why(update, device, name, aligned))
+
+
+@functools.lru_cache(maxsize=256)
+def _kernel_or_why(
+    update: Update, device: torch.device, name: str, aligned: bool
+) -> cuda.Kernel | str:
     block, warps = tile(update.columns)
     elements = {"ALIGNED": VECTOR if aligned else 1, "BLOCK": block}
     signature = step_signature if name == "step" else scalars_signature
-    return loaded(
-        update_triton_source(update),
-        name,
-        device,
-        {"template": "update", **vars(update)},
-        signature(update),
-        elements if name == "step" else {"BLOCK": ROWS},
-        warps if name == "step" else 1,
-    )
+    try:
+        return loaded(
+            update_triton_source(update),
+            name,
+            device,
+            {"template": "update", **vars(update)},
+            signature(update),
+            elements if name == "step" else {"BLOCK": ROWS},
+            warps if name == "step" else 1,
+        )
+    except NotBuiltError as error:
+        return str(error)

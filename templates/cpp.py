@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ipex_inductor import compat
 from ipex_inductor.aot_cache import kernels, toolkit
@@ -26,6 +26,7 @@ from ipex_inductor.aot_cache.knobs import environment
 from ipex_inductor.levels import LEVELS
 from ipex_inductor.target import architecture
 
+T = TypeVar("T")
 KIND = "cpp"
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
 LINKED = ("-shared", "-fPIC")
@@ -40,6 +41,16 @@ SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
 
 class NotBuiltError(RuntimeError):
     """A kernel that the cache does not have and the compiler did not make; the text says why."""
+
+
+def given(found: T | str) -> T:
+    """What was found; raises `NotBuiltError` with the reason that is there instead.
+
+    Reasons are what callers remember: what failed once would cost every step as much.
+    """
+    if isinstance(found, str):
+        raise NotBuiltError(found)
+    return found
 
 
 def load(

@@ -27,7 +27,9 @@ class StepKernel:
     `rest` is what a low-precision parameter cannot hold: its lower halves (`int16`), its fp32
     master (`float32`), or nothing (""). `state` has a dtype for each state of the formula,
     `counted` that of `step`, where the formula reads it. `scaled`: gradients are multiplied by the
-    number `scale`, and rounded; `zeroed`: they are 0 afterwards.
+    number `scale`, and rounded; `zeroed`: they are 0 afterwards. `sharded`: the norms are those of
+    tensors of which other processes have parts; `norms` takes the sums of squares, a call of its
+    own, and `step` reads what all of them make.
     """
 
     formula: str
@@ -39,6 +41,7 @@ class StepKernel:
     counted: str = ""
     scaled: bool = False
     zeroed: bool = False
+    sharded: bool = False
 
     @property
     def rule(self) -> Formula:
@@ -74,7 +77,7 @@ class StepKernel:
 
 
 def cpp_source(kernel: StepKernel) -> str:
-    """A library in C++ with one function, `step`; see there for its arguments."""
+    """A library in C++ with `step`, and `norms` for shards; see there for their arguments."""
     return rendered("step.cpp.jinja", kept="double", counting=True, **parts_of(kernel))
 
 
@@ -114,6 +117,7 @@ def parts_of(kernel: StepKernel) -> dict[str, Any]:
         "update_stored": (set(states) | ({"param"} if not kernel.rest else set())) - written,
         "scaled": kernel.scaled,
         "zeroed": kernel.zeroed,
+        "sharded": kernel.sharded,
         "arithmetic": True,
     }
 
@@ -144,6 +148,7 @@ def parts_of_update(update: Update) -> dict[str, Any]:
         "update_stored": set(update.stored),
         "scaled": False,
         "zeroed": False,
+        "sharded": False,
         "arithmetic": False,  # but functions, which may make any NaN
     }
 

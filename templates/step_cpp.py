@@ -15,13 +15,15 @@ CHUNK = 1 << 16  # elements that one thread takes at a time
 ALONE = 1 << 15  # elements in all, up to which one thread is faster than several
 
 
-def function_of(source: Callable[[], str], problem: Mapping[str, Any]) -> Callable[..., None]:
-    """The function `step`; `problem` names it in the cache. Raises `NotBuiltError`."""
-    step = load(source, pairs(problem)).step
+def function_of(
+    source: Callable[[], str], problem: Mapping[str, Any], name: str = "step"
+) -> Callable[..., None]:
+    """The function `name`; `problem` names it in the cache. Raises `NotBuiltError`."""
+    function = getattr(load(source, pairs(problem)), name)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    step.argtypes = (pointer, number, pointer, number, pointer, number)
-    step.restype = None
-    return cast(Callable[..., None], step)
+    function.argtypes = (pointer, number, pointer, number, pointer, number)
+    function.restype = None
+    return cast(Callable[..., None], function)
 
 
 class Table:

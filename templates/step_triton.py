@@ -120,18 +120,13 @@ def triton_source(kernel: StepKernel, tabled: bool = False) -> str:
     `step` is given the group's numbers and what the formula makes of them, the same for all rows;
     or, if it is `tabled`, a table that `scalars` made, with these for each row, and whether the row
     is to be left as it is. Where norms of tensors take part, `norms` goes through all of them
-    first, and `step` is given `ratios` as well, a row each.
+    first, and `step` is given `ratios` as well, a row each. Of `sharded` tensors `norms` puts sums
+    where a row says, before its size, and `step` makes ratios of those that it finds at the next.
     """
-    assert not (tabled and kernel.rule.norms)
     lines = pointers(kernel.columns)
     if tabled:
-        names = scalar_names(kernel)
-        lines.append(f"table += {len(names) + 1} * number")
-        lines += [f"{name} = tl.load(table + {k})" for k, name in enumerate(names)]
-        lines.append(f"live = tl.load(table + {len(names)}) + tl.zeros([BLOCK], tl.float32) == 0")
-    ratios = _ratios(kernel)
-    for k, name in enumerate(ratios):
-        lines.append(f"{name} = tl.load(ratios + {len(ratios)} * number + {k})")
+        lines += _of_table(kernel)
+    lines += _ratios(kernel)
     lines += [
         "if begin + BLOCK <= size:",
         *_element(kernel, "", "live" * tabled),
@@ -139,30 +134,27 @@ def triton_source(kernel: StepKernel, tabled: bool = False) -> str:
         "    inside = begin + tl.arange(0, BLOCK) < size",
         *_element(kernel, "inside", "inside & live" if tabled else "inside"),
     ]
-    before = ""
-    if tabled:
-        before = scalars_of(kernel) + _SCALARS
-    elif kernel.rule.norms:
-        before = _norms(kernel)
-    step = head("step", signature(kernel, tabled), kernel.columns) + indent(
+    before = [scalars_of(kernel) + _SCALARS] * tabled
+    before += [_norms(kernel, tabled)] * bool(kernel.rule.norms)
+    step = head("step", signature(kernel, tabled), _width(kernel)) + indent(
         "\n".join(lines), " " * 4
     )
-    return words(_sixteen_bits(kernel)) + step + f"\n\n\n{before}"
+    return words(_sixteen_bits(kernel)) + "\n\n\n".join([step, *before])
 
 
 def signature(kernel: StepKernel, tabled: bool = False) -> dict[str, str]:
     """Triton's types of the arguments of `step`."""
     tables = {"rows": "*i64", "chunks": "*i32"}
-    if kernel.rule.norms:
+    if kernel.rule.norms and not kernel.sharded:
         tables["ratios"] = f"*{_real(kernel)}"
     if tabled:
         return {**tables, "table": f"*{_real(kernel)}"}
     return {**tables, **dict.fromkeys(scalar_names(kernel), _real(kernel))}
 
 
-def norms_signature(kernel: StepKernel) -> dict[str, str]:
+def norms_signature(kernel: StepKernel, tabled: bool = False) -> dict[str, str]:
     """Triton's types of the arguments of `norms`: as `step`'s, and where it adds up."""
-    return {**signature(kernel), "parts": f"*{_real(kernel)}", "counters": "*i32"}
+    return {**signature(kernel, tabled), "parts": f"*{_real(kernel)}", "counters": "*i32"}
 
 
 def scalars_signature(kernel: StepKernel) -> dict[str, str]:
@@ -176,10 +168,14 @@ def _real(kernel: StepKernel) -> str:
     return kernel.real.replace("float", "fp")
 
 
-def head(name: str, arguments: Iterable[str], columns: Columns) -> str:
-    """The first lines of a kernel whose programs are chunks, and whose rows are those columns."""
-    given = ", ".join(arguments)
-    return _CHUNK.format(name=name, arguments=given, width=len(columns) + 1)
+def head(name: str, arguments: Iterable[str], width: int) -> str:
+    """The first lines of a kernel whose programs are chunks, and whose rows are of that width."""
+    return _CHUNK.format(name=name, arguments=", ".join(arguments), width=width)
+
+
+def _width(kernel: StepKernel) -> int:
+    """The columns, for shards where sums are, their own and those of all, and the size."""
+    return len(kernel.columns) + 2 * kernel.sharded + 1
 
 
 def pointers(columns: Columns) -> list[str]:
@@ -191,11 +187,33 @@ def pointers(columns: Columns) -> list[str]:
     ]
 
 
-def _ratios(kernel: StepKernel) -> list[str]:
-    return [name for name, _ in assignments(kernel.rule.ratios(kernel.on))]
+def _of_table(kernel: StepKernel) -> Iterator[str]:
+    """The scalars of a row, and whether it is to be written."""
+    names = scalar_names(kernel)
+    yield f"table += {len(names) + 1} * number"
+    yield from (f"{name} = tl.load(table + {k})" for k, name in enumerate(names))
+    yield f"live = tl.load(table + {len(names)}) + tl.zeros([BLOCK], tl.float32) == 0"
 
 
-def _norms(kernel: StepKernel) -> str:
+def _ratios(kernel: StepKernel) -> Iterator[str]:
+    """What follows from norms: `norms` has made it, or all processes have made their sums."""
+    ratios = assignments(kernel.rule.ratios(kernel.on))
+    if not kernel.sharded:
+        for k, (name, _) in enumerate(ratios):
+            yield f"{name} = tl.load(ratios + {len(ratios)} * number + {k})"
+        return
+    yield _sums("total", len(kernel.columns) + 1)
+    for k, name in enumerate(kernel.rule.norms):
+        yield f"norm_{name} = sqrt(tl.load(total + {k}))"
+    for name, value in ratios:
+        yield f"{name} = ({value}).to({TYPES[kernel.real]})"
+
+
+def _sums(name: str, place: int) -> str:
+    return f"{name} = tl.load(row + {place}).to(tl.pointer_type(tl.float64))"
+
+
+def _norms(kernel: StepKernel, tabled: bool) -> str:
     """What comes before norms are known, the sums of a chunk, and of a row, and what they make."""
     norms, real = kernel.rule.norms, TYPES[kernel.real]
     before = assignments(kernel.rule.before(kernel.on))
@@ -203,15 +221,18 @@ def _norms(kernel: StepKernel) -> str:
 
     def block(mask: str) -> Iterator[str]:
         more = f", mask={mask}, other=0" * bool(mask)
+        written = " & ".join([mask] * bool(mask) + ["live"] * tabled)
+        where = f", mask={written}" * bool(written)
         yield from _operands(kernel, more)
         yield from (f"{name} = {value}" for name, value in before)
-        yield from (f"tl.store({name}_, {name}{f', mask={mask}' * bool(mask)})" for name in stored)
+        yield from (f"tl.store({name}_, {name}{where})" for name in stored)
         for name in norms:
             square = f"{name} * {name}"
             yield f"sum_{name} = tl.sum({f'where({mask}, {square}, 0)' if mask else square})"
 
     lines = [
         *pointers(kernel.columns),
+        *(_of_table(kernel) if tabled else ()),
         "if begin + BLOCK <= size:",
         *(f"    {line}" for line in block("")),
         "else:",
@@ -224,13 +245,17 @@ def _norms(kernel: StepKernel) -> str:
     for k, name in enumerate(norms):
         part = f"parts + {len(norms)} * (begin + index) + {k}, mask=begin + index < count, other=0"
         last.append(f"    norm_{name} += tl.load({part}, cache_modifier='.cg').to(tl.float64)")
-    last += [f"norm_{name} = sqrt(tl.sum(norm_{name}))" for name in norms]
-    ratios = assignments(kernel.rule.ratios(kernel.on))
-    last += [
-        f"tl.store(ratios + {len(ratios)} * number + {k}, ({value}).to({real}))"
-        for k, (_, value) in enumerate(ratios)
-    ]
-    begin = head("norms", norms_signature(kernel), kernel.columns)
+    if kernel.sharded:
+        last.append(_sums("own", len(kernel.columns)))
+        last += [f"tl.store(own + {k}, tl.sum(norm_{name}))" for k, name in enumerate(norms)]
+    else:
+        last += [f"norm_{name} = sqrt(tl.sum(norm_{name}))" for name in norms]
+        ratios = assignments(kernel.rule.ratios(kernel.on))
+        last += [
+            f"tl.store(ratios + {len(ratios)} * number + {k}, ({value}).to({real}))"
+            for k, (_, value) in enumerate(ratios)
+        ]
+    begin = head("norms", norms_signature(kernel, tabled), _width(kernel))
     body = indent("\n".join(lines), " " * 4) + "\n" + _LAST.format(norms=len(norms))
     return begin + body + indent("\n".join(last), " " * 8) + "\n"
 

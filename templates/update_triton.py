@@ -53,7 +53,9 @@ def update_triton_source(update: Update) -> str:
         "    inside = begin + tl.arange(0, BLOCK) < size",
         *_element(update, real, "inside"),
     ]
-    step = head("step", step_signature(update), update.columns) + indent("\n".join(lines), " " * 4)
+    step = head("step", step_signature(update), len(update.columns) + 1) + indent(
+        "\n".join(lines), " " * 4
+    )
     rounded = "".join(_ROUNDED.format(name=name) for name in sorted(SIXTEEN_BITS))
     rounded += _SINGLE * any("as_float32(" in line for line in update.scalars)
     coarse = {dtype for _, dtype in update.columns} <= SIXTEEN_BITS

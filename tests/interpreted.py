@@ -89,6 +89,6 @@ def _interpreted(monkeypatch):
     monkeypatch.setattr(step, "_Kernel", step_cuda.CudaKernel)
     monkeypatch.setattr(Writing, "_held_as", _held_as)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    step_cuda._kernel.cache_clear()
+    step_cuda._kernel_or_why.cache_clear()
     yield
-    step_cuda._kernel.cache_clear()
+    step_cuda._kernel_or_why.cache_clear()

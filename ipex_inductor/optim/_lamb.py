@@ -16,7 +16,8 @@ class Lamb(Optimizer):
 
     `m = b1 m + (1 - b1) g`, `v = b2 v + (1 - b2) g^2`, `u = m' / (sqrt(v') + eps) + weight_decay w`
     with bias-corrected m' and v', `w -= lr |w| / |u| u`. The ratio is 1 if either norm is 0, and is
-    not clamped. `fused` is in old code: `fuse_step` fuses. Sparse gradients raise.
+    not clamped. `fused` is in old code: `fuse_step` fuses. `capturable`: steps are counted where
+    parameters are, as a CUDA graph needs it. Sparse gradients raise.
     """
 
     fused = False
@@ -29,16 +30,20 @@ class Lamb(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0,
         fused: bool = False,
+        capturable: bool = False,
     ) -> None:
         not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
         in_range(betas)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        defaults["capturable"] = capturable
         super().__init__(params, defaults)
         self.fused = fused
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Checkpoints of IPEX count steps in an int."""
         super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("capturable", False)
         for own in self.state.values():
             if "step" in own and not isinstance(own["step"], Tensor):
                 own["step"] = torch.tensor(float(own["step"]))
@@ -60,12 +65,13 @@ class Lamb(Optimizer):
         if grad.is_sparse:
             raise RuntimeError("Lamb does not support sparse gradients")
         if not own:
-            own["step"] = torch.tensor(0.0)
+            place = param.device if group["capturable"] else torch.device("cpu")
+            own["step"] = torch.zeros((), device=place)
             own["exp_avg"] = torch.zeros_like(param)
             own["exp_avg_sq"] = torch.zeros_like(param)
         first, second = group["betas"]
         own["step"] += 1
-        step = own["step"].item()
+        step = own["step"] if group["capturable"] else own["step"].item()
         m = own["exp_avg"].lerp_(grad, 1 - first)
         v = own["exp_avg_sq"].mul_(second).addcmul_(grad, grad, value=1 - second)
         update = (v / (1 - second**step)).sqrt_().add_(group["eps"])

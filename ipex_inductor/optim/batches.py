@@ -4,14 +4,14 @@ import functools
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ipex_inductor.templates import cuda
 from ipex_inductor.templates.cells import Cells
-from ipex_inductor.templates.cpp import NotBuiltError
+from ipex_inductor.templates.cpp import NotBuiltError, given
 from ipex_inductor.templates.step import (
     StepKernel,
     assignments,
@@ -38,7 +38,6 @@ from ipex_inductor.templates.step_triton import (
 )
 
 NOT_FIRST = array("q", [0])
-T = TypeVar("T")
 
 
 class Scalars(NamedTuple):
@@ -102,6 +101,9 @@ class Batch(Protocol):
     def prepare(self) -> None:
         """Have all memory that the first `run` needs."""
 
+    def take_norms(self, numbers: "array[float]", scale: Scale) -> None:
+        """Put the sums of shards where their rows say, before `run` reads those of all."""
+
     def run(self, numbers: "array[float]", scale: Scale) -> None:
         """Step them."""
 
@@ -112,6 +114,7 @@ class CpuBatch:
     def __init__(self, kernel: StepKernel) -> None:
         """Raises `NotBuiltError`."""
         self._kernel, self._function, self._table = kernel, library(kernel), Table()
+        self._norms = library(kernel, "norms") if kernel.sharded else None
         self.rows = self._table.rows
 
     def add(
@@ -127,6 +130,11 @@ class CpuBatch:
 
     def prepare(self) -> None:
         """See `Batch`; it needs none."""
+
+    def take_norms(self, numbers: "array[float]", scale: Scale) -> None:
+        """See `Batch`."""
+        if self._norms is not None:
+            self._table.step(self._norms, self.rows, numbers)
 
     def run(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`."""
@@ -153,6 +161,7 @@ class CudaBatch:
         self._step = kernel_of(kernel, device, aligned, "step")
         self._norms = kernel_of(kernel, device, aligned, "norms") if kernel.rule.norms else None
         self._scalars = scalars_function(kernel)
+        self._ratios: tuple[Room, ...] = ()  # of norms that are whole here
         self._sums: tuple[Room, ...] = ()  # where norms are added up
         self._cells = Cells(kernel.counted)
         self.counts = False  # whether the host counts their steps
@@ -184,43 +193,58 @@ class CudaBatch:
             chunks = Room(chunks_of(self._blocks, self._device))
             if self._norms is not None:
                 rows = len(self._blocks)
+                self._ratios = ratios_of(self._kernel, rows, self._device)
                 self._sums = sums_of(self._kernel, rows, len(chunks), self._device)
             self._chunks = chunks
 
+    def take_norms(self, numbers: "array[float]", scale: Scale) -> None:
+        """See `Batch`; on the current stream."""
+        if self._kernel.sharded and self._chunks:
+            with On(self._device) as stream:
+                self._launch_norms(stream, self._tables(stream), numbers)
+
     def run(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`; on the current stream."""
-        with On(self._device) as stream:
-            if self._chunks:
-                rows, chunks = self._rows.address(self.rows, stream), self._chunks.address(stream)
-                self._launch(len(self._chunks), stream, rows, chunks, numbers)
+        if self._chunks:
+            with On(self._device) as stream:
+                tables = self._tables(stream)
+                if not self._kernel.sharded:
+                    self._launch_norms(stream, tables, numbers)
+                self._step(len(self._chunks), stream, (*tables, *numbers))
         self._far = self._far + 1 if self.counts else 0
         self._cells.become(self._far)
 
-    def _launch(
-        self, count: int, stream: int, rows: int, chunks: int, numbers: "array[float]"
-    ) -> None:
-        if self._norms is None:
-            self._step(count, stream, (rows, chunks, *numbers))
-            return
-        ratios, *sums = (room.address(stream) for room in self._sums)
-        self._norms(count, stream, (rows, chunks, ratios, *numbers, *sums))
-        self._step(count, stream, (rows, chunks, ratios, *numbers))
+    def _tables(self, stream: int) -> tuple[int, ...]:
+        """What kernels are given of addresses: rows, chunks, and where ratios of rows are."""
+        assert self._chunks is not None
+        rows, chunks = self._rows.address(self.rows, stream), self._chunks.address(stream)
+        return rows, chunks, *(ratios.address(stream) for ratios in self._ratios)
+
+    def _launch_norms(self, stream: int, tables: tuple[int, ...], numbers: "array[float]") -> None:
+        if self._norms is not None and self._chunks:
+            sums = (room.address(stream) for room in self._sums)
+            self._norms(len(self._chunks), stream, (*tables, *numbers, *sums))
 
 
 class CountingBatch:
-    """Those of all groups on an NVIDIA GPU that counts their steps itself: two launches.
+    """Those of all groups on an NVIDIA GPU that counts their steps itself.
 
-    Nothing is read back, so that a CUDA graph may have them.
+    Two launches, three with norms. Nothing is read back, so that a CUDA graph may have them.
     """
 
     def __init__(self, kernel: StepKernel, device: torch.device, aligned: bool) -> None:
         """Raises `NotBuiltError`."""
         self.rows, self._blocks, self._steps = array("q"), array("q"), array("q")
         self._kernel, self.device = kernel, device
-        self._step = kernel_of(kernel, device, aligned, "step", tabled=True)
-        self._scalars = kernel_of(kernel, device, aligned, "scalars", tabled=True)
+        self._step, self._scalars, *norms = (
+            kernel_of(kernel, device, aligned, name, tabled=True)
+            for name in ("step", "scalars", *["norms"] * bool(kernel.rule.norms))
+        )
+        self._norms = norms[0] if norms else None
+        self._ratios: tuple[Room, ...] = ()  # as in `CudaBatch`
+        self._sums: tuple[Room, ...] = ()
         self._block, _ = tile(kernel.columns)
-        self._sent = [Sent(device) for _ in range(4)]
+        self._rows, *self._sent = (Sent(device) for _ in range(4))
         self._rates: array[int] = array("q")
         self._chunks: Room | None = None
         self._table: Room | None = None
@@ -249,28 +273,52 @@ class CountingBatch:
             size = len(self._blocks) * (len(scalar_names(self._kernel)) + 1)
             real = getattr(torch, self._kernel.real)
             self._chunks = Room(chunks_of(self._blocks, self.device))
+            if self._norms is not None:
+                rows = len(self._blocks)
+                self._ratios = ratios_of(self._kernel, rows, self.device)
+                self._sums = sums_of(self._kernel, rows, len(self._chunks), self.device)
             self._table = Room(torch.empty(size, dtype=real, device=self.device))
+
+    def take_norms(self, numbers: "array[float]", scale: Scale) -> None:
+        """See `Batch`; on the current stream."""
+        if self._kernel.sharded:
+            with On(self.device) as stream:
+                self._begin(stream, self._tables(stream), numbers, scale)
 
     def run(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`; on the current stream."""
+        with On(self.device) as stream:
+            tables = self._tables(stream)
+            if not self._kernel.sharded:
+                self._begin(stream, tables, numbers, scale)
+            if self._chunks:
+                self._step(len(self._chunks), stream, tables)
+        if not self._kernel.rule.counts:
+            self._steps[2::3] = NOT_FIRST * len(self._blocks)
+
+    def _begin(
+        self, stream: int, tables: tuple[int, ...], numbers: "array[float]", scale: Scale
+    ) -> None:
+        """Count, make scalars, take norms."""
+        count, table = len(self._blocks), tables[-1]
+        here: list[array[Any]] = [self._steps, numbers, self._rates]
+        sent = zip(self._sent, here, strict=True)
+        steps, given, rates = (there.address(values, stream) for there, values in sent)
+        if not self._read(scale, Scalars(self._kernel, (steps, count, given, rates, table))):
+            around = (scale.divisor, scale.factor, scale.found_inf)
+            looked = (0 if t is None else t.data_ptr() for t in around)
+            arguments = (steps, count, given, rates, scale.number, *looked, table)
+            self._scalars(-(-count // ROWS), stream, arguments)
+        if self._norms is not None and self._chunks:
+            sums = (room.address(stream) for room in self._sums)
+            self._norms(len(self._chunks), stream, (*tables, *sums))
+
+    def _tables(self, stream: int) -> tuple[int, ...]:
+        """As in `CudaBatch`; the last one is where scalars of rows are."""
         assert self._chunks is not None
         assert self._table is not None
-        count = len(self._blocks)
-        with On(self.device) as stream:
-            tables: list[array[Any]] = [self.rows, self._steps, numbers, self._rates]
-            sent = zip(self._sent, tables, strict=True)
-            rows, steps, given, rates = (there.address(here, stream) for there, here in sent)
-            table = self._table.address(stream)
-            if not self._read(scale, Scalars(self._kernel, (steps, count, given, rates, table))):
-                around = (scale.divisor, scale.factor, scale.found_inf)
-                looked = (0 if t is None else t.data_ptr() for t in around)
-                arguments = (steps, count, given, rates, scale.number, *looked, table)
-                self._scalars(-(-count // ROWS), stream, arguments)
-            if self._chunks:
-                arguments = (rows, self._chunks.address(stream), table)
-                self._step(len(self._chunks), stream, arguments)
-        if not self._kernel.rule.counts:
-            self._steps[2::3] = NOT_FIRST * count
+        tables = (self._chunks, *self._ratios, self._table)
+        return self._rows.address(self.rows, stream), *(each.address(stream) for each in tables)
 
     def _read(self, scale: Scale, scalars: Scalars) -> bool:
         """Launch what `scale` has yet to read; whether scalars were made in passing."""
@@ -291,9 +339,9 @@ def numbers_of(
     return array("d", (number for group in groups for number in _numbers(group, names, scale)))
 
 
-def library(kernel: StepKernel) -> Callable[..., None]:
-    """The function of that kernel on the CPU. Raises `NotBuiltError`."""
-    return given(_library(kernel))
+def library(kernel: StepKernel, name: str = "step") -> Callable[..., None]:
+    """The function `name` of that kernel on the CPU. Raises `NotBuiltError`."""
+    return given(_library(kernel, name))
 
 
 def kernel_of(
@@ -303,18 +351,11 @@ def kernel_of(
     return given(_kernel_of(kernel, device, aligned, name, tabled))
 
 
-def given(found: T | str) -> T:
-    """What was found; raises `NotBuiltError` with the reason that is there instead."""
-    if isinstance(found, str):
-        raise NotBuiltError(found)
-    return found
-
-
 @functools.lru_cache(maxsize=256)
-def _library(kernel: StepKernel) -> Callable[..., None] | str:
+def _library(kernel: StepKernel, name: str) -> Callable[..., None] | str:
     """Or why there is none: what failed once would cost every step as much."""
     try:
-        return function_of(functools.partial(cpp_source, kernel), kernel.problem)
+        return function_of(functools.partial(cpp_source, kernel), kernel.problem, name)
     except NotBuiltError as error:
         return str(error)
 
@@ -323,7 +364,11 @@ def _library(kernel: StepKernel) -> Callable[..., None] | str:
 def _kernel_of(
     kernel: StepKernel, device: torch.device, aligned: bool, name: str, tabled: bool
 ) -> cuda.Kernel | str:
-    signatures = {"norms": norms_signature, "scalars": scalars_signature}
+    signatures = {
+        "step": signature,
+        "norms": norms_signature,
+        "scalars": lambda kernel, _: scalars_signature(kernel),
+    }
     block, warps = (ROWS, 1) if name == "scalars" else tile(kernel.columns)
     aligns = {} if name == "scalars" else {"ALIGNED": VECTOR if aligned else 1}
     try:
@@ -332,7 +377,7 @@ def _kernel_of(
             name,
             device,
             {**kernel.problem, "tabled": tabled},
-            signatures[name](kernel) if name in signatures else signature(kernel, tabled),
+            signatures[name](kernel, tabled),
             {**aligns, "BLOCK": block},
             warps,
         )
@@ -340,14 +385,19 @@ def _kernel_of(
         return str(error)
 
 
-def sums_of(
-    kernel: StepKernel, rows: int, chunks: int, device: torch.device
-) -> tuple[Room, Room, Room]:
-    """Room for the ratios of each row, the sums of each chunk, and counters, which are 0."""
-    real = getattr(torch, kernel.real)
+def ratios_of(kernel: StepKernel, rows: int, device: torch.device) -> tuple[Room, ...]:
+    """Room for the ratios of each row; none for shards, of which `step` makes them."""
+    if kernel.sharded:
+        return ()
     ratios = len(assignments(kernel.rule.ratios(kernel.on)))
+    real = getattr(torch, kernel.real)
+    return (Room(torch.empty(rows * ratios, dtype=real, device=device)),)
+
+
+def sums_of(kernel: StepKernel, rows: int, chunks: int, device: torch.device) -> tuple[Room, Room]:
+    """Room for the sums of each chunk, and a counter for each row, which is 0."""
+    real = getattr(torch, kernel.real)
     return (
-        Room(torch.empty(rows * ratios, dtype=real, device=device)),
         Room(torch.empty(chunks * len(kernel.rule.norms), dtype=real, device=device)),
         Room(torch.zeros(rows, dtype=torch.int32, device=device)),
     )

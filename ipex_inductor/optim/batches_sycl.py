@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipex_inductor.optim.batches import Scale, given, numbers_of
+from ipex_inductor.optim.batches import Scale, numbers_of
 from ipex_inductor.templates.cells import Cells
-from ipex_inductor.templates.cpp import NotBuiltError
+from ipex_inductor.templates.cpp import NotBuiltError, given
 from ipex_inductor.templates.step import StepKernel, scalars_function
 from ipex_inductor.templates.step_cpp import Table
 from ipex_inductor.templates.sycl.step import CHUNK, Sent, Step, step_of
@@ -53,6 +53,9 @@ class SyclBatch:
 
     def prepare(self) -> None:
         """See `Batch`; the allocator has what a step needs from the last one."""
+
+    def take_norms(self, numbers: "array[float]", scale: Scale) -> None:
+        """See `Batch`; shards with norms are left to torch."""
 
     def run(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`; on the current stream."""

@@ -135,7 +135,7 @@ def _may_look(optimizer: Optimizer, scale: Scale) -> bool:
     counted = not rule.counts or all(g.get("capturable") or g.get("fused") for g in groups)
     theirs = [t.dtype for t in (scale.divisor, scale.found_inf) if t is not None]
     readable = all(t.is_cuda for t in scale.tensors) and {*theirs} <= {torch.float32}
-    return counted and not rule.norms and readable
+    return counted and readable
 
 
 def _scale(

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ipex_inductor.optim.again import capturing
-from ipex_inductor.optim.batches import Scalars, given
+from ipex_inductor.optim.batches import Scalars
 from ipex_inductor.optim.look import Look, gradients
 from ipex_inductor.optim.plan import REALS
 from ipex_inductor.templates import cuda
-from ipex_inductor.templates.cpp import NotBuiltError
+from ipex_inductor.templates.cpp import NotBuiltError, given
 from ipex_inductor.templates.norm_triton import parts_signature, parts_source
 from ipex_inductor.templates.step import StepKernel
 from ipex_inductor.templates.step_cpp import is_dense
@@ -51,6 +51,7 @@ class Clip(NamedTuple):
 _known: "weakref.WeakKeyDictionary[Optimizer, dict[bool, tuple[list[Any], Reading | None]]]"
 _known = weakref.WeakKeyDictionary()
 _deferred: "weakref.WeakKeyDictionary[Optimizer, Read]" = weakref.WeakKeyDictionary()
+_captured: "list[Reading]" = []  # nobody says when a graph that may read their tables is gone
 
 
 def read_of(
@@ -59,8 +60,8 @@ def read_of(
     """What reads the gradients, as they were `seen`, for this step; it is to be launched.
 
     For their norm over `divisor`, and what clips it to `clip`, or for what was `deferred`. None
-    where nothing is to be read, or torch is to do it: not all plain and on one GPU, or a graph is
-    captured.
+    where nothing is to be read, or torch is to do it: not all plain and on one GPU, or not read so
+    before a graph is captured.
     """
     left = _deferred.get(optimizer)
     if left is not None and left.clip == clip and left.is_of(seen or gradients(optimizer)):
@@ -118,14 +119,19 @@ def _read(
 
 def _now(optimizer: Optimizer, seen: Look | None) -> Look | None:
     here: Any = torch.cuda
-    return (seen or gradients(optimizer)) if here.is_initialized() and not capturing() else None
+    return (seen or gradients(optimizer)) if here.is_initialized() else None
 
 
 def _reading(optimizer: Optimizer, seen: Look, whole: bool) -> "Reading | None":
-    of = _known.setdefault(optimizer, {})
+    of, captured = _known.setdefault(optimizer, {}), capturing()
     if whole not in of or of[whole][0] != seen.facts:
+        if captured:  # there is no pinned memory to be had for a new one
+            return None
         of[whole] = seen.facts, _made(seen.grads)
-    return of[whole][1]
+    _, reading = of[whole]
+    if captured and reading is not None and reading not in _captured:
+        _captured.append(reading)
+    return reading
 
 
 def _made(grads: list[Tensor]) -> "Reading | None":

@@ -20,6 +20,7 @@ from ipex_inductor.optim.batches import (
 )
 from ipex_inductor.optim.batches_sycl import SyclBatch
 from ipex_inductor.optim.shards import is_sharded, local, same_places
+from ipex_inductor.optim.shares import Key, Shares, agree, shares_of
 from ipex_inductor.optim.weights import Master, Split, Trained, refuse_strangers
 from ipex_inductor.templates.cells import DTYPES
 from ipex_inductor.templates.cpp import NotBuiltError
@@ -53,6 +54,7 @@ class Plan:
     copied: list[Tensor] = field(default_factory=list)  # gradients of which kernels get copies
     fresh: dict[nn.Parameter, dict[str, Tensor]] = field(default_factory=dict)  # states to begin
     grads: list[tuple["array[int]", int]] = field(default_factory=list)  # where addresses stand
+    shares: dict[Key, Shares] = field(default_factory=dict)  # of norms that other processes add to
     _columns: "list[Column] | None" = None
 
     @property
@@ -113,7 +115,9 @@ def plan(
     parameters with master weights that the optimizer does not know.
     """
     refuse_strangers(optimizer)
-    made = Plan()
+    norms = FORMULAS[type(optimizer).__name__].norms
+    made = Plan(shares=shares_of(optimizer, len(norms)) if norms else {})
+    missed: dict[Key | None, str] = {}  # what others, on that mesh, may have kernels for
     shared = overlapping(_written(optimizer, weights))
     for number, group in enumerate(optimizer.param_groups):
         try:
@@ -130,12 +134,18 @@ def plan(
                 if param in shared:
                     raise LeftError("parameters or states that share memory")
                 _add(made, optimizer, number, flags, param, weights, scaled, zeroed, waits)
-            except LeftError as reason:
+            except (LeftError, NotBuiltError) as reason:
                 made.left[param] = str(reason)
-            except NotBuiltError as error:
-                made.left[param] = str(error)
-                made.unbuilt.add(str(error))
-    return made
+                made.unbuilt |= {str(reason)} if isinstance(reason, NotBuiltError) else set()
+                missed.setdefault(_adds_to(made, param), str(reason))
+    agreed = [agree(optimizer, key, each, missed.get(key)) for key, each in made.shares.items()]
+    return made if all(agreed) else plan(optimizer, weights, scaled, zeroed, waits)
+
+
+def _adds_to(made: Plan, param: Any) -> Key | None:
+    """The shares that are to have the sums of `param`, if it has a gradient that is cut alike."""
+    keys = (key for key, shares in made.shares.items() if param in shares)
+    return next(keys, None) if same_places(param, param.grad) else None
 
 
 def overlapping(owned: Iterable[tuple[Any, Tensor]]) -> set[Any]:
@@ -186,8 +196,14 @@ def run(made: Plan, optimizer: Optimizer, numbers: list["array[float]"], scale: 
         scale.written()
     for param, state in made.fresh.items():
         optimizer.state[param].update(state)
-    for batch, given in zip(made.batches.values(), numbers, strict=True):
-        batch.run(given, scale)
+    given = [*zip(made.batches.values(), numbers, strict=True)]
+    if made.shares:
+        for batch, its in given:
+            batch.take_norms(its, scale)
+        for shares in made.shares.values():
+            shares.add_up()
+    for batch, its in given:
+        batch.run(its, scale)
     bump(made.written)
     made.held, made.written, made.fresh = [], [], {}
 
@@ -224,11 +240,11 @@ def _add(
         raise LeftError(f"capturable=True on a device of type {held.device.type}")
     if held.device.type == "xpu" and rule.counts and group.get("fused"):
         raise LeftError("fused=True, whose steps torch counts on the GPU")
-    if is_sharded(param):
-        if rule.norms:
-            raise LeftError("norms of whole tensors, of which other processes hold parts")
-        if not same_places(param, param.grad):
-            raise LeftError("gradients that are distributed otherwise than their parameters")
+    if is_sharded(param) and not same_places(param, param.grad):
+        raise LeftError("gradients that are distributed otherwise than their parameters")
+    adds_to = _adds_to(made, param) if rule.norms and is_sharded(param) else None
+    if rule.norms and is_sharded(param) and adds_to is None:
+        raise LeftError("norms of whole tensors, of which other processes hold parts")
     rest = _rest(weight, held) if weight else []
     grad = _grad(param.grad, held)
     names = rule.state(flags)
@@ -237,7 +253,7 @@ def _add(
     step = known["step"].dtype if "step" in known else _step_dtype(group)
     dtypes = [held.dtype, rest[0].dtype if rest else None, grad.dtype]
     states = [known[n].dtype if n in known else fresh for n in names]
-    kernel = _kernel(name, flags, dtypes, states, step, scaled, zeroed)
+    kernel = _kernel(name, flags, dtypes, states, step, scaled, zeroed, adds_to is not None)
     first = bool(names) and not known
     if first:
         there = held.is_cuda and (group.get("capturable") or group.get("fused"))
@@ -245,13 +261,15 @@ def _add(
         known = {"step": torch.zeros((), dtype=step, device=place)} if rule.counts else {}
         known |= {n: torch.zeros_like(param, dtype=fresh).detach() for n in names}
     columns = [held, *rest, grad, *(local(known[n]) for n in names)]
-    looks = not rule.norms and (not waits or rate_on(group, held.device) is not None)
+    looks = not waits or rate_on(group, held.device) is not None
     last = known.get("step")
     batch = _batch(made, kernel, columns, number, last, first, looks)
     if first:
         made.fresh[param] = known
     made.grads.append((batch.rows, len(batch.rows) + 1 + len(rest)))
-    batch.add([t.data_ptr() for t in columns], held.numel(), last, first, number)
+    places = made.shares[adds_to].places(param) if adds_to else []
+    addresses = [*(t.data_ptr() for t in columns), *places]
+    batch.add(addresses, held.numel(), last, first, number)
     made.held += columns
     made.written += [p for p in columns if p is not grad or zeroed]
     made.written += [known["step"]] if rule.counts else []
@@ -267,6 +285,7 @@ def _kernel(
     step: torch.dtype,
     scaled: bool,
     zeroed: bool,
+    sharded: bool,
 ) -> StepKernel:
     """`dtypes`: of the parameter, of what it cannot hold, of the gradient."""
     param, rest, grad = (NAMES[dtype] if dtype else "" for dtype in dtypes)
@@ -280,6 +299,7 @@ def _kernel(
         counted=NAMES[step] if FORMULAS[name].counts else "",
         scaled=scaled,
         zeroed=zeroed,
+        sharded=sharded,
     )
 
 
@@ -302,8 +322,9 @@ def expected(
                 fresh = torch.float32 if rest else param.dtype
                 states = [fresh] * len(FORMULAS[name].state(flags))
                 dtypes = [param.dtype, rest, param.dtype]
-                step = _step_dtype(group)
-                found[_kernel(name, flags, dtypes, states, step, scaled, zeroed)] = group
+                sharded = bool(FORMULAS[name].norms) and is_sharded(param)
+                kinds = flags, dtypes, states, _step_dtype(group)
+                found[_kernel(name, *kinds, scaled, zeroed, sharded)] = group
     return found
 
 

@@ -18,7 +18,7 @@ class GradScaler(torch.amp.GradScaler):
     whether one is infinite or NaN, and writes none, as torch does there; the norm that is clipped
     comes out of the same reading. Finite gradients are never called infinite, whatever their norm.
     Everything else (other optimizers, CPUs, sparse or sharded gradients, parameters on several
-    GPUs, captured graphs, after `unscale_`) is torch's own.
+    GPUs, graphs captured before such a step ran, after `unscale_`) is torch's own.
 
     `scaler.scale(loss).backward(); scaler.step(fused.optimizer); scaler.update()`
     """

@@ -18,9 +18,10 @@ from torch.optim import optimizer as optimizers
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.optim import kernels, replicas
 from ipex_inductor.optim.following import follow
-from ipex_inductor.optim.shards import local
+from ipex_inductor.optim.shards import is_sharded, local
 from ipex_inductor.optim.tables import SPLIT_OPTIMIZERS
 from ipex_inductor.optim.weights import TABLE, Trained, displaced, has_tables, refuse_strangers
+from ipex_inductor.templates.formulas import FORMULAS
 
 CHUNK = 2**22  # elements that are fp32 at a time, 16 MiB, and as much for their gradients
 
@@ -71,10 +72,13 @@ def _step(
             loss = closure()
 
     def step(only: Container[nn.Parameter] | None = None) -> None:
-        chunks = [*_chunks(optimizer, weights, only)]
+        # The largest first: where memory is short for it, nothing is written.
+        chunks = sorted(_chunks(optimizer, weights, only), key=_elements, reverse=True)
         if len(chunks) > 1:
             _rehearse(optimizer, weights, [p for chunk in chunks for p in chunk])
-        for chunk in chunks:
+        rooms = [_room(optimizer, weights, chunk) for chunk in chunks]
+        for chunk, room in zip(chunks, rooms, strict=True):
+            room.clear()
             with _stand_ins(optimizer, chunk, weights):
                 plain(optimizer)
 
@@ -171,6 +175,30 @@ def _chunks(
         size += added
     if chunk:
         yield chunk
+
+
+def _elements(chunk: list[nn.Parameter]) -> int:
+    """0 with DTensors, for whose norms processes meet in the order of the groups."""
+    return 0 if any(map(is_sharded, chunk)) else sum(param.numel() for param in chunk)
+
+
+def _room(
+    optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained], chunk: list[nn.Parameter]
+) -> list[Tensor]:
+    """Memory as a first step takes it for the states that it keeps of `chunk`.
+
+    Held until then, so that none is short after chunks before it were written; it is no more than
+    all of them have in the end.
+    """
+    rule, stepped = FORMULAS[type(optimizer).__name__], set(chunk)
+    room: list[Tensor] = []
+    for group in optimizer.param_groups:
+        count = len(rule.state(frozenset(name for name in rule.flags if group.get(name))))
+        for param in group["params"]:
+            if param in stepped and param not in optimizer.state:
+                dtype = torch.float32 if param in weights else param.dtype
+                room += (torch.empty_like(local(param), dtype=dtype) for _ in range(count))
+    return room
 
 
 def _rehearse(

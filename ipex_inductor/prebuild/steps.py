@@ -61,7 +61,7 @@ def _counts_there(kernel: StepKernel, group: Mapping[str, Any]) -> bool:
     """Whether the GPU counts steps, or reads what they are scaled by, as `CountingBatch` does."""
     if kernel.rule.counts:
         return bool(group.get("capturable") or group.get("fused"))
-    return not kernel.rule.norms and (kernel.scaled or isinstance(group["lr"], torch.Tensor))
+    return kernel.scaled or isinstance(group["lr"], torch.Tensor)
 
 
 def _readings(

@@ -1,4 +1,4 @@
-"""Fused steps of what fully_shard made, over NCCL on two GPUs: the same as on one."""
+"""Fused steps of what fully_shard made, over NCCL on one GPU and on two: as of whole tensors."""
 
 import os
 import subprocess
@@ -7,12 +7,13 @@ import sys
 import pytest
 import torch
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+pytestmark = pytest.mark.gpu
+SIZES = [
+    pytest.param(n, marks=pytest.mark.skipif(torch.cuda.device_count() < n, reason=f"needs {n}"))
+    for n in (1, 2)
 ]
 
-RANK = """
+COMMON = """
 import copy, os, sys
 import torch
 import torch.distributed as dist
@@ -20,26 +21,37 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim import AdamW
-from ipex_inductor.optim import FusedStep
+from ipex_inductor.optim import FusedStep, Lamb, Lars, fuse_step
+from ipex_inductor.optim.plan import plan
 from ipex_inductor.templates import cuda
 
-rank = int(sys.argv[1])
+rank, size = int(sys.argv[1]), int(sys.argv[3])
 torch.cuda.set_device(rank)
 device = torch.device("cuda", rank)
-dist.init_process_group("nccl", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
+dist.init_process_group("nccl", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=size)
 launches, launch = [], cuda.Kernel.__call__
 cuda.Kernel.__call__ = lambda self, *args: (launches.append(1), launch(self, *args))[1]
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(33, 65), nn.ReLU(), nn.Linear(65, 7)).to(device)
-twin = copy.deepcopy(model).double()
-fully_shard(model, mesh=init_device_mesh("cuda", (2,)))
+mesh = init_device_mesh("cuda", (size,))
+
+def both():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(33, 65), nn.ReLU(), nn.Linear(65, 7)).to(device)
+    twin = copy.deepcopy(model).double()
+    fully_shard(model, mesh=mesh)
+    return model, twin
+
+def backward(model, twin, number):
+    x = torch.randn(8, 33, device=device, generator=torch.Generator(device).manual_seed(number))
+    for net, each in ((model, x.chunk(size)[rank]), (twin, x.double())):
+        net.zero_grad()
+        net(each).square().mean().backward()
+"""
+CLIPPED = """
+model, twin = both()
 step = FusedStep(AdamW(model.parameters(), lr=0.01, fused=True), clip_norm=0.1)
 reference = AdamW(twin.parameters(), lr=0.01, foreach=False)
 for number in range(5):
-    x = torch.randn(8, 33, device=device, generator=torch.Generator(device).manual_seed(number))
-    for net, each in ((model, x[4 * rank : 4 * rank + 4]), (twin, x.double())):
-        net.zero_grad()
-        net(each).square().mean().backward()
+    backward(model, twin, number)
     launches.clear()
     step()
     assert len(launches) in (2, 4)  # for shards that begin at multiples of 16 bytes, and others
@@ -51,18 +63,51 @@ for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
     torch.testing.assert_close(ours.full_tensor().double(), theirs, rtol=1e-4, atol=1e-5)
 dist.destroy_process_group()
 """
+# The norms of a shard, one collective, and a step: of parts with and without elements.
+NORMS = """
+reduced, raw = [], dist.all_reduce
+dist.all_reduce = lambda t, *a, **k: (reduced.append(t.numel()), raw(t, *a, **k))[1]
+makes = {
+    "lamb": lambda params: Lamb(params, 0.01, weight_decay=0.1),
+    "lars": lambda params: Lars(params, 0.1, 0.9, weight_decay=0.1, epsilon=1e-3),
+    "counted": lambda params: Lamb(params, 0.01, weight_decay=0.1, capturable=True),
+}
+for name, make in makes.items():
+    model, twin = both()
+    optimizer, reference = make(model.parameters()), make(twin.parameters())
+    assert fuse_step(optimizer) is None
+    for number in range(5):
+        backward(model, twin, number)
+        assert not plan(optimizer, {}).left
+        for tensors in (launches, reduced):
+            tensors.clear()
+        torch.cuda.set_sync_debug_mode("error" if number else "default")  # the host does not wait
+        optimizer.step()
+        torch.cuda.set_sync_debug_mode("default")
+        each = 2 + (name == "counted")
+        assert len(launches) in (each, 2 * each), launches  # for aligned parts, and others
+        assert reduced == [8] * (size > 1), reduced  # two sums of four parameters
+        reference.step()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        # Gradients are fp32 and summed over two; Lamb's first steps are their signs, nearly.
+        torch.testing.assert_close(ours.full_tensor().double(), theirs, rtol=1e-4, atol=1e-5)
+dist.destroy_process_group()
+"""
 
 
-def test_two_gpus(tmp_path):
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("script", [CLIPPED, NORMS], ids=["clipped", "norms"])
+def test_on_gpus(script, size, tmp_path):
     environment = {**os.environ, "NCCL_NVLS_ENABLE": "0"}
+    command = [sys.executable, "-c", COMMON + script]
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store")],
+            [*command, str(rank), str(tmp_path / "store"), str(size)],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(2)
+        for rank in range(size)
     ]
     said = [rank.communicate(timeout=120)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], "".join(said)[-3000:]
+    assert [rank.returncode for rank in ranks] == [0] * size, "".join(said)[-3000:]

@@ -34,7 +34,7 @@ MADE = {
     "adamw": lambda p, **o: AdamW(p, 0.01, weight_decay=0.1, **o),
 }
 MADE |= {
-    "lamb": lambda p, **o: Lamb(p, 0.01, weight_decay=0.1),
+    "lamb": lambda p, fused=False, **o: Lamb(p, 0.01, weight_decay=0.1, capturable=fused),
     "lars": lambda p, **o: Lars(p, 0.1, 0.9, weight_decay=0.1, epsilon=1e-3),
     "lars plain": lambda p, **o: Lars([{"params": p, "lars": False}], 0.1, 0.9, epsilon=1e-3),
 }
@@ -93,7 +93,7 @@ def wide_grads(params, wide):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(
     ("name", "counted"),
-    [*((n, "host") for n in MADE), *((n, "fused") for n in MADE if n not in NORMS)],
+    [*((n, "host") for n in MADE), *((n, "fused") for n in MADE if "lars" not in n)],
 )
 def test_values_are_torchs(name, dtype, counted, launches):
     mine = tensors(dtype)
@@ -110,8 +110,8 @@ def test_values_are_torchs(name, dtype, counted, launches):
         theirs.step()
         assert all(p._version > v for p, v in zip(mine, versions, strict=True))
         # The tensors of each dtype, flags and alignment: (), (0,) and the rest are aligned alike.
-        two = name in NORMS or (counted == "fused" and "sgd" not in name)
-        assert len(launches) == 1 + two, number
+        scalars = counted == "fused" and "sgd" not in name
+        assert len(launches) == 1 + (name in NORMS) + scalars, number
     close(mine, exact)
     for a, b in zip(mine, exact, strict=True):
         kept, wanted = ours.state[a], theirs.state[b]
@@ -195,7 +195,7 @@ def test_several_groups_missing_gradients_and_views():
     assert torch.equal(before, base[[0, 300, 303, 700, 702, 704]])
 
 
-@pytest.mark.parametrize("name", ["sgd momentum", "adagrad", "adam"])
+@pytest.mark.parametrize("name", ["sgd momentum", "adagrad", "adam", "lamb", "lars"])
 def test_the_host_waits_for_nothing(name, launches):
     """Scaler, clipped norm and zeroing, with a step that overflows among them."""
     mine = tensors(torch.float32)
@@ -221,7 +221,8 @@ def test_the_host_waits_for_nothing(name, launches):
             step()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        assert len(launches) == 2 or not number  # the norm with the scalars, and the step
+        # The norm with the scalars, norms of tensors, and the step.
+        assert len(launches) == 2 + (name in NORMS) or not number
         assert not any(p.grad.any() for p in mine)
         if not overflow:
             norm = nn.utils.clip_grad_norm_(exact, 0.5)
@@ -230,16 +231,23 @@ def test_the_host_waits_for_nothing(name, launches):
     for a, b in zip(mine, exact, strict=True):
         # The norm is fp32's, of 40,000 numbers, and all gradients are multiplied by it.
         torch.testing.assert_close(a.double(), b, rtol=2e-5, atol=2e-6)
-    if name != "sgd momentum":
+    if name not in ("sgd momentum", "lars"):
         assert {int(s["step"]) for s in ours.state.values()} == {3}
 
 
-def test_a_graph_steps_at_each_replay():
+CAPTURED = {
+    "adamw": lambda p, rate, **o: AdamW(p, rate, weight_decay=0.1, foreach=False, **o),
+    "lamb": lambda p, rate, **o: Lamb(p, rate, weight_decay=0.1, **o),
+    "lars": lambda p, rate, **o: Lars(p, rate, 0.9, weight_decay=0.1, epsilon=1e-3),
+}
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_graph_steps_at_each_replay(name):
     mine = tensors(torch.float32)
     exact = doubles(mine)
     rate = torch.tensor(0.01, device="cuda")
-    ours = AdamW(mine, lr=rate, capturable=True, weight_decay=0.1)
-    theirs = AdamW(exact, lr=0.01, weight_decay=0.1, foreach=False)
+    ours, theirs = CAPTURED[name](mine, rate, capturable=True), CAPTURED[name](exact, 0.01)
     fuse_step(ours)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -272,7 +280,49 @@ def test_a_graph_steps_at_each_replay():
             ours.step()
             theirs.step()
     close(mine, exact)
-    assert {int(s["step"]) for s in ours.state.values()} == {6}
+    assert {int(s.get("step", 6)) for s in ours.state.values()} == {6}
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_graph_takes_the_norm_that_is_clipped(name, launches):
+    """By our reading, with the scalars; twice, with a step outside between the graphs."""
+    mine = tensors(torch.float32)
+    exact = doubles(mine)
+    rate = torch.tensor(0.01, device="cuda")
+    ours, theirs = CAPTURED[name](mine, rate, capturable=True), CAPTURED[name](exact, 0.01)
+    step, seed = FusedStep(ours, clip_norm=0.5), iter(range(100))
+
+    def stepped(run, norm=None):
+        held = [p.grad for p in mine]
+        draw(mine, seed=next(seed))
+        wide_grads(mine, exact)
+        for p, grad in zip(mine, held, strict=True):
+            p.grad = p.grad if grad is None else grad.copy_(p.grad)
+        run()
+        wanted = nn.utils.clip_grad_norm_(exact, 0.5)
+        theirs.step()
+        # Of 40,000 squares in fp32.
+        norm = step.grad_norm if norm is None else norm
+        torch.testing.assert_close(norm.double(), wanted, rtol=1e-6, atol=0)
+
+    for _ in range(2):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                stepped(step)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        launches.clear()
+        with torch.cuda.graph(graph):
+            step()
+        assert len(launches) == 2 + (name in NORMS)
+        of_graph = step.grad_norm
+        for _ in range(2):
+            stepped(graph.replay, of_graph)
+    for a, b in zip(mine, exact, strict=True):
+        # The norm is fp32's, of 40,000 numbers, and all gradients are multiplied by it.
+        torch.testing.assert_close(a.double(), b, rtol=2e-5, atol=2e-6)
 
 
 def test_a_graph_of_steps_that_the_host_counts_is_refused():
@@ -432,7 +482,7 @@ BAD = {2: float("inf"), 4: float("nan"), 5: -float("inf")}  # at these steps
 
 @pytest.mark.parametrize("clip", [None, 0.5], ids=["", "clip"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("name", ["sgd momentum", "adagrad", "adam", "adamw"])
+@pytest.mark.parametrize("name", ["sgd momentum", "adagrad", "adam", "adamw", "lamb", "lars"])
 def test_our_scaler_is_torchs(name, dtype, clip, launches, quiet):
     """unscale_, clip_grad_norm_, step, zero_grad and update, one after the other, in fp64.
 
@@ -461,8 +511,9 @@ def test_our_scaler_is_torchs(name, dtype, clip, launches, quiet):
         scaler.update()
         quiet(False)
         if number > 1:
-            # One reading of all gradients, whose last program makes the scalars, and the step.
-            assert len(launches) == 2, number
+            # One reading of all gradients, whose last program makes the scalars, norms of
+            # tensors, and the step.
+            assert len(launches) == 2 + (name in NORMS), number
         if clip:
             reference.unscale_(theirs)
             norm = nn.utils.clip_grad_norm_(exact, clip)

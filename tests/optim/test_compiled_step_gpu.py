@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from array import array
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from ipex_inductor.passes import step as reading
 from ipex_inductor.passes.terms import UnreadError
 from ipex_inductor.request import Request
 from ipex_inductor.target import described
+from ipex_inductor.templates.cpp import NotBuiltError
 from ipex_inductor.templates.gpu import binary
 from ipex_inductor.templates.update_triton import (
     scalars_signature,
@@ -130,9 +132,9 @@ def asked(monkeypatch):
         names.append((name, str(device)))
 
     monkeypatch.setattr(step_cuda, "loaded", loaded)
-    step_cuda._kernel.cache_clear()
+    step_cuda._kernel_or_why.cache_clear()
     yield names
-    step_cuda._kernel.cache_clear()
+    step_cuda._kernel_or_why.cache_clear()
 
 
 @torch.no_grad()
@@ -147,6 +149,31 @@ def test_the_report_says_why_there_is_no_cuda_graph(asked):
     kinds = {e.kind: e.reason for e in report.events}
     assert kinds["fired"] == "3 rows of tensors, kernels: 1"
     assert "no CUDA graph" in kinds["choice"]
+
+
+@torch.no_grad()
+def test_a_variant_that_cannot_be_built_is_tried_once(monkeypatch):
+    """Unaligned rows come at some later step, and may come at each from then on."""
+    tried = []
+
+    def loaded(source, name, device, problem, signature, constants, warps):
+        if constants.get("ALIGNED") == 1:
+            tried.append(name)
+            raise NotBuiltError("too many registers")
+
+    monkeypatch.setattr(step_cuda, "loaded", loaded)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    step_cuda._kernel_or_why.cache_clear()
+    gm = graph_of(MADE["in lists"])
+    program, examples = program_of(gm)
+    ((update, rows),) = program.updates.items()
+    kernel = step_cuda.CudaKernel(update, rows, examples)
+    odd = array("q", [8] * len(rows) * (len(update.columns) + 1))
+    for _ in range(3):
+        with pytest.raises(NotBuiltError, match="too many registers"):
+            kernel._launches(odd)
+    assert tried == ["step"]
+    step_cuda._kernel_or_why.cache_clear()
 
 
 def test_steps_of_the_host_are_not_read():

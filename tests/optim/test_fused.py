@@ -534,9 +534,10 @@ def test_a_differentiable_step_is_torchs():
     torch.testing.assert_close(*grads, rtol=0, atol=0)
 
 
-def test_state_of_another_layout_is_torchs():
-    """torch gives SGD's buffer the layout of the first gradient."""
+def test_state_of_another_layout_is_torchs(caplog):
+    """torch gives SGD's buffer the layout of the first gradient; it is said, once."""
     results = []
+    caplog.set_level(logging.INFO, "ipex_inductor")
     for fused in (True, False):
         p = nn.Parameter(torch.ones(5, 7))
         optimizer = SGD([p], 0.1, momentum=0.9)
@@ -548,6 +549,8 @@ def test_state_of_another_layout_is_torchs():
                 assert left(optimizer) == {"a state 'momentum_buffer' of another layout"}
         results.append(p.detach())
     assert torch.equal(*results)
+    (line,) = (r.message for r in caplog.records if "torch itself steps" in r.message)
+    assert line.endswith("1 parameters: a state 'momentum_buffer' of another layout")
 
 
 def test_a_parameter_that_is_twice_in_a_group():

@@ -110,6 +110,31 @@ def test_lambs_checkpoints_with_an_int_step_load():
     assert fresh.state[param]["step"] == 2
 
 
+def test_lamb_counts_where_a_graph_can():
+    """On the parameter's device, as its groups say, also after a checkpoint of one that did not."""
+    ours, theirs = (nn.Parameter(torch.linspace(-1, 1, 7)) for _ in range(2))
+    options = {"lr": 0.1, "weight_decay": 0.1}
+    optimizer, reference = Lamb([ours], capturable=True, **options), Lamb([theirs], **options)
+    for _ in range(3):
+        ours.grad = theirs.grad = torch.randn(7)
+        optimizer.step()
+        reference.step()
+    # Powers of the betas are fp32's there.
+    torch.testing.assert_close(ours, theirs, **CLOSE)
+    assert optimizer.state[ours]["step"] == 3
+    old = reference.state_dict()
+    del old["param_groups"][0]["capturable"]
+    fresh = Lamb([nn.Parameter(torch.ones(7))], capturable=True)
+    fresh.load_state_dict(old)
+    assert fresh.param_groups[0]["capturable"] is False
+    on_meta = nn.Parameter(torch.ones(2, device="meta"))
+    on_meta.grad = torch.ones_like(on_meta)
+    for capturable, place in ((True, "meta"), (False, "cpu")):
+        optimizer = Lamb([on_meta], capturable=capturable)
+        optimizer.step()
+        assert optimizer.state[on_meta]["step"].device.type == place
+
+
 def test_the_paths_users_know():
     assert (_lamb.Lamb, _lars.Lars) == (Lamb, Lars)
     assert _lars.create_optimizer_lars is create_optimizer_lars

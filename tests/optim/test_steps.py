@@ -1,6 +1,9 @@
 """Steps on low-precision weights are torch's fp32 steps, to the bit, in every variant."""
 
 import copy
+import os
+import subprocess
+import sys
 import warnings
 from types import MethodType
 
@@ -156,6 +159,68 @@ def test_what_is_refused_in_a_later_chunk_leaves_all_as_it_was(wrong, stepped, m
     after = model.state_dict(), optimizer.state_dict()["state"]
     torch.testing.assert_close(after, before, rtol=0, atol=0)
     assert {*optimizer.state} <= {*model}
+
+
+def test_memory_that_is_short_for_the_largest_chunk_leaves_all_as_it_was(monkeypatch):
+    """Later chunks need no more than the first, whose memory is free again."""
+    monkeypatch.setattr(step, "CHUNK", 8)
+    model = nn.ParameterList([torch.randn(size) for size in (8, 8, 64, 8)])
+    optimizer = Adam(model.parameters(), lr=0.1)
+    attach_master_weights(model, optimizer, list(model), torch.bfloat16, split=True)
+    raw = Adam.step.__wrapped__
+
+    def short(of):
+        if sum(p.numel() for group in of.param_groups for p in group["params"]) > 32:
+            raise MemoryError
+        raw(of)
+
+    for p in model:
+        p.grad = torch.randn_like(p)
+    before = copy.deepcopy(model.state_dict())
+    monkeypatch.setattr(Adam.step, "__wrapped__", short)
+    with pytest.raises(MemoryError):
+        optimizer.step()
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert not optimizer.state
+
+
+SHORT = """
+import copy, resource, torch
+from torch import nn
+from ipex_inductor.optim import attach_master_weights, step
+
+torch.set_num_threads(1)
+model = nn.ParameterList([torch.ones(step.CHUNK) for _ in range(8)])
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+attach_master_weights(model, optimizer, list(model), torch.bfloat16, split=True)
+for p in model:
+    p.grad = torch.ones_like(p)
+before = copy.deepcopy(model.state_dict())
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+states, one = 8 * 2 * 4 * step.CHUNK, 4 * step.CHUNK  # bytes that stay; what a tensor has of them
+resource.setrlimit(resource.RLIMIT_AS, (used + states - one, resource.RLIM_INFINITY))
+try:
+    optimizer.step()
+except RuntimeError as error:
+    assert "memory" in str(error), error
+else:
+    raise AssertionError("there was memory enough")
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+assert not optimizer.state
+optimizer.step()
+for value in model.state_dict().values():
+    torch.testing.assert_close(value, torch.full_like(value, 0.9))
+"""
+
+
+def test_memory_that_is_short_for_the_states_leaves_all_as_it_was():
+    """A first step makes them; those of all chunks are had before the first is written."""
+    if device().type != "cpu":
+        pytest.skip("the memory of a process is limited, not a GPU's")
+    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed is the system's again
+    done = subprocess.run([sys.executable, "-c", SHORT], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @parametrize_low

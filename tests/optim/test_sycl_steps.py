@@ -27,7 +27,7 @@ def in_sycl(monkeypatch):
     called = []
 
     @functools.cache
-    def function(kernel):
+    def function(kernel, name):
         made = step.step_function(kernel)
 
         def run(*given):

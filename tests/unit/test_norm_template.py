@@ -7,6 +7,7 @@ from itertools import product
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from ipex_inductor.optim import norms
 from ipex_inductor.target import described
@@ -43,9 +44,11 @@ def test_kernels_compile_where_there_is_no_gpu(dtype, gpu, tmp_path, monkeypatch
 # All of `Reading` but the launches: in place of a GPU, Triton's interpreter.
 INTERPRETED = """
 import contextlib, gc, math
+from functools import partial
+from itertools import product
 import numpy
 import torch
-from ipex_inductor.optim import batches, norms
+from ipex_inductor.optim import Lamb, Lars, batches, norms
 from ipex_inductor.templates import gpu
 from ipex_inductor.templates.step import StepKernel
 
@@ -183,6 +186,53 @@ for dtype in LARGEST:
 reading = norms.Reading([torch.zeros(0), torch.zeros(0)], CPU)  # of nothing somebody says so, too
 (norm, factor), found = read(reading, norms.array("q", (0, 0)), 0.5, None, True)
 assert (norm, factor, found) == (0, 1, 0)
+
+# Norms of tensors, of shards too: where the device counts steps, which changes nothing if told so,
+# and where the host does.
+for (make, flags, counted), sharded, there in product((
+    (partial(Lamb, lr=0.01, weight_decay=0.1), (), "float32"),
+    (partial(Lars, lr=0.1, momentum=0.9, weight_decay=0.1, epsilon=1e-3), ("lars", "momentum"), ""),
+), (False, True), (False, True)):
+    theirs = [torch.nn.Parameter(torch.randn(n)) for n in SIZES]
+    reference, count = make(theirs), 2 if counted else 1
+    kernel = StepKernel(make.func.__name__, (*flags, "weight_decay"), "float32", "", "float32",
+                        ("float32",) * count, counted, True, sharded=sharded)
+    if there:
+        batch = batches.CountingBatch(kernel, CPU, True)
+    else:
+        batch = batches.CudaBatch(kernel, CPU, True, 0, 0.0 if counted else 1.0)
+    ours = [[q.detach().clone(), torch.empty_like(q), *torch.zeros(count, len(q))] for q in theirs]
+    steps = [torch.tensor(0.0) if counted else None for _ in theirs]
+    own, total = torch.zeros(2, len(SIZES), 2, dtype=torch.float64)
+    for n, (row, step) in enumerate(zip(ours, steps)):
+        places = [own[n].data_ptr(), total[n].data_ptr()] * sharded
+        batch.add([*(t.data_ptr() for t in row), *places], len(row[0]), step, True, 0)
+    batch.prepare()
+    before_step = ["scalars"] * there + ["norms"]
+    for left in (0.0, 1.0, 0.0, 0.0) if there else (0.0, 0.0, 0.0):
+        for (_, grad, *_), q in zip(ours, theirs):
+            grad.copy_(torch.randn_like(q))
+            q.grad = 0.5 * grad
+        before = [[t.clone() for t in row] for row in ours]
+        around = batches.Scale(0.5, found_inf=torch.tensor(left) if there else None)
+        numbers = batch.numbers(reference.param_groups, around)
+        launched.clear()
+        batch.take_norms(numbers, around)
+        assert launched == before_step * sharded
+        total.copy_(own)
+        batch.run(numbers, around)
+        assert launched == [*before_step, "step"]
+        if left:
+            torch.testing.assert_close(ours, before, rtol=0, atol=0)
+        else:
+            reference.step()
+    for row, q, step in zip(ours, theirs, steps):
+        known = reference.state[q]
+        assert step is None or step == 3 == known["step"]
+        wanted = [q.detach(), *(v for name, v in known.items() if name != "step")]
+        # Three steps of some roundings, of values of about 1; norms are added up in another order.
+        torch.testing.assert_close([row[0], *row[2:]], wanted, rtol=1e-5, atol=1e-6)
+    print(make.func.__name__, sharded, there)
 gc.unfreeze()
 """
 
@@ -196,7 +246,7 @@ def test_a_reading_is_torchs(tmp_path):
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(done.stdout.splitlines()) == 3 + len(DTYPES)
+    assert len(done.stdout.splitlines()) == 3 + len(DTYPES) + 8
 
 
 def test_a_step_whose_scalars_are_no_part_of_a_reading_says_so(monkeypatch):
@@ -215,3 +265,33 @@ def test_a_step_whose_scalars_are_no_part_of_a_reading_says_so(monkeypatch):
     assert read.run(SimpleNamespace(kernel="a kernel")) is False
     assert ran[0][-1] is None
     assert said == ["the scalars of a step are a launch of their own: too many registers"]
+
+
+def test_a_graph_gets_a_reading_that_was_there_before(monkeypatch):
+    """What a reading needs cannot be had while a graph is captured, which keeps what it got."""
+    made, now = [], SimpleNamespace(capturing=False)
+
+    def reading(grads):
+        nothing = {"clipped": lambda: None, "found": lambda: None, "load": lambda *_: None}
+        made.append(SimpleNamespace(takes=lambda divisor: True, **nothing))
+        return made[-1]
+
+    monkeypatch.setattr(norms, "_made", reading)
+    monkeypatch.setattr(norms, "_captured", [])
+    monkeypatch.setattr(norms, "capturing", lambda: now.capturing)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    optimizer = torch.optim.SGD(params)
+    for p in params:
+        p.grad = torch.ones(3)
+    now.capturing = True
+    assert norms.read_of(optimizer, 1.0, None, None) is None
+    now.capturing = False
+    assert norms.read_of(optimizer, 1.0, None, None)._reading is made[0]
+    assert norms._captured == []
+    now.capturing = True
+    for _ in range(2):
+        assert norms.read_of(optimizer, 1.0, None, None)._reading is made[0]
+    assert norms._captured == made
+    params[1].grad = None
+    assert norms.read_of(optimizer, 1.0, None, None) is None

@@ -30,27 +30,29 @@ FORMS = {  # of parameters: dtype, rest, gradients, state
     "fp16 master": ("float16", "float32", "float32", "float32"),
 }
 ONE_PASS = [name for name, rule in FORMULAS.items() if not rule.norms]
+TWO_PASSES = [name for name in FORMULAS if name not in ONE_PASS]
 GPUS = ("a100-80gb", "h200", "b200", "mi300x")
 
 
-def kernel(formula, form, scaled=True, zeroed=True):
+def kernel(formula, form, scaled=True, zeroed=True, sharded=False):
     """With every flag on."""
     rule, (param, rest, grad, state) = FORMULAS[formula], FORMS[form]
     states = (state,) * len(rule.state(frozenset(rule.flags)))
     counted = "float32" if rule.counts else ""
     flags = tuple(sorted(rule.flags))
-    return StepKernel(formula, flags, param, rest, grad, states, counted, scaled, zeroed)
+    return StepKernel(formula, flags, param, rest, grad, states, counted, scaled, zeroed, sharded)
 
 
 def compiled(made, gpu, name="step", tabled=False):
-    signatures = {"norms": norms_signature, "scalars": scalars_signature}
+    signatures = {"norms": norms_signature, "step": signature}
+    given = signatures[name](made, tabled) if name in signatures else scalars_signature(made)
     block = {"BLOCK": 32} if name == "scalars" else {"ALIGNED": 16, "BLOCK": 1024}
     return binary(
         triton_source(made, tabled),
         name,
         described(gpu),
         pairs({**made.problem, "tabled": tabled}),
-        signatures[name](made) if name in signatures else signature(made, tabled),
+        given,
         block,
         {"num_warps": 1 if name == "scalars" else 8},
     )
@@ -58,9 +60,8 @@ def compiled(made, gpu, name="step", tabled=False):
 
 def kernels_of(formula):
     """Names, and whether they are of the form whose scalars are made on the device."""
-    if FORMULAS[formula].norms:
-        return [("step", False), ("norms", False)]
-    return [("step", False), ("step", True), ("scalars", True)]
+    norms = [("norms", False), ("norms", True)] if FORMULAS[formula].norms else []
+    return [("step", False), ("step", True), ("scalars", True), *norms]
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -91,19 +92,27 @@ def test_no_kernel_is_compiled_for_a_cpu():
         binary("", "step", current(), (), {})
 
 
-INTERPRETED = """
+def test_kernels_of_shards_compile_where_there_is_no_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("IPEX_HOME", str(tmp_path))
+    for formula, name, tabled in product(TWO_PASSES, ("norms", "step"), (False, True)):
+        made = kernel(formula, "fp32", sharded=True)
+        assert compiled(made, "h200", name, tabled).meta["name"] == name
+
+
+COMMON = """
 import ctypes, sys
 from array import array
+from itertools import product
 import test_step_templates as mine
 import torch
 from ipex_inductor.optim.batches import library
 from ipex_inductor.templates.gpu import _module
 from ipex_inductor.templates.step import scalar_names, scalars_function
-from ipex_inductor.templates.step_triton import signature, triton_source
+from ipex_inductor.templates.step_triton import norms_signature, signature, triton_source
 
 NUMBERS = {
     "lr": 0.1, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.2, "lr_decay": 0.1,
-    "eps": 1e-3, "beta1": 0.8, "beta2": 0.95, "scale": 0.37,
+    "eps": 1e-3, "beta1": 0.8, "beta2": 0.95, "scale": 0.37, "eeta": 0.1, "epsilon": 1e-3,
 }
 SIZES, BLOCK = (1, 64, 65, 203), 64
 
@@ -125,7 +134,20 @@ def tensors(kernel, size):
 def table(rows, count):
     return torch.tensor([[*(t.data_ptr() for t in row), *count(row)] for row in rows])
 
+def close(kernel, ours, theirs, roundings):
+    for mine_, theirs_ in zip(ours, theirs):
+        for (name, dtype), a, b in zip(kernel.columns, mine_, theirs_):
+            if name == "rest" and dtype == "int16":
+                continue  # seen in the joined value
+            if kernel.rest == "int16" and name == "param":
+                a, b = (mine.joined(row[0], row[1]) for row in (mine_, theirs_))
+            tolerance = roundings * torch.finfo(a.dtype).eps
+            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+CHUNKS = [[r, b] for r, size in enumerate(SIZES) for b in range(-(-size // BLOCK))]
 torch.manual_seed(0)
+"""
+ONE = """
 for formula in mine.ONE_PASS[:3]:  # AdamW is Adam with a flag
     for form in mine.FORMS:
         if form == "master":
@@ -140,11 +162,10 @@ for formula in mine.ONE_PASS[:3]:  # AdamW is Adam with a flag
         made = scalars_function(kernel)(3.0 if kernel.rule.counts else 0.0, *numbers.values())
         scalars = dict(zip(scalar_names(kernel), made, strict=True))
         names = [n for n in signature(kernel) if n not in ("rows", "chunks")]
-        chunks = [[r, b] for r, size in enumerate(SIZES) for b in range(-(-size // BLOCK))]
         fn = _module(triton_source(kernel))["step"]
         rows = table(ours, lambda row: [row[0].numel()])
-        given = (rows, torch.tensor(chunks, dtype=torch.int32), *(scalars[n] for n in names))
-        fn[(len(chunks),)](*given, ALIGNED=16, BLOCK=BLOCK)
+        given = (rows, torch.tensor(CHUNKS, dtype=torch.int32), *(scalars[n] for n in names))
+        fn[(len(CHUNKS),)](*given, ALIGNED=16, BLOCK=BLOCK)
 
         given = array("d", numbers.values())
         for row in theirs:
@@ -153,16 +174,70 @@ for formula in mine.ONE_PASS[:3]:  # AdamW is Adam with a flag
             one = table([row], lambda row: [count, 0])
             whole = torch.tensor([[0, 0, row[0].numel()]])
             library(kernel)(one.data_ptr(), 1, whole.data_ptr(), 1, given.buffer_info()[0], 1)
-        for mine_, theirs_ in zip(ours, theirs):
-            for (name, dtype), a, b in zip(kernel.columns, mine_, theirs_):
-                if name == "rest" and dtype == "int16":
-                    continue  # seen in the joined value
-                if kernel.rest == "int16" and name == "param":
-                    a, b = (mine.joined(row[0], row[1]) for row in (mine_, theirs_))
-                # Contraction to fused multiply-adds differs: a few roundings of each dtype.
-                tolerance = 8 * torch.finfo(a.dtype).eps
-                torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+        # Contraction to fused multiply-adds differs: a few roundings of each dtype.
+        close(kernel, ours, theirs, 8)
         print(formula, form)
+"""
+TWO = """
+def fixed(kernel):  # numbers that both are given
+    numbers = [NUMBERS[n] for n in kernel.numbers]
+    made = scalars_function(kernel)(3.0 if kernel.rule.counts else 0.0, *numbers)
+    return array("d", numbers), dict(zip(scalar_names(kernel), made, strict=True))
+
+def table_of(kernel, scalars, left):
+    row = [*scalars.values(), left]
+    return torch.tensor([row] * len(SIZES), dtype=getattr(torch, kernel.real))
+
+def launch(kernel, name, tabled, **given):
+    types = {"norms": norms_signature, "step": signature}[name](kernel, tabled)
+    given["chunks"] = torch.tensor(CHUNKS, dtype=torch.int32)
+    fn = _module(triton_source(kernel, tabled))[name]
+    fn[(len(CHUNKS),)](*(given[n] for n in types), ALIGNED=16, BLOCK=BLOCK)
+
+for formula in mine.TWO_PASSES:
+    for form, sharded, tabled in product(("fp32", "fp64", "split"), (False, True), (False, True)):
+        kernel = mine.kernel(formula, form, "split" != form, True, sharded)
+        ours = [tensors(kernel, size) for size in SIZES]
+        theirs = [[t.clone() for t in row] for row in ours]
+        numbers, scalars = fixed(kernel)
+        real, count = getattr(torch, kernel.real), len(SIZES)
+        # Their own sums, and those of all, which are more.
+        sums = [torch.zeros(2, count, 2, dtype=torch.float64) for _ in range(2)]
+        places = [[[own[k, r].data_ptr() for k in (0, 1)] * sharded for r in range(count)]
+                  for own in sums]
+
+        rows = torch.tensor([[*(t.data_ptr() for t in row), *place, row[0].numel()]
+                             for row, place in zip(ours, places[0])])
+        counters = torch.zeros(count, dtype=torch.int32)
+        parts = torch.full((2 * len(CHUNKS),), torch.nan, dtype=real)
+        given = {"rows": rows, "ratios": torch.full((count,), torch.nan, dtype=real)}
+        for left in (1, 0) if tabled else (0,):
+            given |= {"table": table_of(kernel, scalars, left)} if tabled else scalars
+            before = [[t.clone() for t in row] for row in ours]
+            launch(kernel, "norms", tabled, parts=parts, counters=counters, **given)
+            assert not counters.any()
+            sums[0][1] = 3 * sums[0][0]
+            launch(kernel, "step", tabled, **given)
+            for row, were in zip(ours, before) if left else ():
+                for (name, _), a, b in zip(kernel.columns, row, were):
+                    assert torch.equal(a, torch.zeros_like(b) if name == "grad" else b)
+                    a.copy_(b)
+
+        step = torch.full((count,), 2.0)
+        last = [t.data_ptr() if kernel.rule.counts else 0 for t in step]
+        rows = torch.tensor([[*(t.data_ptr() for t in row), *place, at, 0]
+                             for row, place, at in zip(theirs, places[1], last)])
+        whole = torch.tensor([[r, 0, size] for r, size in enumerate(SIZES)])
+        given = (rows.data_ptr(), count, whole.data_ptr(), count, numbers.buffer_info()[0], 1)
+        if sharded:
+            library(kernel, "norms")(*given)
+            sums[1][1] = 3 * sums[1][0]
+            torch.testing.assert_close(*sums, rtol=1e-5, atol=0)  # of squares added up in fp32
+        library(kernel)(*given)
+        if kernel.rule.counts:
+            assert step.eq(3).all()  # once
+        close(kernel, ours, theirs, 32)  # as above, and of the sums
+        print(formula, form, sharded, tabled)
 """
 
 
@@ -172,12 +247,14 @@ def joined(upper, lower):
     return join(upper, lower)
 
 
-def test_triton_and_cpp_agree(tmp_path):
+@pytest.mark.parametrize(
+    ("script", "cases"), [(ONE, 3 * (len(FORMS) - 1)), (TWO, 2 * 3 * 2 * 2)], ids=["one", "norms"]
+)
+def test_triton_and_cpp_agree(script, cases, tmp_path):
     """Interpreted on the CPU, every formula and form."""
     env = {**os.environ, "TRITON_INTERPRET": "1", "IPEX_HOME": str(tmp_path)}
     env["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env=env, capture_output=True, text=True, timeout=300
-    )
+    command = [sys.executable, "-c", COMMON + script]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(done.stdout.splitlines()) == 3 * (len(FORMS) - 1)
+    assert len(done.stdout.splitlines()) == cases
