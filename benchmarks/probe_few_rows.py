@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda as gpu
 
-SHAPES = ("16x4096x4096", "1x4096x11008", "4x4096x4096", "32x4096x4096", "16x4096x11008", "16x11008x4096", "1x4096x4096")
+SHAPES = ("16x4096x4096", "1x4096x4096", "1x4096x11008", "32x4096x4096", "16x11008x4096")
 COPIED = 4.2e12
 
 
@@ -55,6 +55,7 @@ def one_row(
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, TERMS: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
     SWAPPED: tl.constexpr, HOW: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr, THREADS: tl.constexpr,
+    BIAS: tl.constexpr, EVICT: tl.constexpr, X: tl.constexpr, TOKEN: tl.constexpr, BATCH: tl.constexpr,
 ):  # fmt: skip
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     weight_ = weight + tl.minimum(columns, N - 1).to(tl.int64)[:, None] * K
@@ -66,6 +67,8 @@ def one_row(
         gpu.gdc_wait()
     if PDL == 2:
         gpu.gdc_launch_dependents()
+    if BIAS:
+        more = tl.load(bias + tl.minimum(columns, N - 1)).to(tl.float32)
     sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     for step in tl.range(0, TERMS // BLOCK_K, num_stages=STAGES):
         k = step * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -76,7 +79,10 @@ def one_row(
         gpu.gdc_launch_dependents()
     result = tl.sum(sums, 1)
     inside = columns < N
-    result += tl.load(bias + columns, mask=inside).to(tl.float32)
+    if BIAS:
+        result += more
+    else:
+        result += tl.load(bias + columns, mask=inside).to(tl.float32)
     tl.store(y + columns, _gelu(result).to(tl.bfloat16), mask=inside)
 
 
@@ -86,6 +92,7 @@ def few_rows(
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, TERMS: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
     SWAPPED: tl.constexpr, HOW: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr, THREADS: tl.constexpr,
+    BIAS: tl.constexpr, EVICT: tl.constexpr, X: tl.constexpr, TOKEN: tl.constexpr, BATCH: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(1)
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -104,39 +111,68 @@ def few_rows(
     rows = tl.arange(0, BLOCK_M).to(tl.int64)
     there = (rows < M)[:, None]
     x_ = x + rows[:, None] * K
-    sums = tl.zeros([BLOCK_N if SWAPPED else BLOCK_M, BLOCK_M if SWAPPED else BLOCK_N], tl.float32)
-    for step in tl.range(0, TERMS // BLOCK_K, num_stages=STAGES):
-        k = part * TERMS + step * BLOCK_K + tl.arange(0, BLOCK_K)
-        if EVEN:
-            a = tl.load(x_ + k[None, :], mask=there, other=0)
-            b = tl.load(weight_ + k[None, :])
-        else:
-            a = tl.load(x_ + k[None, :], mask=there & (k < K)[None, :], other=0)
-            b = tl.load(weight_ + k[None, :], mask=(k < K)[None, :], other=0)
-        if SWAPPED:
-            sums = tl.dot(b, tl.trans(a), sums)
-        else:
-            sums = tl.dot(a, tl.trans(b), sums)
+    if BIAS:
+        more = tl.load(bias + tl.minimum(columns, N - 1)).to(tl.float32)[None, :]
+    if BATCH > 1:
+        KB: tl.constexpr = BLOCK_K // BATCH
+        each = tl.arange(0, BATCH)[:, None, None] * KB + tl.arange(0, KB)[None, None, :]
+        x3 = x + rows[None, :, None] * K + each
+        w3 = weight + tl.minimum(columns, N - 1).to(tl.int64)[None, :, None] * K + each
+        sums3 = tl.zeros([BATCH, BLOCK_M, BLOCK_N], tl.float32)
+        for step in tl.range(0, TERMS // BLOCK_K, num_stages=STAGES):
+            k = part * TERMS + step * BLOCK_K
+            a = tl.load(x3 + k, mask=(rows < M)[None, :, None], other=0)
+            b = tl.load(w3 + k, eviction_policy="evict_first" if EVICT else "")
+            sums3 = tl.dot(a, tl.permute(b, (0, 2, 1)), sums3)
+        result = tl.sum(sums3, 0)
+    else:
+        sums = tl.zeros([BLOCK_N if SWAPPED else BLOCK_M, BLOCK_M if SWAPPED else BLOCK_N], tl.float32)
+        for step in tl.range(0, TERMS // BLOCK_K, num_stages=STAGES):
+            k = part * TERMS + step * BLOCK_K + tl.arange(0, BLOCK_K)
+            if X:
+                a = tl.load(x_ + k[None, :], mask=there, other=0)
+            else:  # what x costs: wrong values
+                a = tl.full([BLOCK_M, BLOCK_K], 1, tl.bfloat16)
+            b = tl.load(weight_ + k[None, :], eviction_policy="evict_first" if EVICT else "")
+            if SWAPPED:
+                sums = tl.dot(b, tl.trans(a), sums)
+            else:
+                sums = tl.dot(a, tl.trans(b), sums)
+        result = tl.trans(sums) if SWAPPED else sums
     if PDL == 3:
         gpu.gdc_launch_dependents()
-    result = tl.trans(sums) if SWAPPED else sums
     inside = there & (columns < N)[None, :]
     at = rows[:, None] * N + columns[None, :]
-    if HOW == 0:
-        result += tl.load(bias + columns, mask=columns < N).to(tl.float32)[None, :]
-        tl.store(y + at, _gelu(result).to(tl.bfloat16), mask=inside)
-    else:
+    if HOW != 0:
         tl.store(partial + part * M * N + at, result, mask=inside)
+    if HOW == 0:
+        if BIAS:
+            result += more
+        else:
+            result += tl.load(bias + columns, mask=columns < N).to(tl.float32)[None, :]
+        tl.store(y + at, _gelu(result).to(tl.bfloat16), mask=inside)
     if HOW == 1:
         tl.debug_barrier()
-        arrived = tl.atomic_add(counter + tl.program_id(0), 1, sem="acq_rel", scope="gpu")
-        if arrived == PARTS - 1:
-            total = tl.load(partial + at, mask=inside, cache_modifier=".cg")
-            for other in tl.static_range(1, PARTS):
-                total += tl.load(partial + other * M * N + at, mask=inside, cache_modifier=".cg")
-            total += tl.load(bias + columns, mask=columns < N).to(tl.float32)[None, :]
+        if TOKEN:  # of two: whoever finds it there is the last; it need not be anything before
+            flag = counter.to(tl.pointer_type(tl.int64)) + tl.program_id(0)
+            mine: tl.constexpr = 0x6A09E667F3BCC908
+            last = tl.atomic_xchg(flag, mine, sem="acq_rel", scope="gpu") == mine
+        else:
+            last = tl.atomic_add(counter + tl.program_id(0), 1, sem="acq_rel", scope="gpu") == PARTS - 1
+        if last:
+            if TOKEN:
+                total = result + tl.load(partial + (1 - part) * M * N + at, mask=inside, cache_modifier=".cg")
+                tl.store(counter.to(tl.pointer_type(tl.int64)) + tl.program_id(0), 0)
+            else:
+                total = tl.load(partial + at, mask=inside, cache_modifier=".cg")
+                for other in tl.static_range(1, PARTS):
+                    total += tl.load(partial + other * M * N + at, mask=inside, cache_modifier=".cg")
+                tl.store(counter + tl.program_id(0), 0)
+            if BIAS:
+                total += more
+            else:
+                total += tl.load(bias + columns, mask=columns < N).to(tl.float32)[None, :]
             tl.store(y + at, _gelu(total).to(tl.bfloat16), mask=inside)
-            tl.store(counter + tl.program_id(0), 0)
 
 
 @triton.jit
@@ -178,10 +214,15 @@ class Variant(NamedTuple):
     how: str = "one"
     ahead: int = 0
     pdl: str = "-"
+    bias: bool = False  # loaded first
+    evict: bool = False  # the weight leaves the L2 first
+    x: bool = True
+    token: bool = False
+    batch: int = 1
 
     def __str__(self):
         words = [self.columns, self.step, self.parts, self.warps, self.stages]
-        return " ".join(map(str, words)) + (" s" if self.swapped else "") + f" {self.how} {self.ahead} {self.pdl}"
+        return " ".join(map(str, words)) + (" s" if self.swapped else "") + f" {self.how} {self.pdl}" + " bias" * self.bias + " evict" * self.evict + " NO-X" * (not self.x) + " token" * self.token + f" x{self.batch}" * (self.batch > 1)
 
     def constants(self, rows, size, columns):
         step = self.step // 2
@@ -191,6 +232,7 @@ class Variant(NamedTuple):
             "BLOCK_N": self.columns, "BLOCK_K": step, "TERMS": terms, "PARTS": -(-size // terms),
             "STAGES": self.stages, "SWAPPED": self.swapped, "HOW": ("one", "last", "two").index(self.how),
             "AHEAD": min(self.ahead, 2 * min(terms, size)), "PDL": "-wbl".index(self.pdl), "THREADS": 32 * self.warps,
+            "BIAS": self.bias, "EVICT": self.evict, "X": self.x, "TOKEN": self.token, "BATCH": self.batch,
         }  # fmt: skip
 
 
@@ -200,28 +242,35 @@ ALL = 1 << 20  # of a row: as much as is its own
 
 def variants(rows, size, columns, many):
     """Those that fill the device; `many`: all of them."""
+    V = Variant
     if rows == 1:
         found = []
-        for tile in ((1, 4096, 1, 4, 1), (4, 2048, 1, 4, 1), (16, 512, 1, 4, 1), (2, 4096, 1, 4, 1)):
-            found += [V(*tile, ahead=a, pdl=p) for a, p in ((0, "-"), (ALL, "-"), (0, "w"), (ALL, "w"), (0, "b"), (ALL, "b"), (ALL, "l"))]
+        for tile in ((1, 4096, 1, 4, 1), (2, 4096, 1, 4, 1), (1, 8192, 1, 4, 1), (1, 4096, 1, 2, 1), (2, 2048, 1, 2, 1)):
+            found += [V(*tile, bias=b, pdl=p) for b, p in ((False, "-"), (True, "-"), (True, "b"))]
         return found
     found = []
-    # As they are, and what each idea brings to the best of them.
-    ideas = [(0, "-"), (ALL, "-"), (2048, "-"), (0, "w"), (0, "l"), (0, "b"), (2048, "l"), (ALL, "l"), (2048, "b"), (1024, "b"), (4096, "b"), (ALL, "b"), (ALL, "w")]
-    some = [(0, "-"), (ALL, "-"), (0, "b"), (2048, "l"), (2048, "b"), (ALL, "b")]
-    for tile in ((16, 512, 1, 2, 5), (32, 512, 1, 4, 4)):
-        found += [V(*tile, ahead=a, pdl=p) for a, p in (ideas if many else some)]
-    for tile in ((32, 1024, 1, 4, 3), (32, 256, 1, 4, 8), (32, 256, 1, 2, 8), (32, 512, 1, 8, 4), (16, 1024, 1, 4, 3), (64, 256, 1, 4, 5), (64, 512, 1, 4, 3)):
-        found += [V(*tile, ahead=a, pdl=p) for a, p in ((0, "-"), (0, "b"), (2048, "b"), (ALL, "b")) if many or a == ALL]
-    split = [(64, 256, 2, 4, 5, False), (64, 256, 2, 4, 5, True), (64, 256, 4, 4, 5, False), (64, 512, 2, 4, 3, False), (64, 512, 2, 8, 3, True), (32, 512, 2, 4, 4, False), (128, 256, 4, 8, 4, False), (128, 256, 4, 4, 4, True), (128, 256, 8, 8, 3, False)]
+    ones = [(32, 512, 1, 4, 4), (16, 512, 1, 2, 5), (16, 512, 1, 4, 6), (32, 1024, 1, 4, 3), (32, 512, 1, 4, 6), (32, 512, 1, 4, 9), (32, 256, 1, 4, 12), (16, 1024, 1, 4, 4), (16, 1024, 1, 2, 4), (32, 1024, 1, 8, 5)]
+    for tile in ones:
+        found += [V(*tile), V(*tile, bias=True), V(*tile, bias=True, evict=True), V(*tile, bias=True, pdl="b")]
+    for tile in ones[:2]:
+        found += [V(*tile, bias=True, x=False)]
+    for tile in ((32, 512, 1, 4, 4), (32, 1024, 1, 4, 3), (16, 1024, 1, 4, 4), (16, 1024, 1, 4, 3), (16, 512, 1, 4, 6), (32, 1024, 1, 8, 3)):
+        found += [V(*tile, bias=True, batch=4), V(*tile, bias=True, batch=4, pdl="b")]
+    split = [(64, 256, 2, 4, 5, True), (64, 256, 2, 4, 5, False), (64, 256, 2, 4, 8, True), (64, 256, 2, 4, 9, False), (64, 512, 2, 4, 4, True), (64, 512, 2, 4, 5, True), (64, 128, 2, 4, 12, True), (64, 128, 2, 4, 16, True)]
     for tile in split:
-        for how in ("last", "two"):
-            pairs = ((0, "-"), (ALL, "-"), (0, "b"), (2048, "b"), (ALL, "b")) if many else ((0, "-"), (ALL, "b"))
-            found += [V(*tile, how=how, ahead=a, pdl=p) for a, p in pairs]
+        found += [V(*tile, how="two"), V(*tile, how="two", pdl="b")]
+        found += [V(*tile, how="last", token=True, bias=b, evict=e, pdl=p) for b, e, p in ((False, False, "-"), (True, False, "-"), (True, True, "-"), (True, False, "b"))]
+    for tile in split[:2]:
+        found += [V(*tile, how="last", token=True, bias=True, x=False), V(*tile, how="last", bias=True), V(*tile, how="two", x=False)]
+    for tile in ((128, 128, 4, 4, 8, True), (128, 256, 4, 4, 5, True), (64, 256, 4, 4, 5, True), (128, 256, 4, 8, 5, True)):
+        found += [V(*tile, how="last", bias=True), V(*tile, how="last", bias=True, pdl="b")]
+    if not many:
+        found = [v for v in found if v.x and v.batch == 1]
 
     def fills(v):
         programs = -(-columns // v.columns) * v.parts
-        return 0.45 * 132 <= programs and (v.parts == 1 or programs <= 2.1 * 132)
+        even = rows == 1 or size % v.constants(rows, size, columns)["TERMS"] == 0
+        return even and 0.45 * 132 <= programs and (v.parts == 1 or programs <= 2.1 * 132)
 
     return [v for v in dict.fromkeys(found) if fills(v)]
 
@@ -363,14 +412,14 @@ def probed(shape, options, begin):
     weights = [(make(columns, size) * size**-0.5).bfloat16() for _ in range(copies)]
     x, bias = make(rows, size).bfloat16(), make(columns).bfloat16()
     partial = torch.full((8 * rows * columns,), float("nan"), device="cuda")
-    counter = torch.zeros(1024, dtype=torch.int32, device="cuda")
+    counter = torch.zeros(4096, dtype=torch.int32, device="cuda")
     ys = [torch.empty(rows, columns, device="cuda", dtype=torch.bfloat16) for _ in range(copies)]
     operands = [(x, w, bias, y, partial, counter) for w, y in zip(weights, ys)]
     exact = F.gelu(F.linear(x.double(), weights[0].double(), bias.double()))
     eager = (F.gelu(F.linear(x, weights[0], bias)).double() - exact).abs().max().item()
     wrong = dict(failed)
     for name, run in [*runs.items()]:
-        if isinstance(run, Read):
+        if isinstance(run, Read) or not run.variant.x:
             continue
         try:
             for _ in range(3):  # a counter that is not 0 again shows
@@ -390,11 +439,11 @@ def probed(shape, options, begin):
     if size == columns and rows > 1:  # who waits for one another right gives the same bits
         by_tile = {}
         for name, run in [*runs.items()]:
-            if isinstance(run, Read):
+            if isinstance(run, Read) or not run.variant.x:
                 continue
-            key = run.variant._replace(ahead=0, pdl="-", how="one" if run.variant.how == "one" else "parts")
+            key = run.variant._replace(pdl="-", evict=False, how="one" if run.variant.how == "one" else "parts", token=False)
             if key not in by_tile:
-                plain = Run(run.variant._replace(ahead=0, pdl="-"), rows, size, columns)
+                plain = Run(key._replace(how=run.variant.how, token=run.variant.token), rows, size, columns)
                 by_tile[key] = chain(plain, x, weights, bias, partial, counter, graph=False)
             if not torch.equal(chain(run, x, weights, bias, partial, counter), by_tile[key]):
                 wrong[name] = "another result in a chain"
