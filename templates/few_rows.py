@@ -172,7 +172,8 @@ _JOINED = """\
     word = ({workspace} + block * WORD).to(tl.pointer_type(tl.int64))
     if tl.atomic_xchg(word, HERE, sem="acq_rel", scope="gpu") == HERE:
         tl.store(word, 0)
-        result += tl.load(sums_ + (block * 2 + 1 - part) * (BLOCK_M * BLOCK_N), cache_modifier=".cg")
+        others = sums_ + (block * 2 + 1 - part) * (BLOCK_M * BLOCK_N)
+        result += tl.load(others, cache_modifier=".cg")
         row = tl.arange(0, BLOCK_M)[:, None]
         column = columns[None, :]
 """
@@ -223,5 +224,6 @@ def source(one_row: bool, how: Tile = USUAL) -> str:
     return (
         "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
         f"def product(x, weight, y, {'work, ' * how.joined}{typed}):\n{body}"
-        f"{' ' * 4 * how.joined}    tl.store(y + row.to(tl.int64) * N + column, result, mask=inside)\n"
+        f"{' ' * (8 if how.joined else 4)}"
+        "tl.store(y + row.to(tl.int64) * N + column, result, mask=inside)\n"
     )
