@@ -47,7 +47,7 @@ def _template(one_row: bool, how: Tile) -> Any:
 
 
 def _few_rows(x: Any, weight: Any, terms: int, tile: list[int]) -> Any:
-    how = Tile(*tile)
+    how = Tile._make(tile)
     x, weight = map(ir.ExternKernel.realize_input, (x, weight))
     weight = ir.ExternKernel.require_stride_order(weight, [1, 0])  # one made here lies as it likes
     rows, size = (int(n) for n in x.get_size())

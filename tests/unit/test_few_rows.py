@@ -66,11 +66,24 @@ def without_a_term(part):
         right()
 
 
+def without_the_other_part():
+    """As `right`, where the last part of two is all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(few_rows, "_JOINED", few_rows._JOINED.replace("result +=", "left_out ="))
+        right()
+
+
 INTERPRETED = """
 import json, traceback
 import test_few_rows as mine
 told = {}
-for call in "right()", "far_apart()", "without_a_term('_ONE_ROW')", "without_a_term('_FEW_ROWS')":
+for call in (
+    "right()",
+    "far_apart()",
+    "without_a_term('_ONE_ROW')",
+    "without_a_term('_FEW_ROWS')",
+    "without_the_other_part()",
+):
     try:
         eval(f"mine.{call}")
         told[call] = ""
@@ -100,6 +113,10 @@ def test_values_against_fp64(interpreted):
 @pytest.mark.parametrize("part", ["_ONE_ROW", "_FEW_ROWS"])
 def test_the_comparison_sees_one_term_that_is_missing(part, interpreted):
     assert "AssertionError" in interpreted[f"without_a_term({part!r})"]
+
+
+def test_the_comparison_sees_a_part_that_is_missing(interpreted):
+    assert "AssertionError" in interpreted["without_the_other_part()"]
 
 
 def test_rows_that_lie_far_apart(interpreted):
