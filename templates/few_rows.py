@@ -90,7 +90,7 @@ NOT_XE = (*ONE_ROW[2:4], ROWS[3])  # for Intel's GPUs: two spill there, one is H
 PARTS = (1, 2, 4, 8)
 # Two parts that become one result in the same kernel.
 JOINED = tuple(t._replace(parts=2, joined=True) for t in ROWS[2:])
-EARLY = tuple(t._replace(early=True) for t in (ONE_ROW[0], ROWS[1], *JOINED))
+EARLY = tuple(t._replace(early=True) for t in (ONE_ROW[0], JOINED[-1]))
 LAUNCH = "launch_pdl"  # what Triton calls a launch before the kernel in front is through
 WORD = 16  # bytes, of which eight say that a part is there
 

@@ -260,7 +260,7 @@ def test_parts_meet_in_order(tile, tmp_path, monkeypatch):
 )
 def test_offered_where_it_fills_the_device(rows, columns, size):
     calls = offered(linear("bfloat16", rows, columns, size))
-    assert 2 <= len(calls) <= 13  # each is compiled when it is measured
+    assert 2 <= len(calls) <= 11  # each is compiled when it is measured
     for call in calls:
         tile = Tile(**call.parameters)
         parts = ceil(size / tile.terms(size, 2))
