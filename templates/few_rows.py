@@ -102,7 +102,7 @@ def tiles(one_row: bool) -> Iterator[Tile]:
         for t in usual:
             yield t._replace(parts=parts)
     yield from () if one_row else JOINED
-    yield from (t for t in EARLY if (t._replace(early=False) in ONE_ROW) == one_row)
+    # None of EARLY: timed by calls that are all early they win, among other kernels they lose.
 
 
 # `{names}` are filled in by `inductor_source` and `source`. The rows of the weight beyond the last

@@ -379,11 +379,9 @@ def test_a_weight_that_is_made_in_the_graph_is_laid_out_by_rows(tmp_path, monkey
     ("rows", "parts", "seldom"),
     [
         (1, 1, ()),
-        (1, 1, ("early",)),
         (16, 1, ()),
         (16, 4, ()),
         (16, 2, ("joined",)),
-        (16, 2, ("joined", "early")),
         ("4x4", 1, ()),
         ("2x3", 2, ("joined",)),
     ],
