@@ -11,7 +11,8 @@ larger of traffic at the H200's copy speed and arithmetic at the rate its large 
 
 Peers: eager; inductor (default mode); max-autotune if asked for (tens of seconds a shape); cublaslt
 (`aten._addmm_activation`, the tanh form alone); and each tile of ours that is offered for a shape,
-by its fields: columns, bytes of a step, parts, warps, stages, swapped. The last line of a shape
+by its fields: columns, bytes of a step, parts, warps, stages, swapped, then joined and early, where
+it is one of those. The last line of a shape
 says how the best of what a record may choose does against the best of the others.
 """
 
@@ -38,6 +39,7 @@ from ipex_inductor.autotune.measure import Candidate, Judge, Run
 from ipex_inductor.autotune.record import Choice, Problem
 from ipex_inductor.lowerings import compiling, library, settings, shapes
 from ipex_inductor.lowerings.workload import inputs_of
+from ipex_inductor.templates import few_rows
 
 # (M, K, N); those that memory limits first, of which the budget may not run out.
 SHAPES = (
@@ -51,6 +53,7 @@ SHAPES = (
 COPIED, MULTIPLIED = 4.27e12, 790e12  # bytes and operations a second: see reference/measured.md
 OTHERS = ("eager", "inductor", "max-autotune")
 NOT_OURS = ("eager", "max-autotune")  # Inductor's own is what is left where nothing is faster
+SELDOM = {*few_rows.SELDOM}
 UNARY = {"none": "gelu", "tanh": "gelu_tanh"}
 
 
@@ -90,7 +93,10 @@ def peers(
     for call in library.calls(problem)[1:]:
         tiles += bool(call.parameters)
         if tiles <= options.tiles:
-            name = " ".join([call.name, *(str(int(v)) for v in call.parameters.values())])
+            numbers = {k: str(int(v)) for k, v in call.parameters.items() if k not in SELDOM}
+            name = " ".join(
+                [call.name, *numbers.values(), *sorted(SELDOM & call.parameters.keys())]
+            )
             yield name, functools.partial(compiling.compiled, problem, call.choice, inputs)
 
 
@@ -202,7 +208,7 @@ def main() -> None:
     parser.add_argument("--gelu", nargs="+", default=["tanh", "none"], choices=UNARY)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--max-autotune", action="store_true", help="Inductor's: slow")
-    parser.add_argument("--tiles", type=int, default=8, help="of ours a shape, at most")
+    parser.add_argument("--tiles", type=int, default=14, help="of ours a shape, at most")
     parser.add_argument("--seconds", type=float, default=0.8, help="of timing a table")
     parser.add_argument("--budget", type=float, default=75, help="seconds; then no more tiles")
     parser.add_argument("--json", help="append the rows to this file, one JSON object a line")

@@ -21,7 +21,15 @@ from ipex_inductor.lowerings.templated import (
     why_no_product,
 )
 from ipex_inductor.lowerings.workload import named
-from ipex_inductor.templates.few_rows import MOST, NAME, NOT_XE, Tile, inductor_source, tiles
+from ipex_inductor.templates.few_rows import (
+    LAUNCH,
+    MOST,
+    NAME,
+    NOT_XE,
+    Tile,
+    inductor_source,
+    tiles,
+)
 
 # Fewer programs leave multiprocessors idle; where half as many are already more, rows of the weight
 # are not divided any further.
@@ -32,9 +40,10 @@ def _grid(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, Any, i
     return cdiv(columns, meta["BLOCK_N"]), meta["PARTS"], 1
 
 
-def _template(one_row: bool) -> Any:
+def _template(one_row: bool, how: Tile) -> Any:
     name = "ipex_one_row" if one_row else "ipex_few_rows"
-    return template(name, inductor_source(one_row), _grid)
+    name += "_joined" * how.joined + "_early" * how.early
+    return template(name, inductor_source(one_row, how), _grid)
 
 
 def _few_rows(x: Any, weight: Any, terms: int, tile: list[int]) -> Any:
@@ -42,14 +51,18 @@ def _few_rows(x: Any, weight: Any, terms: int, tile: list[int]) -> Any:
     x, weight = map(ir.ExternKernel.realize_input, (x, weight))
     weight = ir.ExternKernel.require_stride_order(weight, [1, 0])  # one made here lies as it likes
     rows, size = (int(n) for n in x.get_size())
-    parts = -(-size // terms)
-    columns = weight.get_size()[0]
+    columns = int(weight.get_size()[0])
+    parts = how.parts if how.joined else -(-size // terms)
     return node(
-        _template(rows == 1),
+        _template(rows == 1, how),
         (x, weight),
-        ir.FixedLayout(x.get_device(), torch.float32, [parts * rows, columns]),
+        ir.FixedLayout(
+            x.get_device(), torch.float32, [rows if how.joined else parts * rows, columns]
+        ),
         how.warps,
         how.stages,
+        workspace=how.workspace(rows, columns) if how.joined else 0,
+        launch={LAUNCH: True} if how.early else {},
         PARTS=parts,
         **how.parameters(rows, size, x.get_dtype().itemsize),
     )
@@ -68,7 +81,7 @@ def _computed(
 ) -> Tensor:
     """The epilogue is of unrounded sums, and the result is rounded once."""
     rows = x.reshape(-1, x.shape[-1])
-    terms = tile.terms(rows.shape[1], x.element_size())
+    terms = rows.shape[1] if tile.joined else tile.terms(rows.shape[1], x.element_size())
     sums = torch.ops.ipex.few_rows(rows, weight, terms, [int(n) for n in tile])
     if sums.shape[0] != rows.shape[0]:
         sums = sums.view(-1, rows.shape[0], sums.shape[1]).sum(0)
@@ -85,6 +98,10 @@ def _why_not(tile: Tile, one_row: bool, problem: Problem) -> str | None:
         return f"our template is not for {problem.arch}"
     if is_xe(problem.arch) and tile._replace(parts=1) in NOT_XE:
         return "the tile is not for Intel's GPUs"
+    if tile.joined and not problem.arch.startswith("sm_"):
+        return f"no parts were joined on {problem.arch} yet"
+    if tile.early and not _launches_early(problem.arch):
+        return f"no kernel is launched on {problem.arch} before the one in front is through"
     operands = named(problem)
     x, weight = operands["x"], operands["weight"]
     no_product = None if one_row else why_no_product(problem.arch, x.dtype)
@@ -114,13 +131,18 @@ def _why_not(tile: Tile, one_row: bool, problem: Problem) -> str | None:
     return None
 
 
+def _launches_early(arch: str) -> bool:
+    """Whether it is Hopper or later."""
+    return arch.startswith("sm_") and int(arch.split(":")[0].strip("sm_af")) >= 90
+
+
 CALLS = tuple(
     Call(
         NAME,
         functools.partial(_computed, tile),
         functools.partial(_why_not, tile, one_row),
-        parameters=tile._asdict(),
-        version=digest_fields({"source": inductor_source(one_row)})[:12],
+        parameters=tile.fields(),
+        version=digest_fields({"source": inductor_source(one_row, tile)})[:12],
     )
     for one_row in (True, False)
     for tile in tiles(one_row)

@@ -68,8 +68,9 @@ for _name in OURS:
 register("template", "inductor.cpp.bmm", micro=MICRO)
 
 _ours = [tile for one_row in (True, False) for tile in few_rows.tiles(one_row)]
-_fields = zip(few_rows.Tile._fields, zip(*_ours, strict=True), strict=True)
-register("template", few_rows.NAME, None, **dict(_fields))
+_fields = dict(zip(few_rows.Tile._fields, zip(*_ours, strict=True), strict=True))
+_seldom = {name: (True,) for name in few_rows.SELDOM if _fields.pop(name)}
+register("template", few_rows.NAME, _seldom, **_fields)
 
 # In SYCL, on Intel's GPUs.
 register("template", "ipex.sycl.product", None, block=blocks())

@@ -1,10 +1,12 @@
 """Our Triton templates as nodes of Inductor's, behind which it fuses what follows."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 from torch._inductor import ir
@@ -17,6 +19,7 @@ from ipex_inductor.lowerings.calls import Call
 from ipex_inductor.ops import epilogue, gelu
 
 Grid = Callable[..., tuple[Any, ...]]
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @functools.cache
@@ -34,18 +37,37 @@ def node(
     warps: int,
     stages: int,
     written: Any = (),
+    workspace: int = 0,
+    launch: Mapping[str, Any] = NOTHING,
     **constants: Any,
 ) -> Any:
-    """The result of the template on `inputs`, of which `written` are results too."""
+    """The result of the template on `inputs`, of which `written` are results too.
+
+    `workspace`: bytes that it may write, which nobody sets up. `launch`: options of Triton's beside
+    warps and stages.
+    """
     caller = known.generate(
         input_nodes=tuple(inputs),
         layout=layout,
         num_stages=stages,
         num_warps=warps,
         mutated_inputs=[*written] or None,
+        workspace_arg=_workspace(workspace, layout.device) if workspace else None,
+        triton_meta=dict(launch) or None,  # it is added to
         **constants,
     )
     return caller.output_node()
+
+
+def _workspace(size: int, device: torch.device) -> Any:
+    from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
+
+    return WorkspaceArg(
+        count=sympy.Integer(size),
+        zero_mode=WorkspaceZeroMode.UNINITIALIZED,
+        device=device,
+        outer_name=WorkspaceArg.unique_name(),
+    )
 
 
 # Where the result has 16 bits, in which they are the same.

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 NAME = "ipex.few_rows"
+SELDOM = ("joined", "early")  # fields that records have where they are true
 MOST = 32  # rows: beyond, the product is no longer limited by memory alone
 WIDE = 16  # rows of a tile of tensor cores: fewer are filled up with zeros
 
@@ -18,6 +19,8 @@ class Tile(NamedTuple):
 
     `parts`: programs that share a row of the weight. `swapped`: the weight is the left
     factor, which Hopper's tensor cores read from shared memory as it is (from 64 rows on).
+    `joined`: of two parts, whichever is there last adds the other's sums to its own, so that one
+    kernel is all. `early`: it is launched before the kernel in front is through, and waits for it.
     """
 
     columns: int
@@ -26,6 +29,12 @@ class Tile(NamedTuple):
     warps: int
     stages: int
     swapped: bool = False
+    joined: bool = False
+    early: bool = False
+
+    def fields(self) -> dict[str, int | bool]:
+        """As records have it, which know nothing of what is as usual."""
+        return {k: v for k, v in self._asdict().items() if v or k not in SELDOM}
 
     def terms(self, size: int, itemsize: int) -> int:
         """How many of `size` terms one program adds up: whole steps."""
@@ -44,11 +53,22 @@ class Tile(NamedTuple):
             "SWAPPED": bool(self.swapped),
         }
 
+    def blocks(self, columns: int) -> int:
+        """Programs that share no row of the weight."""
+        return -(-columns // self.columns)
+
+    def workspace(self, rows: int, columns: int) -> int:
+        """Bytes in which parts that are `joined` meet: a word and the sums of either part."""
+        block = self.parameters(rows, 1, 1)["BLOCK_M"]
+        return self.blocks(columns) * (WORD + self.parts * 4 * block * self.columns)
+
     def shared(self, rows: int, itemsize: int) -> int:
         """Bytes of shared memory, at most: its stages of x and the weight, or a sum over warps."""
         block = self.parameters(rows, 1, itemsize)["BLOCK_M"]
         return (block + self.columns) * self.step * self.stages * (self.stages > 1) + (1 << 12)
 
+
+USUAL = Tile(1, 1, 1, 1, 1)  # neither joined nor early
 
 # One row is multiplied and summed without tensor cores: four or eight loads of 16 bytes a thread
 # are in flight, or, with stages, those that wait in shared memory.
@@ -68,13 +88,21 @@ ROWS = (
 )
 NOT_XE = (*ONE_ROW[2:4], ROWS[3])  # for Intel's GPUs: two spill there, one is Hopper's
 PARTS = (1, 2, 4, 8)
+# Two parts that become one result in the same kernel.
+JOINED = tuple(t._replace(parts=2, joined=True) for t in ROWS[2:])
+EARLY = tuple(t._replace(early=True) for t in (ONE_ROW[0], JOINED[-1]))
+LAUNCH = "launch_pdl"  # what Triton calls a launch before the kernel in front is through
+WORD = 16  # bytes, of which eight say that a part is there
 
 
 def tiles(one_row: bool) -> Iterator[Tile]:
-    """Those for one row, or for more, each with every number of parts."""
+    """Those for one row, or for more, each with every number of parts; then the others."""
+    usual = ONE_ROW if one_row else ROWS
     for parts in PARTS:
-        for t in ONE_ROW if one_row else ROWS:
+        for t in usual:
             yield t._replace(parts=parts)
+    yield from () if one_row else JOINED
+    # None of EARLY: timed by calls that are all early they win, among other kernels they lose.
 
 
 # `{names}` are filled in by `inductor_source` and `source`. The rows of the weight beyond the last
@@ -117,19 +145,51 @@ _FEW_ROWS = """\
             sums = tl.dot(a, tl.trans(b), sums, input_precision="ieee")
     result = tl.trans(sums) if SWAPPED else sums
 """
-_END = """\
+# A launch that is early has read and written nothing before this, nor has one that follows it.
+_EARLY = """\
+    tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()
+"""
+_INSIDE = """\
     inside = (tl.arange(0, BLOCK_M) < M)[:, None] & (columns < N)[None, :]
+"""
+_END = """\
     row = (part * M + tl.arange(0, BLOCK_M))[:, None]
     column = columns[None, :]
 """
+# Each part leaves its sums and takes what the word was, which is HERE if the other one was there
+# before. Nobody sets it up: that memory which nobody wrote holds those 64 bits by chance is as
+# likely as that two digests of as many bits are the same, and the last one takes them away again.
+# Two terms have one sum whatever their order, so no result depends on who was last.
+_JOINED = """\
+    WORD: tl.constexpr = 16
+    HERE: tl.constexpr = 0xE83B80A7A8D912D
+    block = tl.program_id(0)
+    places = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    sums_ = ({workspace} + tl.num_programs(0) * WORD).to(tl.pointer_type(tl.float32)) + places
+    tl.store(sums_ + (block * 2 + part) * (BLOCK_M * BLOCK_N), result)
+    tl.debug_barrier()  # all threads' sums, before one of them says so
+    word = ({workspace} + block * WORD).to(tl.pointer_type(tl.int64))
+    if tl.atomic_xchg(word, HERE, sem="acq_rel", scope="gpu") == HERE:
+        tl.store(word, 0)
+        others = sums_ + (block * 2 + 1 - part) * (BLOCK_M * BLOCK_N)
+        result += tl.load(others, cache_modifier=".cg")
+        row = tl.arange(0, BLOCK_M)[:, None]
+        column = columns[None, :]
+"""
 
 
-def _body(one_row: bool, **names: str) -> str:
-    return (_BEGIN + (_ONE_ROW if one_row else _FEW_ROWS) + _END).format(**names)
+def _body(one_row: bool, how: Tile, **names: str) -> str:
+    middle = _ONE_ROW if one_row else _FEW_ROWS
+    end = _INSIDE + (_JOINED if how.joined else _END)
+    return (_BEGIN + _EARLY * how.early + middle + end).format(**names)
 
 
-def inductor_source(one_row: bool) -> str:
-    """A template of Inductor's, which puts an epilogue behind it: x [M, K], weight [N, K]."""
+def inductor_source(one_row: bool, how: Tile = USUAL) -> str:
+    """A template of Inductor's, which puts an epilogue behind it: x [M, K], weight [N, K].
+
+    Of `how` only what is not a constant of the kernel.
+    """
     sizes = {"M": ("X", 0), "N": ("W", 0), "K": ("X", 1)}
     head = '{{def_kernel("X", "W")}}\n' + "".join(
         f'    {size}: tl.constexpr = {{{{size("{name}", {at})}}}}\n'
@@ -137,24 +197,33 @@ def inductor_source(one_row: bool) -> str:
     )
     body = _body(
         one_row,
+        how,
         x="X",
         weight="W",
         x_stride='{{stride("X", 0)}}',
         x_step='{{stride("X", 1)}}',
         weight_stride='{{stride("W", 0)}}',
+        workspace="ws_ptr",
     )
-    shape = 'val_shape=("BLOCK_M", "BLOCK_N")'
-    return f'{head}{body}    {{{{store_output(("row", "column"), "result", "inside", {shape})}}}}\n'
+    indent = 8 if how.joined else 4
+    more = f'val_shape=("BLOCK_M", "BLOCK_N"){", indent_width=8" * how.joined}'
+    store = f'{{{{store_output(("row", "column"), "result", "inside", {more})}}}}'
+    return f"{head}{body}{' ' * indent}{store}\n"
 
 
-def source(one_row: bool) -> str:
-    """A module with the kernel `product`: x [M, K], weight [N, K] to fp32 [parts, M, N]."""
+def source(one_row: bool, how: Tile = USUAL) -> str:
+    """A module with the kernel `product`: x [M, K], weight [N, K] to fp32 [parts, M, N].
+
+    What is `joined` is one part, and has bytes to work in after y.
+    """
     strides = ("x_stride", "x_step", "weight_stride")
-    tile = Tile(1, 1, 1, 1, 1).parameters(1, 1, 1)
+    tile = USUAL.parameters(1, 1, 1)
     typed = ", ".join(f"{name}: tl.constexpr" for name in ("M", "N", "K", *strides, *tile))
-    body = _body(one_row, x="x", weight="weight", **{name: name for name in strides})
+    names = {name: name for name in strides}
+    body = _body(one_row, how, x="x", weight="weight", workspace="work", **names)
     return (
         "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
-        f"def product(x, weight, y, {typed}):\n{body}"
-        "    tl.store(y + row.to(tl.int64) * N + column, result, mask=inside)\n"
+        f"def product(x, weight, y, {'work, ' * how.joined}{typed}):\n{body}"
+        f"{' ' * (8 if how.joined else 4)}"
+        "tl.store(y + row.to(tl.int64) * N + column, result, mask=inside)\n"
     )

@@ -56,23 +56,44 @@ def hidden(tensor, *, left=0, right=0, turned=False):
 
 
 def product(tile, x, weight):
-    """What the kernel makes of them, on memory that holds no number; added up."""
+    """What the kernel makes of them, on memory that holds no number; added up.
+
+    A tile that is joined works in memory that holds what nobody knows, twice the same.
+    """
     (rows, size), columns = x.shape, weight.shape[0]
     constants = tile.parameters(rows, size, x.element_size())
     parts = ceil(size / constants["TERMS"])
-    result = torch.full((parts, rows, columns), float("nan"), device=x.device)
+    made = 1 if tile.joined else parts
+    result = torch.full((made, rows, columns), float("nan"), device=x.device)
     constants |= {"M": rows, "N": columns, "K": size, "weight_stride": weight.stride(0)}
     constants |= {"x_stride": x.stride(0), "x_step": x.stride(1)}
-    text = interpretable(rows == 1) if triton.knobs.runtime.interpret else source(rows == 1)
-    grid = ceil(columns / tile.columns), parts
-    how = {"num_warps": tile.warps, "num_stages": tile.stages}
-    gpu._module(text)["product"][grid](x, weight, result, **constants, **how)
+    here = interpretable if triton.knobs.runtime.interpret else source
+    kernel = gpu._module(here(rows == 1, tile))["product"]
+    grid = tile.blocks(columns), tile.parts if tile.joined else parts
+    if not tile.joined:
+        kernel[grid](x, weight, result, **constants, **options(tile))
+        return result.sum(0)
+    work = torch.randint(0, 256, (tile.workspace(rows, columns),), dtype=torch.uint8)
+    work = work.to(x.device)
+    kernel[grid](x, weight, result, work, **constants, **options(tile))
+    first = result.clone()
+    kernel[grid](x, weight, result.fill_(float("nan")), work, **constants, **options(tile))
+    assert torch.equal(first, result)
     return result.sum(0)
 
 
-def interpretable(one_row):
-    """Triton's interpreter takes bf16 for integers in a dot, so there the factors are widened."""
-    text = source(one_row)
+def options(tile):
+    """What Triton is told of a tile."""
+    how = {"num_warps": tile.warps, "num_stages": tile.stages}
+    return how | ({few_rows.LAUNCH: True} if tile.early else {})
+
+
+def interpretable(one_row, tile):
+    """Triton's interpreter takes bf16 for integers in a dot, so there the factors are widened.
+
+    There is no kernel in front.
+    """
+    text = re.sub(r"(?m)^    tl\.extra\.cuda\..*\n", "", source(one_row, tile))
     for dot in () if one_row else ("tl.dot(a, tl.trans(b)", "tl.dot(b, tl.trans(a)"):
         assert dot in text
         left, right = re.findall(r"\b[ab]\b", dot)

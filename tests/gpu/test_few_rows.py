@@ -17,6 +17,7 @@ from ipex_inductor.autotune.database import Shard
 from ipex_inductor.autotune.measure import Candidate
 from ipex_inductor.autotune.record import Record
 from ipex_inductor.lowerings import compiling, library, tuner
+from ipex_inductor.lowerings.workload import inputs_of
 from ipex_inductor.templates import few_rows
 
 pytestmark = pytest.mark.gpu
@@ -49,6 +50,64 @@ def test_with_its_epilogue_in_one_kernel(name):
         run = compiling.compiled(problem, call.choice, trial.inputs)
         found = measure.verified(Candidate(call.choice, run), trial.judge, trial.inputs)
         assert isinstance(found, float), (call.choice, found.reason)
+
+
+def seldom():
+    """The calls for square layers whose parts are joined, or that are launched early."""
+    for rows in (1, 16):
+        problem = linear("bfloat16", rows, 4096, 4096, "gelu", arch=str(target.current("cuda")))
+        yield from ((problem, c) for c in offered(problem) if {*few_rows.SELDOM} & {*c.parameters})
+
+
+@torch.no_grad()
+def test_the_same_bits_whatever_runs_beside():
+    """Again and again, in streams at once, and in a captured chain of layers.
+
+    There a kernel reads what the one in front has just written, and works in the same memory.
+    """
+    known = [*seldom()]
+    assert known
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    for problem, call in known:
+        sets = [inputs_of(problem, torch.device("cuda"), seed) for seed in range(len(streams))]
+        run = compiling.compiled(problem, call.choice, sets[0])
+        wanted = [once(run, inputs) for inputs in sets]
+        assert all(torch.equal(once(run, sets[0]), wanted[0]) for _ in range(50)), call.choice
+        results = [[] for _ in sets]
+        for _ in range(50):
+            for stream, inputs, made in zip(streams, sets, results, strict=True):
+                with torch.cuda.stream(stream):
+                    made.append(run(inputs))
+        torch.cuda.synchronize()
+        for made, alone in zip(results, wanted, strict=True):
+            assert all(torch.equal(result, alone) for result in made), call.choice
+        in_chain(run, sets, call)
+
+
+def once(run, inputs):
+    """The result alone on the device."""
+    torch.cuda.synchronize()
+    result = run(inputs).clone()
+    torch.cuda.synchronize()
+    return result
+
+
+def in_chain(run, sets, call):
+    """Layers that are one another's inputs, captured, beside one after the other."""
+    layers = [inputs[1:] for inputs in sets] * 4
+    x = sets[0][0]
+    wanted = x
+    for layer in layers:
+        wanted = once(run, [wanted, *layer])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        given = x
+        for layer in layers:
+            given = run([given, *layer])
+    for _ in range(20):
+        given.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(given, wanted), call.choice
 
 
 def test_a_weight_with_gaps_between_its_rows_and_a_turned_input():
@@ -101,7 +160,7 @@ def _own_home(tmp_path, monkeypatch):
 @pytest.mark.parametrize("rows", [(1,), (2, 6)], ids=str)
 @torch.no_grad()
 def test_chosen_by_record_and_captured_in_a_graph(rows, kind, tmp_path):
-    """The last tile of each, so that one whose parts are added up is among them."""
+    """The last tile of each, which of many rows is launched early and joins parts."""
     model = kind().cuda().eval().bfloat16()
     x = torch.randn(*rows, 1024, device="cuda").bfloat16()
     problems = [p for p in backend.problems_of(lambda: model(x)) if p.op in library.CALLS]

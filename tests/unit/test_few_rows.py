@@ -14,7 +14,7 @@ import h200
 import pytest
 import torch
 import triton
-from few_rows_cases import DTYPES, SHAPES, linear, offered, product
+from few_rows_cases import DTYPES, SHAPES, linear, offered, options, product
 from msgspec.structs import replace as changed
 from records import PROVENANCE, timed
 
@@ -25,7 +25,17 @@ from ipex_inductor.lowerings import library, tuner
 from ipex_inductor.lowerings.workload import inputs_of
 from ipex_inductor.target import described
 from ipex_inductor.templates import few_rows, gpu
-from ipex_inductor.templates.few_rows import ONE_ROW, Tile, inductor_source, source, tiles
+from ipex_inductor.templates.few_rows import (
+    EARLY,
+    JOINED,
+    LAUNCH,
+    ONE_ROW,
+    SELDOM,
+    Tile,
+    inductor_source,
+    source,
+    tiles,
+)
 
 GPUS = ("a100-80gb", "h200", "b200", "mi300x")
 BINARY = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -56,11 +66,24 @@ def without_a_term(part):
         right()
 
 
+def without_the_other_part():
+    """As `right`, where the last part of two is all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(few_rows, "_JOINED", few_rows._JOINED.replace("result +=", "left_out ="))
+        right()
+
+
 INTERPRETED = """
 import json, traceback
 import test_few_rows as mine
 told = {}
-for call in "right()", "far_apart()", "without_a_term('_ONE_ROW')", "without_a_term('_FEW_ROWS')":
+for call in (
+    "right()",
+    "far_apart()",
+    "without_a_term('_ONE_ROW')",
+    "without_a_term('_FEW_ROWS')",
+    "without_the_other_part()",
+):
     try:
         eval(f"mine.{call}")
         told[call] = ""
@@ -92,25 +115,34 @@ def test_the_comparison_sees_one_term_that_is_missing(part, interpreted):
     assert "AssertionError" in interpreted[f"without_a_term({part!r})"]
 
 
+def test_the_comparison_sees_a_part_that_is_missing(interpreted):
+    assert "AssertionError" in interpreted["without_the_other_part()"]
+
+
 def test_rows_that_lie_far_apart(interpreted):
     """Beyond 2^31 elements, as the last of 32768 tokens in each of 32 texts."""
     assert not interpreted["far_apart()"]
 
 
+def one_row(tile):
+    """Whether it is for one row, whatever its stages."""
+    return any(tile._replace(stages=t.stages, early=False) == t for t in ONE_ROW)
+
+
 def compiled(tile, dtype, gpu_name, rows=None, columns=4096, size=4096):
     """The kernel as machine code, for rows and a weight that are contiguous."""
-    one_row = any(tile._replace(stages=t.stages) == t for t in ONE_ROW)
-    rows = rows or (1 if one_row else few_rows.MOST)
+    rows = rows or (1 if one_row(tile) else few_rows.MOST)
+    given = f"*{BINARY[dtype]}"
     sizes = {"M": rows, "N": columns, "K": size}
     strides = {"x_stride": size, "x_step": 1, "weight_stride": size}
     return gpu.binary(
-        source(one_row),
+        source(one_row(tile), tile),
         "product",
         described(gpu_name),
         (),
-        {"x": f"*{BINARY[dtype]}", "weight": f"*{BINARY[dtype]}", "y": "*fp32"},
+        {"x": given, "weight": given, "y": "*fp32", **({"work": "*u8"} if tile.joined else {})},
         {**sizes, **strides, **tile.parameters(rows, size, dtype.itemsize)},
-        {"num_warps": tile.warps, "num_stages": tile.stages},
+        options(tile),
     )
 
 
@@ -118,6 +150,11 @@ def takes(entry, folder):
     """Registers, bytes of stack and of shared memory, as the binary for an NVIDIA GPU says."""
     found = re.search(r"REG:(\d+) STACK:(\d+)", said_of(entry, folder, "-res-usage"))
     return int(found[1]), int(found[2]), entry.meta["shared"]
+
+
+def sass(entry, folder):
+    """Its instructions."""
+    return said_of(entry, folder, "-sass")
 
 
 def said_of(entry, folder, what):
@@ -172,8 +209,49 @@ def test_every_load_of_the_weight_is_sixteen_bytes(tmp_path, monkeypatch):
     monkeypatch.setenv("IPEX_HOME", str(tmp_path))
     for tile in (ONE_ROW[1], ONE_ROW[-1], few_rows.ROWS[1], few_rows.ROWS[-1]):
         entry = compiled(tile, torch.bfloat16, "h200", size=4104)
-        wide = re.findall(r"LDG(?:STS)?\.E\S*\.128", said_of(entry, tmp_path, "-sass"))
+        wide = re.findall(r"LDG(?:STS)?\.E\S*\.128", sass(entry, tmp_path))
         assert len(wide) >= tile.columns * tile.step // (16 * 32 * tile.warps), tile
+
+
+# Waits for the kernel in front, lets the one behind go; loads and stores.
+WAITS, LETS_GO = "ACQBULK", "PREEXIT"
+
+
+@pytest.mark.parametrize("tile", EARLY, ids=str)
+@pytest.mark.parametrize("gpu_name", ["h200", "b200"])
+def test_before_the_kernel_in_front_is_through_nothing_is_read(
+    tile, gpu_name, tmp_path, monkeypatch
+):
+    """Nor written; and no other kernel begins before that one is through, which it may rely on."""
+    monkeypatch.setenv("IPEX_HOME", str(tmp_path))
+    entry = compiled(tile, torch.bfloat16, gpu_name, rows=1 if one_row(tile) else 16, size=4104)
+    told = re.findall(rf"{WAITS}|{LETS_GO}|(?:LD|ST|RED|ATOM)G\w*", sass(entry, tmp_path))
+    assert told[:2] == [WAITS, LETS_GO]
+    assert {"LDG", "STG"} <= {name[:3] for name in told[2:]}
+    assert not {WAITS, LETS_GO} & {*told[2:]}
+
+
+# One thread's exchange, which releases a part's sums and acquires the other's.
+EXCHANGE = ["MEMBAR.ALL.GPU", "ATOMG.E.EXCH.64.STRONG.GPU", "CCTL.IVALL"]
+
+
+@pytest.mark.parametrize("tile", JOINED, ids=str)
+def test_parts_meet_in_order(tile, tmp_path, monkeypatch):
+    """All threads' stores before it, all threads' loads behind it."""
+    monkeypatch.setenv("IPEX_HOME", str(tmp_path))
+    within_limits(tile, torch.bfloat16, "h200", tmp_path, rows=16)
+    code = sass(compiled(tile, torch.bfloat16, "h200", rows=16), tmp_path)
+    _, behind = code.rsplit("MMA", 1)
+    told = re.findall(r"(?:STG|LDG\.|BAR\.SYNC|MEMBAR|ATOMG|CCTL)[\w.]*", behind)
+    at = told.index(EXCHANGE[0])
+    assert told[at : at + len(EXCHANGE)] == EXCHANGE
+    before, after = told[:at], told[at + len(EXCHANGE) :]
+    assert {name[:3] for name in before} == {"STG", "BAR"}
+    assert before[-1].startswith("BAR")
+    assert after[0].startswith("BAR")
+    loads = [name for name in after if name.startswith("LDG")]
+    assert loads
+    assert all("STRONG.GPU" in name for name in loads)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +260,7 @@ def test_every_load_of_the_weight_is_sixteen_bytes(tmp_path, monkeypatch):
 )
 def test_offered_where_it_fills_the_device(rows, columns, size):
     calls = offered(linear("bfloat16", rows, columns, size))
-    assert 2 <= len(calls) <= 10  # each is compiled when it is measured
+    assert 2 <= len(calls) <= 11  # each is compiled when it is measured
     for call in calls:
         tile = Tile(**call.parameters)
         parts = ceil(size / tile.terms(size, 2))
@@ -274,8 +352,10 @@ def test_inductor_knows_the_lowering_and_the_template():
     assert torch.ops.ipex.few_rows.default in known
     for one_row in (True, False):
         assert inductor_source(one_row).count("{{store_output(") == 1
-        template = library.linear.few_rows._template(one_row)
-        assert template is library.linear.few_rows._template(one_row)  # a name is taken once
+        template = library.linear.few_rows._template(one_row, few_rows.USUAL)
+        assert template is library.linear.few_rows._template(
+            one_row, few_rows.USUAL
+        )  # a name is taken once
 
 
 def test_a_weight_that_is_made_in_the_graph_is_laid_out_by_rows(tmp_path, monkeypatch):
@@ -295,15 +375,55 @@ def test_a_weight_that_is_made_in_the_graph_is_laid_out_by_rows(tmp_path, monkey
     assert "empty_strided_cuda((4096, 1024), (1024, 1), torch.bfloat16)" in code
 
 
-@pytest.mark.parametrize(("rows", "parts"), [(1, 1), (16, 1), (16, 4), ("4x4", 1)])
-def test_inductor_fuses_the_epilogue(rows, parts, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("rows", "parts", "seldom"),
+    [
+        (1, 1, ()),
+        (16, 1, ()),
+        (16, 4, ()),
+        (16, 2, ("joined",)),
+        ("4x4", 1, ()),
+        ("2x3", 2, ("joined",)),
+    ],
+)
+def test_inductor_fuses_the_epilogue(rows, parts, seldom, tmp_path, monkeypatch):
     """Into the only kernel, or into the one that adds up parts; for a GPU that is not here."""
     problem = linear("bfloat16", rows, 4096, 4096, "gelu")
-    call = next(c for c in offered(problem) if c.parameters["parts"] == parts)
+    call = next(c for c in offered(problem) if is_such(c, parts, seldom))
     code = h200.code_of_call(problem, call, tmp_path, monkeypatch)
     launched = re.findall(r"(triton_\w+)\.run\(", code)
     assert [name.split("_fused_")[0] for name in launched] == (
-        ["triton_tem"] if parts == 1 else ["triton_tem", "triton_poi"]
+        ["triton_tem"] if parts == 1 or "joined" in seldom else ["triton_tem", "triton_poi"]
     )
     assert ["exp2" in name for name in launched] == [False] * (len(launched) - 1) + [True]
     assert "extern_kernels." not in code
+    assert (f"'{LAUNCH}': True" in code) == ("gdc_wait()" in code) == ("early" in seldom)
+    assert ("ws_ptr" in code) == ("joined" in seldom)
+
+
+def is_such(call, parts, seldom):
+    known = call.parameters
+    return known["parts"] == parts and all(known.get(n, False) == (n in seldom) for n in SELDOM)
+
+
+def test_the_memory_in_which_parts_meet_is_of_one_call(tmp_path, monkeypatch):
+    """So calls in two streams do not meet there; and nothing is launched to set it up."""
+    problem = linear("bfloat16", 16, 4096, 4096)
+    call = next(c for c in offered(problem) if is_such(c, 2, ("joined",)))
+
+    def function(x, first, second):
+        between = call.body(x, first, None, None, "none", "relu", [], False)
+        return call.body(between, second, None, None, "none", "none", [], False)
+
+    def inputs():
+        make = functools.partial(torch.empty, device="cuda:0", dtype=torch.bfloat16)
+        return [make(16, 4096), make(4096, 4096), make(4096, 4096)]
+
+    code = h200.code(function, inputs, tmp_path, monkeypatch)
+    size = Tile(**call.parameters).workspace(16, 4096)
+    before, within = code.split("def call(", 1)
+    assert "workspace" not in before
+    assert re.search(rf"workspace_\w+ = empty_strided_cuda\(\({size}, \)", within)
+    assert len(re.findall(r"\.run\(.*\bworkspace_\w+", within)) == 2
+    assert "zero" not in within
+    assert "fill" not in within
