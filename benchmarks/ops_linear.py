@@ -11,9 +11,8 @@ larger of traffic at the H200's copy speed and arithmetic at the rate its large 
 
 Peers: eager; inductor (default mode); max-autotune if asked for (tens of seconds a shape); cublaslt
 (`aten._addmm_activation`, the tanh form alone); and each tile of ours that is offered for a shape,
-by its fields: columns, bytes of a step, parts, warps, stages, swapped, then joined and early, where
-it is one of those. The last line of a shape
-says how the best of what a record may choose does against the best of the others.
+by its fields: columns, bytes of a step, parts, warps, stages, swapped, joined where it is so. The last
+line of a shape says how the best of what a record may choose does against the best of the others.
 """
 
 import argparse
@@ -39,7 +38,6 @@ from ipex_inductor.autotune.measure import Candidate, Judge, Run
 from ipex_inductor.autotune.record import Choice, Problem
 from ipex_inductor.lowerings import compiling, library, settings, shapes
 from ipex_inductor.lowerings.workload import inputs_of
-from ipex_inductor.templates import few_rows
 
 # (M, K, N); those that memory limits first, of which the budget may not run out.
 SHAPES = (
@@ -53,7 +51,6 @@ SHAPES = (
 COPIED, MULTIPLIED = 4.27e12, 790e12  # bytes and operations a second: see reference/measured.md
 OTHERS = ("eager", "inductor", "max-autotune")
 NOT_OURS = ("eager", "max-autotune")  # Inductor's own is what is left where nothing is faster
-SELDOM = {*few_rows.SELDOM}
 UNARY = {"none": "gelu", "tanh": "gelu_tanh"}
 
 
@@ -93,10 +90,8 @@ def peers(
     for call in library.calls(problem)[1:]:
         tiles += bool(call.parameters)
         if tiles <= options.tiles:
-            numbers = {k: str(int(v)) for k, v in call.parameters.items() if k not in SELDOM}
-            name = " ".join(
-                [call.name, *numbers.values(), *sorted(SELDOM & call.parameters.keys())]
-            )
+            said = ("joined" if k == "joined" else str(int(v)) for k, v in call.parameters.items())
+            name = " ".join([call.name, *said])
             yield name, functools.partial(compiling.compiled, problem, call.choice, inputs)
 
 

@@ -22,7 +22,6 @@ from ipex_inductor.lowerings.templated import (
 )
 from ipex_inductor.lowerings.workload import named
 from ipex_inductor.templates.few_rows import (
-    LAUNCH,
     MOST,
     NAME,
     NOT_XE,
@@ -42,7 +41,7 @@ def _grid(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, Any, i
 
 def _template(one_row: bool, how: Tile) -> Any:
     name = "ipex_one_row" if one_row else "ipex_few_rows"
-    name += "_joined" * how.joined + "_early" * how.early
+    name += "_joined" * how.joined
     return template(name, inductor_source(one_row, how), _grid)
 
 
@@ -62,7 +61,6 @@ def _few_rows(x: Any, weight: Any, terms: int, tile: list[int]) -> Any:
         how.warps,
         how.stages,
         workspace=how.workspace(rows, columns) if how.joined else 0,
-        launch={LAUNCH: True} if how.early else {},
         PARTS=parts,
         **how.parameters(rows, size, x.get_dtype().itemsize),
     )
@@ -100,8 +98,6 @@ def _why_not(tile: Tile, one_row: bool, problem: Problem) -> str | None:
         return "the tile is not for Intel's GPUs"
     if tile.joined and not problem.arch.startswith("sm_"):
         return f"no parts were joined on {problem.arch} yet"
-    if tile.early and not _launches_early(problem.arch):
-        return f"no kernel is launched on {problem.arch} before the one in front is through"
     operands = named(problem)
     x, weight = operands["x"], operands["weight"]
     no_product = None if one_row else why_no_product(problem.arch, x.dtype)
@@ -129,11 +125,6 @@ def _why_not(tile: Tile, one_row: bool, problem: Problem) -> str | None:
     if -(-size // terms) != tile.parts or (tile.parts > 1 and steps < 2) or terms >= 2 * size:
         return "the rows of its weight are too short"
     return None
-
-
-def _launches_early(arch: str) -> bool:
-    """Whether it is Hopper or later."""
-    return arch.startswith("sm_") and int(arch.split(":")[0].strip("sm_af")) >= 90
 
 
 CALLS = tuple(

@@ -69,8 +69,8 @@ register("template", "inductor.cpp.bmm", micro=MICRO)
 
 _ours = [tile for one_row in (True, False) for tile in few_rows.tiles(one_row)]
 _fields = dict(zip(few_rows.Tile._fields, zip(*_ours, strict=True), strict=True))
-_seldom = {name: (True,) for name in few_rows.SELDOM if _fields.pop(name)}
-register("template", few_rows.NAME, _seldom, **_fields)
+del _fields["joined"]
+register("template", few_rows.NAME, {"joined": (True,)}, **_fields)
 
 # In SYCL, on Intel's GPUs.
 register("template", "ipex.sycl.product", None, block=blocks())

@@ -1,9 +1,8 @@
 """Our Triton templates as nodes of Inductor's, behind which it fuses what follows."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
-from types import MappingProxyType
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -19,7 +18,6 @@ from ipex_inductor.lowerings.calls import Call
 from ipex_inductor.ops import epilogue, gelu
 
 Grid = Callable[..., tuple[Any, ...]]
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @functools.cache
@@ -38,13 +36,11 @@ def node(
     stages: int,
     written: Any = (),
     workspace: int = 0,
-    launch: Mapping[str, Any] = NOTHING,
     **constants: Any,
 ) -> Any:
     """The result of the template on `inputs`, of which `written` are results too.
 
-    `workspace`: bytes that it may write, which nobody sets up. `launch`: options of Triton's beside
-    warps and stages.
+    `workspace`: bytes that it may write, which nobody sets up.
     """
     caller = known.generate(
         input_nodes=tuple(inputs),
@@ -53,7 +49,6 @@ def node(
         num_warps=warps,
         mutated_inputs=[*written] or None,
         workspace_arg=_workspace(workspace, layout.device) if workspace else None,
-        triton_meta=dict(launch) or None,  # it is added to
         **constants,
     )
     return caller.output_node()

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 NAME = "ipex.few_rows"
-SELDOM = ("joined", "early")  # fields that records have where they are true
 MOST = 32  # rows: beyond, the product is no longer limited by memory alone
 WIDE = 16  # rows of a tile of tensor cores: fewer are filled up with zeros
 
@@ -20,7 +19,7 @@ class Tile(NamedTuple):
     `parts`: programs that share a row of the weight. `swapped`: the weight is the left
     factor, which Hopper's tensor cores read from shared memory as it is (from 64 rows on).
     `joined`: of two parts, whichever is there last adds the other's sums to its own, so that one
-    kernel is all. `early`: it is launched before the kernel in front is through, and waits for it.
+    kernel is all.
     """
 
     columns: int
@@ -30,11 +29,10 @@ class Tile(NamedTuple):
     stages: int
     swapped: bool = False
     joined: bool = False
-    early: bool = False
 
     def fields(self) -> dict[str, int | bool]:
-        """As records have it, which know nothing of what is as usual."""
-        return {k: v for k, v in self._asdict().items() if v or k not in SELDOM}
+        """As records have it, which say `joined` where it is true."""
+        return {k: v for k, v in self._asdict().items() if v or k != "joined"}
 
     def terms(self, size: int, itemsize: int) -> int:
         """How many of `size` terms one program adds up: whole steps."""
@@ -68,7 +66,7 @@ class Tile(NamedTuple):
         return (block + self.columns) * self.step * self.stages * (self.stages > 1) + (1 << 12)
 
 
-USUAL = Tile(1, 1, 1, 1, 1)  # neither joined nor early
+USUAL = Tile(1, 1, 1, 1, 1)  # not joined
 
 # One row is multiplied and summed without tensor cores: four or eight loads of 16 bytes a thread
 # are in flight, or, with stages, those that wait in shared memory.
@@ -90,8 +88,6 @@ NOT_XE = (*ONE_ROW[2:4], ROWS[3])  # for Intel's GPUs: two spill there, one is H
 PARTS = (1, 2, 4, 8)
 # Two parts that become one result in the same kernel.
 JOINED = tuple(t._replace(parts=2, joined=True) for t in ROWS[2:])
-EARLY = tuple(t._replace(early=True) for t in (ONE_ROW[0], JOINED[-1]))
-LAUNCH = "launch_pdl"  # what Triton calls a launch before the kernel in front is through
 WORD = 16  # bytes, of which eight say that a part is there
 
 
@@ -102,7 +98,6 @@ def tiles(one_row: bool) -> Iterator[Tile]:
         for t in usual:
             yield t._replace(parts=parts)
     yield from () if one_row else JOINED
-    # None of EARLY: timed by calls that are all early they win, among other kernels they lose.
 
 
 # `{names}` are filled in by `inductor_source` and `source`. The rows of the weight beyond the last
@@ -145,11 +140,6 @@ _FEW_ROWS = """\
             sums = tl.dot(a, tl.trans(b), sums, input_precision="ieee")
     result = tl.trans(sums) if SWAPPED else sums
 """
-# A launch that is early has read and written nothing before this, nor has one that follows it.
-_EARLY = """\
-    tl.extra.cuda.gdc_wait()
-    tl.extra.cuda.gdc_launch_dependents()
-"""
 _INSIDE = """\
     inside = (tl.arange(0, BLOCK_M) < M)[:, None] & (columns < N)[None, :]
 """
@@ -182,7 +172,7 @@ _JOINED = """\
 def _body(one_row: bool, how: Tile, **names: str) -> str:
     middle = _ONE_ROW if one_row else _FEW_ROWS
     end = _INSIDE + (_JOINED if how.joined else _END)
-    return (_BEGIN + _EARLY * how.early + middle + end).format(**names)
+    return (_BEGIN + middle + end).format(**names)
 
 
 def inductor_source(one_row: bool, how: Tile = USUAL) -> str:

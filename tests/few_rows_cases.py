@@ -84,8 +84,7 @@ def product(tile, x, weight):
 
 def options(tile):
     """What Triton is told of a tile."""
-    how = {"num_warps": tile.warps, "num_stages": tile.stages}
-    return how | ({few_rows.LAUNCH: True} if tile.early else {})
+    return {"num_warps": tile.warps, "num_stages": tile.stages}
 
 
 def interpretable(one_row, tile):

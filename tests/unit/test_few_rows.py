@@ -26,11 +26,8 @@ from ipex_inductor.lowerings.workload import inputs_of
 from ipex_inductor.target import described
 from ipex_inductor.templates import few_rows, gpu
 from ipex_inductor.templates.few_rows import (
-    EARLY,
     JOINED,
-    LAUNCH,
     ONE_ROW,
-    SELDOM,
     Tile,
     inductor_source,
     source,
@@ -126,7 +123,7 @@ def test_rows_that_lie_far_apart(interpreted):
 
 def one_row(tile):
     """Whether it is for one row, whatever its stages."""
-    return any(tile._replace(stages=t.stages, early=False) == t for t in ONE_ROW)
+    return any(tile._replace(stages=t.stages) == t for t in ONE_ROW)
 
 
 def compiled(tile, dtype, gpu_name, rows=None, columns=4096, size=4096):
@@ -211,24 +208,6 @@ def test_every_load_of_the_weight_is_sixteen_bytes(tmp_path, monkeypatch):
         entry = compiled(tile, torch.bfloat16, "h200", size=4104)
         wide = re.findall(r"LDG(?:STS)?\.E\S*\.128", sass(entry, tmp_path))
         assert len(wide) >= tile.columns * tile.step // (16 * 32 * tile.warps), tile
-
-
-# Waits for the kernel in front, lets the one behind go; loads and stores.
-WAITS, LETS_GO = "ACQBULK", "PREEXIT"
-
-
-@pytest.mark.parametrize("tile", EARLY, ids=str)
-@pytest.mark.parametrize("gpu_name", ["h200", "b200"])
-def test_before_the_kernel_in_front_is_through_nothing_is_read(
-    tile, gpu_name, tmp_path, monkeypatch
-):
-    """Nor written; and no other kernel begins before that one is through, which it may rely on."""
-    monkeypatch.setenv("IPEX_HOME", str(tmp_path))
-    entry = compiled(tile, torch.bfloat16, gpu_name, rows=1 if one_row(tile) else 16, size=4104)
-    told = re.findall(rf"{WAITS}|{LETS_GO}|(?:LD|ST|RED|ATOM)G\w*", sass(entry, tmp_path))
-    assert told[:2] == [WAITS, LETS_GO]
-    assert {"LDG", "STG"} <= {name[:3] for name in told[2:]}
-    assert not {WAITS, LETS_GO} & {*told[2:]}
 
 
 # One thread's exchange, which releases a part's sums and acquires the other's.
@@ -376,34 +355,32 @@ def test_a_weight_that_is_made_in_the_graph_is_laid_out_by_rows(tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    ("rows", "parts", "seldom"),
+    ("rows", "parts", "joined"),
     [
-        (1, 1, ()),
-        (16, 1, ()),
-        (16, 4, ()),
-        (16, 2, ("joined",)),
-        ("4x4", 1, ()),
-        ("2x3", 2, ("joined",)),
+        (1, 1, False),
+        (16, 1, False),
+        (16, 4, False),
+        (16, 2, True),
+        ("4x4", 1, False),
+        ("2x3", 2, True),
     ],
 )
-def test_inductor_fuses_the_epilogue(rows, parts, seldom, tmp_path, monkeypatch):
+def test_inductor_fuses_the_epilogue(rows, parts, joined, tmp_path, monkeypatch):
     """Into the only kernel, or into the one that adds up parts; for a GPU that is not here."""
     problem = linear("bfloat16", rows, 4096, 4096, "gelu")
-    call = next(c for c in offered(problem) if is_such(c, parts, seldom))
+    call = next(c for c in offered(problem) if is_such(c, parts, joined))
     code = h200.code_of_call(problem, call, tmp_path, monkeypatch)
     launched = re.findall(r"(triton_\w+)\.run\(", code)
     assert [name.split("_fused_")[0] for name in launched] == (
-        ["triton_tem"] if parts == 1 or "joined" in seldom else ["triton_tem", "triton_poi"]
+        ["triton_tem"] if parts == 1 or joined else ["triton_tem", "triton_poi"]
     )
     assert ["exp2" in name for name in launched] == [False] * (len(launched) - 1) + [True]
     assert "extern_kernels." not in code
-    assert (f"'{LAUNCH}': True" in code) == ("gdc_wait()" in code) == ("early" in seldom)
-    assert ("ws_ptr" in code) == ("joined" in seldom)
+    assert ("ws_ptr" in code) == joined
 
 
-def is_such(call, parts, seldom):
-    known = call.parameters
-    return known["parts"] == parts and all(known.get(n, False) == (n in seldom) for n in SELDOM)
+def is_such(call, parts, joined):
+    return call.parameters["parts"] == parts and ("joined" in call.parameters) == joined
 
 
 def test_the_memory_in_which_parts_meet_is_of_one_call(tmp_path, monkeypatch):
