@@ -100,7 +100,7 @@ def test_to_the_bit_what_it_is_without(on_cpu):
     assert ours["norms.0.num_batches_tracked"] == 1
 
 
-def test_a_cpu_is_left_alone():
+def test_a_cpu_is_left_alone(op_by_op):
     step(net())
     assert not said()
 
@@ -126,7 +126,7 @@ class Counted(Net):
 
 
 @pytest.mark.parametrize("kind", [Scaled, Counted])
-def test_what_is_no_kernel_of_its_own_is_left(kind, on_cpu):
+def test_what_is_no_kernel_of_its_own_is_left(kind, on_cpu, op_by_op):
     step(net(kind))
     assert not said()
 
@@ -140,13 +140,13 @@ def test_what_is_no_kernel_of_its_own_is_left(kind, on_cpu):
         ("ALIVE", 1300, ["4 weights converted", "5 counters", "4 gradients converted"]),
     ],
 )
-def test_few_large_and_many_elements(name, value, left, on_cpu, monkeypatch):
+def test_few_large_and_many_elements(name, value, left, on_cpu, op_by_op, monkeypatch):
     monkeypatch.setattr(rule, name, value)
     step(net())
     assert said() == left
 
 
-def test_products_may_be_templates_that_convert(on_cpu):
+def test_products_may_be_templates_that_convert(on_cpu, op_by_op):
     """Of Inductor's, where it measures; convolutions stay calls then."""
     step(net(), max_autotune_gemm=True, max_autotune_gemm_backends="ATEN")
     assert said() == ["5 weights converted", "5 counters", "5 gradients converted"]
