@@ -1,6 +1,6 @@
 """Every SYCL template on Intel's CPU device, against fp64, into memory full of NaN.
 
-What a matrix engine would do is also done by lanes, on any CPU (tests/sycl_matrix.cpp): with that,
+What a matrix engine would do is also done by lanes, on any CPU (tests/sycl_engine.cpp): with that,
 the very kernels of the GPUs run here, all but the engine's own instructions.
 """
 
@@ -24,13 +24,13 @@ from sycl_device import HEAD, needs_sycl
 from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.ops.sycl import COLUMNS, RUN, by_groups, packed, packed_window
 from ipex_inductor.templates.sycl import grouped, norm, product, words, worker
+from ipex_inductor.templates.sycl.kernel import part
 from ipex_inductor.templates.sycl.product import Epilogue
 from ipex_inductor.templates.sycl.source import Entry, Source
 from ipex_inductor.templates.sycl.tiles import AMX, CPU, ENGINES, XE_NARROW, XE_WIDE, tiles
 
 pytestmark = [needs_sycl, pytest.mark.timeout(900)]
-ENGINE = "#include <sycl/ext/oneapi/matrix/matrix.hpp>"
-EMULATED = Path(__file__).parents[1] / "sycl_matrix.cpp"
+EMULATED = Path(__file__).parents[1] / "sycl_engine.cpp"
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +50,9 @@ def _nan_in_new_memory():
 
 def by_lanes(source):
     """The same kernel with an engine made of lanes; written out, loops take 20 times as long."""
-    assert ENGINE in source.text
-    text = source.text.replace(ENGINE, EMULATED.read_text()).replace("#pragma unroll\n", "")
+    engine = part("engine.cpp")
+    assert engine in source.text
+    text = source.text.replace(engine, EMULATED.read_text()).replace("#pragma unroll\n", "")
     text = re.sub(r"^ *for \(", r"#pragma nounroll\n\g<0>", text, flags=re.MULTILINE)
     return dataclasses.replace(source, text=text, needs=(), options=(), native=())
 
