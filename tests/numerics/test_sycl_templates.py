@@ -347,6 +347,10 @@ def test_blocks_divide_what_weights_are_filled_up_to():
 # SPIR-V's numbers (Khronos' specification, 3.6 and 3.32): instructions, modes.
 ENTRY, MODE, FUNCTION, PARAMETER = 15, 16, 54, 55
 LOCAL_SIZE, SUBGROUP_SIZE = 17, 35
+# Of SPV_KHR_cooperative_matrix and, bf16's flag, SPV_INTEL_joint_matrix.
+INT, FLOAT, CONSTANT, MATRIX, LOAD, MULTIPLY = 21, 22, 43, 4456, 4457, 4459
+SUB_GROUP, A, B, SUMS, ROWS, PACKED = 3, 0, 1, 2, 0, 2
+SIGNED, BF16 = 0x1 | 0x2, 0x40
 
 
 def instructions(spirv):
@@ -366,6 +370,40 @@ def test_a_kernel_says_its_sizes(device):
     modes = {rest[1]: rest[2:] for instruction, rest in found if instruction == MODE}
     assert modes[SUBGROUP_SIZE] == (tile.SG,)
     assert modes[LOCAL_SIZE] == (tile.SG * tile.SGM * tile.SGN, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "term", "summed", "flags"),
+    [
+        ("bf16", (INT, 16), (FLOAT, 32), BF16),
+        ("fp16", (FLOAT, 16), (FLOAT, 32), 0),
+        ("int8", (INT, 8), (INT, 32), SIGNED),
+    ],
+)
+def test_what_a_matrix_engine_is_told(device, dtype, term, summed, flags):
+    """What no CPU here can run: shapes, types, how rows and weights lie, what the bits mean."""
+    tile = tiles("xe:12.60", dtype)[2]
+    source = product.source(tile, "xe:12.60", "rows", dtype, made_of(dtype), PLAIN)
+    found = [*instructions(worker.compiled(source, device.facts, native=False).spirv)]
+    number = {rest[1]: rest[2] for instruction, rest in found if instruction == CONSTANT}
+    scalar = {rest[0]: (i, rest[1]) for i, rest in found if i in (INT, FLOAT)}
+    matrices = {
+        (scalar[rest[1]], *(number[at] for at in rest[2:])): rest[0]
+        for instruction, rest in found
+        if instruction == MATRIX
+    }
+    rows = (term, SUB_GROUP, tile.TM, tile.TK, A)
+    columns = (term, SUB_GROUP, tile.TK, tile.TN, B)
+    sums = (summed, SUB_GROUP, tile.TM, tile.TN, SUMS)
+    assert matrices.keys() == {rows, columns, sums}
+    loads = [(r[0], *(number[at] for at in r[3:5])) for i, r in found if i == LOAD]
+    line = COLUMNS * 4 // WORDS[dtype].itemsize
+    assert sorted(loads) == sorted(
+        [(matrices[rows], ROWS, tile.STEP)] * tile.MT
+        + [(matrices[columns], PACKED, line)] * tile.NT
+    )
+    mads = [(rest[0], rest[5]) for instruction, rest in found if instruction == MULTIPLY]
+    assert mads == [(matrices[sums], flags)] * (tile.MT * tile.NT)
 
 
 def test_a_kernel_keeps_what_it_does_not_read(device):
