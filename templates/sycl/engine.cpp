@@ -19,10 +19,13 @@ template <class T, int M, int N, MatrixUse USE>
 using Matrix = __spv::__spirv_CooperativeMatrixKHR<T, __spv::Scope::Subgroup, M, N, USE> *;
 using Rows = Matrix<Term, TM, TK, MatrixUse::MatrixA>;
 using Columns = Matrix<Term, TK, TN, MatrixUse::MatrixB>;
-using Tile = Matrix<Sum, TM, TN, MatrixUse::Accumulator>;
+struct Tile {
+  Tile() {}  // or else loops hand sums on as copies, which spill by the kilobyte
+  Matrix<Sum, TM, TN, MatrixUse::Accumulator> of;
+};
 
 static inline void clear(Tile &tile) {
-  tile = __spirv_CompositeConstruct<Sum, Sum, TM, TN, MatrixUse::Accumulator, MatrixLayout::Dynamic>(0);
+  tile.of = __spirv_CompositeConstruct<Sum, Sum, TM, TN, MatrixUse::Accumulator, MatrixLayout::Dynamic>(0);
 }
 
 static inline void load(Rows &rows, const In *from) {
@@ -40,26 +43,26 @@ static inline void load(Columns &columns, const In *from) {
 }
 
 static inline void multiply(Tile &sums, Rows rows, Columns columns) {
-  sums = __spirv_CooperativeMatrixMulAddKHR<Term, Term, Sum, Sum>(rows, columns, sums, KIND);
+  sums.of = __spirv_CooperativeMatrixMulAddKHR<Term, Term, Sum, Sum>(rows, columns, sums.of, KIND);
 }
 
 static inline Sum &element(Tile &tile, int n) {
-  return *__spirv_AccessChain<Sum, Sum, TM, TN, MatrixUse::Accumulator>(&tile, n);
+  return *__spirv_AccessChain<Sum, Sum, TM, TN, MatrixUse::Accumulator>(&tile.of, n);
 }
 
 // `fn` of each sum that this lane has, its row and its column.
 template <class Fn>
 static inline void each(Tile &tile, Fn fn) {
-  for (int n = 0; n < __spirv_CooperativeMatrixLengthKHR(tile); ++n) {
+  for (int n = 0; n < __spirv_CooperativeMatrixLengthKHR(tile.of); ++n) {
     Sum sum = element(tile, n);
-    const auto place = __spirv_JointMatrixGetElementCoordINTEL(tile, n);
+    const auto place = __spirv_JointMatrixGetElementCoordINTEL(tile.of, n);
     fn(sum, place[0], place[1]);
     element(tile, n) = sum;
   }
 }
 
 static inline void multiply(Tile &first, Tile &second) {
-  for (int n = 0; n < __spirv_CooperativeMatrixLengthKHR(first); ++n) {
+  for (int n = 0; n < __spirv_CooperativeMatrixLengthKHR(first.of); ++n) {
     element(first, n) = element(first, n) * element(second, n);
   }
 }

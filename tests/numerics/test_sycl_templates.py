@@ -348,7 +348,7 @@ def test_blocks_divide_what_weights_are_filled_up_to():
 ENTRY, MODE, FUNCTION, PARAMETER = 15, 16, 54, 55
 LOCAL_SIZE, SUBGROUP_SIZE = 17, 35
 # Of SPV_KHR_cooperative_matrix and, bf16's flag, SPV_INTEL_joint_matrix.
-INT, FLOAT, CONSTANT, MATRIX, LOAD, MULTIPLY = 21, 22, 43, 4456, 4457, 4459
+INT, FLOAT, CONSTANT, PHI, MATRIX, LOAD, MULTIPLY = 21, 22, 43, 245, 4456, 4457, 4459
 SUB_GROUP, A, B, SUMS, ROWS, PACKED = 3, 0, 1, 2, 0, 2
 SIGNED, BF16 = 0x1 | 0x2, 0x40
 
@@ -404,6 +404,8 @@ def test_what_a_matrix_engine_is_told(device, dtype, term, summed, flags):
     )
     mads = [(rest[0], rest[5]) for instruction, rest in found if instruction == MULTIPLY]
     assert mads == [(matrices[sums], flags)] * (tile.MT * tile.NT)
+    # A loop that hands them on has them twice: larger blocks then spill on every GPU.
+    assert not [1 for i, rest in found if i == PHI and rest[0] in matrices.values()]
 
 
 def test_a_kernel_keeps_what_it_does_not_read(device):
