@@ -10,17 +10,12 @@ benchmarks/results/sycl_aot.jsonl.
 
 import argparse
 import json
-import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-
-# Seen as a CPU with a matrix engine for all types, SYCL's compiler takes kernels that use one. It
-# compiles for none here.
-os.environ["CL_CONFIG_CPU_TARGET_ARCH"] = "graniterapids"
 
 from ipex_inductor import target
 from ipex_inductor.aot_cache import kernels

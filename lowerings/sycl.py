@@ -24,7 +24,10 @@ from ipex_inductor.templates.sycl.tiles import ENGINES, blocks, tiles
 
 PRODUCT, GROUPED = "ipex.sycl.product", "ipex.sycl.grouped"
 TEXTS = {  # by the template, what its digest is of
-    PRODUCT: (*HEAD, "matrix.cpp", "lanes.cpp", "rows.cpp", "window.cpp", "product.cpp"),
+    PRODUCT: (
+        *(*HEAD, "engine.cpp", "matrix.cpp", "lanes.cpp"),
+        *("rows.cpp", "window.cpp", "product.cpp"),
+    ),
     GROUPED: (*HEAD, "grouped.cpp"),
 }
 

@@ -36,9 +36,6 @@ from ipex_inductor.templates.sycl.step import step_source
 
 XPU = torch.device("xpu", INDEX)
 ONLY = "what is compiled ahead for Intel GPUs is kernels in SYCL"
-# Seen as a CPU with a matrix engine for all types, SYCL's compiler takes kernels that use one; it
-# compiles for none here.
-ENGINES = {"CL_CONFIG_CPU_TARGET_ARCH": "graniterapids"}
 
 
 def prebuild(
@@ -175,7 +172,7 @@ class _Built:
 
     def _spirv(self, source: Source) -> bytes:
         assert self._compiler is not None
-        return worker.compiled(source, self._compiler, native=False, environment=ENGINES).spirv
+        return worker.compiled(source, self._compiler, native=False).spirv
 
     def _native(self, source: Source, spirv: bytes) -> Iterator[dict[str, Any]]:
         arch = self.target.arch

@@ -18,6 +18,7 @@ from ipex_inductor.templates.sycl.tiles import LARGE, Tile, itemsize
 
 _POINTERS = ("*",) * 8
 _SIZES = ("i32",) * 5 + ("i64",) * 2 + ("fp32",) * 2
+ENGINE, LANES = ("engine.cpp", "matrix.cpp"), ("lanes.cpp",)  # what makes sums
 GEOMETRY = {"rows": ("i64",), "window": ("i32",) * 12}  # how rows are gathered
 
 
@@ -52,7 +53,7 @@ def source(tile: Tile, arch: str, gather: str, given: str, made: str, epilogue: 
         + types(dtypes)
         + constants(sizes)
         + words.functions(epilogue.binary, epilogue.unary)
-        + part("matrix.cpp" if matrix else "lanes.cpp")
+        + "".join(map(part, ENGINE if matrix else LANES))
         + part(f"{gather}.cpp")
         + part("product.cpp")
     )

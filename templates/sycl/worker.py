@@ -1,7 +1,6 @@
 """SYCL's source to code, in a process of its own: Intel's compiler may end it, or never end."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -9,7 +8,6 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from ipex_inductor.errors import SyclCompileError
@@ -37,13 +35,11 @@ def compiled(
     device: Mapping[str, Any],
     native: bool = True,
     patience: float = PATIENCE,
-    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Compiled:
     """`source` by the compiler for a device like that, as `Shim.devices` describes them.
 
-    `native`: for the device itself too. `environment`: what the process has besides. Raises
-    `SyclCompileError` where the compiler refuses the source, crashes, or takes longer than
-    `patience`; `SyclAbsentError`.
+    `native`: for the device itself too. Raises `SyclCompileError` where the compiler refuses the
+    source, crashes, or takes longer than `patience`; `SyclAbsentError`.
     """
     here = wheels.runtime()
     with tempfile.TemporaryDirectory() as folder:
@@ -56,7 +52,7 @@ def compiled(
             "options": (*ALWAYS, *here.options, *source.options),
             "native": " ".join(source.native) if native else None,
         }
-        _run(source, folder, json.dumps(task), patience, environment)
+        _run(source, folder, json.dumps(task), patience)
         said = json.loads(Path(folder, "said.json").read_text())
         if said["error"]:
             raise _refused(source, said["error"].splitlines(), f"{said['error']}\n{said['log']}")
@@ -64,9 +60,7 @@ def compiled(
         return Compiled(made["spirv"], made.get("native", b""), said["log"])
 
 
-def _run(
-    source: Source, folder: str, task: str, patience: float, environment: Mapping[str, str]
-) -> None:
+def _run(source: Source, folder: str, task: str, patience: float) -> None:
     try:
         done = subprocess.run(
             [*COMMAND, folder],
@@ -75,7 +69,6 @@ def _run(
             text=True,
             errors="replace",
             timeout=patience,
-            env={**os.environ, **environment},
             start_new_session=True,  # Ctrl-C is the parent's to handle
         )
     except subprocess.TimeoutExpired as error:

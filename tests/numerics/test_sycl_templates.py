@@ -1,6 +1,6 @@
 """Every SYCL template on Intel's CPU device, against fp64, into memory full of NaN.
 
-What a matrix engine would do is also done by lanes, on any CPU (tests/sycl_matrix.cpp): with that,
+What a matrix engine would do is also done by lanes, on any CPU (tests/sycl_engine.cpp): with that,
 the very kernels of the GPUs run here, all but the engine's own instructions.
 """
 
@@ -24,13 +24,13 @@ from sycl_device import HEAD, needs_sycl
 from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.ops.sycl import COLUMNS, RUN, by_groups, packed, packed_window
 from ipex_inductor.templates.sycl import grouped, norm, product, words, worker
+from ipex_inductor.templates.sycl.kernel import part
 from ipex_inductor.templates.sycl.product import Epilogue
 from ipex_inductor.templates.sycl.source import Entry, Source
 from ipex_inductor.templates.sycl.tiles import AMX, CPU, ENGINES, XE_NARROW, XE_WIDE, tiles
 
 pytestmark = [needs_sycl, pytest.mark.timeout(900)]
-ENGINE = "#include <sycl/ext/oneapi/matrix/matrix.hpp>"
-EMULATED = Path(__file__).parents[1] / "sycl_matrix.cpp"
+EMULATED = Path(__file__).parents[1] / "sycl_engine.cpp"
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +50,9 @@ def _nan_in_new_memory():
 
 def by_lanes(source):
     """The same kernel with an engine made of lanes; written out, loops take 20 times as long."""
-    assert ENGINE in source.text
-    text = source.text.replace(ENGINE, EMULATED.read_text()).replace("#pragma unroll\n", "")
+    engine = part("engine.cpp")
+    assert engine in source.text
+    text = source.text.replace(engine, EMULATED.read_text()).replace("#pragma unroll\n", "")
     text = re.sub(r"^ *for \(", r"#pragma nounroll\n\g<0>", text, flags=re.MULTILINE)
     return dataclasses.replace(source, text=text, needs=(), options=(), native=())
 
@@ -346,6 +347,10 @@ def test_blocks_divide_what_weights_are_filled_up_to():
 # SPIR-V's numbers (Khronos' specification, 3.6 and 3.32): instructions, modes.
 ENTRY, MODE, FUNCTION, PARAMETER = 15, 16, 54, 55
 LOCAL_SIZE, SUBGROUP_SIZE = 17, 35
+# Of SPV_KHR_cooperative_matrix and, bf16's flag, SPV_INTEL_joint_matrix.
+INT, FLOAT, CONSTANT, PHI, MATRIX, LOAD, MULTIPLY = 21, 22, 43, 245, 4456, 4457, 4459
+SUB_GROUP, A, B, SUMS, ROWS, PACKED = 3, 0, 1, 2, 0, 2
+SIGNED, BF16 = 0x1 | 0x2, 0x40
 
 
 def instructions(spirv):
@@ -365,6 +370,42 @@ def test_a_kernel_says_its_sizes(device):
     modes = {rest[1]: rest[2:] for instruction, rest in found if instruction == MODE}
     assert modes[SUBGROUP_SIZE] == (tile.SG,)
     assert modes[LOCAL_SIZE] == (tile.SG * tile.SGM * tile.SGN, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "term", "summed", "flags"),
+    [
+        ("bf16", (INT, 16), (FLOAT, 32), BF16),
+        ("fp16", (FLOAT, 16), (FLOAT, 32), 0),
+        ("int8", (INT, 8), (INT, 32), SIGNED),
+    ],
+)
+def test_what_a_matrix_engine_is_told(device, dtype, term, summed, flags):
+    """What no CPU here can run: shapes, types, how rows and weights lie, what the bits mean."""
+    tile = tiles("xe:12.60", dtype)[2]
+    source = product.source(tile, "xe:12.60", "rows", dtype, made_of(dtype), PLAIN)
+    found = [*instructions(worker.compiled(source, device.facts, native=False).spirv)]
+    number = {rest[1]: rest[2] for instruction, rest in found if instruction == CONSTANT}
+    scalar = {rest[0]: (i, rest[1]) for i, rest in found if i in (INT, FLOAT)}
+    matrices = {
+        (scalar[rest[1]], *(number[at] for at in rest[2:])): rest[0]
+        for instruction, rest in found
+        if instruction == MATRIX
+    }
+    rows = (term, SUB_GROUP, tile.TM, tile.TK, A)
+    columns = (term, SUB_GROUP, tile.TK, tile.TN, B)
+    sums = (summed, SUB_GROUP, tile.TM, tile.TN, SUMS)
+    assert matrices.keys() == {rows, columns, sums}
+    loads = [(r[0], *(number[at] for at in r[3:5])) for i, r in found if i == LOAD]
+    line = COLUMNS * 4 // WORDS[dtype].itemsize
+    assert sorted(loads) == sorted(
+        [(matrices[rows], ROWS, tile.STEP)] * tile.MT
+        + [(matrices[columns], PACKED, line)] * tile.NT
+    )
+    mads = [(rest[0], rest[5]) for instruction, rest in found if instruction == MULTIPLY]
+    assert mads == [(matrices[sums], flags)] * (tile.MT * tile.NT)
+    # A loop that hands them on has them twice: larger blocks then spill on every GPU.
+    assert not [1 for i, rest in found if i == PHI and rest[0] in matrices.values()]
 
 
 def test_a_kernel_keeps_what_it_does_not_read(device):
