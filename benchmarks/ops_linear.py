@@ -11,8 +11,8 @@ larger of traffic at the H200's copy speed and arithmetic at the rate its large 
 
 Peers: eager; inductor (default mode); max-autotune if asked for (tens of seconds a shape); cublaslt
 (`aten._addmm_activation`, the tanh form alone); and each tile of ours that is offered for a shape,
-by its fields: columns, bytes of a step, parts, warps, stages, swapped, joined where it is so. The last
-line of a shape says how the best of what a record may choose does against the best of the others.
+by its fields: columns, bytes of a step, parts, warps, stages, swapped, joined where it is so. The
+last line of a shape says how the best of what a record may choose does against the others' best.
 """
 
 import argparse
