@@ -343,6 +343,7 @@ def _compile_with(
     from ipex_inductor.lowerings.library import Chooser
     from ipex_inductor.passes.joint import WHOLE, JointPass
     from ipex_inductor.passes.output_code import PrologueCode
+    from ipex_inductor.passes.sycl import DTYPES
     from ipex_inductor.passes.whole_ops import reduced_table
 
     lowerings.register(sycl=request.runs_sycl)
@@ -356,6 +357,7 @@ def _compile_with(
     wrapped = setting("cpp_wrapper")
     # A package's C++ is wrapped later, and has no words for a library's fused convolutions either.
     no_calls = "cpp_wrapper: Inductor's own is kept" if wrapped or join is not None else ""
+    prologue = config.weight_prologue and not (request.training or wrapped or request.sharded)
     patches["joint_custom_pre_pass"] = JointPass(
         request.identity(selected, folder.level if folder else None),
         config.rules_off,
@@ -363,8 +365,8 @@ def _compile_with(
         graph_report,
         compat.as_pass_list(setting("joint_custom_pre_pass")),
         Chooser(selected, no_calls, request.tables, guesses=config.sycl == "xpu"),
+        DTYPES if prologue and config.sycl == "cpu" else frozenset(),
     )
-    prologue = config.weight_prologue and not (request.training or wrapped or request.sharded)
     if wrapped and config.weight_prologue:
         graph_report.add("missed", "weight prologue", "cpp_wrapper cannot take opaque inputs")
     if request.sharded:

@@ -26,7 +26,7 @@ from ipex_inductor.passes import (
     training,
 )
 from ipex_inductor.passes.noops import drop_noops
-from ipex_inductor.passes.packing import transpose_weights
+from ipex_inductor.passes.packing import also_in, transpose_weights
 from ipex_inductor.passes.prologue import weight_inputs, weight_only
 from ipex_inductor.passes.rule import apply_rules, whole_ops
 from ipex_inductor.passes.whole_ops import decompose, reduced_table
@@ -43,7 +43,7 @@ class JointPass(CustomGraphPass):
 
     `identity` is what the generated code depends on beside the graph: Inductor's caches see it
     through `uuid`, the only place where we enter their keys. `choose` has the last word on what
-    computes an op of ours on a GPU.
+    computes an op of ours on a GPU. `dtypes`: of products that others than oneDNN compute.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class JointPass(CustomGraphPass):
         report: GraphReport,
         user_passes: list[Callable[[torch.fx.Graph], object]],
         choose: library.Choose = library.nothing,
+        dtypes: frozenset[torch.dtype] = frozenset(),
     ) -> None:
         self.identity = identity
         self.rules_off = rules_off
@@ -61,6 +62,7 @@ class JointPass(CustomGraphPass):
         self.report = report
         self.user_passes = user_passes
         self.choose = choose
+        self.dtypes = dtypes
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         """Rewrite `graph` in place. Raises `PassError` when a pass of ours fails."""
@@ -73,7 +75,8 @@ class JointPass(CustomGraphPass):
             if training:
                 self._rewrite_training(graph)
             else:
-                self._rewrite(graph)
+                with also_in(self.dtypes):
+                    self._rewrite(graph)
             misread.keep_apart(graph, self.report)
             self.report.show("rewritten", graph)
             decompose(graph, WHOLE)

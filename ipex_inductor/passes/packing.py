@@ -9,6 +9,8 @@ import functools
 import operator
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +42,8 @@ ARRANGED = {
     ipex.winograd.default: "by our kernel, Winograd's way",
     kept.KEPT_CONV: "by oneDNN's primitives, kept",
 }
+
+_besides: ContextVar[frozenset[torch.dtype]] = ContextVar("besides", default=frozenset())
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ def pack_weights(
         report.add("choice", "products on packed weights", f"{count} {ARRANGED[op]}")
     for node in list(graph.nodes):
         if node.target in REFERENCES and not node.args[-1]:
-            report.add("missed", str(node.target), "the weight is not a parameter: unfused again")
+            report.add("missed", str(node.target), "its weight is not packed: unfused again")
             inline(graph, node, REFERENCES[node.target])
 
 
@@ -141,6 +145,16 @@ def _onednn_dtypes(_: str) -> frozenset[torch.dtype]:
     return frozenset(supported)
 
 
+@contextmanager
+def also_in(dtypes: frozenset[torch.dtype]) -> Iterator[None]:
+    """Inside, products in these are as good as oneDNN's: other kernels were asked for."""
+    token = _besides.set(dtypes)
+    try:
+        yield
+    finally:
+        _besides.reset(token)
+
+
 def why_not(*values: Any) -> str | None:
     """Why oneDNN has no kernel for these tensors (x, weight, bias ...), None when it has."""
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
@@ -150,7 +164,8 @@ def why_not(*values: Any) -> str | None:
         return "oneDNN is switched off (torch.backends.mkldnn)"
     if first.device.type != "cpu":
         return f"no fused kernel for {first.device.type} yet: Inductor's own is kept"
-    if first.dtype not in onednn_dtypes() or any(v.dtype != first.dtype for v in tensors):
+    known = onednn_dtypes() | _besides.get()
+    if first.dtype not in known or any(v.dtype != first.dtype for v in tensors):
         return f"oneDNN has no kernel for {', '.join(str(v.dtype) for v in tensors)} on this CPU"
     if any(isinstance(size, int) and size == 0 for v in tensors for size in v.shape):
         return "a size is zero"

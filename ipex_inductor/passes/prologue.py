@@ -14,9 +14,16 @@ from ipex_inductor import compat
 from ipex_inductor.decisions import GraphReport
 from ipex_inductor.passes.blocked import in_blocks
 from ipex_inductor.passes.kept import with_kept_primitive
-from ipex_inductor.passes.packing import PACKERS, READERS, Product, fit_to_kernels, pack_weights
+from ipex_inductor.passes.packing import (
+    PACKERS,
+    READERS,
+    Product,
+    also_in,
+    fit_to_kernels,
+    pack_weights,
+)
 from ipex_inductor.passes.program import Program, record
-from ipex_inductor.passes.sycl import WhyNot, take
+from ipex_inductor.passes.sycl import DTYPES, WhyNot, take
 from ipex_inductor.passes.winograd import by_tiles
 
 Node = torch.fx.Node
@@ -75,7 +82,8 @@ def split(
     placeholders = gm.graph.find_nodes(op="placeholder")
     weights = weight_inputs(gm.graph, static_input_idxs)
     if sycl is not None:
-        take(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report, sycl)
+        with also_in(DTYPES):
+            take(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report, sycl)
     fit_to_kernels(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report)
     budget = _Budget(limit if limit >= 0 else math.inf)
     packable = _packed_sizes(gm.graph, {**weights, **weight_only(gm.graph, weights)})

@@ -12,6 +12,8 @@ from ipex_inductor.passes.packing import Product, name_of, packable, transpose_w
 Node = torch.fx.Node
 ipex = torch.ops.ipex
 
+DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})  # of products on any CPU
+
 # dtype, how rows are gathered, whether there is one, binary and unary -> a reason, or "".
 WhyNot = Callable[[torch.dtype, str, bool, str, str], str]
 

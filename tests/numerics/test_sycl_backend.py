@@ -135,13 +135,15 @@ def test_it_is_off_unless_asked_for():
     assert not events("choice", "SYCL")
 
 
-def test_a_kernel_that_does_not_compile_leaves_the_layer_to_onednn(unknown, monkeypatch):
-    """One line says why; the result is the same."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_kernel_that_does_not_compile_leaves_the_layer_to_onednn(dtype, unknown, monkeypatch):
+    """One line says why; the result is the same, and torch's where oneDNN lacks the dtype."""
 
     def refuses(*args, **kwargs):
         raise SyclCompileError("code", "a crash", "Planted.")
 
-    model, x = nn.Linear(24, 40).eval(), torch.randn(3, 24)
+    model = nn.Sequential(nn.Linear(24, 40), nn.ReLU()).eval().to(dtype)
+    x = torch.randn(3, 24, dtype=dtype)
     monkeypatch.setattr(calls.product, "source", refuses)
     with torch.no_grad():
         found = torch.compile(model, backend="ipex", options={"sycl": "cpu", "strict": True})(x)
