@@ -47,10 +47,10 @@ def load_step(optimizer: Optimizer, device: torch.device, scaler: bool = False) 
         return
     counting = [k for k, group in found.items() if _counts_there(k, group)]
     for kernel, aligned in product(found, ALIGNMENTS):
-        tabled = kernel in counting
-        before = ["scalars"] * tabled + ["norms"] * bool(kernel.rule.norms)
-        for name in ("step", *before):
-            batches.kernel_of(kernel, device, aligned, name, tabled)
+        for tabled in _tables(kernel, kernel in counting):
+            before = ["scalars"] * tabled + ["norms"] * bool(kernel.rule.norms)
+            for name in ("step", *before):
+                batches.kernel_of(kernel, device, aligned, name, tabled)
     for which in _readings(found, counting, clips, scaler):
         for aligned in ALIGNMENTS:
             norms.parts(which[0], aligned, device, *which[1:])
@@ -62,6 +62,17 @@ def _counts_there(kernel: StepKernel, group: Mapping[str, Any]) -> bool:
     if kernel.rule.counts:
         return bool(group.get("capturable") or group.get("fused"))
     return kernel.scaled or isinstance(group["lr"], torch.Tensor)
+
+
+def _tables(kernel: StepKernel, there: bool) -> Iterator[bool]:
+    """Whether scalars are a table, which the GPU makes; the host makes those of a first step.
+
+    That begins states, and so waits for what the GPU reads, where no step is counted there.
+    """
+    if there:
+        yield True
+    if not there or (kernel.state and not kernel.rule.counts):
+        yield False
 
 
 def _readings(

@@ -83,6 +83,19 @@ def test_what_a_described_gpu_would_load(kind, settings, clip, scaler, names, mo
     assert [key.kind for key in ours] == ["cpp"]  # what looks at tensors
 
 
+@pytest.mark.parametrize(("momentum", "sources"), [(0.9, 2), (0.0, 1)])
+def test_a_first_step_that_begins_states_has_its_own(momentum, sources, monkeypatch):
+    """The host waits for what GradScaler says, and makes the scalars."""
+    asked = []
+    monkeypatch.setattr(batches, "loaded", lambda source, name, *_: asked.append((name, source)))
+    monkeypatch.setattr("ipex_inductor.optim.norms.loaded", lambda *_: None)
+    batches._kernel_of.cache_clear()  # of a driver that is none
+    optimizer = optimizer_of(SGD, {"lr": 0.1, "momentum": momentum}, torch.float32, None)
+    with described.device(target("h200")):
+        load_step(optimizer, torch.device("cuda", 0), scaler=True)
+    assert len({source for name, source in asked if name == "step"}) == sources
+
+
 def test_what_has_no_fused_step_is_told():
     optimizer = torch.optim.RMSprop(nn.Linear(2, 2).parameters())
     with pytest.raises(ArgumentError, match="an optimizer with a fused step there"):
