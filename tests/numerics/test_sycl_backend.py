@@ -169,7 +169,8 @@ def _no_wheel(patch, home):
 
 
 def _another_sycl(patch, home):
-    patch.setattr(wheels, "mapped", lambda prefix: iter([Path("/torch/libsycl.so.8.0.1")]))
+    (other,) = {*wheels.VERSIONS} - {wheels.runtime().soname}
+    patch.setattr(wheels, "mapped", lambda prefix: iter([Path(f"/torch/{other}.0.1")]))
 
 
 def _no_compiler(patch, home):
@@ -194,7 +195,7 @@ def nothing_known(unknown):
         (_crashes, "an end of the compiler by SIGSEGV. The process was its own."),
         (_hangs, "none after 3 seconds. It was ended."),
         (_no_wheel, 'pip install "ipex-inductor[sycl-cpu]"'),
-        (_another_sycl, 'pip install "intel-sycl-rt==2025.3.*"'),
+        (_another_sycl, 'pip install "intel-sycl-rt==202'),  # 2025.3.*, or 2026.* beside that
         (_no_compiler, "a C++ compiler, as no cache has SYCL's functions; got none."),
     ],
 )

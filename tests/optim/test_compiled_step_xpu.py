@@ -66,6 +66,7 @@ def test_kernels_step_as_those_of_the_cpu(tmp_path):
 
 @needs_sycl
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # a suite of its own, ten minutes where others work too
 def test_kernels_of_all_optimizers_step_as_those_of_the_cpu(tmp_path):
     # Those three are about C++'s compiler, and what it takes.
     plugged("slow or not slow", "not no_compiler and not cold_compilation and not cases", tmp_path)
