@@ -1,10 +1,11 @@
 """Inference of language models on one GPU, side by side in one run: see gpu_peers.py.
 
-    python benchmarks/nlp.py [--batch 1 64] [--tokens 384] [--models bert roberta gpt2 t5 llama]
-        [--peers NAME ...] [--tune SECONDS] [--database FOLDER] [--json FILE]
+    python benchmarks/nlp.py [--batch 1 64] [--tokens 384] [--models bert roberta gpt2 t5 llama
+        llama-decode] [--peers NAME ...] [--tune SECONDS] [--database FOLDER] [--json FILE]
 
 Of transformers, by their configurations, with random weights: the encoders' last states, the
-decoders' logits of all tokens (prefill, without a cache of keys and values).
+decoders' logits of all tokens (prefill, without a cache of keys and values). `llama-decode` is the
+last of so many tokens, beside the keys and values of the others: its logits, written in place.
 """
 
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", {"use_cache": False}),
     "t5": ("T5Config", "T5EncoderModel", {}),  # the small one
     "llama": ("LlamaConfig", "LlamaForCausalLM", {"use_cache": False, **LLAMA}),
+    "llama-decode": ("LlamaConfig", "LlamaForCausalLM", LLAMA),
 }
 
 
@@ -48,13 +50,56 @@ class First(nn.Module):
         return result
 
 
+class LastPlace(transformers.cache_utils.StaticLayer):  # type: ignore[misc]
+    """Keys and values of one layer: the new token's are written to the last place, each call."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__(keys.shape[2])
+        self.keys, self.values = keys, values
+        self.is_initialized = True
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """All of them, with the new ones."""
+        self.keys[:, :, -1:] = keys
+        self.values[:, :, -1:] = values
+        return self.keys, self.values
+
+
+class Decode(nn.Module):
+    """A decoder's last token, which sees `tokens`: a call writes what the one before wrote."""
+
+    def __init__(self, model: nn.Module, batch: int, tokens: int) -> None:
+        super().__init__()
+        self.model, config = model, model.config
+        heads = config.num_hidden_layers, batch, config.num_key_value_heads, tokens, config.head_dim
+        weight = model.lm_head.weight
+        for name in ("keys", "values"):
+            self.register_buffer(name, torch.randn(heads, device=weight.device, dtype=weight.dtype))
+        place = torch.full((1, 1), tokens - 1, device=weight.device)
+        self.register_buffer("place", place)
+        self.register_buffer("seen", torch.ones(1, 1, 1, tokens, dtype=bool, device=weight.device))
+
+    def forward(self, words: Tensor) -> Tensor:
+        """A number of a word a row; of the rows that there are keys for, so many."""
+        few = len(words)
+        layers = [LastPlace(k[:few], v[:few]) for k, v in zip(self.keys, self.values, strict=True)]
+        result: Tensor = self.model(
+            words,
+            attention_mask=self.seen.expand(few, -1, -1, -1),
+            position_ids=self.place.expand(few, -1),
+            past_key_values=transformers.cache_utils.Cache(layers=layers),
+            return_dict=False,
+        )[0]
+        return result
+
+
 def model_of(name: str) -> tuple[nn.Module, int]:
     """In fp32 on the GPU, and how many words it knows."""
     torch.manual_seed(0)
     config, kind, values = MODELS[name]
     configuration = getattr(transformers, config)(**values)
     model = getattr(transformers, kind)(configuration)
-    return First(model).cuda().eval(), configuration.vocab_size
+    return model.cuda().eval(), configuration.vocab_size
 
 
 def cases(models: list[str], batches: list[int], tokens: int) -> Iterator[Case]:
@@ -62,8 +107,10 @@ def cases(models: list[str], batches: list[int], tokens: int) -> Iterator[Case]:
     for name in models:
         model, words = model_of(name)
         for batch in batches:
-            x = torch.randint(words, (batch, tokens), device="cuda")
-            yield Case(name, model, x, FEW, {"tokens": tokens})
+            decodes = name.endswith("-decode")
+            whole = Decode(model, batch, tokens) if decodes else First(model)
+            x = torch.randint(words, (batch, 1 if decodes else tokens), device="cuda")
+            yield Case(name, whole.eval(), x, FEW, {"tokens": tokens})
 
 
 def main() -> None:

@@ -4,7 +4,7 @@
         [--peers NAME ...] [--tune SECONDS] [--database FOLDER] [--json FILE] [--csv FILE]
 
 Channels-last, with random weights and batch-norm statistics that were run in; models of torchvision
-or, after `timm:`, of timm.
+or, after `timm:`, of timm; `unet` is the net below.
 """
 
 from collections.abc import Iterator
@@ -13,17 +13,59 @@ from typing import Any
 import torch
 import torchvision
 from gpu_peers import Case, arguments, known, race
-from torch import nn
+from torch import Tensor, nn
 
 LAST: dict[str, Any] = {"memory_format": torch.channels_last}
 FEW = 4  # images that are computed in fp64
 PIXELS = 224
 
 
+class UNet(nn.Module):
+    """Ronneberger et al. 2015 (arXiv:1505.04597) with batch norms and padded windows, 31 M weights.
+
+    (N, 3, H, W) to (N, 2, H, W); H and W are multiples of 16.
+    """
+
+    def __init__(self, width: int = 64, depth: int = 4, classes: int = 2) -> None:
+        super().__init__()
+        widths = [width << level for level in range(depth + 1)]
+        self.down = nn.ModuleList(
+            self.twice(*pair) for pair in zip([3, *widths], widths, strict=False)
+        )
+        steps = [*zip(widths[:0:-1], widths[-2::-1], strict=True)]
+        self.up = nn.ModuleList(nn.ConvTranspose2d(*step, 2, stride=2) for step in steps)
+        self.joined = nn.ModuleList(self.twice(*step) for step in steps)
+        self.pool = nn.MaxPool2d(2)
+        self.head = nn.Conv2d(width, classes, 1)
+
+    @staticmethod
+    def twice(inputs: int, outputs: int) -> nn.Module:
+        """Two convolutions."""
+        layers: list[nn.Module] = []
+        for channels in (inputs, outputs):
+            layers += [nn.Conv2d(channels, outputs, 3, padding=1, bias=False)]
+            layers += [nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+        return nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Down, keeping what each level made, and up beside it."""
+        kept = []
+        for level, block in enumerate(self.down):
+            x = block(self.pool(x) if level else x)
+            kept.append(x)
+        for up, joined, beside in zip(self.up, self.joined, kept[-2::-1], strict=True):
+            x = joined(torch.cat([beside, up(x)], 1))
+        result: Tensor = self.head(x)
+        return result
+
+
 def model_of(name: str) -> nn.Module:
     """In fp32 on the GPU, with statistics of batch norms as its own activations have them."""
     torch.manual_seed(0)
-    if name.startswith("timm:"):
+    found: nn.Module
+    if name == "unet":
+        found = UNet()
+    elif name.startswith("timm:"):
         import timm
 
         found = timm.create_model(name.removeprefix("timm:"), pretrained=False)
