@@ -23,6 +23,7 @@ def _register() -> None:
     from ipex_inductor.lowerings import (
         blocked,
         conv,
+        conv_many,
         conv_templates,
         conv_weight,
         few_rows,
@@ -39,6 +40,7 @@ def _register() -> None:
 
     blocked.register()
     conv.register()
+    conv_many.register()
     conv_templates.register()
     conv_weight.register()
     few_rows.register()

@@ -9,7 +9,7 @@ from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
 from ipex_inductor.autotune.record import Problem
-from ipex_inductor.lowerings import conv_templates, streamed, sycl
+from ipex_inductor.lowerings import conv_many, conv_templates, streamed, sycl
 from ipex_inductor.lowerings.calls import (
     ACTIVATIONS,
     Call,
@@ -223,6 +223,7 @@ CALLS = (
     Call("aten.mm", _product, _why_not_product),
     Call("cublaslt.addmm_activation", _product_activation, _why_not_activation, ACTIVATIONS),
     *conv_templates.CALLS,
+    *conv_many.CALLS,
     *streamed.CONV_CALLS,
     *sycl.CONV_CALLS,
 )

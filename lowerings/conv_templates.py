@@ -29,16 +29,13 @@ from ipex_inductor.lowerings.templated import (
 )
 from ipex_inductor.lowerings.workload import empty, named
 from ipex_inductor.ops.depthwise import taps
-from ipex_inductor.ops.fprop import rows_of_weight
 from ipex_inductor.ops.grouped import Blocks
 from ipex_inductor.ops.stem import arranged, image_of, rows_of, runs, sides
 from ipex_inductor.templates import (
     conv_depthwise,
-    conv_fprop,
     conv_grouped,
     conv_stem,
     conv_strips,
-    streamed,
 )
 
 FEW_CHANNELS = 4
@@ -71,9 +68,26 @@ def why_not_ours(problem: Problem) -> str | None:
     return None
 
 
-def _both(padding: Any) -> list[int]:
+def both(padding: Any) -> list[int]:
     """Of rows and of columns: "valid" comes as one zero."""
     return [*padding] * 2 if len(padding) == 1 else [*padding]
+
+
+def kernel(
+    name: str,
+    source: str,
+    grid: Grid,
+    inputs: tuple[Any, ...],
+    warps: int,
+    given: Mapping[str, Any],
+    stages: int = STAGES,
+) -> Any:
+    """The template of that name as a node whose epilogue Inductor fuses."""
+    x, _ = inputs
+    size = ints(V.graph.current_node.meta["val"].shape)
+    result = ir.FixedLayout(x.get_device(), x.get_dtype(), size)
+    known = template(f"ipex_{name}", source, grid)
+    return node(known, inputs, result, warps, stages, ALLOW_TF32=False, **given)
 
 
 def with_epilogue(
@@ -115,7 +129,7 @@ def _why_not_stem(tile: conv_stem.Tile, problem: Problem) -> str | None:
     if given["dilation"] != (1, 1):
         return "its window is dilated"
     image, window = ints(x.shape[1:]), ints(weight.shape[2:])
-    found = runs(image, window, ints(given["stride"]), _both(ints(given["padding"])), last)
+    found = runs(image, window, ints(given["stride"]), both(ints(given["padding"])), last)
     widest = conv_stem.XE_WIDEST if is_xe(problem.arch) else conv_stem.WIDEST
     fits = conv_stem.fits(tile, int(weight.shape[0]), found, widest)
     return None if fits else "the tile does not fit"
@@ -148,13 +162,13 @@ def _stem_matrix(
     *_: Any,
 ) -> Tensor:
     last = _is_last(x)
-    found = runs(x.shape[1:], weight.shape[2:], stride, _both(padding), last)
+    found = runs(x.shape[1:], weight.shape[2:], stride, both(padding), last)
     return arranged(weight, found, last)
 
 
 def _stem(tile: conv_stem.Tile, matrix: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     bias, other, stride, padding, *words = rest
-    window = [*weight.shape[2:]], stride, _both(padding)
+    window = [*weight.shape[2:]], stride, both(padding)
     rows = torch.ops.ipex.conv_stem(x, matrix, *window, _is_last(x), [*astuple(tile)])
     size = sides(x.shape[2:], *window)
     return with_epilogue(rows, x, size, bias, other, *words)
@@ -215,7 +229,7 @@ def _depthwise(
     *rest: Any,
 ) -> Tensor:
     bias, other, stride, padding, dilation, *words = rest
-    window = [*weight.shape[2:]], stride, _both(padding), dilation
+    window = [*weight.shape[2:]], stride, both(padding), dilation
     rows = torch.ops.ipex.conv_depthwise(x, taps_, *window, template, [*astuple(tile)])
     size = sides(x.shape[2:], *window)
     return with_epilogue(rows, x, size, bias, other, *words)
@@ -237,76 +251,6 @@ def _lower_depthwise(
     batch, *image = ints(x.get_size())
     constants = known.constants(batch, image, window, stride, padding, dilation, chosen)
     return _kernel(template, (x, taps_), chosen.num_warps, constants)
-
-
-# Many channels.
-
-
-def _why_not_fprop(tile: conv_fprop.Tile, problem: Problem) -> str | None:
-    operands, given = named(problem), problem.constants
-    x, weight = operands["x"], operands["weight"]
-    if given["groups"] != 1 or int(x.shape[1]) < conv_fprop.FEWEST_CHANNELS:
-        return "it is grouped, or of few channels"
-    reason = why_not_ours(problem)
-    if reason is not None:
-        return reason
-    if x.dtype == "float32":
-        return NO_TF32
-    if no_product := why_no_product(problem.arch, x.dtype):
-        return no_product
-    short = int(x.shape[1]) <= streamed.MOST_TERMS and not is_xe(problem.arch)
-    if short and is_product(problem):
-        return "as a streamed product it is faster"
-    if not is_channels_last(x):
-        return "its input is not channels-last"
-    if math.prod(ints(weight.shape[2:])) > conv_fprop.MOST_PLACES:
-        return "its window is too large"
-    wide = tile.BLOCK_N > conv_fprop.NARROW and problem.arch.startswith("sm_")
-    if wide and _intensity(problem) > conv_fprop.MOST_INTENSE:
-        return "it is bound by arithmetic, where cuDNN is faster"
-    fits = conv_fprop.fits(tile, int(x.shape[1]), int(weight.shape[0]))
-    return None if fits else "the tile does not fit"
-
-
-def _intensity(problem: Problem) -> float:
-    """Operations a byte, of image, result and addend."""
-    operands, given = named(problem), problem.constants
-    x, weight = ints(operands["x"].shape), ints(operands["weight"].shape)
-    around = (ints(given[name]) for name in ("stride", "padding", "dilation"))
-    stride, padding, dilation = around
-    pixels = x[0] * math.prod(sides(x[2:], weight[2:], stride, _both(padding), dilation))
-    made = pixels * weight[0] * (2 if "other" in operands else 1)
-    size: int = getattr(torch, operands["x"].dtype).itemsize
-    return 2 * pixels * math.prod(weight) / (size * (math.prod(x) + made))
-
-
-def _weight_rows(tile: Any, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    return rows_of_weight(weight)
-
-
-def _fprop(tile: conv_fprop.Tile, rows: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    bias, other, stride, padding, dilation, *words = rest
-    window = [*weight.shape[2:]], stride, _both(padding), dilation
-    made = torch.ops.ipex.conv_fprop(x, rows, *window, [*astuple(tile)])
-    size = sides(x.shape[2:], *window)
-    return with_epilogue(made, x, size, bias, other, *words)
-
-
-def _lower_fprop(
-    x: Any,
-    rows: Any,
-    window: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    tile: list[int],
-) -> Any:
-    x, rows = dense(x, last=True), dense(rows)
-    chosen = conv_fprop.Tile(*tile)
-    batch, *image = ints(x.get_size())
-    around = window, stride, padding, dilation
-    constants = conv_fprop.constants(batch, image, ints(rows.get_size())[0], *around, chosen)
-    return _kernel("fprop", (x, rows), chosen.num_warps, constants, chosen.num_stages)
 
 
 # Groups of several channels.
@@ -346,7 +290,7 @@ def _grouped(
     tile: conv_grouped.Tile, blocks: Tensor, x: Tensor, weight: Tensor, *rest: Any
 ) -> Tensor:
     bias, other, stride, padding, dilation, _, _, groups, *_ = rest
-    window = [*weight.shape[2:]], stride, _both(padding), dilation
+    window = [*weight.shape[2:]], stride, both(padding), dilation
     sizes = groups, len(weight), [*astuple(tile)]
     rows = torch.ops.ipex.conv_grouped(x, blocks, *window, *sizes)
     size = sides(x.shape[2:], *window)
@@ -375,26 +319,14 @@ def _lower_grouped(
 # All of them.
 
 
-def _kernel(
-    name: str,
-    inputs: tuple[Any, ...],
-    warps: int,
-    given: Mapping[str, Any],
-    stages: int = STAGES,
-) -> Any:
-    """The template of that name as a node whose epilogue Inductor fuses."""
-    x, _ = inputs
-    size = ints(V.graph.current_node.meta["val"].shape)
-    result = ir.FixedLayout(x.get_device(), x.get_dtype(), size)
-    known = template(f"ipex_{name}", SOURCES[name], GRIDS[name])
-    return node(known, inputs, result, warps, stages, ALLOW_TF32=False, **given)
+def _kernel(name: str, inputs: tuple[Any, ...], warps: int, given: Mapping[str, Any]) -> Any:
+    return kernel(name, SOURCES[name], GRIDS[name], inputs, warps, given)
 
 
 SOURCES = {
     "stem": conv_stem.SOURCE,
     "depthwise": conv_depthwise.SOURCE,
     "strips": conv_strips.SOURCE,
-    "fprop": conv_fprop.SOURCE,
     "grouped": conv_grouped.SOURCE,
 }
 
@@ -408,7 +340,7 @@ def _counted(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...
     return meta["BLOCKS"], cdiv(columns, meta["BLOCK_N"]), 1
 
 
-def _in_a_row(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
+def in_a_row(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
     """The blocks of the same pixels one after the other, which find them in the cache."""
     return cdiv(rows, meta["BLOCK_M"]) * meta["BLOCKS_N"], 1, 1
 
@@ -417,8 +349,7 @@ GRIDS: dict[str, Grid] = {
     "stem": in_blocks,
     "depthwise": _counted,
     "strips": _counted,
-    "fprop": _in_a_row,
-    "grouped": _in_a_row,
+    "grouped": in_a_row,
 }
 
 
@@ -437,7 +368,6 @@ FAMILIES: dict[str, tuple[Any, ...]] = {
         _why_not_depthwise,
         _taps,
     ),
-    "fprop": (conv_fprop.TILES, _fprop, _why_not_fprop, _weight_rows, conv_fprop.XE_TILES),
     "grouped": (
         conv_grouped.TILES,
         _grouped,
@@ -458,6 +388,5 @@ def register() -> None:
     depthwise = torch.ops.ipex.conv_depthwise.default
     register_lowering(torch.ops.ipex.conv_stem.default, type_promotion_kind=None)(_lower_stem)
     register_lowering(depthwise, type_promotion_kind=None)(_lower_depthwise)
-    register_lowering(torch.ops.ipex.conv_fprop.default, type_promotion_kind=None)(_lower_fprop)
     grouped = torch.ops.ipex.conv_grouped.default
     register_lowering(grouped, type_promotion_kind=None)(_lower_grouped)

@@ -13,7 +13,15 @@ from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings import listed
 from ipex_inductor.lowerings.calls import why_not
 from ipex_inductor.lowerings.conv_templates import NO_TF32, ints
-from ipex_inductor.lowerings.templated import behind_rows, calls, dense, facts, node, template
+from ipex_inductor.lowerings.templated import (
+    aligned,
+    behind_rows,
+    calls,
+    dense,
+    facts,
+    node,
+    template,
+)
 from ipex_inductor.lowerings.workload import empty, named
 from ipex_inductor.templates import persistent
 from ipex_inductor.templates.persistent import Tile
@@ -25,7 +33,9 @@ def _grid(rows: Any, columns: Any, meta: Any) -> tuple[Any, ...]:
 
 def _lower(x: Any, weight: Any, bias: Any, tile: list[int]) -> Any:
     chosen = Tile(*tile)
-    given = [_aligned(dense(each)) for each in (x, weight, bias) if each is not None]
+    given = [
+        aligned(dense(each), persistent.VECTOR) for each in (x, weight, bias) if each is not None
+    ]
     (rows, terms), (columns, _) = ([int(n) for n in t.get_size()] for t in given[:2])
     multiprocessors, _ = facts(listed.arch_of(x.get_device()))
     return node(
@@ -37,12 +47,6 @@ def _lower(x: Any, weight: Any, bias: Any, tile: list[int]) -> Any:
         ALLOW_TF32=False,
         **persistent.constants(rows, columns, terms, bias is not None, chosen, multiprocessors),
     )
-
-
-def _aligned(x: Any) -> Any:
-    """A part of a tensor may begin where the copy engine does not."""
-    begins = x.get_layout().offset * x.get_dtype().itemsize
-    return ir.ExternKernel.copy_input(x) if begins % persistent.VECTOR else x
 
 
 def _linear(

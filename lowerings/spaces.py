@@ -30,7 +30,7 @@ TRITON = (
 MICRO = tuple(f"CppMicro{name}" for name in ("GemmAMX", "GemmFP32Vec", "GemmRef", "Brgemm"))
 
 # Ours, which stand beside a library's calls and not in Inductor's lists.
-CONVOLUTIONS = ("stem", "depthwise", "strips", "fprop", "grouped", "stem_weight")
+CONVOLUTIONS = ("stem", "depthwise", "strips", "fprop", "boxes", "grouped", "stem_weight")
 FAMILIES = (*CONVOLUTIONS, "streamed", "persistent")
 OURS = tuple(f"ipex.triton.{name}" for name in FAMILIES)
 

@@ -114,6 +114,12 @@ def dense(x: Any, last: bool = False) -> Any:
     return ir.ExternKernel.require_exact_strides(ir.ExternKernel.realize_input(x), strides)
 
 
+def aligned(x: Any, vector: int) -> Any:
+    """`x` where a copy engine's vector of so many bytes may begin: a part of a tensor may not."""
+    begins = x.get_layout().offset * x.get_dtype().itemsize
+    return ir.ExternKernel.copy_input(x) if begins % vector else x
+
+
 @functools.cache
 def facts(arch: str) -> tuple[int, int]:
     """Multiprocessors, and bytes of shared memory; of an unknown one those of the smallest."""

@@ -4,6 +4,7 @@ import itertools
 import random
 
 from ipex_inductor.templates import (
+    conv_boxes,
     conv_depthwise,
     conv_fprop,
     conv_grouped,
@@ -138,6 +139,40 @@ CASES += [
 ]
 CASES += [of_many(*FPROP[1], planted=700), of_many(*FPROP[4], moved=True)]
 
+# The same by boxes: whole vectors of channels, images that boxes leave, strides that divide.
+BOXES = [
+    ([1, 64, 16, 16], [64, 64, 3, 3], [1, 1], [1, 1], [1, 1]),
+    ([2, 64, 14, 14], [64, 64, 3, 3], [1, 1], [1, 1], [1, 1]),
+    ([5, 128, 7, 7], [72, 128, 3, 3], [1, 1], [1, 1], [1, 1]),
+    ([3, 32, 9, 11], [32, 32, 3, 3], [1, 1], [1, 1], [1, 1]),
+    ([1, 40, 13, 6], [31, 40, 3, 3], [1, 1], [2, 0], [2, 1]),
+    ([1, 136, 3, 3], [66, 136, 1, 3], [1, 1], [0, 1], [1, 1]),
+    ([3, 24, 1, 1], [5, 24, 1, 1], [1, 1], [0, 0], [1, 1]),
+    ([1, 64, 12, 10], [70, 64, 3, 3], [2, 2], [1, 1], [1, 1]),
+    ([2, 32, 8, 6], [13, 32, 1, 1], [2, 2], [0, 0], [1, 1]),
+    ([1, 64, 8, 12], [19, 64, 2, 2], [2, 2], [0, 0], [1, 1]),
+    ([1, 32, 9, 12], [33, 32, 3, 5], [3, 2], [2, 3], [1, 1]),
+    ([1, 64, 10, 9], [65, 64, 3, 3], [2, 1], [2, 2], [2, 3]),
+    ([2, 16, 5, 130], [1, 16, 3, 3], [1, 1], [1, 0], [1, 1]),
+    ([1, 320, 5, 5], [130, 320, 3, 3], [1, 1], [1, 1], [1, 1]),
+    ([4, 256, 3, 2], [17, 256, 1, 1], [1, 1], [0, 0], [1, 1]),
+    ([1, 64, 6, 6], [8, 64, 5, 5], [1, 1], [4, 4], [1, 1]),
+]
+
+
+def in_boxes(x, weight, stride, padding, dilation, tile=(64, 64, 4, 2), **given):
+    around = {"stride": stride, "padding": padding, "dilation": dilation}
+    kind = {"template": "boxes", "warps": tile[2], **around, **given}
+    return case(x, weight, list(tile), **kind)
+
+
+CASES += [
+    in_boxes(*shape, dtype=dtype)
+    for shape, dtype in itertools.product(BOXES, ("float32", "float16"))
+]
+CASES += [in_boxes(*BOXES[2], tile=[*vars(tile).values()]) for tile in conv_boxes.TILES]
+CASES += [in_boxes(*BOXES[n], planted=700) for n in (0, 5, 7)]
+CASES += [in_boxes(*BOXES[1], programs=99)]
 
 # The same by groups: those of nets, then blocks with room, channels that are made or used up.
 GROUPED = [
@@ -263,6 +298,11 @@ def drawn(seed):
     whole = [image[0], -(-image[1] // 8) * 8, *image[2:]]
     yield persistently(whole, draw.randint(1, 200), dtype=dtype)
     yield of_many(image, [draw.randint(1, 90), image[1], *places], dilation=dilation, **around)
+    by = [draw.randint(1, 2) for _ in "hw"]
+    even = [-(-side // step) * step for side, step in zip(sides, by, strict=True)]
+    whole = [image[0], -(-image[1] // 64) * 64, *even]
+    boxed = [draw.randint(1, 90), whole[1], *places]
+    yield in_boxes(whole, boxed, dilation=dilation, **{**around, "stride": by})
     groups, each, made = draw.randint(2, 9), draw.randint(2, 32), draw.randint(1, 32)
     image = [image[0], groups * each, *sides]
     weight = [groups * made, each, *places]

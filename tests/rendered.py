@@ -93,6 +93,16 @@ def fprop(x, weight, case, stride, padding, dilation):
     return conv_fprop.SOURCE, constants, rows_of_weight(weight), (blocks,)
 
 
+def boxes(x, weight, case, stride, padding, dilation):
+    from ipex_inductor.ops.fprop import rows_of_weight
+    from ipex_inductor.templates import conv_boxes
+
+    tile, window = conv_boxes.Tile(*case["tile"]), weight.shape[2:]
+    around = (window, stride, padding, dilation, tile, case.get("programs", 2))
+    constants = conv_boxes.constants(len(x), x.shape[1:], len(weight), *around)
+    return conv_boxes.SOURCE, constants, rows_of_weight(weight), (constants["PROGRAMS"],)
+
+
 def grouped(x, weight, case, stride, padding, dilation):
     from ipex_inductor.templates import conv_grouped
 
@@ -136,9 +146,50 @@ def stem_weight(x, grad, case, stride, padding, dilation):
 
 
 # For each template: text, constants, the weight as it takes it, the grid.
-READY = {"stem": stem, "depthwise": depthwise, "fprop": fprop}
+READY = {"stem": stem, "depthwise": depthwise, "fprop": fprop, "boxes": boxes}
 READY |= {"grouped": grouped, "strips": depthwise, "stem_weight": stem_weight}
 READY |= {"streamed": streaming, "persistent": persistently}
+
+
+def compiled(template, dtype, gpu, given, epilogue=True):
+    """The stand-alone kernel by Triton, for a GPU that is not here."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from ipex_inductor.target import described
+    from ipex_inductor.templates.gpu import _module
+
+    target = described(gpu)
+    text, constants, _, _ = given
+    columns = "OUT_C" if "OUT_C" in constants else "CHANNELS"
+    rendered = source(text, {**constants, "ALLOW_TF32": True}, constants[columns], epilogue)
+    types = signature(("X", "W"), dtype)
+    arch = int(target.arch[3:]) if target.kind == "cuda" else target.arch
+    with triton.knobs.cache.scope():
+        return triton.compile(
+            ASTSource(
+                _module(rendered)["kernel"],
+                types,
+                constexprs={},
+                attrs={(n,): [["tt.divisibility", 16]] for n in range(len(types))},
+            ),
+            target=GPUTarget(target.kind, arch, target.subgroup or 32),
+            options={
+                "num_warps": template.num_warps,
+                "num_stages": getattr(template, "num_stages", 2),
+            },
+        )
+
+
+def ready(kind, x, weight, tile, stride, padding, dtype, dilation=(1, 1), groups=1):
+    """As `READY` has it, of tensors without values."""
+    import torch
+
+    made = torch.empty(x, dtype=dtype, device="meta").to(memory_format=torch.channels_last)
+    factor = torch.empty(weight, dtype=dtype, device="meta")
+    given = {"last": True, "tile": [*vars(tile).values()], "groups": groups, "template": kind}
+    return READY[kind](made, factor, given, stride, padding, dilation)
 
 
 def usage(made):

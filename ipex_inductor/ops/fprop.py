@@ -20,12 +20,14 @@ def conv_fprop(
     stride: list[int],
     padding: list[int],
     dilation: list[int],
+    template: str,
     tile: list[int],
 ) -> Tensor:
     """`conv2d(x, weight)` as rows, a pixel each: [B * H' * W', O].
 
-    x [B, C, H, W] in channels-last, `rows` of a weight with that `window`. `tile` is for the
-    template (`templates/conv_fprop.py`). This is the reference.
+    x [B, C, H, W] in channels-last, `rows` of a weight with that `window`. `template` is
+    "fprop" or "boxes", `tile` for it (`templates/conv_fprop.py`, `conv_boxes.py`). This is the
+    reference.
     """
     weight = rows.reshape(-1, *window, x.shape[1]).permute(0, 3, 1, 2)
     return rows_of(torch.conv2d(x, weight, None, stride, padding, dilation)).clone()
@@ -39,6 +41,7 @@ def _(
     stride: list[int],
     padding: list[int],
     dilation: list[int],
+    template: str,
     tile: list[int],
 ) -> Tensor:
     height, width = sides(x.shape[2:], window, stride, padding, dilation)

@@ -41,6 +41,10 @@ PROBLEMS = {
     "dilation=1,1 groups=3",
     "groups of 4, add": "4x64x14x14:L 64x4x3x3:L 64 4x64x14x14:L binary='add' unary='relu' "
     "stride=1,1 padding=1,1 dilation=1,1 groups=16",
+    "many 3x3 by boxes": f"128x64x14x14:L 96x64x3x3:L 96 {PLAIN} unary='silu' stride=1,1 "
+    "padding=1,1 dilation=1,1 groups=1",
+    "many 3x3 by boxes, by 2, add": "128x128x28x28:L 96x128x3x3:L 96 128x96x14x14:L binary='add' "
+    "unary='relu' stride=2,2 padding=1,1 dilation=1,1 groups=1",
     "many 3x3 by 2": f"4x32x14x14:L 24x32x3x3:L 24 {PLAIN} unary='relu' stride=2,2 padding=1,1 "
     "dilation=1,1 groups=1",
 }

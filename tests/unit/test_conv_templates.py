@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conv_cases import CASES, CLOSE, RANDOM, STEMS
-from rendered import READY, signature, source, usage
+from rendered import compiled, ready, usage
 from torch._inductor import config as inductor
 from torch._inductor.graph import GraphLowering
 
@@ -29,7 +29,6 @@ from ipex_inductor.templates import (
     conv_stem,
     conv_strips,
 )
-from ipex_inductor.templates.gpu import _module
 
 LAST = torch.channels_last
 
@@ -82,42 +81,6 @@ def test_a_weight_comes_back_from_its_matrix(stem, last):
     assert found.terms % TERMS == 0
     assert matrix.count_nonzero() == given.count_nonzero(), "all else is zero"
     assert torch.equal(restored(matrix, found, x[1], weight[2:], last), given)
-
-
-def compiled(template, dtype, gpu, given, epilogue=True):
-    """The stand-alone kernel by Triton, for a GPU that is not here."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    target = described(gpu)
-    text, constants, _, _ = given
-    columns = "OUT_C" if "OUT_C" in constants else "CHANNELS"
-    rendered = source(text, {**constants, "ALLOW_TF32": True}, constants[columns], epilogue)
-    types = signature(("X", "W"), dtype)
-    arch = int(target.arch[3:]) if target.kind == "cuda" else target.arch
-    with triton.knobs.cache.scope():
-        return triton.compile(
-            ASTSource(
-                _module(rendered)["kernel"],
-                types,
-                constexprs={},
-                attrs={(n,): [["tt.divisibility", 16]] for n in range(len(types))},
-            ),
-            target=GPUTarget(target.kind, arch, target.subgroup or 32),
-            options={
-                "num_warps": template.num_warps,
-                "num_stages": getattr(template, "num_stages", 2),
-            },
-        )
-
-
-def ready(kind, x, weight, tile, stride, padding, dtype, dilation=(1, 1), groups=1):
-    """As `READY` has it, of tensors without values."""
-    made = torch.empty(x, dtype=dtype, device="meta").to(memory_format=LAST)
-    factor = torch.empty(weight, dtype=dtype, device="meta")
-    given = {"last": True, "tile": [*vars(tile).values()], "groups": groups, "template": kind}
-    return READY[kind](made, factor, given, stride, padding, dilation)
 
 
 RESNET = ([128, 3, 224, 224], [64, 3, 7, 7])

@@ -1,0 +1,196 @@
+"""Convolutions of many channels in Triton: products that gather their rows, or fetch them as boxes.
+
+As those of `conv_templates.py`: offered beside a library's calls, lowered where chosen.
+"""
+
+import math
+from dataclasses import astuple
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._inductor.lowering import register_lowering
+
+from ipex_inductor.autotune.record import Problem
+from ipex_inductor.lowerings import listed
+from ipex_inductor.lowerings.calls import is_channels_last
+from ipex_inductor.lowerings.conv_templates import (
+    NO_TF32,
+    both,
+    in_a_row,
+    ints,
+    is_product,
+    kernel,
+    why_not_ours,
+    with_epilogue,
+)
+from ipex_inductor.lowerings.templated import (
+    aligned,
+    calls,
+    dense,
+    facts,
+    is_xe,
+    why_no_product,
+)
+from ipex_inductor.lowerings.workload import named
+from ipex_inductor.ops.fprop import rows_of_weight
+from ipex_inductor.ops.stem import sides
+from ipex_inductor.templates import conv_boxes, conv_fprop, streamed
+
+Tile = conv_fprop.Tile | conv_boxes.Tile
+# Batch, image, channels of the result; window, stride, padding, dilation.
+Shape = tuple[int, list[int], int, list[int], list[int], list[int], list[int]]
+
+
+def _why_not(problem: Problem) -> str | None:
+    """What neither has."""
+    operands, given = named(problem), problem.constants
+    x = operands["x"]
+    if given["groups"] != 1 or int(x.shape[1]) < conv_fprop.FEWEST_CHANNELS:
+        return "it is grouped, or of few channels"
+    reason = why_not_ours(problem)
+    if reason is not None:
+        return reason
+    if x.dtype == "float32":
+        return NO_TF32
+    if no_product := why_no_product(problem.arch, x.dtype):
+        return no_product
+    short = int(x.shape[1]) <= streamed.MOST_TERMS and not is_xe(problem.arch)
+    if short and is_product(problem):
+        return "as a streamed product it is faster"
+    return None if is_channels_last(x) else "its input is not channels-last"
+
+
+def _why_not_fprop(tile: conv_fprop.Tile, problem: Problem) -> str | None:
+    reason = _why_not(problem)
+    if reason is not None:
+        return reason
+    out_channels, channels, *window = ints(named(problem)["weight"].shape)
+    if math.prod(window) > conv_fprop.MOST_PLACES:
+        return "its window is too large"
+    wide = tile.BLOCK_N > conv_fprop.NARROW and problem.arch.startswith("sm_")
+    if wide and _intensity(problem) > conv_fprop.MOST_INTENSE:
+        return "it is bound by arithmetic, where cuDNN is faster"
+    return None if conv_fprop.fits(tile, channels, out_channels) else "the tile does not fit"
+
+
+def _why_not_boxes(tile: conv_boxes.Tile, problem: Problem) -> str | None:
+    reason = _why_not(problem)
+    if reason is not None:
+        return reason
+    if not problem.arch.startswith("sm_90"):
+        return "it is for Hopper's copy engine"
+    x = named(problem)["x"]
+    out_channels, channels, *window = ints(named(problem)["weight"].shape)
+    if channels * getattr(torch, x.dtype).itemsize % conv_boxes.VECTOR:
+        return "its pixels do not begin where the copy engine does"
+    if math.prod(window) > conv_boxes.MOST_PLACES:
+        return "its window is too large"
+    stride = ints(problem.constants["stride"])
+    if any(size % step for size, step in zip(ints(x.shape[2:]), stride, strict=True)):
+        return "its strides do not divide the image"
+    if max(stride) > 1 and channels % conv_boxes.terms_of(channels):
+        return "a step would read the next pixel's channels"
+    if not conv_boxes.fits(tile, out_channels):
+        return "the tile does not fit"
+    blocks = _pixels(problem) * out_channels / (tile.BLOCK_M * tile.BLOCK_N)
+    multiprocessors, room = facts(problem.arch)
+    if tile.shared(conv_boxes.terms_of(channels), getattr(torch, x.dtype).itemsize) > room:
+        return "it takes more shared memory than there is"
+    return None if 2 * blocks >= multiprocessors else "it has too few blocks"
+
+
+def _pixels(problem: Problem) -> int:
+    operands, given = named(problem), problem.constants
+    batch, _, *size = ints(operands["x"].shape)
+    stride, padding, dilation = (ints(given[name]) for name in ("stride", "padding", "dilation"))
+    window = ints(operands["weight"].shape[2:])
+    return batch * math.prod(sides(size, window, stride, both(padding), dilation))
+
+
+def _intensity(problem: Problem) -> float:
+    """Operations a byte, of image, result and addend."""
+    operands, pixels = named(problem), _pixels(problem)
+    x, weight = ints(operands["x"].shape), ints(operands["weight"].shape)
+    made = pixels * weight[0] * (2 if "other" in operands else 1)
+    size: int = getattr(torch, operands["x"].dtype).itemsize
+    return 2 * pixels * math.prod(weight) / (size * (math.prod(x) + made))
+
+
+def _weight_rows(tile: Any, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    return rows_of_weight(weight)
+
+
+def _conv(template: str) -> Any:
+    def body(tile: Tile, rows: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+        bias, other, stride, padding, dilation, *words = rest
+        window = [*weight.shape[2:]], stride, both(padding), dilation
+        made = torch.ops.ipex.conv_fprop(x, rows, *window, template, [*astuple(tile)])
+        return with_epilogue(made, x, sides(x.shape[2:], *window), bias, other, *words)
+
+    return body
+
+
+def _lower(
+    x: Any,
+    rows: Any,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    template: str,
+    tile: list[int],
+) -> Any:
+    inputs = dense(x, last=True), dense(rows)
+    batch, *image = ints(x.get_size())
+    shape = batch, image, ints(rows.get_size())[0], window, stride, padding, dilation
+    lower = {"fprop": _lower_fprop, "boxes": _lower_boxes}[template]
+    return lower(inputs, shape, tile)
+
+
+def _lower_fprop(inputs: tuple[Any, Any], shape: Shape, tile: list[int]) -> Any:
+    chosen = conv_fprop.Tile(*tile)
+    known = conv_fprop.constants(*shape, chosen)
+    source, warps, stages = conv_fprop.SOURCE, chosen.num_warps, chosen.num_stages
+    return kernel("fprop", source, in_a_row, inputs, warps, known, stages)
+
+
+def _lower_boxes(inputs: tuple[Any, Any], shape: Shape, tile: list[int]) -> Any:
+    chosen = conv_boxes.Tile(*tile)
+    x, rows = (aligned(each, conv_boxes.VECTOR) for each in inputs)
+    multiprocessors, room = facts(listed.arch_of(x.get_device()))
+    shared = chosen.shared(conv_boxes.terms_of(shape[1][0]), x.get_dtype().itemsize)
+    programs = multiprocessors * max(1, room // shared)
+    known = conv_boxes.constants(*shape, chosen, programs)
+    source, warps, stages = conv_boxes.SOURCE, chosen.num_warps, chosen.num_stages
+    return kernel("boxes", source, _in_turns, (x, rows), warps, known, stages)
+
+
+def _in_turns(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
+    return meta["PROGRAMS"], 1, 1
+
+
+CALLS = (
+    *calls(
+        "ipex.triton.fprop",
+        conv_fprop.SOURCE,
+        conv_fprop.TILES,
+        _conv("fprop"),
+        _why_not_fprop,
+        _weight_rows,
+        conv_fprop.XE_TILES,
+    ),
+    *calls(
+        "ipex.triton.boxes",
+        conv_boxes.SOURCE,
+        conv_boxes.TILES,
+        _conv("boxes"),
+        _why_not_boxes,
+        _weight_rows,
+    ),
+)
+
+
+def register() -> None:
+    """Add the lowering to Inductor's registry."""
+    register_lowering(torch.ops.ipex.conv_fprop.default, type_promotion_kind=None)(_lower)
