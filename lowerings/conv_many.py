@@ -82,15 +82,13 @@ def _why_not_boxes(tile: conv_boxes.Tile, problem: Problem) -> str | None:
         return "it is for Hopper's copy engine"
     x = named(problem)["x"]
     out_channels, channels, *window = ints(named(problem)["weight"].shape)
-    if channels * getattr(torch, x.dtype).itemsize % conv_boxes.VECTOR:
-        return "its pixels do not begin where the copy engine does"
+    if channels % conv_boxes.FEWEST_TERMS:
+        return "its channels are no whole steps"
     if math.prod(window) > conv_boxes.MOST_PLACES:
         return "its window is too large"
     stride = ints(problem.constants["stride"])
     if any(size % step for size, step in zip(ints(x.shape[2:]), stride, strict=True)):
         return "its strides do not divide the image"
-    if max(stride) > 1 and channels % conv_boxes.terms_of(channels):
-        return "a step would read the next pixel's channels"
     if not conv_boxes.fits(tile, out_channels):
         return "the tile does not fit"
     blocks = _pixels(problem) * out_channels / (tile.BLOCK_M * tile.BLOCK_N)

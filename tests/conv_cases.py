@@ -139,15 +139,15 @@ CASES += [
 ]
 CASES += [of_many(*FPROP[1], planted=700), of_many(*FPROP[4], moved=True)]
 
-# The same by boxes: whole vectors of channels, images that boxes leave, strides that divide.
+# The same by boxes: whole steps of channels, images that boxes leave, strides that divide.
 BOXES = [
     ([1, 64, 16, 16], [64, 64, 3, 3], [1, 1], [1, 1], [1, 1]),
     ([2, 64, 14, 14], [64, 64, 3, 3], [1, 1], [1, 1], [1, 1]),
     ([5, 128, 7, 7], [72, 128, 3, 3], [1, 1], [1, 1], [1, 1]),
     ([3, 32, 9, 11], [32, 32, 3, 3], [1, 1], [1, 1], [1, 1]),
-    ([1, 40, 13, 6], [31, 40, 3, 3], [1, 1], [2, 0], [2, 1]),
-    ([1, 136, 3, 3], [66, 136, 1, 3], [1, 1], [0, 1], [1, 1]),
-    ([3, 24, 1, 1], [5, 24, 1, 1], [1, 1], [0, 0], [1, 1]),
+    ([1, 48, 13, 6], [31, 48, 3, 3], [1, 1], [2, 0], [2, 1]),
+    ([1, 144, 3, 3], [66, 144, 1, 3], [1, 1], [0, 1], [1, 1]),
+    ([3, 32, 1, 1], [5, 32, 1, 1], [1, 1], [0, 0], [1, 1]),
     ([1, 64, 12, 10], [70, 64, 3, 3], [2, 2], [1, 1], [1, 1]),
     ([2, 32, 8, 6], [13, 32, 1, 1], [2, 2], [0, 0], [1, 1]),
     ([1, 64, 8, 12], [19, 64, 2, 2], [2, 2], [0, 0], [1, 1]),
@@ -300,7 +300,7 @@ def drawn(seed):
     yield of_many(image, [draw.randint(1, 90), image[1], *places], dilation=dilation, **around)
     by = [draw.randint(1, 2) for _ in "hw"]
     even = [-(-side // step) * step for side, step in zip(sides, by, strict=True)]
-    whole = [image[0], -(-image[1] // 64) * 64, *even]
+    whole = [image[0], -(-image[1] // 16) * 16, *even]
     boxed = [draw.randint(1, 90), whole[1], *places]
     yield in_boxes(whole, boxed, dilation=dilation, **{**around, "stride": by})
     groups, each, made = draw.randint(2, 9), draw.randint(2, 32), draw.randint(1, 32)

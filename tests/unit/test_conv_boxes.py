@@ -40,13 +40,9 @@ NOT = {
     "fp32": {"dtype": "float32"},
     "contiguous": {"sizes": RESNET.replace(":L", "")},
     "groups": {"sizes": "128x128x28x28:L 128x64x3x3:L 128", "groups": 2},
-    "channels of no whole vector": {"sizes": "128x132x28x28:L 128x132x3x3:L 128"},
+    "channels of no whole step": {"sizes": "128x136x28x28:L 128x136x3x3:L 128"},
     "a large window": {"sizes": "128x128x28x28:L 128x128x9x9:L 128"},
     "a stride that leaves a line": {"sizes": "128x128x29x29:L 128x128x3x3:L 128", "stride": 2},
-    "a step that ends in the next pixel": {
-        "sizes": "128x96x28x28:L 128x96x3x3:L 128",
-        "stride": 2,
-    },
     "few blocks": {"sizes": "1x128x28x28:L 128x128x3x3:L 128"},
     "a streamed product": {"sizes": "128x128x28x28:L 128x128x1x1:L 128", "padding": 0},
 }
@@ -58,13 +54,13 @@ def test_not_offered_for(why):
 
 
 OFFERED = {
-    "3x3": ({}, 6),  # all but that of 256 channels
-    "3x3 by 2": ({"stride": 2}, 6),
-    "fp16": ({"dtype": "float16"}, 6),
-    "64 channels": ({"sizes": "128x64x56x56:L 64x64x3x3:L 64"}, 2),
-    "to 32 channels": ({"sizes": "64x128x28x28:L 32x128x3x3:L 32"}, 2),
-    "added": ({"sizes": "128x512x7x7:L 512x512x3x3:L 512 128x512x7x7:L"}, 7),
-    "a deep 1x1": ({"sizes": "128x1024x14x14:L 2048x1024x1x1:L 2048", "padding": 0}, 7),
+    "3x3": ({}, 4),  # all but that of 256 channels
+    "3x3 by 2": ({"stride": 2}, 4),
+    "fp16": ({"dtype": "float16"}, 4),
+    "64 channels": ({"sizes": "128x64x56x56:L 64x64x3x3:L 64"}, 1),
+    "to 32 channels": ({"sizes": "64x128x28x28:L 32x128x3x3:L 32"}, 1),
+    "added": ({"sizes": "128x512x7x7:L 512x512x3x3:L 512 128x512x7x7:L"}, 5),
+    "a deep 1x1": ({"sizes": "128x1024x14x14:L 2048x1024x1x1:L 2048", "padding": 0}, 5),
 }
 
 
@@ -119,7 +115,7 @@ EVERY = [
 @pytest.mark.parametrize(
     ("shape", "tile", "dtype", "gpu"),
     [
-        pytest.param(*each, marks=[pytest.mark.slow] * (number % 7 > 0 or each[3] != "h200"))
+        pytest.param(*each, marks=[pytest.mark.slow] * (number % 5 > 0 or each[3] != "h200"))
         for number, each in enumerate(EVERY)
     ],
     ids=str,
@@ -137,3 +133,4 @@ def test_compiled_where_there_is_no_gpu(shape, tile, dtype, gpu):
         assert made.asm["ptx"].count("wgmma.mma_async")
         assert text.count("async_tma_copy_global_to_local") == 2 * tile.num_stages
         assert "memdesc_reshape" in text, "a box becomes rows where it lies"
+        assert "ttg.local_load" not in text, "no factor goes through registers"
