@@ -8,6 +8,7 @@ decoders' logits of all tokens (prefill, without a cache of keys and values). `l
 last of so many tokens, beside the keys and values of the others: its logits, written in place.
 """
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,8 +61,9 @@ class LastPlace(transformers.cache_utils.StaticLayer):  # type: ignore[misc]
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """All of them, with the new ones."""
-        self.keys[:, :, -1:] = keys
-        self.values[:, :, -1:] = values
+        place = torch.full((1,), self.max_cache_len - 1, device=keys.device)
+        self.keys.index_copy_(2, place, keys)
+        self.values.index_copy_(2, place, values)
         return self.keys, self.values
 
 
@@ -71,10 +73,11 @@ class Decode(nn.Module):
     def __init__(self, model: nn.Module, batch: int, tokens: int) -> None:
         super().__init__()
         self.model, config = model, model.config
-        heads = config.num_hidden_layers, batch, config.num_key_value_heads, tokens, config.head_dim
+        heads = batch, config.num_key_value_heads, tokens, config.head_dim
         weight = model.lm_head.weight
-        for name in ("keys", "values"):
-            self.register_buffer(name, torch.randn(heads, device=weight.device, dtype=weight.dtype))
+        for layer, name in itertools.product(range(config.num_hidden_layers), ("keys", "values")):
+            made = torch.randn(heads, device=weight.device, dtype=weight.dtype)
+            self.register_buffer(f"{name}{layer}", made)
         place = torch.full((1, 1), tokens - 1, device=weight.device)
         self.register_buffer("place", place)
         self.register_buffer("seen", torch.ones(1, 1, 1, tokens, dtype=bool, device=weight.device))
@@ -82,7 +85,10 @@ class Decode(nn.Module):
     def forward(self, words: Tensor) -> Tensor:
         """A number of a word a row; of the rows that there are keys for, so many."""
         few = len(words)
-        layers = [LastPlace(k[:few], v[:few]) for k, v in zip(self.keys, self.values, strict=True)]
+        layers = [
+            LastPlace(self.get_buffer(f"keys{n}")[:few], self.get_buffer(f"values{n}")[:few])
+            for n in range(self.model.config.num_hidden_layers)
+        ]
         result: Tensor = self.model(
             words,
             attention_mask=self.seen.expand(few, -1, -1, -1),

@@ -189,21 +189,24 @@ class Ahead:
 
 
 def _unmasked(request: Request, graph_report: decisions.GraphReport | None = None) -> Request:
-    """The same with attention's masks as kernels like them: what is compiled, and its keys."""
+    """The same with attention as kernels like it: what is compiled, and its keys."""
     from ipex_inductor.passes.source import attentions
 
-    graph, config = request.gm.graph, request.config
-    if not any(attentions(graph)):
+    if not any(attentions(request.gm.graph)):
         return request
-    from ipex_inductor.passes import masks
+    from ipex_inductor.passes import grouped_queries, masks
 
     report = graph_report or decisions.GraphReport()
-    as_eager = bool(request.option("fallback_random"))
-    calls = masks.found(graph, as_eager, report, config.rules_off)
-    if not calls:
-        return request
-    unmasked = inner.copied(request.gm, functools.partial(masks.change, calls=calls))
-    return replace(request, gm=unmasked)
+    off, as_eager = request.config.rules_off, bool(request.option("fallback_random"))
+    names = grouped_queries.found(request.gm.graph, report, off)
+    if names:
+        grouped = functools.partial(grouped_queries.change, names=names)
+        request = replace(request, gm=inner.copied(request.gm, grouped))
+    calls = masks.found(request.gm.graph, as_eager, report, off)
+    if calls:
+        unmasked = functools.partial(masks.change, calls=calls)
+        request = replace(request, gm=inner.copied(request.gm, unmasked))
+    return request
 
 
 def _stepped(request: Request, graph_report: decisions.GraphReport) -> "Launch | None":
@@ -435,11 +438,11 @@ def _check_devices(request: Request) -> None:
 def _check_rules(config: CompileConfig) -> None:
     if not config.rules_off:
         return
-    from ipex_inductor.passes import channels_last, foreach, masks, moments, pool
+    from ipex_inductor.passes import channels_last, foreach, grouped_queries, masks, moments, pool
     from ipex_inductor.passes.joint import RULE_NAMES
     from ipex_inductor.passes.source import OPTIMIZER_STEP
 
-    ours = {channels_last.NAME, foreach.NAME, moments.NAME, pool.NAME}
+    ours = {m.NAME for m in (channels_last, foreach, grouped_queries, moments, pool)}
     known = RULE_NAMES | masks.NAMES | {OPTIMIZER_STEP} | ours
     for name in sorted(config.rules_off - known - {"*"}):
         raise unknown("rule", name, known)

@@ -1,6 +1,5 @@
 """Which of torch's kernels attention gets, and how a mask must lie for there to be one."""
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -25,14 +24,15 @@ def lies_apart(mask: Tensor) -> bool:
     return known and mask.device.type == "cuda" and mask.dim() > 1 and mask.stride(-1) != 1
 
 
-def side_by_side(mask: Tensor, call: Callable[..., Any] | None = None) -> Any:
-    """A copy whose columns are, of all that differs: along what only repeats one is enough.
+def side_by_side(mask: Tensor) -> Tensor:
+    """A copy whose columns are, of all that differs: along what only repeats one is enough."""
+    for name, *given in side_by_side_calls(mask):
+        mask = getattr(mask, name)(*given)
+    return mask
 
-    `call`, if given, gets the name of each method and its arguments instead.
-    """
+
+def side_by_side_calls(mask: Tensor) -> list[tuple[Any, ...]]:
+    """The methods, with their arguments, that copy it so."""
     pairs = enumerate(zip(mask.shape[:-1], mask.stride()[:-1], strict=True))
     repeated = [dim for dim, (size, stride) in pairs if size > 1 and stride == 0]
-    result: Any = mask
-    for method, arguments in [*(("narrow", (dim, 0, 1)) for dim in repeated), ("contiguous", ())]:
-        result = call(method, *arguments) if call else getattr(result, method)(*arguments)
-    return result
+    return [*(("narrow", dim, 0, 1) for dim in repeated), ("contiguous",)]

@@ -5,38 +5,33 @@ fused kernel for it, forward and backward, may hang on the mask. What masks hold
 inputs, or of sizes that vary, is not known. Attention by hand is for `scores`.
 """
 
-import operator
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.node import map_arg
 
 from ipex_inductor.decisions import GraphReport
-from ipex_inductor.passes.fused_kernels import Kernels, lies_apart, side_by_side
+from ipex_inductor.passes.fused_kernels import (
+    lies_apart,
+    side_by_side,
+    side_by_side_calls,
+)
 from ipex_inductor.passes.literals import Refused, example, value
-from ipex_inductor.passes.source import ATTEND, attentions, user_line
+from ipex_inductor.passes.source import attentions, user_line
+from ipex_inductor.passes.traced import arguments, attended, is_fused, may_be_written, methods
 
 Node = torch.fx.Node
 aten = torch.ops.aten
 
 NAME = "constant-mask"
 LAYOUT = "mask-layout"
-# What writes to its first argument is called so, or like a method with "_" behind.
-PYTHONS = frozenset(dir(operator))  # iadd, and_ ...
-WRITERS = {"setitem"} | {n for n in PYTHONS if n[0] == "i" and PYTHONS & {n[1:], f"{n[1:]}_"}}
-# All else of these modules writes only where it is told to.
-WITHOUT_WRITERS = ("torch", "_operator", "operator", "builtins", "math")
 WHERE = (torch.where, aten.where.self)
 NAMES = frozenset({NAME, LAYOUT})
 OTHER_NUMBERS = "another kernel would drop other numbers (fallback_random)"
-_NOBODY = nullcontext()
-ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
 class Change(Enum):
@@ -65,12 +60,16 @@ def found(
     }
     on = {name: rule for name, rule in rules.items() if not {"*", name} & {*off}}
     calls: dict[str, Change] = {}
-    for node in attentions(graph):
+    for node in filter(_is_masked, attentions(graph)):
         for name, rule in on.items():
             if node.name not in calls:
                 change = _tried(name, rule, node, report)
                 calls |= {node.name: change} if change else {}
     return calls
+
+
+def _is_masked(attention: Node) -> bool:
+    return isinstance(arguments(attention).get("attn_mask"), Node)
 
 
 def _tried(
@@ -99,7 +98,7 @@ def change(graph: torch.fx.Graph, calls: Mapping[str, Change]) -> None:
         call, after = _changed(node, calls[node.name]), _attended(node, calls[node.name])
         if calls[node.name] is Change.COPIED:
             mask = call["attn_mask"]
-            if mask not in copies or _may_be_written(copies[mask], node):
+            if mask not in copies or may_be_written(copies[mask], node):
                 copies[mask] = _copied(graph, mask, node)
             call["attn_mask"] = copies[mask]
         node.args, node.kwargs = (), call
@@ -113,55 +112,13 @@ def change(graph: torch.fx.Graph, calls: Mapping[str, Change]) -> None:
 
 def _copied(graph: torch.fx.Graph, mask: Node, reader: Node) -> Node:
     """A node before that of who reads a mask, as it is then, with its columns side by side."""
-    last = mask
-
-    def call(method: str, *arguments: int) -> Node:
-        nonlocal last
-        value = getattr(example(last), method)(*arguments)
-        with graph.inserting_before(reader):
-            last = graph.call_method(method, (last, *arguments))
-        last.meta = {**mask.meta, "example_value": value}
-        return last
-
-    copy: Node = side_by_side(example(mask), call)
-    return copy
-
-
-def _may_be_written(since: Node, until: Node) -> bool:
-    """Whether anything between two nodes may write to a tensor: graphs of Dynamo's do."""
-    node = since.next
-    while node is not until:
-        if node.op != "root" and _may_write(node):
-            return True
-        node = node.next
-    return False
-
-
-def _may_write(node: Node) -> bool:
-    """Whether a node may write to a tensor; what is not torch's or Python's own may."""
-    target: Any = node.target
-    if node.op in ("placeholder", "get_attr", "output"):
-        return False
-    if isinstance(target, torch._ops.OpOverload):
-        return target._schema.is_mutable or target.namespace not in ("aten", "prims")
-    if isinstance(target, (torch._ops.OperatorBase, torch._ops.OpOverloadPacket)):
-        return True
-    if node.op == "call_method":
-        name, module = str(target), "torch"
-    else:
-        name, module = getattr(target, "__name__", ""), getattr(target, "__module__", None) or ""
-    told = "out" in node.kwargs or node.kwargs.get("inplace")
-    if module == "torch.nn.functional":  # by its place
-        told = told or any(argument is True for argument in node.args)
-    plain = name[2:-2] if name.startswith("__") else name
-    writes = plain in WRITERS or (plain.endswith("_") and name not in PYTHONS)
-    known = node.op == "call_method" or module.split(".")[0] in WITHOUT_WRITERS
-    return bool(told or writes or not known or not name)
+    with graph.inserting_before(reader):
+        return methods(mask, side_by_side_calls(example(mask)))
 
 
 def _constant(node: Node, dropout_as_eager: bool, known: dict[Node, Tensor]) -> Change:
     """What constants say that the mask is. Raises `Refused`."""
-    call = _bound(node)
+    call = arguments(node)
     query, key, mask = (example(call[name]) for name in ("query", "key", "attn_mask"))
     if call.get("is_causal"):
         raise Refused("a mask beside is_causal is an error")
@@ -183,11 +140,11 @@ def _constant(node: Node, dropout_as_eager: bool, known: dict[Node, Tensor]) -> 
 
 def _apart(node: Node, dropout_as_eager: bool) -> Change | None:
     """Whether a copy of the mask gets it a kernel. Raises `Refused` where it may not be copied."""
-    call = _bound(node)
+    call = arguments(node)
     mask = example(call["attn_mask"])
     if call.get("is_causal") or not lies_apart(mask):
         return None
-    if _is_fused(node, None) or not _is_fused(node, Change.COPIED):
+    if is_fused(_given(node, None)) or not is_fused(_given(node, Change.COPIED)):
         return None
     if mask.requires_grad and torch.is_grad_enabled():
         raise Refused("the mask is to get a gradient")
@@ -205,34 +162,27 @@ def _check_layout(node: Node, change: Change) -> None:
         raise Refused("the result would lie otherwise in memory")
 
 
-def _bound(node: Node) -> dict[str, Any]:
-    return dict(zip(ARGUMENTS, node.args, strict=False)) | node.kwargs
-
-
 def _changed(node: Node, change: Change) -> dict[str, Any]:
     """The arguments of a call, by name, with what is to be copied as its mask."""
-    call = _bound(node)
+    call = arguments(node)
     if change is Change.COPIED:
         return call | {"attn_mask": _bare(call["attn_mask"], node)}
     kept = {name: given for name, given in call.items() if name != "attn_mask"}
     return kept | {"is_causal": change is Change.CAUSAL}
 
 
-def _attended(
-    node: Node, change: Change | None, seen_by: AbstractContextManager[Any] = _NOBODY
-) -> Tensor:
-    """The fake result of a call as it is, or changed. Raises `Refused` where torch has none."""
-    call = _changed(node, change) if change else _bound(node)
+def _given(node: Node, change: Change | None) -> dict[str, Any]:
+    """The fake arguments of a call as it is, or changed."""
+    call = _changed(node, change) if change else arguments(node)
     given = {name: map_arg(argument, example) for name, argument in call.items()}
-    try:
-        with unset_fake_temporarily(), given["query"].fake_mode:
-            if change is Change.COPIED:
-                given["attn_mask"] = side_by_side(given["attn_mask"])
-            with seen_by:  # innermost, so that no call is answered from fake tensors' cache
-                result: Tensor = ATTEND(**given)
-    except Exception as error:
-        raise Refused(f"torch's attention does not take it so: {error}") from error
-    return result
+    if change is Change.COPIED:
+        given["attn_mask"] = side_by_side(given["attn_mask"])
+    return given
+
+
+def _attended(node: Node, change: Change) -> Tensor:
+    """The fake result of a call that was changed. Raises `Refused` where torch has none."""
+    return attended(_given(node, change))
 
 
 def _bare(mask: Node, reader: Node) -> Node:
@@ -246,18 +196,12 @@ def _bare(mask: Node, reader: Node) -> Node:
     if not isinstance(condition, Node) or not isinstance(kept, Node):
         return mask
     same = example(kept).dtype == example(mask).dtype and example(kept).dim() == 4
-    if not same or _may_be_written(kept, reader):
+    if not same or may_be_written(kept, reader):
         return mask
     try:
         return _bare(kept, reader) if bool(value(condition, {}).all()) else mask
     except Refused:
         return mask
-
-
-def _is_fused(node: Node, change: Change | None) -> bool:
-    kernels = Kernels()  # type: ignore[no-untyped-call]
-    _attended(node, change, kernels)
-    return kernels.fused
 
 
 def _broadcasts(shape: torch.Size, scores: tuple[int, ...]) -> bool:

@@ -23,9 +23,6 @@ def is_step(gm: torch.fx.GraphModule) -> bool:
 
 
 def attentions(graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
-    """The calls of torch's attention that are given a mask, before AOT autograd."""
+    """The calls of torch's attention, before AOT autograd."""
     for op in ATTENTION:
-        for node in graph.find_nodes(op="call_function", target=op):
-            mask = node.kwargs.get("attn_mask") or (*node.args[3:4], None)[0]
-            if isinstance(mask, torch.fx.Node):
-                yield node
+        yield from graph.find_nodes(op="call_function", target=op)

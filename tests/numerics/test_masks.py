@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 from ipex_inductor import decisions
 from ipex_inductor.decisions import Event, GraphReport
 from ipex_inductor.inner import copied
-from ipex_inductor.passes import literals, masks
+from ipex_inductor.passes import literals, masks, source
 
 B, H, S, D = 2, 3, 6, 8
 INF = float("inf")
@@ -114,7 +114,7 @@ def test_what_hides_nothing_or_what_follows_needs_no_mask(name, dtype):
     calls, events = found(gm)
     change = masks.Change.CAUSAL if name in CAUSAL else masks.Change.DROPPED
     assert [*calls.values()] == [change], events
-    (call,) = rewritten(gm).graph.find_nodes(op="call_function", target=masks.ATTEND)
+    (call,) = rewritten(gm).graph.find_nodes(op="call_function", target=source.ATTEND)
     assert call.kwargs["is_causal"] == (name in CAUSAL)
     assert "attn_mask" not in call.kwargs
     got, want = rewritten(gm)(x)[0], attend(x, mask(x))
@@ -174,7 +174,7 @@ def test_a_mask_whose_columns_lie_apart_is_copied(name, on_a_gpu):
     calls, events = found(gm)
     assert [*calls.values()] == [masks.Change.COPIED] * 2, events
     new = rewritten(gm)
-    called = new.graph.find_nodes(op="call_function", target=masks.ATTEND)
+    called = new.graph.find_nodes(op="call_function", target=source.ATTEND)
     (mask,) = {call.kwargs["attn_mask"] for call in called}  # one copy for both
     assert literals.example(mask).stride(-1) == 1
     assert size is None or literals.example(mask).shape == size
@@ -404,6 +404,6 @@ def test_nothing_fails_where_torch_would():
     """A mask beside `is_causal` is an error of the caller's, and stays one."""
     x = torch.randn(B, H, S, D)
     gm = graph_of(lambda x: attend(x, torch.ones(S, S) > 0), x)
-    (call,) = gm.graph.find_nodes(op="call_function", target=masks.ATTEND)
+    (call,) = gm.graph.find_nodes(op="call_function", target=source.ATTEND)
     call.kwargs = {**call.kwargs, "is_causal": True}
     assert "is an error" in found(gm)[1][0]
