@@ -25,7 +25,8 @@ from torch.optim import AdamW
 
 from ipex_inductor import target
 from ipex_inductor.aot_cache.key import pairs
-from ipex_inductor.optim import FusedStep, batches, fuse_step, plan
+from ipex_inductor.optim import FusedStep, fuse_step, plan
+from ipex_inductor.optim import batches_cuda as batches
 from ipex_inductor.templates import cuda
 from ipex_inductor.templates.cpp import load
 from ipex_inductor.templates.step_triton import signature

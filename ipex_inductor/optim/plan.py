@@ -10,14 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adagrad, AdamW, Optimizer
 
-from ipex_inductor.optim.batches import (
-    Batch,
-    CountingBatch,
-    CpuBatch,
-    CudaBatch,
-    Scale,
-    rate_on,
-)
+from ipex_inductor.optim.batches import Batch, Scale
+from ipex_inductor.optim.batches_cpu import CpuBatch
+from ipex_inductor.optim.batches_cuda import CountingBatch, CudaBatch, rate_on
 from ipex_inductor.optim.batches_sycl import SyclBatch
 from ipex_inductor.optim.shards import is_sharded, local, same_places
 from ipex_inductor.optim.shares import Key, Shares, agree, shares_of

@@ -50,7 +50,7 @@ FIRST = (
 REMEMBERING = (
     "ipex_inductor.lowerings.listed",
     "ipex_inductor.lowerings.step_cuda",
-    "ipex_inductor.optim.batches",
+    "ipex_inductor.optim.batches_cuda",
     "ipex_inductor.optim.norms",
     "ipex_inductor.templates.look_cpp",
     "torch._inductor.codecache.CacheBase",

@@ -76,7 +76,7 @@ def interpret(optimizer, count):
     rule = FORMULAS[type(optimizer).__name__]
     for group in optimizer.param_groups:
         on = plan.flags_of(optimizer, group)
-        numbers = batches._numbers(group, rule.numbers, 1.0)
+        numbers = batches.own_numbers(group, rule.numbers, 1.0)
         for param in group["params"]:
             own = optimizer.state[param]
             if not own:

@@ -11,7 +11,7 @@ from sycl_device import needs_sycl
 
 from ipex_inductor import decisions
 from ipex_inductor.lowerings import step as launching
-from ipex_inductor.optim import batches, batches_sycl, fuse_step
+from ipex_inductor.optim import batches_cpu, batches_sycl, fuse_step
 from ipex_inductor.optim import plan as plans
 from ipex_inductor.optim.batches_sycl import SyclBatch
 from ipex_inductor.passes.source import OPTIMIZER_STEP
@@ -36,7 +36,7 @@ def in_sycl(monkeypatch):
 
         return run
 
-    monkeypatch.setattr(batches, "_library", function)
+    monkeypatch.setattr(batches_cpu, "_library", function)
     yield called
     assert called
 
