@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.optim import FUSED_OPTIMIZERS, batches_cuda, kernels, norms
-from ipex_inductor.optim.plan import expected
+from ipex_inductor.optim.planning import expected
 from ipex_inductor.optim.weights import TABLE
 from ipex_inductor.templates.cpp import ship
 from ipex_inductor.templates.look_cpp import reader

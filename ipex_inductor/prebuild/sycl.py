@@ -23,7 +23,7 @@ from ipex_inductor.errors import ArgumentError, MissingPackageError, SyclAbsentE
 from ipex_inductor.inner import copied
 from ipex_inductor.optim import FUSED_OPTIMIZERS
 from ipex_inductor.optim import kernels as steps
-from ipex_inductor.optim.plan import expected
+from ipex_inductor.optim.planning import expected
 from ipex_inductor.optim.weights import TABLE
 from ipex_inductor.prebuild import described_xpu
 from ipex_inductor.prebuild.described import INDEX

@@ -15,7 +15,7 @@ from ipex_inductor.optim import (
     batches_cpu,
     batches_cuda,
 )
-from ipex_inductor.optim.plan import expected, plan
+from ipex_inductor.optim.planning import expected, plan
 from ipex_inductor.optim.weights import TABLE
 from ipex_inductor.prebuild import described
 from ipex_inductor.prebuild.steps import load_step

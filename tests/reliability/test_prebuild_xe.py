@@ -410,7 +410,7 @@ def watch(event, given):
         started.append(str(given[1] if len(given) > 1 else given))
 import torch
 import ipex_inductor
-from ipex_inductor.optim import plan as plans
+from ipex_inductor.optim import planning
 from ipex_inductor.optim.batches_sycl import SyclBatch
 from test_prebuild_xe import FORMULAS, optimizers
 sys.addaudithook(watch)
@@ -418,15 +418,15 @@ ipex_inductor.use_bundle(sys.argv[1], allow_unsigned=True)
 steps = []
 
 def batched(made, kernel, columns, group, step, first, looks):  # as those of an Intel GPU
-    far = plans._far(step, first)
-    return plans._made(made, SyclBatch, kernel, columns[0].device, group, far)
+    far = planning._far(step, first)
+    return planning._made(made, SyclBatch, kernel, columns[0].device, group, far)
 
 run = SyclBatch.run
 def counted(*given):
     steps.append(given)
     run(*given)
 
-plans._batch, SyclBatch.run = batched, counted
+planning._batch, SyclBatch.run = batched, counted
 left = []
 for name, model, optimizer, scaled in optimizers():
     make, clip, _ = FORMULAS[name]
@@ -441,7 +441,7 @@ for name, model, optimizer, scaled in optimizers():
         twin(x).square().sum().backward()
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(twin.parameters(), clip)
-        left += plans.plan(optimizer, {}, scaled or clip is not None).left.values()
+        left += planning.plan(optimizer, {}, scaled or clip is not None).left.values()
         scaler.step(optimizer)
         scaler.update()
         reference.step()
