@@ -51,9 +51,7 @@ def test_every_variant_is_the_fp32_step(variant, held):
 
 @pytest.mark.parametrize("variant", ONE_EACH)
 def test_chunks_change_nothing(variant, monkeypatch):
-    monkeypatch.setattr(
-        stand_ins, "CHUNK", 26
-    )  # the convolution is larger, the linear layer is not
+    monkeypatch.setattr(stand_ins, "CHUNK", 26)  # the convolution is larger, the linear is not
     calls = []
     raw = type(VARIANTS[variant]([nn.Parameter(torch.ones(1))])).step.__wrapped__
     four = pair(VARIANTS[variant], SPLIT)
