@@ -18,7 +18,7 @@ from ipex_inductor import compat
 from ipex_inductor.aot_cache import kernels, opened
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import Key
-from ipex_inductor.backend import sycl_kernels
+from ipex_inductor.choices import sycl_kernels
 from ipex_inductor.errors import ArgumentError, MissingPackageError, SyclAbsentError, SyclError
 from ipex_inductor.inner import copied
 from ipex_inductor.optim import FUSED_OPTIMIZERS
