@@ -26,7 +26,7 @@ from ipex_inductor.optim import kernels as steps
 from ipex_inductor.optim.planning import expected
 from ipex_inductor.optim.weights import TABLE
 from ipex_inductor.prebuild import described_xpu
-from ipex_inductor.prebuild.described import INDEX
+from ipex_inductor.prebuild.describing import INDEX
 from ipex_inductor.prebuild.graphs import Dynamic, Prebuilt, checked, described_as, marked
 from ipex_inductor.target import Target
 from ipex_inductor.templates.look_cpp import reader
