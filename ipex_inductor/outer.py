@@ -54,13 +54,9 @@ def compiled(
     with compat.templates_compiled_when_used():
         from torch._inductor.compile_fx import compile_fx
 
-    from ipex_inductor import lowerings, ops  # noqa: F401  registers the ipex:: ops
-    from ipex_inductor.passes.joint import WHOLE
+    _register(request)
     from ipex_inductor.passes.output_code import PrologueCode
-    from ipex_inductor.passes.whole_ops import reduced_table
 
-    lowerings.register(sycl=request.runs_sycl)
-    compat.name_system()
     packaged = join is not None
     patches = _patches(request, selected, folder, packaged)
     prologue = _has_prologue(request, patches, graph_report)
@@ -79,8 +75,6 @@ def compiled(
         compile_inner or compat.compile_inner,
         join or PrologueCode,
     )
-    # What nobody decomposes again must not be kept whole.
-    whole = _setting(patches, "use_joint_graph_passes")
     # Code of ours is saved whole by AOTAutogradCache; see passes/output_code.py.
     with functorch_config.patch(bundled_autograd_cache=prologue or captures):
         return compile_fx(
@@ -88,8 +82,15 @@ def compiled(
             request.example_inputs,
             inner_compile=inner_compile,
             config_patches=patches,
-            decompositions=reduced_table(WHOLE) if whole else None,
+            decompositions=_decompositions(patches),
         )
+
+
+def _register(request: Request) -> None:
+    from ipex_inductor import lowerings, ops  # noqa: F401  registers the ipex:: ops
+
+    lowerings.register(sycl=request.runs_sycl)
+    compat.name_system()
 
 
 def _patches(
@@ -158,6 +159,14 @@ def _joint_pass(
         Chooser(selected, no_calls, request.tables, guesses=config.sycl == "xpu"),
         DTYPES if prologue and config.sycl == "cpu" else frozenset(),
     )
+
+
+def _decompositions(patches: Mapping[str, Any]) -> Any:
+    """None for Inductor's own: what nobody decomposes again must not be kept whole."""
+    from ipex_inductor.passes.joint import WHOLE
+    from ipex_inductor.passes.whole_ops import reduced_table
+
+    return reduced_table(WHOLE) if _setting(patches, "use_joint_graph_passes") else None
 
 
 def _has_template(selected: "Mapping[bytes, Selection]") -> bool:
