@@ -27,7 +27,7 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
 from ipex_inductor import target
-from ipex_inductor.optim import Lamb, Lars, attach_master_weights, batches, fuse_step
+from ipex_inductor.optim import Lamb, Lars, attach_master_weights, batches_cpu, fuse_step
 from ipex_inductor.templates.sycl.step import step_function
 
 STEPS = {
@@ -153,7 +153,7 @@ def race(steps: dict[str, Step], rounds: int) -> dict[str, tuple[float, float]]:
 def main(params: str, rounds: int, sycl: bool, file: Path | None) -> None:
     """Check, race, print."""
     if sycl:
-        batches._library = functools.cache(lambda kernel, _: step_function(kernel))
+        batches_cpu._library = functools.cache(lambda kernel, _: step_function(kernel))
     for name in STEPS:
         check(name)
     shapes = list(MODELS[params]())

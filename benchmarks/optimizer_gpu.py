@@ -35,7 +35,7 @@ from ipex_inductor.optim import (
     FusedStep,
     GradScaler,
     attach_master_weights,
-    batches,
+    batches_cuda,
     fuse_step,
     norms,
 )
@@ -267,7 +267,7 @@ def tiles(rounds: int, copied: float) -> None:
         for block in (512, 1024, 2048):
             for warps in (2, 4, 8):
                 step_cuda.TILES = ((math.inf, block, warps),)
-                batches._kernel_of.cache_clear()
+                batches_cuda._kernel_of.cache_clear()
                 made = dict(candidates("llama-1b", optimizer, form))["ours"]()
                 ((device, _),) = timed({"ours": made}, rounds).values()
                 del made

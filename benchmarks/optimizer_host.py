@@ -25,7 +25,8 @@ from torch.optim import AdamW
 
 from ipex_inductor import target
 from ipex_inductor.aot_cache.key import pairs
-from ipex_inductor.optim import FusedStep, batches, fuse_step, plan
+from ipex_inductor.optim import FusedStep, fuse_step, planning
+from ipex_inductor.optim import batches_cuda as batches
 from ipex_inductor.templates import cuda
 from ipex_inductor.templates.cpp import load
 from ipex_inductor.templates.step_triton import signature
@@ -85,15 +86,15 @@ def stand_in() -> None:
     cuda._driver = lambda: driver
 
     def batch(made, kernel, columns, group, step, first, looks):
-        far = plan._far(step, first)
-        return plan._made(made, batches.CudaBatch, kernel, columns[0].device, True, group, far)
+        far = planning._far(step, first)
+        return planning._made(made, batches.CudaBatch, kernel, columns[0].device, True, group, far)
 
     def kernel_of(kernel, device, aligned, name):
         kinds = [*signature(kernel).values()]
         meta = {"name": name, "signature": kinds, "num_warps": 8, "shared": 0}
         return cuda.Kernel(SimpleNamespace(blob=b"", meta=meta))
 
-    plan._batch = batch
+    planning._batch = batch
     batches.kernel_of, batches.On, batches.Sent, batches.Room = kernel_of, Here, Sent, Room
     batches.chunks_of = lambda blocks, device: torch.zeros(len(blocks), 2, dtype=torch.int32)
 

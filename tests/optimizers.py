@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
 from ipex_inductor.optim import Lamb, Lars, attach_master_weights
-from ipex_inductor.optim.plan import plan
+from ipex_inductor.optim.planning import plan
 from ipex_inductor.optim.weights import TABLE
 
 # How weights are held: dtype, split.

@@ -119,7 +119,7 @@ def _from_model(
 ) -> list[Problem]:
     import torch
 
-    from ipex_inductor.backend import problems_of
+    from ipex_inductor.choices import problems_of
 
     module, inputs = load_model(name, dtype, batch, device)
     module.train(train)

@@ -12,7 +12,9 @@ from torch.optim import Optimizer
 
 from ipex_inductor.errors import DeviceError
 from ipex_inductor.optim.look import Look, look
-from ipex_inductor.optim.plan import Plan, overlapping, plan
+from ipex_inductor.optim.overlaps import overlapping
+from ipex_inductor.optim.plan import Plan
+from ipex_inductor.optim.planning import plan
 from ipex_inductor.optim.weights import Trained
 
 

@@ -23,7 +23,8 @@ from ipex_inductor.optim.again import (
     planned,
     taken,
 )
-from ipex_inductor.optim.batches import CudaBatch, Scale
+from ipex_inductor.optim.batches import Scale
+from ipex_inductor.optim.batches_cuda import CudaBatch
 from ipex_inductor.optim.batches_sycl import SyclBatch
 from ipex_inductor.optim.look import Look
 from ipex_inductor.optim.norms import Clip, deferred, read_of

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ipex_inductor.optim.plan import LeftError, flags_of
+from ipex_inductor.optim.operands import LeftError
+from ipex_inductor.optim.planning import flags_of
 from ipex_inductor.optim.weights import Trained
 from ipex_inductor.templates.formulas import FORMULAS
 from ipex_inductor.templates.look_cpp import Reader, reader

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ipex_inductor.optim.again import capturing
 from ipex_inductor.optim.batches import Scalars
 from ipex_inductor.optim.look import Look, gradients
-from ipex_inductor.optim.plan import REALS
+from ipex_inductor.optim.operands import REALS
 from ipex_inductor.templates import cuda
 from ipex_inductor.templates.cpp import NotBuiltError, given
 from ipex_inductor.templates.norm_triton import parts_signature, parts_source

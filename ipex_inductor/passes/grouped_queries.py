@@ -228,8 +228,14 @@ def _changed(call: dict[str, Any], group: Group) -> dict[str, Any]:
 
 
 def _laid(result: Tensor, wanted: Tensor) -> Calls:
-    """What gives a result the other's strides. Raises `Refused`."""
+    """What gives a result the other's strides, but those of one element. Raises `Refused`."""
+    strides = _strides(wanted)
     for calls in LAYOUTS:
-        if same(after(result, calls).stride(), wanted.stride()):
+        if same(_strides(after(result, calls)), strides):
             return calls
     raise Refused("the result would lie otherwise in memory")
+
+
+def _strides(x: Tensor) -> list[Any]:
+    sizes = zip(x.shape, x.stride(), strict=True)
+    return [step for size, step in sizes if not same((size,), (1,))]

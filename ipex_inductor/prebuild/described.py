@@ -5,13 +5,8 @@ the process for that is changed by `device` and put back at its end.
 """
 
 import contextlib
-import functools
 import importlib
 import importlib.util
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,47 +14,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ipex_inductor import compat
-from ipex_inductor.aot_cache import toolkit
 from ipex_inductor.aot_cache.entry import Entry
-from ipex_inductor.aot_cache.key import pairs
-from ipex_inductor.errors import CompilerNotFoundError, DeviceError, TargetError
+from ipex_inductor.errors import DeviceError, TargetError
 from ipex_inductor.prebuild.changes import Changes, always
+from ipex_inductor.prebuild.describing import (
+    FIRST,
+    INDEX,
+    describe_to_dynamo,
+    describe_to_fake_tensors,
+    describe_to_passes,
+    forget_answers,
+    guard_of,
+)
 from ipex_inductor.target import Target
-from ipex_inductor.templates import cpp, cuda
+from ipex_inductor.templates import cuda
 from ipex_inductor.templates.gpu import BINARIES
 
-INDEX = 0  # the only GPU there is
 LONGEST = 255  # characters of a file's name
-HOST = "march=x86-64-v2"  # of what a package does on the host, which is no loop
 SOURCE = Path(__file__).with_name("described.cpp")
-
-# What is imported before anything is changed: it binds functions of torch.cuda, or looks for GPUs.
-FIRST = (
-    "torch._dynamo.device_interface",
-    "torch._inductor.codecache",
-    "torch._inductor.compile_fx",
-    "torch._inductor.fx_passes.pad_mm",
-    "torch._inductor.runtime.triton_heuristics",
-    "torch._inductor.triton_bundler",
-    "triton",
-)
-# Modules, and classes in them, whose caches hold what they were told of the GPU.
-REMEMBERING = (
-    "ipex_inductor.lowerings.listed",
-    "ipex_inductor.lowerings.step_cuda",
-    "ipex_inductor.optim.batches",
-    "ipex_inductor.optim.norms",
-    "ipex_inductor.templates.look_cpp",
-    "torch._inductor.codecache.CacheBase",
-    "torch._inductor.codegen.cuda.cuda_env",
-    "torch._inductor.comm_analysis",
-    "torch._inductor.runtime.hints.DeviceProperties",
-    "torch._inductor.utils",
-    "torch.utils._triton",
-)
 
 
 @dataclass
@@ -117,120 +91,11 @@ def device(target: Target) -> Iterator[Made]:
             yield made
 
 
-@contextlib.contextmanager
-def packaging(target: Target) -> Iterator[Made]:
-    """`device`, in which AOTInductor makes libraries that hold the kernels' binaries.
-
-    Its C++ is compiled with the headers of CUDA that come with Triton, and linked with a driver's
-    library that has nothing in it: the real one is there where it is loaded. Raises what `device`
-    raises.
-    """
-    with device(target) as made, Changes() as changes, tempfile.TemporaryDirectory() as folder:
-        from torch._inductor import cpp_builder
-        from torch._inductor.codegen.wrapper import PythonWrapperCodegen
-        from triton.compiler import CompiledKernel  # type: ignore[import-untyped]
-
-        changes.enter_context(_compiling_with(_headers(), str(_empty_driver(Path(folder)))))
-        usual = cpp_builder._get_optimization_cflags
-
-        def portable(*args: Any, **kwargs: Any) -> Any:
-            flags, linked = usual(*args, **kwargs)
-            return [HOST if flag == "march=native" else flag for flag in flags], linked
-
-        changes.set(cpp_builder, _get_optimization_cflags=portable)
-        changes.set(CompiledKernel, _init_handles=_unloaded)
-        changes.set(PythonWrapperCodegen, generate_and_run_autotune_block=_save_kernels)
-        yield made
-
-
-@contextlib.contextmanager
-def _compiling_with(headers: str, libraries: str) -> Iterator[None]:
-    """g++ looks there first."""
-    before = {"CPATH": os.environ.get("CPATH"), "LIBRARY_PATH": os.environ.get("LIBRARY_PATH")}
-    first = {"CPATH": headers, "LIBRARY_PATH": libraries}
-    os.environ.update({n: os.pathsep.join(filter(None, (first[n], before[n]))) for n in first})
-    try:
-        yield
-    finally:
-        os.environ.pop("CPATH")
-        os.environ.pop("LIBRARY_PATH")
-        os.environ.update({name: value for name, value in before.items() if value is not None})
-
-
-def _headers() -> str:
-    """CUDA's, of Triton's wheel, and those they include, of NVIDIA's: torch's wheel lacks both."""
-    import triton  # type: ignore[import-untyped]
-    from torch.utils import cpp_extension
-
-    wheels = importlib.util.find_spec("nvidia")
-    places = [*((wheels and wheels.submodule_search_locations) or ()), cpp_extension.CUDA_HOME]
-    found = [next(Path(place).rglob("nv/target"), None) for place in places if place]
-    core = [path.parents[1] for path in found if path]
-    if not core:
-        todo = "pip install --no-deps nvidia-cuda-cccl, of the CUDA that torch was built with."
-        raise CompilerNotFoundError("CUDA's core headers (nv/target)", "none", todo)
-    own = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
-    return os.pathsep.join(map(str, (own, core[0])))
-
-
-def _empty_driver(folder: Path) -> Path:
-    """A folder with a libcuda.so for the linker."""
-    compiler = toolkit.compiler() or "g++"
-    named = subprocess.run(
-        [compiler, "-print-file-name=libstdc++.so"], capture_output=True, text=True
-    ).stdout.strip()
-    if not Path(named).is_absolute():  # a second one in torch's process crashes it
-        todo = "Install its libstdc++.so (libstdc++-NN-dev)."
-        raise CompilerNotFoundError("a compiler that links libstdc++.so", compiler, todo)
-    asked = ("-shared", "-x", "c++", "/dev/null", "-Wl,-soname,libcuda.so.1")
-    command = [compiler, *asked, "-o", str(folder / "libcuda.so")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        todo = "`ipex-inductor doctor` checks it."
-        raise CompilerNotFoundError("a compiler that links", done.stderr.strip()[:500], todo)
-    return folder
-
-
-def _unloaded(kernel: Any) -> None:
-    """In the place of what would load a binary into the GPU."""
-    kernel.module, kernel.function, kernel._run = None, 0, always(None)
-    kernel.n_regs, kernel.n_spills, kernel.n_max_threads = 0, 0, 1024
-
-
-def _save_kernels(wrapper: Any) -> None:
-    """In the place of timing them: each kernel's first configuration is what the library holds."""
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-
-    wrapper.kernel_autotune_defs.splice("async_compile.wait(globals())\ndel async_compile")
-    scope: dict[str, Any] = {}
-    exec(wrapper.kernel_autotune_defs.getvalue(), scope)
-    for kernel in scope.values():
-        if isinstance(kernel, CachingAutotuner):
-            compiled: Any = kernel
-            compiled.save_gpu_kernel(0, compiled.compile_results[0].make_launcher())
-
-
 class _Unloaded:
     """In the place of a kernel of ours that the driver would load."""
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
-
-
-@functools.cache
-def guard_of(source: Path) -> Any:
-    """The library of that file, which the kernel cache has for each torch and compiler.
-
-    Raises `CompilerNotFoundError`.
-    """
-    name = {"kernel": f"guard of {source.stem} devices"}
-    try:
-        return cpp.load(source.read_text, pairs(name), True)
-    except cpp.NotBuiltError as error:
-        todo = "`apt-get install g++`, or set CXX; `ipex-inductor doctor` checks it."
-        raise CompilerNotFoundError(
-            "a C++ compiler that builds the guard of described devices", str(error), todo
-        ) from error
 
 
 def _properties(target: Target) -> SimpleNamespace:
@@ -289,72 +154,6 @@ def _describe_cuda(changes: Changes, properties: SimpleNamespace, target: Target
     ours, other = ("cuda", "hip") if target.kind == "cuda" else ("hip", "cuda")
     built: Any = torch.version
     changes.set(built, **{ours: getattr(built, ours) or compat.TOOLKITS[ours], other: None})
-
-
-def describe_to_dynamo(
-    changes: Changes, usual: Any, kind: str, properties: SimpleNamespace
-) -> None:
-    """Have Dynamo's interface `usual` of a kind of GPU say what torch's module of it says by now.
-
-    It bound functions of that at import.
-    """
-    from torch._dynamo.device_interface import device_interfaces as known
-
-    here: Any = getattr(torch, kind)
-    bound = (
-        *("current_device", "device_count", "get_device_properties", "is_bf16_supported"),
-        *("memory_allocated", "set_device", "synchronize"),
-    )
-    members = {name: staticmethod(getattr(here, name)) for name in bound}
-    members |= {"get_raw_stream": staticmethod(always(0))}
-    members |= {
-        name: staticmethod(always(INDEX)) for name in ("exchange_device", "maybe_exchange_device")
-    }
-    asked = {"current_device": INDEX, "get_device_properties": properties}
-    worker = {name: staticmethod(always(answer)) for name, answer in asked.items()}
-    members["Worker"] = type("Worker", (usual.Worker,), worker)  # type: ignore[assignment]
-    before = dict(known)
-    changes.callback(known.update, before)
-    changes.callback(known.clear)
-    described = type("DescribedInterface", (usual,), members)
-    known.update(dict.fromkeys((kind, f"{kind}:{INDEX}"), described))
-
-
-def describe_to_fake_tensors(changes: Changes) -> None:
-    """Let fake tensors be made without a device."""
-    from torch._subclasses import fake_tensor
-
-    changes.set(fake_tensor, init_gpu_context=always(None))
-    changes.set(fake_tensor.FakeTensorMode, avoid_device_init=property(lambda self: True))
-    changes.set(torch._C, _ensureCUDADeviceGuardSet=always(None))  # ours is there
-
-
-class _OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes on the CPU what is to be made on the GPU."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*map(_moved, args), **{n: _moved(v) for n, v in (kwargs or {}).items()})
-
-
-def _moved(value: Any) -> Any:
-    on_gpu = isinstance(value, torch.device) and value.type in ("cuda", "xpu")
-    return torch.device("cpu") if on_gpu else value
-
-
-def describe_to_passes(changes: Changes) -> None:
-    """Let Inductor's passes over graphs neither compute on the device nor time it."""
-    from torch._inductor.constant_folding import ConstantFolder
-    from torch._inductor.fx_passes import pad_mm
-
-    evaluate: Any = ConstantFolder.run_node
-    on_cpu: Any = _OnCpu
-
-    def run_node(self: Any, node: Any) -> Any:
-        with on_cpu():  # it computes what is constant, of real tensors
-            return evaluate(self, node)
-
-    changes.set(ConstantFolder, run_node=run_node)
-    changes.set(pad_mm, _should_pad=always(False))  # that is timed
 
 
 def _describe_to_inductor(changes: Changes, made: Made) -> None:
@@ -442,21 +241,3 @@ def _describe_to_triton(changes: Changes, target: Target) -> None:
     )
     changes.set(triton_helpers, set_driver_to_gpu=always(None))
     changes.set(driver, _active=stub)
-
-
-def forget_answers() -> None:
-    """Forget what was remembered of the GPU that is, or that was described."""
-    for place in REMEMBERING:
-        for owner in _loaded(place):
-            for value in vars(owner).values():
-                cached = getattr(value, "__func__", value)
-                if isinstance(cached, functools._lru_cache_wrapper):
-                    cached.cache_clear()
-
-
-def _loaded(place: str) -> Iterator[Any]:
-    if place in sys.modules:
-        yield sys.modules[place]
-    module, _, name = place.rpartition(".")
-    if hasattr(sys.modules.get(module), name) and place not in sys.modules:
-        yield getattr(sys.modules[module], name)

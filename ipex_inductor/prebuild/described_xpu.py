@@ -17,7 +17,7 @@ import torch
 from ipex_inductor import compat
 from ipex_inductor.errors import DeviceError, TargetError
 from ipex_inductor.prebuild.changes import Changes, always
-from ipex_inductor.prebuild.described import (
+from ipex_inductor.prebuild.describing import (
     FIRST,
     INDEX,
     describe_to_dynamo,

@@ -29,7 +29,8 @@ from ipex_inductor.backend import Ahead
 from ipex_inductor.decisions import Event, GraphReport
 from ipex_inductor.errors import ArgumentError, DeviceError, TargetError
 from ipex_inductor.passes.program import Program
-from ipex_inductor.prebuild import described as gpus
+from ipex_inductor.prebuild.describing import INDEX
+from ipex_inductor.prebuild.gpu_libraries import packaging
 from ipex_inductor.prebuild.package import (
     CODE,
     CONSTANT,
@@ -126,9 +127,9 @@ def _made(
         if target and target.kind == "cpu":
             stack.enter_context(levels.described(levels.check(target)))
         elif target:
-            stack.enter_context(gpus.packaging(target))
+            stack.enter_context(packaging(target))
             stack.enter_context(fake_tensors(allow_non_fake_inputs=True))
-            call = call.on(torch.device("cuda", gpus.INDEX))
+            call = call.on(torch.device("cuda", INDEX))
         ahead = Ahead.of(call.gm, call.tensors, mode, options)
         found = ahead.key(KIND, call.problem())
         # Code of the user's that a compilation runs is in no key.

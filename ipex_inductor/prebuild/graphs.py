@@ -31,13 +31,13 @@ from ipex_inductor.backend import compile_graph
 from ipex_inductor.decisions import Event
 from ipex_inductor.errors import ArgumentError, CompilerNotFoundError, OptionError
 from ipex_inductor.inner import copied
-from ipex_inductor.prebuild import described, driver
+from ipex_inductor.prebuild import described, describing, driver
 from ipex_inductor.prebuild.steps import load_step
 from ipex_inductor.target import Target
 from ipex_inductor.templates import blocked, cpu_library, short_attention, weights_cpp, winograd
 
 Tensor = torch.Tensor
-GPU = torch.device("cuda", described.INDEX)
+GPU = torch.device("cuda", describing.INDEX)
 Range = tuple[int, int] | None  # the least size and the largest; None: any
 # By input, its number or name, or that and what leads to a tensor in it; and by dimension.
 Dynamic = Mapping[int | str | Where, Mapping[int, Range]]

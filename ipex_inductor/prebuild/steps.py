@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.optim import FUSED_OPTIMIZERS, batches, kernels, norms
-from ipex_inductor.optim.plan import expected
+from ipex_inductor.optim import FUSED_OPTIMIZERS, batches_cuda, kernels, norms
+from ipex_inductor.optim.planning import expected
 from ipex_inductor.optim.weights import TABLE
 from ipex_inductor.templates.cpp import ship
 from ipex_inductor.templates.look_cpp import reader
@@ -50,7 +50,7 @@ def load_step(optimizer: Optimizer, device: torch.device, scaler: bool = False) 
         for tabled in _tables(kernel, kernel in counting):
             before = ["scalars"] * tabled + ["norms"] * bool(kernel.rule.norms)
             for name in ("step", *before):
-                batches.kernel_of(kernel, device, aligned, name, tabled)
+                batches_cuda.kernel_of(kernel, device, aligned, name, tabled)
     for which in _readings(found, counting, clips, scaler):
         for aligned in ALIGNMENTS:
             norms.parts(which[0], aligned, device, *which[1:])

@@ -18,15 +18,15 @@ from ipex_inductor import compat
 from ipex_inductor.aot_cache import kernels, opened
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import Key
-from ipex_inductor.backend import sycl_kernels
+from ipex_inductor.choices import sycl_kernels
 from ipex_inductor.errors import ArgumentError, MissingPackageError, SyclAbsentError, SyclError
 from ipex_inductor.inner import copied
 from ipex_inductor.optim import FUSED_OPTIMIZERS
 from ipex_inductor.optim import kernels as steps
-from ipex_inductor.optim.plan import expected
+from ipex_inductor.optim.planning import expected
 from ipex_inductor.optim.weights import TABLE
 from ipex_inductor.prebuild import described_xpu
-from ipex_inductor.prebuild.described import INDEX
+from ipex_inductor.prebuild.describing import INDEX
 from ipex_inductor.prebuild.graphs import Dynamic, Prebuilt, checked, described_as, marked
 from ipex_inductor.target import Target
 from ipex_inductor.templates.look_cpp import reader

@@ -11,11 +11,12 @@ from records import PROVENANCE, timed
 from rendered import error
 from torch import nn
 
-from ipex_inductor import backend, decisions, target
+from ipex_inductor import decisions, target
 from ipex_inductor.autotune import measure
 from ipex_inductor.autotune.database import Shard
 from ipex_inductor.autotune.measure import Candidate
 from ipex_inductor.autotune.record import Record
+from ipex_inductor.choices import problems_of
 from ipex_inductor.lowerings import compiling, library, selection, settings, shapes, tuner
 
 pytestmark = pytest.mark.gpu
@@ -101,7 +102,7 @@ class Net(nn.Module):
 def plant(database, model, x):
     """Records that say our templates are the fastest."""
     shard = Shard(database)
-    found = [p for p in backend.problems_of(lambda: model(x)) if p.op in library.CALLS]
+    found = [p for p in problems_of(lambda: model(x)) if p.op in library.CALLS]
     for problem in found:
         calls = library.calls(problem)
         times = (timed(c.choice, 50.0 if c.parameters else 100.0, noise=0.001) for c in calls)

@@ -11,11 +11,12 @@ from records import PROVENANCE, timed
 from torch import nn
 from torch._dynamo.utils import counters
 
-from ipex_inductor import backend, decisions, target
+from ipex_inductor import decisions, target
 from ipex_inductor.autotune import measure
 from ipex_inductor.autotune.database import Shard
 from ipex_inductor.autotune.measure import Candidate
 from ipex_inductor.autotune.record import Record
+from ipex_inductor.choices import problems_of
 from ipex_inductor.lowerings import compiling, library, tuner
 from ipex_inductor.lowerings.workload import inputs_of
 from ipex_inductor.templates import few_rows
@@ -162,7 +163,7 @@ def test_chosen_by_record_and_captured_in_a_graph(rows, kind, tmp_path):
     """The last tile of each, which of many rows joins parts."""
     model = kind().cuda().eval().bfloat16()
     x = torch.randn(*rows, 1024, device="cuda").bfloat16()
-    problems = [p for p in backend.problems_of(lambda: model(x)) if p.op in library.CALLS]
+    problems = [p for p in problems_of(lambda: model(x)) if p.op in library.CALLS]
     assert problems
     shard = Shard(tmp_path / "database")
     for problem in problems:

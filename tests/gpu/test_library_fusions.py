@@ -11,12 +11,13 @@ from records import PROVENANCE, timed
 from torch import nn
 from torch._dynamo.utils import counters
 
-from ipex_inductor import backend, decisions, target
+from ipex_inductor import decisions, target
 from ipex_inductor.autotune import measure, select
 from ipex_inductor.autotune.database import Records, Shard, write
 from ipex_inductor.autotune.measure import Candidate
 from ipex_inductor.autotune.record import Choice, Record
 from ipex_inductor.autotune.table import file_name
+from ipex_inductor.choices import problems_of
 from ipex_inductor.lowerings import compiling, library, selection, settings, shapes, tuner
 
 pytestmark = pytest.mark.gpu
@@ -180,7 +181,7 @@ def close(result, model, x):
 
 def plant(database, model, x, fastest=FUSED):
     """Records of all that there is to choose of ours in `model`; what they say is the fastest."""
-    found = [p for p in backend.problems_of(lambda: model(x)) if p.op in library.CALLS]
+    found = [p for p in problems_of(lambda: model(x)) if p.op in library.CALLS]
     shard = Shard(database)
     for problem in found:
         choices = [call.choice for call in library.calls(problem)]

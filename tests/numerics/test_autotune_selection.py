@@ -16,7 +16,7 @@ from torch._inductor.runtime import benchmarking
 from torch._inductor.utils import run_and_get_code
 from torch.utils.checkpoint import checkpoint
 
-from ipex_inductor import backend, compat, decisions, target
+from ipex_inductor import choices, compat, decisions, target
 from ipex_inductor.aot_cache import home
 from ipex_inductor.autotune import select
 from ipex_inductor.autotune.database import Records, Shard
@@ -140,7 +140,7 @@ def test_a_graph_is_learned_with_its_weights_known():
 
     def learn(gm, inputs):
         config = resolve(None, {"strict": True}, compat.inductor_option_types())
-        backend._offers(Request(gm, inputs, config))
+        choices.offered(Request(gm, inputs, config))
         return gm.forward
 
     torch.compile(model, backend=learn)(torch.randn(1, 3, 8, 8))
@@ -220,7 +220,7 @@ def test_backward_graphs_are_settled_too(database):
 
 def _problems_in_training():
     seen = []
-    offers = backend._offers
+    offers = choices.offered
 
     def noted(*args):
         seen.extend(offers(*args))
@@ -228,7 +228,7 @@ def _problems_in_training():
 
     config = {"strict": True, "autotune": "always", "autotune_budget_s": 0}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "_offers", noted)
+        patch.setattr(choices, "offered", noted)
         factors = (t.clone().requires_grad_() for t in (A, B))
         torch.compile(fn, backend="ipex", options=config)(*factors)
     torch.compiler.reset()
@@ -682,7 +682,7 @@ def test_the_models_choice_is_part_of_the_key(database, model, monkeypatch):
 
 def test_without_a_model_nothing_is_looked_at(database, monkeypatch):
     """As on every CPU: neither lowered to learn, nor is a model read, nor anything asked."""
-    learned = counted(monkeypatch, backend, "_offers")
+    learned = counted(monkeypatch, choices, "offered")
     read = counted(monkeypatch, select.guess, "load")
     code_of(compiled(fn, database), A, B)
     assert not learned
@@ -842,7 +842,7 @@ def test_what_fails_without_templates_too_is_told_as_it_was(database, model, mon
         tries.append(1)
         raise RuntimeError("no luck")
 
-    monkeypatch.setattr(backend.compat, "compile_inner", broken)
+    monkeypatch.setattr(compat, "compile_inner", broken)
     result, _ = code_of(compiled(fn, database, strict=False), A, B)
     torch.testing.assert_close(result, fn(A, B))
     assert len(tries) == 2
@@ -854,13 +854,13 @@ def test_templates_are_listed_only_where_one_was_selected(database, model, monke
     from torch._inductor import config as inductor
 
     seen = []
-    real = backend.compat.compile_inner
+    real = compat.compile_inner
 
     def noted(*args, **kwargs):
         seen.append(inductor.max_autotune_gemm)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(backend.compat, "compile_inner", noted)
+    monkeypatch.setattr(compat, "compile_inner", noted)
     for given, options, wanted in (
         ({"wins": True}, {}, True),
         ({"wins": False}, {}, False),

@@ -38,7 +38,7 @@ from ipex_inductor.optim import (
     Lamb,
     Lars,
     attach_master_weights,
-    batches,
+    batches_cpu,
     fuse_step,
 )
 from ipex_inductor.optim.weights import TABLE
@@ -348,7 +348,7 @@ def norms_that_one_process_cannot_take():
         return p, optimizer, q, reference
 
     p, optimizer, q, reference = made()
-    lacking = mock.patch.object(batches, "library", side_effect=NotBuiltError("no compiler"))
+    lacking = mock.patch.object(batches_cpu, "library", side_effect=NotBuiltError("no compiler"))
     with lacking if rank == 0 else nullcontext():
         optimizer.step()
     optimizer.step()

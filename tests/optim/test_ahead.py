@@ -7,8 +7,15 @@ from torch.optim import SGD, Adagrad, Adam, AdamW
 
 from ipex_inductor.aot_cache import kernels as cached
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.optim import FusedStep, Lamb, Lars, attach_master_weights, batches
-from ipex_inductor.optim.plan import expected, plan
+from ipex_inductor.optim import (
+    FusedStep,
+    Lamb,
+    Lars,
+    attach_master_weights,
+    batches_cpu,
+    batches_cuda,
+)
+from ipex_inductor.optim.planning import expected, plan
 from ipex_inductor.optim.weights import TABLE
 from ipex_inductor.prebuild import described
 from ipex_inductor.prebuild.steps import load_step
@@ -43,7 +50,7 @@ def optimizer_of(kind, settings, dtype, held, clip=None):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("kind", "settings"), CASES)
 def test_they_are_those_of_the_plan(kind, settings, form, monkeypatch):
-    monkeypatch.setattr(batches, "library", lambda kernel: None)  # none is run
+    monkeypatch.setattr(batches_cpu, "library", lambda kernel: None)  # none is run
     optimizer = optimizer_of(kind, settings, *FORMS[form])
     weights = vars(optimizer)[TABLE]
     assert bool(weights) == (FORMS[form][1] is not None)
@@ -73,7 +80,7 @@ def test_what_a_described_gpu_would_load(kind, settings, clip, scaler, names, mo
     def loaded(source, name, device, *_):
         asked.append((name, str(device)))
 
-    monkeypatch.setattr(batches, "loaded", loaded)
+    monkeypatch.setattr(batches_cuda, "loaded", loaded)
     monkeypatch.setattr("ipex_inductor.optim.norms.loaded", loaded)
     optimizer = optimizer_of(kind, settings, torch.float32, None, clip)
     with described.device(target("h200")), cached.looked_for() as ours:
@@ -87,9 +94,11 @@ def test_what_a_described_gpu_would_load(kind, settings, clip, scaler, names, mo
 def test_a_first_step_that_begins_states_has_its_own(momentum, sources, monkeypatch):
     """The host waits for what GradScaler says, and makes the scalars."""
     asked = []
-    monkeypatch.setattr(batches, "loaded", lambda source, name, *_: asked.append((name, source)))
+    monkeypatch.setattr(
+        batches_cuda, "loaded", lambda source, name, *_: asked.append((name, source))
+    )
     monkeypatch.setattr("ipex_inductor.optim.norms.loaded", lambda *_: None)
-    batches._kernel_of.cache_clear()  # of a driver that is none
+    batches_cuda._kernel_of.cache_clear()  # of a driver that is none
     optimizer = optimizer_of(SGD, {"lr": 0.1, "momentum": momentum}, torch.float32, None)
     with described.device(target("h200")):
         load_step(optimizer, torch.device("cuda", 0), scaler=True)

@@ -14,7 +14,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RAdam, RMSp
 from torch.optim.lr_scheduler import ExponentialLR
 
 import ipex_inductor
-from ipex_inductor import backend, compat, decisions
+from ipex_inductor import compat, decisions, outer
 from ipex_inductor.lowerings import step as launching
 from ipex_inductor.passes.source import OPTIMIZER_STEP
 from ipex_inductor.passes.terms import UnreadError
@@ -540,7 +540,7 @@ def test_two_hundred_tensors_are_one_kernel_and_no_graph(monkeypatch, launches):
     def none(*_, **__):
         raise AssertionError("a graph for Inductor")
 
-    monkeypatch.setattr(backend, "_compile_with", none)
+    monkeypatch.setattr(outer, "compiled", none)
     ours = tensors(shapes=[(5, n % 7 + 1) for n in range(200)])
     draw(ours)
     compiled(AdamW(ours, foreach=True))()

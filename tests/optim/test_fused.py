@@ -12,8 +12,15 @@ from optimizers import LOW, ONE_EACH, VARIANTS, Net, copies, in_groups, left, pa
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, lr_scheduler
 
-from ipex_inductor.optim import FusedStep, Lamb, Lars, attach_master_weights, fuse_step, kernels
-from ipex_inductor.optim import plan as plans
+from ipex_inductor.optim import (
+    FusedStep,
+    Lamb,
+    Lars,
+    attach_master_weights,
+    fuse_step,
+    kernels,
+    planning,
+)
 
 # Formulas are torch's in another order: a few roundings a step, of numbers of about 1.
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
@@ -132,7 +139,7 @@ def test_dtypes_in_one_optimizer(dtype):
     four = twins(VARIANTS["adamw"], ours)
     step_both(*four, steps=1)
     assert_alike(*four, rtol=2**-7 if dtype is torch.bfloat16 else 1e-6, atol=1e-6)  # an ulp
-    assert len(plans.plan(four[1], {}).batches) == 2
+    assert len(planning.plan(four[1], {}).batches) == 2
 
 
 def test_groups_of_their_own_flags():
@@ -383,7 +390,7 @@ def test_what_no_kernel_takes_is_torchs(case, caplog):
                 odd.grad, plain.grad = gradient(odd.detach()), torch.randn(3)
                 optimizer.step()
         if fused and case != "tensor betas":
-            assert plans.plan(optimizer, {}).left.keys() == {odd}
+            assert planning.plan(optimizer, {}).left.keys() == {odd}
         results.append((odd.detach().clone(), optimizer.state[odd], plain.detach()))
         start.copy_(given)
     torch.testing.assert_close(results[0][:2], results[1][:2], rtol=0, atol=0)
@@ -408,7 +415,7 @@ def test_parameters_in_one_memory_are_torchs():
                 p.grad = torch.full_like(p, count + 1.0)
             optimizer.step()
         if fused:
-            assert plans.plan(optimizer, {}).left.keys() == set(params)
+            assert planning.plan(optimizer, {}).left.keys() == set(params)
         results.append(memory)
     torch.testing.assert_close(*results, rtol=0, atol=0)
 

@@ -11,7 +11,7 @@ from optimizers import LOW, ONE_EACH, VARIANTS, copies, in_groups, single, tenso
 from step_checks import check_alone, check_fp32, check_fp64, check_kept
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
-from ipex_inductor.optim import Lamb, Lars, batches, fuse_step, plan
+from ipex_inductor.optim import Lamb, Lars, batches, fuse_step, planning
 from ipex_inductor.templates import step_cpp
 from ipex_inductor.templates.formulas import FORMULAS
 
@@ -75,8 +75,8 @@ def interpret(optimizer, count):
     """A step by the lines of the formula, which are Python as well."""
     rule = FORMULAS[type(optimizer).__name__]
     for group in optimizer.param_groups:
-        on = plan.flags_of(optimizer, group)
-        numbers = batches._numbers(group, rule.numbers, 1.0)
+        on = planning.flags_of(optimizer, group)
+        numbers = batches.own_numbers(group, rule.numbers, 1.0)
         for param in group["params"]:
             own = optimizer.state[param]
             if not own:

@@ -32,7 +32,7 @@ from ipex_inductor.optim import (
     Lamb,
     attach_master_weights,
     fuse_step,
-    step,
+    stand_ins,
 )
 
 SPLIT = LOW["bf16 split"]
@@ -51,7 +51,7 @@ def test_every_variant_is_the_fp32_step(variant, held):
 
 @pytest.mark.parametrize("variant", ONE_EACH)
 def test_chunks_change_nothing(variant, monkeypatch):
-    monkeypatch.setattr(step, "CHUNK", 26)  # the convolution is larger, the linear layer is not
+    monkeypatch.setattr(stand_ins, "CHUNK", 26)  # the convolution is larger, the linear is not
     calls = []
     raw = type(VARIANTS[variant]([nn.Parameter(torch.ones(1))])).step.__wrapped__
     four = pair(VARIANTS[variant], SPLIT)
@@ -67,7 +67,7 @@ def test_chunks_change_nothing(variant, monkeypatch):
 
 def test_no_more_than_a_chunk_is_fp32_at_a_time(monkeypatch):
     """Beyond that, the saving of split weights would be gone at the peak of every step."""
-    monkeypatch.setattr(step, "CHUNK", 100)
+    monkeypatch.setattr(stand_ins, "CHUNK", 100)
     model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(6)))
     optimizer = SGD(model.parameters(), 0.1, momentum=0.9)
     attach_master_weights(model, optimizer, model.parameters(), torch.bfloat16, split=True)
@@ -142,7 +142,7 @@ def refused_gradient(optimizer, params):
 @pytest.mark.parametrize("wrong", [refused_rate, refused_gradient])
 def test_what_is_refused_in_a_later_chunk_leaves_all_as_it_was(wrong, stepped, monkeypatch):
     """torch refuses it when it comes to it, and by then the chunks before are written."""
-    monkeypatch.setattr(step, "CHUNK", 8)
+    monkeypatch.setattr(stand_ins, "CHUNK", 8)
     model = nn.ParameterList([torch.randn(8) for _ in range(4)])
     optimizer = Adam([{"params": [*model][:3]}, {"params": [*model][3:]}], lr=0.1)
     attach_master_weights(model, optimizer, list(model), torch.bfloat16, split=True)
@@ -163,7 +163,7 @@ def test_what_is_refused_in_a_later_chunk_leaves_all_as_it_was(wrong, stepped, m
 
 def test_memory_that_is_short_for_the_largest_chunk_leaves_all_as_it_was(monkeypatch):
     """Later chunks need no more than the first, whose memory is free again."""
-    monkeypatch.setattr(step, "CHUNK", 8)
+    monkeypatch.setattr(stand_ins, "CHUNK", 8)
     model = nn.ParameterList([torch.randn(size) for size in (8, 8, 64, 8)])
     optimizer = Adam(model.parameters(), lr=0.1)
     attach_master_weights(model, optimizer, list(model), torch.bfloat16, split=True)
@@ -187,17 +187,18 @@ def test_memory_that_is_short_for_the_largest_chunk_leaves_all_as_it_was(monkeyp
 SHORT = """
 import copy, resource, torch
 from torch import nn
-from ipex_inductor.optim import attach_master_weights, step
+from ipex_inductor.optim import attach_master_weights, stand_ins
 
 torch.set_num_threads(1)
-model = nn.ParameterList([torch.ones(step.CHUNK) for _ in range(8)])
+model = nn.ParameterList([torch.ones(stand_ins.CHUNK) for _ in range(8)])
 optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 attach_master_weights(model, optimizer, list(model), torch.bfloat16, split=True)
 for p in model:
     p.grad = torch.ones_like(p)
 before = copy.deepcopy(model.state_dict())
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-states, one = 8 * 2 * 4 * step.CHUNK, 4 * step.CHUNK  # bytes that stay; what a tensor has of them
+one = 4 * stand_ins.CHUNK  # bytes that a tensor has of the states, which stay
+states = 8 * 2 * one
 resource.setrlimit(resource.RLIMIT_AS, (used + states - one, resource.RLIM_INFINITY))
 try:
     optimizer.step()
@@ -249,7 +250,7 @@ def test_schedulers(held, before):
 
 
 def test_step_hooks_run_once_a_step(monkeypatch):
-    monkeypatch.setattr(step, "CHUNK", 1)
+    monkeypatch.setattr(stand_ins, "CHUNK", 1)
     model, optimizer, *_ = four = pair(VARIANTS["sgd momentum"], SPLIT)
     seen = []
 

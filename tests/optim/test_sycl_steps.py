@@ -11,8 +11,7 @@ from sycl_device import needs_sycl
 
 from ipex_inductor import decisions
 from ipex_inductor.lowerings import step as launching
-from ipex_inductor.optim import batches, batches_sycl, fuse_step
-from ipex_inductor.optim import plan as plans
+from ipex_inductor.optim import batches_cpu, batches_sycl, fuse_step, planning
 from ipex_inductor.optim.batches_sycl import SyclBatch
 from ipex_inductor.passes.source import OPTIMIZER_STEP
 from ipex_inductor.templates import step_cpp
@@ -36,7 +35,7 @@ def in_sycl(monkeypatch):
 
         return run
 
-    monkeypatch.setattr(batches, "_library", function)
+    monkeypatch.setattr(batches_cpu, "_library", function)
     yield called
     assert called
 
@@ -104,16 +103,16 @@ def test_several_chunks(variant, in_sycl):
 @pytest.fixture
 def as_on_gpus(monkeypatch):
     """Tensors of the CPU go the way of an Intel GPU's."""
-    batch, groups = plans._batch, []
+    batch, groups = planning._batch, []
 
     def batched(made, kernel, columns, group, step, first, looks):
         groups.append(group)
         if columns[0].device.type != "cpu":
             return batch(made, kernel, columns, group, step, first, looks)
-        far = plans._far(step, first)
-        return plans._made(made, SyclBatch, kernel, columns[0].device, group, far)
+        far = planning._far(step, first)
+        return planning._made(made, SyclBatch, kernel, columns[0].device, group, far)
 
-    monkeypatch.setattr(plans, "_batch", batched)
+    monkeypatch.setattr(planning, "_batch", batched)
     yield
     assert {0, 1} <= {*groups}
 

@@ -11,8 +11,8 @@ import torch
 from helpers import wait_for
 from typer.testing import CliRunner
 
-from ipex_inductor import backend
 from ipex_inductor.autotune.database import Records
+from ipex_inductor.choices import problems_of
 from ipex_inductor.cli import app
 from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
 
@@ -110,7 +110,7 @@ def test_the_problems_of_what_runs_are_those_of_forward_and_backward():
     def call():
         torch.bmm(a, b).relu().sum().backward()
 
-    found = backend.problems_of(call)
+    found = problems_of(call)
     sizes = {tuple(o.shape for o in p.operands) for p in found}
     assert ((2, 5, 4), (2, 4, 3)) in {s[:2] for s in sizes}
     assert ((2, 5, 3), (2, 3, 4)) in {s[:2] for s in sizes}

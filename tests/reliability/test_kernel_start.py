@@ -14,7 +14,7 @@ import json, logging, sys
 import torch
 from torch.optim import AdamW
 from ipex_inductor.optim import fuse_step
-from ipex_inductor.optim.plan import plan
+from ipex_inductor.optim.planning import plan
 
 torch.set_num_threads(1)
 lines = []

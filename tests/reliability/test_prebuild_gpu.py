@@ -29,7 +29,7 @@ from ipex_inductor.errors import (
     TargetError,
 )
 from ipex_inductor.optim import FusedStep
-from ipex_inductor.prebuild import described, driver, graphs
+from ipex_inductor.prebuild import described, describing, driver, graphs
 from ipex_inductor.target import current
 from ipex_inductor.target import described as target
 
@@ -526,7 +526,7 @@ def test_what_cannot_be_prebuilt_is_told(tmp_path):
 def test_without_a_compiler_it_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("IPEX_HOME", str(tmp_path))
     monkeypatch.setattr(toolkit, "compiler", lambda: None)
-    described.guard_of.cache_clear()
+    describing.guard_of.cache_clear()
     model, inputs = make()
     with pytest.raises(CompilerNotFoundError, match="that builds the guard of described devices"):
         graphs.prebuild(model, inputs, target("h200"))

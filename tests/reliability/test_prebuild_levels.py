@@ -283,7 +283,8 @@ def test_levels_are_served_from_the_highest_down(monkeypatch):
     [{"cpp.march": "x86-64"}, {"cpp.simdlen": 256}, {"cpp_wrapper": True}, {"max_autotune": True}],
 )
 def test_who_says_how_c_is_compiled_gets_that(options):
-    from ipex_inductor.backend import Request, resolve
+    from ipex_inductor.config import resolve
+    from ipex_inductor.request import Request
 
     def levels_of(options):
         config = resolve(None, options, compat.inductor_option_types())

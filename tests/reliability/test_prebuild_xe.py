@@ -15,15 +15,17 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from typer.testing import CliRunner
 
-from ipex_inductor import backend, compat, decisions, inner
+from ipex_inductor import compat, decisions, inner, outer
 from ipex_inductor.autotune.pool import Estimate
 from ipex_inductor.autotune.record import encode
 from ipex_inductor.autotune.select import Selection
+from ipex_inductor.choices import offered
 from ipex_inductor.cli import app
 from ipex_inductor.config import resolve
 from ipex_inductor.errors import DeviceError, MissingPackageError, TargetError
 from ipex_inductor.optim import FusedStep, Lamb, Lars
 from ipex_inductor.prebuild import described_xpu, graphs, sycl
+from ipex_inductor.request import Request
 from ipex_inductor.target import CHIPS, current
 from ipex_inductor.target import described as target
 from ipex_inductor.templates.sycl import ocloc, tiles, worker
@@ -63,7 +65,7 @@ def seen(model, inputs, name, learn):
 
 def request(gm, inputs, **options):
     config = resolve(None, {"strict": True, **options}, compat.inductor_option_types())
-    return backend.Request(gm, inputs, config)
+    return Request(gm, inputs, config)
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -77,7 +79,7 @@ def test_every_product_has_onednn_and_sycl_to_choose_from():
         Net().eval(),
         (torch.randn(2, 3, 8, 8),),
         "xe:bmg",
-        lambda *given: offers.extend(backend._offers(request(*given), compat.read_inner)),
+        lambda *given: offers.extend(offered(request(*given), compat.read_inner)),
     )
     ours = [o for o in offers if o.problem.op.startswith("ipex.")]
     assert len(ours) == 4
@@ -106,7 +108,7 @@ def lowered(model, inputs, name, selected=None, **options):
         report = decisions.GraphReport()
         reports.append(report)
         with pytest.raises(Exception, match="StopIteration"):
-            backend._compile_with(request(gm, given, **options), selected or {}, report, None)
+            outer.compiled(request(gm, given, **options), selected or {}, report, None)
 
     GraphLowering.compile_to_module = written
     try:
@@ -173,7 +175,7 @@ def triton_offers(name, dtype=torch.bfloat16):
     offers = []
     seen(
         *(*images(dtype), name),
-        lambda *given: offers.extend(backend._offers(request(*given), compat.read_inner)),
+        lambda *given: offers.extend(offered(request(*given), compat.read_inner)),
     )
     ours = ("ipex.triton.", "ipex.few_rows")
     found = [(o.problem, [c for c in o.choices if c.name.startswith(ours)]) for o in offers]
@@ -223,7 +225,7 @@ def test_without_a_record_the_library_is_kept_and_it_is_said():
     report = decisions.GraphReport()
 
     def learn(gm, given):
-        backend._compile_with(request(gm, given), {}, report, None, compat.read_inner)
+        outer.compiled(request(gm, given), {}, report, None, compat.read_inner)
 
     assert seen(*large(), "xe:bmg", learn) == []
     said = [str(e) for e in report.events if e.kind == "choice" and "nothing is recorded" in str(e)]
@@ -410,7 +412,7 @@ def watch(event, given):
         started.append(str(given[1] if len(given) > 1 else given))
 import torch
 import ipex_inductor
-from ipex_inductor.optim import plan as plans
+from ipex_inductor.optim import planning
 from ipex_inductor.optim.batches_sycl import SyclBatch
 from test_prebuild_xe import FORMULAS, optimizers
 sys.addaudithook(watch)
@@ -418,15 +420,15 @@ ipex_inductor.use_bundle(sys.argv[1], allow_unsigned=True)
 steps = []
 
 def batched(made, kernel, columns, group, step, first, looks):  # as those of an Intel GPU
-    far = plans._far(step, first)
-    return plans._made(made, SyclBatch, kernel, columns[0].device, group, far)
+    far = planning._far(step, first)
+    return planning._made(made, SyclBatch, kernel, columns[0].device, group, far)
 
 run = SyclBatch.run
 def counted(*given):
     steps.append(given)
     run(*given)
 
-plans._batch, SyclBatch.run = batched, counted
+planning._batch, SyclBatch.run = batched, counted
 left = []
 for name, model, optimizer, scaled in optimizers():
     make, clip, _ = FORMULAS[name]
@@ -441,7 +443,7 @@ for name, model, optimizer, scaled in optimizers():
         twin(x).square().sum().backward()
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(twin.parameters(), clip)
-        left += plans.plan(optimizer, {}, scaled or clip is not None).left.values()
+        left += planning.plan(optimizer, {}, scaled or clip is not None).left.values()
         scaler.step(optimizer)
         scaler.update()
         reference.step()

@@ -15,7 +15,7 @@ from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.aot_cache.entry import Entry, unpack_any
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.store import default_folder
-from ipex_inductor.optim import batches
+from ipex_inductor.optim import batches_cpu
 from ipex_inductor.target import as_cpu, current
 from ipex_inductor.templates import cpp, step_cpp
 from ipex_inductor.templates.step import StepKernel
@@ -35,7 +35,7 @@ def home(monkeypatch, tmp_path):
 
 def forget():
     """As in a new process."""
-    batches._library.cache_clear()
+    batches_cpu._library.cache_clear()
     opened._store_in.cache_clear()
     notices.say.cache_clear()
 
@@ -144,7 +144,7 @@ def test_step_kernels_have_keys_of_their_own(monkeypatch):
     ]
     for kernel in (first, *others):
         with pytest.raises(cpp.NotBuiltError):
-            batches.library(kernel)
+            batches_cpu.library(kernel)
     assert len({cpp.key_of(problem).digest for problem in asked}) == len(others) + 1
 
 
@@ -317,7 +317,7 @@ def test_what_failed_once_is_not_tried_at_every_step(monkeypatch, without_compil
     wanted = StepKernel("SGD", (), "float32", "", "float32", ())
     for _ in range(3):
         with pytest.raises(cpp.NotBuiltError, match=r"no C\+\+ compiler is here"):
-            batches.library(wanted)
+            batches_cpu.library(wanted)
     assert len(asked) == 1
 
 

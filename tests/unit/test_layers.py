@@ -32,9 +32,11 @@ MAY_IMPORT = {
     "recording": {"arguments"},
     "request": {"graph_files", "lowerings", "autotune", "aot_cache"},
     "inner": {"collector", "graph_files", "passes", "lowerings", "autotune", "capture"},
+    "outer": {"request", "graph_files", "inner", "passes", "lowerings", "autotune", "ops"},
+    "choices": {"request", "graph_files", "outer", "inner", "lowerings", "autotune"},
     "backend": {
-        *("collector", "request", "graph_files", "inner", "passes", "lowerings", "aot_cache"),
-        *("recording", "autotune", "ops"),
+        *("collector", "request", "graph_files", "choices", "outer", "passes", "lowerings"),
+        *("recording", "autotune", "aot_cache"),
     },
     "frontend": {"collector", "passes", "optim"},
     "watch": {"backend"},
@@ -52,11 +54,11 @@ MAY_IMPORT = {
     "old_names": {"compat_ipex"},
     "as_ipex": {"compat_ipex", "old_names"},
     "prebuild": {
-        *("aot_cache", "arguments", "backend", "collector", "graph_files", "inner", "optim"),
-        *("passes", "templates"),
+        *("aot_cache", "arguments", "backend", "choices", "collector", "graph_files", "inner"),
+        *("optim", "passes", "templates"),
     },
     "cli": {
-        *("aot_cache", "backend", "autotune", "explanation", "lowerings", "passes", "prebuild"),
+        *("aot_cache", "choices", "autotune", "explanation", "lowerings", "passes", "prebuild"),
         *("templates", "watch", "cpu"),
     },
 }

@@ -48,7 +48,7 @@ from functools import partial
 from itertools import product
 import numpy
 import torch
-from ipex_inductor.optim import Lamb, Lars, batches, norms
+from ipex_inductor.optim import Lamb, Lars, batches, batches_cuda, norms
 from ipex_inductor.templates import gpu
 from ipex_inductor.templates.step import StepKernel
 
@@ -107,7 +107,7 @@ def on(device):
 
 for name, value in dict(loaded=loaded, Sent=Sent, Room=Room, On=on, chunks_of=chunks_of).items():
     setattr(norms, name, value)
-    setattr(batches, name, value)
+    setattr(batches_cuda, name, value)
 
 torch.manual_seed(0)
 SIZES, CPU = (1, 64, 129, 0, 203, 1000), torch.device("cpu")
@@ -157,7 +157,7 @@ for dtype in LARGEST:
         made, columns = [], [torch.ones(5) for _ in range(4)]
         for apart in (True, False):
             steps = [torch.tensor(float(n)) for n in range(9)]
-            batch = batches.CountingBatch(kernel, CPU, True)
+            batch = batches_cuda.CountingBatch(kernel, CPU, True)
             for n, step in enumerate(steps):
                 batch.add([t.data_ptr() for t in columns], 5, step, False, n %% 2)
             groups = [dict(lr=lr, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1)
@@ -198,9 +198,9 @@ for (make, flags, counted), sharded, there in product((
     kernel = StepKernel(make.func.__name__, (*flags, "weight_decay"), "float32", "", "float32",
                         ("float32",) * count, counted, True, sharded=sharded)
     if there:
-        batch = batches.CountingBatch(kernel, CPU, True)
+        batch = batches_cuda.CountingBatch(kernel, CPU, True)
     else:
-        batch = batches.CudaBatch(kernel, CPU, True, 0, 0.0 if counted else 1.0)
+        batch = batches_cuda.CudaBatch(kernel, CPU, True, 0, 0.0 if counted else 1.0)
     ours = [[q.detach().clone(), torch.empty_like(q), *torch.zeros(count, len(q))] for q in theirs]
     steps = [torch.tensor(0.0) if counted else None for _ in theirs]
     own, total = torch.zeros(2, len(SIZES), 2, dtype=torch.float64)

@@ -105,7 +105,7 @@ from array import array
 from itertools import product
 import test_step_templates as mine
 import torch
-from ipex_inductor.optim.batches import library
+from ipex_inductor.optim.batches_cpu import library
 from ipex_inductor.templates.gpu import _module
 from ipex_inductor.templates.step import scalar_names, scalars_function
 from ipex_inductor.templates.step_triton import norms_signature, signature, triton_source
