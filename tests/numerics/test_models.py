@@ -1,8 +1,8 @@
 """Whole models, inference and training: the result is right, and every rule fires as often as ever.
 
 Right is what torch's own benchmarks call right, `torch._dynamo.utils.same`: as near to eager as the
-tolerance, or to a float64 run as eager is. Most models run op by op behind all of our passes; two of
-them and, with `-m slow`, all the others generate Inductor's code too.
+tolerance, or to a float64 run as eager is. Most models run op by op behind all of our passes; two
+of them and, with `-m slow`, all the others generate Inductor's code too.
 
 How often each rule fires is pinned in fired_rules/, a file for each major version of transformers,
 as those write their models anew. After a change that is meant to be seen there, with each version:
