@@ -37,10 +37,10 @@ FP64 = 1e-10
 # A family of ops and a dtype each.
 GENERATED = {("resnet", torch.float32), ("bert", torch.bfloat16)}
 # Those whose ops other models have too: depthwise convolutions (efficientnet), a mask added to
-# attention by hand (gpt2).
-ALIKE = ("mobilenet_v2", "roberta")
-# In training also two halves (of bert's and gpt2's parts) and windows, which have no rules there.
-ALIKE_IN_TRAINING = (*ALIKE, "swin", "t5", "whisper")
+# attention by hand (gpt2), encoder and decoder (t5).
+ALIKE = ("mobilenet_v2", "roberta", "whisper")
+# In training also windows, and encoder and decoder, which have no rules of their own there.
+ALIKE_IN_TRAINING = (*ALIKE, "swin", "t5")
 MARKS = {
     "timm_resnext": pytest.mark.skipif(
         find_spec("timm") is None, reason="timm is not installed, and nothing of ours needs it"

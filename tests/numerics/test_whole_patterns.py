@@ -256,8 +256,19 @@ FEW = [(torch.bfloat16, 1024, True), (torch.bfloat16, 1025, False), (torch.float
 FEW += [(torch.float32, 500, True), (torch.float32, 600, False)]
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize(("dtype", "tokens", "left"), FEW)
+ONCE = [(torch.bfloat16, 1024, True), (torch.float32, 600, False)]  # of sizes that vary
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tokens", "left", "dynamic"),
+    [
+        pytest.param(
+            *case, dynamic, marks=[pytest.mark.slow] if dynamic and case not in ONCE else []
+        )
+        for case in FEW
+        for dynamic in DYNAMIC
+    ],
+)
 def test_few_scores_are_left_where_that_is_faster(
     op_by_op, monkeypatch, dtype, tokens, left, dynamic
 ):
