@@ -219,8 +219,8 @@ NEAR_MISSES = {
 READS_RESULT = {f"linear+{name}" for name in ("add", "sub", "mul", "relu", "sigmoid", "tanh")}
 
 
-# A family by every near-miss; transposed convolutions have the guards of the others, and their own
-# form only.
+# Linear layers and convolutions by every near-miss; transposed convolutions share the guards of the
+# latter, and are seen in three.
 MISSING = ["linear 2d", "linear no bias", "conv1d", "conv2d", "conv_transpose2d"]
 MISSED = set(zip(itertools.cycle(("linear 2d", "linear no bias")), NEAR_MISSES, strict=False))
 MISSED |= set(zip(itertools.cycle(("conv2d", "conv1d")), NEAR_MISSES, strict=False))
