@@ -500,6 +500,7 @@ def process(tmp_path, database, name="a", mode="default", options=None, **env):
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
         "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",  # a folder here has a kernel or two
         **env,
     }
     (folder / "home").mkdir(parents=True, exist_ok=True)

@@ -68,20 +68,20 @@ def test_nothing_is_wrong_with_the_rules_as_they_are(dtype):
     assert model.calls == 0
 
 
-def test_a_wrong_rule_is_found(monkeypatch):
+def test_a_wrong_rule_is_found(op_by_op, monkeypatch):
     plant(monkeypatch, "linear+gelu", relu_instead)
     finding = find(Net(), X)
     assert finding.culprits == (("linear+gelu",),)
     assert "RMSE" in finding.detail
 
 
-def test_two_wrong_rules_are_both_found(monkeypatch):
+def test_two_wrong_rules_are_both_found(op_by_op, monkeypatch):
     plant(monkeypatch, "linear+gelu", relu_instead)
     plant(monkeypatch, "linear+silu", no_bias)
     assert find(Net(), X).off == {"linear+gelu", "linear+silu"}
 
 
-def test_a_wrong_prologue_is_found(monkeypatch):
+def test_a_wrong_prologue_is_found(op_by_op, monkeypatch):
     run = Program.run
     monkeypatch.setattr(Program, "run", lambda self, weights: [2 * t for t in run(self, weights)])
     norm = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).double()
@@ -92,7 +92,7 @@ def test_a_wrong_prologue_is_found(monkeypatch):
     assert PROLOGUE in finding.culprits[0]
 
 
-def test_a_fault_of_what_has_no_name_is_told_from_those_of_the_rules(monkeypatch):
+def test_a_fault_of_what_has_no_name_is_told_from_those_of_the_rules(op_by_op, monkeypatch):
     def wrong(rules, graph, *rest):
         for node in graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default):
             node.replace_all_uses_with(node.args[0])
@@ -102,7 +102,7 @@ def test_a_fault_of_what_has_no_name_is_told_from_those_of_the_rules(monkeypatch
     assert finding.culprits == ((REST,),)
 
 
-def test_a_rule_whose_code_raises_is_found(monkeypatch):
+def test_a_rule_whose_code_raises_is_found(op_by_op, monkeypatch):
     @torch.library.custom_op("ipex_test::raises", mutates_args=())
     def raises(x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("planted")
@@ -133,7 +133,7 @@ def test_what_inductor_does_wrong_is_not_ours():
     assert finding.status == "not ours"
 
 
-def test_a_model_that_cannot_run_in_float64_is_compared_with_eager(monkeypatch):
+def test_a_model_that_cannot_run_in_float64_is_compared_with_eager(op_by_op, monkeypatch):
     class Half(Net):
         def forward(self, x):
             assert x.dtype == torch.float32

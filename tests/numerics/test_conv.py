@@ -1,5 +1,7 @@
 """Convolutions: what follows them fused, and what must be left alone."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -46,9 +48,22 @@ WINDOWS = {
 }
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
-@pytest.mark.parametrize("name", WINDOWS)
+# Each window in both layouts, and of sizes that vary in one of them, in turn.
+LAYOUTS = (torch.contiguous_format, torch.channels_last)
+DYNAMIC = {False: "static", True: "dynamic"}
+TURNS = set(zip(WINDOWS, itertools.cycle(((False, True), (True, False))), strict=False))
+TURNS = {(name, *how) for name, turn in TURNS for how in zip(LAYOUTS, turn, strict=True)}
+HOW = [
+    pytest.param(
+        *how,
+        marks=[] if how in TURNS else [pytest.mark.slow],
+        id=f"{how[0]}-{how[1]}-{DYNAMIC[how[2]]}",
+    )
+    for how in itertools.product(WINDOWS, LAYOUTS, DYNAMIC)
+]
+
+
+@pytest.mark.parametrize(("name", "layout", "dynamic"), HOW)
 def test_windows_and_layouts(name, layout, dynamic):
     model, shape = WINDOWS[name]
     x = torch.randn(shape).to(memory_format=layout)
@@ -132,6 +147,6 @@ NEAR_MISSES = {
 
 
 @pytest.mark.parametrize("name", NEAR_MISSES)
-def test_near_miss_is_right(name):
+def test_near_miss_is_right(op_by_op, name):
     check(NEAR_MISSES[name], X)
     assert not counters["ipex"]

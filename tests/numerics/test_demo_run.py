@@ -1,17 +1,19 @@
 """`ipex-inductor demo` for real: a whole run on a few layers, and whether its check sees faults."""
 
 import copy
+import itertools
 import json
-import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from ipex_inductor.cli import demo_measure, demo_models
+from ipex_inductor.cli import app, demo, demo_measure, demo_models
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,35 +29,60 @@ MODEL = """
 OPTIONS = ("--dtype", "fp32", "--device", "cpu", "--seconds", "0.2", "--json")
 
 
-@pytest.mark.usefixtures("instructions_known")
-def test_small_model_end_to_end(tmp_path):
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """Children find the model, and keep their temporary files in the folder returned."""
     (tmp_path / "toy.py").write_text(textwrap.dedent(MODEL))
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     for switch in ("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE"):
-        env.pop(switch, None)  # conftest.py turns off the caches that are measured here
-    done = subprocess.run(
-        [sys.executable, "-m", "ipex_inductor", "demo", "--model", "toy:small", *OPTIONS],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    (model,) = json.loads(done.stdout)["models"]
+        monkeypatch.delenv(switch, raising=False)  # conftest.py turns off what is measured here
+    return temporary
+
+
+def check(stdout, names, temporary):
+    """All rows, by name: right, timed, and found by a second process."""
+    (model,) = json.loads(stdout)["models"]
     rows = {row["name"]: row for row in model["rows"]}
+    assert {*rows} == {*names}
     assert model["inputs"] == ["8x64"]
     assert {name: row["status"] for name, row in rows.items()} == dict.fromkeys(rows, "ok")
     assert {row["reason"] for row in rows.values()} == {""}
     for row in rows.values():
         assert 0 < row["min_ms"] <= row["median_ms"]
         assert 0 < row["error"] <= row["limit"] < 1e-4
-    for name in ("inductor", "ipex"):
+    for name in {"inductor", "ipex"} & {*names}:
         assert rows[name]["aot_hits"] == 1, "the second process found nothing in the first's folder"
         assert rows[name]["warm_s"] < rows[name]["cold_s"]
-    assert rows["frozen"]["aot_hits"] == 0, "freezing bypasses the caches"
     assert list(temporary.iterdir()) == [], "temporary caches were left behind"
+    return rows
+
+
+COMMAND = ["demo", "--model", "toy:small", *OPTIONS]
+
+
+@pytest.mark.slow  # five processes and three cold caches; the next test has one of each kind
+@pytest.mark.usefixtures("instructions_known")
+def test_small_model_end_to_end(folders):
+    command = [sys.executable, "-m", "ipex_inductor", *COMMAND]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = check(done.stdout, ["eager", "inductor", "frozen", "ipex"], folders)
+    assert rows["frozen"]["aot_hits"] == 0, "freezing bypasses the caches"
+
+
+@pytest.mark.usefixtures("instructions_known")
+def test_small_model_by_eager_and_ipex(folders, monkeypatch):
+    two = tuple(c for c in demo.CONTESTANTS if c.name in ("eager", "ipex"))
+    monkeypatch.setattr(demo, "CONTESTANTS", two)
+    monkeypatch.setattr(demo, "YARDSTICK", "eager")
+    done = CliRunner().invoke(app, COMMAND)
+    assert done.exit_code == 0, done.output
+    check(done.stdout, ["eager", "ipex"], folders)
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +94,14 @@ def resnet():
         return model, inputs, model(*inputs).logits, truth
 
 
-@pytest.mark.parametrize("lost", ["running_mean", "bias"])
-@pytest.mark.parametrize("layer", [0, 1, 26, -1])
+LOST = list(itertools.product([0, 1, 26, -1], ["running_mean", "bias"]))
+EACH = {(0, "running_mean"), (1, "bias"), (26, "running_mean"), (-1, "bias")}
+
+
+@pytest.mark.parametrize(
+    ("layer", "lost"),
+    [pytest.param(*how, marks=[] if how in EACH else [pytest.mark.slow]) for how in LOST],
+)
 def test_one_wrong_batch_norm_of_resnet_is_seen(resnet, layer, lost):
     model, inputs, eager, truth = resnet
     broken = copy.deepcopy(model)

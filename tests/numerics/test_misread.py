@@ -195,7 +195,9 @@ CHOICES = {
 }
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(n, marks=[pytest.mark.slow] if n >= 16 else []) for n in range(40)]
+)
 def test_random_forms(seed):
     """At most three changes to what patterns know; a hundredth of these found all of the above."""
     rng = random.Random(seed)

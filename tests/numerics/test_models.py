@@ -1,7 +1,7 @@
 """Whole models, inference and training: the result is right, and every rule fires as often as ever.
 
 Right is what torch's own benchmarks call right, `torch._dynamo.utils.same`: as near to eager as the
-tolerance, or to a float64 run as eager is. Most models run op by op behind all of our passes; three
+tolerance, or to a float64 run as eager is. Most models run op by op behind all of our passes; two
 of them and, with `-m slow`, all the others generate Inductor's code too.
 
 How often each rule fires is pinned in fired_rules/, a file for each major version of transformers,
@@ -11,6 +11,7 @@ as those write their models anew. After a change that is meant to be seen there,
 """
 
 import copy
+import itertools
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,7 +34,13 @@ PINS = Path(__file__).parent / "fired_rules" / f"transformers{transformers.__ver
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 FP64 = 1e-10
 
-GENERATED = ("resnet", "bert", "gpt2")  # a family of ops each
+# A family of ops and a dtype each.
+GENERATED = {("resnet", torch.float32), ("bert", torch.bfloat16)}
+# Those whose ops other models have too: depthwise convolutions (efficientnet), a mask added to
+# attention by hand (gpt2), encoder and decoder (t5).
+ALIKE = ("mobilenet_v2", "roberta", "whisper")
+# In training also windows, and encoder and decoder, which have no rules of their own there.
+ALIKE_IN_TRAINING = (*ALIKE, "swin", "t5")
 MARKS = {
     "timm_resnext": pytest.mark.skipif(
         find_spec("timm") is None, reason="timm is not installed, and nothing of ours needs it"
@@ -41,17 +48,13 @@ MARKS = {
 }
 
 
-def names(*, generated=False, marks=MARKS):
-    """All models; `generated`: those that take long are marked as slow."""
-
-    def marks_of(name):
-        slow = [pytest.mark.slow] if generated and name not in GENERATED else []
-        return [*slow, *([marks[name]] if name in marks else [])]
-
-    return [pytest.param(name, marks=marks_of(name)) for name in MODELS]
+def names(slow):
+    """All models, those of `slow` marked so."""
+    return [pytest.param(name, marks=marks_of(name, name in slow)) for name in MODELS]
 
 
-TRAINED = {"timm_resnext": MARKS["timm_resnext"]}
+def marks_of(name, slow):
+    return [*([pytest.mark.slow] if slow else []), *([MARKS[name]] if name in MARKS else [])]
 
 
 def compiled(fn, fullgraph=True):
@@ -93,7 +96,7 @@ def check_inference(name, dtype):
     return Counter(counters["ipex"])
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", names(slow=ALIKE))
 def test_every_rule_fires_as_often_as_ever(op_by_op, name):
     fired = [check_inference(name, dtype) for dtype in TOLERANCE]
     if not has_kernels(torch.bfloat16):
@@ -126,16 +129,24 @@ def assert_pinned(name, block):
     assert pins.get(name, "").strip("\n") == block
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("name", names(generated=True))
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(*how, marks=marks_of(how[0], how not in GENERATED), id=f"{how[0]}-{how[1]}")
+        for how in itertools.product(MODELS, TOLERANCE)
+    ],
+)
 def test_inference_in_generated_code(name, dtype):
     assert check_inference(name, dtype) or not has_kernels(dtype)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["resnet", "bert"])
+@pytest.mark.parametrize("name", ["resnet", pytest.param("bert", marks=pytest.mark.slow)])
 def test_fp64(name):
-    """Inductor's freezing crashes here; there is nothing to fuse, and batch norms are folded."""
+    """Inductor's freezing crashes here; there is nothing to fuse, and batch norms are folded.
+
+    Linear layers: test_backend.py.
+    """
     model, inputs = build(name)
     model, inputs = cast(model.eval(), inputs, torch.float64)
     want, got = run(model, inputs), run(compiled(model), inputs)
@@ -173,11 +184,11 @@ def check_training(name):
             assert_same(f"{name} {key}", want[key], got[key], exact[key], *limit)
 
 
-@pytest.mark.parametrize("name", names(marks=TRAINED))
+@pytest.mark.parametrize("name", names(slow=ALIKE_IN_TRAINING))
 def test_training(op_by_op, name):
     check_training(name)
 
 
-@pytest.mark.parametrize("name", names(generated=True, marks=TRAINED))
+@pytest.mark.parametrize("name", names(slow={*MODELS} - {"bert"}))
 def test_training_in_generated_code(name):
     check_training(name)

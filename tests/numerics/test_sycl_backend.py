@@ -105,6 +105,7 @@ def test_a_layer(model, shape, least, dtype):
     assert not events("missed", "SYCL")
 
 
+@pytest.mark.slow  # `make sycl` runs it; each kind of its layers is above
 @pytest.mark.timeout(600)
 def test_all_of_resnet_50():
     """Its 53 convolutions and the classifier, no other product."""

@@ -1,5 +1,7 @@
 """Rules that are no epilogue: gated linears, pad, attention, linears on one input, what is left."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +14,8 @@ from ipex_inductor.passes import attention
 
 # Another order of summation, results near 1; in low precision also what eager rounds between.
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 2**-6, torch.float16: 2**-9}
+
+DYNAMIC = {False: "static", True: "dynamic"}
 
 ONE, TWO = nn.Linear(8, 16, bias=False), nn.Linear(8, 16, bias=False)
 CONV, LINE = nn.Conv2d(4, 6, 3), nn.Conv1d(4, 6, 3, padding=1)
@@ -35,6 +39,22 @@ def found(fn, *args, **kwargs):
 
 def events(name):
     return [e for r in decisions.reports() for e in r.events if e.subject == name]
+
+
+HOW = ("name", "dtype", "dynamic")
+
+
+def in_turns(names):
+    """Each name in each dtype. Sizes that vary take five times as long: one dtype each, in turn."""
+    turns = set(zip(names, itertools.cycle(TOLERANCE), strict=False))
+
+    def marks(name, dtype, dynamic):
+        return [pytest.mark.slow] if dynamic and (name, dtype) not in turns else []
+
+    return [
+        pytest.param(*how, marks=marks(*how), id=f"{how[0]}-{how[1]}-{DYNAMIC[how[2]]}")
+        for how in itertools.product(names, TOLERANCE, DYNAMIC)
+    ]
 
 
 # What fires, or is left to Inductor, in every dtype
@@ -81,7 +101,7 @@ def root_mean_square(x):
     return NORM.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
 
-@pytest.fixture(params=TOLERANCE, ids=str)
+@pytest.fixture
 def dtype(request):
     """Each dtype, and the modules in it."""
     modules = (ONE, TWO, CONV, LINE, NORM, TABLE)
@@ -96,8 +116,7 @@ def given(x, dtype):
     return x.to(dtype) if x.is_floating_point() else x
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("name", FIRE)
+@pytest.mark.parametrize(HOW, in_turns(FIRE), indirect=["dtype"])
 def test_rules_fire(op_by_op, name, dtype, dynamic):
     fn, x = FIRE[name]
     rule = name.split(" of ")[0]
@@ -108,8 +127,7 @@ def test_rules_fire(op_by_op, name, dtype, dynamic):
         assert fired == {rule: 1}
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("name", LEFT)
+@pytest.mark.parametrize(HOW, in_turns(LEFT), indirect=["dtype"])
 def test_what_is_left_is_said(op_by_op, name, dtype, dynamic):
     fn, x = LEFT[name]
     assert found(fn, given(x, dtype), dynamic=dynamic) == {}
@@ -169,9 +187,7 @@ PROBABILITIES = {
 }
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("name", PROBABILITIES)
+@pytest.mark.parametrize(HOW, in_turns(PROBABILITIES))
 def test_attention_by_hand(op_by_op, name, dtype, dynamic):
     """As near to the float64 run as eager may be, a row masked whole included."""
     inputs = [x.to(dtype) for x in (QUERY, KEY, VALUE)]
@@ -240,8 +256,19 @@ FEW = [(torch.bfloat16, 1024, True), (torch.bfloat16, 1025, False), (torch.float
 FEW += [(torch.float32, 500, True), (torch.float32, 600, False)]
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize(("dtype", "tokens", "left"), FEW)
+ONCE = [(torch.bfloat16, 1024, True), (torch.float32, 600, False)]  # of sizes that vary
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tokens", "left", "dynamic"),
+    [
+        pytest.param(
+            *case, dynamic, marks=[pytest.mark.slow] if dynamic and case not in ONCE else []
+        )
+        for case in FEW
+        for dynamic in DYNAMIC
+    ],
+)
 def test_few_scores_are_left_where_that_is_faster(
     op_by_op, monkeypatch, dtype, tokens, left, dynamic
 ):
