@@ -33,7 +33,7 @@ from ipex_inductor.templates import (
 LAST = torch.channels_last
 
 
-# The interpreter takes a second for each: in float32, a sixth of them, and of each template one with
+# The interpreter takes a second for each: in float32 a sixth of them, and one of each template with
 # infinities beside what it is to read; in float16 one of each.
 PLAIN = [c for c in CASES if c["dtype"] == "float32" and "moved" not in c]
 PLANTED = {c["template"]: c for c in PLAIN if "planted" in c}
