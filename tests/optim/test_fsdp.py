@@ -23,7 +23,6 @@ CHECKS = {
         "fused",
         "fused_clip",
         "distributed_otherwise",
-        "norms_of_shards",
         "norms_that_one_process_cannot_take",
         "gradients_that_one_process_lacks",
     ),

@@ -148,7 +148,13 @@ def test_fp32_in_every_combination(name):
     check_fp32(CROSSED[name], tensors())
 
 
-@each_optimizer
+SUMMED = ("adamw", "lamb decay", "lars momentum")  # two with norms, and one without
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in SUMMED)) for n in ONE_EACH],
+)
 def test_several_chunks(variant):
     """Norms add up over them, of weights that grow from chunk to chunk."""
     ours = tensors(torch.float32, [(3,), (2 * step_cpp.CHUNK + 3,)])
@@ -156,7 +162,10 @@ def test_several_chunks(variant):
     check_fp32(VARIANTS[variant], ours, steps=5)
 
 
-@each_optimizer
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in SUMMED)) for n in ONE_EACH],
+)
 def test_threads_change_no_bit(variant):
     """They share chunks, and sums of chunks are added in order."""
     results = []

@@ -199,6 +199,7 @@ def test_a_spoiled_entry_is_said_once_rebuilt_once_and_never_loaded(base, spoil)
     assert unpack_any(path.read_bytes()), "it is whole, and on the disk"
 
 
+@pytest.mark.slow  # 25 s; that torch's folder is private, and no such entry is loaded: above
 def test_hostile_pickles_wherever_torch_would_look(base):
     """R8: at every name that the graph's files have, in the usual folder and in other rooms.
 
@@ -447,6 +448,7 @@ def test_a_home_with_a_space_keeps_what_is_compiled(tmp_path):
     assert usual(tmp_path / "base") == []
 
 
+@pytest.mark.slow  # 28 s; options, sources and devices that differ: test_prebuild_gpu.py
 def test_a_miss_names_what_differs(base):
     options = {"rules": "-linear+gelu"}, {"max_fusion_size": 7}
     steps = [{**IPEX, "options": {"strict": True, **each}} for each in options]

@@ -40,13 +40,14 @@ SUMMARY = "[0/0] fired linear+gelu; hoisted weight prologue"
 DECISION = "[0/0] fired: linear+gelu"
 
 
+@pytest.mark.slow  # 10 s; the summary is asked for below, too, and nothing is above
 def test_torch_logs_prints_the_summary_of_each_graph():
     said = run(TORCH_LOGS="ipex_inductor")
     assert said.count(SUMMARY) == 1
     assert DECISION not in said
 
 
-@pytest.mark.parametrize("how", ["TORCH_LOGS", "set_logs"])
+@pytest.mark.parametrize("how", ["TORCH_LOGS", pytest.param("set_logs", marks=pytest.mark.slow)])
 def test_every_decision_is_printed_where_asked_for(how):
     said = run(TORCH_LOGS="+ipex_inductor") if how == "TORCH_LOGS" else run(how)
     assert said.count(SUMMARY) == 1

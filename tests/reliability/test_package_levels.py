@@ -130,6 +130,7 @@ def test_a_cpu_of_the_lower_level_runs_it_without_a_compiler(levelled, bundle):
 
 
 @on_x86
+@pytest.mark.slow  # 13 seconds; a package for one level alone is refused in test_prebuild.py
 def test_a_level_that_the_cpu_lacks_is_refused(levelled):
     done = levelled.load("avx512", ATEN_CPU_CAPABILITY="avx2")
     assert done.returncode == 1
