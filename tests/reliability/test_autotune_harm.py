@@ -97,22 +97,34 @@ def test_what_is_right_is_timed_beside_it(record):
     assert best.choice in [o.choice for o in timed]
 
 
-def test_a_database_gets_what_was_measured_though_a_child_dies(tmp_path):
-    problems = [product(4, 32, 16, 24, arch="sm_90:none"), product(2, 16, 16, 16)]
-    found = list(tuned(here(problems, 600), tmp_path / "db"))
-    assert "no device here is sm_90:none" in found[0][1]
-    records = list(Records(tmp_path / "db"))
-    assert [encode(r) for r in records] == [encode(found[1][1])]
-    assert records[0].provenance.torch == torch.__version__
-
-
-def test_a_size_that_varies_is_measured_at_two():
+def varying():
+    """A problem whose first size is 2, 3 or 4."""
     static = product(3, 40, 24, 56)
     operands = tuple(
         changed(o, shape=("n0", *o.shape[1:]), stride=o.stride) for o in static.operands
     )
-    problem = changed(static, operands=operands, symbols=(Symbol("n0", 2, 4),))
-    ((_, record),) = here([problem], 600)
+    return changed(static, operands=operands, symbols=(Symbol("n0", 2, 4),))
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory, instructions_known):
+    """What came of three problems, the first of another machine, and their database."""
+    folder = tmp_path_factory.mktemp("tuned") / "db"
+    alien = product(4, 32, 16, 24, arch="sm_90:none")
+    return list(tuned(here([alien, product(2, 16, 16, 16), varying()], 600), folder)), folder
+
+
+def test_a_database_gets_what_was_measured_though_a_child_dies(kept):
+    found, folder = kept
+    assert "no device here is sm_90:none" in found[0][1]
+    records = list(Records(folder))
+    assert sorted(map(encode, records)) == sorted(encode(told) for _, told in found[1:])
+    assert records[0].provenance.torch == torch.__version__
+
+
+def test_a_size_that_varies_is_measured_at_two(kept):
+    problem = varying()
+    _, record = kept[0][2]
     assert record.problem == problem
     timed = [o for o in record.outcomes if o.timing]
     assert {o.choice.name for o in timed} == {"aten.bmm", "inductor.cpp.bmm"}

@@ -189,7 +189,11 @@ def refused():
     return [e.reason for e in events if (e.kind, e.subject) == ("missed", rule.NAME)]
 
 
-@pytest.mark.parametrize("how", [{"momentum": 0.3}, {"track_running_stats": False}], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [{"momentum": 0.3}, pytest.param({"track_running_stats": False}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_results_gradients_and_running_statistics(how, on_cpu):
     """As near to fp64 as eager, which rounds as often, or nearly so."""
     model = Net(**how).train().to(memory_format=LAST)
