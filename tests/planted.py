@@ -1,7 +1,11 @@
-"""A tuner with choices among Inductor's that are wrong, or do harm: `python planted.py`."""
+"""A tuner with choices among Inductor's that are wrong, or do harm: `python planted.py`.
+
+But for those that are named.
+"""
 
 import os
 import signal
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -128,7 +132,8 @@ def plant():
     def with_harm(problem, inputs):
         graph, real = offered(problem, inputs)
         usual[:] = [graph.run]
-        return graph, replace(real, choices=(*CHOICES.values(), *real.choices))
+        planted = (choice for name, choice in CHOICES.items() if name not in sys.argv[1:])
+        return graph, replace(real, choices=(*planted, *real.choices))
 
     def harmful(problem, choice, inputs):
         name = choice.name.removeprefix("planted.")

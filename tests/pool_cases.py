@@ -1,9 +1,10 @@
 """Cases of `templates/pool.py`, and how far a kernel is off: interpreted, or on a GPU.
 
-`TRITON_INTERPRET=1 python pool_cases.py` prints a number for each case: in how many elements.
+`TRITON_INTERPRET=1 python pool_cases.py FIRST LAST` prints a number for each: in how many elements.
 """
 
 import random
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -118,5 +119,5 @@ def differs(case, device="cpu"):
 
 
 if __name__ == "__main__":
-    for each in CASES:
+    for each in CASES[slice(*map(int, sys.argv[1:]))]:
         print(differs(each) + forward_differs(each), flush=True)

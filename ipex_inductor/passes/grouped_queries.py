@@ -127,7 +127,8 @@ def _remove(node: Node, first: Node) -> None:
     One by one: fx would take writes by methods (`index_copy_`) for dead as well.
     """
     while node is not first and not node.users:
-        (before,) = node.all_input_nodes
+        before = node.args[0]
+        assert isinstance(before, Node)
         node.graph.erase_node(node)
         node = before
 

@@ -142,10 +142,13 @@ def assert_same_state(optimizer, reference, close=EXACT):
             torch.testing.assert_close(whole(ours[key][name]), value, **close)
 
 
-def check_variants(held):
-    """All optimizers, to the bit where they add nothing up."""
-    lacking = {"sgd torch-fused", "adagrad torch-fused"}  # in torch, for DTensors
-    for name in (name for name in VARIANTS if name not in lacking):
+LACKING = {"sgd torch-fused", "adagrad torch-fused"}  # in torch, for DTensors
+SHARDED = [name for name in VARIANTS if name not in LACKING]
+
+
+def check_variants(held, names):
+    """Optimizers, to the bit where they add nothing up."""
+    for name in names:
         close = SUMMED if name.startswith(("lamb", "lars")) or "adam torch" in name else EXACT
         several = name.endswith(("foreach", "torch-fused"))  # which torch wants all sharded
         run = sharded(VARIANTS[name], held, ignored=not several)
@@ -158,11 +161,17 @@ def check_variants(held):
 
 
 def split_trains():
-    check_variants(LOW["bf16 split"])
+    check_variants(LOW["bf16 split"], SHARDED[::2])
 
 
 def masters_train():
-    check_variants(LOW["bf16 master"])
+    check_variants(LOW["bf16 master"], SHARDED[1::2])
+
+
+def others_train():
+    """What either of these leaves to the other."""
+    check_variants(LOW["bf16 split"], SHARDED[1::2])
+    check_variants(LOW["bf16 master"], SHARDED[::2])
 
 
 def halves_train():
@@ -212,9 +221,23 @@ def on_meshes_of_any_kind():
     assert_same(model, twin)
 
 
+HELD = (None, *LOW.values())
+# Each optimizer with one way, and both that have norms with another.
+FUSED = [*zip(itertools.cycle(HELD), ONE_EACH, strict=False)]
+FUSED += [(HELD[2], name) for name in ONE_EACH[-2:]]
+
+
 def fused():
+    check_fused(FUSED)
+
+
+def fused_otherwise():
+    check_fused([way for way in itertools.product(HELD, ONE_EACH) if way not in FUSED])
+
+
+def check_fused(ways):
     """Kernels step the local shards, and count versions; norms are those of all."""
-    for held, variant in itertools.product((None, *LOW.values()), ONE_EACH):
+    for held, variant in ways:
         model, optimizer, twin, reference = (
             sharded(VARIANTS[variant], held) if held else sharded_in_fp32(VARIANTS[variant])
         )

@@ -41,16 +41,29 @@ MADE = {
 # What the interpreter cuts to bf16 it does not round: no low precision.
 TESTS = "as_near or several_dtypes or changing_rate or layouts or shared_later or read_on_elements"
 TESTS += " or rate_in_fp32"
+LONG = pytest.mark.timeout(1800)
+QUICK = TESTS.replace("as_near", "(as_near and (capturable or rmsprop or momentum))")
+QUICK = QUICK.replace("rate_in_fp32", "(rate_in_fp32 and adamw)")
 fakes = FakeTensorMode()
 
 
-def test_interpreted_kernels_step_as_those_of_the_cpu(tmp_path):
+@pytest.mark.parametrize(
+    ("marks", "tests"),
+    [
+        ("not slow", QUICK),
+        pytest.param(
+            "slow or not slow", TESTS, marks=[pytest.mark.slow, pytest.mark.timeout(1800)]
+        ),
+    ],
+    ids=["some", "all"],
+)
+def test_interpreted_kernels_step_as_those_of_the_cpu(marks, tests, tmp_path):
     """Some of the tests of compiled steps once more, by a plugin."""
     here = Path(__file__).parent
     env = os.environ | {"TRITON_INTERPRET": "1", "IPEX_HOME": str(tmp_path)}
     env["PYTHONPATH"] = os.pathsep.join([str(here.parent), *filter(None, sys.path)])
     command = [sys.executable, "-m", "pytest", "-p", "interpreted", "-q", "-n", "0"]
-    command += ["-m", "not slow", "-k", TESTS, str(here / "test_compiled_step.py")]
+    command += ["-m", marks, "-k", tests, str(here / "test_compiled_step.py")]
     done = subprocess.run(command, env=env, cwd=here.parents[1], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

@@ -44,7 +44,7 @@ MADE = {
     "adam one by one": partial(Adam, amsgrad=True, foreach=False, capturable=True),
     "sgd": partial(SGD, momentum=0.9),
 }
-QUICK = "capturable or rmsprop or several_dtypes or layouts or read_on_elements or what_stor"
+QUICK = "capturable or several_dtypes or read_on_elements or what_stor"
 
 
 def plugged(marks, chosen, tmp_path):

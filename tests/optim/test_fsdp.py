@@ -23,7 +23,6 @@ CHECKS = {
         "fused",
         "fused_clip",
         "distributed_otherwise",
-        "norms_of_shards",
         "norms_that_one_process_cannot_take",
         "gradients_that_one_process_lacks",
     ),
@@ -43,7 +42,14 @@ CHECKS = {
 }
 
 
-@pytest.mark.parametrize("checks", CHECKS.values(), ids=CHECKS)
+# Every optimizer in every way; a minute and more, of kernels that are compiled.
+MORE = pytest.param(
+    (2, "others_train", "fused_otherwise"), marks=pytest.mark.slow, id="training otherwise"
+)
+ALL = [*(pytest.param(checks, id=name) for name, checks in CHECKS.items()), MORE]
+
+
+@pytest.mark.parametrize("checks", ALL)
 def test_under_fully_shard(checks, tmp_path):
     """See fsdp_ranks.py."""
     size, *names = checks

@@ -9,12 +9,14 @@ import sys
 import pytest
 import torch
 from helpers import wait_for
+from records import PROVENANCE, timed
 from typer.testing import CliRunner
 
 from ipex_inductor.autotune.database import Records
+from ipex_inductor.autotune.record import Choice, Record
 from ipex_inductor.choices import problems_of
 from ipex_inductor.cli import app
-from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
+from ipex_inductor.lowerings import selection, spaces  # noqa: F401  what records may name
 
 pytestmark = pytest.mark.usefixtures("instructions_known")
 
@@ -64,6 +66,21 @@ def test_a_file_is_measured_once_and_what_cannot_be_has_a_reason(tmp_path, shape
     assert list(Records(tmp_path / "home" / "autotune")) == [record]
 
 
+def test_what_came_before_ctrl_c_is_kept(tmp_path, shapes, monkeypatch):
+    def here(todo, budget):
+        outcome = timed(Choice("library", "aten.bmm"), 10.0)
+        yield todo[0], Record(todo[0], (outcome,), PROVENANCE)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(selection, "here", here)
+    file, folder = shapes(*(BMM.format(rows) for rows in (1, 2, 3))), tmp_path / "db"
+    done = CliRunner().invoke(app, ["autotune", "run", "--shapes", file, "--into", str(folder)])
+    assert done.exit_code == 130
+    assert len(list(Records(folder))) == 1
+    assert "2 without a choice" in done.stdout
+
+
+@pytest.mark.slow  # 24 s; a signal of its own, and children that get it too
 def test_ctrl_c_keeps_what_was_measured(tmp_path, shapes):
     file, folder = shapes(*(BMM.format(rows) for rows in range(1, 33))), tmp_path / "db"
     process = subprocess.Popen(

@@ -75,14 +75,34 @@ def compile_once(path):
     return store.compile_once(key(1), lambda: (META, blob(1)))
 
 
+WAYS = {False: "once", True: "from-then-on"}
+
+
 @contextmanager
 def patched():
     with pytest.MonkeyPatch.context() as monkeypatch:
         yield monkeypatch
 
 
-@pytest.mark.parametrize("stay", [False, True], ids=["once", "from-then-on"])
-@pytest.mark.parametrize("scene", [cold, warm, corrupt, full])
+# Five seconds each of those with most calls: quickly each scene in one way.
+SCENES = [
+    pytest.param(scene, stay, marks=[pytest.mark.slow] * rare)
+    for scene, stay, rare in (
+        (cold, False, False),
+        (cold, True, False),
+        (warm, False, False),
+        (warm, True, False),
+        (corrupt, False, True),
+        (corrupt, True, False),
+        (full, False, False),
+        (full, True, True),
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("scene", "stay"), SCENES, ids=lambda v: v.__name__ if callable(v) else WAYS[v]
+)
 def test_every_call_may_fail_and_the_kernel_is_right(tmp_path, scene, stay):
     template, runs = tmp_path / "template", 0
     scene(template)

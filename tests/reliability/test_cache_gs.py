@@ -119,7 +119,14 @@ def test_wrong_objects_are_not_served_and_the_remote_lives(server, bucket, tmp_p
     assert len(wrong) >= 30
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+# The faults are those of test_cache_s3.py, and what meets them is the same for both: quickly, two.
+SOME = [
+    pytest.param(fault, marks=[pytest.mark.slow] * (fault not in ("cut", "unavailable")))
+    for fault in FAULTS
+]
+
+
+@pytest.mark.parametrize("fault", SOME)
 def test_a_network_that_fails_costs_one_timeout(bucket, wire, tmp_path, caplog, fault):
     for number in range(20):
         put(bucket, number, packed(tmp_path, number))

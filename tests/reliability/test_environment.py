@@ -27,6 +27,7 @@ def python(**env):
     )
 
 
+@pytest.mark.slow  # 13 s; where no call of the cache's works: test_cache_faults.py
 @pytest.mark.usefixtures("instructions_known")
 def test_a_home_that_cannot_be_written_does_not_matter(tmp_path):
     blocked = tmp_path / "file"

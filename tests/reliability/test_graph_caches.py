@@ -73,7 +73,7 @@ def run(folder, *steps):
 
 
 PLAIN, TRAINED, AS_IT_IS = {}, {"grad": True}, {"weight_prologue": False}
-OTHERS = {"rules": "-*"}, AS_IT_IS, {"mode": "max-autotune"}
+OTHERS = {"rules": "-*"}, AS_IT_IS
 NO_AOT = {"aot": False}
 
 
@@ -122,6 +122,12 @@ def test_graph_cache_hits_when_the_autograd_cache_is_off(counted):
 @pytest.mark.parametrize("options", OTHERS, ids=str)
 def test_other_options_are_other_entries(counted, options):
     assert counted.first(options)["aot"] == [0, 1, 0]
+
+
+@pytest.mark.slow  # which measures
+def test_another_mode_is_another_entry(tmp_path):
+    _, other = run(tmp_path, PLAIN, {"mode": "max-autotune"})
+    assert other["aot"] == [0, 1, 0]
 
 
 def test_training_hits_both(counted):

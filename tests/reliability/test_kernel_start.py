@@ -52,17 +52,21 @@ def filled(tmp_path_factory):
     return home, run(home)
 
 
-def test_the_second_process_starts_no_other(filled):
+WITHOUT = {"CXX": "/nowhere/g++", "PATH": "/nowhere"}
+
+
+# Who has no compiler and builds something is told of: quickly that one stands for the other, too.
+@pytest.mark.parametrize("env", [pytest.param({}, marks=pytest.mark.slow), WITHOUT], ids=str)
+def test_the_second_process_starts_no_other(env, filled):
     """Neither does one without a compiler, where the first one's kernel is in the cache."""
     home, first = filled
     assert first["started"] == ["subprocess.Popen"] * 2  # for the step, and for who looks before
     assert not first["left"]
-    for env in ({}, {"CXX": "/nowhere/g++", "PATH": "/nowhere"}):
-        again = run(home, **env)
-        assert not again["started"]
-        assert not again["left"]
-        assert not [line for line in again["lines"] if "compiled" in line]
-        assert again["values"] == first["values"]
+    again = run(home, **env)
+    assert not again["started"]
+    assert not again["left"]
+    assert not [line for line in again["lines"] if "compiled" in line]
+    assert again["values"] == first["values"]
 
 
 def test_a_layer_that_is_only_read_serves_as_well(filled, tmp_path):

@@ -40,26 +40,35 @@ SUMMARY = "[0/0] fired linear+gelu; hoisted weight prologue"
 DECISION = "[0/0] fired: linear+gelu"
 
 
-def test_nothing_is_printed_unasked():
-    assert "linear+gelu" not in run()
-
-
+@pytest.mark.slow  # 10 s; the summary is asked for below, too, and nothing is above
 def test_torch_logs_prints_the_summary_of_each_graph():
     said = run(TORCH_LOGS="ipex_inductor")
     assert said.count(SUMMARY) == 1
     assert DECISION not in said
 
 
-@pytest.mark.parametrize("how", ["TORCH_LOGS", "set_logs"])
+@pytest.mark.parametrize("how", ["TORCH_LOGS", pytest.param("set_logs", marks=pytest.mark.slow)])
 def test_every_decision_is_printed_where_asked_for(how):
     said = run(TORCH_LOGS="+ipex_inductor") if how == "TORCH_LOGS" else run(how)
     assert said.count(SUMMARY) == 1
     assert said.count(DECISION) == 1
 
 
-def test_the_structured_trace_has_one_event_a_graph(tmp_path):
-    run(TORCH_TRACE=str(tmp_path))
-    (file,) = tmp_path.iterdir()
+@pytest.fixture(scope="module")
+def unasked(tmp_path_factory):
+    """What is printed where only a trace is asked for, and the trace."""
+    folder = tmp_path_factory.mktemp("trace")
+    said = run(TORCH_TRACE=str(folder))
+    (file,) = folder.iterdir()
+    return said, file
+
+
+def test_nothing_is_printed_unasked(unasked):
+    assert "linear+gelu" not in unasked[0]
+
+
+def test_the_structured_trace_has_one_event_a_graph(unasked):
+    _, file = unasked
     lines = file.read_text().splitlines()
     (at,) = (number for number, line in enumerate(lines) if '"ipex_passes"' in line)
     metadata = json.loads(lines[at].partition("] ")[2])

@@ -1,5 +1,6 @@
 """Packages for levels of x86-64: each with its instructions, refused where a CPU lacks them."""
 
+import functools
 import os
 import shutil
 import subprocess
@@ -51,25 +52,27 @@ class Activated(nn.Module):
 
 @pytest.fixture(scope="module")
 def levelled(tmp_path_factory):
-    """Packages for two levels of x86-64, and what a process makes of the bundle."""
+    """Packages for two levels of x86-64, made when asked for, and what a process makes of one."""
     folder = tmp_path_factory.mktemp("levels")
     model, x = Activated().eval(), torch.randn(8, 64)
     with torch.no_grad():
         torch.save((model.state_dict(), x, model(x)), folder / "saved")
-    before = levels_seen()
-    for name in ("avx2", "avx512"):
-        made_for = [target.described(f"x86-64:{name}")]
-        ipex_inductor.package(model, (x,), folder / name, targets=made_for)
-    both = [target.described(f"x86-64:{name}") for name in ("avx512", "avx2")]
-    ipex_inductor.package(model, (x,), folder / "both", targets=both)
-    assert levels_seen() == before
+    made_for = {name: [target.described(f"x86-64:{name}")] for name in ("avx2", "avx512")}
+    made_for["both"] = [*made_for["avx512"], *made_for["avx2"]]
+
+    @functools.cache
+    def make(name):
+        before = levels_seen()
+        ipex_inductor.package(model, (x,), folder / name, targets=made_for[name])
+        assert levels_seen() == before
 
     def load(bundle, **env):
+        make(bundle)
         command = [sys.executable, "-c", LEVELS, str(folder / bundle), str(folder / "saved")]
         env = os.environ | {"IPEX_HOME": str(folder / "home")} | env
         return subprocess.run(command, env=env, capture_output=True, text=True)
 
-    return SimpleNamespace(folder=folder, load=load)
+    return SimpleNamespace(folder=folder, load=load, make=make)
 
 
 def levels_seen():
@@ -105,6 +108,7 @@ on_x86 = pytest.mark.skipif(
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump")
 def test_another_level_has_that_levels_instructions(levelled, tmp_path):
     found = {}
+    levelled.make("both")
     for name in ("avx2", "avx512"):
         (tmp_path / name).write_bytes(library_of(levelled.folder / "both", f"x86-64:{name}"))
         told = subprocess.run(
@@ -117,7 +121,7 @@ def test_another_level_has_that_levels_instructions(levelled, tmp_path):
 
 
 @on_x86
-@pytest.mark.parametrize("bundle", ["avx2", "both"])
+@pytest.mark.parametrize("bundle", [pytest.param("avx2", marks=pytest.mark.slow), "both"])
 def test_a_cpu_of_the_lower_level_runs_it_without_a_compiler(levelled, bundle):
     done = levelled.load(bundle, ATEN_CPU_CAPABILITY="avx2")
     assert done.returncode == 0, done.stderr[-2000:]
@@ -126,6 +130,7 @@ def test_a_cpu_of_the_lower_level_runs_it_without_a_compiler(levelled, bundle):
 
 
 @on_x86
+@pytest.mark.slow  # 13 seconds; a package for one level alone is refused in test_prebuild.py
 def test_a_level_that_the_cpu_lacks_is_refused(levelled):
     done = levelled.load("avx512", ATEN_CPU_CAPABILITY="avx2")
     assert done.returncode == 1

@@ -128,6 +128,7 @@ def test_no_compiler_fails_and_names_the_packages(monkeypatch, tmp_path):
     assert "set CXX" in found.todo
 
 
+@pytest.mark.slow  # 15 s; each check by itself, what crashes it, and exit codes are below
 def test_no_compiler_makes_the_command_fail_and_nothing_else_crash(tmp_path):
     env = os.environ | {"PATH": "", "CXX": str(tmp_path / "nothing"), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "ipex_inductor", "doctor", "--json"]

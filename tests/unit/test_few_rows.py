@@ -38,9 +38,9 @@ GPUS = ("a100-80gb", "h200", "b200", "mi300x")
 BINARY = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
-def right():
-    """Every shape in every dtype; runs where Triton interprets, as do those below."""
-    for case in few_rows_cases.cases("cpu"):
+def right(whole=False):
+    """Half of the shapes in a dtype each, or all in all; where Triton interprets, as below."""
+    for case in few_rows_cases.cases("cpu", whole):
         few_rows_cases.check(*case, errors=4)
 
 
@@ -72,15 +72,10 @@ def without_the_other_part():
 
 INTERPRETED = """
 import json, traceback
+import sys
 import test_few_rows as mine
 told = {}
-for call in (
-    "right()",
-    "far_apart()",
-    "without_a_term('_ONE_ROW')",
-    "without_a_term('_FEW_ROWS')",
-    "without_the_other_part()",
-):
+for call in sys.argv[1:]:
     try:
         eval(f"mine.{call}")
         told[call] = ""
@@ -90,21 +85,38 @@ print(json.dumps(told))
 """
 
 
-@pytest.fixture(scope="module")
-def interpreted(tmp_path_factory):
-    """What each call raised, in one process in which Triton interprets."""
-    env = {**os.environ, "TRITON_INTERPRET": "1", "IPEX_HOME": str(tmp_path_factory.mktemp("home"))}
+CALLS = (
+    "right()",
+    "far_apart()",
+    "without_a_term('_ONE_ROW')",
+    "without_a_term('_FEW_ROWS')",
+    "without_the_other_part()",
+)
+
+
+def called(home, *calls):
+    """What each raised, in one process in which Triton interprets."""
+    env = {**os.environ, "TRITON_INTERPRET": "1", "IPEX_HOME": str(home)}
     env["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env=env, capture_output=True, text=True, timeout=300
-    )
+    command = [sys.executable, "-c", INTERPRETED, *calls]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory):
+    return called(tmp_path_factory.mktemp("home"), *CALLS)
 
 
 def test_values_against_fp64(interpreted):
     assert all(sum((m == 1) == one_row for m, _, _ in SHAPES) >= 40 for one_row in (True, False))
     assert not interpreted["right()"]
+
+
+@pytest.mark.slow
+def test_all_values_against_fp64(tmp_path):
+    assert not called(tmp_path, "right(True)")["right(True)"]
 
 
 @pytest.mark.parametrize("part", ["_ONE_ROW", "_FEW_ROWS"])
@@ -167,8 +179,11 @@ KINDS = [(tile, dtype) for tile in (*ONE_ROW, *few_rows.ROWS) for dtype in DTYPE
 SOME = [*zip((*ONE_ROW, *few_rows.ROWS), DTYPES * 4, strict=False)]
 
 
-@pytest.mark.parametrize("gpu_name", GPUS)
-@pytest.mark.parametrize(("tile", "dtype"), SOME, ids=str)
+# A second each: on every GPU some, and every tile on one.
+QUICK = [(*each, GPUS[(at + at // 4) % len(GPUS)]) for at, each in enumerate(SOME)]
+
+
+@pytest.mark.parametrize(("tile", "dtype", "gpu_name"), QUICK, ids=str)
 def test_compiled_where_there_is_no_gpu(tile, dtype, gpu_name, tmp_path, monkeypatch):
     monkeypatch.setenv("IPEX_HOME", str(tmp_path))
     within_limits(tile, dtype, gpu_name, tmp_path)

@@ -33,26 +33,31 @@ from ipex_inductor.templates.moments import FASTER, SOURCE, TILE, constants, par
 LAST = torch.channels_last
 
 
-@pytest.fixture(scope="module")
-def interpreted(tmp_path_factory):
+def checked(home, *names):
     """What each check raised, in one process in which Triton interprets."""
-    env = {**os.environ, "TRITON_INTERPRET": "1", "IPEX_HOME": str(tmp_path_factory.mktemp("home"))}
+    env = {**os.environ, "TRITON_INTERPRET": "1", "IPEX_HOME": str(home)}
     env["PYTHONPATH"] = os.pathsep.join(sys.path)
-    done = subprocess.run(
-        [sys.executable, moment_cases.__file__],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    command = [sys.executable, moment_cases.__file__, *names]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("check", ["values", "extremes", "not_finite", "reference"])
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory):
+    return checked(tmp_path_factory.mktemp("home"))
+
+
+@pytest.mark.parametrize("check", ["some_values", "extremes", "not_finite", "reference"])
 def test_values_against_fp64(check, interpreted):
     assert len(moment_cases.SHAPES) >= 40
     assert not interpreted[check]
+
+
+@pytest.mark.slow
+def test_all_values_against_fp64(tmp_path):
+    """In every dtype each shape."""
+    assert not checked(tmp_path, "values")["values"]
 
 
 def test_the_comparison_sees_a_row_that_is_missing(interpreted):
@@ -184,7 +189,11 @@ def refused():
     return [e.reason for e in events if (e.kind, e.subject) == ("missed", rule.NAME)]
 
 
-@pytest.mark.parametrize("how", [{"momentum": 0.3}, {"track_running_stats": False}], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [{"momentum": 0.3}, pytest.param({"track_running_stats": False}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_results_gradients_and_running_statistics(how, on_cpu):
     """As near to fp64 as eager, which rounds as often, or nearly so."""
     model = Net(**how).train().to(memory_format=LAST)
@@ -202,7 +211,7 @@ def test_results_gradients_and_running_statistics(how, on_cpu):
         assert off <= 4 * usual + 1e-6, (name, off, usual)  # a few roundings of sums
 
 
-def test_in_half_precision_the_image_itself_is_read(on_cpu, monkeypatch):
+def test_in_half_precision_the_image_itself_is_read(on_cpu, op_by_op, monkeypatch):
     """What is summed are numbers of 16 bits, from a convolution."""
     seen = []
     inline = rule.inline
@@ -314,14 +323,14 @@ def test_other_gpus_are_left(told, monkeypatch):
 @pytest.mark.parametrize(
     ("train", "options"), [(False, {}), (True, {"rules": "-moments"})], ids=["inference", "off"]
 )
-def test_nothing_is_said_in_inference_or_where_it_is_off(train, options, on_cpu):
+def test_nothing_is_said_in_inference_or_where_it_is_off(train, options, on_cpu, op_by_op):
     model = Net().train(train).to(memory_format=LAST)
     torch.compile(model, backend="ipex", options={"strict": True, **options})(image())
     assert not fired()
     assert not refused()
 
 
-def test_on_a_cpu_nothing_is_said():
+def test_on_a_cpu_nothing_is_said(op_by_op):
     """Nor is anything done."""
     model = Net().train().to(memory_format=LAST)
     torch.compile(model, backend="ipex", options={"strict": True})(image()).sum().backward()

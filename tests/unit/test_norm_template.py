@@ -43,7 +43,7 @@ def test_kernels_compile_where_there_is_no_gpu(dtype, gpu, tmp_path, monkeypatch
 
 # All of `Reading` but the launches: in place of a GPU, Triton's interpreter.
 INTERPRETED = """
-import contextlib, gc, math
+import contextlib, gc, math, sys
 from functools import partial
 from itertools import product
 import numpy
@@ -112,6 +112,9 @@ for name, value in dict(loaded=loaded, Sent=Sent, Room=Room, On=on, chunks_of=ch
 torch.manual_seed(0)
 SIZES, CPU = (1, 64, 129, 0, 203, 1000), torch.device("cpu")
 LARGEST = {dtype: torch.finfo(getattr(torch, dtype)).max for dtype in %r}
+PLANTED = None, math.inf, math.nan, LARGEST["float32"]
+READ = [("float32", planted) for planted in PLANTED] + [(dtype, None) for dtype in [*LARGEST][1:]]
+EVERY = sys.argv[1:] == ["every"]
 
 def read(reading, addresses, clip, divisor, looks, scalars=None, found=None):
     clipped, found = reading.clipped() if clip else None, reading.found() if looks else found
@@ -119,69 +122,70 @@ def read(reading, addresses, clip, divisor, looks, scalars=None, found=None):
     assert not reading._counters.held.any()  # ready for the next launch, and for a graph's replay
     return clipped, found
 
-for dtype in LARGEST:
-    for planted in (None, math.inf, math.nan, LARGEST[dtype]) if dtype == "float32" else (None,):
-        grads = [torch.randn(n).to(getattr(torch, dtype)) for n in SIZES]
-        grads.append(torch.randn(77)[1:] if dtype == "float16" else torch.randn(3))
-        if planted is not None:
-            grads[5][999] = planted
-        tables.clear()
-        launched.clear()
-        reading = norms.Reading(grads, CPU)
-        addresses = norms.array("q", (t.data_ptr() for t in grads))
-        scale = torch.tensor(1024.0)
-        (norm, factor), found = read(reading, addresses, 0.01, scale, True)
-        _, looked = read(reading, addresses, None, scale, True)
-        # One launch for each dtype and alignment, and none beside.
-        assert launched == ["parts"] * 2 * (1 if dtype == "float32" else 2), launched
-        wanted = torch.nn.utils.get_total_norm([t.double() / 1024 for t in grads])
-        finite = planted in (None, LARGEST[dtype])
-        assert found == looked == float(not finite), (dtype, planted, found, looked)
-        if finite and planted and dtype != "float16":
-            wanted = torch.tensor(math.inf)  # of finite numbers: so says torch, in their precision
-        # fp32 sums of 128 squares, then fp64's: some roundings of fp32.
-        assert norm.dtype == (torch.float64 if dtype == "float64" else torch.float32)
-        close = {"atol": 0, "equal_nan": True}
-        torch.testing.assert_close(norm.double(), wanted.double(), rtol=1e-6, **close)
-        clipped = (0.01 / (norm.double() + 1e-6)).clamp(max=1.0)
-        torch.testing.assert_close(factor, clipped, rtol=1e-15, **close)
-        again, _ = read(reading, addresses, 1e30, None, False)
-        whole = torch.nn.utils.get_total_norm([t.double() for t in grads])
-        if planted is None:
-            torch.testing.assert_close(again.norm.double(), whole, rtol=1e-6, atol=0)
-            assert again.factor == 1
+for dtype, planted in READ if EVERY else READ[:2] + READ[3:]:
+    grads = [torch.randn(n).to(getattr(torch, dtype)) for n in SIZES]
+    grads.append(torch.randn(77)[1:] if dtype == "float16" else torch.randn(3))
+    if planted is not None:
+        grads[5][999] = planted
+    tables.clear()
+    launched.clear()
+    reading = norms.Reading(grads, CPU)
+    addresses = norms.array("q", (t.data_ptr() for t in grads))
+    scale = torch.tensor(1024.0)
+    (norm, factor), found = read(reading, addresses, 0.01, scale, True)
+    _, looked = read(reading, addresses, None, scale, True)
+    # One launch for each dtype and alignment, and none beside.
+    assert launched == ["parts"] * 2 * (1 if dtype == "float32" else 2), launched
+    wanted = torch.nn.utils.get_total_norm([t.double() / 1024 for t in grads])
+    finite = planted in (None, LARGEST[dtype])
+    assert found == looked == float(not finite), (dtype, planted, found, looked)
+    if finite and planted and dtype != "float16":
+        wanted = torch.tensor(math.inf)  # of finite numbers: so says torch, in their precision
+    # fp32 sums of 128 squares, then fp64's: some roundings of fp32.
+    assert norm.dtype == (torch.float64 if dtype == "float64" else torch.float32)
+    close = {"atol": 0, "equal_nan": True}
+    torch.testing.assert_close(norm.double(), wanted.double(), rtol=1e-6, **close)
+    clipped = (0.01 / (norm.double() + 1e-6)).clamp(max=1.0)
+    torch.testing.assert_close(factor, clipped, rtol=1e-15, **close)
+    again, _ = read(reading, addresses, 1e30, None, False)
+    whole = torch.nn.utils.get_total_norm([t.double() for t in grads])
+    if planted is None:
+        torch.testing.assert_close(again.norm.double(), whole, rtol=1e-6, atol=0)
+        assert again.factor == 1
 
-        # The scalars of a step in passing are those of a launch of their own, to the bit.
-        kernel = StepKernel("AdamW", ("decoupled_weight_decay", "weight_decay"), "float32", "",
-                            "float32", ("float32", "float32"), "float32", True)
-        made, columns = [], [torch.ones(5) for _ in range(4)]
-        for apart in (True, False):
-            steps = [torch.tensor(float(n)) for n in range(9)]
-            batch = batches_cuda.CountingBatch(kernel, CPU, True)
-            for n, step in enumerate(steps):
-                batch.add([t.data_ptr() for t in columns], 5, step, False, n %% 2)
-            groups = [dict(lr=lr, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1)
-                      for lr in (0.1, torch.tensor(0.3))]
-            batch.prepare()
-            for looks in (True, False):
-                told = torch.tensor(float(not finite))
-                one = norms.Read.__new__(norms.Read)
-                one.clip, one.clipped = 0.01, reading.clipped()
-                one.found_inf = reading.found() if looks else None
-                one._reading, one._divisor, one._addresses = reading, scale, addresses
-                one._done = False
-                around = batches.Scale(1.0, one.clipped.factor, scale, told, one)
-                if apart:
-                    around.written()
-                launched.clear()
-                batch.run(batch.numbers(groups, around), around)
-                parts = 1 if dtype == "float32" else 2
-                assert launched == (["scalars", "step"] if apart else ["parts"] * parts + ["step"])
-                made.append((batch._table.held.clone(), torch.stack(steps), one.clipped.factor))
-                assert one.found_inf in (None, told)
-        torch.testing.assert_close(made[:2], made[2:], rtol=0, atol=0, equal_nan=True)
-        assert made[1][1].tolist() == [n + 2.0 * finite for n in range(9)]
-        print(dtype, planted)
+    print(dtype, planted)
+    if not EVERY and (dtype, planted) not in (("float32", math.inf), ("float16", None)):
+        continue
+    # The scalars of a step in passing are those of a launch of their own, to the bit.
+    kernel = StepKernel("AdamW", ("decoupled_weight_decay", "weight_decay"), "float32", "",
+                        "float32", ("float32", "float32"), "float32", True)
+    made, columns = [], [torch.ones(5) for _ in range(4)]
+    for apart in (True, False):
+        steps = [torch.tensor(float(n)) for n in range(9)]
+        batch = batches_cuda.CountingBatch(kernel, CPU, True)
+        for n, step in enumerate(steps):
+            batch.add([t.data_ptr() for t in columns], 5, step, False, n %% 2)
+        groups = [dict(lr=lr, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1)
+                  for lr in (0.1, torch.tensor(0.3))]
+        batch.prepare()
+        for looks in (True, False):
+            told = torch.tensor(float(not finite))
+            one = norms.Read.__new__(norms.Read)
+            one.clip, one.clipped = 0.01, reading.clipped()
+            one.found_inf = reading.found() if looks else None
+            one._reading, one._divisor, one._addresses = reading, scale, addresses
+            one._done = False
+            around = batches.Scale(1.0, one.clipped.factor, scale, told, one)
+            if apart:
+                around.written()
+            launched.clear()
+            batch.run(batch.numbers(groups, around), around)
+            parts = 1 if dtype == "float32" else 2
+            assert launched == (["scalars", "step"] if apart else ["parts"] * parts + ["step"])
+            made.append((batch._table.held.clone(), torch.stack(steps), one.clipped.factor))
+            assert one.found_inf in (None, told)
+    torch.testing.assert_close(made[:2], made[2:], rtol=0, atol=0, equal_nan=True)
+    assert made[1][1].tolist() == [n + 2.0 * finite for n in range(9)]
 
 reading = norms.Reading([torch.zeros(0), torch.zeros(0)], CPU)  # of nothing somebody says so, too
 (norm, factor), found = read(reading, norms.array("q", (0, 0)), 0.5, None, True)
@@ -193,6 +197,8 @@ for (make, flags, counted), sharded, there in product((
     (partial(Lamb, lr=0.01, weight_decay=0.1), (), "float32"),
     (partial(Lars, lr=0.1, momentum=0.9, weight_decay=0.1, epsilon=1e-3), ("lars", "momentum"), ""),
 ), (False, True), (False, True)):
+    if not EVERY and (sharded == there) == bool(flags):
+        continue
     theirs = [torch.nn.Parameter(torch.randn(n)) for n in SIZES]
     reference, count = make(theirs), 2 if counted else 1
     kernel = StepKernel(make.func.__name__, (*flags, "weight_decay"), "float32", "", "float32",
@@ -237,16 +243,21 @@ gc.unfreeze()
 """
 
 
-def test_a_reading_is_torchs(tmp_path):
+@pytest.mark.parametrize(
+    ("how", "cases"),
+    [("some", 2 + 4 + 4), pytest.param("every", 3 + 4 + 8, marks=pytest.mark.slow)],
+    ids=["some", "every"],
+)
+def test_a_reading_is_torchs(how, cases, tmp_path):
     """Norms and judgements, interpreted on the CPU, of several dtypes and alignments in one."""
     env = {**os.environ, "TRITON_INTERPRET": "1", "IPEX_HOME": str(tmp_path)}
     env["PYTHONPATH"] = os.pathsep.join(sys.path)
     code = INTERPRETED % (DTYPES,)
     done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code, how], env=env, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(done.stdout.splitlines()) == 3 + len(DTYPES) + 8
+    assert len(done.stdout.splitlines()) == cases
 
 
 def test_a_step_whose_scalars_are_no_part_of_a_reading_says_so(monkeypatch):

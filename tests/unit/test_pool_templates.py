@@ -15,6 +15,7 @@ from pool_cases import LAST, RESNET, rendered
 from rendered import usage
 from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
@@ -29,15 +30,23 @@ from ipex_inductor.target import described
 from ipex_inductor.templates import pool as template
 from ipex_inductor.templates.gpu import _module
 
+# Those of ResNet-50 and twelve others have every tile, dtype and kind of window.
+FIRST, ALL = 14, len(pool_cases.CASES)
 
-def test_values_by_the_interpreter(tmp_path):
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [(0, FIRST), pytest.param(FIRST, ALL, marks=pytest.mark.slow)],
+    ids=["some", "others"],
+)
+def test_values_by_the_interpreter(first, last, tmp_path):
     """Against float64, ties, tails, padding and windows over the border among them."""
     env = {**os.environ, "TRITON_INTERPRET": "1", "IPEX_HOME": str(tmp_path)}
     env["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, pool_cases.__file__]
+    command = [sys.executable, pool_cases.__file__, str(first), str(last)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert [int(line) for line in done.stdout.split()] == [0] * len(pool_cases.CASES)
+    assert [int(line) for line in done.stdout.split()] == [0] * (last - first)
 
 
 KERNELS = [
@@ -114,6 +123,21 @@ def on_an_h200(model, x, options=None, monkeypatch=None):
     return [e for e in made.events if e.subject == pool.NAME], codes
 
 
+def told(model, x, monkeypatch):
+    """What the rule decides of the pool; nothing more is compiled."""
+    events, replace = [], pool.replace
+
+    def replace_and_stop(graph, report):
+        replace(graph, report)
+        events.extend(e for e in report.events if e.subject == pool.NAME)
+        raise InterruptedError
+
+    monkeypatch.setattr(pool, "replace", replace_and_stop)
+    with pytest.raises((InterruptedError, BackendCompilerFailed)):
+        on_an_h200(model, x, {"strict": True}, monkeypatch)
+    return events
+
+
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="here is a real GPU")
 
 
@@ -140,8 +164,15 @@ def test_a_training_graph_gets_it(relu, monkeypatch):
     ],
     ids=["contiguous", "dilated", "many", "empty", "off"],
 )
-def test_near_misses_are_inductors(model, x, options, said, monkeypatch):
-    events, codes = on_an_h200(model, x, options, monkeypatch)
+@pytest.mark.parametrize(
+    "whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "with code"]
+)
+def test_near_misses_are_inductors(model, x, options, said, whole, monkeypatch):
+    """Quickly as the rule says; with code where it is not even asked."""
+    if whole or said is None:
+        events, codes = on_an_h200(model, x, options, monkeypatch)
+    else:
+        events, codes = told(model, x, monkeypatch), ()
     assert [e.kind for e in events] == ([] if said is None else ["missed"])
     assert said is None or said in events[0].reason
     assert not any("def triton_tem" in code for code in codes)

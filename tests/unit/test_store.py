@@ -152,7 +152,8 @@ def test_threads_build_once(store):
     assert found == [Entry(META, blob(1))] * 8
 
 
-def test_a_forked_child_goes_on(store, path):
+@pytest.mark.parametrize("count", [12, pytest.param(50, marks=pytest.mark.slow)])
+def test_a_forked_child_goes_on(store, path, count):
     """Though other threads of the parent were making keys, reading and counting meanwhile."""
     store.put(key(1), META, blob(1))
     stop = threading.Event()
@@ -165,7 +166,7 @@ def test_a_forked_child_goes_on(store, path):
     for thread in threads:
         thread.start()
     try:
-        for number in range(2, 52):
+        for number in range(2, 2 + count):
             child = os.fork()
             if not child:
                 signal.alarm(20)

@@ -207,6 +207,7 @@ with described_gpu.device(described("h200")), torch.no_grad(), torch._inductor.c
 """
 
 
+@pytest.mark.slow  # 22 s; how choices are begun and waited for is tested above
 @pytest.mark.skipif(not has_triton_package(), reason="there is no Triton")
 def test_workers_compile_triton_kernels_of_two_choices(tmp_path):
     places = map(str, (TESTS / "unit", TESTS, *sys.path))
