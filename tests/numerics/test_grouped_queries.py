@@ -1,5 +1,7 @@
 """Attention whose queries share keys: repeated ones are not written, and nothing else changes."""
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +10,8 @@ from torch._dynamo.utils import counters
 from torch._subclasses import FakeTensorMode
 
 from ipex_inductor import decisions
-from ipex_inductor.passes import grouped_queries
+from ipex_inductor.inner import copied
+from ipex_inductor.passes import grouped_queries, literals
 from ipex_inductor.prebuild import described as described_gpu
 from ipex_inductor.target import described
 
@@ -163,6 +166,24 @@ def test_sizes_that_vary():
         exact = attend(q.double(), k.double(), v.double(), mask)
         torch.testing.assert_close(compiled(q, k, v, mask).double(), exact, **CLOSE)
     assert fired() == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_exported_graph(way):
+    """What packages are compiled from."""
+
+    class Model(torch.nn.Module):
+        def forward(self, *given):
+            return attention(WAYS[way])(*given)
+
+    given = inputs()
+    module = torch.export.export(Model(), tuple(given)).module()
+    names = grouped_queries.found(module.graph, decisions.GraphReport())
+    made = copied(module, functools.partial(grouped_queries.change, names=names))
+    torch.testing.assert_close(made(*given), module(*given), **CLOSE)
+    kept = [literals.called(node) for node in made.graph.nodes]
+    assert "scaled_dot_product_attention" in kept
+    assert not {"expand", "repeat_interleave", "reshape"} & {*kept}
 
 
 class Cache(torch.nn.Module):
