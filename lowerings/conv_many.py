@@ -13,15 +13,13 @@ from torch._inductor.lowering import register_lowering
 
 from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings import listed
-from ipex_inductor.lowerings.calls import is_channels_last
 from ipex_inductor.lowerings.conv_templates import (
-    NO_TF32,
     both,
     in_a_row,
     ints,
     is_product,
     kernel,
-    why_not_ours,
+    why_not_multiplied,
     with_epilogue,
 )
 from ipex_inductor.lowerings.templated import (
@@ -30,7 +28,6 @@ from ipex_inductor.lowerings.templated import (
     dense,
     facts,
     is_xe,
-    why_no_product,
 )
 from ipex_inductor.lowerings.workload import named
 from ipex_inductor.ops.fprop import rows_of_weight
@@ -48,17 +45,10 @@ def _why_not(problem: Problem) -> str | None:
     x = operands["x"]
     if given["groups"] != 1 or int(x.shape[1]) < conv_fprop.FEWEST_CHANNELS:
         return "it is grouped, or of few channels"
-    reason = why_not_ours(problem)
-    if reason is not None:
+    if reason := why_not_multiplied(problem):
         return reason
-    if x.dtype == "float32":
-        return NO_TF32
-    if no_product := why_no_product(problem.arch, x.dtype):
-        return no_product
     short = int(x.shape[1]) <= streamed.MOST_TERMS and not is_xe(problem.arch)
-    if short and is_product(problem):
-        return "as a streamed product it is faster"
-    return None if is_channels_last(x) else "its input is not channels-last"
+    return "as a streamed product it is faster" if short and is_product(problem) else None
 
 
 def _why_not_fprop(tile: conv_fprop.Tile, problem: Problem) -> str | None:

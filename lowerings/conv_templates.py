@@ -68,6 +68,18 @@ def why_not_ours(problem: Problem) -> str | None:
     return None
 
 
+def why_not_multiplied(problem: Problem) -> str | None:
+    """What no template has that multiplies matrices of many channels."""
+    x = named(problem)["x"]
+    if reason := why_not_ours(problem):
+        return reason
+    if x.dtype == "float32":
+        return NO_TF32
+    if no_product := why_no_product(problem.arch, x.dtype):
+        return no_product
+    return None if is_channels_last(x) else "its input is not channels-last"
+
+
 def both(padding: Any) -> list[int]:
     """Of rows and of columns: "valid" comes as one zero."""
     return [*padding] * 2 if len(padding) == 1 else [*padding]
@@ -261,15 +273,8 @@ def _why_not_grouped(tile: conv_grouped.Tile, problem: Problem) -> str | None:
     x, weight = operands["x"], operands["weight"]
     if given["groups"] == 1 or given["groups"] == x.shape[1] == weight.shape[0]:
         return "it is not in groups of several channels"
-    reason = why_not_ours(problem)
-    if reason is not None:
+    if reason := why_not_multiplied(problem):
         return reason
-    if x.dtype == "float32":
-        return NO_TF32
-    if no_product := why_no_product(problem.arch, x.dtype):
-        return no_product
-    if not is_channels_last(x):
-        return "its input is not channels-last"
     if math.prod(ints(weight.shape[2:])) > conv_grouped.MOST_PLACES:
         return "its window is too large"
     fits = conv_grouped.fits(tile, ints(weight.shape), *ints([given["groups"]]))

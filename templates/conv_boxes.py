@@ -3,8 +3,8 @@
 A block of pixels is a box of images, lines and columns; what a place of the window reads of it is
 another box, which the engine fetches, with zeros where it lies beside the image: no addresses, no
 masks. The weight is the left factor: Triton takes only a right one from where it lies in shared
-memory when it has to be reshaped, as a box is to rows; a left one goes through registers, by which
-all took 1.1 to 1.5 times as long. Programs go through blocks in turns, as in `persistent.py`.
+memory when it has to be reshaped, as a box is to rows; a left one goes through registers. Programs
+go through blocks in turns, as in `persistent.py`.
 """
 
 import itertools

@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.utils import counters
 from torch.fx.node import map_arg
 
 from ipex_inductor.decisions import GraphReport
 from ipex_inductor.passes.literals import Refused, called, example
 from ipex_inductor.passes.scores import same
-from ipex_inductor.passes.source import ATTEND, attentions, user_line
+from ipex_inductor.passes.source import ATTEND, attentions
 from ipex_inductor.passes.traced import (
     after,
     arguments,
@@ -28,6 +27,7 @@ from ipex_inductor.passes.traced import (
     is_fused,
     may_be_written,
     methods,
+    tried,
 )
 
 Node = torch.fx.Node
@@ -57,6 +57,9 @@ class Group:
     times: int
     rows: int
 
+    def __str__(self) -> str:
+        return f"{self.times} heads of queries share keys"
+
     def apart(self) -> Calls:
         """Of queries [B, heads, rows, D], or a mask by heads: [B, heads of keys, all rows, D]."""
         return [("unflatten", 1, (-1, self.times)), ("flatten", 2, 3)]
@@ -81,22 +84,9 @@ class Group:
 
 def found(graph: torch.fx.Graph, report: GraphReport, off: Collection[str] = ()) -> set[str]:
     """The names of calls whose keys and values need not be repeated; says so of each."""
-    names: set[str] = set()
-    for node in [] if {"*", NAME} & {*off} else attentions(graph):
-        try:
-            group = _group(node)
-            if group is None:
-                continue
-            _check(node, group)
-        except Refused as refused:
-            report.add("missed", NAME, str(refused), user_line(node))
-        except Exception as error:  # no attention is worth all the other rules
-            report.add("missed", NAME, f"{type(error).__name__}: {error}", user_line(node))
-        else:
-            names.add(node.name)
-            report.add("fired", NAME, f"{group.times} heads of queries share keys", user_line(node))
-            counters["ipex"][NAME] += 1
-    return names
+    on = not {"*", NAME} & {*off}
+    nodes = attentions(graph) if on else ()
+    return {node.name for node in nodes if tried(NAME, _shared, node, report)}
 
 
 def change(graph: torch.fx.Graph, names: Collection[str]) -> None:
@@ -133,6 +123,14 @@ def _remove(node: Node, first: Node) -> None:
         node = before
 
 
+def _shared(node: Node) -> Group | None:
+    """The group of a call that may be rewritten. Raises `Refused`."""
+    group = _group(node)
+    if group is not None:
+        _check(node, group)
+    return group
+
+
 def _group(node: Node) -> Group | None:
     """What repeats its keys and values alike, where few queries share them; else None."""
     call = arguments(node)
@@ -164,7 +162,7 @@ def _repeated(node: Any) -> tuple[Node, int] | None:
     wide, one, first = (next(chain, None) for _ in range(3))
     if node is None or wide is None or one is None or first is None:
         return None
-    kinds = called(node) in JOINS, called(wide) == "expand", _adds_third(one)
+    kinds = called(node) in JOINS, called(wide) == "expand", _only_adds(one)
     shapes = [tuple(example(n).shape) for n in (node, wide, one, first)]
     if not all(kinds) or [*map(len, shapes)] != [4, 5, 5, 4]:
         return None
@@ -188,14 +186,14 @@ def _sources(node: Any) -> Iterator[Node]:
         node = node.args[0] if node.args else None
 
 
-def _adds_third(node: Node) -> bool:
-    """Whether it is `x[:, :, None, ...]` or `x.unsqueeze(2)`, of four dimensions."""
-    name, *rest = called(node), *node.args[1:]
-    if name == "unsqueeze":
-        return rest in ([2], [-3])
-    places = rest[0] if name == "getitem" and isinstance(rest[0], tuple) else ()
-    whole = [place is Ellipsis or place == slice(None) for place in places]
-    return len(places) > 2 and places[2] is None and all(whole[:2] + whole[3:])
+def _only_adds(node: Node) -> bool:
+    """Whether it is `x.unsqueeze(...)`, or `x[...]` of whole dimensions; shapes say where."""
+    if called(node) == "unsqueeze":
+        return True
+    places = node.args[1] if called(node) == "getitem" else None
+    return isinstance(places, tuple) and all(
+        place is None or place is Ellipsis or place == slice(None) for place in places
+    )
 
 
 def _check(node: Node, group: Group) -> None:

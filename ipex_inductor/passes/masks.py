@@ -5,13 +5,12 @@ fused kernel for it, forward and backward, may hang on the mask. What masks hold
 inputs, or of sizes that vary, is not known. Attention by hand is for `scores`.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.utils import counters
 from torch.fx.node import map_arg
 
 from ipex_inductor.decisions import GraphReport
@@ -21,8 +20,15 @@ from ipex_inductor.passes.fused_kernels import (
     side_by_side_calls,
 )
 from ipex_inductor.passes.literals import Refused, example, value
-from ipex_inductor.passes.source import attentions, user_line
-from ipex_inductor.passes.traced import arguments, attended, is_fused, may_be_written, methods
+from ipex_inductor.passes.source import attentions
+from ipex_inductor.passes.traced import (
+    arguments,
+    attended,
+    is_fused,
+    may_be_written,
+    methods,
+    tried,
+)
 
 Node = torch.fx.Node
 aten = torch.ops.aten
@@ -40,6 +46,9 @@ class Change(Enum):
     DROPPED = "it hides nothing"
     CAUSAL = "is_causal says the same"
     COPIED = "copied: torch has no fused kernel for a mask whose columns lie apart"
+
+    def __str__(self) -> str:
+        return self.value
 
 
 def found(
@@ -63,31 +72,13 @@ def found(
     for node in filter(_is_masked, attentions(graph)):
         for name, rule in on.items():
             if node.name not in calls:
-                change = _tried(name, rule, node, report)
+                change = tried(name, rule, node, report)
                 calls |= {node.name: change} if change else {}
     return calls
 
 
 def _is_masked(attention: Node) -> bool:
     return isinstance(arguments(attention).get("attn_mask"), Node)
-
-
-def _tried(
-    name: str, rule: Callable[[Node], "Change | None"], node: Node, report: GraphReport
-) -> Change | None:
-    """What a rule makes of a call, said in the report."""
-    try:
-        change = rule(node)
-    except Refused as refused:
-        report.add("missed", name, str(refused), user_line(node))
-        return None
-    except Exception as error:  # no mask is worth all the other rules
-        report.add("missed", name, f"{type(error).__name__}: {error}", user_line(node))
-        return None
-    if change is not None:
-        report.add("fired", name, change.value, user_line(node))
-        counters["ipex"][name] += 1
-    return change
 
 
 def change(graph: torch.fx.Graph, calls: Mapping[str, Change]) -> None:

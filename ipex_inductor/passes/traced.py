@@ -1,19 +1,22 @@
-"""Dynamo's graph, which writes to tensors in place: who may write, attention's calls, new nodes."""
+"""Dynamo's graph, which writes to tensors in place: rules on attention's calls, who may write."""
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from ipex_inductor.decisions import GraphReport
 from ipex_inductor.passes.fused_kernels import Kernels
 from ipex_inductor.passes.literals import Refused, example
-from ipex_inductor.passes.source import ATTEND
+from ipex_inductor.passes.source import ATTEND, user_line
 
 Node = torch.fx.Node
+T = TypeVar("T")
 
 # What writes to its first argument is called so, or like a method with "_" behind.
 PYTHONS = frozenset(dir(operator))  # iadd, and_ ...
@@ -27,6 +30,22 @@ ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 def arguments(attention: Node) -> dict[str, Any]:
     """What a call of torch's attention is given, by name."""
     return dict(zip(ARGUMENTS, attention.args, strict=False)) | attention.kwargs
+
+
+def tried(rule: str, find: Callable[[Node], T | None], node: Node, report: GraphReport) -> T | None:
+    """What `find` makes of a call, whose text is said in the report; raises nothing."""
+    try:
+        found = find(node)
+    except Refused as refused:
+        report.add("missed", rule, str(refused), user_line(node))
+        return None
+    except Exception as error:  # no attention is worth all the other rules
+        report.add("missed", rule, f"{type(error).__name__}: {error}", user_line(node))
+        return None
+    if found is not None:
+        report.add("fired", rule, str(found), user_line(node))
+        counters["ipex"][rule] += 1
+    return found
 
 
 def attended(given: Mapping[str, Any], seen_by: AbstractContextManager[Any] = _NOBODY) -> Tensor:

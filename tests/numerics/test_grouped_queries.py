@@ -247,9 +247,20 @@ def tiled(x):
     return x[:, None].expand(B, TIMES, KEYS, TOKENS, D).reshape(B, HEADS, TOKENS, D)
 
 
+def swapped(x):
+    """Not the heads as they stand."""
+    x = x[:, [1, 0], None].expand(B, KEYS, TIMES, TOKENS, D)
+    return x.reshape(B, HEADS, TOKENS, D)
+
+
 NOT = {
+    "swapped": (attention(swapped), 1, None),
     "tiled": (attention(tiled), 1, None),
-    "of tokens": (attention(lambda x: x.repeat_interleave(TIMES, dim=2)[:, [0] * HEADS]), 1, None),
+    "of tokens": (
+        lambda q, k, v: attention(lambda x: x.repeat_interleave(TIMES, dim=2))(q[:, :KEYS], k, v),
+        1,
+        None,
+    ),
     "values otherwise": (other_times, 1, None),
     "told of, where torch has a kernel": (attention(lambda x: x, enable_gqa=True), 1, None),
     "as many heads": (lambda q, k, v: attention(lambda x: x)(q[:, :KEYS], k, v), 1, None),
@@ -258,6 +269,20 @@ NOT = {
     "dropped": (attention(dropout_p=0.5), 1, "other numbers"),
     "written between": (written_between, 1, "may be written"),
 }
+
+
+def test_as_many_groups_as_heads_of_keys():
+    """Then heads all over again have the very shapes of each by itself, and other keys."""
+
+    def attend(q, k, v):
+        batch, heads, tokens, width = k.shape
+        again = [x[:, None].expand(batch, 2, heads, tokens, width) for x in (k, v)]
+        return F.scaled_dot_product_attention(
+            q, *(x.reshape(batch, 4, tokens, width) for x in again)
+        )
+
+    q, k, v = torch.randn(B, 4, 1, D), *torch.randn(2, B, 2, TOKENS, D)
+    check(attend, [q, k, v], times=0)
 
 
 @pytest.mark.parametrize("name", NOT)
