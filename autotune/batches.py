@@ -13,10 +13,10 @@ from ipex_inductor.autotune.record import Operand, Problem, encode
 # How many times more or less may say something. Of a convolution any: its images are large. Few
 # rows of a linear layer leave multiprocessors idle where many do not.
 FARTHEST = {"ipex.conv.default": math.inf, "ipex.linear.default": 2.0}
-FARTHEST |= {"ipex.conv_weight_grad.default": math.inf}
-WORDS = {"ipex.conv.default": "a batch of {}", "ipex.linear.default": "{} rows"}
-WORDS |= {"ipex.conv_weight_grad.default": "a batch of {}"}
-WEIGHT = {"ipex.conv_weight_grad.default": 2}  # which operand it is, else the second
+FARTHEST |= {"ipex.conv_weight_grad.default": math.inf, "ipex.conv_shortcut.default": math.inf}
+WORDS = dict.fromkeys(FARTHEST, "a batch of {}") | {"ipex.linear.default": "{} rows"}
+# Which operands they are, else the second.
+WEIGHTS = {"ipex.conv_weight_grad.default": (2,), "ipex.conv_shortcut.default": (1, 4)}
 Batches = Mapping[bytes, Sequence[tuple[int, bytes]]]
 
 
@@ -32,8 +32,8 @@ def family(problem: Problem) -> tuple[bytes, int] | None:
     if problem.op not in FARTHEST or problem.symbols or not leading or numbers != [*leading]:
         return None
     without = _without_batch if images else _without_rows
-    operands, weight = enumerate(problem.operands), WEIGHT.get(problem.op, 1)
-    rest = tuple(o if i == weight else without(o, (*numbers,)) for i, o in operands)
+    operands, weights = enumerate(problem.operands), WEIGHTS.get(problem.op, (1,))
+    rest = tuple(o if i in weights else without(o, (*numbers,)) for i, o in operands)
     return encode(replace(problem, operands=rest)), math.prod(numbers)
 
 

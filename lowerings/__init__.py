@@ -34,6 +34,7 @@ def _register() -> None:
         persistent,
         pool,
         short_attention,
+        shortcut,
         streamed,
         winograd,
     )
@@ -51,5 +52,6 @@ def _register() -> None:
     persistent.register()
     pool.register()
     short_attention.register()
+    shortcut.register()
     streamed.register()
     winograd.register()

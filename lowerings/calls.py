@@ -24,7 +24,7 @@ class Call:
     epilogue to Inductor, whatever that is. A template of ours has `parameters`, and the digest of
     its source as `version`. `arrange` takes the arguments too, and makes of the weight alone what
     `body` takes before all others. `ready` says why it is not to be had on a device, "" if it is;
-    it is asked of what was chosen.
+    it is asked of what was chosen. `apart`: chosen, it leaves a graph of several ops as it is.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Call:
     version: str = ""
     arrange: Callable[..., Tensor] | None = None
     ready: Callable[[Problem, torch.device], str] | None = None
+    apart: bool = False
 
     @property
     def choice(self) -> Choice:

@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from ipex_inductor.autotune.record import Choice, Problem, encode
 from ipex_inductor.autotune.select import Selection, lookup, nearest
-from ipex_inductor.lowerings import conv, conv_weight, linear, listed, sycl_model
+from ipex_inductor.lowerings import conv, conv_weight, linear, listed, shortcut, sycl_model
 from ipex_inductor.lowerings.calls import Call
 from ipex_inductor.lowerings.settings import settings_of
 from ipex_inductor.lowerings.workload import problem_of
@@ -21,6 +21,7 @@ Body = Callable[..., Tensor]
 
 CALLS: dict[str, tuple[Call, ...]] = {
     str(torch.ops.ipex.conv.default): conv.CALLS,
+    str(torch.ops.ipex.conv_shortcut.default): shortcut.CALLS,
     str(torch.ops.ipex.conv_weight_grad.default): conv_weight.CALLS,
     str(torch.ops.ipex.linear.default): linear.CALLS,
 }
@@ -103,8 +104,8 @@ def _taken(
     chosen: Call, usual: Call, problem: Problem, device: torch.device, reason: str
 ) -> tuple[Body | None, str, str]:
     """What was chosen, if it is to be had on `device`."""
-    if chosen is usual:
-        return None, "choice", reason
+    if chosen is usual or chosen.apart:
+        return None, "choice", f"apart, {reason}" if chosen.apart else reason
     if chosen.ready is not None and (lacking := chosen.ready(problem, device)):
         return None, "missed", f"{usual.name}: {chosen.name} is not to be had: {lacking}"
     return chosen.whole, "choice", reason

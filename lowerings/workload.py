@@ -72,17 +72,18 @@ def mark(problem: Problem, inputs: Sequence[Tensor]) -> None:
 
 
 def inputs_of(problem: Problem, device: torch.device, seed: int) -> list[Tensor]:
-    """Random operands, one factor scaled so that the product is of the size of all others.
+    """Random operands, one factor scaled so that each product is of the size of all others.
 
     Or a bias would hide it, an epilogue flatten it, and a low precision overflow.
     """
     generator = torch.Generator(device).manual_seed(seed)
     operands = [_random(o, device, generator) for o in problem.operands]
-    last, terms = _summed(problem)
-    if operands[last].is_floating_point() and terms > 1:
-        factor = operands[last]
-        own = [1 if not step else n for n, step in zip(factor.shape, factor.stride(), strict=True)]
-        factor.as_strided(own, factor.stride()).div_(math.sqrt(terms))
+    for number, terms in _summed(problem):
+        factor = operands[number]
+        if factor.is_floating_point() and terms > 1:
+            steps = factor.stride()
+            own = [n if step else 1 for n, step in zip(factor.shape, steps, strict=True)]
+            factor.as_strided(own, steps).div_(math.sqrt(terms))
     return operands
 
 
@@ -330,14 +331,16 @@ def _random(operand: Operand, device: torch.device, generator: torch.Generator) 
     return result
 
 
-def _summed(problem: Problem) -> tuple[int, int]:
-    """The number of the operand that is multiplied last, and how many products a sum is of."""
+def _summed(problem: Problem) -> list[tuple[int, int]]:
+    """The operand that is multiplied last, and how many products a sum is of: of each product."""
     packet = problem.op.split(".")[1]
+    if packet == "conv_shortcut":
+        return [(i, int(problem.operands[i].shape[1])) for i in (1, 4)]
     last = _LAST_FACTOR.get(packet, 0)
     shape = [int(n) for n in problem.operands[last].shape]
     if packet == "conv_weight_grad":  # of all pixels
-        return last, shape[0] * math.prod(shape[2:])
-    return last, math.prod(shape[1:]) if packet in _BY_ROWS else shape[-2] if last else 1
+        return [(last, shape[0] * math.prod(shape[2:]))]
+    return [(last, math.prod(shape[1:]) if packet in _BY_ROWS else shape[-2] if last else 1)]
 
 
 _LAST_FACTOR = {"mm": 1, "bmm": 1, "addmm": 2, "baddbmm": 2, "convolution": 1}

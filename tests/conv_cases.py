@@ -13,6 +13,7 @@ from ipex_inductor.templates import (
     persistent,
     streamed,
 )
+from ipex_inductor.templates.shortcut import BOXES_TILES, STREAMED_TILES
 
 
 def case(x, weight, tile, **given):
@@ -246,6 +247,56 @@ CASES += [streaming(*STREAMED[0], planted=700), streaming(*STREAMED[6], moved=Tr
 CASES += [streaming(*STREAMED[1], programs=99)]  # a block each, and no more
 
 
+# What is multiplied, the channels that are made, what is multiplied beside it, the stride there.
+SHORTCUTS = [
+    ([2, 64, 12, 11], 64, [2, 32, 12, 11], [1, 1]),
+    ([1, 64, 16, 16], 256, [1, 128, 32, 32], [2, 2]),
+    ([3, 128, 9, 13], 130, [3, 16, 18, 26], [2, 2]),
+    ([1, 16, 1, 2], 3, [1, 16, 1, 2], [1, 1]),
+    ([5, 96, 8, 8], 97, [5, 48, 8, 16], [1, 2]),
+    ([1, 32, 1, 64], 128, [1, 80, 3, 64], [3, 1]),
+    ([4, 16, 16, 9], 300, [4, 64, 32, 18], [2, 2]),
+    ([2, 112, 7, 7], 61, [2, 144, 14, 14], [2, 2]),
+    ([7, 48, 3, 19], 67, [7, 32, 3, 19], [1, 1]),
+    ([1, 256, 5, 5], 7, [1, 320, 10, 10], [2, 2]),
+]
+# Streamed, of any channels, and strides that leave a line or a column.
+UNEVEN = [
+    ([1, 3, 7, 5], 2, [1, 2, 13, 10], [2, 2]),
+    ([2, 17, 11, 13], 61, [2, 33, 21, 25], [2, 2]),
+    ([1, 31, 4, 9], 19, [1, 65, 10, 9], [3, 1]),
+    ([1, 1, 1, 2], 3, [1, 1, 1, 2], [1, 1]),
+    ([2, 5, 23, 3], 33, [2, 300, 23, 6], [1, 2]),
+]
+
+
+def shortened(x, columns, beside, stride, kind="streamed", tile=None, **given):
+    usual = {"streamed": (64, 64, 4, 2, 1), "boxes": (64, 64, 4, 2)}
+    tile = [*(tile or usual[kind])]
+    weights = {"other": [columns, beside[1], 1, 1], "source": beside, "kind": kind}
+    how = {"template": "shortcut", "warps": tile[2], "stride": stride, **weights, **given}
+    return case(x, [columns, x[1], 1, 1], tile, **how)
+
+
+CASES += [
+    shortened(*shape, kind, dtype=dtype)
+    for kind, shapes in (("streamed", [*SHORTCUTS, *UNEVEN]), ("boxes", SHORTCUTS))
+    for shape, dtype in itertools.product(shapes, ("float32", "float16"))
+]
+CASES += [
+    shortened(*SHORTCUTS[2], kind, vars(tile).values())
+    for kind, tiles in (("streamed", STREAMED_TILES), ("boxes", BOXES_TILES))
+    for tile in tiles
+]
+CASES += [
+    shortened(*SHORTCUTS[2], kind, planted=place)
+    for kind in ("streamed", "boxes")
+    for place in (700, 7 * 16)  # a pixel that is read, and one that is not
+]
+CASES += [
+    shortened(*SHORTCUTS[n], kind, programs=99) for n, kind in ((0, "streamed"), (1, "boxes"))
+]
+
 # The same of sizes that a copy engine takes: rows of whole vectors.
 PERSISTENT = [
     ([1, 64, 12, 11], 64),
@@ -297,6 +348,7 @@ def drawn(seed):
     yield streaming(image, draw.randint(1, 300), dtype=dtype)
     whole = [image[0], -(-image[1] // 8) * 8, *image[2:]]
     yield persistently(whole, draw.randint(1, 200), dtype=dtype)
+    yield shortened(image, draw.randint(1, 200), [image[0], draw.randint(1, 90), *sides], [1, 1])
     yield of_many(image, [draw.randint(1, 90), image[1], *places], dilation=dilation, **around)
     by = [draw.randint(1, 2) for _ in "hw"]
     even = [-(-side // step) * step for side, step in zip(sides, by, strict=True)]

@@ -145,6 +145,17 @@ def stem_weight(x, grad, case, stride, padding, dilation):
     return conv_stem_weight.SOURCE, constants, grad, (constants["PROGRAMS"], constants["BLOCKS"])
 
 
+def shortcut(x, source, columns, case):
+    """Text, constants and blocks, as the others; `source` is read in steps of the case's stride."""
+    from ipex_inductor.templates import conv_boxes, shortcut, streamed
+
+    boxed = case["kind"] == "boxes"
+    tile = (conv_boxes if boxed else streamed).Tile(*case["tile"])
+    sizes = len(x), x.shape[1:], source.shape[1:], columns, case["stride"]
+    constants = shortcut.constants(*sizes, tile, case.get("programs", 2))
+    return shortcut.BOXES if boxed else shortcut.STREAMED, constants, (constants["PROGRAMS"],)
+
+
 # For each template: text, constants, the weight as it takes it, the grid.
 READY = {"stem": stem, "depthwise": depthwise, "fprop": fprop, "boxes": boxes}
 READY |= {"grouped": grouped, "strips": depthwise, "stem_weight": stem_weight}
@@ -153,6 +164,26 @@ READY |= {"streamed": streaming, "persistent": persistently}
 
 def compiled(template, dtype, gpu, given, epilogue=True):
     """The stand-alone kernel by Triton, for a GPU that is not here."""
+    text, constants, *_ = given
+    columns = "OUT_C" if "OUT_C" in constants else "CHANNELS"
+    rendered = source(text, {**constants, "ALLOW_TF32": True}, constants[columns], epilogue)
+    return binary(rendered, signature(("X", "W"), dtype), template, gpu)
+
+
+def shortcut_compiled(kind, sizes, tile, dtype, gpu):
+    """The same of a block's end: image, columns, image of the shortcut, its stride."""
+    import torch
+
+    image, columns, beside, *stride = sizes
+    x, other = (torch.empty(size, device="meta") for size in (image, beside))
+    case = {"kind": kind, "tile": [*vars(tile).values()], "stride": [*stride, 1][:1] * 2}
+    text, constants, _ = shortcut(x, other, columns, case | {"programs": 132})
+    rendered = source(text, {**constants, "ALLOW_TF32": True}, columns, epilogue=False)
+    return binary(rendered, signature(("X", "W", "S", "P"), dtype), tile, gpu)
+
+
+def binary(rendered, types, template, gpu):
+    """What Triton makes of a module's kernel, whose tensors begin at multiples of 16 bytes."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -161,10 +192,6 @@ def compiled(template, dtype, gpu, given, epilogue=True):
     from ipex_inductor.templates.gpu import _module
 
     target = described(gpu)
-    text, constants, _, _ = given
-    columns = "OUT_C" if "OUT_C" in constants else "CHANNELS"
-    rendered = source(text, {**constants, "ALLOW_TF32": True}, constants[columns], epilogue)
-    types = signature(("X", "W"), dtype)
     arch = int(target.arch[3:]) if target.kind == "cuda" else target.arch
     with triton.knobs.cache.scope():
         return triton.compile(
@@ -245,6 +272,43 @@ def error(case, device="cpu"):
     return float(off)
 
 
+def error_of_shortcut(case, device="cpu"):
+    """The same of two products that are added."""
+    import torch
+
+    from ipex_inductor.templates.gpu import _module
+
+    dtype = getattr(torch, case["dtype"])
+    torch.manual_seed(0)
+    x, beside, weight, projection = (
+        torch.randn(case[name]).to(device, dtype) for name in ("x", "source", "weight", "other")
+    )
+    x, beside = (t.to(memory_format=torch.channels_last) for t in (x, beside))
+    if case.get("planted") is not None:  # in what is read, and in what the stride leaves out
+        beside.as_strided([beside.numel()], [1])[case["planted"]] = float("inf")
+        projection = projection.abs() + 1
+    wide = [t.double() for t in (x, weight, beside, projection)]
+    exact = torch.conv2d(*wide[:2]) + torch.conv2d(*wide[2:], None, case["stride"])
+    wanted = exact.permute(0, 2, 3, 1).reshape(-1, weight.shape[0])
+    bias = torch.randn(weight.shape[0]).to(device, dtype)
+    wanted = torch.relu(wanted + bias.double())
+    text, constants, blocks = shortcut(x, beside, weight.shape[0], case)
+    out = torch.full(wanted.shape, float("nan"), dtype=dtype, device=device)
+    given = {**constants, "ALLOW_TF32": False}
+    kernel = _module(source(text, given, out.shape[1]))["kernel"]
+    warps = {} if device == "cpu" else {"num_warps": case["warps"]}
+    if device != "cpu":
+        import triton
+
+        triton.set_allocator(lambda size, *_: torch.empty(size, dtype=torch.int8, device=device))
+    factors = weight.flatten(1).contiguous(), beside, projection.flatten(1).contiguous()
+    kernel[blocks](x, *factors, bias, torch.zeros_like(out), out, **warps)
+    finite = wanted.isfinite()
+    assert torch.equal(finite, out.isfinite()), "other elements are not finite"
+    off = (out.double() - wanted)[finite].abs().max() / wanted[finite].abs().max()
+    return float(off)
+
+
 def error_of_weight(case, device="cpu"):
     """The same of a weight's gradient: parts into memory full of NaN, added up."""
     import torch
@@ -285,11 +349,13 @@ def error_of_weight(case, device="cpu"):
     return float((result - wanted).abs().max() / wanted.abs().max())
 
 
+ERRORS = {"stem_weight": error_of_weight, "shortcut": error_of_shortcut}
+
+
 def main():
     """A line for each case: its number and error."""
     for number, case in enumerate(json.loads(Path(sys.argv[1]).read_text())):
-        of = error_of_weight if case["template"] == "stem_weight" else error
-        print(number, of(case), flush=True)
+        print(number, ERRORS.get(case["template"], error)(case), flush=True)
 
 
 if __name__ == "__main__":

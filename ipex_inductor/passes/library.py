@@ -40,6 +40,8 @@ EPILOGUES = {
 SYCL = "xpu"
 SYCL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
+SHORTCUT = "conv|conv+add+relu"  # of both convolutions, in one kernel
+
 # So many rows may be multiplied by a template of ours, behind which Inductor fuses any activation.
 FEW_ROWS = 32
 
@@ -88,6 +90,9 @@ def place(
             if _is_layer(node, weights):
                 _adopt_layer(node)
     traced: dict[Any, torch.fx.GraphModule] = {}  # a model repeats its layers
+    for node in graph.find_nodes(op="call_function", target=torch.ops.ipex.conv.default):
+        if _ends_in_shortcut(node, weights):
+            _place_shortcut(graph, node, choose, table, report, traced)
     for node in list(graph.nodes):
         if node.target not in REFERENCES or node.meta["val"].device.type == "cpu":
             continue
@@ -220,32 +225,99 @@ def _adopt_layer(node: Node) -> None:
     node.args = (x, weight, bias[0] if bias else None, None, "none", "none", [], False)
 
 
+def _place_shortcut(
+    graph: torch.fx.Graph,
+    node: Node,
+    choose: Choose,
+    table: Table,
+    report: GraphReport,
+    traced: dict[Any, torch.fx.GraphModule],
+) -> None:
+    """Replace `node` and the shortcut that it adds by one call, if that was chosen."""
+    x, weight, bias, other, *_ = node.args
+    source, projection, own, stride, *_ = other.args  # type: ignore[union-attr]
+    with graph.inserting_before(node):
+        args = (x, weight, bias or own, source, projection, stride)
+        ours = graph.call_function(torch.ops.ipex.conv_shortcut.default, args)
+    ours.meta = dict(node.meta)
+    node.replace_all_uses_with(ours)  # what follows it is part of the problem
+    body, kind, reason = choose(ours)
+    report.add(kind, SHORTCUT, reason, user_line(node))
+    if body is None:
+        ours.replace_all_uses_with(node)
+        graph.erase_node(ours)
+        return
+    if own is not None:
+        with graph.inserting_before(ours):
+            ours.args = (x, weight, _total(graph, bias, own), source, projection, stride)
+    graph.erase_node(node)
+    graph.erase_node(other)  # type: ignore[arg-type]
+    inline(graph, ours, body, table, traced, origins=True)
+
+
+def _ends_in_shortcut(node: Node, weights: Container[Node]) -> bool:
+    """Whether `node` adds a convolution of one pixel to one of its own: one kernel may do both."""
+    if node.meta["val"].device.type in ("cpu", SYCL) or not _adds_convolution(node, weights):
+        return False
+    weight, bias, other, *window, _, unary, _, _ = node.args[1:]
+    projection, own, *window_of_other = other.args[1:]  # type: ignore[union-attr]
+    given = (weight, window), (projection, window_of_other)
+    pixels = all(_is_of_pixels(w.meta["val"], around) for w, around in given)  # type: ignore[union-attr]
+    made, added = node.meta["val"], other.meta["val"]  # type: ignore[union-attr]
+    known = all(isinstance(size, int) for size in (*made.shape, *added.shape))
+    alike = known and (made.shape, made.dtype) == (added.shape, added.dtype)
+    biased = bias is not None or own is not None
+    stride: Any = window[0]
+    return pixels and alike and biased and unary == "relu" and [*stride] == [1, 1]
+
+
+def _is_of_pixels(weight: Tensor, window: Any) -> bool:
+    """Whether a convolution over a plane with that weight reads a pixel for each that it makes."""
+    stride, padding, _, transposed, _, groups = window
+    if weight.dim() != 4 or len(stride) != 2 or transposed or groups != 1:
+        return False
+    known = all(isinstance(size, int) for size in weight.shape)
+    return known and {*weight.shape[2:]} == {1} and {*padding} == {0}
+
+
 def _takes_bias(node: Node, weights: Container[Node]) -> bool:
     """Whether `node` adds a convolution that nobody else reads, whose bias it may add with its own.
 
     cuDNN adds the bias of a convolution without a relu in a kernel of its own.
     """
-    if node.target is not torch.ops.ipex.conv.default:
+    return _adds_convolution(node, weights) and node.args[3].args[2] is not None  # type: ignore[union-attr]
+
+
+def _adds_convolution(node: Node, weights: Container[Node]) -> bool:
+    """Whether it adds a convolution that nobody else reads; the biases, if there are, may be added.
+
+    Those are known not to change.
+    """
+    if node.target is not torch.ops.ipex.conv.default or node.args[-4] != "add":
         return False
     bias, other = node.args[2:4]
     if not isinstance(other, Node) or other.target is not aten.convolution.default:
         return False
     own = other.args[2]
-    known = own in weights and (bias is None or bias in weights)
-    alone = len(other.users) == 1 and other not in node.args[:2]
-    return own is not None and known and alone
+    known = own is None or (own in weights and (bias is None or bias in weights))
+    return known and len(other.users) == 1 and other not in node.args[:2]
 
 
 def _take_bias(graph: torch.fx.Graph, node: Node) -> None:
     x, weight, bias, other, *rest = node.args
     assert isinstance(other, Node)
-    own: Any = other.args[2]
     with graph.inserting_before(node):
-        if bias is not None:
-            total = _call(graph, aten.add.Tensor, _exact(graph, bias), _exact(graph, own))
-            own = _call(graph, prims.convert_element_type.default, total, own.meta["val"].dtype)
+        total = _total(graph, bias, other.args[2])
     other.args = (*other.args[:2], None, *other.args[3:])
-    node.args = (x, weight, own, other, *rest)
+    node.args = (x, weight, total, other, *rest)
+
+
+def _total(graph: torch.fx.Graph, bias: Any, own: Any) -> Node:
+    """Both biases as one, rounded once."""
+    if bias is None:
+        return own  # type: ignore[no-any-return]
+    total = _call(graph, aten.add.Tensor, _exact(graph, bias), _exact(graph, own))
+    return _call(graph, prims.convert_element_type.default, total, own.meta["val"].dtype)
 
 
 def _exact(graph: torch.fx.Graph, bias: Any) -> Node:

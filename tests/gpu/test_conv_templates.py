@@ -7,16 +7,13 @@ import torch
 import torch.nn.functional as F
 from conv_cases import CLOSE, COMPILED
 from helpers import code_of
-from records import PROVENANCE, timed
-from rendered import error
+from records import plant
+from rendered import ERRORS, error
 from torch import nn
 
 from ipex_inductor import decisions, target
 from ipex_inductor.autotune import measure
-from ipex_inductor.autotune.database import Shard
 from ipex_inductor.autotune.measure import Candidate
-from ipex_inductor.autotune.record import Record
-from ipex_inductor.choices import problems_of
 from ipex_inductor.lowerings import compiling, library, selection, settings, shapes, tuner
 
 pytestmark = pytest.mark.gpu
@@ -57,7 +54,7 @@ def test_values(number):
     case = COMPILED[number]
     # In bf16 one rounding, of what is no larger than the largest exact value.
     close = {**CLOSE, "bfloat16": 4e-3}
-    assert error(case, "cuda") <= close[case["dtype"]], case
+    assert ERRORS.get(case["template"], error)(case, "cuda") <= close[case["dtype"]], case
 
 
 HALVES = ("bfloat16", "float16")  # of many channels fp32 is left to libraries
@@ -99,20 +96,6 @@ class Net(nn.Module):
         return F.silu(self.separate(x))
 
 
-def plant(database, model, x):
-    """Records that say our templates are the fastest."""
-    shard = Shard(database)
-    found = [p for p in problems_of(lambda: model(x)) if p.op in library.CALLS]
-    for problem in found:
-        calls = library.calls(problem)
-        times = (timed(c.choice, 50.0 if c.parameters else 100.0, noise=0.001) for c in calls)
-        shard.append(Record(problem, tuple(times), PROVENANCE))
-    shard.close()
-    torch.compiler.reset()
-    decisions.clear()
-    return found
-
-
 @torch.no_grad()
 def test_in_a_model(tmp_path, monkeypatch):
     """By record, with weights arranged once, and again when they change."""
@@ -125,7 +108,7 @@ def test_in_a_model(tmp_path, monkeypatch):
     last = {"memory_format": torch.channels_last}
     model = Net().cuda().eval().bfloat16().to(**last)
     x = torch.randn(4, 3, 64, 64, device="cuda").bfloat16().to(**last)
-    assert len(plant(tmp_path / "database", model, x)) == 2
+    assert len(plant(tmp_path / "database", lambda: model(x))) == 2
     options = {"strict": True, "autotune_database": str(tmp_path / "database")}
     fn = torch.compile(model, backend="ipex", options=options)
     (code,) = code_of(fn, x)

@@ -89,10 +89,10 @@ def test_resnets_convolutions_have_a_choice_at_every_batch(of_torch):
 
 
 def of_batch(size, problem):
-    weight = batches.WEIGHT.get(problem.op, 1)
+    weights = batches.WEIGHTS.get(problem.op, (1,))
 
     def changed(number, operand):
-        is_image = len(operand.shape) == 4 and number != weight
+        is_image = len(operand.shape) == 4 and number not in weights
         return replace(operand, shape=(size, *operand.shape[1:])) if is_image else operand
 
     return replace(problem, operands=tuple(starmap(changed, enumerate(problem.operands))))

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from msgspec.structs import replace as changed
+from placing import CONV, H200, LAST, conv, image, placed, selected, traced
 from records import PROVENANCE, timed
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
@@ -34,38 +35,17 @@ from ipex_inductor.passes.library import place
 from ipex_inductor.passes.whole_ops import WHOLE, reduced_table
 from ipex_inductor.templates import few_rows
 
-H200 = "sm_90:NVIDIA-H200"
-LAST = torch.channels_last
-CONV, LINEAR = torch.ops.ipex.conv.default, torch.ops.ipex.linear.default
-
-
-def conv(x, weight, bias, other=None, *, stride=1, padding=0, groups=1, unary="relu"):
-    binary = "none" if other is None else "add"
-    window = ([stride] * 2, [padding] * 2, [1, 1], False, [0, 0], groups)
-    return CONV(x, weight, bias, other, *window, binary, unary, [], "")
+LINEAR = torch.ops.ipex.linear.default
 
 
 def linear(x, weight, bias, unary="relu", binary="none", other=None):
     return LINEAR(x, weight, bias, other, binary, unary, [], False)
 
 
-def traced(fn, *inputs):
-    """The graph of `fn` on the meta device."""
-    mode = FakeTensorMode()
-    with mode:
-        like = ((t.size(), t.stride(), t.dtype) for t in inputs)
-        fakes = [torch.empty_strided(*s, dtype=dtype, device="meta") for *s, dtype in like]
-    return mode, make_fx(fn)(*fakes)
-
-
 def problem_in(fn, *inputs, arch=H200):
     _, gm = traced(fn, *inputs)
     (node,) = [n for n in gm.graph.nodes if n.target in (CONV, LINEAR)]
     return problem_of(node, arch, {})
-
-
-def image(*shape, dtype=torch.bfloat16, format=LAST):
-    return torch.randn(shape, dtype=dtype).to(memory_format=format)
 
 
 def conv_problem(window=3, with_bias=True, other=False, dtype=torch.bfloat16, format=LAST, **how):
@@ -225,27 +205,10 @@ def test_every_call_computes_the_same(name):
         torch.testing.assert_close(other, wanted, rtol=1e-12, atol=1e-12, check_stride=True)
 
 
-def selected(problem, name, source="recorded"):
-    choice = next(c.choice for c in library.calls(problem) if c.name == name)
-    return {encode(problem): Selection(Estimate(choice, 5.0, 0.01), None, source)}
-
-
 @pytest.fixture
 def h200(monkeypatch):
     """Nodes on the meta device are of an H200."""
     monkeypatch.setattr(listed, "arch_of", lambda device: H200)
-
-
-def placed(fn, *inputs, choose, weights=()):
-    """The graph after `place`, and its report."""
-    mode, gm = traced(fn, *inputs)
-    known = [n for n in gm.graph.nodes if n.op == "placeholder" and n.name in weights]
-    report = GraphReport()
-    with V.set_fake_mode(mode):
-        place(gm.graph, choose, known, reduced_table(frozenset(WHOLE)), report)
-    gm.graph.lint()
-    gm.recompile()
-    return gm, report
 
 
 def last_image(*sizes):

@@ -1,0 +1,231 @@
+"""`ipex::conv_shortcut`: both products in one kernel of ours, where that is faster than apart.
+
+Apart means that the graph stays as it is: what each convolution gets is chosen as of any other.
+"""
+
+import functools
+import math
+from dataclasses import astuple
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+from torch._inductor import ir
+from torch._inductor.lowering import register_lowering
+
+from ipex_inductor.autotune.record import Operand, Problem
+from ipex_inductor.lowerings import conv, listed
+from ipex_inductor.lowerings.calls import Call, is_channels_last
+from ipex_inductor.lowerings.conv_templates import ints, why_not_multiplied, with_epilogue
+from ipex_inductor.lowerings.templated import aligned, calls, dense, facts, is_xe, node, template
+from ipex_inductor.lowerings.workload import named
+from ipex_inductor.templates import conv_boxes, shortcut, streamed
+
+STREAMED, BOXES = "ipex.triton.shortcut_streamed", "ipex.triton.shortcut_boxes"
+# Of the convolution that adds, as an op of ours.
+ADDING: dict[str, Any] = {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1]}
+ADDING |= {"transposed": False, "output_padding": [0, 0], "groups": 1}
+ADDING |= {"binary": "add", "unary": "relu", "scalars": [], "packed": ""}
+
+
+def apart(problem: Problem) -> Problem:
+    """The convolution that adds what the other one made."""
+    x, weight, bias, *_ = problem.operands
+    batch, _, height, width = ints(x.shape)
+    out = int(weight.shape[0])
+    size, stride = (batch, out, height, width), (height * width * out, 1, width * out, out)
+    operands = x, weight, bias, Operand(size, stride, x.dtype)
+    given = {k: tuple(v) if isinstance(v, list) else v for k, v in ADDING.items()}
+    op = str(torch.ops.ipex.conv.default)
+    return replace(problem, op=op, operands=operands, constants=given, epilogue="")
+
+
+def _why_varied(problem: Problem) -> str | None:
+    return "its sizes vary" if problem.symbols else None
+
+
+def _why_not_apart(call: Call, problem: Problem) -> str | None:
+    return _why_varied(problem) or call.why_not(apart(problem))
+
+
+def _apart(
+    call: Call,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    source: Tensor,
+    projection: Tensor,
+    stride: list[int],
+) -> Tensor:
+    beside = torch.conv2d(source, projection, None, stride)
+    return call.body(x, weight, bias, beside, *ADDING.values())
+
+
+def _calls_apart() -> tuple[Call, ...]:
+    """Of what adds: those that a library has, and streamed ones. The first is what Inductor does.
+
+    What arranges a weight first is left out: it is for windows, or slower than these.
+    """
+    return tuple(
+        Call(
+            call.name,
+            functools.partial(_apart, call),
+            functools.partial(_why_not_apart, call),
+            parameters=call.parameters,
+            version=call.version,
+            apart=True,
+        )
+        for call in conv.CALLS
+        if call.arrange is None
+        and not call.name.startswith("ipex.sycl")
+        and (call.epilogues is None or ("add", "relu") in call.epilogues)
+    )
+
+
+def _why_not(problem: Problem) -> str | None:
+    """What neither template has."""
+    if reason := _why_varied(problem) or why_not_multiplied(apart(problem)):
+        return reason
+    operands = named(problem)
+    source, projection = operands["source"], operands["projection"]
+    if {source.dtype, projection.dtype} != {operands["x"].dtype}:
+        return "its factors are of several dtypes"
+    if 0 in (*source.shape, *projection.shape):
+        return "a size is zero"
+    if not is_channels_last(source):
+        return "the shortcut's input is not channels-last"
+    return "no template has it on Intel's GPUs" if is_xe(problem.arch) else None
+
+
+def _sizes(problem: Problem) -> tuple[int, int, tuple[int, int]]:
+    """Rows, columns, and the terms of both sums."""
+    operands = named(problem)
+    batch, terms, *image = ints(operands["x"].shape)
+    out, other_terms = int(operands["weight"].shape[0]), int(operands["source"].shape[1])
+    return batch * math.prod(image), out, (terms, other_terms)
+
+
+def _why_not_streamed(tile: streamed.Tile, problem: Problem) -> str | None:
+    if reason := _why_not(problem):
+        return reason
+    rows, columns, terms = _sizes(problem)
+    if rows < streamed.FEWEST_ROWS:
+        return "it has too few rows to stream"
+    if max(terms) > streamed.MOST_TERMS:
+        return "it sums up too many terms to hold blocks of the weights"
+    if not streamed.fits(tile, columns):
+        return "the tile does not fit"
+    itemsize = getattr(torch, problem.operands[0].dtype).itemsize
+    _, room = facts(problem.arch)
+    fitting = min(tile.programs, room // shortcut.shared(tile, *terms, itemsize))
+    if fitting * tile.num_stages < streamed.IN_FLIGHT:
+        return "there is no shared memory for what should be on its way"
+    return None
+
+
+def _why_not_boxes(tile: conv_boxes.Tile, problem: Problem) -> str | None:
+    if reason := _why_not(problem):
+        return reason
+    if not problem.arch.startswith("sm_90"):
+        return "it is for Hopper's copy engine"
+    rows, columns, terms = _sizes(problem)
+    if any(each % conv_boxes.FEWEST_TERMS for each in terms):
+        return "its channels are no whole steps"
+    source, stride = named(problem)["source"], ints(problem.constants["stride"])
+    if any(size % step for size, step in zip(ints(source.shape[2:]), stride, strict=True)):
+        return "its strides do not divide the image"
+    if not conv_boxes.fits(tile, columns):
+        return "the tile does not fit"
+    multiprocessors, room = facts(problem.arch)
+    if _shared(tile, *terms, problem.operands[0].dtype) > room:
+        return "it takes more shared memory than there is"
+    blocks = rows * columns / (tile.BLOCK_M * tile.BLOCK_N)
+    return None if 2 * blocks >= multiprocessors else "it has too few blocks"
+
+
+def _shared(tile: conv_boxes.Tile, terms: int, other_terms: int, dtype: str) -> int:
+    step = max(map(conv_boxes.terms_of, (terms, other_terms)))
+    return tile.shared(step, getattr(torch, dtype).itemsize)
+
+
+def _shortcut(
+    kind: str,
+    tile: Any,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    source: Tensor,
+    projection: Tensor,
+    stride: list[int],
+) -> Tensor:
+    matrices = weight.flatten(1), bias, source, projection.flatten(1)
+    rows = torch.ops.ipex.shortcut_rows(x, *matrices, stride, kind, [*astuple(tile)])
+    return with_epilogue(rows, x, x.shape[2:], None, None, "none", "relu", [], "")
+
+
+def _in_turns(rows: Any, columns: Any, meta: Any) -> tuple[Any, ...]:
+    return meta["PROGRAMS"], 1, 1
+
+
+def _lower(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    source: Any,
+    projection: Any,
+    stride: list[int],
+    kind: str,
+    tile: list[int],
+) -> Any:
+    x, source = (dense(image, last=True) for image in (x, source))
+    weight, bias, projection = map(dense, (weight, bias, projection))
+    batch, *image = ints(x.get_size())
+    read, columns = ints(source.get_size())[1:], ints(weight.get_size())[0]
+    multiprocessors, room = facts(listed.arch_of(x.get_device()))
+    chosen: streamed.Tile | conv_boxes.Tile
+    if kind == "boxes":
+        chosen, text = conv_boxes.Tile(*tile), shortcut.BOXES
+        x, weight, source, projection = (
+            aligned(each, conv_boxes.VECTOR) for each in (x, weight, source, projection)
+        )
+        dtype = str(x.get_dtype()).removeprefix("torch.")
+        fitting = room // _shared(chosen, image[0], read[0], dtype)
+    else:
+        chosen, text = streamed.Tile(*tile), shortcut.STREAMED
+        taken = shortcut.shared(chosen, image[0], read[0], x.get_dtype().itemsize)
+        fitting = min(chosen.programs, room // taken)
+    programs = multiprocessors * max(1, fitting)
+    return node(
+        template(f"ipex_shortcut_{kind}", text, _in_turns),
+        (x, weight, source, projection, bias),
+        ir.FixedLayout(x.get_device(), torch.float32, [batch * math.prod(image[1:]), columns]),
+        chosen.num_warps,
+        chosen.num_stages,
+        ALLOW_TF32=False,
+        **shortcut.constants(batch, image, read, columns, stride, chosen, programs),
+    )
+
+
+CALLS = (
+    *_calls_apart(),
+    *calls(
+        STREAMED,
+        shortcut.STREAMED,
+        shortcut.STREAMED_TILES,
+        functools.partial(_shortcut, "streamed"),
+        _why_not_streamed,
+    ),
+    *calls(
+        BOXES,
+        shortcut.BOXES,
+        shortcut.BOXES_TILES,
+        functools.partial(_shortcut, "boxes"),
+        _why_not_boxes,
+    ),
+)
+
+
+def register() -> None:
+    """Add the lowering to Inductor's registry."""
+    register_lowering(torch.ops.ipex.shortcut_rows.default, type_promotion_kind=None)(_lower)

@@ -1,0 +1,86 @@
+"""A block's last convolution and its shortcut on a GPU: through Inductor, and in a model.
+
+Values of many shapes are in `test_conv_templates.py`.
+"""
+
+import copy
+
+import pytest
+import torch
+from helpers import code_of
+from records import plant
+from torch import nn
+from torchvision.models.resnet import Bottleneck
+
+from ipex_inductor import decisions, target
+from ipex_inductor.autotune import measure
+from ipex_inductor.autotune.measure import Candidate
+from ipex_inductor.lowerings import compiling, library, selection, settings, shapes, tuner
+
+pytestmark = pytest.mark.gpu
+
+PROBLEMS = {
+    "by 1": "32x64x28x28:L 256x64x1x1:L 256 32x64x28x28:L 256x64x1x1:L stride=1,1",
+    "by 2": "128x128x14x14:L 384x128x1x1:L 384 128x256x28x28:L 384x256x1x1:L stride=2,2",
+    "odd": "32x72x13x11:L 130x72x1x1:L 130 32x40x26x22:L 130x40x1x1:L stride=2,2",
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_through_inductor(name, dtype):
+    """No farther off than torch's own may be, together or apart, and laid out as its result is."""
+    known = str(target.current("cuda")), settings.settings_of("cuda")
+    line = f"ipex.conv_shortcut.default {dtype} {PROBLEMS[name]}"
+    (problem,) = shapes.problems([line], *known)
+    trial = tuner._trial(problem, torch.device("cuda"))
+    calls = library.calls(problem)
+    assert not all(call.apart for call in calls)
+    for call in calls:
+        run = compiling.compiled(problem, call.choice, trial.inputs)
+        found = measure.verified(Candidate(call.choice, run), trial.judge, trial.inputs)
+        assert isinstance(found, float), (call.choice, found.reason)
+
+
+def blocks():
+    """The first of two stages of a ResNet, with statistics of batch norms that change something."""
+    first = nn.Sequential(nn.Conv2d(64, 256, 1, bias=False), nn.BatchNorm2d(256))
+    second = nn.Sequential(nn.Conv2d(256, 512, 1, 2, bias=False), nn.BatchNorm2d(512))
+    net = nn.Sequential(
+        Bottleneck(64, 64, downsample=first), Bottleneck(256, 128, stride=2, downsample=second)
+    )
+    for norm in (m for m in net.modules() if isinstance(m, nn.BatchNorm2d)):
+        for values in (norm.running_mean, norm.weight.data, norm.bias.data):
+            values.normal_(0.5, 0.5)
+    return net
+
+
+@torch.no_grad()
+def test_in_a_model(tmp_path, monkeypatch):
+    """By record, with weights that change: both shortcuts are in the kernel that adds them."""
+
+    def times(*_):
+        raise AssertionError("something was to be measured")
+
+    monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(selection, "here", times)
+    last = {"memory_format": torch.channels_last}
+    model = blocks().cuda().eval().bfloat16().to(**last)
+    x = torch.randn(32, 64, 28, 28, device="cuda").bfloat16().to(**last)
+    plant(tmp_path / "database", lambda: model(x))
+    options = {"strict": True, "autotune_database": str(tmp_path / "database")}
+    fn = torch.compile(model, backend="ipex", options=options)
+    (code,) = code_of(fn, x)
+    assert "shortcut" in code
+    said = [e.reason for r in decisions.reports() for e in r.events if e.kind == "choice"]
+    assert sum("ipex.triton.shortcut" in reason for reason in said) == 2
+    for _ in range(2):
+        exact, eager = copy.deepcopy(model).double()(x.double()), model(x)
+        result, unit = fn(x), exact.abs().max()
+        allowed = 2 * (eager - exact).abs().max() / unit + torch.finfo(x.dtype).eps
+        assert (result - exact).abs().max() / unit <= allowed
+        assert result.stride() == eager.stride()
+        for block in model:
+            block.downsample[1].bias.add_(1.0)
+            block.downsample[0].weight.mul_(2.0)
+            block.conv3.weight.mul_(0.5)
