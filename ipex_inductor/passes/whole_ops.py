@@ -144,6 +144,10 @@ def _traced(
     fake_mode = detect_fake_mode(values)
     assert fake_mode is not None
     with fake_mode, enable_python_dispatcher():
+        # A tracer tells inputs apart by identity, and two nodes may share what stands for them.
+        for number, value in enumerate(values):
+            if any(value is other for other in values[:number]):
+                values[number] = value.detach()
         gm = make_fx(call, table, tracing_mode="real")(*values)
     gm.graph.eliminate_dead_code()
     return gm

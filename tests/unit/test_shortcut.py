@@ -9,7 +9,7 @@ import re
 import h200
 import pytest
 import torch
-from placing import H200, LAST, conv, image, placed
+from placing import H200, LAST, conv, image, placed, traced
 from rendered import shortcut_compiled, usage
 
 from ipex_inductor.autotune import batches
@@ -312,3 +312,19 @@ def test_compiled_where_there_is_no_gpu(kind, sizes, tile, dtype, gpu):
     if kind == "streamed":
         terms = sizes[0][1], sizes[2][1]
         assert made.metadata.shared <= shared(tile, *terms, itemsize=2)
+
+
+def test_weights_with_one_value_to_stand_for_both_are_told_apart(monkeypatch):
+    """What folds of two layers of one shape are, as nodes of one graph share their fakes."""
+
+    def shared(fn, *inputs):
+        mode, gm = traced(fn, *inputs)
+        (weight,) = [n for n in gm.graph.nodes if n.name == "weight_1"]
+        (other,) = [n for n in gm.graph.nodes if n.name == "own_weight_1"]
+        other.meta["val"] = weight.meta["val"]
+        return mode, gm
+
+    monkeypatch.setattr("placing.traced", shared)
+    gm, _ = placed(block, *block_inputs(), choose=together, weights=BIASES)
+    inputs = block_inputs()
+    torch.testing.assert_close(gm(*inputs), block(*inputs), rtol=1e-12, atol=1e-12)
