@@ -90,7 +90,10 @@ def demo(
         list[str] | None,
         typer.Option(help=f"{', '.join(MODELS)} or MODULE:FUNCTION; may be repeated."),
     ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Type of weights and inputs.")] = Dtype.BF16,
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(help="Of weights and inputs. Default: bf16, fp32 where oneDNN has no bf16."),
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Batch size of the named models.")] = 1,
     device: Annotated[
         Device | None, typer.Option(help="Default: cuda where torch has it, else cpu.")
@@ -109,7 +112,8 @@ def demo(
     with tempfile.TemporaryDirectory(prefix="ipex-demo-", ignore_cleanup_errors=True) as folder:
         root, scratch = Path(folder), Path(folder, "scratch")
         scratch.mkdir()
-        job = Job("", "", dtype, batch, device, (), root, scratch, seconds)
+        given = dtype or usual_dtype(device)
+        job = Job("", "", given, batch, device, (), root, scratch, seconds)
         reports = run(names, job)
     command = repeat_command(names, job, reports[0].machine["device"])
     if as_json:
@@ -118,6 +122,19 @@ def demo(
     else:
         show(reports, command, Console())
     raise typer.Exit(exit_code(reports))
+
+
+def usual_dtype(device: Device | None) -> Dtype:
+    """What nets are run in there: bf16, but on a CPU without instructions for it."""
+    import torch
+
+    from ipex_inductor.cli.demo_measure import default_device
+
+    if (device or default_device()) != Device.CPU or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return Dtype.BF16
+    said = "In fp32: oneDNN has no bf16 on this processor (--dtype bf16 asks for it all the same)."
+    Console(stderr=True).print(said, style="dim")
+    return Dtype.FP32
 
 
 def run(names: tuple[str, ...] | list[str], job: Job) -> list[Report]:

@@ -107,6 +107,17 @@ def test_options_reach_the_job(invoke):
     assert not job.folder.exists(), "the caches outlive the command"
 
 
+@pytest.mark.parametrize(
+    ("device", "has_bf16", "dtype"),
+    [("cpu", True, "bf16"), ("cpu", False, "fp32"), ("cuda", False, "bf16")],
+)
+def test_nets_run_in_what_the_processor_multiplies(invoke, monkeypatch, device, has_bf16, dtype):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bf16)
+    done = invoke("--device", device)
+    assert invoke.asked[1].dtype == dtype
+    assert ("no bf16 on this processor" in done.stderr) == (dtype == "fp32")
+
+
 @pytest.mark.parametrize("args", ["--dtype int8", "--batch 0", "--device tpu", "--seconds -1"])
 def test_values_out_of_range_are_refused(invoke, args):
     assert invoke(*args.split()).exit_code == 2
@@ -203,7 +214,7 @@ def test_load_of_others_is_a_share():
 
 
 def test_json_carries_the_same_facts(invoke):
-    done = invoke("--json", "--model", "bert")
+    done = invoke("--json", "--model", "bert", "--dtype", "bf16")
     facts = json.loads(done.stdout, parse_constant=pytest.fail)
     assert facts["schema"] == 1
     command = "ipex-inductor demo --model bert --dtype bf16 --batch 1 --device cpu --seconds 10"
