@@ -61,12 +61,22 @@ def _shown(found: list[Details], count: int) -> Iterator[Any]:
     for each in found[:count]:
         yield Text(words.problem(each.problem), "bold")
         yield _table(each.lines)
+        yield from _share_of_the_roof(each.lines)
         yield from map(words.provenance, each.provenance)
         yield ""
     if len(found) > count:
         yield f"and {len(found) - count} more problems (--all, --problem TEXT)"
     if not found:
         yield "no problem"
+
+
+def _share_of_the_roof(lines: Iterable[Line]) -> Iterator[str]:
+    """How near the best comes to what its device can do at most, where that is known."""
+    for best in filter(lambda line: line.best, lines):
+        peaks = {"bandwidth": best.bandwidth, "rate": best.rate}
+        known = [f"{share:.0%} of the peak {name}" for name, share in peaks.items() if share]
+        if known:
+            yield f"best: {', '.join(known)}"
 
 
 def _table(lines: Iterable[Line]) -> Any:

@@ -230,6 +230,18 @@ def test_show_json(tmp_path):
     assert [each["date"][8:10] for each in found["provenance"]] == ["21", "22"]
 
 
+def test_show_says_how_near_the_best_comes_to_the_peak(tmp_path):
+    """Of what is chosen, not of the runner-up."""
+    best, other = (
+        replace(timed(choice, p50), bandwidth=share, rate=share / 7)
+        for choice, p50, share in ((TILES[0], 8.0, 0.7), (LIBRARY, 10.0, 0.56))
+    )
+    path = database(tmp_path / "db.jsonl", record(best, other), record(timed(LIBRARY, 9.0), rows=7))
+    shown = run("show", path).stdout
+    assert "best: 70% of the peak bandwidth, 10% of the peak rate\n" in shown
+    assert shown.count("of the peak bandwidth") == 1
+
+
 def test_show_table_and_filter(a):
     done = run("show", a, "--problem", "BF16[2x32]")
     assert done.stdout.count("aten.mm.default") == 1
