@@ -1,17 +1,20 @@
 """Host time of one fused AdamW step of ResNet-50's 161 tensors on a GPU, in microseconds.
 
-    python benchmarks/optimizer_host.py [--rounds N] [--json FILE]
+    python benchmarks/optimizer_host.py [--rounds N] [--shards] [--json FILE]
 
 Gradients as they were (kept), and made anew by a backward pass, as after `zero_grad`; caches as
 the step before left them, and cold: 64 MB are read between two steps. Medians and minima. On a GPU
 torch's fused step beside it, in turn; where there is none the GPU's half of ours alone, with
 tensors of the host and a driver that does nothing: what streams and copies take is not in it.
+With `--shards` they are DTensors, as of FSDP2, in a mesh of this process alone; torch's own step
+beside, by lists (`foreach`), as it has no fused one of those on a CPU.
 """
 
 import argparse
 import json
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -99,14 +102,35 @@ def stand_in() -> None:
     batches.chunks_of = lambda blocks, device: torch.zeros(len(blocks), 2, dtype=torch.int32)
 
 
-def steps(device: str) -> dict[str, tuple[list[nn.Parameter], Callable[[], object]]]:
+def whole(tensor: Tensor) -> Tensor:
+    """As it is."""
+    return tensor
+
+
+def cutter(device: str) -> Callable[[Tensor], Tensor]:
+    """What cuts a tensor in a mesh of this process."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    store = f"file://{tempfile.mkdtemp()}/store"
+    backend = "nccl" if device == "cuda" else "gloo"
+    torch.distributed.init_process_group(backend, init_method=store, rank=0, world_size=1)
+    mesh = init_device_mesh(device, (1,))
+    return lambda tensor: distribute_tensor(tensor, mesh, [Shard(0)])
+
+
+def steps(
+    device: str, cut: Callable[[Tensor], Tensor]
+) -> dict[str, tuple[list[nn.Parameter], Callable[[], object]]]:
     """Parameters of each candidate, and its step."""
     made = {}
-    for name in ("ours", "ours, clipped", "torch fused")[: 3 if device == "cuda" else 1]:
+    names = ["ours", "ours, clipped", "torch fused"][: 3 if device == "cuda" else 1]
+    for name in [*names, *["torch foreach"] * (cut is not whole)]:
         # On the host the addresses count, not what is there.
         shapes = (s if device == "cuda" else tuple(min(n, 8) for n in s) for s in resnet50())
-        params = [nn.Parameter(torch.full(s, 0.1, device=device)) for s in shapes]
-        optimizer = AdamW(params, fused=True if name == "torch fused" else None)
+        params = [nn.Parameter(cut(torch.full(s, 0.1, device=device))) for s in shapes]
+        flag = name.removeprefix("torch ")
+        optimizer = AdamW(params, **({flag: True} if flag != name else {}))
         if name == "ours":
             assert fuse_step(optimizer) is None
         elif name == "ours, clipped":
@@ -123,10 +147,12 @@ def backward(params: list[nn.Parameter]) -> None:
     torch.autograd.backward(made, [torch.ones_like(each) for each in made])
 
 
-def race(device: str, anew: bool, cold: bool, rounds: int) -> dict[str, tuple[float, float]]:
+def race(
+    device: str, cut: Callable[[Tensor], Tensor], anew: bool, cold: bool, rounds: int
+) -> dict[str, tuple[float, float]]:
     """Median and minimum of each, in us."""
     far = torch.zeros(COLD // 8, dtype=torch.int64)
-    candidates = steps(device)
+    candidates = steps(device, cut)
     for params, _ in candidates.values():
         backward(params)
     times: dict[str, list[float]] = {name: [] for name in candidates}
@@ -147,9 +173,10 @@ def race(device: str, anew: bool, cold: bool, rounds: int) -> dict[str, tuple[fl
     return {name: (median(each), min(each)) for name, each in times.items()}
 
 
-def main(rounds: int, file: Path | None) -> None:
+def main(rounds: int, shards: bool, file: Path | None) -> None:
     """Race, print."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    cut = cutter(device) if shards else whole
     if device == "cpu":
         stand_in()
     torch.set_num_threads(1)
@@ -158,7 +185,7 @@ def main(rounds: int, file: Path | None) -> None:
     )
     for anew in (False, True):
         for cold in (False, True):
-            found = race(device, anew, cold, rounds)
+            found = race(device, cut, anew, cold, rounds)
             form = f"gradients {'anew' if anew else 'kept'}, caches {'cold' if cold else 'warm'}"
             cells = "  ".join(f"{n} {m:.0f} ({least:.0f})" for n, (m, least) in found.items())
             print(f"{form:27} {cells}", flush=True)
@@ -179,6 +206,7 @@ def main(rounds: int, file: Path | None) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--shards", action="store_true")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    main(given.rounds, given.json)
+    main(given.rounds, given.shards, given.json)

@@ -67,7 +67,7 @@ def taken(last: Known | None, seen: Look | None, asked: Asked) -> Plan | None:
     if last.addresses != seen.addresses:
         made.move(seen.addresses)
         last.addresses = seen.addresses
-    made.written = seen.held + seen.grads if asked.zeroed else seen.held
+    made.written = seen.held + seen.parts if asked.zeroed else seen.held
     return made
 
 

@@ -1,14 +1,15 @@
 """What the plan of a step follows from, read of hundreds of tensors before each step.
 
 Nothing is held but types, addresses, dtypes and layouts. C++ reads them where it can be had; where
-not, one question after the other is put to all tensors at once, with no line of Python for each.
+not, and of DTensors, one question after the other is put to all tensors at once, with no line of
+Python for each.
 """
 
 import functools
 import logging
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, compress
 from operator import attrgetter, itemgetter, not_
 from typing import Any
@@ -19,6 +20,7 @@ from torch.optim import Optimizer
 
 from ipex_inductor.optim.operands import LeftError
 from ipex_inductor.optim.planning import flags_of
+from ipex_inductor.optim.shards import is_kind_of_shards, is_sharded
 from ipex_inductor.optim.weights import Trained
 from ipex_inductor.templates.formulas import FORMULAS
 from ipex_inductor.templates.look_cpp import Reader, reader
@@ -39,14 +41,20 @@ class Look:
     """
 
     facts: list[Any]
-    held: list[Tensor]  # those parameters that have a gradient first
+    held: list[Tensor]  # those parameters that have a gradient first; of DTensors what is here
     addresses: "array[int]"
     kept: object  # as long as the gradients are to be in memory
+    whole: list[Tensor] = field(default_factory=list)  # DTensors, of which parts are held
 
     @functools.cached_property
     def grads(self) -> list[Tensor]:
         """Gradients as Python has them, of which most steps need none."""
         return [p.grad for p in self.held[: len(self.addresses)] if p.grad is not None]
+
+    @functools.cached_property
+    def parts(self) -> list[Tensor]:
+        """What is here of the gradients."""
+        return self.grads
 
 
 def look(
@@ -58,16 +66,17 @@ def look(
     """
     facts: list[Any] = []
     try:
-        found = _found(optimizer, [*_groups(optimizer, facts)], known)
+        named = [*_groups(optimizer, facts)]
+        found = _found(optimizer, named, known) or _of_shards(optimizer, named)
         if found is None:
             return None
         found.facts += facts
         if not weights:
             return found
-        rests = [weights.get(p) for p in found.held if isinstance(p, nn.Parameter)]
+        rests = [weights.get(p) for p in found.whole or found.held if isinstance(p, nn.Parameter)]
     except (LeftError, KeyError, TypeError):
         return None
-    held = [weight.rest for weight in rests if weight]
+    held = _here([weight.rest for weight in rests if weight], found.facts)
     if {*map(type, held)} - PLAIN:
         return None
     found.facts += (*map(type, rests), *map(Tensor.data_ptr, held), *_forms(held))
@@ -129,8 +138,28 @@ def _read(read: Reader, optimizer: Optimizer, named: Any, known: Sequence[Any]) 
     return Look([told.facts], told.held, told.addresses, told.gradients) if told else None
 
 
-def _in_python(optimizer: Optimizer, named: Any) -> Look | None:
-    """The same, from Python."""
+def _of_shards(optimizer: Optimizer, named: Any) -> Look | None:
+    """The same, where some are DTensors."""
+    there = any(is_sharded(param) for params, _ in named for param in params)
+    return _in_python(optimizer, named, _here) if there else None
+
+
+def _here(tensors: list[Any], facts: list[Any]) -> list[Any]:
+    """What this process holds of each; into `facts` how those that are DTensors are cut."""
+    kinds = [kind for kind in {*map(type, tensors)} if kind not in PLAIN]
+    if [*map(is_kind_of_shards, kinds)] != [True]:
+        return tensors
+    # Not by `to_local`, which takes 20 us. What says how a tensor is cut is mostly one object.
+    facts += (t._spec if type(t) in kinds else None for t in tensors)
+    return [t._local_tensor if type(t) in kinds else t for t in tensors]
+
+
+def _in_python(
+    optimizer: Optimizer,
+    named: Any,
+    here: Callable[[list[Any], list[Any]], list[Any]] = lambda tensors, facts: tensors,
+) -> Look | None:
+    """The same, from Python, of what is `here` of each."""
     facts: list[Any] = []
     held: list[Any] = []
     grads: list[Any] = []
@@ -149,20 +178,24 @@ def _in_python(optimizer: Optimizer, named: Any) -> Look | None:
             found = map(itemgetter(*names), states)
             all_states += chain.from_iterable(found) if len(names) > 1 else found
     held += all_states
+    owners, owned = held, grads
+    held, grads = here(held, facts), here(grads, facts)
     if {*map(type, held), *map(type, grads)} - PLAIN:
         return None
     if {*map(attrgetter("layout"), grads)} - {torch.strided}:
         return None
-    if any(not t.data_ptr() and t.numel() for t in chain(held, grads)):  # no memory
+    places, addresses = ([*map(Tensor.data_ptr, each)] for each in (held, grads))
+    if any(not place and t.numel() for place, t in zip(places, held, strict=True)):
+        return None  # it has no memory
+    if any(not place and t.numel() for place, t in zip(addresses, grads, strict=True)):
         return None
     if True in map(Tensor.is_neg, grads):
         return None
-    addresses = array("q", map(Tensor.data_ptr, grads))
-    facts += map(Tensor.data_ptr, held)
+    facts += places
     facts += (address % VECTOR for address in addresses)
     facts += _forms(held + grads)
-    seen = Look(facts, held, addresses, grads)
-    seen.grads = grads
+    seen = Look(facts, held, array("q", addresses), grads, [] if held is owners else owners)
+    seen.grads, seen.parts = owned, grads
     return seen
 
 
