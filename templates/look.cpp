@@ -349,16 +349,40 @@ struct Look {
     return true;
   }
 
+  bool is_strided(void** impl) const {
+    int32_t layout;
+    return !torch.layout(impl, &layout) && layout == words.strided;
+  }
+
+  // Of a list of tensors; a gradient by all but its address, of which a vector counts.
+  bool tell(PyObject* tensors, bool grads) {
+    const intptr_t count = PyList_Size(tensors);
+    for (intptr_t n = 0; n < count; ++n) fetch(PyList_GetItem(tensors, n));
+    for (intptr_t n = 0; n < count; ++n) {
+      PyObject* object = PyList_GetItem(tensors, n);
+      if (!plain(object)) return false;
+      fetch(*impl(object), IMPL_LINES);
+    }
+    for (intptr_t n = 0; n < count; ++n)
+      fetch(word(*impl(PyList_GetItem(tensors, n)), STORAGE), NEAR);
+    for (intptr_t n = 0; n < count; ++n) {
+      PyObject* object = PyList_GetItem(tensors, n);
+      const Form its = form(impl(object));
+      int64_t address;
+      if (!ask(impl(object), its, address) || !is_strided(impl(object))) return false;
+      if (grads && its.keys & words.negative) return false;
+      say_type(object), say(its), of.said(grads ? address % VECTOR : address);
+      if (grads) of.addresses(address);
+    }
+    return true;
+  }
+
   // Of what was never looked at: whether all of it is strided, which tensors of the same keys are.
   bool strided() const {
-    const auto plain = [this](void** impl) {
-      int32_t layout;
-      return !torch.layout(impl, &layout) && layout == words.strided;
-    };
     for (const Param& param : of.params)
-      if (param.grad && !(plain(param.impl) && plain(param.grad))) return false;
+      if (param.grad && !(is_strided(param.impl) && is_strided(param.grad))) return false;
     return std::all_of(of.states.begin(), of.states.end(),
-                       [&](PyObject* value) { return plain(impl(value)); });
+                       [this](PyObject* value) { return is_strided(impl(value)); });
   }
 
   bool list(PyObject* written) const {
@@ -411,6 +435,20 @@ extern "C" int32_t look(const Torch* torch, const Words* words, PyObject* groups
   plain = plain && (known_still || look.strided());
   const bool done = plain && append(told, known_still ? again(known) : bytes(of.said)) &&
                     append(told, bytes(of.addresses)) && append(told, capsule(std::move(kept)));
+  if (!done) PyErr_Clear();
+  return done;
+}
+
+// Facts of tensors of two lists, of which the second are gradients: as bytes to `told`, and then the
+// addresses of the latter. Returns whether all are plain.
+extern "C" int32_t tell(const Torch* torch, const Words* words, PyObject* held, PyObject* grads,
+                        PyObject* told) {
+  Scratch& of = scratch;
+  Look look{*torch, *words, of};
+  of.clear();
+  of.addresses.room(PyList_Size(grads));
+  const bool done = look.tell(held, false) && look.tell(grads, true) &&
+                    append(told, bytes(of.said)) && append(told, bytes(of.addresses));
   if (!done) PyErr_Clear();
   return done;
 }

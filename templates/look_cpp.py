@@ -68,6 +68,8 @@ class Reader:
         pointer, thing = ctypes.c_void_p, ctypes.py_object
         prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[thing] * 6)
         self._look = prototype(address_of(library.look))  # holds Python's lock
+        prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[thing] * 3)
+        self._tell = prototype(address_of(library.tell))
         prototype = ctypes.PYFUNCTYPE(ctypes.c_int64, pointer, pointer, thing)
         bump = functools.partial(prototype(address_of(library.bump)), *self._places)
         self._bump = bump if self._torch[-1] and _bumps(bump) else None
@@ -94,6 +96,16 @@ class Reader:
             return None
         facts, addresses, gradients = told
         return Seen(facts, array("q", addresses), held, gradients)
+
+    def tell(
+        self, held: list[Tensor], grads: list[Tensor]
+    ) -> "tuple[list[bytes], array[int]] | None":
+        """The same facts of these, and the addresses of gradients; None for what is not plain."""
+        told: list[bytes] = []
+        if not self._tell(*self._places, held, grads, told):
+            return None
+        facts, addresses = told
+        return [facts], array("q", addresses)
 
     def bump(self, tensors: list[Tensor]) -> None:
         """As `torch.autograd.graph.increment_version`, which does what is left here."""

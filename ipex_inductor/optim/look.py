@@ -8,7 +8,7 @@ Python for each.
 import functools
 import logging
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress
 from operator import attrgetter, itemgetter, not_
@@ -140,8 +140,17 @@ def _read(read: Reader, optimizer: Optimizer, named: Any, known: Sequence[Any]) 
 
 def _of_shards(optimizer: Optimizer, named: Any) -> Look | None:
     """The same, where some are DTensors."""
-    there = any(is_sharded(param) for params, _ in named for param in params)
-    return _in_python(optimizer, named, _here) if there else None
+    if not any(is_sharded(param) for params, _ in named for param in params):
+        return None
+    facts, owners, owned = _listed(optimizer, named)
+    held, grads = _here(owners, facts), _here(owned, facts)
+    read = _reader()
+    told = _asked(held, grads) if read is None else read.tell(held, grads)
+    if told is None:
+        return None
+    seen = Look([*facts, *told[0]], held, told[1], grads, owners)
+    seen.grads, seen.parts = owned, grads
+    return seen
 
 
 def _here(tensors: list[Any], facts: list[Any]) -> list[Any]:
@@ -154,12 +163,19 @@ def _here(tensors: list[Any], facts: list[Any]) -> list[Any]:
     return [t._local_tensor if type(t) in kinds else t for t in tensors]
 
 
-def _in_python(
-    optimizer: Optimizer,
-    named: Any,
-    here: Callable[[list[Any], list[Any]], list[Any]] = lambda tensors, facts: tensors,
-) -> Look | None:
-    """The same, from Python, of what is `here` of each."""
+def _in_python(optimizer: Optimizer, named: Any) -> Look | None:
+    """The same, from Python."""
+    facts, held, grads = _listed(optimizer, named)
+    told = _asked(held, grads)
+    if told is None:
+        return None
+    seen = Look([*facts, *told[0]], held, told[1], grads)
+    seen.grads = grads
+    return seen
+
+
+def _listed(optimizer: Optimizer, named: Any) -> tuple[list[Any], list[Any], list[Any]]:
+    """Who has no gradient; parameters that have one, and their states; gradients."""
     facts: list[Any] = []
     held: list[Any] = []
     grads: list[Any] = []
@@ -177,26 +193,22 @@ def _in_python(
             states: Iterator[Any] = map(optimizer.state.get, params)
             found = map(itemgetter(*names), states)
             all_states += chain.from_iterable(found) if len(names) > 1 else found
-    held += all_states
-    owners, owned = held, grads
-    held, grads = here(held, facts), here(grads, facts)
+    return facts, held + all_states, grads
+
+
+def _asked(held: list[Any], grads: list[Any]) -> "tuple[list[Any], array[int]] | None":
+    """Facts of plain tensors, and addresses of gradients; None for others."""
     if {*map(type, held), *map(type, grads)} - PLAIN:
         return None
     if {*map(attrgetter("layout"), grads)} - {torch.strided}:
         return None
-    places, addresses = ([*map(Tensor.data_ptr, each)] for each in (held, grads))
-    if any(not place and t.numel() for place, t in zip(places, held, strict=True)):
-        return None  # it has no memory
-    if any(not place and t.numel() for place, t in zip(addresses, grads, strict=True)):
+    if any(not t.data_ptr() and t.numel() for t in chain(held, grads)):  # no memory
         return None
     if True in map(Tensor.is_neg, grads):
         return None
-    facts += places
-    facts += (address % VECTOR for address in addresses)
-    facts += _forms(held + grads)
-    seen = Look(facts, held, array("q", addresses), grads, [] if held is owners else owners)
-    seen.grads, seen.parts = owned, grads
-    return seen
+    addresses = array("q", map(Tensor.data_ptr, grads))
+    facts = [*map(Tensor.data_ptr, held), *(address % VECTOR for address in addresses)]
+    return [*facts, *_forms(held + grads)], addresses
 
 
 def _forms(tensors: list[Tensor]) -> Iterator[Any]:

@@ -21,3 +21,16 @@ def _on_device(request):
         return
     with torch.device(device):
         yield
+
+
+@pytest.fixture(params=["C++", "Python"])
+def way(request, monkeypatch):
+    """How a step looks at tensors."""
+    from ipex_inductor.optim import look
+    from ipex_inductor.templates import look_cpp
+
+    if request.param == "Python":
+        monkeypatch.setattr(look, "_reader", lambda: None)
+    else:
+        assert isinstance(look_cpp.reader(), look_cpp.Reader), look_cpp.reader()
+    return request.param

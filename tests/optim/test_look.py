@@ -18,6 +18,8 @@ from ipex_inductor.optim import FusedStep, again, fuse_step, look
 from ipex_inductor.templates import look_cpp
 from ipex_inductor.templates.cpp import NotBuiltError
 
+pytestmark = pytest.mark.usefixtures("way")
+
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # a few roundings a step, of numbers of about 1
 # Of more than five dimensions sizes lie elsewhere.
 SHAPES = [(8, 8), (3, 5), (7,), (), (0,), (2, 3, 4, 5), (2, 1, 3, 1, 2, 2)]
@@ -25,15 +27,6 @@ SHAPES = [(8, 8), (3, 5), (7,), (), (0,), (2, 3, 4, 5), (2, 1, 3, 1, 2, 2)]
 
 class Mine(torch.Tensor):
     """A subclass."""
-
-
-@pytest.fixture(params=["C++", "Python"], autouse=True)
-def way(request, monkeypatch):
-    if request.param == "Python":
-        monkeypatch.setattr(look, "_reader", lambda: None)
-    else:
-        assert isinstance(look_cpp.reader(), look_cpp.Reader), look_cpp.reader()
-    return request.param
 
 
 def twins():

@@ -10,6 +10,8 @@ from torch.optim import SGD, AdamW
 
 from ipex_inductor.optim import FusedStep, Lamb, again, attach_master_weights, fuse_step, look
 
+pytestmark = pytest.mark.usefixtures("way")
+
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # a few roundings a step, of numbers of about 1
 SHAPES = [(8, 8), (3, 5), (7,), (1, 0), (2, 3, 4, 5)]
 KINDS = {
