@@ -20,7 +20,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(VENV)/installed
-	@echo "== ResNet-50 and BERT-base: eager, Inductor and ipex side by side (6 minutes)"
+	@echo "== ResNet-50 and BERT-base: eager, Inductor and ipex side by side (6 to 8 minutes)"
 	$(BIN)/ipex-inductor demo
 
 quick: $(VENV)/installed
