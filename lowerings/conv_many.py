@@ -4,6 +4,7 @@ As those of `conv_templates.py`: offered beside a library's calls, lowered where
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._inductor.lowering import register_lowering
 
-from ipex_inductor.autotune.record import Problem
+from ipex_inductor.autotune.record import Operand, Problem
 from ipex_inductor.lowerings import listed
 from ipex_inductor.lowerings.conv_templates import (
     both,
@@ -27,6 +28,7 @@ from ipex_inductor.lowerings.templated import (
     calls,
     dense,
     facts,
+    in_turns,
     is_xe,
 )
 from ipex_inductor.lowerings.workload import named
@@ -68,24 +70,44 @@ def _why_not_boxes(tile: conv_boxes.Tile, problem: Problem) -> str | None:
     reason = _why_not(problem)
     if reason is not None:
         return reason
-    if not problem.arch.startswith("sm_90"):
-        return "it is for Hopper's copy engine"
-    x = named(problem)["x"]
     out_channels, channels, *window = ints(named(problem)["weight"].shape)
-    if channels % conv_boxes.FEWEST_TERMS:
-        return "its channels are no whole steps"
     if math.prod(window) > conv_boxes.MOST_PLACES:
         return "its window is too large"
+    image, elements = named(problem)["x"], _pixels(problem) * out_channels
+    return why_not_in_boxes(tile, problem, image, [channels], out_channels, elements)
+
+
+def why_not_in_boxes(
+    tile: conv_boxes.Tile,
+    problem: Problem,
+    image: Operand,
+    terms: Sequence[int],
+    out_channels: int,
+    elements: int,
+) -> str | None:
+    """Why boxes are not for so many `elements` of a result, summed up from `terms` channels.
+
+    `image` is what is read in steps of the problem's stride.
+    """
+    if not problem.arch.startswith("sm_90"):
+        return "it is for Hopper's copy engine"
+    if any(channels % conv_boxes.FEWEST_TERMS for channels in terms):
+        return "its channels are no whole steps"
     stride = ints(problem.constants["stride"])
-    if any(size % step for size, step in zip(ints(x.shape[2:]), stride, strict=True)):
+    if any(size % step for size, step in zip(ints(image.shape[2:]), stride, strict=True)):
         return "its strides do not divide the image"
     if not conv_boxes.fits(tile, out_channels):
         return "the tile does not fit"
-    blocks = _pixels(problem) * out_channels / (tile.BLOCK_M * tile.BLOCK_N)
     multiprocessors, room = facts(problem.arch)
-    if tile.shared(conv_boxes.terms_of(channels), getattr(torch, x.dtype).itemsize) > room:
+    if shared_by_boxes(tile, terms, getattr(torch, image.dtype)) > room:
         return "it takes more shared memory than there is"
+    blocks = elements / (tile.BLOCK_M * tile.BLOCK_N)
     return None if 2 * blocks >= multiprocessors else "it has too few blocks"
+
+
+def shared_by_boxes(tile: conv_boxes.Tile, terms: Sequence[int], dtype: torch.dtype) -> int:
+    """Bytes of shared memory of a program whose largest step is of one of these channels."""
+    return tile.shared(max(map(conv_boxes.terms_of, terms)), dtype.itemsize)
 
 
 def _pixels(problem: Problem) -> int:
@@ -147,15 +169,11 @@ def _lower_boxes(inputs: tuple[Any, Any], shape: Shape, tile: list[int]) -> Any:
     chosen = conv_boxes.Tile(*tile)
     x, rows = (aligned(each, conv_boxes.VECTOR) for each in inputs)
     multiprocessors, room = facts(listed.arch_of(x.get_device()))
-    shared = chosen.shared(conv_boxes.terms_of(shape[1][0]), x.get_dtype().itemsize)
+    shared = shared_by_boxes(chosen, shape[1][:1], x.get_dtype())
     programs = multiprocessors * max(1, room // shared)
     known = conv_boxes.constants(*shape, chosen, programs)
     source, warps, stages = conv_boxes.SOURCE, chosen.num_warps, chosen.num_stages
-    return kernel("boxes", source, _in_turns, (x, rows), warps, known, stages)
-
-
-def _in_turns(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
-    return meta["PROGRAMS"], 1, 1
+    return kernel("boxes", source, in_turns, (x, rows), warps, known, stages)
 
 
 CALLS = (

@@ -19,16 +19,13 @@ from ipex_inductor.lowerings.templated import (
     calls,
     dense,
     facts,
+    in_turns,
     node,
     template,
 )
 from ipex_inductor.lowerings.workload import empty, named
 from ipex_inductor.templates import persistent
 from ipex_inductor.templates.persistent import Tile
-
-
-def _grid(rows: Any, columns: Any, meta: Any) -> tuple[Any, ...]:
-    return meta["PROGRAMS"], 1, 1
 
 
 def _lower(x: Any, weight: Any, bias: Any, tile: list[int]) -> Any:
@@ -39,7 +36,7 @@ def _lower(x: Any, weight: Any, bias: Any, tile: list[int]) -> Any:
     (rows, terms), (columns, _) = ([int(n) for n in t.get_size()] for t in given[:2])
     multiprocessors, _ = facts(listed.arch_of(x.get_device()))
     return node(
-        template("ipex_persistent", persistent.SOURCE, _grid),
+        template("ipex_persistent", persistent.SOURCE, in_turns),
         given,
         ir.FixedLayout(x.get_device(), torch.float32, [rows, columns]),
         chosen.num_warps,

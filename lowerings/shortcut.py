@@ -17,8 +17,19 @@ from torch._inductor.lowering import register_lowering
 from ipex_inductor.autotune.record import Operand, Problem
 from ipex_inductor.lowerings import conv, listed
 from ipex_inductor.lowerings.calls import Call, is_channels_last
+from ipex_inductor.lowerings.conv_many import shared_by_boxes, why_not_in_boxes
 from ipex_inductor.lowerings.conv_templates import ints, why_not_multiplied, with_epilogue
-from ipex_inductor.lowerings.templated import aligned, calls, dense, facts, is_xe, node, template
+from ipex_inductor.lowerings.streamed import why_not_streams, why_too_few
+from ipex_inductor.lowerings.templated import (
+    aligned,
+    calls,
+    dense,
+    facts,
+    in_turns,
+    is_xe,
+    node,
+    template,
+)
 from ipex_inductor.lowerings.workload import named
 from ipex_inductor.templates import conv_boxes, shortcut, streamed
 
@@ -49,15 +60,8 @@ def _why_not_apart(call: Call, problem: Problem) -> str | None:
     return _why_varied(problem) or call.why_not(apart(problem))
 
 
-def _apart(
-    call: Call,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    source: Tensor,
-    projection: Tensor,
-    stride: list[int],
-) -> Tensor:
+def _apart(call: Call, x: Tensor, weight: Tensor, bias: Tensor, *shortcut: Any) -> Tensor:
+    source, projection, stride = shortcut
     beside = torch.conv2d(source, projection, None, stride)
     return call.body(x, weight, bias, beside, *ADDING.values())
 
@@ -110,62 +114,26 @@ def _why_not_streamed(tile: streamed.Tile, problem: Problem) -> str | None:
     if reason := _why_not(problem):
         return reason
     rows, columns, terms = _sizes(problem)
-    if rows < streamed.FEWEST_ROWS:
-        return "it has too few rows to stream"
-    if max(terms) > streamed.MOST_TERMS:
-        return "it sums up too many terms to hold blocks of the weights"
-    if not streamed.fits(tile, columns):
-        return "the tile does not fit"
+    if reason := why_not_streams(tile, rows, columns, terms):
+        return reason
     itemsize = getattr(torch, problem.operands[0].dtype).itemsize
     _, room = facts(problem.arch)
-    fitting = min(tile.programs, room // shortcut.shared(tile, *terms, itemsize))
-    if fitting * tile.num_stages < streamed.IN_FLIGHT:
-        return "there is no shared memory for what should be on its way"
-    return None
+    return why_too_few(tile, min(tile.programs, room // shortcut.shared(tile, *terms, itemsize)))
 
 
 def _why_not_boxes(tile: conv_boxes.Tile, problem: Problem) -> str | None:
     if reason := _why_not(problem):
         return reason
-    if not problem.arch.startswith("sm_90"):
-        return "it is for Hopper's copy engine"
     rows, columns, terms = _sizes(problem)
-    if any(each % conv_boxes.FEWEST_TERMS for each in terms):
-        return "its channels are no whole steps"
-    source, stride = named(problem)["source"], ints(problem.constants["stride"])
-    if any(size % step for size, step in zip(ints(source.shape[2:]), stride, strict=True)):
-        return "its strides do not divide the image"
-    if not conv_boxes.fits(tile, columns):
-        return "the tile does not fit"
-    multiprocessors, room = facts(problem.arch)
-    if _shared(tile, *terms, problem.operands[0].dtype) > room:
-        return "it takes more shared memory than there is"
-    blocks = rows * columns / (tile.BLOCK_M * tile.BLOCK_N)
-    return None if 2 * blocks >= multiprocessors else "it has too few blocks"
+    source = named(problem)["source"]
+    return why_not_in_boxes(tile, problem, source, terms, columns, rows * columns)
 
 
-def _shared(tile: conv_boxes.Tile, terms: int, other_terms: int, dtype: str) -> int:
-    step = max(map(conv_boxes.terms_of, (terms, other_terms)))
-    return tile.shared(step, getattr(torch, dtype).itemsize)
-
-
-def _shortcut(
-    kind: str,
-    tile: Any,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    source: Tensor,
-    projection: Tensor,
-    stride: list[int],
-) -> Tensor:
+def _together(kind: str, tile: Any, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    bias, source, projection, stride = rest
     matrices = weight.flatten(1), bias, source, projection.flatten(1)
     rows = torch.ops.ipex.shortcut_rows(x, *matrices, stride, kind, [*astuple(tile)])
     return with_epilogue(rows, x, x.shape[2:], None, None, "none", "relu", [], "")
-
-
-def _in_turns(rows: Any, columns: Any, meta: Any) -> tuple[Any, ...]:
-    return meta["PROGRAMS"], 1, 1
 
 
 def _lower(
@@ -189,15 +157,14 @@ def _lower(
         x, weight, source, projection = (
             aligned(each, conv_boxes.VECTOR) for each in (x, weight, source, projection)
         )
-        dtype = str(x.get_dtype()).removeprefix("torch.")
-        fitting = room // _shared(chosen, image[0], read[0], dtype)
+        fitting = room // shared_by_boxes(chosen, (image[0], read[0]), x.get_dtype())
     else:
         chosen, text = streamed.Tile(*tile), shortcut.STREAMED
         taken = shortcut.shared(chosen, image[0], read[0], x.get_dtype().itemsize)
         fitting = min(chosen.programs, room // taken)
     programs = multiprocessors * max(1, fitting)
     return node(
-        template(f"ipex_shortcut_{kind}", text, _in_turns),
+        template(f"ipex_shortcut_{kind}", text, in_turns),
         (x, weight, source, projection, bias),
         ir.FixedLayout(x.get_device(), torch.float32, [batch * math.prod(image[1:]), columns]),
         chosen.num_warps,
@@ -213,14 +180,14 @@ CALLS = (
         STREAMED,
         shortcut.STREAMED,
         shortcut.STREAMED_TILES,
-        functools.partial(_shortcut, "streamed"),
+        functools.partial(_together, "streamed"),
         _why_not_streamed,
     ),
     *calls(
         BOXES,
         shortcut.BOXES,
         shortcut.BOXES_TILES,
-        functools.partial(_shortcut, "boxes"),
+        functools.partial(_together, "boxes"),
         _why_not_boxes,
     ),
 )

@@ -1,6 +1,7 @@
 """`ipex::streamed` to our Triton template: 1x1 convolutions and linear layers of many rows."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -19,15 +20,19 @@ from ipex_inductor.lowerings.conv_templates import (
     why_not_ours,
     with_epilogue,
 )
-from ipex_inductor.lowerings.templated import behind_rows, calls, dense, facts, node, template
+from ipex_inductor.lowerings.templated import (
+    behind_rows,
+    calls,
+    dense,
+    facts,
+    in_turns,
+    node,
+    template,
+)
 from ipex_inductor.lowerings.workload import empty, named
 from ipex_inductor.ops.stem import rows_of
 from ipex_inductor.templates import streamed
 from ipex_inductor.templates.streamed import Tile
-
-
-def _grid(rows: Any, columns: Any, meta: Any) -> tuple[Any, ...]:
-    return meta["PROGRAMS"], 1, 1
 
 
 def _lower(x: Any, weight: Any, bias: Any, tile: list[int]) -> Any:
@@ -39,7 +44,7 @@ def _lower(x: Any, weight: Any, bias: Any, tile: list[int]) -> Any:
     fitting = chosen.fitting(room, terms, x.get_dtype().itemsize, True)
     programs = multiprocessors * max(1, fitting)
     return node(
-        template("ipex_streamed", streamed.SOURCE, _grid),
+        template("ipex_streamed", streamed.SOURCE, in_turns),
         given,
         ir.FixedLayout(x.get_device(), torch.float32, [rows, columns]),
         chosen.num_warps,
@@ -104,18 +109,28 @@ def _why_not_conv(tile: Tile, problem: Problem) -> str | None:
 def _why_not_product(tile: Tile, problem: Problem, rows: int) -> str | None:
     operands = named(problem)
     columns, terms = ints(operands["weight"].shape[:2])
-    if rows < streamed.FEWEST_ROWS:
-        return "it has too few rows to stream"
-    if terms > streamed.MOST_TERMS:
-        return "it sums up too many terms to hold a block of the weight"
-    if not streamed.fits(tile, columns):
-        return "the tile does not fit"
+    if reason := why_not_streams(tile, rows, columns, [terms]):
+        return reason
     itemsize = getattr(torch, operands["x"].dtype).itemsize
     _, room = facts(problem.arch)
-    fitting = tile.fitting(room, terms, itemsize, "other" in operands)
-    if fitting * tile.num_stages < streamed.IN_FLIGHT:
-        return "there is no shared memory for what should be on its way"
-    return None
+    return why_too_few(tile, tile.fitting(room, terms, itemsize, "other" in operands))
+
+
+def why_not_streams(
+    tile: Tile, rows: int, columns: int, each_of_terms: Sequence[int]
+) -> str | None:
+    """Why rows of so many columns are not streamed, summed up from products of so many terms."""
+    if rows < streamed.FEWEST_ROWS:
+        return "it has too few rows to stream"
+    if max(each_of_terms) > streamed.MOST_TERMS:
+        return "it sums up too many terms to hold a block of the weight"
+    return None if streamed.fits(tile, columns) else "the tile does not fit"
+
+
+def why_too_few(tile: Tile, programs: int) -> str | None:
+    """Why so many programs of a multiprocessor are too few."""
+    enough = programs * tile.num_stages >= streamed.IN_FLIGHT
+    return None if enough else "there is no shared memory for what should be on its way"
 
 
 LINEAR_CALLS = calls(streamed.NAME, streamed.SOURCE, streamed.TILES, _linear, _why_not_linear)

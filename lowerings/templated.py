@@ -20,6 +20,11 @@ from ipex_inductor.ops import epilogue, gelu
 Grid = Callable[..., tuple[Any, ...]]
 
 
+def in_turns(rows: Any, columns: Any, meta: Any) -> tuple[Any, ...]:
+    """A grid of programs that go through blocks in turns."""
+    return meta["PROGRAMS"], 1, 1
+
+
 @functools.cache
 def template(name: str, source: str, grid: Grid) -> Any:
     """Inductor knows templates by name, one of each in a process."""

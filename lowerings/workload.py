@@ -78,8 +78,8 @@ def inputs_of(problem: Problem, device: torch.device, seed: int) -> list[Tensor]
     """
     generator = torch.Generator(device).manual_seed(seed)
     operands = [_random(o, device, generator) for o in problem.operands]
-    for number, terms in _summed(problem):
-        factor = operands[number]
+    for place, terms in _summed(problem):
+        factor = operands[place]
         if factor.is_floating_point() and terms > 1:
             steps = factor.stride()
             own = [n if step else 1 for n, step in zip(factor.shape, steps, strict=True)]
@@ -334,15 +334,23 @@ def _random(operand: Operand, device: torch.device, generator: torch.Generator) 
 def _summed(problem: Problem) -> list[tuple[int, int]]:
     """The operand that is multiplied last, and how many products a sum is of: of each product."""
     packet = problem.op.split(".")[1]
-    if packet == "conv_shortcut":
-        return [(i, int(problem.operands[i].shape[1])) for i in (1, 4)]
-    last = _LAST_FACTOR.get(packet, 0)
-    shape = [int(n) for n in problem.operands[last].shape]
+    factors = _LAST_FACTORS.get(packet, (0,))
+    return [(i, _terms(packet, i, [*map(int, problem.operands[i].shape)])) for i in factors]
+
+
+def _terms(packet: str, last: int, shape: list[int]) -> int:
     if packet == "conv_weight_grad":  # of all pixels
-        return [(last, shape[0] * math.prod(shape[2:]))]
-    return [(last, math.prod(shape[1:]) if packet in _BY_ROWS else shape[-2] if last else 1)]
+        return shape[0] * math.prod(shape[2:])
+    return math.prod(shape[1:]) if packet in _BY_ROWS else shape[-2] if last else 1
 
 
-_LAST_FACTOR = {"mm": 1, "bmm": 1, "addmm": 2, "baddbmm": 2, "convolution": 1}
-_LAST_FACTOR |= {"conv": 1, "linear": 1}  # ours
-_BY_ROWS = {"convolution", "conv", "linear"}  # a weight has all that is summed behind its rows
+_LAST_FACTORS: dict[str, tuple[int, ...]] = {
+    "mm": (1,),
+    "bmm": (1,),
+    "addmm": (2,),
+    "baddbmm": (2,),
+    "convolution": (1,),
+}
+_LAST_FACTORS |= {"conv": (1,), "conv_shortcut": (1, 4), "linear": (1,)}  # ours
+# A weight has all that is summed behind its rows.
+_BY_ROWS = {"convolution", "conv", "conv_shortcut", "linear"}

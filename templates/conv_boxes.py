@@ -149,22 +149,11 @@ def constants(
 ) -> dict[str, Any]:
     """What the template is rendered with but ALLOW_TF32; `programs` fit on the device at once."""
     known = geometry(image, window, stride, padding, dilation)
-    sizes = batch, known["OUT_H"], known["OUT_W"]
-    sides = box(tile.BLOCK_M, *sizes)
-    boxes = [-(-size // side) for size, side in zip(sizes, sides, strict=True)]
-    columns = -(-out_channels // tile.BLOCK_N)
-    blocks = boxes[0] * boxes[1] * boxes[2] * columns
     terms = terms_of(image[0])
     return {
-        "BATCH": batch,
         "OUT_C": out_channels,
         **known,
-        **dict(zip(("BOX_N", "BOX_H", "BOX_W"), sides, strict=True)),
-        "BOXES_H": boxes[1],
-        "BOXES_W": boxes[2],
-        "BLOCKS_N": columns,
-        "BLOCKS": blocks,
-        "PROGRAMS": min(programs, blocks),
+        **blocks((batch, known["OUT_H"], known["OUT_W"]), out_channels, tile, programs),
         # Padding as whole strides, so that nothing negative is divided.
         "ABOVE": -(-padding[0] // stride[0]),
         "BESIDE": -(-padding[1] // stride[1]),
@@ -173,4 +162,23 @@ def constants(
         "BLOCK_M": tile.BLOCK_M,
         "BLOCK_N": tile.BLOCK_N,
         "BLOCK_K": terms,
+    }
+
+
+def blocks(
+    sizes: tuple[int, int, int], out_channels: int, tile: Tile, programs: int
+) -> dict[str, int]:
+    """How a result of those images, lines and columns falls into boxes, and those to programs."""
+    sides = box(tile.BLOCK_M, *sizes)
+    boxes = [-(-size // side) for size, side in zip(sizes, sides, strict=True)]
+    columns = -(-out_channels // tile.BLOCK_N)
+    count = boxes[0] * boxes[1] * boxes[2] * columns
+    return {
+        "BATCH": sizes[0],
+        **dict(zip(("BOX_N", "BOX_H", "BOX_W"), sides, strict=True)),
+        "BOXES_H": boxes[1],
+        "BOXES_W": boxes[2],
+        "BLOCKS_N": columns,
+        "BLOCKS": count,
+        "PROGRAMS": min(programs, count),
     }

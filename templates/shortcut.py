@@ -153,7 +153,10 @@ def constants(
         "BLOCK_N": tile.BLOCK_N,
     }
     if isinstance(tile, conv_boxes.Tile):
-        return known | _boxes(batch, image, source, out_channels, tile, programs)
+        sizes = batch, image[1], image[2]
+        steps = map(conv_boxes.terms_of, (image[0], source[0]))
+        known |= conv_boxes.blocks(sizes, out_channels, tile, programs)
+        return known | dict(zip(("BLOCK_K", "OTHER_K"), steps, strict=True))
     rows = batch * image[1] * image[2]
     blocks = -(-rows // tile.BLOCK_M), -(-out_channels // tile.BLOCK_N)
     step = min(blocks[0], max(1, programs // blocks[1]))
@@ -165,30 +168,4 @@ def constants(
         "PROGRAMS": step * blocks[1],
         "BLOCK_K": streamed.depth(image[0]),
         "OTHER_K": streamed.depth(source[0]),
-    }
-
-
-def _boxes(
-    batch: int,
-    image: Sequence[int],
-    source: Sequence[int],
-    out_channels: int,
-    tile: conv_boxes.Tile,
-    programs: int,
-) -> dict[str, Any]:
-    sizes = batch, image[1], image[2]
-    sides = conv_boxes.box(tile.BLOCK_M, *sizes)
-    boxes = [-(-size // side) for size, side in zip(sizes, sides, strict=True)]
-    columns = -(-out_channels // tile.BLOCK_N)
-    blocks = boxes[0] * boxes[1] * boxes[2] * columns
-    return {
-        "BATCH": batch,
-        **dict(zip(("BOX_N", "BOX_H", "BOX_W"), sides, strict=True)),
-        "BOXES_H": boxes[1],
-        "BOXES_W": boxes[2],
-        "BLOCKS_N": columns,
-        "BLOCKS": blocks,
-        "PROGRAMS": min(programs, blocks),
-        "BLOCK_K": conv_boxes.terms_of(image[0]),
-        "OTHER_K": conv_boxes.terms_of(source[0]),
     }

@@ -1,5 +1,6 @@
 """What several tests need: generated code without its comments, models to compile, patience."""
 
+import copy
 import io
 import re
 import time
@@ -17,6 +18,15 @@ def code_of(fn, *args):
     """The code Inductor generated while `fn(*args)` ran: comments and file hashes removed."""
     _, sources = run_and_get_code(fn, *args)
     return [strip(source) for source in sources]
+
+
+def no_farther_off_than_eager(fn, model, x):
+    """Than twice as far, and a rounding; strides as its. `fn` is the model, compiled."""
+    exact, eager = copy.deepcopy(model).double()(x.double()), model(x)
+    result, unit = fn(x), exact.abs().max()
+    allowed = 2 * (eager - exact).abs().max() / unit + torch.finfo(x.dtype).eps
+    assert (result - exact).abs().max() / unit <= allowed
+    assert result.stride() == eager.stride()
 
 
 def has_kernels(dtype):

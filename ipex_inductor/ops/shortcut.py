@@ -8,24 +8,6 @@ from ipex_inductor.ops.few_rows import unrounded
 from ipex_inductor.ops.stem import rows_of
 
 
-@op("conv_shortcut")
-def conv_shortcut(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    source: Tensor,
-    projection: Tensor,
-    stride: list[int],
-) -> Tensor:
-    """`relu(conv2d(x, weight, bias) + conv2d(source, projection, None, stride))`: the reference.
-
-    x [B, C, H, W], weight [O, C, 1, 1], bias [O], source [B, D, H', W'] whose every `stride`-th
-    pixel is read, projection [O, D, 1, 1] -> [B, O, H, W]. What He et al. 2015 (arXiv:1512.03385)
-    call a projection shortcut, without batch norms.
-    """
-    return reference(x, weight, bias, source, projection, stride)
-
-
 def reference(
     x: Tensor,
     weight: Tensor,
@@ -34,25 +16,17 @@ def reference(
     projection: Tensor,
     stride: list[int],
 ) -> Tensor:
-    """The same in torch's own ops."""
+    """`relu(conv2d(x, weight, bias) + conv2d(source, projection, None, stride))`.
+
+    x [B, C, H, W], weight [O, C, 1, 1], bias [O], source [B, D, H', W'] whose every `stride`-th
+    pixel is read, projection [O, D, 1, 1] -> [B, O, H, W]. What He et al. 2015 (arXiv:1512.03385)
+    call a projection shortcut, without batch norms.
+    """
     beside = torch.conv2d(source, projection, None, stride)
     return torch.relu(torch.conv2d(x, weight, bias) + beside)
 
 
-@conv_shortcut.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    source: Tensor,
-    projection: Tensor,
-    stride: list[int],
-) -> Tensor:
-    return reference(x, weight, bias, source, projection, stride)
-
-
-@op("shortcut_rows")
-def shortcut_rows(
+def rows(
     x: Tensor,
     weight: Tensor,
     bias: Tensor,
@@ -70,21 +44,10 @@ def shortcut_rows(
     """
     wide = unrounded(x)
     read = source[:, :, :: stride[0], :: stride[1]]
-    rows = rows_of(x).to(wide) @ weight.to(wide).t()
-    rows = rows + rows_of(read).to(wide) @ projection.to(wide).t()
-    return rows + bias.to(wide)
+    made = rows_of(x).to(wide) @ weight.to(wide).t()
+    return made + rows_of(read).to(wide) @ projection.to(wide).t() + bias.to(wide)
 
 
-@shortcut_rows.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    source: Tensor,
-    projection: Tensor,
-    stride: list[int],
-    template: str,
-    tile: list[int],
-) -> Tensor:
-    rows = x.shape[0] * x.shape[2] * x.shape[3]
-    return x.new_empty((rows, weight.shape[0]), dtype=unrounded(x))
+conv_shortcut, shortcut_rows = op("conv_shortcut")(reference), op("shortcut_rows")(rows)
+conv_shortcut.register_fake(reference)
+shortcut_rows.register_fake(rows)

@@ -91,8 +91,8 @@ def place(
                 _adopt_layer(node)
     traced: dict[Any, torch.fx.GraphModule] = {}  # a model repeats its layers
     for node in graph.find_nodes(op="call_function", target=torch.ops.ipex.conv.default):
-        if _ends_in_shortcut(node, weights):
-            _place_shortcut(graph, node, choose, table, report, traced)
+        if other := _shortcut(node, weights):
+            _place_shortcut(graph, node, other, choose, table, report, traced)
     for node in list(graph.nodes):
         if node.target not in REFERENCES or node.meta["val"].device.type == "cpu":
             continue
@@ -228,14 +228,15 @@ def _adopt_layer(node: Node) -> None:
 def _place_shortcut(
     graph: torch.fx.Graph,
     node: Node,
+    other: Node,
     choose: Choose,
     table: Table,
     report: GraphReport,
     traced: dict[Any, torch.fx.GraphModule],
 ) -> None:
-    """Replace `node` and the shortcut that it adds by one call, if that was chosen."""
-    x, weight, bias, other, *_ = node.args
-    source, projection, own, stride, *_ = other.args  # type: ignore[union-attr]
+    """Replace `node` and the shortcut that it adds, `other`, by one call, if that was chosen."""
+    x, weight, bias, *_ = node.args
+    source, projection, own, stride, *_ = other.args
     with graph.inserting_before(node):
         args = (x, weight, bias or own, source, projection, stride)
         ours = graph.call_function(torch.ops.ipex.conv_shortcut.default, args)
@@ -251,56 +252,59 @@ def _place_shortcut(
         with graph.inserting_before(ours):
             ours.args = (x, weight, _total(graph, bias, own), source, projection, stride)
     graph.erase_node(node)
-    graph.erase_node(other)  # type: ignore[arg-type]
+    graph.erase_node(other)
     inline(graph, ours, body, table, traced, origins=True)
 
 
-def _ends_in_shortcut(node: Node, weights: Container[Node]) -> bool:
-    """Whether `node` adds a convolution of one pixel to one of its own: one kernel may do both."""
-    if node.meta["val"].device.type in ("cpu", SYCL) or not _adds_convolution(node, weights):
-        return False
-    weight, bias, other, *window, _, unary, _, _ = node.args[1:]
-    projection, own, *window_of_other = other.args[1:]  # type: ignore[union-attr]
-    given = (weight, window), (projection, window_of_other)
-    pixels = all(_is_of_pixels(w.meta["val"], around) for w, around in given)  # type: ignore[union-attr]
-    made, added = node.meta["val"], other.meta["val"]  # type: ignore[union-attr]
+def _shortcut(node: Node, weights: Container[Node]) -> Node | None:
+    """The convolution of one pixel that one of the same kind adds: one kernel may do both."""
+    other = _addend(node, weights)
+    if other is None or node.meta["val"].device.type in ("cpu", SYCL):
+        return None
+    weight, bias, _, *window, _, unary, _, _ = node.args[1:]
+    projection, own, *window_of_other = other.args[1:]
+    each = _is_of_pixels(weight, window) and _is_of_pixels(projection, window_of_other)
+    made, added = node.meta["val"], other.meta["val"]
     known = all(isinstance(size, int) for size in (*made.shape, *added.shape))
     alike = known and (made.shape, made.dtype) == (added.shape, added.dtype)
     biased = bias is not None or own is not None
     stride: Any = window[0]
-    return pixels and alike and biased and unary == "relu" and [*stride] == [1, 1]
+    found = each and alike and biased and unary == "relu" and [*stride] == [1, 1]
+    return other if found else None
 
 
-def _is_of_pixels(weight: Tensor, window: Any) -> bool:
+def _is_of_pixels(weight: Any, window: Any) -> bool:
     """Whether a convolution over a plane with that weight reads a pixel for each that it makes."""
     stride, padding, _, transposed, _, groups = window
-    if weight.dim() != 4 or len(stride) != 2 or transposed or groups != 1:
+    sizes = weight.meta["val"].shape
+    if len(sizes) != 4 or len(stride) != 2 or transposed or groups != 1:
         return False
-    known = all(isinstance(size, int) for size in weight.shape)
-    return known and {*weight.shape[2:]} == {1} and {*padding} == {0}
+    known = all(isinstance(size, int) for size in sizes)
+    return known and {*sizes[2:]} == {1} and {*padding} == {0}
 
 
 def _takes_bias(node: Node, weights: Container[Node]) -> bool:
-    """Whether `node` adds a convolution that nobody else reads, whose bias it may add with its own.
+    """Whether `node` adds a convolution whose bias it may add with its own.
 
     cuDNN adds the bias of a convolution without a relu in a kernel of its own.
     """
-    return _adds_convolution(node, weights) and node.args[3].args[2] is not None  # type: ignore[union-attr]
+    other = _addend(node, weights)
+    return other is not None and other.args[2] is not None
 
 
-def _adds_convolution(node: Node, weights: Container[Node]) -> bool:
-    """Whether it adds a convolution that nobody else reads; the biases, if there are, may be added.
+def _addend(node: Node, weights: Container[Node]) -> Node | None:
+    """The convolution that `node` adds, which nobody else reads, if their biases may be added.
 
-    Those are known not to change.
+    So they may where both are known not to change, or there is one.
     """
     if node.target is not torch.ops.ipex.conv.default or node.args[-4] != "add":
-        return False
+        return None
     bias, other = node.args[2:4]
     if not isinstance(other, Node) or other.target is not aten.convolution.default:
-        return False
+        return None
     own = other.args[2]
     known = own is None or (own in weights and (bias is None or bias in weights))
-    return known and len(other.users) == 1 and other not in node.args[:2]
+    return other if known and len(other.users) == 1 and other not in node.args[:2] else None
 
 
 def _take_bias(graph: torch.fx.Graph, node: Node) -> None:
@@ -312,10 +316,10 @@ def _take_bias(graph: torch.fx.Graph, node: Node) -> None:
     node.args = (x, weight, total, other, *rest)
 
 
-def _total(graph: torch.fx.Graph, bias: Any, own: Any) -> Node:
+def _total(graph: torch.fx.Graph, bias: Any, own: Any) -> Any:
     """Both biases as one, rounded once."""
     if bias is None:
-        return own  # type: ignore[no-any-return]
+        return own
     total = _call(graph, aten.add.Tensor, _exact(graph, bias), _exact(graph, own))
     return _call(graph, prims.convert_element_type.default, total, own.meta["val"].dtype)
 

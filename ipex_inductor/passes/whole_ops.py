@@ -146,7 +146,7 @@ def _traced(
     with fake_mode, enable_python_dispatcher():
         # A tracer tells inputs apart by identity, and two nodes may share what stands for them.
         for number, value in enumerate(values):
-            if any(value is other for other in values[:number]):
+            if isinstance(value, torch.Tensor) and any(value is v for v in values[:number]):
                 values[number] = value.detach()
         gm = make_fx(call, table, tracing_mode="real")(*values)
     gm.graph.eliminate_dead_code()

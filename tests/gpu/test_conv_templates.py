@@ -1,12 +1,10 @@
 """Our convolution templates on a GPU: values of many shapes, through Inductor, and in a model."""
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
 from conv_cases import CLOSE, COMPILED
-from helpers import code_of
+from helpers import code_of, no_farther_off_than_eager
 from records import plant
 from rendered import ERRORS, error
 from torch import nn
@@ -120,10 +118,6 @@ def test_in_a_model(tmp_path, monkeypatch):
         "ipex.triton.stem",
     ]
     for _ in range(2):
-        exact, eager = copy.deepcopy(model).double()(x.double()), model(x)
-        result, unit = fn(x), exact.abs().max()
-        allowed = 2 * (eager - exact).abs().max() / unit + torch.finfo(x.dtype).eps
-        assert (result - exact).abs().max() / unit <= allowed
-        assert result.stride() == eager.stride()
+        no_farther_off_than_eager(fn, model, x)
         model.norm.bias.add_(1.0)
         model.separate.weight.mul_(2.0)

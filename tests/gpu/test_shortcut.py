@@ -3,12 +3,10 @@
 Values of many shapes are in `test_conv_templates.py`.
 """
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import code_of
+from helpers import code_of, no_farther_off_than_eager
 from records import plant
 from torch import nn
 
@@ -92,11 +90,7 @@ def test_in_a_model(tmp_path, monkeypatch):
     said = [e.reason for r in decisions.reports() for e in r.events if e.kind == "choice"]
     assert sum("ipex.triton.shortcut" in reason for reason in said) == 2
     for _ in range(2):
-        exact, eager = copy.deepcopy(model).double()(x.double()), model(x)
-        result, unit = fn(x), exact.abs().max()
-        allowed = 2 * (eager - exact).abs().max() / unit + torch.finfo(x.dtype).eps
-        assert (result - exact).abs().max() / unit <= allowed
-        assert result.stride() == eager.stride()
+        no_farther_off_than_eager(fn, model, x)
         for block in model:
             block.shortcut[1].bias.add_(1.0)
             block.shortcut[0].weight.mul_(2.0)

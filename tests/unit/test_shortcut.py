@@ -11,6 +11,9 @@ import pytest
 import torch
 from placing import H200, LAST, conv, image, placed, traced
 from rendered import shortcut_compiled, usage
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from ipex_inductor.autotune import batches
 from ipex_inductor.autotune.pool import Estimate
@@ -21,6 +24,7 @@ from ipex_inductor.lowerings import library, listed, shapes, shortcut, tuner
 from ipex_inductor.lowerings.listed import Choosing, choosing
 from ipex_inductor.lowerings.workload import inputs_of
 from ipex_inductor.passes.library import SHORTCUT
+from ipex_inductor.passes.whole_ops import inline
 from ipex_inductor.target import described
 from ipex_inductor.templates.shortcut import BOXES_TILES, STREAMED_TILES, shared
 
@@ -312,6 +316,25 @@ def test_compiled_where_there_is_no_gpu(kind, sizes, tile, dtype, gpu):
     if kind == "streamed":
         terms = sizes[0][1], sizes[2][1]
         assert made.metadata.shared <= shared(tile, *terms, itemsize=2)
+
+
+def test_numbers_with_one_value_to_stand_for_both_are_inputs_as_they_were():
+    """Of sizes that vary; there is nothing to tell apart in them."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    dynamic = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
+    gm = make_fx(lambda x: torch.ops.aten.view.default(x, [x.shape[0], x.shape[0]]))(
+        mode.from_tensor(torch.ones(6, 6), symbolic_context=dynamic)
+    )
+    (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default)
+    first, second = node.args[1]
+    if first is second:  # one node for both: another, with the same value
+        with gm.graph.inserting_after(first):
+            second = gm.graph.node_copy(first)
+        second.meta["val"] = first.meta["val"]
+        node.args = (node.args[0], [first, second])
+    inline(gm.graph, node, lambda x, sizes: x.reshape(sizes).neg())
+    gm.recompile()
+    assert torch.equal(gm(torch.ones(5, 5)), -torch.ones(5, 5))
 
 
 def test_weights_with_one_value_to_stand_for_both_are_told_apart(monkeypatch):
