@@ -7,7 +7,8 @@ and minima of the rounds, in milliseconds, and torch's fused step over ours. bf1
 precision kept: ours on split weights, against what is written by hand with torch's ops (fp32
 masters, torch's fused step on them, copied back).
 
-With `--sycl`, ours are SYCL's kernels on its CPU device, as a stand-in for Intel's GPUs.
+With `--sycl`, ours are SYCL's kernels on its CPU device, as a stand-in for Intel's GPUs. They have
+threads of their own, so each step waits until those of the one before have stopped turning.
 
 Nothing is printed unless five steps of ours agree with torch's in fp64.
 """
@@ -40,6 +41,7 @@ STEPS = {
 }
 OURS_ALONE = ("Lamb", "Lars")  # torch has none: against our own unfused step
 Step = Callable[[], None]
+TURNING = 0.01  # seconds that OpenMP's threads may, after a step, on cores that others want
 
 
 def resnet50() -> Iterator[tuple[int, ...]]:
@@ -138,11 +140,14 @@ def check(name: str) -> None:
         torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-6)
 
 
-def race(steps: dict[str, Step], rounds: int) -> dict[str, tuple[float, float]]:
-    """Median and minimum of each, in ms."""
+def race(
+    steps: dict[str, Step], rounds: int, pause: float = 0.0
+) -> dict[str, tuple[float, float]]:
+    """Median and minimum of each, in ms, each after so many seconds of nothing."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds + 3):
         for name, step in steps.items():
+            time.sleep(pause)
             began = time.perf_counter()
             step()
             if number >= 3:
@@ -162,7 +167,7 @@ def main(params: str, rounds: int, sycl: bool, file: Path | None) -> None:
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; ms, median (minimum)")
     rows = []
     for name, form, steps in every(shapes):
-        found = race(steps, rounds)
+        found = race(steps, rounds, TURNING * sycl)
         *_, peer, ours = found.values()
         cells = "  ".join(f"{n} {m:.2f} ({least:.2f})" for n, (m, least) in found.items())
         ratio = f"{peer[0] / ours[0]:.2f} ({peer[1] / ours[1]:.2f})"

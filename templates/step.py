@@ -118,6 +118,7 @@ def parts_of(kernel: StepKernel) -> dict[str, Any]:
         "scaled": kernel.scaled,
         "zeroed": kernel.zeroed,
         "sharded": kernel.sharded,
+        "paired": _paired(kernel.real, kernel.columns),
         "arithmetic": True,
     }
 
@@ -149,8 +150,14 @@ def parts_of_update(update: Update) -> dict[str, Any]:
         "scaled": False,
         "zeroed": False,
         "sharded": False,
+        "paired": _paired(update.real, update.columns),
         "arithmetic": False,  # but functions, which may make any NaN
     }
+
+
+def _paired(real: str, columns: Iterable[tuple[str, str]]) -> bool:
+    """Whether two elements are taken at once, that share a word in each tensor."""
+    return real == "float32" and {dtype for _, dtype in columns} == {"bfloat16"}
 
 
 def rendered(template: str, **given: Any) -> str:

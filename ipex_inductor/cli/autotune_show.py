@@ -1,6 +1,6 @@
 """`ipex-inductor autotune show`: what was measured of each problem."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import Annotated, Any
 
 import msgspec
@@ -30,6 +30,9 @@ def autotune_show(
     problem: Annotated[
         str, typer.Option(help="Only problems whose line contains this text, in any case.")
     ] = "",
+    winners: Annotated[
+        bool, typer.Option(help="A line for each: the best, and how near it comes to the peak.")
+    ] = False,
     everything: Everything = False,
     as_json: AsJson = False,
 ) -> None:
@@ -37,7 +40,8 @@ def autotune_show(
 
     Times are microseconds: medians of the percentiles over all records. "best" is what selection
     would use; "reported" are times of other tools, which nobody verified here, and "predicted"
-    those of the cost model.
+    those of the cost model. With --winners there is only that table, the slowest first; bandwidth
+    and rate are shares of the device's peak.
     """
     with no_collector():
         read = records(*databases)
@@ -50,7 +54,8 @@ def autotune_show(
         if as_json:
             say_json({"problems": [_fact(each) for each in found]})
         else:
-            say(*_shown(found, len(found) if everything else ROWS))
+            shown = _winners if winners else _shown
+            say(*shown(found, len(found) if everything else ROWS))
 
 
 def _fact(of: Details) -> dict[str, Any]:
@@ -64,9 +69,27 @@ def _shown(found: list[Details], count: int) -> Iterator[Any]:
         yield from _share_of_the_roof(each.lines)
         yield from map(words.provenance, each.provenance)
         yield ""
+    yield from _left_out(found, count)
+
+
+def _winners(found: list[Details], count: int) -> Iterator[Any]:
+    """The slowest first."""
+    best = [(line, each) for each in found for line in each.lines if line.best]
+    best.sort(key=lambda pair: -(pair[0].p50 or 0))
+    choice = Column("the best choice", overflow="fold", min_width=18)
+    table = listing("problem", choice, *map(number, ("p50", "bandwidth", "rate")))
+    for line, each in best[:count]:
+        shares = ("" if s is None else f"{s:.0%}" for s in (line.bandwidth, line.rate))
+        chosen, took = words.choice(line.choice), _microseconds(line.p50)
+        table.add_row(*map(Text, (words.problem(each.problem), chosen, took, *shares)))
+    yield table
+    yield from _left_out(best, count)
+
+
+def _left_out(found: Sized, count: int) -> Iterator[str]:
     if len(found) > count:
         yield f"and {len(found) - count} more problems (--all, --problem TEXT)"
-    if not found:
+    if not len(found):
         yield "no problem"
 
 

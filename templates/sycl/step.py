@@ -57,13 +57,15 @@ def step_source(kernel: StepKernel, counting: bool = True) -> Source:
     `before` and `ratios` where norms take part; `update`. Without `counting` there is no `scalars`:
     its table is the caller's, and no fp64 is needed but for parameters.
     """
-    return _source(parts_of(kernel), kernel.problem, counting)
+    parts = parts_of(kernel)
+    # By words on a CPU alone: a GPU may read them only where they are aligned, as bf16 may not be.
+    return _source(parts | {"paired": parts["paired"] and counting}, kernel.problem, counting)
 
 
 def update_source(update: Update) -> Source:
     """The same for an update that was read from a graph."""
     problem = {"template": "update", **vars(update)}
-    return _source(parts_of_update(update), problem, counting=True)
+    return _source(parts_of_update(update) | {"paired": False}, problem, counting=True)
 
 
 def _source(parts: dict[str, Any], problem: dict[str, Any], counting: bool) -> Source:

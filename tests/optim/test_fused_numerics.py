@@ -3,6 +3,7 @@
 import itertools
 import math
 import struct
+from array import array
 from functools import partial
 
 import pytest
@@ -11,9 +12,11 @@ from optimizers import LOW, ONE_EACH, VARIANTS, copies, in_groups, single, tenso
 from step_checks import check_alone, check_fp32, check_fp64, check_kept
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
+from ipex_inductor.ops.update import Update
 from ipex_inductor.optim import Lamb, Lars, batches, fuse_step, planning
 from ipex_inductor.templates import step_cpp
 from ipex_inductor.templates.formulas import FORMULAS
+from ipex_inductor.templates.step import update_source
 
 
 def crossed(kind, **options):
@@ -234,4 +237,40 @@ def test_bf16_two_to_a_word(count):
         optimizer.step()
         torch.testing.assert_close(
             weight.detach().float(), expected, rtol=0, atol=0, equal_nan=True
+        )
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 33, 67, 70_001])
+def test_every_word_of_updates_in_bf16(count):
+    """Two to a word and many at a time: each element is what torch makes of it, NaN too.
+
+    Within a rounding of bf16, as a sum and a product may be rounded once in fp32, or twice.
+    """
+    a, b, c, w = low = [torch.randn(count + 1).bfloat16()[1:] for _ in range(4)]  # not aligned
+    a[::4], b[::5], c[::7], w[::3] = torch.nan, torch.nan, torch.inf, 0.25
+    columns = dict(zip("abcw", low, strict=True)) | {"param": torch.randn(count).bfloat16()}
+    a, b, c, w = (x.float() for x in low)
+    lines = {
+        "a": ("maximum(a, b)", torch.maximum(a, b)),
+        "b": ("sqrt(c * c + 1) / -b", torch.sqrt(c * c + 1) / -b),
+        "c": ("where(w < 0.5, a + w * (b - a), b - (b - a) * (1 - w))", torch.lerp(a, b, w)),
+        "w": ("n", torch.full_like(w, 0.3)),
+        "param": ("pow(as_bfloat16(c * n), 2) - w", (c * 0.3).bfloat16().float().square() - w),
+    }
+    made = [f"{name}_new = {line}" for name, (line, _) in lines.items()]
+    update = Update(
+        columns=tuple((name, "bfloat16") for name in columns),
+        stored=tuple(lines),
+        numbers=(("n", ""),),
+        counted="",
+        scalars=(),
+        lines=(*made, *(f"{name} = {name}_new" for name in lines)),
+    )
+    step = step_cpp.function_of(lambda: update_source(update), {"template": "test", **vars(update)})
+    table = step_cpp.Table()
+    table.add([*(x.data_ptr() for x in columns.values()), 0, 0], count)
+    table.step(step, table.rows, array("d", [0.3]))
+    for name, (_, expected) in lines.items():
+        torch.testing.assert_close(
+            columns[name], expected.bfloat16(), rtol=2**-7, atol=0, equal_nan=True
         )

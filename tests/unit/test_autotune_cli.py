@@ -242,6 +242,22 @@ def test_show_says_how_near_the_best_comes_to_the_peak(tmp_path):
     assert shown.count("of the peak bandwidth") == 1
 
 
+def test_winners_are_a_line_each(tmp_path):
+    """The slowest first, those of other tools not at all."""
+    near = replace(timed(LIBRARY, 20.0), bandwidth=0.7, rate=0.101)
+    path = database(
+        tmp_path / "db.jsonl",
+        record(timed(TILES[0], 8.0), timed(LIBRARY, 9.0)),
+        record(near, timed(TILES[0], 30.0), rows=7),
+        record(failed(TILES[0]), rows=9),
+    )
+    lines = run("show", path, "--winners").stdout.splitlines()
+    assert re.search(r"bf16\[7x.* aten.mm +20 +70% +10%", lines[2])
+    assert re.search(r"tiled.* 8 *$", lines[3])
+    assert len(lines) < 7
+    assert run("show", path, "--winners", "--problem", "conv").stdout.endswith("no problem\n")
+
+
 def test_show_table_and_filter(a):
     done = run("show", a, "--problem", "BF16[2x32]")
     assert done.stdout.count("aten.mm.default") == 1
