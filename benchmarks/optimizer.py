@@ -140,9 +140,7 @@ def check(name: str) -> None:
         torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-6)
 
 
-def race(
-    steps: dict[str, Step], rounds: int, pause: float = 0.0
-) -> dict[str, tuple[float, float]]:
+def race(steps: dict[str, Step], rounds: int, pause: float = 0.0) -> dict[str, tuple[float, float]]:
     """Median and minimum of each, in ms, each after so many seconds of nothing."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds + 3):

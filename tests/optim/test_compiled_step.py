@@ -564,28 +564,33 @@ def test_two_hundred_tensors_are_one_kernel_and_no_graph(monkeypatch, launches):
 
 
 COLD = """
-import sys, time, torch
+import os, sys, torch
 ps = [torch.nn.Parameter(torch.randn(64, 33)) for _ in range(200)]
 for p in ps:
     p.grad = torch.randn_like(p)
 step = torch.compile(torch.optim.AdamW(ps, foreach=True).step, backend=sys.argv[1])
-begun = time.monotonic()
+begun = os.times()
 step()
-print(time.monotonic() - begun)
+print(sum(os.times()[:4]) - sum(begun[:4]))
 """
 
 
 @pytest.mark.slow
 def test_cold_compilation_takes_a_fraction_of_inductors(tmp_path):
-    """Of a list of 200, Dynamo and g++ included: 8 seconds where Inductor takes 33, that is."""
+    """Of a list of 200, Dynamo and g++ included: 8 seconds where Inductor takes 33, that is.
+
+    Of processor time, as others may be at work.
+    """
 
     def seconds(backend):
-        env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / backend)}
+        folder = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / backend)}
+        env = {**os.environ, **folder, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         command = [sys.executable, "-c", COLD, backend]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
         return float(done.stdout)
 
-    assert seconds("ipex") < seconds("inductor") * 8 / 33
+    ours, inductors = seconds("ipex"), seconds("inductor")
+    assert ours < inductors * 8 / 33
 
 
 @torch.no_grad()
