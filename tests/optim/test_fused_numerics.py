@@ -13,7 +13,7 @@ from step_checks import check_alone, check_fp32, check_fp64, check_kept
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
 from ipex_inductor.ops.update import Update
-from ipex_inductor.optim import Lamb, Lars, batches, fuse_step, planning
+from ipex_inductor.optim import FusedStep, Lamb, Lars, batches, fuse_step, kernels, planning
 from ipex_inductor.templates import step_cpp
 from ipex_inductor.templates.formulas import FORMULAS
 from ipex_inductor.templates.step import update_source
@@ -222,15 +222,17 @@ def test_no_nan_becomes_a_number(kind, rate):
     assert weight[~odd].isnan().all() == (rate != rate)
 
 
+@pytest.mark.parametrize("zeroed", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 17, 70_001])
-def test_bf16_two_to_a_word(count):
+def test_bf16_two_to_a_word(count, zeroed, monkeypatch):
     """Each number comes out at its place, an odd one too, and NaN; all sums are exact."""
+    monkeypatch.setattr(kernels, "_tell", None)  # nothing is left to torch
     values = torch.arange(count).remainder(61)
     grad = values.remainder(7).sub(3).bfloat16()
     grad[-1] = torch.nan
     weight = torch.nn.Parameter(values.bfloat16())
     optimizer = SGD([weight], lr=0.5, momentum=0.5)
-    assert fuse_step(optimizer) is None
+    FusedStep(optimizer, zero_grad=zeroed)
     for factor in (1, 1.5):  # what the buffer holds by then
         weight.grad = grad.clone()
         expected = weight.detach().float() - 0.5 * factor * grad.float()
@@ -238,6 +240,7 @@ def test_bf16_two_to_a_word(count):
         torch.testing.assert_close(
             weight.detach().float(), expected, rtol=0, atol=0, equal_nan=True
         )
+        assert not (zeroed and weight.grad.any())
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 33, 67, 70_001])
