@@ -1,6 +1,6 @@
 """`ipex-inductor autotune show`: what was measured of each problem."""
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -86,10 +86,10 @@ def _winners(found: list[Details], count: int) -> Iterator[Any]:
     yield from _left_out(best, count)
 
 
-def _left_out(found: Sized, count: int) -> Iterator[str]:
+def _left_out(found: Sequence[Any], count: int) -> Iterator[str]:
     if len(found) > count:
         yield f"and {len(found) - count} more problems (--all, --problem TEXT)"
-    if not len(found):
+    if not found:
         yield "no problem"
 
 
