@@ -1,6 +1,7 @@
 """Steps by kernels in SYCL, on its CPU device: the same checks as of those in C++."""
 
 import functools
+import itertools
 import re
 
 import pytest
@@ -130,6 +131,13 @@ def test_split_weights_as_on_gpus(variant, as_on_gpus):
 
 
 @needs_sycl
+@each(ONE_EACH, ("adagrad",))
+def test_bf16_alone_as_on_gpus(variant, as_on_gpus):
+    """A number at a time; by words, as on the CPU, they would have to be aligned."""
+    check_alone(torch.bfloat16, VARIANTS[variant])
+
+
+@needs_sycl
 def test_several_chunks_as_on_gpus(as_on_gpus):
     ours = tensors(torch.float32, [(3,), (3 * step.CHUNK + 3,)])
     ours[1].data *= torch.linspace(0, 2, ours[1].numel())
@@ -233,6 +241,14 @@ def sources(counting):
         counted = "float32" if rule.counts else ""
         given = (name, flags, "bfloat16", "int16", "bfloat16", states, counted, True, True)
         yield step.step_source(StepKernel(*given), counting)
+
+
+def test_bf16_is_taken_by_words_on_the_cpu_alone():
+    """And nothing that holds another dtype too."""
+    given = "SGD", ("momentum",), "bfloat16", "", "bfloat16"
+    for state, counting in itertools.product(("bfloat16", "float32"), (True, False)):
+        text = step.step_source(StepKernel(*given, (state,)), counting).text
+        assert ("Upper" in text) == (counting and state == "bfloat16")
 
 
 def test_without_counting_nothing_is_in_fp64():
