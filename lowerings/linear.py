@@ -73,7 +73,7 @@ CALLS = (
     Call("cublaslt.addmm_activation", _addmm_activation, _why_not_activation, ACTIVATIONS),
     *few_rows.CALLS,
     *streamed.LINEAR_CALLS,
-    *persistent.CALLS,
+    *persistent.LINEAR_CALLS,
     *sycl.LINEAR_CALLS,
 )
 

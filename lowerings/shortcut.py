@@ -67,7 +67,7 @@ def _apart(call: Call, x: Tensor, weight: Tensor, bias: Tensor, *shortcut: Any) 
 
 
 def _calls_apart() -> tuple[Call, ...]:
-    """Of what adds: those that a library has, and streamed ones. The first is what Inductor does.
+    """Of what adds: those that a library has, and products of rows. The first is Inductor's.
 
     What arranges a weight first is left out: it is for windows, or slower than these.
     """

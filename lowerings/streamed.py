@@ -1,8 +1,9 @@
 """`ipex::streamed` to our Triton template: 1x1 convolutions and linear layers of many rows."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,8 +55,9 @@ def _lower(x: Any, weight: Any, bias: Any, tile: list[int]) -> Any:
     )
 
 
-def _linear(
-    tile: Tile,
+def linear(
+    op: Callable[..., Tensor],
+    tile: Any,
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -65,45 +67,66 @@ def _linear(
     scalars: list[float],
     packed: bool,
 ) -> Tensor:
-    """The epilogue is of unrounded sums, and the result is rounded once."""
-    sums = torch.ops.ipex.streamed(x.reshape(-1, x.shape[-1]), weight, bias, [*astuple(tile)])
+    """By `op`, a product of rows. The epilogue is of unrounded sums; the result is rounded once."""
+    sums = op(x.reshape(-1, x.shape[-1]), weight, bias, [*astuple(tile)])
     return behind_rows(sums, x, other, binary, unary, scalars)
 
 
-def _conv(
-    tile: Tile, x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, *rest: Any
+def conv(
+    op: Callable[..., Tensor],
+    tile: Any,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    *rest: Any,
 ) -> Tensor:
     """Of channels-last images, whose rows are those of a matrix: views but for the kernel."""
-    sums = torch.ops.ipex.streamed(rows_of(x), weight.flatten(1), bias, [*astuple(tile)])
+    sums = op(rows_of(x), weight.flatten(1), bias, [*astuple(tile)])
     return with_epilogue(sums, x, x.shape[2:], None, other, *rest)
 
 
-def _why_not_linear(tile: Tile, problem: Problem) -> str | None:
+def why_no_layer(problem: Problem) -> str | None:
+    """Why a linear layer is no product of rows for a template."""
     operands = named(problem)
-    reason = why_not(problem)
-    if reason is not None:
+    if (reason := why_not(problem)) is not None:
         return reason
     if operands["x"].dtype == "float32":
         return NO_TF32
     factors = (empty(operands[name], torch.device("meta")) for name in ("x", "weight"))
-    if not all(factor.is_contiguous() for factor in factors):
-        return "its factors are not contiguous"
-    return _why_not_product(tile, problem, math.prod(ints(operands["x"].shape[:-1])))
+    contiguous = all(factor.is_contiguous() for factor in factors)
+    return None if contiguous else "its factors are not contiguous"
 
 
-def _why_not_conv(tile: Tile, problem: Problem) -> str | None:
+def why_no_pixels(problem: Problem) -> str | None:
+    """Why a convolution is no product of rows for a template."""
     x = named(problem)["x"]
-    reason = why_not_ours(problem)
-    if reason is not None:
+    if (reason := why_not_ours(problem)) is not None:
         return reason
     if x.dtype == "float32":
         return NO_TF32
     if not is_product(problem):
         return "its window is more than one pixel"
-    if not is_channels_last(x):
-        return "its input is not channels-last"
-    batch, _, *image = ints(x.shape)
-    return _why_not_product(tile, problem, batch * math.prod(image))
+    return None if is_channels_last(x) else "its input is not channels-last"
+
+
+def rows_of_layer(problem: Problem) -> int:
+    """How many rows the matrix of a linear layer has."""
+    return math.prod(ints(named(problem)["x"].shape[:-1]))
+
+
+def rows_of_image(problem: Problem) -> int:
+    """How many rows the matrix of a convolution of single pixels has."""
+    batch, _, *image = ints(named(problem)["x"].shape)
+    return batch * math.prod(image)
+
+
+def _why_not_linear(tile: Tile, problem: Problem) -> str | None:
+    return why_no_layer(problem) or _why_not_product(tile, problem, rows_of_layer(problem))
+
+
+def _why_not_conv(tile: Tile, problem: Problem) -> str | None:
+    return why_no_pixels(problem) or _why_not_product(tile, problem, rows_of_image(problem))
 
 
 def _why_not_product(tile: Tile, problem: Problem, rows: int) -> str | None:
@@ -133,8 +156,9 @@ def why_too_few(tile: Tile, programs: int) -> str | None:
     return None if enough else "there is no shared memory for what should be on its way"
 
 
-LINEAR_CALLS = calls(streamed.NAME, streamed.SOURCE, streamed.TILES, _linear, _why_not_linear)
-CONV_CALLS = calls(streamed.NAME, streamed.SOURCE, streamed.TILES, _conv, _why_not_conv)
+_STREAMED = streamed.NAME, streamed.SOURCE, streamed.TILES
+LINEAR_CALLS = calls(*_STREAMED, partial(linear, torch.ops.ipex.streamed), _why_not_linear)
+CONV_CALLS = calls(*_STREAMED, partial(conv, torch.ops.ipex.streamed), _why_not_conv)
 
 
 def register() -> None:

@@ -51,11 +51,17 @@ class Tile:
     num_warps: int
     num_stages: int
 
+    def shared(self, itemsize: int) -> int:
+        """Bytes of shared memory that the stages take, and what is turned in it at the end."""
+        return self.num_stages * (self.BLOCK_M + self.BLOCK_N) * self.BLOCK_K * itemsize + 9000
+
 
 # The fastest of 15 on an H200 for 768, 1024 and 4096 terms; warps of one role each were slower.
-TILES = (Tile(128, 256, 64, 8, 3),)
+# Two programs a multiprocessor are for what is bound by memory too: one adds while one multiplies.
+TILES = (Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 4, 3))
+MOST_ADDED = 128 * 128  # of a block to which something is added; one more would have to spill
 GROUP = 8  # blocks of rows that share columns
-FEWEST = {"rows": 1024, "columns": 256, "terms": 256}
+FEWEST = {"rows": 1024, "terms": 256}
 VECTOR = 16  # bytes: a row begins at a multiple, as the copy engine needs
 
 

@@ -19,6 +19,7 @@ from ipex_inductor.autotune.record import Choice, Record
 from ipex_inductor.autotune.table import file_name
 from ipex_inductor.choices import problems_of
 from ipex_inductor.lowerings import compiling, library, selection, settings, shapes, tuner
+from ipex_inductor.passes.library import SHORTCUT
 
 pytestmark = pytest.mark.gpu
 
@@ -151,7 +152,7 @@ CODE = {
     Mlp: {"torch.ops.aten._addmm_activation.default(": 2},
 }
 RULES = {
-    Block: ["conv+relu", "conv+relu", "conv+add+relu"],
+    Block: ["conv+relu", "conv+relu", "conv+add+relu", SHORTCUT],
     Mlp: ["linear+gelu_tanh", "linear+relu"],
 }
 FUSED = (RELU, ADD, ACTIVATION)
@@ -240,7 +241,7 @@ def test_what_is_recorded_is_called(kind, database, untimed):
     )
     for event in events("choice"):
         if event.subject in RULES[kind]:
-            assert event.reason.startswith(FUSED)
+            assert event.reason.removeprefix("apart, ").startswith(FUSED)
             assert "recorded" in event.reason
 
 
@@ -285,7 +286,7 @@ def test_a_table_of_the_package_is_used_by_default(tmp_path, monkeypatch, untime
     assert calls_in(code, Block) == CODE[Block]
     close(fn(x), model, x)
     ours = [e.reason for e in events("choice") if e.subject in RULES[Block]]
-    assert len(ours) == 3
+    assert len(ours) == len(RULES[Block])
     assert all("shipped" in reason for reason in ours)
 
 
@@ -300,7 +301,7 @@ def test_by_default_nothing_is_timed_and_inductors_own_is_kept(kind, tmp_path, u
         " nothing is recorded"
     ] * len(RULES[kind])
     torch.compiler.reset()
-    left = ",".join(f"-{name}" for name in set(RULES[kind]))
+    left = ",".join(f"-{name}" for name in set(RULES[kind]) - {SHORTCUT})
     (without,) = code_of(compiled(model, tmp_path / "empty", rules=left), x)
     assert ours == without
     if kind is Mlp:  # where no batch norm folds, that is plain Inductor's
@@ -332,8 +333,12 @@ def test_a_planted_choice_that_may_not_compute_it_is_refused(choice, database, u
     (code,) = code_of(fn, x)
     assert calls_in(code, Block) == dict.fromkeys(CODE[Block], 0)
     close(fn(x), model, x)
-    said = [e.reason for e in events("choice")]
-    assert said == [f"aten.convolution: {choice.name} (recorded) is not offered here"] * 3
+    refused = f"aten.convolution: {choice.name} (recorded) is not offered here"
+    if choice.name == ADD:  # beside a shortcut it says no more than that both stay as they are
+        refused_or_apart = [f"apart, {ADD}: 1 us, recorded", *[refused] * 3]
+    else:
+        refused_or_apart = [refused] * 4
+    assert [e.reason for e in events("choice")] == refused_or_apart
 
 
 @torch.no_grad()

@@ -27,12 +27,10 @@ def _measured(monkeypatch):
     monkeypatch.setitem(FASTER, arch, 1)
 
 
-@pytest.mark.parametrize(
-    "check", [c for c in moment_cases.CHECKS if c.__name__ != "without_last_rows"]
-)
+@pytest.mark.parametrize("check", ["values", "extremes", "not_finite", "reference"])
 def test_values(check):
     """Against fp64, into memory full of NaN."""
-    check("cuda")
+    getattr(moment_cases, check)("cuda")
 
 
 @pytest.mark.parametrize("dtype", moment_cases.DTYPES, ids=str)

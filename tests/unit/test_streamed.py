@@ -82,8 +82,10 @@ def test_not_streamed(name):
 @pytest.mark.parametrize(
     ("sizes", "arch", "count"),
     [
-        ((4096, 3072, 768), h200.NAME, 1),
-        ((8192, 11008, 4096), h200.NAME, 1),
+        ((4096, 3072, 768), h200.NAME, 2),
+        ((4096, 3072, 768, "relu", "add"), h200.NAME, 1),  # the wider tile has no registers left
+        ((4096, 128, 768), h200.NAME, 1),
+        ((8192, 11008, 4096), h200.NAME, 2),
         ((512, 3072, 768), h200.NAME, 0),
         ((4096, 3072, 767), h200.NAME, 0),
         ((4096, 3072, 768), "sm_80:NVIDIA-A100-SXM4-80GB", 0),
@@ -96,6 +98,21 @@ def test_persistent_where_arithmetic_binds_on_hopper(sizes, arch, count):
     assert not offered(linear("float32", *sizes, arch=arch), persistent.NAME)
 
 
+PIXELS = {
+    "2048<-512, added": (conv([128, 512, 7, 7], 2048, True), 1),
+    "256<-1024": (conv([128, 1024, 14, 14], 256), 2),
+    "128<-512": (conv([128, 512, 28, 28], 128), 1),
+    "512<-128: few terms": (conv([128, 128, 28, 28], 512), 0),
+    "by 2": (conv([128, 512, 28, 28], 256, stride=2), 0),
+}
+
+
+@pytest.mark.parametrize("name", PIXELS)
+def test_persistent_for_convolutions_of_single_pixels(name):
+    problem, count = PIXELS[name]
+    assert len(offered(problem, persistent.NAME)) == count
+
+
 FUSED = {
     "added": (RESNET["256<-64"][0], streamed.NAME, "in_ptr"),
     "layer": (RESNET["convnext"][0], streamed.NAME, "exp2"),
@@ -106,6 +123,7 @@ FUSED = {
         "in_ptr",
     ),
     "persistent": (linear("bfloat16", 4096, 3072, 768), persistent.NAME, "exp2"),
+    "persistent, of pixels, added": (PIXELS["2048<-512, added"][0], persistent.NAME, "in_ptr"),
     "persistent, of words": (linear("bfloat16", "64x384", 3072, 768), persistent.NAME, "exp2"),
 }
 
