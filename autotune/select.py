@@ -2,15 +2,20 @@
 
 The user's own records come first, then the tables that the package ships. What neither has is
 measured where that is allowed; else what is best of a convolution at the nearest batch, or of a
-linear layer at the nearest number of rows, is taken, or a model may guess, where it proved right on
-what it had not seen, and the rest is the library's.
+linear layer at the nearest number of rows, is taken, or what the table of a GPU that is much alike
+says, or a model may guess, where it proved right on what it had not seen, and the rest is the
+library's.
 """
 
 import hashlib
 import math
+import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from ipex_inductor.aot_cache.digest import digest_fields
 from ipex_inductor.autotune import batches, cost, guess, own, ranges
@@ -23,6 +28,7 @@ from ipex_inductor.autotune.space import of_this_torch
 from ipex_inductor.autotune.table import file_name
 
 SHIPPED = Path(__file__).with_name("tables")
+STAND_INS = Path(__file__).with_name("derived.toml")
 SOURCES = ("recorded", "shipped")
 
 
@@ -98,15 +104,47 @@ def nearest(
     return found
 
 
-def shipped(arch: str) -> bool:
-    """Whether the package has a table of that architecture."""
-    return (SHIPPED / file_name(arch)).exists()
+def derived(
+    offered: Mapping[bytes, Collection[Choice]], database: Path | None
+) -> dict[bytes, Selection]:
+    """The selections of problems on GPUs without a table, by the one that stands in for theirs.
+
+    Of the very problem or as `nearest`, the best of what is `offered` here too.
+    """
+    found: dict[bytes, Selection] = {}
+    out = failed(offered, database)
+    for key, choices in offered.items():
+        problem = decode_problem(key)
+        arch = table_of(problem.arch)
+        if arch in ("", problem.arch):
+            continue
+        may = {*map(encode, choices)} - out.get(key, set())
+        measured = replace(problem, arch=arch)
+        others = (other for _, other in batches.near(measured, batched(SHIPPED)))
+        for other in (encode(measured), *others):
+            for each in pool(Records(SHIPPED, only={other})).values():
+                each.samples = {
+                    choice: samples
+                    for choice, samples in each.samples.items()
+                    if choice in may and of_this_torch(samples.choice)
+                }
+                if best := _agreed([each], f"derived from {arch}"):
+                    found[key] = best
+            if key in found:
+                break
+    return found
+
+
+def table_of(arch: str) -> str:
+    """The architecture whose table the package has for `arch`: its own, a stand-in, or none, ""."""
+    known = (arch, _stand_ins().get(arch.split(":")[0], ""))
+    return next((each for each in known if each and (SHIPPED / file_name(each)).exists()), "")
 
 
 def table_digest(arch: str) -> str:
-    """The identity of the package's table of that architecture, "" where there is none."""
-    file = SHIPPED / file_name(arch)
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
+    """The identity of the table that the package has for `arch`, "" where there is none."""
+    table = table_of(arch)
+    return hashlib.sha256((SHIPPED / file_name(table)).read_bytes()).hexdigest() if table else ""
 
 
 def cost_model(arch: str) -> Model | None:
@@ -141,6 +179,11 @@ def failed(problems: Collection[bytes], database: Path | None) -> dict[bytes, se
     if database is None or not database.exists():
         return {}
     return {key: p.failed() for key, p in pool(Records(database, only=problems)).items()}
+
+
+@cache
+def _stand_ins() -> dict[str, str]:
+    return tomllib.loads(STAND_INS.read_text())
 
 
 def digest(selected: Iterable[tuple[bytes, Choice]]) -> str:

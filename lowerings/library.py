@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from ipex_inductor.autotune.record import Choice, Problem, encode
-from ipex_inductor.autotune.select import Selection, lookup, nearest
+from ipex_inductor.autotune.select import Selection, derived, lookup, nearest
 from ipex_inductor.lowerings import conv, conv_weight, linear, listed, shortcut, sycl_model
 from ipex_inductor.lowerings.calls import Call
 from ipex_inductor.lowerings.settings import settings_of
@@ -76,7 +76,9 @@ class Chooser:
         listed.tell(listed.Offer(problem, choices, usual.choice))
         known = self._selected.get(key)
         if known is None and problem.arch in self._tables:
-            known = (lookup({key}, None) or nearest({key: choices}, None)).get(key)
+            which = {key: choices}
+            found = lookup({key}, None) or nearest(which, None) or derived(which, None)
+            known = found.get(key)
         if known is None:
             return self._guessed(problem, offered, device)
         chosen = next((call for call in offered if call.choice == known.choice), None)

@@ -24,12 +24,13 @@ from ipex_inductor.autotune.database import Shard
 from ipex_inductor.autotune.record import Outcome, Problem, Record, encode
 from ipex_inductor.autotune.select import (
     Selection,
+    derived,
     failed,
     guessed,
     guesser,
     lookup,
     nearest,
-    shipped,
+    table_of,
 )
 from ipex_inductor.autotune.told import microseconds
 from ipex_inductor.lowerings import likely, spaces  # noqa: F401  what records may name
@@ -59,7 +60,7 @@ class Policy:
     def records(self, devices: Iterable[torch.device]) -> bool:
         """Whether there are records, or may be, of graphs on `devices`."""
         there = self.database is not None and (self.may_time or self.database.exists())
-        return there or (self.tables and any(map(shipped, map(arch_of, devices))))
+        return there or (self.tables and any(map(table_of, map(arch_of, devices))))
 
 
 def settle(
@@ -88,7 +89,7 @@ def settle(
     if not policy.guesses:
         return found
     others = {key: offer.choices for key, offer in offers.items() if key not in found}
-    found = nearest(others, policy.database) | found
+    found = derived(others, policy.database) | nearest(others, policy.database) | found
     unknown = {k: o for k, o in offers.items() if k not in found and _has_template(o)}
     return found | _guessed(unknown, policy, say)
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from msgspec.structs import replace
-from records import timed
+from records import PROVENANCE, timed
 from torch._subclasses import FakeTensorMode
 
 from ipex_inductor import compat, target
 from ipex_inductor.autotune import batches, select
-from ipex_inductor.autotune.database import Records, write
+from ipex_inductor.autotune.database import Records, Shard, write
 from ipex_inductor.autotune.pool import pool
-from ipex_inductor.autotune.record import Choice, encode
+from ipex_inductor.autotune.record import Choice, Outcome, Record, decode_problem, encode
 from ipex_inductor.autotune.table import file_name, winners
 from ipex_inductor.config import resolve
 from ipex_inductor.lowerings import library, listed, selection, shapes
@@ -45,7 +45,7 @@ def test_a_table_is_whole_and_says_where_it_is_from(table):
     assert not read.refused
     (arch,) = {record.problem.arch for record in records}
     assert table.name == file_name(arch)
-    assert select.shipped(arch)
+    assert select.table_of(arch) == arch
     assert len({encode(record.problem) for record in records}) == len(records)
     for by in (record.provenance for record in records):
         assert arch.endswith(by.device.replace(" ", "-"))
@@ -72,7 +72,59 @@ def test_the_winners_on_an_h200_are_used_there_and_nowhere_else(of_torch):
     )
     for other in ("h100", "b200"):
         assert select.lookup(problems(target.described(other)), None) == {}
-        assert not select.shipped(str(target.described(other)))
+
+
+def offered_on(gpu):
+    """The problems of ours in the H200's table, were they another's, and the H200's own choices."""
+    ours = [r.problem for r in Records(*TABLES) if r.problem.op.startswith("ipex.")]
+    there = {encode(replace(p, arch=str(target.described(gpu)))): p for p in ours}
+    offered = {key: [c.choice for c in library.calls(decode_problem(key))] for key in there}
+    return offered, select.lookup([*map(encode, there.values())], None), there
+
+
+def test_what_nobody_measured_is_derived_from_a_gpu_that_is_alike(of_torch):
+    """On the same chip with slower memory the very choices; and the source says whose they are."""
+    of_torch("2.11.0")
+    offered, known, there = offered_on("h100")
+    found = select.derived(offered, None)
+    assert found.keys() == offered.keys()
+    assert {each.source for each in found.values()} == {f"derived from {H200}"}
+    assert not any(each.measured for each in found.values())
+    same = [found[key].choice == known[encode(problem)].choice for key, problem in there.items()]
+    assert all(same)
+
+
+def test_of_what_is_derived_only_what_is_offered_there_too(of_torch):
+    """An A100 has no engine for boxes: the table's other choice, or nothing."""
+    of_torch("2.11.0")
+    offered, known, there = offered_on("a100-80gb")
+    found = select.derived(offered, None)
+    assert 0.7 * len(offered) < len(found) < len(offered)
+    assert all(each.choice in offered[key] for key, each in found.items())
+    others = [k for k in found if found[k].choice != known[encode(there[k])].choice]
+    assert others
+    assert not any("boxes" in found[key].choice.name for key in others)
+
+
+def test_what_is_derived_is_of_the_nearest_batch_too_and_never_what_failed(of_torch, tmp_path):
+    of_torch("2.11.0")
+    offered, *_ = offered_on("h100")
+    key = next(k for k in offered if decode_problem(k).operands[0].shape == (128, 64, 56, 56))
+    problem = of_batch(48, decode_problem(key))
+    other = {encode(problem): [call.choice for call in library.calls(problem)]}
+    (best,) = select.derived(other, None).values()
+    assert best.choice in other[encode(problem)]
+    shard = Shard(tmp_path)
+    shard.append(Record(problem, (Outcome(best.choice, reason="wrong"),), PROVENANCE))
+    shard.close()
+    (second,) = select.derived(other, tmp_path).values()
+    assert second.choice != best.choice
+
+
+@pytest.mark.parametrize("gpu", ["b200", "mi300x", "rtx-4090", "max-1550"])
+def test_nothing_is_derived_for_what_is_not_alike(gpu):
+    arch = str(target.described(gpu))
+    assert select.table_of(arch) == select.table_digest(arch) == ""
 
 
 def test_resnets_convolutions_have_a_choice_at_every_batch(of_torch):

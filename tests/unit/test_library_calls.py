@@ -283,6 +283,9 @@ def test_what_is_recorded_is_called(h200):
     assert torch.equal(gm(x, weight, bias), F.relu(F.conv2d(x, weight, bias, padding=1)))
 
 
+OTHERS = {"sm_80:NVIDIA-A100-SXM4-80GB": f"derived from {H200}", "sm_100:NVIDIA-B200": ""}
+
+
 def test_what_a_table_of_the_package_says_is_called_where_it_may_be_asked(
     h200, tmp_path, monkeypatch
 ):
@@ -294,8 +297,12 @@ def test_what_a_table_of_the_package_says_is_called_where_it_may_be_asked(
     gm, report = placed(fn, *given(), choose=library.Chooser({}, tables={H200}))
     assert targets(gm) == ["ipex.cudnn_conv_relu.default"]
     assert report.events[0].reason == "cudnn.convolution_relu: 5 us, shipped"
-    gm, _ = placed(fn, *given(), choose=library.Chooser({}, tables={"sm_90:NVIDIA-H100"}))
-    assert targets(gm) == ["aten.convolution.default", "aten.relu.default"]
+    for arch, said in OTHERS.items():
+        monkeypatch.setattr(listed, "arch_of", lambda device, arch=arch: arch)
+        gm, report = placed(fn, *given(), choose=library.Chooser({}, tables={arch}))
+        assert targets(gm)[0] == ("ipex.cudnn_conv_relu.default" if said else PLAIN + ".default")
+        assert report.events[0].reason.endswith(said or "nothing is recorded of 2 choices")
+    monkeypatch.setattr(listed, "arch_of", lambda device: H200)
     own = {
         encode(problem): Selection(Estimate(Choice("library", PLAIN), 4, 0.01), None, "recorded")
     }
