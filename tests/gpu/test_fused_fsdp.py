@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim import AdamW
-from ipex_inductor.optim import FusedStep, Lamb, Lars, fuse_step
+from ipex_inductor.optim import FusedStep, Lamb, Lars, again, fuse_step
 from ipex_inductor.optim.planning import plan
 from ipex_inductor.templates import cuda
 
@@ -94,9 +94,61 @@ for name, make in makes.items():
 dist.destroy_process_group()
 """
 
+# A step in a graph, from gradients that stay; steps outside of it, before and between replays. A
+# copy, of the same gradients, is stepped without graphs.
+GRAPH = """
+model, twin = both()
+other, _ = both()
+rate = torch.tensor(0.01, device=device)
+ours, eager = (AdamW(net.parameters(), rate, capturable=True) for net in (model, other))
+reference = AdamW(twin.parameters(), lr=0.01, foreach=False)
+for optimizer in (ours, eager):
+    assert fuse_step(optimizer) is None
+
+def draw(number):
+    backward(model, twin, number)
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        q.grad = p.grad.detach().clone()
+    return [p.grad.to_local() for p in model.parameters()]
+
+def step(number, run):
+    made = draw(number)
+    if run == graph.replay:  # which reads those that were there when it was captured
+        for there, here in zip(held, made, strict=True):
+            there.copy_(here)
+    run()
+    eager.step()
+    reference.step()
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        # One kernel may read vectors where the other does not.
+        torch.testing.assert_close(p.to_local(), q.to_local(), rtol=1e-6, atol=1e-7)
+
+graph = torch.cuda.CUDAGraph()
+for number in range(2):  # the first begins states, the second plans
+    step(number, ours.step)
+again.plan = None  # and nobody plans after that
+step(2, ours.step)
+held = draw(3)
+launches.clear()
+# Other threads of NCCL's and of autograd's may ask for what a capture must not.
+with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    ours.step()
+assert len(launches) in (2, 4), launches  # as above; a launch for scalars, and the step
+for number, run in enumerate((graph.replay, graph.replay, ours.step, graph.replay), 4):
+    if number == 5:
+        rate.fill_(0.05)
+        reference.param_groups[0]["lr"] = 0.05
+    step(number, run)
+assert {float(state["step"]) for state in ours.state.values()} == {7.0}
+for p, exact in zip(model.parameters(), twin.parameters(), strict=True):
+    # Gradients are fp32 and summed over two; Adam's first steps are their signs, nearly.
+    torch.testing.assert_close(p.full_tensor().double(), exact, rtol=1e-4, atol=1e-5)
+dist.destroy_process_group()
+"""
+
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("script", [CLIPPED, NORMS], ids=["clipped", "norms"])
+@pytest.mark.parametrize("script", [CLIPPED, NORMS, GRAPH], ids=["clipped", "norms", "graph"])
 def test_on_gpus(script, size, tmp_path):
     environment = {**os.environ, "NCCL_NVLS_ENABLE": "0"}
     command = [sys.executable, "-c", COMMON + script]
