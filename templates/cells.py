@@ -1,11 +1,13 @@
 """Numbers that lie all over the host's memory: steps, of which each tensor has one."""
 
 import ctypes
+import struct
 from array import array
 from typing import Any
 
 from ipex_inductor.templates.look_cpp import Reader, reader
 
+CELLS = struct.Struct("qqqd")  # `Cells` of look.cpp
 DTYPES: dict[str, Any] = {"float32": ctypes.c_float, "float64": ctypes.c_double}
 
 
@@ -30,6 +32,10 @@ class Cells:
         if self._reader is not None:
             return self._reader.are(self._addresses, self._wide, value)
         return all(cell.value == value for cell in self._each())
+
+    def standing(self, value: float) -> bytes:
+        """The same question, for `Reader.again` to ask as long as this is there."""
+        return CELLS.pack(*self._addresses.buffer_info(), self._wide, value)
 
     def become(self, value: float) -> None:
         """Write it to all."""

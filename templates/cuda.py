@@ -30,6 +30,7 @@ class Kernel:
         )
         self._block = WARP * entry.meta["num_warps"]
         self._shared = entry.meta["shared"]
+        self._stream = ctypes.c_void_p()
         self._launch = _driver().cuLaunchKernel
         self._lock = threading.Lock()  # of the arguments, until the driver has copied them
 
@@ -38,9 +39,10 @@ class Kernel:
         with self._lock:
             for value, given in zip(self._values, arguments, strict=False):
                 value.value = given
+            block, shared, pointers = self._block, self._shared, self._pointers
+            self._stream.value = stream
             said = self._launch(
-                *(self._function, blocks, 1, 1, self._block, 1, 1, self._shared),
-                *(ctypes.c_void_p(stream), self._pointers, None),
+                self._function, blocks, 1, 1, block, 1, 1, shared, self._stream, pointers, None
             )
         if said:
             _raise("cuLaunchKernel", said)

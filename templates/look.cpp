@@ -55,10 +55,9 @@ using Asked = int32_t (*)(void** tensor, T* answer);
 struct Torch {
   Asked<void*> data_ptr;
   Asked<int32_t> layout;
-  Asked<void**> hold;              // another pointer to it
-  int32_t (*let_go)(void** held);  // and its end
-  void** (*grad)(void* impl);      // where the address of the gradient's TensorImpl stands
-  void (*bump)(void** tensor);     // its version; raises C++'s exceptions
+  int32_t (*assign)(void** from, void** to);  // one tensor to another, which then holds it too
+  void** (*grad)(void* impl);   // where the address of the gradient's TensorImpl stands
+  void (*bump)(void** tensor);  // its version; raises C++'s exceptions
 };
 
 struct Words {
@@ -96,9 +95,10 @@ struct Form {
   const int64_t *sizes, *strides;
 
   bool operator==(const Form& other) const {
-    return dtype == other.dtype && keys == other.keys && dim == other.dim &&
-           std::equal(sizes, sizes + dim, other.sizes) &&
-           std::equal(strides, strides + dim, other.strides);
+    if (dtype != other.dtype || keys != other.keys || dim != other.dim) return false;
+    for (int64_t n = 0; n < dim; ++n)  // few: to call `memcmp` takes longer
+      if (sizes[n] != other.sizes[n] || strides[n] != other.strides[n]) return false;
+    return true;
   }
 };
 
@@ -116,7 +116,6 @@ class Said {
   }
 
   void operator()(int64_t word) { *end++ = word; }
-  void operator()(const int64_t* from, int64_t count) { end = std::copy_n(from, count, end); }
 
  private:
   std::vector<int64_t> words;
@@ -128,19 +127,20 @@ constexpr int64_t SHORT = 16;  // words of a tensor without its sizes and stride
 // What is asked at each step, in memory that stays.
 struct Scratch {
   std::vector<Param> params;
-  std::vector<PyObject*> states;
+  std::vector<PyObject*> states, names;
   Said said, addresses;
 
   void clear() { params.clear(), states.clear(), said.clear(), addresses.clear(); }
 };
 
-// Pointers to tensors, which stay as long as the object that Python has of this.
+// Tensors, which stay as long as the object that Python has of this.
 struct Held {
-  int32_t (*let_go)(void** tensor);
-  std::vector<void**> tensors;
+  int32_t (*assign)(void** from, void** to);
+  void* undefined;
+  std::vector<void*> tensors;  // as an at::Tensor is: the address of a TensorImpl
 
   ~Held() {
-    for (void** tensor : tensors) let_go(tensor);
+    for (void*& tensor : tensors) assign(&undefined, &tensor);
   }
 };
 
@@ -194,20 +194,21 @@ struct Look {
     return (type == words.tensor || type == words.parameter) && *impl(object);
   }
 
+  // Sizes are asked for each time, as `use` may run Python, which may change the lists.
   template <class Use>
   static bool each(PyObject* groups, const Use& use) {
-    for (intptr_t g = 0; g < PyList_Size(groups); ++g)
-      for (intptr_t n = 0; n < PyList_Size(PyList_GetItem(groups, g)); ++n)
-        if (!use(g, PyList_GetItem(PyList_GetItem(groups, g), n))) return false;
+    for (intptr_t g = 0; g < PyList_Size(groups); ++g) {
+      PyObject* group = PyList_GetItem(groups, g);
+      for (intptr_t n = 0; n < PyList_Size(group); ++n)
+        if (!use(g, PyList_GetItem(group, n))) return false;
+    }
     return true;
   }
 
-  // Whether what is no plain tensor has no gradient, which is for Python to say: what it does then
-  // comes before anything is noted.
+  // Whether what is no plain tensor has no gradient, which is for Python to say.
   bool plain_or_absent(PyObject* groups) const {
-    each(groups, [](intptr_t, PyObject* param) { return fetch(param), true; });
     return each(groups, [this](intptr_t, PyObject* param) {
-      if (plain(param)) return fetch(*impl(param), IMPL_LINES), true;
+      if (plain(param)) return true;
       Py_IncRef(param);
       PyObject* grad = PyObject_GetAttr(param, words.grad);
       Py_DecRef(param);
@@ -216,16 +217,28 @@ struct Look {
     });
   }
 
-  void params(PyObject* groups) {
+  // Notes who is there, anew; whether all are plain.
+  bool params(PyObject* groups) {
+    of.clear();
     of.said.room(PyList_Size(groups));
     for (intptr_t g = 0; g < PyList_Size(groups); ++g)  // or one that changes its group hides
       of.said(PyList_Size(PyList_GetItem(groups, g)));
     each(groups, [this](intptr_t group, PyObject* param) {
-      void** there = plain(param) ? impl(param) : nullptr;
-      of.params.push_back({param, group, there, nullptr, nullptr, 0});
-      if (there) fetch(word(*there, STORAGE), NEAR), fetch(word(*there, AUTOGRAD), NEAR);
-      return true;
+      of.params.push_back({param, group, nullptr, nullptr, nullptr, 0});
+      return fetch(param), true;
     });
+    bool all = true;
+    for (Param& param : of.params)
+      if (plain(param.object)) {
+        param.impl = impl(param.object);
+        fetch(*param.impl, IMPL_LINES);
+      } else {
+        all = false;
+      }
+    for (const Param& param : of.params)
+      if (param.impl)
+        fetch(word(*param.impl, STORAGE), NEAR), fetch(word(*param.impl, AUTOGRAD), NEAR);
+    return all;
   }
 
   void gradients() {
@@ -237,10 +250,18 @@ struct Look {
     }
   }
 
+  void names_of(PyObject* tuple) {
+    of.names.clear();
+    for (intptr_t n = 0; n < PyTuple_Size(tuple); ++n)
+      of.names.push_back(PyTuple_GetItem(tuple, n));
+  }
+
   bool states(PyObject* names, PyObject* state) {
     States all;
+    intptr_t group = -1;
     for (Param& param : of.params) {
-      param.count = param.grad ? PyTuple_Size(PyList_GetItem(names, param.group)) : 0;
+      if (param.group != group) group = param.group, names_of(PyList_GetItem(names, group));
+      param.count = param.grad ? of.names.size() : 0;
       if (!param.count) continue;
       param.own = all.of(param.object, state);
       if (!param.own) return false;
@@ -249,10 +270,10 @@ struct Look {
     for (const Param& param : of.params)
       if (param.own && type_of(param.own) == &PyDict_Type) fetch(word(param.own, TABLE), NEAR);
     for (const Param& param : of.params) {
+      if (param.group != group) group = param.group, names_of(PyList_GetItem(names, group));
       intptr_t place = 0;
       for (intptr_t m = 0; m < param.count; ++m) {
-        PyObject* name = PyTuple_GetItem(PyList_GetItem(names, param.group), m);
-        PyObject* value = named(param.own, name, place);
+        PyObject* value = named(param.own, of.names[m], place);
         if (!value) return false;
         fetch(value);
         of.states.push_back(value);
@@ -277,10 +298,12 @@ struct Look {
 
   // Gradients, which Python may not know.
   bool hold(Held& held) {
+    held.tensors.assign(of.params.size(), words.undefined);
+    void** slot = held.tensors.data();
     for (Param& param : of.params) {
       if (!param.grad) continue;
-      if (torch.hold(param.grad, &param.grad)) return false;
-      held.tensors.push_back(param.grad);
+      if (torch.assign(param.grad, slot)) return false;
+      param.grad = slot++;
     }
     return true;
   }
@@ -307,7 +330,7 @@ struct Look {
   void say(const Form& form) {
     of.said.room(2 * form.dim + SHORT);
     of.said(form.dtype), of.said(form.keys), of.said(form.dim);
-    of.said(form.sizes, form.dim), of.said(form.strides, form.dim);
+    for (int64_t n = 0; n < form.dim; ++n) of.said(form.sizes[n]), of.said(form.strides[n]);
   }
 
   void say(const Form& form, const Form& params) {
@@ -392,6 +415,34 @@ struct Look {
       if (PyList_Append(written, value)) return false;
     return true;
   }
+
+  bool read(PyObject* groups, PyObject* names, PyObject* state, Held& held) {
+    if (!params(groups)) {
+      if (!plain_or_absent(groups)) return false;
+      params(groups);  // what was asked may have run Python, and another thread's look
+    }
+    gradients();
+    return states(names, state) && storages() && hold(held) && facts();
+  }
+
+  // Counts one more version of all that a step writes.
+  void count() const {
+    for (const Param& param : of.params)
+      if (param.grad) fetch(word(*param.impl, VERSION));
+    for (PyObject* value : of.states) fetch(word(*impl(value), VERSION));
+    for (const Param& param : of.params)
+      if (param.grad) bumped(param.impl);
+    for (PyObject* value : of.states) bumped(impl(value));
+  }
+
+  // Whether that was done: inference tensors have no version.
+  bool bumped(void** tensor) const {
+    try {
+      return torch.bump(tensor), true;
+    } catch (...) {
+      return false;
+    }
+  }
 };
 
 bool append(PyObject* list, PyObject* made) {
@@ -424,13 +475,9 @@ Scratch scratch;  // of whoever holds Python's lock
 extern "C" int32_t look(const Torch* torch, const Words* words, PyObject* groups, PyObject* names,
                         PyObject* state, PyObject* known, PyObject* held, PyObject* told) {
   Scratch& of = scratch;
-  auto kept = std::make_unique<Held>(Held{torch->let_go, {}});
+  std::unique_ptr<Held> kept(new Held{torch->assign, words->undefined, {}});
   Look look{*torch, *words, of};
-  bool plain = look.plain_or_absent(groups);
-  of.clear();  // what was asked before may have run Python, and another thread's look
-  if (plain) look.params(groups), look.gradients();
-  plain = plain && look.states(names, state) && look.storages() && look.hold(*kept) &&
-          look.facts() && look.list(held);
+  bool plain = look.read(groups, names, state, *kept) && look.list(held);
   const bool known_still = plain && same(known, of.said);
   plain = plain && (known_still || look.strided());
   const bool done = plain && append(told, known_still ? again(known) : bytes(of.said)) &&
@@ -460,11 +507,8 @@ extern "C" int64_t bump(const Torch* torch, const Words* words, PyObject* tensor
   intptr_t plain = 0;
   for (; plain < count && look.plain(PyList_GetItem(tensors, plain)); ++plain)
     fetch(word(*look.impl(PyList_GetItem(tensors, plain)), VERSION));
-  for (intptr_t n = 0; n < plain; ++n) try {
-      torch->bump(look.impl(PyList_GetItem(tensors, n)));
-    } catch (...) {  // torch's error for an inference tensor
-      return n;
-    }
+  for (intptr_t n = 0; n < plain; ++n)
+    if (!look.bumped(look.impl(PyList_GetItem(tensors, n)))) return n;
   return plain;
 }
 
@@ -490,4 +534,33 @@ extern "C" int32_t are(const int64_t* cells, int64_t count, int32_t wide, double
 
 extern "C" void become(const int64_t* cells, int64_t count, int32_t wide, double value) {
   wide ? write<double>(cells, count, value) : write<float>(cells, count, value);
+}
+
+// Cells that are to be `value` all.
+struct Cells {
+  const int64_t* addresses;
+  int64_t count, wide;
+  double value;
+};
+
+// Whether all is as `known` and `cells`, which are several `Cells`, have it. If so, versions are
+// counted, and to `told` goes what holds the gradients; their addresses as well, if others are
+// `last`.
+extern "C" int32_t again(const Torch* torch, const Words* words, PyObject* groups, PyObject* names,
+                         PyObject* state, PyObject* known, PyObject* cells, PyObject* last,
+                         PyObject* told) {
+  Scratch& of = scratch;
+  std::unique_ptr<Held> kept(new Held{torch->assign, words->undefined, {}});
+  Look look{*torch, *words, of};
+  const auto* each = reinterpret_cast<const Cells*>(PyBytes_AsString(cells));
+  const auto stands = [](const Cells& of) {
+    return are(of.addresses, of.count, of.wide, of.value);
+  };
+  const bool done = look.read(groups, names, state, *kept) && same(known, of.said) &&
+                    std::all_of(each, each + PyBytes_Size(cells) / sizeof(Cells), stands) &&
+                    append(told, capsule(std::move(kept))) &&
+                    (same(last, of.addresses) || append(told, bytes(of.addresses)));
+  if (done) look.count();
+  else PyErr_Clear();
+  return done;
 }

@@ -23,8 +23,7 @@ BUMP = "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"
 # `Torch`, in its order: its stable C interface, and what else it exports, tried before it is used.
 ASKED = (
     *("aoti_torch_get_data_ptr", "aoti_torch_get_layout"),
-    *("aoti_torch_new_tensor_handle", "aoti_torch_delete_tensor_object"),
-    GRADIENT,
+    *("aoti_torch_assign_tensors", GRADIENT),
 )
 GRAD = sys.intern("grad")
 WORD = ctypes.sizeof(ctypes.c_void_p)
@@ -68,6 +67,8 @@ class Reader:
         pointer, thing = ctypes.c_void_p, ctypes.py_object
         prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[thing] * 6)
         self._look = prototype(address_of(library.look))  # holds Python's lock
+        prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[thing] * 7)
+        self._again = prototype(address_of(library.again))
         prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[thing] * 3)
         self._tell = prototype(address_of(library.tell))
         prototype = ctypes.PYFUNCTYPE(ctypes.c_int64, pointer, pointer, thing)
@@ -80,7 +81,7 @@ class Reader:
 
     def look(
         self,
-        groups: list[list[Tensor]],
+        groups: list[list[nn.Parameter]],
         names: list[tuple[str, ...]],
         state: dict[Tensor, Any],
         known: bytes,
@@ -96,6 +97,29 @@ class Reader:
             return None
         facts, addresses, gradients = told
         return Seen(facts, array("q", addresses), held, gradients)
+
+    @property
+    def counts(self) -> bool:
+        """Whether versions are counted here, which `again` does."""
+        return self._bump is not None
+
+    def again(
+        self,
+        groups: list[list[nn.Parameter]],
+        names: list[tuple[str, ...]],
+        state: dict[Tensor, Any],
+        known: bytes,
+        cells: bytes,
+        addresses: bytes,
+    ) -> list[Any] | None:
+        """Whether facts are the `known` ones and steps counted as `cells` say, several `standing`.
+
+        If so, versions are counted of all that a step writes. What there is then is what gradients
+        stay in memory with; and their addresses, if they moved from there.
+        """
+        told: list[Any] = []
+        given = groups, names, state, known, cells, addresses, told
+        return told if self._again(*self._places, *given) else None
 
     def tell(
         self, held: list[Tensor], grads: list[Tensor]

@@ -65,7 +65,7 @@ class StepKernel:
         """The dtype of the arithmetic."""
         return "float64" if self.param == "float64" else "float32"
 
-    @property
+    @cached_property
     def numbers(self) -> tuple[str, ...]:
         """A group's numbers, in order."""
         return self.rule.numbers + ("scale",) * self.scaled

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ipex_inductor.errors import DeviceError
-from ipex_inductor.optim.look import Look, look
+from ipex_inductor.optim.batches import UNSCALED
+from ipex_inductor.optim.look import Look, again, look
 from ipex_inductor.optim.overlaps import overlapping
-from ipex_inductor.optim.plan import Plan
+from ipex_inductor.optim.plan import Plan, numbers_of
 from ipex_inductor.optim.planning import plan
 from ipex_inductor.optim.weights import Trained
 
@@ -24,6 +25,9 @@ class Asked(NamedTuple):
     scaled: bool
     zeroed: bool
     waits: bool
+
+
+ALONE = Asked(scaled=False, zeroed=False, waits=True)  # a step, and nothing beside
 
 
 @dataclass
@@ -37,6 +41,7 @@ class Known:
     apart: "tuple[array[int], bool] | None" = None  # whether those at these addresses are
 
 
+Ready = tuple[Plan, "list[array[float]]", object]  # with its numbers, and what keeps gradients
 _captured: list[Plan] = []  # nobody says when a graph that may read their tables is gone
 _known: "weakref.WeakKeyDictionary[Optimizer, Known]" = weakref.WeakKeyDictionary()
 
@@ -69,6 +74,37 @@ def taken(last: Known | None, seen: Look | None, asked: Asked) -> Plan | None:
         last.addresses = seen.addresses
     made.written = seen.held + seen.parts if asked.zeroed else seen.held
     return made
+
+
+def ready(optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained]) -> Ready | None:
+    """The last plan, if it is that of this step and of nothing beside, to be run at once."""
+    last = _known.get(optimizer)
+    if last is None or last.asked != ALONE:
+        return None
+    if not weights and (found := _unchanged(optimizer, last)):
+        return found
+    seen, known = looked(optimizer, weights)
+    made = taken(known, seen, ALONE)
+    return None if made is None else (made, numbers_of(made, optimizer, UNSCALED), seen)
+
+
+def _unchanged(optimizer: Optimizer, last: Known) -> Ready | None:
+    """The same in less time; versions are counted then."""
+    made = last.made
+    numbers: list[array[float]] = []
+
+    def prepared() -> bytes:
+        numbers.extend(numbers_of(made, optimizer, UNSCALED))
+        return made.standing
+
+    seen = again(optimizer, last.facts, last.addresses, prepared)
+    if seen is None:
+        return None
+    addresses, kept = seen
+    if addresses is not last.addresses:
+        made.move(addresses)
+        last.addresses = addresses
+    return made, numbers, kept
 
 
 def planned(

@@ -57,6 +57,9 @@ class Scale:
         return Scale(number if self.factor is None else number * float(self.factor))
 
 
+UNSCALED = Scale()
+
+
 class Batch(Protocol):
     """Parameters with a row of addresses each, in `rows`, that one call of a kernel steps."""
 
@@ -90,5 +93,5 @@ def numbers_of(
 def own_numbers(group: Mapping[str, Any], names: Sequence[str], scale: float) -> list[float]:
     """What a kernel is given of one group; raises what a number that is none raises."""
     betas = group.get("betas", (0.0, 0.0))
-    own = {"beta1": betas[0], "beta2": betas[1], "scale": scale}
-    return [float(own[name] if name in own else group.get(name, 0.0)) for name in names]
+    own = {**group, "beta1": betas[0], "beta2": betas[1], "scale": scale}
+    return [float(own.get(name, 0.0)) for name in names]

@@ -74,6 +74,10 @@ class CudaBatch:
         """Whether all steps are as far as they were left here."""
         return self._cells.are(self._far)
 
+    def standing(self) -> bytes:
+        """The same question, for `Reader.again`."""
+        return self._cells.standing(self._far)
+
     def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
         """See `Batch`; with what the formula makes of them."""
         given = own_numbers(groups[self._group], self._kernel.numbers, scale.number)
@@ -97,12 +101,12 @@ class CudaBatch:
 
     def run(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`; on the current stream."""
-        if self._chunks:
+        if chunks := len(self._chunks or ()):
             with On(self._device) as stream:
                 tables = self._tables(stream)
-                if not self._kernel.sharded:
+                if self._norms is not None and not self._kernel.sharded:
                     self._launch_norms(stream, tables, numbers)
-                self._step(len(self._chunks), stream, (*tables, *numbers))
+                self._step(chunks, stream, (*tables, *numbers))
         self._far = self._far + 1 if self.counts else 0
         self._cells.become(self._far)
 
@@ -110,7 +114,7 @@ class CudaBatch:
         """What kernels are given of addresses: rows, chunks, and where ratios of rows are."""
         assert self._chunks is not None
         rows, chunks = self._rows.address(self.rows, stream), self._chunks.address(stream)
-        return rows, chunks, *(ratios.address(stream) for ratios in self._ratios)
+        return rows, chunks, *[ratios.address(stream) for ratios in self._ratios]
 
     def _launch_norms(self, stream: int, tables: tuple[int, ...], numbers: "array[float]") -> None:
         if self._norms is not None and self._chunks:

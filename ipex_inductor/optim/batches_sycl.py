@@ -44,6 +44,10 @@ class SyclBatch:
         """Whether all steps are as far as they were left here."""
         return self._cells.are(self._far)
 
+    def standing(self) -> bytes:
+        """The same question, for `Reader.again`."""
+        return self._cells.standing(self._far)
+
     def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
         """See `Batch`; with what the formula makes of them, once a row."""
         own = numbers_of([groups[self._group]], self._kernel.numbers, scale.number)

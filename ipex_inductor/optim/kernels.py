@@ -9,21 +9,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from ipex_inductor.decisions import Event, GraphReport
 from ipex_inductor.optim.again import (
     Asked,
-    Known,
     apart,
     capturing,
     keep,
     looked,
     planned,
-    taken,
+    ready,
 )
-from ipex_inductor.optim.batches import Scale
+from ipex_inductor.optim.batches import UNSCALED, Scale
 from ipex_inductor.optim.batches_cuda import CudaBatch
 from ipex_inductor.optim.batches_sycl import SyclBatch
 from ipex_inductor.optim.look import Look
@@ -39,8 +39,6 @@ log = logging.getLogger("ipex_inductor")
 FUSED, OPTIONS, SCALES = "fused", "_ipex_step_options", "_step_supports_amp_scaling"
 KNOB = "fuse_update_step"  # of `optimize`
 KEPT = (FUSED, OPTIONS, SCALES)  # by copies and pickles
-ALONE = Asked(scaled=False, zeroed=False, waits=True)  # a step, and nothing beside
-UNSCALED = Scale()
 _said: set[tuple[str, str]] = set()
 
 
@@ -59,22 +57,34 @@ def wanted(optimizer: Optimizer) -> bool:
     return OPTIONS in vars(optimizer)
 
 
-@_disable_dynamo  # kernels are called by address; torch.compiler.disable would import Dynamo now
 def step(
     optimizer: Optimizer,
     weights: Mapping[nn.Parameter, Trained],
     own: Callable[[Container[nn.Parameter]], None],
 ) -> None:
     """Kernels for the parameters they can take; `own` for the rest, first, as it may raise."""
+    # Dynamo is to stay out, as kernels are called by address; where it is not there, for nothing.
+    followed = torch.compiler.is_dynamo_compiling() or get_eval_frame_callback() is not None
+    (_undisturbed if followed else _look_and_step)(optimizer, weights, own)
+
+
+def _look_and_step(
+    optimizer: Optimizer,
+    weights: Mapping[nn.Parameter, Trained],
+    own: Callable[[Container[nn.Parameter]], None],
+) -> None:
     options: Options = vars(optimizer)[OPTIONS]
-    seen, last = looked(optimizer, weights)
     alone = not (_around(optimizer, options) or capturing())
-    made = taken(last, seen, ALONE) if alone else None
-    if made is None:
-        _step(optimizer, options, weights, own, seen, last)
+    found = ready(optimizer, weights) if alone else None
+    if found is None:
+        _step(optimizer, options, weights, own)
         return
-    run(made, optimizer, numbers_of(made, optimizer, UNSCALED), UNSCALED)
+    made, numbers, _held = found
+    run(made, optimizer, numbers, UNSCALED)
     options.grad_norm = None
+
+
+_undisturbed = _disable_dynamo(_look_and_step)  # torch.compiler.disable would import Dynamo now
 
 
 def _around(optimizer: Optimizer, options: Options) -> bool:
@@ -90,10 +100,9 @@ def _step(
     options: Options,
     weights: Mapping[nn.Parameter, Trained],
     own: Callable[[Container[nn.Parameter]], None],
-    seen: Look | None,
-    last: Known | None,
 ) -> None:
     """Any step: a new plan, or what is to be done around one."""
+    seen, last = looked(optimizer, weights)
     if seen is None:
         grads = _gradients(optimizer)
     else:

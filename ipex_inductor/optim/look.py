@@ -8,7 +8,7 @@ put to all tensors at once, with no line of Python for each.
 import functools
 import logging
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress
 from operator import attrgetter, itemgetter, not_
@@ -29,6 +29,7 @@ from ipex_inductor.templates.step_cuda import VECTOR
 log = logging.getLogger("ipex_inductor")
 
 PLAIN = {Tensor, nn.Parameter}
+Named = tuple[list[list[nn.Parameter]], list[tuple[str, ...]]]  # of groups, and of their states
 ASKED = (type, Tensor.size, Tensor.stride, attrgetter("dtype"))  # of every tensor
 
 
@@ -66,7 +67,7 @@ def look(
     """
     facts: list[Any] = []
     try:
-        named = [*_groups(optimizer, facts)]
+        named = _groups(optimizer, facts)
         found = _found(optimizer, named, known) or _of_shards(optimizer, named)
         if found is None:
             return None
@@ -84,20 +85,53 @@ def look(
     return found
 
 
+def again(
+    optimizer: Optimizer, facts: Sequence[Any], last: "array[int]", ready: Callable[[], bytes]
+) -> "tuple[array[int], object] | None":
+    """Addresses, and what is kept, of a `Look` that has the same facts; None if it may have others.
+
+    Also if no reader counts versions, or steps do not stand as the `Cells` say that are `ready`.
+    Versions of what a step writes are counted else, so whatever may refuse to step comes before.
+    """
+    read, state = _reader(), optimizer.state
+    if read is None or not read.counts or not isinstance(state, dict):
+        return None
+    if type(facts[0]) is not bytes:  # of DTensors
+        return None
+    seen: list[Any] = []
+    try:
+        named = _groups(optimizer, seen)
+    except (LeftError, KeyError, TypeError):
+        return None
+    if seen != facts[1:]:
+        return None
+    told = read.again(*named, state, facts[0], ready(), last.tobytes())
+    if told is None:
+        return None
+    kept, *moved = told
+    return array("q", *moved) if moved else last, kept
+
+
 def gradients(optimizer: Optimizer) -> Look | None:
     """The same of parameters and gradients alone."""
-    return _found(optimizer, [(group["params"], ()) for group in optimizer.param_groups])
+    groups = [_list(group["params"]) for group in optimizer.param_groups]
+    return _found(optimizer, (groups, [()] * len(groups)))
 
 
-def _groups(
-    optimizer: Optimizer, facts: list[Any]
-) -> Iterator[tuple[list[nn.Parameter], tuple[str, ...]]]:
-    """Parameters and the names of their states; into `facts` what else a plan reads of a group."""
+def _groups(optimizer: Optimizer, facts: list[Any]) -> Named:
+    """Of all groups; into `facts` what else a plan reads of them."""
     name = type(optimizer).__name__
+    groups, names = [], []
     for group in optimizer.param_groups:
         flags, rate = flags_of(optimizer, group), group["lr"]
         facts += (flags, group.get("capturable"), type(rate) is float or _place(rate))
-        yield group["params"], _states(name, flags)
+        groups.append(_list(group["params"]))
+        names.append(_states(name, flags))
+    return groups, names
+
+
+def _list(params: Any) -> list[nn.Parameter]:
+    return params if type(params) is list else [*params]
 
 
 @functools.cache
@@ -121,26 +155,24 @@ def _reader() -> Reader | None:
     return None
 
 
-def _found(optimizer: Optimizer, named: list[Any], known: Sequence[Any] = ()) -> Look | None:
-    """What is there of groups, given by parameters and the names of their states."""
+def _found(optimizer: Optimizer, named: Named, known: Sequence[Any] = ()) -> Look | None:
+    """What is there of groups."""
     read = _reader()
     return _in_python(optimizer, named) if read is None else _read(read, optimizer, named, known)
 
 
-def _read(read: Reader, optimizer: Optimizer, named: Any, known: Sequence[Any]) -> Look | None:
+def _read(read: Reader, optimizer: Optimizer, named: Named, known: Sequence[Any]) -> Look | None:
     state = optimizer.state
     if not isinstance(state, dict):
         return None
-    groups = [each if type(each) is list else [*each] for each, _ in named]
-    names = [each for _, each in named]
     before = known[0] if known and isinstance(known[0], bytes) else b""
-    told = read.look(groups, names, state, before)
+    told = read.look(*named, state, before)
     return Look([told.facts], told.held, told.addresses, told.gradients) if told else None
 
 
-def _of_shards(optimizer: Optimizer, named: Any) -> Look | None:
+def _of_shards(optimizer: Optimizer, named: Named) -> Look | None:
     """The same, where some are DTensors."""
-    if not any(is_sharded(param) for params, _ in named for param in params):
+    if not any(map(is_sharded, chain.from_iterable(named[0]))):
         return None
     facts, owners, owned = _listed(optimizer, named)
     held, grads = _here(owners, facts), _here(owned, facts)
@@ -163,7 +195,7 @@ def _here(tensors: list[Any], facts: list[Any]) -> list[Any]:
     return [t._local_tensor if type(t) in kinds else t for t in tensors]
 
 
-def _in_python(optimizer: Optimizer, named: Any) -> Look | None:
+def _in_python(optimizer: Optimizer, named: Named) -> Look | None:
     """The same, from Python."""
     facts, held, grads = _listed(optimizer, named)
     told = _asked(held, grads)
@@ -174,13 +206,13 @@ def _in_python(optimizer: Optimizer, named: Any) -> Look | None:
     return seen
 
 
-def _listed(optimizer: Optimizer, named: Any) -> tuple[list[Any], list[Any], list[Any]]:
+def _listed(optimizer: Optimizer, named: Named) -> tuple[list[Any], list[Any], list[Any]]:
     """Who has no gradient; parameters that have one, and their states; gradients."""
     facts: list[Any] = []
     held: list[Any] = []
     grads: list[Any] = []
     all_states: list[Any] = []
-    for params, names in named:
+    for params, names in zip(*named, strict=True):
         given = [*map(attrgetter("grad"), params)]
         absent = [grad is None for grad in given]
         facts.append(absent)

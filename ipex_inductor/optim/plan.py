@@ -45,6 +45,12 @@ class Plan:
                 return False
         return True
 
+    @property
+    def standing(self) -> bytes:
+        """The same question, for `Reader.again`."""
+        batches = self.batches.values()
+        return b"".join([b.standing() for b in batches if isinstance(b, (CudaBatch, SyclBatch))])
+
     def move(self, addresses: "array[int]") -> None:
         """Gradients lie there now."""
         if self._columns is None:
@@ -84,13 +90,13 @@ def numbers_of(made: Plan, optimizer: Optimizer, scale: Scale) -> list["array[fl
 
 def run(made: Plan, optimizer: Optimizer, numbers: list["array[float]"], scale: Scale) -> None:
     """Step all that is not left; what was fresh is not any more."""
-    for batch in made.batches.values():  # memory may be short: before anything is handed over
+    given = [*zip(made.batches.values(), numbers, strict=True)]
+    for batch, _ in given:  # memory may be short: before anything is handed over
         batch.prepare()
-    if len(made.batches) != 1:  # several kernels, of which none could do it in passing
+    if len(given) != 1:  # several kernels, of which none could do it in passing
         scale.written()
     for param, state in made.fresh.items():
         optimizer.state[param].update(state)
-    given = [*zip(made.batches.values(), numbers, strict=True)]
     if made.shares:
         for batch, its in given:
             batch.take_norms(its, scale)
@@ -98,5 +104,6 @@ def run(made: Plan, optimizer: Optimizer, numbers: list["array[float]"], scale: 
             shares.add_up()
     for batch, its in given:
         batch.run(its, scale)
-    bump(made.written)
+    if made.written:
+        bump(made.written)
     made.held, made.written, made.fresh = [], [], {}

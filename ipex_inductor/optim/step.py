@@ -15,7 +15,14 @@ from ipex_inductor.optim import kernels, replicas
 from ipex_inductor.optim.following import follow
 from ipex_inductor.optim.stand_ins import step_in_chunks, whole_step
 from ipex_inductor.optim.tables import SPLIT_OPTIMIZERS
-from ipex_inductor.optim.weights import TABLE, Trained, displaced, has_tables, refuse_strangers
+from ipex_inductor.optim.weights import (
+    TABLE,
+    Place,
+    Trained,
+    displaced,
+    has_tables,
+    refuse_strangers,
+)
 
 
 def wrap(optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained] | None = None) -> None:
@@ -207,8 +214,8 @@ def _before_step(optimizer: Optimizer, *_: Any) -> None:
     """Look where the parameters are now, and whether this is the optimizer to step them."""
     if torch.compiler.is_compiling():
         return
-    follow(optimizer)
-    if has_tables():
+    if has_tables() or Place.sharded:
+        follow(optimizer)
         _refuse_displaced([p for group in optimizer.param_groups for p in group["params"]])
     if not kernels.wanted(optimizer):  # else wherever a plan is made
         refuse_strangers(optimizer)

@@ -2,14 +2,18 @@
 
 import ctypes
 import weakref
+from array import array
 
 import pytest
 import torch
 from torch import nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.optim import SGD, AdamW
 
-from ipex_inductor.optim import again, fuse_step, look
+from ipex_inductor.errors import DeviceError
+from ipex_inductor.optim import again, batches_cpu, fuse_step, kernels, look
 from ipex_inductor.templates import look_cpp
+from ipex_inductor.templates.cells import Cells
 
 WORD = look_cpp.WORD
 
@@ -104,13 +108,107 @@ def test_each_step_counts_one_version_of_what_it_writes(cpp, monkeypatch):
     if not cpp:
         monkeypatch.setattr(reader(), "_bump", None)
     params, optimizer = trained()
-    written = [*params, *(t for own in optimizer.state.values() for t in own.values())]
     views = [p.detach().view(-1) for p in params]
-    before = versions(written + views)
+    before = versions(written(params, optimizer) + views)
     for _ in range(3):
         backward(params)
         optimizer.step()
-    assert versions(written + views) == [v + 3 for v in before]
+    assert versions(written(params, optimizer) + views) == [v + 3 for v in before]
+
+
+def written(params, optimizer):
+    return [*params, *(t for own in optimizer.state.values() for t in own.values())]
+
+
+def test_a_step_like_the_last_one_is_seen_in_one_call(monkeypatch):
+    params, optimizer = trained()
+    for name in ("looked", "plan"):
+        monkeypatch.setattr(again, name, None)
+    before = versions(written(params, optimizer))
+    optimizer.step()
+    assert versions(written(params, optimizer)) == [v + 1 for v in before]
+
+
+def test_a_reader_that_sees_the_same_counts_versions_and_nothing_else_does():
+    params, optimizer = trained()
+    backward(params)
+    known, steps = again._known[optimizer], Cells("float32")
+    for own in optimizer.state.values():
+        steps.add(own["step"].data_ptr())
+    groups, names = [params], [("step", "exp_avg", "exp_avg_sq")]
+
+    def seen(facts=known.facts[0], far=2.0, last=b""):
+        before = versions(written(params, optimizer))
+        cells = Cells("float32").standing(0.0) + steps.standing(far)
+        told = reader().again(groups, names, optimizer.state, facts, cells, last)
+        after = versions(written(params, optimizer))
+        (counted,) = {b - a for a, b in zip(before, after, strict=True)}
+        return counted, told
+
+    assert seen(far=3.0) == (0, None)
+    assert seen(facts=known.facts[0][:-1]) == (0, None)
+    counted, (kept, addresses) = seen()
+    assert counted == 1
+    assert [*array("q", addresses)] == [p.grad.data_ptr() for p in params]
+    there = weakref.ref(params[0].grad)
+    counted, moved = seen(last=addresses)
+    assert (counted, len(moved)) == (1, 1)
+    params[0].grad = None
+    assert there() is not None
+    assert seen() == (0, None)
+    del kept, moved
+    assert there() is None
+
+
+def test_a_number_that_is_none_counts_no_version():
+    params, optimizer = trained()
+    before = versions(written(params, optimizer))
+    optimizer.param_groups[0]["eps"] = "small"
+    with pytest.raises(ValueError, match="small"):
+        optimizer.step()
+    assert versions(written(params, optimizer)) == before
+
+
+def test_a_step_that_a_driver_refuses_counts_versions_and_no_steps(monkeypatch):
+    (params, optimizer), (theirs, reference) = trained(), trained()
+    before = versions(params)
+    with monkeypatch.context() as patched:
+        patched.setattr(batches_cpu.CpuBatch, "run", refuse)
+        with pytest.raises(DeviceError):
+            optimizer.step()
+    assert versions(params) == [v + 1 for v in before]
+    for stepped in (optimizer, reference):
+        stepped.step()
+    for own, expected in zip(written(params, optimizer), written(theirs, reference), strict=True):
+        torch.testing.assert_close(own, expected, rtol=0, atol=0)
+
+
+def refuse(*_):
+    raise DeviceError("a kernel that the device runs", "none", "Report it.")
+
+
+def test_dynamo_stays_out_of_a_step_that_it_comes_to(monkeypatch):
+    params, optimizer = trained()
+    following, ready = [], kernels.ready
+
+    def spy(*given):
+        following.append(get_eval_frame_callback())
+        return ready(*given)
+
+    monkeypatch.setattr(kernels, "ready", spy)
+
+    @torch.compile(backend="eager")
+    def train(x):
+        y = x + 1
+        optimizer.step()
+        assert get_eval_frame_callback() is not None
+        return y * 2
+
+    before = versions(params)
+    for _ in range(2):
+        train(torch.ones(3))
+    assert versions(params) == [v + 2 for v in before]
+    assert following == [None, None]
 
 
 def test_a_backward_pass_through_what_was_stepped_is_refused():
@@ -157,6 +255,20 @@ def test_names_of_states_are_equal_and_not_the_same():
     seen = look.look(optimizer, {}, before.facts)
     assert seen.facts == before.facts
     assert seen.facts[0] is before.facts[0]  # nothing was made that is the same
+
+
+def test_each_group_has_its_own_names_of_states():
+    params = [nn.Parameter(torch.ones(4)) for _ in range(4)]
+    for p in params[1:]:
+        p.grad = torch.ones(4)
+    wanted = [("one", "two"), (), ("two",), ("other",)]
+    state = {
+        p: {name: torch.ones(4) for name in names} for p, names in zip(params, wanted, strict=True)
+    }
+    found = reader().look([[p] for p in params], wanted, state, b"")
+    assert found is not None
+    expected = [*params[1:], state[params[2]]["two"], state[params[3]]["other"]]
+    assert [*map(id, found.held)] == [*map(id, expected)]
 
 
 @pytest.mark.parametrize("trains", [False, True], ids=["no gradient", "gradient"])
