@@ -109,28 +109,20 @@ def derived(
 ) -> dict[bytes, Selection]:
     """The selections of problems on GPUs without a table, by the one that stands in for theirs.
 
-    Of the very problem or as `nearest`, the best of what is `offered` here too.
+    Of ops of ours: of the very problem or as `nearest`, the best of what is `offered` here too.
     """
     found: dict[bytes, Selection] = {}
-    out = failed(offered, database)
+    out, known = failed(offered, database), batched(SHIPPED)
     for key, choices in offered.items():
         problem = decode_problem(key)
         arch = table_of(problem.arch)
-        if arch in ("", problem.arch):
+        if arch in ("", problem.arch) or not problem.op.startswith("ipex."):
             continue
         may = {*map(encode, choices)} - out.get(key, set())
-        measured = replace(problem, arch=arch)
-        others = (other for _, other in batches.near(measured, batched(SHIPPED)))
-        for other in (encode(measured), *others):
-            for each in pool(Records(SHIPPED, only={other})).values():
-                each.samples = {
-                    choice: samples
-                    for choice, samples in each.samples.items()
-                    if choice in may and of_this_torch(samples.choice)
-                }
-                if best := _agreed([each], f"derived from {arch}"):
-                    found[key] = best
-            if key in found:
+        there = replace(problem, arch=arch)
+        for other in (encode(there), *(near for _, near in batches.near(there, known))):
+            if best := _best_of(other, may, f"derived from {arch}"):
+                found[key] = best
                 break
     return found
 
@@ -217,6 +209,16 @@ def _best(keys: Collection[bytes], folder: Path, source: str) -> dict[bytes, Sel
         if best is not None:
             found[key] = best
     return found
+
+
+def _best_of(key: bytes, may: Collection[bytes], source: str) -> Selection | None:
+    """Of the choices that `may` be taken (in canonical form), by the package's record of `key`."""
+    measured = pool(Records(SHIPPED, only={key})).get(key)
+    if measured is None:
+        return None
+    usable = ((k, s) for k, s in measured.samples.items() if k in may and of_this_torch(s.choice))
+    measured.samples = dict(usable)
+    return _agreed([measured], source)
 
 
 def _others(problem: Problem, ranged: Mapping[bytes, Problem]) -> list[tuple[str, list[bytes]]]:

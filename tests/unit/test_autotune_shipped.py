@@ -121,6 +121,18 @@ def test_what_is_derived_is_of_the_nearest_batch_too_and_never_what_failed(of_to
     assert second.choice != best.choice
 
 
+def test_nothing_is_derived_of_torchs_own_ops(of_torch):
+    """Templates of Inductor's were held against float64 on the H200 alone."""
+    of_torch("2.11.0")
+    h100 = str(target.described("h100"))
+    offered = {
+        encode(replace(decode_problem(key), arch=h100)): [known.choice]
+        for key, known in select.lookup(problems(H200), None).items()
+    }
+    assert len(offered) == 60
+    assert select.derived(offered, None) == {}
+
+
 @pytest.mark.parametrize("gpu", ["b200", "mi300x", "rtx-4090", "max-1550"])
 def test_nothing_is_derived_for_what_is_not_alike(gpu):
     arch = str(target.described(gpu))
