@@ -38,7 +38,7 @@ class Selection:
 
     best: Estimate
     library: Estimate | None
-    source: str  # of SOURCES, and for which sizes if for others; or "model"
+    source: str  # of SOURCES, or derived from whose, and for which sizes if for others; or "model"
 
     @property
     def choice(self) -> Choice:
@@ -111,17 +111,20 @@ def derived(
 
     Of ops of ours: of the very problem or as `nearest`, the best of what is `offered` here too.
     """
+    problems = {key: decode_problem(key) for key in offered}
+    ours = {key: p for key, p in problems.items() if p.op.startswith("ipex.")}
+    asked = {key: p for key, p in ours.items() if table_of(p.arch) not in ("", p.arch)}
+    if not asked:
+        return {}
     found: dict[bytes, Selection] = {}
-    out, known = failed(offered, database), batched(SHIPPED)
-    for key, choices in offered.items():
-        problem = decode_problem(key)
-        arch = table_of(problem.arch)
-        if arch in ("", problem.arch) or not problem.op.startswith("ipex."):
-            continue
-        may = {*map(encode, choices)} - out.get(key, set())
-        there = replace(problem, arch=arch)
-        for other in (encode(there), *(near for _, near in batches.near(there, known))):
-            if best := _best_of(other, may, f"derived from {arch}"):
+    out, known = failed(asked, database), batched(SHIPPED)
+    for key, problem in asked.items():
+        may = {*map(encode, offered[key])} - out.get(key, set())
+        there = replace(problem, arch=table_of(problem.arch))
+        words = f" for {batches.WORDS.get(problem.op, '')}"
+        near = ((words.format(size), other) for size, other in batches.near(there, known))
+        for where, other in (("", encode(there)), *near):
+            if best := _best_of(other, may, f"derived from {there.arch}{where}"):
                 found[key] = best
                 break
     return found
@@ -129,7 +132,7 @@ def derived(
 
 def table_of(arch: str) -> str:
     """The architecture whose table the package has for `arch`: its own, a stand-in, or none, ""."""
-    known = (arch, _stand_ins().get(arch.split(":")[0], ""))
+    known = (arch, _stand_ins().get(arch, ""))
     return next((each for each in known if each and (SHIPPED / file_name(each)).exists()), "")
 
 
@@ -216,8 +219,7 @@ def _best_of(key: bytes, may: Collection[bytes], source: str) -> Selection | Non
     measured = pool(Records(SHIPPED, only={key})).get(key)
     if measured is None:
         return None
-    usable = ((k, s) for k, s in measured.samples.items() if k in may and of_this_torch(s.choice))
-    measured.samples = dict(usable)
+    measured.samples = {k: s for k, s in measured.samples.items() if k in may}
     return _agreed([measured], source)
 
 

@@ -140,7 +140,8 @@ class Request:
         be lowered twice.
         """
         gpus = {place for place in self.places if place.type == "cuda"}
-        if not gpus or self.config.autotune == "inductor" or self.policy.records(gpus):
+        asks = self.config.autotune not in ("inductor", "never")
+        if not gpus or not asks or self.policy.records(gpus):
             return {}
         from ipex_inductor.autotune.select import table_digest
         from ipex_inductor.lowerings.listed import arch_of

@@ -1,4 +1,4 @@
-"""`ipex::persistent` to our Triton template: products of rows that are bound by arithmetic."""
+"""`ipex::persistent` to our Triton template: products of rows that sum up many terms."""
 
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from torch._inductor.lowering import register_lowering
 from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings import listed
 from ipex_inductor.lowerings.conv_templates import ints
-from ipex_inductor.lowerings.streamed import (
+from ipex_inductor.lowerings.rows import (
     conv,
     linear,
     rows_of_image,

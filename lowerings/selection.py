@@ -60,7 +60,8 @@ class Policy:
     def records(self, devices: Iterable[torch.device]) -> bool:
         """Whether there are records, or may be, of graphs on `devices`."""
         there = self.database is not None and (self.may_time or self.database.exists())
-        return there or (self.tables and any(map(table_of, map(arch_of, devices))))
+        tables = ((arch, table_of(arch)) for arch in map(arch_of, devices) if self.tables)
+        return there or any(table and (table == arch or self.guesses) for arch, table in tables)
 
 
 def settle(
@@ -88,8 +89,9 @@ def settle(
         found = lookup(offers, policy.database)
     if not policy.guesses:
         return found
-    others = {key: offer.choices for key, offer in offers.items() if key not in found}
-    found = derived(others, policy.database) | nearest(others, policy.database) | found
+    for others_say in (nearest, derived):
+        missed = {key: offer.choices for key, offer in offers.items() if key not in found}
+        found |= others_say(missed, policy.database)
     unknown = {k: o for k, o in offers.items() if k not in found and _has_template(o)}
     return found | _guessed(unknown, policy, say)
 

@@ -127,14 +127,15 @@ def aligned(x: Any, vector: int) -> Any:
 
 @functools.cache
 def facts(arch: str) -> tuple[int, int]:
-    """Multiprocessors, and bytes of shared memory; of an unknown one those of the smallest."""
+    """Multiprocessors, and bytes of shared memory; of an unknown one the least that is alike."""
     try:
         known = target.described(arch)
     except TargetError:
         known = None
-    maker = arch[:3]
-    like = [t for t in target.table() if t.arch.startswith(maker)]
-    table = [known] if known else like or [t for t in target.table() if t.arch.startswith("sm_")]
+    level, maker = arch.split(":")[0], arch[:3]
+    starts = (level, maker, "sm_")
+    alike = ([t for t in target.table() if t.arch.startswith(start)] for start in starts)
+    table = [known] if known else next(filter(None, alike))
     return (
         min(t.multiprocessors for t in table),
         min(t.shared_memory for t in table if t.shared_memory),

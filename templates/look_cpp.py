@@ -29,7 +29,7 @@ GRAD = sys.intern("grad")
 WORD = ctypes.sizeof(ctypes.c_void_p)
 IMPL_WORDS = 24  # of a TensorImpl, at least
 INLINE = 5  # dimensions whose sizes and strides lie in it
-CELLS = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double)
+_CELLS = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double)
 
 
 class Seen(NamedTuple):
@@ -75,7 +75,7 @@ class Reader:
         bump = functools.partial(prototype(address_of(library.bump)), *self._places)
         self._bump = bump if self._torch[-1] and _bumps(bump) else None
         self._are, self._become = library.are, library.become
-        self._are.argtypes = self._become.argtypes = CELLS
+        self._are.argtypes = self._become.argtypes = _CELLS
         self._become.restype = None
         self._library = library
 

@@ -1,4 +1,4 @@
-"""Triton for a product that is bound by arithmetic: as many programs as run at once, in turns.
+"""Triton for a product of many terms: as many programs as run at once, in turns.
 
 Operands come by Hopper's copy engine, as descriptors say (by plain loads where there is none). Both
 loops are flattened into one, so that the next block's operands are on their way while this one's
@@ -52,14 +52,15 @@ class Tile:
     num_stages: int
 
     def shared(self, itemsize: int) -> int:
-        """Bytes of shared memory that the stages take, and what is turned in it at the end."""
-        return self.num_stages * (self.BLOCK_M + self.BLOCK_N) * self.BLOCK_K * itemsize + 9000
+        """Bytes of shared memory: stages, barriers, and what is turned into rows at the end."""
+        stages = self.num_stages * (self.BLOCK_M + self.BLOCK_N) * self.BLOCK_K * itemsize
+        return stages + self.BLOCK_M * self.BLOCK_N + 64
 
 
 # The fastest of 15 on an H200 for 768, 1024 and 4096 terms; warps of one role each were slower.
 # Two programs a multiprocessor are for what is bound by memory too: one adds while one multiplies.
 TILES = (Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 4, 3))
-MOST_ADDED = 128 * 128  # of a block to which something is added; one more would have to spill
+MOST_ADDED = 128 * 128  # of a block to which something is added: Triton 3.6 spills of larger ones
 GROUP = 8  # blocks of rows that share columns
 FEWEST = {"rows": 1024, "terms": 256}
 VECTOR = 16  # bytes: a row begins at a multiple, as the copy engine needs

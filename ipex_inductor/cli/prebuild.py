@@ -250,10 +250,12 @@ def _show_gate(model: str, each: "Prebuilt") -> None:
 
 def _sources(choices: "Sequence[Any]") -> dict[str, int]:
     """How many choices each source made; none where nothing is known."""
-    known = {", shipped": "table", ", model": "model", ", recorded": "record"}
+    known = {"shipped": "table", "derived": "derived", "model": "model", "recorded": "record"}
     counts: dict[str, int] = {}
     for event in choices:
-        source = next((name for word, name in known.items() if word in event.reason), "nobody")
+        source = next(
+            (name for word, name in known.items() if f", {word}" in event.reason), "nobody"
+        )
         counts[source] = counts.get(source, 0) + 1
     return counts
 

@@ -38,6 +38,7 @@ class Known:
     asked: Asked
     made: Plan
     addresses: "array[int]"  # of the gradients, as they stand in its rows
+    versions: bool  # all that is written has one: inference tensors have not
     apart: "tuple[array[int], bool] | None" = None  # whether those at these addresses are
 
 
@@ -81,7 +82,7 @@ def ready(optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained]) -> Read
     last = _known.get(optimizer)
     if last is None or last.asked != ALONE:
         return None
-    if not weights and (found := _unchanged(optimizer, last)):
+    if last.versions and not weights and (found := _unchanged(optimizer, last)):
         return found
     seen, known = looked(optimizer, weights)
     made = taken(known, seen, ALONE)
@@ -137,7 +138,8 @@ def keep(
     if seen is None:
         _known.pop(optimizer, None)
     else:
-        _known[optimizer] = Known(seen.facts, asked, made, seen.addresses)
+        versions = not any(tensor.is_inference() for tensor in seen.held)
+        _known[optimizer] = Known(seen.facts, asked, made, seen.addresses, versions)
 
 
 def capturing() -> bool:

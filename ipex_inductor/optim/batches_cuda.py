@@ -117,9 +117,10 @@ class CudaBatch:
         return rows, chunks, *[ratios.address(stream) for ratios in self._ratios]
 
     def _launch_norms(self, stream: int, tables: tuple[int, ...], numbers: "array[float]") -> None:
-        if self._norms is not None and self._chunks:
-            sums = (room.address(stream) for room in self._sums)
-            self._norms(len(self._chunks), stream, (*tables, *numbers, *sums))
+        assert self._norms is not None
+        assert self._chunks is not None
+        sums = (room.address(stream) for room in self._sums)
+        self._norms(len(self._chunks), stream, (*tables, *numbers, *sums))
 
 
 class CountingBatch:

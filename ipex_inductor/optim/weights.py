@@ -241,7 +241,7 @@ _tables: "weakref.WeakValueDictionary[int, _Table]" = weakref.WeakValueDictionar
 
 def find_shards() -> None:
     """Go over to what `fully_shard` has put in the place of parameters."""
-    for kept in list(_tables.values()) if _tables else ():  # before each step
+    for kept in list(_tables.values()):
         for place in kept.values():
             if isinstance(place, Trained) and is_sharded(place.param):
                 place.mark()

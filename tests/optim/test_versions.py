@@ -129,6 +129,21 @@ def test_a_step_like_the_last_one_is_seen_in_one_call(monkeypatch):
     assert versions(written(params, optimizer)) == [v + 1 for v in before]
 
 
+def test_what_has_no_version_is_not_counted_at_each_step(monkeypatch):
+    """States of a first step in inference mode: to refuse one costs as much as 20 of others."""
+    params, optimizer = trained(0)
+    backward(params)
+    with torch.inference_mode():
+        optimizer.step()
+    assert all(t.is_inference() for own in optimizer.state.values() for t in own.values())
+    backward(params)
+    optimizer.step()
+    monkeypatch.setattr(again, "_unchanged", None)
+    before = versions(params)
+    optimizer.step()
+    assert versions(params) == [v + 1 for v in before]
+
+
 def test_a_reader_that_sees_the_same_counts_versions_and_nothing_else_does():
     params, optimizer = trained()
     backward(params)

