@@ -18,7 +18,7 @@ from ipex_inductor.autotune.pool import pool
 from ipex_inductor.autotune.record import Choice, Outcome, Record, decode_problem, encode
 from ipex_inductor.autotune.table import file_name, winners
 from ipex_inductor.config import resolve
-from ipex_inductor.lowerings import library, listed, selection, shapes
+from ipex_inductor.lowerings import library, listed, selection, shapes, templated
 from ipex_inductor.request import Request
 
 TABLES = sorted(select.SHIPPED.glob("*.jsonl"))
@@ -147,6 +147,19 @@ def test_what_stands_in_is_there_for_gpus_that_are_described():
         assert own or len({(t.multiprocessors, t.shared_memory) for t in alike}) == 1
 
 
+@pytest.mark.parametrize(
+    ("arch", "like"),
+    [
+        ("sm_90:NVIDIA-GH200-480GB", (114, 227)),
+        ("sm_80:NVIDIA-A30", (108, 163)),
+        ("sm_75:NVIDIA-T4", (58, 99)),
+    ],
+)
+def test_a_gpu_of_which_nothing_is_told_is_like_the_least_of_its_level(arch, like):
+    """Or of its maker, where none of its level is described."""
+    assert templated.facts(arch) == (like[0], like[1] * 1024)
+
+
 NOT_ALIKE = ["b200", "mi300x", "rtx-4090", "max-1550", "sm_90:NVIDIA-H20", "sm_80:NVIDIA-A30"]
 
 
@@ -206,11 +219,18 @@ def test_a_graph_is_settled_only_where_there_is_a_table_of_its_device(monkeypatc
     assert not policy.records({torch.device("cpu")})
     assert policy.records({torch.device("cpu"), torch.device("cuda")})
     assert not dataclasses.replace(policy, tables=False).records({torch.device("cuda")})
+    of["cuda"] = str(target.described("h100"))  # for which another's stands in, unless it may not
+    assert policy.records({torch.device("cuda")})
+    assert not dataclasses.replace(policy, guesses=False).records({torch.device("cuda")})
 
 
-def test_calls_are_looked_up_in_a_table_only_where_no_records_come_first(monkeypatch, tmp_path):
-    monkeypatch.setattr(listed, "arch_of", lambda device: str(H200))
-    monkeypatch.setattr(selection, "arch_of", lambda device: str(H200))
+@pytest.mark.parametrize("gpu", ["h200", "h100"])
+def test_calls_are_looked_up_in_a_table_only_where_no_records_come_first(
+    gpu, monkeypatch, tmp_path
+):
+    arch = str(target.described(gpu))
+    monkeypatch.setattr(listed, "arch_of", lambda device: arch)
+    monkeypatch.setattr(selection, "arch_of", lambda device: arch)
     gm, none = torch.fx.symbolic_trace(torch.nn.Identity()), str(tmp_path / "none")
 
     def tables(device="cuda", database=none, **options):
@@ -219,7 +239,7 @@ def test_calls_are_looked_up_in_a_table_only_where_no_records_come_first(monkeyp
             return Request(gm, [torch.empty(1, device=device)], config).tables
 
     table = select.SHIPPED / file_name(str(H200))
-    assert tables() == {str(H200): hashlib.sha256(table.read_bytes()).hexdigest()}
+    assert tables() == {arch: hashlib.sha256(table.read_bytes()).hexdigest()}
     assert tables("cpu") == {}
     assert tables(database=str(tmp_path)) == {}, "there is a database"
     assert (
