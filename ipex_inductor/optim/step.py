@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 
@@ -54,11 +55,18 @@ def steps_alone(optimizer: Optimizer) -> bool:
     return getattr(vars(optimizer).get("step"), "__func__", None) is METHODS["step"]
 
 
+@_disable_dynamo  # torch 2.11's raises at attributes of an optimizer that are new
+def _called(optimizer: Optimizer) -> None:
+    """Tell LR schedulers."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
 def _step(
     optimizer: Optimizer, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any
 ) -> Any:
     """One step of the optimizer's class."""
-    optimizer._opt_called = True  # type: ignore[attr-defined]  # what LR schedulers ask
+    if not vars(optimizer).get("_opt_called"):
+        _called(optimizer)
     plain = type(optimizer).step.__wrapped__  # type: ignore[attr-defined]  # hooks ran already
     weights, fused = _live(optimizer), kernels.wanted(optimizer)
     if not (weights or fused) or (type(optimizer) in SPLIT_OPTIMIZERS and (args or kwargs)):

@@ -203,7 +203,8 @@ def refuse(*_):
 
 
 def test_dynamo_stays_out_of_a_step_that_it_comes_to(monkeypatch):
-    params, optimizer = trained()
+    params, optimizer = trained(0)
+    backward(params)
     following, ready = [], kernels.ready
 
     def spy(*given):
@@ -220,10 +221,11 @@ def test_dynamo_stays_out_of_a_step_that_it_comes_to(monkeypatch):
         return y * 2
 
     before = versions(params)
-    for _ in range(2):
+    for _ in range(4):
         train(torch.ones(3))
-    assert versions(params) == [v + 2 for v in before]
-    assert following == [None, None]
+    assert versions(params) == [v + 4 for v in before]
+    assert following == [None] * 4
+    assert optimizer._opt_called, "LR schedulers ask"
 
 
 def test_a_backward_pass_through_what_was_stepped_is_refused():
