@@ -117,6 +117,9 @@ def compiled(tile, dtype, gpu, x, weight, stride, padding, steps=48):
 
 
 A_FEW = 16  # bytes that ptxas keeps for itself, of no register
+# Some words of a thread's 1 kB, in tiles that are not the best there (A100: 64 x 64 and 64 x 128;
+# H200 and B200: 128 x 16). The tuner sees what it costs.
+A_LITTLE = 128
 GPUS = ("a100-80gb", "h200", "b200", "mi300x")
 EACH = [
     (name, tile, dtype, gpu)
@@ -140,7 +143,7 @@ def test_compiles_where_there_is_no_gpu(name, tile, dtype, gpu):
     terms = conv_stem_weight.terms_of(found)
     assert made.metadata.shared <= target.shared_memory
     registers, spilled = usage(made)
-    assert spilled <= A_FEW
+    assert spilled <= (A_FEW if (name, tile, dtype, gpu) in QUICK else A_LITTLE)
     if "ptx" not in made.asm:
         return
     fitting = tile.fitting(target.shared_memory, terms, 2)
@@ -151,9 +154,13 @@ def test_compiles_where_there_is_no_gpu(name, tile, dtype, gpu):
     )
     if target.arch == "sm_80":  # where the gradient passes through registers
         return
-    assert set(copies) == {{"convnext": "8", "vit": "10"}.get(name, "4"), "10"}
+    of_image = {"convnext": "8", "vit": "10"}.get(name, "4")
+    if weight[0] < 64:  # few channels of the gradient pass through registers
+        assert set(copies) == {of_image}
+        return
+    assert set(copies) == {of_image, "10"}
     assert "ld.global" not in made.asm["ptx"], "nothing passes through registers"
-    if target.arch == "sm_90" and weight[0] >= 64:
+    if target.arch == "sm_90":
         assert "wgmma" in made.asm["ptx"]
 
 
