@@ -1,10 +1,13 @@
-"""One thread: the tensors are small, and on busy cores threads wait for one another."""
+"""One thread: the tensors are small, and on busy cores threads wait for one another.
+
+For as long as a module of these runs, as what other tests record is of so many threads.
+"""
 
 import pytest
 import torch
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def _one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
