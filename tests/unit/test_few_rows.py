@@ -286,9 +286,11 @@ def test_refused(name):
     assert not offered(REFUSED[name])
 
 
-def test_an_unknown_gpu_is_taken_for_a_small_one():
-    calls = offered(linear("bfloat16", 16, 4096, 4096, arch="sm_90:Nobody-knows"))
-    rooms = [t.shared_memory for t in target.table() if t.arch.startswith("sm_")]
+@pytest.mark.parametrize(("level", "alike"), [("sm_90", "sm_90"), ("sm_75", "sm_")])
+def test_an_unknown_gpu_is_taken_for_a_small_one_of_its_level(level, alike):
+    """Or of any, where none of its level is known."""
+    calls = offered(linear("bfloat16", 16, 4096, 4096, arch=f"{level}:Nobody-knows"))
+    rooms = [t.shared_memory for t in target.table() if t.arch.startswith(alike)]
     assert calls
     assert all(Tile(**c.parameters).shared(16, 2) <= min(rooms) for c in calls)
 
