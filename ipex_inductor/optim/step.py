@@ -58,7 +58,7 @@ def steps_alone(optimizer: Optimizer) -> bool:
 @_disable_dynamo  # torch 2.11's raises at attributes of an optimizer that are new
 def _called(optimizer: Optimizer) -> None:
     """Tell LR schedulers."""
-    optimizer._opt_called = True  # type: ignore[attr-defined]
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # torch does not declare it
 
 
 def _step(
