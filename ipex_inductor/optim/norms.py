@@ -16,6 +16,7 @@ from ipex_inductor.optim.again import capturing
 from ipex_inductor.optim.batches import Scalars
 from ipex_inductor.optim.look import Look, gradients
 from ipex_inductor.optim.operands import REALS
+from ipex_inductor.optim.shards import is_sharded
 from ipex_inductor.templates import cuda
 from ipex_inductor.templates.cpp import NotBuiltError, given
 from ipex_inductor.templates.norm_triton import parts_signature, parts_source
@@ -136,7 +137,8 @@ def _reading(optimizer: Optimizer, seen: Look, whole: bool) -> "Reading | None":
 
 def _made(grads: list[Tensor]) -> "Reading | None":
     devices = {grad.device for grad in grads}
-    plain = all(grad.dtype in REALS and is_dense(grad) for grad in grads)
+    # Of a DTensor there is a part here, and a norm is of the whole.
+    plain = all(g.dtype in REALS and is_dense(g) and not is_sharded(g) for g in grads)
     if len(devices) != 1 or not plain:
         return None
     (device,) = devices

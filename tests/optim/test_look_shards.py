@@ -8,7 +8,15 @@ from optimizers import copies
 from torch import nn
 from torch.optim import SGD, AdamW
 
-from ipex_inductor.optim import FusedStep, Lamb, again, attach_master_weights, fuse_step, look
+from ipex_inductor.optim import (
+    FusedStep,
+    Lamb,
+    again,
+    attach_master_weights,
+    fuse_step,
+    look,
+    norms,
+)
 
 pytestmark = pytest.mark.usefixtures("way")
 
@@ -206,3 +214,17 @@ def test_of_plain_tensors_nobody_asks_how_they_are_cut(monkeypatch, alone):
         param.grad = torch.ones(4)
     for _ in range(3):
         optimizer.step()
+
+
+def test_kernels_take_no_norm_of_parts(monkeypatch, alone):
+    """They would read as many elements as there are in all processes."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed.tensor import DTensor
+
+    monkeypatch.setattr(norms, "has_kernels", lambda device: True)
+    monkeypatch.setattr(norms, "Reading", lambda grads, device: device)
+    spec = cut(torch.zeros(8))._spec
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        here = torch.zeros(8, device="cuda")
+        assert norms._made([here]) == here.device
+        assert norms._made([here, DTensor(here, spec, requires_grad=False)]) is None
