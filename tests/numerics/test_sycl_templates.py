@@ -52,7 +52,8 @@ def by_lanes(source):
     """The same kernel with an engine made of lanes; written out, loops take 20 times as long."""
     engine = part("engine.cpp")
     assert engine in source.text
-    text = source.text.replace(engine, EMULATED.read_text()).replace("#pragma unroll\n", "")
+    text = source.text.replace(engine, EMULATED.read_text())
+    text = re.sub(r"^ *(#pragma unroll.*|ROLLED)\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"^ *for \(", r"#pragma nounroll\n\g<0>", text, flags=re.MULTILINE)
     return dataclasses.replace(source, text=text, needs=(), options=(), native=())
 
