@@ -7,6 +7,10 @@ python=${PYTHON312:-python3.12}
 root=${COMPAT_DIR:-$HOME/.cache/ipex-compat}
 smoke=(tests/numerics/test_rules.py tests/numerics/test_backend.py)
 failed=()
+# What is pinned, but for what comes with each torch: without, pip tries versions for ten minutes.
+pinned=$(mktemp)
+trap 'rm -f "$pinned"' EXIT
+grep -vE '^(torch|triton|intel-|umf|tcmlib)' constraints.txt > "$pinned"
 
 check() {  # torch version, SYCL's as torch's XPU wheel of that version pins it, then what to test
   local version=$1 sycl=$2 env=$root/torch-$1-sycl-$2
@@ -15,7 +19,7 @@ check() {  # torch version, SYCL's as torch's XPU wheel of that version pins it,
   if [ ! -e "$env/installed" ]; then
     "$python" -m venv "$env" &&
       "$env/bin/python" -m pip install -q "torch==$version" setuptools &&
-      "$env/bin/python" -m pip install -q --editable '.[test]' \
+      "$env/bin/python" -m pip install -q --constraint "$pinned" --editable '.[test]' \
         "intel-sycl-rt==$sycl.*" "intel-opencl-rt==$sycl.*" && touch "$env/installed"
   fi || { failed+=("$version (install)"); return; }
   "$env/bin/python" -m pytest "$@" -n "${WORKERS:-2}" -q -m "not slow" || failed+=("$version")
