@@ -7,7 +7,8 @@ python=${PYTHON312:-python3.12}
 root=${COMPAT_DIR:-$HOME/.cache/ipex-compat}
 smoke=(tests/numerics/test_rules.py tests/numerics/test_backend.py)
 failed=()
-# What is pinned, but for what comes with each torch: without, pip tries versions for eight minutes and more.
+# What is pinned, but for what comes with each torch. Without, pip tried versions for eight minutes
+# and was not through.
 pinned=$(mktemp)
 trap 'rm -f "$pinned"' EXIT
 grep -vE '^(torch|triton|intel-|umf|tcmlib)' constraints.txt > "$pinned"

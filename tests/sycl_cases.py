@@ -148,3 +148,8 @@ def conv(x, weight, bias, window, groups=1):
 def window(size, stride, padding, dilation):
     """As templates take it."""
     return Window(size, stride, padding, dilation)
+
+
+def made_of(dtype):
+    """What a product of it is written as."""
+    return "bf16" if dtype == "int8" else dtype

@@ -1,6 +1,7 @@
 """What every kernel text of ours begins with, and torch's dtypes in the kernels' words."""
 
 import functools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,6 +23,12 @@ NATIVE_BF16 = "-DNATIVE_BF16"  # Intel's GPUs round by an instruction, which the
 def part(name: str) -> str:
     """A file of this folder."""
     return Path(__file__).with_name(name).read_text("utf-8")
+
+
+def rolled(text: str) -> str:
+    """`text` with no loop written out, neither by its own word nor by a driver."""
+    text = re.sub(r"^ *#pragma (?:no)?unroll\n", "", text, flags=re.MULTILINE)
+    return re.sub(r"^ *for \(", r"#pragma nounroll\n\g<0>", text, flags=re.MULTILINE)
 
 
 def head() -> str:

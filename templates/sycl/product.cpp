@@ -23,7 +23,6 @@ void product(
   const int column0 = (item.get_group(0) * SGN + team % SGN) * COLUMNS;
   const auto wait = [] { group_::barrier(SUB_GROUPS == 1 ? group_::SUB_GROUP : group_::ALL); };
 
-  ROLLED
   for (int i = item.get_local_linear_id(); i < BLOCK; i += SUB_GROUPS * SG) {
     places[i] = begin + i < rows ? PLACE(begin + i) : Place{0, NOWHERE, 0};
   }
@@ -32,26 +31,21 @@ void product(
   if constexpr (GATED) clear(lanes, factors);
   const int whole = (terms + FILLED - 1) / FILLED * FILLED;
   const long from_panel = static_cast<long>(column0 / PANEL) * runs * whole * PANEL + column0 % PANEL * PACKED;
-  ROLLED
   for (int run = 0; run < runs; ++run) {
-    ROLLED
     for (int part = 0; part < whole; part += STEP) {
       const int here = math_::min(STEP, whole - part);
       wait();
-      ROLLED
       for (int i = team; i < BLOCK; i += SUB_GROUPS) {
         const Run found = RUN(places[i], run);
         const int low = found.low - part, high = math_::min(found.high, terms) - part;
         const In *from = x + found.begin + part + lane;
         Staged *to = block + i * LINE + lane;
         if (low <= 0 && high >= STEP) {
-#pragma unroll COPIES
+#pragma unroll
           for (int k = 0; k < STEP; k += SG) to[k] = staged(from[k]);
         } else if (low <= 0 && high >= here) {
-          ROLLED
           for (int k = 0; k < here; k += SG) to[k] = staged(from[k]);
         } else {
-          ROLLED
           for (int k = 0; k < here; k += SG) {
             to[k] = k + lane >= low && k + lane < high ? staged(from[k]) : Staged{};
           }
@@ -60,7 +54,6 @@ void product(
       wait();
       if (SGN == 1 || column0 < packed) {
         const long at = from_panel + (static_cast<long>(run) * whole + part) * PANEL;
-        ROLLED
         for (int k = 0; k < here; k += TK) {
           step(lanes, sums, block + row0 * LINE + k, weight + at + k * PANEL);
           if constexpr (GATED) {

@@ -12,14 +12,12 @@ from ipex_inductor.ops.stem import sides
 from ipex_inductor.ops.sycl import COLUMNS, RUN, WORD, Window
 from ipex_inductor.templates.sycl import words
 from ipex_inductor.templates.sycl.device import Device
-from ipex_inductor.templates.sycl.kernel import constants, head, options, part, types
+from ipex_inductor.templates.sycl.kernel import constants, head, options, part, rolled, types
 from ipex_inductor.templates.sycl.source import Entry, Source
 from ipex_inductor.templates.sycl.tiles import CPU, LARGE, Tile, itemsize
 
 _POINTERS = ("*",) * 8
 _SIZES = ("i32",) * 5 + ("i64",) * 2 + ("fp32",) * 2
-# The CPU's driver unrolls what it may, and takes twice as long for it; nothing is faster by that.
-ROLLED = {True: '#define ROLLED _Pragma("nounroll")\n', False: "#define ROLLED\n"}
 ENGINE, LANES = ("engine.cpp", "matrix.cpp"), ("lanes.cpp",)  # what makes sums
 GEOMETRY = {"rows": ("i64",), "window": ("i32",) * 12}  # how rows are gathered
 
@@ -48,18 +46,18 @@ def source(tile: Tile, arch: str, gather: str, given: str, made: str, epilogue: 
         "FILLED": RUN // itemsize(given),
         "PANEL": COLUMNS,
         "GATED": epilogue.gated,
-        "COPIES": 1 if arch == CPU else tile.STEP // tile.SG,  # of the loop that gathers
     }
     matrix, large = sizes.pop("matrix"), sizes.pop("large")
+    body = part("product.cpp")
     text = (
         head()
         + types(dtypes)
         + constants(sizes)
-        + ROLLED[arch == CPU]
         + words.functions(epilogue.binary, epilogue.unary)
         + "".join(map(part, ENGINE if matrix else LANES))
         + part(f"{gather}.cpp")
-        + part("product.cpp")
+        # The CPU's driver unrolls what it may: longer to compile, and in bf16 slower.
+        + (rolled(body) if arch == CPU else body)
     )
     problem = {"template": f"product of {gather}", "dtypes": f"{given}, {made}"}
     return Source(

@@ -8,8 +8,6 @@ import dataclasses
 import functools
 import itertools
 import os
-import re
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -18,15 +16,26 @@ import pytest
 import sycl_cases as cases
 import torch
 import torch.nn.functional as F
-from sycl_cases import ADDED, CONV, GROUPED, LINEAR, NORM, WORDS, amid_nan, close, drawn, finished
-from sycl_device import HEAD, needs_sycl
+from sycl_cases import (
+    ADDED,
+    CONV,
+    GROUPED,
+    LINEAR,
+    NORM,
+    WORDS,
+    amid_nan,
+    close,
+    drawn,
+    finished,
+    made_of,
+)
+from sycl_device import needs_sycl
 
 from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.ops.sycl import COLUMNS, RUN, by_groups, packed, packed_window
-from ipex_inductor.templates.sycl import grouped, norm, product, words, worker
-from ipex_inductor.templates.sycl.kernel import part
+from ipex_inductor.templates.sycl import grouped, norm, product, words
+from ipex_inductor.templates.sycl.kernel import part, rolled
 from ipex_inductor.templates.sycl.product import Epilogue
-from ipex_inductor.templates.sycl.source import Entry, Source
 from ipex_inductor.templates.sycl.tiles import AMX, CPU, ENGINES, XE_NARROW, XE_WIDE, tiles
 
 pytestmark = [needs_sycl, pytest.mark.timeout(900)]
@@ -52,14 +61,8 @@ def by_lanes(source):
     """The same kernel with an engine made of lanes; written out, loops take 20 times as long."""
     engine = part("engine.cpp")
     assert engine in source.text
-    text = source.text.replace(engine, EMULATED.read_text())
-    text = re.sub(r"^ *(#pragma unroll.*|ROLLED)\n", "", text, flags=re.MULTILINE)
-    text = re.sub(r"^ *for \(", r"#pragma nounroll\n\g<0>", text, flags=re.MULTILINE)
+    text = rolled(source.text.replace(engine, EMULATED.read_text()))
     return dataclasses.replace(source, text=text, needs=(), options=(), native=())
-
-
-def made_of(dtype):
-    return "bf16" if dtype == "int8" else dtype
 
 
 def scale_of(dtype, columns):
@@ -343,78 +346,3 @@ def test_blocks_divide_what_weights_are_filled_up_to():
             assert tile.STEP % tile.TK == 0
             assert tile.STEP % tile.SG == 0
             assert COLUMNS % (tile.TN * tile.NT) == 0
-
-
-# SPIR-V's numbers (Khronos' specification, 3.6 and 3.32): instructions, modes.
-ENTRY, MODE, FUNCTION, PARAMETER = 15, 16, 54, 55
-LOCAL_SIZE, SUBGROUP_SIZE = 17, 35
-# Of SPV_KHR_cooperative_matrix and, bf16's flag, SPV_INTEL_joint_matrix.
-INT, FLOAT, CONSTANT, PHI, MATRIX, LOAD, MULTIPLY = 21, 22, 43, 245, 4456, 4457, 4459
-SUB_GROUP, A, B, SUMS, ROWS, PACKED = 3, 0, 1, 2, 0, 2
-SIGNED, BF16 = 0x1 | 0x2, 0x40
-
-
-def instructions(spirv):
-    """Each with its operands."""
-    numbers, at = struct.unpack(f"<{len(spirv) // 4}I", spirv), 5
-    while at < len(numbers):
-        size = numbers[at] >> 16
-        yield numbers[at] & 0xFFFF, numbers[at + 1 : at + size]
-        at += size
-
-
-def test_a_kernel_says_its_sizes(device):
-    """As attributes: the compiler of 2025.3 drops them where they are properties."""
-    tile = tiles(CPU, "fp32", matrix=False)[-1]
-    source = product.source(tile, CPU, "rows", "fp32", "fp32", PLAIN)
-    found = instructions(worker.compiled(source, device.facts, native=False).spirv)
-    modes = {rest[1]: rest[2:] for instruction, rest in found if instruction == MODE}
-    assert modes[SUBGROUP_SIZE] == (tile.SG,)
-    assert modes[LOCAL_SIZE] == (tile.SG * tile.SGM * tile.SGN, 1, 1)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "term", "summed", "flags"),
-    [
-        ("bf16", (INT, 16), (FLOAT, 32), BF16),
-        ("fp16", (FLOAT, 16), (FLOAT, 32), 0),
-        ("int8", (INT, 8), (INT, 32), SIGNED),
-    ],
-)
-def test_what_a_matrix_engine_is_told(device, dtype, term, summed, flags):
-    """What no CPU here can run: shapes, types, how rows and weights lie, what the bits mean."""
-    tile = tiles("xe:12.60", dtype)[2]
-    source = product.source(tile, "xe:12.60", "rows", dtype, made_of(dtype), PLAIN)
-    found = [*instructions(worker.compiled(source, device.facts, native=False).spirv)]
-    number = {rest[1]: rest[2] for instruction, rest in found if instruction == CONSTANT}
-    scalar = {rest[0]: (i, rest[1]) for i, rest in found if i in (INT, FLOAT)}
-    matrices = {
-        (scalar[rest[1]], *(number[at] for at in rest[2:])): rest[0]
-        for instruction, rest in found
-        if instruction == MATRIX
-    }
-    rows = (term, SUB_GROUP, tile.TM, tile.TK, A)
-    columns = (term, SUB_GROUP, tile.TK, tile.TN, B)
-    sums = (summed, SUB_GROUP, tile.TM, tile.TN, SUMS)
-    assert matrices.keys() == {rows, columns, sums}
-    loads = [(r[0], *(number[at] for at in r[3:5])) for i, r in found if i == LOAD]
-    line = COLUMNS * 4 // WORDS[dtype].itemsize
-    assert sorted(loads) == sorted(
-        [(matrices[rows], ROWS, tile.STEP)] * tile.MT
-        + [(matrices[columns], PACKED, line)] * tile.NT
-    )
-    mads = [(rest[0], rest[5]) for instruction, rest in found if instruction == MULTIPLY]
-    assert mads == [(matrices[sums], flags)] * (tile.MT * tile.NT)
-    # A loop that hands them on has them twice: larger blocks then spill on every GPU.
-    assert not [1 for i, rest in found if i == PHI and rest[0] in matrices.values()]
-
-
-def test_a_kernel_keeps_what_it_does_not_read(device):
-    """The compiler of 2025.3 takes such arguments away, if it may: all behind them are others."""
-    text = "KERNEL f(const float* x, long n, float* y) { *y = 1; }\n"
-    source = Source(HEAD + text, (Entry("f", ("*", "i64", "*")),))
-    found = [*instructions(worker.compiled(source, device.facts, native=False).spirv)]
-    (kernel,) = (rest[1] for instruction, rest in found if instruction == ENTRY)
-    begin = next(n for n, (i, rest) in enumerate(found) if i == FUNCTION and rest[1] == kernel)
-    taken = itertools.takewhile(lambda each: each[0] == PARAMETER, found[begin + 1 :])
-    assert len([*taken]) == 3
