@@ -1,12 +1,13 @@
 """What is known about problems: the best choice of each, and where that comes from.
 
 The user's own records come first, then the tables that the package ships. What neither has is
-measured where that is allowed; else what is best of a convolution at the nearest batch, or of a
-linear layer at the nearest number of rows, is taken, or what the table of a GPU that is much alike
-says, or a model may guess, where it proved right on what it had not seen, and the rest is the
-library's.
+measured where that is allowed; else what another torch's records say is taken, or what is best of a
+convolution at the nearest batch, or of a linear layer at the nearest number of rows, or what the
+table of a GPU that is much alike says, or a model may guess, where it proved right on what it had
+not seen, and the rest is the library's.
 """
 
+import dataclasses
 import hashlib
 import math
 import tomllib
@@ -14,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -22,7 +24,7 @@ from ipex_inductor.autotune import batches, cost, guess, own, ranges
 from ipex_inductor.autotune.cost import Model
 from ipex_inductor.autotune.database import Records, batched, varying
 from ipex_inductor.autotune.guess import Guesser
-from ipex_inductor.autotune.pool import Estimate, Pool, pool
+from ipex_inductor.autotune.pool import Estimate, Pool, Samples, pool
 from ipex_inductor.autotune.record import Choice, Problem, decode_problem, encode
 from ipex_inductor.autotune.space import of_this_torch
 from ipex_inductor.autotune.table import file_name
@@ -38,7 +40,7 @@ class Selection:
 
     best: Estimate
     library: Estimate | None
-    source: str  # of SOURCES, or derived from whose, and for which sizes if for others; or "model"
+    source: str  # of SOURCES, or derived from whose; for which other sizes, by whose torch; "model"
 
     @property
     def choice(self) -> Choice:
@@ -82,9 +84,10 @@ def lookup(problems: Collection[bytes], database: Path | None) -> dict[bytes, Se
 def nearest(
     offered: Mapping[bytes, Collection[Choice]], database: Path | None
 ) -> dict[bytes, Selection]:
-    """The selections of those problems that are known at another batch, or number of rows.
+    """The selections of those problems that are known by another torch, or at another batch.
 
-    As of `lookup`, which is for what is known of the very problem; of what is `offered` for it.
+    Or number of rows. As of `lookup`, which is for what is known here of the very problem; of what
+    is `offered` for it.
     """
     found: dict[bytes, Selection] = {}
     out = failed(offered, database)
@@ -93,10 +96,9 @@ def nearest(
             continue
         known = batched(folder)
         for key, choices in offered.items():
-            problem = decode_problem(key)
-            for batch, other in [] if key in found else batches.near(problem, known):
-                where = batches.WORDS[problem.op].format(batch)
-                best = _best([other], folder, f"{source} for {where}").get(other)
+            near = [] if key in found else _near(decode_problem(key), known)
+            for where, other in near:
+                best = _best([other], folder, source + where, any_torch=True).get(other)
                 usable = best and best.choice in choices and of_this_torch(best.choice)
                 if best and usable and encode(best.choice) not in out.get(key, ()):
                     found[key] = best
@@ -121,9 +123,7 @@ def derived(
     for key, problem in asked.items():
         may = {*map(encode, offered[key])} - out.get(key, set())
         there = replace(problem, arch=table_of(problem.arch))
-        words = f" for {batches.WORDS.get(problem.op, '')}"
-        near = ((words.format(size), other) for size, other in batches.near(there, known))
-        for where, other in (("", encode(there)), *near):
+        for where, other in _near(there, known):
             if best := _best_of(other, may, f"derived from {there.arch}{where}"):
                 found[key] = best
                 break
@@ -132,7 +132,7 @@ def derived(
 
 def table_of(arch: str) -> str:
     """The architecture whose table the package has for `arch`: its own, a stand-in, or none, ""."""
-    known = (arch, _stand_ins().get(arch, ""))
+    known = (arch, _stand_ins()["gpus"].get(arch, ""))
     return next((each for each in known if each and (SHIPPED / file_name(each)).exists()), "")
 
 
@@ -177,8 +177,16 @@ def failed(problems: Collection[bytes], database: Path | None) -> dict[bytes, se
 
 
 @cache
-def _stand_ins() -> dict[str, str]:
+def _stand_ins() -> dict[str, Any]:
     return tomllib.loads(STAND_INS.read_text())
+
+
+def _stands_in(of: str) -> bool:
+    """Whether what that torch's records say of our ops is taken here too."""
+    from ipex_inductor import compat  # who only looks at records needs no torch
+
+    these = {".".join(each.split(".")[:2]) for each in (of, compat.TEMPLATES)}
+    return len(these) == 1 or these <= {f"torch {each}" for each in _stand_ins()["torches"]}
 
 
 def digest(selected: Iterable[tuple[bytes, Choice]]) -> str:
@@ -192,17 +200,32 @@ def _folders() -> list[Path]:
     return [*([own.default_folder()] if own.trusted() else []), SHIPPED]
 
 
-def _best(keys: Collection[bytes], folder: Path, source: str) -> dict[bytes, Selection]:
-    """By records of the very problem, or else of others that say what is best for it too."""
+def _near(problem: Problem, known: Any) -> Iterable[tuple[str, bytes]]:
+    """The problem itself, then those of another batch or number of rows, the nearest first."""
+    words = f" for {batches.WORDS.get(problem.op, '')}"
+    near = ((words.format(size), other) for size, other in batches.near(problem, known))
+    return ("", encode(problem)), *near
+
+
+def _best(
+    keys: Collection[bytes], folder: Path, source: str, any_torch: bool = False
+) -> dict[bytes, Selection]:
+    """By records of the very problem, or else of others that say what is best for it too.
+
+    What another torch's say counts with `any_torch` alone, and beside no template of this one's.
+    """
     problems = {key: decode_problem(key) for key in keys}
     ranged = varying(folder)
     others = {key: _others(problem, ranged) for key, problem in problems.items()}
     more = (key for ways in others.values() for _, agreeing in ways for key in agreeing)
     pools = pool(Records(folder, only={*keys, *more}))
+    whose: dict[bytes, str] = {}
     for each in pools.values():  # templates of another torch do not count beside those of this
         own = {k: s for k, s in each.samples.items() if of_this_torch(s.choice)}
         if any(s.choice.kind == "template" for s in own.values()):
             each.samples = own
+        elif any_torch:
+            whose |= _taken_over(each)
     found = {}
     for key in keys:
         out = pools[key].failed() if key in pools else set()
@@ -210,7 +233,7 @@ def _best(keys: Collection[bytes], folder: Path, source: str) -> dict[bytes, Sel
         chosen = (_agreed([pools.get(k) for k in ks], f"{source}{where}") for where, ks in ways)
         best = next((s for s in chosen if s and encode(s.choice) not in out), None)
         if best is not None:
-            found[key] = best
+            found[key] = _said(best, whose)
     return found
 
 
@@ -219,8 +242,36 @@ def _best_of(key: bytes, may: Collection[bytes], source: str) -> Selection | Non
     measured = pool(Records(SHIPPED, only={key})).get(key)
     if measured is None:
         return None
+    whose = _taken_over(measured)
     measured.samples = {k: s for k, s in measured.samples.items() if k in may}
-    return _agreed([measured], source)
+    best = _agreed([measured], source)
+    return best and _said(best, whose)
+
+
+def _taken_over(of: Pool) -> dict[bytes, str]:
+    """Have choices of torches that stand in for this one be this one's; by choice, whose they are.
+
+    Inductor's own templates are left out: they are written by the torch that measured them.
+    """
+    from ipex_inductor import compat
+
+    here: dict[bytes, Samples] = {}
+    whose: dict[bytes, str] = {}
+    for samples in of.samples.values():
+        choice = samples.choice
+        torch, comma, version = choice.template.partition(",")
+        if not (of_this_torch(choice) or choice.name.startswith("inductor.")) and _stands_in(torch):
+            choice = replace(choice, template=compat.TEMPLATES + comma + version)
+            whose[encode(choice)] = torch
+        here.setdefault(encode(choice), Samples(choice)).join(samples)
+    of.samples = here
+    return whose
+
+
+def _said(best: Selection, whose: Mapping[bytes, str]) -> Selection:
+    """The same, and by whose torch if by another."""
+    by = whose.get(encode(best.choice))
+    return dataclasses.replace(best, source=f"{best.source} by {by}") if by else best
 
 
 def _others(problem: Problem, ranged: Mapping[bytes, Problem]) -> list[tuple[str, list[bytes]]]:

@@ -28,13 +28,13 @@ def without_a_device():
     made["compile_module_from_src"] = lambda *_, **__: nothing
 
 
-def kernel_of(text, file):
+def loaded(text, file, name="kernel"):
     """The function of that name: Triton reads its text from a file."""
     file.write_text(text)
     spec = importlib.util.spec_from_file_location(file.stem, file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.kernel
+    return getattr(module, name)
 
 
 def compiled(kernel, given):
@@ -54,7 +54,7 @@ def main():
     for number, line in enumerate(sys.stdin):
         given, begin = json.loads(line), time.perf_counter()
         try:
-            kernel = kernel_of(given["text"], folder / f"kernel_{number}.py")
+            kernel = loaded(given["text"], folder / f"kernel_{number}.py")
             spirv, about = compiled(kernel, given)
             (folder / f"{number}.spv").write_bytes(spirv)
         except Exception as error:

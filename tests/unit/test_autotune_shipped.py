@@ -26,6 +26,7 @@ PROBLEMS = Path(__file__).parents[2] / "benchmarks" / "tuning_problems.txt"
 H200 = target.described("h200")
 CONVOLUTION = "ipex.conv.default"
 WEIGHTS = "ipex.conv_weight_grad.default"
+STREAMED = "ipex.triton.streamed"
 
 
 def problems(device):
@@ -139,7 +140,7 @@ def test_nothing_is_derived_of_torchs_own_ops(of_torch):
 
 def test_what_stands_in_is_there_for_gpus_that_are_described():
     """Whose multiprocessors and shared memory are known, or are those of all of their level."""
-    for arch in select._stand_ins():
+    for arch in select._stand_ins()["gpus"]:
         level = arch.split(":")[0]
         alike = [t for t in target.table() if t.arch == level]
         own = [t for t in alike if str(t) == arch]
@@ -209,6 +210,78 @@ def test_with_another_torch_the_table_chooses_library_calls_alone(of_torch):
     there = select.lookup(problems(H200), None)
     assert there == {key: each for key, each in here.items() if each.choice.kind == "library"}
     assert len(there) < len(here)
+
+
+def as_of(choice, version):
+    """The same of another torch; a library's plain call is every torch's."""
+    of, comma, digest = choice.template.partition(",")
+    return replace(choice, template=of and f"torch {version}{comma}{digest}")
+
+
+@pytest.mark.parametrize("version", ["2.11.1", "2.13.0", "2.15.0"])
+@pytest.mark.parametrize(("gpu", "source"), [("h200", "shipped"), ("h100", f"derived from {H200}")])
+def test_the_table_stands_in_for_that_of_another_torch(gpu, source, version, of_torch):
+    """Of each op of ours the very choice, compiled by that torch; and the source says whose."""
+    of_torch("2.11.0")
+    _, known, there = offered_on(gpu)
+    of_torch(version)
+    offered, *_ = offered_on(gpu)
+    kinds = [each.choice for each in select.lookup(offered, None).values()]
+    assert not any(choice.template for choice in kinds), "they are to be measured where that may be"
+    found = {**select.nearest(offered, None), **select.derived(offered, None)}
+    assert found.keys() == offered.keys()
+    for key, each in found.items():
+        wanted = known[encode(there[key])].choice
+        assert each.choice == as_of(wanted, version)
+        assert each.source == source + " by torch 2.11.0" * bool(wanted.template)
+        assert not each.measured or not wanted.template
+    assert {each.choice.name for each in found.values()} >= {"cudnn.convolution_relu", STREAMED}
+
+
+def test_no_table_stands_in_for_a_torch_that_nobody_tried(of_torch):
+    of_torch("2.16.0")
+    offered, *_ = offered_on("h100")
+    found = {**select.nearest(offered, None), **select.derived(offered, None)}
+    assert not any(each.choice.template for each in found.values())
+
+
+def test_what_another_torch_says_is_of_the_nearest_batch_too_and_never_what_failed(
+    of_torch, tmp_path
+):
+    of_torch("2.13.0")
+    offered, *_ = offered_on("h200")
+    key = next(k for k in offered if decode_problem(k).operands[0].shape == (128, 64, 56, 56))
+    problem = of_batch(48, decode_problem(key))
+    other = {encode(problem): [call.choice for call in library.calls(problem)]}
+    (best,) = select.nearest(other, None).values()
+    assert best.source == "shipped for a batch of 64 by torch 2.11.0"
+    shard = Shard(tmp_path)
+    shard.append(Record(problem, (Outcome(best.choice, reason="wrong"),), PROVENANCE))
+    shard.close()
+    assert best.choice not in [each.choice for each in select.nearest(other, tmp_path).values()]
+
+
+def test_records_of_ones_own_outlive_an_update_of_torch_until_they_are_measured_anew(
+    of_torch, tmp_path
+):
+    of_torch("2.13.0")
+    offered, *_ = offered_on("h200")
+    key, choices = next(
+        (k, c) for k, c in offered.items() if sum(each.kind == "template" for each in c) > 1
+    )
+    problem = decode_problem(key)
+    first, second = [each for each in choices if each.kind == "template"][:2]
+    library, old = next(c for c in choices if c.kind == "library"), as_of(first, "2.12.1")
+    earlier = Record(problem, (timed(old, 1.0), timed(library, 2.0)), PROVENANCE)
+    write(tmp_path / "own.jsonl", [earlier])
+    assert select.lookup([key], tmp_path) == {}, "it may be measured"
+    (found,) = select.nearest({key: choices}, tmp_path).values()
+    assert (found.choice, found.source) == (first, "recorded by torch 2.12.1")
+    shard = Shard(tmp_path)
+    shard.append(Record(problem, (timed(second, 1.5), timed(library, 2.0)), PROVENANCE))
+    shard.close()
+    (found,) = select.lookup([key], tmp_path).values()
+    assert (found.choice, found.source) == (second, "recorded")
 
 
 def test_a_graph_is_settled_only_where_there_is_a_table_of_its_device(monkeypatch):
