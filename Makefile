@@ -9,7 +9,7 @@ WORKERS ?= 2
 # Each worker keeps to a long run of tests, so that what a file's tests share is made once.
 SPREAD := -n $(WORKERS) --dist worksteal
 
-.PHONY: demo quick test slow reliability sycl ocloc sycl-aot triton-xe fuzz prebuild lint check compat clean
+.PHONY: demo quick test slow reliability sycl ocloc sycl-aot triton-xe tritons fuzz prebuild lint check compat clean
 .DEFAULT_GOAL := test
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -62,6 +62,14 @@ triton-xe: $(OCLOC)/ocloc
 	$(TRITON_XE)/bin/python -m pip install --no-deps --pre triton-xpu==3.3.0b1 setuptools
 	PATH="$$PATH:$(abspath $(OCLOC))" $(BIN)/python benchmarks/triton_xe.py \
 	  --triton $(TRITON_XE)/bin/python $(AOT)
+
+# The kernels of the package's table by the Tritons of all torches that we support, to be run on a GPU
+# by `python benchmarks/other_tritons.py use .venv/tritons/kernels`: a quarter of an hour, 4 GB.
+TRITONS := $(VENV)/tritons
+tritons: $(VENV)/installed
+	for version in 3.6.0 3.7.0 3.7.1 3.8.0 3.9.0; do \
+	  $(PIP) install --no-deps --upgrade --target $(TRITONS)/$$version triton==$$version || exit; done
+	$(BIN)/python benchmarks/other_tritons.py build $(TRITONS)/kernels --triton $(TRITONS)/3.*
 
 # 10,000 random programs against their twins in float64, forward and backward, 120 of them compiled.
 FUZZ ?= --programs 10000 --compiled 120

@@ -19,6 +19,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
@@ -288,11 +289,11 @@ def build(folder: Path, tritons: list[Path]) -> None:
     def compiled(path: Path) -> str:
         place = folder / path.name
         place.mkdir(parents=True, exist_ok=True)
-        env = {**os.environ, "PYTHONPATH": str(path), "TRITON_CACHE_DIR": str(place / "cache")}
         command = [sys.executable, str(COMPILE), str(place)]
-        done = subprocess.run(
-            command, env=env, input="\n".join(lines), text=True, stdout=subprocess.PIPE, check=True
-        )
+        with tempfile.TemporaryDirectory() as cache:
+            env = {**os.environ, "PYTHONPATH": str(path), "TRITON_CACHE_DIR": cache}
+            asked = {"env": env, "input": "\n".join(lines), "text": True}
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=True, **asked)
         (place / "kernels.jsonl").write_text(done.stdout)
         rows = [json.loads(line) for line in done.stdout.splitlines()]
         wrong = [row for row in rows if "wrong" in row]
