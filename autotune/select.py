@@ -9,9 +9,11 @@ not seen, and the rest is the library's.
 
 import dataclasses
 import hashlib
+import itertools
 import math
+import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -32,6 +34,7 @@ from ipex_inductor.autotune.table import file_name
 SHIPPED = Path(__file__).with_name("tables")
 STAND_INS = Path(__file__).with_name("derived.toml")
 SOURCES = ("recorded", "shipped")
+Place = tuple[str, bytes]  # which other sizes, in words, and the problem of those
 
 
 @dataclass(frozen=True)
@@ -87,18 +90,23 @@ def nearest(
     """The selections of those problems that are known by another torch, or at another batch.
 
     Or number of rows. As of `lookup`, which is for what is known here of the very problem; of what
-    is `offered` for it.
+    is `offered` for it. First the very problem by another torch, then others by this one, then by
+    any.
     """
     found: dict[bytes, Selection] = {}
-    out = failed(offered, database)
-    for source, folder in zip(SOURCES, (database, SHIPPED), strict=True):
+    out = failed(offered, database, any_torch=True)
+    folders = [*zip(SOURCES, (database, SHIPPED), strict=True)]
+    ways: tuple[Callable[[Problem, Path], Iterable[Place]], ...] = (_itself, _near_here, _near)
+    for places, (source, folder) in itertools.product(ways, folders):
         if folder is None or not folder.exists():
             continue
-        known = batched(folder)
+        any_torch = places is not _near_here
         for key, choices in offered.items():
-            near = [] if key in found else _near(decode_problem(key), known)
-            for where, other in near:
-                best = _best([other], folder, source + where, any_torch=True).get(other)
+            problem = decode_problem(key)
+            if key in found or (any_torch and not _may_stand_in(problem)):
+                continue
+            for where, other in places(problem, folder):
+                best = _best([other], folder, source + where, any_torch).get(other)
                 usable = best and best.choice in choices and of_this_torch(best.choice)
                 if best and usable and encode(best.choice) not in out.get(key, ()):
                     found[key] = best
@@ -119,11 +127,11 @@ def derived(
     if not asked:
         return {}
     found: dict[bytes, Selection] = {}
-    out, known = failed(asked, database), batched(SHIPPED)
+    out = failed(asked, database, any_torch=True)
     for key, problem in asked.items():
         may = {*map(encode, offered[key])} - out.get(key, set())
         there = replace(problem, arch=table_of(problem.arch))
-        for where, other in _near(there, known):
+        for where, other in (*_itself(there), *_near(there, SHIPPED)):
             if best := _best_of(other, may, f"derived from {there.arch}{where}"):
                 found[key] = best
                 break
@@ -169,11 +177,17 @@ def guessed(problem: Problem, choices: Iterable[Choice], usual: Choice) -> Selec
     return Selection(library, library, f"model ({besides} as fast)")
 
 
-def failed(problems: Collection[bytes], database: Path | None) -> dict[bytes, set[bytes]]:
-    """By problem: the choices that failed by its records."""
+def failed(
+    problems: Collection[bytes], database: Path | None, any_torch: bool = False
+) -> dict[bytes, set[bytes]]:
+    """By problem: the choices that failed by its records, those of `any_torch` as this one's."""
     if database is None or not database.exists():
         return {}
-    return {key: p.failed() for key, p in pool(Records(database, only=problems)).items()}
+    pools = pool(Records(database, only=problems))
+    for key, each in pools.items():
+        if any_torch and _may_stand_in(decode_problem(key)):
+            _take_over(each)
+    return {key: p.failed() for key, p in pools.items()}
 
 
 @cache
@@ -189,6 +203,11 @@ def _stands_in(of: str) -> bool:
     return len(these) == 1 or these <= {f"torch {each}" for each in _stand_ins()["torches"]}
 
 
+def _may_stand_in(problem: Problem) -> bool:
+    """Whether another torch's word on it counts: of ops of ours on NVIDIA's GPUs."""
+    return problem.op.startswith("ipex.") and problem.arch.startswith("sm_")
+
+
 def digest(selected: Iterable[tuple[bytes, Choice]]) -> str:
     """The identity of what was selected for a graph."""
     pairs = tuple(sorted((problem, encode(choice)) for problem, choice in selected))
@@ -200,11 +219,30 @@ def _folders() -> list[Path]:
     return [*([own.default_folder()] if own.trusted() else []), SHIPPED]
 
 
-def _near(problem: Problem, known: Any) -> Iterable[tuple[str, bytes]]:
-    """The problem itself, then those of another batch or number of rows, the nearest first."""
-    words = f" for {batches.WORDS.get(problem.op, '')}"
-    near = ((words.format(size), other) for size, other in batches.near(problem, known))
-    return ("", encode(problem)), *near
+def _itself(problem: Problem, _: Path | None = None) -> Iterable[Place]:
+    """The very problem."""
+    return [("", encode(problem))]
+
+
+def _near_here(problem: Problem, folder: Path) -> Iterator[Place]:
+    """Those of `_near` that this torch measured.
+
+    What is of no torch, plain calls of a library, counts unless another torch's is nearer.
+    """
+    foreign = False
+    for where, other in _near(problem, folder):
+        samples = pool(Records(folder, only={other}))[other].samples.values()
+        bound = [s.choice for s in samples if s.choice.template]
+        here = any(map(of_this_torch, bound))
+        foreign |= bool(bound) and not here
+        if here or not (foreign and _may_stand_in(problem)):
+            yield where, other
+
+
+def _near(problem: Problem, folder: Path) -> Iterator[Place]:
+    """The problems of another batch or number of rows that are known, the nearest first."""
+    for size, other in batches.near(problem, batched(folder)):
+        yield f" for {batches.WORDS[problem.op].format(size)}", other
 
 
 def _best(
@@ -212,7 +250,7 @@ def _best(
 ) -> dict[bytes, Selection]:
     """By records of the very problem, or else of others that say what is best for it too.
 
-    What another torch's say counts with `any_torch` alone, and beside no template of this one's.
+    With `any_torch` what the newest other torch says counts where this one's say nothing.
     """
     problems = {key: decode_problem(key) for key in keys}
     ranged = varying(folder)
@@ -220,20 +258,21 @@ def _best(
     more = (key for ways in others.values() for _, agreeing in ways for key in agreeing)
     pools = pool(Records(folder, only={*keys, *more}))
     whose: dict[bytes, str] = {}
-    for each in pools.values():  # templates of another torch do not count beside those of this
-        own = {k: s for k, s in each.samples.items() if of_this_torch(s.choice)}
-        if any(s.choice.kind == "template" for s in own.values()):
-            each.samples = own
+    for key, each in pools.items():  # other torches' choices do not count beside those of this
+        bound = {k: s for k, s in each.samples.items() if s.choice.template}
+        own = {k for k, s in bound.items() if of_this_torch(s.choice)}
+        if own:
+            each.samples = {k: s for k, s in each.samples.items() if k in own or k not in bound}
         elif any_torch:
-            whose |= _taken_over(each)
+            whose[key] = _take_over(each)
     found = {}
     for key in keys:
         out = pools[key].failed() if key in pools else set()
-        ways = [("", [key]), *others[key]]
-        chosen = (_agreed([pools.get(k) for k in ks], f"{source}{where}") for where, ks in ways)
-        best = next((s for s in chosen if s and encode(s.choice) not in out), None)
-        if best is not None:
-            found[key] = _said(best, whose)
+        for where, ks in [("", [key]), *others[key]]:
+            best = _agreed([pools.get(k) for k in ks], f"{source}{where}")
+            if best and encode(best.choice) not in out:
+                found[key] = _said(best, whose.get(ks[-1], ""))
+                break
     return found
 
 
@@ -242,36 +281,47 @@ def _best_of(key: bytes, may: Collection[bytes], source: str) -> Selection | Non
     measured = pool(Records(SHIPPED, only={key})).get(key)
     if measured is None:
         return None
-    whose = _taken_over(measured)
+    bound = (s.choice for s in measured.samples.values() if s.choice.template)
+    here = any(map(of_this_torch, bound)) or not _may_stand_in(decode_problem(key))
+    whose = "" if here else _take_over(measured)
     measured.samples = {k: s for k, s in measured.samples.items() if k in may}
     best = _agreed([measured], source)
     return best and _said(best, whose)
 
 
-def _taken_over(of: Pool) -> dict[bytes, str]:
-    """Have choices of torches that stand in for this one be this one's; by choice, whose they are.
+def _take_over(of: Pool) -> str:
+    """Have what the newest torch that stands in for this one measured be this one's; which it is.
 
-    Inductor's own templates are left out: they are written by the torch that measured them.
+    What failed by any of them counts too. Inductor's own templates are left out: the torch that
+    measured them wrote them.
     """
     from ipex_inductor import compat
 
+    theirs: dict[str, list[Samples]] = {}
     here: dict[bytes, Samples] = {}
-    whose: dict[bytes, str] = {}
-    for samples in of.samples.values():
-        choice = samples.choice
-        torch, comma, version = choice.template.partition(",")
-        if not (of_this_torch(choice) or choice.name.startswith("inductor.")) and _stands_in(torch):
-            choice = replace(choice, template=compat.TEMPLATES + comma + version)
-            whose[encode(choice)] = torch
-        here.setdefault(encode(choice), Samples(choice)).join(samples)
+    for key, samples in of.samples.items():
+        torch = samples.choice.template.partition(",")[0]
+        if of_this_torch(samples.choice):
+            here[key] = samples
+        elif not samples.choice.name.startswith("inductor.") and _stands_in(torch):
+            theirs.setdefault(torch, []).append(samples)
+    timed = [t for t, all_of_it in theirs.items() if any(s.timings for s in all_of_it)]
+    newest = max(timed, key=lambda t: [*map(int, re.findall(r"\d+", t))], default="")
+    for torch, all_of_it in theirs.items():
+        for samples in all_of_it:
+            if torch == newest or samples.failed:
+                _, comma, version = samples.choice.template.partition(",")
+                choice = replace(samples.choice, template=compat.TEMPLATES + comma + version)
+                here.setdefault(encode(choice), Samples(choice)).join(samples)
     of.samples = here
-    return whose
+    return newest
 
 
-def _said(best: Selection, whose: Mapping[bytes, str]) -> Selection:
-    """The same, and by whose torch if by another."""
-    by = whose.get(encode(best.choice))
-    return dataclasses.replace(best, source=f"{best.source} by {by}") if by else best
+def _said(best: Selection, torch: str) -> Selection:
+    """The same, and by which other torch, where its choice is of one."""
+    if not torch or not best.choice.template:
+        return best
+    return dataclasses.replace(best, source=f"{best.source} by {torch}")
 
 
 def _others(problem: Problem, ranged: Mapping[bytes, Problem]) -> list[tuple[str, list[bytes]]]:

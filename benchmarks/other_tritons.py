@@ -4,16 +4,18 @@
     python benchmarks/other_tritons.py use FOLDER [--rounds N] [--json FILE]
 
 The package's table is of one torch, and a torch compiles our templates by a Triton of its own. Here
-each kernel that won a problem of the table is rendered alone, with a bias, an addend and a relu
-behind it where it is no shortcut, product of few rows or gradient, compiled for that GPU by each
-Triton (a folder it was installed into), and run on a GPU: on memory full of NaN, against torch in
-fp32, and in turns with the others, in a CUDA graph of ten calls. `build` needs no GPU, `use` none
-of these Tritons. A row a problem and Triton: error and what was allowed, in parts of the largest
-value, whether its bits are those of the first Triton's, and the median of some rounds.
+each kernel that the table chooses is rendered alone (Inductor is not asked), with a bias, an addend
+and a relu behind it where it is no shortcut, product of few rows or gradient, compiled for that GPU
+by each Triton (a folder it was installed into), and run on a GPU: on memory full of NaN, against
+torch in fp32, and in turns with the others, in a CUDA graph of ten calls on the same operands.
+`build` needs no GPU, `use` none of these Tritons. A row a problem and Triton: error and what was
+allowed, in parts of the largest value, whether its bits are those of the first Triton's, registers
+and spills of a thread (4 bytes each), and the median of some rounds.
 """
 
 import argparse
 import ctypes
+import hashlib
 import json
 import os
 import statistics
@@ -35,7 +37,8 @@ from rendered import READY, shortcut, source
 from ipex_inductor import target
 from ipex_inductor.autotune import select
 from ipex_inductor.autotune.database import Records
-from ipex_inductor.autotune.record import Choice, Operand, Problem
+from ipex_inductor.autotune.pool import pool
+from ipex_inductor.autotune.record import Choice, Operand, Problem, decode_problem
 from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
 from ipex_inductor.lowerings.conv_many import shared_by_boxes
 from ipex_inductor.templates import (
@@ -97,10 +100,10 @@ class Made:
 def winners() -> list[tuple[Problem, Choice]]:
     """Problems of the package's table that a template of ours won."""
     chosen = []
-    for record in Records(select.SHIPPED):
-        best = min((o for o in record.outcomes if o.timing), key=lambda o: o.timing.p50).choice
-        if best.name.startswith("ipex.") and record.problem.arch == TABLE:
-            chosen.append((record.problem, best))
+    for key, measured in pool(Records(select.SHIPPED)).items():
+        problem, best = decode_problem(key), measured.best()
+        if best and best.choice.name.startswith("ipex.") and problem.arch == TABLE:
+            chosen.append((problem, best.choice))
     return sorted(chosen, key=lambda each: (each[1].name, str(each[0])))
 
 
@@ -277,14 +280,16 @@ def product(operands: list[torch.Tensor], values: dict[str, Any]) -> Made:
     )
 
 
+def described(kernel: Made) -> str:
+    """A line of what is compiled."""
+    about = {"text": kernel.text, "function": kernel.function, "arch": 90}
+    about |= {"signature": kernel.signature, "constants": dict(kernel.constants)}
+    return json.dumps(about | {"warps": kernel.warps, "stages": kernel.stages})
+
+
 def build(folder: Path, tritons: list[Path]) -> None:
     """Machine code of every kernel by every Triton."""
-    lines = []
-    for problem, choice in winners():
-        kernel = made(problem, choice, "meta")
-        about = {"text": kernel.text, "function": kernel.function, "arch": 90}
-        about |= {"signature": kernel.signature, "constants": dict(kernel.constants)}
-        lines.append(json.dumps(about | {"warps": kernel.warps, "stages": kernel.stages}))
+    lines = [described(made(*each, "meta")) for each in winners()]
 
     def compiled(path: Path) -> str:
         place = folder / path.name
@@ -361,11 +366,14 @@ def raced(
 ) -> list[dict[str, Any]]:
     """A row for each Triton."""
     kernel = made(problem, choice, "cuda")
+    digest = hashlib.sha256(described(kernel).encode()).hexdigest()
     wanted = kernel.wanted()
     rows, graphs, first = [], [], None
     for triton, (cubin, about) in codes.items():
         row: dict[str, Any] = {"triton": triton}
         rows.append(row)
+        if about["of"] != digest:
+            sys.exit(f"{choice.name} was built of another text: build again")
         if "wrong" in about:
             row["wrong"] = about["wrong"]
             continue
@@ -382,8 +390,8 @@ def raced(
         row |= {"registers": call.registers, "spills": call.spills, "shared": about["shared"]}
         if not row["error"] <= kernel.allowed:
             row["wrong"] = "its values"
-        graphs.append((row, graph_of(call)))
-    for (row, _), taken in zip(graphs, timed([g for _, g in graphs], rounds), strict=True):
+        graphs.append((row, call, graph_of(call)))  # which reads memory of the call
+    for (row, *_), taken in zip(graphs, timed([g for *_, g in graphs], rounds), strict=True):
         row |= {"median, us": round(taken, 2), "rounds": rounds}
     return rows
 
@@ -392,8 +400,10 @@ def use(folder: Path, rounds: int, file: Path | None) -> None:
     """Values and speed of what `build` made, on this GPU."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(0)
-    places = sorted(p for p in folder.iterdir() if (p / "kernels.jsonl").exists())
+    places = [p for p in folder.iterdir() if (p / "kernels.jsonl").exists()]
     known = [[*map(json.loads, (p / "kernels.jsonl").read_text().splitlines())] for p in places]
+    pairs = zip(places, known, strict=True)
+    tritons = sorted(pairs, key=lambda each: [*map(int, each[1][0]["triton"].split("."))])
     about = {"date": time.strftime("%Y-%m-%d"), "device": str(target.current(torch.device("cuda")))}
     about |= {
         "torch": torch.__version__,
@@ -402,7 +412,7 @@ def use(folder: Path, rounds: int, file: Path | None) -> None:
     found = []
     for number, (problem, choice) in enumerate(winners()):
         codes = {}
-        for place, rows in zip(places, known, strict=True):
+        for place, rows in tritons:
             row, cubin = rows[number], place / f"{number}.cubin"
             codes[row["triton"]] = (cubin.read_bytes() if cubin.exists() else b"", row)
         shapes = ", ".join("x".join(map(str, o.shape)) for o in problem.operands)
@@ -421,14 +431,14 @@ def summary(found: list[dict[str, Any]]) -> None:
     """By Triton and template: how many, how many wrong, and speed beside the first Triton."""
     first = {}
     for row in found:
-        if "median, us" in row:
+        if "median, us" in row and "wrong" not in row:
             first.setdefault(row["kernel"], row["median, us"])
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in found:
         groups.setdefault((row["triton"], row["choice"]), []).append(row)
     for (triton, choice), rows in sorted(groups.items()):
         wrong = sum("wrong" in row for row in rows)
-        ran = [row for row in rows if "median, us" in row]
+        ran = [row for row in rows if "median, us" in row and "wrong" not in row]
         ratios = [row["median, us"] / first[row["kernel"]] for row in ran]
         mean = statistics.geometric_mean(ratios) if ratios else float("nan")
         line = f"{triton:7} {choice:30} {len(rows):3} kernels, {wrong} wrong"
@@ -441,7 +451,7 @@ def main() -> None:
     parser.add_argument("what", choices=("build", "use"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--triton", type=Path, nargs="+", default=[], help="folders to build by")
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=8, help="two at least; the first is left out")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.what == "build":

@@ -5,6 +5,7 @@
 Each line is a kernel; `N.cubin` of the folder is the N-th, and a line comes back for each.
 """
 
+import hashlib
 import json
 import re
 import sys
@@ -48,6 +49,7 @@ def main():
         except Exception as error:
             about = {"wrong": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
         seconds = round(time.perf_counter() - begin, 1)
+        about |= {"of": hashlib.sha256(line.strip().encode()).hexdigest()}
         print(json.dumps(about | {"seconds": seconds, "triton": triton.__version__}), flush=True)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 from itertools import starmap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -245,43 +246,104 @@ def test_no_table_stands_in_for_a_torch_that_nobody_tried(of_torch):
     assert not any(each.choice.template for each in found.values())
 
 
-def test_what_another_torch_says_is_of_the_nearest_batch_too_and_never_what_failed(
-    of_torch, tmp_path
-):
+@pytest.fixture
+def asked(of_torch, tmp_path):
+    """A convolution of an H200 at a batch that no table has, with torch 2.13, and a database.
+
+    `kept` writes records of it at a batch: microseconds, or why it failed, of a choice by a torch.
+    """
     of_torch("2.13.0")
     offered, *_ = offered_on("h200")
-    key = next(k for k in offered if decode_problem(k).operands[0].shape == (128, 64, 56, 56))
-    problem = of_batch(48, decode_problem(key))
-    other = {encode(problem): [call.choice for call in library.calls(problem)]}
-    (best,) = select.nearest(other, None).values()
-    assert best.source == "shipped for a batch of 64 by torch 2.11.0"
-    shard = Shard(tmp_path)
-    shard.append(Record(problem, (Outcome(best.choice, reason="wrong"),), PROVENANCE))
-    shard.close()
-    assert best.choice not in [each.choice for each in select.nearest(other, tmp_path).values()]
-
-
-def test_records_of_ones_own_outlive_an_update_of_torch_until_they_are_measured_anew(
-    of_torch, tmp_path
-):
-    of_torch("2.13.0")
-    offered, *_ = offered_on("h200")
-    key, choices = next(
-        (k, c) for k, c in offered.items() if sum(each.kind == "template" for each in c) > 1
+    problem = next(
+        of_batch(48, p)
+        for p in map(decode_problem, offered)
+        if (p.op, p.operands[0].shape) == (CONVOLUTION, (128, 64, 56, 56))
+        and p.operands[1].shape[:2] == (256, 64)
     )
-    problem = decode_problem(key)
-    first, second = [each for each in choices if each.kind == "template"][:2]
-    library, old = next(c for c in choices if c.kind == "library"), as_of(first, "2.12.1")
-    earlier = Record(problem, (timed(old, 1.0), timed(library, 2.0)), PROVENANCE)
-    write(tmp_path / "own.jsonl", [earlier])
-    assert select.lookup([key], tmp_path) == {}, "it may be measured"
-    (found,) = select.nearest({key: choices}, tmp_path).values()
-    assert (found.choice, found.source) == (first, "recorded by torch 2.12.1")
-    shard = Shard(tmp_path)
-    shard.append(Record(problem, (timed(second, 1.5), timed(library, 2.0)), PROVENANCE))
-    shard.close()
-    (found,) = select.lookup([key], tmp_path).values()
+    choices = [call.choice for call in library.calls(problem)]
+    kinds = {kind: [c for c in choices if c.kind == kind] for kind in ("library", "template")}
+
+    def kept(version, times, batch=48):
+        made = [(as_of(choice, version), time) for choice, time in times]
+        outcomes = (
+            Outcome(c, reason=t) if isinstance(t, str) else timed(c, float(t)) for c, t in made
+        )
+        shard = Shard(tmp_path)
+        shard.append(Record(of_batch(batch, problem), tuple(outcomes), PROVENANCE))
+        shard.close()
+
+    def nearest():
+        (found,) = select.nearest({encode(problem): choices}, tmp_path).values()
+        return found.choice, found.source
+
+    return SimpleNamespace(
+        key=encode(problem), kept=kept, nearest=nearest, folder=tmp_path, **kinds
+    )
+
+
+def test_what_another_torch_says_is_of_the_nearest_batch_too(asked):
+    choice, source = asked.nearest()
+    assert source == "shipped for a batch of 64 by torch 2.11.0"
+    asked.kept("2.13.0", [(choice, "wrong")])
+    assert asked.nearest()[0] != choice
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.12.0"])
+def test_what_failed_by_any_torch_stands_in_for_nothing(asked, version):
+    choice, _ = asked.nearest()
+    asked.kept(version, [(choice, "crashed")])
+    assert asked.nearest()[0] != choice
+
+
+def test_records_of_ones_own_outlive_an_update_of_torch_until_they_are_measured_anew(asked):
+    first, second = asked.template[:2]
+    asked.kept("2.12.1", [(first, 1), (asked.library[0], 2)])
+    assert select.lookup([asked.key], asked.folder) == {}, "it may be measured"
+    assert asked.nearest() == (first, "recorded by torch 2.12.1")
+    asked.kept("2.13.0", [(second, 1.5), (asked.library[0], 2)])
+    (found,) = select.lookup([asked.key], asked.folder).values()
     assert (found.choice, found.source) == (second, "recorded")
+
+
+def test_a_librarys_call_with_an_epilogue_that_was_measured_here_is_known_here(asked):
+    """Though it is no template, another torch's word counts beside it no more."""
+    plain, fused = (
+        next(c for c in asked.library if bool(c.template) is bound) for bound in (False, True)
+    )
+    asked.kept("2.12.0", [(fused, 1), (asked.template[0], 0.5), (plain, 2)])
+    asked.kept("2.13.0", [(fused, 2.5), (plain, 2)])
+    (found,) = select.lookup([asked.key], asked.folder).values()
+    assert (found.choice, found.source) == (plain, "recorded")
+
+
+def test_this_torch_at_another_batch_comes_before_another_torch(asked):
+    first, second = asked.template[:2]
+    asked.kept("2.12.0", [(first, 1), (asked.library[0], 2)], batch=47)
+    assert asked.nearest() == (first, "recorded for a batch of 47 by torch 2.12.0")
+    asked.kept("2.13.0", [(second, 1), (asked.library[0], 2)], batch=32)
+    assert asked.nearest() == (second, "recorded for a batch of 32")
+
+
+def test_of_several_other_torches_the_newest_counts(asked):
+    first, second = asked.template[:2]
+    asked.kept("2.12.0", [(first, 1), (asked.library[0], 4)])
+    asked.kept("2.12.10", [(first, 3), (second, 2), (asked.library[0], 4)])
+    asked.kept("2.9.0", [(asked.template[2], 0.1), (asked.library[0], 4)])
+    asked.kept("2.12.9", [(first, 1), (asked.library[0], 4)])
+    assert asked.nearest() == (second, "recorded by torch 2.12.10")
+
+
+@pytest.mark.parametrize("change", [{"arch": "gfx942:AMD-Instinct-MI300X"}, {"op": "aten.addmm"}])
+def test_another_torch_stands_in_for_ops_of_ours_on_nvidias_gpus_alone(asked, change):
+    problem = decode_problem(asked.key)
+    others = [replace(of_batch(batch, problem), **change) for batch in (48, 64)]
+    by_another = timed(as_of(asked.template[0], "2.12.0"), 1.0)
+    write(asked.folder / "own.jsonl", [Record(p, (by_another,), PROVENANCE) for p in others])
+    offered = {encode(others[0]): asked.template}
+    assert select.nearest(offered, asked.folder) == {}
+    offered = {encode(of_batch(48, problem)): asked.template}
+    write(asked.folder / "own.jsonl", [Record(problem, (by_another,), PROVENANCE)])
+    assert select.nearest(offered, asked.folder) != {}
 
 
 def test_a_graph_is_settled_only_where_there_is_a_table_of_its_device(monkeypatch):
