@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ipex_inductor import collector, compat, decisions, graph_files
+from ipex_inductor import collector, compat, decisions, graph_files, lowerings
 from ipex_inductor.config import CompileConfig
 from ipex_inductor.errors import PassError
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ipex_inductor.lowerings.listed import Choosing
     from ipex_inductor.passes.prologue import Split
 
+AS_WRITTEN = "ops of ours run as torch's ops"
 LEARNING = (compat.lower_inner, compat.read_inner)  # in the place of what compiles
 log = decisions.log
 
@@ -68,7 +69,9 @@ def compiled(
             return compiler(graph, example_inputs, **kwargs), now
 
     with late:
-        inner, now, why_not = _by_choices(by, gm, selected, config.strict)
+        backward = bool(kwargs.get("is_backward"))
+        told = backward, config.strict, graph_report
+        inner, now, why_not = _by_choices(by, gm, selected, *told)
     _say_choices(now, selected, why_not, graph_report)
     _keep_heard(now, config, graph_report)
     graph_report.show("code", getattr(inner, "source_code", ""))
@@ -115,23 +118,35 @@ def _by_choices(
     by: "Callable[[Any, dict[bytes, Choice]], tuple[Any, Choosing]]",
     gm: torch.fx.GraphModule,
     selected: "Mapping[bytes, Selection]",
+    backward: bool,
     strict: bool,
+    graph_report: decisions.GraphReport,
 ) -> "tuple[Any, Choosing, str]":
     """The code of `gm` by what is selected, its lists, and why a selection was not taken.
 
-    Where a template of Inductor's does not compile, by what is no template of it.
+    Where a template of Inductor's does not compile, by what is no template of it; a backward, which
+    nothing behind falls back for, then with ops of ours as they are written.
     """
     choices = {problem: selection.choice for problem, selection in selected.items()}
     proven = {p: choice for p, choice in choices.items() if not is_listed(choice)}
-    spare = copied(gm) if proven != choices else None  # a compilation changes its graph
-    try:
-        return *by(gm, choices), "is not offered here"
-    except Exception as error:  # a backward graph is compiled outside of all that falls back
-        if spare is None or strict or compat.is_control_flow(error):
-            raise
-        why_not = f"does not compile ({type(error).__name__}: {str(error).strip()[:300]})"
-    log.warning("a selected template %s: the library's kernels instead", why_not)
-    return *by(spare, proven), why_not
+    ways = [("", choices), ("the library's kernels", proven)][: 1 + (proven != choices)]
+    if backward and any(map(lowerings.is_ours, gm.graph.nodes)):
+        ways.append((AS_WRITTEN, proven))
+    graphs = [gm, *(copied(gm) for _ in ways[1:])]  # a compilation changes its graph
+    why_not = "is not offered here"
+    for graph, (instead, chosen) in zip(graphs, ways, strict=True):
+        if instead:
+            log.warning("a selected template %s: %s instead", why_not, instead)
+        if instead == AS_WRITTEN:
+            graph_report.add("missed", "kernels of ours", f"a template {why_not}: {instead}")
+        try:
+            with lowerings.as_written() if instead == AS_WRITTEN else nullcontext():
+                return *by(graph, chosen), why_not
+        except Exception as error:
+            if graph is graphs[-1] or strict or compat.is_control_flow(error):
+                raise
+            why_not = f"does not compile ({type(error).__name__}: {str(error).strip()[:300]})"
+    raise AssertionError("the last way compiles or raises")
 
 
 def _captured(

@@ -3,7 +3,12 @@
 Inductor's registry of lowerings is global, so only our own ops are ever registered here.
 """
 
+import contextlib
 import functools
+from collections.abc import Iterator
+from typing import Any
+
+from torch.fx import Node
 
 
 def register(sycl: bool = False) -> None:
@@ -55,3 +60,30 @@ def _register() -> None:
     shortcut.register()
     streamed.register()
     winograd.register()
+
+
+def is_ours(node: Node) -> bool:
+    """Whether it calls an op of ours."""
+    return getattr(node.target, "namespace", "") == "ipex"
+
+
+@contextlib.contextmanager
+def as_written() -> Iterator[None]:
+    """Inductor knows no kernel of ours meanwhile: our ops are called as they are written.
+
+    In graphs that other threads compile, too, which only makes those slower.
+    """
+    from torch._inductor import lowering
+
+    tables: list[dict[Any, Any]] = [lowering.lowerings, lowering._maybe_layout_constraints]
+    ops = [op for op in tables[0] if getattr(op, "namespace", "") == "ipex"]
+    own = [{op: table.pop(op) for op in ops if op in table} for table in tables]
+    fallbacks = {op for op in ops if op in lowering.fallbacks}
+    try:
+        yield
+    finally:
+        for table, before in zip(tables, own, strict=True):
+            for op in ops:
+                table.pop(op, None)
+            table.update(before)
+        lowering.fallbacks.difference_update({*ops} - fallbacks)

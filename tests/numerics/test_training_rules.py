@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from helpers import has_kernels
 from torch import nn
 from torch._dynamo.utils import counters, same
+from torch._inductor import lowering
 
-from ipex_inductor import compat, decisions
+from ipex_inductor import compat, decisions, lowerings
 from ipex_inductor.passes import training
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}  # torch's own, of its benchmarks
@@ -256,3 +257,53 @@ def test_attention_is_for_inductors_own_patterns(backend):
     assert counters["inductor"]["fuse_attention"] == 2  # what it counts for one
     assert not counters["ipex"]
     assert backend != "ipex" or "patterns of attention" in events("left")["softmax(q@k)@v"]
+
+
+class Streamed(torch.autograd.Function):
+    """A product whose gradient of x calls an op of ours."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(weight)
+        return F.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (weight,) = ctx.saved_tensors
+        tile = [128, 128, 8, 3, 1]
+        return torch.ops.ipex.streamed(grad, weight.t().contiguous(), None, tile), None
+
+
+@pytest.fixture
+def uncompilable(monkeypatch):
+    """No kernel comes of `ipex::streamed`; the names of Inductor's lowerings, afterwards too."""
+    lowerings.register()
+    op = torch.ops.ipex.streamed.default
+
+    def planted(*_):
+        raise RuntimeError("no kernel of it")
+
+    monkeypatch.setitem(lowering.lowerings, op, planted)
+    yield
+    assert lowering.lowerings[op] is planted
+    assert op not in lowering.fallbacks
+    assert op not in lowering._maybe_layout_constraints
+
+
+def test_a_kernel_of_ours_that_does_not_compile_in_a_backward_is_torchs_ops(uncompilable, caplog):
+    """Nothing behind a backward falls back to Inductor, and the user's step would raise."""
+    x, weight = torch.randn(6, 16, requires_grad=True), torch.randn(8, 16)
+    fn = torch.compile(lambda x: Streamed.apply(x, weight).sin(), backend="ipex")
+    fn(x).sum().backward()
+    torch.testing.assert_close(x.grad, (F.linear(x, weight).cos() @ weight).detach())
+    reason = events("missed")["kernels of ours"]
+    assert "no kernel of it" in reason
+    assert reason.endswith("ops of ours run as torch's ops")
+    assert any("ops of ours run as torch's ops instead" in m for m in caplog.messages)
+    assert not any(r.count("fallback") for r in decisions.reports())
+
+
+def test_strict_compilation_raises_it(uncompilable):
+    x, weight = torch.randn(6, 16, requires_grad=True), torch.randn(8, 16)
+    with pytest.raises(Exception, match="no kernel of it"):
+        compiled(lambda x: Streamed.apply(x, weight).sin())(x).sum().backward()
