@@ -1,6 +1,6 @@
 """What of the process's state an op obeys: read into a problem, and set where it is measured."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,17 @@ from ipex_inductor.autotune.record import Constant
 
 @dataclass(frozen=True)
 class Setting:
-    """One of torch's switches, by the kinds of device that obey it."""
+    """One of torch's switches, by the kinds of device that obey it.
+
+    And by what obeys it there: ops with `word` in their name, on an operand of `dtype`.
+    """
 
     devices: frozenset[str]
     get: Callable[[], Constant]
     set: Callable[[Any], object]
     default: Constant  # what is not written down; None writes every value
+    dtype: str = ""
+    word: str = ""
 
 
 def _flag(owner: Any, name: str) -> tuple[Callable[[], Constant], Callable[[Any], object]]:
@@ -42,31 +47,44 @@ SETTINGS = {
         _precision(_onednn.matmul),
         lambda value: torch.set_float32_matmul_precision(_OLDER[value]),
         "ieee",
+        "float32",
     ),
     "fp32 convolutions": Setting(
-        _CPU, _precision(_onednn.conv), _flag(_onednn.conv, "fp32_precision")[1], "ieee"
+        _CPU,
+        _precision(_onednn.conv),
+        _flag(_onednn.conv, "fp32_precision")[1],
+        "ieee",
+        "float32",
+        "conv",
     ),
     "fp32 cuda products": Setting(
         _CUDA,
         _precision(_cuda),
         lambda value: torch.set_float32_matmul_precision(_OLDER[value]),
         "ieee",
+        "float32",
     ),
     "fp32 cuda convolutions": Setting(
         _CUDA,
         _precision(_cudnn.conv),
         lambda value: setattr(_cudnn, "allow_tf32", value == "tf32"),
         "tf32",
+        "float32",
+        "conv",
     ),
-    "cudnn.benchmark": Setting(_CUDA, *_flag(_cudnn, "benchmark"), False),
-    "cudnn.enabled": Setting(_CUDA, *_flag(_cudnn, "enabled"), True),
-    "cudnn.deterministic": Setting(_CUDA, *_flag(_cudnn, "deterministic"), False),
+    "cudnn.benchmark": Setting(_CUDA, *_flag(_cudnn, "benchmark"), False, word="conv"),
+    "cudnn.enabled": Setting(_CUDA, *_flag(_cudnn, "enabled"), True, word="conv"),
+    "cudnn.deterministic": Setting(_CUDA, *_flag(_cudnn, "deterministic"), False, word="conv"),
     "deterministic": Setting(
         _ALL, torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, False
     ),
-    "fp16 reduced": Setting(_CUDA, *_flag(_cuda, "allow_fp16_reduced_precision_reduction"), True),
-    "bf16 reduced": Setting(_CUDA, *_flag(_cuda, "allow_bf16_reduced_precision_reduction"), True),
-    "fp16 accumulated": Setting(_CUDA, *_flag(_cuda, "allow_fp16_accumulation"), False),
+    "fp16 reduced": Setting(
+        _CUDA, *_flag(_cuda, "allow_fp16_reduced_precision_reduction"), True, "float16"
+    ),
+    "bf16 reduced": Setting(
+        _CUDA, *_flag(_cuda, "allow_bf16_reduced_precision_reduction"), True, "bfloat16"
+    ),
+    "fp16 accumulated": Setting(_CUDA, *_flag(_cuda, "allow_fp16_accumulation"), False, "float16"),
 }
 
 
@@ -74,6 +92,21 @@ def settings_of(device: str) -> dict[str, Constant]:
     """Those that a device of that kind obeys and that are not as they usually are."""
     found = {name: s.get() for name, s in SETTINGS.items() if device in s.devices}
     return {name: value for name, value in found.items() if value != SETTINGS[name].default}
+
+
+def obeyed(
+    settings: Mapping[str, Constant], op: str, dtypes: Collection[str]
+) -> dict[str, Constant]:
+    """Those that a call of `op` on operands of `dtypes` obeys: none of another dtype is a reason.
+
+    Users of bf16 often have the precision of fp32 products at "high", and records would not count.
+    """
+    found = {}
+    for name, value in settings.items():
+        setting = SETTINGS.get(name)
+        if setting is None or (setting.word in op and setting.dtype in ("", *dtypes)):
+            found[name] = value
+    return found
 
 
 def apply(device: str, settings: dict[str, Constant]) -> None:

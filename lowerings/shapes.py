@@ -18,6 +18,7 @@ import msgspec
 
 from ipex_inductor.autotune.record import Constant, Operand, Problem
 from ipex_inductor.errors import ArgumentError
+from ipex_inductor.lowerings.settings import obeyed
 from ipex_inductor.lowerings.workload import check
 
 _OPERAND = re.compile(r"(\d+(?:x\d+)*)(?::([TL]))?")
@@ -48,7 +49,8 @@ def _problem(text: str, arch: str, settings: dict[str, Constant]) -> Problem:
     op, dtype, *words = head.split()
     operands = tuple(_operand(word, dtype) for word in words if "=" not in word)
     constants = dict(_constant(word) for word in words if "=" in word)
-    return Problem(op, operands, arch, constants, epilogue.strip(), settings=settings)
+    given = obeyed(settings, op, {operand.dtype for operand in operands})
+    return Problem(op, operands, arch, constants, epilogue.strip(), settings=given)
 
 
 def _operand(word: str, dtype: str) -> Operand:

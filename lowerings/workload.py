@@ -20,6 +20,7 @@ from torch.fx import Node
 import ipex_inductor.ops  # noqa: F401  what problems may be of
 from ipex_inductor.autotune.ranges import number, points
 from ipex_inductor.autotune.record import Constant, Operand, Problem, Symbol
+from ipex_inductor.lowerings.settings import obeyed
 
 EPILOGUE_NODES = 16  # what is longer is no matter of the op's
 _CAST = re.compile(r"torch\.(float16|bfloat16|float32)\b")
@@ -41,7 +42,7 @@ def problem_of(
     nodes = [*tensors, *(o for o in others if o not in tensors)]
     values = [n.meta["val"] for n in nodes]
     known = [*strides, *[None] * len(nodes)]
-    given = [
+    laid_out = [
         v.stride() if stride is None or len(stride) != v.dim() else stride
         for v, stride in zip(values, known, strict=False)
     ]
@@ -52,13 +53,15 @@ def problem_of(
     try:
         operands = tuple(
             Operand(_said(v.shape, names), _said(stride, names), str(v.dtype).split(".")[1])
-            for v, stride in zip(values, given, strict=True)
+            for v, stride in zip(values, laid_out, strict=True)
         )
     except KeyError:  # a stride that is not of these sizes
         return None
     text = _text(epilogue, node, {n: f"x{i}" for i, n in enumerate(nodes)})
     ranges = tuple(symbols.values())
-    return Problem(str(node.target), operands, arch, constants, text, ranges, dict(settings))
+    op = str(node.target)
+    given = obeyed(settings, op, {operand.dtype for operand in operands})
+    return Problem(op, operands, arch, constants, text, ranges, given)
 
 
 def mark(problem: Problem, inputs: Sequence[Tensor]) -> None:

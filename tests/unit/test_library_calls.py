@@ -29,6 +29,7 @@ from ipex_inductor.autotune.table import file_name
 from ipex_inductor.decisions import GraphReport
 from ipex_inductor.lowerings import library, listed, rivals, shapes, tuner
 from ipex_inductor.lowerings.listed import Choosing, choosing
+from ipex_inductor.lowerings.settings import settings_of
 from ipex_inductor.lowerings.workload import inputs_of, problem_of
 from ipex_inductor.passes import library as passes_library
 from ipex_inductor.passes.library import place
@@ -264,6 +265,37 @@ def given(dtype=torch.bfloat16):
 
 def fn(x, weight, bias):
     return conv(x, weight, bias, padding=1)
+
+
+@pytest.fixture
+def usual_of_users():
+    """Switches that scripts often set, whatever dtype their models have."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = True
+    yield
+    torch.set_float32_matmul_precision(before[0])
+    torch.backends.cudnn.benchmark = before[1]
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "obeyed"),
+    [
+        ("linear", torch.bfloat16, {}),
+        ("linear", torch.float32, {"fp32 cuda products": "tf32"}),
+        ("conv", torch.bfloat16, {"cudnn.benchmark": True}),
+        ("conv", torch.float32, {"cudnn.benchmark": True, "fp32 cuda products": "tf32"}),
+    ],
+)
+def test_a_problem_is_known_by_the_switches_that_it_obeys(op, dtype, obeyed, usual_of_users):
+    """Or a script that has TF32 on would have no record of its layers in bf16."""
+    if op == "conv":
+        _, gm = traced(fn, *given(dtype))
+    else:
+        layer = (torch.randn(size, dtype=dtype) for size in ((4, 8), (16, 8), (16,)))
+        _, gm = traced(linear, *layer)
+    (node,) = [n for n in gm.graph.nodes if n.target in (CONV, LINEAR)]
+    assert problem_of(node, H200, settings_of("cuda")).settings == obeyed
 
 
 def test_nothing_known_leaves_torchs_own_ops(h200):
