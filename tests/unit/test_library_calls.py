@@ -293,7 +293,7 @@ def test_a_problem_is_known_by_the_switches_that_it_obeys(op, dtype, obeyed, usu
         _, gm = traced(fn, *given(dtype))
     else:
         layer = (torch.randn(size, dtype=dtype) for size in ((4, 8), (16, 8), (16,)))
-        _, gm = traced(linear, *layer)
+        _, gm = traced(lambda x, weight, bias: linear(x, weight, bias), *layer)
     (node,) = [n for n in gm.graph.nodes if n.target in (CONV, LINEAR)]
     assert problem_of(node, H200, settings_of("cuda")).settings == obeyed
 
