@@ -289,6 +289,9 @@ def arguments(about: str) -> argparse.ArgumentParser:
     parser.add_argument("--tune", type=int, default=60, help="seconds a case, at most")
     parser.add_argument("--seconds", type=float, default=4, help="of timing a case")
     parser.add_argument("--patience", type=int, default=0, help="seconds to compile in; 0: any")
+    parser.add_argument(
+        "--cudnn-benchmark", action="store_true", help="cuDNN times its kernels, for all peers"
+    )
     parser.add_argument("--lock", help="a file, locked while timing: others compile meanwhile")
     parser.add_argument("--database", help="of records, for the next run; empty if not named")
     parser.add_argument("--json", help="append the rows to this file, one JSON object a line")
@@ -306,6 +309,7 @@ def race(
     if "eager" not in options.peers:
         parser.error("eager is what the others are held against")
     options.database = options.database or tempfile.mkdtemp()
+    torch.backends.cudnn.benchmark = options.cudnn_benchmark
     # A code object that is compiled for one peer after the other, at the sizes it is given.
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.automatic_dynamic_shapes = False

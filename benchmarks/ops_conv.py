@@ -191,12 +191,14 @@ def main() -> None:
     """All shapes; ends with 1 if any choice failed or is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", nargs="+", default=[""], help="shapes whose names have a word")
+    parser.add_argument("--cudnn-benchmark", action="store_true", help="cuDNN times its kernels")
     parser.add_argument("--tiles", type=int, default=9, help="of a template, the first so many")
     parser.add_argument("--budget", type=float, default=90, help="seconds")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--json", help="append the rows to this file, one JSON object a line")
     options = parser.parse_args()
+    torch.backends.cudnn.benchmark = options.cudnn_benchmark
     os.environ["IPEX_HOME"] = tempfile.mkdtemp()
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
     begin, right = time.monotonic(), True

@@ -638,6 +638,36 @@ def test_errors_are_torchs_and_change_nothing(case, scaled):
     assert_kept(ours, optimizer, before)
 
 
+@pytest.mark.parametrize("foreach", [None, True, False])
+def test_a_parameter_of_integers_raises_torchs_error_before_anything_is_stepped(foreach):
+    """torch's own step has changed the one before it by then, but for `foreach`."""
+    weight, count = nn.Parameter(torch.ones(4)), torch.ones(4, dtype=torch.int64)
+    weight.grad, count.grad = torch.ones(4), torch.ones(4, dtype=torch.int64)
+    optimizer = AdamW([weight, count], foreach=foreach)
+    assert fuse_step(optimizer) is None
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        optimizer.step()
+    assert torch.equal(weight, torch.ones(4))
+    assert torch.equal(count, torch.ones(4, dtype=torch.int64))
+    assert not optimizer.state[weight]
+
+
+def test_parameters_of_several_devices_are_stepped_where_they_are():
+    """As torch does, which itself steps those of a device without kernels."""
+    weights = [nn.Parameter(torch.ones(4, device=device)) for device in ("cpu", "meta", "cpu")]
+    twins_ = [nn.Parameter(torch.ones(4)) for _ in range(2)]
+    for weight in (*weights, *twins_):
+        weight.grad = torch.ones_like(weight)
+    optimizer, reference = AdamW(weights), AdamW(twins_)
+    assert fuse_step(optimizer) is None
+    for _ in range(3):
+        optimizer.step()
+        reference.step()
+    for ours, theirs in zip((weights[0], weights[2]), twins_, strict=True):
+        torch.testing.assert_close(ours, theirs, **CLOSE)
+    assert optimizer.state[weights[1]]["exp_avg"].device.type == "meta"
+
+
 @pytest.mark.parametrize("make", [VARIANTS["sgd dampening"], VARIANTS["lars momentum"]])
 def test_the_first_step_takes_the_gradient_whole(make):
     """Dampening begins with the second; also after a first that raised, or from a bare state."""
