@@ -8,6 +8,7 @@ not seen, and the rest is the library's.
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import math
@@ -15,7 +16,6 @@ import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,9 @@ from ipex_inductor.autotune.table import file_name
 SHIPPED = Path(__file__).with_name("tables")
 STAND_INS = Path(__file__).with_name("derived.toml")
 SOURCES = ("recorded", "shipped")
+UNTIMED = "cudnn.benchmark"  # a setting that many scripts make, with which nothing was measured
 Place = tuple[str, bytes]  # which other sizes, in words, and the problem of those
+Places = Callable[[Problem, Path], Iterable[Place]]
 
 
 @dataclass(frozen=True)
@@ -91,16 +93,16 @@ def nearest(
 
     Or number of rows. As of `lookup`, which is for what is known here of the very problem; of what
     is `offered` for it. First the very problem by another torch, then others by this one, then by
-    any.
+    any; last all of that as if cuDNN timed nothing.
     """
     found: dict[bytes, Selection] = {}
     out = failed(offered, database, any_torch=True)
     folders = [*zip(SOURCES, (database, SHIPPED), strict=True)]
-    ways: tuple[Callable[[Problem, Path], Iterable[Place]], ...] = (_itself, _near_here, _near)
-    for places, (source, folder) in itertools.product(ways, folders):
+    ways: list[tuple[Places, bool]] = [(_itself, True), (_near_here, False), (_near, True)]
+    ways += [(functools.partial(_untimed, places), any_torch) for places, any_torch in ways]
+    for (places, any_torch), (source, folder) in itertools.product(ways, folders):
         if folder is None or not folder.exists():
             continue
-        any_torch = places is not _near_here
         for key, choices in offered.items():
             problem = decode_problem(key)
             if key in found or (any_torch and not _may_stand_in(problem)):
@@ -131,7 +133,7 @@ def derived(
     for key, problem in asked.items():
         may = {*map(encode, offered[key])} - out.get(key, set())
         there = replace(problem, arch=table_of(problem.arch))
-        for where, other in (*_itself(there), *_near(there, SHIPPED)):
+        for where, other in (*_known(there, SHIPPED), *_untimed(_known, there, SHIPPED)):
             if best := _best_of(other, may, f"derived from {there.arch}{where}"):
                 found[key] = best
                 break
@@ -190,7 +192,7 @@ def failed(
     return {key: p.failed() for key, p in pools.items()}
 
 
-@cache
+@functools.cache
 def _stand_ins() -> dict[str, Any]:
     return tomllib.loads(STAND_INS.read_text())
 
@@ -219,9 +221,22 @@ def _folders() -> list[Path]:
     return [*([own.default_folder()] if own.trusted() else []), SHIPPED]
 
 
-def _itself(problem: Problem, _: Path | None = None) -> Iterable[Place]:
+def _itself(problem: Problem, _: Path) -> Iterable[Place]:
     """The very problem."""
     return [("", encode(problem))]
+
+
+def _known(problem: Problem, folder: Path) -> Iterator[Place]:
+    """The very problem, then those of `_near`."""
+    yield from _itself(problem, folder)
+    yield from _near(problem, folder)
+
+
+def _untimed(places: Places, problem: Problem, folder: Path) -> Iterator[Place]:
+    """`places` of a convolution as if cuDNN did not time its kernels (`torch.backends.cudnn`)."""
+    if problem.settings == {UNTIMED: True} and _may_stand_in(problem):
+        for where, other in places(replace(problem, settings={}), folder):
+            yield f"{where} without {UNTIMED}", other
 
 
 def _near_here(problem: Problem, folder: Path) -> Iterator[Place]:

@@ -28,6 +28,7 @@ H200 = target.described("h200")
 CONVOLUTION = "ipex.conv.default"
 WEIGHTS = "ipex.conv_weight_grad.default"
 STREAMED = "ipex.triton.streamed"
+TIMED = "cudnn.benchmark"
 
 
 def problems(device):
@@ -344,6 +345,30 @@ def test_another_torch_stands_in_for_ops_of_ours_on_nvidias_gpus_alone(asked, ch
     offered = {encode(of_batch(48, problem)): asked.template}
     write(asked.folder / "own.jsonl", [Record(problem, (by_another,), PROVENANCE)])
     assert select.nearest(offered, asked.folder) != {}
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.13.0"])
+@pytest.mark.parametrize(("gpu", "source"), [("h200", "shipped"), ("h100", f"derived from {H200}")])
+def test_where_cudnn_times_its_kernels_what_was_measured_without_stands_in(
+    gpu, source, version, of_torch
+):
+    """Many scripts have `torch.backends.cudnn.benchmark` on; it may be measured anew there."""
+    of_torch("2.11.0")
+    _, known, there = offered_on(gpu)
+    of_torch(version)
+    offered, *_ = offered_on(gpu)
+    switched = {key: replace(decode_problem(key), settings={TIMED: True}) for key in offered}
+    asked = {encode(p): offered[key] for key, p in switched.items()}
+    assert select.lookup(asked, None) == {}
+    found = {**select.nearest(asked, None), **select.derived(asked, None)}
+    for key, problem in switched.items():
+        each, wanted = found[encode(problem)], known[encode(there[key])].choice
+        assert each.choice == as_of(wanted, version)
+        by = " by torch 2.11.0" * bool(wanted.template and version != "2.11.0")
+        assert each.source == f"{source} without {TIMED}{by}"
+    more = {TIMED: True, "deterministic": True}
+    other = {encode(replace(p, settings=more)): offered[key] for key, p in switched.items()}
+    assert select.nearest(other, None) == select.derived(other, None) == {}
 
 
 def test_a_graph_is_settled_only_where_there_is_a_table_of_its_device(monkeypatch):
