@@ -8,14 +8,14 @@ not seen, and the rest is the library's.
 """
 
 import dataclasses
-import functools
 import hashlib
 import itertools
 import math
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -93,26 +93,19 @@ def nearest(
 
     Or number of rows. As of `lookup`, which is for what is known here of the very problem; of what
     is `offered` for it. First the very problem by another torch, then others by this one, then by
-    any; last all of that as if cuDNN timed nothing.
+    any; last all of that of what is `_alike`.
     """
     found: dict[bytes, Selection] = {}
     out = failed(offered, database, any_torch=True)
-    folders = [*zip(SOURCES, (database, SHIPPED), strict=True)]
-    ways: list[tuple[Places, bool]] = [(_itself, True), (_near_here, False), (_near, True)]
-    ways += [(functools.partial(_untimed, places), any_torch) for places, any_torch in ways]
-    for (places, any_torch), (source, folder) in itertools.product(ways, folders):
-        if folder is None or not folder.exists():
-            continue
-        for key, choices in offered.items():
-            problem = decode_problem(key)
-            if key in found or (any_torch and not _may_stand_in(problem)):
-                continue
-            for where, other in places(problem, folder):
-                best = _best([other], folder, source + where, any_torch).get(other)
-                usable = best and best.choice in choices and of_this_torch(best.choice)
-                if best and usable and encode(best.choice) not in out.get(key, ()):
-                    found[key] = best
-                    break
+    known = [*zip(SOURCES, (database, SHIPPED), strict=True)]
+    folders = [(source, f) for source, f in known if f is not None and f.exists()]
+    for key, choices in offered.items():
+        for other, folder, source, any_torch in _candidates(decode_problem(key), folders):
+            best = _best([other], folder, source, any_torch).get(other)
+            usable = best and best.choice in choices and of_this_torch(best.choice)
+            if best and usable and encode(best.choice) not in out.get(key, ()):
+                found[key] = best
+                break
     return found
 
 
@@ -133,8 +126,11 @@ def derived(
     for key, problem in asked.items():
         may = {*map(encode, offered[key])} - out.get(key, set())
         there = replace(problem, arch=table_of(problem.arch))
-        for where, other in (*_known(there, SHIPPED), *_untimed(_known, there, SHIPPED)):
-            if best := _best_of(other, may, f"derived from {there.arch}{where}"):
+        for told, alike in _alike(there):
+            near = (*_itself(alike, SHIPPED), *_near(alike, SHIPPED))
+            sources = ((other, f"derived from {there.arch}{where}{told}") for where, other in near)
+            best = next(filter(None, (_best_of(other, may, by) for other, by in sources)), None)
+            if best is not None:
                 found[key] = best
                 break
     return found
@@ -192,7 +188,7 @@ def failed(
     return {key: p.failed() for key, p in pools.items()}
 
 
-@functools.cache
+@cache
 def _stand_ins() -> dict[str, Any]:
     return tomllib.loads(STAND_INS.read_text())
 
@@ -226,17 +222,35 @@ def _itself(problem: Problem, _: Path) -> Iterable[Place]:
     return [("", encode(problem))]
 
 
-def _known(problem: Problem, folder: Path) -> Iterator[Place]:
-    """The very problem, then those of `_near`."""
-    yield from _itself(problem, folder)
-    yield from _near(problem, folder)
+def _alike(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """The problem, then those that stand in for it and nothing else is known of: in words, and it.
+
+    A convolution as if cuDNN timed no kernels of its own (`torch.backends.cudnn.benchmark`); fp16
+    as bf16, which takes the same bytes and, on these GPUs, as long to multiply.
+    """
+    yield "", problem
+    if not _may_stand_in(problem):
+        return
+    dtypes = {operand.dtype for operand in problem.operands}
+    others = [("", problem)]
+    if problem.settings == {UNTIMED: True}:
+        others.append((f" without {UNTIMED}", replace(problem, settings={})))
+    if dtypes == {"float16"}:
+        bf16 = tuple(replace(operand, dtype="bfloat16") for operand in problem.operands)
+        others += [(f"{told} in bfloat16", replace(p, operands=bf16)) for told, p in others]
+    yield from others[1:]
 
 
-def _untimed(places: Places, problem: Problem, folder: Path) -> Iterator[Place]:
-    """`places` of a convolution as if cuDNN did not time its kernels (`torch.backends.cudnn`)."""
-    if problem.settings == {UNTIMED: True} and _may_stand_in(problem):
-        for where, other in places(replace(problem, settings={}), folder):
-            yield f"{where} without {UNTIMED}", other
+def _candidates(
+    problem: Problem, folders: Sequence[tuple[str, Path]]
+) -> Iterator[tuple[bytes, Path, str, bool]]:
+    """What may be known instead of `problem`: of which one, where, in words, and by any torch."""
+    ways: list[tuple[Places, bool]] = [(_itself, True), (_near_here, False), (_near, True)]
+    for told, alike in _alike(problem):
+        for (places, any_torch), (source, folder) in itertools.product(ways, folders):
+            if not any_torch or _may_stand_in(problem):
+                for where, other in places(alike, folder):
+                    yield other, folder, f"{source}{where}{told}", any_torch
 
 
 def _near_here(problem: Problem, folder: Path) -> Iterator[Place]:

@@ -371,6 +371,32 @@ def test_where_cudnn_times_its_kernels_what_was_measured_without_stands_in(
     assert select.nearest(other, None) == select.derived(other, None) == {}
 
 
+@pytest.mark.parametrize("settings", [{}, {TIMED: True}], ids=str)
+@pytest.mark.parametrize(("gpu", "source"), [("h200", "shipped"), ("h100", f"derived from {H200}")])
+def test_fp16_is_as_bf16(gpu, source, settings, of_torch):
+    """Of what is offered for it: the templates are tried on both, and so are the libraries'."""
+    of_torch("2.11.0")
+    _, known, there = offered_on(gpu)
+    halves = {}
+    for key, problem in there.items():
+        half = as_dtype(decode_problem(key), "float16")
+        halves[encode(replace(half, settings=settings))] = problem
+    asked = {key: [call.choice for call in library.calls(decode_problem(key))] for key in halves}
+    assert select.lookup(asked, None) == {}
+    found = {**select.nearest(asked, None), **select.derived(asked, None)}
+    assert found.keys() == asked.keys()
+    for key, each in found.items():
+        assert each.choice == known[encode(halves[key])].choice
+        without = f" without {TIMED}" * bool(settings)
+        assert each.source == f"{source}{without} in bfloat16"
+    wide = {encode(as_dtype(decode_problem(k), "float32")): c for k, c in asked.items()}
+    assert select.nearest(wide, None) == select.derived(wide, None) == {}
+
+
+def as_dtype(problem, dtype):
+    return replace(problem, operands=tuple(replace(o, dtype=dtype) for o in problem.operands))
+
+
 def test_a_graph_is_settled_only_where_there_is_a_table_of_its_device(monkeypatch):
     policy = selection.Policy(None, may_time=False, budget=1.0, tables=True)
     assert not policy.records({torch.device("cpu")})
