@@ -36,7 +36,7 @@ STAND_INS = Path(__file__).with_name("derived.toml")
 SOURCES = ("recorded", "shipped")
 UNTIMED = "cudnn.benchmark"  # a setting that many scripts make, with which nothing was measured
 Place = tuple[str, bytes]  # which other sizes, in words, and the problem of those
-Places = Callable[[Problem, Path], Iterable[Place]]
+Places = Callable[[Problem, Path, batches.Batches], Iterable[Place]]
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ def nearest(
     any; last all of that of what is `_alike`.
     """
     found: dict[bytes, Selection] = {}
-    out = failed(offered, database, any_torch=True)
+    out = _failed_alike(offered, database)
     known = [*zip(SOURCES, (database, SHIPPED), strict=True)]
-    folders = [(source, f) for source, f in known if f is not None and f.exists()]
+    folders = [(source, f, batched(f)) for source, f in known if f is not None and f.exists()]
     for key, choices in offered.items():
         for other, folder, source, any_torch in _candidates(decode_problem(key), folders):
             best = _best([other], folder, source, any_torch).get(other)
@@ -122,12 +122,12 @@ def derived(
     if not asked:
         return {}
     found: dict[bytes, Selection] = {}
-    out = failed(asked, database, any_torch=True)
+    out, known = _failed_alike(asked, database), batched(SHIPPED)
     for key, problem in asked.items():
         may = {*map(encode, offered[key])} - out.get(key, set())
         there = replace(problem, arch=table_of(problem.arch))
         for told, alike in _alike(there):
-            near = (*_itself(alike, SHIPPED), *_near(alike, SHIPPED))
+            near = (*_itself(alike, SHIPPED, known), *_near(alike, SHIPPED, known))
             sources = ((other, f"derived from {there.arch}{where}{told}") for where, other in near)
             best = next(filter(None, (_best_of(other, may, by) for other, by in sources)), None)
             if best is not None:
@@ -217,7 +217,14 @@ def _folders() -> list[Path]:
     return [*([own.default_folder()] if own.trusted() else []), SHIPPED]
 
 
-def _itself(problem: Problem, _: Path) -> Iterable[Place]:
+def _failed_alike(problems: Collection[bytes], database: Path | None) -> dict[bytes, set[bytes]]:
+    """By problem: what failed by any torch of it, or of what stands in for it."""
+    alike = {key: [encode(p) for _, p in _alike(decode_problem(key))] for key in problems}
+    out = failed({*itertools.chain(*alike.values())}, database, any_torch=True)
+    return {key: set().union(*(out.get(k, set()) for k in keys)) for key, keys in alike.items()}
+
+
+def _itself(problem: Problem, _: Path, __: batches.Batches) -> Iterable[Place]:
     """The very problem."""
     return [("", encode(problem))]
 
@@ -242,35 +249,35 @@ def _alike(problem: Problem) -> Iterator[tuple[str, Problem]]:
 
 
 def _candidates(
-    problem: Problem, folders: Sequence[tuple[str, Path]]
+    problem: Problem, folders: Sequence[tuple[str, Path, batches.Batches]]
 ) -> Iterator[tuple[bytes, Path, str, bool]]:
     """What may be known instead of `problem`: of which one, where, in words, and by any torch."""
     ways: list[tuple[Places, bool]] = [(_itself, True), (_near_here, False), (_near, True)]
     for told, alike in _alike(problem):
-        for (places, any_torch), (source, folder) in itertools.product(ways, folders):
+        for (places, any_torch), (source, folder, known) in itertools.product(ways, folders):
             if not any_torch or _may_stand_in(problem):
-                for where, other in places(alike, folder):
+                for where, other in places(alike, folder, known):
                     yield other, folder, f"{source}{where}{told}", any_torch
 
 
-def _near_here(problem: Problem, folder: Path) -> Iterator[Place]:
+def _near_here(problem: Problem, folder: Path, known: batches.Batches) -> Iterator[Place]:
     """Those of `_near` that this torch measured.
 
     What is of no torch, plain calls of a library, counts unless another torch's is nearer.
     """
     foreign = False
-    for where, other in _near(problem, folder):
-        samples = pool(Records(folder, only={other}))[other].samples.values()
-        bound = [s.choice for s in samples if s.choice.template]
+    for where, other in _near(problem, folder, known):
+        measured = pool(Records(folder, only={other})).get(other, Pool())  # none of it may be right
+        bound = [s.choice for s in measured.samples.values() if s.choice.template]
         here = any(map(of_this_torch, bound))
         foreign |= bool(bound) and not here
         if here or not (foreign and _may_stand_in(problem)):
             yield where, other
 
 
-def _near(problem: Problem, folder: Path) -> Iterator[Place]:
+def _near(problem: Problem, _: Path, known: batches.Batches) -> Iterator[Place]:
     """The problems of another batch or number of rows that are known, the nearest first."""
-    for size, other in batches.near(problem, batched(folder)):
+    for size, other in batches.near(problem, known):
         yield f" for {batches.WORDS[problem.op].format(size)}", other
 
 

@@ -4,8 +4,8 @@ AOT autograd calls it for each graph, forward and backward, with what it decided
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -140,13 +140,20 @@ def _by_choices(
         if instead == AS_WRITTEN:
             graph_report.add("missed", "kernels of ours", f"a template {why_not}: {instead}")
         try:
-            with lowerings.as_written() if instead == AS_WRITTEN else nullcontext():
+            with _as_written() if instead == AS_WRITTEN else nullcontext():
                 return *by(graph, chosen), why_not
         except Exception as error:
             if graph is graphs[-1] or strict or compat.is_control_flow(error):
                 raise
             why_not = f"does not compile ({type(error).__name__}: {str(error).strip()[:300]})"
     raise AssertionError("the last way compiles or raises")
+
+
+@contextmanager
+def _as_written() -> Iterator[None]:
+    """Our ops are torch's; no cache keeps that, as its key says nothing of it."""
+    with compat.graph_caches_off(), lowerings.as_written():
+        yield
 
 
 def _captured(

@@ -5,10 +5,13 @@ Inductor's registry of lowerings is global, so only our own ops are ever registe
 
 import contextlib
 import functools
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 from torch.fx import Node
+
+_LOCK = threading.RLock()  # around what changes Inductor's own tables for a while
 
 
 def register(sycl: bool = False) -> None:
@@ -76,14 +79,17 @@ def as_written() -> Iterator[None]:
     from torch._inductor import lowering
 
     tables: list[dict[Any, Any]] = [lowering.lowerings, lowering._maybe_layout_constraints]
-    ops = [op for op in tables[0] if getattr(op, "namespace", "") == "ipex"]
-    own = [{op: table.pop(op) for op in ops if op in table} for table in tables]
-    fallbacks = {op for op in ops if op in lowering.fallbacks}
-    try:
-        yield
-    finally:
-        for table, before in zip(tables, own, strict=True):
-            for op in ops:
-                table.pop(op, None)
-            table.update(before)
-        lowering.fallbacks.difference_update({*ops} - fallbacks)
+    sets: list[Any] = [lowering.fallbacks, lowering.needs_realized_inputs]
+    with _LOCK:
+        ops = {op for op in [*tables[0]] if getattr(op, "namespace", "") == "ipex"}
+        own = [{op: table.pop(op) for op in ops if op in table} for table in tables]
+        named = [{op for op in ops if op in names} for names in sets]
+        try:
+            yield
+        finally:
+            for table, before in zip(tables, own, strict=True):
+                for op in ops:
+                    table.pop(op, None)
+                table.update(before)
+            for names, had in zip(sets, named, strict=True):
+                names.difference_update(ops - had)

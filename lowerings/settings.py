@@ -101,10 +101,10 @@ def obeyed(
 
     Users of bf16 often have the precision of fp32 products at "high", and records would not count.
     """
-    found = {}
+    found, of = {}, {"float32" if dtype == "complex64" else dtype for dtype in dtypes}
     for name, value in settings.items():
         setting = SETTINGS.get(name)
-        if setting is None or (setting.word in op and setting.dtype in ("", *dtypes)):
+        if setting is None or (setting.word in op and setting.dtype in ("", *of)):
             found[name] = value
     return found
 

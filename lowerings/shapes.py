@@ -44,7 +44,9 @@ def problems(
 
 def _problem(text: str, arch: str, settings: dict[str, Constant]) -> Problem:
     if text.startswith("{"):
-        return msgspec.json.decode(text, type=Problem)
+        read = msgspec.json.decode(text, type=Problem)
+        given = obeyed(read.settings, read.op, {operand.dtype for operand in read.operands})
+        return msgspec.structs.replace(read, settings=given)
     head, _, epilogue = text.partition("->")
     op, dtype, *words = head.split()
     operands = tuple(_operand(word, dtype) for word in words if "=" not in word)

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from helpers import has_kernels
 from torch import nn
 from torch._dynamo.utils import counters, same
+from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
 from torch._inductor import lowering
 
 from ipex_inductor import compat, decisions, lowerings
@@ -288,6 +290,7 @@ def uncompilable(monkeypatch):
     assert lowering.lowerings[op] is planted
     assert op not in lowering.fallbacks
     assert op not in lowering._maybe_layout_constraints
+    assert op not in lowering.needs_realized_inputs
 
 
 def test_a_kernel_of_ours_that_does_not_compile_in_a_backward_is_torchs_ops(uncompilable, caplog):
@@ -301,6 +304,23 @@ def test_a_kernel_of_ours_that_does_not_compile_in_a_backward_is_torchs_ops(unco
     assert reason.endswith("ops of ours run as torch's ops")
     assert any("ops of ours run as torch's ops instead" in m for m in caplog.messages)
     assert not any(r.count("fallback") for r in decisions.reports())
+
+
+def test_no_cache_keeps_it(uncompilable, tmp_path, monkeypatch):
+    """Its key is that of the kernels, which compile again when what they lacked is there."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    x, weight = torch.randn(6, 16, requires_grad=True), torch.randn(8, 16)
+    on = inductor_config.patch(fx_graph_cache=True)
+    with on, functorch_config.patch(enable_autograd_cache=True):
+        for _ in range(2):
+            torch.compiler.reset()
+            decisions.clear()
+            fn = torch.compile(lambda x: Streamed.apply(x, weight).sin(), backend="ipex")
+            fn(x).sum().backward()
+            assert "no kernel of it" in events("missed")["kernels of ours"]
+        torch.compiler.reset()
+        with pytest.raises(Exception, match="no kernel of it"):
+            compiled(lambda x: Streamed.apply(x, weight).sin())(x).sum().backward()
 
 
 def test_strict_compilation_raises_it(uncompilable):

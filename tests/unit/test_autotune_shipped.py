@@ -296,6 +296,21 @@ def test_what_failed_by_any_torch_stands_in_for_nothing(asked, version):
     assert asked.nearest()[0] != choice
 
 
+def test_a_damaged_record_of_another_batch_is_none(asked):
+    asked.kept("2.13.0", [(asked.template[0], 1), (asked.library[0], 2)], batch=47)
+    (file,) = asked.folder.rglob("*.jsonl")
+    file.write_bytes(file.read_bytes().replace(b'"p50":1.0', b'"p50":1.5'))
+    assert asked.nearest()[1] == "shipped for a batch of 64 by torch 2.11.0"
+
+
+def test_what_failed_without_cudnns_timing_stands_in_for_nothing_with_it(asked):
+    choice, _ = asked.nearest()
+    asked.kept("2.13.0", [(choice, "wrong")])
+    timed_by_cudnn = encode(replace(decode_problem(asked.key), settings={TIMED: True}))
+    found = select.nearest({timed_by_cudnn: [choice]}, asked.folder)
+    assert choice not in [each.choice for each in found.values()]
+
+
 def test_records_of_ones_own_outlive_an_update_of_torch_until_they_are_measured_anew(asked):
     first, second = asked.template[:2]
     asked.kept("2.12.1", [(first, 1), (asked.library[0], 2)])
