@@ -7,9 +7,10 @@ import contextlib
 import functools
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch.fx import Node
+if TYPE_CHECKING:
+    from torch.fx import Node  # who only reads records needs no torch
 
 _LOCK = threading.RLock()  # around what changes Inductor's own tables for a while
 
@@ -65,7 +66,7 @@ def _register() -> None:
     winograd.register()
 
 
-def is_ours(node: Node) -> bool:
+def is_ours(node: "Node") -> bool:
     """Whether it calls an op of ours."""
     return getattr(node.target, "namespace", "") == "ipex"
 
