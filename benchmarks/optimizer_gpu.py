@@ -1,10 +1,11 @@
-"""Optimizer steps on one GPU, side by side in one run: ours, torch's fused one, torch's foreach.
+"""Optimizer steps on one GPU, side by side: ours, torch's fused, compiled and foreach ones.
 
     python benchmarks/optimizer_gpu.py [--rounds N] [--only WORD] [--tiles] [--json FILE]
 
 Of each candidate, in turn: the time of the device (between events, with the queue filled before, so
 that the host is not in it) and of the host alone; medians, in milliseconds. Beside them the bytes
-that a step must move, over that time, as a share of what a copy moves in the same run.
+that a step must move, over that time, as a share of what a copy moves in the same run. `compiled`
+is Inductor's of `optimizer.step`, behind an empty cache; its first step is said in seconds.
 
 `--only` takes the rows that have such a word: a list, an optimizer, a form. `--tiles` tries other
 blocks and warps of ours instead. Last, the first step of a fresh process: with an empty kernel
@@ -15,6 +16,7 @@ import argparse
 import gc
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -43,7 +45,8 @@ from ipex_inductor.templates import step_cuda
 
 Step = Callable[[], object]
 # Bytes of a state or a gradient, as shares of the parameter's: read and written, or read alone.
-STATES = {"AdamW": 2, "SGD": 1, "Adagrad": 1, "Lamb": 2}
+STATES = {"AdamW": 2, "SGD": 1, "Adagrad": 1}
+TWICE = {"Lamb": 40, "Lars": 28}  # bytes a parameter, of two passes
 
 
 def llama(vocabulary: int, width: int, layers: int, keys: int, hidden: int) -> Iterator[tuple]:
@@ -71,9 +74,10 @@ LISTS = {
     "llama-8b": lambda: llama(128256, 4096, 32, 1024, 14336),
 }
 FORMS = ("fp32", "bf16")
+OURS = ("ours", "ours, fused=True")
 CASES = [
     *(("llama-1b", name, form) for name in ("AdamW", "SGD", "Adagrad") for form in FORMS),
-    ("llama-1b", "Lamb", "fp32"),
+    *(("llama-1b", name, "fp32") for name in TWICE),
     ("llama-1b", "AdamW", "around"),
     *(("llama-1b", name, "split") for name in ("AdamW", "SGD")),
     *(("resnet50", name, "fp32") for name in ("AdamW", "SGD")),
@@ -94,11 +98,11 @@ def params(name: str, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
 def moved(optimizer: str, form: str) -> int:
     """Bytes a parameter: of itself and its states read and written, of the gradient read.
 
-    Lamb reads all but the gradient twice. Around a step, gradients are read for their norm, read
-    again, and zeroed.
+    Lamb reads all but the gradient twice, Lars the parameter and the gradient. Around a step,
+    gradients are read for their norm, read again, and zeroed.
     """
-    if optimizer == "Lamb":
-        return 40
+    if optimizer in TWICE:
+        return TWICE[optimizer]
     if form == "around":
         return 36
     size = {"fp32": 4, "bf16": 2, "split": 2}[form]
@@ -114,15 +118,16 @@ def candidates(name: str, optimizer: str, form: str) -> Iterator[tuple[str, Call
         yield "ours, torch's look", lambda: around(kind(params(name), fused=True))
         yield "ours", lambda: scaled(kind(params(name), fused=True))
         return
-    if optimizer == "Lamb":
-        yield "ours, unfused", lambda: kind(params(name)).step
-        yield "ours", lambda: ours(kind(params(name)))
+    if optimizer in TWICE:
+        yield "ours, unfused", lambda: kind(params(name), **options).step
+        yield "ours", lambda: ours(kind(params(name), **options))
         return
     if form != "split":
         dtype = torch.float32 if form == "fp32" else torch.bfloat16
         yield "foreach", lambda: kind(params(name, dtype), **options, foreach=True).step
         if optimizer != "Adagrad":  # torch has no fused one for GPUs
             yield "torch fused", lambda: kind(params(name, dtype), **options, fused=True).step
+        yield "compiled", lambda: compiled(kind(params(name, dtype), **options, foreach=True))
         yield "ours", lambda: ours(kind(params(name, dtype), **options))
         if optimizer == "AdamW":
             yield "ours, fused=True", lambda: ours(kind(params(name, dtype), **options, fused=True))
@@ -205,6 +210,17 @@ def ours(optimizer) -> Step:
     return optimizer.step
 
 
+def compiled(optimizer) -> Step:
+    """Its step by Inductor, after the first."""
+    torch._dynamo.reset()
+    step = torch.compile(optimizer.step)
+    began = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    print(f"  Inductor's first step {time.perf_counter() - began:.1f} s", flush=True)
+    return step
+
+
 def timed(steps: dict[str, Step], rounds: int) -> dict[str, tuple[float, float]]:
     """Medians of device and host, in ms."""
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
@@ -259,23 +275,23 @@ def race(name: str, optimizer: str, form: str, rounds: int, copied: float) -> di
 def tiles(rounds: int, copied: float) -> None:
     """Blocks and warps of ours."""
     for optimizer, form in (
-        ("AdamW", "fp32"),
-        ("AdamW", "bf16"),
-        ("AdamW", "split"),
-        ("SGD", "fp32"),
+        *(("SGD", form) for form in ("bf16", "fp32", "split")),
+        *(("AdamW", form) for form in ("bf16", "fp32", "split")),
+        *((name, "fp32") for name in TWICE),
     ):
-        for block in (512, 1024, 2048):
-            for warps in (2, 4, 8):
-                step_cuda.TILES = ((math.inf, block, warps),)
-                batches_cuda._kernel_of.cache_clear()
-                made = dict(candidates("llama-1b", optimizer, form))["ours"]()
-                ((device, _),) = timed({"ours": made}, rounds).values()
-                del made
-                gc.collect()  # an optimizer is in a cycle with its step
-                torch.cuda.empty_cache()
-                count = sum(torch.Size(shape).numel() for shape in LISTS["llama-1b"]())
-                share = count * moved(optimizer, form) / (1e-3 * device) / copied
-                print(f"{optimizer} {form} {block} {warps}: {share:.1%}", flush=True)
+        count = sum(torch.Size(shape).numel() for shape in LISTS["llama-1b"]())
+        for tile in ((512, 2), (512, 4), (1024, 2), (1024, 4), (1024, 8), (2048, 4), (2048, 8)):
+            step_cuda.TILES, step_cuda.WITH_NORMS = ((math.inf, *tile),), tile
+            batches_cuda._kernel_of.cache_clear()
+            makers = dict(candidates("llama-1b", optimizer, form))
+            found = timed({n: makers[n]() for n in makers if n in OURS}, rounds)
+            gc.collect()  # an optimizer is in a cycle with its step
+            torch.cuda.empty_cache()
+            shares = (
+                f"{n} {count * moved(optimizer, form) / (1e-3 * device) / copied:.1%}"
+                for n, (device, _) in found.items()
+            )
+            print(f"{optimizer} {form} {tile}: {'  '.join(shares)}", flush=True)
 
 
 FIRST = """
@@ -298,8 +314,6 @@ print(time.perf_counter() - began)
 
 def first_steps() -> dict[str, float]:
     """Seconds of the first step of ResNet-50's AdamW in a fresh process."""
-    import os
-
     found = {}
     with tempfile.TemporaryDirectory() as home:
         for told, own in (("cold", 1), ("from the cache", 1), ("torch foreach", 0)):
@@ -340,6 +354,7 @@ def norm_tiles(rounds: int, copied: float) -> None:
 
 def main(rounds: int, only_tiles: bool, file: Path | None, only: str) -> None:
     """Race, print."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
     copied = copy_bandwidth()
     torch.cuda.empty_cache()
     print(f"{target.current('cuda')}, torch {torch.__version__}; a copy: {copied / 1e12:.3f} TB/s")

@@ -19,8 +19,9 @@ from ipex_inductor.templates.gpu import binary
 
 VECTOR = 16  # bytes, of which addresses are multiples where a GPU is to read whole vectors
 # Elements and warps of a GPU's program, by the bytes of one row's element, at most: measured on an
-# H200 (`benchmarks/optimizer_gpu.py --tiles`), where few bytes need more elements on their way.
-TILES = ((6, 2048, 4), (math.inf, 1024, 8))
+# H200 (`benchmarks/optimizer_gpu.py --tiles`), where few bytes need whole vectors of each.
+TILES = ((6, 512, 2), (8, 1024, 2), (math.inf, 1024, 8))
+WITH_NORMS = 2048, 4  # which are added up once a program
 ROWS = 32  # whose scalars one program makes
 
 
@@ -30,8 +31,10 @@ def has_kernels(device: torch.device) -> bool:
     return cuda or device.type in ("cpu", "xpu")
 
 
-def tile(columns: tuple[tuple[str, str], ...]) -> tuple[int, int]:
+def tile(columns: tuple[tuple[str, str], ...], norms: bool = False) -> tuple[int, int]:
     """The elements and warps of a program for rows of those names and dtypes."""
+    if norms:
+        return WITH_NORMS
     size = sum(getattr(torch, dtype).itemsize for _, dtype in columns)
     return next((block, warps) for most, block, warps in TILES if size <= most)
 

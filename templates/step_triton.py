@@ -1,6 +1,6 @@
 """The same kernels of optimizer steps in Triton, for GPUs."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from textwrap import indent
 
 from ipex_inductor.templates.step import StepKernel, assignments, scalar_names
@@ -123,17 +123,8 @@ def triton_source(kernel: StepKernel, tabled: bool = False) -> str:
     first, and `step` is given `ratios` as well, a row each. Of `sharded` tensors `norms` puts sums
     where a row says, before its size, and `step` makes ratios of those that it finds at the next.
     """
-    lines = pointers(kernel.columns)
-    if tabled:
-        lines += _of_table(kernel)
-    lines += _ratios(kernel)
-    lines += [
-        "if begin + BLOCK <= size:",
-        *_element(kernel, "", "live" * tabled),
-        "else:",
-        "    inside = begin + tl.arange(0, BLOCK) < size",
-        *_element(kernel, "inside", "inside & live" if tabled else "inside"),
-    ]
+    lines = [*(_of_table(kernel) if tabled else ()), *_ratios(kernel)]
+    lines += of_chunk(kernel.columns, lambda inside: _element(kernel, inside, tabled))
     before = [scalars_of(kernel) + _SCALARS] * tabled
     before += [_norms(kernel, tabled)] * bool(kernel.rule.norms)
     step = head("step", signature(kernel, tabled), _width(kernel)) + indent(
@@ -178,13 +169,27 @@ def _width(kernel: StepKernel) -> int:
     return len(kernel.columns) + 2 * kernel.sharded + 1
 
 
-def pointers(columns: Columns) -> list[str]:
-    """Lines that make blocks of pointers of a row's addresses."""
-    return [
-        f"{name}_ = tl.multiple_of(tl.load(row + {number}).to(tl.pointer_type({TYPES[dtype]})), "
-        f"ALIGNED) + begin + tl.arange(0, BLOCK)"
-        for number, (name, dtype) in enumerate(columns)
-    ]
+def of_chunk(columns: Columns, block: Callable[[str], Iterable[str]]) -> Iterator[str]:
+    """A chunk's `block` of lines, of pointers named as columns are, with `_`.
+
+    `block` is given its mask, or "". Where a tensor ends, narrow blocks go round: masks for all
+    elements at once would take registers that keep other programs off the processor.
+    """
+    for number, (name, dtype) in enumerate(columns):
+        pointer = f"tl.load(row + {number}).to(tl.pointer_type({TYPES[dtype]}))"
+        yield f"{name}_at = tl.multiple_of({pointer}, ALIGNED)"
+    yield "if begin + BLOCK <= size:"
+    yield "    place = begin + tl.arange(0, BLOCK)"
+    yield from (f"    {line}" for line in (*_places(columns), *block("")))
+    yield "else:"
+    yield "    for narrow in range(begin, size, BLOCK // 4):"
+    yield "        place = narrow + tl.arange(0, BLOCK // 4)"
+    yield "        inside = place < size"
+    yield from (f"        {line}" for line in (*_places(columns), *block("inside")))
+
+
+def _places(columns: Columns) -> Iterator[str]:
+    yield from (f"{name}_ = {name}_at + place" for name, _ in columns)
 
 
 def _of_table(kernel: StepKernel) -> Iterator[str]:
@@ -192,7 +197,10 @@ def _of_table(kernel: StepKernel) -> Iterator[str]:
     names = scalar_names(kernel)
     yield f"table += {len(names) + 1} * number"
     yield from (f"{name} = tl.load(table + {k})" for k, name in enumerate(names))
-    yield f"live = tl.load(table + {len(names)}) + tl.zeros([BLOCK], tl.float32) == 0"
+    yield f"left = tl.load(table + {len(names)})"
+
+
+LIVE = "live = left + tl.zeros(place.shape, tl.float32) == 0"
 
 
 def _ratios(kernel: StepKernel) -> Iterator[str]:
@@ -223,21 +231,18 @@ def _norms(kernel: StepKernel, tabled: bool) -> str:
         more = f", mask={mask}, other=0" * bool(mask)
         written = " & ".join([mask] * bool(mask) + ["live"] * tabled)
         where = f", mask={written}" * bool(written)
+        yield from [LIVE] * tabled
         yield from _operands(kernel, more)
         yield from (f"{name} = {value}" for name, value in before)
         yield from (f"tl.store({name}_, {name}{where})" for name in stored)
         for name in norms:
             square = f"{name} * {name}"
-            yield f"sum_{name} = tl.sum({f'where({mask}, {square}, 0)' if mask else square})"
+            yield f"sum_{name} += tl.sum({f'where({mask}, {square}, 0)' if mask else square})"
 
     lines = [
-        *pointers(kernel.columns),
         *(_of_table(kernel) if tabled else ()),
-        "if begin + BLOCK <= size:",
-        *(f"    {line}" for line in block("")),
-        "else:",
-        "    inside = begin + tl.arange(0, BLOCK) < size",
-        *(f"    {line}" for line in block("inside")),
+        *(f"sum_{name} = tl.zeros([], {real})" for name in norms),
+        *of_chunk(kernel.columns, block),
         *(f"tl.store(parts + {len(norms)} * chunk + {k}, sum_{n})" for k, n in enumerate(norms)),
     ]
     last = [f"norm_{name} = tl.zeros([BLOCK], tl.float64)" for name in norms]
@@ -305,13 +310,15 @@ def _full(name: str) -> str:
     return f"({name} + tl.zeros([BLOCK], tl.float64))"
 
 
-def _element(kernel: StepKernel, inside: str, live: str) -> list[str]:
+def _element(kernel: StepKernel, inside: str, tabled: bool) -> Iterator[str]:
     """A block loaded where it is `inside`, stepped, stored where it is `live`; no mask for all.
 
     Nothing waits for `live` but the stores.
     """
+    live = " & ".join([inside] * bool(inside) + ["live"] * tabled)
     masks = (f", mask={inside}" * bool(inside), f", mask={live}" * bool(live))
-    return [f"    {line}" for line in _lines(kernel, *masks, masks[0])]
+    yield from [LIVE] * tabled
+    yield from _lines(kernel, *masks, masks[0])
 
 
 def _operands(kernel: StepKernel, loaded: str) -> Iterator[str]:
@@ -350,4 +357,4 @@ def _lines(kernel: StepKernel, loaded: str, stored: str, zeroed: str) -> Iterato
             yield f"tl.store(rest_, param{stored})"
         yield f"tl.store(param_, param.to({TYPES[kernel.param]}){stored})"
     if kernel.zeroed:
-        yield f"tl.store(grad_, tl.zeros([BLOCK], {TYPES[kernel.grad]}){zeroed})"
+        yield f"tl.store(grad_, tl.zeros(grad_.shape, {TYPES[kernel.grad]}){zeroed})"

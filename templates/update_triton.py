@@ -6,7 +6,7 @@ from textwrap import indent
 
 from ipex_inductor.ops.update import Update
 from ipex_inductor.templates.step import assignments
-from ipex_inductor.templates.step_triton import SIXTEEN_BITS, TYPES, head, pointers, words
+from ipex_inductor.templates.step_triton import SIXTEEN_BITS, TYPES, head, of_chunk, words
 
 _ROUNDED = """\
 @triton.jit
@@ -44,15 +44,9 @@ def update_triton_source(update: Update) -> str:
     """A module with `scalars`, and `step`, which is to run after it and reads its table."""
     update = _inverted(update)
     names, real = table_names(update), TYPES[update.real]
-    lines = [*pointers(update.columns), f"table += {len(names)} * number"]
+    lines = [f"table += {len(names)} * number"]
     lines += [f"{name} = tl.load(table + {k})" for k, name in enumerate(names)]
-    lines += [
-        "if begin + BLOCK <= size:",
-        *_element(update, real, ""),
-        "else:",
-        "    inside = begin + tl.arange(0, BLOCK) < size",
-        *_element(update, real, "inside"),
-    ]
+    lines += of_chunk(update.columns, lambda inside: _element(update, real, inside))
     step = head("step", step_signature(update), len(update.columns) + 1) + indent(
         "\n".join(lines), " " * 4
     )
@@ -123,10 +117,10 @@ def _element(update: Update, real: str, inside: str) -> list[str]:
     """A block loaded, computed and stored; no mask for all of it."""
     mask = f", mask={inside}" if inside else ""
     return [
-        *(f"    {name} = tl.load({name}_{mask}).to({real})" for name, _ in update.columns),
-        *(f"    {line}" for line in update.lines),
+        *(f"{name} = tl.load({name}_{mask}).to({real})" for name, _ in update.columns),
+        *update.lines,
         *(
-            f"    tl.store({name}_, tl.cast(tl.cast({name}, {real}), {TYPES[dtype]}){mask})"
+            f"tl.store({name}_, tl.cast(tl.cast({name}, {real}), {TYPES[dtype]}){mask})"
             for name, dtype in update.columns
             if name in update.stored
         ),

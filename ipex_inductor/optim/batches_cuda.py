@@ -49,7 +49,7 @@ class CudaBatch:
         self.rows, self._blocks = array("q"), array("q")
         self._kernel, self._device, self._group = kernel, device, group
         self._far = far
-        self._block, _ = tile(kernel.columns)
+        self._block, _ = tile_of(kernel)
         self._step = kernel_of(kernel, device, aligned, "step")
         self._norms = kernel_of(kernel, device, aligned, "norms") if kernel.rule.norms else None
         self._scalars = scalars_function(kernel)
@@ -140,7 +140,7 @@ class CountingBatch:
         self._norms = norms[0] if norms else None
         self._ratios: tuple[Room, ...] = ()  # as in `CudaBatch`
         self._sums: tuple[Room, ...] = ()
-        self._block, _ = tile(kernel.columns)
+        self._block, _ = tile_of(kernel)
         self._rows, *self._sent = (Sent(device) for _ in range(4))
         self._rates: array[int] = array("q")
         self._chunks: Room | None = None
@@ -229,6 +229,11 @@ def rate_on(group: Mapping[str, Any], device: torch.device) -> Tensor | None:
     return rate if there else None
 
 
+def tile_of(kernel: StepKernel) -> tuple[int, int]:
+    """The elements and warps of a program."""
+    return tile(kernel.columns, norms=bool(kernel.rule.norms))
+
+
 def kernel_of(
     kernel: StepKernel, device: torch.device, aligned: bool, name: str, tabled: bool = False
 ) -> cuda.Kernel:
@@ -245,7 +250,7 @@ def _kernel_of(
         "norms": norms_signature,
         "scalars": lambda kernel, _: scalars_signature(kernel),
     }
-    block, warps = (ROWS, 1) if name == "scalars" else tile(kernel.columns)
+    block, warps = (ROWS, 1) if name == "scalars" else tile_of(kernel)
     aligns = {} if name == "scalars" else {"ALIGNED": VECTOR if aligned else 1}
     try:
         return loaded(

@@ -6,6 +6,10 @@ import torch
 
 ATTEND = torch.nn.functional.scaled_dot_product_attention
 ATTENTION = (ATTEND, torch.ops.aten.scaled_dot_product_attention.default)
+FUSED_STEPS = (
+    *(torch._fused_adam_, torch._fused_adamw_),
+    *(torch._fused_sgd_, torch._fused_adagrad_),
+)
 OPTIMIZER_STEP = "optimizer-step"  # its rule, for options and reports
 
 
@@ -16,10 +20,11 @@ def user_line(node: torch.fx.Node) -> str:
 
 
 def is_step(gm: torch.fx.GraphModule) -> bool:
-    """Whether this is the step of an optimizer, by the source of its first operation."""
-    calls = (n for n in gm.graph.nodes if n.op in ("call_function", "call_method"))
+    """Whether this is the step of an optimizer: its first operation's source, or its ops say so."""
+    calls = [n for n in gm.graph.nodes if n.op in ("call_function", "call_method")]
     first = next((n.stack_trace for n in calls if n.stack_trace), "")
-    return "torch/optim/" in first.replace("\\", "/")
+    fused = any(n.target in FUSED_STEPS for n in calls)
+    return fused or "torch/optim/" in first.replace("\\", "/")
 
 
 def attentions(graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:

@@ -1,7 +1,8 @@
 """The step of an optimizer, read from its Dynamo graph: which tensors it updates, and how.
 
 Dynamo gives a step a graph of its own, of foreach or single-tensor ops. Whatever formula they
-spell is taken as it stands, so nothing here knows optimizers, or which torch they are of.
+spell is taken as it stands, so nothing here knows optimizers, or which torch they are of; what
+torch's own fused steps compute `fused_steps` knows.
 """
 
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ipex_inductor.ops.update import Made, Program
+from ipex_inductor.passes import fused_steps
 from ipex_inductor.passes.terms import ALIASES, Cell, Reading, Terms, UnreadError
 from ipex_inductor.passes.updates import Writing, dtype_name
 
@@ -38,6 +40,8 @@ def program_of(gm: torch.fx.GraphModule) -> tuple[Program, list[Tensor]]:
             follows = bool(node.args[0])
         elif follows:
             raise UnreadError("autograd follows what is computed")
+        elif node.op == "call_function" and node.target in fused_steps.STEPS:
+            fused_steps.read(reading, node)
         else:
             reading.read(node)
     if follows != begun:

@@ -76,7 +76,7 @@ class Cell:
     shape: tuple[int, ...]
     origin: tuple[Node, int | None]
     stored: str = ""
-    last: int = -1  # the call that wrote it last
+    last: int = -1  # when it was written last
     made: int | None = None  # the operand it becomes when it is returned
 
     @property
@@ -97,6 +97,16 @@ def _add(terms: Terms, a: Term, b: Term, *, alpha: Term | None = None) -> Term:
         top = terms.make("add", terms.make("div", a.args[0], a.args[1].args[0]), added.args[0])
         return terms.make("div", top, added.args[1])
     return terms.make("add", a, added)
+
+
+def _mul(terms: Terms, a: Term, b: Term) -> Term:
+    if a.op == "div" and a.args[0] is terms.constant(1) and b.op == "const":
+        return terms.make("div", b, a.args[1])  # as `b / a` is under a mode of torch's functions
+    return terms.make("mul", a, b)
+
+
+def _rsub(terms: Terms, a: Term, b: Term, *, alpha: Term | None = None) -> Term:
+    return _sub(terms, b, a, alpha=alpha)
 
 
 def _sub(terms: Terms, a: Term, b: Term, *, alpha: Term | None = None) -> Term:
@@ -139,7 +149,8 @@ def _number(value: float) -> Callable[..., Term]:
 OPS: dict[str, Callable[..., Term]] = {
     "add": _add,
     "sub": _sub,
-    "mul": _plain("mul", 2),
+    "mul": _mul,
+    "rsub": _rsub,
     "div": _plain("div", 2),
     "neg": _plain("neg", 1),
     "sqrt": _plain("sqrt", 1),
@@ -205,7 +216,6 @@ class Reading:
 
     def read(self, node: Node) -> None:
         """Follow one call. Raises `UnreadError`."""
-        self._at += 1
         if node.op == "call_method":
             call = self._method(str(node.target))
         elif node.op == "call_function" and node.target is operator.getitem:
@@ -310,10 +320,18 @@ class Reading:
             if not all(n == 1 for n in shape) and cell.single:
                 self.singles.add(cell.term)
         if target is None:
-            return Cell(term, shape, (node, index), last=self._at)
-        target.term = self.terms.make(target.stored, term) if target.stored else term
-        target.last = self._at
+            return Cell(term, shape, (node, index), last=self._next())
+        self.write(target, term)
         return target
+
+    def write(self, cell: Cell, term: Term) -> None:
+        """The cell holds it now, rounded to its dtype."""
+        cell.term = self.terms.make(cell.stored, term) if cell.stored else term
+        cell.last = self._next()
+
+    def _next(self) -> int:
+        self._at += 1
+        return self._at
 
 
 def _shape(cells: Sequence[Cell]) -> tuple[int, ...]:

@@ -22,6 +22,8 @@ def _on_device(request):
     if device == "cpu":
         yield
         return
+    if (host := request.node.get_closest_marker("host")) is not None:
+        pytest.skip(host.args[0])
     with torch.device(device):
         yield
 
@@ -37,3 +39,22 @@ def way(request, monkeypatch):
     else:
         assert isinstance(look_cpp.reader(), look_cpp.Reader), look_cpp.reader()
     return request.param
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """How many kernels of compiled steps were called."""
+    from ipex_inductor.lowerings import step as launching
+
+    calls = []
+
+    def watched(known):
+        def ready(kernel, *args):
+            calls.append(kernel)
+            return known(kernel, *args)
+
+        return ready
+
+    for kind in {launching._Kernel, launching.CudaKernel}:
+        monkeypatch.setattr(kind, "ready", watched(kind.ready))
+    return calls

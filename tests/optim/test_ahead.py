@@ -21,6 +21,8 @@ from ipex_inductor.prebuild import described
 from ipex_inductor.prebuild.steps import load_step
 from ipex_inductor.target import described as target
 
+pytestmark = pytest.mark.host("a GPU that is described, where none may be")
+
 CASES = [
     (AdamW, {}),
     (AdamW, {"amsgrad": True, "maximize": True}),

@@ -31,6 +31,10 @@ from ipex_inductor.templates.update_triton import (
     update_triton_source,
 )
 
+pytestmark = pytest.mark.host(
+    "graphs of a GPU that is not there; tests/gpu/test_compiled_step.py runs them"
+)
+
 SHAPES = [(3, 5), (7,), ()]
 ADAMW = partial(AdamW, lr=torch.tensor(0.1), capturable=True)
 MADE = {

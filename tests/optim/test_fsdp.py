@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.host(
+    "two processes of the CPU; tests/gpu/test_fused_fsdp.py has those of GPUs"
+)
+
 HERE = Path(__file__).parent
 PATHS = (HERE, HERE.parent, HERE.parents[1])
 

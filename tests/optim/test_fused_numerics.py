@@ -243,6 +243,7 @@ def test_bf16_two_to_a_word(count, zeroed, monkeypatch):
         assert not (zeroed and weight.grad.any())
 
 
+@pytest.mark.host("a kernel in C++")
 @pytest.mark.parametrize("count", [1, 15, 16, 33, 67, 70_001])
 def test_every_word_of_updates_in_bf16(count):
     """Two to a word and many at a time: each element is what torch makes of it, NaN too.

@@ -18,7 +18,10 @@ from ipex_inductor.optim import (
     norms,
 )
 
-pytestmark = pytest.mark.usefixtures("way")
+pytestmark = [
+    pytest.mark.usefixtures("way"),
+    pytest.mark.host("a mesh of the CPU; tests/gpu/test_fused_fsdp.py has those of GPUs"),
+]
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # a few roundings a step, of numbers of about 1
 SHAPES = [(8, 8), (3, 5), (7,), (1, 0), (2, 3, 4, 5)]

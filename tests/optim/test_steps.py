@@ -441,6 +441,7 @@ class Mine(SGD):
     """A subclass, which may step as it likes."""
 
 
+@pytest.mark.host("it says what each device has")
 def test_the_fused_types_are_exact():
     params = [nn.Parameter(torch.ones(2))]
     assert fuse_step(Mine(params)) == (

@@ -20,6 +20,8 @@ from ipex_inductor.templates.formulas import FORMULAS
 from ipex_inductor.templates.step import StepKernel
 from ipex_inductor.templates.sycl import step, wheels
 
+pytestmark = pytest.mark.host("SYCL's CPU device")
+
 
 @pytest.fixture
 def in_sycl(monkeypatch):

@@ -184,6 +184,7 @@ def test_a_number_that_is_none_counts_no_version():
     assert versions(written(params, optimizer)) == before
 
 
+@pytest.mark.host("it patches kernels in C++")
 def test_a_step_that_a_driver_refuses_counts_versions_and_no_steps(monkeypatch):
     (params, optimizer), (theirs, reference) = trained(), trained()
     before = versions(params)

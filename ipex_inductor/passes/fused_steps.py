@@ -1,0 +1,134 @@
+"""torch's own fused steps where they stand in a graph, `torch._fused_adamw_` and its like.
+
+As terms of the formulas that our fused steps have: torch's kernels compute these in fp32 as well,
+and round once what they store.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch.fx import Node
+
+from ipex_inductor.passes.terms import Cell, Reading, Term, Terms, UnreadError
+from ipex_inductor.templates.formulas import FORMULAS, Flags, Formula
+
+_ADAM = ("param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")
+# The formula of each, and what its lists are to that; `step` counts this step already.
+STEPS: dict[Any, tuple[str, tuple[str, ...]]] = {
+    torch._fused_adam_: ("Adam", _ADAM),
+    torch._fused_adamw_: ("AdamW", _ADAM),
+    torch._fused_sgd_: ("SGD", ("param", "grad", "momentum_buffer")),
+    torch._fused_adagrad_: ("Adagrad", ("param", "grad", "sum", "step")),
+}
+SCALER = ("grad_scale", "found_inf")  # by which a step may be left out
+
+
+@dataclass(frozen=True, eq=False)
+class _Line:
+    """A term in a formula's line, which is Python."""
+
+    terms: Terms
+    term: Term
+
+    def made(self, op: str, *args: Any) -> "_Line":
+        """An operation on what each of them is."""
+        return _Line(self.terms, self.terms.make(op, *(_term(self.terms, a) for a in args)))
+
+    def __add__(self, other: Any) -> "_Line":
+        return self.made("add", self, other)
+
+    def __radd__(self, other: Any) -> "_Line":
+        return self if other == 0 else self.made("add", other, self)
+
+    def __sub__(self, other: Any) -> "_Line":
+        return self.made("sub", self, other)
+
+    def __rsub__(self, other: Any) -> "_Line":
+        return self.made("sub", other, self)
+
+    def __mul__(self, other: Any) -> "_Line":
+        return self.made("mul", self, other)
+
+    def __rmul__(self, other: int) -> "_Line | int":
+        """By 0, of what a first step finds in a buffer: nothing, were it NaN."""
+        return 0 if other == 0 else self if other == 1 else self.made("mul", other, self)
+
+    def __truediv__(self, other: Any) -> "_Line":
+        return self.made("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> "_Line":
+        return self.made("div", other, self)
+
+    def __neg__(self) -> "_Line":
+        return self.made("neg", self)
+
+    def __lt__(self, other: float) -> bool:
+        return bool(self.term.args[0] < other)  # of what betas make, which are constants
+
+
+def _term(terms: Terms, value: Any) -> Term:
+    return value.term if isinstance(value, _Line) else terms.constant(value)
+
+
+WORDS: dict[str, Any] = {
+    "sqrt": lambda x: x.made("sqrt", x),
+    "pow": lambda a, b: b.made("pow", a, b),
+    "maximum": lambda a, b: a.made("maximum", a, b),
+    "where": lambda condition, yes, no: yes if condition else no,
+}
+
+
+def read(reading: Reading, node: Node) -> None:
+    """Follow the call of one of `STEPS`. Raises `UnreadError`."""
+    name, names = STEPS[node.target]
+    rule, given = FORMULAS[name], dict(node.kwargs)
+    if any(given.get(each) is not None for each in SCALER):
+        raise UnreadError("a fused step of torch's under a GradScaler")
+    if len(node.args) != len(names):
+        raise UnreadError("a fused step of torch's whose lists are not in a row")
+    on = frozenset(flag for flag in rule.flags if given.get(flag))
+    on |= {"decoupled_weight_decay"} if name == "AdamW" else frozenset()
+    own: dict[str, Any] = {each: _number(reading, given[each]) for each in rule.numbers}
+    own["first"] = given.get("is_first_step", False)
+    wanted = {"param", "grad", "step", *rule.state(on)}
+    lists: dict[str, list[Cell]] = {}
+    for each, held in zip(names, node.args, strict=True):
+        if each in wanted:
+            lists[each] = [reading.values[item] for item in cast(list[Node], held)]
+    if len({len(cells) for cells in lists.values()}) > 1:
+        raise UnreadError("lists of several lengths")
+    for row in zip(*lists.values(), strict=True):
+        _step(reading, rule, on, own, dict(zip(lists, row, strict=True)))
+    reading.values[node] = None
+
+
+def _number(reading: Reading, value: Any) -> _Line:
+    """A number of the group: Python's, or one that a tensor holds."""
+    if not isinstance(value, Node):
+        return _Line(reading.terms, reading.terms.constant(float(value)))
+    return _single(reading, reading.values[value])
+
+
+def _single(reading: Reading, held: Any) -> _Line:
+    """The one number of a tensor, or of its `item()`."""
+    term = held.term if isinstance(held, Cell) else held
+    reading.singles.add(term)
+    return _Line(reading.terms, term)
+
+
+def _step(
+    reading: Reading, rule: Formula, on: Flags, own: Mapping[str, Any], cells: dict[str, Cell]
+) -> None:
+    """Of one parameter; nothing is stored before all is computed."""
+    scope = dict(own)
+    for name, cell in cells.items():
+        single = name == "step"
+        if cell.shape != cells["param"].shape and not single:
+            raise UnreadError("tensors of several shapes in one operation")
+        scope[name] = _single(reading, cell) if single else _Line(reading.terms, cell.term)
+    for lines in (rule.scalars, rule.update):
+        exec("\n".join(lines(on)), WORDS, scope)
+    for name in (*rule.state(on), "param"):
+        reading.write(cells[name], scope[name].term)
