@@ -160,8 +160,12 @@ def raced(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, list[
     times: dict[str, list[float]] = {name: [] for name in runs}
     counts: dict[str, int] = {}
     for name, run in runs.items():
-        counts[name] = max(5, int(50 / max(block(run, 5), 1e-3)))  # blocks of 50 ms
-        block(run, counts[name])
+        try:
+            counts[name] = max(5, int(50 / max(block(run, 5), 1e-3)))  # blocks of 50 ms
+            block(run, counts[name])
+        except Exception as error:  # after a fault of a kernel nothing runs any more
+            error.add_note(f"while {name} ran")
+            raise
     end = time.monotonic() + seconds
     order = random.Random(0)
     while time.monotonic() < end or min(map(len, times.values())) < 5:

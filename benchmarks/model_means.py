@@ -1,11 +1,13 @@
 """How much faster than Inductor's better mode ours is on a GPU, of all models that were measured.
 
-    python benchmarks/model_means.py
+    python benchmarks/model_means.py [--cudnn-benchmark]
 
 Of `results/vision.jsonl` and `nlp.jsonl` the last run of each model at one and at 64 images or
 texts: the median of default or max-autotune, where that was through, over ours or the tuned one.
+Runs in which cuDNN timed its kernels, for all peers, are a set of their own.
 """
 
+import argparse
 import json
 from pathlib import Path
 from statistics import geometric_mean
@@ -21,11 +23,13 @@ def ratio(speeds: dict[str, float]) -> float | None:
     return min(theirs) / min(ours) if ours and theirs else None
 
 
-def last_runs() -> dict[tuple[str, int], float]:
-    """By model and batch; a run begins with its eager row."""
+def last_runs(benchmark: bool) -> dict[tuple[str, int], float]:
+    """By model and batch, with cuDNN's timing or without; a run begins with its eager row."""
     runs: dict[tuple[str, int], list[dict[str, float]]] = {}
     for name in ("vision.jsonl", "nlp.jsonl"):
         for row in map(json.loads, (RESULTS / name).read_text().splitlines()):
+            if ("--cudnn-benchmark" in row["command"]) != benchmark:
+                continue
             of = runs.setdefault((row["model"], row["batch"]), [])
             if row["peer"] == "eager":
                 of.append({})
@@ -37,7 +41,10 @@ def last_runs() -> dict[tuple[str, int], float]:
 
 def main() -> None:
     """Print each, and their geometric means."""
-    found = {key: each for key, each in last_runs().items() if key[1] in (1, 64)}
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cudnn-benchmark", action="store_true")
+    benchmark = parser.parse_args().cudnn_benchmark
+    found = {key: each for key, each in last_runs(benchmark).items() if key[1] in (1, 64)}
     for (model, batch), each in sorted(found.items()):
         print(f"{model:34} {batch:3} {each:6.3f}")
     nets = [r for (m, b), r in found.items() if b == 64 and not m.startswith(TRANSFORMERS)]
@@ -52,6 +59,8 @@ def main() -> None:
         "all": [*found.values()],
     }
     for name, ratios in groups.items():
+        if not ratios:
+            continue
         print(f"{name}: {len(ratios)}, mean {geometric_mean(ratios):.3f}, least {min(ratios):.3f}")
 
 
