@@ -140,7 +140,7 @@ def test_what_stands_in_is_there_for_gpus_that_are_described():
 @pytest.mark.parametrize(
     ("arch", "like"),
     [
-        ("sm_90:NVIDIA-GH200-480GB", (114, 227)),
+        ("sm_90:NVIDIA-H800-PCIe", (114, 227)),
         ("sm_80:NVIDIA-A30", (108, 163)),
         ("sm_75:NVIDIA-T4", (58, 99)),
     ],
