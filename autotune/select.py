@@ -11,30 +11,24 @@ import dataclasses
 import hashlib
 import itertools
 import math
-import re
-import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
 from ipex_inductor.aot_cache.digest import digest_fields
-from ipex_inductor.autotune import batches, cost, guess, own, ranges
+from ipex_inductor.autotune import batches, cost, guess, own, ranges, stand_ins
 from ipex_inductor.autotune.cost import Model
 from ipex_inductor.autotune.database import Records, batched, varying
 from ipex_inductor.autotune.guess import Guesser
-from ipex_inductor.autotune.pool import Estimate, Pool, Samples, pool
+from ipex_inductor.autotune.pool import Estimate, Pool, pool
 from ipex_inductor.autotune.record import Choice, Problem, decode_problem, encode
 from ipex_inductor.autotune.space import of_this_torch
 from ipex_inductor.autotune.table import file_name
 
 SHIPPED = Path(__file__).with_name("tables")
-STAND_INS = Path(__file__).with_name("derived.toml")
 SOURCES = ("recorded", "shipped")
-UNTIMED = "cudnn.benchmark"  # a setting that many scripts make, with which nothing was measured
 Place = tuple[str, bytes]  # which other sizes, in words, and the problem of those
 Places = Callable[[Problem, Path, batches.Batches], Iterable[Place]]
 
@@ -93,7 +87,7 @@ def nearest(
 
     Or number of rows. As of `lookup`, which is for what is known here of the very problem; of what
     is `offered` for it. First the very problem by another torch, then others by this one, then by
-    any; last all of that of what is `_alike`.
+    any; last all of that of what is `alike`.
     """
     found: dict[bytes, Selection] = {}
     out = _failed_alike(offered, database)
@@ -126,7 +120,7 @@ def derived(
     for key, problem in asked.items():
         may = {*map(encode, offered[key])} - out.get(key, set())
         there = replace(problem, arch=table_of(problem.arch))
-        for told, alike in _alike(there):
+        for told, alike in stand_ins.alike(there):
             near = (*_itself(alike, SHIPPED, known), *_near(alike, SHIPPED, known))
             sources = ((other, f"derived from {there.arch}{where}{told}") for where, other in near)
             best = next(filter(None, (_best_of(other, may, by) for other, by in sources)), None)
@@ -138,7 +132,7 @@ def derived(
 
 def table_of(arch: str) -> str:
     """The architecture whose table the package has for `arch`: its own, a stand-in, or none, ""."""
-    known = (arch, _stand_ins()["gpus"].get(arch, ""))
+    known = (arch, stand_ins.gpus().get(arch, ""))
     return next((each for each in known if each and (SHIPPED / file_name(each)).exists()), "")
 
 
@@ -183,27 +177,9 @@ def failed(
         return {}
     pools = pool(Records(database, only=problems))
     for key, each in pools.items():
-        if any_torch and _may_stand_in(decode_problem(key)):
-            _take_over(each)
+        if any_torch and stand_ins.may(decode_problem(key)):
+            stand_ins.take_over(each)
     return {key: p.failed() for key, p in pools.items()}
-
-
-@cache
-def _stand_ins() -> dict[str, Any]:
-    return tomllib.loads(STAND_INS.read_text())
-
-
-def _stands_in(of: str) -> bool:
-    """Whether what that torch's records say of our ops is taken here too."""
-    from ipex_inductor import compat  # who only looks at records needs no torch
-
-    these = {".".join(each.split(".")[:2]) for each in (of, compat.TEMPLATES)}
-    return len(these) == 1 or these <= {f"torch {each}" for each in _stand_ins()["torches"]}
-
-
-def _may_stand_in(problem: Problem) -> bool:
-    """Whether another torch's word on it counts: of ops of ours on NVIDIA's GPUs."""
-    return problem.op.startswith("ipex.") and problem.arch.startswith("sm_")
 
 
 def digest(selected: Iterable[tuple[bytes, Choice]]) -> str:
@@ -219,7 +195,7 @@ def _folders() -> list[Path]:
 
 def _failed_alike(problems: Collection[bytes], database: Path | None) -> dict[bytes, set[bytes]]:
     """By problem: what failed by any torch of it, or of what stands in for it."""
-    alike = {key: [encode(p) for _, p in _alike(decode_problem(key))] for key in problems}
+    alike = {key: [encode(p) for _, p in stand_ins.alike(decode_problem(key))] for key in problems}
     out = failed({*itertools.chain(*alike.values())}, database, any_torch=True)
     return {key: set().union(*(out.get(k, set()) for k in keys)) for key, keys in alike.items()}
 
@@ -229,33 +205,14 @@ def _itself(problem: Problem, _: Path, __: batches.Batches) -> Iterable[Place]:
     return [("", encode(problem))]
 
 
-def _alike(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """The problem, then those that stand in for it and nothing else is known of: in words, and it.
-
-    A convolution as if cuDNN timed no kernels of its own (`torch.backends.cudnn.benchmark`); fp16
-    as bf16, which takes the same bytes and, on these GPUs, as long to multiply.
-    """
-    yield "", problem
-    if not _may_stand_in(problem):
-        return
-    dtypes = {operand.dtype for operand in problem.operands}
-    others = [("", problem)]
-    if problem.settings == {UNTIMED: True}:
-        others.append((f" without {UNTIMED}", replace(problem, settings={})))
-    if dtypes == {"float16"}:
-        bf16 = tuple(replace(operand, dtype="bfloat16") for operand in problem.operands)
-        others += [(f"{told} in bfloat16", replace(p, operands=bf16)) for told, p in others]
-    yield from others[1:]
-
-
 def _candidates(
     problem: Problem, folders: Sequence[tuple[str, Path, batches.Batches]]
 ) -> Iterator[tuple[bytes, Path, str, bool]]:
     """What may be known instead of `problem`: of which one, where, in words, and by any torch."""
     ways: list[tuple[Places, bool]] = [(_itself, True), (_near_here, False), (_near, True)]
-    for told, alike in _alike(problem):
+    for told, alike in stand_ins.alike(problem):
         for (places, any_torch), (source, folder, known) in itertools.product(ways, folders):
-            if not any_torch or _may_stand_in(problem):
+            if not any_torch or stand_ins.may(problem):
                 for where, other in places(alike, folder, known):
                     yield other, folder, f"{source}{where}{told}", any_torch
 
@@ -271,7 +228,7 @@ def _near_here(problem: Problem, folder: Path, known: batches.Batches) -> Iterat
         bound = [s.choice for s in measured.samples.values() if s.choice.template]
         here = any(map(of_this_torch, bound))
         foreign |= bool(bound) and not here
-        if here or not (foreign and _may_stand_in(problem)):
+        if here or not (foreign and stand_ins.may(problem)):
             yield where, other
 
 
@@ -300,7 +257,7 @@ def _best(
         if own:
             each.samples = {k: s for k, s in each.samples.items() if k in own or k not in bound}
         elif any_torch:
-            whose[key] = _take_over(each)
+            whose[key] = stand_ins.take_over(each)
     found = {}
     for key in keys:
         out = pools[key].failed() if key in pools else set()
@@ -318,39 +275,11 @@ def _best_of(key: bytes, may: Collection[bytes], source: str) -> Selection | Non
     if measured is None:
         return None
     bound = (s.choice for s in measured.samples.values() if s.choice.template)
-    here = any(map(of_this_torch, bound)) or not _may_stand_in(decode_problem(key))
-    whose = "" if here else _take_over(measured)
+    here = any(map(of_this_torch, bound)) or not stand_ins.may(decode_problem(key))
+    whose = "" if here else stand_ins.take_over(measured)
     measured.samples = {k: s for k, s in measured.samples.items() if k in may}
     best = _agreed([measured], source)
     return best and _said(best, whose)
-
-
-def _take_over(of: Pool) -> str:
-    """Have what the newest torch that stands in for this one measured be this one's; which it is.
-
-    What failed by any of them counts too. Inductor's own templates are left out: the torch that
-    measured them wrote them.
-    """
-    from ipex_inductor import compat
-
-    theirs: dict[str, list[Samples]] = {}
-    here: dict[bytes, Samples] = {}
-    for key, samples in of.samples.items():
-        torch = samples.choice.template.partition(",")[0]
-        if of_this_torch(samples.choice):
-            here[key] = samples
-        elif not samples.choice.name.startswith("inductor.") and _stands_in(torch):
-            theirs.setdefault(torch, []).append(samples)
-    timed = [t for t, all_of_it in theirs.items() if any(s.timings for s in all_of_it)]
-    newest = max(timed, key=lambda t: [*map(int, re.findall(r"\d+", t))], default="")
-    for torch, all_of_it in theirs.items():
-        for samples in all_of_it:
-            if torch == newest or samples.failed:
-                _, comma, version = samples.choice.template.partition(",")
-                choice = replace(samples.choice, template=compat.TEMPLATES + comma + version)
-                here.setdefault(encode(choice), Samples(choice)).join(samples)
-    of.samples = here
-    return newest
 
 
 def _said(best: Selection, torch: str) -> Selection:

@@ -1,8 +1,8 @@
 """Inference on one GPU, side by side in one run: eager, Inductor, ours. Used by vision.py, nlp.py.
 
-In bf16. What a peer computes is held against the same model in fp64 on a few rows before it is
-timed, and beside it in fp32: who is farther off than eager may be is printed as wrong, without a
-speed. Then each is captured in a CUDA graph, and the graphs are replayed in turns; medians and
+In bf16, or fp16 (`--dtype float16`). What a peer computes is held against the same model in fp64 on
+a few rows before it is timed, and beside it in fp32: who is farther off than eager may be is
+printed as wrong, without a speed. Then each is captured in a CUDA graph, and the graphs are replayed in turns; medians and
 minima of the device's time between events, in milliseconds. Beside them the seconds until the first
 result, compilation and tuning included.
 
@@ -41,7 +41,7 @@ from ipex_inductor.aot_cache.digest import source_digest
 USUAL = ("eager", "inductor", "ours", "tuned")
 MORE = ("max-autotune", "templates")
 LIBRARIES = {"max_autotune_gemm_backends": "ATEN", "max_autotune_conv_backends": "ATEN"}
-# A bf16 result may be off by so many times what eager's is: where a batch norm is folded, weights
+# A result may be off by so many times what eager's is: where a batch norm is folded, weights
 # are rounded once more and activations once less.
 ERRORS = 2.0
 Run = Callable[[Tensor], Tensor]
@@ -218,11 +218,12 @@ def known(script: str, *packages: str) -> dict[str, str]:
 @torch.no_grad()
 def measure(options: argparse.Namespace, case: Case, about: dict[str, str]) -> bool:
     """A row for each peer. Whether all of them are right."""
-    reference, few = case.model, to(case.x[: case.few], torch.bfloat16)
-    rounded = copy.deepcopy(reference).bfloat16()
+    dtype = getattr(torch, options.dtype)
+    reference, few = case.model, to(case.x[: case.few], dtype)
+    rounded = copy.deepcopy(reference).to(dtype)
     exact = copy.deepcopy(rounded).double()(to(few, torch.double))  # of rounded weights
     single = errors(copy.deepcopy(rounded).float()(to(few, torch.float)), exact)
-    model, x = rounded, to(case.x, torch.bfloat16)
+    model, x = rounded, to(case.x, dtype)
     rows: dict[str, dict[str, Any]] = {}
     runs: dict[str, Run] = {}  # a graph reads what its peer holds
     graphs: dict[str, Callable[[], Any]] = {}
@@ -230,6 +231,7 @@ def measure(options: argparse.Namespace, case: Case, about: dict[str, str]) -> b
     for peer in options.peers:
         decisions.clear()
         row = rows[peer] = {"model": case.name, "batch": len(x), **case.about, "peer": peer}
+        row |= {} if dtype is torch.bfloat16 else {"dtype": options.dtype}
         begin = time.monotonic()
         try:
             with patience(options.patience):
@@ -296,6 +298,7 @@ def arguments(about: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--cudnn-benchmark", action="store_true", help="cuDNN times its kernels, for all peers"
     )
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"))
     parser.add_argument("--lock", help="a file, locked while timing: others compile meanwhile")
     parser.add_argument("--database", help="of records, for the next run; empty if not named")
     parser.add_argument("--json", help="append the rows to this file, one JSON object a line")

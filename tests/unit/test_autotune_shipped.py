@@ -12,7 +12,7 @@ from shipped import H200, TABLES, of_batch, offered_on
 from torch._subclasses import FakeTensorMode
 
 from ipex_inductor import compat, target
-from ipex_inductor.autotune import select
+from ipex_inductor.autotune import select, stand_ins
 from ipex_inductor.autotune.database import Records, Shard, write
 from ipex_inductor.autotune.pool import pool
 from ipex_inductor.autotune.record import Choice, Outcome, Record, decode_problem, encode
@@ -129,7 +129,7 @@ def test_nothing_is_derived_of_torchs_own_ops(of_torch):
 
 def test_what_stands_in_is_there_for_gpus_that_are_described():
     """Whose multiprocessors and shared memory are known, or are those of all of their level."""
-    for arch in select._stand_ins()["gpus"]:
+    for arch in stand_ins.gpus():
         level = arch.split(":")[0]
         alike = [t for t in target.table() if t.arch == level]
         own = [t for t in alike if str(t) == arch]
