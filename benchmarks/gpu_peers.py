@@ -2,9 +2,9 @@
 
 In bf16, or fp16 (`--dtype float16`). What a peer computes is held against the same model in fp64 on
 a few rows before it is timed, and beside it in fp32: who is farther off than eager may be is
-printed as wrong, without a speed. Then each is captured in a CUDA graph, and the graphs are replayed in turns; medians and
-minima of the device's time between events, in milliseconds. Beside them the seconds until the first
-result, compilation and tuning included.
+printed as wrong, without a speed. Then each is captured in a CUDA graph, and the graphs are
+replayed in turns; medians and minima of the device's time between events, in milliseconds. Beside
+them the seconds until the first result, compilation and tuning included.
 
 Peers: eager; inductor (default mode with freezing); ours (default mode, nothing recorded but for
 what the package has); tuned (ours, the library's calls measured first for at most --tune seconds,
