@@ -3,8 +3,8 @@
 The user's own records come first, then the tables that the package ships. What neither has is
 measured where that is allowed; else what another torch's records say is taken, or what is best of a
 convolution at the nearest batch, or of a linear layer at the nearest number of rows, or what the
-table of a GPU that is much alike says, or a model may guess, where it proved right on what it had
-not seen, and the rest is the library's.
+table of a GPU that is much alike says, or what the nearest neighbors agree on, or a model may
+guess, where it proved right on what it had not seen, and the rest is the library's.
 """
 
 import dataclasses
@@ -13,12 +13,13 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from ipex_inductor.aot_cache.digest import digest_fields
-from ipex_inductor.autotune import batches, cost, guess, own, ranges, stand_ins
+from ipex_inductor.autotune import batches, cost, guess, neighbors, own, ranges, stand_ins
 from ipex_inductor.autotune.cost import Model
 from ipex_inductor.autotune.database import Records, batched, varying
 from ipex_inductor.autotune.guess import Guesser
@@ -124,6 +125,30 @@ def derived(
             near = (*_itself(alike, SHIPPED, known), *_near(alike, SHIPPED, known))
             sources = ((other, f"derived from {there.arch}{where}{told}") for where, other in near)
             best = next(filter(None, (_best_of(other, may, by) for other, by in sources)), None)
+            if best is not None:
+                found[key] = best
+                break
+    return found
+
+
+def neighboring(
+    offered: Mapping[bytes, Collection[Choice]], database: Path | None
+) -> dict[bytes, Selection]:
+    """The selections of convolutions and linear layers of ours by their `neighbors` in the package.
+
+    By the table of the GPU or of its stand-in: the template of the nearest that is `offered` too,
+    or the tile of that template that comes nearest.
+    """
+    problems = {key: decode_problem(key) for key in offered}
+    asked = {k: p for k, p in problems.items() if p.op.startswith("ipex.") and table_of(p.arch)}
+    out = _failed_alike(asked, database) if asked else {}
+    found: dict[bytes, Selection] = {}
+    for key, problem in asked.items():
+        may = [choice for choice in offered[key] if encode(choice) not in out.get(key, ())]
+        there = replace(problem, arch=table_of(problem.arch))
+        whose = "shipped" if there == problem else f"derived from {there.arch}"
+        for told, alike in (("", there), *stand_ins.alike(there)):
+            best = _by_neighbors(alike, may, whose, told)
             if best is not None:
                 found[key] = best
                 break
@@ -269,17 +294,55 @@ def _best(
     return found
 
 
-def _best_of(key: bytes, may: Collection[bytes], source: str) -> Selection | None:
-    """Of the choices that `may` be taken (in canonical form), by the package's record of `key`."""
+def _best_of(key: bytes, may: Collection[bytes] | None, source: str) -> Selection | None:
+    """By the package's record of `key`: of the choices that `may` be taken (in canonical form)."""
     measured = pool(Records(SHIPPED, only={key})).get(key)
     if measured is None:
         return None
     bound = (s.choice for s in measured.samples.values() if s.choice.template)
     here = any(map(of_this_torch, bound)) or not stand_ins.may(decode_problem(key))
     whose = "" if here else stand_ins.take_over(measured)
-    measured.samples = {k: s for k, s in measured.samples.items() if k in may}
+    if may is not None:
+        measured.samples = {k: s for k, s in measured.samples.items() if k in may}
     best = _agreed([measured], source)
     return best and _said(best, whose)
+
+
+def _by_neighbors(
+    problem: Problem, offered: Sequence[Choice], whose: str, told: str
+) -> Selection | None:
+    near = [*neighbors.near(problem, _by_op().get(problem.op, ()), _won)]
+    sources = [f"{whose} by a neighbor, {neighbors.words(each)}{told}" for each in near]
+    may = [*map(encode, offered)]
+    for only in (may, None):
+        for each, source in zip(near, sources, strict=True):
+            best = _best_of(encode(each), only, source)
+            if best is None or best.choice.kind != "template":
+                continue
+            tile = best.choice if only else neighbors.nearest_tile(best.choice, offered)
+            if tile is not None:
+                source = best.source + ", the nearest tile" * (tile != best.choice)
+                return Selection(dataclasses.replace(best.best, choice=tile), None, source)
+    return None
+
+
+def _won(neighbor: Problem) -> bool:
+    """Whether a template was the best there, by the margin that neighbors are asked for."""
+    best = _best_of(encode(neighbor), None, "")
+    if best is None or best.choice.kind != "template":
+        return False
+    return best.library is None or best.library.p50 >= neighbors.MARGIN * best.best.p50
+
+
+@cache
+def _by_op() -> dict[str, list[Problem]]:
+    """What the package's tables have that may be a neighbor."""
+    found: dict[str, list[Problem]] = {}
+    for _, key in itertools.chain(*batched(SHIPPED).values()):
+        problem = decode_problem(key)
+        if neighbors.kind(problem) is not None:
+            found.setdefault(problem.op, []).append(problem)
+    return found
 
 
 def _said(best: Selection, torch: str) -> Selection:

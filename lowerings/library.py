@@ -11,7 +11,13 @@ from torch import Tensor
 from torch.fx import Node
 
 from ipex_inductor.autotune.record import Choice, Problem, encode
-from ipex_inductor.autotune.select import Selection, derived, lookup, nearest
+from ipex_inductor.autotune.select import (
+    Selection,
+    derived,
+    lookup,
+    nearest,
+    neighboring,
+)
 from ipex_inductor.lowerings import conv, conv_weight, linear, listed, shortcut, sycl_model
 from ipex_inductor.lowerings.calls import Call
 from ipex_inductor.lowerings.settings import settings_of
@@ -77,7 +83,10 @@ class Chooser:
         known = self._selected.get(key)
         if known is None and problem.arch in self._tables:
             which = {key: choices}
-            found = lookup({key}, None) or nearest(which, None) or derived(which, None)
+            asked = (nearest, derived, neighboring)
+            found = lookup({key}, None) or next(
+                filter(None, (ask(which, None) for ask in asked)), {}
+            )
             known = found.get(key)
         if known is None:
             return self._guessed(problem, offered, device)

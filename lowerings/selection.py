@@ -30,6 +30,7 @@ from ipex_inductor.autotune.select import (
     guesser,
     lookup,
     nearest,
+    neighboring,
     table_of,
 )
 from ipex_inductor.autotune.told import microseconds
@@ -89,7 +90,7 @@ def settle(
         found = lookup(offers, policy.database)
     if not policy.guesses:
         return found
-    for others_say in (nearest, derived):
+    for others_say in (nearest, derived, neighboring):
         missed = {key: offer.choices for key, offer in offers.items() if key not in found}
         found |= others_say(missed, policy.database)
     unknown = {k: o for k, o in offers.items() if k not in found and _has_template(o)}

@@ -1,0 +1,125 @@
+"""What is likely best for sizes that nobody measured: what the nearest neighbors agree on.
+
+Neighbors have the same op, constants, dtypes, layouts and window, and channels of the same kind.
+Only templates are taken so, as all else is what is taken anyway: where one was the best by a margin
+in the nearest problems of two weights that are not the problem's own. A stem's kernel gains what it
+gains whatever its window is, so there the second may have another.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+from ipex_inductor.autotune.record import Choice, Operand, Problem
+
+CONVOLUTION, LINEAR = "ipex.conv.default", "ipex.linear.default"
+SHORTCUT = "ipex.conv_shortcut.default"
+AGREE = 2  # neighbors of weights of their own
+MARGIN = 1.15  # that a template must have been faster by, or it may be slower here
+FEW = 4  # channels of an image, as a stem has
+# Of windows and groups; what follows element by element changes no choice.
+UNLIKE = ("groups", "unary", "scalars")
+WINDOW = ("padding", "stride")
+Kind = tuple[object, ...]
+
+
+def kind(problem: Problem, window: bool = True) -> Kind | None:
+    """What neighbors have in common, with their `window` or without; None where none may say."""
+    sizes = [n for o in problem.operands for n in o.shape]
+    if problem.symbols or not all(isinstance(n, int) and n for n in sizes):
+        return None
+    left_out = UNLIKE if window else UNLIKE + WINDOW
+    constants = tuple(sorted(each for each in problem.constants.items() if each[0] not in left_out))
+    operands = tuple((o.dtype, len(o.shape), _layout(o)) for o in problem.operands)
+    settings = tuple(sorted(problem.settings.items()))
+    alike = problem.op, problem.arch, constants, problem.epilogue, settings, operands
+    if problem.op == LINEAR:
+        return alike
+    channels = _channels(problem)
+    if channels is None:
+        return None
+    windows = tuple(o.shape[2:] for o in _weights(problem)) if window else ()
+    return *alike, channels, windows
+
+
+def near(
+    problem: Problem, known: Iterable[Problem], won: Callable[[Problem], bool]
+) -> Iterator[Problem]:
+    """The `known` neighbors with its own window, the nearest first, if the nearest all `won`.
+
+    None where fewer than `AGREE` weights were measured.
+    """
+    mine = kind(problem)
+    if mine is None:
+        return
+    loose = problem.op != LINEAR and _channels(problem) == "few"
+    wanted, place = kind(problem, window=not loose), _sizes(problem)
+    found = []
+    for other in known:
+        if _shapes(other) != _shapes(problem) and kind(other, window=not loose) == wanted:
+            apart = sum(abs(a - b) for a, b in zip(place, _sizes(other), strict=True))
+            found.append((apart, _shapes(other), other))
+    found.sort(key=lambda each: each[:2])
+    judges: dict[object, Problem] = {}
+    for _, shapes, other in found:
+        judges.setdefault(shapes, other)
+    nearest = [*judges.values()][:AGREE]
+    if len(nearest) == AGREE and all(map(won, nearest)):
+        yield from (other for *_, other in found if kind(other) == mine)
+
+
+def nearest_tile(of: Choice, offered: Iterable[Choice]) -> Choice | None:
+    """Of the same template that of which the sizes are the least times larger or smaller."""
+
+    def apart(tile: Choice) -> float:
+        sizes = ((n, of.parameters[name]) for name, n in tile.parameters.items())
+        both = [(a, b) for a, b in sizes if isinstance(a, int) and isinstance(b, int)]
+        return sum(abs(math.log2((a or 0.5) / (b or 0.5))) for a, b in both)
+
+    alike = [
+        c for c in offered if c.name == of.name and c.parameters.keys() == of.parameters.keys()
+    ]
+    return min(alike, key=apart, default=None)
+
+
+def words(problem: Problem) -> str:
+    """The sizes of a neighbor."""
+    weights = " and ".join("x".join(map(str, o.shape)) for o in _weights(problem))
+    return f"{weights} on {'x'.join(map(str, problem.operands[0].shape))}"
+
+
+def _channels(problem: Problem) -> str | None:
+    """How a convolution takes them; groups of several differ too much to say anything."""
+    if problem.op not in (CONVOLUTION, SHORTCUT):
+        return None
+    groups = problem.constants.get("groups", 1)
+    channels = problem.operands[0].shape[1]
+    if groups == 1:
+        return "few" if isinstance(channels, int) and channels <= FEW else "all"
+    return "each" if groups == channels == problem.operands[1].shape[0] else None
+
+
+def _weights(problem: Problem) -> list[Operand]:
+    places = (1, 4) if problem.op == SHORTCUT else (1,)
+    return [problem.operands[n] for n in places]
+
+
+def _shapes(problem: Problem) -> tuple[object, ...]:
+    return tuple(o.shape for o in _weights(problem))
+
+
+def _sizes(problem: Problem) -> tuple[float, ...]:
+    """Logarithms of rows, or of images and pixels; of channels that go in and come out."""
+    x = problem.operands[0].shape
+    parts = [x[:-1], x[-1:]] if problem.op == LINEAR else [x[:1], x[1:2], x[2:]]
+    parts += [o.shape[:1] for o in _weights(problem)]
+    return tuple(math.log2(_product(part)) for part in parts)
+
+
+def _product(sizes: Iterable[object]) -> int:
+    return math.prod(n for n in sizes if isinstance(n, int))
+
+
+def _layout(operand: Operand) -> bool:
+    """Whether images are channels-last, and rows follow one another."""
+    place = 1 if len(operand.shape) == 4 else len(operand.shape) - 1
+    return not operand.shape or operand.stride[place] == 1
