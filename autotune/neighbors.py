@@ -7,7 +7,9 @@ gains whatever its window is, so there the second may have another.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from ipex_inductor.autotune.record import Choice, Operand, Problem
 
@@ -41,30 +43,43 @@ def kind(problem: Problem, window: bool = True) -> Kind | None:
     return *alike, channels, windows
 
 
+class Known(NamedTuple):
+    """A problem that was measured, and where it stands."""
+
+    problem: Problem
+    weights: Kind  # their sizes
+    place: tuple[float, ...]
+
+
+def by_kind(problems: Iterable[Problem]) -> dict[Kind, list[Known]]:
+    """Those that may be neighbors, for `near`."""
+    found: dict[Kind, list[Known]] = {}
+    for problem in problems:
+        for each in {kind(problem), _judged_by(problem)}:
+            if each is not None:
+                there = Known(problem, _shapes(problem), _sizes(problem))
+                found.setdefault(each, []).append(there)
+    return found
+
+
 def near(
-    problem: Problem, known: Iterable[Problem], won: Callable[[Problem], bool]
-) -> Iterator[Problem]:
+    problem: Problem, known: Mapping[Kind, Sequence[Known]], won: Callable[[Problem], bool]
+) -> list[Problem]:
     """The `known` neighbors with its own window, the nearest first, if the nearest all `won`.
 
     None where fewer than `AGREE` weights were measured.
     """
-    mine = kind(problem)
-    if mine is None:
-        return
-    loose = problem.op != LINEAR and _channels(problem) == "few"
-    wanted, place = kind(problem, window=not loose), _sizes(problem)
-    found = []
-    for other in known:
-        if _shapes(other) != _shapes(problem) and kind(other, window=not loose) == wanted:
-            apart = sum(abs(a - b) for a, b in zip(place, _sizes(other), strict=True))
-            found.append((apart, _shapes(other), other))
-    found.sort(key=lambda each: each[:2])
-    judges: dict[object, Problem] = {}
-    for _, shapes, other in found:
-        judges.setdefault(shapes, other)
+    mine, judged = kind(problem), _judged_by(problem)
+    if mine is None or judged is None or mine not in known:
+        return []
+    judges: dict[Kind, Problem] = {}
+    found = _sorted(problem, known[judged])
+    for other in found:
+        judges.setdefault(other.weights, other.problem)
     nearest = [*judges.values()][:AGREE]
-    if len(nearest) == AGREE and all(map(won, nearest)):
-        yield from (other for *_, other in found if kind(other) == mine)
+    if len(nearest) < AGREE or not all(map(won, nearest)):
+        return []
+    return [n.problem for n in (found if judged == mine else _sorted(problem, known[mine]))]
 
 
 def nearest_tile(of: Choice, offered: Iterable[Choice]) -> Choice | None:
@@ -79,6 +94,21 @@ def nearest_tile(of: Choice, offered: Iterable[Choice]) -> Choice | None:
         c for c in offered if c.name == of.name and c.parameters.keys() == of.parameters.keys()
     ]
     return min(alike, key=apart, default=None)
+
+
+def _judged_by(problem: Problem) -> Kind | None:
+    """What those have in common that are asked whether a template wins."""
+    return kind(problem, window=problem.op == LINEAR or _channels(problem) != "few")
+
+
+def _sorted(problem: Problem, others: Sequence[Known]) -> list[Known]:
+    """Those of other weights, the nearest first."""
+    weights, place = _shapes(problem), _sizes(problem)
+
+    def apart(other: Known) -> tuple[float, Kind]:
+        return sum(map(abs, map(operator.sub, place, other.place))), other.weights
+
+    return sorted((other for other in others if other.weights != weights), key=apart)
 
 
 def words(problem: Problem) -> str:
@@ -103,7 +133,7 @@ def _weights(problem: Problem) -> list[Operand]:
     return [problem.operands[n] for n in places]
 
 
-def _shapes(problem: Problem) -> tuple[object, ...]:
+def _shapes(problem: Problem) -> Kind:
     return tuple(o.shape for o in _weights(problem))
 
 

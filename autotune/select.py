@@ -311,7 +311,7 @@ def _best_of(key: bytes, may: Collection[bytes] | None, source: str) -> Selectio
 def _by_neighbors(
     problem: Problem, offered: Sequence[Choice], whose: str, told: str
 ) -> Selection | None:
-    near = [*neighbors.near(problem, _by_op().get(problem.op, ()), _won)]
+    near = neighbors.near(problem, _shipped_by_kind(), _won)
     sources = [f"{whose} by a neighbor, {neighbors.words(each)}{told}" for each in near]
     may = [*map(encode, offered)]
     for only in (may, None):
@@ -328,21 +328,24 @@ def _by_neighbors(
 
 def _won(neighbor: Problem) -> bool:
     """Whether a template was the best there, by the margin that neighbors are asked for."""
-    best = _best_of(encode(neighbor), None, "")
+    from ipex_inductor import compat
+
+    return _won_by(encode(neighbor), compat.TEMPLATES)
+
+
+@cache
+def _won_by(key: bytes, _: str) -> bool:
+    best = _best_of(key, None, "")
     if best is None or best.choice.kind != "template":
         return False
     return best.library is None or best.library.p50 >= neighbors.MARGIN * best.best.p50
 
 
 @cache
-def _by_op() -> dict[str, list[Problem]]:
+def _shipped_by_kind() -> dict[neighbors.Kind, list[neighbors.Known]]:
     """What the package's tables have that may be a neighbor."""
-    found: dict[str, list[Problem]] = {}
-    for _, key in itertools.chain(*batched(SHIPPED).values()):
-        problem = decode_problem(key)
-        if neighbors.kind(problem) is not None:
-            found.setdefault(problem.op, []).append(problem)
-    return found
+    known = itertools.chain(*batched(SHIPPED).values())
+    return neighbors.by_kind(decode_problem(key) for _, key in known)
 
 
 def _said(best: Selection, torch: str) -> Selection:
