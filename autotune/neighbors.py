@@ -17,6 +17,7 @@ CONVOLUTION, LINEAR = "ipex.conv.default", "ipex.linear.default"
 SHORTCUT = "ipex.conv_shortcut.default"
 AGREE = 2  # neighbors of weights of their own
 MARGIN = 1.15  # that a template must have been faster by, or it may be slower here
+FARTHEST = 4.0  # doublings of sizes in all, to the nearest: beyond, stems alone were held out
 FEW = 4  # channels of an image, as a stem has
 # Of windows and groups; what follows element by element changes no choice.
 UNLIKE = ("groups", "unary", "scalars")
@@ -102,13 +103,16 @@ def _judged_by(problem: Problem) -> Kind | None:
 
 
 def _sorted(problem: Problem, others: Sequence[Known]) -> list[Known]:
-    """Those of other weights, the nearest first."""
+    """Those of other weights, the nearest first; none if that is too far off."""
     weights, place = _shapes(problem), _sizes(problem)
-
-    def apart(other: Known) -> tuple[float, Kind]:
-        return sum(map(abs, map(operator.sub, place, other.place))), other.weights
-
-    return sorted((other for other in others if other.weights != weights), key=apart)
+    found = []
+    for other in others:
+        if other.weights != weights:
+            apart = sum(map(abs, map(operator.sub, place, other.place)))
+            found.append((apart, other.weights, other))
+    found.sort(key=lambda each: each[:2])
+    farthest = math.inf if _channels(problem) == "few" else FARTHEST
+    return [other for *_, other in found] if found and found[0][0] <= farthest else []
 
 
 def words(problem: Problem) -> str:

@@ -56,6 +56,7 @@ TAKEN = {
 SILENT = {
     "groups of several": conv((64, 192, 28, 28), (192, 12, 3, 3), 1, 1, 16),
     "a window that was not measured": conv((64, 96, 56, 56), (96, 1, 9, 9), 1, 4, 96),
+    "far fewer images and pixels": conv((1, 96, 7, 7), (96, 1, 7, 7), 1, 3, 96),
     "fp32": conv((64, 96, 56, 56), (96, 1, 7, 7), 1, 3, 96, dtype="float32"),
     "another GPU": conv((64, 96, 56, 56), (96, 1, 7, 7), 1, 3, 96, arch="sm_90:NVIDIA-H20"),
 }
@@ -102,7 +103,7 @@ def test_what_failed_here_is_not_taken(tmp_path):
 def test_held_out_neighbors_say_what_was_measured():
     """Each weight of the H200's table by the others: a template is taken where one is the best.
 
-    Three of 94 times the library's kernel was the better one, by a twentieth at most where both
+    Three of 88 times the library's kernel was the better one, by a twentieth at most where both
     were timed.
     """
     known = select._shipped_by_kind()
@@ -112,5 +113,5 @@ def test_held_out_neighbors_say_what_was_measured():
         near = neighbors.near(problem, known, select._won)
         best = select._best_of(encode(problem), None, "")
         verdicts[bool(near), best.choice.kind] += 1
-    assert verdicts[True, "template"] >= 91
+    assert verdicts[True, "template"] >= 85
     assert verdicts[True, "library"] <= 3
