@@ -55,8 +55,15 @@ def made(op, told, dtype):
     return [params, grads, zeros, more, most, steps], steps
 
 
-@pytest.mark.parametrize("dtype", CLOSE, ids=str)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        pytest.param(case, dtype, marks=[pytest.mark.slow] * rare)
+        for case in CASES
+        for dtype in CLOSE
+        for rare in [dtype is not torch.float64 and case not in ("adam amsgrad", "sgd momentum")]
+    ],
+)
 def test_as_torchs(case, dtype, launches):
     op, told = CASES[case]
     if op is torch._fused_adagrad_ and torch.__version__ < (2, 13):
