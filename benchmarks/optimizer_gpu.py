@@ -125,7 +125,7 @@ def candidates(name: str, optimizer: str, form: str) -> Iterator[tuple[str, Call
     if form != "split":
         dtype = torch.float32 if form == "fp32" else torch.bfloat16
         yield "foreach", lambda: kind(params(name, dtype), **options, foreach=True).step
-        if optimizer != "Adagrad":  # torch has no fused one for GPUs
+        if optimizer != "Adagrad":  # torch 2.11 has no fused one for GPUs
             yield "torch fused", lambda: kind(params(name, dtype), **options, fused=True).step
         yield "compiled", lambda: compiled(kind(params(name, dtype), **options, foreach=True))
         yield "ours", lambda: ours(kind(params(name, dtype), **options))
@@ -281,7 +281,8 @@ def tiles(rounds: int, copied: float) -> None:
     ):
         count = sum(torch.Size(shape).numel() for shape in LISTS["llama-1b"]())
         for tile in ((512, 2), (512, 4), (1024, 2), (1024, 4), (1024, 8), (2048, 4), (2048, 8)):
-            step_cuda.TILES, step_cuda.WITH_NORMS = ((math.inf, *tile),), tile
+            step_cuda.TILES = ((math.inf, *tile),)
+            step_cuda.WITH_NORMS = (math.inf, *tile)
             batches_cuda._kernel_of.cache_clear()
             makers = dict(candidates("llama-1b", optimizer, form))
             found = timed({n: makers[n]() for n in makers if n in OURS}, rounds)

@@ -21,7 +21,7 @@ VECTOR = 16  # bytes, of which addresses are multiples where a GPU is to read wh
 # Elements and warps of a GPU's program, by the bytes of one row's element, at most: measured on an
 # H200 (`benchmarks/optimizer_gpu.py --tiles`), where few bytes need whole vectors of each.
 TILES = ((6, 512, 2), (8, 1024, 2), (math.inf, 1024, 8))
-WITH_NORMS = 2048, 4  # which are added up once a program
+WITH_NORMS = 16, 2048, 4  # which are added up once a program; fp64 would take all registers
 ROWS = 32  # whose scalars one program makes
 
 
@@ -33,10 +33,9 @@ def has_kernels(device: torch.device) -> bool:
 
 def tile(columns: tuple[tuple[str, str], ...], norms: bool = False) -> tuple[int, int]:
     """The elements and warps of a program for rows of those names and dtypes."""
-    if norms:
-        return WITH_NORMS
     size = sum(getattr(torch, dtype).itemsize for _, dtype in columns)
-    return next((block, warps) for most, block, warps in TILES if size <= most)
+    tiles = (WITH_NORMS, *TILES) if norms else TILES
+    return next((block, warps) for most, block, warps in tiles if size <= most)
 
 
 def loaded(

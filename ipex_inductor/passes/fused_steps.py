@@ -65,7 +65,8 @@ class _Line:
         return self.made("neg", self)
 
     def __lt__(self, other: float) -> bool:
-        return bool(self.term.args[0] < other)  # of what betas make, which are constants
+        """Of what a beta makes; where that varies, either side of torch's `lerp` will do."""
+        return self.term.op != "const" or bool(self.term.args[0] < other)
 
 
 def _term(terms: Terms, value: Any) -> Term:
@@ -91,6 +92,8 @@ def read(reading: Reading, node: Node) -> None:
     on = frozenset(flag for flag in rule.flags if given.get(flag))
     on |= {"decoupled_weight_decay"} if name == "AdamW" else frozenset()
     own: dict[str, Any] = {each: _number(reading, given[each]) for each in rule.numbers}
+    if isinstance(given["lr"], Node):  # as a product it is no rate that eager ops combine in fp32
+        own["lr"] = _Line(reading.terms, reading.terms.constant(1)).made("mul", 1, own["lr"])
     own["first"] = given.get("is_first_step", False)
     wanted = {"param", "grad", "step", *rule.state(on)}
     lists: dict[str, list[Cell]] = {}

@@ -100,6 +100,7 @@ def _add(terms: Terms, a: Term, b: Term, *, alpha: Term | None = None) -> Term:
 
 
 def _mul(terms: Terms, a: Term, b: Term) -> Term:
+    """A reciprocal times a number is that over it: an ulp apart, and finite for subnormals."""
     if a.op == "div" and a.args[0] is terms.constant(1) and b.op == "const":
         return terms.make("div", b, a.args[1])  # as `b / a` is under a mode of torch's functions
     return terms.make("mul", a, b)

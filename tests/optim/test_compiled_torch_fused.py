@@ -17,16 +17,18 @@ CASES = {
     "adam decay": (torch._fused_adam_, {**ADAM, "weight_decay": 0.1, "maximize": True}),
     "adam amsgrad": (torch._fused_adam_, {**ADAM, "amsgrad": True}),
     "adamw": (torch._fused_adamw_, {**ADAM, "weight_decay": 0.1, "beta1": 0.3}),
-    "adamw tensor lr": (torch._fused_adamw_, {**ADAM, "lr": torch.tensor(0.03)}),
+    "adamw tensor lr": (
+        torch._fused_adamw_,
+        {**ADAM, "lr": torch.tensor(0.03), "weight_decay": 0.1},
+    ),
     "sgd": (torch._fused_sgd_, {**SGD, "momentum": 0.0}),
     "sgd momentum": (torch._fused_sgd_, SGD),
     "sgd nesterov": (torch._fused_sgd_, {**SGD, "nesterov": True, "dampening": 0.0}),
     "adagrad": (torch._fused_adagrad_, ADAGRAD),
 }
-# fp64: torch's kernel has the rate in fp32 where that is a tensor. fp32: the roundings of three
-# steps. bf16 is stored each step: one rounding of numbers up to 4.
+# The roundings of three steps; bf16 is stored each step: one rounding of numbers up to 4.
 CLOSE = {
-    torch.float64: {"rtol": 1e-8, "atol": 1e-9},
+    torch.float64: {"rtol": 1e-12, "atol": 1e-13},
     torch.float32: {"rtol": 1e-5, "atol": 1e-6},
     torch.bfloat16: {"rtol": 2**-7, "atol": 2**-7},
 }
@@ -81,6 +83,22 @@ def test_as_torchs(case, dtype, launches):
     assert not [e for r in decisions.reports() for e in r.events if e.kind == "missed"]
     torch.testing.assert_close(ours, theirs, **CLOSE[dtype])
     torch.testing.assert_close(mine, own, rtol=0, atol=0)
+
+
+def test_a_beta_that_changes(launches):
+    """Dynamo makes an input of it."""
+    op, told = CASES["adamw"]
+
+    def warmer(lists, steps, beta):
+        stepped(op, {**told, "beta1": beta}, lists, steps, False)
+
+    compiled = torch.compile(warmer, backend="ipex", options={"strict": True})
+    (ours, mine), (theirs, own) = (made(op, told, torch.float64) for _ in range(2))
+    for beta in (0.9, 0.95, 0.3):
+        compiled(ours, mine, beta)
+        warmer(theirs, own, beta)
+    assert len(launches) == 3
+    torch.testing.assert_close(ours, theirs, **CLOSE[torch.float64])
 
 
 @pytest.mark.parametrize(
