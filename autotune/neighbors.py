@@ -1,9 +1,9 @@
 """What is likely best for sizes that nobody measured: what the nearest neighbors agree on.
 
 Neighbors have the same op, constants, dtypes, layouts and window, and channels of the same kind.
-Only templates are taken so, as all else is what is taken anyway: where one was the best by a margin
-in the nearest problems of two weights that are not the problem's own. A stem's kernel gains what it
-gains whatever its window is, so there the second may have another.
+Only templates are taken so, as all else is what is taken anyway: where one was the best, or the two
+best were, in the nearest problems of two weights that are not the problem's own. A stem's kernel
+gains what it gains whatever its window is, so there the second may have another.
 """
 
 import math
@@ -16,8 +16,10 @@ from ipex_inductor.autotune.record import Choice, Operand, Problem
 CONVOLUTION, LINEAR = "ipex.conv.default", "ipex.linear.default"
 SHORTCUT = "ipex.conv_shortcut.default"
 AGREE = 2  # neighbors of weights of their own
-MARGIN = 1.15  # that a template must have been faster by, or it may be slower here
+MARGIN = 1.15  # over the library, where its time was kept: it is where no two templates won
 FARTHEST = 4.0  # doublings of sizes in all, to the nearest: beyond, stems alone were held out
+ROWS = 1.0  # of a linear layer's: few leave multiprocessors idle where many do not
+TILE = 2.0  # of a tile's sizes
 FEW = 4  # channels of an image, as a stem has
 # Of windows and groups; what follows element by element changes no choice.
 UNLIKE = ("groups", "unary", "scalars")
@@ -84,7 +86,10 @@ def near(
 
 
 def nearest_tile(of: Choice, offered: Iterable[Choice]) -> Choice | None:
-    """Of the same template that of which the sizes are the least times larger or smaller."""
+    """Of the same template that of which the sizes are the least times larger or smaller.
+
+    None where that is more than `TILE` doublings.
+    """
 
     def apart(tile: Choice) -> float:
         sizes = ((n, of.parameters[name]) for name, n in tile.parameters.items())
@@ -94,7 +99,7 @@ def nearest_tile(of: Choice, offered: Iterable[Choice]) -> Choice | None:
     alike = [
         c for c in offered if c.name == of.name and c.parameters.keys() == of.parameters.keys()
     ]
-    return min(alike, key=apart, default=None)
+    return min((tile for tile in alike if apart(tile) <= TILE), key=apart, default=None)
 
 
 def _judged_by(problem: Problem) -> Kind | None:
@@ -107,9 +112,9 @@ def _sorted(problem: Problem, others: Sequence[Known]) -> list[Known]:
     weights, place = _shapes(problem), _sizes(problem)
     found = []
     for other in others:
-        if other.weights != weights:
-            apart = sum(map(abs, map(operator.sub, place, other.place)))
-            found.append((apart, other.weights, other))
+        apart = [*map(abs, map(operator.sub, place, other.place))]
+        if other.weights != weights and (problem.op != LINEAR or apart[0] <= ROWS):
+            found.append((sum(apart), other.weights, other))
     found.sort(key=lambda each: each[:2])
     farthest = math.inf if _channels(problem) == "few" else FARTHEST
     return [other for *_, other in found] if found and found[0][0] <= farthest else []

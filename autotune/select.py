@@ -143,12 +143,13 @@ def neighboring(
     asked = {k: p for k, p in problems.items() if p.op.startswith("ipex.") and table_of(p.arch)}
     out = _failed_alike(asked, database) if asked else {}
     found: dict[bytes, Selection] = {}
+    judged: dict[bytes, bool] = {}
     for key, problem in asked.items():
         may = [choice for choice in offered[key] if encode(choice) not in out.get(key, ())]
         there = replace(problem, arch=table_of(problem.arch))
         whose = "shipped" if there == problem else f"derived from {there.arch}"
-        for told, alike in (("", there), *stand_ins.alike(there)):
-            best = _by_neighbors(alike, may, whose, told)
+        for told, alike in stand_ins.alike(there):
+            best = _by_neighbors(alike, may, f"{whose} there", told, judged)
             if best is not None:
                 found[key] = best
                 break
@@ -309,10 +310,18 @@ def _best_of(key: bytes, may: Collection[bytes] | None, source: str) -> Selectio
 
 
 def _by_neighbors(
-    problem: Problem, offered: Sequence[Choice], whose: str, told: str
+    problem: Problem, offered: Sequence[Choice], whose: str, told: str, judged: dict[bytes, bool]
 ) -> Selection | None:
-    near = neighbors.near(problem, _shipped_by_kind(), _won)
-    sources = [f"{whose} by a neighbor, {neighbors.words(each)}{told}" for each in near]
+    """`judged`: which of them a template won, as far as that was asked."""
+
+    def won(neighbor: Problem) -> bool:
+        key = encode(neighbor)
+        if key not in judged:
+            judged[key] = _won(key)
+        return judged[key]
+
+    near = neighbors.near(problem, _shipped_by_kind(SHIPPED), won)
+    sources = [f"{whose}, by a neighbor: {neighbors.words(each)}{told}" for each in near]
     may = [*map(encode, offered)]
     for only in (may, None):
         for each, source in zip(near, sources, strict=True):
@@ -326,25 +335,18 @@ def _by_neighbors(
     return None
 
 
-def _won(neighbor: Problem) -> bool:
+def _won(neighbor: bytes) -> bool:
     """Whether a template was the best there, by the margin that neighbors are asked for."""
-    from ipex_inductor import compat
-
-    return _won_by(encode(neighbor), compat.TEMPLATES)
-
-
-@cache
-def _won_by(key: bytes, _: str) -> bool:
-    best = _best_of(key, None, "")
+    best = _best_of(neighbor, None, "")
     if best is None or best.choice.kind != "template":
         return False
     return best.library is None or best.library.p50 >= neighbors.MARGIN * best.best.p50
 
 
 @cache
-def _shipped_by_kind() -> dict[neighbors.Kind, list[neighbors.Known]]:
+def _shipped_by_kind(folder: Path) -> dict[neighbors.Kind, list[neighbors.Known]]:
     """What the package's tables have that may be a neighbor."""
-    known = itertools.chain(*batched(SHIPPED).values())
+    known = itertools.chain(*batched(folder).values())
     return neighbors.by_kind(decode_problem(key) for _, key in known)
 
 
