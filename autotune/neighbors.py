@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from ipex_inductor.autotune import batches
 from ipex_inductor.autotune.record import Choice, Operand, Problem
 
 CONVOLUTION, LINEAR = "ipex.conv.default", "ipex.linear.default"
@@ -18,7 +19,6 @@ SHORTCUT = "ipex.conv_shortcut.default"
 AGREE = 2  # neighbors of weights of their own
 MARGIN = 1.15  # over the library, where its time was kept: it is where no two templates won
 FARTHEST = 4.0  # doublings of sizes in all, to the nearest: beyond, stems alone were held out
-ROWS = 1.0  # of a linear layer's: few leave multiprocessors idle where many do not
 TILE = 2.0  # of a tile's sizes
 FEW = 4  # channels of an image, as a stem has
 # Of windows and groups; what follows element by element changes no choice.
@@ -110,10 +110,11 @@ def _judged_by(problem: Problem) -> Kind | None:
 def _sorted(problem: Problem, others: Sequence[Known]) -> list[Known]:
     """Those of other weights, the nearest first; none if that is too far off."""
     weights, place = _shapes(problem), _sizes(problem)
+    rows = math.log2(batches.FARTHEST[problem.op])
     found = []
     for other in others:
         apart = [*map(abs, map(operator.sub, place, other.place))]
-        if other.weights != weights and (problem.op != LINEAR or apart[0] <= ROWS):
+        if other.weights != weights and apart[0] <= rows:
             found.append((sum(apart), other.weights, other))
     found.sort(key=lambda each: each[:2])
     farthest = math.inf if _channels(problem) == "few" else FARTHEST
@@ -138,8 +139,7 @@ def _channels(problem: Problem) -> str | None:
 
 
 def _weights(problem: Problem) -> list[Operand]:
-    places = (1, 4) if problem.op == SHORTCUT else (1,)
-    return [problem.operands[n] for n in places]
+    return [problem.operands[n] for n in batches.WEIGHTS.get(problem.op, (1,))]
 
 
 def _shapes(problem: Problem) -> Kind:

@@ -2,7 +2,6 @@
 
 import re
 import tomllib
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,23 +27,21 @@ def may(problem: Problem) -> bool:
     return problem.op.startswith("ipex.") and problem.arch.startswith("sm_")
 
 
-def alike(problem: Problem) -> Iterator[tuple[str, Problem]]:
+def alike(problem: Problem) -> list[tuple[str, Problem]]:
     """The problem, then those that stand in for it and nothing else is known of: in words, and it.
 
     A convolution as if cuDNN timed no kernels of its own (`torch.backends.cudnn.benchmark`); fp16
     as bf16, which takes the same bytes and, on these GPUs, as long to multiply.
     """
-    yield "", problem
+    found = [("", problem)]
     if not may(problem):
-        return
-    dtypes = {operand.dtype for operand in problem.operands}
-    others = [("", problem)]
+        return found
     if problem.settings == {UNTIMED: True}:
-        others.append((f" without {UNTIMED}", replace(problem, settings={})))
-    if dtypes == {"float16"}:
+        found.append((f" without {UNTIMED}", replace(problem, settings={})))
+    if {operand.dtype for operand in problem.operands} == {"float16"}:
         bf16 = tuple(replace(operand, dtype="bfloat16") for operand in problem.operands)
-        others += [(f"{told} in bfloat16", replace(p, operands=bf16)) for told, p in others]
-    yield from others[1:]
+        found += [(f"{told} in bfloat16", replace(p, operands=bf16)) for told, p in found]
+    return found
 
 
 def take_over(of: Pool) -> str:

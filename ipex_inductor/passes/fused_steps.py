@@ -6,21 +6,22 @@ and round once what they store.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any, cast
 
-import torch
 from torch.fx import Node
 
+from ipex_inductor.passes.source import FUSED_STEPS
 from ipex_inductor.passes.terms import Cell, Reading, Term, Terms, UnreadError
-from ipex_inductor.templates.formulas import FORMULAS, Flags, Formula
+from ipex_inductor.templates.formulas import FORMULAS
 
 _ADAM = ("param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")
-# The formula of each, and what its lists are to that; `step` counts this step already.
-STEPS: dict[Any, tuple[str, tuple[str, ...]]] = {
-    torch._fused_adam_: ("Adam", _ADAM),
-    torch._fused_adamw_: ("AdamW", _ADAM),
-    torch._fused_sgd_: ("SGD", ("param", "grad", "momentum_buffer")),
-    torch._fused_adagrad_: ("Adagrad", ("param", "grad", "sum", "step")),
+# What the lists of each are to its formula; `step` counts this step already.
+LISTS: dict[str, tuple[str, ...]] = {
+    "Adam": _ADAM,
+    "AdamW": _ADAM,
+    "SGD": ("param", "grad", "momentum_buffer"),
+    "Adagrad": ("param", "grad", "sum", "step"),
 }
 SCALER = ("grad_scale", "found_inf")  # by which a step may be left out
 
@@ -82,9 +83,9 @@ WORDS: dict[str, Any] = {
 
 
 def read(reading: Reading, node: Node) -> None:
-    """Follow the call of one of `STEPS`. Raises `UnreadError`."""
-    name, names = STEPS[node.target]
-    rule, given = FORMULAS[name], dict(node.kwargs)
+    """Follow the call of one of `FUSED_STEPS`. Raises `UnreadError`."""
+    name = FUSED_STEPS[node.target]
+    rule, names, given = FORMULAS[name], LISTS[name], dict(node.kwargs)
     if any(given.get(each) is not None for each in SCALER):
         raise UnreadError("a fused step of torch's under a GradScaler")
     if len(node.args) != len(names):
@@ -102,8 +103,13 @@ def read(reading: Reading, node: Node) -> None:
             lists[each] = [reading.values[item] for item in cast(list[Node], held)]
     if len({len(cells) for cells in lists.values()}) > 1:
         raise UnreadError("lists of several lengths")
+    # Formulas are lines of Python, our own: here of terms.
+    code = compile("\n".join((*rule.scalars(on), *rule.update(on))), name, "exec")
     for row in zip(*lists.values(), strict=True):
-        _step(reading, rule, on, own, dict(zip(lists, row, strict=True)))
+        cells = dict(zip(lists, row, strict=True))
+        made = _stepped(reading, code, own, cells)
+        for each in (*rule.state(on), "param"):
+            reading.write(cells[each], made[each])
     reading.values[node] = None
 
 
@@ -121,17 +127,15 @@ def _single(reading: Reading, held: Any) -> _Line:
     return _Line(reading.terms, term)
 
 
-def _step(
-    reading: Reading, rule: Formula, on: Flags, own: Mapping[str, Any], cells: dict[str, Cell]
-) -> None:
-    """Of one parameter; nothing is stored before all is computed."""
+def _stepped(
+    reading: Reading, code: CodeType, own: Mapping[str, Any], cells: Mapping[str, Cell]
+) -> dict[str, Term]:
+    """What the formula makes of one parameter and its state."""
     scope = dict(own)
     for name, cell in cells.items():
         single = name == "step"
         if cell.shape != cells["param"].shape and not single:
             raise UnreadError("tensors of several shapes in one operation")
         scope[name] = _single(reading, cell) if single else _Line(reading.terms, cell.term)
-    for lines in (rule.scalars, rule.update):
-        exec("\n".join(lines(on)), WORDS, scope)
-    for name in (*rule.state(on), "param"):
-        reading.write(cells[name], scope[name].term)
+    exec(code, {**WORDS}, scope)
+    return {name: each.term for name, each in scope.items() if isinstance(each, _Line)}

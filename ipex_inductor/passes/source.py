@@ -1,15 +1,18 @@
 """What is read of a graph before anything is compiled: the user's lines, steps, attention."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 ATTEND = torch.nn.functional.scaled_dot_product_attention
 ATTENTION = (ATTEND, torch.ops.aten.scaled_dot_product_attention.default)
-FUSED_STEPS = (
-    *(torch._fused_adam_, torch._fused_adamw_),
-    *(torch._fused_sgd_, torch._fused_adagrad_),
-)
+FUSED_STEPS: dict[Any, str] = {  # torch's own, and the optimizer of each
+    torch._fused_adam_: "Adam",
+    torch._fused_adamw_: "AdamW",
+    torch._fused_sgd_: "SGD",
+    torch._fused_adagrad_: "Adagrad",
+}
 OPTIMIZER_STEP = "optimizer-step"  # its rule, for options and reports
 
 

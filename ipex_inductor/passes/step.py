@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ipex_inductor.ops.update import Made, Program
 from ipex_inductor.passes import fused_steps
+from ipex_inductor.passes.source import FUSED_STEPS
 from ipex_inductor.passes.terms import ALIASES, Cell, Reading, Terms, UnreadError
 from ipex_inductor.passes.updates import Writing, dtype_name
 
@@ -40,7 +41,7 @@ def program_of(gm: torch.fx.GraphModule) -> tuple[Program, list[Tensor]]:
             follows = bool(node.args[0])
         elif follows:
             raise UnreadError("autograd follows what is computed")
-        elif node.op == "call_function" and node.target in fused_steps.STEPS:
+        elif node.op == "call_function" and node.target in FUSED_STEPS:
             fused_steps.read(reading, node)
         else:
             reading.read(node)
