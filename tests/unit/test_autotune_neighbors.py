@@ -38,6 +38,19 @@ def conv(x, weight, stride=1, padding=0, groups=1, arch=H200, dtype="bfloat16", 
     return Problem("ipex.conv.default", operands, str(arch), constants | more)
 
 
+def linear(leading, terms, columns, bias=False):
+    """Without a bias as a decoder has it, with one and windows of 64 rows as a Swin."""
+    constants = {"binary": "none", "other": None, "packed": False, "scalars": (), "unary": "gelu"}
+    x = Operand((leading, terms), (terms, 1), "bfloat16")
+    weight = Operand((columns, terms), (terms, 1), "bfloat16")
+    if not bias:
+        constants = {"bias": None, **constants, "unary": "none"}
+        return Problem("ipex.linear.default", (x, weight), str(H200), constants)
+    x = Operand((leading, 8, 8, terms), (64 * terms, 8 * terms, terms, 1), "bfloat16")
+    operands = x, weight, Operand((columns,), (1,), "bfloat16")
+    return Problem("ipex.linear.default", operands, str(H200), constants)
+
+
 def asked(problem, folder=None):
     """The selection of one problem that nobody measured."""
     offered = {encode(problem): [call.choice for call in library.calls(problem)]}
@@ -53,12 +66,15 @@ TAKEN = {
     "5x5, each channel": (conv((64, 288, 19, 19), (288, 1, 5, 5), 1, 2, 288), "depthwise"),
     "a stem": (conv((64, 3, 256, 256), (80, 3, 7, 7), 2, 3), "stem"),
     "patches": (conv((64, 3, 256, 256), (96, 3, 4, 4), 4, 0), "stem"),
+    "one row": (linear(1, 2048, 6144), "few_rows"),
     "SiLU behind": (conv((64, 3, 300, 300), (40, 3, 3, 3), 2, 1, unary="silu"), "stem"),
 }
 SILENT = {
     "groups of several": conv((64, 192, 28, 28), (192, 12, 3, 3), 1, 1, 16),
     "a window that was not measured": conv((64, 96, 56, 56), (96, 1, 9, 9), 1, 4, 96),
     "far fewer images and pixels": conv((1, 96, 7, 7), (96, 1, 7, 7), 1, 3, 96),
+    "few rows, by one": linear(8, 2048, 6144),
+    "four times the rows of one": linear(784, 384, 1536, bias=True),
     "fp32": conv((64, 96, 56, 56), (96, 1, 7, 7), 1, 3, 96, dtype="float32"),
     "another GPU": conv((64, 96, 56, 56), (96, 1, 7, 7), 1, 3, 96, arch="sm_90:NVIDIA-H20"),
 }
