@@ -12,9 +12,10 @@ from torch.optim import Optimizer
 
 from ipex_inductor.errors import DeviceError
 from ipex_inductor.optim.batches import UNSCALED
-from ipex_inductor.optim.look import Look, again, look
+from ipex_inductor.optim.look import Groups, Look, again, look
+from ipex_inductor.optim.operands import LeftError
 from ipex_inductor.optim.overlaps import overlapping
-from ipex_inductor.optim.plan import Plan, numbers_of
+from ipex_inductor.optim.plan import Plan, next_numbers, numbers_of
 from ipex_inductor.optim.planning import plan
 from ipex_inductor.optim.weights import Trained
 
@@ -39,6 +40,8 @@ class Known:
     made: Plan
     addresses: "array[int]"  # of the gradients, as they stand in its rows
     versions: bool  # all that is written has one: inference tensors have not
+    on_cuda: bool  # which is in use then; a step of two kinds of GPUs there is none
+    groups: Groups | None = None  # as they stood at the last step that was `_unchanged`
     apart: "tuple[array[int], bool] | None" = None  # whether those at these addresses are
 
 
@@ -78,9 +81,12 @@ def taken(last: Known | None, seen: Look | None, asked: Asked) -> Plan | None:
 
 
 def ready(optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained]) -> Ready | None:
-    """The last plan, if it is that of this step and of nothing beside, to be run at once."""
+    """The last plan, if it is that of this step and of nothing beside, to be run at once.
+
+    None while a graph is captured.
+    """
     last = _known.get(optimizer)
-    if last is None or last.asked != ALONE:
+    if last is None or last.asked != ALONE or _captures(last):
         return None
     if last.versions and not weights and (found := _unchanged(optimizer, last)):
         return found
@@ -91,14 +97,23 @@ def ready(optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained]) -> Read
 
 def _unchanged(optimizer: Optimizer, last: Known) -> Ready | None:
     """The same in less time; versions are counted then."""
-    made = last.made
+    made, facts = last.made, last.facts[0]
+    if type(facts) is not bytes:  # of DTensors
+        return None
+    groups = _groups(optimizer, last)
+    if groups is None:
+        return None
     numbers: list[array[float]] = []
 
     def prepared() -> bytes:
-        numbers.extend(numbers_of(made, optimizer, UNSCALED))
+        if groups.numbers is None:
+            numbers.extend(numbers_of(made, optimizer, UNSCALED))
+        else:
+            numbers.extend(next_numbers(made, groups.numbers))
+        groups.numbers = numbers
         return made.standing
 
-    seen = again(optimizer, last.facts, last.addresses, prepared)
+    seen = again(optimizer, groups, facts, last.addresses, prepared)
     if seen is None:
         return None
     addresses, kept = seen
@@ -106,6 +121,18 @@ def _unchanged(optimizer: Optimizer, last: Known) -> Ready | None:
         made.move(addresses)
         last.addresses = addresses
     return made, numbers, kept
+
+
+def _groups(optimizer: Optimizer, last: Known) -> Groups | None:
+    """The optimizer's, if what is read of them is what the last plan followed from."""
+    if last.groups is None or not last.groups.still(optimizer):
+        last.groups = None
+        try:
+            found = Groups(optimizer)
+        except (LeftError, KeyError, TypeError):
+            return None
+        last.groups = found if found.facts == last.facts[1:] else None
+    return last.groups
 
 
 def planned(
@@ -139,7 +166,8 @@ def keep(
         _known.pop(optimizer, None)
     else:
         versions = not any(tensor.is_inference() for tensor in seen.held)
-        _known[optimizer] = Known(seen.facts, asked, made, seen.addresses, versions)
+        on_cuda = any(tensor.is_cuda for tensor in seen.held)
+        _known[optimizer] = Known(seen.facts, asked, made, seen.addresses, versions, on_cuda)
 
 
 def capturing() -> bool:
@@ -149,3 +177,8 @@ def capturing() -> bool:
         if here.is_initialized() and here.is_current_stream_capturing():
             return True
     return False
+
+
+def _captures(known: Known) -> bool:
+    """The same for a step like this one, in less time where CUDA is in use."""
+    return torch.cuda.is_current_stream_capturing() if known.on_cuda else capturing()

@@ -73,6 +73,9 @@ class Batch(Protocol):
     def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
         """What the kernel is given of the groups; raises what a number that is none raises."""
 
+    def next_numbers(self, numbers: "array[float]") -> "array[float]":
+        """The same at the next step, of groups that hold what they held."""
+
     def prepare(self) -> None:
         """Have all memory that the first `run` needs."""
 

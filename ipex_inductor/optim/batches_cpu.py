@@ -33,6 +33,10 @@ class CpuBatch:
         """See `Batch`."""
         return numbers_of(groups, self._kernel.numbers, scale.number)
 
+    def next_numbers(self, numbers: "array[float]") -> "array[float]":
+        """See `Batch`; steps are counted by the kernel."""
+        return numbers
+
     def prepare(self) -> None:
         """See `Batch`; it needs none."""
 

@@ -80,7 +80,13 @@ class CudaBatch:
 
     def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
         """See `Batch`; with what the formula makes of them."""
-        given = own_numbers(groups[self._group], self._kernel.numbers, scale.number)
+        return self._made_of(own_numbers(groups[self._group], self._kernel.numbers, scale.number))
+
+    def next_numbers(self, numbers: "array[float]") -> "array[float]":
+        """See `Batch`; the group's own come first."""
+        return self._made_of(numbers[: len(self._kernel.numbers)])
+
+    def _made_of(self, given: Sequence[float]) -> "array[float]":
         return array("d", self._scalars(self._far + 1 if self.counts else self._far, *given))
 
     def prepare(self) -> None:
@@ -163,6 +169,10 @@ class CountingBatch:
             for group, rate in zip(groups, rates, strict=True)
         ]
         return numbers_of(here, self._kernel.rule.numbers, 1.0)
+
+    def next_numbers(self, numbers: "array[float]") -> "array[float]":
+        """See `Batch`; steps are counted by the kernel."""
+        return numbers
 
     def prepare(self) -> None:
         """See `Batch`."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipex_inductor.optim.batches import Scale, numbers_of
+from ipex_inductor.optim.batches import Scale, own_numbers
 from ipex_inductor.templates.cells import Cells
 from ipex_inductor.templates.cpp import NotBuiltError, given
 from ipex_inductor.templates.step import StepKernel, scalars_function
@@ -50,7 +50,13 @@ class SyclBatch:
 
     def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
         """See `Batch`; with what the formula makes of them, once a row."""
-        own = numbers_of([groups[self._group]], self._kernel.numbers, scale.number)
+        return self._made_of(own_numbers(groups[self._group], self._kernel.numbers, scale.number))
+
+    def next_numbers(self, numbers: "array[float]") -> "array[float]":
+        """See `Batch`; the group's own come first."""
+        return self._made_of(numbers[: len(self._kernel.numbers)])
+
+    def _made_of(self, own: Sequence[float]) -> "array[float]":
         made = self._scalars(self._far + 1 if len(self._cells) else self._far, *own)
         left = (0.0,) * (self._step.scalars - len(made))  # for what norms make
         return array("d", (*made, *left) * self._table.count)

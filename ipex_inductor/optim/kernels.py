@@ -74,8 +74,7 @@ def _look_and_step(
     own: Callable[[Container[nn.Parameter]], None],
 ) -> None:
     options: Options = vars(optimizer)[OPTIONS]
-    alone = not (_around(optimizer, options) or capturing())
-    found = ready(optimizer, weights) if alone else None
+    found = None if _around(optimizer, options) else ready(optimizer, weights)
     if found is None:
         _step(optimizer, options, weights, own)
         return

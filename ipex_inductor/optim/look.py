@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress
-from operator import attrgetter, itemgetter, not_
+from operator import attrgetter, is_, itemgetter, not_
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from ipex_inductor.templates.step_cuda import VECTOR
 log = logging.getLogger("ipex_inductor")
 
 PLAIN = {Tensor, nn.Parameter}
+LASTING = {float, int, bool, str, type(None)}  # of which a value is never another
 Named = tuple[list[list[nn.Parameter]], list[tuple[str, ...]]]  # of groups, and of their states
 ASKED = (type, Tensor.size, Tensor.stride, attrgetter("dtype"))  # of every tensor
 
@@ -85,10 +86,47 @@ def look(
     return found
 
 
+class Groups:
+    """Groups as they stand, and what kernels are given of them (`numbers`, where that is known)."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        """Raises what `flags_of` does, and `KeyError`, `TypeError` for what holds no groups."""
+        self.facts: list[Any] = []
+        self.named = _groups(optimizer, self.facts)
+        self.numbers: list[array[float]] | None = None
+        self._held = [dict(group) for group in optimizer.param_groups]
+        self._lasting = all(map(_lasts, self._held))
+
+    def still(self, optimizer: Optimizer) -> bool:
+        """Whether all they hold is the same, but for rates: of other rates no numbers are known."""
+        groups = optimizer.param_groups
+        if not self._lasting or len(groups) != len(self._held):
+            return False
+        for group, held in zip(groups, self._held, strict=True):
+            rate = group.get("lr")
+            if rate is not held["lr"] and type(rate) is type(held["lr"]) is float:
+                held["lr"], self.numbers = rate, None
+            both = chain(group, group.values()), chain(held, held.values())
+            if len(group) != len(held) or not all(map(is_, *both)):
+                return False
+        return True
+
+
+def _lasts(group: Mapping[str, Any]) -> bool:
+    """Whether nothing a group holds changes in its place, but who its parameters are."""
+    values = (each for name, each in group.items() if name != "params")
+    flat = chain.from_iterable(each if type(each) is tuple else [each] for each in values)
+    return {*map(type, flat)} <= LASTING and type(group["params"]) is list
+
+
 def again(
-    optimizer: Optimizer, facts: Sequence[Any], last: "array[int]", ready: Callable[[], bytes]
+    optimizer: Optimizer,
+    groups: Groups,
+    facts: bytes,
+    last: "array[int]",
+    ready: Callable[[], bytes],
 ) -> "tuple[array[int], object] | None":
-    """Addresses, and what is kept, of a `Look` that has the same facts; None if it may have others.
+    """Addresses, and what is kept, if the tensors of `groups` have these facts; None if not.
 
     Also if no reader counts versions, or steps do not stand as the `Cells` say that are `ready`.
     Versions of what a step writes are counted else, so whatever may refuse to step comes before.
@@ -96,16 +134,7 @@ def again(
     read, state = _reader(), optimizer.state
     if read is None or not read.counts or not isinstance(state, dict):
         return None
-    if type(facts[0]) is not bytes:  # of DTensors
-        return None
-    seen: list[Any] = []
-    try:
-        named = _groups(optimizer, seen)
-    except (LeftError, KeyError, TypeError):
-        return None
-    if seen != facts[1:]:
-        return None
-    told = read.again(*named, state, facts[0], ready(), last.tobytes())
+    told = read.again(*groups.named, state, facts, ready(), last.tobytes())
     if told is None:
         return None
     kept, *moved = told

@@ -88,6 +88,12 @@ def numbers_of(made: Plan, optimizer: Optimizer, scale: Scale) -> list["array[fl
     return [batch.numbers(optimizer.param_groups, scale) for batch in made.batches.values()]
 
 
+def next_numbers(made: Plan, last: list["array[float]"]) -> list["array[float]"]:
+    """The same at the next step, of groups that hold what they held at the `last`."""
+    given = zip(made.batches.values(), last, strict=True)
+    return [batch.next_numbers(numbers) for batch, numbers in given]
+
+
 def run(made: Plan, optimizer: Optimizer, numbers: list["array[float]"], scale: Scale) -> None:
     """Step all that is not left; what was fresh is not any more."""
     given = [*zip(made.batches.values(), numbers, strict=True)]

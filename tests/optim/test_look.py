@@ -30,13 +30,13 @@ class Mine(torch.Tensor):
 
 
 def twins():
-    """Two steps taken, so that there is a plan."""
+    """Steps taken, so that there is a plan, and what it reads of groups is known."""
     torch.manual_seed(0)
     ours = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
     theirs = copies(ours)
     optimizer, reference = AdamW(ours, 0.01), AdamW(theirs, 0.01)
     assert fuse_step(optimizer) is None
-    for _ in range(2):
+    for _ in range(4):
         step(ours, optimizer, theirs, reference)
     return ours, optimizer, theirs, reference
 
@@ -152,6 +152,70 @@ def test_what_makes_another_plan_is_seen(change):
         return
     for _ in range(2):
         step(*four)
+    for p, q in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(p, q, **CLOSE)
+
+
+def others(name, *values):
+    """One value a step, of groups by this name."""
+    return pytest.param(
+        [lambda group, value=value: group.update({name: value}) for value in values], id=name
+    )
+
+
+IN_TURNS = [
+    others("lr", 0.1, 0.1, 0.02, 0.3),  # a number is made of it and of the step
+    others("betas", (0.5, 0.9), (0.5, 0.9), [0.5, 0.99], [0.8, 0.99]),
+    others("eps", 1e-2, 1e-1),
+    others("weight_decay", 0.5, 0.5, 0.0),
+    others("maximize", True, 0, False),
+    others("note", "of no one's", 3),
+    pytest.param(
+        [lambda group: group.update(betas=[0.5, 0.9]), *[lambda group: group["betas"].sort()] * 2]
+        + [lambda group: group["betas"].reverse()] * 3,
+        id="betas in place",
+    ),
+    pytest.param(
+        [lambda group: group.update(lr=0.1), lambda group: group.update(sorted(group.items()))],
+        id="none",
+    ),
+]
+
+
+@pytest.mark.parametrize("changes", IN_TURNS)
+def test_other_numbers_are_taken(changes):
+    four = ours, optimizer, theirs, reference = twins()
+    for change in [*changes, lambda group: None]:
+        for each in (optimizer, reference):
+            change(each.param_groups[0])
+        step(*four)
+        for p, q in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(p, q, **CLOSE)
+
+
+def test_a_number_that_stood_for_one_step_only(monkeypatch):
+    """Of a step that is looked at in Python's words: what was known before it is still right."""
+    four = ours, optimizer, theirs, reference = twins()
+    for rate, known in ((0.5, False), (0.01, True), (0.02, True)):
+        for each in (optimizer, reference):
+            each.param_groups[0]["lr"] = rate
+        with monkeypatch.context() as patched:
+            if not known:
+                patched.setattr(again, "_unchanged", lambda *_: None)
+            step(*four)
+        for p, q in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(p, q, **CLOSE)
+
+
+def test_a_number_that_no_step_could_read_is_not_known():
+    four = ours, optimizer, theirs, reference = twins()
+    optimizer.param_groups[0]["lr"] = 0.5
+    optimizer.param_groups[0]["eps"] = "small"
+    with pytest.raises(ValueError, match="small"):
+        optimizer.step()
+    optimizer.param_groups[0]["eps"] = reference.param_groups[0]["eps"]
+    reference.param_groups[0]["lr"] = 0.5
+    step(*four)
     for p, q in zip(ours, theirs, strict=True):
         torch.testing.assert_close(p, q, **CLOSE)
 
