@@ -18,8 +18,9 @@ CONVOLUTION, LINEAR = "ipex.conv.default", "ipex.linear.default"
 SHORTCUT = "ipex.conv_shortcut.default"
 AGREE = 2  # neighbors of weights of their own
 MARGIN = 1.15  # over the library, where its time was kept: it is where no two templates won
-FARTHEST = 4.0  # doublings of sizes in all, to the nearest: beyond, stems alone were held out
-TILE = 2.0  # of a tile's sizes
+FARTHEST = 4.0  # doublings of sizes in all, to the nearest
+FARTHER = {"few": math.inf, "others": 6.0}  # where templates won that were held out beyond, too
+TILE = 3.0  # of a tile's sizes
 FEW = 4  # channels of an image, as a stem has
 # Of windows and groups; what follows element by element changes no choice.
 UNLIKE = ("groups", "unary", "scalars")
@@ -117,7 +118,7 @@ def _sorted(problem: Problem, others: Sequence[Known]) -> list[Known]:
         if other.weights != weights and apart[0] <= rows:
             found.append((sum(apart), other.weights, other))
     found.sort(key=lambda each: each[:2])
-    farthest = math.inf if _channels(problem) == "few" else FARTHEST
+    farthest = FARTHER.get(_channels(problem) or "", FARTHEST)
     return [other for *_, other in found] if found and found[0][0] <= farthest else []
 
 
@@ -128,14 +129,23 @@ def words(problem: Problem) -> str:
 
 
 def _channels(problem: Problem) -> str | None:
-    """How a convolution takes them; groups of several differ too much to say anything."""
+    """How a convolution takes them.
+
+    In groups of several cuDNN has a fast kernel where each takes and makes a power of two; of
+    others it took two to eight times what our template took.
+    """
     if problem.op not in (CONVOLUTION, SHORTCUT):
         return None
     groups = problem.constants.get("groups", 1)
     channels = problem.operands[0].shape[1]
     if groups == 1:
         return "few" if isinstance(channels, int) and channels <= FEW else "all"
-    return "each" if groups == channels == problem.operands[1].shape[0] else None
+    made, width = problem.operands[1].shape[:2]
+    if groups == channels == made:
+        return "each"
+    sizes = [width, made // groups] if isinstance(groups, int) and isinstance(made, int) else []
+    powers = all(isinstance(size, int) and size.bit_count() == 1 for size in sizes)
+    return "powers" if powers else "others"
 
 
 def _weights(problem: Problem) -> list[Operand]:

@@ -15,7 +15,7 @@ Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Name = Annotated[str, Meta(min_length=1, max_length=1000)]
 Size = Natural | Name  # a number, or an expression of the problem's symbols: "64*s0"
-Constant = bool | int | float | str | tuple[int, ...] | None
+Constant = bool | int | float | str | tuple[int | float, ...] | None
 
 
 class Value(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):

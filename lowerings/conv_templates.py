@@ -277,6 +277,8 @@ def _why_not_grouped(tile: conv_grouped.Tile, problem: Problem) -> str | None:
         return reason
     if math.prod(ints(weight.shape[2:])) > conv_grouped.MOST_PLACES:
         return "its window is too large"
+    if tile.BLOCK_N > conv_grouped.WIDE and not problem.arch.startswith("sm_90"):
+        return "its sums fit where tensor cores read shared memory, and were timed on Hopper alone"
     fits = conv_grouped.fits(tile, ints(weight.shape), *ints([given["groups"]]))
     return None if fits else "the tile does not fit"
 

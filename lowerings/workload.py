@@ -175,10 +175,11 @@ def _plain(value: Any) -> Any:
     """`value` as a record holds it."""
     if isinstance(value, (torch.dtype, torch.layout, torch.memory_format, torch.device)):
         return str(value)
-    if isinstance(value, (list, tuple)) and all(type(v) is int for v in value):
-        return tuple(value)
-    if type(value) is float and math.isnan(value):
+    several = isinstance(value, (list, tuple))
+    if any(type(v) is float and math.isnan(v) for v in (value if several else [value])):
         return _UNKNOWN  # nothing that reads back is itself
+    if several and all(type(v) in (int, float) for v in value):
+        return tuple(value)
     return value if value is None or type(value) in (bool, int, float, str) else _UNKNOWN
 
 

@@ -208,6 +208,8 @@ CASES += [
         GROUPED[2:4], (*conv_grouped.TILES, *conv_grouped.XE_TILES)
     )
 ]
+WIDE = [1, 144, 6, 5], [144, 72, 3, 3], [1, 1], [1, 1], [1, 1], 2
+CASES += [in_groups(*WIDE, tile=(128, 128, 128, 8))]
 CASES += [in_groups(*GROUPED[0], planted=700), in_groups(*GROUPED[6], moved=True)]
 # Beside a group's own channels lie infinite ones, in its block and in the next.
 CASES += [in_groups(*GROUPED[n], planted=place) for n in (0, 2, 6) for place in (7, 8, 24)]

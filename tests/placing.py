@@ -19,10 +19,10 @@ LAST = torch.channels_last
 CONV = torch.ops.ipex.conv.default
 
 
-def conv(x, weight, bias, other=None, *, stride=1, padding=0, groups=1, unary="relu"):
+def conv(x, weight, bias, other=None, *, stride=1, padding=0, groups=1, unary="relu", scalars=()):
     binary = "none" if other is None else "add"
     window = ([stride] * 2, [padding] * 2, [1, 1], False, [0, 0], groups)
-    return CONV(x, weight, bias, other, *window, binary, unary, [], "")
+    return CONV(x, weight, bias, other, *window, binary, unary, [*scalars], "")
 
 
 def traced(fn, *inputs):

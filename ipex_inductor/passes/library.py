@@ -30,9 +30,15 @@ GPUS = ("cuda", "xpu")
 # Channels of an image, and of a result, for which libraries have no good kernel.
 FEW_CHANNELS, NARROW = 4, 32
 
+# What follows convolutions of known nets, all of which our templates have behind theirs.
+ACTIVATIONS = (
+    *("elu", "gelu", "gelu_tanh", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu"),
+    *("mish", "relu", "sigmoid", "silu", "tanh"),
+)
+
 # (binary, unary) behind each product that some call has: a library's, or a template of ours.
 EPILOGUES = {
-    "conv": {("none", "relu"), ("add", "relu"), ("none", "silu"), ("none", "hardswish")},
+    "conv": {("add", "relu"), ("add", "none"), *(("none", word) for word in ACTIVATIONS)},
     "linear": {("none", "relu"), ("none", "gelu_tanh"), ("none", "gelu")},
 }
 

@@ -16,7 +16,7 @@ from ipex_inductor.lowerings import compiling, library, selection, settings, sha
 
 pytestmark = pytest.mark.gpu
 
-WINDOW = "transposed=False output_padding=0,0 scalars=() packed=''"
+WINDOW = "transposed=False output_padding=0,0 packed=''"
 PLAIN = "other=None binary='none'"
 PROBLEMS = {
     "stem": f"8x3x64x64:L 64x3x7x7:L 64 {PLAIN} unary='relu' stride=2,2 padding=3,3 dilation=1,1 "
@@ -29,6 +29,12 @@ PROBLEMS = {
     "dilation=1,1 groups=96",
     "depthwise, add": "4x64x14x14:L 64x1x7x7:L 64 4x64x14x14:L binary='add' unary='relu' "
     "stride=1,1 padding=3,3 dilation=1,1 groups=64",
+    "depthwise, relu6": f"4x96x28x28:L 96x1x3x3:L 96 {PLAIN} unary='hardtanh' scalars=0.0,6.0 "
+    "stride=1,1 padding=1,1 dilation=1,1 groups=96",
+    "rows, relu6": f"8x96x28x28:L 24x96x1x1:L 24 {PLAIN} unary='hardtanh' scalars=0.0,6.0 "
+    "stride=1,1 padding=0,0 dilation=1,1 groups=1",
+    "rows, add alone": "8x96x28x28:L 24x96x1x1:L 24 8x24x28x28:L binary='add' unary='none' "
+    "stride=1,1 padding=0,0 dilation=1,1 groups=1",
     "rows, add": "8x64x28x28:L 256x64x1x1:L 256 8x256x28x28:L binary='add' unary='relu' "
     "stride=1,1 padding=0,0 dilation=1,1 groups=1",
     "rows": f"8x200x23x29:L 72x200x1x1:L 72 {PLAIN} unary='silu' stride=1,1 padding=0,0 "
@@ -68,6 +74,7 @@ def test_through_inductor(name, dtype):
     """No farther off than torch's own may be, and laid out as its result is."""
     known = str(target.current("cuda")), settings.settings_of("cuda")
     line = f"ipex.conv.default {dtype} {PROBLEMS[name]} {WINDOW}"
+    line += "" if "scalars" in line else " scalars=()"
     (problem,) = shapes.problems([line], *known)
     trial = tuner._trial(problem, torch.device("cuda"))
     ours = [call for call in library.calls(problem) if call.parameters]

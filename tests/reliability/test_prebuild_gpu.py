@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 import torch
@@ -179,6 +180,30 @@ def test_kernels_compile_for_every_architecture(name):
     assert len(done.made.kernels) >= 3
     fired = {event.subject for event in done.events if event.kind == "fired"}
     assert "conv2d+batch_norm" in fired
+
+
+class Inverted(nn.Module):
+    """A residual of MobileNetV2 (arXiv:1801.04381)."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.back = nn.Conv2d(24, 144, 1), nn.Conv2d(144, 24, 1)
+        self.each = nn.Conv2d(144, 144, 3, padding=1, groups=144)
+
+    def forward(self, x):
+        return x + self.back(F.relu6(self.each(F.relu6(self.wide(x)))))
+
+
+def test_relu6_and_a_sum_stay_with_their_convolutions():
+    """Templates of ours may then have all of it; what no call has is written as torch's ops."""
+    last = {"dtype": torch.bfloat16, "memory_format": torch.channels_last}
+    model, x = Inverted().eval().to(**last), torch.zeros(64, 24, 56, 56).to(**last)
+    done = graphs.prebuild(model, (x,), target("h200"))
+    fired = [event.subject for event in done.events if event.kind == "fired"]
+    assert sorted(fired) == ["conv+add", "conv+hardtanh", "conv+hardtanh"]
+    asked = Counter(event.subject for event in done.events if event.kind == "choice")
+    assert asked >= Counter(fired)
+    assert done.missing == []
 
 
 class Seen(TorchDispatchMode):

@@ -67,10 +67,15 @@ TAKEN = {
     "a stem": (conv((64, 3, 256, 256), (80, 3, 7, 7), 2, 3), "stem"),
     "patches": (conv((64, 3, 256, 256), (96, 3, 4, 4), 4, 0), "stem"),
     "one row": (linear(1, 2048, 6144), "few_rows"),
+    "ReLU6 behind": (
+        conv((64, 144, 56, 56), (144, 1, 3, 3), 1, 1, 144, unary="hardtanh", scalars=(0.0, 6.0)),
+        "strips",
+    ),
+    "groups of a RegNetX": (conv((64, 432, 14, 14), (432, 48, 3, 3), 1, 1, 9), "grouped"),
     "SiLU behind": (conv((64, 3, 300, 300), (40, 3, 3, 3), 2, 1, unary="silu"), "stem"),
 }
 SILENT = {
-    "groups of several": conv((64, 192, 28, 28), (192, 12, 3, 3), 1, 1, 16),
+    "groups of powers of two": conv((64, 192, 28, 28), (192, 16, 3, 3), 1, 1, 12),
     "a window that was not measured": conv((64, 96, 56, 56), (96, 1, 9, 9), 1, 4, 96),
     "far fewer images and pixels": conv((1, 96, 7, 7), (96, 1, 7, 7), 1, 3, 96),
     "few rows, by one": linear(8, 2048, 6144),

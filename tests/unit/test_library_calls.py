@@ -4,6 +4,7 @@ No GPU is needed: problems are data, bodies run on any device, and a graph on th
 rewritten as one on a GPU is.
 """
 
+import math
 import re
 
 import pytest
@@ -22,7 +23,7 @@ from ipex_inductor import lowerings
 from ipex_inductor.autotune import select
 from ipex_inductor.autotune.database import write
 from ipex_inductor.autotune.pool import Estimate
-from ipex_inductor.autotune.record import Choice, Record, encode
+from ipex_inductor.autotune.record import Choice, Record, decode_problem, encode
 from ipex_inductor.autotune.select import Selection
 from ipex_inductor.autotune.space import why_refused
 from ipex_inductor.autotune.table import file_name
@@ -98,6 +99,15 @@ def linear_problem(*lead, unary="relu", with_bias=True, dtype=torch.bfloat16):
     return problem_in(lambda x, w, *b: linear(x, w, *(b or [None]), unary), *given)
 
 
+def test_numbers_of_an_activation_are_kept():
+    given = image(2, 8, 6, 6), image(16, 8, 1, 1)
+    found = problem_in(lambda x, w: conv(x, w, None, unary="hardtanh", scalars=[0.0, 6.5]), *given)
+    assert found.constants["scalars"] == (0.0, 6.5)
+    assert decode_problem(encode(found)) == found
+    none = problem_in(lambda x, w: conv(x, w, None, unary="pow", scalars=[math.nan]), *given)
+    assert none is None
+
+
 PLAIN, RELU, ADD = "aten.convolution", "cudnn.convolution_relu", "cudnn.convolution_add_relu"
 PRODUCT, ACTIVATION = "aten.mm", "cublaslt.addmm_activation"
 FPROP = ["ipex.triton.fprop"]  # the tile for few terms
@@ -123,7 +133,12 @@ OFFERED = {
     "grouped": (conv_problem(groups=2), [PLAIN, *GROUPED * 2]),  # blocks of 16 by 16
     "grouped of 24": (grouped_problem(24), [PLAIN, *GROUPED * 5]),  # of 32 and of 64
     "grouped of 32": (grouped_problem(32), [PLAIN, *GROUPED * 5]),
-    "grouped of 80": (grouped_problem(80), [PLAIN]),
+    "grouped of 80": (grouped_problem(80), [PLAIN, *GROUPED]),
+    "grouped of 80 on an A100": (
+        changed(grouped_problem(80), arch="sm_80:NVIDIA-A100-SXM4-80GB"),
+        [PLAIN],
+    ),
+    "grouped of 144": (grouped_problem(144), [PLAIN]),
     "grouped to few": (grouped_problem(48, 8), [PLAIN]),
     "grouped add": (grouped_problem(4, other=True), [PLAIN, *GROUPED * 2]),
     "grouped contiguous": (grouped_problem(4, format=torch.contiguous_format), [PLAIN]),
