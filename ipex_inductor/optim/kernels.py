@@ -30,6 +30,7 @@ from ipex_inductor.optim.look import Look
 from ipex_inductor.optim.norms import Clip, deferred, read_of
 from ipex_inductor.optim.plan import Plan, numbers_of, run
 from ipex_inductor.optim.shards import is_sharded
+from ipex_inductor.optim.shares import total_norm
 from ipex_inductor.optim.weights import Trained
 from ipex_inductor.templates.formulas import FORMULAS
 
@@ -175,9 +176,11 @@ def _scale(
 
 def _clipped(clip: float, grads: list[Tensor], divisor: Tensor | None) -> Clip:
     """The same by torch's operations."""
-    wide = [grad.float() if grad.dtype is torch.float16 else grad for grad in grads]
-    norm: Any = torch.nn.utils.get_total_norm(wide)
-    norm = norm.full_tensor() if is_sharded(norm) else norm
+    norm: Any = total_norm(grads) if any(map(is_sharded, grads)) else None
+    if norm is None:
+        wide = [grad.float() if grad.dtype is torch.float16 else grad for grad in grads]
+        norm = torch.nn.utils.get_total_norm(wide)
+        norm = norm.full_tensor() if is_sharded(norm) else norm
     norm = norm if divisor is None else norm / divisor.to(norm.device)
     return Clip(norm, (clip / (norm.double() + 1e-6)).clamp(max=1.0))
 

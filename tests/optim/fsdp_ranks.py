@@ -276,7 +276,10 @@ def fused_clip():
             backward(model, number)
             hand_over_gradients(model, twin)
             assert not left(optimizer)
-            step()
+            with reduced() as seen:
+                step()
+            assert seen.count(2) == 1, seen  # beside those of tensors' norms
+            assert len(seen) <= 2 + (number == 0), seen
             norm = nn.utils.clip_grad_norm_(its, 0.01)
             torch.testing.assert_close(step.grad_norm, norm, **REORDERED)
             reference.step()
@@ -355,6 +358,40 @@ def norms_on_meshes():
             reference.step()
         for p, q in zip(ours, theirs, strict=True):
             torch.testing.assert_close(p.full_tensor().double(), q.data, **REORDERED)
+
+
+def clipped_on_meshes():
+    """One collective for each dimension that cuts anything; what several have counts once."""
+    size = dist.get_world_size()
+    kinds = [torch.float32, torch.bfloat16, torch.float16, torch.float32]
+    for shape, dims in (((1, size), 1), ((size, 1), 1), ((2, size // 2), 2)):
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+        cuts = [(Replicate(), Shard(0)), (Shard(0), Shard(1)), (Replicate(), Replicate()), None]
+        torch.manual_seed(0)
+        ours, grads = [], []
+        for cut, dtype in zip(cuts, kinds, strict=True):
+            start, grad = torch.randn(5, 4).to(dtype), torch.randn(5, 4).mul(300).to(dtype)
+            p = nn.Parameter(distribute_tensor(start, mesh, cut) if cut else start)
+            p.grad = distribute_tensor(grad, mesh, cut) if cut else grad
+            ours.append(p)
+            grads.append(grad.double())
+        step = FusedStep(SGD(ours, lr=0.1), clip_norm=0.5)
+        with reduced() as seen:
+            step()
+        assert seen == [2] * dims, seen
+        wanted = torch.linalg.vector_norm(torch.stack([grad.norm() for grad in grads]))
+        # A sum of 80 squares in fp32, of each tensor by itself.
+        torch.testing.assert_close(step.grad_norm.double(), wanted, rtol=1e-6, atol=0)
+        assert step.grad_norm.dtype is torch.float32
+        if dist.get_rank() == 0:
+            ours[0].grad = None
+        step()
+        assert step.grad_norm.isnan(), "one process lacks a gradient"
+        clip = FusedStep(SGD(ours[-1:], lr=0.1), clip_norm=0.5)
+        with reduced() as seen:
+            clip()
+        assert not seen
+        torch.testing.assert_close(clip.grad_norm.double(), grads[-1].norm(), rtol=1e-6, atol=0)
 
 
 def norms_that_one_process_cannot_take():

@@ -31,7 +31,7 @@ CHECKS = {
         "gradients_that_one_process_lacks",
     ),
     "uneven": (3, "uneven_shards", "parts_of_what_each_had", "norms_of_shards"),
-    "meshes": (4, "norms_on_meshes"),
+    "meshes": (4, "norms_on_meshes", "clipped_on_meshes"),
     "ways to shard and to save": (
         2,
         "on_meshes_of_any_kind",
