@@ -40,7 +40,7 @@ class Known:
     made: Plan
     addresses: "array[int]"  # of the gradients, as they stand in its rows
     versions: bool  # all that is written has one: inference tensors have not
-    on_cuda: bool  # which is in use then; a step of two kinds of GPUs there is none
+    on_cuda: bool  # some of it lies there, so CUDA is in use, and no other kind of GPU
     groups: Groups | None = None  # as they stood at the last step that was `_unchanged`
     apart: "tuple[array[int], bool] | None" = None  # whether those at these addresses are
 

@@ -90,9 +90,9 @@ def agree(optimizer: Optimizer, key: Key, shares: Shares, missed: str | None) ->
 def total_norm(grads: Sequence[Tensor]) -> Tensor | None:
     """The norm of all these, DTensors among them, in fp32, or fp64 if one of them is.
 
-    A collective for each dimension of a mesh along which one is cut, where torch has one for each
-    gradient. It is NaN where one process has more of them than another. None where parts do not add
-    up.
+    A collective for each dimension of a mesh along which one is cut. It is NaN where one process
+    has more of them than another: nobody would see that a part is missing. None where parts do not
+    add up.
     """
     cut: dict[Any, dict[tuple[Any, ...], list[Any]]] = {}
     for grad in grads:
@@ -111,7 +111,7 @@ def total_norm(grads: Sequence[Tensor]) -> Tensor | None:
 
 def _squares(mesh: Any, alike: Sequence[list[Any]]) -> Tensor:
     """The sum of squares of whole gradients on that mesh, in fp64; of lists that are cut alike."""
-    # Not by `local`, as nobody follows them here, and 161 times that takes a third of all this.
+    # Not by `local`: autograd follows nothing here, and it takes longer.
     parts = [[g._local_tensor if mesh is not None else g for g in its] for its in alike]
     own = [torch.stack(_norms(its)).double().square().sum() for its in parts]
     dims = [] if mesh is None else _shared(mesh, [its[0] for its in alike])

@@ -380,7 +380,7 @@ def clipped_on_meshes():
             step()
         assert seen == [2] * dims, seen
         wanted = torch.linalg.vector_norm(torch.stack([grad.norm() for grad in grads]))
-        # A sum of 80 squares in fp32, of each tensor by itself.
+        # Each tensor's 20 squares are added up in fp32, all else in fp64.
         torch.testing.assert_close(step.grad_norm.double(), wanted, rtol=1e-6, atol=0)
         assert step.grad_norm.dtype is torch.float32
         if dist.get_rank() == 0:
