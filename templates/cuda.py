@@ -3,8 +3,9 @@
 import ctypes
 import functools
 import threading
+from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.errors import DeviceError
@@ -12,6 +13,15 @@ from ipex_inductor.errors import DeviceError
 C_VALUES = {"fp32": ctypes.c_float, "fp64": ctypes.c_double, "i32": ctypes.c_int32}
 SCRATCH = 2  # pointers that Triton's kernels take behind their own; null, as ours need none
 WARP = 32
+
+
+class Launch(NamedTuple):
+    """A launch that `Reader.again` makes with other numbers, as long as this is there."""
+
+    stream: int
+    tables: tuple[int, ...]
+    fields: dict[str, int]  # of a `Turn`
+    kept: tuple[Any, ...]  # arguments, of which numbers lie side by side, and the kernel
 
 
 class Kernel:
@@ -24,10 +34,8 @@ class Kernel:
         name = str(entry.meta["name"]).encode()
         _call("cuModuleGetFunction", ctypes.byref(self._function), module, name)
         kinds = [C_VALUES.get(kind, ctypes.c_uint64) for kind in entry.meta["signature"]]
-        self._values: list[Any] = [kind() for kind in (*kinds, *[ctypes.c_uint64] * SCRATCH)]
-        self._pointers = (ctypes.c_void_p * len(self._values))(
-            *(ctypes.addressof(value) for value in self._values)
-        )
+        self._kinds: list[Any] = [*kinds, *[ctypes.c_uint64] * SCRATCH]
+        self._values, self._pointers = _room(self._kinds)
         self._block = WARP * entry.meta["num_warps"]
         self._shared = entry.meta["shared"]
         self._stream = ctypes.c_void_p()
@@ -45,13 +53,48 @@ class Kernel:
                 self._function, blocks, 1, 1, block, 1, 1, shared, self._stream, pointers, None
             )
         if said:
-            _raise("cuLaunchKernel", said)
+            raise_launch(said)
+
+    def launch(self, blocks: int, stream: int, tables: tuple[int, ...], numbers: int) -> Launch:
+        """That of so many blocks, given `tables`, and behind them so many numbers of one dtype."""
+        values, pointers = _room(self._kinds)
+        for value, given in zip(values, tables, strict=False):
+            value.value = given
+        wide = numbers > 0 and self._kinds[len(tables)] is C_VALUES["fp64"]
+        room = array("d" if wide else "f", [0.0] * numbers)
+        first, _ = room.buffer_info()
+        for n in range(numbers):
+            pointers[len(tables) + n] = first + n * room.itemsize
+        fields = {
+            "driver": ctypes.cast(self._launch, ctypes.c_void_p).value or 0,
+            "function": self._function.value or 0,
+            "stream": stream,
+            "arguments": ctypes.addressof(pointers),
+            "blocks": blocks,
+            "threads": self._block,
+            "shared": self._shared,
+            "numbers": first,
+            "each": numbers,
+            "doubles": int(wide),
+        }
+        return Launch(stream, tables, fields, (values, pointers, room, self))
+
+
+def _room(kinds: Sequence[Any]) -> tuple[list[Any], Any]:
+    """Room for arguments of these types, and its addresses."""
+    values = [kind() for kind in kinds]
+    return values, (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
 
 
 def _call(name: str, *arguments: object) -> None:
     said = getattr(_driver(), name)(*arguments)
     if said:
         _raise(name, said)
+
+
+def raise_launch(said: int) -> None:
+    """Raise `DeviceError` for what the driver said of a launch."""
+    _raise("cuLaunchKernel", said)
 
 
 def _raise(name: str, said: int) -> None:

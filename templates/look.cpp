@@ -17,6 +17,7 @@ using PyObject = _object;
 extern PyObject PyDict_Type, PyUnicode_Type;
 PyObject* PyObject_GetAttr(PyObject*, PyObject*);
 int PyDict_Next(PyObject*, intptr_t*, PyObject**, PyObject**);
+intptr_t PyDict_Size(PyObject*);
 int PyUnicode_Compare(PyObject*, PyObject*);
 intptr_t PyList_Size(PyObject*);
 PyObject* PyList_GetItem(PyObject*, intptr_t);
@@ -31,6 +32,8 @@ PyObject* PyTuple_GetItem(PyObject*, intptr_t);
 void Py_IncRef(PyObject*);
 void Py_DecRef(PyObject*);
 void PyErr_Clear();
+void* PyEval_SaveThread();
+void PyEval_RestoreThread(void*);
 }
 
 namespace {
@@ -536,31 +539,103 @@ extern "C" void become(const int64_t* cells, int64_t count, int32_t wide, double
   wide ? write<double>(cells, count, value) : write<float>(cells, count, value);
 }
 
-// Cells that are to be `value` all.
-struct Cells {
-  const int64_t* addresses;
-  int64_t count, wide;
-  double value;
+// Cells that are all to be as `far`, and a launch by the GPU's driver, of which some arguments are
+// numbers that are known ahead: of `left` steps, the first of which is the one after `at`.
+struct Turn {
+  const int64_t* cells;
+  int64_t count, wide;  // fp64, else fp32
+  double far;
+  int32_t (*driver)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                    unsigned shared, void* stream, void** arguments, void** more);
+  void *function, *stream;
+  void** arguments;
+  int64_t blocks, threads, shared;
+  void* numbers;
+  int64_t each, doubles;
+  const double* ahead;
+  int64_t left;
+  double at;
+
+  bool stands() const { return are(cells, count, wide, far); }
+
+  int32_t take() {
+    if (doubles) std::copy_n(ahead, each, static_cast<double*>(numbers));
+    else std::copy_n(ahead, each, static_cast<float*>(numbers));
+    const int32_t said =
+        driver(function, blocks, 1, 1, threads, 1, 1, shared, stream, arguments, nullptr);
+    if (said) return said;
+    at = far = count ? far + 1 : 0;
+    become(cells, count, wide, far);
+    ahead += each, --left;
+    return 0;
+  }
 };
 
-// Whether all is as `known` and `cells`, which are several `Cells`, have it. If so, versions are
-// counted, and to `told` goes what holds the gradients; their addresses as well, if others are
-// `last`.
-extern "C" int32_t again(const Torch* torch, const Words* words, PyObject* groups, PyObject* names,
-                         PyObject* state, PyObject* known, PyObject* cells, PyObject* last,
-                         PyObject* told) {
+namespace {
+
+// The addresses of some.
+struct Turns {
+  Turn* const* first;
+  intptr_t count;
+
+  explicit Turns(PyObject* bytes)
+      : first(reinterpret_cast<Turn* const*>(PyBytes_AsString(bytes))),
+        count(PyBytes_Size(bytes) / sizeof(Turn*)) {}
+
+  bool stand() const {
+    return std::all_of(first, first + count, [](const Turn* each) { return each->stands(); });
+  }
+
+  // Others may hold Python's lock meanwhile, as the driver may wait.
+  int32_t take() const {
+    void* thread = PyEval_SaveThread();
+    int32_t said = 0;
+    for (intptr_t n = 0; n < count && !said; ++n) said = first[n]->take();
+    PyEval_RestoreThread(thread);
+    return said;
+  }
+};
+
+// Whether these dicts hold the very objects that the others hold.
+bool alike(PyObject* dicts, PyObject* others) {
+  const intptr_t count = PyList_Size(dicts);
+  if (count != PyList_Size(others)) return false;
+  for (intptr_t n = 0; n < count; ++n) {
+    PyObject *mine = PyList_GetItem(dicts, n), *theirs = PyList_GetItem(others, n);
+    PyObject *key, *value, *known, *held;
+    intptr_t here = 0, there = 0;
+    if (PyDict_Size(mine) != PyDict_Size(theirs)) return false;
+    while (PyDict_Next(mine, &here, &key, &value))
+      if (!PyDict_Next(theirs, &there, &known, &held) || key != known || value != held)
+        return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+// Of `again`; what the driver said of a launch that it refused, negated.
+constexpr int32_t OTHER = 0, SAME = 1, TAKEN = 2;
+
+// Whether groups hold what was `held`, if anything, and all is as `known` and as `turns` have it. If
+// so, versions are counted, and turns are taken if gradients lie where they did `last` and groups
+// were held; else to `told` goes what holds the gradients, and their addresses if those are others.
+extern "C" int32_t again(const Torch* torch, const Words* words, PyObject* dicts, PyObject* held,
+                         PyObject* groups, PyObject* names, PyObject* state, PyObject* known,
+                         PyObject* turns, PyObject* last, PyObject* told) {
   Scratch& of = scratch;
   std::unique_ptr<Held> kept(new Held{torch->assign, words->undefined, {}});
   Look look{*torch, *words, of};
-  const auto* each = reinterpret_cast<const Cells*>(PyBytes_AsString(cells));
-  const auto stands = [](const Cells& of) {
-    return are(of.addresses, of.count, of.wide, of.value);
-  };
-  const bool done = look.read(groups, names, state, *kept) && same(known, of.said) &&
-                    std::all_of(each, each + PyBytes_Size(cells) / sizeof(Cells), stands) &&
-                    append(told, capsule(std::move(kept))) &&
-                    (same(last, of.addresses) || append(told, bytes(of.addresses)));
-  if (done) look.count();
-  else PyErr_Clear();
-  return done;
+  const Turns all(turns);
+  const bool ready = held != words->none;
+  const bool found = (!ready || alike(dicts, held)) && look.read(groups, names, state, *kept) &&
+                     same(known, of.said) && all.stand();
+  const bool there = found && same(last, of.addresses), take = ready && there;
+  if (!found || !(take || append(told, capsule(std::move(kept)))) ||
+      !(there || append(told, bytes(of.addresses))))
+    return PyErr_Clear(), OTHER;
+  look.count();
+  if (!take) return SAME;
+  const int32_t said = all.take();
+  return said ? -said : TAKEN;
 }

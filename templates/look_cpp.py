@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.templates.cpp import NotBuiltError, load
+from ipex_inductor.templates.cuda import raise_launch
 
 GRADIENT = "_ZNK3c1010TensorImpl4gradEv"  # c10::TensorImpl::grad() const
 # torch::autograd::impl::bump_version(const at::Tensor&)
@@ -67,7 +68,7 @@ class Reader:
         pointer, thing = ctypes.c_void_p, ctypes.py_object
         prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[thing] * 6)
         self._look = prototype(address_of(library.look))  # holds Python's lock
-        prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[thing] * 7)
+        prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[thing] * 9)
         self._again = prototype(address_of(library.again))
         prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[thing] * 3)
         self._tell = prototype(address_of(library.tell))
@@ -105,21 +106,28 @@ class Reader:
 
     def again(
         self,
-        groups: list[list[nn.Parameter]],
+        groups: list[dict[str, Any]],
+        held: list[dict[str, Any]] | None,
+        params: list[list[nn.Parameter]],
         names: list[tuple[str, ...]],
         state: dict[Tensor, Any],
         known: bytes,
-        cells: bytes,
+        turns: bytes,
         addresses: bytes,
     ) -> list[Any] | None:
-        """Whether facts are the `known` ones and steps counted as `cells` say, several `standing`.
+        """Whether facts are the `known` ones, and steps as far as `turns` have them, by address.
 
         If so, versions are counted of all that a step writes. What there is then is what gradients
-        stay in memory with; and their addresses, if they moved from there.
+        stay in memory with; and their addresses, if they moved from there. With `held`, which the
+        groups must hold too, all turns are taken where nothing moved, and there is nothing then.
+        Raises `DeviceError` for what the driver says.
         """
         told: list[Any] = []
-        given = groups, names, state, known, cells, addresses, told
-        return told if self._again(*self._places, *given) else None
+        given = groups, held, params, names, state, known, turns, addresses, told
+        found = self._again(*self._places, *given)
+        if found < 0:
+            raise_launch(-found)
+        return told if found else None
 
     def tell(
         self, held: list[Tensor], grads: list[Tensor]

@@ -69,10 +69,25 @@ def loaded(
 
 def chunks_of(blocks: "array[int]", device: torch.device) -> Tensor:
     """Which row a program is of, and which block of it: [programs, 2] int32."""
+    return _sent(_counted(blocks), device)
+
+
+def turns_of(blocks: "array[int]", device: torch.device) -> Tensor:
+    """The same for programs that go through all rows twice; the second time `~` of the block."""
+    chunks = _counted(blocks)
+    row, block = chunks.unbind(1)
+    return _sent(torch.cat((chunks, torch.stack((row, ~block), dim=1))), device)
+
+
+def _counted(blocks: "array[int]") -> Tensor:
     counts = torch.tensor(blocks, device="cpu")
     row = torch.repeat_interleave(counts)
     block = torch.arange(len(row), device="cpu") - (counts.cumsum(0) - counts)[row]
-    return torch.stack((row, block), dim=1).int().pin_memory().to(device, non_blocking=True)
+    return torch.stack((row, block), dim=1)
+
+
+def _sent(chunks: Tensor, device: torch.device) -> Tensor:
+    return chunks.int().pin_memory().to(device, non_blocking=True)
 
 
 class On:
@@ -91,6 +106,12 @@ class On:
     def __exit__(self, *raised: Any) -> None:
         if self._guard is not None:
             self._guard.__exit__(*raised)
+
+
+def stream_on(device: torch.device) -> int | None:
+    """The address of a GPU's current stream, if it is the current one."""
+    there = torch._C._cuda_getDevice() == device.index
+    return int(torch._C._cuda_getCurrentRawStream(device.index)) if there else None
 
 
 class Room:

@@ -49,25 +49,53 @@ def joined(upper, lower):
 
 
 """
-_CHUNK = '''\
+_HEAD = '''\
 @triton.jit
 def {name}({arguments}, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
     """A program is a chunk: a row, and which block of its tensors; a row ends with their size."""
+'''
+_OWN = """\
     chunk = tl.program_id(0).to(tl.int64)
     number = tl.load(chunks + 2 * chunk).to(tl.int64)
     block = tl.load(chunks + 2 * chunk + 1).to(tl.int64)
+"""
+_ROW = """\
     begin = BLOCK * block
     row = rows + {width} * number
     size = tl.load(row + {width} - 1)
+"""
+_BOTH = '''\
+@triton.jit
+def step({arguments}, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
+    """A program takes norms of a chunk, or steps it (`~block`) when those of its row are known.
+
+    They take turns as they begin: whom one waits for is on its way, however many there is room for.
+    """
+    turn = tl.atomic_add(counters, 1, sem="relaxed")
+    if turn == tl.num_programs(0) - 1:
+        tl.store(counters, 0)
+    chunk = turn.to(tl.int64)
+    number = tl.load(chunks + 2 * chunk).to(tl.int64)
+    block = tl.load(chunks + 2 * chunk + 1).to(tl.int64)
+    counters += 1
+    if block >= 0:
+        norms_of(chunk, number, block, {given}, ALIGNED, BLOCK)
+    else:
+        done = counters + number
+        count = tl.cdiv(tl.load(rows + {width} * number + {width} - 1), BLOCK)
+        while tl.load(done, volatile=True) <= count:
+            pass
+        if tl.atomic_add(done, 1, sem="acq_rel") == 2 * count:
+            tl.store(done, 0)
+        step_of(chunk, number, ~block, {given}, ALIGNED, BLOCK)
 '''
 # The last program of a row adds up what all of them found, in their order.
 _LAST = """\
     tl.debug_barrier()
     count = tl.cdiv(size, BLOCK)
     if tl.atomic_add(counters + number, 1, sem="acq_rel") == count - 1:
-        tl.store(counters + number, 0)
         parts += {norms} * (chunk - block)
-        index = tl.arange(0, BLOCK)
+        index = tl.arange(0, BLOCK // 8)
 """
 _SCALARS_OF = '''\
 @triton.jit
@@ -119,33 +147,51 @@ def triton_source(kernel: StepKernel, tabled: bool = False) -> str:
 
     `step` is given the group's numbers and what the formula makes of them, the same for all rows;
     or, if it is `tabled`, a table that `scalars` made, with these for each row, and whether the row
-    is to be left as it is. Where norms of tensors take part, `norms` goes through all of them
-    first, and `step` is given `ratios` as well, a row each. Of `sharded` tensors `norms` puts sums
+    is to be left as it is. Where norms of tensors take part, its programs first take those, make
+    `ratios` of them, a row each, and then step. Of `sharded` tensors a kernel `norms` puts sums
     where a row says, before its size, and `step` makes ratios of those that it finds at the next.
     """
     lines = [*(_of_table(kernel) if tabled else ()), *_ratios(kernel)]
     lines += of_chunk(kernel.columns, lambda inside: _element(kernel, inside, tabled))
-    before = [scalars_of(kernel) + _SCALARS] * tabled
-    before += [_norms(kernel, tabled)] * bool(kernel.rule.norms)
-    step = head("step", signature(kernel, tabled), _width(kernel)) + indent(
-        "\n".join(lines), " " * 4
-    )
-    return words(_sixteen_bits(kernel)) + "\n\n\n".join([step, *before])
+    body = indent("\n".join(lines), " " * 4)
+    given, width = signature(kernel, tabled), _width(kernel)
+    made = [head("step", given, width) + body]
+    if kernel.rule.norms:
+        norms = _norms(kernel, tabled)
+        if kernel.sharded:
+            made.append(head("norms", norms_signature(kernel, tabled), width) + norms)
+        else:
+            both = _BOTH.format(arguments=", ".join(given), given=", ".join(given), width=width)
+            parts = _part("norms_of", given, width) + norms, _part("step_of", given, width) + body
+            made = [*parts, both]
+    made += [scalars_of(kernel) + _SCALARS] * tabled
+    return words(_sixteen_bits(kernel)) + "\n\n\n".join(made)
 
 
 def signature(kernel: StepKernel, tabled: bool = False) -> dict[str, str]:
-    """Triton's types of the arguments of `step`."""
-    tables = {"rows": "*i64", "chunks": "*i32"}
-    if kernel.rule.norms and not kernel.sharded:
-        tables["ratios"] = f"*{_real(kernel)}"
-    if tabled:
-        return {**tables, "table": f"*{_real(kernel)}"}
-    return {**tables, **dict.fromkeys(scalar_names(kernel), _real(kernel))}
+    """Triton's types of the arguments of `step`: tables of addresses first."""
+    norms = kernel.rule.norms and not kernel.sharded
+    tables = {"ratios": f"*{_real(kernel)}", **_sums_of(kernel)} if norms else {}
+    return {**_TABLES, **tables, **_numbers(kernel, tabled)}
 
 
 def norms_signature(kernel: StepKernel, tabled: bool = False) -> dict[str, str]:
-    """Triton's types of the arguments of `norms`: as `step`'s, and where it adds up."""
-    return {**signature(kernel, tabled), "parts": f"*{_real(kernel)}", "counters": "*i32"}
+    """Triton's types of the arguments of `norms`."""
+    return {**_TABLES, **_sums_of(kernel), **_numbers(kernel, tabled)}
+
+
+_TABLES = {"rows": "*i64", "chunks": "*i32"}
+
+
+def _sums_of(kernel: StepKernel) -> dict[str, str]:
+    """Where chunks add up."""
+    return {"parts": f"*{_real(kernel)}", "counters": "*i32"}
+
+
+def _numbers(kernel: StepKernel, tabled: bool) -> dict[str, str]:
+    if tabled:
+        return {"table": f"*{_real(kernel)}"}
+    return dict.fromkeys(scalar_names(kernel), _real(kernel))
 
 
 def scalars_signature(kernel: StepKernel) -> dict[str, str]:
@@ -161,7 +207,13 @@ def _real(kernel: StepKernel) -> str:
 
 def head(name: str, arguments: Iterable[str], width: int) -> str:
     """The first lines of a kernel whose programs are chunks, and whose rows are of that width."""
-    return _CHUNK.format(name=name, arguments=", ".join(arguments), width=width)
+    return _HEAD.format(name=name, arguments=", ".join(arguments)) + _OWN + _ROW.format(width=width)
+
+
+def _part(name: str, arguments: Iterable[str], width: int) -> str:
+    """The same of a function that such a kernel calls."""
+    every = ", ".join(("chunk", "number", "block", *arguments))
+    return _HEAD.format(name=name, arguments=every) + _ROW.format(width=width)
 
 
 def _width(kernel: StepKernel) -> int:
@@ -204,11 +256,12 @@ LIVE = "live = left + tl.zeros(place.shape, tl.float32) == 0"
 
 
 def _ratios(kernel: StepKernel) -> Iterator[str]:
-    """What follows from norms: `norms` has made it, or all processes have made their sums."""
+    """What follows from norms: other programs made it, or all processes have made their sums."""
     ratios = assignments(kernel.rule.ratios(kernel.on))
     if not kernel.sharded:
         for k, (name, _) in enumerate(ratios):
-            yield f"{name} = tl.load(ratios + {len(ratios)} * number + {k})"
+            place = f"ratios + {len(ratios)} * number + {k}"  # of another processor, maybe
+            yield f"{name} = tl.load({place}, cache_modifier='.cg')"
         return
     yield _sums("total", len(kernel.columns) + 1)
     for k, name in enumerate(kernel.rule.norms):
@@ -245,14 +298,15 @@ def _norms(kernel: StepKernel, tabled: bool) -> str:
         *of_chunk(kernel.columns, block),
         *(f"tl.store(parts + {len(norms)} * chunk + {k}, sum_{n})" for k, n in enumerate(norms)),
     ]
-    last = [f"norm_{name} = tl.zeros([BLOCK], tl.float64)" for name in norms]
-    last.append("for begin in range(0, count, BLOCK):")
+    last = [f"norm_{name} = tl.zeros([BLOCK // 8], tl.float64)" for name in norms]
+    last.append("for begin in range(0, count, BLOCK // 8):")
     for k, name in enumerate(norms):
         part = f"parts + {len(norms)} * (begin + index) + {k}, mask=begin + index < count, other=0"
         last.append(f"    norm_{name} += tl.load({part}, cache_modifier='.cg').to(tl.float64)")
     if kernel.sharded:
         last.append(_sums("own", len(kernel.columns)))
         last += [f"tl.store(own + {k}, tl.sum(norm_{name}))" for k, name in enumerate(norms)]
+        last.append("tl.store(counters + number, 0)")
     else:
         last += [f"norm_{name} = sqrt(tl.sum(norm_{name}))" for name in norms]
         ratios = assignments(kernel.rule.ratios(kernel.on))
@@ -260,9 +314,9 @@ def _norms(kernel: StepKernel, tabled: bool) -> str:
             f"tl.store(ratios + {len(ratios)} * number + {k}, ({value}).to({real}))"
             for k, (_, value) in enumerate(ratios)
         ]
-    begin = head("norms", norms_signature(kernel, tabled), _width(kernel))
+        last += ["tl.debug_barrier()", 'tl.atomic_add(counters + number, 1, sem="acq_rel")']
     body = indent("\n".join(lines), " " * 4) + "\n" + _LAST.format(norms=len(norms))
-    return begin + body + indent("\n".join(last), " " * 8) + "\n"
+    return body + indent("\n".join(last), " " * 8) + "\n"
 
 
 def scalars_of(kernel: StepKernel) -> str:

@@ -15,7 +15,7 @@ from ipex_inductor.optim.batches import UNSCALED
 from ipex_inductor.optim.look import Groups, Look, again, look
 from ipex_inductor.optim.operands import LeftError
 from ipex_inductor.optim.overlaps import overlapping
-from ipex_inductor.optim.plan import Plan, next_numbers, numbers_of
+from ipex_inductor.optim.plan import Plan, next_numbers, numbers_of, run
 from ipex_inductor.optim.planning import plan
 from ipex_inductor.optim.weights import Trained
 
@@ -28,6 +28,7 @@ class Asked(NamedTuple):
     waits: bool
 
 
+AHEAD = 32  # steps
 ALONE = Asked(scaled=False, zeroed=False, waits=True)  # a step, and nothing beside
 
 
@@ -39,13 +40,13 @@ class Known:
     asked: Asked
     made: Plan
     addresses: "array[int]"  # of the gradients, as they stand in its rows
-    versions: bool  # all that is written has one: inference tensors have not
+    plain: bool  # of `ALONE`, no DTensors; what is written has versions: inference tensors have not
     on_cuda: bool  # some of it lies there, so CUDA is in use, and no other kind of GPU
     groups: Groups | None = None  # as they stood at the last step that was `_unchanged`
     apart: "tuple[array[int], bool] | None" = None  # whether those at these addresses are
+    ahead: int = 0  # for how many steps numbers were made at once
 
 
-Ready = tuple[Plan, "list[array[float]]", object]  # with its numbers, and what keeps gradients
 _captured: list[Plan] = []  # nobody says when a graph that may read their tables is gone
 _known: "weakref.WeakKeyDictionary[Optimizer, Known]" = weakref.WeakKeyDictionary()
 
@@ -80,47 +81,58 @@ def taken(last: Known | None, seen: Look | None, asked: Asked) -> Plan | None:
     return made
 
 
-def ready(optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained]) -> Ready | None:
-    """The last plan, if it is that of this step and of nothing beside, to be run at once.
+def repeated(optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained]) -> bool:
+    """Whether this step is like the last one and of nothing beside; it is done then.
 
-    None while a graph is captured.
+    Not while a graph is captured.
     """
+    if not weights and unchanged(optimizer):
+        return True
     last = _known.get(optimizer)
     if last is None or last.asked != ALONE or _captures(last):
-        return None
-    if last.versions and not weights and (found := _unchanged(optimizer, last)):
-        return found
+        return False
     seen, known = looked(optimizer, weights)
     made = taken(known, seen, ALONE)
-    return None if made is None else (made, numbers_of(made, optimizer, UNSCALED), seen)
+    if made is None:
+        return False
+    run(made, optimizer, numbers_of(made, optimizer, UNSCALED), UNSCALED)
+    return True
 
 
-def _unchanged(optimizer: Optimizer, last: Known) -> Ready | None:
-    """The same in less time; versions are counted then."""
-    made, facts = last.made, last.facts[0]
-    if type(facts) is not bytes:  # of DTensors
-        return None
-    groups = _groups(optimizer, last)
-    if groups is None:
-        return None
-    numbers: list[array[float]] = []
+def unchanged(optimizer: Optimizer) -> bool:
+    """The same in less time, of plain parameters without `weights`; versions are counted first.
 
-    def prepared() -> bytes:
-        if groups.numbers is None:
-            numbers.extend(numbers_of(made, optimizer, UNSCALED))
-        else:
-            numbers.extend(next_numbers(made, groups.numbers))
-        groups.numbers = numbers
-        return made.standing
-
-    seen = again(optimizer, groups, facts, last.addresses, prepared)
+    Where all is on GPUs and stays as it is, one call of C++ looks and launches, with numbers that
+    are known ahead, of more steps the longer groups hold the same.
+    """
+    last = _known.get(optimizer)
+    if last is None or not last.plain or _captures(last):
+        return False
+    made, groups, steady = last.made, last.groups, True
+    around = last.facts[0], last.addresses, made.turns
+    seen = again(optimizer, groups, *around, take=True) if groups and made.ready() else None
+    if seen is not None and seen.taken:
+        return True
     if seen is None:
-        return None
-    addresses, kept = seen
-    if addresses is not last.addresses:
-        made.move(addresses)
-        last.addresses = addresses
-    return made, numbers, kept
+        groups = _groups(optimizer, last)
+        if groups is None:
+            return False
+        steady = groups.numbers is not None
+    assert groups is not None
+    if groups.numbers is None:
+        groups.numbers = numbers_of(made, optimizer, UNSCALED)
+    else:
+        groups.numbers = next_numbers(made, groups.numbers)
+    seen = seen or again(optimizer, groups, *around, take=False)
+    if seen is None:
+        return False
+    if seen.addresses is not last.addresses:
+        made.move(seen.addresses)
+        last.addresses = seen.addresses
+    run(made, optimizer, groups.numbers, UNSCALED)  # `seen` keeps gradients in memory
+    last.ahead = min(AHEAD, 2 * last.ahead + 1) if steady and groups.lasting else 0
+    made.look_ahead(groups.numbers, last.ahead)
+    return True
 
 
 def _groups(optimizer: Optimizer, last: Known) -> Groups | None:
@@ -165,9 +177,10 @@ def keep(
     if seen is None:
         _known.pop(optimizer, None)
     else:
-        versions = not any(tensor.is_inference() for tensor in seen.held)
+        plain = asked == ALONE and type(seen.facts[0]) is bytes
+        plain = plain and not any(tensor.is_inference() for tensor in seen.held)
         on_cuda = any(tensor.is_cuda for tensor in seen.held)
-        _known[optimizer] = Known(seen.facts, asked, made, seen.addresses, versions, on_cuda)
+        _known[optimizer] = Known(seen.facts, asked, made, seen.addresses, plain, on_cuda)
 
 
 def capturing() -> bool:
@@ -181,4 +194,4 @@ def capturing() -> bool:
 
 def _captures(known: Known) -> bool:
     """The same for a step like this one, in less time where CUDA is in use."""
-    return torch.cuda.is_current_stream_capturing() if known.on_cuda else capturing()
+    return torch._C._cuda_isCurrentStreamCapturing() if known.on_cuda else capturing()

@@ -3,7 +3,7 @@
 import functools
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +26,9 @@ from ipex_inductor.templates.step_cuda import (
     Sent,
     chunks_of,
     loaded,
+    stream_on,
     tile,
+    turns_of,
 )
 from ipex_inductor.templates.step_triton import (
     norms_signature,
@@ -37,7 +39,7 @@ from ipex_inductor.templates.step_triton import (
 
 
 class CudaBatch:
-    """Those of one group and count of steps on an NVIDIA GPU: a launch, or two for norms."""
+    """Those of one group and count of steps on an NVIDIA GPU: a launch, two for norms of shards."""
 
     def __init__(
         self, kernel: StepKernel, device: torch.device, aligned: bool, group: int, far: float
@@ -48,17 +50,16 @@ class CudaBatch:
         """
         self.rows, self._blocks = array("q"), array("q")
         self._kernel, self._device, self._group = kernel, device, group
-        self._far = far
         self._block, _ = tile_of(kernel)
         self._step = kernel_of(kernel, device, aligned, "step")
-        self._norms = kernel_of(kernel, device, aligned, "norms") if kernel.rule.norms else None
+        self._norms = kernel_of(kernel, device, aligned, "norms") if adds_up(kernel) else None
         self._scalars = scalars_function(kernel)
-        self._ratios: tuple[Room, ...] = ()  # of norms that are whole here
-        self._sums: tuple[Room, ...] = ()  # where norms are added up
-        self._cells = Cells(kernel.counted)
-        self.counts = False  # whether the host counts their steps
+        self._cells = Cells(kernel.counted, far)
+        self.turn = self._cells.turn
         self._rows = Sent(device)
-        self._chunks: Room | None = None
+        self._rooms: Rooms | None = None
+        self._last: cuda.Launch | None = None
+        self._ahead = array("d")
 
     def add(
         self, addresses: list[int], elements: int, step: Tensor | None, first: bool, group: int
@@ -68,65 +69,88 @@ class CudaBatch:
         self._blocks.append(-(-elements // self._block))
         if step is not None:
             self._cells.add(step.data_ptr())
-            self.counts = True
+
+    @property
+    def counts(self) -> bool:
+        """Whether the host counts their steps."""
+        return len(self._cells) > 0
 
     def as_far(self) -> bool:
         """Whether all steps are as far as they were left here."""
-        return self._cells.are(self._far)
-
-    def standing(self) -> bytes:
-        """The same question, for `Reader.again`."""
-        return self._cells.standing(self._far)
+        return self._cells.stand()
 
     def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
         """See `Batch`; with what the formula makes of them."""
-        return self._made_of(own_numbers(groups[self._group], self._kernel.numbers, scale.number))
+        self.turn.left = 0
+        own = own_numbers(groups[self._group], self._kernel.numbers, scale.number)
+        return array("d", self._scalars(self._next(self._cells.far), *own))
 
     def next_numbers(self, numbers: "array[float]") -> "array[float]":
         """See `Batch`; the group's own come first."""
-        return self._made_of(numbers[: len(self._kernel.numbers)])
+        turn, count = self.turn, len(numbers)
+        if not (turn.left and turn.at == turn.far):
+            own = numbers[: len(self._kernel.numbers)]
+            return array("d", self._scalars(self._next(turn.far), *own))
+        first = len(self._ahead) - turn.left * count
+        turn.left, turn.at = turn.left - 1, self._cells.after()
+        turn.ahead += count * self._ahead.itemsize
+        return self._ahead[first : first + count]
 
-    def _made_of(self, given: Sequence[float]) -> "array[float]":
-        return array("d", self._scalars(self._far + 1 if self.counts else self._far, *given))
+    def look_ahead(self, numbers: "array[float]", steps: int) -> None:
+        """Have those of so many steps, of groups that hold what they held at the last."""
+        own, far = numbers[: len(self._kernel.numbers)], self._cells.far
+        self._ahead = array("d")
+        for _ in range(steps):
+            next_ = self._next(far)
+            self._ahead.extend(self._scalars(next_, *own))
+            far = next_ if self.counts else 0.0
+        self.turn.ahead, _ = self._ahead.buffer_info()
+        self.turn.left, self.turn.at = steps, self._cells.far
+
+    def _next(self, far: float) -> float:
+        """What the formula is told of a step: its number, or whether it is the first."""
+        return far + 1 if self.counts else far
 
     def prepare(self) -> None:
         """See `Batch`."""
-        if self._chunks is None:
-            chunks = Room(chunks_of(self._blocks, self._device))
-            if self._norms is not None:
-                rows = len(self._blocks)
-                self._ratios = ratios_of(self._kernel, rows, self._device)
-                self._sums = sums_of(self._kernel, rows, len(chunks), self._device)
-            self._chunks = chunks
+        if self._rooms is None:
+            self._rooms = rooms_of(self._kernel, self._blocks, self._device)
 
     def take_norms(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`; on the current stream."""
-        if self._kernel.sharded and self._chunks:
+        assert self._rooms is not None
+        if self._norms is not None and self._rooms.programs:
             with On(self._device) as stream:
-                self._launch_norms(stream, self._tables(stream), numbers)
+                tables = self._tables(stream, *self._rooms.norms)
+                self._norms(self._rooms.programs, stream, (*tables, *numbers))
 
     def run(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`; on the current stream."""
-        if chunks := len(self._chunks or ()):
+        assert self._rooms is not None
+        last, self._last = self._last, None
+        if programs := self._rooms.programs:
             with On(self._device) as stream:
-                tables = self._tables(stream)
-                if self._norms is not None and not self._kernel.sharded:
-                    self._launch_norms(stream, tables, numbers)
-                self._step(chunks, stream, (*tables, *numbers))
-        self._far = self._far + 1 if self.counts else 0
-        self._cells.become(self._far)
+                tables = self._tables(stream, *self._rooms.step)
+                self._step(programs, stream, (*tables, *numbers))
+                if last is None or (last.stream, last.tables) != (stream, tables):
+                    last = self._step.launch(programs, stream, tables, len(numbers))
+                    for name, value in last.fields.items():
+                        setattr(self.turn, name, value)
+            if not torch.cuda.is_current_stream_capturing():  # else its table is the graph's
+                self._last = last
+        self._cells.become(self._cells.after())
 
-    def _tables(self, stream: int) -> tuple[int, ...]:
-        """What kernels are given of addresses: rows, chunks, and where ratios of rows are."""
-        assert self._chunks is not None
-        rows, chunks = self._rows.address(self.rows, stream), self._chunks.address(stream)
-        return rows, chunks, *[ratios.address(stream) for ratios in self._ratios]
+    def ready(self) -> bool:
+        """Whether `Reader.again` may take its turn: the last launch with numbers known ahead."""
+        turn, last = self.turn, self._last
+        if last is None or not turn.left or turn.at != turn.far:
+            return False
+        return stream_on(self._device) == last.stream
 
-    def _launch_norms(self, stream: int, tables: tuple[int, ...], numbers: "array[float]") -> None:
-        assert self._norms is not None
-        assert self._chunks is not None
-        sums = (room.address(stream) for room in self._sums)
-        self._norms(len(self._chunks), stream, (*tables, *numbers, *sums))
+    def _tables(self, stream: int, *rooms: Room) -> tuple[int, ...]:
+        """What kernels are given of addresses."""
+        rows = self._rows.address(self.rows, stream)
+        return rows, *(room.address(stream) for room in rooms)
 
 
 class CountingBatch:
@@ -141,15 +165,13 @@ class CountingBatch:
         self._kernel, self.device = kernel, device
         self._step, self._scalars, *norms = (
             kernel_of(kernel, device, aligned, name, tabled=True)
-            for name in ("step", "scalars", *["norms"] * bool(kernel.rule.norms))
+            for name in ("step", "scalars", *["norms"] * adds_up(kernel))
         )
         self._norms = norms[0] if norms else None
-        self._ratios: tuple[Room, ...] = ()  # as in `CudaBatch`
-        self._sums: tuple[Room, ...] = ()
         self._block, _ = tile_of(kernel)
         self._rows, *self._sent = (Sent(device) for _ in range(4))
         self._rates: array[int] = array("q")
-        self._chunks: Room | None = None
+        self._rooms: Rooms | None = None
         self._table: Room | None = None
 
     def add(
@@ -179,35 +201,36 @@ class CountingBatch:
         if self._table is None:
             size = len(self._blocks) * (len(scalar_names(self._kernel)) + 1)
             real = getattr(torch, self._kernel.real)
-            self._chunks = Room(chunks_of(self._blocks, self.device))
-            if self._norms is not None:
-                rows = len(self._blocks)
-                self._ratios = ratios_of(self._kernel, rows, self.device)
-                self._sums = sums_of(self._kernel, rows, len(self._chunks), self.device)
+            self._rooms = rooms_of(self._kernel, self._blocks, self.device)
             self._table = Room(torch.empty(size, dtype=real, device=self.device))
 
     def take_norms(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`; on the current stream."""
-        if self._kernel.sharded:
+        assert self._rooms is not None
+        if self._norms is not None:
             with On(self.device) as stream:
-                self._begin(stream, self._tables(stream), numbers, scale)
+                table = self._made(stream, numbers, scale)
+                if self._rooms.programs:
+                    arguments = (*self._tables(stream, *self._rooms.norms), table)
+                    self._norms(self._rooms.programs, stream, arguments)
 
     def run(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`; on the current stream."""
+        assert self._rooms is not None
+        assert self._table is not None
         with On(self.device) as stream:
-            tables = self._tables(stream)
-            if not self._kernel.sharded:
-                self._begin(stream, tables, numbers, scale)
-            if self._chunks:
-                self._step(len(self._chunks), stream, tables)
+            made = self._norms is not None  # by `take_norms`
+            table = self._table.address(stream) if made else self._made(stream, numbers, scale)
+            if self._rooms.programs:
+                arguments = (*self._tables(stream, *self._rooms.step), table)
+                self._step(self._rooms.programs, stream, arguments)
         if not self._kernel.rule.counts:
             self._steps[2::3] = NOT_FIRST * len(self._blocks)
 
-    def _begin(
-        self, stream: int, tables: tuple[int, ...], numbers: "array[float]", scale: Scale
-    ) -> None:
-        """Count, make scalars, take norms."""
-        count, table = len(self._blocks), tables[-1]
+    def _made(self, stream: int, numbers: "array[float]", scale: Scale) -> int:
+        """Count, and make scalars: where they are."""
+        assert self._table is not None
+        count, table = len(self._blocks), self._table.address(stream)
         here: list[array[Any]] = [self._steps, numbers, self._rates]
         sent = zip(self._sent, here, strict=True)
         steps, given, rates = (there.address(values, stream) for there, values in sent)
@@ -216,16 +239,12 @@ class CountingBatch:
             looked = (0 if t is None else t.data_ptr() for t in around)
             arguments = (steps, count, given, rates, scale.number, *looked, table)
             self._scalars(-(-count // ROWS), stream, arguments)
-        if self._norms is not None and self._chunks:
-            sums = (room.address(stream) for room in self._sums)
-            self._norms(len(self._chunks), stream, (*tables, *sums))
+        return table
 
-    def _tables(self, stream: int) -> tuple[int, ...]:
-        """As in `CudaBatch`; the last one is where scalars of rows are."""
-        assert self._chunks is not None
-        assert self._table is not None
-        tables = (self._chunks, *self._ratios, self._table)
-        return self._rows.address(self.rows, stream), *(each.address(stream) for each in tables)
+    def _tables(self, stream: int, *rooms: Room) -> tuple[int, ...]:
+        """As in `CudaBatch`."""
+        rows = self._rows.address(self.rows, stream)
+        return rows, *(room.address(stream) for room in rooms)
 
     def _read(self, scale: Scale, scalars: Scalars) -> bool:
         """Launch what `scale` has yet to read; whether scalars were made in passing."""
@@ -276,19 +295,31 @@ def _kernel_of(
         return str(error)
 
 
-def ratios_of(kernel: StepKernel, rows: int, device: torch.device) -> tuple[Room, ...]:
-    """Room for the ratios of each row; none for shards, of which `step` makes them."""
-    if kernel.sharded:
-        return ()
-    ratios = len(assignments(kernel.rule.ratios(kernel.on)))
-    real = getattr(torch, kernel.real)
-    return (Room(torch.empty(rows * ratios, dtype=real, device=device)),)
+def adds_up(kernel: StepKernel) -> bool:
+    """Whether norms are sums that other processes add to, which a launch of its own takes."""
+    return bool(kernel.rule.norms) and kernel.sharded
 
 
-def sums_of(kernel: StepKernel, rows: int, chunks: int, device: torch.device) -> tuple[Room, Room]:
-    """Room for the sums of each chunk, and a counter for each row, which is 0."""
-    real = getattr(torch, kernel.real)
-    return (
-        Room(torch.empty(chunks * len(kernel.rule.norms), dtype=real, device=device)),
-        Room(torch.zeros(rows, dtype=torch.int32, device=device)),
-    )
+class Rooms(NamedTuple):
+    """How many programs a launch has, and what `step` and `norms` are given of memory."""
+
+    programs: int
+    step: tuple[Room, ...]
+    norms: tuple[Room, ...]
+
+
+def rooms_of(kernel: StepKernel, blocks: "array[int]", device: torch.device) -> Rooms:
+    """For rows of so many blocks: chunks, ratios of rows, sums of chunks, counters, which are 0."""
+    both = bool(kernel.rule.norms) and not kernel.sharded
+    held = (turns_of if both else chunks_of)(blocks, device)
+    chunks, programs = Room(held), len(held)
+    if not kernel.rule.norms:
+        return Rooms(programs, (chunks,), ())
+    real, rows = getattr(torch, kernel.real), len(blocks)
+    ratios = rows * len(assignments(kernel.rule.ratios(kernel.on)))
+    parts = Room(torch.empty(programs * len(kernel.rule.norms), dtype=real, device=device))
+    counters = Room(torch.zeros(rows + 1, dtype=torch.int32, device=device))
+    if not both:
+        return Rooms(programs, (chunks,), (chunks, parts, counters))
+    made = Room(torch.empty(ratios, dtype=real, device=device))
+    return Rooms(programs, (chunks, made, parts, counters), ())

@@ -24,12 +24,13 @@ class SyclBatch:
 
         Raises `NotBuiltError`.
         """
-        self._kernel, self._device, self._group, self._far = kernel, device, group, far
+        self._kernel, self._device, self._group = kernel, device, group
         self._step = given(_step(kernel, device))
         self._scalars = scalars_function(kernel)
         self._table = Table(CHUNK)
         self.rows = self._table.rows
-        self._cells = Cells(kernel.counted)
+        self._cells = Cells(kernel.counted, far)
+        self.turn = self._cells.turn
         self._rows, self._chunks = Sent(device), Sent(device)
 
     def add(
@@ -42,11 +43,7 @@ class SyclBatch:
 
     def as_far(self) -> bool:
         """Whether all steps are as far as they were left here."""
-        return self._cells.are(self._far)
-
-    def standing(self) -> bytes:
-        """The same question, for `Reader.again`."""
-        return self._cells.standing(self._far)
+        return self._cells.stand()
 
     def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
         """See `Batch`; with what the formula makes of them, once a row."""
@@ -57,7 +54,8 @@ class SyclBatch:
         return self._made_of(numbers[: len(self._kernel.numbers)])
 
     def _made_of(self, own: Sequence[float]) -> "array[float]":
-        made = self._scalars(self._far + 1 if len(self._cells) else self._far, *own)
+        far = self._cells.far
+        made = self._scalars(far + 1 if len(self._cells) else far, *own)
         left = (0.0,) * (self._step.scalars - len(made))  # for what norms make
         return array("d", (*made, *left) * self._table.count)
 
@@ -73,8 +71,7 @@ class SyclBatch:
         table = torch.tensor(numbers, dtype=self._step.real).to(self._device, non_blocking=True)
         places = self._rows(self.rows), count, self._chunks(chunks), len(chunks) // 3
         self._step.run(*places, table)
-        self._far = self._far + 1 if len(self._cells) else 0
-        self._cells.become(self._far)
+        self._cells.become(self._cells.after())
 
 
 @functools.lru_cache(maxsize=256)

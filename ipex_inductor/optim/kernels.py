@@ -21,7 +21,8 @@ from ipex_inductor.optim.again import (
     keep,
     looked,
     planned,
-    ready,
+    repeated,
+    unchanged,
 )
 from ipex_inductor.optim.batches import UNSCALED, Scale
 from ipex_inductor.optim.batches_cuda import CudaBatch
@@ -31,7 +32,7 @@ from ipex_inductor.optim.norms import Clip, deferred, read_of
 from ipex_inductor.optim.plan import Plan, numbers_of, run
 from ipex_inductor.optim.shards import is_sharded
 from ipex_inductor.optim.shares import total_norm
-from ipex_inductor.optim.weights import Trained
+from ipex_inductor.optim.weights import Place, Trained, has_tables
 from ipex_inductor.templates.formulas import FORMULAS
 
 log = logging.getLogger("ipex_inductor")
@@ -58,6 +59,20 @@ def wanted(optimizer: Optimizer) -> bool:
     return OPTIONS in vars(optimizer)
 
 
+def at_once(optimizer: Optimizer) -> bool:
+    """Whether the step is like the last one and of nothing beside; it is done then."""
+    if torch.compiler.is_compiling() or get_eval_frame_callback() is not None:
+        return False  # see `step`
+    given = vars(optimizer)
+    options = given.get(OPTIONS)
+    if options is None or "_opt_called" not in given or has_tables() or Place.sharded:
+        return False
+    if _around(optimizer, options) or not unchanged(optimizer):
+        return False
+    options.grad_norm = None
+    return True
+
+
 def step(
     optimizer: Optimizer,
     weights: Mapping[nn.Parameter, Trained],
@@ -75,13 +90,10 @@ def _look_and_step(
     own: Callable[[Container[nn.Parameter]], None],
 ) -> None:
     options: Options = vars(optimizer)[OPTIONS]
-    found = None if _around(optimizer, options) else ready(optimizer, weights)
-    if found is None:
+    if _around(optimizer, options) or not repeated(optimizer, weights):
         _step(optimizer, options, weights, own)
-        return
-    made, numbers, _held = found
-    run(made, optimizer, numbers, UNSCALED)
-    options.grad_norm = None
+    else:
+        options.grad_norm = None
 
 
 _undisturbed = _disable_dynamo(_look_and_step)  # torch.compiler.disable would import Dynamo now

@@ -8,11 +8,11 @@ put to all tensors at once, with no line of Python for each.
 import functools
 import logging
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress
 from operator import attrgetter, is_, itemgetter, not_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -94,18 +94,19 @@ class Groups:
         self.facts: list[Any] = []
         self.named = _groups(optimizer, self.facts)
         self.numbers: list[array[float]] | None = None
-        self._held = [dict(group) for group in optimizer.param_groups]
-        self._lasting = all(map(_lasts, self._held))
+        self.held = [dict(group) for group in optimizer.param_groups]
+        self.lasting = all(map(_lasts, self.held))
 
     def still(self, optimizer: Optimizer) -> bool:
         """Whether all they hold is the same, but for rates: of other rates no numbers are known."""
         groups = optimizer.param_groups
-        if not self._lasting or len(groups) != len(self._held):
+        if not self.lasting or len(groups) != len(self.held):
             return False
-        for group, held in zip(groups, self._held, strict=True):
+        for group, held in zip(groups, self.held, strict=True):
             rate = group.get("lr")
             if rate is not held["lr"] and type(rate) is type(held["lr"]) is float:
-                held["lr"], self.numbers = rate, None
+                self.numbers = self.numbers if rate == held["lr"] else None
+                held["lr"] = rate
             both = chain(group, group.values()), chain(held, held.values())
             if len(group) != len(held) or not all(map(is_, *both)):
                 return False
@@ -119,26 +120,38 @@ def _lasts(group: Mapping[str, Any]) -> bool:
     return {*map(type, flat)} <= LASTING and type(group["params"]) is list
 
 
+class Seen(NamedTuple):
+    """The same tensors: where gradients lie, what keeps them, whether all turns were taken."""
+
+    addresses: "array[int]"
+    kept: object
+    taken: bool
+
+
 def again(
     optimizer: Optimizer,
     groups: Groups,
     facts: bytes,
     last: "array[int]",
-    ready: Callable[[], bytes],
-) -> "tuple[array[int], object] | None":
-    """Addresses, and what is kept, if the tensors of `groups` have these facts; None if not.
+    turns: bytes,
+    take: bool,
+) -> Seen | None:
+    """What is seen, if the tensors of `groups` have these facts; None if not.
 
-    Also if no reader counts versions, or steps do not stand as the `Cells` say that are `ready`.
-    Versions of what a step writes are counted else, so whatever may refuse to step comes before.
+    Also if no reader counts versions, or steps are not where `turns` have them. Versions of what a
+    step writes are counted else, so whatever may refuse to step comes before. If groups hold what
+    they held, and gradients are where they were, that may `take` the turns.
     """
     read, state = _reader(), optimizer.state
     if read is None or not read.counts or not isinstance(state, dict):
         return None
-    told = read.again(*groups.named, state, facts, ready(), last.tobytes())
-    if told is None:
-        return None
+    held = groups.held if take else None
+    around = optimizer.param_groups, held, *groups.named
+    told = read.again(*around, state, facts, turns, last.tobytes())
+    if not told:
+        return None if told is None else Seen(last, None, True)
     kept, *moved = told
-    return array("q", *moved) if moved else last, kept
+    return Seen(array("q", *moved) if moved else last, kept, False)
 
 
 def gradients(optimizer: Optimizer) -> Look | None:

@@ -1,5 +1,7 @@
 """A step that is planned: kernels with what they take of an optimizer, to be run and run again."""
 
+import ctypes
+import functools
 from array import array
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +33,7 @@ class Plan:
     grads: list[tuple["array[int]", int]] = field(default_factory=list)  # where addresses stand
     shares: dict[Key, Shares] = field(default_factory=dict)  # of norms that other processes add to
     _columns: "list[Column] | None" = None
+    _ran: list[CudaBatch] | None = None  # where nothing else ran, and as it stands
 
     @property
     def lasts(self) -> bool:
@@ -45,14 +48,25 @@ class Plan:
                 return False
         return True
 
-    @property
-    def standing(self) -> bytes:
-        """The same question, for `Reader.again`."""
-        batches = self.batches.values()
-        return b"".join([b.standing() for b in batches if isinstance(b, (CudaBatch, SyclBatch))])
+    @functools.cached_property
+    def turns(self) -> bytes:
+        """Of those whose steps the host counts, for `Reader.again`: where they lie."""
+        counting = (b for b in self.batches.values() if isinstance(b, (CudaBatch, SyclBatch)))
+        return bytes(array("q", [ctypes.addressof(batch.turn) for batch in counting]))
+
+    def ready(self) -> bool:
+        """Whether `Reader.again` may take all turns, which is the whole step then."""
+        return self._ran is not None and all(batch.ready() for batch in self._ran)
+
+    def look_ahead(self, numbers: list["array[float]"], steps: int) -> None:
+        """Have numbers of so many steps, unless some are known, of groups that stay as they are."""
+        for batch, its in zip(self._ran or (), numbers, strict=False):
+            if not batch.turn.left:
+                batch.look_ahead(its, steps)
 
     def move(self, addresses: "array[int]") -> None:
         """Gradients lie there now."""
+        self._ran = None
         if self._columns is None:
             self._columns = _columns(self.grads)
         for rows, places, numbers in self._columns:
@@ -113,3 +127,5 @@ def run(made: Plan, optimizer: Optimizer, numbers: list["array[float]"], scale: 
     if made.written:
         bump(made.written)
     made.held, made.written, made.fresh = [], [], {}
+    ran = [batch for batch, _ in given if isinstance(batch, CudaBatch)]
+    made._ran = ran if len(ran) == len(given) and made.lasts else None

@@ -191,8 +191,10 @@ def _hooked_step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         return _profiled_step(optimizer, *args, **kwargs)
     after = optimizer._optimizer_step_post_hooks, optimizers._global_optimizer_post_hooks
     with torch._C._profiler._RecordFunctionFast(f"Optimizer.step#{type(optimizer).__name__}.step"):
-        _before_step(optimizer)
-        out = _step(optimizer, *args, **kwargs)
+        out = None
+        if args or kwargs or not kernels.at_once(optimizer):
+            _before_step(optimizer)
+            out = _step(optimizer, *args, **kwargs)
         optimizer._optimizer_step_code()
         for hooks in after:
             for hook in hooks.values():

@@ -48,7 +48,7 @@ def load_step(optimizer: Optimizer, device: torch.device, scaler: bool = False) 
     counting = [k for k, group in found.items() if _counts_there(k, group)]
     for kernel, aligned in product(found, ALIGNMENTS):
         for tabled in _tables(kernel, kernel in counting):
-            before = ["scalars"] * tabled + ["norms"] * bool(kernel.rule.norms)
+            before = ["scalars"] * tabled + ["norms"] * batches_cuda.adds_up(kernel)
             for name in ("step", *before):
                 batches_cuda.kernel_of(kernel, device, aligned, name, tabled)
     for which in _readings(found, counting, clips, scaler):

@@ -138,41 +138,122 @@ def test_what_has_no_version_is_not_counted_at_each_step(monkeypatch):
     assert all(t.is_inference() for own in optimizer.state.values() for t in own.values())
     backward(params)
     optimizer.step()
-    monkeypatch.setattr(again, "_unchanged", None)
+    monkeypatch.setattr(again, "again", None)
     before = versions(params)
     optimizer.step()
     assert versions(params) == [v + 1 for v in before]
 
 
-def test_a_reader_that_sees_the_same_counts_versions_and_nothing_else_does():
-    params, optimizer = trained()
-    backward(params)
-    known, steps = again._known[optimizer], Cells("float32")
-    for own in optimizer.state.values():
-        steps.add(own["step"].data_ptr())
-    groups, names = [params], [("step", "exp_avg", "exp_avg_sq")]
+class Asked:
+    """What `Reader.again` is asked of the next step, with a launch by a driver of our own."""
 
-    def seen(facts=known.facts[0], far=2.0, last=b""):
-        before = versions(written(params, optimizer))
-        cells = Cells("float32").standing(0.0) + steps.standing(far)
-        told = reader().again(groups, names, optimizer.state, facts, cells, last)
-        after = versions(written(params, optimizer))
+    def __init__(self, refused=0):
+        self.params, self.optimizer = trained()
+        backward(self.params)
+        self.state, self.groups = self.optimizer.state, self.optimizer.param_groups
+        self.facts = again._known[self.optimizer].facts[0]
+        self.held = [dict(group) for group in self.groups]
+        self.steps = Cells("float32", 2.0)
+        for own in self.state.values():
+            self.steps.add(own["step"].data_ptr())
+        self.turn, self.launched, self.refused = self.steps.turn, [], refused
+        self._room, self._ahead = array("f", [0, 0]), array("d", [0.5, 0.25, 1.5, 2.5])
+        self._pointers = (ctypes.c_void_p * 2)(self._room.buffer_info()[0])
+        kinds = ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3
+        self._driver = ctypes.CFUNCTYPE(ctypes.c_int32, *kinds)(self._launch)
+        fields = {
+            "driver": ctypes.cast(self._driver, ctypes.c_void_p).value,
+            "arguments": ctypes.addressof(self._pointers),
+            "function": 7,
+            "blocks": 3,
+            "threads": 64,
+            "shared": 5,
+            "stream": 9,
+            "numbers": self._room.buffer_info()[0],
+            "each": 2,
+            "doubles": 0,
+            "ahead": self._ahead.buffer_info()[0],
+            "left": 2,
+            "at": 2.0,
+        }
+        for name, value in fields.items():
+            setattr(self.turn, name, value)
+
+    def _launch(self, *given):
+        self.launched.append((*given, [*self._room], self.counted()))
+        return self.refused
+
+    def counted(self):
+        return [float(own["step"]) for own in self.state.values()]
+
+    def again(self, held=None, facts=None, last=b"", turns=()):
+        """How many versions were counted, and what was told."""
+        before = versions(written(self.params, self.optimizer))
+        every = [ctypes.addressof(turn) for turn in (*turns, self.turn)]
+        names = [("step", "exp_avg", "exp_avg_sq")]
+        facts = self.facts if facts is None else facts
+        around = self.groups, held, [self.params], names, self.state
+        told = reader().again(*around, facts, bytes(array("q", every)), last)
+        after = versions(written(self.params, self.optimizer))
         (counted,) = {b - a for a, b in zip(before, after, strict=True)}
         return counted, told
 
-    assert seen(far=3.0) == (0, None)
-    assert seen(facts=known.facts[0][:-1]) == (0, None)
-    counted, (kept, addresses) = seen()
+
+def test_a_reader_that_sees_the_same_counts_versions_and_nothing_else_does():
+    asked = Asked()
+    params = asked.params
+    asked.turn.far = 3.0
+    assert asked.again() == (0, None)
+    asked.turn.far = 2.0
+    assert asked.again(facts=asked.facts[:-1]) == (0, None)
+    counted, (kept, addresses) = asked.again(turns=[Cells("float32").turn])
     assert counted == 1
     assert [*array("q", addresses)] == [p.grad.data_ptr() for p in params]
     there = weakref.ref(params[0].grad)
-    counted, moved = seen(last=addresses)
+    counted, moved = asked.again(last=addresses)
     assert (counted, len(moved)) == (1, 1)
+    assert not asked.launched
     params[0].grad = None
     assert there() is not None
-    assert seen() == (0, None)
+    assert asked.again() == (0, None)
     del kept, moved
     assert there() is None
+
+
+@pytest.mark.host("its driver is told where the steps of the host lie")
+def test_a_reader_takes_turns_of_what_stays_as_it_is():
+    asked = Asked()
+    held, group = asked.held, asked.groups[0]
+    _, (_, addresses) = asked.again(held)  # gradients lie elsewhere
+    assert not asked.launched
+    assert asked.again(held, last=addresses) == (1, [])
+    (given,) = asked.launched
+    assert given[:9] == (7, 3, 1, 1, 64, 1, 1, 5, 9)
+    assert given[-2:] == ([0.5, 0.25], [2.0] * 3)  # steps are counted behind a launch
+    turn = asked.turn
+    assert (turn.far, turn.at, turn.left, asked.counted()) == (3.0, 3.0, 1, [3.0] * 3)
+    group["lr"] = 0.5
+    assert asked.again(held, last=addresses) == (0, None)
+    group["lr"] = held[0]["lr"]
+    group["more"] = None
+    assert asked.again(held, last=addresses) == (0, None)
+    del group["more"]
+    assert asked.again([*held, *held], last=addresses) == (0, None)
+    assert asked.again(held, last=addresses) == (1, [])
+    assert asked.launched[1][-2:] == ([1.5, 2.5], [3.0] * 3)
+    assert (turn.far, turn.left) == (4.0, 0)
+
+
+@pytest.mark.host("its driver is told where the steps of the host lie")
+def test_a_turn_that_a_driver_refuses_counts_versions_and_no_steps():
+    asked = Asked(refused=719)
+    _, (_, addresses) = asked.again()
+    before = versions(written(asked.params, asked.optimizer))
+    with pytest.raises((DeviceError, OSError)):  # where there is no driver none has words for it
+        asked.again(asked.held, last=addresses)
+    assert versions(written(asked.params, asked.optimizer)) == [v + 1 for v in before]
+    turn = asked.turn
+    assert (turn.far, turn.at, turn.left, asked.counted()) == (2.0, 2.0, 2, [2.0] * 3)
 
 
 def test_a_number_that_is_none_counts_no_version():
@@ -206,13 +287,13 @@ def refuse(*_):
 def test_dynamo_stays_out_of_a_step_that_it_comes_to(monkeypatch):
     params, optimizer = trained(0)
     backward(params)
-    following, ready = [], kernels.ready
+    following, repeated = [], kernels.repeated
 
     def spy(*given):
         following.append(get_eval_frame_callback())
-        return ready(*given)
+        return repeated(*given)
 
-    monkeypatch.setattr(kernels, "ready", spy)
+    monkeypatch.setattr(kernels, "repeated", spy)
 
     @torch.compile(backend="eager")
     def train(x):
