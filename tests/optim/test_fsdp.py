@@ -56,18 +56,13 @@ ALL = [*(pytest.param(checks, id=name) for name, checks in CHECKS.items()), MORE
 @pytest.mark.parametrize("checks", ALL)
 def test_under_fully_shard(checks, tmp_path):
     """See fsdp_ranks.py."""
-    size, *names = checks
-    command = [sys.executable, str(HERE / "fsdp_ranks.py")]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, PATHS)), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(size), str(tmp_path), *names],
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    said = [process.communicate()[0] for process in ranks]
-    assert [process.returncode for process in ranks] == [0] * size, "\n".join(said)
+    size, *names = map(str, checks)
+    done = subprocess.run(
+        [sys.executable, str(HERE / "fsdp_ranks.py"), size, str(tmp_path), *names],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
