@@ -30,10 +30,10 @@ class Tiny:
     sizes: Mapping[str, Any]
     dropout: tuple[str, ...] = ()
 
-    def __call__(self, dropout: float) -> nn.Module:
+    def __call__(self, dropout: float, **sizes: Any) -> nn.Module:
         import transformers
 
-        words = {**self.sizes, **dict.fromkeys(self.dropout, dropout)}
+        words = {**self.sizes, **sizes, **dict.fromkeys(self.dropout, dropout)}
         return getattr(transformers, self.model)(getattr(transformers, self.config)(**words))
 
 
@@ -48,10 +48,13 @@ class Own:
         return self.make()
 
 
-def build(name: str, dropout: float = 0.1) -> tuple[nn.Module, dict[str, Tensor]]:
-    """The model `name` in fp32, and its inputs by name: the same ones in every process."""
+def build(name: str, dropout: float = 0.1, **sizes: Any) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The model `name` in fp32, and its inputs by name: the same ones in every process.
+
+    `sizes` changes those of one of `transformers`.
+    """
     torch.manual_seed(0)
-    model = MODELS[name](dropout)
+    model = MODELS[name](dropout, **sizes)
     _fill(model)
     return model, MODELS[name].inputs()
 
