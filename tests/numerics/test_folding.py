@@ -156,6 +156,15 @@ RUNS = {
 
 IN_CODE = {("conv2d", run) for run in ("fp32", "fp32 dynamic", "bf16")}
 IN_CODE |= {("linear", run) for run in RUNS if run != "fp64"} | {("conv_transpose2d", "fp32")}
+# The algebra of every kind, then each way to be less exact: of the kinds in code, and of sizes that
+# vary also a transposed one. Others differ by their dimensions, which fp64 has tried.
+QUICK = IN_CODE | {(kind, "fp64") for kind in AFTER} | {("conv_transpose2d", "fp32 dynamic")}
+
+
+def runs(kinds, names=RUNS):
+    """All pairs, those that are not quick marked so."""
+    every = itertools.product(kinds, names)
+    return [pytest.param(*p, marks=[pytest.mark.slow] * (p not in QUICK)) for p in every]
 
 
 @pytest.fixture
@@ -171,8 +180,7 @@ def to_code(kind, run, request):
     return whole
 
 
-@pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("kind", AFTER)
+@pytest.mark.parametrize(("kind", "run"), runs(AFTER))
 def test_a_norm_after_every_product_folds(kind, run, to_code):
     dtype, dynamic = RUNS[run]
     model = Each(
@@ -185,8 +193,7 @@ def test_a_norm_after_every_product_folds(kind, run, to_code):
     assert "sqrt" not in code, "a batch norm is left in the graph"
 
 
-@pytest.mark.parametrize("run", ["fp64", "fp32", "fp32 dynamic"])
-@pytest.mark.parametrize("kind", BEFORE)
+@pytest.mark.parametrize(("kind", "run"), runs(BEFORE, ["fp64", "fp32", "fp32 dynamic"]))
 def test_a_norm_before_a_product_folds(kind, run, to_code):
     dtype, dynamic = RUNS[run]
     model = Each(
@@ -267,7 +274,8 @@ def test_a_layer_met_again_costs_no_fake_value(folded):
     assert first == many > 0
 
 
-@pytest.mark.parametrize("rank", [2, 3])
+# Of three dimensions are the same lines.
+@pytest.mark.parametrize("rank", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_layouts_stay(rank):
     """Channels-last in the input, in the weight, or in both, also where it is ambiguous."""
     last = torch.channels_last if rank == 2 else torch.channels_last_3d
