@@ -1,5 +1,6 @@
 """The package's tables as tests ask them: of another GPU, at another batch."""
 
+import functools
 from itertools import starmap
 
 from msgspec.structs import replace
@@ -14,9 +15,15 @@ TABLES = sorted(select.SHIPPED.glob("*.jsonl"))
 H200 = target.described("h200")
 
 
+@functools.cache
+def problems():
+    """Those of ours in the H200's table."""
+    return [r.problem for r in Records(*TABLES) if r.problem.op.startswith("ipex.")]
+
+
 def offered_on(gpu):
     """The problems of ours in the H200's table, were they another's, and the H200's own choices."""
-    ours = [r.problem for r in Records(*TABLES) if r.problem.op.startswith("ipex.")]
+    ours = problems()
     there = {encode(replace(p, arch=str(target.described(gpu)))): p for p in ours}
     offered = {key: [c.choice for c in library.calls(decode_problem(key))] for key in there}
     return offered, select.lookup([*map(encode, there.values())], None), there

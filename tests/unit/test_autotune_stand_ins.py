@@ -29,8 +29,26 @@ def as_of(choice, version):
     return replace(choice, template=of and f"torch {version}{comma}{digest}")
 
 
-@pytest.mark.parametrize("version", ["2.11.1", "2.13.0", "2.15.0"])
-@pytest.mark.parametrize(("gpu", "source"), [("h200", "shipped"), ("h100", f"derived from {H200}")])
+SOURCES = {"h200": "shipped", "h100": f"derived from {H200}"}
+
+
+def quickly(which, *others):
+    """Each GPU with each of the others; three seconds each, so that a few pairs are quick."""
+    return [
+        pytest.param(
+            gpu, SOURCES[gpu], other, marks=[pytest.mark.slow] * ((gpu, other) not in which)
+        )
+        for other in others
+        for gpu in SOURCES
+    ]
+
+
+VERSIONS = [("h200", "2.11.1"), ("h100", "2.13.0"), ("h200", "2.15.0")]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "source", "version"), quickly(VERSIONS, "2.11.1", "2.13.0", "2.15.0")
+)
 def test_the_table_stands_in_for_that_of_another_torch(gpu, source, version, of_torch):
     """Of each op of ours the very choice, compiled by that torch; and the source says whose."""
     of_torch("2.11.0")
@@ -56,20 +74,25 @@ def test_no_table_stands_in_for_a_torch_that_nobody_tried(of_torch):
     assert not any(each.choice.template for each in found.values())
 
 
-@pytest.fixture
-def conv(of_torch, tmp_path):
-    """A convolution of an H200 at a batch that no table has, with torch 2.13, and a database.
-
-    `kept` writes records of it at a batch: microseconds, or why it failed, of a choice by a torch.
-    """
-    of_torch("2.13.0")
+@pytest.fixture(scope="module")
+def problem():
+    """A convolution of an H200 at a batch that no table has."""
     offered, *_ = offered_on("h200")
-    problem = next(
+    return next(
         of_batch(48, p)
         for p in map(decode_problem, offered)
         if (p.op, p.operands[0].shape) == (CONVOLUTION, (128, 64, 56, 56))
         and p.operands[1].shape[:2] == (256, 64)
     )
+
+
+@pytest.fixture
+def conv(problem, of_torch, tmp_path):
+    """That convolution with torch 2.13, and a database.
+
+    `kept` writes records of it at a batch: microseconds, or why it failed, of a choice by a torch.
+    """
+    of_torch("2.13.0")
     choices = [call.choice for call in library.calls(problem)]
     kinds = {kind: [c for c in choices if c.kind == kind] for kind in ("library", "template")}
 
@@ -171,8 +194,10 @@ def test_another_torch_stands_in_for_ops_of_ours_on_nvidias_gpus_alone(conv, cha
     assert select.nearest(offered, conv.folder) != {}
 
 
-@pytest.mark.parametrize("version", ["2.11.0", "2.13.0"])
-@pytest.mark.parametrize(("gpu", "source"), [("h200", "shipped"), ("h100", f"derived from {H200}")])
+@pytest.mark.parametrize(
+    ("gpu", "source", "version"),
+    quickly([("h200", "2.13.0"), ("h100", "2.11.0")], "2.11.0", "2.13.0"),
+)
 def test_where_cudnn_times_its_kernels_what_was_measured_without_stands_in(
     gpu, source, version, of_torch
 ):
@@ -195,10 +220,13 @@ def test_where_cudnn_times_its_kernels_what_was_measured_without_stands_in(
     assert select.nearest(other, None) == select.derived(other, None) == {}
 
 
-@pytest.mark.parametrize("settings", [{}, {TIMED: True}], ids=str)
-@pytest.mark.parametrize(("gpu", "source"), [("h200", "shipped"), ("h100", f"derived from {H200}")])
-def test_fp16_is_as_bf16(gpu, source, settings, of_torch):
+@pytest.mark.parametrize(
+    ("gpu", "source", "timed_by_cudnn"),
+    quickly([("h200", False), ("h100", True)], False, True),
+)
+def test_fp16_is_as_bf16(gpu, source, timed_by_cudnn, of_torch):
     """Of what is offered for it: the templates are tried on both, and so are the libraries'."""
+    settings = {TIMED: True} if timed_by_cudnn else {}
     of_torch("2.11.0")
     _, known, there = offered_on(gpu)
     halves = {}
