@@ -5,6 +5,7 @@ import gc
 import os
 import shutil
 import tempfile
+from pathlib import Path
 
 # Threads that wait for one another sleep; two workers' on two cores would spin instead of working.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -66,6 +67,28 @@ def instructions_known():
     with pytest.MonkeyPatch.context() as patch:
         if kinds and all(kinds):
             patch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
+        yield
+
+
+@pytest.fixture(scope="session")
+def guard_layer(tmp_path_factory):
+    """A folder of kernels with the guard of described GPUs, which g++ takes ten seconds for."""
+    from ipex_inductor.prebuild import described, describing
+
+    describing.guard_of.cache_clear()
+    describing.guard_of(described.SOURCE)  # the home of all tests has it then
+    folder = tmp_path_factory.mktemp("guard")
+    for entry in Path(os.environ["IPEX_HOME"]).glob("kernels/1/*.entry"):
+        if b"guard of described devices" in entry.read_bytes():
+            shutil.copy(entry, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def guard_known(guard_layer):
+    """Processes started meanwhile find it, whatever home they have."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IPEX_AOT_LAYERS", str(guard_layer))
         yield
 
 

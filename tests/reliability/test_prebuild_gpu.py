@@ -34,7 +34,10 @@ from ipex_inductor.prebuild import described, describing, driver, graphs
 from ipex_inductor.target import current
 from ipex_inductor.target import described as target
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="here is a real GPU")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="here is a real GPU"),
+    pytest.mark.usefixtures("guard_known"),
+]
 
 cpu_build = pytest.mark.skipif(bool(torch.version.cuda), reason="torch makes graphs here")
 
@@ -426,7 +429,7 @@ def run(*steps):
 
 
 @pytest.fixture(scope="module")
-def bundles(tmp_path_factory):
+def bundles(guard_known, tmp_path_factory):
     """Bundles for an H200, of a net and of a training step, and what one builder counted."""
     folder = tmp_path_factory.mktemp("prebuilt")
     paths = folder / "net.ipexbundle", folder / "step.ipexbundle"
@@ -586,6 +589,7 @@ def test_what_cannot_be_prebuilt_is_told(tmp_path):
 
 def test_without_a_compiler_it_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("IPEX_HOME", str(tmp_path))
+    monkeypatch.delenv("IPEX_AOT_LAYERS")
     monkeypatch.setattr(toolkit, "compiler", lambda: None)
     describing.guard_of.cache_clear()
     model, inputs = make()

@@ -101,7 +101,7 @@ def groups(names):
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory):
+def tuned(guard_known, tmp_path_factory):
     """Home and usual folder as one process leaves them, and what it told."""
     base = tmp_path_factory.mktemp("tuned")
     return base, run(base, **TUNED)
