@@ -11,6 +11,7 @@ import pytest
 import torch
 from bundles import MODEL
 from torch import nn
+from torch._inductor import config as inductor
 from typer.testing import CliRunner
 
 import ipex_inductor
@@ -72,7 +73,9 @@ def levelled(tmp_path_factory):
         env = os.environ | {"IPEX_HOME": str(folder / "home")} | env
         return subprocess.run(command, env=env, capture_output=True, text=True)
 
-    return SimpleNamespace(folder=folder, load=load, make=make)
+    # Of a level two headers would be compiled for one use each.
+    with inductor.patch({"aot_inductor.precompile_headers": False}):
+        yield SimpleNamespace(folder=folder, load=load, make=make)
 
 
 def levels_seen():
