@@ -74,7 +74,7 @@ class Two(nn.Module):
         return torch.relu(self.layer(x)) * scale
 
 
-def test_a_run_is_recorded_and_its_inputs_come_back(tmp_path, monkeypatch):
+def test_a_run_is_recorded_and_its_inputs_come_back(op_by_op, tmp_path, monkeypatch):
     monkeypatch.setenv("IPEX_RECORD", str(tmp_path / "runs"))
     torch.compiler.reset()
     two = Two()
@@ -221,7 +221,7 @@ def recorded_by(call, net, folder):
     return [Example("m", net, ()).recorded(line) for line in lines_of(file)]
 
 
-def test_flags_and_what_holds_tensors_are_recorded(records):
+def test_flags_and_what_holds_tensors_are_recorded(op_by_op, records):
     x = torch.empty_strided((4, 8), (1, 4)).fill_(1)
     torch._dynamo.mark_dynamic(x, 0, min=2, max=16)
     one = torch.ones(8)
