@@ -39,7 +39,7 @@ BINARY = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
 def right(whole=False):
-    """Half of the shapes in a dtype each, or all in all; where Triton interprets, as below."""
+    """A third of the shapes in a dtype each, or all in all; where Triton interprets, as below."""
     for case in few_rows_cases.cases("cpu", whole):
         few_rows_cases.check(*case, errors=4)
 

@@ -258,17 +258,24 @@ ONES = [*product(ONE_PASS[:3], (form for form in FORMS if form != "master"))]
 TWOS = [*product(TWO_PASSES, ("fp32", "fp64", "split"), (False, True), (False, True))]
 
 
-def pairs_of(cases):
-    """Such that each form is with each formula, with shards and without, tabled and not."""
-    at = {name: number for number, name in enumerate(("fp32", "fp64", "split"))}
-    return [c for c in cases if at[c[1]] == (TWO_PASSES.index(c[0]) + 2 * c[2] + c[3]) % 3]
+# Each form with each formula, with shards and without, tabled and not: sharded, tabled.
+WAYS = {
+    "fp32": ((False, False), (True, True)),
+    "fp64": ((True, False), (False, True)),
+    "split": ((False, True), (True, False)),
+}
+PAIRS = [
+    (formula, form, *way)
+    for form, ways in WAYS.items()
+    for formula, way in zip(TWO_PASSES, ways, strict=True)
+]
 
 
 @pytest.mark.parametrize(
     ("script", "cases"),
     [
         (ONE, [c for n, c in enumerate(ONES) if n % 3 == n // 6]),  # each form once
-        (TWO, pairs_of(TWOS)),
+        (TWO, PAIRS),
         pytest.param(ONE, ONES, marks=pytest.mark.slow),
         pytest.param(TWO, TWOS, marks=pytest.mark.slow),
     ],
