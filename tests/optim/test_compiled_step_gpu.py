@@ -5,6 +5,7 @@ import subprocess
 import sys
 from array import array
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -116,9 +117,17 @@ def program_of(gm):
     return reading.program_of(gm)
 
 
+# Quickly each of the two for a GPU of its own.
+WHERE = {"host": "a100-80gb", "device": "h200"}
+PLACES = [
+    pytest.param(rate, gpu, marks=[pytest.mark.slow] * (gpu != WHERE[rate]))
+    for rate, gpu in product(WHERE, WHERE.values())
+]
+
+
 @pytest.mark.parametrize("name", MADE)
-@pytest.mark.parametrize("rate", ["host", "device"])
-def test_a_graph_of_a_gpu_is_read_and_compiled(name, rate, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("rate", "gpu"), PLACES)
+def test_a_graph_of_a_gpu_is_read_and_compiled(name, rate, gpu, tmp_path, monkeypatch):
     """For GPUs that are not here; a rate is a number of the host's, or read where it lies."""
     monkeypatch.setenv("IPEX_HOME", str(tmp_path))
     gm = graph_of(MADE[name], stays=lambda node: rate == "host" and "_lr" in node)
@@ -127,9 +136,8 @@ def test_a_graph_of_a_gpu_is_read_and_compiled(name, rate, tmp_path, monkeypatch
     (update,) = program.updates
     dtypes = {dtype for _, dtype in update.numbers}
     assert dtypes == ({"", "float32"} if rate == "device" else {""})
-    for gpu in ("a100-80gb", "h200"):
-        compiled(update, "step", step_signature(update), {"ALIGNED": 16, "BLOCK": 1024}, gpu)
-        compiled(update, "scalars", scalars_signature(update), {"BLOCK": 32}, gpu)
+    compiled(update, "step", step_signature(update), {"ALIGNED": 16, "BLOCK": 1024}, gpu)
+    compiled(update, "scalars", scalars_signature(update), {"BLOCK": 32}, gpu)
 
 
 def compiled(update, name, signature, constants, gpu):
