@@ -107,6 +107,7 @@ def test_the_collector_is_off_while_a_graph_is_loaded_and_on_again_then(again):
 
 def test_what_torch_gets_is_private_and_new(filled, monkeypatch, tmp_path):
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(workroom, "_made", None)  # of another home, after some tests
     room = workroom.room()
     assert room.parent == tmp_path / "home" / "torch"
     assert [p.stat().st_mode & 0o777 for p in (room, room.parent, room.parent.parent)] == [
@@ -336,6 +337,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.usefixtures("instructions_known")
 def test_explain_says_what_a_run_would_find_and_fills_nothing(tmp_path):
     def outcomes(state):
         unset = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
