@@ -446,14 +446,21 @@ NOT_AFTER = {
 UNNAMED = (ALONE, "training mode")
 
 
-@pytest.mark.parametrize("name", NOT_AFTER)
-def test_not_folded_into_the_product_before(op_by_op, name):
+def in_turn(cases, kinds):
+    """Each case of a linear layer and of one dimension of the others, and slowly of all kinds."""
+    few = [(name, (*kinds[n % 3 : -1 : 3], "linear")) for n, name in enumerate(cases)]
+    every = [pytest.param(name, kinds, marks=pytest.mark.slow, id=f"{name}-all") for name in cases]
+    return [*(pytest.param(*case, id=case[0]) for case in few), *every]
+
+
+@pytest.mark.parametrize(("name", "kinds"), in_turn(NOT_AFTER, AFTER))
+def test_not_folded_into_the_product_before(op_by_op, name, kinds):
     fn, reason = NOT_AFTER[name]
-    model = Each(Call(fn, product(kind), batch_norm(16, dims(kind))) for kind in AFTER)
-    check(model, *map(example, AFTER))
+    model = Each(Call(fn, product(kind), batch_norm(16, dims(kind))) for kind in kinds)
+    check(model, *map(example, kinds))
     assert not folds()
     found = [(subject, why) for subject, why in events("missed") if "batch_norm" in subject]
-    names = [f"{kind}+batch_norm" if reason not in UNNAMED else "batch_norm" for kind in AFTER]
+    names = [f"{kind}+batch_norm" if reason not in UNNAMED else "batch_norm" for kind in kinds]
     assert sorted(subject for subject, _ in found) == sorted(names)
     assert all(reason in why for _, why in found), found
 
@@ -484,14 +491,14 @@ NOT_BEFORE = {
 }
 
 
-@pytest.mark.parametrize("name", NOT_BEFORE)
-def test_not_folded_into_the_product_after(op_by_op, name):
+@pytest.mark.parametrize(("name", "kinds"), in_turn(NOT_BEFORE, BEFORE))
+def test_not_folded_into_the_product_after(op_by_op, name, kinds):
     fn, reason = NOT_BEFORE[name]
-    model = Each(Call(fn, product(kind), batch_norm(8, dims(kind))) for kind in BEFORE)
-    check(model, *map(example, BEFORE))
+    model = Each(Call(fn, product(kind), batch_norm(8, dims(kind))) for kind in kinds)
+    check(model, *map(example, kinds))
     assert not folds()
     found = [(subject, why) for subject, why in events("missed") if "batch_norm" in subject]
-    names = [f"batch_norm+{kind}" if reason not in UNNAMED else "batch_norm" for kind in BEFORE]
+    names = [f"batch_norm+{kind}" if reason not in UNNAMED else "batch_norm" for kind in kinds]
     assert sorted(subject for subject, _ in found) == sorted(names)
     assert all(reason in why for _, why in found), found
 
