@@ -138,9 +138,9 @@ def all_but(pairs, cases):
     return [pytest.param(*p, marks=[] if p in cases else [pytest.mark.slow]) for p in pairs]
 
 
-# One producer of each family in every dtype, the others in turn.
+# The producers in turn, so that each family is there in every dtype.
 TURNS = set(zip(PRODUCERS, itertools.cycle(TOLERANCE), strict=False))
-TURNS |= set(itertools.product(("linear 3d", "conv2d", "conv_transpose2d"), TOLERANCE))
+TURNS |= {("conv_transpose2d", torch.float32)}
 ALL = list(itertools.product(PRODUCERS, TOLERANCE))
 # Sizes that vary take four times as long, and no rule asks for both them and the dtype: a producer
 # of each family in a dtype of its own, with a third of the epilogues each.
