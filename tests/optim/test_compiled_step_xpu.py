@@ -46,32 +46,23 @@ MADE = {
     "adam one by one": partial(Adam, amsgrad=True, foreach=False, capturable=True),
     "sgd": partial(SGD, momentum=0.9),
 }
-QUICK = "capturable or several_dtypes or read_on_elements or what_stor"
-
-
-def plugged(marks, chosen, tmp_path):
-    """The tests of compiled steps once more, by a plugin."""
-    here = Path(__file__).parent
-    env = os.environ | {"IPEX_HOME": str(tmp_path)}
-    env["PYTHONPATH"] = os.pathsep.join([str(here.parent), *filter(None, sys.path)])
-    command = [sys.executable, "-m", "pytest", "-p", "as_on_xpu", "-q", "-n", "0", "-m", marks]
-    command += ["-k", chosen, str(here / "test_compiled_step.py")]
-    done = subprocess.run(command, env=env, cwd=here.parents[1], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
-
-
-@needs_sycl
-def test_kernels_step_as_those_of_the_cpu(tmp_path):
-    plugged("not slow", QUICK, tmp_path)
 
 
 @needs_sycl
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # a suite of its own, ten minutes where others work too
 def test_kernels_of_all_optimizers_step_as_those_of_the_cpu(tmp_path):
+    """The tests of compiled steps once more, by a plugin."""
+    here = Path(__file__).parent
+    env = os.environ | {"IPEX_HOME": str(tmp_path)}
+    env["PYTHONPATH"] = os.pathsep.join([str(here.parent), *filter(None, sys.path)])
+    command = [sys.executable, "-m", "pytest", "-p", "as_on_xpu", "-q", "-n", "0"]
     # Those three are about C++'s compiler, and what it takes.
-    plugged("slow or not slow", "not no_compiler and not cold_compilation and not cases", tmp_path)
+    others = "not no_compiler and not cold_compilation and not cases"
+    command += ["-m", "slow or not slow", "-k", others, str(here / "test_compiled_step.py")]
+    done = subprocess.run(command, env=env, cwd=here.parents[1], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
 
 
 # What Dynamo gives for a GPU
@@ -180,6 +171,31 @@ def stepping(make, params, **options):
 
 def events(kind):
     return [e.reason for r in decisions.reports() for e in r.events if e.kind == kind]
+
+
+@needs_sycl
+@pytest.mark.parametrize(
+    "make",
+    [partial(AdamW, capturable=True), partial(Adam, amsgrad=True)],
+    ids=["adamw capturable", "adam amsgrad"],
+)
+def test_kernels_step_as_torch_does(as_on_xpu, make):
+    """In several dtypes at once; what each optimizer's kernel computes: test_sycl_steps.py."""
+    dtypes = torch.float32, torch.float64, torch.bfloat16
+    ours = [p for dtype in dtypes for p in tensors(dtype, SHAPES)]
+    theirs = copies(ours)
+    reference = make(theirs, foreach=False, capturable=False)
+    _, step = stepping(partial(make, foreach=True), ours)
+    for _ in range(2):
+        for p, q in zip(ours, theirs, strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        step()
+        reference.step()
+    assert events("fired")
+    assert not events("missed")
+    for p, q in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(p, q)  # two steps: its defaults are the rounding of storage
 
 
 @needs_sycl
