@@ -69,6 +69,7 @@ def test_the_second_process_starts_no_other(env, filled):
     assert again["values"] == first["values"]
 
 
+@pytest.mark.slow  # 10 seconds; a home without a compiler is above, layers are in test_layers.py
 def test_a_layer_that_is_only_read_serves_as_well(filled, tmp_path):
     home, first = filled
     again = run(tmp_path, IPEX_AOT_LAYERS=str(home / "kernels" / "1"), CXX="/nowhere")

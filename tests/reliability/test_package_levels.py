@@ -124,7 +124,8 @@ def test_another_level_has_that_levels_instructions(levelled, tmp_path):
 
 
 @on_x86
-@pytest.mark.parametrize("bundle", [pytest.param("avx2", marks=pytest.mark.slow), "both"])
+@pytest.mark.slow  # 15 seconds; which is taken and that it needs no compiler: test_prebuild.py
+@pytest.mark.parametrize("bundle", ["avx2", "both"])
 def test_a_cpu_of_the_lower_level_runs_it_without_a_compiler(levelled, bundle):
     done = levelled.load(bundle, ATEN_CPU_CAPABILITY="avx2")
     assert done.returncode == 0, done.stderr[-2000:]
