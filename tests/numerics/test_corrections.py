@@ -19,10 +19,26 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("cases", "sizes"), [(CASES, [5]), (CASES[1:2], [5, 7])], ids=str)
-def test_gradients_of_average_pooling_at_the_border(cases, sizes):
-    """In one graph, as the compiler takes long for each; with sizes that vary one of them."""
+# In one graph, as the compiler takes long for each: half a minute for all.
+GRAPHS = {
+    "all": (CASES, [5]),
+    "over the border": (CASES[3:4], [5]),
+    "sizes that vary": (CASES[1:2], [5, 7]),
+}
 
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "all")) for n in GRAPHS]
+)
+def test_gradients_of_average_pooling_at_the_border(name):
+    check(*GRAPHS[name])
+
+
+def test_gradients_of_every_average_pooling(op_by_op):
+    check(*GRAPHS["all"])
+
+
+def check(cases, sizes):
     def pool(*images):
         return [
             POOLS[dims](x, *window, True, counts)
