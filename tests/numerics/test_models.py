@@ -7,7 +7,7 @@ of them and, with `-m slow`, all the others generate Inductor's code too.
 How often each rule fires is pinned in fired_rules/, a file for each major version of transformers,
 as those write their models anew. After a change that is meant to be seen there, with each version:
 
-    EXPECTTEST_ACCEPT=1 pytest tests/numerics/test_models.py -k fire
+    EXPECTTEST_ACCEPT=1 pytest tests/numerics/test_models.py -k often
 """
 
 import copy
