@@ -20,6 +20,7 @@ class Turn(ctypes.Structure):
         ("far", ctypes.c_double),
         *((name, ctypes.c_int64) for name in (*_PLACES, *_SIZES, *_NUMBERS)),
         ("at", ctypes.c_double),
+        *((name, ctypes.c_int64) for name in ("kept", "busy")),
     )
 
 

@@ -540,7 +540,8 @@ extern "C" void become(const int64_t* cells, int64_t count, int32_t wide, double
 }
 
 // Cells that are all to be as `far`, and a launch by the GPU's driver, of which some arguments are
-// numbers that are known ahead: of `left` steps, the first of which is the one after `at`.
+// numbers that are known ahead: of `left` steps, the first of which is the one after `at`. What else
+// it takes is there as long as `kept`, an object.
 struct Turn {
   const int64_t* cells;
   int64_t count, wide;  // fp64, else fp32
@@ -555,19 +556,31 @@ struct Turn {
   const double* ahead;
   int64_t left;
   double at;
+  PyObject* kept;
+  int64_t busy;  // being launched, by whoever else takes a step
 
   bool stands() const { return are(cells, count, wide, far); }
 
-  int32_t take() {
+  bool ready() const { return left > 0 && at == far && !busy; }
+
+  void begin() {
     if (doubles) std::copy_n(ahead, each, static_cast<double*>(numbers));
     else std::copy_n(ahead, each, static_cast<float*>(numbers));
-    const int32_t said =
-        driver(function, blocks, 1, 1, threads, 1, 1, shared, stream, arguments, nullptr);
-    if (said) return said;
+    ahead += each, --left, busy = 1;
     at = far = count ? far + 1 : 0;
     become(cells, count, wide, far);
-    ahead += each, --left;
-    return 0;
+    Py_IncRef(kept);
+  }
+
+  int32_t launch() const {
+    return driver(function, blocks, 1, 1, threads, 1, 1, shared, stream, arguments, nullptr);
+  }
+
+  void end(bool launched) {
+    Py_DecRef(kept);
+    busy = 0;
+    if (launched || !count) return;
+    become(cells, count, wide, --far);  // not `at`: numbers are made anew
   }
 };
 
@@ -582,16 +595,19 @@ struct Turns {
       : first(reinterpret_cast<Turn* const*>(PyBytes_AsString(bytes))),
         count(PyBytes_Size(bytes) / sizeof(Turn*)) {}
 
-  bool stand() const {
-    return std::all_of(first, first + count, [](const Turn* each) { return each->stands(); });
+  bool all(bool (Turn::*are)() const) const {
+    return std::all_of(first, first + count, [are](const Turn* each) { return (each->*are)(); });
   }
 
-  // Others may hold Python's lock meanwhile, as the driver may wait.
+  // Others may hold Python's lock while the driver is asked, as that may wait.
   int32_t take() const {
+    for (intptr_t n = 0; n < count; ++n) first[n]->begin();
     void* thread = PyEval_SaveThread();
     int32_t said = 0;
-    for (intptr_t n = 0; n < count && !said; ++n) said = first[n]->take();
+    intptr_t done = 0;
+    while (done < count && !(said = first[done]->launch())) ++done;
     PyEval_RestoreThread(thread);
+    for (intptr_t n = 0; n < count; ++n) first[n]->end(n < done);
     return said;
   }
 };
@@ -618,24 +634,26 @@ bool alike(PyObject* dicts, PyObject* others) {
 constexpr int32_t OTHER = 0, SAME = 1, TAKEN = 2;
 
 // Whether groups hold what was `held`, if anything, and all is as `known` and as `turns` have it. If
-// so, versions are counted, and turns are taken if gradients lie where they did `last` and groups
-// were held; else to `told` goes what holds the gradients, and their addresses if those are others.
+// so, versions are counted, and turns are taken if groups were held, gradients lie where they did
+// `last`, and all are ready; else to `told` goes what holds the gradients, and their addresses if
+// those are others.
 extern "C" int32_t again(const Torch* torch, const Words* words, PyObject* dicts, PyObject* held,
                          PyObject* groups, PyObject* names, PyObject* state, PyObject* known,
                          PyObject* turns, PyObject* last, PyObject* told) {
   Scratch& of = scratch;
   std::unique_ptr<Held> kept(new Held{torch->assign, words->undefined, {}});
   Look look{*torch, *words, of};
-  const Turns all(turns);
-  const bool ready = held != words->none;
-  const bool found = (!ready || alike(dicts, held)) && look.read(groups, names, state, *kept) &&
-                     same(known, of.said) && all.stand();
-  const bool there = found && same(last, of.addresses), take = ready && there;
+  const Turns each(turns);
+  const bool asked = held != words->none;
+  const bool found = (!asked || alike(dicts, held)) && look.read(groups, names, state, *kept) &&
+                     same(known, of.said) && each.all(&Turn::stands);
+  const bool there = found && same(last, of.addresses);
+  const bool take = asked && there && each.all(&Turn::ready);
   if (!found || !(take || append(told, capsule(std::move(kept)))) ||
       !(there || append(told, bytes(of.addresses))))
     return PyErr_Clear(), OTHER;
   look.count();
   if (!take) return SAME;
-  const int32_t said = all.take();
+  const int32_t said = each.take();
   return said ? -said : TAKEN;
 }

@@ -85,6 +85,7 @@ def step({arguments}, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
         count = tl.cdiv(tl.load(rows + {width} * number + {width} - 1), BLOCK)
         while tl.load(done, volatile=True) <= count:
             pass
+        tl.debug_barrier()  # or a warp that still looks might see the counter set back
         if tl.atomic_add(done, 1, sem="acq_rel") == 2 * count:
             tl.store(done, 0)
         step_of(chunk, number, ~block, {given}, ALIGNED, BLOCK)

@@ -1,6 +1,5 @@
 """The last plan of an optimizer, taken again while nothing but numbers and gradients changed."""
 
-import weakref
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,20 +41,20 @@ class Known:
     addresses: "array[int]"  # of the gradients, as they stand in its rows
     plain: bool  # of `ALONE`, no DTensors; what is written has versions: inference tensors have not
     on_cuda: bool  # some of it lies there, so CUDA is in use, and no other kind of GPU
-    groups: Groups | None = None  # as they stood at the last step that was `_unchanged`
+    groups: Groups | None = None  # as they stood at the last step that was `unchanged`
     apart: "tuple[array[int], bool] | None" = None  # whether those at these addresses are
     ahead: int = 0  # for how many steps numbers were made at once
 
 
 _captured: list[Plan] = []  # nobody says when a graph that may read their tables is gone
-_known: "weakref.WeakKeyDictionary[Optimizer, Known]" = weakref.WeakKeyDictionary()
+KNOWN = "_ipex_last_step"  # an attribute, as its groups may lead back to the optimizer
 
 
 def looked(
     optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained]
 ) -> tuple[Look | None, Known | None]:
     """What is seen now, and what the last step of the optimizer left, if all is as it was."""
-    last = _known.get(optimizer)
+    last = vars(optimizer).get(KNOWN)
     seen = look(optimizer, weights, last.facts if last else ())
     return seen, last if last and seen and last.facts == seen.facts else None
 
@@ -88,7 +87,7 @@ def repeated(optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained]) -> b
     """
     if not weights and unchanged(optimizer):
         return True
-    last = _known.get(optimizer)
+    last = vars(optimizer).get(KNOWN)
     if last is None or last.asked != ALONE or _captures(last):
         return False
     seen, known = looked(optimizer, weights)
@@ -105,7 +104,7 @@ def unchanged(optimizer: Optimizer) -> bool:
     Where all is on GPUs and stays as it is, one call of C++ looks and launches, with numbers that
     are known ahead, of more steps the longer groups hold the same.
     """
-    last = _known.get(optimizer)
+    last = vars(optimizer).get(KNOWN)
     if last is None or not last.plain or _captures(last):
         return False
     made, groups, steady = last.made, last.groups, True
@@ -123,13 +122,15 @@ def unchanged(optimizer: Optimizer) -> bool:
         groups.numbers = numbers_of(made, optimizer, UNSCALED)
     else:
         groups.numbers = next_numbers(made, groups.numbers)
-    seen = seen or again(optimizer, groups, *around, take=False)
+    if seen is None:
+        seen = again(optimizer, groups, *around, take=made.have(groups.numbers))
     if seen is None:
         return False
-    if seen.addresses is not last.addresses:
-        made.move(seen.addresses)
-        last.addresses = seen.addresses
-    run(made, optimizer, groups.numbers, UNSCALED)  # `seen` keeps gradients in memory
+    if not seen.taken:
+        if seen.addresses is not last.addresses:
+            made.move(seen.addresses)
+            last.addresses = seen.addresses
+        run(made, optimizer, groups.numbers, UNSCALED)  # `seen` keeps gradients in memory
     last.ahead = min(AHEAD, 2 * last.ahead + 1) if steady and groups.lasting else 0
     made.look_ahead(groups.numbers, last.ahead)
     return True
@@ -170,17 +171,17 @@ def keep(
     """Remember what was just run; what a graph has captured, for good."""
     if capturing() and not any(made is each for each in _captured):
         _captured.append(made)
-    last = _known.get(optimizer)
+    last = vars(optimizer).get(KNOWN)
     if last and last.made is made:
         return
     seen = look(optimizer, weights) if made.lasts else None
     if seen is None:
-        _known.pop(optimizer, None)
+        vars(optimizer).pop(KNOWN, None)
     else:
         plain = asked == ALONE and type(seen.facts[0]) is bytes
         plain = plain and not any(tensor.is_inference() for tensor in seen.held)
         on_cuda = any(tensor.is_cuda for tensor in seen.held)
-        _known[optimizer] = Known(seen.facts, asked, made, seen.addresses, plain, on_cuda)
+        vars(optimizer)[KNOWN] = Known(seen.facts, asked, made, seen.addresses, plain, on_cuda)
 
 
 def capturing() -> bool:

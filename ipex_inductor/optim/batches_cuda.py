@@ -99,12 +99,17 @@ class CudaBatch:
     def look_ahead(self, numbers: "array[float]", steps: int) -> None:
         """Have those of so many steps, of groups that hold what they held at the last."""
         own, far = numbers[: len(self._kernel.numbers)], self._cells.far
-        self._ahead = array("d")
+        made = array("d")
         for _ in range(steps):
             next_ = self._next(far)
-            self._ahead.extend(self._scalars(next_, *own))
+            made.extend(self._scalars(next_, *own))
             far = next_ if self.counts else 0.0
-        self.turn.ahead, _ = self._ahead.buffer_info()
+        self.have(made, steps)
+
+    def have(self, numbers: "array[float]", steps: int) -> None:
+        """Those of the next so many."""
+        self._ahead = numbers
+        self.turn.ahead, _ = numbers.buffer_info()
         self.turn.left, self.turn.at = steps, self._cells.far
 
     def _next(self, far: float) -> float:
@@ -134,18 +139,19 @@ class CudaBatch:
                 self._step(programs, stream, (*tables, *numbers))
                 if last is None or (last.stream, last.tables) != (stream, tables):
                     last = self._step.launch(programs, stream, tables, len(numbers))
-                    for name, value in last.fields.items():
+                    for name, value in {**last.fields, "kept": id(last)}.items():
                         setattr(self.turn, name, value)
-            if not torch.cuda.is_current_stream_capturing():  # else its table is the graph's
-                self._last = last
+                if not torch.cuda.is_current_stream_capturing():  # else its table is the graph's
+                    self._last = last
         self._cells.become(self._cells.after())
 
     def ready(self) -> bool:
         """Whether `Reader.again` may take its turn: the last launch with numbers known ahead."""
-        turn, last = self.turn, self._last
-        if last is None or not turn.left or turn.at != turn.far:
-            return False
-        return stream_on(self._device) == last.stream
+        return self.turn.left > 0 and self.turn.at == self.turn.far and self.stays()
+
+    def stays(self) -> bool:
+        """Whether it would be launched as it was last, but for its numbers."""
+        return self._last is not None and stream_on(self._device) == self._last.stream
 
     def _tables(self, stream: int, *rooms: Room) -> tuple[int, ...]:
         """What kernels are given of addresses."""
@@ -156,7 +162,7 @@ class CudaBatch:
 class CountingBatch:
     """Those of all groups on an NVIDIA GPU that counts their steps itself.
 
-    Two launches, three with norms. Nothing is read back, so that a CUDA graph may have them.
+    Two launches, three for norms of shards; nothing is read back, so CUDA graphs may have them.
     """
 
     def __init__(self, kernel: StepKernel, device: torch.device, aligned: bool) -> None:
@@ -317,7 +323,8 @@ def rooms_of(kernel: StepKernel, blocks: "array[int]", device: torch.device) -> 
         return Rooms(programs, (chunks,), ())
     real, rows = getattr(torch, kernel.real), len(blocks)
     ratios = rows * len(assignments(kernel.rule.ratios(kernel.on)))
-    parts = Room(torch.empty(programs * len(kernel.rule.norms), dtype=real, device=device))
+    sums = sum(blocks) * len(kernel.rule.norms)
+    parts = Room(torch.empty(sums, dtype=real, device=device))
     counters = Room(torch.zeros(rows + 1, dtype=torch.int32, device=device))
     if not both:
         return Rooms(programs, (chunks,), (chunks, parts, counters))

@@ -58,6 +58,14 @@ class Plan:
         """Whether `Reader.again` may take all turns, which is the whole step then."""
         return self._ran is not None and all(batch.ready() for batch in self._ran)
 
+    def have(self, numbers: list["array[float]"]) -> bool:
+        """Have `Reader.again` launch the next step with these; whether that may."""
+        if self._ran is None or not all(batch.stays() for batch in self._ran):
+            return False
+        for batch, its in zip(self._ran, numbers, strict=True):
+            batch.have(its, 1)
+        return True
+
     def look_ahead(self, numbers: list["array[float]"], steps: int) -> None:
         """Have numbers of so many steps, unless some are known, of groups that stay as they are."""
         for batch, its in zip(self._ran or (), numbers, strict=False):

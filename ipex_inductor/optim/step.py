@@ -198,7 +198,7 @@ def _hooked_step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         optimizer._optimizer_step_code()
         for hooks in after:
             for hook in hooks.values():
-                hook(optimizer, args, kwargs)
+                hook(optimizer, (optimizer, *args), kwargs)
     return out
 
 

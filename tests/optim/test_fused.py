@@ -208,6 +208,27 @@ def test_step_hooks_run_once():
     assert seen == ["pre", "post"]
 
 
+def test_hooks_are_given_what_torch_gives_them():
+    given = {}
+    for fused in (False, True):
+        params = [nn.Parameter(torch.ones(3))]
+        optimizer, seen = SGD(params, 0.1), given.setdefault(fused, [])
+        assert not fused or fuse_step(optimizer) is None
+        for p in params:
+            p.grad = torch.ones_like(p)
+
+        def told(of, args, kwargs, seen=seen):
+            seen.append((args[0] is of, *args[1:], kwargs))
+
+        optimizer.register_step_post_hook(told)
+        optimizer.step()
+        optimizer.step(None)
+        optimizer.step(closure=None)
+        optimizer.register_step_pre_hook(told)
+        optimizer.step()
+    assert given[True] == given[False]
+
+
 def test_a_step_that_somebody_put_there_is_not_fused():
     """It calls the step of the class, of which kernels know nothing; GradScaler unscales for it."""
     p = nn.Parameter(torch.ones(3))

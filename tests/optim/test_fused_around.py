@@ -68,8 +68,8 @@ def test_as_the_separate_operations(variant, clip_norm, zero_grad):
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-7])
-def test_clipped_to_the_last_bit(size):
-    """SGD of rate 1 from 0 shows the gradient that was taken."""
+def test_a_clipped_gradient_is_torchs(size):
+    """SGD of rate 1 from 0 shows what was taken: a norm is added up in another order, 2 ulp."""
     p = nn.Parameter(torch.zeros(1000))
     step = FusedStep(SGD([p], 1.0), clip_norm=10 * size)
     p.grad = torch.randn(1000) * size

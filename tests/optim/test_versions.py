@@ -151,7 +151,7 @@ class Asked:
         self.params, self.optimizer = trained()
         backward(self.params)
         self.state, self.groups = self.optimizer.state, self.optimizer.param_groups
-        self.facts = again._known[self.optimizer].facts[0]
+        self.facts = vars(self.optimizer)[again.KNOWN].facts[0]
         self.held = [dict(group) for group in self.groups]
         self.steps = Cells("float32", 2.0)
         for own in self.state.values():
@@ -175,6 +175,7 @@ class Asked:
             "ahead": self._ahead.buffer_info()[0],
             "left": 2,
             "at": 2.0,
+            "kept": id(self._driver),
         }
         for name, value in fields.items():
             setattr(self.turn, name, value)
@@ -229,7 +230,7 @@ def test_a_reader_takes_turns_of_what_stays_as_it_is():
     assert asked.again(held, last=addresses) == (1, [])
     (given,) = asked.launched
     assert given[:9] == (7, 3, 1, 1, 64, 1, 1, 5, 9)
-    assert given[-2:] == ([0.5, 0.25], [2.0] * 3)  # steps are counted behind a launch
+    assert given[-2:] == ([0.5, 0.25], [3.0] * 3)  # who steps meanwhile takes the next
     turn = asked.turn
     assert (turn.far, turn.at, turn.left, asked.counted()) == (3.0, 3.0, 1, [3.0] * 3)
     group["lr"] = 0.5
@@ -240,7 +241,7 @@ def test_a_reader_takes_turns_of_what_stays_as_it_is():
     del group["more"]
     assert asked.again([*held, *held], last=addresses) == (0, None)
     assert asked.again(held, last=addresses) == (1, [])
-    assert asked.launched[1][-2:] == ([1.5, 2.5], [3.0] * 3)
+    assert asked.launched[1][-2:] == ([1.5, 2.5], [4.0] * 3)
     assert (turn.far, turn.left) == (4.0, 0)
 
 
@@ -253,7 +254,8 @@ def test_a_turn_that_a_driver_refuses_counts_versions_and_no_steps():
         asked.again(asked.held, last=addresses)
     assert versions(written(asked.params, asked.optimizer)) == [v + 1 for v in before]
     turn = asked.turn
-    assert (turn.far, turn.at, turn.left, asked.counted()) == (2.0, 2.0, 2, [2.0] * 3)
+    assert (turn.far, asked.counted(), turn.busy) == (2.0, [2.0] * 3, 0)
+    assert turn.at != turn.far, "or its numbers would be taken for those of the next"
 
 
 def test_a_number_that_is_none_counts_no_version():
