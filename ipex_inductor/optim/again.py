@@ -45,6 +45,10 @@ class Known:
     apart: "tuple[array[int], bool] | None" = None  # whether those at these addresses are
     ahead: int = 0  # for how many steps numbers were made at once
 
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Copies and pickles of an optimizer's attributes have None: they are yet to look."""
+        return type(None), ()
+
 
 _captured: list[Plan] = []  # nobody says when a graph that may read their tables is gone
 KNOWN = "_ipex_last_step"  # an attribute, as its groups may lead back to the optimizer

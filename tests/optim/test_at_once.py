@@ -360,6 +360,15 @@ def test_threads_that_step_one_optimizer_take_a_number_each(gpu):
     agree(gpu, optimizer, before)
 
 
+def test_copies_of_attributes_have_yet_to_look(gpu):
+    optimizer = made_by("sgd")
+    draw(optimizer)
+    for _ in range(3):
+        optimizer.step()
+    assert vars(optimizer)[again.KNOWN] is not None
+    assert copy.deepcopy(vars(optimizer)[again.KNOWN]) is None
+
+
 def test_an_optimizer_that_its_parameters_lead_to_is_collected(gpu):
     optimizer = made_by("sgd")
     draw(optimizer)
