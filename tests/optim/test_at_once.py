@@ -190,6 +190,13 @@ def agree(gpu, optimizer, before):
     assert sorted(stepped) == sorted(before)
 
 
+def step_and_agree(gpu, optimizer):
+    before = counted(optimizer)
+    gpu.launches.clear()
+    optimizer.step()
+    agree(gpu, optimizer, before)
+
+
 def _group(optimizer, rnd):
     return rnd.choice(optimizer.param_groups)
 
@@ -273,11 +280,8 @@ def test_each_launch_is_of_what_is_there(name, seed, gpu):
             rnd.choice(CHANGES)(optimizer, rnd)
         if rnd.random() < 0.1:
             gpu.stream = rnd.choice([0, 7, 9])
-        before = counted(optimizer)
         versions = {p: p._version for p in trained(optimizer)}
-        gpu.launches.clear()
-        optimizer.step()
-        agree(gpu, optimizer, before)
+        step_and_agree(gpu, optimizer)
         assert all(p._version == version + 1 for p, version in versions.items())
     assert gpu.at_once > 100
 
@@ -288,10 +292,7 @@ def test_a_rate_that_changes_at_each_step_is_launched_at_once(gpu):
     for number in range(10):
         for group in optimizer.param_groups:
             group["lr"] = 0.1 / (1 + number)
-        before = counted(optimizer)
-        gpu.launches.clear()
-        optimizer.step()
-        agree(gpu, optimizer, before)
+        step_and_agree(gpu, optimizer)
     assert gpu.at_once == 9  # all but the first
 
 
@@ -312,10 +313,7 @@ def test_a_launch_that_is_refused_counts_no_steps(which, gpu):
     steps = [steps for steps, _ in counted(optimizer).values()]
     assert steps == [5.0 + (n < stepped) for n in range(len(before))]
     for _ in range(3):
-        before = counted(optimizer)
-        gpu.launches.clear()
-        optimizer.step()
-        agree(gpu, optimizer, before)
+        step_and_agree(gpu, optimizer)
 
 
 def test_a_table_that_was_never_sent_is_not_launched(gpu, monkeypatch):
@@ -329,10 +327,7 @@ def test_a_table_that_was_never_sent_is_not_launched(gpu, monkeypatch):
         patched.setattr(again, "run", None)
         with pytest.raises(TypeError):
             optimizer.step()
-    before = counted(optimizer)
-    gpu.launches.clear()
-    optimizer.step()
-    agree(gpu, optimizer, before)
+    step_and_agree(gpu, optimizer)
 
 
 def test_threads_that_step_one_optimizer_take_a_number_each(gpu):
@@ -354,10 +349,7 @@ def test_threads_that_step_one_optimizer_take_a_number_each(gpu):
     assert turn.far == far + 2
     first, second = (numbers for *_, numbers in gpu.launches)
     assert first != second
-    before = counted(optimizer)
-    gpu.launches.clear()
-    optimizer.step()
-    agree(gpu, optimizer, before)
+    step_and_agree(gpu, optimizer)
 
 
 def test_copies_of_attributes_have_yet_to_look(gpu):
