@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ipex_inductor.optim.batches import NOT_FIRST, Scalars, Scale, numbers_of, own_numbers
+from ipex_inductor.optim.batches import Scalars, Scale, numbers_of, own_numbers
 from ipex_inductor.templates import cuda
 from ipex_inductor.templates.cells import Cells
 from ipex_inductor.templates.cpp import NotBuiltError, given
@@ -160,13 +160,19 @@ class CudaBatch:
 
 
 class CountingBatch:
-    """Those of all groups on an NVIDIA GPU that counts their steps itself.
+    """Those of all groups on an NVIDIA GPU that makes their scalars itself.
 
-    Two launches, three for norms of shards; nothing is read back, so CUDA graphs may have them.
+    Two launches, three for norms of shards; nothing is read back, so CUDA graphs may have them
+    where it counts steps as well.
     """
 
-    def __init__(self, kernel: StepKernel, device: torch.device, aligned: bool) -> None:
-        """Raises `NotBuiltError`."""
+    def __init__(
+        self, kernel: StepKernel, device: torch.device, aligned: bool, far: float | None = None
+    ) -> None:
+        """`far`: how many steps were before this one, if it is the host that counts them.
+
+        Raises `NotBuiltError`.
+        """
         self.rows, self._blocks, self._steps = array("q"), array("q"), array("q")
         self._kernel, self.device = kernel, device
         self._step, self._scalars, *norms = (
@@ -175,6 +181,9 @@ class CountingBatch:
         )
         self._norms = norms[0] if norms else None
         self._block, _ = tile_of(kernel)
+        self._here = far is not None
+        self._cells = Cells(kernel.counted, far or 0.0)
+        self.turn = self._cells.turn
         self._rows, *self._sent = (Sent(device) for _ in range(4))
         self._rates: array[int] = array("q")
         self._rooms: Rooms | None = None
@@ -184,9 +193,22 @@ class CountingBatch:
         self, addresses: list[int], elements: int, step: Tensor | None, first: bool, group: int
     ) -> None:
         """See `Batch`."""
-        self._steps.extend((0 if step is None else step.data_ptr(), group, int(first)))
+        address, far = 0 if step is None else step.data_ptr(), int(first)
+        if self._here:
+            self._cells.add(address)
+            address, far = 0, int(self._cells.far)
+        self._steps.extend((address, group, far))
         self._blocks.append(-(-elements // self._block))
         self.rows.extend((*addresses, elements))
+
+    @property
+    def counts(self) -> bool:
+        """As in `CudaBatch`."""
+        return self._here
+
+    def as_far(self) -> bool:
+        """As in `CudaBatch`."""
+        return self._cells.stand()
 
     def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
         """See `Batch`; rates that are on the device stay there."""
@@ -199,7 +221,7 @@ class CountingBatch:
         return numbers_of(here, self._kernel.rule.numbers, 1.0)
 
     def next_numbers(self, numbers: "array[float]") -> "array[float]":
-        """See `Batch`; steps are counted by the kernel."""
+        """See `Batch`; steps are no part of them."""
         return numbers
 
     def prepare(self) -> None:
@@ -230,8 +252,9 @@ class CountingBatch:
             if self._rooms.programs:
                 arguments = (*self._tables(stream, *self._rooms.step), table)
                 self._step(self._rooms.programs, stream, arguments)
-        if not self._kernel.rule.counts:
-            self._steps[2::3] = NOT_FIRST * len(self._blocks)
+        far = self._cells.after()
+        self._cells.become(far)
+        self._steps[2::3] = array("q", [int(far)]) * len(self._blocks)
 
     def _made(self, stream: int, numbers: "array[float]", scale: Scale) -> int:
         """Count, and make scalars: where they are."""

@@ -25,7 +25,7 @@ from ipex_inductor.optim.again import (
     unchanged,
 )
 from ipex_inductor.optim.batches import UNSCALED, Scale
-from ipex_inductor.optim.batches_cuda import CudaBatch
+from ipex_inductor.optim.batches_cuda import CountingBatch, CudaBatch
 from ipex_inductor.optim.batches_sycl import SyclBatch
 from ipex_inductor.optim.look import Look
 from ipex_inductor.optim.norms import Clip, deferred, read_of
@@ -123,10 +123,8 @@ def _step(
     # What is one's gradient in part would be 0 before the other has read it.
     zeroed = options.zero_grad and apart(last, seen, grads)
 
-    looks = scale is not None and _may_look(optimizer, scale)
-    # Where steps are counted, who counts them decides who looks; there is but one plan.
-    counts = FORMULAS[type(optimizer).__name__].counts
-    asked = Asked(scale is not None, zeroed, waits=counts or not looks)
+    looks = scale is not None and _may_look(optimizer, scale) and (last is None or last.on_one)
+    asked = Asked(scale is not None, zeroed, waits=not looks)
     made = planned(optimizer, weights, asked, last, seen)
     _refuse_capture(optimizer, made)
     if scale and not (looks and made.looks_itself(scale)):
@@ -152,12 +150,16 @@ def _step(
 
 
 def _may_look(optimizer: Optimizer, scale: Scale) -> bool:
-    """Whether a GPU may find out for itself what to do, so that the host need not wait for it."""
+    """Whether a GPU may find out for itself what to do, so that the host need not wait for it.
+
+    Whoever counts steps has to know of one that is left out.
+    """
     rule, groups = FORMULAS[type(optimizer).__name__], optimizer.param_groups
-    counted = not rule.counts or all(g.get("capturable") or g.get("fused") for g in groups)
+    counted = all(g.get("capturable") or g.get("fused") for g in groups)
+    if rule.counts and scale.found_inf is not None and not counted:
+        return False
     theirs = [t.dtype for t in (scale.divisor, scale.found_inf) if t is not None]
-    readable = all(t.is_cuda for t in scale.tensors) and {*theirs} <= {torch.float32}
-    return counted and readable
+    return all(t.is_cuda for t in scale.tensors) and {*theirs} <= {torch.float32}
 
 
 def _scale(
@@ -220,7 +222,7 @@ def _refuse_capture(optimizer: Optimizer, made: Plan) -> None:
     if not capturing():
         return
     name = type(optimizer).__name__
-    if any(isinstance(b, CudaBatch) and b.counts for b in made.batches.values()):
+    if any(isinstance(b, CudaBatch | CountingBatch) and b.counts for b in made.batches.values()):
         raise RuntimeError(f"a CUDA graph of a step of {name} needs groups with capturable=True")
     if any(isinstance(b, SyclBatch) for b in made.batches.values()):
         raise RuntimeError(f"no graph can have a step of {name}, whose scalars the host makes")

@@ -15,6 +15,8 @@ from ipex_inductor.optim.batches_sycl import SyclBatch
 from ipex_inductor.optim.shares import Key, Shares
 from ipex_inductor.templates.look_cpp import bump
 
+OnGpu = CudaBatch | CountingBatch | SyclBatch  # whose steps the host may count
+
 
 @dataclass
 class Plan:
@@ -44,14 +46,14 @@ class Plan:
     def as_far(self) -> bool:
         """Whether steps that the host counts are where this left them."""
         for batch in self.batches.values():  # before each step
-            if isinstance(batch, (CudaBatch, SyclBatch)) and not batch.as_far():
+            if isinstance(batch, OnGpu) and not batch.as_far():
                 return False
         return True
 
     @functools.cached_property
     def turns(self) -> bytes:
         """Of those whose steps the host counts, for `Reader.again`: where they lie."""
-        counting = (b for b in self.batches.values() if isinstance(b, (CudaBatch, SyclBatch)))
+        counting = (b for b in self.batches.values() if isinstance(b, OnGpu))
         return bytes(array("q", [ctypes.addressof(batch.turn) for batch in counting]))
 
     def ready(self) -> bool:
@@ -82,11 +84,16 @@ class Plan:
             rows[places] = addresses if whole else array("q", [addresses[n] for n in numbers])
 
     def looks_itself(self, scale: Scale) -> bool:
-        """Whether the host need not read any tensor of `scale`: one GPU reads and counts alone."""
+        """Whether the host need not read any tensor of `scale`: one GPU takes all, and reads it.
+
+        Where it may find that the step is left out, states cannot begin.
+        """
+        if self.left or (self.fresh and scale.found_inf is not None):
+            return False
         devices = {t.device for t in scale.tensors}
         counting = all(isinstance(b, CountingBatch) for b in self.batches.values())
         devices |= {b.device for b in self.batches.values() if isinstance(b, CountingBatch)}
-        return counting and self.lasts and len(devices) == 1
+        return counting and len(devices) == 1
 
 
 # Of a table of addresses: where the gradients' stand, and which of all gradients they are.

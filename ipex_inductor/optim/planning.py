@@ -232,16 +232,19 @@ def _batch(
     first: bool,
     looks: bool,
 ) -> Batch:
-    """Where a parameter belongs; `looks`: a GPU does, though it has no steps to count."""
+    """Where a parameter belongs; `looks`: a GPU does, though it may have no steps to count."""
     device = columns[0].device
     if device.type == "cpu":
         return _made(made, CpuBatch, kernel)
     if device.type == "xpu":
         return _made(made, SyclBatch, kernel, device, group, _far(step, first))
     aligned = not any(t.data_ptr() % VECTOR for t in columns)
-    if looks if step is None else step.is_cuda:
+    if step is not None and step.is_cuda:
         return _made(made, CountingBatch, kernel, device, aligned)
-    return _made(made, CudaBatch, kernel, device, aligned, group, _far(step, first))
+    far = _far(step, first)
+    if looks and far.is_integer():
+        return _made(made, CountingBatch, kernel, device, aligned, None if step is None else far)
+    return _made(made, CudaBatch, kernel, device, aligned, group, far)
 
 
 def _far(step: Tensor | None, first: bool) -> float:

@@ -45,34 +45,30 @@ def load_step(optimizer: Optimizer, device: torch.device, scaler: bool = False) 
             ship(partial(cpp_source, kernel), pairs(kernel.problem))
         reader.__wrapped__()  # also where this process has it already
         return
-    counting = [k for k, group in found.items() if _counts_there(k, group)]
-    for kernel, aligned in product(found, ALIGNMENTS):
-        for tabled in _tables(kernel, kernel in counting):
+    tables = {kernel: _tables(kernel, group, scaler) for kernel, group in found.items()}
+    for (kernel, made), aligned in product(tables.items(), ALIGNMENTS):
+        for tabled in made:
             before = ["scalars"] * tabled + ["norms"] * batches_cuda.adds_up(kernel)
             for name in ("step", *before):
                 batches_cuda.kernel_of(kernel, device, aligned, name, tabled)
+    counting = [kernel for kernel, made in tables.items() if True in made]
     for which in _readings(found, counting, clips, scaler):
         for aligned in ALIGNMENTS:
             norms.parts(which[0], aligned, device, *which[1:])
     reader.__wrapped__()
 
 
-def _counts_there(kernel: StepKernel, group: Mapping[str, Any]) -> bool:
-    """Whether the GPU counts steps, or reads what they are scaled by, as `CountingBatch` does."""
-    if kernel.rule.counts:
-        return bool(group.get("capturable") or group.get("fused"))
-    return kernel.scaled or isinstance(group["lr"], torch.Tensor)
+def _tables(kernel: StepKernel, group: Mapping[str, Any], scaler: bool) -> list[bool]:
+    """Whether scalars are a table, which the GPU makes, as `CountingBatch` has it; or now and then.
 
-
-def _tables(kernel: StepKernel, there: bool) -> Iterator[bool]:
-    """Whether scalars are a table, which the GPU makes; the host makes those of a first step.
-
-    That begins states, and so waits for what the GPU reads, where no step is counted there.
+    Where a step may be left out, whoever counts has to know of it, and states do not begin before.
     """
-    if there:
-        yield True
-    if not there or (kernel.state and not kernel.rule.counts):
-        yield False
+    counts = kernel.rule.counts
+    if counts and (group.get("capturable") or group.get("fused")):
+        return [True]
+    read = kernel.scaled and not (scaler and counts)
+    on_host = not kernel.scaled or (scaler and bool(counts or kernel.state))
+    return [True] * (read or isinstance(group["lr"], torch.Tensor)) + [False] * on_host
 
 
 def _readings(

@@ -20,6 +20,7 @@ from ipex_inductor.optim import (
 )
 from ipex_inductor.optim.weights import TABLE
 from ipex_inductor.templates import cuda
+from ipex_inductor.templates.formulas import FORMULAS
 from ipex_inductor.templates.look_cpp import WORD, Reader
 
 pytestmark = pytest.mark.gpu
@@ -426,25 +427,98 @@ def test_a_host_far_ahead_overwrites_no_table():
         torch.testing.assert_close(p, w - 4095.0, rtol=0, atol=12 * 2**-13)
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd momentum"])
-def test_a_clipped_step_that_the_host_counts(name, launches):
-    """Which waits for the norm; one launch takes it, and one steps."""
+@pytest.mark.parametrize("name", ["adamw", "adagrad", "sgd momentum", "lamb", "lars"])
+def test_a_clipped_step_that_the_host_counts(name, launches, quiet):
+    """One launch takes the norm, and one steps; the host waits for neither, from the first on."""
     mine = tensors(torch.float32)
     exact = doubles(mine)
     ours, theirs = MADE[name](mine), MADE[name](exact, foreach=False)
     step = FusedStep(ours, clip_norm=0.5)
-    for number in range(3):
+    for number in range(9):
+        later = number >= 6 and name != "adagrad"  # torch's has states from the beginning
+        if later and number == 6:  # what comes later has a count of its own
+            mine.append(nn.Parameter(torch.ones(77, device="cuda")))
+            exact += doubles(mine[-1:])
+            ours.add_param_group({"params": mine[-1:]})
+            theirs.add_param_group({"params": exact[-1:]})
+        if number == 4:
+            ours.load_state_dict(ours.state_dict())
         draw(mine, seed=number)
         wide_grads(mine, exact)
+        torch.cuda.synchronize()
         launches.clear()
+        quiet(True)
         step()
+        quiet(False)
         norm = nn.utils.clip_grad_norm_(exact, 0.5)
         theirs.step()
         torch.testing.assert_close(step.grad_norm.double(), norm, rtol=1e-6, atol=0)
-        assert len(launches) == 2, number
+        # Of two counts: the norm, and scalars and a step each.
+        apart = later and FORMULAS[type(ours).__name__].counts
+        assert len(launches) == (5 if apart else 2), number
     for a, b in zip(mine, exact, strict=True):
         # The norm is fp32's, of 40,000 numbers, and all gradients are multiplied by it.
         torch.testing.assert_close(a.double(), b, rtol=2e-5, atol=2e-6)
+        assert ours.state[a].get("step") == theirs.state[b].get("step")
+
+
+def test_a_clipped_step_of_what_is_no_whole_number():
+    """Nor can a table of the GPU's have it: the host waits."""
+    mine = tensors(torch.float32)
+    exact = doubles(mine)
+    ours, theirs = MADE["adamw"](mine), MADE["adamw"](exact, foreach=False)
+    step = FusedStep(ours, clip_norm=0.5)
+    for number in range(4):
+        draw(mine, seed=number)
+        wide_grads(mine, exact)
+        step()
+        nn.utils.clip_grad_norm_(exact, 0.5)
+        theirs.step()
+        for each in (ours, theirs):
+            for state in each.state.values():
+                state["step"].fill_(number + 1.5)
+    for a, b in zip(mine, exact, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=2e-5, atol=2e-6)  # as above
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_a_rate_of_the_gpus_where_the_host_counts(clip, quiet):
+    """It is read there, when the step runs."""
+    mine = tensors(torch.float32)
+    exact = doubles(mine)
+    rate = torch.tensor(0.01, device="cuda")
+    ours, theirs = AdamW(mine, rate, foreach=False), AdamW(exact, 0.01, foreach=False)
+    step = FusedStep(ours, clip_norm=clip)
+    for number in range(5):
+        draw(mine, seed=number)
+        wide_grads(mine, exact)
+        rate.fill_(0.01 * (number + 1))
+        theirs.param_groups[0]["lr"] = 0.01 * (number + 1)
+        torch.cuda.synchronize()
+        quiet(number > 0)
+        step()
+        quiet(False)
+        if clip:
+            nn.utils.clip_grad_norm_(exact, clip)
+        theirs.step()
+    for a, b in zip(mine, exact, strict=True):
+        # fp32's rates, and its norm, of 40,000 numbers.
+        torch.testing.assert_close(a.double(), b, rtol=2e-5, atol=2e-6)
+        assert ours.state[a]["step"] == 5
+
+
+def test_a_graph_of_clipped_steps_that_the_host_counts_is_refused():
+    params = tensors(torch.float32, [(5,)])
+    ours = AdamW(params)
+    step = FusedStep(ours, clip_norm=1.0)
+    for number in range(2):
+        draw(params, seed=number)
+        step()
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="capturable=True"), torch.cuda.graph(graph):
+        step()
+    torch.cuda.synchronize()
+    assert ours.state[params[0]]["step"] == 2
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])

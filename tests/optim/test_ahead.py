@@ -69,7 +69,8 @@ def test_they_are_those_of_the_plan(kind, settings, form, monkeypatch):
     [
         (AdamW, {}, None, False, {"step"}),
         (AdamW, {"capturable": True}, None, False, {"step", "scalars"}),
-        (AdamW, {}, 1.0, False, {"step", "parts"}),
+        (AdamW, {}, 1.0, False, {"step", "scalars", "parts"}),
+        (AdamW, {}, 1.0, True, {"step", "parts"}),
         (SGD, {"lr": 0.1}, None, True, {"step", "scalars", "parts"}),
         (Lamb, {}, None, False, {"step"}),
         (Lamb, {"capturable": True}, None, True, {"step", "scalars", "parts"}),

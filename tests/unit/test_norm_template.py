@@ -203,19 +203,22 @@ reading = norms.Reading([torch.zeros(0), torch.zeros(0)], CPU)  # of nothing som
 assert (norm, factor, found) == (0, 1, 0)
 
 # Norms of tensors, of shards too: where the device counts steps, which changes nothing if told so,
-# and where the host does.
+# where the host does, and where it tells the device.
 for (make, flags, counted), sharded, there in product((
     (partial(Lamb, lr=0.01, weight_decay=0.1), (), "float32"),
     (partial(Lars, lr=0.1, momentum=0.9, weight_decay=0.1, epsilon=1e-3), ("lars", "momentum"), ""),
-), (False, True), (False, True)):
-    if not EVERY and (sharded == there) == bool(flags):
+), (False, True), (None, "counts", "is told")):
+    if there == "is told" and not counted:
+        continue
+    if not EVERY and (sharded == bool(there)) == bool(flags):
         continue
     theirs = [torch.nn.Parameter(torch.randn(n)) for n in SIZES]
     reference, count = make(theirs), 2 if counted else 1
     kernel = StepKernel(make.func.__name__, (*flags, "weight_decay"), "float32", "", "float32",
                         ("float32",) * count, counted, True, sharded=sharded)
     if there:
-        batch = batches_cuda.CountingBatch(kernel, CPU, True)
+        far = 0.0 if there == "is told" else None
+        batch = batches_cuda.CountingBatch(kernel, CPU, True, far)
     else:
         batch = batches_cuda.CudaBatch(kernel, CPU, True, 0, 0.0 if counted else 1.0)
     ours = [[q.detach().clone(), torch.empty_like(q), *torch.zeros(count, len(q))] for q in theirs]
@@ -225,8 +228,8 @@ for (make, flags, counted), sharded, there in product((
         places = [own[n].data_ptr(), total[n].data_ptr()] * sharded
         batch.add([*(t.data_ptr() for t in row), *places], len(row[0]), step, True, 0)
     batch.prepare()
-    before_step = ["scalars"] * there + ["norms"] * sharded
-    for left in (0.0, 1.0, 0.0, 0.0) if there else (0.0, 0.0, 0.0):
+    before_step = ["scalars"] * bool(there) + ["norms"] * sharded
+    for left in (0.0, 1.0, 0.0, 0.0) if there == "counts" else (0.0, 0.0, 0.0):
         for (_, grad, *_), q in zip(ours, theirs):
             grad.copy_(torch.randn_like(q))
             q.grad = 0.5 * grad
@@ -256,7 +259,7 @@ gc.unfreeze()
 
 @pytest.mark.parametrize(
     ("how", "cases"),
-    [("some", 2 + 4 + 4), pytest.param("every", 3 + 4 + 8, marks=pytest.mark.slow)],
+    [("some", 2 + 4 + 5), pytest.param("every", 3 + 4 + 10, marks=pytest.mark.slow)],
     ids=["some", "every"],
 )
 def test_a_reading_is_torchs(how, cases, tmp_path):
