@@ -41,7 +41,6 @@ class Known:
     addresses: "array[int]"  # of the gradients, as they stand in its rows
     plain: bool  # of `ALONE`, no DTensors; what is written has versions: inference tensors have not
     on_cuda: bool  # some of it lies there, so CUDA is in use, and no other kind of GPU
-    on_one: bool  # device
     groups: Groups | None = None  # as they stood at the last step that was `unchanged`
     apart: "tuple[array[int], bool] | None" = None  # whether those at these addresses are
     ahead: int = 0  # for how many steps numbers were made at once
@@ -185,9 +184,8 @@ def keep(
     else:
         plain = asked == ALONE and type(seen.facts[0]) is bytes
         plain = plain and not any(tensor.is_inference() for tensor in seen.held)
-        devices = {tensor.device for tensor in seen.held}
-        where = any(device.type == "cuda" for device in devices), len(devices) == 1
-        vars(optimizer)[KNOWN] = Known(seen.facts, asked, made, seen.addresses, plain, *where)
+        on_cuda = any(tensor.is_cuda for tensor in seen.held)
+        vars(optimizer)[KNOWN] = Known(seen.facts, asked, made, seen.addresses, plain, on_cuda)
 
 
 def capturing() -> bool:

@@ -49,7 +49,7 @@ class CudaBatch:
         Raises `NotBuiltError`.
         """
         self.rows, self._blocks = array("q"), array("q")
-        self._kernel, self._device, self._group = kernel, device, group
+        self._kernel, self.device, self._group = kernel, device, group
         self._block, _ = tile_of(kernel)
         self._step = kernel_of(kernel, device, aligned, "step")
         self._norms = kernel_of(kernel, device, aligned, "norms") if adds_up(kernel) else None
@@ -119,13 +119,13 @@ class CudaBatch:
     def prepare(self) -> None:
         """See `Batch`."""
         if self._rooms is None:
-            self._rooms = rooms_of(self._kernel, self._blocks, self._device)
+            self._rooms = rooms_of(self._kernel, self._blocks, self.device)
 
     def take_norms(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`; on the current stream."""
         assert self._rooms is not None
         if self._norms is not None and self._rooms.programs:
-            with On(self._device) as stream:
+            with On(self.device) as stream:
                 tables = self._tables(stream, *self._rooms.norms)
                 self._norms(self._rooms.programs, stream, (*tables, *numbers))
 
@@ -134,7 +134,7 @@ class CudaBatch:
         assert self._rooms is not None
         last, self._last = self._last, None
         if programs := self._rooms.programs:
-            with On(self._device) as stream:
+            with On(self.device) as stream:
                 tables = self._tables(stream, *self._rooms.step)
                 self._step(programs, stream, (*tables, *numbers))
                 if last is None or (last.stream, last.tables) != (stream, tables):
@@ -151,7 +151,7 @@ class CudaBatch:
 
     def stays(self) -> bool:
         """Whether it would be launched as it was last, but for its numbers."""
-        return self._last is not None and stream_on(self._device) == self._last.stream
+        return self._last is not None and stream_on(self.device) == self._last.stream
 
     def _tables(self, stream: int, *rooms: Room) -> tuple[int, ...]:
         """What kernels are given of addresses."""

@@ -123,7 +123,8 @@ def _step(
     # What is one's gradient in part would be 0 before the other has read it.
     zeroed = options.zero_grad and apart(last, seen, grads)
 
-    looks = scale is not None and _may_look(optimizer, scale) and (last is None or last.on_one)
+    looks = scale is not None and _may_look(optimizer, scale)
+    looks = looks and (last is None or last.made.on_one_gpu)
     asked = Asked(scale is not None, zeroed, waits=not looks)
     made = planned(optimizer, weights, asked, last, seen)
     _refuse_capture(optimizer, made)

@@ -83,6 +83,12 @@ class Plan:
             whole = len(numbers) == len(addresses)
             rows[places] = addresses if whole else array("q", [addresses[n] for n in numbers])
 
+    @property
+    def on_one_gpu(self) -> bool:
+        """Whether all that has kernels lies there."""
+        on = [b.device for b in self.batches.values() if isinstance(b, CudaBatch | CountingBatch)]
+        return len(on) == len(self.batches) and len({*on}) == 1
+
     def looks_itself(self, scale: Scale) -> bool:
         """Whether the host need not read any tensor of `scale`: one GPU takes all, and reads it.
 
@@ -90,10 +96,9 @@ class Plan:
         """
         if self.left or (self.fresh and scale.found_inf is not None):
             return False
-        devices = {t.device for t in scale.tensors}
-        counting = all(isinstance(b, CountingBatch) for b in self.batches.values())
-        devices |= {b.device for b in self.batches.values() if isinstance(b, CountingBatch)}
-        return counting and len(devices) == 1
+        batches = [b for b in self.batches.values() if isinstance(b, CountingBatch)]
+        devices = {t.device for t in scale.tensors} | {b.device for b in batches}
+        return len(batches) == len(self.batches) and len(devices) == 1
 
 
 # Of a table of addresses: where the gradients' stand, and which of all gradients they are.
