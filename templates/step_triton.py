@@ -70,31 +70,30 @@ def step({arguments}, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
     """A program takes norms of a chunk, or steps it (`~block`) when those of its row are known.
 
     They take turns as they begin: whom one waits for is on its way, however many there is room for.
+    Counters only grow, so what they were `before` this launch follows from the turn.
     """
     turn = tl.atomic_add(counters, 1, sem="relaxed")
-    if turn == tl.num_programs(0) - 1:
-        tl.store(counters, 0)
-    chunk = turn.to(tl.int64)
+    before = turn // tl.num_programs(0)
+    chunk = turn % tl.num_programs(0)
     number = tl.load(chunks + 2 * chunk).to(tl.int64)
     block = tl.load(chunks + 2 * chunk + 1).to(tl.int64)
     counters += 1
     if block >= 0:
-        norms_of(chunk, number, block, {given}, ALIGNED, BLOCK)
+        norms_of(before, chunk, number, block, {given}, ALIGNED, BLOCK)
     else:
         done = counters + number
         count = tl.cdiv(tl.load(rows + {width} * number + {width} - 1), BLOCK)
-        while tl.load(done, volatile=True) <= count:
-            pass
-        tl.debug_barrier()  # or a warp that still looks might see the counter set back
-        if tl.atomic_add(done, 1, sem="acq_rel") == 2 * count:
-            tl.store(done, 0)
-        step_of(chunk, number, ~block, {given}, ALIGNED, BLOCK)
+        known = (before + 1) * (count + 1)
+        while tl.atomic_add(done, 0, sem="acquire") < known:
+            while tl.load(done, volatile=True) < known:
+                pass
+        step_of(before, chunk, number, ~block, {given}, ALIGNED, BLOCK)
 '''
 # The last program of a row adds up what all of them found, in their order.
 _LAST = """\
     tl.debug_barrier()
     count = tl.cdiv(size, BLOCK)
-    if tl.atomic_add(counters + number, 1, sem="acq_rel") == count - 1:
+    if tl.atomic_add(counters + number, 1, sem="acq_rel") == {last}:
         parts += {norms} * (chunk - block)
         index = tl.arange(0, BLOCK // 8)
 """
@@ -186,7 +185,7 @@ _TABLES = {"rows": "*i64", "chunks": "*i32"}
 
 def _sums_of(kernel: StepKernel) -> dict[str, str]:
     """Where chunks add up."""
-    return {"parts": f"*{_real(kernel)}", "counters": "*i32"}
+    return {"parts": f"*{_real(kernel)}", "counters": "*i64"}
 
 
 def _numbers(kernel: StepKernel, tabled: bool) -> dict[str, str]:
@@ -213,7 +212,7 @@ def head(name: str, arguments: Iterable[str], width: int) -> str:
 
 def _part(name: str, arguments: Iterable[str], width: int) -> str:
     """The same of a function that such a kernel calls."""
-    every = ", ".join(("chunk", "number", "block", *arguments))
+    every = ", ".join(("before", "chunk", "number", "block", *arguments))
     return _HEAD.format(name=name, arguments=every) + _ROW.format(width=width)
 
 
@@ -316,7 +315,8 @@ def _norms(kernel: StepKernel, tabled: bool) -> str:
             for k, (_, value) in enumerate(ratios)
         ]
         last += ["tl.debug_barrier()", 'tl.atomic_add(counters + number, 1, sem="acq_rel")']
-    body = indent("\n".join(lines), " " * 4) + "\n" + _LAST.format(norms=len(norms))
+    which = "count - 1" if kernel.sharded else "before * (count + 1) + count - 1"
+    body = indent("\n".join(lines), " " * 4) + "\n" + _LAST.format(norms=len(norms), last=which)
     return body + indent("\n".join(last), " " * 8) + "\n"
 
 

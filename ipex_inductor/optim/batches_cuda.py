@@ -338,7 +338,7 @@ class Rooms(NamedTuple):
 
 
 def rooms_of(kernel: StepKernel, blocks: "array[int]", device: torch.device) -> Rooms:
-    """For rows of so many blocks: chunks, ratios of rows, sums of chunks, counters, which are 0."""
+    """For rows of so many blocks: chunks, ratios of rows, sums of chunks, counters from 0 on."""
     both = bool(kernel.rule.norms) and not kernel.sharded
     held = (turns_of if both else chunks_of)(blocks, device)
     chunks, programs = Room(held), len(held)
@@ -348,7 +348,7 @@ def rooms_of(kernel: StepKernel, blocks: "array[int]", device: torch.device) -> 
     ratios = rows * len(assignments(kernel.rule.ratios(kernel.on)))
     sums = sum(blocks) * len(kernel.rule.norms)
     parts = Room(torch.empty(sums, dtype=real, device=device))
-    counters = Room(torch.zeros(rows + 1, dtype=torch.int32, device=device))
+    counters = Room(torch.zeros(rows + 1, dtype=torch.int64, device=device))
     if not both:
         return Rooms(programs, (chunks,), (chunks, parts, counters))
     made = Room(torch.empty(ratios, dtype=real, device=device))
