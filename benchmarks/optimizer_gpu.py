@@ -287,7 +287,7 @@ def tiles(rounds: int, copied: float) -> None:
         count = sum(torch.Size(shape).numel() for shape in LISTS["llama-1b"]())
         for tile in ((512, 2), (512, 4), (1024, 2), (1024, 4), (1024, 8), (2048, 4), (2048, 8)):
             step_cuda.TILES = ((math.inf, *tile),)
-            step_cuda.WITH_NORMS = (math.inf, *tile)
+            step_cuda.WITH_NORMS = ((math.inf, *tile),)
             batches_cuda._kernel_of.cache_clear()
             makers = dict(candidates("llama-1b", optimizer, form))
             found = timed({n: makers[n]() for n in makers if n in OURS}, rounds)

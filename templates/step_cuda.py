@@ -21,7 +21,10 @@ VECTOR = 16  # bytes, of which addresses are multiples where a GPU is to read wh
 # Elements and warps of a GPU's program, by the bytes of one row's element, at most: measured on an
 # H200 (`benchmarks/optimizer_gpu.py --tiles`), where few bytes need whole vectors of each.
 TILES = ((6, 512, 2), (8, 1024, 2), (math.inf, 1024, 8))
-WITH_NORMS = 16, 2048, 4  # which are added up once a program; fp64 would take all registers
+# With norms, which are added up once a program, by a row's tensors, at most; of fp64 such a program
+# would take all registers.
+WITH_NORMS = ((3, 4096, 4), (5, 2048, 4))
+NARROW = 16  # bytes of a row's element
 ROWS = 32  # whose scalars one program makes
 
 
@@ -34,8 +37,8 @@ def has_kernels(device: torch.device) -> bool:
 def tile(columns: tuple[tuple[str, str], ...], norms: bool = False) -> tuple[int, int]:
     """The elements and warps of a program for rows of those names and dtypes."""
     size = sum(getattr(torch, dtype).itemsize for _, dtype in columns)
-    tiles = (WITH_NORMS, *TILES) if norms else TILES
-    return next((block, warps) for most, block, warps in tiles if size <= most)
+    which, tiles = (len(columns), WITH_NORMS) if norms and size <= NARROW else (size, TILES)
+    return next((block, warps) for most, block, warps in tiles if which <= most)
 
 
 def loaded(
