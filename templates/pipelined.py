@@ -67,7 +67,7 @@ class Tile:
 
 
 # By how architectures begin: Ampere's and Ada's; CDNA's, with 64 lanes a warp and a stage in
-# registers. Common sizes of which nothing spills; none was timed.
+# registers. Common sizes; behind a bias and an addend nothing spills. None was timed.
 TILES = {
     "sm_8": (
         Tile(128, 256, 32, 8, 3),
