@@ -41,6 +41,7 @@ def _register() -> None:
         linear,
         moments,
         persistent,
+        pipelined,
         pool,
         short_attention,
         shortcut,
@@ -59,6 +60,7 @@ def _register() -> None:
     linear.register()
     moments.register()
     persistent.register()
+    pipelined.register()
     pool.register()
     short_attention.register()
     shortcut.register()

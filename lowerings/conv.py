@@ -9,7 +9,7 @@ from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
 from ipex_inductor.autotune.record import Problem
-from ipex_inductor.lowerings import conv_many, conv_templates, persistent, streamed, sycl
+from ipex_inductor.lowerings import conv_many, conv_templates, persistent, pipelined, streamed, sycl
 from ipex_inductor.lowerings.calls import (
     ACTIVATIONS,
     Call,
@@ -226,6 +226,7 @@ CALLS = (
     *conv_many.CALLS,
     *streamed.CONV_CALLS,
     *persistent.CONV_CALLS,
+    *pipelined.CONV_CALLS,
     *sycl.CONV_CALLS,
 )
 

@@ -8,7 +8,7 @@ from torch._inductor import ir
 from torch._inductor.lowering import register_lowering
 
 from ipex_inductor.autotune.record import Problem
-from ipex_inductor.lowerings import few_rows, persistent, streamed, sycl
+from ipex_inductor.lowerings import few_rows, persistent, pipelined, streamed, sycl
 from ipex_inductor.lowerings.calls import ACTIVATIONS, Call, addmm_activation, always, why_not
 from ipex_inductor.lowerings.onednn import OneDnnCall
 from ipex_inductor.lowerings.workload import named
@@ -74,6 +74,7 @@ CALLS = (
     *few_rows.CALLS,
     *streamed.LINEAR_CALLS,
     *persistent.LINEAR_CALLS,
+    *pipelined.LINEAR_CALLS,
     *sycl.LINEAR_CALLS,
 )
 

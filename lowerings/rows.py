@@ -1,15 +1,17 @@
 """Linear layers and convolutions of single pixels as products of rows, by templates of ours."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._inductor import ir
 
 from ipex_inductor.autotune.record import Problem
-from ipex_inductor.lowerings.calls import is_channels_last, why_not
+from ipex_inductor.lowerings.calls import Call, is_channels_last, why_odd
 from ipex_inductor.lowerings.conv_templates import (
     NO_TF32,
     ints,
@@ -17,12 +19,60 @@ from ipex_inductor.lowerings.conv_templates import (
     why_not_ours,
     with_epilogue,
 )
-from ipex_inductor.lowerings.templated import behind_rows
+from ipex_inductor.lowerings.templated import behind_rows, calls, in_turns, node, template
 from ipex_inductor.lowerings.workload import empty, named
 from ipex_inductor.ops.stem import rows_of
 
 
-def linear(
+def products(
+    name: str,
+    source: str,
+    tiles: Sequence[Any],
+    op: Callable[..., Tensor],
+    why_not: Callable[[Any, Problem, int], str | None],
+) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
+    """Calls of `op` for linear layers, and for convolutions; `why_not` is told how many rows."""
+
+    def why_not_layer(tile: Any, problem: Problem) -> str | None:
+        return why_no_layer(problem) or why_not(tile, problem, rows_of_layer(problem))
+
+    def why_not_pixels(tile: Any, problem: Problem) -> str | None:
+        return why_no_pixels(problem) or why_not(tile, problem, rows_of_image(problem))
+
+    return (
+        calls(name, source, tiles, partial(_linear, op), why_not_layer),
+        calls(name, source, tiles, partial(_conv, op), why_not_pixels),
+    )
+
+
+def lowered(name: str, source: str, tile: Any, given: Sequence[Any], **constants: Any) -> Any:
+    """The template on matrices of Inductor's, the second of which is turned, and a bias if any."""
+    size = [constants["ROWS"], constants["COLUMNS"]]
+    return node(
+        template(name, source, in_turns),
+        given,
+        ir.FixedLayout(given[0].get_device(), torch.float32, size),
+        tile.num_warps,
+        tile.num_stages,
+        ALLOW_TF32=False,
+        **constants,
+    )
+
+
+def sizes(x: Any, weight: Any) -> tuple[int, int, int]:
+    """Rows, columns and terms of a product of Inductor's."""
+    (rows, terms), (columns, _) = ints(x.get_size()), ints(weight.get_size())
+    return rows, columns, terms
+
+
+def why_too_few(fewest: Mapping[str, int], rows: int, columns: int, terms: int) -> str | None:
+    """Why it is too small where there must be so many of each."""
+    found = {"rows": rows, "columns": columns, "terms": terms}
+    few = [name for name, least in fewest.items() if found[name] < least]
+    return f"it has too few {' and '.join(few)}" if few else None
+
+
+def _linear(
     op: Callable[..., Tensor],
     tile: Any,
     x: Tensor,
@@ -39,7 +89,7 @@ def linear(
     return behind_rows(sums, x, other, binary, unary, scalars)
 
 
-def conv(
+def _conv(
     op: Callable[..., Tensor],
     tile: Any,
     x: Tensor,
@@ -56,7 +106,9 @@ def conv(
 def why_no_layer(problem: Problem) -> str | None:
     """Why a linear layer is no product of rows for a template."""
     operands = named(problem)
-    if (reason := why_not(problem)) is not None:
+    if not problem.arch.startswith(("sm_", "gfx")):
+        return f"our templates are not for {problem.arch}"
+    if (reason := why_odd(problem)) is not None:
         return reason
     if operands["x"].dtype == "float32":
         return NO_TF32

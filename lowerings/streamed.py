@@ -1,25 +1,16 @@
 """`ipex::streamed` to our Triton template: 1x1 convolutions and linear layers of many rows."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
-from torch._inductor import ir
 from torch._inductor.lowering import register_lowering
 
 from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings import listed
 from ipex_inductor.lowerings.conv_templates import ints
-from ipex_inductor.lowerings.rows import (
-    conv,
-    linear,
-    rows_of_image,
-    rows_of_layer,
-    why_no_layer,
-    why_no_pixels,
-)
-from ipex_inductor.lowerings.templated import calls, dense, facts, in_turns, node, template
+from ipex_inductor.lowerings.rows import lowered, products, sizes
+from ipex_inductor.lowerings.templated import dense, facts
 from ipex_inductor.lowerings.workload import named
 from ipex_inductor.templates import streamed
 from ipex_inductor.templates.streamed import Tile
@@ -28,31 +19,16 @@ from ipex_inductor.templates.streamed import Tile
 def _lower(x: Any, weight: Any, bias: Any, tile: list[int]) -> Any:
     chosen = Tile(*tile)
     given = [dense(each) for each in (x, weight, bias) if each is not None]
-    (rows, terms), (columns, _) = ([int(n) for n in t.get_size()] for t in given[:2])
+    rows, columns, terms = sizes(x, weight)
     multiprocessors, room = facts(listed.arch_of(x.get_device()))
     # What Inductor will fuse is not known yet: an addend takes room.
     fitting = chosen.fitting(room, terms, x.get_dtype().itemsize, True)
     programs = multiprocessors * max(1, fitting)
-    return node(
-        template("ipex_streamed", streamed.SOURCE, in_turns),
-        given,
-        ir.FixedLayout(x.get_device(), torch.float32, [rows, columns]),
-        chosen.num_warps,
-        chosen.num_stages,
-        ALLOW_TF32=False,
-        **streamed.constants(rows, columns, terms, bias is not None, chosen, programs),
-    )
+    known = streamed.constants(rows, columns, terms, bias is not None, chosen, programs)
+    return lowered("ipex_streamed", streamed.SOURCE, chosen, given, **known)
 
 
-def _why_not_linear(tile: Tile, problem: Problem) -> str | None:
-    return why_no_layer(problem) or _why_not_product(tile, problem, rows_of_layer(problem))
-
-
-def _why_not_conv(tile: Tile, problem: Problem) -> str | None:
-    return why_no_pixels(problem) or _why_not_product(tile, problem, rows_of_image(problem))
-
-
-def _why_not_product(tile: Tile, problem: Problem, rows: int) -> str | None:
+def _why_not(tile: Tile, problem: Problem, rows: int) -> str | None:
     operands = named(problem)
     columns, terms = ints(operands["weight"].shape[:2])
     if reason := why_not_streams(tile, rows, columns, [terms]):
@@ -79,9 +55,9 @@ def why_too_few(tile: Tile, programs: int) -> str | None:
     return None if enough else "there is no shared memory for what should be on its way"
 
 
-_STREAMED = streamed.NAME, streamed.SOURCE, streamed.TILES
-LINEAR_CALLS = calls(*_STREAMED, partial(linear, torch.ops.ipex.streamed), _why_not_linear)
-CONV_CALLS = calls(*_STREAMED, partial(conv, torch.ops.ipex.streamed), _why_not_conv)
+LINEAR_CALLS, CONV_CALLS = products(
+    streamed.NAME, streamed.SOURCE, streamed.TILES, torch.ops.ipex.streamed, _why_not
+)
 
 
 def register() -> None:

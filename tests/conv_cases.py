@@ -11,6 +11,7 @@ from ipex_inductor.templates import (
     conv_stem,
     conv_strips,
     persistent,
+    pipelined,
     streamed,
 )
 from ipex_inductor.templates.shortcut import BOXES_TILES, STREAMED_TILES
@@ -326,6 +327,48 @@ CASES += [
 CASES += [persistently(*PERSISTENT[1], tile=[*vars(tile).values()]) for tile in persistent.TILES]
 CASES += [persistently(*PERSISTENT[0], planted=700), persistently(*PERSISTENT[3], programs=99)]
 
+# By plain loads, of any sizes: blocks of rows in groups, the last of which is short.
+PIPELINED = [
+    ([0, 40, 5, 3], 16),
+    ([2, 64, 12, 11], 64),
+    ([1, 32, 32, 32], 96),
+    ([3, 96, 9, 13], 61),
+    ([1, 256, 8, 9], 7),
+    ([5, 31, 7, 7], 200),
+    ([1, 1, 1, 1], 3),
+    ([1, 1, 7, 5], 2),
+    ([2, 17, 11, 13], 131),
+    ([1, 3, 29, 31], 5),
+    ([1, 8209, 1, 3], 5),
+    ([1, 4096, 1, 35], 32),
+    ([1, 520, 3, 67], 129),
+    ([7, 40, 3, 19], 67),
+    ([1, 97, 1, 32], 64),
+    ([1, 257, 1, 257], 33),
+    ([4, 8, 16, 9], 300),
+    ([1, 97, 17, 19], 37),
+]
+
+
+def pipelining(x, columns, tile=(32, 32, 32, 4, 2), **given):
+    kind = {"template": "pipelined", "warps": tile[3], **given}
+    return case(x, [columns, x[1], 1, 1], list(tile), **kind)
+
+
+CASES += [
+    pipelining(*shape, dtype=dtype)
+    for shape, dtype in itertools.product(PIPELINED, ("float32", "float16"))
+]
+CASES += [
+    pipelining(*PIPELINED[5], tile=[*vars(tile).values()])
+    for tile in itertools.chain(*pipelined.TILES.values())
+]
+CASES += [
+    pipelining(*PIPELINED[1], planted=700),
+    pipelining(*PIPELINED[-1], planted=97 * 17 * 19 - 1),  # in the last row, which is read again
+    pipelining(*PIPELINED[8], moved=True),
+]
+
 
 def drawn(seed):
     """A stem and a depthwise convolution of no net's sizes."""
@@ -361,6 +404,8 @@ def drawn(seed):
     image = [image[0], groups * each, *sides]
     weight = [groups * made, each, *places]
     yield in_groups(image, weight, dilation=dilation, groups=groups, **around)
+    image = [1, draw.randint(1, 600), *sides]
+    yield pipelining(image, draw.randint(1, 300), dtype=dtype)
 
 
 RANDOM = [each for seed in range(30) for each in drawn(seed)]

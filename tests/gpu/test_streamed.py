@@ -1,4 +1,4 @@
-"""Linear layers of many rows on a GPU, streamed and persistent, as Inductor has them.
+"""Linear layers of many rows on a GPU, by our products of rows, as Inductor has them.
 
 Convolutions of one pixel, and values of many shapes, are in `test_conv_templates.py`.
 """
@@ -11,15 +11,19 @@ from ipex_inductor import target
 from ipex_inductor.autotune import measure
 from ipex_inductor.autotune.measure import Candidate
 from ipex_inductor.lowerings import compiling, library, tuner
-from ipex_inductor.templates import persistent, streamed
+from ipex_inductor.templates import persistent, pipelined, streamed
 
 pytestmark = pytest.mark.gpu
 
+A100 = "sm_80:NVIDIA-A100-SXM4-80GB"  # what is for those runs on any later GPU
 PROBLEMS = {
     "streamed": (streamed.NAME, "bfloat16", 8192, 512, 128, "gelu"),
     "streamed, odd sizes": (streamed.NAME, "float16", 4099, 301, 200, "silu"),
     "persistent": (persistent.NAME, "bfloat16", 2048, 768, 512, "gelu"),
     "persistent, odd sizes": (persistent.NAME, "float16", 1101, 1000, 776, "gelu_tanh"),
+    "pipelined": (pipelined.NAME, "bfloat16", 4096, 1536, 512, "gelu"),
+    "pipelined, odd sizes": (pipelined.NAME, "float16", 1101, 1001, 776, "silu"),
+    "pipelined, added": (pipelined.NAME, "bfloat16", 4099, 1000, 4096, "relu", "add"),
 }
 
 
@@ -28,7 +32,9 @@ PROBLEMS = {
 def test_through_inductor_and_captured_in_a_graph(name):
     """No farther off than torch's own may be; replayed on other numbers, the same to the bit."""
     kind, *sizes = PROBLEMS[name]
-    problem = linear(*sizes, arch=str(target.current("cuda")))
+    here = str(target.current("cuda"))
+    arch = A100 if kind == pipelined.NAME and not pipelined.tiles(here) else here
+    problem = linear(*sizes, arch=arch)
     trial = tuner._trial(problem, torch.device("cuda"))
     calls = [call for call in library.calls(problem) if call.name == kind]
     if not calls:

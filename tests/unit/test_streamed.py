@@ -1,4 +1,4 @@
-"""Products of many rows in Triton, streamed or persistent: offers, code for GPUs not here, GELU.
+"""Products of many rows in Triton, of all kinds: offers, code for GPUs not here, GELU.
 
 Their values by the interpreter are in `test_conv_templates.py`.
 """
@@ -11,14 +11,16 @@ import pytest
 import torch
 from few_rows_cases import linear
 from msgspec.structs import replace as changed
-from rendered import signature, source, usage
+from rendered import binary, signature, source, usage
 
+from ipex_inductor.autotune import select
+from ipex_inductor.autotune.record import encode
 from ipex_inductor.autotune.space import why_unknown
 from ipex_inductor.lowerings import library, shapes, tuner
 from ipex_inductor.lowerings.workload import inputs_of
 from ipex_inductor.ops import gelu
 from ipex_inductor.target import described
-from ipex_inductor.templates import persistent, streamed
+from ipex_inductor.templates import persistent, pipelined, streamed
 from ipex_inductor.templates.gpu import _module
 
 WINDOW = "padding=0,0 dilation=1,1 transposed=False output_padding=0,0 groups=1"
@@ -121,6 +123,81 @@ def test_as_many_persistent_programs_as_run_at_once(number, programs, tmp_path, 
     assert f"'PROGRAMS': {programs}," in code
 
 
+A100, L4, MI300X = "sm_80:NVIDIA-A100-SXM4-80GB", "sm_89:NVIDIA-L4", "gfx942:AMD-Instinct-MI300X"
+WIDE = (4096, 3072, 768)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "arch", "count"),
+    [
+        (WIDE, A100, 6),
+        (WIDE, L4, 5),  # which has no room for five stages
+        (WIDE, MI300X, 5),
+        (WIDE, "sm_86:NVIDIA-A10", 5),
+        (WIDE, h200.NAME, 0),
+        (WIDE, "sm_100:NVIDIA-B200", 0),
+        ((*WIDE, "relu", "add"), A100, 6),
+        ((4096, 3001, 768), A100, 6),
+        ((4096, 3001, 768, "relu", "add"), A100, 3),  # the others have no registers left
+        ((4096, 128, 768), A100, 2),  # of larger ones there are too few
+        ((4096, 3072, 767), A100, 0),
+        ((4096, 3072, 248), A100, 0),
+        ((48, 3072, 768), A100, 0),
+        ((0, 3072, 768), A100, 0),
+    ],
+)
+def test_pipelined_where_there_is_no_copy_engine(sizes, arch, count):
+    calls = offered(linear("bfloat16", *sizes, arch=arch), pipelined.NAME)
+    assert len(calls) == count
+    assert all(why_unknown(call.choice) is None for call in calls)
+    assert not offered(linear("float32", *sizes, arch=arch), pipelined.NAME)
+
+
+@pytest.mark.parametrize(("arch", "count"), [(A100, 5), (MI300X, 4), (h200.NAME, 0)])
+def test_pipelined_for_convolutions_of_single_pixels(arch, count):
+    assert len(offered(conv([128, 512, 28, 28], 128, arch=arch), pipelined.NAME)) == count
+    assert not offered(conv([128, 512, 28, 28], 128, stride=2, arch=arch), pipelined.NAME)
+
+
+def test_nobody_takes_it_who_did_not_measure_it():
+    """Where an H200's best has a copy engine, its library's stands in for an A100's best."""
+    problem = linear("bfloat16", "64x384", 3072, 768, arch=A100)
+    calls = library.calls(problem)
+    assert pipelined.NAME in {call.name for call in calls}
+    (found,) = select.derived({encode(problem): [call.choice for call in calls]}, None).values()
+    assert found.choice.name == "aten.addmm"
+
+
+@pytest.mark.parametrize(("rows", "dtype"), [(2**20, "int64"), (2**12, "int32")])
+def test_as_many_rows_as_memory_holds(rows, dtype, tmp_path, monkeypatch):
+    problem = linear("bfloat16", rows, 3072, 4096, arch=A100)
+    call = offered(problem, pipelined.NAME)[0]
+    code = h200.code_of_call(problem, call, tmp_path, monkeypatch)
+    assert f"INDEX_DTYPE : tl.constexpr = tl.{dtype}" in code
+
+
+PARTS = {"of wider rows": (776, 0), "shifted": (768, 1), "shifted by a vector": (768, 8)}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_lies_otherwise_than_rows_of_vectors_is_copied(part, tmp_path, monkeypatch):
+    wide, begin = PARTS[part]
+    tile = [*vars(pipelined.TILES["sm_8"][0]).values()]
+
+    def function(memory, weight):
+        x = torch.relu(memory).as_strided((4096, 768), (wide, 1), begin)
+        return torch.ops.ipex.pipelined(x, weight, None, tile)
+
+    def inputs():
+        sizes = [4096 * 776 + 8], [3072, 768]
+        return [torch.empty(size, dtype=torch.bfloat16, device="cuda:0") for size in sizes]
+
+    code = h200.code(function, inputs, tmp_path, monkeypatch)
+    kernels = re.findall(r"(triton_\w+?)_fused\w*\.run\(", code)
+    assert kernels[-1] == "triton_tem"
+    assert len(kernels) == (2 if part == "shifted by a vector" else 3)
+
+
 FUSED = {
     "added": (RESNET["256<-64"][0], streamed.NAME, "in_ptr"),
     "layer": (RESNET["convnext"][0], streamed.NAME, "exp2"),
@@ -132,6 +209,12 @@ FUSED = {
     ),
     "persistent": (linear("bfloat16", 4096, 3072, 768), persistent.NAME, "exp2"),
     "persistent, of pixels, added": (PIXELS["2048<-512, added"][0], persistent.NAME, "in_ptr"),
+    "pipelined": (linear("bfloat16", *WIDE, arch=A100), pipelined.NAME, "exp2"),
+    "pipelined, of pixels, added": (
+        conv([128, 512, 7, 7], 2048, True, arch=A100),
+        pipelined.NAME,
+        "in_ptr",
+    ),
     "persistent, of words": (linear("bfloat16", "64x384", 3072, 768), persistent.NAME, "exp2"),
 }
 
@@ -170,10 +253,13 @@ def test_convolutions_have_their_epilogue_in_the_kernel(name, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("unary", ["gelu", "gelu_tanh", "silu", "relu"])
-@pytest.mark.parametrize("kind", [streamed.NAME, persistent.NAME])
-def test_the_epilogue_is_that_of_the_op(kind, unary):
+@pytest.mark.parametrize(
+    ("kind", "arch"),
+    [(streamed.NAME, h200.NAME), (persistent.NAME, h200.NAME), (pipelined.NAME, A100)],
+)
+def test_the_epilogue_is_that_of_the_op(kind, arch, unary):
     """In fp64, so that only the order of the sums is another."""
-    problem = linear("bfloat16", 4096, 257, 256, unary)
+    problem = linear("bfloat16", 4096, 257, 256, unary, arch=arch)
     wide = tuner.widened(problem)
     inputs = inputs_of(wide, torch.device("cpu"), seed=0)
     wanted = tuner.function_of(wide)(*inputs)
@@ -274,3 +360,42 @@ def test_compiled_where_there_is_no_gpu(kind, tile, dtype, gpu):
     else:
         assert made.metadata.shared <= tile.shared(2)
         assert "cp.async.bulk.tensor" in text
+
+
+ROOMS = ("a100-80gb", "l4", "mi300x")
+TAILS, ODD = (4099, 3000, 776), (4099, 3001, 776)
+PIPELINED = [
+    (tile, dtype, gpu, sizes)
+    for gpu in ROOMS
+    for tile in pipelined.tiles(described(gpu).arch)
+    for dtype, sizes in itertools.product(("bfloat16", "float16"), (WIDE, TAILS, ODD))
+    if tile.shared(2) <= described(gpu).shared_memory
+]
+
+
+@pytest.mark.parametrize(
+    ("tile", "dtype", "gpu", "sizes"),
+    [
+        pytest.param(*each, marks=[pytest.mark.slow] * (number % 36 != 7))
+        for number, each in enumerate(PIPELINED)
+    ],
+    ids=str,
+)
+def test_pipelined_compiles_where_there_is_no_gpu(tile, dtype, gpu, sizes):
+    """Nothing spills, with an addend where that may be; on NVIDIA's GPUs steps are copied ahead."""
+    target = described(gpu)
+    constants = pipelined.constants(*sizes, True, tile) | {"ALLOW_TF32": False}
+    added = sizes != ODD or not tile.is_full()
+    rendered = source(pipelined.SOURCE, constants, sizes[1], epilogue=added)
+    made = binary(rendered, signature(("X", "W"), dtype), tile, gpu)
+    registers, spilled = usage(made)
+    assert not spilled
+    assert registers * tile.num_warps * target.subgroup <= target.registers
+    assert made.metadata.shared <= tile.shared(2)
+    if target.kind == "cuda":
+        text = made.asm["ptx"]
+        assert "mma.sync" in text
+        assert text.count("cp.async.cg.shared.global") >= 2 * tile.num_stages
+        assert f"cp.async.wait_group {2 * (tile.num_stages - 2)}" in re.sub(r"[\s\t]+", " ", text)
+    else:
+        assert "v_mfma" in made.asm["amdgcn"]

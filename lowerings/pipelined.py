@@ -1,0 +1,55 @@
+"""`ipex::pipelined` to our Triton template: many terms where there is no copy engine."""
+
+from itertools import chain
+from typing import Any
+
+import torch
+from torch._inductor.lowering import register_lowering
+
+from ipex_inductor.autotune.record import Problem
+from ipex_inductor.lowerings.conv_templates import ints
+from ipex_inductor.lowerings.rows import lowered, products, sizes, why_too_few
+from ipex_inductor.lowerings.templated import aligned, dense, facts
+from ipex_inductor.lowerings.workload import named
+from ipex_inductor.templates import pipelined
+from ipex_inductor.templates.pipelined import Tile
+
+
+def _lower(x: Any, weight: Any, bias: Any, tile: list[int]) -> Any:
+    chosen = Tile(*tile)
+    given = [
+        aligned(dense(each), pipelined.VECTOR) for each in (x, weight, bias) if each is not None
+    ]
+    known = pipelined.constants(*sizes(x, weight), bias is not None, chosen)
+    return lowered("ipex_pipelined", pipelined.SOURCE, chosen, given, **known)
+
+
+def _why_not(tile: Tile, problem: Problem, rows: int) -> str | None:
+    if tile not in pipelined.tiles(problem.arch):
+        return f"the tile is not for {problem.arch}"
+    operands = named(problem)
+    itemsize = getattr(torch, operands["x"].dtype).itemsize
+    columns, terms = ints(operands["weight"].shape[:2])
+    fewest = {"rows": tile.BLOCK_M, "columns": tile.BLOCK_N, "terms": pipelined.FEWEST_TERMS}
+    if reason := why_too_few(fewest, rows, columns, terms):
+        return reason
+    if terms * itemsize % pipelined.VECTOR:
+        return "its rows do not begin at whole vectors"
+    if "other" in operands and tile.is_full() and columns * itemsize % pipelined.VECTOR:
+        return "there are no registers left for what is added number by number"
+    multiprocessors, room = facts(problem.arch)
+    if tile.shared(itemsize) > room:
+        return "it takes more shared memory than there is"
+    blocks = rows * columns / (tile.BLOCK_M * tile.BLOCK_N)
+    return None if 2 * blocks >= multiprocessors else "it has too few blocks"
+
+
+_TILES = tuple(dict.fromkeys(chain(*pipelined.TILES.values())))
+LINEAR_CALLS, CONV_CALLS = products(
+    pipelined.NAME, pipelined.SOURCE, _TILES, torch.ops.ipex.pipelined, _why_not
+)
+
+
+def register() -> None:
+    """Add the lowering to Inductor's registry."""
+    register_lowering(torch.ops.ipex.pipelined.default, type_promotion_kind=None)(_lower)
