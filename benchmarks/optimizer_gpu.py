@@ -47,6 +47,7 @@ Step = Callable[[], object]
 # Bytes of a state or a gradient, as shares of the parameter's: read and written, or read alone.
 STATES = {"AdamW": 2, "SGD": 1, "Adagrad": 1}
 TWICE = {"Lamb": 40, "Lars": 28}  # bytes a parameter, of two passes
+TILES = ((512, 2), (512, 4), (1024, 2), (1024, 4), (1024, 8), (2048, 4), (2048, 8), (4096, 8))
 
 
 def llama(vocabulary: int, width: int, layers: int, keys: int, hidden: int) -> Iterator[tuple]:
@@ -285,7 +286,7 @@ def tiles(rounds: int, copied: float) -> None:
         *((name, "fp32") for name in TWICE),
     ):
         count = sum(torch.Size(shape).numel() for shape in LISTS["llama-1b"]())
-        for tile in ((512, 2), (512, 4), (1024, 2), (1024, 4), (1024, 8), (2048, 4), (2048, 8)):
+        for tile in TILES:
             step_cuda.TILES = ((math.inf, *tile),)
             step_cuda.WITH_NORMS = ((math.inf, *tile),)
             batches_cuda._kernel_of.cache_clear()

@@ -12,6 +12,11 @@ _SIZES = ("blocks", "threads", "shared")
 _NUMBERS = ("numbers", "each", "doubles", "ahead", "left")
 
 
+def is_whole(far: float) -> bool:
+    """Whether so many steps are a whole number, as tables of GPUs have it."""
+    return far.is_integer() and far < 2**53
+
+
 class Turn(ctypes.Structure):
     """`Turn` of look.cpp: cells that are as `far`, and a launch whose numbers are known `ahead`."""
 

@@ -18,13 +18,13 @@ from ipex_inductor.templates.cpp import NotBuiltError
 from ipex_inductor.templates.gpu import binary
 
 VECTOR = 16  # bytes, of which addresses are multiples where a GPU is to read whole vectors
+Tiles = tuple[tuple[float, int, int], ...]
 # Elements and warps of a GPU's program, by the bytes of one row's element, at most: measured on an
 # H200 (`benchmarks/optimizer_gpu.py --tiles`), where few bytes need whole vectors of each.
-TILES = ((6, 512, 2), (8, 1024, 2), (math.inf, 1024, 8))
-# With norms, which are added up once a program, by a row's tensors, at most; of fp64 such a program
-# would take all registers.
-WITH_NORMS = ((3, 4096, 4), (5, 2048, 4))
-NARROW = 16  # bytes of a row's element
+TILES: Tiles = ((6, 512, 2), (8, 1024, 2), (math.inf, 1024, 8))
+# With norms, which are added up once a program, by a row's tensors, at most (on an H100); of fp64
+# such a program would take all registers.
+WITH_NORMS: Tiles = ((3, 4096, 8), (5, 2048, 4))
 ROWS = 32  # whose scalars one program makes
 
 
@@ -36,9 +36,11 @@ def has_kernels(device: torch.device) -> bool:
 
 def tile(columns: tuple[tuple[str, str], ...], norms: bool = False) -> tuple[int, int]:
     """The elements and warps of a program for rows of those names and dtypes."""
-    size = sum(getattr(torch, dtype).itemsize for _, dtype in columns)
-    which, tiles = (len(columns), WITH_NORMS) if norms and size <= NARROW else (size, TILES)
-    return next((block, warps) for most, block, warps in tiles if which <= most)
+    if norms and all(dtype != "float64" for _, dtype in columns):
+        size, tiles = len(columns), WITH_NORMS
+    else:
+        size, tiles = sum(getattr(torch, dtype).itemsize for _, dtype in columns), TILES
+    return next((block, warps) for most, block, warps in tiles if size <= most)
 
 
 def loaded(
@@ -70,22 +72,22 @@ def loaded(
     raise NotBuiltError("Triton is not installed, and no cache has the kernel")
 
 
-def chunks_of(blocks: "array[int]", device: torch.device) -> Tensor:
-    """Which row a program is of, and which block of it: [programs, 2] int32."""
-    return _sent(_counted(blocks), device)
+def chunks_of(counts: "array[int]", device: torch.device) -> Tensor:
+    """Which row a program is of, and which chunk of it: [programs, 2] int32."""
+    return _sent(_counted(counts), device)
 
 
-def turns_of(blocks: "array[int]", device: torch.device) -> Tensor:
-    """The same for programs that go through all rows twice; the second time `~` of the block."""
-    chunks = _counted(blocks)
+def turns_of(counts: "array[int]", device: torch.device) -> Tensor:
+    """The same for programs that go through all rows twice; the second time `~` of the chunk."""
+    chunks = _counted(counts)
     row, block = chunks.unbind(1)
     return _sent(torch.cat((chunks, torch.stack((row, ~block), dim=1))), device)
 
 
-def _counted(blocks: "array[int]") -> Tensor:
-    counts = torch.tensor(blocks, device="cpu")
-    row = torch.repeat_interleave(counts)
-    block = torch.arange(len(row), device="cpu") - (counts.cumsum(0) - counts)[row]
+def _counted(counts: "array[int]") -> Tensor:
+    each = torch.tensor(counts, device="cpu")
+    row = torch.repeat_interleave(each)
+    block = torch.arange(len(row), device="cpu") - (each.cumsum(0) - each)[row]
     return torch.stack((row, block), dim=1)
 
 

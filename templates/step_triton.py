@@ -82,7 +82,7 @@ def step({arguments}, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
         norms_of(before, chunk, number, block, {given}, ALIGNED, BLOCK)
     else:
         done = counters + number
-        count = tl.cdiv(tl.load(rows + {width} * number + {width} - 1), BLOCK)
+        count = tl.cdiv(tl.load(rows + {width} * number + {width} - 1), {blocks} * BLOCK)
         known = (before + 1) * (count + 1)
         while tl.atomic_add(done, 0, sem="acquire") < known:
             while tl.load(done, volatile=True) < known:
@@ -92,7 +92,7 @@ def step({arguments}, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
 # The last program of a row adds up what all of them found, in their order.
 _LAST = """\
     tl.debug_barrier()
-    count = tl.cdiv(size, BLOCK)
+    count = tl.cdiv(size, {blocks} * BLOCK)
     if tl.atomic_add(counters + number, 1, sem="acq_rel") == {last}:
         parts += {norms} * (chunk - block)
         index = tl.arange(0, BLOCK // 8)
@@ -152,7 +152,8 @@ def triton_source(kernel: StepKernel, tabled: bool = False) -> str:
     where a row says, before its size, and `step` makes ratios of those that it finds at the next.
     """
     lines = [*(_of_table(kernel) if tabled else ()), *_ratios(kernel)]
-    lines += of_chunk(kernel.columns, lambda inside: _element(kernel, inside, tabled))
+    blocks = blocks_of(kernel)
+    lines += of_chunk(kernel.columns, lambda inside: _element(kernel, inside, tabled), blocks)
     body = indent("\n".join(lines), " " * 4)
     given, width = signature(kernel, tabled), _width(kernel)
     made = [head("step", given, width) + body]
@@ -161,11 +162,20 @@ def triton_source(kernel: StepKernel, tabled: bool = False) -> str:
         if kernel.sharded:
             made.append(head("norms", norms_signature(kernel, tabled), width) + norms)
         else:
-            both = _BOTH.format(arguments=", ".join(given), given=", ".join(given), width=width)
+            every = ", ".join(given)
+            both = _BOTH.format(arguments=every, given=every, width=width, blocks=blocks)
             parts = _part("norms_of", given, width) + norms, _part("step_of", given, width) + body
             made = [*parts, both]
     made += [scalars_of(kernel) + _SCALARS] * tabled
     return words(_sixteen_bits(kernel)) + "\n\n\n".join(made)
+
+
+def blocks_of(kernel: StepKernel) -> int:
+    """Blocks of a chunk, one after the other.
+
+    Where norms are taken its beginning and end take long; large blocks are as good (`WITH_NORMS`).
+    """
+    return 2 if kernel.rule.norms and len(kernel.columns) > 3 else 1
 
 
 def signature(kernel: StepKernel, tabled: bool = False) -> dict[str, str]:
@@ -221,8 +231,10 @@ def _width(kernel: StepKernel) -> int:
     return len(kernel.columns) + 2 * kernel.sharded + 1
 
 
-def of_chunk(columns: Columns, block: Callable[[str], Iterable[str]]) -> Iterator[str]:
-    """A chunk's `block` of lines, of pointers named as columns are, with `_`.
+def of_chunk(
+    columns: Columns, block: Callable[[str], Iterable[str]], blocks: int = 1
+) -> Iterator[str]:
+    """A chunk's `block` of lines, in so many `blocks`, of pointers named as columns are, with `_`.
 
     `block` is given its mask, or "". Where a tensor ends, narrow blocks go round: masks for all
     elements at once would take registers that keep other programs off the processor.
@@ -230,6 +242,15 @@ def of_chunk(columns: Columns, block: Callable[[str], Iterable[str]]) -> Iterato
     for number, (name, dtype) in enumerate(columns):
         pointer = f"tl.load(row + {number}).to(tl.pointer_type({TYPES[dtype]}))"
         yield f"{name}_at = tl.multiple_of({pointer}, ALIGNED)"
+    if blocks == 1:
+        yield from _of_block(columns, block)
+        return
+    yield f"end = tl.minimum({blocks} * (begin + BLOCK), size)"
+    yield f"for begin in range({blocks} * begin, end, BLOCK):"
+    yield from (f"    {line}" for line in _of_block(columns, block))
+
+
+def _of_block(columns: Columns, block: Callable[[str], Iterable[str]]) -> Iterator[str]:
     yield "if begin + BLOCK <= size:"
     yield "    place = begin + tl.arange(0, BLOCK)"
     yield from (f"    {line}" for line in (*_places(columns), *block("")))
@@ -295,7 +316,7 @@ def _norms(kernel: StepKernel, tabled: bool) -> str:
     lines = [
         *(_of_table(kernel) if tabled else ()),
         *(f"sum_{name} = tl.zeros([], {real})" for name in norms),
-        *of_chunk(kernel.columns, block),
+        *of_chunk(kernel.columns, block, blocks_of(kernel)),
         *(f"tl.store(parts + {len(norms)} * chunk + {k}, sum_{n})" for k, n in enumerate(norms)),
     ]
     last = [f"norm_{name} = tl.zeros([BLOCK // 8], tl.float64)" for name in norms]
@@ -316,7 +337,8 @@ def _norms(kernel: StepKernel, tabled: bool) -> str:
         ]
         last += ["tl.debug_barrier()", 'tl.atomic_add(counters + number, 1, sem="acq_rel")']
     which = "count - 1" if kernel.sharded else "before * (count + 1) + count - 1"
-    body = indent("\n".join(lines), " " * 4) + "\n" + _LAST.format(norms=len(norms), last=which)
+    body = indent("\n".join(lines), " " * 4) + "\n"
+    body += _LAST.format(norms=len(norms), last=which, blocks=blocks_of(kernel))
     return body + indent("\n".join(last), " " * 8) + "\n"
 
 

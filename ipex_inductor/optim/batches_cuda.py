@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ipex_inductor.optim.batches import Scalars, Scale, numbers_of, own_numbers
 from ipex_inductor.templates import cuda
-from ipex_inductor.templates.cells import Cells
+from ipex_inductor.templates.cells import Cells, is_whole
 from ipex_inductor.templates.cpp import NotBuiltError, given
 from ipex_inductor.templates.step import (
     StepKernel,
@@ -31,6 +31,7 @@ from ipex_inductor.templates.step_cuda import (
     turns_of,
 )
 from ipex_inductor.templates.step_triton import (
+    blocks_of,
     norms_signature,
     scalars_signature,
     signature,
@@ -48,9 +49,9 @@ class CudaBatch:
 
         Raises `NotBuiltError`.
         """
-        self.rows, self._blocks = array("q"), array("q")
+        self.rows, self._counts = array("q"), array("q")
         self._kernel, self.device, self._group = kernel, device, group
-        self._block, _ = tile_of(kernel)
+        self._chunk = chunk_of(kernel)
         self._step = kernel_of(kernel, device, aligned, "step")
         self._norms = kernel_of(kernel, device, aligned, "norms") if adds_up(kernel) else None
         self._scalars = scalars_function(kernel)
@@ -66,7 +67,7 @@ class CudaBatch:
     ) -> None:
         """See `Batch`."""
         self.rows.extend((*addresses, elements))
-        self._blocks.append(-(-elements // self._block))
+        self._counts.append(-(-elements // self._chunk))
         if step is not None:
             self._cells.add(step.data_ptr())
 
@@ -74,6 +75,11 @@ class CudaBatch:
     def counts(self) -> bool:
         """Whether the host counts their steps."""
         return len(self._cells) > 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether steps are counted in whole numbers, which a GPU can be told."""
+        return is_whole(self._cells.far)
 
     def as_far(self) -> bool:
         """Whether all steps are as far as they were left here."""
@@ -119,7 +125,7 @@ class CudaBatch:
     def prepare(self) -> None:
         """See `Batch`."""
         if self._rooms is None:
-            self._rooms = rooms_of(self._kernel, self._blocks, self.device)
+            self._rooms = rooms_of(self._kernel, self._counts, self.device)
 
     def take_norms(self, numbers: "array[float]", scale: Scale) -> None:
         """See `Batch`; on the current stream."""
@@ -173,14 +179,14 @@ class CountingBatch:
 
         Raises `NotBuiltError`.
         """
-        self.rows, self._blocks, self._steps = array("q"), array("q"), array("q")
+        self.rows, self._counts, self._steps = array("q"), array("q"), array("q")
         self._kernel, self.device = kernel, device
         self._step, self._scalars, *norms = (
             kernel_of(kernel, device, aligned, name, tabled=True)
             for name in ("step", "scalars", *["norms"] * adds_up(kernel))
         )
         self._norms = norms[0] if norms else None
-        self._block, _ = tile_of(kernel)
+        self._chunk = chunk_of(kernel)
         self._here = far is not None
         self._cells = Cells(kernel.counted, far or 0.0)
         self.turn = self._cells.turn
@@ -198,13 +204,15 @@ class CountingBatch:
             self._cells.add(address)
             address, far = 0, int(self._cells.far)
         self._steps.extend((address, group, far))
-        self._blocks.append(-(-elements // self._block))
+        self._counts.append(-(-elements // self._chunk))
         self.rows.extend((*addresses, elements))
 
     @property
     def counts(self) -> bool:
         """As in `CudaBatch`."""
         return self._here
+
+    whole = True
 
     def as_far(self) -> bool:
         """As in `CudaBatch`."""
@@ -227,9 +235,9 @@ class CountingBatch:
     def prepare(self) -> None:
         """See `Batch`."""
         if self._table is None:
-            size = len(self._blocks) * (len(scalar_names(self._kernel)) + 1)
+            size = len(self._counts) * (len(scalar_names(self._kernel)) + 1)
             real = getattr(torch, self._kernel.real)
-            self._rooms = rooms_of(self._kernel, self._blocks, self.device)
+            self._rooms = rooms_of(self._kernel, self._counts, self.device)
             self._table = Room(torch.empty(size, dtype=real, device=self.device))
 
     def take_norms(self, numbers: "array[float]", scale: Scale) -> None:
@@ -254,12 +262,12 @@ class CountingBatch:
                 self._step(self._rooms.programs, stream, arguments)
         far = self._cells.after()
         self._cells.become(far)
-        self._steps[2::3] = array("q", [int(far)]) * len(self._blocks)
+        self._steps[2::3] = array("q", [int(far)]) * len(self._counts)
 
     def _made(self, stream: int, numbers: "array[float]", scale: Scale) -> int:
         """Count, and make scalars: where they are."""
         assert self._table is not None
-        count, table = len(self._blocks), self._table.address(stream)
+        count, table = len(self._counts), self._table.address(stream)
         here: list[array[Any]] = [self._steps, numbers, self._rates]
         sent = zip(self._sent, here, strict=True)
         steps, given, rates = (there.address(values, stream) for there, values in sent)
@@ -288,8 +296,14 @@ def rate_on(group: Mapping[str, Any], device: torch.device) -> Tensor | None:
 
 
 def tile_of(kernel: StepKernel) -> tuple[int, int]:
-    """The elements and warps of a program."""
+    """The elements of a block, and warps."""
     return tile(kernel.columns, norms=bool(kernel.rule.norms))
+
+
+def chunk_of(kernel: StepKernel) -> int:
+    """The elements of a chunk."""
+    block, _ = tile_of(kernel)
+    return block * blocks_of(kernel)
 
 
 def kernel_of(
@@ -337,16 +351,16 @@ class Rooms(NamedTuple):
     norms: tuple[Room, ...]
 
 
-def rooms_of(kernel: StepKernel, blocks: "array[int]", device: torch.device) -> Rooms:
-    """For rows of so many blocks: chunks, ratios of rows, sums of chunks, counters from 0 on."""
+def rooms_of(kernel: StepKernel, counts: "array[int]", device: torch.device) -> Rooms:
+    """For rows of so many chunks: these, ratios of rows, sums of chunks, counters from 0 on."""
     both = bool(kernel.rule.norms) and not kernel.sharded
-    held = (turns_of if both else chunks_of)(blocks, device)
+    held = (turns_of if both else chunks_of)(counts, device)
     chunks, programs = Room(held), len(held)
     if not kernel.rule.norms:
         return Rooms(programs, (chunks,), ())
-    real, rows = getattr(torch, kernel.real), len(blocks)
+    real, rows = getattr(torch, kernel.real), len(counts)
     ratios = rows * len(assignments(kernel.rule.ratios(kernel.on)))
-    sums = sum(blocks) * len(kernel.rule.norms)
+    sums = sum(counts) * len(kernel.rule.norms)
     parts = Room(torch.empty(sums, dtype=real, device=device))
     counters = Room(torch.zeros(rows + 1, dtype=torch.int64, device=device))
     if not both:

@@ -51,6 +51,7 @@ class Options:
     clip_norm: float | None = None
     zero_grad: bool = False
     grad_norm: Tensor | None = None  # of the last step
+    waits: bool = False  # for whatever is on GPUs: the last step had to
     report: GraphReport | None = None  # of the model, where it is noted what torch itself steps
 
 
@@ -123,8 +124,7 @@ def _step(
     # What is one's gradient in part would be 0 before the other has read it.
     zeroed = options.zero_grad and apart(last, seen, grads)
 
-    looks = scale is not None and _may_look(optimizer, scale)
-    looks = looks and (last is None or last.made.on_one_gpu)
+    looks = scale is not None and not options.waits and _may_look(optimizer, scale)
     asked = Asked(scale is not None, zeroed, waits=not looks)
     made = planned(optimizer, weights, asked, last, seen)
     _refuse_capture(optimizer, made)
@@ -135,9 +135,10 @@ def _step(
             _zero(grads if options.zero_grad else ())
             return
         scale, waiting = scale.read(), asked._replace(waits=True)
-        if asked != waiting:
+        if asked != waiting and made.chosen:
             asked, made = waiting, planned(optimizer, weights, waiting, last, seen)
     scale = scale or UNSCALED
+    options.waits = not made.may_look
     numbers = numbers_of(made, optimizer, scale)
     if made.left:
         _tell(optimizer, made)

@@ -26,7 +26,7 @@ from ipex_inductor.optim.plan import Plan
 from ipex_inductor.optim.shards import is_sharded, local, same_places
 from ipex_inductor.optim.shares import Key, agree, shares_of
 from ipex_inductor.optim.weights import Trained, refuse_strangers
-from ipex_inductor.templates.cells import DTYPES
+from ipex_inductor.templates.cells import DTYPES, is_whole
 from ipex_inductor.templates.cpp import NotBuiltError
 from ipex_inductor.templates.formulas import FORMULAS, Formula
 from ipex_inductor.templates.step import StepKernel
@@ -136,9 +136,8 @@ def _add(
         counted = {"step": _begun_step(group, held, step)} if rule.counts else {}
         known = counted | {n: torch.zeros_like(param, dtype=fresh).detach() for n in names}
     columns = [held, *rest, grad, *(local(known[n]) for n in names)]
-    looks = not waits or rate_on(group, held.device) is not None
     last = known.get("step")
-    batch = _batch(made, kernel, columns, number, last, first, looks)
+    batch = _batch(made, kernel, columns, number, group, last, first, waits)
     if first:
         made.fresh[param] = known
     made.grads.append((batch.rows, len(batch.rows) + 1 + len(rest)))
@@ -200,12 +199,12 @@ def _kernel(
 
 def expected(
     optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained], scaled: bool, zeroed: bool
-) -> dict[StepKernel, Mapping[str, Any]]:
-    """The kernels of a first step, each with a group that has it, wherever parameters will be.
+) -> dict[StepKernel, list[Mapping[str, Any]]]:
+    """The kernels of a first step, each with the groups that have it, wherever parameters will be.
 
     Gradients are taken to have their parameter's dtype. What no kernel takes is not among them.
     """
-    found: dict[StepKernel, Mapping[str, Any]] = {}
+    found: dict[StepKernel, list[Mapping[str, Any]]] = {}
     name = type(optimizer).__name__
     for group in optimizer.param_groups:
         with suppress(LeftError):
@@ -219,7 +218,9 @@ def expected(
                 dtypes = [param.dtype, rest, param.dtype]
                 sharded = bool(FORMULAS[name].norms) and is_sharded(param)
                 kinds = flags, dtypes, states, _step_dtype(group)
-                found[_kernel(name, *kinds, scaled, zeroed, sharded)] = group
+                having = found.setdefault(_kernel(name, *kinds, scaled, zeroed, sharded), [])
+                if not any(group is each for each in having):
+                    having.append(group)
     return found
 
 
@@ -227,24 +228,26 @@ def _batch(
     made: Plan,
     kernel: StepKernel,
     columns: list[Tensor],
-    group: int,
+    number: int,
+    group: Mapping[str, Any],
     step: Tensor | None,
     first: bool,
-    looks: bool,
+    waits: bool,
 ) -> Batch:
-    """Where a parameter belongs; `looks`: a GPU does, though it may have no steps to count."""
+    """Where a parameter of that group belongs; unless the host `waits` a GPU makes its scalars."""
     device = columns[0].device
     if device.type == "cpu":
         return _made(made, CpuBatch, kernel)
     if device.type == "xpu":
-        return _made(made, SyclBatch, kernel, device, group, _far(step, first))
+        return _made(made, SyclBatch, kernel, device, number, _far(step, first))
     aligned = not any(t.data_ptr() % VECTOR for t in columns)
     if step is not None and step.is_cuda:
         return _made(made, CountingBatch, kernel, device, aligned)
-    far = _far(step, first)
-    if looks and far.is_integer():
+    far, there = _far(step, first), rate_on(group, device) is not None
+    made.chosen |= not there
+    if is_whole(far) and (there or not waits):
         return _made(made, CountingBatch, kernel, device, aligned, None if step is None else far)
-    return _made(made, CudaBatch, kernel, device, aligned, group, far)
+    return _made(made, CudaBatch, kernel, device, aligned, number, far)
 
 
 def _far(step: Tensor | None, first: bool) -> float:

@@ -45,7 +45,7 @@ def load_step(optimizer: Optimizer, device: torch.device, scaler: bool = False) 
             ship(partial(cpp_source, kernel), pairs(kernel.problem))
         reader.__wrapped__()  # also where this process has it already
         return
-    tables = {kernel: _tables(kernel, group, scaler) for kernel, group in found.items()}
+    tables = {k: {t for g in groups for t in _tables(k, g, scaler)} for k, groups in found.items()}
     for (kernel, made), aligned in product(tables.items(), ALIGNMENTS):
         for tabled in made:
             before = ["scalars"] * tabled + ["norms"] * batches_cuda.adds_up(kernel)
@@ -58,17 +58,19 @@ def load_step(optimizer: Optimizer, device: torch.device, scaler: bool = False) 
     reader.__wrapped__()
 
 
-def _tables(kernel: StepKernel, group: Mapping[str, Any], scaler: bool) -> list[bool]:
-    """Whether scalars are a table, which the GPU makes, as `CountingBatch` has it; or now and then.
+def _tables(kernel: StepKernel, group: Mapping[str, Any], scaler: bool) -> Iterator[bool]:
+    """Whether scalars are a table, which the GPU makes, as `CountingBatch` has it.
 
-    Where a step may be left out, whoever counts has to know of it, and states do not begin before.
+    Where it does not count, the host makes them as it may have to wait: under GradScaler, for
+    several GPUs, for parameters that torch steps.
     """
     counts = kernel.rule.counts
-    if counts and (group.get("capturable") or group.get("fused")):
-        return [True]
-    read = kernel.scaled and not (scaler and counts)
-    on_host = not kernel.scaled or (scaler and bool(counts or kernel.state))
-    return [True] * (read or isinstance(group["lr"], torch.Tensor)) + [False] * on_host
+    there = counts and (group.get("capturable") or group.get("fused"))
+    read = kernel.scaled and not (counts and scaler)
+    if there or read or isinstance(group["lr"], torch.Tensor):
+        yield True
+    if not there:
+        yield False
 
 
 def _readings(

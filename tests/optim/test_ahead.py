@@ -93,19 +93,46 @@ def test_what_a_described_gpu_would_load(kind, settings, clip, scaler, names, mo
     assert [key.kind for key in ours] == ["cpp"]  # what looks at tensors
 
 
-@pytest.mark.parametrize(("momentum", "sources"), [(0.9, 2), (0.0, 1)])
-def test_a_first_step_that_begins_states_has_its_own(momentum, sources, monkeypatch):
-    """The host waits for what GradScaler says, and makes the scalars."""
-    asked = []
+@pytest.mark.parametrize(
+    ("kind", "settings", "clip", "scaler", "tabled"),
+    [
+        (AdamW, {}, None, False, {False}),
+        (AdamW, {}, 1.0, False, {False, True}),  # the host waits where there are several GPUs
+        (AdamW, {}, None, True, {False}),
+        (AdamW, {}, 1.0, True, {False}),
+        (AdamW, {"capturable": True}, 1.0, True, {True}),
+        (AdamW, {"lr": torch.tensor(0.1)}, None, True, {False, True}),
+        (SGD, {"lr": 0.1, "momentum": 0.9}, None, False, {False}),
+        (SGD, {"lr": 0.1, "momentum": 0.9}, 1.0, False, {False, True}),
+        (SGD, {"lr": 0.1, "momentum": 0.9}, None, True, {False, True}),  # states begin
+    ],
+)
+def test_who_makes_scalars(kind, settings, clip, scaler, tabled, monkeypatch):
+    optimizer = optimizer_of(kind, settings, *FORMS["fp32"], clip)
+    assert steps_loaded(optimizer, scaler, monkeypatch) == tabled
+
+
+def test_who_makes_them_of_several_groups(monkeypatch):
+    """Which may have one kernel."""
+    groups = [{"params": [nn.Parameter(torch.ones(3))], "capturable": on} for on in (True, False)]
+    for each in (groups, groups[::-1]):
+        optimizer = FusedStep(AdamW(each)).optimizer
+        assert steps_loaded(optimizer, False, monkeypatch) == {False, True}
+
+
+def steps_loaded(optimizer, scaler, monkeypatch):
+    """Whether steps that a described GPU would load are of a table."""
+    asked = set()
     monkeypatch.setattr(
-        batches_cuda, "loaded", lambda source, name, *_: asked.append((name, source))
+        batches_cuda,
+        "loaded",
+        lambda source, name, device, problem, *_: asked.add((name, problem["tabled"])),
     )
     monkeypatch.setattr("ipex_inductor.optim.norms.loaded", lambda *_: None)
     batches_cuda._kernel_of.cache_clear()  # of a driver that is none
-    optimizer = optimizer_of(SGD, {"lr": 0.1, "momentum": momentum}, torch.float32, None)
     with described.device(target("h200")):
-        load_step(optimizer, torch.device("cuda", 0), scaler=True)
-    assert len({source for name, source in asked if name == "step"}) == sources
+        load_step(optimizer, torch.device("cuda", 0), scaler=scaler)
+    return {tabled for name, tabled in asked if name == "step"}
 
 
 def test_what_has_no_fused_step_is_told():

@@ -124,7 +124,9 @@ import torch
 from ipex_inductor.optim.batches_cpu import library
 from ipex_inductor.templates.gpu import _module
 from ipex_inductor.templates.step import scalar_names, scalars_function
-from ipex_inductor.templates.step_triton import norms_signature, signature, triton_source
+from ipex_inductor.templates.step_triton import (
+    blocks_of, norms_signature, signature, triton_source
+)
 
 NUMBERS = {
     "lr": 0.1, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.2, "lr_decay": 0.1,
@@ -207,7 +209,8 @@ def launch(kernel, name, tabled, **given):
     chunks = [*CHUNKS, *([r, ~b] for r, b in CHUNKS)] if twice else CHUNKS
     given["chunks"] = torch.tensor(chunks, dtype=torch.int32)
     fn = _module(triton_source(kernel, tabled))[name]
-    fn[(len(chunks),)](*(given[n] for n in types), ALIGNED=16, BLOCK=BLOCK)
+    block = BLOCK // blocks_of(kernel)
+    fn[(len(chunks),)](*(given[n] for n in types), ALIGNED=16, BLOCK=block)
 
 for formula, form, sharded, tabled in json.loads(sys.argv[1]):
     kernel = mine.kernel(formula, form, "split" != form, True, sharded)
@@ -222,7 +225,10 @@ for formula, form, sharded, tabled in json.loads(sys.argv[1]):
 
     rows = torch.tensor([[*(t.data_ptr() for t in row), *place, row[0].numel()]
                          for row, place in zip(ours, places[0])])
-    counters = torch.zeros(1 + count, dtype=torch.int32)
+    counters = torch.zeros(1 + count, dtype=torch.int64)
+    each = [-(-size // BLOCK) for size in SIZES]  # chunks
+    grown = torch.tensor([0] * (1 + count) if sharded else [2 * sum(each), *(n + 1 for n in each)])
+    launches = 0
     parts = torch.full((2 * 2 * len(CHUNKS),), torch.nan, dtype=real)
     given = {"rows": rows, "ratios": torch.full((count,), torch.nan, dtype=real)}
     given |= {"parts": parts, "counters": counters}
@@ -234,7 +240,8 @@ for formula, form, sharded, tabled in json.loads(sys.argv[1]):
             assert not counters.any()
             sums[0][1] = 3 * sums[0][0]
         launch(kernel, "step", tabled, **given)
-        assert not counters.any()
+        launches += 1
+        assert torch.equal(counters, launches * grown)
         for row, were in zip(ours, before) if left else ():
             for (name, _), a, b in zip(kernel.columns, row, were):
                 assert torch.equal(a, torch.zeros_like(b) if name == "grad" else b)
