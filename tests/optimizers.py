@@ -78,8 +78,12 @@ def in_groups(params):
 
 
 def single(make):
-    """The same optimizer in torch's single-tensor form, in which each formula can be read."""
+    """The same optimizer in torch's single-tensor form, in which each formula can be read.
+
+    The host counts, as torch's powers of steps on a GPU are fp32's, also where all else is fp64.
+    """
     off = {} if make.func in (Lamb, Lars) else {"foreach": False, "fused": False}
+    off |= {"capturable": False} if "capturable" in make.keywords else {}
     return partial(make.func, **make.keywords | off)
 
 

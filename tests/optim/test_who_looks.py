@@ -13,6 +13,8 @@ from ipex_inductor.optim.batches_cuda import CountingBatch, CudaBatch
 from ipex_inductor.optim.plan import Plan
 from ipex_inductor.templates.cells import Cells
 
+pytestmark = pytest.mark.host("the CPU, as if it were a GPU")
+
 HERE, THERE = torch.device("cpu"), torch.device("meta")  # two GPUs, as it were
 CLIP, SCALER = "a factor", "GradScaler's finding"
 
