@@ -268,12 +268,13 @@ def error(case, device="cpu"):
     text, constants, factor, blocks = READY[case["template"]](x, weight, case, **window)
     out = torch.full(wanted.shape, float("nan"), dtype=dtype, device=device)
     kernel = _module(source(text, {**constants, "ALLOW_TF32": False}, out.shape[1]))["kernel"]
-    warps = {} if device == "cpu" else {"num_warps": case["warps"]}
+    options = {}  # as the lowerings have them
     if device != "cpu":  # for what describes a tensor to the copy engine
         import triton
 
+        options = {"num_warps": case["warps"], "num_stages": constants.get("STAGES", 2)}
         triton.set_allocator(lambda size, *_: torch.empty(size, dtype=torch.int8, device=device))
-    kernel[blocks](x, factor, bias, other, out, **warps)
+    kernel[blocks](x, factor, bias, other, out, **options)
     if not out.numel():
         return 0.0
     finite = wanted.isfinite()
