@@ -208,6 +208,7 @@ CASES += [
     for shape, tile in itertools.product(
         GROUPED[2:4], (*conv_grouped.TILES, *conv_grouped.XE_TILES)
     )
+    if tile.BLOCK_N <= conv_grouped.WIDE  # else not of several groups
 ]
 WIDE = [1, 144, 6, 5], [144, 72, 3, 3], [1, 1], [1, 1], [1, 1], 2
 CASES += [in_groups(*WIDE, tile=(128, 128, 128, 8))]
