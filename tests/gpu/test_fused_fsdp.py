@@ -47,20 +47,30 @@ def backward(model, twin, number):
         net(each).square().mean().backward()
 """
 CLIPPED = """
-model, twin = both()
-step = FusedStep(AdamW(model.parameters(), lr=0.01, fused=True), clip_norm=0.1)
-reference = AdamW(twin.parameters(), lr=0.01, foreach=False)
-for number in range(5):
-    backward(model, twin, number)
-    launches.clear()
-    step()
-    assert len(launches) in (2, 4)  # for shards that begin at multiples of 16 bytes, and others
-    norm = nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
-    torch.testing.assert_close(step.grad_norm.double(), norm, rtol=1e-5, atol=0)
-    reference.step()
-for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
-    # Gradients are fp32 and summed over two; Adam's first steps are their signs, nearly.
-    torch.testing.assert_close(ours.full_tensor().double(), theirs, rtol=1e-4, atol=1e-5)
+makes = {
+    "counted": lambda params, **o: AdamW(params, 0.01, **(o or {"fused": True})),
+    "adamw": lambda params, **o: AdamW(params, 0.01, **o),
+    "lamb": lambda params, **o: Lamb(params, 0.01, weight_decay=0.1),
+}
+for name, make in makes.items():
+    model, twin = both()
+    step = FusedStep(make(model.parameters()), clip_norm=0.1)
+    reference = make(twin.parameters(), foreach=False)
+    for number in range(5):
+        backward(model, twin, number)
+        launches.clear()
+        torch.cuda.set_sync_debug_mode("error" if number else "default")  # the host does not wait
+        step()
+        torch.cuda.set_sync_debug_mode("default")
+        each = 2 + (name == "lamb")  # scalars, norms of tensors, the step
+        assert len(launches) in (each, 2 * each), launches  # for aligned parts, and others
+        norm = nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
+        torch.testing.assert_close(step.grad_norm.double(), norm, rtol=1e-5, atol=0)
+        reference.step()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        # Gradients are fp32 and summed over two; Adam's first steps are their signs, nearly.
+        torch.testing.assert_close(ours.full_tensor().double(), theirs, rtol=1e-4, atol=1e-5)
+    assert {float(s["step"]) for s in step.optimizer.state.values()} == {5.0}
 dist.destroy_process_group()
 """
 # The norms of a shard, one collective, and a step: of parts with and without elements.
