@@ -361,7 +361,7 @@ CASES += [
     for shape, dtype in itertools.product(PIPELINED, ("float32", "float16"))
 ]
 CASES += [
-    pipelining(*PIPELINED[5], tile=[*vars(tile).values()], dtype="float16")
+    pipelining(*PIPELINED[5], tile=[*vars(tile).values()])
     for tile in itertools.chain(*pipelined.TILES.values())
 ]
 CASES += [

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conv_cases import CLOSE, COMPILED
+from conv_cases import CLOSE, COMPILED, drawn
 from helpers import code_of, no_farther_off_than_eager
 from records import plant
 from rendered import ERRORS, error
@@ -55,7 +55,19 @@ PROBLEMS = {
 @pytest.mark.parametrize("number", range(len(COMPILED)))
 def test_values(number):
     """Against float64, into memory full of NaN, with infinities beside windows."""
-    case = COMPILED[number]
+    check(COMPILED[number])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(30))
+def test_values_of_drawn_sizes(seed):
+    """One of each template; with those above some 40 shapes of each."""
+    for case in drawn(seed):
+        for dtype in HALVES:
+            check(case | {"dtype": dtype})
+
+
+def check(case):
     # In bf16 one rounding, of what is no larger than the largest exact value.
     close = {**CLOSE, "bfloat16": 4e-3}
     assert ERRORS.get(case["template"], error)(case, "cuda") <= close[case["dtype"]], case
