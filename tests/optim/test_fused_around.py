@@ -67,7 +67,9 @@ def test_as_the_separate_operations(variant, clip_norm, zero_grad):
     assert left(step.optimizer) == {"a parameter with gaps in its memory"}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str
+)
 @each_optimizer
 def test_to_the_bit_where_products_are_exact(variant, dtype):
     """A scale that is a power of two, and a norm that nothing is clipped by: as if nothing was."""
