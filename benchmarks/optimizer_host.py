@@ -88,7 +88,7 @@ def stand_in() -> None:
     driver = load(lambda: DRIVER, pairs({"template": "no driver"}), portable=True)
     cuda._driver = lambda: driver
 
-    def batch(made, kernel, columns, group, _, step, first, waits):
+    def batch(made, kernel, columns, group, step, first, looks):
         far = planning._far(step, first)
         return planning._made(made, batches.CudaBatch, kernel, columns[0].device, True, group, far)
 

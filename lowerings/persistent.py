@@ -8,22 +8,20 @@ from torch._inductor.lowering import register_lowering
 from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings import listed
 from ipex_inductor.lowerings.conv_templates import ints
-from ipex_inductor.lowerings.rows import lowered, products, sizes, why_too_few
-from ipex_inductor.lowerings.templated import aligned, dense, facts
+from ipex_inductor.lowerings.rows import lowered, products, sizes, why_too_small
+from ipex_inductor.lowerings.templated import facts
 from ipex_inductor.lowerings.workload import named
 from ipex_inductor.templates import persistent
-from ipex_inductor.templates.persistent import Tile
+from ipex_inductor.templates.persistent import VECTOR, Tile
 
 
 def _lower(x: Any, weight: Any, bias: Any, tile: list[int]) -> Any:
     chosen = Tile(*tile)
-    given = [
-        aligned(dense(each), persistent.VECTOR) for each in (x, weight, bias) if each is not None
-    ]
     multiprocessors, room = facts(listed.arch_of(x.get_device()))
     programs = multiprocessors * max(1, room // chosen.shared(x.get_dtype().itemsize))
     known = persistent.constants(*sizes(x, weight), bias is not None, chosen, programs)
-    return lowered("ipex_persistent", persistent.SOURCE, chosen, given, **known)
+    operands = x, weight, bias
+    return lowered("ipex_persistent", persistent.SOURCE, chosen, operands, VECTOR, **known)
 
 
 def _why_not(tile: Tile, problem: Problem, rows: int) -> str | None:
@@ -34,9 +32,9 @@ def _why_not(tile: Tile, problem: Problem, rows: int) -> str | None:
         return "there are no registers left for what is added"
     columns, terms = ints(operands["weight"].shape[:2])
     fewest = {**persistent.FEWEST, "columns": tile.BLOCK_N}
-    if reason := why_too_few(fewest, rows, columns, terms):
+    if reason := why_too_small(fewest, rows, columns, terms):
         return reason
-    if terms * getattr(torch, operands["x"].dtype).itemsize % persistent.VECTOR:
+    if terms * getattr(torch, operands["x"].dtype).itemsize % VECTOR:
         return "its rows do not begin where the copy engine does"
     return None
 

@@ -8,20 +8,18 @@ from torch._inductor.lowering import register_lowering
 
 from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings.conv_templates import ints
-from ipex_inductor.lowerings.rows import lowered, products, sizes, why_too_few
-from ipex_inductor.lowerings.templated import aligned, dense, facts
+from ipex_inductor.lowerings.rows import lowered, products, sizes, why_too_small
+from ipex_inductor.lowerings.templated import facts
 from ipex_inductor.lowerings.workload import named
 from ipex_inductor.templates import pipelined
-from ipex_inductor.templates.pipelined import Tile
+from ipex_inductor.templates.pipelined import VECTOR, Tile
 
 
 def _lower(x: Any, weight: Any, bias: Any, tile: list[int]) -> Any:
     chosen = Tile(*tile)
-    given = [
-        aligned(dense(each), pipelined.VECTOR) for each in (x, weight, bias) if each is not None
-    ]
     known = pipelined.constants(*sizes(x, weight), bias is not None, chosen)
-    return lowered("ipex_pipelined", pipelined.SOURCE, chosen, given, **known)
+    operands = x, weight, bias
+    return lowered("ipex_pipelined", pipelined.SOURCE, chosen, operands, VECTOR, **known)
 
 
 def _why_not(tile: Tile, problem: Problem, rows: int) -> str | None:
@@ -31,11 +29,12 @@ def _why_not(tile: Tile, problem: Problem, rows: int) -> str | None:
     itemsize = getattr(torch, operands["x"].dtype).itemsize
     columns, terms = ints(operands["weight"].shape[:2])
     fewest = {"rows": tile.BLOCK_M, "columns": tile.BLOCK_N, "terms": pipelined.FEWEST_TERMS}
-    if reason := why_too_few(fewest, rows, columns, terms):
+    if reason := why_too_small(fewest, rows, columns, terms):
         return reason
-    if terms * itemsize % pipelined.VECTOR:
+    if terms * itemsize % VECTOR:
         return "its rows do not begin at whole vectors"
-    if "other" in operands and tile.is_full() and columns * itemsize % pipelined.VECTOR:
+    lanes = 64 if problem.arch.startswith(pipelined.CDNA) else 32
+    if "other" in operands and tile.is_full(lanes) and columns * itemsize % VECTOR:
         return "there are no registers left for what is added number by number"
     multiprocessors, room = facts(problem.arch)
     if tile.shared(itemsize) > room:

@@ -19,7 +19,15 @@ from ipex_inductor.lowerings.conv_templates import (
     why_not_ours,
     with_epilogue,
 )
-from ipex_inductor.lowerings.templated import behind_rows, calls, in_turns, node, template
+from ipex_inductor.lowerings.templated import (
+    aligned,
+    behind_rows,
+    calls,
+    dense,
+    in_turns,
+    node,
+    template,
+)
 from ipex_inductor.lowerings.workload import empty, named
 from ipex_inductor.ops.stem import rows_of
 
@@ -45,8 +53,14 @@ def products(
     )
 
 
-def lowered(name: str, source: str, tile: Any, given: Sequence[Any], **constants: Any) -> Any:
-    """The template on matrices of Inductor's, the second of which is turned, and a bias if any."""
+def lowered(
+    name: str, source: str, tile: Any, operands: Sequence[Any], vector: int = 1, **constants: Any
+) -> Any:
+    """The template on matrices of Inductor's, the second of which is turned, and a bias or None.
+
+    They begin at multiples of `vector` bytes.
+    """
+    given = [aligned(dense(each), vector) for each in operands if each is not None]
     size = [constants["ROWS"], constants["COLUMNS"]]
     return node(
         template(name, source, in_turns),
@@ -65,7 +79,7 @@ def sizes(x: Any, weight: Any) -> tuple[int, int, int]:
     return rows, columns, terms
 
 
-def why_too_few(fewest: Mapping[str, int], rows: int, columns: int, terms: int) -> str | None:
+def why_too_small(fewest: Mapping[str, int], rows: int, columns: int, terms: int) -> str | None:
     """Why it is too small where there must be so many of each."""
     found = {"rows": rows, "columns": columns, "terms": terms}
     few = [name for name, least in fewest.items() if found[name] < least]

@@ -10,7 +10,7 @@ from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings import listed
 from ipex_inductor.lowerings.conv_templates import ints
 from ipex_inductor.lowerings.rows import lowered, products, sizes
-from ipex_inductor.lowerings.templated import dense, facts
+from ipex_inductor.lowerings.templated import facts
 from ipex_inductor.lowerings.workload import named
 from ipex_inductor.templates import streamed
 from ipex_inductor.templates.streamed import Tile
@@ -18,14 +18,13 @@ from ipex_inductor.templates.streamed import Tile
 
 def _lower(x: Any, weight: Any, bias: Any, tile: list[int]) -> Any:
     chosen = Tile(*tile)
-    given = [dense(each) for each in (x, weight, bias) if each is not None]
     rows, columns, terms = sizes(x, weight)
     multiprocessors, room = facts(listed.arch_of(x.get_device()))
     # What Inductor will fuse is not known yet: an addend takes room.
     fitting = chosen.fitting(room, terms, x.get_dtype().itemsize, True)
     programs = multiprocessors * max(1, fitting)
     known = streamed.constants(rows, columns, terms, bias is not None, chosen, programs)
-    return lowered("ipex_streamed", streamed.SOURCE, chosen, given, **known)
+    return lowered("ipex_streamed", streamed.SOURCE, chosen, (x, weight, bias), **known)
 
 
 def _why_not(tile: Tile, problem: Problem, rows: int) -> str | None:

@@ -14,7 +14,7 @@ _NUMBERS = ("numbers", "each", "doubles", "ahead", "left")
 
 def is_whole(far: float) -> bool:
     """Whether so many steps are a whole number, as tables of GPUs have it."""
-    return far.is_integer() and far < 2**53
+    return far.is_integer() and abs(far) < 2**53
 
 
 class Turn(ctypes.Structure):

@@ -6,6 +6,8 @@ Operands come by plain loads, some steps before they are multiplied, as Triton p
 from dataclasses import dataclass
 from typing import Any
 
+from ipex_inductor.templates import persistent
+
 NAME = "ipex.triton.pipelined"
 
 # To Inductor's hooks, or those of who renders it alone. Beyond the last row and column those are
@@ -47,29 +49,24 @@ SOURCE = """\
 
 
 @dataclass(frozen=True)
-class Tile:
+class Tile(persistent.Tile):
     """Rows, columns and terms of a block, its warps and stages."""
-
-    BLOCK_M: int
-    BLOCK_N: int
-    BLOCK_K: int
-    num_warps: int
-    num_stages: int
 
     def shared(self, itemsize: int) -> int:
         """Bytes of shared memory: all stages but the one in registers, or the result in rows."""
         step = (self.BLOCK_M + self.BLOCK_N) * self.BLOCK_K
         return itemsize * max((self.num_stages - 1) * step, self.BLOCK_M * self.BLOCK_N)
 
-    def is_full(self) -> bool:
-        """Whether the sums take half of the registers of a thread."""
-        return self.BLOCK_M * self.BLOCK_N // (32 * self.num_warps) >= 128
+    def is_full(self, lanes: int) -> bool:
+        """Whether the sums take half of the registers of a thread; `lanes` are those of a warp."""
+        return self.BLOCK_M * self.BLOCK_N // (lanes * self.num_warps) >= 128
 
 
+CDNA = ("gfx908", "gfx90a", "gfx94", "gfx95")
 # By how architectures begin: Ampere's and Ada's; CDNA's, with 64 lanes a warp and a stage in
 # registers. Common sizes; behind a bias and an addend nothing spills. None was timed.
 TILES = {
-    "sm_8": (
+    ("sm_8",): (
         Tile(128, 256, 32, 8, 3),
         Tile(256, 128, 32, 8, 3),
         Tile(128, 128, 32, 4, 4),
@@ -77,7 +74,7 @@ TILES = {
         Tile(128, 64, 32, 4, 4),
         Tile(64, 64, 64, 4, 4),
     ),
-    "gfx9": (
+    CDNA: (
         Tile(256, 128, 64, 8, 2),
         Tile(128, 256, 64, 8, 2),
         Tile(128, 128, 64, 4, 2),
@@ -85,9 +82,9 @@ TILES = {
         Tile(64, 64, 64, 4, 2),
     ),
 }
-GROUP = 8  # blocks of rows that share columns
 FEWEST_TERMS = 256  # fewer are streamed
 VECTOR = 16  # bytes: rows begin at multiples, or nothing is copied to shared memory in flight
+EVERY = 2**31  # blocks, or more than any
 
 
 def tiles(arch: str) -> tuple[Tile, ...]:
@@ -97,18 +94,4 @@ def tiles(arch: str) -> tuple[Tile, ...]:
 
 def constants(rows: int, columns: int, terms: int, biased: bool, tile: Tile) -> dict[str, Any]:
     """What the template is rendered with but ALLOW_TF32."""
-    blocks = -(-rows // tile.BLOCK_M), -(-columns // tile.BLOCK_N)
-    return {
-        "ROWS": rows,
-        "COLUMNS": columns,
-        "TERMS": terms,
-        "BIASED": biased,
-        "BLOCKS_M": blocks[0],
-        "BLOCKS_N": blocks[1],
-        "PROGRAMS": blocks[0] * blocks[1],
-        "STAGES": tile.num_stages,
-        "GROUP_M": GROUP,
-        "BLOCK_M": tile.BLOCK_M,
-        "BLOCK_N": tile.BLOCK_N,
-        "BLOCK_K": tile.BLOCK_K,
-    }
+    return persistent.constants(rows, columns, terms, biased, tile, programs=EVERY)

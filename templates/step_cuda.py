@@ -19,8 +19,8 @@ from ipex_inductor.templates.gpu import binary
 
 VECTOR = 16  # bytes, of which addresses are multiples where a GPU is to read whole vectors
 Tiles = tuple[tuple[float, int, int], ...]
-# Elements and warps of a GPU's program, by the bytes of one row's element, at most: measured on an
-# H200 (`benchmarks/optimizer_gpu.py --tiles`), where few bytes need whole vectors of each.
+# Elements of a block and warps of its program, by the bytes of one row's element, at most, on an
+# H200 (`benchmarks/optimizer_gpu.py --tiles`): few bytes need whole vectors of each.
 TILES: Tiles = ((6, 512, 2), (8, 1024, 2), (math.inf, 1024, 8))
 # With norms, which are added up once a program, by a row's tensors, at most (on an H100); of fp64
 # such a program would take all registers.
@@ -35,7 +35,7 @@ def has_kernels(device: torch.device) -> bool:
 
 
 def tile(columns: tuple[tuple[str, str], ...], norms: bool = False) -> tuple[int, int]:
-    """The elements and warps of a program for rows of those names and dtypes."""
+    """The elements of a block, and warps, for rows of those names and dtypes."""
     if norms and all(dtype != "float64" for _, dtype in columns):
         size, tiles = len(columns), WITH_NORMS
     else:

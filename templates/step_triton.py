@@ -52,7 +52,7 @@ def joined(upper, lower):
 _HEAD = '''\
 @triton.jit
 def {name}({arguments}, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
-    """A program is a chunk: a row, and which block of its tensors; a row ends with their size."""
+    """A program is a chunk: a row, and which part of its tensors; a row ends with their size."""
 '''
 _OWN = """\
     chunk = tl.program_id(0).to(tl.int64)

@@ -74,11 +74,9 @@ def apart(last: Known | None, seen: Look | None, grads: list[Tensor]) -> bool:
 
 def taken(last: Known | None, seen: Look | None, asked: Asked) -> Plan | None:
     """The last plan, for the gradients that are `seen`, if it was asked for the same."""
-    if not (last and seen and last.made.as_far):
+    if not (last and seen and last.asked == asked and last.made.as_far):
         return None
     made = last.made
-    if last.asked != (asked if made.chosen else asked._replace(waits=last.asked.waits)):
-        return None
     if last.addresses != seen.addresses:
         made.move(seen.addresses)
         last.addresses = seen.addresses

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from ipex_inductor.templates.step import StepKernel
@@ -44,6 +45,12 @@ class Scale:
     def tensors(self) -> list[Tensor]:
         """All that are there."""
         return [t for t in (self.factor, self.divisor, self.found_inf) if t is not None]
+
+    def is_on(self, device: torch.device) -> bool:
+        """Whether kernels there can read all that is there."""
+        theirs = (t for t in (self.divisor, self.found_inf) if t is not None)
+        readable = all(t.dtype is torch.float32 for t in theirs)
+        return readable and all(t.device == device for t in self.tensors)
 
     def written(self) -> None:
         """Have all that is there written."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ipex_inductor.optim.batches import Scalars, Scale, numbers_of, own_numbers
 from ipex_inductor.templates import cuda
-from ipex_inductor.templates.cells import Cells, is_whole
+from ipex_inductor.templates.cells import Cells
 from ipex_inductor.templates.cpp import NotBuiltError, given
 from ipex_inductor.templates.step import (
     StepKernel,
@@ -75,11 +75,6 @@ class CudaBatch:
     def counts(self) -> bool:
         """Whether the host counts their steps."""
         return len(self._cells) > 0
-
-    @property
-    def whole(self) -> bool:
-        """Whether steps are counted in whole numbers, which a GPU can be told."""
-        return is_whole(self._cells.far)
 
     def as_far(self) -> bool:
         """Whether all steps are as far as they were left here."""
@@ -211,8 +206,6 @@ class CountingBatch:
     def counts(self) -> bool:
         """As in `CudaBatch`."""
         return self._here
-
-    whole = True
 
     def as_far(self) -> bool:
         """As in `CudaBatch`."""

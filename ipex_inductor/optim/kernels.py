@@ -51,7 +51,6 @@ class Options:
     clip_norm: float | None = None
     zero_grad: bool = False
     grad_norm: Tensor | None = None  # of the last step
-    waits: bool = False  # for whatever is on GPUs: the last step had to
     report: GraphReport | None = None  # of the model, where it is noted what torch itself steps
 
 
@@ -124,21 +123,17 @@ def _step(
     # What is one's gradient in part would be 0 before the other has read it.
     zeroed = options.zero_grad and apart(last, seen, grads)
 
-    looks = scale is not None and not options.waits and _may_look(optimizer, scale)
-    asked = Asked(scale is not None, zeroed, waits=not looks)
+    asked = Asked(scale is not None, zeroed, waits=scale is None or _waits(optimizer, scale))
     made = planned(optimizer, weights, asked, last, seen)
     _refuse_capture(optimizer, made)
-    if scale and not (looks and made.looks_itself(scale)):
+    if scale and not made.looks_itself(scale):
         scale.written()
         if scale.found_inf is not None and scale.found_inf.item():
             options.grad_norm, made.written = None, []
             _zero(grads if options.zero_grad else ())
             return
-        scale, waiting = scale.read(), asked._replace(waits=True)
-        if asked != waiting and made.chosen:
-            asked, made = waiting, planned(optimizer, weights, waiting, last, seen)
+        scale = scale.read()
     scale = scale or UNSCALED
-    options.waits = not made.may_look
     numbers = numbers_of(made, optimizer, scale)
     if made.left:
         _tell(optimizer, made)
@@ -151,17 +146,11 @@ def _step(
         _zero([*made.copied, *(p.grad for p in made.left)] if zeroed else grads)
 
 
-def _may_look(optimizer: Optimizer, scale: Scale) -> bool:
-    """Whether a GPU may find out for itself what to do, so that the host need not wait for it.
-
-    Whoever counts steps has to know of one that is left out.
-    """
+def _waits(optimizer: Optimizer, scale: Scale) -> bool:
+    """Whether the host has to know if the step is left out, as it counts them."""
     rule, groups = FORMULAS[type(optimizer).__name__], optimizer.param_groups
-    counted = all(g.get("capturable") or g.get("fused") for g in groups)
-    if rule.counts and scale.found_inf is not None and not counted:
-        return False
-    theirs = [t.dtype for t in (scale.divisor, scale.found_inf) if t is not None]
-    return all(t.is_cuda for t in scale.tensors) and {*theirs} <= {torch.float32}
+    there = all(group.get("capturable") or group.get("fused") for group in groups)
+    return rule.counts and scale.found_inf is not None and not there
 
 
 def _scale(

@@ -34,7 +34,6 @@ class Plan:
     fresh: dict[nn.Parameter, dict[str, Tensor]] = field(default_factory=dict)  # states to begin
     grads: list[tuple["array[int]", int]] = field(default_factory=list)  # where addresses stand
     shares: dict[Key, Shares] = field(default_factory=dict)  # of norms that other processes add to
-    chosen: bool = False  # its batches by whether the host may wait
     _columns: "list[Column] | None" = None
     _ran: list[CudaBatch] | None = None  # where nothing else ran, and as it stands
 
@@ -84,24 +83,17 @@ class Plan:
             whole = len(numbers) == len(addresses)
             rows[places] = addresses if whole else array("q", [addresses[n] for n in numbers])
 
-    @property
-    def may_look(self) -> bool:
-        """Whether one GPU has kernels for all, which it may tell itself what to do."""
-        on = [b for b in self.batches.values() if isinstance(b, CudaBatch | CountingBatch)]
-        one = len(on) == len(self.batches) and len({b.device for b in on}) == 1
-        return one and not self.left and all(b.whole for b in on)
-
     def looks_itself(self, scale: Scale) -> bool:
-        """Whether the host need not read any tensor of `scale`, as the GPU does.
+        """Whether the host need not read any tensor of `scale`: one GPU takes all, and reads it.
 
         Where that may find that the step is left out, it is to count, and states cannot begin.
         """
         batches = [b for b in self.batches.values() if isinstance(b, CountingBatch)]
-        if not self.may_look or len(batches) < len(self.batches):
+        if self.left or len(batches) < len(self.batches):
             return False
         if scale.found_inf is not None and (self.fresh or any(b.counts for b in batches)):
             return False
-        return all(t.device == batches[0].device for t in scale.tensors)
+        return len({b.device for b in batches}) == 1 and scale.is_on(batches[0].device)
 
 
 # Of a table of addresses: where the gradients' stand, and which of all gradients they are.

@@ -42,7 +42,7 @@ def plan(
 ) -> Plan:
     """What a step of `optimizer` is now, with the state that torch would have made for it.
 
-    Unless it `waits`, the host is not to read anything that is on a GPU. Raises `ArgumentError` for
+    Unless the host `waits`, GPUs make scalars, of what it need not read. Raises `ArgumentError` for
     parameters with master weights that the optimizer does not know.
     """
     refuse_strangers(optimizer)
@@ -136,8 +136,9 @@ def _add(
         counted = {"step": _begun_step(group, held, step)} if rule.counts else {}
         known = counted | {n: torch.zeros_like(param, dtype=fresh).detach() for n in names}
     columns = [held, *rest, grad, *(local(known[n]) for n in names)]
+    looks = not waits or rate_on(group, held.device) is not None
     last = known.get("step")
-    batch = _batch(made, kernel, columns, number, group, last, first, waits)
+    batch = _batch(made, kernel, columns, number, last, first, looks)
     if first:
         made.fresh[param] = known
     made.grads.append((batch.rows, len(batch.rows) + 1 + len(rest)))
@@ -228,26 +229,24 @@ def _batch(
     made: Plan,
     kernel: StepKernel,
     columns: list[Tensor],
-    number: int,
-    group: Mapping[str, Any],
+    group: int,
     step: Tensor | None,
     first: bool,
-    waits: bool,
+    looks: bool,
 ) -> Batch:
-    """Where a parameter of that group belongs; unless the host `waits` a GPU makes its scalars."""
+    """Where a parameter belongs; `looks`: a GPU makes its scalars, though the host may count."""
     device = columns[0].device
     if device.type == "cpu":
         return _made(made, CpuBatch, kernel)
     if device.type == "xpu":
-        return _made(made, SyclBatch, kernel, device, number, _far(step, first))
+        return _made(made, SyclBatch, kernel, device, group, _far(step, first))
     aligned = not any(t.data_ptr() % VECTOR for t in columns)
     if step is not None and step.is_cuda:
         return _made(made, CountingBatch, kernel, device, aligned)
-    far, there = _far(step, first), rate_on(group, device) is not None
-    made.chosen |= not there
-    if is_whole(far) and (there or not waits):
+    far = _far(step, first)
+    if looks and is_whole(far):
         return _made(made, CountingBatch, kernel, device, aligned, None if step is None else far)
-    return _made(made, CudaBatch, kernel, device, aligned, number, far)
+    return _made(made, CudaBatch, kernel, device, aligned, group, far)
 
 
 def _far(step: Tensor | None, first: bool) -> float:

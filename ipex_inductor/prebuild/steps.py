@@ -58,19 +58,16 @@ def load_step(optimizer: Optimizer, device: torch.device, scaler: bool = False) 
     reader.__wrapped__()
 
 
-def _tables(kernel: StepKernel, group: Mapping[str, Any], scaler: bool) -> Iterator[bool]:
+def _tables(kernel: StepKernel, group: Mapping[str, Any], scaler: bool) -> set[bool]:
     """Whether scalars are a table, which the GPU makes, as `CountingBatch` has it.
 
-    Where it does not count, the host makes them as it may have to wait: under GradScaler, for
-    several GPUs, for parameters that torch steps.
+    Nobody knows where a rate that is a tensor will lie.
     """
     counts = kernel.rule.counts
     there = counts and (group.get("capturable") or group.get("fused"))
-    read = kernel.scaled and not (counts and scaler)
-    if there or read or isinstance(group["lr"], torch.Tensor):
-        yield True
-    if not there:
-        yield False
+    if there or (kernel.scaled and not (counts and scaler)):
+        return {True}
+    return {True, False} if isinstance(group["lr"], torch.Tensor) else {False}
 
 
 def _readings(

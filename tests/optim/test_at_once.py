@@ -106,7 +106,7 @@ def gpu(monkeypatch):
     there = Gpu()
     TABLES.clear()
 
-    def batch(made, kernel, columns, group, _, step, first, waits):
+    def batch(made, kernel, columns, group, step, first, looks):
         far = planning._far(step, first)
         device = columns[0].device
         return planning._made(made, batches_cuda.CudaBatch, kernel, device, True, group, far)
