@@ -385,7 +385,7 @@ def test_pipelined_compiles_where_there_is_no_gpu(tile, dtype, gpu, sizes):
     """Nothing spills, with an addend where that may be; on NVIDIA's GPUs steps are copied ahead."""
     target = described(gpu)
     constants = pipelined.constants(*sizes, True, tile) | {"ALLOW_TF32": False}
-    added = sizes != ODD or not tile.is_full()
+    added = sizes != ODD or not tile.is_full(target.subgroup)
     rendered = source(pipelined.SOURCE, constants, sizes[1], epilogue=added)
     made = binary(rendered, signature(("X", "W"), dtype), tile, gpu)
     registers, spilled = usage(made)
