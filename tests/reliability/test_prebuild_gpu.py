@@ -548,10 +548,10 @@ def test_what_does_not_fit_is_compiled_and_named(whole, bundle, tmp_path):
 
 def test_a_training_step_is_found_forward_backward_and_optimizer(bundles, used):
     _, (_, built) = bundles
-    # The step, and the norm of the gradients, each for aligned gradients and for others; what
-    # reads tensors, and what reads weights.
-    assert (built["outcome"], built["own"]) == ("miss", ["cubin"] * 4 + ["cpp"] * 2)
-    assert built["compiled"] == built["kernels"] + 4 >= 6
+    # The step, and the norm of the gradients by itself and with the step's scalars, each of aligned
+    # gradients and of others; these scalars alone; what reads tensors, and what reads weights.
+    assert (built["outcome"], built["own"]) == ("miss", ["cubin"] * 7 + ["cpp"] * 2)
+    assert built["compiled"] == built["kernels"] + 7 >= 9
     _, found = used
     assert (found["outcome"], found["compiled"], found["kernels"]) == ("hit", 0, built["kernels"])
     assert found["aot"].get("autograd_cache_hit") == 1

@@ -182,7 +182,7 @@ PARTS = {"of wider rows": (776, 0), "shifted": (768, 1), "shifted by a vector": 
 @pytest.mark.parametrize("part", PARTS)
 def test_what_lies_otherwise_than_rows_of_vectors_is_copied(part, tmp_path, monkeypatch):
     wide, begin = PARTS[part]
-    tile = [*vars(pipelined.TILES["sm_8"][0]).values()]
+    tile = [*vars(pipelined.tiles("sm_80")[0]).values()]
 
     def function(memory, weight):
         x = torch.relu(memory).as_strided((4096, 768), (wide, 1), begin)
