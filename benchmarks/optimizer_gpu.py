@@ -279,7 +279,7 @@ def race(name: str, optimizer: str, form: str, rounds: int, copied: float) -> di
 
 
 def tiles(rounds: int, copied: float) -> None:
-    """Blocks and warps of ours."""
+    """Blocks and warps of ours; a chunk has as many blocks as ever (`blocks_of`)."""
     for optimizer, form in (
         *(("SGD", form) for form in ("bf16", "fp32", "split")),
         *(("AdamW", form) for form in ("bf16", "fp32", "split")),

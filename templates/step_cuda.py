@@ -80,15 +80,15 @@ def chunks_of(counts: "array[int]", device: torch.device) -> Tensor:
 def turns_of(counts: "array[int]", device: torch.device) -> Tensor:
     """The same for programs that go through all rows twice; the second time `~` of the chunk."""
     chunks = _counted(counts)
-    row, block = chunks.unbind(1)
-    return _sent(torch.cat((chunks, torch.stack((row, ~block), dim=1))), device)
+    row, part = chunks.unbind(1)
+    return _sent(torch.cat((chunks, torch.stack((row, ~part), dim=1))), device)
 
 
 def _counted(counts: "array[int]") -> Tensor:
     each = torch.tensor(counts, device="cpu")
     row = torch.repeat_interleave(each)
-    block = torch.arange(len(row), device="cpu") - (each.cumsum(0) - each)[row]
-    return torch.stack((row, block), dim=1)
+    part = torch.arange(len(row), device="cpu") - (each.cumsum(0) - each)[row]
+    return torch.stack((row, part), dim=1)
 
 
 def _sent(chunks: Tensor, device: torch.device) -> Tensor:

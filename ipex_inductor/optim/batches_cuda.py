@@ -182,7 +182,7 @@ class CountingBatch:
         )
         self._norms = norms[0] if norms else None
         self._chunk = chunk_of(kernel)
-        self._here = far is not None
+        self.counts = far is not None  # that is, the host does
         self._cells = Cells(kernel.counted, far or 0.0)
         self.turn = self._cells.turn
         self._rows, *self._sent = (Sent(device) for _ in range(4))
@@ -195,17 +195,12 @@ class CountingBatch:
     ) -> None:
         """See `Batch`."""
         address, far = 0 if step is None else step.data_ptr(), int(first)
-        if self._here:
+        if self.counts:
             self._cells.add(address)
             address, far = 0, int(self._cells.far)
         self._steps.extend((address, group, far))
         self._counts.append(-(-elements // self._chunk))
         self.rows.extend((*addresses, elements))
-
-    @property
-    def counts(self) -> bool:
-        """As in `CudaBatch`."""
-        return self._here
 
     def as_far(self) -> bool:
         """As in `CudaBatch`."""

@@ -10,7 +10,7 @@ from torch.optim import SGD, AdamW
 
 from ipex_inductor.optim import FusedStep, GradScaler, fuse_step, look, norms
 
-pytestmark = pytest.mark.host("the CPU stands in for a GPU; tests/gpu/test_fused_step.py has one")
+pytestmark = pytest.mark.host("the CPU stands in for a GPU; tests/gpu/test_fused_around.py has one")
 
 # One product rounds where torch has two, and the formulas round in another order.
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}

@@ -16,7 +16,7 @@ CLIP, SCALER = "a factor", "GradScaler's finding"
 
 def batch(kind, device=HERE, counts=False):
     made = kind.__new__(kind)
-    made.device, made._here = device, counts
+    vars(made).update(device=device, counts=counts)
     return made
 
 
