@@ -91,7 +91,7 @@ def _built(
                 attrs={(n,): aligned for n, type_ in enumerate(signature.values()) if "*" in type_},
             ),
             target=GPUTarget(target.kind, _arch(target), target.subgroup or 32),
-            # Multiplications and additions are joined, whatever Triton's default is to become.
+            # Where nothing is said products and sums are joined, whatever Triton's default becomes.
             options={"enable_fp_fusion": True, **options},
         )
     meta = made.metadata

@@ -26,6 +26,8 @@ TILES: Tiles = ((6, 512, 2), (8, 1024, 2), (math.inf, 1024, 8))
 # such a program would take all registers.
 WITH_NORMS: Tiles = ((3, 4096, 8), (5, 2048, 4))
 ROWS = 32  # whose scalars one program makes
+# A sum takes rounded products, so what is folded into a step is rounded as it is by itself.
+APART = {"enable_fp_fusion": False}
 
 
 def has_kernels(device: torch.device) -> bool:
@@ -60,7 +62,7 @@ def loaded(
     try:
         with torch.cuda.device(device):
             torch.cuda.current_stream().query()  # there is a current context from now on
-            options = {"num_warps": warps} | ({"maxnreg": registers} if registers else {})
+            options = {"num_warps": warps, **APART} | ({"maxnreg": registers} if registers else {})
             made = binary(
                 source, name, current(device), pairs(problem), signature, constants, options
             )

@@ -26,6 +26,7 @@ from ipex_inductor.request import Request
 from ipex_inductor.target import described
 from ipex_inductor.templates.cpp import NotBuiltError
 from ipex_inductor.templates.gpu import binary
+from ipex_inductor.templates.step_cuda import APART
 from ipex_inductor.templates.update_triton import (
     scalars_signature,
     step_signature,
@@ -142,8 +143,8 @@ def test_a_graph_of_a_gpu_is_read_and_compiled(name, rate, gpu, tmp_path, monkey
 
 def compiled(update, name, signature, constants, gpu):
     problem = pairs({"template": "update", **vars(update)})
-    source = update_triton_source(update)
-    made = binary(source, name, described(gpu), problem, signature, constants, {"num_warps": 4})
+    source, options = update_triton_source(update), {"num_warps": 4, **APART}
+    made = binary(source, name, described(gpu), problem, signature, constants, options)
     assert made.blob[:4] == b"\x7fELF"
     assert made.meta["signature"] == list(signature.values())
 

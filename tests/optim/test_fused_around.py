@@ -86,8 +86,9 @@ def test_to_the_bit_where_products_are_exact(variant, dtype):
         step()
         reference.step()
         assert not any(p.grad.any() for p in ours)
-    # Of Lars' sums of two products the compiler may fuse either: four steps of an ulp.
-    ulps = {"rtol": 4 * torch.finfo(torch.float32).eps * variant.startswith("lars"), "atol": 0}
+    # Of Lars' sums of two products g++ may join either with its sum: four steps of an ulp.
+    may_join = variant.startswith("lars") and ours[0].device.type == "cpu"
+    ulps = {"rtol": 4 * torch.finfo(torch.float32).eps * may_join, "atol": 0}
     torch.testing.assert_close(ours, theirs, **ulps)
     states = (each.state_dict()["state"] for each in (optimizer, reference))
     torch.testing.assert_close(*states, **ulps)

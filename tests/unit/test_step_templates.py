@@ -14,6 +14,7 @@ from ipex_inductor.target import current, described
 from ipex_inductor.templates.formulas import FORMULAS
 from ipex_inductor.templates.gpu import binary
 from ipex_inductor.templates.step import StepKernel
+from ipex_inductor.templates.step_cuda import APART
 from ipex_inductor.templates.step_triton import (
     norms_signature,
     scalars_signature,
@@ -55,7 +56,7 @@ def compiled(made, gpu, name="step", tabled=False):
         pairs({**made.problem, "tabled": tabled}),
         given,
         block,
-        {"num_warps": 1 if name == "scalars" else 8},
+        {"num_warps": 1 if name == "scalars" else 8, **APART},
     )
 
 
