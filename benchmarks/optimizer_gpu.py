@@ -370,20 +370,26 @@ def main(rounds: int, only_tiles: bool, file: Path | None, only: str) -> None:
         norm_tiles(rounds, copied)
         tiles(rounds, copied)
         return
-    rows = [race(*case, rounds, copied) for case in CASES if not only or only in case]
+    words = [word for word in sys.argv[1:] if word not in ("--json", str(file))]
+    said = {
+        "date": time.strftime("%Y-%m-%d"),
+        "device": str(target.current("cuda")),
+        "torch": torch.__version__,
+        "command": " ".join(["python", "benchmarks/optimizer_gpu.py", *words]),
+        "copy, TB/s": copied / 1e12,
+    }
+
+    def keep(row: dict[str, Any]) -> None:
+        if file:
+            with file.open("a") as out:
+                out.write(json.dumps({**said, **row}) + "\n")
+
+    for case in CASES:
+        if not only or only in case:
+            keep(race(*case, rounds, copied))
     first = first_steps()
     print("first step, ResNet-50, s: " + ", ".join(f"{n} {t:.3f}" for n, t in first.items()))
-    if file:
-        said = {
-            "date": time.strftime("%Y-%m-%d"),
-            "device": str(target.current("cuda")),
-            "torch": torch.__version__,
-            "command": " ".join(["python", "benchmarks/optimizer_gpu.py", *sys.argv[1:]]),
-            "copy, TB/s": copied / 1e12,
-        }
-        with file.open("a") as out:
-            for row in [*rows, {"first step, s": first}]:
-                out.write(json.dumps({**said, **row}) + "\n")
+    keep({"first step, s": first})
 
 
 if __name__ == "__main__":
