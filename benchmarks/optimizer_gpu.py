@@ -27,6 +27,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from optimizer import MODELS, STEPS
