@@ -13,6 +13,7 @@ from ipex_inductor import decisions, target
 from ipex_inductor.autotune import measure
 from ipex_inductor.autotune.measure import Candidate
 from ipex_inductor.lowerings import compiling, library, selection, settings, shapes, tuner
+from ipex_inductor.lowerings.workload import function_of, inputs_of
 
 pytestmark = pytest.mark.gpu
 
@@ -84,10 +85,7 @@ EACH = [
 @pytest.mark.parametrize(("name", "dtype"), EACH)
 def test_through_inductor(name, dtype):
     """No farther off than torch's own may be, and laid out as its result is."""
-    known = str(target.current("cuda")), settings.settings_of("cuda")
-    line = f"ipex.conv.default {dtype} {PROBLEMS[name]} {WINDOW}"
-    line += "" if "scalars" in line else " scalars=()"
-    (problem,) = shapes.problems([line], *known)
+    problem = problem_of(name, dtype)
     trial = tuner._trial(problem, torch.device("cuda"))
     ours = [call for call in library.calls(problem) if call.parameters]
     assert ours
@@ -95,6 +93,27 @@ def test_through_inductor(name, dtype):
         run = compiling.compiled(problem, call.choice, trial.inputs)
         found = measure.verified(Candidate(call.choice, run), trial.judge, trial.inputs)
         assert isinstance(found, float), (call.choice, found.reason)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+@torch.no_grad()
+def test_no_images(name, tmp_path):
+    """What templates are for, but for its images: torch's to compute, where all is timed too."""
+    problem = problem_of(name, "bfloat16")
+    operands = inputs_of(problem, torch.device("cuda"), 0)
+    operands = [t[:0] if t.dim() == 4 and t is not operands[1] else t for t in operands]
+    layer = function_of(problem)
+    options = {"strict": True, "autotune": "always", "autotune_database": str(tmp_path)}
+    found = torch.compile(layer, backend="ipex", options=options)(*operands)
+    torch.testing.assert_close(found, layer(*operands))
+
+
+def problem_of(name, dtype):
+    known = str(target.current("cuda")), settings.settings_of("cuda")
+    line = f"ipex.conv.default {dtype} {PROBLEMS[name]} {WINDOW}"
+    line += "" if "scalars" in line else " scalars=()"
+    (problem,) = shapes.problems([line], *known)
+    return problem
 
 
 class Net(nn.Module):

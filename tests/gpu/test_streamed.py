@@ -11,6 +11,7 @@ from ipex_inductor import target
 from ipex_inductor.autotune import measure
 from ipex_inductor.autotune.measure import Candidate
 from ipex_inductor.lowerings import compiling, library, tuner
+from ipex_inductor.lowerings.workload import function_of, inputs_of
 from ipex_inductor.templates import persistent, pipelined, streamed
 
 pytestmark = pytest.mark.gpu
@@ -51,3 +52,18 @@ def test_through_inductor_and_captured_in_a_graph(name):
     inputs[0].mul_(-0.5)
     graph.replay()
     assert torch.equal(captured, run(inputs))
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+@torch.no_grad()
+def test_no_rows(name, tmp_path):
+    """Torch's to compute, where all is timed too."""
+    problem = linear(*PROBLEMS[name][1:], arch=str(target.current("cuda")))
+    operands = [
+        t[:0] if len(t) == problem.operands[0].shape[0] else t
+        for t in inputs_of(problem, torch.device("cuda"), 0)
+    ]
+    layer = function_of(problem)
+    options = {"strict": True, "autotune": "always", "autotune_database": str(tmp_path)}
+    found = torch.compile(layer, backend="ipex", options=options)(*operands)
+    torch.testing.assert_close(found, layer(*operands))
