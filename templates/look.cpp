@@ -576,8 +576,8 @@ struct Turn {
     return driver(function, blocks, 1, 1, threads, 1, 1, shared, stream, arguments, nullptr);
   }
 
-  void end(bool launched) {
-    Py_DecRef(kept);
+  void end(bool launched, PyObject* held) {
+    Py_DecRef(held);
     busy = 0;
     if (launched || !count) return;
     become(cells, count, wide, --far);  // not `at`: numbers are made anew
@@ -599,15 +599,18 @@ struct Turns {
     return std::all_of(first, first + count, [are](const Turn* each) { return (each->*are)(); });
   }
 
-  // Others may hold Python's lock while the driver is asked, as that may wait.
+  // Others may hold Python's lock while the driver is asked, as that may wait, and then have another
+  // launch in a turn.
   int32_t take() const {
-    for (intptr_t n = 0; n < count; ++n) first[n]->begin();
+    std::vector<Turn> these;
+    these.reserve(count);
+    for (intptr_t n = 0; n < count; ++n) first[n]->begin(), these.push_back(*first[n]);
     void* thread = PyEval_SaveThread();
     int32_t said = 0;
     intptr_t done = 0;
-    while (done < count && !(said = first[done]->launch())) ++done;
+    while (done < count && !(said = these[done].launch())) ++done;
     PyEval_RestoreThread(thread);
-    for (intptr_t n = 0; n < count; ++n) first[n]->end(n < done);
+    for (intptr_t n = 0; n < count; ++n) first[n]->end(n < done, these[n].kept);
     return said;
   }
 };

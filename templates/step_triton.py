@@ -345,7 +345,8 @@ def _norms(kernel: StepKernel, tabled: bool) -> str:
 def scalars_of(kernel: StepKernel) -> str:
     """A function that other kernels call: what all elements of a row share.
 
-    fp64, as in C++; a group's rate may be a tensor, which counts instead of its number.
+    fp64, as in C++; a group's rate may be a tensor, which counts instead of its number. Of fp64
+    its address is odd.
     """
     begin = _SCALARS_OF.format(row=ROW, counted=TYPES[kernel.counted or "float32"])
     own = kernel.rule.numbers
@@ -355,8 +356,12 @@ def scalars_of(kernel: StepKernel) -> str:
     )
     rate = (
         "rate_ = tl.load(rates + group, mask=inside, other=0)",
-        "given = tl.load(rate_.to(tl.pointer_type(tl.float32)), mask=rate_ != 0, other=0)",
-        "lr = tl.where(rate_ != 0, given.to(tl.float64), lr)",
+        "wide = rate_ % 2 != 0",
+        "narrow = (rate_ != 0) & ~wide",
+        "given = tl.load(rate_.to(tl.pointer_type(tl.float32)), mask=narrow, other=0)",
+        "lr = tl.where(narrow, given.to(tl.float64), lr)",
+        "given = tl.load((rate_ - 1).to(tl.pointer_type(tl.float64)), mask=wide, other=0)",
+        "lr = tl.where(wide, given, lr)",
     )
     made = (f"{name} = {value}" for name, value in assignments(kernel.rule.scalars(kernel.on)))
     names = scalar_names(kernel)

@@ -113,7 +113,9 @@ def unchanged(optimizer: Optimizer) -> bool:
         return False
     made, groups, steady = last.made, last.groups, True
     around = last.facts[0], last.addresses, made.turns
-    seen = again(optimizer, groups, *around, take=True) if groups and made.ready() else None
+    seen = None
+    if groups and groups.lasting and made.ready():  # else a rate may have changed in its place
+        seen = again(optimizer, groups, *around, take=True)
     if seen is not None and seen.taken:
         return True
     if seen is None:

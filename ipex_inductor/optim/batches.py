@@ -26,6 +26,9 @@ class Reading(Protocol):
     def run(self, scalars: Scalars | None = None, found_inf: Tensor | None = None) -> bool:
         """Launch it, unless that is done; whether `scalars` were made by it."""
 
+    def makes(self, kernel: StepKernel) -> bool:
+        """Whether it can make the scalars of that kernel; what does so is loaded then."""
+
 
 @dataclass(frozen=True)
 class Scale:

@@ -38,6 +38,8 @@ from ipex_inductor.templates.step_triton import (
     triton_source,
 )
 
+RATES = (torch.float32, torch.float64)  # that kernels read
+
 
 class CudaBatch:
     """Those of one group and count of steps on an NVIDIA GPU: a launch, two for norms of shards."""
@@ -175,7 +177,7 @@ class CountingBatch:
         Raises `NotBuiltError`.
         """
         self.rows, self._counts, self._steps = array("q"), array("q"), array("q")
-        self._kernel, self.device = kernel, device
+        self.kernel, self.device = kernel, device
         self._step, self._scalars, *norms = (
             kernel_of(kernel, device, aligned, name, tabled=True)
             for name in ("step", "scalars", *["norms"] * adds_up(kernel))
@@ -209,12 +211,12 @@ class CountingBatch:
     def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
         """See `Batch`; rates that are on the device stay there."""
         rates = [rate_on(group, self.device) for group in groups]
-        self._rates = array("q", (0 if rate is None else rate.data_ptr() for rate in rates))
+        self._rates = array("q", map(_told, rates))
         here = [
             group if rate is None else {**group, "lr": 0.0}
             for group, rate in zip(groups, rates, strict=True)
         ]
-        return numbers_of(here, self._kernel.rule.numbers, 1.0)
+        return numbers_of(here, self.kernel.rule.numbers, 1.0)
 
     def next_numbers(self, numbers: "array[float]") -> "array[float]":
         """See `Batch`; steps are no part of them."""
@@ -223,9 +225,9 @@ class CountingBatch:
     def prepare(self) -> None:
         """See `Batch`."""
         if self._table is None:
-            size = len(self._counts) * (len(scalar_names(self._kernel)) + 1)
-            real = getattr(torch, self._kernel.real)
-            self._rooms = rooms_of(self._kernel, self._counts, self.device)
+            size = len(self._counts) * (len(scalar_names(self.kernel)) + 1)
+            real = getattr(torch, self.kernel.real)
+            self._rooms = rooms_of(self.kernel, self._counts, self.device)
             self._table = Room(torch.empty(size, dtype=real, device=self.device))
 
     def take_norms(self, numbers: "array[float]", scale: Scale) -> None:
@@ -259,7 +261,7 @@ class CountingBatch:
         here: list[array[Any]] = [self._steps, numbers, self._rates]
         sent = zip(self._sent, here, strict=True)
         steps, given, rates = (there.address(values, stream) for there, values in sent)
-        if not self._read(scale, Scalars(self._kernel, (steps, count, given, rates, table))):
+        if not self._read(scale, Scalars(self.kernel, (steps, count, given, rates, table))):
             around = (scale.divisor, scale.factor, scale.found_inf)
             looked = (0 if t is None else t.data_ptr() for t in around)
             arguments = (steps, count, given, rates, scale.number, *looked, table)
@@ -279,8 +281,13 @@ class CountingBatch:
 def rate_on(group: Mapping[str, Any], device: torch.device) -> Tensor | None:
     """The group's rate, if that is a tensor over there that kernels read."""
     rate = group["lr"]
-    there = isinstance(rate, Tensor) and rate.device == device and rate.dtype is torch.float32
+    there = isinstance(rate, Tensor) and rate.device == device and rate.dtype in RATES
     return rate if there else None
+
+
+def _told(rate: Tensor | None) -> int:
+    """Where it lies, as `scalars` is told: odd if it is fp64."""
+    return 0 if rate is None else rate.data_ptr() + (rate.dtype is torch.float64)
 
 
 def tile_of(kernel: StepKernel) -> tuple[int, int]:

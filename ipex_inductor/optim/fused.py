@@ -27,12 +27,10 @@ def fuse_step(optimizer: Optimizer, report: GraphReport | None = None) -> str | 
     if kind not in FUSED_OPTIMIZERS:
         return f"no fused step for {kind.__name__}, only for {names(FUSED_OPTIMIZERS)}"
     own = vars(optimizer)
-    devices = {p.device for group in optimizer.param_groups for p in group["params"]}
-    if not any(map(has_kernels, devices)):
+    if nowhere := _nowhere(optimizer):
         own.setdefault("_original_step", optimizer.step)
         own[kernels.FUSED] = True
-        there = ", ".join(sorted({device.type for device in devices}))
-        return f"no kernel for {there} yet: the step of {kind.__name__} itself stands in, exact"
+        return f"{nowhere}: the step of {kind.__name__} itself stands in, exact"
     if users_step(optimizer):
         return f"this {kind.__name__} was given a step of its own, which is called as it is"
     wrap(optimizer)
@@ -40,6 +38,14 @@ def fuse_step(optimizer: Optimizer, report: GraphReport | None = None) -> str | 
     options = own.setdefault(kernels.OPTIONS, kernels.Options())
     options.report = report or options.report
     return None
+
+
+def _nowhere(optimizer: Optimizer) -> str | None:
+    """Why there are kernels for none of its parameters, where they are."""
+    devices = {p.device for group in optimizer.param_groups for p in group["params"]}
+    if any(map(has_kernels, devices)):
+        return None
+    return f"no kernel for {', '.join(sorted({device.type for device in devices}))} yet"
 
 
 class FusedStep:
@@ -57,7 +63,7 @@ class FusedStep:
     ) -> None:
         if clip_norm is not None and not clip_norm > 0:
             raise ArgumentError("a positive norm", str(clip_norm), "None clips nothing.")
-        if reason := fuse_step(optimizer):
+        if reason := _nowhere(optimizer) or fuse_step(optimizer):
             raise ArgumentError("an optimizer with a fused step", type(optimizer).__name__, reason)
         self.optimizer = optimizer
         known = vars(optimizer)[kernels.OPTIONS]

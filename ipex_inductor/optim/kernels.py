@@ -128,10 +128,12 @@ def _step(
     _refuse_capture(optimizer, made)
     if scale and not made.looks_itself(scale):
         scale.written()
+        options.grad_norm = norm
         if scale.found_inf is not None and scale.found_inf.item():
-            options.grad_norm, made.written = None, []
+            made.written = []
             _zero(grads if options.zero_grad else ())
             return
+        made.load_ahead(scale)
         scale = scale.read()
     scale = scale or UNSCALED
     numbers = numbers_of(made, optimizer, scale)

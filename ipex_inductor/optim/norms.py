@@ -192,11 +192,7 @@ class Read:
         """
         if self._done:
             return False
-        kernel = scalars.kernel if scalars else None
-        try:
-            self._reading.load(self.clip is not None, self.found_inf is not None, kernel)
-        except NotBuiltError as error:  # not with them
-            _tell_apart(str(error))
+        if scalars and not self.makes(scalars.kernel):
             scalars = None
         found_inf = found_inf if self.found_inf is None else self.found_inf
         looks = self.found_inf is not None
@@ -205,6 +201,15 @@ class Read:
         )
         self._done, self._grads = True, []
         return scalars is not None
+
+    def makes(self, kernel: StepKernel) -> bool:
+        """Whether it can make the scalars of that kernel; what does so is loaded then."""
+        try:
+            self._reading.load(self.clip is not None, self.found_inf is not None, kernel)
+        except NotBuiltError as error:
+            _tell_apart(str(error))
+            return False
+        return True
 
 
 class Reading:

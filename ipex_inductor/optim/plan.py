@@ -74,6 +74,17 @@ class Plan:
             if not batch.turn.left:
                 batch.look_ahead(its, steps)
 
+    def load_ahead(self, scale: Scale) -> None:
+        """Have what the next step launches instead where it need not wait, as states have begun.
+
+        That may be captured, and nothing can be loaded then.
+        """
+        batches = [*self.batches.values()]
+        if self.fresh and len(batches) == 1 and scale.reading is not None:
+            (batch,) = batches
+            if isinstance(batch, CountingBatch) and not batch.counts:
+                scale.reading.makes(batch.kernel)
+
     def move(self, addresses: "array[int]") -> None:
         """Gradients lie there now."""
         self._ran = None

@@ -151,12 +151,13 @@ def test_a_clipped_step_of_what_is_no_whole_number():
         torch.testing.assert_close(a.double(), b, rtol=2e-5, atol=2e-6)  # as above
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_a_rate_of_the_gpus_where_the_host_counts(clip, quiet):
+def test_a_rate_of_the_gpus_where_the_host_counts(clip, dtype, quiet):
     """It is read there, when the step runs."""
     mine = tensors(torch.float32)
     exact = doubles(mine)
-    rate = torch.tensor(0.01, device="cuda")
+    rate = torch.tensor(0.01, device="cuda", dtype=dtype)
     ours, theirs = AdamW(mine, rate, foreach=False), AdamW(exact, 0.01, foreach=False)
     step = FusedStep(ours, clip_norm=clip)
     for number in range(5):
@@ -231,6 +232,40 @@ def test_a_graph_of_scaled_steps_after_the_first():
     for _ in range(2):
         theirs.step()
     close(params, exact)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd momentum", "lars"])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_a_graph_of_our_scalers_steps_after_the_first(name, clip, launches):
+    """The first waited as states began; what reads gradients and makes scalars is there by then."""
+    params = tensors(torch.float32)
+    exact = doubles(params)
+    ours, theirs = (MADE[name](p, foreach=False) for p in (params, exact))
+    for group in ours.param_groups:
+        group["capturable"] = name == "adamw"
+    FusedStep(ours, clip_norm=clip)
+    scaler = GradScaler("cuda", init_scale=4.0)
+    draw(params, seed=0)
+    wide_grads(params, exact)
+    for p in params:
+        p.grad.mul_(4.0)
+    scaler.scale(torch.ones((), device="cuda"))
+    scaler.step(ours)
+    scaler.update()
+    graph = torch.cuda.CUDAGraph()
+    launches.clear()
+    with torch.cuda.graph(graph):
+        scaler.step(ours)
+    assert len(launches) == 2
+    for _ in range(2):
+        graph.replay()
+    if clip:
+        nn.utils.clip_grad_norm_(exact, clip)
+    for _ in range(3):
+        theirs.step()
+    for a, b in zip(params, exact, strict=True):
+        # The norm is fp32's, of 40,000 numbers, and all gradients are multiplied by it.
+        torch.testing.assert_close(a.double(), b, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("others", ["dtypes", "left to torch", "CPU"])

@@ -7,6 +7,7 @@ import copy
 import ctypes
 import gc
 import random
+import sys
 import threading
 import time
 import weakref
@@ -211,7 +212,14 @@ def _rate(optimizer, rnd):
 
 def _same_rate(optimizer, rnd):
     group = _group(optimizer, rnd)
-    group["lr"] = float(repr(group["lr"]))
+    group["lr"] = float(repr(float(group["lr"])))
+
+
+def _filled(optimizer, rnd):
+    """In its place, as torch's schedulers change a rate that is a tensor."""
+    group = _group(optimizer, rnd)
+    group["lr"] = torch.as_tensor(group["lr"])
+    group["lr"].fill_(rnd.random())
 
 
 def _decay(optimizer, rnd):
@@ -262,7 +270,7 @@ def _dicts(optimizer, rnd):
 
 
 CHANGES = (
-    *(_rate, _same_rate, _decay, _betas, _moved, _absent),
+    *(_rate, _same_rate, _filled, _decay, _betas, _moved, _absent),
     *(_counts, _loaded, _based, _states, _turned, _dicts),
 )
 
@@ -294,6 +302,23 @@ def test_a_rate_that_changes_at_each_step_is_launched_at_once(gpu):
             group["lr"] = 0.1 / (1 + number)
         step_and_agree(gpu, optimizer)
     assert gpu.at_once == 9  # all but the first
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_rate_that_changes_in_its_place(name, gpu):
+    """While gradients stay, and where they moved: numbers that were handed over are not its own."""
+    optimizer = made_by(name)
+    rates = [torch.tensor(0.1) for _ in optimizer.param_groups]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    draw(optimizer)
+    for number in range(12):
+        if number % 4 == 1:
+            _moved(optimizer, random)
+        step_and_agree(gpu, optimizer)
+        for rate in rates:
+            rate.mul_(0.5)
+    assert gpu.at_once
 
 
 @pytest.mark.parametrize("which", [1, 2])
@@ -350,6 +375,32 @@ def test_threads_that_step_one_optimizer_take_a_number_each(gpu):
     first, second = (numbers for *_, numbers in gpu.launches)
     assert first != second
     step_and_agree(gpu, optimizer)
+
+
+def test_another_launch_while_the_driver_is_asked(gpu):
+    """By another thread, on another stream: each is let go as often as it was held."""
+    optimizer = made_by("sgd")
+    draw(optimizer)
+    for _ in range(3):
+        optimizer.step()
+    (batch,) = vars(optimizer)[again.KNOWN].made.batches.values()
+    while batch.turn.left < 2:
+        optimizer.step()
+    first, gpu.waits = batch._last, 0.3
+
+    def other():
+        while not batch.turn.busy:
+            pass
+        gpu.waits, gpu.stream = 0.0, 9
+        optimizer.step()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    optimizer.step()
+    thread.join()
+    assert batch._last is not first
+    one, other = [sys.getrefcount(each) for each in (first, batch._last)]
+    assert one == other
 
 
 def test_copies_of_attributes_have_yet_to_look(gpu):

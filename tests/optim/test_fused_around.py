@@ -105,6 +105,18 @@ def test_a_clipped_gradient_is_torchs(size):
     torch.testing.assert_close(-p.detach(), p.grad, rtol=2**-22, atol=0)
 
 
+@each_optimizer
+def test_the_norm_of_a_step_that_is_left_out(variant):
+    """Of the gradients there were, whoever finds that it is left out."""
+    params = [nn.Parameter(torch.zeros(3))]
+    step = FusedStep(VARIANTS[variant](params), clip_norm=1.0)
+    for found in (0.0, 1.0):
+        params[0].grad = torch.tensor([3.0, 4.0, float("inf") if found else 0.0])
+        step.optimizer.grad_scale, step.optimizer.found_inf = torch.tensor(1.0), torch.tensor(found)
+        step()
+        assert float(step.grad_norm) == (float("inf") if found else 5.0)
+
+
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_gradients_that_are_not_finite_are_clipped_as_torch_does(bad):
     ours, step, theirs, reference = twins(VARIANTS["sgd momentum"], clip_norm=1.0)
@@ -217,8 +229,10 @@ def test_what_cannot_be_fused_is_refused():
     params = [nn.Parameter(torch.ones(2))]
     with pytest.raises(ArgumentError, match="no fused step for RMSprop"):
         FusedStep(RMSprop(params))
+    elsewhere = SGD([nn.Parameter(torch.ones(2, device="meta"))])
     with pytest.raises(ArgumentError, match="no kernel for meta"):
-        FusedStep(SGD([nn.Parameter(torch.ones(2, device="meta"))]))
+        FusedStep(elsewhere)
+    assert not {"step", "fused", "_original_step"} & {*vars(elsewhere)}
     optimizer = SGD(params)
     optimizer.step = functools.partial(optimizer.step)
     with pytest.raises(ArgumentError, match="a step of its own"):

@@ -16,7 +16,7 @@ CLIP, SCALER = "a factor", "GradScaler's finding"
 
 def batch(kind, device=HERE, counts=False):
     made = kind.__new__(kind)
-    vars(made).update(device=device, counts=counts)
+    vars(made).update(device=device, counts=counts, kernel="its kernel")
     return made
 
 
@@ -52,3 +52,29 @@ def test_whether_a_gpu_looks_itself(made, asked, looks):
     word = torch.ones((), dtype=torch.float64 if asked == "fp64" else torch.float32)
     scale = Scale(factor=word) if asked is CLIP else Scale(divisor=word, found_inf=word)
     assert made.looks_itself(scale) is looks
+
+
+@pytest.mark.parametrize(
+    ("made", "loads"),
+    [
+        (plan(looking(), fresh={"a parameter": {}}), True),
+        (plan(looking()), False),  # it is there
+        (plan(looking(counts=True), fresh={"a parameter": {}}), False),  # the next waits too
+        (plan(looking(), looking(device=THERE), fresh={"a parameter": {}}), False),
+        (plan(batch(CudaBatch), fresh={"a parameter": {}}), False),
+    ],
+)
+def test_what_the_next_step_may_be_captured_with_is_loaded(made, loads):
+    """As the host waits only for states to begin, and nothing is loaded in a graph."""
+    reading = Reading()
+    made.load_ahead(Scale(factor=torch.ones(()), reading=reading))
+    made.load_ahead(Scale(factor=torch.ones(())))
+    assert reading.loaded == ["its kernel"] * loads
+
+
+class Reading:
+    def __init__(self):
+        self.loaded = []
+
+    def makes(self, kernel):
+        self.loaded.append(kernel)
