@@ -1,4 +1,4 @@
-"""`ipex::pipelined` to our Triton template: many terms where there is no copy engine."""
+"""`ipex::pipelined` to our Triton template: many terms where no copy engine writes the result."""
 
 from itertools import chain
 from typing import Any
@@ -31,13 +31,16 @@ def _why_not(tile: Tile, problem: Problem, rows: int) -> str | None:
     fewest = {"rows": tile.BLOCK_M, "columns": tile.BLOCK_N, "terms": pipelined.FEWEST_TERMS}
     if reason := why_too_small(fewest, rows, columns, terms):
         return reason
+    uneven = columns * itemsize % VECTOR
+    if problem.arch.startswith(pipelined.UNEVEN) and not uneven:
+        return "the copy engine writes its rows"
     if terms * itemsize % VECTOR:
         return "its rows do not begin at whole vectors"
     lanes = 64 if problem.arch.startswith(pipelined.CDNA) else 32
-    if "other" in operands and tile.is_full(lanes) and columns * itemsize % VECTOR:
+    if "other" in operands and tile.is_full(lanes) and uneven:
         return "there are no registers left for what is added number by number"
     multiprocessors, room = facts(problem.arch)
-    if tile.shared(itemsize) > room:
+    if tile.shared(itemsize, problem.arch) > room:
         return "it takes more shared memory than there is"
     blocks = rows * columns / (tile.BLOCK_M * tile.BLOCK_N)
     return None if 2 * blocks >= multiprocessors else "it has too few blocks"

@@ -1,4 +1,4 @@
-"""Triton for a product of many terms on GPUs without Hopper's copy engine: a block a program.
+"""Triton for a product of many terms where no copy engine writes the result: a block a program.
 
 Operands come by plain loads, some steps before they are multiplied, as Triton pipelines the loop.
 """
@@ -48,14 +48,24 @@ SOURCE = """\
 """
 
 
+# Hopper and Blackwell have the copy engine: there these are for results whose rows it cannot write.
+UNEVEN = ("sm_90", "sm_10")
+BARRIER = 16  # bytes
+
+
 @dataclass(frozen=True)
 class Tile(persistent.Tile):
     """Rows, columns and terms of a block, its warps and stages."""
 
-    def shared(self, itemsize: int) -> int:
-        """Bytes of shared memory: all stages but the one in registers, or the result in rows."""
+    def shared(self, itemsize: int, arch: str = "") -> int:
+        """Bytes of shared memory: all stages, or the result in rows.
+
+        Before Hopper all but the one in registers; behind it, with a barrier.
+        """
+        later = arch.startswith(UNEVEN)
+        held = self.num_stages - (not later)
         step = (self.BLOCK_M + self.BLOCK_N) * self.BLOCK_K
-        return itemsize * max((self.num_stages - 1) * step, self.BLOCK_M * self.BLOCK_N)
+        return itemsize * max(held * step, self.BLOCK_M * self.BLOCK_N) + BARRIER * later
 
     def is_full(self, lanes: int) -> bool:
         """Whether the sums take half of the registers of a thread; `lanes` are those of a warp."""
@@ -63,8 +73,8 @@ class Tile(persistent.Tile):
 
 
 CDNA = ("gfx908", "gfx90a", "gfx94", "gfx95")
-# By how architectures begin: Ampere's and Ada's; CDNA's, with 64 lanes a warp and a stage in
-# registers. Common sizes; behind a bias and an addend nothing spills. None was timed.
+# By how architectures begin: Ampere's and Ada's; later ones'; CDNA's, with 64 lanes a warp and a
+# stage in registers. Common sizes; behind a bias and an addend nothing spills. None was timed.
 TILES = {
     ("sm_8",): (
         Tile(128, 256, 32, 8, 3),
@@ -72,6 +82,13 @@ TILES = {
         Tile(128, 128, 32, 4, 4),
         Tile(128, 128, 64, 8, 5),
         Tile(128, 64, 32, 4, 4),
+        Tile(64, 64, 64, 4, 4),
+    ),
+    UNEVEN: (
+        Tile(128, 256, 64, 8, 3),
+        Tile(64, 256, 64, 8, 3),
+        Tile(128, 128, 64, 8, 3),
+        Tile(64, 128, 64, 4, 3),
         Tile(64, 64, 64, 4, 4),
     ),
     CDNA: (

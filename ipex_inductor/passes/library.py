@@ -48,6 +48,9 @@ SYCL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 SHORTCUT = "conv|conv+add+relu"  # of both convolutions, in one kernel
 
+HALVES = (torch.bfloat16, torch.float16)
+VECTOR = 16  # bytes, that a GPU reads or writes at once
+
 # So many rows may be multiplied by a template of ours, behind which Inductor fuses any activation.
 FEW_ROWS = 32
 
@@ -206,7 +209,7 @@ def _adopt(graph: torch.fx.Graph, node: Node) -> None:
 def _is_layer(node: Node, weights: Container[Node]) -> bool:
     """Whether it is a linear layer that a template of ours may compute.
 
-    On an Intel GPU any on a weight that can be packed, on others of few rows.
+    On an Intel GPU any on a weight that can be packed, on others of few rows, or uneven ones.
     """
     *bias, x, weight = node.args
     if node.kwargs or torch.version.hip or node.meta["val"].device.type == "cpu":
@@ -219,7 +222,13 @@ def _is_layer(node: Node, weights: Container[Node]) -> bool:
         return False
     if x.meta["val"].device.type == SYCL:
         return weight.args[0] in weights
-    return _has_few_rows(x.meta["val"])
+    return _has_few_rows(x.meta["val"]) or _is_uneven(node.meta["val"])
+
+
+def _is_uneven(result: Tensor) -> bool:
+    """Whether its rows do not begin at whole vectors, which libraries may be slow at."""
+    known = all(isinstance(n, int) for n in result.shape) and result.dtype in HALVES
+    return known and bool(result.shape[-1] * result.itemsize % VECTOR)
 
 
 def _adopt_layer(node: Node) -> None:

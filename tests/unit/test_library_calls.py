@@ -606,5 +606,20 @@ def test_without_a_record_a_linear_layer_of_few_rows_is_as_it_was(h200):
     assert report.events[0].reason.startswith("aten.addmm: nothing is recorded")
 
 
+@pytest.mark.parametrize(
+    ("columns", "dtype", "found"),
+    [(1001, "bfloat16", 1), (1001, "float16", 1), (1000, "bfloat16", 0), (1001, "float32", 0)],
+)
+def test_a_product_with_uneven_rows_is_offered_our_tiles(columns, dtype, found, h200):
+    """As a decoder's logits are, of an odd number of words: of any number of rows."""
+    kind = getattr(torch, dtype)
+    x, weight = torch.randn(600, 768).to(kind), torch.randn(columns, 768).to(kind)
+    gm, _ = placed(lambda *given: given[0] @ given[1].permute(1, 0), x, weight, choose=Tiled())
+    assert targets(gm).count("ipex.pipelined.default") == found
+    if found:
+        # Sums of 768 products, rounded once.
+        torch.testing.assert_close(gm(x, weight), x @ weight.T, rtol=2e-2, atol=0.2)
+
+
 def test_how_many_rows_are_few_is_known_alike():
     assert passes_library.FEW_ROWS == few_rows.MOST

@@ -144,9 +144,14 @@ WIDE = (4096, 3072, 768)
         ((4096, 3072, 248), A100, 0),
         ((48, 3072, 768), A100, 0),
         ((0, 3072, 768), A100, 0),
+        ((384, 50257, 768), h200.NAME, 5),
+        ((384, 50257, 768), "sm_100:NVIDIA-B200", 5),
+        ((384, 50257, 768, "relu", "add"), h200.NAME, 4),  # as above
+        ((384, 50264, 768), h200.NAME, 0),
+        ((64, 50257, 768), h200.NAME, 3),
     ],
 )
-def test_pipelined_where_there_is_no_copy_engine(sizes, arch, count):
+def test_pipelined_where_no_copy_engine_writes_the_result(sizes, arch, count):
     calls = offered(linear("bfloat16", *sizes, arch=arch), pipelined.NAME)
     assert len(calls) == count
     assert all(why_unknown(call.choice) is None for call in calls)
@@ -362,15 +367,25 @@ def test_compiled_where_there_is_no_gpu(kind, tile, dtype, gpu):
         assert "cp.async.bulk.tensor" in text
 
 
-ROOMS = ("a100-80gb", "l4", "mi300x")
+ROOMS = ("a100-80gb", "l4", "mi300x", "h200", "b200")
 TAILS, ODD = (4099, 3000, 776), (4099, 3001, 776)
 PIPELINED = [
     (tile, dtype, gpu, sizes)
     for gpu in ROOMS
     for tile in pipelined.tiles(described(gpu).arch)
     for dtype, sizes in itertools.product(("bfloat16", "float16"), (WIDE, TAILS, ODD))
-    if tile.shared(2) <= described(gpu).shared_memory
+    if tile.shared(2, described(gpu).arch) <= described(gpu).shared_memory
+    if sizes == ODD or not described(gpu).arch.startswith(pipelined.UNEVEN)
 ]
+
+
+A_FEW = 16  # bytes that ptxas keeps for itself, of no register (on sm_100)
+MULTIPLIES = {
+    "sm_80": "mma.sync",
+    "sm_89": "mma.sync",
+    "sm_90": "wgmma.mma_async",
+    "sm_100": "tcgen05.mma",
+}
 
 
 @pytest.mark.parametrize(
@@ -389,13 +404,14 @@ def test_pipelined_compiles_where_there_is_no_gpu(tile, dtype, gpu, sizes):
     rendered = source(pipelined.SOURCE, constants, sizes[1], epilogue=added)
     made = binary(rendered, signature(("X", "W"), dtype), tile, gpu)
     registers, spilled = usage(made)
-    assert not spilled
+    assert spilled <= A_FEW
     assert registers * tile.num_warps * target.subgroup <= target.registers
-    assert made.metadata.shared <= tile.shared(2)
+    assert made.metadata.shared <= tile.shared(2, target.arch)
     if target.kind == "cuda":
         text = made.asm["ptx"]
-        assert "mma.sync" in text
+        assert MULTIPLIES[target.arch] in text
         assert text.count("cp.async.cg.shared.global") >= 2 * tile.num_stages
+    if target.arch.startswith("sm_8"):
         assert f"cp.async.wait_group {2 * (tile.num_stages - 2)}" in re.sub(r"[\s\t]+", " ", text)
-    else:
+    if target.kind == "hip":
         assert "v_mfma" in made.asm["amdgcn"]
