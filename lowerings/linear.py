@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._inductor import ir
 from torch._inductor.lowering import register_lowering
@@ -12,8 +13,10 @@ from ipex_inductor.lowerings import few_rows, persistent, pipelined, streamed, s
 from ipex_inductor.lowerings.calls import ACTIVATIONS, Call, addmm_activation, always, why_not
 from ipex_inductor.lowerings.onednn import OneDnnCall
 from ipex_inductor.lowerings.workload import named
+from ipex_inductor.ops import epilogue
 from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.ops.linear import reference
+from ipex_inductor.templates.pipelined import VECTOR
 
 
 def _linear(
@@ -67,10 +70,46 @@ def _why_not_activation(problem: Problem) -> str | None:
     return why_not(problem)
 
 
+def _padded(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    """Rows of zeros below the weight, so that those of a product are whole vectors."""
+    return F.pad(weight, (0, 0, 0, -len(weight) % _vector(weight.dtype)))
+
+
+def _cut(
+    padded: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    binary: str,
+    unary: str,
+    scalars: list[float],
+    packed: bool,
+) -> Tensor:
+    columns = len(weight)
+    below = bias if bias is None else F.pad(bias, (0, len(padded) - columns))
+    product = F.linear(x, padded, below)[..., :columns]
+    return epilogue.apply(product, other, binary, unary, scalars)
+
+
+def _why_not_padded(problem: Problem) -> str | None:
+    weight = named(problem)["weight"]
+    columns, dtype = weight.shape[0], getattr(torch, weight.dtype)
+    if reason := why_not(problem):
+        return reason
+    return None if int(columns) % _vector(dtype) else "its rows are whole vectors as they are"
+
+
+def _vector(dtype: torch.dtype) -> int:
+    """How many numbers a GPU reads or writes at once."""
+    return VECTOR // dtype.itemsize
+
+
 # What computes it on a GPU; the first is what Inductor does.
 CALLS = (
     Call("aten.addmm", _plain, always),
     Call("cublaslt.addmm_activation", _addmm_activation, _why_not_activation, ACTIVATIONS),
+    Call("aten.addmm_padded", _cut, _why_not_padded, arrange=_padded),
     *few_rows.CALLS,
     *streamed.LINEAR_CALLS,
     *persistent.LINEAR_CALLS,

@@ -222,7 +222,8 @@ def _is_layer(node: Node, weights: Container[Node]) -> bool:
         return False
     if x.meta["val"].device.type == SYCL:
         return weight.args[0] in weights
-    return _has_few_rows(x.meta["val"]) or _is_uneven(node.meta["val"])
+    uneven = _is_uneven(node.meta["val"]) and weight.args[0] in weights
+    return uneven or _has_few_rows(x.meta["val"])
 
 
 def _is_uneven(result: Tensor) -> bool:

@@ -25,6 +25,7 @@ PROBLEMS = {
     "pipelined": (pipelined.NAME, "bfloat16", 4096, 1536, 512, "gelu"),
     "pipelined, odd sizes": (pipelined.NAME, "float16", 1101, 1001, 776, "silu"),
     "pipelined, a head of words": (pipelined.NAME, "bfloat16", 384, 50257, 768, "none"),
+    "padded, a head of words": ("aten.addmm_padded", "bfloat16", 384, 50257, 768, "none"),
     "pipelined, added": (pipelined.NAME, "bfloat16", 4099, 1000, 4096, "relu", "add"),
 }
 

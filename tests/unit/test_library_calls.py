@@ -606,19 +606,52 @@ def test_without_a_record_a_linear_layer_of_few_rows_is_as_it_was(h200):
     assert report.events[0].reason.startswith("aten.addmm: nothing is recorded")
 
 
+def head(columns, dtype=torch.bfloat16):
+    return torch.randn(600, 768).to(dtype), torch.randn(columns, 768).to(dtype)
+
+
 @pytest.mark.parametrize(
     ("columns", "dtype", "found"),
     [(1001, "bfloat16", 1), (1001, "float16", 1), (1000, "bfloat16", 0), (1001, "float32", 0)],
 )
 def test_a_product_with_uneven_rows_is_offered_our_tiles(columns, dtype, found, h200):
     """As a decoder's logits are, of an odd number of words: of any number of rows."""
-    kind = getattr(torch, dtype)
-    x, weight = torch.randn(600, 768).to(kind), torch.randn(columns, 768).to(kind)
-    gm, _ = placed(lambda *given: given[0] @ given[1].permute(1, 0), x, weight, choose=Tiled())
+    x, weight = head(columns, getattr(torch, dtype))
+
+    def fn(x, weight):
+        return x @ weight.permute(1, 0)
+
+    gm, _ = placed(fn, x, weight, choose=Tiled(), weights=["weight_1"])
     assert targets(gm).count("ipex.pipelined.default") == found
     if found:
         # Sums of 768 products, rounded once.
         torch.testing.assert_close(gm(x, weight), x @ weight.T, rtol=2e-2, atol=0.2)
+
+
+class Padded(Tiled):
+    """Chooses the product on a weight with rows of zeros below it, if that is offered."""
+
+    def __call__(self, node):
+        known = library.calls(problem_of(node, H200, {}))
+        found = [call for call in known if call.name == "aten.addmm_padded"]
+        return (found[0].whole if found else None), "choice", "as told"
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("columns", "found"), [(1001, 1), (1004, 1), (1000, 0)])
+def test_a_product_with_uneven_rows_by_a_weight_with_whole_vectors(columns, found, bias, h200):
+    """Which is a weight's alone, so it is made once; what was added to it is cut off."""
+    x, weight = head(columns)
+    given = torch.randn(columns).bfloat16()
+
+    def fn(x, weight, given):
+        turned = weight.permute(1, 0)
+        return torch.addmm(given, x, turned) if bias else x @ turned
+
+    gm, _ = placed(fn, x, weight, given, choose=Padded(), weights=["weight_1"])
+    assert targets(gm).count("aten.constant_pad_nd.default") == found * (1 + bias)
+    # Sums of 768 products, rounded once.
+    torch.testing.assert_close(gm(x, weight, given), fn(x, weight, given), rtol=2e-2, atol=0.2)
 
 
 def test_how_many_rows_are_few_is_known_alike():
