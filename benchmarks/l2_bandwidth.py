@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import median
 
 import torch
-import triton  # type: ignore[import-untyped]
-import triton.language as tl  # type: ignore[import-untyped]
+import triton
+import triton.language as tl
 
 from ipex_inductor import target
 
@@ -25,7 +25,7 @@ COLUMNS = 64  # of bf16, a line of the copy engine's
 
 
 @triton.jit
-def by_pointers(x, out, rows, turns, BLOCK: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def by_pointers(x, out, rows, turns, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
     """A program reads blocks of rows from its own place on, around the buffer."""
     program = tl.program_id(0)
     sums = tl.zeros([BLOCK, WIDTH], tl.float32)
@@ -38,7 +38,7 @@ def by_pointers(x, out, rows, turns, BLOCK: tl.constexpr, WIDTH: tl.constexpr): 
 
 
 @triton.jit
-def by_descriptor(x, out, rows, turns, BLOCK: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def by_descriptor(x, out, rows, turns, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
     """The same by the copy engine."""
     program = tl.program_id(0)
     whole = tl.make_tensor_descriptor(x, [rows, WIDTH], [WIDTH, 1], [BLOCK, WIDTH])
@@ -50,7 +50,7 @@ def by_descriptor(x, out, rows, turns, BLOCK: tl.constexpr, WIDTH: tl.constexpr)
     tl.store(out + program, tl.sum(sums))
 
 
-def speed(kernel, megabytes: int, block: int, each: int) -> float:  # type: ignore[no-untyped-def]
+def speed(kernel, megabytes: int, block: int, each: int) -> float:
     """TB/s in the median of seven launches, `each` programs a multiprocessor."""
     rows = (megabytes << 20) // (2 * COLUMNS) // block * block
     x = torch.randn(rows, COLUMNS, device="cuda").bfloat16()

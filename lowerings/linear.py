@@ -72,37 +72,19 @@ def _why_not_activation(problem: Problem) -> str | None:
 
 def _padded(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     """Rows of zeros below the weight, so that those of a product are whole vectors."""
-    return F.pad(weight, (0, 0, 0, -len(weight) % _vector(weight.dtype)))
+    return F.pad(weight, (0, 0, 0, -len(weight) % (VECTOR // weight.itemsize)))
 
 
-def _cut(
-    padded: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    binary: str,
-    unary: str,
-    scalars: list[float],
-    packed: bool,
-) -> Tensor:
+def _cut(padded: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     columns = len(weight)
     below = bias if bias is None else F.pad(bias, (0, len(padded) - columns))
-    product = F.linear(x, padded, below)[..., :columns]
-    return epilogue.apply(product, other, binary, unary, scalars)
+    return epilogue.apply(F.linear(x, padded, below)[..., :columns], *rest[:-1])
 
 
 def _why_not_padded(problem: Problem) -> str | None:
-    weight = named(problem)["weight"]
-    columns, dtype = weight.shape[0], getattr(torch, weight.dtype)
     if reason := why_not(problem):
         return reason
-    return None if int(columns) % _vector(dtype) else "its rows are whole vectors as they are"
-
-
-def _vector(dtype: torch.dtype) -> int:
-    """How many numbers a GPU reads or writes at once."""
-    return VECTOR // dtype.itemsize
+    return None if pipelined.is_uneven(problem) else "its rows are whole vectors as they are"
 
 
 # What computes it on a GPU; the first is what Inductor does.

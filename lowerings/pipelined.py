@@ -31,7 +31,7 @@ def _why_not(tile: Tile, problem: Problem, rows: int) -> str | None:
     fewest = {"rows": tile.BLOCK_M, "columns": tile.BLOCK_N, "terms": pipelined.FEWEST_TERMS}
     if reason := why_too_small(fewest, rows, columns, terms):
         return reason
-    uneven = columns * itemsize % VECTOR
+    uneven = is_uneven(problem)
     if problem.arch.startswith(pipelined.UNEVEN) and not uneven:
         return "the copy engine writes its rows"
     if terms * itemsize % VECTOR:
@@ -44,6 +44,12 @@ def _why_not(tile: Tile, problem: Problem, rows: int) -> str | None:
         return "it takes more shared memory than there is"
     blocks = rows * columns / (tile.BLOCK_M * tile.BLOCK_N)
     return None if 2 * blocks >= multiprocessors else "it has too few blocks"
+
+
+def is_uneven(problem: Problem) -> bool:
+    """Whether rows of the product do not begin at whole vectors; of known sizes."""
+    weight = named(problem)["weight"]
+    return bool(int(weight.shape[0]) * getattr(torch, weight.dtype).itemsize % VECTOR)
 
 
 _TILES = tuple(dict.fromkeys(chain(*pipelined.TILES.values())))
