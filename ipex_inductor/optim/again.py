@@ -113,9 +113,7 @@ def unchanged(optimizer: Optimizer) -> bool:
         return False
     made, groups, steady = last.made, last.groups, True
     around = last.facts[0], last.addresses, made.turns
-    seen = None
-    if groups and groups.lasting and made.ready():  # else a rate may have changed in its place
-        seen = again(optimizer, groups, *around, take=True)
+    seen = again(optimizer, groups, *around, take=True) if groups and made.ready() else None
     if seen is not None and seen.taken:
         return True
     if seen is None:
@@ -130,14 +128,17 @@ def unchanged(optimizer: Optimizer) -> bool:
         groups.numbers = next_numbers(made, groups.numbers)
     if seen is None:
         seen = again(optimizer, groups, *around, take=made.have(groups.numbers))
+    taken = seen is not None and seen.taken
+    if not taken:
+        made.withdraw()
     if seen is None:
         return False
-    if not seen.taken:
+    if not taken:
         if seen.addresses is not last.addresses:
             made.move(seen.addresses)
             last.addresses = seen.addresses
         run(made, optimizer, groups.numbers, UNSCALED)  # `seen` keeps gradients in memory
-    last.ahead = min(AHEAD, 2 * last.ahead + 1) if steady and groups.lasting else 0
+    last.ahead = min(AHEAD, 2 * last.ahead + 1) if taken and steady and groups.lasting else 0
     made.look_ahead(groups.numbers, last.ahead)
     return True
 

@@ -68,6 +68,11 @@ class Plan:
             batch.have(its, 1)
         return True
 
+    def withdraw(self) -> None:
+        """Nobody launches what is known ahead: a step that is not the expected one comes first."""
+        for batch in self._ran or ():
+            batch.turn.left = 0
+
     def look_ahead(self, numbers: list["array[float]"], steps: int) -> None:
         """Have numbers of so many steps, unless some are known, of groups that stay as they are."""
         for batch, its in zip(self._ran or (), numbers, strict=False):
