@@ -203,7 +203,8 @@ reading = norms.Reading([torch.zeros(0), torch.zeros(0)], CPU)  # of nothing som
 assert (norm, factor, found) == (0, 1, 0)
 
 # Norms of tensors, of shards too: where the device counts steps, which changes nothing if told so,
-# where the host does, and where it tells the device.
+# where the host does, and where it tells the device. There rates are, in fp64 and in fp32.
+RATES = {"counts": torch.float64, "is told": torch.float32}
 for (make, flags, counted), sharded, there in product((
     (partial(Lamb, lr=0.01, weight_decay=0.1), (), "float32"),
     (partial(Lars, lr=0.1, momentum=0.9, weight_decay=0.1, epsilon=1e-3), ("lars", "momentum"), ""),
@@ -228,6 +229,9 @@ for (make, flags, counted), sharded, there in product((
         places = [own[n].data_ptr(), total[n].data_ptr()] * sharded
         batch.add([*(t.data_ptr() for t in row), *places], len(row[0]), step, True, 0)
     batch.prepare()
+    groups = [dict(group) for group in reference.param_groups]
+    if there:
+        groups[0]["lr"] = torch.tensor(groups[0]["lr"], dtype=RATES[there])
     before_step = ["scalars"] * bool(there) + ["norms"] * sharded
     for left in (0.0, 1.0, 0.0, 0.0) if there == "counts" else (0.0, 0.0, 0.0):
         for (_, grad, *_), q in zip(ours, theirs):
@@ -235,7 +239,7 @@ for (make, flags, counted), sharded, there in product((
             q.grad = 0.5 * grad
         before = [[t.clone() for t in row] for row in ours]
         around = batches.Scale(0.5, found_inf=torch.tensor(left) if there else None)
-        numbers = batch.numbers(reference.param_groups, around)
+        numbers = batch.numbers(groups, around)
         launched.clear()
         batch.take_norms(numbers, around)
         assert launched == before_step * sharded
