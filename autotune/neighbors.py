@@ -1,6 +1,8 @@
 """What is likely best for sizes that nobody measured: what the nearest neighbors agree on.
 
-Neighbors have the same op, constants, dtypes, layouts and window, and channels of the same kind.
+Neighbors have the same op, constants, dtypes, layouts and window, and channels of the same kind;
+the rows that a linear layer makes begin at whole vectors in both, or in neither, which libraries
+are slow at.
 Only templates are taken so, as all else is what is taken anyway: where one was the best, or the two
 best were, in the nearest problems of two weights that are not the problem's own. A stem's kernel
 gains what it gains whatever its window is, so there the second may have another.
@@ -22,6 +24,7 @@ FARTHEST = 4.0  # doublings of sizes in all, to the nearest
 FARTHER = {"few": math.inf, "others": 6.0}  # where templates won that were held out beyond, too
 TILE = 3.0  # of a tile's sizes
 FEW = 4  # channels of an image, as a stem has
+VECTOR = {"float16": 8, "bfloat16": 8, "float32": 4}  # numbers in 16 bytes
 # Of windows and groups; what follows element by element changes no choice.
 UNLIKE = ("groups", "unary", "scalars")
 WINDOW = ("padding", "stride")
@@ -39,7 +42,8 @@ def kind(problem: Problem, window: bool = True) -> Kind | None:
     settings = tuple(sorted(problem.settings.items()))
     alike = problem.op, problem.arch, constants, problem.epilogue, settings, operands
     if problem.op == LINEAR:
-        return alike
+        weight = problem.operands[1]
+        return *alike, _product(weight.shape[:1]) % VECTOR.get(weight.dtype, 1) == 0
     channels = _channels(problem)
     if channels is None:
         return None

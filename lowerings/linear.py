@@ -78,7 +78,8 @@ def _padded(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
 def _cut(padded: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     columns = len(weight)
     below = bias if bias is None else F.pad(bias, (0, len(padded) - columns))
-    return epilogue.apply(F.linear(x, padded, below)[..., :columns], *rest[:-1])
+    product = F.linear(x, padded, below)[..., :columns].contiguous()
+    return epilogue.apply(product, *rest[:-1])
 
 
 def _why_not_padded(problem: Problem) -> str | None:

@@ -8,6 +8,7 @@ LIBRARY = (
     "mm",
     "mm_dtype",
     "addmm",
+    "addmm_padded",
     "bias_addmm",
     "bmm",
     "bmm_dtype",
@@ -36,7 +37,7 @@ FAMILIES = (*CONVOLUTIONS, *SHORTCUTS, "streamed", "persistent", "pipelined")
 OURS = tuple(f"ipex.triton.{name}" for name in FAMILIES)
 
 _TILES = tuple(2**n for n in range(3, 10))
-_WARPS: Values = (1, 2, 4, 8, 16)
+_WARPS: Values = (1, 2, 4, 8, 16, 32)
 _STAGES: Values = tuple(range(9))
 _REQUIRED: dict[str, Values] = {"num_stages": _STAGES, "num_warps": _WARPS}
 # Templates have some of these each; those for AMD stand at the end.

@@ -25,7 +25,7 @@ from ipex_inductor.autotune.database import write
 from ipex_inductor.autotune.pool import Estimate
 from ipex_inductor.autotune.record import Choice, Record, decode_problem, encode
 from ipex_inductor.autotune.select import Selection
-from ipex_inductor.autotune.space import why_refused
+from ipex_inductor.autotune.space import why_refused, why_unknown
 from ipex_inductor.autotune.table import file_name
 from ipex_inductor.decisions import GraphReport
 from ipex_inductor.lowerings import library, listed, rivals, shapes, tuner
@@ -650,8 +650,15 @@ def test_a_product_with_uneven_rows_by_a_weight_with_whole_vectors(columns, foun
 
     gm, _ = placed(fn, x, weight, given, choose=Padded(), weights=["weight_1"])
     assert targets(gm).count("aten.constant_pad_nd.default") == found * (1 + bias)
+    made = gm(x, weight, given)
     # Sums of 768 products, rounded once.
-    torch.testing.assert_close(gm(x, weight, given), fn(x, weight, given), rtol=2e-2, atol=0.2)
+    torch.testing.assert_close(made, fn(x, weight, given), rtol=2e-2, atol=0.2)
+    assert made.is_contiguous()  # as the op says it is
+
+
+def test_records_may_name_every_call():
+    known = [call.choice for family in library.CALLS.values() for call in family]
+    assert not {choice.name: why for choice in known if (why := why_unknown(choice))}
 
 
 def test_how_many_rows_are_few_is_known_alike():
