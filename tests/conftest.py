@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -33,6 +34,10 @@ hypothesis.settings.register_profile("ci", deadline=None)  # two noisy cores
 hypothesis.settings.load_profile("ci")
 # Every test compiles, and all that torch imported is walked each time: a fifth of a test's time.
 gc.set_threshold(100_000, 10, 10)
+# So they are in every Python that a test starts, by its sitecustomize.
+STARTED = str(Path(__file__).with_name("started"))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [STARTED, os.environ.get("PYTHONPATH")]))
+sys.path.append(STARTED)  # of which some tests make the path
 # A figure for torch's telemetry, for which the processor's caches are flushed in each compile.
 guards.profile_guard_manager = lambda *_: 0.0
 

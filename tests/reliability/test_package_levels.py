@@ -109,6 +109,7 @@ on_x86 = pytest.mark.skipif(
 
 @on_x86
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump")
+@pytest.mark.slow  # 50 seconds, of which compilers take most
 def test_another_level_has_that_levels_instructions(levelled, tmp_path):
     found = {}
     levelled.make("both")

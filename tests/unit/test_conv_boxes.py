@@ -8,6 +8,7 @@ import re
 import h200
 import pytest
 import torch
+from quick_ones import first_of_each
 from rendered import compiled, ready, usage
 
 from ipex_inductor.autotune.space import why_unknown
@@ -114,10 +115,7 @@ EVERY = [
 
 @pytest.mark.parametrize(
     ("shape", "tile", "dtype", "gpu"),
-    [
-        pytest.param(*each, marks=[pytest.mark.slow] * (number % 5 > 0 or each[3] != "h200"))
-        for number, each in enumerate(EVERY)
-    ],
+    first_of_each(EVERY, lambda shape, tile, *others: others),
     ids=str,
 )
 def test_compiled_where_there_is_no_gpu(shape, tile, dtype, gpu):

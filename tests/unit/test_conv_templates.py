@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conv_cases import CASES, CLOSE, RANDOM, STEMS
+from quick_ones import first_of_each
 from rendered import compiled, ready, usage
 from torch._inductor import config as inductor
 from torch._inductor.graph import GraphLowering
@@ -104,16 +105,15 @@ A_FEW = 16  # bytes that ptxas keeps for itself, of no register
 WIDE = conv_stem.TILES[6]
 GPUS = ("a100-80gb", "h200", "b200", "mi300x")
 DTYPES = ("bfloat16", "float16", "float32")
-SLOW = [
-    pytest.param(tile, dtype, gpu, marks=pytest.mark.slow)
-    for tile in conv_stem.TILES
-    for dtype, gpu in itertools.product(DTYPES, GPUS)
-]
 BINARY = {"cuda": "cubin", "hip": "hsaco"}
 
 
 @pytest.mark.parametrize(
-    ("tile", "dtype", "gpu"), [*((WIDE, "bfloat16", gpu) for gpu in GPUS), *SLOW], ids=str
+    ("tile", "dtype", "gpu"),
+    first_of_each(
+        itertools.product((WIDE, *conv_stem.TILES), DTYPES, GPUS), lambda _, *others: others
+    ),
+    ids=str,
 )
 def test_the_stem_compiles_where_there_is_no_gpu(tile, dtype, gpu):
     """Within the registers of a thread and the memory of a multiprocessor, for several blocks."""
@@ -134,13 +134,10 @@ SEPARATE = [([64, 128, 56, 56], [7, 7], 1), ([64, 96, 112, 112], [3, 3], 2)]
 
 @pytest.mark.parametrize(
     ("shape", "tile", "dtype", "gpu"),
-    [
-        # Of one tile each GPU has a dtype.
-        pytest.param(*each, marks=[pytest.mark.slow] * (number not in (0, 5, 10, 3)))
-        for number, each in enumerate(
-            itertools.product(SEPARATE[::-1], conv_depthwise.TILES[::-1], DTYPES, GPUS)
-        )
-    ],
+    first_of_each(
+        itertools.product(SEPARATE[::-1], conv_depthwise.TILES[::-1], DTYPES, GPUS),
+        lambda shape, tile, *others: others,
+    ),
     ids=str,
 )
 def test_depthwise_compiles_where_there_is_no_gpu(shape, tile, dtype, gpu):
@@ -158,12 +155,10 @@ def test_depthwise_compiles_where_there_is_no_gpu(shape, tile, dtype, gpu):
 
 @pytest.mark.parametrize(
     ("shape", "tile", "dtype", "gpu"),
-    [
-        pytest.param(*each, marks=[pytest.mark.slow] * (number > 0))
-        for number, each in enumerate(
-            itertools.product(SEPARATE[::-1], conv_strips.TILES, DTYPES[:2], GPUS)
-        )
-    ],
+    first_of_each(
+        itertools.product(SEPARATE[::-1], conv_strips.TILES, DTYPES[:2], GPUS),
+        lambda shape, tile, *others: others,
+    ),
     ids=str,
 )
 def test_strips_compile_where_there_is_no_gpu(shape, tile, dtype, gpu):
@@ -177,25 +172,23 @@ def test_strips_compile_where_there_is_no_gpu(shape, tile, dtype, gpu):
         assert spilled <= A_FEW
 
 
+PLAIN = [([128, 64, 56, 56], [256, 64, 1, 1]), ([128, 64, 56, 56], [64, 64, 3, 3])]
+
+
 @pytest.mark.parametrize(
     ("shape", "tile", "dtype", "gpu"),
-    [
-        pytest.param(*each, marks=[pytest.mark.slow] * (number % 36 > 0))
-        for number, each in enumerate(
-            itertools.product(
-                [([128, 64, 56, 56], [256, 64, 1, 1]), ([128, 64, 56, 56], [64, 64, 3, 3])],
-                conv_fprop.TILES[1:],
-                ("bfloat16", "float16", "float32"),
-                GPUS,
-            )
-        )
-    ],
+    first_of_each(
+        (
+            each
+            for each in itertools.product(PLAIN, conv_fprop.TILES[:0:-1], DTYPES, GPUS)
+            if conv_fprop.fits(each[1], each[0][0][1], each[0][1][0])
+        ),
+        lambda shape, tile, *others: others,
+    ),
     ids=str,
 )
 def test_fprop_compiles_where_there_is_no_gpu(shape, tile, dtype, gpu):
     x, weight = shape
-    if not conv_fprop.fits(tile, x[1], weight[0]):
-        pytest.skip("the tile is wider than the result")
     around = [1, 1], [weight[2] // 2] * 2, getattr(torch, dtype)
     made = compiled(tile, dtype, gpu, ready("fprop", x, weight, tile, *around))
     target = described(gpu)
@@ -218,14 +211,15 @@ IN_GROUPS = [
 
 @pytest.mark.parametrize(
     ("shape", "tile", "dtype", "gpu"),
-    [
-        pytest.param(*each, marks=[pytest.mark.slow] * (number % 21 > 0))
-        for number, each in enumerate(
-            itertools.product(IN_GROUPS, conv_grouped.TILES, ("bfloat16", "float16"), GPUS)
-        )
-        if conv_grouped.fits(each[1], *each[0][1:])
-        and (each[1].BLOCK_N <= conv_grouped.WIDE or each[3] == "h200")  # offered there alone
-    ],
+    first_of_each(
+        (
+            each
+            for each in itertools.product(IN_GROUPS, conv_grouped.TILES, DTYPES[:2], GPUS)
+            if conv_grouped.fits(each[1], *each[0][1:])
+            and (each[1].BLOCK_N <= conv_grouped.WIDE or each[3] == "h200")  # offered there alone
+        ),
+        lambda shape, tile, *others: others,
+    ),
     ids=str,
 )
 def test_grouped_compiles_where_there_is_no_gpu(shape, tile, dtype, gpu):

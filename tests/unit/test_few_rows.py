@@ -1,6 +1,7 @@
 """Products of few rows: interpreted on the CPU, and compiled for GPUs that are not here."""
 
 import functools
+import itertools
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import torch
 import triton
 from few_rows_cases import DTYPES, SHAPES, linear, offered, options, product
 from msgspec.structs import replace as changed
+from quick_ones import first_of_each
 from records import PROVENANCE, timed
 
 from ipex_inductor import lowerings, target
@@ -175,24 +177,15 @@ def said_of(entry, folder, what):
 
 
 # The tiles of one width of steps are compiled alike, whatever the number of parts.
-KINDS = [(tile, dtype) for tile in (*ONE_ROW, *few_rows.ROWS) for dtype in DTYPES]
-SOME = [*zip((*ONE_ROW, *few_rows.ROWS), DTYPES * 4, strict=False)]
-
-
-# A second each: on every GPU some, and every tile on one.
-QUICK = [(*each, GPUS[(at + at // 4) % len(GPUS)]) for at, each in enumerate(SOME)]
-
-
-@pytest.mark.parametrize(("tile", "dtype", "gpu_name"), QUICK, ids=str)
+@pytest.mark.parametrize(
+    ("tile", "dtype", "gpu_name"),
+    first_of_each(
+        itertools.product((*ONE_ROW, *few_rows.ROWS), DTYPES, GPUS),
+        lambda tile, *others: (one_row(tile), others),
+    ),
+    ids=str,
+)
 def test_compiled_where_there_is_no_gpu(tile, dtype, gpu_name, tmp_path, monkeypatch):
-    monkeypatch.setenv("IPEX_HOME", str(tmp_path))
-    within_limits(tile, dtype, gpu_name, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("gpu_name", GPUS)
-@pytest.mark.parametrize(("tile", "dtype"), KINDS, ids=str)
-def test_all_compiled_where_there_is_no_gpu(tile, dtype, gpu_name, tmp_path, monkeypatch):
     monkeypatch.setenv("IPEX_HOME", str(tmp_path))
     within_limits(tile, dtype, gpu_name, tmp_path)
     if tile in few_rows.ROWS:

@@ -12,6 +12,7 @@ import pool_cases
 import pytest
 import torch
 from pool_cases import LAST, RESNET, rendered
+from quick_ones import first_of_each
 from rendered import usage
 from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
@@ -54,15 +55,14 @@ KERNELS = [
     *((template.BACKWARD, tile) for tile in template.TILES),
 ]
 GPUS = ("a100-80gb", "h200", "b200", "mi300x")
-SLOW = [
-    pytest.param(*each, marks=pytest.mark.slow)
-    for each in itertools.product(KERNELS, ("float32", "float16", "bfloat16"), GPUS)
-]
+DTYPES = ("float32", "float16", "bfloat16")
 
 
 @pytest.mark.parametrize(
     ("kernel", "dtype", "gpu"),
-    [*((kernel, "bfloat16", gpu) for kernel in KERNELS[::3] for gpu in GPUS), *SLOW],
+    first_of_each(
+        itertools.product(KERNELS, DTYPES, GPUS), lambda kernel, *others: (kernel[0], others)
+    ),
     ids=lambda each: each if isinstance(each, str) else str(vars(each[1])),
 )
 def test_it_compiles_where_there_is_no_gpu(kernel, dtype, gpu):

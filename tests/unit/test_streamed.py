@@ -11,6 +11,7 @@ import pytest
 import torch
 from few_rows_cases import linear
 from msgspec.structs import replace as changed
+from quick_ones import first_of_each
 from rendered import binary, signature, source, usage
 
 from ipex_inductor.autotune import select
@@ -314,10 +315,7 @@ EVERY = [
 
 @pytest.mark.parametrize(
     ("kind", "tile", "dtype", "gpu"),
-    [
-        pytest.param(*each, marks=[pytest.mark.slow] * (each[2] != "bfloat16" or number % 4 != 1))
-        for number, each in enumerate(EVERY)
-    ],
+    first_of_each(EVERY, lambda kind, tile, *others: (kind, others)),
     ids=str,
 )
 def test_compiled_where_there_is_no_gpu(kind, tile, dtype, gpu):
@@ -390,10 +388,7 @@ MULTIPLIES = {
 
 @pytest.mark.parametrize(
     ("tile", "dtype", "gpu", "sizes"),
-    [
-        pytest.param(*each, marks=[pytest.mark.slow] * (number % 36 != 7))
-        for number, each in enumerate(PIPELINED)
-    ],
+    first_of_each(PIPELINED, lambda tile, dtype, gpu, sizes: (dtype, gpu)),
     ids=str,
 )
 def test_pipelined_compiles_where_there_is_no_gpu(tile, dtype, gpu, sizes):
