@@ -53,3 +53,7 @@ def placed(fn, *inputs, choose, weights=()):
     gm.graph.lint()
     gm.recompile()
     return gm, report
+
+
+def targets(gm):
+    return [str(n.target) for n in gm.graph.nodes if n.op == "call_function"]

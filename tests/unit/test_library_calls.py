@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from msgspec.structs import replace as changed
-from placing import CONV, H200, LAST, conv, image, placed, selected, traced
+from placing import CONV, H200, LAST, conv, image, placed, selected, targets, traced
 from records import PROVENANCE, timed
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
@@ -32,10 +32,8 @@ from ipex_inductor.lowerings import library, listed, rivals, shapes, tuner
 from ipex_inductor.lowerings.listed import Choosing, choosing
 from ipex_inductor.lowerings.settings import settings_of
 from ipex_inductor.lowerings.workload import inputs_of, problem_of
-from ipex_inductor.passes import library as passes_library
 from ipex_inductor.passes.library import place
 from ipex_inductor.passes.whole_ops import WHOLE, reduced_table
-from ipex_inductor.templates import few_rows
 
 LINEAR = torch.ops.ipex.linear.default
 
@@ -267,10 +265,6 @@ def test_what_nothing_is_recorded_of_comes_back_as_it_was(monkeypatch, name, var
     assert [each[:2] for each in after] == [each[:2] for each in before]
     assert [v.stride() for _, _, v in after[:-1]] == [v.stride() for _, _, v in before[:-1]]
     assert len(mode.shape_env.guards) == guards
-
-
-def targets(gm):
-    return [str(n.target) for n in gm.graph.nodes if n.op == "call_function"]
 
 
 def given(dtype=torch.bfloat16):
@@ -538,128 +532,6 @@ def test_what_a_call_is_in_generated_code(monkeypatch):
     assert re.search(r"assert_\w+\(buf0, \(2, 8, 6, 6\), \(288, 1, 48, 8\)", code[0])
 
 
-FEW, ADDMM = "ipex.few_rows.default", "aten.addmm.default"
-BEHIND = {
-    "nothing": lambda y: y,
-    "an addend": lambda y: y + 1.5,
-    "an activation that is no rule's": torch.sin,
-}
-
-
-def layer(rows, columns=4096):
-    x, weight = torch.randn(rows, 600), torch.randn(columns, 600)
-    return x.bfloat16(), weight.bfloat16(), torch.randn(columns).bfloat16()
-
-
-class Tiled:
-    """Chooses the first tile that is offered; keeps the problems it was asked about."""
-
-    def __init__(self):
-        self.problems = []
-
-    def __call__(self, node):
-        self.problems.append(problem_of(node, H200, {}))
-        tiles = [c for c in library.calls(self.problems[-1]) if c.parameters]
-        return (tiles[0].whole if tiles else None), "choice", "as told"
-
-
-@pytest.mark.parametrize("behind", BEHIND)
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_linear_layer_of_few_rows_is_offered_our_tiles(behind, bias, h200):
-    def fn(x, weight, bias_):
-        product = (
-            x @ weight.permute(1, 0) if not bias else torch.addmm(bias_, x, weight.permute(1, 0))
-        )
-        return BEHIND[behind](product)
-
-    inputs = layer(5)
-    gm, report = placed(fn, *inputs, choose=(chosen := Tiled()))
-    assert targets(gm).count(FEW) == 1
-    assert (chosen.problems[0].epilogue != "") == (behind != "nothing")
-    assert [e.subject for e in report.events] == ["linear"]
-    # Sums of 600 products, rounded to bf16 once where torch does it twice.
-    torch.testing.assert_close(gm(*inputs), fn(*inputs), rtol=2e-2, atol=0.2)
-
-
-NOT_OURS = {
-    "many rows": (33, lambda x, w, b: torch.addmm(b, x, w.permute(1, 0))),
-    "a scaled product": (5, lambda x, w, b: torch.addmm(b, x, w.permute(1, 0), alpha=2)),
-    "a matrix for a bias": (5, lambda x, w, b: torch.addmm(b.expand(5, -1), x, w.permute(1, 0))),
-    "a weight as it is": (5, lambda x, w, b: torch.mm(x, w.view(600, -1))),
-}
-
-
-@pytest.mark.parametrize("name", NOT_OURS)
-def test_what_is_no_linear_layer_of_few_rows_stays_torchs(name, h200):
-    rows, fn = NOT_OURS[name]
-    gm, report = placed(fn, *layer(rows), choose=Tiled())
-    assert FEW not in targets(gm)
-    assert not report.events
-
-
-def test_without_a_record_a_linear_layer_of_few_rows_is_as_it_was(h200):
-    def fn(x, weight, bias):
-        return torch.addmm(bias, x, weight.permute(1, 0))
-
-    gm, report = placed(fn, *layer(5), choose=library.Chooser({}))
-    assert targets(gm)[-1] == ADDMM
-    assert report.events[0].reason.startswith("aten.addmm: nothing is recorded")
-
-
-def head(columns, dtype=torch.bfloat16):
-    return torch.randn(600, 768).to(dtype), torch.randn(columns, 768).to(dtype)
-
-
-@pytest.mark.parametrize(
-    ("columns", "dtype", "found"),
-    [(1001, "bfloat16", 1), (1001, "float16", 1), (1000, "bfloat16", 0), (1001, "float32", 0)],
-)
-def test_a_product_with_uneven_rows_is_offered_our_tiles(columns, dtype, found, h200):
-    """As a decoder's logits are, of an odd number of words: of any number of rows."""
-    x, weight = head(columns, getattr(torch, dtype))
-
-    def fn(x, weight):
-        return x @ weight.permute(1, 0)
-
-    gm, _ = placed(fn, x, weight, choose=Tiled(), weights=["weight_1"])
-    assert targets(gm).count("ipex.pipelined.default") == found
-    if found:
-        # Sums of 768 products, rounded once.
-        torch.testing.assert_close(gm(x, weight), x @ weight.T, rtol=2e-2, atol=0.2)
-
-
-class Padded(Tiled):
-    """Chooses the product on a weight with rows of zeros below it, if that is offered."""
-
-    def __call__(self, node):
-        known = library.calls(problem_of(node, H200, {}))
-        found = [call for call in known if call.name == "aten.addmm_padded"]
-        return (found[0].whole if found else None), "choice", "as told"
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("columns", "found"), [(1001, 1), (1004, 1), (1000, 0)])
-def test_a_product_with_uneven_rows_by_a_weight_with_whole_vectors(columns, found, bias, h200):
-    """Which is a weight's alone, so it is made once; what was added to it is cut off."""
-    x, weight = head(columns)
-    given = torch.randn(columns).bfloat16()
-
-    def fn(x, weight, given):
-        turned = weight.permute(1, 0)
-        return torch.addmm(given, x, turned) if bias else x @ turned
-
-    gm, _ = placed(fn, x, weight, given, choose=Padded(), weights=["weight_1"])
-    assert targets(gm).count("aten.constant_pad_nd.default") == found * (1 + bias)
-    made = gm(x, weight, given)
-    # Sums of 768 products, rounded once.
-    torch.testing.assert_close(made, fn(x, weight, given), rtol=2e-2, atol=0.2)
-    assert made.is_contiguous()  # as the op says it is
-
-
 def test_records_may_name_every_call():
     known = [call.choice for family in library.CALLS.values() for call in family]
     assert not {choice.name: why for choice in known if (why := why_unknown(choice))}
-
-
-def test_how_many_rows_are_few_is_known_alike():
-    assert passes_library.FEW_ROWS == few_rows.MOST
