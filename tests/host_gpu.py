@@ -253,7 +253,7 @@ class HostGpu:
 def installed(monkeypatch):
     """Optimizers that are fused step by it, whose tensors are of the host."""
     gpu = HostGpu()
-    look, begun = again.again, planning._begun_step
+    look, begun, rates = again.again, planning._begun_step, batches_cuda.rate_on
 
     def batch(made, kernel, columns, group, step, first, looks):
         device, far = columns[0].device, planning._far(step, first)
@@ -276,6 +276,9 @@ def installed(monkeypatch):
         known = all(g.dtype in norms.REALS and norms.is_dense(g) for g in grads)
         return norms.Reading(grads, grads[0].device) if known else None
 
+    def rate_on(group, device):
+        return rates(group, device) if gpu.has(group["lr"]) else None
+
     def looked(*args, take):
         seen = look(*args, take=take)
         gpu.at_once += bool(seen and seen.taken)
@@ -293,6 +296,7 @@ def installed(monkeypatch):
         batches_cuda: {
             **shared,
             "kernel_of": gpu.kernel_of,
+            "rate_on": rate_on,
             "stream_on": lambda device: gpu.stream,
             "turns_of": lambda blocks, device: torch.zeros(2 * sum(blocks), 2),
         },
@@ -302,7 +306,12 @@ def installed(monkeypatch):
             "_now": lambda optimizer, seen: seen or norms.gradients(optimizer),
             "_made": reading,
         },
-        planning: {"_batch": batch, "_begun_step": begun_step, "_refuse": lambda *_: None},
+        planning: {
+            "_batch": batch,
+            "_begun_step": begun_step,
+            "_refuse": lambda *_: None,
+            "rate_on": rate_on,
+        },
         again: {"again": looked},
     }.items():
         for name, value in names.items():

@@ -4,6 +4,7 @@ On a GPU of the host (`host_gpu.py`), in fp64, so that a wrong number is no roun
 """
 
 import copy
+import itertools
 import math
 import random
 
@@ -31,6 +32,7 @@ MADE = {
     "lamb": lambda p: Lamb(p, 0.1, weight_decay=0.1),
     "lars": lambda p: Lars(p, 0.1, 0.9, epsilon=1e-3),
 }
+ASKED = [(None, True), (0.5, False), (0.5, True)]  # a norm to clip, and gradients made zero
 HOW = (*["as it is"] * 3, "attributes", "attributes, unscaled", "scaler", "closure")
 
 
@@ -43,8 +45,18 @@ class Program:
         self.mine = [nn.Parameter(torch.randn(n, dtype=torch.float64)) for n in (3, 5, 4, 7)]
         self.theirs = [nn.Parameter(p.detach().clone()) for p in self.mine]
         self.ours, self.torchs = MADE[name](self.mine), MADE[name](self.theirs)
-        clip, zero = self.draw.choice([None, 0.5]), self.draw.random() < 0.5
+        # Half of them seldom change, and little: else no step is like the one before for long.
+        is_regular = self.draw.random() < 0.5
+        self.often, self.absent = (0.1, 0.0) if is_regular else (0.35, 0.05)
+        self.ways = HOW[:1] if is_regular else HOW
+        kinds = self.draw.sample([*CHANGES.values()], self.draw.choice([1, 2, len(CHANGES)]))
+        self.changes = [*itertools.chain(*kinds)]
+        clip, zero = (None, False) if is_regular else self.draw.choice(ASKED)
         self.step = FusedStep(self.ours, clip_norm=clip, zero_grad=zero)
+        self.scheduled = self.draw.choice([None, "a number", "a tensor"])
+        if self.scheduled == "a tensor":
+            for ours in self.ours.param_groups:
+                ours["lr"] = torch.tensor(0.1)
         self.scaler = GradScaler("cpu", init_scale=8.0, growth_interval=3)
         self.scaler.scale(torch.ones(()))  # which makes its tensors
         self.hooks, self.kept, self.history = [], [], []
@@ -52,10 +64,23 @@ class Program:
     def param(self):
         return self.draw.choice(self.mine)
 
+    def groups(self):
+        """Each of ours with torch's."""
+        return [*zip(self.ours.param_groups, self.torchs.param_groups, strict=True)]
+
     def group(self):
         """One of ours, and the same of torch's."""
-        number = self.draw.randrange(len(self.ours.param_groups))
-        return self.ours.param_groups[number], self.torchs.param_groups[number]
+        return self.draw.choice(self.groups())
+
+    def schedule(self):
+        """As torch's schedulers do after each step: a tensor stays where it is."""
+        for ours, torchs in self.groups():
+            rate = self.draw.random() / 10
+            if isinstance(ours["lr"], torch.Tensor):
+                ours["lr"].fill_(rate)
+            else:
+                ours["lr"] = rate
+            torchs["lr"] = float(ours["lr"])
 
 
 def rate(program):
@@ -67,6 +92,8 @@ def rate_in_a_tensor(program):
     ours, torchs = program.group()
     dtype = program.draw.choice([torch.float32, torch.float64])
     ours["lr"] = torch.tensor(program.draw.random() / 10, dtype=dtype)
+    if program.draw.random() < 0.5:
+        program.gpu.keep(ours["lr"])
     torchs["lr"] = float(ours["lr"])
 
 
@@ -179,12 +206,14 @@ def hook(program):
         program.hooks.append(program.ours.register_step_pre_hook(lambda *_: None))
 
 
-CHANGES = (
-    *(rate, rate_in_a_tensor, rate_in_its_place, rate_in_its_place, decay, momentum, who_counts),
-    *(gradient_absent, gradient_moved, gradient_not_aligned, parameter_moved, counts),
-    *(states_moved, states_loaded, state_forgotten, group_added, order, clip, zeroing),
-    *(stream, hook),
-)
+CHANGES = {
+    "rates": (rate, rate_in_a_tensor, rate_in_its_place),
+    "numbers": (decay, momentum, counts, who_counts),
+    "gradients": (gradient_absent, gradient_moved, gradient_not_aligned, parameter_moved),
+    "states": (states_moved, states_loaded, state_forgotten),
+    "groups": (group_added, order),
+    "what is asked for": (clip, zeroing, stream, hook),
+}
 
 
 def gradients(program, scale):
@@ -193,7 +222,7 @@ def gradients(program, scale):
     for p, q in zip(program.mine, program.theirs, strict=True):
         grad = torch.randn_like(p)
         q.grad = grad.clone()
-        if p.grad is not None and draw.random() > 0.05:
+        if p.grad is not None and draw.random() >= program.absent:
             p.grad.copy_(grad * scale)
         elif draw.random() < 0.8:
             p.grad = grad * scale
@@ -220,11 +249,13 @@ def stepped(program, how, bad, scale):
 
 def one_step(program):
     draw, options = program.draw, program.step._options
-    while draw.random() < 0.35:
-        change = draw.choice(CHANGES)
+    if program.scheduled:
+        program.schedule()
+    while draw.random() < program.often:
+        change = draw.choice(program.changes)
         program.history.append(change.__name__)
         change(program)
-    how = draw.choice(HOW)
+    how = draw.choice(program.ways)
     scale = {"scaler": program.scaler._scale.item(), "attributes": 4.0}.get(how, 1.0)
     gradients(program, scale)
     there = [p for p in program.mine if p.grad is not None]
