@@ -75,7 +75,7 @@ class Tile(persistent.Tile):
 CDNA = ("gfx908", "gfx90a", "gfx94", "gfx95")
 # By how architectures begin: Ampere's and Ada's; later ones'; CDNA's, with 64 lanes a warp and a
 # stage in registers. Common sizes; behind a bias and an addend nothing spills. Timed were Hopper's,
-# where one of 64 rows and 256 columns was never among the best two.
+# where one of 64 rows and 256 columns was never the best and is left out.
 TILES = {
     ("sm_8",): (
         Tile(128, 256, 32, 8, 3),
