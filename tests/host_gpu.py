@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import torch
+from interpreted import Room
 from torch import Tensor
 
 from ipex_inductor.optim import again, batches_cuda, norms, planning
@@ -77,19 +78,6 @@ class Table:
         address, _ = self._there.buffer_info()
         self._lengths[address] = len(values)
         return address
-
-
-class Room:
-    """Memory that kernels share."""
-
-    def __init__(self, held):
-        self._held = held
-
-    def __len__(self):
-        return len(self._held)
-
-    def address(self, stream):
-        return self._held.data_ptr()
 
 
 class HostGpu:
@@ -263,8 +251,7 @@ def installed(monkeypatch):
             return planning._made(*given, aligned)
         if looks and planning.is_whole(far):
             return planning._made(*given, aligned, None if step is None else far)
-        known = made, batches_cuda.CudaBatch, kernel, device, aligned, group, far
-        return planning._made(*known)
+        return planning._made(made, batches_cuda.CudaBatch, kernel, device, aligned, group, far)
 
     def begun_step(group, held, dtype):
         step = begun(group, held, dtype)
@@ -284,19 +271,33 @@ def installed(monkeypatch):
         gpu.at_once += bool(seen and seen.taken)
         return seen
 
+    ours = {
+        again: {"again": looked},
+        batches_cuda: {"rate_on": rate_on},
+        norms: {"_made": reading},
+        planning: {"_batch": batch, "_begun_step": begun_step, "rate_on": rate_on},
+    }
+    for names in (_driven(gpu), ours):
+        for room, values in names.items():
+            for name, value in values.items():
+                monkeypatch.setattr(room, name, value)
+    return gpu
+
+
+def _driven(gpu):
+    """What stands for a driver, its memory and its streams, by where it is looked up."""
     shared = {
         "On": lambda device: nullcontext(gpu.stream),
         "Sent": lambda device: Table(gpu.lengths),
         "Room": Room,
         "chunks_of": lambda blocks, device: torch.zeros(sum(blocks), 2, dtype=torch.int32),
     }
-    for room, names in {
+    return {
         torch.cuda: {"is_current_stream_capturing": lambda: False},
         cuda: {"_driver": lambda: gpu.driver},
         batches_cuda: {
             **shared,
             "kernel_of": gpu.kernel_of,
-            "rate_on": rate_on,
             "stream_on": lambda device: gpu.stream,
             "turns_of": lambda blocks, device: torch.zeros(2 * sum(blocks), 2),
         },
@@ -304,16 +305,6 @@ def installed(monkeypatch):
             **shared,
             "parts": gpu.parts,
             "_now": lambda optimizer, seen: seen or norms.gradients(optimizer),
-            "_made": reading,
         },
-        planning: {
-            "_batch": batch,
-            "_begun_step": begun_step,
-            "_refuse": lambda *_: None,
-            "rate_on": rate_on,
-        },
-        again: {"again": looked},
-    }.items():
-        for name, value in names.items():
-            monkeypatch.setattr(room, name, value)
-    return gpu
+        planning: {"_refuse": lambda *_: None},
+    }

@@ -67,6 +67,7 @@ TAKEN = {
     "a stem": (conv((64, 3, 256, 256), (80, 3, 7, 7), 2, 3), "stem"),
     "patches": (conv((64, 3, 256, 256), (96, 3, 4, 4), 4, 0), "stem"),
     "one row": (linear(1, 2048, 6144), "few_rows"),
+    "an odd number of words": (linear(384, 1280, 51865), "pipelined"),
     "ReLU6 behind": (
         conv((64, 144, 56, 56), (144, 1, 3, 3), 1, 1, 144, unary="hardtanh", scalars=(0.0, 6.0)),
         "strips",
@@ -79,6 +80,7 @@ SILENT = {
     "a window that was not measured": conv((64, 96, 56, 56), (96, 1, 9, 9), 1, 4, 96),
     "far fewer images and pixels": conv((1, 96, 7, 7), (96, 1, 7, 7), 1, 3, 96),
     "few rows, by one": linear(8, 2048, 6144),
+    "rows that are aligned, by those that are not": linear(4096, 1280, 51864),
     "four times the rows of one": linear(784, 384, 1536, bias=True),
     "fp32": conv((64, 96, 56, 56), (96, 1, 7, 7), 1, 3, 96, dtype="float32"),
     "another GPU": conv((64, 96, 56, 56), (96, 1, 7, 7), 1, 3, 96, arch="sm_90:NVIDIA-H20"),

@@ -103,6 +103,7 @@ def stem_of_resnet(tile, dtype):
 MOST_REGISTERS = 200  # of 65536, so that two blocks of 128 threads run at once
 A_FEW = 16  # bytes that ptxas keeps for itself, of no register
 WIDE = conv_stem.TILES[6]
+WIDE_FIRST = sorted(conv_stem.TILES, key=lambda tile: tile != WIDE)
 GPUS = ("a100-80gb", "h200", "b200", "mi300x")
 DTYPES = ("bfloat16", "float16", "float32")
 BINARY = {"cuda": "cubin", "hip": "hsaco"}
@@ -110,9 +111,7 @@ BINARY = {"cuda": "cubin", "hip": "hsaco"}
 
 @pytest.mark.parametrize(
     ("tile", "dtype", "gpu"),
-    first_of_each(
-        itertools.product((WIDE, *conv_stem.TILES), DTYPES, GPUS), lambda _, *others: others
-    ),
+    first_of_each(itertools.product(WIDE_FIRST, DTYPES, GPUS), lambda tile, *others: others),
     ids=str,
 )
 def test_the_stem_compiles_where_there_is_no_gpu(tile, dtype, gpu):
