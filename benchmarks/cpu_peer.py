@@ -130,6 +130,8 @@ def optimized(model: nn.Module, inputs: tuple[Tensor, ...]) -> nn.Module:
 
     dtype = next(model.parameters()).dtype
     shown: dict[str, Any] = {} if dtype == torch.float32 else {"dtype": dtype}
+    if dtype == torch.bfloat16 and not ipex._C.onednn_has_bf16_support():
+        shown |= {"weights_prepack": False}  # or it raises
     found: nn.Module = ipex.optimize(model, inplace=True, sample_input=inputs, **shown)
     return found
 

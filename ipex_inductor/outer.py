@@ -146,6 +146,7 @@ def _joint_pass(
 ) -> "JointPass":
     """Our passes over the joint graph, after the user's."""
     from ipex_inductor.lowerings.library import Chooser
+    from ipex_inductor.passes import wide
     from ipex_inductor.passes.joint import JointPass
     from ipex_inductor.passes.sycl import DTYPES
 
@@ -160,7 +161,7 @@ def _joint_pass(
         graph_report,
         compat.as_pass_list(_setting(patches, "joint_custom_pre_pass")),
         Chooser(selected, no_calls, request.tables, guesses=config.sycl == "xpu"),
-        DTYPES if prologue and config.sycl == "cpu" else frozenset(),
+        frozenset() if not prologue else DTYPES if config.sycl == "cpu" else wide.dtypes(),
     )
 
 

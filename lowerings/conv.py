@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._inductor import ir, mkldnn_ir
 from torch._inductor.lowering import register_lowering
@@ -26,6 +27,7 @@ from ipex_inductor.ops.conv import reference
 from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.ops.stem import image_of, rows_of
 from ipex_inductor.templates.kept import KEPT_CONV
+from ipex_inductor.templates.pipelined import VECTOR
 
 aten = torch.ops.aten
 
@@ -215,6 +217,26 @@ def _why_not_activation(problem: Problem) -> str | None:
     return no_bias or _why_not_product(problem)
 
 
+def _filled(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    """Channels of zeros behind those of the weight, so that pixels are whole vectors."""
+    return F.pad(weight, (0, 0, 0, 0, 0, -weight.shape[1] % (VECTOR // weight.itemsize)))
+
+
+def _on_filled(filled: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    more = filled.shape[1] - weight.shape[1]
+    return _plain(F.pad(x, (0, 0, 0, 0, 0, more)), filled, *rest)
+
+
+def _why_not_filled(problem: Problem) -> str | None:
+    if reason := _why_not(problem):
+        return reason
+    x = named(problem)["x"]
+    channels, vector = int(x.shape[1]), VECTOR // getattr(torch, x.dtype).itemsize
+    if channels <= vector // 2:
+        return "of so few a stem's template is faster (benchmarks/few_channels.py)"
+    return None if channels % vector else "its pixels are whole vectors as they are"
+
+
 # What computes it on a GPU; the first is what Inductor does.
 CALLS = (
     Call("aten.convolution", _plain, always),
@@ -222,6 +244,7 @@ CALLS = (
     Call("cudnn.convolution_add_relu", _cudnn, _why_not_cudnn, frozenset({("add", "relu")})),
     Call("aten.mm", _product, _why_not_product),
     Call("cublaslt.addmm_activation", _product_activation, _why_not_activation, ACTIVATIONS),
+    Call("aten.convolution_padded", _on_filled, _why_not_filled, arrange=_filled),
     *conv_templates.CALLS,
     *conv_many.CALLS,
     *streamed.CONV_CALLS,

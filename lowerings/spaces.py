@@ -14,6 +14,7 @@ LIBRARY = (
     "bmm_dtype",
     "baddbmm",
     "convolution",
+    "convolution_padded",
     "convolution_backward",
     "conv1x1_via_mm",
 )

@@ -75,7 +75,9 @@ constexpr Finish<T> FINISH[] = {
     finish<SILU, T>,     finish<SIGMOID, T>, finish<TANH, T>,
 };
 
-constexpr int64_t AT_ONCE = 6;  // rows
+// Rows at once, at most: those for whose sums there are registers, beside pairs of bf16 made wide.
+template <typename T>
+constexpr int64_t AT_ONCE = sizeof(T) == 2 && WIDE == 8 && !BF16_PRODUCTS ? 5 : 6;
 // Vectors of a block's columns that so many rows take together: their sums stay in registers.
 #ifdef __AVX512F__
 template <int64_t ROWS>
@@ -139,7 +141,7 @@ void multiply(const Product<T>& p) {
         finish(p, sums, COLUMNS, row, end - row, column);
         continue;
       }
-      const int64_t parts = (end - row + AT_ONCE - 1) / AT_ONCE;
+      const int64_t parts = (end - row + AT_ONCE<T> - 1) / AT_ONCE<T>;
       for (int64_t part = 0; part < parts; ++part) {  // as even as may be
         const int64_t from = row + part * (end - row) / parts;
         const int64_t count = row + (part + 1) * (end - row) / parts - from;

@@ -278,18 +278,31 @@ inline Vector added(Vector sums, const float* x, const float* weight) {
   return fused(all(*x), read(weight), sums);
 }
 
-inline Vector added(Vector sums, const c10::BFloat16* x, const c10::BFloat16* weight) {
-  uint32_t pair;
-  std::memcpy(&pair, x, sizeof pair);
-#if BF16_PRODUCTS
-  return (Vector)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)),
-                                  (__m512bh)_mm512_loadu_si512(weight));
-#else
+// A vector's pairs of bf16 from there on.
+inline Words pairs(const c10::BFloat16* from) {
   Words both;
-  std::memcpy(&both, weight, sizeof both);
-  const Words even = Words{} + (pair << 16), odd = Words{} + (pair & 0xffff0000);
-  sums = fused((Vector)even, (Vector)(both << 16), sums);
-  return fused((Vector)odd, (Vector)(both & 0xffff0000), sums);
+  std::memcpy(&both, from, sizeof both);
+  return both;
+}
+
+// The pair that is there, for all lanes: by a load, as scalars take long to get into vectors.
+inline Words one_pair(const c10::BFloat16* from) {
+  uint32_t pair;
+  std::memcpy(&pair, from, sizeof pair);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return (Words)_mm256_castps_si256(_mm256_broadcast_ss((const float*)from));
+#else
+  return Words{} + pair;
+#endif
+}
+
+inline Vector added(Vector sums, const c10::BFloat16* x, const c10::BFloat16* weight) {
+#if BF16_PRODUCTS
+  return (Vector)_mm512_dpbf16_ps((__m512)sums, (__m512bh)one_pair(x), (__m512bh)pairs(weight));
+#else
+  const Words factors = pairs(weight), values = one_pair(x);
+  sums = fused((Vector)(values << 16), (Vector)(factors << 16), sums);
+  return fused((Vector)(values & 0xffff0000), (Vector)(factors & 0xffff0000), sums);
 #endif
 }
 
@@ -305,12 +318,31 @@ inline void add_up(const T* x, int64_t of_x, const T* const (&weights)[PARTS], i
   for (int64_t i = 0; i < COUNT; ++i)
 #pragma GCC unroll 8
     for (int64_t j = 0; j < PARTS; ++j) totals[i][j] = Vector{};
-  for (int64_t k = 0; k < depth; k += PAIR)
+  for (int64_t k = 0; k < depth; k += PAIR) {
+    if constexpr (PAIR == 2 && !BF16_PRODUCTS) {
+      // What of a pair is first for all rows, then what is second: registers hold one of them.
+      const auto half = [&](auto widened) __attribute__((always_inline)) {
+        Vector factors[PARTS];
+#pragma GCC unroll 8
+        for (int64_t j = 0; j < PARTS; ++j) factors[j] = widened(pairs(weights[j] + k * line));
+#pragma GCC unroll 6
+        for (int64_t i = 0; i < COUNT; ++i) {
+          const Vector value = widened(one_pair(x + i * of_x + k));
+#pragma GCC unroll 8
+          for (int64_t j = 0; j < PARTS; ++j) totals[i][j] = fused(value, factors[j], totals[i][j]);
+        }
+      };
+      half([](Words both) { return (Vector)(both << 16); });
+      asm volatile("" ::: "memory");  // or all pairs are kept, and sums go to memory instead
+      half([](Words both) { return (Vector)(both & 0xffff0000); });
+      continue;
+    }
 #pragma GCC unroll 6
     for (int64_t i = 0; i < COUNT; ++i)
 #pragma GCC unroll 8
       for (int64_t j = 0; j < PARTS; ++j)
         totals[i][j] = added(totals[i][j], x + i * of_x + k, weights[j] + k * line);
+  }
 #pragma GCC unroll 6
   for (int64_t i = 0; i < COUNT; ++i)
 #pragma GCC unroll 8

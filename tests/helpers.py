@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._inductor.utils import run_and_get_code
 
+from ipex_inductor.passes import wide
 from ipex_inductor.passes.packing import onednn_dtypes
 
 
@@ -29,9 +30,12 @@ def no_farther_off_than_eager(fn, model, x):
     assert result.stride() == eager.stride()
 
 
-def has_kernels(dtype):
-    """Whether this CPU's oneDNN has products in `dtype`: without, no rule fires (bf16 on AVX2)."""
-    return dtype in onednn_dtypes()
+def has_kernels(dtype, training=False):
+    """Whether rules fire on this CPU: where oneDNN has products in `dtype`, or fp32 is taken.
+
+    Which is in inference alone (bf16 on AVX2).
+    """
+    return dtype in onednn_dtypes() or (not training and dtype in wide.dtypes())
 
 
 def strip(source):

@@ -110,6 +110,8 @@ def pack_weights(
         other = arrange(product) if arrange else None
         if other is not None:
             arranged[other.op] += 1
+        elif product.weight.meta["val"].dtype not in onednn_dtypes():
+            continue
         product = other or product
         with graph.inserting_before(node):
             packed = product.pack(graph)

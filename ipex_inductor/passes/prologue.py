@@ -12,9 +12,11 @@ import torch
 
 from ipex_inductor import compat
 from ipex_inductor.decisions import GraphReport
+from ipex_inductor.passes import wide
 from ipex_inductor.passes.blocked import in_blocks
 from ipex_inductor.passes.kept import with_kept_primitive
 from ipex_inductor.passes.packing import (
+    ARRANGED,
     PACKERS,
     READERS,
     Product,
@@ -33,6 +35,8 @@ CASTS = (torch.ops.prims.convert_element_type.default, torch.ops.aten._to_copy.d
 COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 Asked = Callable[[], str | None] | None  # why it cannot be had; None: it is not to be asked
 GROUPED = torch.ops.ipex.conv_grouped.default
+# Calls that nothing is fused into: what they read is there as it is.
+CALLS = frozenset({torch.ops.ipex.conv.default, torch.ops.ipex.linear.default, *ARRANGED})
 SMALL = 1 << 20  # bytes: such a tensor stays in cache, so it may grow
 
 
@@ -84,12 +88,17 @@ def split(
     if sycl is not None:
         with also_in(DTYPES):
             take(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report, sycl)
-    fit_to_kernels(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report)
     budget = _Budget(limit if limit >= 0 else math.inf)
-    packable = _packed_sizes(gm.graph, {**weights, **weight_only(gm.graph, weights)})
-    chosen = {n for n, size in packable.items() if budget.take(size)}
     arrange = functools.partial(_arranged, why_not_blocked, why_not_kept, budget)
-    pack_weights(gm.graph, chosen, report, arrange)
+    with also_in(wide.dtypes() if weights else frozenset()):
+        known = {**weights, **weight_only(gm.graph, weights)}
+        fit_to_kernels(gm.graph, known, report)
+        if weights:
+            known = {**weights, **weight_only(gm.graph, weights)}
+            wide.widen(gm.graph, known, report, why_not_blocked)
+        packable = _packed_sizes(gm.graph, {**weights, **weight_only(gm.graph, weights)})
+        chosen = {n for n, size in packable.items() if budget.take(size)}
+        pack_weights(gm.graph, chosen, report, arrange)
     for inner in gm.modules():  # bodies of higher-order ops, whose inputs are not ours to number
         if isinstance(inner, torch.fx.GraphModule) and inner is not gm:
             pack_weights(inner.graph, (), report)
@@ -213,7 +222,7 @@ def _worth_hoisting(node: Node, derived: dict[Node, None]) -> bool:
     sources = {n for link in links for n in link.all_input_nodes if n not in derived}
     grows = _bytes(value) > sum(_bytes(n.meta["val"]) for n in sources)
     if all(_is_view(n) or (grows and n.target in CASTS) for n in links):
-        return False
+        return node.target in CASTS and any(n.target in CALLS for n in node.users)
     return not grows or _bytes(value) <= SMALL or any(n.target is GROUPED for n in node.users)
 
 

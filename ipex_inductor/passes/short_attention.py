@@ -18,11 +18,12 @@ Node = torch.fx.Node
 aten = torch.ops.aten
 
 TORCHS = aten._scaled_dot_product_flash_attention_for_cpu.default
-# Up to how many keys, and how wide a head, it is faster, by CPU and dtype.
-FASTER: Mapping[tuple[str, torch.dtype], tuple[int, int]] = {
-    ("x86-64:avx512_bf16", torch.bfloat16): (1024, 256),
-    ("x86-64:avx512_bf16", torch.float32): (1024, 256),
-    ("x86-64:avx2", torch.float32): (1024, 128),
+# Up to how many queries and keys, and how wide a head, it is faster, by CPU and dtype.
+FASTER: Mapping[tuple[str, torch.dtype], tuple[float, int, int]] = {
+    ("x86-64:avx512_bf16", torch.bfloat16): (math.inf, 1024, 256),
+    ("x86-64:avx512_bf16", torch.float32): (math.inf, 1024, 256),
+    ("x86-64:avx2", torch.float32): (math.inf, 1024, 128),
+    ("x86-64:avx2", torch.bfloat16): (6, 1024, 128),
 }
 LANES = 16  # what a head's width is a multiple of
 
@@ -63,13 +64,14 @@ def _is_faster(node: Node) -> bool:
     bounds = FASTER.get((architecture(), first.dtype))
     if bounds is None or not all(isinstance(size, int) and size > 0 for size in sizes):
         return False
-    most, widest = bounds
+    queries, most, widest = bounds
     batch, heads, keys, width = second.shape
     return (
         [(user.target, user.args[1]) for user in node.users] == [(operator.getitem, 0)]
         and all(value.dtype == first.dtype and value.device.type == "cpu" for value in values)
         and tuple(first.shape) == (batch, heads, first.shape[2], width)
         and values[2].shape == second.shape
+        and first.shape[2] <= queries
         and keys <= most
         and width % LANES == 0
         and width <= widest

@@ -13,7 +13,7 @@ from ipex_inductor.autotune.database import Records
 from ipex_inductor.autotune.guess import Guess
 from ipex_inductor.autotune.pool import pool
 from ipex_inductor.autotune.record import encode
-from ipex_inductor.lowerings import selection, settings, shapes
+from ipex_inductor.lowerings import selection, settings, shapes, tuner
 from ipex_inductor.lowerings.selection import here, tuned
 
 pytestmark = pytest.mark.gpu
@@ -240,3 +240,44 @@ def test_a_template_that_the_device_cannot_run_is_the_librarys(training, tmp_pat
         pytest.skip("Inductor offers no such tile here")
     assert any("(model) does not compile" in reason for reason in said())
     assert not any(r.count("fallback") for r in decisions.reports())
+
+
+# Of torch's own test, which failed of it (pytorch#173068): many windows over 33 channels in fp32.
+FLATTENED = (
+    "aten.convolution.default float32 2x33x34x41:L 34x33x3x3:L bias=None stride=2,3 padding=4,5 "
+    "dilation=1,1 transposed=False output_padding=0,0 groups=1"
+)
+
+
+def test_inductors_convolutions_by_eight_warps_are_held_against_fp64(monkeypatch):
+    """Triton may compile their loop wrongly (triton#1254): a wrong one has no time, so never wins.
+
+    On H200s with torch 2.11 and Triton 3.6 all of this problem's were right.
+    """
+    where = str(target.current("cuda")), settings.settings_of("cuda")
+    (wanted,) = shapes.problems([FLATTENED], *where)
+    monkeypatch.setattr(tuner, "FINALISTS", 100)  # all are measured, whatever a model says of them
+    record = tuner.Tuner(Silent()).tune(wanted, [], 500)
+    loops = [o for o in record.outcomes if o.choice.name == "inductor.triton.convolution2d"]
+    eight = [o for o in loops if o.choice.parameters["num_warps"] == 8]
+    if not eight:
+        pytest.skip("this torch offers no convolution by 8 warps")
+    for outcome in eight:
+        print(outcome.choice.parameters, outcome.reason or f"{outcome.error:.3g}")
+        if outcome.timing:
+            assert outcome.error <= outcome.tolerance < 1e-4
+        else:
+            assert outcome.reason
+    best = pool([record])[encode(wanted)].best()
+    (taken,) = [o for o in record.outcomes if o.choice == best.choice]
+    assert taken.error <= taken.tolerance
+
+
+class Silent:
+    """Nobody watches."""
+
+    def choices(self, choices):
+        pass
+
+    def doing(self, number):
+        pass

@@ -22,8 +22,9 @@ from ipex_inductor.passes.epilogue import ACTIVATIONS
 from ipex_inductor.passes.joint import RULE_NAMES
 
 # Another order of summation, and eager rounds after each step of a spelling by hand: four ulp of
-# the largest value; fp32 allows for exp, whose error grows with its argument.
-TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 2**-6, torch.float16: 2**-9}
+# the largest value; fp32 allows for exp, whose error grows with its argument, and fp16 for a cube:
+# which has three times the error of what eager rounded, with a square's rounding and its own.
+TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 2**-6, torch.float16: 5 * 2**-11}
 FP64 = 1e-14
 
 PRODUCERS = {

@@ -1,6 +1,7 @@
 """Short attention by our kernel on a CPU: what it computes, where it is chosen, and where not."""
 
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -20,11 +21,12 @@ needs_library = pytest.mark.skipif(
     short_attention.why_not() is not None, reason=f"{short_attention.why_not()}"
 )
 DTYPES = (torch.bfloat16, torch.float32)
-CHOSEN = [
-    dtype
+QUERIES = {
+    dtype: choice.FASTER[current("cpu").arch, dtype][0]
     for dtype in DTYPES
     if (current("cpu").arch, dtype) in choice.FASTER and short_attention.why_not() is None
-]
+}
+CHOSEN = [dtype for dtype, most in QUERIES.items() if most == math.inf]
 needs_choice = pytest.mark.skipif(not CHOSEN, reason="torch's attention is kept on this CPU")
 # Of bf16 the shares and the result are rounded, 2^-9 / sqrt(3) each in the mean; in fp32 the sums,
 # and an exponential of 20 units in the last place, torch's own.
@@ -137,6 +139,23 @@ def test_it_is_chosen(dtype: torch.dtype, how: dict[str, object]) -> None:
     assert relative(result, model.double()(x.double())) < 3 * LIMIT[dtype]
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [dtype for dtype, most in QUERIES.items() if most < math.inf])
+def test_of_few_queries_alone(dtype: torch.dtype) -> None:
+    """Where torch's kernel is faster for more."""
+    keys = torch.randn(1, 2, 40, 32).to(dtype)
+    for count in (1, int(QUERIES[dtype]), int(QUERIES[dtype]) + 1):
+        q = torch.randn(1, 2, count, 32).to(dtype)
+
+        def attend(q: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, keys, keys)
+
+        taken, result = chosen(attend, q)  # type: ignore[arg-type]
+        assert taken == (count <= QUERIES[dtype])
+        exact = F.scaled_dot_product_attention(q.double(), keys.double(), keys.double())
+        assert relative(result, exact) < 3 * LIMIT[dtype]
+
+
 @needs_choice
 @torch.no_grad()
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)], ids=str)
@@ -164,7 +183,7 @@ def test_the_result_lies_as_torchs(order: tuple[int, ...]) -> None:
 def test_what_it_cannot_do_or_was_not_asked_for_is_left_to_torch() -> None:
     """Many keys; wide heads; a width of no whole vectors; switched off; a dtype without a row."""
     dtype = CHOSEN[0]
-    limit, widest = choice.FASTER[current("cpu").arch, dtype]
+    _, limit, widest = choice.FASTER[current("cpu").arch, dtype]
     near: tuple[tuple[Attention, int, dict[str, object]], ...] = (
         (Attention(), limit + 1, {}),
         (Attention(widest + 16, heads=1), 40, {}),

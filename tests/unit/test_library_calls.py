@@ -147,7 +147,7 @@ OFFERED = {
     "stem": (stem_problem(), [PLAIN, RELU, *STEM]),
     "stem contiguous": (stem_problem(torch.contiguous_format), [PLAIN, *STEM]),
     "stem gelu": (stem_problem(unary="gelu"), [PLAIN, *STEM]),
-    "stem of five": (stem_problem(channels=5), [PLAIN, RELU]),
+    "stem of five": (stem_problem(channels=5), [PLAIN, RELU, "aten.convolution_padded"]),
     "stem on AMD": (changed(stem_problem(), arch="gfx942:AMD"), [PLAIN, *STEM]),
     "depthwise": (separate_problem(), [PLAIN, *SEPARATE]),
     "depthwise 7x7 silu": (separate_problem(7, unary="silu"), [PLAIN, *SEPARATE]),

@@ -1,0 +1,122 @@
+"""Products in bf16 and fp16 of an inference graph, computed in fp32 where this CPU has none.
+
+Without AVX-512 oneDNN has no products in 16 bits, and torch's own take five to ten times as long as
+in fp32. What is multiplied is made wide, weights by the prologue, and sums are rounded once, behind
+the epilogue; where the next product reads them, not at all, as Inductor has it of its own casts.
+"""
+
+from collections.abc import Callable, Container
+from typing import Any
+
+import torch
+
+from ipex_inductor.decisions import GraphReport
+from ipex_inductor.passes.blocked import in_blocks
+from ipex_inductor.passes.packing import READERS, also_in, is_transpose, onednn_dtypes
+from ipex_inductor.target import architecture
+
+Node = torch.fx.Node
+aten = torch.ops.aten
+CAST = torch.ops.prims.convert_element_type.default
+
+NAME = "wide-products"
+NARROW = frozenset({torch.bfloat16, torch.float16})
+PRODUCTS = {*READERS, aten.bmm.default, aten.baddbmm.default}
+FEW = 8  # rows up to which two tensors that are no weights are as well multiplied as they are
+
+
+def dtypes() -> frozenset[torch.dtype]:
+    """Those in which this CPU multiplies in fp32 alone."""
+    backend: Any = torch.backends.mkldnn
+    here = architecture().startswith("x86-64") and backend.is_available() and backend.enabled
+    return NARROW - onednn_dtypes() if here else frozenset()
+
+
+def widen(
+    graph: torch.fx.Graph,
+    weights: Container[Node],
+    report: GraphReport,
+    why_not_blocked: Callable[[], str | None] | None,
+) -> None:
+    """Rewrite `graph` in place, but for products on `weights` that a kernel of ours has.
+
+    `why_not_blocked` says why that is not to be had; without it there is none.
+    """
+    narrow = dtypes()
+    wide: dict[Node, Node] = {}
+    count = 0
+    for node in list(graph.nodes):
+        if node.target not in PRODUCTS or not _is_narrow(node, narrow):
+            continue
+        on_weight = any(each in weights for each in node.all_input_nodes)
+        if on_weight and _by_ours(node, narrow, why_not_blocked):
+            continue
+        if on_weight or not _has_few_rows(node):
+            _compute_wide(graph, node, wide, narrow)
+            count += 1
+    if count:
+        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in narrow))
+        report.add("choice", NAME, f"{count} products in fp32: this CPU has none in {names}")
+
+
+def _by_ours(node: Node, narrow: frozenset[torch.dtype], why_not: Any) -> bool:
+    """Whether a kernel of ours multiplies `node` as it is."""
+    read = READERS.get(node.target)
+    with also_in(narrow):
+        product = read(node) if read else None
+    return bool(product and why_not and in_blocks(product) and why_not() is None)
+
+
+def _compute_wide(
+    graph: torch.fx.Graph, node: Node, wide: dict[Node, Node], narrow: frozenset[torch.dtype]
+) -> None:
+    """`node` in fp32, rounded behind it; `wide` has what was widened before."""
+    for given in node.all_input_nodes:
+        if _is_narrow(given, narrow):
+            _make_wide(graph, given, wide)
+    dtype = node.meta["val"].dtype
+    node.args = torch.fx.map_arg(node.args, lambda each: wide.get(each, each))
+    with graph.inserting_after(node):
+        rounded = _cast(graph, node, dtype)
+    node.replace_all_uses_with(rounded, delete_user_cb=lambda user: user is not rounded)
+    rounded.meta = {**node.meta, "val": rounded.meta["val"]}
+    node.meta = {**node.meta, "val": _of(node.meta["val"], torch.float32)}
+    wide[rounded] = node
+
+
+def _make_wide(graph: torch.fx.Graph, node: Node, wide: dict[Node, Node]) -> None:
+    """Let `wide` have `node`; of a transpose, which a linear layer's weight is, the transpose."""
+    if node in wide:
+        return
+    with graph.inserting_after(node):
+        if not is_transpose(node):
+            wide[node] = _cast(graph, node, torch.float32)
+            return
+        wide[node] = transpose = graph.node_copy(node)
+    (source,) = node.all_input_nodes
+    _make_wide(graph, source, wide)
+    transpose.args = (wide[source], *node.args[1:])
+    transpose.meta = {"val": wide[source].meta["val"].t()}
+
+
+def _cast(graph: torch.fx.Graph, node: Node, dtype: torch.dtype) -> Node:
+    cast = graph.call_function(CAST, (node, dtype))
+    cast.meta["val"] = _of(node.meta["val"], dtype)
+    return cast
+
+
+def _of(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Like `value`, in that dtype and the same strides."""
+    return torch.empty_strided(value.shape, value.stride(), dtype=dtype, device=value.device)
+
+
+def _is_narrow(node: Node, narrow: frozenset[torch.dtype]) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype in narrow and value.device.type == "cpu"
+
+
+def _has_few_rows(node: Node) -> bool:
+    """Of a matrix product; a convolution has none."""
+    rows = node.meta["val"].shape[-2]
+    matrices = node.target not in (aten.convolution.default, torch.ops.ipex.conv.default)
+    return matrices and isinstance(rows, int) and rows <= FEW

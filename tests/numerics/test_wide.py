@@ -1,0 +1,149 @@
+"""Products in 16 bits on CPUs that have none: in fp32, rounded once, and what stays as it is."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import no_farther_off_than_eager
+from torch import nn
+from torch._dynamo.utils import counters
+from torch._inductor.utils import run_and_get_code
+
+from ipex_inductor import decisions
+from ipex_inductor.passes import packing, wide
+from ipex_inductor.templates import blocked
+
+DTYPES = [pytest.param(torch.bfloat16, id="bf16"), pytest.param(torch.float16, id="fp16")]
+
+
+@pytest.fixture(autouse=True)
+def without_narrow_products(monkeypatch):
+    """As on AVX2, also where oneDNN has them; what was packed is torch's own all the same."""
+    monkeypatch.setattr(packing, "_onednn_dtypes", lambda _: frozenset({torch.float32}))
+    if not wide.dtypes():
+        pytest.skip("of x86-64 alone")
+    torch.compiler.reset()
+    decisions.clear()
+
+
+def compiled(fn, **options):
+    options = {"strict": True, **options}
+    return torch.compile(fn, backend="ipex", options=options)
+
+
+def said(subject):
+    return [e.reason for r in decisions.reports() for e in r.events if e.subject == subject]
+
+
+class Block(nn.Module):
+    """Two convolutions with what follows them, a sum, and a linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(16, 32, 3, padding=1)
+        self.norm = nn.BatchNorm2d(32)
+        self.second = nn.Conv2d(32, 32, 1)
+        self.last = nn.Linear(32, 24)
+
+    def forward(self, x):
+        x = F.relu(self.norm(self.first(x)))
+        x = F.relu(self.second(x) + x)
+        return F.gelu(self.last(x.mean((2, 3))))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("last", [True, False], ids=["channels-last", "contiguous"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_block_is_computed_in_fp32_and_its_rules_fire(dtype, last):
+    torch.manual_seed(0)
+    form = torch.channels_last if last else torch.contiguous_format
+    model = Block().eval().to(dtype).to(memory_format=form)
+    x = torch.randn(2, 16, 9, 9).to(dtype).to(memory_format=form)
+    counters["ipex"].clear()
+    fn = compiled(model)
+    no_farther_off_than_eager(fn, model, x)
+    assert fn(x).dtype == dtype
+    fired = {"conv2d+batch_norm": 1, "conv+relu": 1, "conv+add+relu": 1, "linear+gelu": 1}
+    assert counters["ipex"] == fired
+    assert said(wide.NAME) == ["3 products in fp32: this CPU has none in bfloat16, float16"]
+
+
+@torch.no_grad()
+def test_between_two_products_nothing_is_rounded():
+    """One cast in front of a chain, and one behind it."""
+    model = nn.Sequential(*(nn.Conv2d(16, 16, 3) for _ in range(3))).bfloat16()
+    x = torch.randn(1, 16, 12, 12).bfloat16()
+    _, (code,) = run_and_get_code(compiled(model), x)
+    assert code.count("cpp_fused__to_copy_") + code.count("cpp_fused_") >= 1
+    call = code[code.index("def call") :]
+    assert sum("cpp_fused" in line for line in call.splitlines()) == 2
+    no_farther_off_than_eager(compiled(model), model, x)
+
+
+@torch.no_grad()
+def test_weights_are_made_wide_once_and_written_ones_again():
+    model = nn.Linear(24, 40).half()
+    x = torch.randn(5, 24).half()
+    fn = compiled(model)
+    no_farther_off_than_eager(fn, model, x)
+    (hoisted,) = said("weight prologue")
+    assert hoisted.startswith("2 tensors"), "the bias is read by a call that nothing is fused into"
+    model.weight.mul_(2)
+    model.bias.zero_()
+    no_farther_off_than_eager(fn, model, x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [wide.FEW, wide.FEW + 1])
+def test_two_tensors_of_few_rows_stay(rows):
+    a, b = torch.randn(3, rows, 32).bfloat16(), torch.randn(3, 32, 16).bfloat16()
+
+    class Times(nn.Module):
+        """Beside a weight, without which a graph has no prologue."""
+
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(16, 16).bfloat16()
+
+        def forward(self, a, b):
+            return self.linear(torch.bmm(a, b))
+
+    model = Times()
+    torch.testing.assert_close(compiled(model)(a, b), model(a, b), rtol=2e-2, atol=2e-2)
+    assert said(wide.NAME)[0].startswith(f"{1 + (rows > wide.FEW)} products")
+
+
+@torch.no_grad()
+@pytest.mark.skipif(blocked.why_not() is not None, reason=f"{blocked.why_not()}")
+def test_what_a_kernel_of_ours_multiplies_stays_narrow(monkeypatch):
+    where = packing.architecture(), torch.bfloat16
+    monkeypatch.setitem(wide.in_blocks.__globals__["FASTER"], where, (128, 4096, 0))
+    model, x = nn.Linear(128, 96).bfloat16(), torch.randn(40, 128).bfloat16()
+    no_farther_off_than_eager(compiled(model), model, x)
+    assert not said(wide.NAME)
+    assert said("products on packed weights") == ["1 by our kernel, in blocks"]
+    torch.compiler.reset()
+    decisions.clear()
+    without = {"blocked_products": False}
+    no_farther_off_than_eager(compiled(model, **without), model, x)
+    assert said(wide.NAME), "without the kernel, in fp32"
+
+
+@torch.no_grad()
+def test_sizes_may_change():
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8)).bfloat16()
+    fn = torch.compile(model, backend="ipex", dynamic=True, options={"strict": True})
+    for rows in (3, 11, 50):
+        no_farther_off_than_eager(fn, model, torch.randn(rows, 32).bfloat16())
+
+
+def test_training_is_as_it_was():
+    """Weights change with each step there, and gradients are rounded where torch rounds them."""
+    model = nn.Linear(16, 16).bfloat16()
+    other = copy.deepcopy(model)
+    x = torch.randn(4, 16).bfloat16()
+    compiled(model)(x).float().sum().backward()
+    other(x).float().sum().backward()
+    torch.testing.assert_close(model.weight.grad, other.weight.grad)
+    assert not said(wide.NAME)
