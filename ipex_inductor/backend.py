@@ -238,11 +238,19 @@ def _check_devices(request: Request) -> None:
 def _check_rules(config: CompileConfig) -> None:
     if not config.rules_off:
         return
-    from ipex_inductor.passes import channels_last, foreach, grouped_queries, masks, moments, pool
+    from ipex_inductor.passes import (
+        channels_last,
+        foreach,
+        grouped_queries,
+        masks,
+        moments,
+        pool,
+        wide,
+    )
     from ipex_inductor.passes.joint import RULE_NAMES
     from ipex_inductor.passes.source import OPTIMIZER_STEP
 
-    ours = {m.NAME for m in (channels_last, foreach, grouped_queries, moments, pool)}
+    ours = {m.NAME for m in (channels_last, foreach, grouped_queries, moments, pool, wide)}
     known = RULE_NAMES | masks.NAMES | {OPTIMIZER_STEP} | ours
     for name in sorted(config.rules_off - known - {"*"}):
         raise unknown("rule", name, known)

@@ -94,6 +94,7 @@ def _split(
 ) -> "Split | None":
     """What is hoisted of the work on `weights`, for kernels of ours where they are to be had."""
     from ipex_inductor.lowerings import sycl
+    from ipex_inductor.passes import wide
     from ipex_inductor.passes.prologue import split
     from ipex_inductor.passes.short_attention import shorten
 
@@ -105,7 +106,9 @@ def _split(
     try:
         if in_blocks:
             shorten(gm.graph, graph_report, in_blocks)
-        return split(gm, example_inputs, weights, graph_report, limit, in_sycl, in_blocks, by_kept)
+        narrow = wide.dtypes(config.rules_off)
+        told = limit, in_sycl, in_blocks, by_kept, narrow
+        return split(gm, example_inputs, weights, graph_report, *told)
     except Exception as error:
         raise PassError(
             "the weight prologue to be split off",

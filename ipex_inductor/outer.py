@@ -151,6 +151,7 @@ def _joint_pass(
     from ipex_inductor.passes.sycl import DTYPES
 
     config = request.config
+    others = DTYPES if config.sycl == "cpu" else wide.dtypes(config.rules_off)
     # A package's C++ is wrapped later, and has no words for a library's fused convolutions either.
     wrapped = packaged or _setting(patches, "cpp_wrapper")
     no_calls = "cpp_wrapper: Inductor's own is kept" if wrapped else ""
@@ -161,7 +162,7 @@ def _joint_pass(
         graph_report,
         compat.as_pass_list(_setting(patches, "joint_custom_pre_pass")),
         Chooser(selected, no_calls, request.tables, guesses=config.sycl == "xpu"),
-        frozenset() if not prologue else DTYPES if config.sycl == "cpu" else wide.dtypes(),
+        others if prologue else frozenset(),
     )
 
 

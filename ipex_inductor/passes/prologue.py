@@ -74,6 +74,7 @@ def split(
     sycl: WhyNot | None = None,
     why_not_blocked: Asked = None,
     why_not_kept: Asked = None,
+    narrow: frozenset[torch.dtype] = frozenset(),
 ) -> Split | None:
     """Pack and hoist the weight-only work of `gm` (changed in place), or None when there is none.
 
@@ -82,6 +83,7 @@ def split(
     `sycl`: kernels in SYCL come first, but for what it has a reason against.
     `why_not_blocked`: asked where weights in blocks would be faster; without it none are in blocks.
     `why_not_kept`: the same of oneDNN's kept primitives.
+    `narrow`: dtypes in which products are computed in fp32.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     weights = weight_inputs(gm.graph, static_input_idxs)
@@ -90,12 +92,11 @@ def split(
             take(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report, sycl)
     budget = _Budget(limit if limit >= 0 else math.inf)
     arrange = functools.partial(_arranged, why_not_blocked, why_not_kept, budget)
-    with also_in(wide.dtypes() if weights else frozenset()):
-        known = {**weights, **weight_only(gm.graph, weights)}
-        fit_to_kernels(gm.graph, known, report)
-        if weights:
+    with also_in(narrow):
+        fit_to_kernels(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report)
+        if weights and narrow:
             known = {**weights, **weight_only(gm.graph, weights)}
-            wide.widen(gm.graph, known, report, why_not_blocked)
+            wide.widen(gm.graph, known, narrow, report, why_not_blocked)
         packable = _packed_sizes(gm.graph, {**weights, **weight_only(gm.graph, weights)})
         chosen = {n for n, size in packable.items() if budget.take(size)}
         pack_weights(gm.graph, chosen, report, arrange)

@@ -25,9 +25,11 @@ PRODUCTS = {*READERS, aten.bmm.default, aten.baddbmm.default}
 FEW = 8  # rows up to which two tensors that are no weights are as well multiplied as they are
 
 
-def dtypes() -> frozenset[torch.dtype]:
-    """Those in which this CPU multiplies in fp32 alone."""
+def dtypes(rules_off: frozenset[str] = frozenset()) -> frozenset[torch.dtype]:
+    """Those in which this CPU multiplies in fp32 alone; none where the rule is off."""
     backend: Any = torch.backends.mkldnn
+    if {"*", NAME} & rules_off:
+        return frozenset()
     here = architecture().startswith("x86-64") and backend.is_available() and backend.enabled
     return NARROW - onednn_dtypes() if here else frozenset()
 
@@ -35,14 +37,14 @@ def dtypes() -> frozenset[torch.dtype]:
 def widen(
     graph: torch.fx.Graph,
     weights: Container[Node],
+    narrow: frozenset[torch.dtype],
     report: GraphReport,
     why_not_blocked: Callable[[], str | None] | None,
 ) -> None:
-    """Rewrite `graph` in place, but for products on `weights` that a kernel of ours has.
+    """Rewrite products in `narrow` in place, but for those on `weights` that a kernel of ours has.
 
     `why_not_blocked` says why that is not to be had; without it there is none.
     """
-    narrow = dtypes()
     wide: dict[Node, Node] = {}
     count = 0
     for node in list(graph.nodes):

@@ -265,7 +265,7 @@ def test_inductors_convolutions_by_eight_warps_are_held_against_fp64(monkeypatch
     for outcome in eight:
         print(outcome.choice.parameters, outcome.reason or f"{outcome.error:.3g}")
         if outcome.timing:
-            assert outcome.error <= outcome.tolerance < 1e-4
+            assert outcome.error <= outcome.tolerance
         else:
             assert outcome.reason
     best = pool([record])[encode(wanted)].best()

@@ -147,3 +147,11 @@ def test_training_is_as_it_was():
     other(x).float().sum().backward()
     torch.testing.assert_close(model.weight.grad, other.weight.grad)
     assert not said(wide.NAME)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rules", [f"-{wide.NAME}", "-*"])
+def test_it_can_be_left_out(rules):
+    model, x = nn.Linear(24, 40).half(), torch.randn(5, 24).half()
+    no_farther_off_than_eager(compiled(model, rules=rules), model, x)
+    assert not said(wide.NAME)
