@@ -287,11 +287,12 @@ inline Words pairs(const c10::BFloat16* from) {
 
 // The pair that is there, for all lanes: by a load, as scalars take long to get into vectors.
 inline Words one_pair(const c10::BFloat16* from) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  typedef float Any __attribute__((may_alias, aligned(2)));
+  return (Words)_mm256_castps_si256(_mm256_broadcast_ss((const float*)(const Any*)from));
+#else
   uint32_t pair;
   std::memcpy(&pair, from, sizeof pair);
-#if defined(__AVX2__) && !defined(__AVX512F__)
-  return (Words)_mm256_castps_si256(_mm256_broadcast_ss((const float*)from));
-#else
   return Words{} + pair;
 #endif
 }

@@ -5,6 +5,7 @@ in fp32. What is multiplied is made wide, weights by the prologue, and sums are 
 the epilogue; where the next product reads them, not at all, as Inductor has it of its own casts.
 """
 
+import math
 from collections.abc import Callable, Container
 from typing import Any
 
@@ -16,10 +17,11 @@ from ipex_inductor.passes.packing import READERS, also_in, is_transpose, onednn_
 from ipex_inductor.target import architecture
 
 Node = torch.fx.Node
-aten = torch.ops.aten
+aten, ipex = torch.ops.aten, torch.ops.ipex
 CAST = torch.ops.prims.convert_element_type.default
 
 NAME = "wide-products"
+CPUS = frozenset({"x86-64", "x86-64:avx2"})  # that were measured
 NARROW = frozenset({torch.bfloat16, torch.float16})
 PRODUCTS = {*READERS, aten.bmm.default, aten.baddbmm.default}
 FEW = 8  # rows up to which two tensors that are no weights are as well multiplied as they are
@@ -30,7 +32,7 @@ def dtypes(rules_off: frozenset[str] = frozenset()) -> frozenset[torch.dtype]:
     backend: Any = torch.backends.mkldnn
     if {"*", NAME} & rules_off:
         return frozenset()
-    here = architecture().startswith("x86-64") and backend.is_available() and backend.enabled
+    here = architecture() in CPUS and backend.is_available() and backend.enabled
     return NARROW - onednn_dtypes() if here else frozenset()
 
 
@@ -50,9 +52,9 @@ def widen(
     for node in list(graph.nodes):
         if node.target not in PRODUCTS or not _is_narrow(node, narrow):
             continue
-        on_weight = any(each in weights for each in node.all_input_nodes)
-        if on_weight and _by_ours(node, narrow, why_not_blocked):
+        if _by_ours(node, weights, narrow, why_not_blocked):
             continue
+        on_weight = any(each in weights for each in node.all_input_nodes)
         if on_weight or not _has_few_rows(node):
             _compute_wide(graph, node, wide, narrow)
             count += 1
@@ -61,12 +63,16 @@ def widen(
         report.add("choice", NAME, f"{count} products in fp32: this CPU has none in {names}")
 
 
-def _by_ours(node: Node, narrow: frozenset[torch.dtype], why_not: Any) -> bool:
+def _by_ours(
+    node: Node, weights: Container[Node], narrow: frozenset[torch.dtype], why_not: Any
+) -> bool:
     """Whether a kernel of ours multiplies `node` as it is."""
     read = READERS.get(node.target)
     with also_in(narrow):
         product = read(node) if read else None
-    return bool(product and why_not and in_blocks(product) and why_not() is None)
+    if product is None or why_not is None or product.weight not in weights:
+        return False
+    return in_blocks(product) is not None and why_not() is None
 
 
 def _compute_wide(
@@ -76,13 +82,14 @@ def _compute_wide(
     for given in node.all_input_nodes:
         if _is_narrow(given, narrow):
             _make_wide(graph, given, wide)
-    dtype = node.meta["val"].dtype
+    value = node.meta["val"]
     node.args = torch.fx.map_arg(node.args, lambda each: wide.get(each, each))
+    known = dict(node.meta)
+    node.meta["val"] = value.new_empty_strided(value.shape, value.stride(), dtype=torch.float32)
     with graph.inserting_after(node):
-        rounded = _cast(graph, node, dtype)
+        rounded = _cast(graph, node, value.dtype)
     node.replace_all_uses_with(rounded, delete_user_cb=lambda user: user is not rounded)
-    rounded.meta = {**node.meta, "val": rounded.meta["val"]}
-    node.meta = {**node.meta, "val": _of(node.meta["val"], torch.float32)}
+    rounded.meta = known
     wide[rounded] = node
 
 
@@ -103,13 +110,8 @@ def _make_wide(graph: torch.fx.Graph, node: Node, wide: dict[Node, Node]) -> Non
 
 def _cast(graph: torch.fx.Graph, node: Node, dtype: torch.dtype) -> Node:
     cast = graph.call_function(CAST, (node, dtype))
-    cast.meta["val"] = _of(node.meta["val"], dtype)
+    cast.meta["val"] = CAST(node.meta["val"], dtype)  # which lies densely, whatever that does
     return cast
-
-
-def _of(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Like `value`, in that dtype and the same strides."""
-    return torch.empty_strided(value.shape, value.stride(), dtype=dtype, device=value.device)
 
 
 def _is_narrow(node: Node, narrow: frozenset[torch.dtype]) -> bool:
@@ -119,6 +121,8 @@ def _is_narrow(node: Node, narrow: frozenset[torch.dtype]) -> bool:
 
 def _has_few_rows(node: Node) -> bool:
     """Of a matrix product; a convolution has none."""
-    rows = node.meta["val"].shape[-2]
-    matrices = node.target not in (aten.convolution.default, torch.ops.ipex.conv.default)
-    return matrices and isinstance(rows, int) and rows <= FEW
+    if node.target in (aten.convolution.default, ipex.conv.default):
+        return False
+    sizes = [*node.meta["val"].shape[:-1]]
+    rows = sizes if node.target is ipex.linear.default else sizes[-1:]
+    return all(isinstance(size, int) for size in rows) and math.prod(rows) <= FEW

@@ -21,8 +21,7 @@ DTYPES = [pytest.param(torch.bfloat16, id="bf16"), pytest.param(torch.float16, i
 def without_narrow_products(monkeypatch):
     """As on AVX2, also where oneDNN has them; what was packed is torch's own all the same."""
     monkeypatch.setattr(packing, "_onednn_dtypes", lambda _: frozenset({torch.float32}))
-    if not wide.dtypes():
-        pytest.skip("of x86-64 alone")
+    monkeypatch.setattr(wide, "CPUS", {packing.architecture()})
     torch.compiler.reset()
     decisions.clear()
 
@@ -155,3 +154,47 @@ def test_it_can_be_left_out(rules):
     model, x = nn.Linear(24, 40).half(), torch.randn(5, 24).half()
     no_farther_off_than_eager(compiled(model, rules=rules), model, x)
     assert not said(wide.NAME)
+
+
+VIEWS = {"a step": lambda b: b[::2], "one for all": lambda b: b[:1].expand(24)}
+
+
+class Biased(nn.Module):
+    """A linear layer whose bias is a view that leaves gaps, or one number for all."""
+
+    def __init__(self, view):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(24, 33)), nn.Parameter(torch.randn(48))
+        self.view = view
+
+    def forward(self, x):
+        return F.linear(x, self.weight, self.view(self.bias))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("view", VIEWS, ids=str)
+def test_what_is_made_wide_lies_densely(view, dtype):
+    """What is hoisted lies as the graph says, which Inductor asserts at each call."""
+    model = Biased(VIEWS[view]).to(dtype)
+    no_farther_off_than_eager(compiled(model), model, torch.randn(5, 33).to(dtype))
+
+
+@torch.no_grad()
+def test_a_product_of_two_tensors_whose_bias_is_a_weight():
+    """No kernel of ours has it, however it looks: its second factor is no weight."""
+
+    class Scored(nn.Module):
+        """A score of each row with each other."""
+
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Parameter(torch.randn(96))
+
+        def forward(self, x, y):
+            return torch.addmm(self.bias, x, y.t())
+
+    model = Scored().bfloat16()
+    x, y = torch.randn(40, 128).bfloat16(), torch.randn(96, 128).bfloat16()
+    torch.testing.assert_close(compiled(model)(x, y), model(x, y), rtol=2e-2, atol=0.2)
+    assert said(wide.NAME)[0].startswith("1 products")
