@@ -74,7 +74,6 @@ def test_between_two_products_nothing_is_rounded():
     model = nn.Sequential(*(nn.Conv2d(16, 16, 3) for _ in range(3))).bfloat16()
     x = torch.randn(1, 16, 12, 12).bfloat16()
     _, (code,) = run_and_get_code(compiled(model), x)
-    assert code.count("cpp_fused__to_copy_") + code.count("cpp_fused_") >= 1
     call = code[code.index("def call") :]
     assert sum("cpp_fused" in line for line in call.splitlines()) == 2
     no_farther_off_than_eager(compiled(model), model, x)
@@ -109,6 +108,7 @@ def test_two_tensors_of_few_rows_stay(rows):
             return self.linear(torch.bmm(a, b))
 
     model = Times()
+    # Two products of at most 32 terms, each rounded to eight bits on either side.
     torch.testing.assert_close(compiled(model)(a, b), model(a, b), rtol=2e-2, atol=2e-2)
     assert said(wide.NAME)[0].startswith(f"{1 + (rows > wide.FEW)} products")
 
@@ -196,5 +196,6 @@ def test_a_product_of_two_tensors_whose_bias_is_a_weight():
 
     model = Scored().bfloat16()
     x, y = torch.randn(40, 128).bfloat16(), torch.randn(96, 128).bfloat16()
+    # Sums of 128 products of size 11, rounded to eight bits.
     torch.testing.assert_close(compiled(model)(x, y), model(x, y), rtol=2e-2, atol=0.2)
     assert said(wide.NAME)[0].startswith("1 products")
