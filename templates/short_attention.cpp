@@ -2,9 +2,6 @@
 // whole. Products are torch's micro-kernel's with AVX-512, without it those of fp32 are our own; few
 // queries are attended one by one. Follows `vectors.cpp`.
 
-#include <limits>
-#include <vector>
-
 namespace ipex {
 namespace {
 

@@ -36,6 +36,8 @@ class Most(NamedTuple):
 # for groups of 8 channels and, in place, behind addends; descriptors take 45 microseconds there.
 FASTER: Mapping[tuple[str, torch.dtype], Most] = {
     ("x86-64:avx2", torch.float32): Most(128 << 20, 2 << 20, 8 << 20, 3 << 17, kept.UNARY.keys()),
+    ("x86-64:amx", torch.bfloat16): Most(128 << 20, 1 << 20, 2 << 20, 1 << 20, kept.UNARY.keys()),
+    ("x86-64:amx", torch.float32): Most(128 << 20, 8 << 20, 8 << 20, 1 << 20, kept.UNARY.keys()),
     ("x86-64:avx512_bf16", torch.bfloat16): Most(256 << 20, 32 << 20, 2 << 20, 1 << 20),
     ("x86-64:avx512_bf16", torch.float32): Most(256 << 20, 32 << 20, 2 << 20, 1 << 20),
 }

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.gpu
 
 RELU, ADD = "cudnn.convolution_relu", "cudnn.convolution_add_relu"
 PRODUCT, ACTIVATION = "aten.mm", "cublaslt.addmm_activation"
+FILLED = "aten.convolution_padded"
 WINDOW = "dilation=1,1 transposed=False output_padding=0,0 groups=1 scalars=() packed=''"
 
 # Of an image, a weight, a bias and an addend; and what there is beside Inductor's own.
@@ -82,8 +83,16 @@ def wrong(problem):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions_with_their_epilogue(name, dtype):
-    """Against fp64, no farther off than torch's own kernels may be."""
-    assert wrong(conv_problem(name, dtype)) == dict.fromkeys(CONVOLUTIONS[name][2], "")
+    """Against fp64, no farther off than torch's own kernels may be.
+
+    In fp32 cuDNN was seen to round what is filled up to four channels to TF32, as torch allows it,
+    but not the three that it came from; then it is not taken.
+    """
+    found = wrong(conv_problem(name, dtype))
+    if (name, dtype) == ("7x7 of 3", "float32"):  # of 16 bits three are a stem of ours
+        reason = found.pop(FILLED)
+        assert not reason or reason.startswith("wrong by")
+    assert found == dict.fromkeys(CONVOLUTIONS[name][2], "")
 
 
 @pytest.mark.parametrize("unary", ["relu", "gelu_tanh"])

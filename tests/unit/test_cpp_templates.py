@@ -17,7 +17,7 @@ from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.store import default_folder
 from ipex_inductor.optim import batches_cpu
 from ipex_inductor.target import as_cpu, current
-from ipex_inductor.templates import cpp, step_cpp
+from ipex_inductor.templates import cpp, cpu_library, step_cpp
 from ipex_inductor.templates.step import StepKernel
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
@@ -294,6 +294,13 @@ def test_another_compiler_compiles_for_itself(runs, monkeypatch, tmp_path):
     monkeypatch.setattr(toolkit.compat, "cxx", lambda: (str(wrapper),))
     assert answer() == 42
     assert len(runs) == len(entries()) == 2
+
+
+def test_headers_are_read_before_the_target_changes():
+    """GCC 13 to 15 refuse `std::vector` of headers that were read behind it (GCC 12 does not)."""
+    before, behind = cpu_library.source().split("#pragma GCC push_options")
+    assert "#include <vector>" in before
+    assert "#include" not in behind
 
 
 def test_what_the_compiler_says_is_the_reason():
