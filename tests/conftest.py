@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 # Threads that wait for one another sleep; two workers' on two cores would spin instead of working.
@@ -135,7 +136,15 @@ def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="of the tests of optimizers")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
 def pytest_collection_modifyitems(items):
+    begun = set()
+    for item in items:
+        if "sampled" in item.keywords:
+            test = item.nodeid.partition("[")[0]
+            if test in begun and zlib.crc32(item.nodeid.encode()) % 3:
+                item.add_marker(pytest.mark.slow)
+            begun.add(test)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a GPU that torch can use; there is none")

@@ -50,6 +50,7 @@ def test_all_convolutions_in_2d_and_3d():
 
 @pytest.mark.parametrize("kind", [nn.Conv1d, nn.ConvTranspose1d])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.sampled
 def test_one_dimension_on_request(kind, dtype):
     """In auto they keep their layout, as oneDNN was slower."""
     ipex_inductor.enable_auto_channels_last()

@@ -71,6 +71,7 @@ def test_reports_of_later_calls_say_what_earlier_ones_did():
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["plain", "autocast"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.sampled
 def test_a_cast_model_compiles_to_one_graph(dynamic, autocast, op_by_op):
     model = Mlp().eval()
     ours = ipex_inductor.optimize(model, torch.bfloat16)

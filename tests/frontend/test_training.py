@@ -77,6 +77,7 @@ def report(model, kind):
 
 
 @each_optimizer
+@pytest.mark.sampled
 def test_a_pretrained_model_goes_on_training(kind):
     model, optimizer = trained(kind)
     twin = copy.deepcopy(model)

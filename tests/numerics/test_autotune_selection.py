@@ -87,6 +87,7 @@ def code_of(compiled, *inputs):
 
 @pytest.mark.parametrize("fastest", [TEMPLATE, "aten.bmm"])
 @pytest.mark.parametrize("options", [{}, {"autotune": "never"}, {"max_autotune": True}], ids=str)
+@pytest.mark.sampled
 def test_the_recorded_choice_is_used(fastest, options, database, offer, monkeypatch):
     keep(database, offer.problem, offer.choices, fastest)
     timings = []
@@ -510,6 +511,7 @@ def process(tmp_path, database, name="a", mode="default", options=None, **env):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_two_machines_with_one_table_get_the_same_code(tmp_path, database, offer):
     keep(database, offer.problem, offer.choices, TEMPLATE)
     # Without a cache of graphs: they share only what g++ made of the same C++.

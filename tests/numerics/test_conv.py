@@ -64,6 +64,7 @@ HOW = [
 
 
 @pytest.mark.parametrize(("name", "layout", "dynamic"), HOW)
+@pytest.mark.sampled
 def test_windows_and_layouts(name, layout, dynamic):
     model, shape = WINDOWS[name]
     x = torch.randn(shape).to(memory_format=layout)
@@ -82,6 +83,7 @@ RESIDUALS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", RESIDUALS)
+@pytest.mark.sampled
 def test_residuals(name, dtype):
     fn, rule = RESIDUALS[name]
     conv = nn.Conv2d(8, 16, 3, dtype=dtype)
@@ -117,6 +119,7 @@ SUMS = {
 
 
 @pytest.mark.parametrize("name", SUMS)
+@pytest.mark.sampled
 def test_sums_take_the_place_of_an_addend_that_dies(name):
     fn, sums = SUMS[name]
     x = torch.randn(2, 8, 6, 6)

@@ -104,6 +104,7 @@ EACH = {(0, "running_mean"), (1, "bias"), (26, "running_mean"), (-1, "bias")}
     ("layer", "lost"),
     [pytest.param(*how, marks=[] if how in EACH else [pytest.mark.slow]) for how in LOST],
 )
+@pytest.mark.sampled
 def test_one_wrong_batch_norm_of_resnet_is_seen(resnet, layer, lost):
     model, inputs, eager, truth = resnet
     broken = copy.deepcopy(model)

@@ -181,6 +181,7 @@ def to_code(kind, run, request):
 
 
 @pytest.mark.parametrize(("kind", "run"), runs(AFTER))
+@pytest.mark.sampled
 def test_a_norm_after_every_product_folds(kind, run, to_code):
     dtype, dynamic = RUNS[run]
     model = Each(
@@ -194,6 +195,7 @@ def test_a_norm_after_every_product_folds(kind, run, to_code):
 
 
 @pytest.mark.parametrize(("kind", "run"), runs(BEFORE, ["fp64", "fp32", "fp32 dynamic"]))
+@pytest.mark.sampled
 def test_a_norm_before_a_product_folds(kind, run, to_code):
     dtype, dynamic = RUNS[run]
     model = Each(
@@ -330,6 +332,7 @@ RESHAPED = {
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=IDS.get)
 @pytest.mark.parametrize("name", RESHAPED)
+@pytest.mark.sampled
 def test_folds_through_reshapes(name, dtype):
     shape, first, reshape, norm = RESHAPED[name]
     check(Between(copy.deepcopy(first), reshape, batch_norm(*norm)), torch.randn(shape).to(dtype))
@@ -454,6 +457,7 @@ def in_turn(cases, kinds):
 
 
 @pytest.mark.parametrize(("name", "kinds"), in_turn(NOT_AFTER, AFTER))
+@pytest.mark.sampled
 def test_not_folded_into_the_product_before(op_by_op, name, kinds):
     fn, reason = NOT_AFTER[name]
     model = Each(Call(fn, product(kind), batch_norm(16, dims(kind))) for kind in kinds)
@@ -595,6 +599,7 @@ def test_training_is_left_alone():
 
 
 @pytest.mark.parametrize("name", sorted(folding.NAMES))
+@pytest.mark.sampled
 def test_each_fold_can_be_switched_off(op_by_op, name):
     before = name.startswith("batch_norm+")
     kind = name.removeprefix("batch_norm+").removesuffix("+batch_norm")
@@ -774,6 +779,7 @@ def pairs(kind):
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", AFTER)
+@pytest.mark.sampled
 def test_folded_weights_follow_every_change(kind):
     for _, model in pairs(kind):
         x, fn = example(kind), compiled(model)

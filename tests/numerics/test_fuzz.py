@@ -62,11 +62,13 @@ SEEDS = [seed for seed in range(1000, 1010) if suits(generate(seed))][:5]
 @pytest.mark.parametrize(
     "seed", [*SEEDS[:3], *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[3:])]
 )
+@pytest.mark.sampled
 def test_a_program_compiled(seed):
     judge_compiled(generate(seed))
 
 
 @pytest.mark.parametrize("file", CORPUS, ids=lambda file: file.stem)
+@pytest.mark.sampled
 def test_corpus(file):
     """Programs that were wrong once, or would be were a guard lost: replayed for ever."""
     twin.judge(from_json(file.read_text()))
@@ -99,6 +101,7 @@ def test_what_is_no_pattern_has_a_piece():
 
 
 @pytest.mark.parametrize("name", sorted({rule.name for rule in joint.RULES}))
+@pytest.mark.sampled
 def test_a_rule_fires_on_its_own_form(name):
     """Whatever the rule: its example with other sizes is a program that it rewrites."""
     for seed in range(3):

@@ -103,6 +103,7 @@ MASKS = {
 
 @pytest.mark.parametrize("rows", [1, 3, 16])
 @pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.sampled
 def test_masks(kind, rows):
     given = inputs(rows)
     if MASKS[kind]:
@@ -286,6 +287,7 @@ def test_as_many_groups_as_heads_of_keys():
 
 
 @pytest.mark.parametrize("name", NOT)
+@pytest.mark.sampled
 def test_left_as_it_is(name):
     attend, rows, reason = NOT[name]
     given = inputs(rows)

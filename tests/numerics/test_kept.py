@@ -343,6 +343,7 @@ class Then(nn.Module):
 @torch.no_grad()
 @pytest.mark.parametrize("groups", [1, 2, 32])
 @pytest.mark.parametrize("word", kept.UNARY)
+@pytest.mark.sampled
 def test_activations_are_torchs(word, groups):
     """Of numbers small and large, and of what is none."""
     torch.manual_seed(0)
@@ -498,6 +499,7 @@ NEAR = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", NEAR)
+@pytest.mark.sampled
 def test_what_is_left_to_torch(name):
     model, x, options = NEAR[name]
     fn = compiled(model.eval(), **options)

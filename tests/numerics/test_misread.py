@@ -123,6 +123,7 @@ def _left_by_our_rule(op_by_op, monkeypatch):
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.sampled
 def test_what_patterns_would_misread_is_kept_from_them(name, training):
     assert check(FORMS[name], torch.float32, training) == (True, 0)
 
@@ -198,6 +199,7 @@ CHOICES = {
 @pytest.mark.parametrize(
     "seed", [pytest.param(n, marks=[pytest.mark.slow] if n >= 16 else []) for n in range(40)]
 )
+@pytest.mark.sampled
 def test_random_forms(seed):
     """At most three changes to what patterns know; a hundredth of these found all of the above."""
     rng = random.Random(seed)

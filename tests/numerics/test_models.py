@@ -210,6 +210,7 @@ def check_training(name, **sizes):
 
 
 @pytest.mark.parametrize("name", names(slow=ALIKE_IN_TRAINING))
+@pytest.mark.sampled
 def test_training(op_by_op, name):
     check_training(name)
 

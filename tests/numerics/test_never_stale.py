@@ -129,6 +129,7 @@ def check(fn, model, name):
 
 
 @pytest.mark.parametrize("name", WRITES)
+@pytest.mark.sampled
 def test_never_stale(name):
     model = Model().eval()
     fn = torch.compile(model, backend="ipex")
@@ -138,6 +139,7 @@ def test_never_stale(name):
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.sampled
 def test_never_stale_in_mode(mode):
     model = Model().eval()
     fn = torch.compile(model, backend="ipex", **MODES[mode])

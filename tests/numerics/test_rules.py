@@ -253,6 +253,7 @@ MISSED += [
 
 
 @pytest.mark.parametrize(("name", "miss", "epilogues"), MISSED)
+@pytest.mark.sampled
 def test_every_rule_leaves_near_misses_alone(op_by_op, name, miss, epilogues):
     _, make, shape = PRODUCERS[name]
     model = NEAR_MISSES[miss](make, epilogues=epilogues)

@@ -99,6 +99,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @pytest.mark.parametrize(("name", "dtype", "mode", "sizes"), HOW)
+@pytest.mark.sampled
 def test_graph_is_plain_inductors(name, dtype, mode, sizes):
     check([name], DTYPES[dtype], mode == "train", sizes == "dynamic")
 

@@ -117,6 +117,7 @@ def given(x, dtype):
 
 
 @pytest.mark.parametrize(HOW, in_turns(FIRE), indirect=["dtype"])
+@pytest.mark.sampled
 def test_rules_fire(op_by_op, name, dtype, dynamic):
     fn, x = FIRE[name]
     rule = name.split(" of ")[0]
@@ -128,6 +129,7 @@ def test_rules_fire(op_by_op, name, dtype, dynamic):
 
 
 @pytest.mark.parametrize(HOW, in_turns(LEFT), indirect=["dtype"])
+@pytest.mark.sampled
 def test_what_is_left_is_said(op_by_op, name, dtype, dynamic):
     fn, x = LEFT[name]
     assert found(fn, given(x, dtype), dynamic=dynamic) == {}
@@ -188,6 +190,7 @@ PROBABILITIES = {
 
 
 @pytest.mark.parametrize(HOW, in_turns(PROBABILITIES))
+@pytest.mark.sampled
 def test_attention_by_hand(op_by_op, name, dtype, dynamic):
     """As near to the float64 run as eager may be, a row masked whole included."""
     inputs = [x.to(dtype) for x in (QUERY, KEY, VALUE)]
@@ -213,6 +216,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.sampled
 def test_attention_of_any_layout(name, dynamic):
     found(
         lambda q, k, v: F.softmax(product(q, k) / 2 + BIAS, -1) @ v, *LAYOUTS[name], dynamic=dynamic
@@ -525,6 +529,7 @@ CASES = [(rule, case) for rule, cases in MISSES.items() for case in cases]
 
 
 @pytest.mark.parametrize(("rule", "case"), CASES)
+@pytest.mark.sampled
 def test_near_miss_is_left_alone(op_by_op, rule, case):
     fn, args, reason = MISSES[rule][case]
     found(fn, *args)

@@ -54,6 +54,7 @@ class Block(nn.Module):
 @torch.no_grad()
 @pytest.mark.parametrize("last", [True, False], ids=["channels-last", "contiguous"])
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.sampled
 def test_a_block_is_computed_in_fp32_and_its_rules_fire(dtype, last):
     torch.manual_seed(0)
     form = torch.channels_last if last else torch.contiguous_format

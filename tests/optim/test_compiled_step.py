@@ -87,6 +87,7 @@ def greatest(x):
 
 
 @each(GRAPHS | FOREACH | OTHERS)
+@pytest.mark.sampled
 def test_as_near_to_fp64_as_eager_steps(make, launches):
     """But for 2 ulp of the largest operand, as for fused steps; the rate changes on the way."""
     ours = tensors()
@@ -453,6 +454,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize(("make", "reason"), REASONS.values(), ids=REASONS)
+@pytest.mark.sampled
 def test_what_is_not_read_says_why(make, reason, launches):
     """And is compiled as ever."""
     optimizer = make()

@@ -66,6 +66,7 @@ def made(op, told, dtype):
         for rare in [dtype is not torch.float64 and case not in ("adam amsgrad", "sgd momentum")]
     ],
 )
+@pytest.mark.sampled
 def test_as_torchs(case, dtype, launches):
     op, told = CASES[case]
     if op is torch._fused_adagrad_ and torch.__version__ < (2, 13):

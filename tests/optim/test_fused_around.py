@@ -44,6 +44,7 @@ def assert_alike(ours, theirs, optimizer, reference):
 @pytest.mark.parametrize("zero_grad", [False, True])
 @pytest.mark.parametrize("clip_norm", [None, 0.5, 1e3])
 @each_optimizer
+@pytest.mark.sampled
 def test_as_the_separate_operations(variant, clip_norm, zero_grad):
     ours, step, theirs, reference = twins(
         VARIANTS[variant], clip_norm=clip_norm, zero_grad=zero_grad

@@ -189,6 +189,7 @@ def test_threads_change_no_bit(variant):
 
 
 @pytest.mark.parametrize(("held", "variant"), quick(LOW.values()))
+@pytest.mark.sampled
 def test_low_precision_with_all_bits_kept(held, variant):
     check_kept(held, VARIANTS[variant])
 

@@ -292,6 +292,7 @@ def close(mine, theirs):
     "seeds", [range(4), pytest.param(range(4, 100), marks=pytest.mark.slow)], ids=["few", "many"]
 )
 @pytest.mark.parametrize("name", MADE)
+@pytest.mark.sampled
 def test_steps_are_torchs(name, seeds, monkeypatch):
     gpu = host_gpu.installed(monkeypatch)
     for seed in seeds:

@@ -139,6 +139,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.sampled
 def test_what_makes_another_plan_is_seen(change):
     ours, optimizer, theirs, reference = four = twins()
     before = look.look(optimizer, {})

@@ -75,6 +75,7 @@ def nobody_plans(monkeypatch):
 
 @pytest.mark.parametrize("made", ["kept", "anew"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sampled
 def test_the_last_plan_is_taken_for_other_gradients(kind, made, monkeypatch, alone):
     ours, optimizer, theirs, reference = twins(kind)
     nobody_plans(monkeypatch)
@@ -93,6 +94,7 @@ def test_the_last_plan_is_taken_for_other_gradients(kind, made, monkeypatch, alo
 
 
 @pytest.mark.parametrize("planned", [True, False])
+@pytest.mark.sampled
 def test_versions_of_what_is_here_are_counted(planned, monkeypatch, alone):
     ours, optimizer, *_ = twins()
     written = [t._local_tensor for t in (ours[0], optimizer.state[ours[0]]["exp_avg"])]
@@ -150,6 +152,7 @@ def without_one(params, optimizer):
 
 
 @pytest.mark.parametrize("change", [state_elsewhere, loaded, moved, turned, flagged, without_one])
+@pytest.mark.sampled
 def test_what_makes_another_plan_is_seen(change, alone):
     ours, optimizer, theirs, reference = four = twins()
     for params, each in (ours, optimizer), (theirs, reference):
@@ -177,6 +180,7 @@ GRADIENTS = {
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.sampled
 def test_gradients_that_make_another_plan_are_seen(name, alone):
     ours, optimizer, *_ = twins()
     ours[0].grad = GRADIENTS[name](torch.randn(8, 8))

@@ -66,6 +66,7 @@ STEPPED_BY = ("its optimizer", "a new optimizer", "a new optimizer of a copy")
 @parametrize_low
 @pytest.mark.parametrize("by", STEPPED_BY)
 @pytest.mark.parametrize("wrap", [fsdp1, in_parallel, parametrizations.weight_norm])
+@pytest.mark.sampled
 def test_what_drops_the_masters_is_refused(wrap, by, held, alone):
     """The bits below would be gone: plain low-precision training, and nobody would notice."""
     model, optimizer = trained(held)
@@ -85,6 +86,7 @@ def test_what_drops_the_masters_is_refused(wrap, by, held, alone):
 
 @parametrize_low
 @pytest.mark.parametrize("known", [False, True])
+@pytest.mark.sampled
 def test_a_new_optimizer_of_shards_must_be_told(known, held, alone):
     """torch would have it made after fully_shard; the one there was goes on."""
     model, optimizer = trained(held)
@@ -148,6 +150,7 @@ def test_what_cannot_be_cut_alike_is_refused(alone):
 
 @parametrize_low
 @pytest.mark.parametrize("both", [False, True])
+@pytest.mark.sampled
 def test_tied_modules_that_are_sharded_apart_are_refused(both, held, alone):
     """They would be tied no longer, and the optimizer would step one."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))

@@ -68,6 +68,7 @@ WAYS += [pytest.param(*way, marks=pytest.mark.slow) for way in MORE]
 
 
 @pytest.mark.parametrize(("variant", "way"), WAYS)
+@pytest.mark.sampled
 def test_two_hundred_steps_are_those_of_an_fp32_master(variant, way):
     held = LOW[way]
     model = CharLM()

@@ -44,9 +44,10 @@ def other(cluster):
 
 
 # A problem takes ten seconds. The node is lost once so many have an answer, one at once.
-LOSSES = [(2, 1), pytest.param(4, 2, marks=pytest.mark.slow)]
+LOSSES = [(2, 1), (4, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "lost_at"), LOSSES)
 def test_every_problem_is_measured_though_a_node_is_lost(cluster, other, tmp_path, count, lost_at):
     problems = [product(4 * rows) for rows in range(1, 1 + count)]

@@ -337,6 +337,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow  # 40 s
 @pytest.mark.usefixtures("instructions_known")
 def test_explain_says_what_a_run_would_find_and_fills_nothing(tmp_path):
     def outcomes(state):

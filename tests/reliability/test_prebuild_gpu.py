@@ -512,9 +512,8 @@ def test_ranges_that_no_input_has_are_told(dynamic):
         graphs.prebuild(*make(), target("h200"), dynamic=dynamic)
 
 
-@pytest.mark.parametrize(
-    "whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "all"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("whole", [False, True], ids=["some", "all"])
 def test_what_does_not_fit_is_compiled_and_named(whole, bundle, tmp_path):
     """Four seconds each: quickly a file that is not whole, another device, and other sources.
 
