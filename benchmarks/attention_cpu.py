@@ -11,6 +11,7 @@ import argparse
 import datetime
 import json
 import math
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +45,7 @@ def main() -> None:
         "torch": torch.__version__,
         "arch": current().arch,
         "threads": options.threads,
-        "command": "python benchmarks/attention_cpu.py",
+        "command": " ".join(["python", "benchmarks/attention_cpu.py", *sys.argv[1:]]),
     }
     for dtype in (torch.bfloat16, torch.float32):
         for case in CASES:

@@ -12,6 +12,7 @@ import datetime
 import functools
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -103,7 +104,7 @@ def main() -> None:
         "torch": torch.__version__,
         "arch": current().arch,
         "threads": options.threads,
-        "command": "python benchmarks/blocked.py",
+        "command": " ".join(["python", "benchmarks/blocked.py", *sys.argv[1:]]),
     }
     for dtype, added, sizes in cases():
         row = {"dtype": str(dtype), "added": added, "rows, depth, columns": sizes}

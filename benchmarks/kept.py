@@ -13,6 +13,7 @@ import datetime
 import functools
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -126,7 +127,7 @@ def main() -> None:
         "torch": torch.__version__,
         "arch": current().arch,
         "threads": options.threads,
-        "command": "python benchmarks/kept.py",
+        "command": " ".join(["python", "benchmarks/kept.py", *sys.argv[1:]]),
     }
     for case in CASES:
         for dtype in (torch.bfloat16, torch.float32):

@@ -106,16 +106,16 @@ SHAPES = {
     "resnet 512<-2048@7 1": conv("128x2048x7x7", "512x2048x1x1", add=True),
 }
 
-# Time by the number of images: what a kernel takes for each, and what it takes at all.
+SHAPES |= {
+    f"training {name}": in_training(conv(*stem, unary="none")) for name, stem in STEMS.items()
+}
+WEIGHTS = {f"weight {name}": weight(*stem) for name, stem in STEMS.items()}
+# Time by the number of images: what a kernel takes for each, and whatever their number.
 for images in (32, 64, 128, 256, 512):
     SHAPES |= {
         f"images {images} {name}": conv(f"{images}x512x28x28", "128x512x1x1", add=add)
         for name, add in (("128<-512@28", True), ("128<-512@28 no addend", False))
     }
-SHAPES |= {
-    f"training {name}": in_training(conv(*stem, unary="none")) for name, stem in STEMS.items()
-}
-WEIGHTS = {f"weight {name}": weight(*stem) for name, stem in STEMS.items()}
 
 
 def measured(name: str, line: str, options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import argparse
 import datetime
 import itertools
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -96,7 +97,7 @@ def main() -> None:
         "torch": torch.__version__,
         "arch": current().arch,
         "threads": options.threads,
-        "command": "python benchmarks/winograd.py",
+        "command": " ".join(["python", "benchmarks/winograd.py", *sys.argv[1:]]),
     }
     others = torch.zeros(24 << 20)  # what a model has beside, 96 MiB
     for case in CASES:

@@ -439,12 +439,11 @@ class Mixed(nn.Module):
 
 
 @torch.no_grad()
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype",
     [
         pytest.param(torch.bfloat16, marks=needs),
-        pytest.param(torch.float32, marks=needs_fp32),
+        pytest.param(torch.float32, marks=[needs_fp32, pytest.mark.slow]),
     ],
 )
 def test_a_package_has_them_in_its_code(

@@ -68,7 +68,6 @@ def test_a_program_compiled(seed):
 
 
 @pytest.mark.parametrize("file", CORPUS, ids=lambda file: file.stem)
-@pytest.mark.sampled
 def test_corpus(file):
     """Programs that were wrong once, or would be were a guard lost: replayed for ever."""
     twin.judge(from_json(file.read_text()))

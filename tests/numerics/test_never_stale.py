@@ -129,7 +129,6 @@ def check(fn, model, name):
 
 
 @pytest.mark.parametrize("name", WRITES)
-@pytest.mark.sampled
 def test_never_stale(name):
     model = Model().eval()
     fn = torch.compile(model, backend="ipex")

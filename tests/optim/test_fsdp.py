@@ -54,7 +54,6 @@ ALL = [*(pytest.param(checks, id=name) for name, checks in CHECKS.items()), MORE
 
 
 @pytest.mark.parametrize("checks", ALL)
-@pytest.mark.sampled
 def test_under_fully_shard(checks, tmp_path):
     """See fsdp_ranks.py."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, PATHS)), "OMP_NUM_THREADS": "1"}

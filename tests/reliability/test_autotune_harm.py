@@ -114,7 +114,6 @@ def kept(tmp_path_factory, instructions_known):
     return list(tuned(here([alien, product(2, 16, 16, 16), varying()], 600), folder)), folder
 
 
-@pytest.mark.slow  # 40 s
 def test_a_database_gets_what_was_measured_though_a_child_dies(kept):
     found, folder = kept
     assert "no device here is sm_90:none" in found[0][1]
