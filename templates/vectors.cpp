@@ -4,8 +4,8 @@
 // No header of torch is read, as those took three of five seconds to compile: its micro-kernel is
 // declared here as its library has it. `cpu_library.py` writes above: BF16_PRODUCTS, whether the
 // CPU multiplies pairs of bf16, and BESIDE_TORCH, whether code of Inductor's with torch's headers
-// is around this. All headers are read here: GCC 13 does not inline what it read behind the pragma
-// below into the destructors that it makes itself at the end, and refuses `std::vector`.
+// is around this. All headers are read here: GCC 13 to 15 do not inline what they read behind the
+// pragma below into the destructors that they make at the end, and refuse `std::vector`.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>

@@ -33,7 +33,8 @@ class Most(NamedTuple):
 
 
 # Where it is faster, by CPU and dtype (`benchmarks/kept.py`). On AVX2 torch's newer kernels lead
-# for groups of 8 channels and, in place, behind addends; descriptors take 45 microseconds there.
+# for groups of 8 channels (in bf16 on AMX too) and, in place, behind addends; descriptors take 45
+# microseconds there.
 FASTER: Mapping[tuple[str, torch.dtype], Most] = {
     ("x86-64:avx2", torch.float32): Most(128 << 20, 2 << 20, 8 << 20, 3 << 17, kept.UNARY.keys()),
     ("x86-64:amx", torch.bfloat16): Most(128 << 20, 1 << 20, 2 << 20, 1 << 20, kept.UNARY.keys()),
