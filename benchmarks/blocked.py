@@ -7,16 +7,11 @@ interleaved rounds, of the process's processor time, so that others who work on 
 less, in microseconds a call. Errors are relative to fp64.
 """
 
-import argparse
-import datetime
 import functools
-import json
-import math
-import sys
-import time
 from collections.abc import Callable, Iterator
 
 import torch
+from cpu_kernels import arguments, keep, least
 from torch import Tensor
 
 from ipex_inductor.ops.blocked import COLUMNS
@@ -82,48 +77,22 @@ def calls(
     yield "onednn", conv, truth, lambda: once().permute(0, 2, 3, 1).reshape(rows, columns)
 
 
-def seconds(call: Callable[[], object], count: int) -> float:
-    """Of processor time, a call."""
-    begin = time.process_time()
-    for _ in range(count):
-        call()
-    return (time.process_time() - begin) / count
-
-
 @torch.no_grad()
 def main() -> None:
     """Print a row a case; with --json also append it to FILE."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only", default="", help="the cases in whose row this stands")
-    parser.add_argument("--json")
-    options = parser.parse_args()
+    options = arguments(__doc__).parse_args()
     torch.set_num_threads(options.threads)
-    known = {
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "arch": current().arch,
-        "threads": options.threads,
-        "command": " ".join(["python", "benchmarks/blocked.py", *sys.argv[1:]]),
-    }
     for dtype, added, sizes in cases():
         row = {"dtype": str(dtype), "added": added, "rows, depth, columns": sizes}
         if options.only not in str(row):
             continue
-        best: dict[str, float] = {}
         made = list(calls(dtype, added, sizes))
-        count = max(1, int(2e-3 / seconds(made[0][1], 3)))
-        for _ in range(ROUNDS):
-            for name, call, _, _ in made:
-                best[name] = min(best.get(name, math.inf), seconds(call, count) * 1e6)
+        best = least({name: call for name, call, _, _ in made}, made[0][0], ROUNDS)
         for name, _, truth, result in made:
             row[f"{name}, us"] = round(best[name], 1)
             row[f"{name}, error"] = float((result().double() - truth).norm() / truth.norm())
         row["speedup"] = round(best["onednn"] / best["blocked"], 3)
-        print(json.dumps(row), flush=True)
-        if options.json:
-            with open(options.json, "a") as file:
-                file.write(json.dumps({**row, **known}) + "\n")
+        keep(row, options)
 
 
 if __name__ == "__main__":

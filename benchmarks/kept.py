@@ -8,22 +8,17 @@ difference from ours, relative to the largest result. `products`, and bytes of a
 addend, are what `FASTER` of `passes/kept.py` limits.
 """
 
-import argparse
-import datetime
 import functools
-import json
 import math
-import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from blocked import seconds
+from cpu_kernels import arguments, keep, least
 
 from ipex_inductor import ops
 from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.ops.kept import Geometry
-from ipex_inductor.target import current
 from ipex_inductor.templates import kept
 
 ROUNDS = 40
@@ -113,22 +108,12 @@ def calls(
 @torch.no_grad()
 def main() -> None:
     """Print a row a case; with --json also append it to FILE."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--threads", type=int, default=1)
+    parser = arguments(__doc__)
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--only", default="", help="the cases in whose row this stands")
-    parser.add_argument("--json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if reason := kept.why_not():
         raise SystemExit(reason)
-    known = {
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "arch": current().arch,
-        "threads": options.threads,
-        "command": " ".join(["python", "benchmarks/kept.py", *sys.argv[1:]]),
-    }
     for case in CASES:
         for dtype in (torch.bfloat16, torch.float32):
             row = {"dtype": str(dtype), "batch": options.batch, **case._asdict()}
@@ -136,20 +121,13 @@ def main() -> None:
             if options.only not in str(row) or not made:
                 continue
             first = [call().double() for call in made.values()]
-            best = dict.fromkeys(made, math.inf)
-            count = max(1, int(2e-3 / seconds(made["torch"], 3)))
-            for _ in range(ROUNDS):
-                for name, call in made.items():
-                    best[name] = min(best[name], seconds(call, count) * 1e6)
+            best = least(made, "torch", ROUNDS)
             sizes = first[0].numel() * (case.channels // case.groups) * case.window**2
             error = float((first[0] - first[1]).abs().max() / first[0].abs().max())
-            row |= {f"{name}, us": round(least, 1) for name, least in best.items()}
+            row |= {f"{name}, us": round(time, 1) for name, time in best.items()}
             row |= {"products": sizes, "torch's": error}
             row["speedup"] = round(best["torch"] / best["kept"], 3)
-            print(json.dumps(row), flush=True)
-            if options.json:
-                with open(options.json, "a") as file:
-                    file.write(json.dumps({**row, **known}) + "\n")
+            keep(row, options)
 
 
 if __name__ == "__main__":

@@ -8,19 +8,15 @@ as a call finds its memory in a model: out of the caches. Errors are relative to
 images as a ReLU leaves them.
 """
 
-import argparse
-import datetime
 import itertools
-import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
+from cpu_kernels import arguments, keep
 
 from ipex_inductor import ops
-from ipex_inductor.target import current
 from ipex_inductor.templates import cpu_library, kept, winograd
 from ipex_inductor.templates.blocked import UNARY
 
@@ -83,22 +79,12 @@ def timed(call: Callable[[], torch.Tensor], count: int) -> float:
 @torch.no_grad()
 def main() -> None:
     """Print a row a case; with --json also append it to FILE."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--threads", type=int, default=1)
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--only", default="", help="the cases in whose row this stands")
-    parser.add_argument("--json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if reason := cpu_library.why_not():
         raise SystemExit(reason)
-    known = {
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "arch": current().arch,
-        "threads": options.threads,
-        "command": " ".join(["python", "benchmarks/winograd.py", *sys.argv[1:]]),
-    }
     others = torch.zeros(24 << 20)  # what a model has beside, 96 MiB
     for case in CASES:
         row = dict(zip(("channels", "made", "side", "batch"), case, strict=True))
@@ -124,10 +110,7 @@ def main() -> None:
         rest = [name for name in made if name != "ours"]
         row["speedup"] = round(min(warm[name] for name in rest) / warm["ours"], 3)
         row["cold"] = round(min(cold[name] for name in rest) / cold["ours"], 3)
-        print(json.dumps(row), flush=True)
-        if options.json:
-            with open(options.json, "a") as file:
-                file.write(json.dumps({**row, **known}) + "\n")
+        keep(row, options)
 
 
 if __name__ == "__main__":

@@ -511,7 +511,7 @@ def process(tmp_path, database, name="a", mode="default", options=None, **env):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # 40 s
 def test_two_machines_with_one_table_get_the_same_code(tmp_path, database, offer):
     keep(database, offer.problem, offer.choices, TEMPLATE)
     # Without a cache of graphs: they share only what g++ made of the same C++.

@@ -47,7 +47,7 @@ def other(cluster):
 LOSSES = [(2, 1), (4, 2)]
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # 50 s and more
 @pytest.mark.parametrize(("count", "lost_at"), LOSSES)
 def test_every_problem_is_measured_though_a_node_is_lost(cluster, other, tmp_path, count, lost_at):
     problems = [product(4 * rows) for rows in range(1, 1 + count)]

@@ -512,10 +512,10 @@ def test_ranges_that_no_input_has_are_told(dynamic):
         graphs.prebuild(*make(), target("h200"), dynamic=dynamic)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # 25 s and more
 @pytest.mark.parametrize("whole", [False, True], ids=["some", "all"])
 def test_what_does_not_fit_is_compiled_and_named(whole, bundle, tmp_path):
-    """Four seconds each: quickly a file that is not whole, another device, and other sources.
+    """Four seconds each; some: a file that is not whole, another device, and other sources.
 
     All fields of keys: tests/unit/test_key.py; other changes of bytes: test_cache_bundles.py.
     """

@@ -1,0 +1,59 @@
+"""What benchmarks of single kernels on a CPU share: options, the clock, rows."""
+
+import argparse
+import datetime
+import json
+import math
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ipex_inductor.target import current
+
+
+def arguments(about: str) -> argparse.ArgumentParser:
+    """The options of all of them."""
+    parser = argparse.ArgumentParser(description=about.split("\n")[0])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", default="", help="the cases in whose row this stands")
+    parser.add_argument("--json", help="append the rows to this file, one JSON object a line")
+    return parser
+
+
+def seconds(call: Callable[[], object], count: int) -> float:
+    """Of processor time, a call."""
+    begin = time.process_time()
+    for _ in range(count):
+        call()
+    return (time.process_time() - begin) / count
+
+
+def least(calls: Mapping[str, Callable[[], object]], usual: str, rounds: int) -> dict[str, float]:
+    """Microseconds a call: minima of interleaved rounds of 2 ms, or of one call, of `usual`."""
+    best = dict.fromkeys(calls, math.inf)
+    count = max(1, int(2e-3 / seconds(calls[usual], 3)))
+    for _ in range(rounds):
+        for name, call in calls.items():
+            best[name] = min(best[name], seconds(call, count) * 1e6)
+    return best
+
+
+def keep(row: Mapping[str, Any], options: argparse.Namespace) -> None:
+    """Print a row; with --json append it, and what it was measured with, to that file."""
+    print(json.dumps(row), flush=True)
+    if options.json:
+        words = [word for word in sys.argv[1:] if word not in ("--json", options.json)]
+        known = {
+            "date": datetime.date.today().isoformat(),
+            "torch": torch.__version__,
+            "arch": current().arch,
+            "threads": options.threads,
+            "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words]),
+        }
+        with open(options.json, "a") as file:
+            file.write(json.dumps({**row, **known}) + "\n")
