@@ -31,6 +31,7 @@ from ipex_inductor import compat, decisions
 from ipex_inductor.passes import attention
 
 atexit.register(shutil.rmtree, os.environ["IPEX_HOME"], ignore_errors=True)
+atexit.register(gc.unfreeze)  # or extensions of Python report leaks
 hypothesis.settings.register_profile("ci", deadline=None)  # two noisy cores
 hypothesis.settings.load_profile("ci")
 # Every test compiles, and all that torch imported is walked each time: a fifth of a test's time.
@@ -51,6 +52,13 @@ def _clean():
     torch.manual_seed(0)
     yield
     torch.compiler.reset()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_is_imported_is_no_garbage():
+    """Nor what earlier files left: to walk all that takes seconds, each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
