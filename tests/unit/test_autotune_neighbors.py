@@ -1,6 +1,7 @@
 """Sizes that nobody measured get what their nearest neighbors agree on."""
 
 from collections import Counter
+from math import inf
 from statistics import geometric_mean
 
 import pytest
@@ -126,7 +127,11 @@ def test_what_failed_here_is_not_taken(tmp_path):
 
 
 def test_held_out_neighbors_say_what_was_measured():
-    """Each weight of the H200's table by the others: a template is taken where one is the best."""
+    """Each weight of the H200's table by the others: a template is taken where one is the best.
+
+    Or where a library's call with the epilogue is, which nobody takes by neighbors: what is taken
+    otherwise is the library's product alone.
+    """
     measured = {}
     for record in Records(*TABLES):
         if neighbors.kind(record.problem) is not None and record.problem.op in OPS:
@@ -137,15 +142,19 @@ def test_held_out_neighbors_say_what_was_measured():
         offered = [call.choice for call in library.calls(problem)]
         found = select._by_neighbors(problem, offered, "shipped", "", {})
         best = min(times, key=times.get)
-        won = b'"kind":"template"' in best
-        verdicts[found is not None, won] += 1
+        alone = [time for choice, time in times.items() if b'"name":"aten.' in choice]
+        templates = [time for choice, time in times.items() if b'"kind":"template"' in choice]
+        lost = any(time < min(templates, default=inf) for time in alone)
+        verdicts[found is not None, b'"kind":"template"' in best] += 1
+        verdicts["lost"] += found is not None and lost
         if found is not None:
             assert found.choice in offered
             taken = encode(found.choice)
             verdicts["the winner"] += taken == best
             slower += [times[taken] / times[best]] if taken in times else []
     assert verdicts[True, True] >= 80
-    assert verdicts[True, False] <= 2
+    assert verdicts["lost"] <= 2
+    assert verdicts[True, False] <= 6
     assert verdicts["the winner"] >= 45
     assert geometric_mean(slower) < 1.05
     assert max(slower) < 1.3
