@@ -2,11 +2,12 @@
 
 import atexit
 import gc
+import logging
 import os
 import shutil
 import sys
 import tempfile
-import zlib
+from collections import defaultdict
 from pathlib import Path
 
 # Threads that wait for one another sleep; two workers' on two cores would spin instead of working.
@@ -24,8 +25,10 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get(
 import hypothesis
 import pytest
 import torch
+from quick_ones import covering
 from torch._dynamo import guards
 from torch._dynamo.utils import counters
+from torch._logging import _internal as logs
 
 from ipex_inductor import compat, decisions
 from ipex_inductor.passes import attention
@@ -40,6 +43,9 @@ gc.set_threshold(100_000, 10, 10)
 STARTED = str(Path(__file__).with_name("started"))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [STARTED, os.environ.get("PYTHONPATH")]))
 sys.path.append(STARTED)  # of which some tests make the path
+# pytest takes down what any logger says, so torch would write what is for TORCH_TRACE: of a test
+# that compiles, a third of the time.
+logs.trace_log = logging.Logger("torch.__trace")
 # A figure for torch's telemetry, for which the processor's caches are flushed in each compile.
 guards.profile_guard_manager = lambda *_: 0.0
 
@@ -146,16 +152,15 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
 def pytest_collection_modifyitems(items):
-    seen = set()
+    sampled = defaultdict(list)
     for item in items:
         if "sampled" in item.keywords and "slow" not in item.keywords:
-            test, _, case = item.nodeid.partition("[")
-            values = item.callspec.params.items()
-            new = {(test, name, id(value)) for name, value in values} - seen
-            needed = test not in seen or (len(values) > 1 and new)  # a case for each value
-            if not needed and zlib.crc32(case.encode()) % 3:
-                item.add_marker(pytest.mark.slow)
-            seen |= new | {test}
+            sampled[item.nodeid.partition("[")[0]].append(item)
+    for cases in sampled.values():
+        values = [tuple(map(id, item.callspec.params.values())) for item in cases]
+        quick = covering(values) if len(values[0]) > 1 else range(0, len(values), 3)
+        for number in {*range(len(cases))}.difference(quick):
+            cases[number].add_marker(pytest.mark.slow)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a GPU that torch can use; there is none")

@@ -3,10 +3,18 @@
 import pytest
 
 
+def covering(cases):
+    """Numbers of few of the cases, tuples of values, that have each value of each place."""
+    left = {value for case in cases for value in enumerate(case)}
+    while left:
+        best = max(range(len(cases)), key=lambda n: len(left.intersection(enumerate(cases[n]))))
+        left.difference_update(enumerate(cases[best]))
+        yield best
+
+
 def first_of_each(cases, kind):
-    """The cases as parameters: slow but for the first of each `kind(*case)`."""
-    known = set()
-    for case in cases:
-        is_first = (of := kind(*case)) not in known
-        known.add(of)
-        yield pytest.param(*case, marks=[] if is_first else pytest.mark.slow)
+    """The cases as parameters: slow but for few that have each value of each place of `kind`."""
+    cases = [*cases]
+    quick = {*covering([kind(*case) for case in cases])}
+    for number, case in enumerate(cases):
+        yield pytest.param(*case, marks=[] if number in quick else pytest.mark.slow)

@@ -46,7 +46,7 @@ def by_hand(*tensors):
     return torch.cat([tensors[0], *products], 1)
 
 
-@pytest.mark.parametrize(("count", "compile_it"), [(1, 0), (2, 0), (5, 0), (4, 1)])
+@pytest.mark.parametrize(("count", "compile_it"), [(1, 0), (2, 0), (5, 0), (3, 1)])
 def test_interaction(count, compile_it):
     run = compiled(interaction) if compile_it else interaction
     tensors = [torch.randn(6, 8, dtype=torch.double, requires_grad=True) for _ in range(count)]

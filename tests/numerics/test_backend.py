@@ -184,6 +184,7 @@ HOW = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("grad", "dynamic", "dtype"), HOW)
 def test_what_we_cannot_improve_compiles_exactly_as_inductor(grad, dynamic, dtype):
     def code(backend):

@@ -438,6 +438,7 @@ class Mixed(nn.Module):
         return joined + self.second(self.first(y[:, :1]))
 
 
+@pytest.mark.slow  # 40 seconds
 @torch.no_grad()
 @pytest.mark.parametrize(
     "dtype",

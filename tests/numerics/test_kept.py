@@ -77,6 +77,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("add", [False, True])

@@ -128,6 +128,7 @@ def check(fn, model, name):
     agree()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", WRITES)
 def test_never_stale(name):
     model = Model().eval()

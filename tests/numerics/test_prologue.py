@@ -78,6 +78,7 @@ WRITES = {
 }
 
 
+@pytest.mark.sampled
 @torch.no_grad()
 @pytest.mark.parametrize("write", WRITES)
 def test_never_stale(write, runs):
@@ -295,6 +296,7 @@ def test_a_weight_without_the_usual_strides():
     torch.testing.assert_close(fn(X, image), want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow  # half a minute
 @torch.no_grad()
 def test_a_cpp_wrapper_keeps_inductors_own_path():
     model = Mlp().eval()

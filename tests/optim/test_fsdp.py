@@ -50,7 +50,11 @@ CHECKS = {
 MORE = pytest.param(
     (2, "others_train", "fused_otherwise"), marks=pytest.mark.slow, id="training otherwise"
 )
-ALL = [*(pytest.param(checks, id=name) for name, checks in CHECKS.items()), MORE]
+LONG = ("uneven", "meshes")  # 20 seconds each, of three and four processes
+ALL = [
+    *(pytest.param(c, id=n, marks=[pytest.mark.slow] * (n in LONG)) for n, c in CHECKS.items()),
+    MORE,
+]
 
 
 @pytest.mark.parametrize("checks", ALL)

@@ -138,6 +138,7 @@ ONCE = ("sgd nesterov", "sgd maximize", "sgd dampening", "adagrad decays", "adag
 ONCE += ("adagrad foreach", "adam torch-fused", "adam tensor lr", "lars", *ONE_EACH)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "variant", [pytest.param(n, marks=[pytest.mark.slow] * (n not in ONCE)) for n in VARIANTS]
 )

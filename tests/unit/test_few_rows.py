@@ -181,7 +181,7 @@ def said_of(entry, folder, what):
     ("tile", "dtype", "gpu_name"),
     first_of_each(
         itertools.product((*ONE_ROW, *few_rows.ROWS), DTYPES, GPUS),
-        lambda tile, *others: (one_row(tile), others),
+        lambda tile, *others: [(one_row(tile), each) for each in others],
     ),
     ids=str,
 )

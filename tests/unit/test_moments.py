@@ -5,6 +5,7 @@ each batch norm, none in the backward.
 """
 
 import copy
+import itertools
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import sys
 import moment_cases
 import pytest
 import torch
+from quick_ones import first_of_each
 from rendered import source, usage
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
@@ -69,8 +71,9 @@ GPUS = ("a100-80gb", "h200", "b200", "mi300x")
 NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
-@pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("dtype", NAMES)
+@pytest.mark.parametrize(
+    ("dtype", "gpu"), first_of_each(itertools.product(NAMES, GPUS), lambda *case: case)
+)
 def test_it_compiles_where_there_is_no_gpu(dtype, gpu):
     """Without spills, its programs at once on a multiprocessor, by loads of 16 bytes."""
     import triton

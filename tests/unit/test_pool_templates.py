@@ -61,7 +61,8 @@ DTYPES = ("float32", "float16", "bfloat16")
 @pytest.mark.parametrize(
     ("kernel", "dtype", "gpu"),
     first_of_each(
-        itertools.product(KERNELS, DTYPES, GPUS), lambda kernel, *others: (kernel[0], others)
+        itertools.product(KERNELS, DTYPES, GPUS),
+        lambda kernel, *others: [(kernel[0], each) for each in others],
     ),
     ids=lambda each: each if isinstance(each, str) else str(vars(each[1])),
 )

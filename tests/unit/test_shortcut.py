@@ -296,7 +296,7 @@ EVERY = [
 
 @pytest.mark.parametrize(
     ("kind", "sizes", "tile", "dtype", "gpu"),
-    first_of_each(EVERY, lambda kind, sizes, tile, *others: (kind, others)),
+    first_of_each(EVERY, lambda kind, sizes, tile, *others: [(kind, each) for each in others]),
     ids=str,
 )
 def test_compiled_where_there_is_no_gpu(kind, sizes, tile, dtype, gpu):

@@ -315,7 +315,7 @@ EVERY = [
 
 @pytest.mark.parametrize(
     ("kind", "tile", "dtype", "gpu"),
-    first_of_each(EVERY, lambda kind, tile, *others: (kind, others)),
+    first_of_each(EVERY, lambda kind, tile, *others: [(kind, each) for each in others]),
     ids=str,
 )
 def test_compiled_where_there_is_no_gpu(kind, tile, dtype, gpu):
