@@ -5,6 +5,7 @@ the op's result `y` and the operands `x0`, `x1`, ...: `aten.relu.default(aten.ad
 """
 
 import ast
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -141,9 +142,7 @@ def widened(problem: Problem) -> Problem:
 
 def _free(problem: Problem) -> list[str]:
     """The tensors that the op takes here, by the names of its schema."""
-    op = _op(problem.op)
-    names = (argument.name for argument in op._schema.arguments)
-    return [n for n in names if n not in problem.constants and _is_tensor(op, n)]
+    return [name for name in _tensors(problem.op) if name not in problem.constants]
 
 
 def _bound(node: Node) -> tuple[list[Node], dict[str, Constant]] | None:
@@ -303,9 +302,11 @@ def _op(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
 
 
-def _is_tensor(op: Any, name: str) -> bool:
-    argument = next(a for a in op._schema.arguments if a.name == name)
-    return "Tensor" in str(argument.type)
+@functools.cache
+def _tensors(name: str) -> tuple[str, ...]:
+    """The arguments that are tensors: each tile of each template asks for them."""
+    arguments = _op(name)._schema.arguments
+    return tuple(a.name for a in arguments if "Tensor" in str(a.type))
 
 
 def _dtype(name: str) -> torch.dtype:
