@@ -363,6 +363,7 @@ def events():
     return [str(e) for r in decisions.reports() for e in r.events if e.subject == masks.NAME]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rules", ["", "-constant-mask"])
 def test_inference_training_and_the_option(rules):
     torch.manual_seed(0)

@@ -225,6 +225,7 @@ FUSED = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", FUSED)
 def test_one_kernel_with_bias_and_epilogue(name, tmp_path, monkeypatch):
     problem, kind, has = FUSED[name]
