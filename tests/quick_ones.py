@@ -12,7 +12,7 @@ def covering(cases):
         yield best
 
 
-def first_of_each(cases, kind):
+def few_with_each(cases, kind):
     """The cases as parameters: slow but for few that have each value of each place of `kind`."""
     cases = [*cases]
     quick = {*covering([kind(*case) for case in cases])}

@@ -154,6 +154,8 @@ def test_held_out_neighbors_say_what_was_measured():
             slower += [times[chosen] / times[best]] if chosen in times else []
     assert verdicts[True, True] >= 80
     taken = verdicts[True, True] + verdicts[True, False]
+    # Of the 234 that are taken now 4 lose, 8 have a library's call as the best, and the worst takes
+    # 1.46 times the winner's time: room for a few more records, not for another way to choose.
     assert verdicts["lost"] <= 0.02 * taken
     assert verdicts[True, False] <= 0.05 * taken
     assert verdicts["the winner"] >= 45

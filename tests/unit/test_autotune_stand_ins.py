@@ -195,7 +195,6 @@ def test_another_torch_stands_in_for_ops_of_ours_on_nvidias_gpus_alone(conv, cha
     assert select.nearest(offered, conv.folder) != {}
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("gpu", "source", "version"),
     quickly([("h200", "2.13.0"), ("h100", "2.11.0")], "2.11.0", "2.13.0"),
@@ -222,7 +221,6 @@ def test_where_cudnn_times_its_kernels_what_was_measured_without_stands_in(
     assert select.nearest(other, None) == select.derived(other, None) == {}
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("gpu", "source", "timed_by_cudnn"),
     quickly([("h200", False), ("h100", True)], False, True),

@@ -8,7 +8,7 @@ import re
 import h200
 import pytest
 import torch
-from quick_ones import first_of_each
+from quick_ones import few_with_each
 from rendered import compiled, ready, usage
 
 from ipex_inductor.autotune.space import why_unknown
@@ -115,7 +115,7 @@ EVERY = [
 
 @pytest.mark.parametrize(
     ("shape", "tile", "dtype", "gpu"),
-    first_of_each(EVERY, lambda shape, tile, *others: others),
+    few_with_each(EVERY, lambda shape, tile, *others: others),
     ids=str,
 )
 def test_compiled_where_there_is_no_gpu(shape, tile, dtype, gpu):

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conv_cases import CASES, CLOSE, RANDOM, STEMS
-from quick_ones import first_of_each
+from quick_ones import few_with_each
 from rendered import compiled, ready, usage
 from torch._inductor import config as inductor
 from torch._inductor.graph import GraphLowering
@@ -111,7 +111,7 @@ BINARY = {"cuda": "cubin", "hip": "hsaco"}
 
 @pytest.mark.parametrize(
     ("tile", "dtype", "gpu"),
-    first_of_each(itertools.product(WIDE_FIRST, DTYPES, GPUS), lambda tile, *others: others),
+    few_with_each(itertools.product(WIDE_FIRST, DTYPES, GPUS), lambda tile, *others: others),
     ids=str,
 )
 def test_the_stem_compiles_where_there_is_no_gpu(tile, dtype, gpu):
@@ -133,7 +133,7 @@ SEPARATE = [([64, 128, 56, 56], [7, 7], 1), ([64, 96, 112, 112], [3, 3], 2)]
 
 @pytest.mark.parametrize(
     ("shape", "tile", "dtype", "gpu"),
-    first_of_each(
+    few_with_each(
         itertools.product(SEPARATE[::-1], conv_depthwise.TILES[::-1], DTYPES, GPUS),
         lambda shape, tile, *others: others,
     ),
@@ -154,7 +154,7 @@ def test_depthwise_compiles_where_there_is_no_gpu(shape, tile, dtype, gpu):
 
 @pytest.mark.parametrize(
     ("shape", "tile", "dtype", "gpu"),
-    first_of_each(
+    few_with_each(
         itertools.product(SEPARATE[::-1], conv_strips.TILES, DTYPES[:2], GPUS),
         lambda shape, tile, *others: others,
     ),
@@ -176,7 +176,7 @@ PLAIN = [([128, 64, 56, 56], [256, 64, 1, 1]), ([128, 64, 56, 56], [64, 64, 3, 3
 
 @pytest.mark.parametrize(
     ("shape", "tile", "dtype", "gpu"),
-    first_of_each(
+    few_with_each(
         (
             each
             for each in itertools.product(PLAIN, conv_fprop.TILES[:0:-1], DTYPES, GPUS)
@@ -210,7 +210,7 @@ IN_GROUPS = [
 
 @pytest.mark.parametrize(
     ("shape", "tile", "dtype", "gpu"),
-    first_of_each(
+    few_with_each(
         (
             each
             for each in itertools.product(IN_GROUPS, conv_grouped.TILES, DTYPES[:2], GPUS)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from conv_weight_cases import CASES, CLOSE
 from msgspec.structs import replace as changed
-from quick_ones import first_of_each
+from quick_ones import few_with_each
 from records import PROVENANCE, timed
 from rendered import signature, source, usage
 from torch._inductor.compile_fx import compile_fx
@@ -133,7 +133,7 @@ EACH.sort(key=lambda each: each[:2] != BEST[each[3]])
 
 @pytest.mark.parametrize(
     ("name", "tile", "dtype", "gpu"),
-    first_of_each(EACH, lambda name, tile, *others: others),
+    few_with_each(EACH, lambda name, tile, *others: others),
     ids=str,
 )
 def test_compiles_where_there_is_no_gpu(name, tile, dtype, gpu):

@@ -17,7 +17,7 @@ import torch
 import triton
 from few_rows_cases import DTYPES, SHAPES, linear, offered, options, product
 from msgspec.structs import replace as changed
-from quick_ones import first_of_each
+from quick_ones import few_with_each
 from records import PROVENANCE, timed
 
 from ipex_inductor import lowerings, target
@@ -179,7 +179,7 @@ def said_of(entry, folder, what):
 # The tiles of one width of steps are compiled alike, whatever the number of parts.
 @pytest.mark.parametrize(
     ("tile", "dtype", "gpu_name"),
-    first_of_each(
+    few_with_each(
         itertools.product((*ONE_ROW, *few_rows.ROWS), DTYPES, GPUS),
         lambda tile, *others: [(one_row(tile), each) for each in others],
     ),

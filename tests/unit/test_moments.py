@@ -15,7 +15,7 @@ import sys
 import moment_cases
 import pytest
 import torch
-from quick_ones import first_of_each
+from quick_ones import few_with_each
 from rendered import source, usage
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
@@ -72,7 +72,7 @@ NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 @pytest.mark.parametrize(
-    ("dtype", "gpu"), first_of_each(itertools.product(NAMES, GPUS), lambda *case: case)
+    ("dtype", "gpu"), few_with_each(itertools.product(NAMES, GPUS), lambda *case: case)
 )
 def test_it_compiles_where_there_is_no_gpu(dtype, gpu):
     """Without spills, its programs at once on a multiprocessor, by loads of 16 bytes."""

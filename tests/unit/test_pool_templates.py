@@ -12,7 +12,7 @@ import pool_cases
 import pytest
 import torch
 from pool_cases import LAST, RESNET, rendered
-from quick_ones import first_of_each
+from quick_ones import few_with_each
 from rendered import usage
 from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
@@ -60,7 +60,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 @pytest.mark.parametrize(
     ("kernel", "dtype", "gpu"),
-    first_of_each(
+    few_with_each(
         itertools.product(KERNELS, DTYPES, GPUS),
         lambda kernel, *others: [(kernel[0], each) for each in others],
     ),

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from quick_ones import covering, first_of_each
+from quick_ones import covering, few_with_each
 
 DTYPES, GPUS = ("bfloat16", "float16", "float32"), ("a100", "h200", "b200", "mi300x")
 
@@ -24,7 +24,7 @@ def test_a_value_of_another_place_is_another_value():
 
 def test_the_first_of_those_that_are_alike_and_all_the_others_are_slow():
     cases = itertools.product(("large", "small"), DTYPES, GPUS)
-    given = [*first_of_each(cases, lambda tile, *others: others)]
+    given = [*few_with_each(cases, lambda tile, *others: others)]
     quick = [param.values for param in given if not param.marks]
     assert len(given) == 2 * len(DTYPES) * len(GPUS)
     assert len(quick) == len(GPUS)

@@ -10,7 +10,7 @@ import h200
 import pytest
 import torch
 from placing import H200, LAST, conv, image, placed, traced
-from quick_ones import first_of_each
+from quick_ones import few_with_each
 from rendered import shortcut_compiled, usage
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -296,7 +296,7 @@ EVERY = [
 
 @pytest.mark.parametrize(
     ("kind", "sizes", "tile", "dtype", "gpu"),
-    first_of_each(EVERY, lambda kind, sizes, tile, *others: [(kind, each) for each in others]),
+    few_with_each(EVERY, lambda kind, sizes, tile, *others: [(kind, each) for each in others]),
     ids=str,
 )
 def test_compiled_where_there_is_no_gpu(kind, sizes, tile, dtype, gpu):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from few_rows_cases import linear
 from msgspec.structs import replace as changed
-from quick_ones import first_of_each
+from quick_ones import few_with_each
 from rendered import binary, signature, source, usage
 
 from ipex_inductor.autotune import select
@@ -316,7 +316,7 @@ EVERY = [
 
 @pytest.mark.parametrize(
     ("kind", "tile", "dtype", "gpu"),
-    first_of_each(EVERY, lambda kind, tile, *others: [(kind, each) for each in others]),
+    few_with_each(EVERY, lambda kind, tile, *others: [(kind, each) for each in others]),
     ids=str,
 )
 def test_compiled_where_there_is_no_gpu(kind, tile, dtype, gpu):
@@ -389,7 +389,7 @@ MULTIPLIES = {
 
 @pytest.mark.parametrize(
     ("tile", "dtype", "gpu", "sizes"),
-    first_of_each(PIPELINED, lambda tile, dtype, gpu, sizes: (dtype, gpu)),
+    few_with_each(PIPELINED, lambda tile, dtype, gpu, sizes: (dtype, gpu)),
     ids=str,
 )
 def test_pipelined_compiles_where_there_is_no_gpu(tile, dtype, gpu, sizes):
