@@ -47,7 +47,7 @@ def by_hand(*tensors):
 
 
 @pytest.mark.parametrize(("count", "compile_it"), [(1, 0), (2, 0), (5, 0), (3, 1)])
-def test_interaction(count, compile_it):
+def test_interaction(op_by_op, count, compile_it):
     run = compiled(interaction) if compile_it else interaction
     tensors = [torch.randn(6, 8, dtype=torch.double, requires_grad=True) for _ in range(count)]
     result = run(*tensors)

@@ -128,7 +128,10 @@ def test_inside_a_thread_a_core_and_behind_it_all_as_before():
     assert all(len(allowed) > 1 for allowed in of_threads().values())
 
 
-def test_the_pool_limits_threads_that_torch_starts_afterwards():
+@pytest.mark.parametrize(
+    "more", [{}, pytest.param({"OMP_PROC_BIND": "true"}, marks=pytest.mark.slow)], ids=str
+)
+def test_the_pool_limits_threads_that_torch_starts_afterwards(more):
     """What a process of its own does, whose OpenMP has no thread yet."""
     code = f"""
 import torch
@@ -140,15 +143,13 @@ with pin(CPUPool({SECOND})):
 """
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join([root, f"{root}/tests", os.environ.get("PYTHONPATH", "")])
-    for more in ({}, {"OMP_PROC_BIND": "true"}):
-        env = {**os.environ, "PYTHONPATH": path, **more}
-        run = subprocess.run(
-            [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
-        )
-        assert run.returncode == 0, run.stderr
-        count, rest = run.stdout.split(maxsplit=1)
-        assert int(count) == 1
-        assert str(SECOND) in rest
+    env = {**os.environ, "PYTHONPATH": path, **more}
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    count, rest = run.stdout.split(maxsplit=1)
+    assert int(count) == 1
+    assert str(SECOND) in rest
 
 
 def test_blocks_nest():

@@ -543,6 +543,21 @@ def test_a_new_record_throws_only_the_graphs_away_that_it_changes(tmp_path, data
     assert process(tmp_path, database)["hit"] == 1
 
 
+def test_max_autotune_measures_once(database, monkeypatch):
+    monkeypatch.setenv("IPEX_AUTOTUNE_DATABASE", str(database))
+    asked = counted(monkeypatch, selection, "here")
+    for _ in range(2):
+        torch.compiler.reset()
+        result, _ = code_of(torch.compile(fn, backend="ipex", mode="max-autotune"), A, B)
+        torch.testing.assert_close(result, fn(A, B))
+        (record,) = Records(database)
+    assert len(asked) == 1
+    assert {o.choice.name for o in record.outcomes if o.timing} == {TEMPLATE, "aten.bmm"}
+    assert record.problem.epilogue == "aten.relu.default(y)"
+    assert said()[0].endswith("recorded")
+
+
+@pytest.mark.slow  # 40 s
 def test_max_autotune_measures_once_and_remembers(tmp_path, database):
     found = process(tmp_path, database, mode="max-autotune")
     assert found["hit"] == 0
@@ -797,6 +812,7 @@ def uncompilable(monkeypatch):
     )
 
 
+@pytest.mark.slow  # each half of it is in one of the next two
 def test_a_template_that_does_not_compile_is_the_librarys(database, model, uncompilable, caplog):
     model()
     result, codes = run_and_get_code(torch.no_grad()(compiled(fn, database, strict=False)), A, B)
@@ -829,6 +845,7 @@ def test_a_recorded_template_that_does_not_compile_any_more_as_well(database, of
     torch.testing.assert_close(result, fn(A, B))
     assert ["extern_kernels.bmm" in code for code in codes] == [False, True]
     assert "(recorded) does not compile" in said()[0]
+    assert not any(r.count("fallback") for r in decisions.reports()), "our passes stay"
 
 
 def test_strict_compilation_says_what_does_not_compile(database, model, uncompilable):

@@ -1,5 +1,6 @@
 """Products on weights in blocks: what they compute, where they are chosen, and where not."""
 
+import ctypes
 import itertools
 import math
 import os
@@ -21,6 +22,7 @@ from ipex_inductor.aot_cache.entry import unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.levels import LEVELS
+from ipex_inductor.lowerings import kept
 from ipex_inductor.ops.blocked import HUGE
 from ipex_inductor.ops.blocked import blocked as op
 from ipex_inductor.passes import blocked as choice
@@ -300,6 +302,7 @@ def test_why_there_are_no_kernels_is_said(monkeypatch: pytest.MonkeyPatch) -> No
     assert "error" in str(cpp.why_not_taken("int f() { return missing; }", HERE))
 
 
+@pytest.mark.usefixtures("op_by_op")
 @torch.no_grad()
 def test_nothing_is_in_blocks_where_it_is_switched_off() -> None:
     run = compiled(nn.Linear(128, 64).bfloat16().eval(), blocked_products=False)
@@ -308,6 +311,7 @@ def test_nothing_is_in_blocks_where_it_is_switched_off() -> None:
 
 
 @needs
+@pytest.mark.usefixtures("op_by_op")
 @torch.no_grad()
 def test_what_is_not_faster_or_cannot_be_is_left_to_onednn() -> None:
     """Few columns of x, many rows, an odd depth, a word the kernel lacks."""
@@ -326,6 +330,7 @@ def test_what_is_not_faster_or_cannot_be_is_left_to_onednn() -> None:
 
 
 @needs_fp32
+@pytest.mark.usefixtures("op_by_op")
 @torch.no_grad()
 def test_more_rows_than_were_measured_are_left_to_onednn() -> None:
     """In fp32: as many as the table says, and one more; of an image too, one pixel a row."""
@@ -360,7 +365,6 @@ import sys
 import torch
 sys.path.insert(0, {tests!r})
 from numerics.test_blocked import Bottleneck, chosen, compiled, copy_of, relative
-{first}
 dtype = getattr(torch, sys.argv[1])
 torch.manual_seed(0)
 model = Bottleneck().to(dtype).eval().to(memory_format=torch.channels_last)
@@ -368,34 +372,42 @@ x = torch.randn(2, 256, 14, 14).to(dtype).to(memory_format=torch.channels_last)
 with torch.no_grad():
     run = compiled(model)
     run(x)
-    with torch.backends.mkldnn.verbose(1):
-        result = run(x)
+    result = run(x)
     error = relative(result, copy_of(model)(x.double()))
 print("told", torch.backends.cpu.get_cpu_capability(), chosen(), error, flush=True)
 """
 
 
-# Kept primitives (extra `onednn`) are of another oneDNN, which torch's log tells nothing of.
-TORCHS = "import ipex_inductor.lowerings.kept as k; k.why_not = lambda packaged: 'not wanted'"
-
-
-def child(dtype: str, first: str = "", **limits: str) -> tuple[str, int, float, str]:
-    """CPU capability, products by our kernel, error, and oneDNN's log of a call, of a process."""
+def child(dtype: str, **limits: str) -> tuple[str, int, float]:
+    """CPU capability, products by our kernel, and error, of a process."""
     tests = os.path.dirname(os.path.dirname(__file__))
     root = os.path.dirname(os.path.dirname(ipex_inductor.__file__))
     env = {**os.environ, **limits, "PYTHONPATH": os.pathsep.join([root, tests])}
-    command = [sys.executable, "-c", CHILD.format(tests=tests, first=first), dtype]
+    command = [sys.executable, "-c", CHILD.format(tests=tests), dtype]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     told = re.search(r"^told (\S+) (\d+) (\S+)$", done.stdout, re.MULTILINE)
     assert told, done.stdout
-    return told[1], int(told[2]), float(told[3]), done.stdout
+    return told[1], int(told[2]), float(told[3])
 
 
-def test_no_reorder_stands_between_convolutions() -> None:
+@torch.no_grad()
+def test_no_reorder_stands_between_convolutions(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Counted in oneDNN's own log of a second call."""
+    # Kept primitives (extra `onednn`) are of another oneDNN, which torch's log tells nothing of.
+    monkeypatch.setattr(kept, "why_not", lambda packaged: "not wanted")
     bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    *_, log = child("bfloat16" if bf16 else "float32", TORCHS)
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    model = Bottleneck().to(dtype).eval().to(memory_format=torch.channels_last)
+    x = torch.randn(2, 256, 14, 14).to(dtype).to(memory_format=torch.channels_last)
+    run = compiled(model)
+    run(x)
+    with torch.backends.mkldnn.verbose(1):
+        run(x)
+    ctypes.CDLL(None).fflush(None)
+    log = capfd.readouterr().out
     done = [line.split(",")[5] for line in log.splitlines() if ",primitive,exec," in line]
     assert done.count("convolution") >= 2, log
     assert "reorder" not in done, log
@@ -411,7 +423,7 @@ def test_lesser_cpus_compute_the_same(capability: str, isa: str, dtype: str) -> 
     if level(f"x86-64:{capability}") > level(HERE):
         pytest.skip("of a CPU that has more")
     limits = {"ATEN_CPU_CAPABILITY": capability, "ONEDNN_MAX_CPU_ISA": isa}
-    came, ours, error, _ = child(dtype, **limits)
+    came, ours, error = child(dtype, **limits)
     assert came.lower() == capability or "x86" not in HERE
     assert ours == 0 or capability == "avx512"
     assert error < 4 * LIMIT[getattr(torch, dtype)]

@@ -28,7 +28,8 @@ GRAPHS = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "all")) for n in GRAPHS]
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n != "sizes that vary")) for n in GRAPHS],
 )
 def test_gradients_of_average_pooling_at_the_border(name):
     check(*GRAPHS[name])
@@ -57,7 +58,11 @@ def check(cases, sizes):
     assert fired == sum(counts for *_, counts in cases)
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize(
+    "training",
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["inference", "training"],
+)
 def test_what_is_kept_from_patterns_compiles_to_the_same_code(training, monkeypatch):
     """The view that hides attention costs nothing: shown where no pattern would match anyway."""
 

@@ -65,7 +65,7 @@ def test_the_graph_is_shown_before_and_after():
     assert "traced &rarr; rewritten: 4 lines differ" in explain(Mlp(), X).to_html()
 
 
-def test_near_misses_and_graph_breaks_have_reason_and_line():
+def test_near_misses_and_graph_breaks_have_reason_and_line(op_by_op):
     explained = explain(Broken(), X)
     missed = rows(explained.graphs[-1], "missed")["linear+gelu"]
     assert "float64" in missed.reason
@@ -77,7 +77,7 @@ def test_near_misses_and_graph_breaks_have_reason_and_line():
     assert found.reason in str(explained)
 
 
-def test_every_break_is_one_row_though_dynamo_meets_it_in_every_frame():
+def test_every_break_is_one_row_though_dynamo_meets_it_in_every_frame(op_by_op):
     def branch(x):
         y = x.sin()
         return y.cos() if y.sum() > 0 else y
@@ -160,7 +160,11 @@ def state(model):
     }
 
 
-@pytest.mark.parametrize("ran", [False, True], ids=["fresh", "another model ran before"])
+@pytest.mark.parametrize(
+    "ran",
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["fresh", "another model ran before"],
+)
 def test_nothing_is_left_of_it(ran):
     model = Broken().eval()
     if ran:

@@ -221,7 +221,7 @@ def folded(monkeypatch):
 
 
 @torch.no_grad()
-def test_what_is_remembered_of_one_fold_is_right_for_the_next(monkeypatch):
+def test_what_is_remembered_of_one_fold_is_right_for_the_next(op_by_op, monkeypatch):
     wrong, views = [], []
     fold = folding.fold_batch_norms
 
@@ -265,7 +265,7 @@ def test_what_is_remembered_of_one_fold_is_right_for_the_next(monkeypatch):
 
 
 @torch.no_grad()
-def test_a_layer_met_again_costs_no_fake_value(folded):
+def test_a_layer_met_again_costs_no_fake_value(op_by_op, folded):
     def model(count):
         layers = [(product("conv2d", 8, 8, padding=1), batch_norm(8, 2)) for _ in range(count)]
         return nn.Sequential(*itertools.chain.from_iterable(layers))
@@ -277,24 +277,34 @@ def test_a_layer_met_again_costs_no_fake_value(folded):
 
 
 # Of three dimensions are the same lines.
-@pytest.mark.parametrize("rank", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_layouts_stay(rank):
+@pytest.mark.parametrize(
+    ("kind", "in_code"),
+    [
+        ("conv2d", True),
+        ("conv_transpose2d", False),
+        pytest.param("conv_transpose2d", True, marks=pytest.mark.slow),
+        pytest.param("conv3d", True, marks=pytest.mark.slow),
+        pytest.param("conv_transpose3d", True, marks=pytest.mark.slow),
+    ],
+)
+def test_layouts_stay(kind, in_code, request):
     """Channels-last in the input, in the weight, or in both, also where it is ambiguous."""
+    if not in_code:
+        request.getfixturevalue("op_by_op")
+    rank, pairs = dims(kind), []
     last = torch.channels_last if rank == 2 else torch.channels_last_3d
-    for kind in (f"conv{rank}d", f"conv_transpose{rank}d"):
-        pairs = []
-        for window in ({}, {"groups": 8}, {"kernel": 1}):
-            pairs += [
-                (product(kind, **window), batch_norm(16, rank)),
-                (product(kind, **window).to(memory_format=last), batch_norm(16, rank)),
-            ]
-        pairs += [(batch_norm(8, rank), copy.deepcopy(p)) for p, _ in pairs if kind in BEFORE]
-        model = Each(nn.Sequential(*pair) for pair in pairs)
-        for x in (example(kind), example(kind).to(memory_format=last)):
-            torch.compiler.reset()
-            counters.clear()
-            check(model, x)
-            assert sum(counters["ipex"].values()) == len(pairs)
+    for window in ({}, {"groups": 8}, {"kernel": 1}):
+        pairs += [
+            (product(kind, **window), batch_norm(16, rank)),
+            (product(kind, **window).to(memory_format=last), batch_norm(16, rank)),
+        ]
+    pairs += [(batch_norm(8, rank), copy.deepcopy(p)) for p, _ in pairs if kind in BEFORE]
+    model = Each(nn.Sequential(*pair) for pair in pairs)
+    for x in (example(kind), example(kind).to(memory_format=last)):
+        torch.compiler.reset()
+        counters.clear()
+        check(model, x)
+        assert sum(counters["ipex"].values()) == len(pairs)
 
 
 # --- reshapes between: `width` channels of a linear layer against a norm of `features`
@@ -356,7 +366,7 @@ RESHAPED_AFTER = {
 
 
 @pytest.mark.parametrize("name", RESHAPED_AFTER)
-def test_folds_forward_through_reshapes(name):
+def test_folds_forward_through_reshapes(op_by_op, name):
     shape, norm, reshape, second = RESHAPED_AFTER[name]
     check(Between(batch_norm(*norm), reshape, second), torch.randn(shape))
     kind = "linear" if isinstance(second, nn.Linear) else "conv1d"
@@ -534,7 +544,7 @@ def test_a_transposed_convolution_takes_in_no_norm_before_it(op_by_op, kind):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=IDS.get)
-def test_low_precision_takes_the_mean_off_before_the_product(dtype):
+def test_low_precision_takes_the_mean_off_before_the_product(op_by_op, dtype):
     """A mean of 100 deviations: the product of x itself would round away what eager keeps."""
     norm = batch_norm(8)
     norm.running_mean.fill_(100)
@@ -561,7 +571,7 @@ def test_channels_that_a_view_cuts_unevenly(op_by_op):
     assert any("does not hold the channels" in why for _, why in events("missed"))
 
 
-def test_an_addend_that_is_no_bias():
+def test_an_addend_that_is_no_bias(op_by_op):
     rows, one = nn.Parameter(torch.randn(5, 16)), nn.Parameter(torch.randn(1))
 
     class Added(nn.Module):
@@ -590,7 +600,7 @@ def test_scaled_products_are_left_alone():
     assert not folds()
 
 
-def test_training_is_left_alone():
+def test_training_is_left_alone(op_by_op):
     model = nn.Sequential(product("conv2d"), batch_norm(16, 2))
     x = example("conv2d")
     torch.testing.assert_close(compiled(model)(x), model(x), rtol=1e-4, atol=1e-4)
@@ -618,7 +628,7 @@ def test_each_fold_can_be_switched_off(op_by_op, name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["conv2d", "linear"])
+@pytest.mark.parametrize("kind", [pytest.param("conv2d", marks=pytest.mark.slow), "linear"])
 def test_autocast_folds_and_fuses(kind):
     model = nn.Sequential(product(kind), batch_norm(16, dims(kind)), nn.ReLU()).eval()
     x = example(kind)
@@ -635,7 +645,7 @@ def test_autocast_folds_and_fuses(kind):
 
 
 @torch.no_grad()
-def test_autocast_casts_between_a_norm_and_what_follows():
+def test_autocast_casts_between_a_norm_and_what_follows(op_by_op):
     model, x = nn.Sequential(batch_norm(8), nn.Linear(8, 16)), example("linear")
 
     def fn(x):
@@ -657,7 +667,7 @@ def test_the_report_names_the_line():
 # --- more than one norm or product
 
 
-def test_between_two_products_the_first_takes_the_norm():
+def test_between_two_products_the_first_takes_the_norm(op_by_op):
     model = nn.Sequential(product("conv2d"), batch_norm(16, 2), product("conv2d", 16, 4))
     check(model, example("conv2d"))
     assert counters["ipex"] == {"conv2d+batch_norm": 1}
@@ -761,7 +771,7 @@ def test_trap_class_methods_hooks_and_state_are_untouched():
 
 
 @torch.no_grad()
-def test_a_hook_between_that_changes_the_result_is_seen():
+def test_a_hook_between_that_changes_the_result_is_seen(op_by_op):
     model, x = Mine().eval(), example("conv2d")
     model.conv.register_forward_hook(lambda _module, _args, y: y.abs())
     torch.testing.assert_close(compiled(model)(x), model(x), rtol=1e-4, atol=1e-4)
@@ -805,7 +815,7 @@ def test_folded_weights_follow_every_change(kind):
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["conv_transpose2d", "linear"])
-def test_without_the_prologue_the_fold_stays_in_the_graph(kind):
+def test_without_the_prologue_the_fold_stays_in_the_graph(op_by_op, kind):
     for _, model in pairs(kind):
         x, options = example(kind), {"strict": True, "weight_prologue": False}
         got = torch.compile(model, backend="ipex", options=options)(x)

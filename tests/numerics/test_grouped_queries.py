@@ -104,7 +104,7 @@ MASKS = {
 @pytest.mark.parametrize("rows", [1, 3, 16])
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.sampled
-def test_masks(kind, rows):
+def test_masks(op_by_op, kind, rows):
     given = inputs(rows)
     if MASKS[kind]:
         shape = [rows if size == "rows" else size for size in MASKS[kind]]
@@ -112,7 +112,7 @@ def test_masks(kind, rows):
     check(attention(scale=0.3), given)
 
 
-def test_a_mask_that_is_added():
+def test_a_mask_that_is_added(op_by_op):
     check(attention(), [*inputs(3), torch.randn(B, 1, 3, TOKENS)])
 
 
@@ -272,7 +272,7 @@ NOT = {
 }
 
 
-def test_as_many_groups_as_heads_of_keys():
+def test_as_many_groups_as_heads_of_keys(op_by_op):
     """Then heads all over again have the very shapes of each by itself, and other keys."""
 
     def attend(q, k, v):
@@ -288,7 +288,7 @@ def test_as_many_groups_as_heads_of_keys():
 
 @pytest.mark.parametrize("name", NOT)
 @pytest.mark.sampled
-def test_left_as_it_is(name):
+def test_left_as_it_is(op_by_op, name):
     attend, rows, reason = NOT[name]
     given = inputs(rows)
     wanted = attend(*(x.clone() for x in given))

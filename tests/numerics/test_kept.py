@@ -366,7 +366,7 @@ def test_activations_are_torchs(word, groups):
 
 
 @torch.no_grad()
-def test_each_number_of_an_activation_has_its_primitive():
+def test_each_number_of_an_activation_has_its_primitive(op_by_op):
     slopes = [lambda x, slope=slope: F.leaky_relu(x, slope) for slope in (0.1, 0.3)]
     bounds = [lambda x, most=most: torch.clamp(x, -0.5, most) for most in (0.5, 6.0, math.inf)]
     x, conv = channels(1, 8, 9, 9), nn.Conv2d(8, 8, 3).eval()
@@ -423,7 +423,9 @@ BLOCKS = {
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "MobileNetV3")) for n in BLOCKS]
+)
 def test_blocks_of_small_nets(name):
     torch.manual_seed(0)
     make, count, words = BLOCKS[name]
@@ -446,7 +448,10 @@ def test_images_of_one_pixel_are_of_any_format():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("then", [F.mish, F.elu, lambda x: torch.clamp(x, min=0.1)])
+@pytest.mark.parametrize(
+    "then",
+    [pytest.param(F.mish, marks=pytest.mark.slow), F.elu, lambda x: torch.clamp(x, min=0.1)],
+)
 def test_what_onednn_does_not_fuse_comes_behind(then):
     model, x = Then(nn.Conv2d(8, 8, 3).eval(), then), channels(1, 8, 9, 9)
     fn = compiled(model)
@@ -458,7 +463,7 @@ def test_what_onednn_does_not_fuse_comes_behind(then):
 
 @torch.no_grad()
 @pytest.mark.parametrize("then", [F.silu, F.relu6, F.relu])
-def test_only_activations_that_were_measured(then, monkeypatch):
+def test_only_activations_that_were_measured(op_by_op, then, monkeypatch):
     every = taken.Most(*[math.inf] * 4)
     monkeypatch.setattr(taken, "FASTER", {(architecture(), torch.float32): every})
     model, x = Then(nn.Conv2d(8, 8, 3).eval(), then), channels(1, 8, 9, 9)
@@ -501,14 +506,14 @@ NEAR = {
 @torch.no_grad()
 @pytest.mark.parametrize("name", NEAR)
 @pytest.mark.sampled
-def test_what_is_left_to_torch(name):
+def test_what_is_left_to_torch(op_by_op, name):
     model, x, options = NEAR[name]
     fn = compiled(model.eval(), **options)
     torch.testing.assert_close(fn(x), model(x))
     assert not said()
 
 
-def test_training_is_left_to_torch():
+def test_training_is_left_to_torch(op_by_op):
     model, x = Conv(8, 8, 3), channels(1, 8, 9, 9).requires_grad_()
     (wanted,) = torch.autograd.grad(model(x).square().sum(), x)
     (found,) = torch.autograd.grad(compiled(model)(x).square().sum(), x)
@@ -539,7 +544,7 @@ def test_precision_that_torch_may_lower_is_left_to_it():
 
 @torch.no_grad()
 @pytest.mark.parametrize("groups", [1, 4, 32])
-def test_up_to_a_size(groups, monkeypatch):
+def test_up_to_a_size(op_by_op, groups, monkeypatch):
     monkeypatch.setattr(taken, "FASTER", {(architecture(), torch.float32): taken.NOWHERE})
     compiled(Conv(32, 32, 3, groups=groups).eval())(channels(1, 32, 9, 9))
     assert not said()
@@ -553,7 +558,7 @@ def test_up_to_a_size(groups, monkeypatch):
 
 
 @torch.no_grad()
-def test_an_addend_up_to_a_size(monkeypatch):
+def test_an_addend_up_to_a_size(op_by_op, monkeypatch):
     inputs, size = (channels(1, 8, 9, 9), channels(1, 16, 7, 7)), 16 * 49 * 4
     for most, wanted in ((size - 1, []), (size, ["1 by oneDNN's primitives, kept"])):
         torch.compiler.reset()
@@ -564,7 +569,7 @@ def test_an_addend_up_to_a_size(monkeypatch):
 
 
 @torch.no_grad()
-def test_sizes_that_vary_are_left_to_torch():
+def test_sizes_that_vary_are_left_to_torch(op_by_op):
     model = Conv(8, 8, 3).eval()
     fn = torch.compile(model, backend="ipex", dynamic=True, options={"strict": True})
     x = channels(2, 8, 9, 9)
@@ -587,7 +592,7 @@ def test_a_graph_names_the_library_it_calls(monkeypatch):
 
 
 @torch.no_grad()
-def test_torchs_caches_know_the_library_and_the_threads_too(monkeypatch):
+def test_torchs_caches_know_the_library_and_the_threads_too(op_by_op, monkeypatch):
     """Where the user names a folder for them: their keys hold what the pass is identified by."""
     seen, identity = [], request.Request.identity
     monkeypatch.setattr(

@@ -363,9 +363,14 @@ def events():
     return [str(e) for r in decisions.reports() for e in r.events if e.subject == masks.NAME]
 
 
-@pytest.mark.sampled
+@pytest.mark.parametrize(
+    "in_code", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["op by op", "in code"]
+)
 @pytest.mark.parametrize("rules", ["", "-constant-mask"])
-def test_inference_training_and_the_option(rules):
+def test_inference_training_and_the_option(rules, in_code, request):
+    """In code quickly with BERT, of test_models.py."""
+    if not in_code:
+        request.getfixturevalue("op_by_op")
     torch.manual_seed(0)
     net, x = Net(), torch.randn(B, H, S, D)
     torch.compiler.reset()

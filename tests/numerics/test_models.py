@@ -2,7 +2,7 @@
 
 Right is what torch's own benchmarks call right, `torch._dynamo.utils.same`: as near to eager as the
 tolerance, or to a float64 run as eager is. Most models run op by op behind all of our passes; two
-of them and, with `-m slow`, all the others generate Inductor's code too.
+of them, and with `-m slow` all, run as Inductor's code.
 
 How often each rule fires is pinned in fired_rules/, a file for each major version of transformers,
 as those write their models anew. After a change that is meant to be seen there, with each version:
@@ -97,15 +97,22 @@ def check_inference(name, dtype):
     return Counter(counters["ipex"])
 
 
+# Those that code is generated of, and whose ops other models have: layers of attention (vit: bert),
+# groups (resnext: efficientnet), or other tests: windows (swin: test_whole_patterns.py).
+ELSEWHERE = (*ALIKE, "vit", "resnext", "swin", *(name for name, _ in GENERATED))
 # Quickly each model in one dtype, as the rules that fire are the same in both.
 IN_TURN = [
-    pytest.param(name, dtype, marks=marks_of(name, name in ALIKE), id=f"{name}-{dtype}")
+    pytest.param(name, dtype, marks=marks_of(name, name in ELSEWHERE), id=f"{name}-{dtype}")
     for name, dtype in zip(MODELS, itertools.cycle(TOLERANCE), strict=False)
 ]
 
 
 @pytest.mark.parametrize(("name", "dtype"), IN_TURN)
 def test_every_rule_fires_in_one_dtype(op_by_op, name, dtype):
+    check_pinned(name, dtype)
+
+
+def check_pinned(name, dtype):
     fired = check_inference(name, dtype)
     if has_kernels(dtype):
         assert pinned(name, dtype) == {rule: count for rule, count in fired.items() if count}
@@ -154,25 +161,20 @@ def assert_pinned(name, block):
     ],
 )
 def test_inference_in_generated_code(name, dtype):
-    assert check_inference(name, dtype) or not has_kernels(dtype)
-
-
-# Of ResNet two stages take as long again, and have the same layers.
-FP64_SIZES = [
-    ("resnet", {"hidden_sizes": [16], "depths": [1]}),
-    pytest.param("resnet", {}, marks=pytest.mark.slow),
-    pytest.param("bert", {}, marks=pytest.mark.slow),
-]
+    check_pinned(name, dtype)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "sizes"), FP64_SIZES, ids=str)
-def test_fp64(name, sizes):
+@pytest.mark.parametrize("in_code", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["resnet", pytest.param("bert", marks=pytest.mark.slow)])
+def test_fp64(name, in_code, request):
     """Inductor's freezing crashes here; there is nothing to fuse, and batch norms are folded.
 
-    Linear layers: test_backend.py.
+    Code of linear layers: test_backend.py.
     """
-    model, inputs = build(name, **sizes)
+    if not in_code:
+        request.getfixturevalue("op_by_op")
+    model, inputs = build(name)
     model, inputs = cast(model.eval(), inputs, torch.float64)
     want, got = run(model, inputs), run(compiled(model), inputs)
     assert got.dtype == torch.float64
@@ -220,6 +222,7 @@ def test_training_in_generated_code(name):
     check_training(name)
 
 
+@pytest.mark.slow  # half a minute; test_training_rules.py has code of what fires
 def test_training_of_a_layer_in_generated_code():
     """What g++ takes for two layers is a minute."""
     check_training("bert", num_hidden_layers=1)

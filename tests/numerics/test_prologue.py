@@ -137,7 +137,7 @@ def test_a_deepcopy_of_the_model_is_right():
 
 
 @torch.no_grad()
-def test_a_buffer_the_graph_writes_is_not_a_weight():
+def test_a_buffer_the_graph_writes_is_not_a_weight(op_by_op):
     class Counter(nn.Module):
         def __init__(self):
             super().__init__()
@@ -156,7 +156,7 @@ def test_a_buffer_the_graph_writes_is_not_a_weight():
 
 
 @torch.no_grad()
-def test_random_work_is_not_hoisted():
+def test_random_work_is_not_hoisted(op_by_op):
     w = nn.Parameter(torch.ones(32, 32))
     fn = compiled(lambda x: x @ F.dropout(w, 0.5, training=True))
     assert not torch.equal(fn(X), fn(X))
@@ -164,7 +164,7 @@ def test_random_work_is_not_hoisted():
 
 
 @torch.no_grad()
-def test_views_and_widening_casts_stay_where_they_are_free():
+def test_views_and_widening_casts_stay_where_they_are_free(op_by_op):
     w = nn.Parameter(torch.randn(512, 1024, dtype=torch.bfloat16))
     fn = compiled(lambda x: (x.unsqueeze(-1) + w.t().float()).sum(0))
     torch.testing.assert_close(fn(X[:, :1]), (X[:, :1].unsqueeze(-1) + w.t().float()).sum(0))
@@ -367,7 +367,7 @@ def test_a_weight_stored_in_a_smaller_dtype_is_packed_in_the_prologue():
     assert len(hoisted()) == 1
 
 
-def test_a_model_that_turns_grad_on_itself_is_training():
+def test_a_model_that_turns_grad_on_itself_is_training(op_by_op):
     linear = nn.Linear(32, 32)
 
     def fn(x):

@@ -179,6 +179,7 @@ def test_the_result_lies_as_torchs(order: tuple[int, ...]) -> None:
 
 
 @needs_choice
+@pytest.mark.usefixtures("op_by_op")
 @torch.no_grad()
 def test_what_it_cannot_do_or_was_not_asked_for_is_left_to_torch() -> None:
     """Many keys; wide heads; a width of no whole vectors; switched off; a dtype without a row."""
@@ -200,6 +201,7 @@ def test_what_it_cannot_do_or_was_not_asked_for_is_left_to_torch() -> None:
 
 
 @needs_choice
+@pytest.mark.usefixtures("op_by_op")
 def test_training_keeps_torchs_attention_and_its_gradient() -> None:
     model, x = Attention(), torch.randn(2, 40, 64)
     count, result = chosen(model, x)

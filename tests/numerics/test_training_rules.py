@@ -207,7 +207,7 @@ def test_eval_with_grad_on_is_training(op_by_op):
     assert not events("hoisted")  # nothing is packed
 
 
-def test_the_weight_of_the_moment_is_used():
+def test_the_weight_of_the_moment_is_used(op_by_op):
     """Nothing derived from a weight is kept between steps."""
     model = Layers([FIRE["linear+relu"], FIRE["linear+tanh"]])
     twin = copy.deepcopy(model)

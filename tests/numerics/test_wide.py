@@ -95,7 +95,7 @@ def test_weights_are_made_wide_once_and_written_ones_again():
 
 @torch.no_grad()
 @pytest.mark.parametrize("rows", [wide.FEW, wide.FEW + 1])
-def test_two_tensors_of_few_rows_stay(rows):
+def test_two_tensors_of_few_rows_stay(op_by_op, rows):
     a, b = torch.randn(3, rows, 32).bfloat16(), torch.randn(3, 32, 16).bfloat16()
 
     class Times(nn.Module):
@@ -131,14 +131,14 @@ def test_what_a_kernel_of_ours_multiplies_stays_narrow(monkeypatch):
 
 
 @torch.no_grad()
-def test_sizes_may_change():
+def test_sizes_may_change(op_by_op):
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8)).bfloat16()
     fn = torch.compile(model, backend="ipex", dynamic=True, options={"strict": True})
     for rows in (3, 11, 50):
         no_farther_off_than_eager(fn, model, torch.randn(rows, 32).bfloat16())
 
 
-def test_training_is_as_it_was():
+def test_training_is_as_it_was(op_by_op):
     """Weights change with each step there, and gradients are rounded where torch rounds them."""
     model = nn.Linear(16, 16).bfloat16()
     other = copy.deepcopy(model)
@@ -175,6 +175,7 @@ class Biased(nn.Module):
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("view", VIEWS, ids=str)
+@pytest.mark.sampled
 def test_what_is_made_wide_lies_densely(view, dtype):
     """What is hoisted lies as the graph says, which Inductor asserts at each call."""
     model = Biased(VIEWS[view]).to(dtype)
@@ -182,7 +183,7 @@ def test_what_is_made_wide_lies_densely(view, dtype):
 
 
 @torch.no_grad()
-def test_a_product_of_two_tensors_whose_bias_is_a_weight():
+def test_a_product_of_two_tensors_whose_bias_is_a_weight(op_by_op):
     """No kernel of ours has it, however it looks: its second factor is no weight."""
 
     class Scored(nn.Module):

@@ -165,6 +165,7 @@ def test_convolutions_are_chosen_and_follow_their_weights() -> None:
 
 
 @needs_row
+@pytest.mark.usefixtures("op_by_op")
 @torch.no_grad()
 def test_what_is_not_faster_or_cannot_be_is_left_to_onednn() -> None:
     """Strides, holes, groups, windows, odd or few channels, few or wasteful tiles, other words."""

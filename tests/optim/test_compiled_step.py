@@ -136,7 +136,6 @@ def slower(*optimizers):
 # fp16 differs in conversions alone.
 QUICK_HALVES = {
     ("sgd momentum", torch.bfloat16),
-    ("adamw", torch.bfloat16),
     ("adamw", torch.float16),
 }
 HALVES = [
@@ -176,7 +175,7 @@ def test_low_precision(make, dtype, launches):
     assert_kernels(launches, 6)
 
 
-@each(GRAPHS, ("sgd nesterov", "adam amsgrad"))
+@each(GRAPHS, ("adam amsgrad",))
 def test_fp64(make, launches):
     ours = tensors(torch.float64)
     theirs = copies(ours)
@@ -542,17 +541,18 @@ def test_explain_shows_it():
     assert OPTIMIZER_STEP in str(ipex_inductor.explain(optimizer.step))
 
 
-def test_two_hundred_tensors_are_one_kernel_and_no_graph(monkeypatch, launches):
+@pytest.mark.parametrize("count", [50, pytest.param(200, marks=pytest.mark.slow)])
+def test_many_tensors_are_one_kernel_and_no_graph(count, monkeypatch, launches):
     """What made it take a minute: thousands of nodes through AOT autograd, Inductor and g++."""
 
     def none(*_, **__):
         raise AssertionError("a graph for Inductor")
 
     monkeypatch.setattr(outer, "compiled", none)
-    ours = tensors(shapes=[(5, n % 7 + 1) for n in range(200)])
+    ours = tensors(shapes=[(5, n % 7 + 1) for n in range(count)])
     draw(ours)
     compiled(AdamW(ours, foreach=True))()
-    assert fired() == ["200 rows of tensors, kernels: 1"]
+    assert fired() == [f"{count} rows of tensors, kernels: 1"]
     assert len(launches) == 1
 
 

@@ -176,7 +176,10 @@ def events(kind):
 @needs_sycl
 @pytest.mark.parametrize(
     "make",
-    [partial(AdamW, capturable=True), partial(Adam, amsgrad=True)],
+    [
+        partial(AdamW, capturable=True),
+        pytest.param(partial(Adam, amsgrad=True), marks=pytest.mark.slow),
+    ],
     ids=["adamw capturable", "adam amsgrad"],
 )
 def test_kernels_step_as_torch_does(as_on_xpu, make):
@@ -218,7 +221,11 @@ def test_the_host_reads_no_tensor(as_on_xpu, monkeypatch):
 
 
 @needs_sycl
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float64, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_numbers_are_read_in_their_dtype(dtype, as_on_xpu):
     (p,) = tensors(shapes=[(7,)])
     start, rate = p.detach().clone(), torch.tensor(0.3).to(dtype)

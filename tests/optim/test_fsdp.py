@@ -19,7 +19,6 @@ CHECKS = {
     "training": (
         2,
         "split_trains",
-        "masters_train",
         "halves_train",
         "other_optimizers_train",
         "clipped_and_scheduled",
@@ -29,27 +28,24 @@ CHECKS = {
         "distributed_otherwise",
         "norms_that_one_process_cannot_take",
         "gradients_that_one_process_lacks",
-    ),
-    "uneven": (3, "uneven_shards", "parts_of_what_each_had", "norms_of_shards"),
-    "meshes": (4, "norms_on_meshes", "clipped_on_meshes"),
-    "ways to shard and to save": (
-        2,
-        "on_meshes_of_any_kind",
+        # Ways to shard and to save.
         "in_any_order",
         "mixed_precision",
         "moved",
         "memory",
         "state_dicts",
-        "resumed_at_once",
         "checkpoints",
     ),
+    "uneven": (3, "uneven_shards", "parts_of_what_each_had", "norms_of_shards"),
+    "meshes": (4, "norms_on_meshes", "clipped_on_meshes"),
 }
 
 
-# Every optimizer in every way; a minute and more, of kernels that are compiled.
-MORE = pytest.param(
-    (2, "others_train", "fused_otherwise"), marks=pytest.mark.slow, id="training otherwise"
-)
+# Every optimizer in every way; a minute and more, of kernels that are compiled. And masters, which
+# are cut as halves are; meshes and state dicts, of which there are others above.
+OTHERWISE = "others_train", "fused_otherwise", "masters_train", "on_meshes_of_any_kind"
+OTHERWISE += ("resumed_at_once",)
+MORE = pytest.param((2, *OTHERWISE), marks=pytest.mark.slow, id="training otherwise")
 LONG = ("uneven", "meshes")  # 20 seconds each, of three and four processes
 ALL = [
     *(pytest.param(c, id=n, marks=[pytest.mark.slow] * (n in LONG)) for n, c in CHECKS.items()),

@@ -648,6 +648,7 @@ def be_sparse(params):
     params[1].grad = params[1].grad.to_sparse()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("case", BAD)
 def test_errors_are_torchs_and_change_nothing(case, scaled):

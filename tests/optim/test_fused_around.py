@@ -130,6 +130,7 @@ def test_gradients_that_are_not_finite_are_clipped_as_torch_does(bad):
         torch.testing.assert_close(p, q, **CLOSE, equal_nan=True)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("held", LOW.values(), ids=list(LOW))
 def test_low_precision(held):
     """Gradients are scaled in their own dtype, as torch would: an ulp of it, times the rate."""

@@ -196,6 +196,7 @@ def test_low_precision_with_all_bits_kept(held, variant):
 
 
 @pytest.mark.parametrize(("held", "variant"), quick([(torch.bfloat16,), (torch.float16,)]))
+@pytest.mark.sampled
 def test_low_precision_alone(held, variant):
     check_alone(held[0], VARIANTS[variant])
 

@@ -215,6 +215,7 @@ for value in model.state_dict().values():
 """
 
 
+@pytest.mark.slow  # 10 s; quickly no system says so: above
 def test_memory_that_is_short_for_the_states_leaves_all_as_it_was():
     """A first step makes them; those of all chunks are had before the first is written."""
     if device().type != "cpu":

@@ -50,7 +50,8 @@ def run(tmp_path, *arguments):
     return done.returncode, done.stdout, done.stderr
 
 
-def test_a_file_is_measured_once_and_what_cannot_be_has_a_reason(tmp_path, shapes):
+@pytest.mark.slow  # 12 s; what a child measures gets into a database in test_autotune_harm.py
+def test_a_file_is_measured_once_and_what_cannot_be_has_a_reason(tmp_path, shapes, monkeypatch):
     file = shapes(BMM.format(8), NO_CHOICE)
     code, out, _ = run(tmp_path, "--shapes", file, "--json")
     assert code == 1
@@ -60,9 +61,11 @@ def test_a_file_is_measured_once_and_what_cannot_be_has_a_reason(tmp_path, shape
     assert second["choice"] is None
     assert "nothing to choose from" in second["reason"]
     (record,) = Records(tmp_path / "home" / "autotune")
-    code, out, _ = run(tmp_path, "--shapes", shapes(BMM.format(8)))
-    assert code == 0
-    assert "1 problems, 1 known before" in out
+    monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
+    again = ["autotune", "run", "--shapes", shapes(BMM.format(8))]
+    done = CliRunner().invoke(app, again)
+    assert done.exit_code == 0
+    assert "1 problems, 1 known before" in done.stdout
     assert list(Records(tmp_path / "home" / "autotune")) == [record]
 
 
@@ -78,6 +81,32 @@ def test_what_came_before_ctrl_c_is_kept(tmp_path, shapes, monkeypatch):
     assert done.exit_code == 130
     assert len(list(Records(folder))) == 1
     assert "2 without a choice" in done.stdout
+
+
+def test_what_is_known_is_not_measured_again(tmp_path, shapes, monkeypatch):
+    def here(todo, budget):
+        for problem in todo:
+            asked.append(problem.op)
+            if problem.op == "aten.bmm.default":
+                outcome = timed(Choice("library", "aten.bmm"), 10.0)
+                yield problem, Record(problem, (outcome,), PROVENANCE)
+            else:
+                yield problem, "nothing to choose from"
+
+    def said():
+        command = ["autotune", "run", "--shapes", file, "--into", str(tmp_path / "db"), "--json"]
+        done = CliRunner().invoke(app, command)
+        return done.exit_code, json.loads(done.stdout)["problems"]
+
+    asked = []
+    monkeypatch.setattr(selection, "here", here)
+    file = shapes(BMM.format(8), NO_CHOICE)
+    code, (first, second) = said()
+    assert (code, first["choice"]["name"], first["microseconds"]) == (1, "aten.bmm", 10.0)
+    assert (second["choice"], second["reason"]) == (None, "nothing to choose from")
+    assert len(list(Records(tmp_path / "db"))) == 1
+    assert said()[0] == 1
+    assert asked == ["aten.bmm.default", "aten.relu.default", "aten.relu.default"]
 
 
 @pytest.mark.slow  # 24 s; a signal of its own, and children that get it too

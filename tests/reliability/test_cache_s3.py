@@ -162,11 +162,13 @@ def test_what_is_too_large_is_not_fetched(server, bucket, wire, tmp_path, monkey
 # --- a network that fails
 
 
-# Each waits for a timeout. After any of them nothing is written back: one stands for all.
+# Each waits for a timeout. After any of them nothing is written back: one stands for all. What is
+# unavailable is told of as in test_cache_gs.py.
 WAYS = [
-    pytest.param(fault, back, marks=[pytest.mark.slow] * (back and fault != "late"))
+    pytest.param(fault, back, marks=[pytest.mark.slow] * rare)
     for fault in FAULTS
     for back in (False, True)
+    for rare in [fault == "unavailable" or (back and fault != "late")]
 ]
 
 
@@ -193,7 +195,7 @@ def test_what_is_changed_on_the_wire_is_not_served(bucket, wire, tmp_path):
     assert not (tmp_path / "one").exists()
 
 
-@pytest.mark.parametrize("when", ["before", "in the middle"])
+@pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.slow), "in the middle"])
 def test_a_server_that_dies_costs_one_timeout(tmp_path, caplog, when):
     import s3fs
 

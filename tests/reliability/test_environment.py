@@ -3,8 +3,12 @@
 import os
 import subprocess
 import sys
+import traceback
 
 import pytest
+import torch
+from torch._inductor import cpp_builder
+from torch._inductor.exc import InvalidCxxCompiler
 
 COMPILE = """
 import torch
@@ -43,6 +47,20 @@ def test_a_home_that_cannot_be_written_does_not_matter(tmp_path):
     assert "right" in run.stdout
 
 
+def test_no_compiler_is_told_with_the_name_of_the_package(monkeypatch):
+    """In this process, as Inductor asks for one."""
+
+    def none():
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", none)
+    fn = torch.compile(lambda x: x.sin() * 1.125, backend="ipex", options={"strict": True})
+    with pytest.raises(Exception, match=r"apt-get install g\+\+") as told:
+        fn(torch.ones(5))
+    assert "CompilerNotFoundError" in "".join(traceback.format_exception(told.value))
+
+
+@pytest.mark.slow  # 12 s
 def test_no_compiler_names_the_package(tmp_path):
     unknown = {"TORCHINDUCTOR_VEC_ISA_OK": ""}
     run = python(CXX="/nonexistent/g++", TORCHINDUCTOR_CACHE_DIR=str(tmp_path), **unknown)

@@ -73,29 +73,27 @@ def run(folder, *steps):
 
 
 PLAIN, TRAINED, AS_IT_IS = {}, {"grad": True}, {"weight_prologue": False}
-OTHERS = {"rules": "-*"}, AS_IT_IS
 NO_AOT = {"aot": False}
 
 
 class Counted:
     """A process that fills a folder, one that finds it so, and what each counted at a step."""
 
-    FIRST = PLAIN, TRAINED, *OTHERS
-    SECOND = PLAIN, {"scale": 0.5}, NO_AOT, TRAINED, TRAINED | NO_AOT, AS_IT_IS
-
-    def __init__(self, folder):
-        self._first, self._second = run(folder, *self.FIRST), run(folder, *self.SECOND)
+    def __init__(self, folder, first, second):
+        self._steps = first, second
+        self._counts = run(folder, *first), run(folder, *second)
 
     def first(self, step):
-        return self._first[self.FIRST.index(step)]
+        return self._counts[0][self._steps[0].index(step)]
 
     def second(self, step):
-        return self._second[self.SECOND.index(step)]
+        return self._counts[1][self._steps[1].index(step)]
 
 
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory):
-    return Counted(tmp_path_factory.mktemp("inductor"))
+    second = PLAIN, {"scale": 0.5}, NO_AOT, AS_IT_IS
+    return Counted(tmp_path_factory.mktemp("inductor"), (PLAIN, AS_IT_IS), second)
 
 
 def counts(done):
@@ -119,18 +117,20 @@ def test_graph_cache_hits_when_the_autograd_cache_is_off(counted):
     assert counts(counted.second(NO_AOT)) == {"aot": [0, 0, 0], "fx": [1, 0, 0], "fired": 1}
 
 
-@pytest.mark.parametrize("options", OTHERS, ids=str)
-def test_other_options_are_other_entries(counted, options):
-    assert counted.first(options)["aot"] == [0, 1, 0]
+def test_other_options_are_other_entries(counted):
+    assert counted.first(AS_IT_IS)["aot"] == [0, 1, 0]
 
 
-@pytest.mark.slow  # which measures
-def test_another_mode_is_another_entry(tmp_path):
-    _, other = run(tmp_path, PLAIN, {"mode": "max-autotune"})
+@pytest.mark.slow  # of which one measures
+@pytest.mark.parametrize("options", [{"rules": "-*"}, {"mode": "max-autotune"}], ids=str)
+def test_more_options_are_other_entries(tmp_path, options):
+    _, other = run(tmp_path, PLAIN, options)
     assert other["aot"] == [0, 1, 0]
 
 
-def test_training_hits_both(counted):
+@pytest.mark.slow  # 20 seconds; in our own folder: test_graph_files.py
+def test_training_hits_both(tmp_path):
+    counted = Counted(tmp_path, (PLAIN, TRAINED), (TRAINED, TRAINED | NO_AOT))
     first, second = counted.first(TRAINED), counted.second(TRAINED)
     assert (first["aot"], first["fx"]) == ([0, 1, 0], [0, 2, 0])
     assert (second["aot"], second["fx"]) == ([1, 0, 0], [2, 0, 0])

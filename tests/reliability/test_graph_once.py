@@ -68,7 +68,9 @@ def at_once():
 
 
 @pytest.mark.parametrize("count", [5, pytest.param(50, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("kind", "parts"), [("graph", 1), ("training", 2)])
+@pytest.mark.parametrize(
+    ("kind", "parts"), [pytest.param("graph", 1, marks=pytest.mark.slow), ("training", 2)]
+)
 def test_a_cold_graph_is_compiled_once(tmp_path, kind, parts, count):
     """Sixteen processes; of a training graph once forward and once backward."""
     found = rounds(tmp_path / "home", count, kind=kind)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 pytestmark = pytest.mark.usefixtures("instructions_known")
 
@@ -47,7 +49,21 @@ def test_torch_logs_prints_the_summary_of_each_graph():
     assert DECISION not in said
 
 
-@pytest.mark.parametrize("how", ["TORCH_LOGS", pytest.param("set_logs", marks=pytest.mark.slow)])
+def test_every_decision_is_logged(op_by_op, caplog):
+    """What the logger is told; when torch prints it is tested below."""
+    caplog.set_level("DEBUG", "ipex_inductor")
+    weight = torch.nn.Parameter(torch.randn(32, 16))
+    fn = torch.compile(lambda x: F.gelu(F.linear(x, weight)), backend="ipex")
+    with torch.no_grad():
+        fn(torch.randn(4, 16))
+    told = [(record.levelname, f"[0/0] {record.getMessage()}") for record in caplog.records]
+    assert told.count(("INFO", SUMMARY)) == 1
+    decisions = [text for level, text in told if level == "DEBUG" and text.startswith(DECISION)]
+    assert len(decisions) == 1
+
+
+@pytest.mark.slow  # 10 s each
+@pytest.mark.parametrize("how", ["TORCH_LOGS", "set_logs"])
 def test_every_decision_is_printed_where_asked_for(how):
     said = run(TORCH_LOGS="+ipex_inductor") if how == "TORCH_LOGS" else run(how)
     assert said.count(SUMMARY) == 1

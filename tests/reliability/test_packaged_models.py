@@ -1,17 +1,20 @@
 """Models that become packages, and those that are refused with a reason; the verb."""
 
 import json
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
-from bundles import MODEL
+from bundles import MODEL, packed
 from torch import nn
 from typer.testing import CliRunner
 
 import ipex_inductor
+from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.cli import app
+from ipex_inductor.decisions import GraphReport
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.prebuild import exporting
 from ipex_inductor.prebuild.package import decoded, encoded
@@ -68,15 +71,42 @@ def test_what_is_no_plain_argument_is_refused():
         encoded(object())
 
 
-def test_the_verb_writes_a_bundle(tmp_path, monkeypatch):
+@pytest.fixture
+def verb(tmp_path, monkeypatch):
+    """`prebuild` of a model in a file."""
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "made_for_prebuild.py").write_text(MODEL)
-    model = "made_for_prebuild:make"
-    refused = CliRunner().invoke(app, ["prebuild", model, "-o", "out"])
+    command = ["prebuild", "made_for_prebuild:make", "-o", "out"]
+    return lambda *more: CliRunner().invoke(app, [*command, *more])
+
+
+def test_the_verb_says_what_it_made(verb, monkeypatch):
+    """Of a package that is given to it; those that are compiled: test_prebuild.py."""
+    asked = []
+
+    def package(model, inputs, out, **given):
+        asked.append((type(model), [tuple(x.shape) for x in inputs], model.training, given))
+        packed(out, name="out")
+        manifest = open_bundle(out, True, True).manifest
+        return SimpleNamespace(compiled=True, manifest=manifest, report=GraphReport())
+
+    monkeypatch.setattr(exporting, "package", package)
+    refused = verb()
     assert (refused.exit_code, "--package" in refused.output) == (2, True)
-    done = CliRunner().invoke(app, ["prebuild", model, "--package", "-o", "out"])
+    assert not asked
+    done = verb("--package")
+    assert done.exit_code == 0, done.output
+    assert "out: out " in done.output
+    assert "; compiled; it is not signed" in done.output
+    given = {"targets": [], "mode": None, "name": "", "key": None}
+    assert asked == [(nn.Linear, [(2, 8)], False, given)]
+
+
+@pytest.mark.slow  # 40 seconds
+def test_the_verb_writes_a_bundle(verb):
+    done = verb("--package")
     assert done.exit_code == 0, done.output
     assert "out: out " in done.output
     assert "; compiled; it is not signed" in done.output

@@ -191,7 +191,9 @@ def entries(bundle):
     return found
 
 
+# Graphs that other processes find are quickly those of test_graph_files.py; which are taken, below.
 @on_x86
+@pytest.mark.slow  # 30 seconds, of which `made` takes most
 def test_a_cpu_of_that_level_compiles_nothing_with_another_number_of_threads(place, made):
     """Nor does it need a compiler."""
     told = place.use("two", **AS_AVX2, **NO_COMPILER, OMP_NUM_THREADS="1")
@@ -204,6 +206,7 @@ def test_a_cpu_of_that_level_compiles_nothing_with_another_number_of_threads(pla
 
 
 @on_x86
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump")
 def test_its_libraries_have_that_levels_instructions(place, made, tmp_path):
     found = {}
@@ -221,6 +224,7 @@ def test_its_libraries_have_that_levels_instructions(place, made, tmp_path):
 
 
 @on_x86
+@pytest.mark.slow
 def test_what_the_verb_says(made):
     assert [row["target"] for row in made] == ["x86-64:avx2:any", "x86-64:avx512:any"]
     for row in made:

@@ -64,8 +64,10 @@ def first(run):
     return run("source")
 
 
-# SPIR-V that another process made is found in test_prebuild_xe.py.
-@pytest.mark.parametrize("origin", ["native", pytest.param("SPIR-V", marks=pytest.mark.slow)])
+# SPIR-V that another process made is found in test_prebuild_xe.py; native code that was kept is
+# loaded, and no compiler with it, in tests/unit/test_sycl_runtime.py.
+@pytest.mark.slow  # 20 s
+@pytest.mark.parametrize("origin", ["native", "SPIR-V"])
 def test_a_fresh_process_loads_what_another_compiled(run, first, origin):
     assert first["origin"] == "source"
     assert not first["compilers"]

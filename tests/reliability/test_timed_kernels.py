@@ -127,6 +127,7 @@ def test_of_what_was_timed_the_fastest_is_kept(tuned):
     assert list(rooms.iterdir()) == []
 
 
+@pytest.mark.slow  # 10 s; what it finds is in the entry, as the test above sees
 def test_the_next_process_neither_compiles_nor_times(tuned):
     base, _ = tuned
     done = run(base, **TUNED)

@@ -236,9 +236,20 @@ def test_the_next_compile_is_told_its_begin_and_its_end_once(fails):
         torch.compiler.reset()
 
 
+IMPORTED = """
+import gc, sys, torch, ipex_inductor
+usual = gc.get_threshold(), gc.isenabled()
+from ipex_inductor import collector
+assert sys.meta_path[0] is collector._DynamosFinder
+begun = []
+gc.callbacks.append(lambda phase, info: phase == "start" and begun.append(info["generation"]))
+import torch._dynamo
+print(len(begun), (gc.get_threshold(), gc.isenabled()) == usual)
+sys.meta_path.remove(collector._DynamosFinder)
+collector.pause_while_dynamo_is_imported()
+print(collector._DynamosFinder in sys.meta_path)
+"""
 FIRST = """
-import gc, sys
-import torch
 from torch._dynamo.callback import callback_handler
 seen = []
 note = lambda _=None: seen.append(gc.get_threshold()[0])
@@ -257,17 +268,27 @@ print(*seen)
 
 
 # Dynamo's callbacks are the same, whose backend the first graph is for.
-@pytest.mark.parametrize("first", ["ours", pytest.param("another's", marks=pytest.mark.slow)])
-def test_it_is_put_off_from_where_dynamo_begins_to_trace_the_first_graph(first, tmp_path):
+@pytest.fixture(scope="module", params=["ours", pytest.param("another's", marks=pytest.mark.slow)])
+def fresh(request, instructions_known, tmp_path_factory):
+    """The lines of a process that imports Dynamo, and has a first graph."""
     done = subprocess.run(
-        [sys.executable, "-c", FIRST, first],
-        env=os.environ | {"IPEX_HOME": str(tmp_path)},
+        [sys.executable, "-c", IMPORTED + FIRST, request.param],
+        env=os.environ | {"IPEX_HOME": str(tmp_path_factory.mktemp("home"))},
         capture_output=True,
         text=True,
     )
-    usual, *seen = done.stdout.split() or [done.stderr]
+    assert done.returncode == 0, done.stderr
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_it_is_put_off_from_where_dynamo_begins_to_trace_the_first_graph(fresh):
+    usual, *seen = fresh[-1]
     assert seen == ["500000", usual, usual, usual]
     assert usual != "500000"
+
+
+def test_torchs_own_dynamo_is_imported_without_a_collection(fresh):
+    assert fresh[:-1] == [["0", "True"], ["False"]]
 
 
 def test_a_block_within_another_of_its_thread_changes_nothing():
@@ -376,22 +397,3 @@ def test_threads_that_import_dynamo_together_get_one_and_it_is_on_again(twin):
     assert [module.on for module in found] == [False] * 4
     assert len(set(map(id, found))) == 1
     assert gc.isenabled()
-
-
-def test_torchs_own_dynamo_is_imported_without_a_collection():
-    code = """
-import gc, sys, torch, ipex_inductor
-usual = gc.get_threshold(), gc.isenabled()
-from ipex_inductor import collector
-assert sys.meta_path[0] is collector._DynamosFinder
-begun = []
-gc.callbacks.append(lambda phase, info: phase == "start" and begun.append(info["generation"]))
-import torch._dynamo
-print(len(begun), (gc.get_threshold(), gc.isenabled()) == usual)
-sys.meta_path.remove(collector._DynamosFinder)
-collector.pause_while_dynamo_is_imported()
-print(collector._DynamosFinder in sys.meta_path)
-"""
-    run = [sys.executable, "-c", code]
-    out = subprocess.run(run, capture_output=True, text=True, check=True).stdout
-    assert out.split() == ["0", "True", "False"]

@@ -44,7 +44,7 @@ def test_shapes_are_many():
     assert len({(*map(str, (c["x"], c["weight"], c["stride"], c["last"])),) for c in CASES}) >= 40
 
 
-SOME = (CASES[:44:7], CASES[44:54:5], CASES[54:62:3], CASES[62:63])
+SOME = (CASES[:44:11], CASES[44:54:5], CASES[54:62:4], CASES[62:63])
 QUICK_ONES = [*itertools.chain(*SOME)]  # of each kind some: shapes, tiles, planted, moved
 
 
@@ -374,6 +374,7 @@ def test_a_backward_with_a_record_has_our_kernel(trained):
     assert "extern_kernels.convolution(" in usual[0]
 
 
+@pytest.mark.slow  # as a backward; forward kernels with their epilogue: test_streamed.py
 def test_a_forward_with_a_record_has_our_kernel(trained):
     usual, _ = trained()
     (forward, backward), report = trained(chosen(2), op=IMAGE)
@@ -390,11 +391,15 @@ def with_bias(x, weight):
     return F.relu(made.contiguous(memory_format=torch.channels_last))
 
 
-def test_a_bias_makes_no_difference(trained):
-    """Its gradient is a sum of its own to Inductor on a GPU."""
+@pytest.mark.slow  # two graphs more, which differ in that sum alone
+def test_a_bias_makes_no_difference_without_a_record(trained):
     usual, _ = trained(None, with_bias)
     none, _ = trained(library.Chooser({}), with_bias)
     assert none == usual
+
+
+def test_a_bias_makes_no_difference(trained):
+    """Its gradient is a sum of its own to Inductor on a GPU."""
     (_, backward), _ = trained(chosen(1), with_bias)
     assert "convolution_backward.default(" not in backward
     assert "triton_tem_" in backward
@@ -404,7 +409,10 @@ def of_five(x, weight):
     return step_of(torch.cat([x, x[:, :2]], 1), torch.cat([weight, weight[:, :2]], 1))
 
 
-@pytest.mark.parametrize(("function", "asks"), [(step_of, True), (of_five, False)])
+# Of five channels nothing is offered, either: above.
+@pytest.mark.parametrize(
+    ("function", "asks"), [(step_of, True), pytest.param(of_five, False, marks=pytest.mark.slow)]
+)
 def test_what_is_not_asked_about(trained, function, asks):
     """An input with a gradient, more than a few channels."""
 

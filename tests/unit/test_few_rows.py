@@ -40,10 +40,11 @@ GPUS = ("a100-80gb", "h200", "b200", "mi300x")
 BINARY = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
-def right(whole=False):
+def right(whole=False, of=lambda tile: True):
     """A third of the shapes in a dtype each, or all in all; where Triton interprets, as below."""
-    for case in few_rows_cases.cases("cpu", whole):
-        few_rows_cases.check(*case, errors=4)
+    for tile, *given in few_rows_cases.cases("cpu", whole):
+        if of(tile):
+            few_rows_cases.check(tile, *given, errors=4)
 
 
 def far_apart():
@@ -69,7 +70,7 @@ def without_the_other_part():
     """As `right`, where the last part of two is all."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(few_rows, "_JOINED", few_rows._JOINED.replace("result +=", "left_out ="))
-        right()
+        right(of=lambda tile: tile.joined)
 
 
 INTERPRETED = """
@@ -209,10 +210,18 @@ def within_limits(tile, dtype, gpu_name, folder, **sizes):
         assert shared <= tile.shared(rows, dtype.itemsize)
 
 
-def test_every_load_of_the_weight_is_sixteen_bytes(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "tiles",
+    [
+        (ONE_ROW[1], few_rows.ROWS[-1]),
+        pytest.param((ONE_ROW[-1], few_rows.ROWS[1]), marks=pytest.mark.slow),
+    ],
+    ids=["some", "others"],
+)
+def test_every_load_of_the_weight_is_sixteen_bytes(tiles, tmp_path, monkeypatch):
     """Where rows are whole vectors, also in the last step, which is not whole."""
     monkeypatch.setenv("IPEX_HOME", str(tmp_path))
-    for tile in (ONE_ROW[1], ONE_ROW[-1], few_rows.ROWS[1], few_rows.ROWS[-1]):
+    for tile in tiles:
         entry = compiled(tile, torch.bfloat16, "h200", size=4104)
         wide = re.findall(r"LDG(?:STS)?\.E\S*\.128", sass(entry, tmp_path))
         assert len(wide) >= tile.columns * tile.step // (16 * 32 * tile.warps), tile
@@ -222,6 +231,7 @@ def test_every_load_of_the_weight_is_sixteen_bytes(tmp_path, monkeypatch):
 EXCHANGE = ["MEMBAR.ALL.GPU", "ATOMG.E.EXCH.64.STRONG.GPU", "CCTL.IVALL"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("tile", JOINED, ids=str)
 def test_parts_meet_in_order(tile, tmp_path, monkeypatch):
     """All threads' stores before it, all threads' loads behind it."""
@@ -368,9 +378,9 @@ def test_a_weight_that_is_made_in_the_graph_is_laid_out_by_rows(tmp_path, monkey
     ("rows", "parts", "joined"),
     [
         (1, 1, False),
-        (16, 1, False),
+        pytest.param(16, 1, False, marks=pytest.mark.slow),
         (16, 4, False),
-        (16, 2, True),
+        pytest.param(16, 2, True, marks=pytest.mark.slow),
         ("4x4", 1, False),
         ("2x3", 2, True),
     ],

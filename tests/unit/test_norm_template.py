@@ -25,8 +25,11 @@ SLOW = [
 ]
 
 
-# With a step in passing every second way to read on one GPU, and the others on another.
-SOME = [("float32", "h200", 0), ("float16", "a100-80gb", 1)]
+# With a step in passing every second way to read on one GPU, and slowly the others on another.
+SOME = [
+    ("float32", "h200", 0),
+    pytest.param("float16", "a100-80gb", 1, marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize(("dtype", "gpu", "half"), [*SOME, *SLOW])

@@ -143,7 +143,7 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="here is a real GP
 
 
 @no_gpu
-@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("relu", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_training_graph_gets_it(relu, monkeypatch):
     events, (forward, backward) = on_an_h200(Pooling(relu), image(), monkeypatch=monkeypatch)
     assert [e.kind for e in events] == ["fired"]
@@ -161,7 +161,9 @@ def test_a_training_graph_gets_it(relu, monkeypatch):
         (Pooling(dilation=2), image(), None, "dilated"),
         (Pooling(kernel_size=5, stride=1), image(), None, "too many windows"),
         (Pooling(), image()[:0], None, "a size is zero"),
-        (Pooling(), image(), {"rules": f"-{pool.NAME}"}, None),
+        pytest.param(
+            *(Pooling(), image(), {"rules": f"-{pool.NAME}"}, None), marks=pytest.mark.slow
+        ),
     ],
     ids=["contiguous", "dilated", "many", "empty", "off"],
 )

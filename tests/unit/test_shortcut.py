@@ -271,7 +271,10 @@ def test_what_is_recorded_decides(name, fused, h200_nodes):
     assert report.events[0].reason.startswith("apart, ") != fused
 
 
-@pytest.mark.parametrize("name", ["ResNet-50's first", "its second", "odd channels"])
+@pytest.mark.parametrize(
+    "name",
+    ["ResNet-50's first", "its second", pytest.param("odd channels", marks=pytest.mark.slow)],
+)
 def test_one_kernel_with_its_epilogue(name, tmp_path, monkeypatch):
     found, _ = OFFERED[name]
     call = next(c for c in library.calls(found) if not c.apart)

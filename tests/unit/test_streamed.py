@@ -116,7 +116,9 @@ def test_persistent_for_convolutions_of_single_pixels(name):
     assert len(offered(problem, persistent.NAME)) == count
 
 
-@pytest.mark.parametrize(("number", "programs"), [(0, 132), (1, 264)])
+@pytest.mark.parametrize(
+    ("number", "programs"), [pytest.param(0, 132, marks=pytest.mark.slow), (1, 264)]
+)
 def test_as_many_persistent_programs_as_run_at_once(number, programs, tmp_path, monkeypatch):
     problem = PIXELS["256<-1024"][0]
     call = offered(problem, persistent.NAME)[number]
@@ -174,7 +176,9 @@ def test_nobody_takes_it_who_did_not_measure_it():
     assert found.choice.name == "aten.addmm"
 
 
-@pytest.mark.parametrize(("rows", "dtype"), [(2**20, "int64"), (2**12, "int32")])
+@pytest.mark.parametrize(
+    ("rows", "dtype"), [(2**20, "int64"), pytest.param(2**12, "int32", marks=pytest.mark.slow)]
+)
 def test_as_many_rows_as_memory_holds(rows, dtype, tmp_path, monkeypatch):
     problem = linear("bfloat16", rows, 3072, 4096, arch=A100)
     call = offered(problem, pipelined.NAME)[0]
@@ -185,7 +189,9 @@ def test_as_many_rows_as_memory_holds(rows, dtype, tmp_path, monkeypatch):
 PARTS = {"of wider rows": (776, 0), "shifted": (768, 1), "shifted by a vector": (768, 8)}
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    "part", [pytest.param(n, marks=[pytest.mark.slow] * (n == "of wider rows")) for n in PARTS]
+)
 def test_what_lies_otherwise_than_rows_of_vectors_is_copied(part, tmp_path, monkeypatch):
     wide, begin = PARTS[part]
     tile = [*vars(pipelined.tiles("sm_80")[0]).values()]
@@ -242,7 +248,10 @@ OURS = {
 }
 
 
-@pytest.mark.parametrize("name", OURS)
+# The others' epilogues are in test_conv_templates.py, too.
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "fprop")) for n in OURS]
+)
 def test_convolutions_have_their_epilogue_in_the_kernel(name, tmp_path, monkeypatch):
     """On a GPU Inductor compares loops as they are: those of an image are not those of rows."""
     sizes, stride, padding, groups, other = OURS[name]
