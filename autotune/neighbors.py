@@ -17,7 +17,7 @@ from ipex_inductor.autotune import batches
 from ipex_inductor.autotune.record import Choice, Operand, Problem
 
 CONVOLUTION, LINEAR = "ipex.conv.default", "ipex.linear.default"
-SHORTCUT = "ipex.conv_shortcut.default"
+SHORTCUT, POOL = "ipex.conv_shortcut.default", "ipex.conv_pool.default"
 AGREE = 2  # neighbors of weights of their own
 MARGIN = 1.15  # over the library, where its time was kept: it is where no two templates won
 FARTHEST = 4.0  # doublings of sizes in all, to the nearest
@@ -138,7 +138,7 @@ def _channels(problem: Problem) -> str | None:
     In groups of several cuDNN has a fast kernel where each takes and makes a power of two; of
     others it took two to eight times what our template took.
     """
-    if problem.op not in (CONVOLUTION, SHORTCUT):
+    if problem.op not in (CONVOLUTION, SHORTCUT, POOL):
         return None
     groups = problem.constants.get("groups", 1)
     channels = problem.operands[0].shape[1]

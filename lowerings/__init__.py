@@ -45,6 +45,7 @@ def _register() -> None:
         pool,
         short_attention,
         shortcut,
+        stem_pool,
         streamed,
         winograd,
     )
@@ -64,6 +65,7 @@ def _register() -> None:
     pool.register()
     short_attention.register()
     shortcut.register()
+    stem_pool.register()
     streamed.register()
     winograd.register()
 

@@ -18,7 +18,15 @@ from ipex_inductor.autotune.select import (
     nearest,
     neighboring,
 )
-from ipex_inductor.lowerings import conv, conv_weight, linear, listed, shortcut, sycl_model
+from ipex_inductor.lowerings import (
+    conv,
+    conv_weight,
+    linear,
+    listed,
+    shortcut,
+    stem_pool,
+    sycl_model,
+)
 from ipex_inductor.lowerings.calls import Call
 from ipex_inductor.lowerings.settings import settings_of
 from ipex_inductor.lowerings.workload import problem_of
@@ -27,6 +35,7 @@ Body = Callable[..., Tensor]
 
 CALLS: dict[str, tuple[Call, ...]] = {
     str(torch.ops.ipex.conv.default): conv.CALLS,
+    str(torch.ops.ipex.conv_pool.default): stem_pool.CALLS,
     str(torch.ops.ipex.conv_shortcut.default): shortcut.CALLS,
     str(torch.ops.ipex.conv_weight_grad.default): conv_weight.CALLS,
     str(torch.ops.ipex.linear.default): linear.CALLS,

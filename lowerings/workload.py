@@ -356,6 +356,6 @@ _LAST_FACTORS: dict[str, tuple[int, ...]] = {
     "baddbmm": (2,),
     "convolution": (1,),
 }
-_LAST_FACTORS |= {"conv": (1,), "conv_shortcut": (1, 4), "linear": (1,)}  # ours
+_LAST_FACTORS |= {"conv": (1,), "conv_pool": (1,), "conv_shortcut": (1, 4), "linear": (1,)}  # ours
 # A weight has all that is summed behind its rows.
-_BY_ROWS = {"convolution", "conv", "conv_shortcut", "linear"}
+_BY_ROWS = {"convolution", "conv", "conv_pool", "conv_shortcut", "linear"}

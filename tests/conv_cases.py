@@ -9,6 +9,7 @@ from ipex_inductor.templates import (
     conv_fprop,
     conv_grouped,
     conv_stem,
+    conv_stem_pool,
     conv_strips,
     persistent,
     pipelined,
@@ -57,6 +58,23 @@ CASES += [
 ]
 # Nothing is aligned.
 CASES += [case(**FIRST, tile=SMALL, moved=True, dtype="float16")]
+
+# With a pool behind it: of one line of blocks and of several.
+POOLED = {"template": "stem_pool", "warps": 4}
+WIDE = ([1, 3, 11, 150], [40, 3, 7, 7], [2, 2], [3, 3])
+CASES += [
+    case(x, weight, [64, 32, 32, 2, 4], stride=stride, padding=padding, dtype=dtype, last=last)
+    | POOLED
+    for (x, weight, stride, padding), dtype, last in itertools.product(
+        (WIDE, *STEMS), ("float32", "float16"), (True, False)
+    )
+]
+CASES += [case(**FIRST, tile=[*vars(tile).values()]) | POOLED for tile in conv_stem_pool.TILES]
+CASES += [
+    case(**EVEN, tile=[64, 32, 32, 2, 4], planted=place, last=last) | POOLED
+    for place, last in itertools.product((0, 302, 338), (True, False))
+]
+CASES += [case(**FIRST, tile=[64, 64, 32, 2, 4], moved=True, dtype="float16") | POOLED]
 
 # Image, window, stride, padding, dilation, by as many channels as the image has.
 DEPTHWISE = [

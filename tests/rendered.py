@@ -70,6 +70,19 @@ def stem(x, weight, case, stride, padding, dilation):
     return conv_stem.SOURCE, constants, arranged(weight, runs(x.shape[1:], *around), last), blocks
 
 
+def stem_pool(x, weight, case, stride, padding, dilation):
+    from ipex_inductor.ops.stem import arranged, runs
+    from ipex_inductor.templates import conv_stem_pool
+
+    last, tile, window = case["last"], conv_stem_pool.Tile(*case["tile"]), weight.shape[2:]
+    around, ptx = (window, stride, padding, last), x.device.type != "cpu"  # which is interpreted
+    sizes = len(x), x.shape[1:], len(weight)
+    constants = conv_stem_pool.constants(*sizes, *around, tile, biased=True, ptx=ptx)
+    blocks = constants["PROGRAMS"], -(-len(weight) // tile.BLOCK_N)
+    matrix = arranged(weight, runs(x.shape[1:], *around), last)
+    return conv_stem_pool.SOURCE, constants, matrix, blocks
+
+
 def depthwise(x, weight, case, stride, padding, dilation):
     from ipex_inductor.ops.depthwise import taps
     from ipex_inductor.templates import conv_depthwise, conv_strips
@@ -167,6 +180,7 @@ def shortcut(x, source, columns, case):
 # For each template: text, constants, the weight as it takes it, the grid.
 READY = {"stem": stem, "depthwise": depthwise, "fprop": fprop, "boxes": boxes}
 READY |= {"grouped": grouped, "strips": depthwise, "stem_weight": stem_weight}
+READY |= {"stem_pool": stem_pool}
 READY |= {"streamed": streaming, "persistent": persistently, "pipelined": pipelining}
 
 
@@ -262,9 +276,13 @@ def error(case, device="cpu"):
         x = memory.as_strided(x.shape, x.stride(), 1).copy_(x)
     window = {name: case[name] for name in ("stride", "padding", "dilation")}
     exact = torch.conv2d(x.double(), weight.double(), None, **window, groups=case["groups"])
+    bias = torch.randn(len(weight)).to(device, dtype)
+    exact = exact + bias.double().view(-1, 1, 1)
+    if case["template"] == "stem_pool":
+        exact = torch.max_pool2d(torch.relu(exact), 3, 2, 1)
     wanted = exact.permute(0, 2, 3, 1).reshape(-1, weight.shape[0])
-    bias, other = (torch.randn(s).to(device, dtype) for s in (weight.shape[:1], wanted.shape))
-    wanted = torch.relu(wanted + bias.double() + other.double())
+    other = torch.randn(wanted.shape).to(device, dtype)
+    wanted = torch.relu(wanted + other.double())
     text, constants, factor, blocks = READY[case["template"]](x, weight, case, **window)
     out = torch.full(wanted.shape, float("nan"), dtype=dtype, device=device)
     kernel = _module(source(text, {**constants, "ALLOW_TF32": False}, out.shape[1]))["kernel"]

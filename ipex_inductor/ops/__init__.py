@@ -21,6 +21,7 @@ from ipex_inductor.ops import (
     short_attention,
     shortcut,
     stem,
+    stem_pool,
     sycl,
     winograd,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "short_attention",
     "shortcut",
     "stem",
+    "stem_pool",
     "sycl",
     "winograd",
 ]

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._inductor import inductor_prims  # noqa: F401  registers the prims
 from torch._inductor.virtualized import V
 
 from ipex_inductor.decisions import GraphReport
 from ipex_inductor.ops.conv_weight import ALONE
+from ipex_inductor.ops.stem_pool import AROUND, STEP, WINDOW
 from ipex_inductor.passes.packing import REFERENCES, is_transpose, name_of
 from ipex_inductor.passes.source import user_line
 from ipex_inductor.passes.whole_ops import Table, inline
@@ -25,6 +27,10 @@ Body = Callable[..., Tensor]
 Choose = Callable[[Node], tuple[Body | None, str, str]]
 
 aten, prims = torch.ops.aten, torch.ops.prims
+POOLS = (
+    aten.max_pool2d_with_indices.default,
+    prims._low_memory_max_pool_with_offsets.default,
+)
 
 GPUS = ("cuda", "xpu")
 # Channels of an image, and of a result, for which libraries have no good kernel.
@@ -47,6 +53,7 @@ SYCL = "xpu"
 SYCL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 SHORTCUT = "conv|conv+add+relu"  # of both convolutions, in one kernel
+POOLED = "conv+relu|max-pool"  # in one kernel, too
 
 HALVES = (torch.bfloat16, torch.float16)
 VECTOR = 16  # bytes, that a GPU reads or writes at once
@@ -102,6 +109,10 @@ def place(
     for node in graph.find_nodes(op="call_function", target=torch.ops.ipex.conv.default):
         if other := _shortcut(node, weights):
             _place_shortcut(graph, node, other, choose, table, report, traced)
+    for target in POOLS:
+        for node in graph.find_nodes(op="call_function", target=target):
+            if made := _pooled_stem(node):
+                _place_pooled(graph, made, choose, table, report, traced)
     for node in list(graph.nodes):
         if node.target not in REFERENCES or node.meta["val"].device.type == "cpu":
             continue
@@ -287,6 +298,57 @@ def _shortcut(node: Node, weights: Container[Node]) -> Node | None:
     stride: Any = window[0]
     found = each and alike and biased and unary == "relu" and [*stride] == [1, 1]
     return other if found else None
+
+
+def _place_pooled(
+    graph: torch.fx.Graph,
+    made: Node,
+    choose: Choose,
+    table: Table,
+    report: GraphReport,
+    traced: dict[Any, torch.fx.GraphModule],
+) -> None:
+    """Replace a pool's values, `made`, and its stem by one call, if that was chosen."""
+    (pool,) = made.all_input_nodes
+    (stem,) = pool.all_input_nodes
+    x, weight, bias, _, stride, padding, *_ = stem.args
+    with graph.inserting_before(made):
+        args = (x, weight, bias, stride, padding)
+        ours = graph.call_function(torch.ops.ipex.conv_pool.default, args)
+    ours.meta = dict(made.meta)
+    made.replace_all_uses_with(ours)  # what follows it is part of the problem
+    body, kind, reason = choose(ours)
+    report.add(kind, POOLED, reason, user_line(stem))
+    if body is None:
+        ours.replace_all_uses_with(made)
+        graph.erase_node(ours)
+        return
+    for node in (*pool.users, pool, stem):
+        graph.erase_node(node)
+    inline(graph, ours, body, table, traced, origins=True)
+
+
+def _pooled_stem(node: Any) -> Node | None:
+    """The values of a pool, if nobody asks for their places and it is one of a stem."""
+    stem, *around = node.args
+    if stem.target is not torch.ops.ipex.conv.default or len(stem.users) != 1:
+        return None
+    read = [user for user in node.users if user.users]
+    x, weight, _, other, _, _, dilation, transposed, _, groups, *words = stem.args
+    value = weight.meta["val"]
+    given = [*around, *([], [0], [1], False)[len(around) - 1 :]]
+    *sizes, to_the_end = given
+    alike = [{*size} for size in sizes] == [{WINDOW}, {STEP}, {AROUND}, {1}] and not to_the_end
+    found = (
+        stem.meta["val"].device.type not in ("cpu", SYCL)
+        and value.dim() == 4
+        and all(isinstance(n, int) for n in (*value.shape, *x.meta["val"].shape))
+        and value.shape[1] <= FEW_CHANNELS
+        and (other, transposed, groups, {*dilation}) == (None, False, 1, {1})
+        and words[:2] == ["none", "relu"]
+    )
+    asked = len(read) == 1 and read[0].args[1] == 0
+    return read[0] if found and alike and asked else None
 
 
 def _is_of_pixels(weight: Any, window: Any) -> bool:

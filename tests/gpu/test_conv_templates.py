@@ -128,7 +128,7 @@ class Net(nn.Module):
             values.normal_(0.5, 0.5)
 
     def forward(self, x):
-        x = F.max_pool2d(F.relu(self.norm(self.stem(x))), 3, 2, 1)
+        x = F.max_pool2d(F.relu(self.norm(self.stem(x))), 2)  # no stem's pool
         return F.silu(self.separate(x))
 
 

@@ -1,0 +1,167 @@
+"""`ipex::conv_pool`: a stem and its pool in one kernel of ours, where that is faster than apart.
+
+Apart means that the graph stays as it is: the convolution gets what is chosen of it as of any
+other, and the pool is Inductor's.
+"""
+
+import functools
+from dataclasses import astuple
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+from torch._inductor import ir
+from torch._inductor.lowering import register_lowering
+
+from ipex_inductor.autotune.record import Problem
+from ipex_inductor.lowerings import conv
+from ipex_inductor.lowerings.calls import Call, is_channels_last
+from ipex_inductor.lowerings.conv_templates import FEW_CHANNELS, both, ints, why_not_ours
+from ipex_inductor.lowerings.templated import calls, dense, is_xe, node, template
+from ipex_inductor.lowerings.workload import empty, named
+from ipex_inductor.ops.stem import arranged, image_of, runs, sides
+from ipex_inductor.ops.stem_pool import AROUND, STEP, WINDOW
+from ipex_inductor.templates import conv_stem_pool
+from ipex_inductor.templates.conv_stem_pool import Tile
+
+NAME = "ipex.triton.stem_pool"
+STAGES = 2  # nothing of its loop is overlapped
+HALVES = ("bfloat16", "float16")  # of which a register has two
+# Of the convolution, as an op of ours, behind its stride and padding.
+REST: dict[str, Any] = {"dilation": [1, 1], "transposed": False, "output_padding": [0, 0]}
+REST |= {"groups": 1, "binary": "none", "unary": "relu", "scalars": [], "packed": ""}
+
+
+def apart(problem: Problem) -> Problem:
+    """The convolution with its relu."""
+    rest = {k: tuple(v) if isinstance(v, list) else v for k, v in REST.items()}
+    biased = {} if "bias" in named(problem) else {"bias": None}
+    given = {**problem.constants, **biased, "other": None, **rest}
+    operands = problem.operands[: 2 + (not biased)]
+    op = str(torch.ops.ipex.conv.default)
+    return replace(problem, op=op, operands=operands, constants=given, epilogue="")
+
+
+def _as_conv(x: Tensor, weight: Tensor, bias: Tensor | None, *around: list[int]) -> tuple[Any, ...]:
+    return x, weight, bias, None, *around, *REST.values()
+
+
+def _calls_apart() -> tuple[Call, ...]:
+    """Those of the convolution, with torch's pool behind them. The first is Inductor's."""
+
+    def body(call: Call, *args: Any) -> Tensor:
+        own = (args[0],) if call.arrange else ()
+        made = call.body(*own, *_as_conv(*args[len(own) :]))
+        return torch.max_pool2d(made, WINDOW, STEP, AROUND)
+
+    def arrange(call: Call, *args: Any) -> Tensor:
+        assert call.arrange is not None
+        return call.arrange(*_as_conv(*args))
+
+    return tuple(
+        Call(
+            call.name,
+            functools.partial(body, call),
+            functools.partial(lambda call, problem: call.why_not(apart(problem)), call),
+            parameters=call.parameters,
+            version=call.version,
+            arrange=call.arrange and functools.partial(arrange, call),
+            apart=True,
+        )
+        for call in conv.CALLS
+        if not call.name.startswith("ipex.sycl")
+        and (call.epilogues is None or ("none", "relu") in call.epilogues)
+    )
+
+
+def _why_not(tile: Tile, problem: Problem) -> str | None:
+    operands, given = named(problem), problem.constants
+    x, weight = operands["x"], operands["weight"]
+    if len(x.shape) == 4 and int(weight.shape[1]) > FEW_CHANNELS:
+        return "it has more than a few channels"
+    if reason := why_not_ours(apart(problem)):
+        return reason
+    if x.dtype not in HALVES:
+        return f"two of {x.dtype} are no register"
+    if is_xe(problem.arch) or not problem.arch.startswith("sm_"):
+        return f"the template is not for {problem.arch}"
+    last = is_channels_last(x)
+    if not last and not empty(x, torch.device("meta")).is_contiguous():
+        return "its input is neither channels-last nor contiguous"
+    image, window = ints(x.shape[1:]), ints(weight.shape[2:])
+    stride, padding = ints(given["stride"]), both(ints(given["padding"]))
+    found = runs(image, window, stride, padding, last)
+    fits = conv_stem_pool.fits(tile, int(weight.shape[0]), found.terms)
+    return None if fits else "the tile does not fit"
+
+
+def _is_last(x: Tensor) -> bool:
+    return x.is_contiguous(memory_format=torch.channels_last)
+
+
+def _matrix(
+    tile: Tile, x: Tensor, weight: Tensor, bias: Any, stride: list[int], padding: list[int]
+) -> Tensor:
+    last = _is_last(x)
+    found = runs(x.shape[1:], weight.shape[2:], stride, both(padding), last)
+    return arranged(weight, found, last)
+
+
+def _pooled(
+    tile: Tile,
+    matrix: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+) -> Tensor:
+    around = [*weight.shape[2:]], stride, both(padding)
+    rows = torch.ops.ipex.stem_pool_rows(x, matrix, bias, *around, _is_last(x), [*astuple(tile)])
+    size = conv_stem_pool.pooled(sides(x.shape[2:], *around))
+    return image_of(rows, len(x), *size)
+
+
+def _lower(
+    x: Any,
+    matrix: Any,
+    bias: Any,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    last: bool,
+    tile: list[int],
+) -> Any:
+    x, matrix = dense(x, last), dense(matrix)
+    inputs = (x, matrix) if bias is None else (x, matrix, dense(bias))
+    chosen = Tile(*tile)
+    batch, *image = ints(x.get_size())
+    columns = ints(matrix.get_size())[1]
+    around = window, stride, padding, last, chosen
+    known = conv_stem_pool.constants(batch, image, columns, *around, bias is not None, ptx=True)
+    rows = batch * known["POOL_H"] * known["POOL_W"]
+    return node(
+        template("ipex_stem_pool", conv_stem_pool.SOURCE, _programs),
+        inputs,
+        ir.FixedLayout(x.get_device(), x.get_dtype(), [rows, columns]),
+        chosen.num_warps,
+        STAGES,
+        ALLOW_TF32=False,
+        **known,
+    )
+
+
+def _programs(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
+    return meta["PROGRAMS"], cdiv(columns, meta["BLOCK_N"]), 1
+
+
+CALLS = (
+    *_calls_apart(),
+    *calls(NAME, conv_stem_pool.SOURCE, conv_stem_pool.TILES, _pooled, _why_not, _matrix),
+)
+
+
+def register() -> None:
+    """Add the lowering to Inductor's registry."""
+    register_lowering(torch.ops.ipex.stem_pool_rows.default, type_promotion_kind=None)(_lower)
