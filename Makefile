@@ -19,10 +19,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@echo "== installing into $(VENV): torch, triton and the tools (a few minutes, once)"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --no-compile --progress-bar on --constraint constraints.txt torch setuptools
-	$(PIP) install --no-compile --progress-bar on --constraint constraints.txt --editable '.[dev]'
+	$(PIP) install --no-compile --no-build-isolation --progress-bar on --constraint constraints.txt --editable '.[dev]'
 	@# pip would compile every module there is, one after the other, for two minutes. One of torch's
 	@# is of a later Python, which fails here and is imported by nobody.
-	@cd $(VENV)/lib/python*/site-packages && ../../../bin/python -m compileall -qq -j 0 torch sympy triton transformers || true
+	@cd $(VENV)/lib/python*/site-packages && ../../../bin/python -m compileall -qq -j 0 torch sympy triton || true
 	@touch $@
 
 demo: $(VENV)/installed

@@ -85,7 +85,7 @@ def test_batch_norm_training_updates_its_statistics():
         torch.testing.assert_close(ours, theirs, msg=name)
 
 
-def test_eval_with_grad_on_is_training():
+def test_eval_with_grad_on_is_training(op_by_op):
     model = Mlp().eval()
     y = compiled(model)(X)
     y.sum().backward()

@@ -250,7 +250,9 @@ def test_linear_layers_are_chosen(dtype: torch.dtype) -> None:
 
 @needs
 @torch.no_grad()
-@pytest.mark.parametrize("inside", [False, True], ids=["inputs", "inside"])
+@pytest.mark.parametrize(
+    "inside", [pytest.param(False, marks=pytest.mark.slow), True], ids=["inputs", "inside"]
+)
 def test_parts_of_images_and_rows_have_gaps(inside: bool) -> None:
     """Halves of an image's channels, an addend too; halves of rows: strides in order, apart."""
     image = torch.randn(2, 256, 3, 5).bfloat16().to(memory_format=torch.channels_last)

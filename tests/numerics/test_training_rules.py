@@ -125,8 +125,8 @@ def test_every_rule_fires_once_and_in_the_forward(graphs, shape, dtype, dynamic)
     assert not backward.graph.find_nodes(**ours)  # saved, not computed again
 
 
-# Each value once; every pair of them runs op by op above.
-CODE = {(torch.float32, False, True), (torch.bfloat16, True, False)}
+# Quickly one; every pair of them runs op by op above.
+CODE = {(torch.float32, False, True)}
 
 
 @pytest.mark.parametrize(
