@@ -158,6 +158,7 @@ def test_products_may_be_templates_that_convert(on_cpu, op_by_op):
     assert said() == ["5 weights converted", "5 counters", "5 gradients converted"]
 
 
+@pytest.mark.slow  # on a GPU in tests/gpu/test_foreach.py
 def test_on_an_h200_each_list_is_a_kernel(of_two, monkeypatch):
     """Of so many channels that Inductor has images channels-last, as the weights come."""
     codes = []

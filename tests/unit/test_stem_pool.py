@@ -3,6 +3,7 @@
 Values of the template by the interpreter are in `test_conv_templates.py`.
 """
 
+import itertools
 import re
 
 import h200
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from placing import H200, LAST, conv, image, placed
+from quick_ones import few_with_each
 from rendered import compiled, ready, usage
 
 from ipex_inductor.autotune import batches, neighbors
@@ -229,7 +231,9 @@ def test_what_is_recorded_decides(name, fused, h200_nodes):
 # Code.
 
 
-@pytest.mark.parametrize("name", ["ResNet-50", "without a bias"])
+@pytest.mark.parametrize(
+    "name", ["ResNet-50", pytest.param("without a bias", marks=pytest.mark.slow)]
+)
 def test_one_kernel(name, tmp_path, monkeypatch):
     found, _ = OFFERED[name]
     call = next(c for c in library.calls(found) if not c.apart)
@@ -239,8 +243,10 @@ def test_one_kernel(name, tmp_path, monkeypatch):
     assert "extern_kernels" not in code.split("def call")[1]
 
 
-@pytest.mark.parametrize("gpu", ["h200", "a100-80gb", "b200"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+EVERY = itertools.product([torch.bfloat16, torch.float16], ["h200", "a100-80gb", "b200"])
+
+
+@pytest.mark.parametrize(("dtype", "gpu"), few_with_each(EVERY, lambda *each: each), ids=str)
 def test_compiled_where_there_is_no_gpu(dtype, gpu):
     tile = TILES[-1]
     given = ready("stem_pool", *RESNET, tile, [2, 2], [3, 3], dtype)
