@@ -13,8 +13,9 @@ from ipex_inductor.autotune.record import Operand, Problem, encode
 # How many times more or less may say something. Of a convolution any: its images are large. Few
 # rows of a linear layer leave multiprocessors idle where many do not.
 FARTHEST = {"ipex.conv.default": math.inf, "ipex.linear.default": 2.0}
-_IMAGES = ("conv_weight_grad", "conv_shortcut", "conv_pool")
-FARTHEST |= {f"ipex.{name}.default": math.inf for name in _IMAGES}
+FARTHEST |= {"ipex.conv_weight_grad.default": math.inf, "ipex.conv_shortcut.default": math.inf}
+# Whether a pool is worth it depends on how many images there are: a program goes down each.
+FARTHEST |= {"ipex.conv_pool.default": 2.0}
 WORDS = dict.fromkeys(FARTHEST, "a batch of {}") | {"ipex.linear.default": "{} rows"}
 # Which operands they are, else the second.
 WEIGHTS = {"ipex.conv_weight_grad.default": (2,), "ipex.conv_shortcut.default": (1, 4)}

@@ -1,10 +1,11 @@
-"""Attention over few keys on a CPU: by our kernel, and by torch's.
+"""Attention over few keys on a CPU: by our kernel, in fp32 too, and by torch's.
 
     python benchmarks/attention_cpu.py [--threads N] [--only WORDS] [--json FILE]
 
 Minima of interleaved rounds, of the process's processor time, so that others who work on the
 machine matter less, in microseconds a call. Errors are relative to fp64. `FASTER` of
-`passes/short_attention.py` says where ours is taken.
+`passes/short_attention.py` says where ours is taken, `ATTENTION` of `passes/wide.py` where in fp32:
+casts are timed with it.
 """
 
 from functools import partial
@@ -24,6 +25,18 @@ CASES += ((1, 12, 197, 197, 64), (16, 12, 128, 128, 64), (16, 12, 197, 197, 64))
 CASES += ((1, 32, 1, 1024, 128), (1, 16, 128, 128, 128), (1, 24, 128, 128, 32))
 
 
+def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """What our kernel makes."""
+    out = torch.empty_like(q)
+    short_attention.call(q, k, v, False, q.shape[3] ** -0.5, out=out)
+    return out
+
+
+def made_wide(*given: torch.Tensor) -> torch.Tensor:
+    """The same in fp32, rounded once."""
+    return ours(*(t.float() for t in given)).to(given[0].dtype)
+
+
 @torch.no_grad()
 def main() -> None:
     """Print a row a case; with --json also append it to FILE."""
@@ -31,7 +44,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     if reason := cpu_library.why_not():
         raise SystemExit(reason)
-    for dtype in (torch.bfloat16, torch.float32):
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for case in CASES:
             batch, heads, queries, keys, width = case
             row = {"dtype": str(dtype), "batch, heads, queries, keys, width": case}
@@ -39,17 +52,19 @@ def main() -> None:
                 continue
             q = torch.randn(batch, heads, queries, width, dtype=dtype)
             k, v = torch.randn(2, batch, heads, keys, width, dtype=dtype)
-            out = torch.empty_like(q)
-            scale = width**-0.5
-            ours = partial(short_attention.call, q, k, v, False, scale, out=out)
-            torchs = partial(F.scaled_dot_product_attention, q, k, v)
+            calls = {"torch": partial(F.scaled_dot_product_attention, q, k, v)}
+            if dtype is not torch.float16:
+                calls["ours"] = partial(ours, q, k, v)
+            if dtype is not torch.float32:
+                calls["wide"] = partial(made_wide, q, k, v)
             truth = F.scaled_dot_product_attention(q.double(), k.double(), v.double())
-            best = least({"ours": ours, "torch": torchs}, "torch", ROUNDS)
-            results = {"ours": out, "torch": torchs()}
-            for name, result in results.items():
+            best = least(calls, "torch", ROUNDS)
+            for name, call in calls.items():
+                result = call()
                 row[f"{name}, us"] = round(best[name], 1)
                 row[f"{name}, error"] = float((result.double() - truth).norm() / truth.norm())
-            row["speedup"] = round(best["torch"] / best["ours"], 3)
+            own = "ours" if "ours" in calls else "wide"
+            row["speedup"] = round(best["torch"] / best[own], 3)
             keep(row, options)
 
 

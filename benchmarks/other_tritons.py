@@ -102,8 +102,14 @@ def winners() -> list[tuple[Problem, Choice]]:
     chosen = []
     for key, measured in pool(Records(select.SHIPPED)).items():
         problem, best = decode_problem(key), measured.best()
-        if best and best.choice.name.startswith("ipex.") and problem.arch == TABLE:
+        if best is None or problem.arch != TABLE or not best.choice.name.startswith("ipex."):
+            continue
+        kind = best.choice.name.rsplit(".", 1)[1]
+        pooled = problem.op == "ipex.conv_pool.default"  # apart, it is a stem's
+        if (not pooled and kind in (*TILES, "few_rows")) or kind.startswith("shortcut"):
             chosen.append((problem, best.choice))
+        else:
+            print(f"left out, as nothing here makes its operands: {kind} of {problem.op}")
     return sorted(chosen, key=lambda each: (each[1].name, str(each[0])))
 
 

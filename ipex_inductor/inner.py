@@ -104,9 +104,10 @@ def _split(
     if config.blocked_products:
         in_blocks, by_kept = _why_not_ours(compiler, elsewhere, graph_report)
     try:
+        narrow = wide.dtypes(config.rules_off)
+        wide.widen_attention(gm.graph, narrow, graph_report)
         if in_blocks:
             shorten(gm.graph, graph_report, in_blocks)
-        narrow = wide.dtypes(config.rules_off)
         told = limit, in_sycl, in_blocks, by_kept, narrow
         return split(gm, example_inputs, weights, graph_report, *told)
     except Exception as error:

@@ -86,6 +86,10 @@ class Chooser:
         if len(offered) < 2:
             reasons = filter(None, (call.why_not(problem) for call in _with_epilogue(problem)))
             return None, "missed", next(reasons, "no library has this epilogue")
+        if all(call.apart for call in offered):
+            together = (call for call in CALLS[problem.op] if not call.apart)
+            reasons = filter(None, (call.why_not(problem) for call in together))
+            return None, "missed", next(reasons, "no kernel has it")
         choices = tuple(call.choice for call in offered)
         usual, key = offered[0], encode(problem)
         listed.tell(listed.Offer(problem, choices, usual.choice))

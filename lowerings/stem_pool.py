@@ -5,6 +5,7 @@ other, and the pool is Inductor's.
 """
 
 import functools
+import math
 from dataclasses import astuple
 from typing import Any
 
@@ -18,7 +19,7 @@ from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings import conv
 from ipex_inductor.lowerings.calls import Call, is_channels_last
 from ipex_inductor.lowerings.conv_templates import FEW_CHANNELS, both, ints, why_not_ours
-from ipex_inductor.lowerings.templated import calls, dense, is_xe, node, template
+from ipex_inductor.lowerings.templated import calls, dense, node, template
 from ipex_inductor.lowerings.workload import empty, named
 from ipex_inductor.ops.stem import arranged, image_of, runs, sides
 from ipex_inductor.ops.stem_pool import AROUND, STEP, WINDOW
@@ -27,6 +28,7 @@ from ipex_inductor.templates.conv_stem_pool import Tile
 
 NAME = "ipex.triton.stem_pool"
 STAGES = 2  # nothing of its loop is overlapped
+MOST = 2**31 - 1  # elements of an image
 HALVES = ("bfloat16", "float16")  # of which a register has two
 # Of the convolution, as an op of ours, behind its stride and padding.
 REST: dict[str, Any] = {"dilation": [1, 1], "transposed": False, "output_padding": [0, 0]}
@@ -36,9 +38,8 @@ REST |= {"groups": 1, "binary": "none", "unary": "relu", "scalars": [], "packed"
 def apart(problem: Problem) -> Problem:
     """The convolution with its relu."""
     rest = {k: tuple(v) if isinstance(v, list) else v for k, v in REST.items()}
-    biased = {} if "bias" in named(problem) else {"bias": None}
-    given = {**problem.constants, **biased, "other": None, **rest}
-    operands = problem.operands[: 2 + (not biased)]
+    given = {**problem.constants, "other": None, **rest}
+    operands = (*named(problem).values(),)
     op = str(torch.ops.ipex.conv.default)
     return replace(problem, op=op, operands=operands, constants=given, epilogue="")
 
@@ -84,12 +85,14 @@ def _why_not(tile: Tile, problem: Problem) -> str | None:
         return reason
     if x.dtype not in HALVES:
         return f"two of {x.dtype} are no register"
-    if is_xe(problem.arch) or not problem.arch.startswith("sm_"):
+    if not problem.arch.startswith("sm_"):
         return f"the template is not for {problem.arch}"
     last = is_channels_last(x)
     if not last and not empty(x, torch.device("meta")).is_contiguous():
         return "its input is neither channels-last nor contiguous"
     image, window = ints(x.shape[1:]), ints(weight.shape[2:])
+    if math.prod(image) > MOST:
+        return "the places within an image are no numbers of 32 bits"
     stride, padding = ints(given["stride"]), both(ints(given["padding"]))
     found = runs(image, window, stride, padding, last)
     fits = conv_stem_pool.fits(tile, int(weight.shape[0]), found.terms)

@@ -2,8 +2,8 @@
 
 A program goes down an image, a line of the convolution at a time, by the product of
 `templates/conv_stem.py`. Of lines it keeps the greatest, rounded as a convolution of its own would
-have been, so of 3 x 3 windows by steps of 2 each line is computed once. A third of its neighbours
-within a line are behind each pixel: they come by `tl.gather`.
+have been, so of 3 x 3 windows by steps of 2 each line is computed once. Of a window's three columns
+two are a pair; the third is the first of the next pair, which `tl.gather` brings.
 
 Terms and edges are counted anew in each line, from a zero that the compiler does not know: it would
 keep them all in registers, of which there are enough for two programs a multiprocessor then.

@@ -25,13 +25,13 @@ def conv(x, weight, bias, other=None, *, stride=1, padding=0, groups=1, unary="r
     return CONV(x, weight, bias, other, *window, binary, unary, [*scalars], "")
 
 
-def traced(fn, *inputs):
-    """The graph of `fn` on the meta device."""
+def traced(fn, *inputs, table=None):
+    """The graph of `fn` on the meta device, decomposed by `table`."""
     mode = FakeTensorMode()
     with mode:
         like = ((t.size(), t.stride(), t.dtype) for t in inputs)
         fakes = [torch.empty_strided(*s, dtype=dtype, device="meta") for *s, dtype in like]
-    return mode, make_fx(fn)(*fakes)
+    return mode, make_fx(fn, decomposition_table=table)(*fakes)
 
 
 def image(*shape, dtype=torch.bfloat16, format=LAST):
@@ -43,9 +43,10 @@ def selected(problem, name, source="recorded"):
     return {encode(problem): Selection(Estimate(choice, 5.0, 0.01), None, source)}
 
 
-def placed(fn, *inputs, choose, weights=()):
+def placed(fn, *inputs, choose, weights=(), table=None):
     """The graph after `place`, and its report."""
-    mode, gm = traced(fn, *inputs)
+    mode, gm = traced(fn, *inputs, table=table)
+    gm.graph.eliminate_dead_code()
     known = [n for n in gm.graph.nodes if n.op == "placeholder" and n.name in weights]
     report = GraphReport()
     with V.set_fake_mode(mode):

@@ -337,8 +337,8 @@ def _pooled_stem(node: Any) -> Node | None:
     x, weight, _, other, _, _, dilation, transposed, _, groups, *words = stem.args
     value = weight.meta["val"]
     given = [*around, *([], [0], [1], False)[len(around) - 1 :]]
-    *sizes, to_the_end = given
-    alike = [{*size} for size in sizes] == [{WINDOW}, {STEP}, {AROUND}, {1}] and not to_the_end
+    *sizes, ceil_mode = given
+    alike = [{*size} for size in sizes] == [{WINDOW}, {STEP}, {AROUND}, {1}] and not ceil_mode
     found = (
         stem.meta["val"].device.type not in ("cpu", SYCL)
         and value.dim() == 4

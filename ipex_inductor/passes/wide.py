@@ -1,11 +1,13 @@
 """Products in bf16 and fp16 of an inference graph, computed in fp32 where this CPU has none.
 
 Without AVX-512 oneDNN has no products in 16 bits, and torch's own take five to ten times as long as
-in fp32. What is multiplied is made wide, weights by the prologue, and sums are rounded once, behind
-the epilogue; where the next product reads them, not at all, as Inductor has it of its own casts.
+in fp32, its attention in fp16 twice as long. What is multiplied is made wide, weights by the
+prologue, and sums are rounded once, behind the epilogue; where the next product reads them, not at
+all, as Inductor has it of its own casts.
 """
 
 import math
+import operator
 from collections.abc import Callable, Container
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from ipex_inductor.decisions import GraphReport
 from ipex_inductor.passes.blocked import in_blocks
 from ipex_inductor.passes.packing import READERS, also_in, is_transpose, onednn_dtypes
+from ipex_inductor.passes.short_attention import TORCHS
 from ipex_inductor.target import architecture
 
 Node = torch.fx.Node
@@ -24,6 +27,7 @@ NAME = "wide-products"
 CPUS = frozenset({"x86-64", "x86-64:avx2"})  # that were measured
 NARROW = frozenset({torch.bfloat16, torch.float16})
 PRODUCTS = {*READERS, aten.bmm.default, aten.baddbmm.default}
+ATTENTION = frozenset({torch.float16})  # in bf16 torch's takes as long as in fp32
 FEW = 8  # rows up to which two tensors that are no weights are as well multiplied as they are
 
 
@@ -61,6 +65,56 @@ def widen(
     if count:
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in narrow))
         report.add("choice", NAME, f"{count} products in fp32: this CPU has none in {names}")
+
+
+def widen_attention(
+    graph: torch.fx.Graph, narrow: frozenset[torch.dtype], report: GraphReport
+) -> None:
+    """Have torch's attention in fp32 where it is slow as it is; the result is rounded once."""
+    wide: dict[Node, Node] = {}
+    count = 0
+    for node in graph.find_nodes(op="call_function", target=TORCHS):
+        users = [(user.target, user.args[1]) for user in node.users]
+        if users == [(operator.getitem, 0)] and _is_narrow(node.args[0], narrow & ATTENTION):
+            count += _attend_wide(graph, node, wide, narrow)
+    if count:
+        report.add("choice", NAME, f"{count} attentions in fp32: torch's in float16 is slow here")
+
+
+def _attend_wide(
+    graph: torch.fx.Graph, node: Node, wide: dict[Node, Node], narrow: frozenset[torch.dtype]
+) -> bool:
+    """Whether `node` is in fp32 now: not where its result would lie otherwise."""
+    (result,) = node.users
+    old = result.meta["val"]
+    given = [each for each in node.all_input_nodes if _is_narrow(each, narrow)]
+    made = {each: wide.get(each) or _cast_behind(graph, each) for each in given}
+    with graph.inserting_before(node):
+        call = graph.call_function(
+            TORCHS,
+            torch.fx.map_arg(node.args, lambda each: made.get(each, each)),
+            torch.fx.map_arg(node.kwargs, lambda each: made.get(each, each)),
+        )
+        values = torch.fx.map_arg((call.args, call.kwargs), lambda each: each.meta["val"])
+        call.meta["val"] = TORCHS(*values[0], **values[1])
+        first = graph.call_function(operator.getitem, (call, 0))
+        first.meta["val"] = call.meta["val"][0]
+        rounded = _cast(graph, first, old.dtype)
+    if rounded.meta["val"].stride() != old.stride():
+        for each in (rounded, first, call, *(made[n] for n in given if n not in wide)):
+            graph.erase_node(each)
+        return False
+    wide |= made
+    result.replace_all_uses_with(rounded)
+    rounded.meta = dict(result.meta)
+    for each in (result, node):
+        graph.erase_node(each)
+    return True
+
+
+def _cast_behind(graph: torch.fx.Graph, node: Node) -> Node:
+    with graph.inserting_after(node):
+        return _cast(graph, node, torch.float32)
 
 
 def _by_ours(

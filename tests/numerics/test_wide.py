@@ -201,3 +201,71 @@ def test_a_product_of_two_tensors_whose_bias_is_a_weight(op_by_op):
     # Sums of 128 products of size 11, rounded to eight bits.
     torch.testing.assert_close(compiled(model)(x, y), model(x, y), rtol=2e-2, atol=0.2)
     assert said(wide.NAME)[0].startswith("1 products")
+
+
+def attend(q, k, v, mask=None, causal=False):
+    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
+
+
+def attended(*given, **options):
+    """What it gives compiled, no farther off than eager is (and a rounding), lying as its."""
+    wide_ones = [x.double() if isinstance(x, torch.Tensor) else x for x in given]
+    exact, eager = attend(*wide_ones), attend(*given)
+    result, unit = compiled(attend, **options)(*given), exact.abs().max()
+    allowed = 2 * (eager - exact).abs().max() / unit + torch.finfo(eager.dtype).eps
+    assert (result - exact).abs().max() / unit <= allowed
+    assert (result.dtype, result.stride()) == (eager.dtype, eager.stride())
+
+
+def heads(rows, dtype, order=(0, 2, 1, 3)):
+    """[1, 4, rows, 32], lying as `order` says."""
+    sizes = [(1, 4, rows, 32)[n] for n in order]
+    return torch.randn(sizes, dtype=dtype).permute([order.index(n) for n in range(4)])
+
+
+def parts(rows, dtype):
+    """Of one tensor, as a product of all three makes them: nothing of it lies densely."""
+    return torch.randn(1, rows, 3, 4, 32, dtype=dtype).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+ATTENTIONS = {
+    "heads last": lambda dtype: [heads(40, dtype) for _ in "qkv"],
+    "heads first": lambda dtype: [heads(40, dtype, (0, 1, 2, 3)) for _ in "qkv"],
+    "parts": lambda dtype: parts(40, dtype),
+    "one query": lambda dtype: [heads(1, dtype), heads(70, dtype), heads(70, dtype)],
+    "many keys": lambda dtype: [heads(9, dtype), *[heads(1100, dtype) for _ in "kv"]],
+    "itself": lambda dtype: [heads(40, dtype)] * 3,
+    "a mask": lambda dtype: [*(heads(40, dtype) for _ in "qkv"), torch.randn(40, 40, dtype=dtype)],
+    "causal": lambda dtype: [*(heads(40, dtype) for _ in "qkv"), None, True],
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_attention_in_fp16_is_computed_in_fp32(op_by_op, name):
+    attended(*ATTENTIONS[name](torch.float16))
+    assert said(wide.NAME) == ["1 attentions in fp32: torch's in float16 is slow here"]
+
+
+@torch.no_grad()
+def test_attention_in_generated_code():
+    attended(*parts(40, torch.float16))
+    assert said(wide.NAME)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [(torch.bfloat16, {}), (torch.float32, {}), (torch.float16, {"rules": f"-{wide.NAME}"})],
+    ids=str,
+)
+def test_other_attention_stays(op_by_op, dtype, options):
+    attended(*ATTENTIONS["heads last"](dtype), **options)
+    assert not said(wide.NAME)
+
+
+def test_attention_in_training_stays(op_by_op):
+    given = [t.requires_grad_() for t in ATTENTIONS["heads first"](torch.float16)]
+    compiled(attend)(*given).sum().backward()
+    assert all(t.grad is not None for t in given)
+    assert not said(wide.NAME)

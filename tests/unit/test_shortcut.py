@@ -341,7 +341,7 @@ def test_numbers_with_one_value_to_stand_for_both_are_inputs_as_they_were():
 def test_weights_with_one_value_to_stand_for_both_are_told_apart(monkeypatch):
     """What folds of two layers of one shape are, as nodes of one graph share their fakes."""
 
-    def shared(fn, *inputs):
+    def shared(fn, *inputs, table=None):
         mode, gm = traced(fn, *inputs)
         (weight,) = [n for n in gm.graph.nodes if n.name == "weight_1"]
         (other,) = [n for n in gm.graph.nodes if n.name == "own_weight_1"]

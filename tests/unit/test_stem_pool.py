@@ -23,6 +23,7 @@ from ipex_inductor.lowerings import library, listed, shapes, stem_pool, tuner
 from ipex_inductor.lowerings.listed import Choosing, choosing
 from ipex_inductor.lowerings.workload import inputs_of
 from ipex_inductor.passes.library import POOLED
+from ipex_inductor.passes.whole_ops import WHOLE, reduced_table
 from ipex_inductor.target import described
 from ipex_inductor.templates.conv_stem_pool import TILES
 
@@ -41,19 +42,20 @@ def problem(x, weight, around=(2, 3), dtype="bfloat16", arch=H200, layout=":L", 
 
 
 RESNET = [128, 3, 224, 224], [64, 3, 7, 7]
-SIX = [stem_pool.NAME] * 4  # one for each number of lines
+OURS = [stem_pool.NAME] * 4  # one for each number of lines
 OFFERED = {
-    "ResNet-50": (problem(*RESNET), SIX),
-    "without a bias": (problem(*RESNET, biased=False), SIX),
-    "contiguous": (problem(*RESNET, layout=""), SIX),
-    "fp16": (problem(*RESNET, dtype="float16"), SIX),
-    "an A100": (problem(*RESNET, arch=A100), SIX),
-    "of few channels": (problem([8, 1, 64, 64], [24, 1, 3, 3], (1, 1)), SIX),
-    "of more channels than a block has": (problem([8, 3, 64, 64], [96, 3, 7, 7]), SIX),
+    "ResNet-50": (problem(*RESNET), OURS),
+    "without a bias": (problem(*RESNET, biased=False), OURS),
+    "contiguous": (problem(*RESNET, layout=""), OURS),
+    "fp16": (problem(*RESNET, dtype="float16"), OURS),
+    "an A100": (problem(*RESNET, arch=A100), OURS),
+    "of few channels": (problem([8, 1, 64, 64], [24, 1, 3, 3], (1, 1)), OURS),
+    "of more channels than a block has": (problem([8, 3, 64, 64], [96, 3, 7, 7]), OURS),
     "fp32": (problem(*RESNET, dtype="float32"), []),
     "an Intel GPU": (problem(*RESNET, arch=INTEL), []),
     "more than a few channels": (problem([8, 5, 64, 64], [64, 5, 7, 7]), []),
     "a window of many terms": (problem([8, 4, 99, 99], [64, 4, 31, 31]), []),
+    "an image of more than 32 bits": (problem([1, 3, 27000, 27000], [64, 3, 7, 7]), []),
     "no image": (problem([0, 3, 224, 224], [64, 3, 7, 7]), []),
 }
 
@@ -89,12 +91,29 @@ def test_every_call_computes_the_same(layout, biased):
         torch.testing.assert_close(made, wanted, rtol=1e-12, atol=1e-12, check_stride=True)
 
 
-def test_another_batch_has_the_nearest_ones_record_and_stems_are_neighbors():
-    ours, other = (problem([n, *RESNET[0][1:]], RESNET[1]) for n in (64, 3))
-    assert batches.family(ours) == (batches.family(other)[0], 64)
-    known = [problem([64, 3, n, n], [n, 3, 7, 7]) for n in (64, 128, 160)]
-    found = neighbors.near(known[0], neighbors.by_kind(known[1:]), lambda _: True)
-    assert found == known[1:]
+def test_of_another_batch_only_near_ones_say_something():
+    """Of few images it is slower than apart, however alike all else is."""
+    sizes = {n: problem([n, *RESNET[0][1:]], RESNET[1]) for n in (1, 32, 64)}
+    (ours, found), (other, _) = (batches.family(sizes[n]) for n in (64, 32))
+    assert (ours, found) == (other, 64)
+    known = {ours: [(n, encode(each)) for n, each in sizes.items()]}
+    assert [n for n, _ in batches.near(sizes[64], known)] == [32]
+    assert batches.near(problem([8, *RESNET[0][1:]], RESNET[1]), known) == []
+
+
+@pytest.mark.parametrize(("images", "found"), [(64, True), (32, True), (8, False), (1, False)])
+def test_neighbors_have_other_weights_and_nearly_as_many_images(images, found):
+    known = [problem([64, 3, 96, 96], [n, 3, 7, 7]) for n in (64, 128)]
+    asked = problem([images, 3, 99, 99], [32, 3, 7, 7])
+    near = neighbors.near(asked, neighbors.by_kind(known), lambda _: True)
+    assert near == (known if found else [])
+
+
+def test_where_only_apart_is_offered_a_reason_is_given(h200_nodes):
+    x, weight, bias = (t.float() for t in large_inputs())
+    _, report = placed(other(), x, weight, bias, choose=library.Chooser({}))
+    said = next(event for event in report.events if event.subject == POOLED)
+    assert (said.kind, said.reason) == ("missed", "two of float32 are no register")
 
 
 # Graphs.
@@ -124,15 +143,20 @@ def targets(gm):
     return [str(n.target) for n in gm.graph.nodes if n.op == "call_function"]
 
 
+# As it is traced, and as Inductor hands it on.
+FORMS = {"whole": None, "decomposed": reduced_table(frozenset(WHOLE))}
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("biased", [True, False])
-def test_both_are_one_op(biased):
+def test_both_are_one_op(biased, form):
     x, weight, bias = stem_inputs()
     given = x, weight, bias if biased else None
 
     def fn(x, weight, bias):
         return pooled(x, weight, bias if biased else None) * 2
 
-    gm, report = placed(fn, x, weight, bias, choose=together)
+    gm, report = placed(fn, x, weight, bias, choose=together, table=FORMS[form])
     assert "ipex.stem_pool_rows.default" in targets(gm)
     assert not {t for t in targets(gm) if "convolution" in t or "max_pool" in t}
     (event,) = report.events
@@ -187,10 +211,11 @@ NEAR = {
 }
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", NEAR)
-def test_near_misses_stay_apart(name):
+def test_near_misses_stay_apart(name, form):
     inputs = stem_inputs()
-    gm, report = placed(NEAR[name], *inputs, choose=together)
+    gm, report = placed(NEAR[name], *inputs, choose=together, table=FORMS[form])
     assert "ipex.stem_pool_rows.default" not in targets(gm)
     assert POOLED not in [event.subject for event in report.events]
     torch.testing.assert_close(gm(*inputs), NEAR[name](*inputs), rtol=1e-12, atol=1e-12)
