@@ -264,23 +264,43 @@ def _place_shortcut(
     """Replace `node` and the shortcut that it adds, `other`, by one call, if that was chosen."""
     x, weight, bias, *_ = node.args
     source, projection, own, stride, *_ = other.args
-    with graph.inserting_before(node):
-        args = (x, weight, bias or own, source, projection, stride)
-        ours = graph.call_function(torch.ops.ipex.conv_shortcut.default, args)
-    ours.meta = dict(node.meta)
-    node.replace_all_uses_with(ours)  # what follows it is part of the problem
-    body, kind, reason = choose(ours)
-    report.add(kind, SHORTCUT, reason, user_line(node))
-    if body is None:
-        ours.replace_all_uses_with(node)
-        graph.erase_node(ours)
+    asked = (
+        torch.ops.ipex.conv_shortcut.default,
+        (x, weight, bias or own, source, projection, stride),
+    )
+    found = _together(graph, node, asked, choose, report, SHORTCUT, user_line(node))
+    if found is None:
         return
+    ours, body = found
     if own is not None:
         with graph.inserting_before(ours):
             ours.args = (x, weight, _total(graph, bias, own), source, projection, stride)
     graph.erase_node(node)
     graph.erase_node(other)
     inline(graph, ours, body, table, traced, origins=True)
+
+
+def _together(
+    graph: torch.fx.Graph,
+    made: Node,
+    asked: tuple[Any, tuple[Any, ...]],
+    choose: Choose,
+    report: GraphReport,
+    subject: str,
+    line: str,
+) -> tuple[Node, Body] | None:
+    """An op of ours with its arguments in place of `made`, if a call was chosen for it."""
+    with graph.inserting_before(made):
+        ours = graph.call_function(*asked)
+    ours.meta = dict(made.meta)
+    made.replace_all_uses_with(ours)  # what follows it is part of the problem
+    body, kind, reason = choose(ours)
+    report.add(kind, subject, reason, line)
+    if body is None:
+        ours.replace_all_uses_with(made)
+        graph.erase_node(ours)
+        return None
+    return ours, body
 
 
 def _shortcut(node: Node, weights: Container[Node]) -> Node | None:
@@ -312,17 +332,11 @@ def _place_pooled(
     (pool,) = made.all_input_nodes
     (stem,) = pool.all_input_nodes
     x, weight, bias, _, stride, padding, *_ = stem.args
-    with graph.inserting_before(made):
-        args = (x, weight, bias, stride, padding)
-        ours = graph.call_function(torch.ops.ipex.conv_pool.default, args)
-    ours.meta = dict(made.meta)
-    made.replace_all_uses_with(ours)  # what follows it is part of the problem
-    body, kind, reason = choose(ours)
-    report.add(kind, POOLED, reason, user_line(stem))
-    if body is None:
-        ours.replace_all_uses_with(made)
-        graph.erase_node(ours)
+    asked = torch.ops.ipex.conv_pool.default, (x, weight, bias, stride, padding)
+    found = _together(graph, made, asked, choose, report, POOLED, user_line(stem))
+    if found is None:
         return
+    ours, body = found
     for node in (*pool.users, pool, stem):
         graph.erase_node(node)
     inline(graph, ours, body, table, traced, origins=True)
