@@ -33,7 +33,7 @@ quick: $(VENV)/installed
 	$(BIN)/ipex-inductor demo --quick
 
 test: $(VENV)/installed
-	@echo "== all tests but the slow ones (20 to 35 minutes on 2 cores)"
+	@echo "== all tests but the slow ones (20 to 30 minutes on 2 cores)"
 	$(BIN)/python -m pytest $(TESTS) $(SPREAD) -m "not slow"
 
 slow: $(VENV)/installed
