@@ -159,11 +159,12 @@ def ints(sizes: Any) -> list[int]:
     return [int(size) for size in sizes]
 
 
-def _is_last(x: Tensor) -> bool:
+def is_last(x: Tensor) -> bool:
+    """Whether an image lies channels-last."""
     return x.is_contiguous(memory_format=torch.channels_last)
 
 
-def _stem_matrix(
+def stem_matrix(
     tile: Any,
     x: Tensor,
     weight: Tensor,
@@ -173,7 +174,8 @@ def _stem_matrix(
     padding: list[int],
     *_: Any,
 ) -> Tensor:
-    last = _is_last(x)
+    """A stem's weight as its templates read it."""
+    last = is_last(x)
     found = runs(x.shape[1:], weight.shape[2:], stride, both(padding), last)
     return arranged(weight, found, last)
 
@@ -181,7 +183,7 @@ def _stem_matrix(
 def _stem(tile: conv_stem.Tile, matrix: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     bias, other, stride, padding, *words = rest
     window = [*weight.shape[2:]], stride, both(padding)
-    rows = torch.ops.ipex.conv_stem(x, matrix, *window, _is_last(x), [*astuple(tile)])
+    rows = torch.ops.ipex.conv_stem(x, matrix, *window, is_last(x), [*astuple(tile)])
     size = sides(x.shape[2:], *window)
     return with_epilogue(rows, x, size, bias, other, *words)
 
@@ -343,7 +345,8 @@ def in_blocks(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ..
     return cdiv(rows, meta["BLOCK_M"]), cdiv(columns, meta["BLOCK_N"]), 1
 
 
-def _counted(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
+def counted(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
+    """A grid of as many blocks as the constants say, by blocks of columns."""
     return meta["BLOCKS"], cdiv(columns, meta["BLOCK_N"]), 1
 
 
@@ -354,14 +357,14 @@ def in_a_row(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...
 
 GRIDS: dict[str, Grid] = {
     "stem": in_blocks,
-    "depthwise": _counted,
-    "strips": _counted,
+    "depthwise": counted,
+    "strips": counted,
     "grouped": in_a_row,
 }
 
 
 FAMILIES: dict[str, tuple[Any, ...]] = {
-    "stem": (conv_stem.TILES, _stem, _why_not_stem, _stem_matrix, conv_stem.XE_TILES),
+    "stem": (conv_stem.TILES, _stem, _why_not_stem, stem_matrix, conv_stem.XE_TILES),
     "depthwise": (
         conv_depthwise.TILES,
         functools.partial(_depthwise, "depthwise"),

@@ -18,10 +18,18 @@ from torch._inductor.lowering import register_lowering
 from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings import conv
 from ipex_inductor.lowerings.calls import Call, is_channels_last
-from ipex_inductor.lowerings.conv_templates import FEW_CHANNELS, both, ints, why_not_ours
+from ipex_inductor.lowerings.conv_templates import (
+    FEW_CHANNELS,
+    both,
+    counted,
+    ints,
+    is_last,
+    stem_matrix,
+    why_not_ours,
+)
 from ipex_inductor.lowerings.templated import calls, dense, node, template
 from ipex_inductor.lowerings.workload import empty, named
-from ipex_inductor.ops.stem import arranged, image_of, runs, sides
+from ipex_inductor.ops.stem import image_of, runs, sides
 from ipex_inductor.ops.stem_pool import AROUND, STEP, WINDOW
 from ipex_inductor.templates import conv_stem_pool
 from ipex_inductor.templates.conv_stem_pool import Tile
@@ -99,16 +107,8 @@ def _why_not(tile: Tile, problem: Problem) -> str | None:
     return None if fits else "the tile does not fit"
 
 
-def _is_last(x: Tensor) -> bool:
-    return x.is_contiguous(memory_format=torch.channels_last)
-
-
-def _matrix(
-    tile: Tile, x: Tensor, weight: Tensor, bias: Any, stride: list[int], padding: list[int]
-) -> Tensor:
-    last = _is_last(x)
-    found = runs(x.shape[1:], weight.shape[2:], stride, both(padding), last)
-    return arranged(weight, found, last)
+def _matrix(tile: Tile, x: Tensor, weight: Tensor, bias: Any, *around: list[int]) -> Tensor:
+    return stem_matrix(tile, x, weight, bias, None, *around)
 
 
 def _pooled(
@@ -121,7 +121,7 @@ def _pooled(
     padding: list[int],
 ) -> Tensor:
     around = [*weight.shape[2:]], stride, both(padding)
-    rows = torch.ops.ipex.stem_pool_rows(x, matrix, bias, *around, _is_last(x), [*astuple(tile)])
+    rows = torch.ops.ipex.stem_pool_rows(x, matrix, bias, *around, is_last(x), [*astuple(tile)])
     size = conv_stem_pool.pooled(sides(x.shape[2:], *around))
     return image_of(rows, len(x), *size)
 
@@ -145,7 +145,7 @@ def _lower(
     known = conv_stem_pool.constants(batch, image, columns, *around, bias is not None, ptx=True)
     rows = batch * known["POOL_H"] * known["POOL_W"]
     return node(
-        template("ipex_stem_pool", conv_stem_pool.SOURCE, _programs),
+        template("ipex_stem_pool", conv_stem_pool.SOURCE, counted),
         inputs,
         ir.FixedLayout(x.get_device(), x.get_dtype(), [rows, columns]),
         chosen.num_warps,
@@ -153,10 +153,6 @@ def _lower(
         ALLOW_TF32=False,
         **known,
     )
-
-
-def _programs(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
-    return meta["PROGRAMS"], cdiv(columns, meta["BLOCK_N"]), 1
 
 
 CALLS = (

@@ -6,16 +6,17 @@ have been, so of 3 x 3 windows by steps of 2 each line is computed once. Of a wi
 two are a pair; the third is the first of the next pair, which `tl.gather` brings.
 
 Terms and edges are counted anew in each line, from a zero that the compiler does not know: it would
-keep them all in registers, of which there are enough for two programs a multiprocessor then.
+keep them all in registers, of which there are enough for three programs a multiprocessor then, not
+for four.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ipex_inductor.ops.stem import TERMS, sides
+from ipex_inductor.ops.stem import sides
 from ipex_inductor.ops.stem_pool import AROUND, STEP, WINDOW
-from ipex_inductor.templates.conv_stem import MOST_STEPS, gathering
+from ipex_inductor.templates import conv_stem
 
 # To Inductor's hooks (`def_kernel`, `store_output`, INDEX_DTYPE) or those of who renders it alone.
 SOURCE = """\
@@ -127,7 +128,7 @@ NARROWEST, WIDEST = 32, 64  # blocks of channels
 def fits(tile: Tile, out_channels: int, terms: int) -> bool:
     """Whether `tile` is as wide as there are channels, and a window of few of its steps."""
     width = min(WIDEST, max(NARROWEST, 1 << (out_channels - 1).bit_length()))
-    return width == tile.BLOCK_N and terms // tile.BLOCK_K <= MOST_STEPS
+    return width == tile.BLOCK_N and terms // tile.BLOCK_K <= conv_stem.MOST_STEPS
 
 
 def pooled(size: Sequence[int]) -> tuple[int, int]:
@@ -151,26 +152,22 @@ def constants(
 
     `ptx`: words of NVIDIA's assembler are understood.
     """
-    assert TERMS % tile.BLOCK_K == 0
-    known = gathering(batch, image, window, stride, padding, last)
+    alike = conv_stem.Tile(tile.BLOCK_M, tile.BLOCK_N, tile.BLOCK_K)
+    around = window, stride, padding, last, alike
+    known = conv_stem.constants(batch, image, out_channels, *around)
     height, width = pooled((known["OUT_H"], known["OUT_W"]))
     # A column more than pairs of them is read on the left, which is the one before the first.
     blocks = -(-width // ((tile.BLOCK_M - 1) // 2))
     groups = -(-height // tile.BLOCK_H)
     return {
         **known,
-        "OUT_C": out_channels,
         "POOL_H": height,
         "POOL_W": width,
         "POOLED": -(-width // blocks),
         "BLOCKS_W": blocks,
         "GROUPS": groups,
-        "PROGRAMS": batch * blocks * groups,
-        "STEPS": -(-known["RUNS"] * known["WIDTH"] // tile.BLOCK_K),
+        "BLOCKS": batch * blocks * groups,
         "BIASED": biased,
         "PTX": ptx,
-        "BLOCK_M": tile.BLOCK_M,
-        "BLOCK_N": tile.BLOCK_N,
-        "BLOCK_K": tile.BLOCK_K,
         "BLOCK_H": tile.BLOCK_H,
     }

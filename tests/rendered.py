@@ -78,7 +78,7 @@ def stem_pool(x, weight, case, stride, padding, dilation):
     around, ptx = (window, stride, padding, last), x.device.type != "cpu"  # which is interpreted
     sizes = len(x), x.shape[1:], len(weight)
     constants = conv_stem_pool.constants(*sizes, *around, tile, biased=True, ptx=ptx)
-    blocks = constants["PROGRAMS"], -(-len(weight) // tile.BLOCK_N)
+    blocks = constants["BLOCKS"], -(-len(weight) // tile.BLOCK_N)
     matrix = arranged(weight, runs(x.shape[1:], *around), last)
     return conv_stem_pool.SOURCE, constants, matrix, blocks
 

@@ -1,7 +1,7 @@
 """Products in bf16 and fp16 of an inference graph, computed in fp32 where this CPU has none.
 
 Without AVX-512 oneDNN has no products in 16 bits, and torch's own take five to ten times as long as
-in fp32, its attention in fp16 twice as long. What is multiplied is made wide, weights by the
+in fp32, its attention in fp16 up to five times. What is multiplied is made wide, weights by the
 prologue, and sums are rounded once, behind the epilogue; where the next product reads them, not at
 all, as Inductor has it of its own casts.
 """
@@ -78,7 +78,9 @@ def widen_attention(
         if users == [(operator.getitem, 0)] and _is_narrow(node.args[0], narrow & ATTENTION):
             count += _attend_wide(graph, node, wide, narrow)
     if count:
-        report.add("choice", NAME, f"{count} attentions in fp32: torch's in float16 is slow here")
+        report.add(
+            "choice", NAME, f"attention in fp32, {count} times: torch's in float16 is slow here"
+        )
 
 
 def _attend_wide(

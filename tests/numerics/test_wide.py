@@ -244,7 +244,7 @@ ATTENTIONS = {
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_attention_in_fp16_is_computed_in_fp32(op_by_op, name):
     attended(*ATTENTIONS[name](torch.float16))
-    assert said(wide.NAME) == ["1 attentions in fp32: torch's in float16 is slow here"]
+    assert said(wide.NAME) == ["attention in fp32, 1 times: torch's in float16 is slow here"]
 
 
 @torch.no_grad()

@@ -282,6 +282,5 @@ def test_compiled_where_there_is_no_gpu(dtype, gpu):
     if gpu == "h200":
         assert registers <= 128, "four programs a multiprocessor"
         assert "warp_group_dot" in made.asm["ttgir"]
-        assert made.asm["ptx"].count("ld.global.v2.b16") == 0
         loads = re.findall(r"ld\.global\.\S+", made.asm["ptx"])
         assert not [kind for kind in loads if "v" not in kind and "b16" in kind], "two at a time"
