@@ -12,13 +12,15 @@ from ipex_inductor.autotune.record import Operand, Problem, encode
 
 # How many times more or less may say something. Of a convolution any: its images are large. Few
 # rows of a linear layer leave multiprocessors idle where many do not.
-FARTHEST = {"ipex.conv.default": math.inf, "ipex.linear.default": 2.0}
+LAYERS = ("ipex.linear.default", "ipex.gated_linear.default")  # of rows, not of images
+FARTHEST = {"ipex.conv.default": math.inf} | dict.fromkeys(LAYERS, 2.0)
 FARTHEST |= {"ipex.conv_weight_grad.default": math.inf, "ipex.conv_shortcut.default": math.inf}
 # Whether a pool is worth it depends on how many images there are: a program goes down each.
 FARTHEST |= {"ipex.conv_pool.default": 2.0}
-WORDS = dict.fromkeys(FARTHEST, "a batch of {}") | {"ipex.linear.default": "{} rows"}
+WORDS = dict.fromkeys(FARTHEST, "a batch of {}") | dict.fromkeys(LAYERS, "{} rows")
 # Which operands they are, else the second.
 WEIGHTS = {"ipex.conv_weight_grad.default": (2,), "ipex.conv_shortcut.default": (1, 4)}
+WEIGHTS |= {"ipex.gated_linear.default": (1, 2)}
 Batches = Mapping[bytes, Sequence[tuple[int, bytes]]]
 
 
@@ -28,7 +30,7 @@ def family(problem: Problem) -> tuple[bytes, int] | None:
     Rows that follow one another are the same whatever dimensions number them.
     """
     shape = problem.operands[0].shape if problem.operands else ()
-    images = problem.op != "ipex.linear.default"
+    images = problem.op not in LAYERS
     leading = shape[:1] if images else shape[:-1]
     numbers = [n for n in leading if isinstance(n, int)]
     if problem.op not in FARTHEST or problem.symbols or not leading or numbers != [*leading]:

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ipex_inductor.autotune import batches
+from ipex_inductor.autotune.batches import LAYERS
 from ipex_inductor.autotune.record import Choice, Operand, Problem
 
-CONVOLUTION, LINEAR = "ipex.conv.default", "ipex.linear.default"
+CONVOLUTION = "ipex.conv.default"
 SHORTCUT, POOL = "ipex.conv_shortcut.default", "ipex.conv_pool.default"
 AGREE = 2  # neighbors of weights of their own
 MARGIN = 1.15  # over the library, where its time was kept: it is where no two templates won
@@ -41,7 +42,7 @@ def kind(problem: Problem, window: bool = True) -> Kind | None:
     operands = tuple((o.dtype, len(o.shape), _layout(o)) for o in problem.operands)
     settings = tuple(sorted(problem.settings.items()))
     alike = problem.op, problem.arch, constants, problem.epilogue, settings, operands
-    if problem.op == LINEAR:
+    if problem.op in LAYERS:
         weight = problem.operands[1]
         return *alike, _product(weight.shape[:1]) % VECTOR.get(weight.dtype, 1) == 0
     channels = _channels(problem)
@@ -109,7 +110,7 @@ def nearest_tile(of: Choice, offered: Iterable[Choice]) -> Choice | None:
 
 def _judged_by(problem: Problem) -> Kind | None:
     """What those have in common that are asked whether a template wins."""
-    return kind(problem, window=problem.op == LINEAR or _channels(problem) != "few")
+    return kind(problem, window=problem.op in LAYERS or _channels(problem) != "few")
 
 
 def _sorted(problem: Problem, others: Sequence[Known]) -> list[Known]:
@@ -163,7 +164,7 @@ def _shapes(problem: Problem) -> Kind:
 def _sizes(problem: Problem) -> tuple[float, ...]:
     """Logarithms of rows, or of images and pixels; of channels that go in and come out."""
     x = problem.operands[0].shape
-    parts = [x[:-1], x[-1:]] if problem.op == LINEAR else [x[:1], x[1:2], x[2:]]
+    parts = [x[:-1], x[-1:]] if problem.op in LAYERS else [x[:1], x[1:2], x[2:]]
     parts += [o.shape[:1] for o in _weights(problem)]
     return tuple(math.log2(_product(part)) for part in parts)
 

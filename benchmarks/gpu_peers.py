@@ -14,7 +14,6 @@ templates too): minutes.
 
 import argparse
 import copy
-import csv
 import fcntl
 import json
 import os
@@ -29,7 +28,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -206,11 +204,11 @@ def errors(result: Tensor, exact: Tensor) -> tuple[float, float]:
     return float(off.max()), float(off.mean())
 
 
-def known(script: str, *packages: str) -> dict[str, str]:
+def known(script: str, *packages: str, device: str = "cuda") -> dict[str, str]:
     """What was measured with."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "device": str(target.current("cuda")),
+        "device": str(target.current(device)),
         "torch": str(torch.__version__),
         **{name: version(name) for name in ("triton", *packages)},
         "cudnn": str(torch.backends.cudnn.version()),
@@ -264,8 +262,6 @@ def measure(options: argparse.Namespace, case: Case, about: dict[str, str]) -> b
             row["per second"] = round(len(x) / row["median, ms"] * 1e3)
         row["fp32 error max, mean"] = single
         keep(options, about, row)
-    if options.csv:
-        in_timms_columns(Path(options.csv), case, rows)
     return not any("failed" in row for row in rows.values())
 
 
@@ -275,21 +271,6 @@ def keep(options: argparse.Namespace, about: dict[str, str], row: dict[str, Any]
     if options.json:
         with open(options.json, "a") as file:
             file.write(json.dumps({**about, **row}) + "\n")
-
-
-def in_timms_columns(file: Path, case: Case, rows: dict[str, dict[str, Any]]) -> None:
-    """Append to a table as timm's benchmark writes them, with the peer as one more column."""
-    new = not file.exists()
-    with file.open("a", newline="") as out:
-        columns = "model,peer,infer_samples_per_sec,infer_step_time,infer_batch_size,infer_img_size"
-        table = csv.writer(out)
-        if new:
-            table.writerow([*columns.split(","), "param_count"])
-        count = round(sum(p.numel() for p in case.model.parameters()) / 1e6, 2)
-        for peer, row in rows.items():
-            if "median, ms" in row:
-                speed = row["per second"], row["median, ms"], row["batch"]
-                table.writerow([case.name, peer, *speed, case.x.shape[-1], count])
 
 
 def arguments(about: str) -> argparse.ArgumentParser:
@@ -306,7 +287,6 @@ def arguments(about: str) -> argparse.ArgumentParser:
     parser.add_argument("--lock", help="a file, locked while timing: others compile meanwhile")
     parser.add_argument("--database", help="of records, for the next run; empty if not named")
     parser.add_argument("--json", help="append the rows to this file, one JSON object a line")
-    parser.add_argument("--csv", help="append the speeds to this table, in timm's columns")
     return parser
 
 

@@ -11,8 +11,10 @@ larger of traffic at the H200's copy speed and arithmetic at the rate its large 
 
 Peers: eager; inductor (default mode); max-autotune if asked for (tens of seconds a shape); cublaslt
 (`aten._addmm_activation`, the tanh form alone); and each tile of ours that is offered for a shape,
-by its fields: columns, bytes of a step, parts, warps, stages, swapped, joined where it is so. The
-last line of a shape says how the best of what a record may choose does against the others' best.
+by its fields: columns, bytes of a step, parts, warps, stages, swapped, joined where it is so.
+Beside them `bare`, cuBLAS's product without bias and GELU, which shows what those cost. The last
+line of a shape says how the best of what a record may choose does against the others' best, and how
+much longer it takes than the bare product.
 """
 
 import argparse
@@ -50,7 +52,8 @@ SHAPES = (
 )
 COPIED, MULTIPLIED = 4.27e12, 790e12  # bytes and operations a second: see reference/measured.md
 OTHERS = ("eager", "inductor", "max-autotune")
-NOT_OURS = ("eager", "max-autotune")  # Inductor's own is what is left where nothing is faster
+BARE = "bare"
+NOT_OURS = ("eager", "max-autotune", BARE)  # Inductor's own is left where nothing is faster
 UNARY = {"none": "gelu", "tanh": "gelu_tanh"}
 
 
@@ -69,6 +72,11 @@ def layer(x: Tensor, weight: Tensor, bias: Tensor, gelu: str) -> Tensor:
     return F.gelu(F.linear(x, weight, bias), approximate=gelu)
 
 
+def bare(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The product alone, in torch's own kernel."""
+    return F.linear(x, weight)
+
+
 def peers(
     problem: Problem, gelu: str, inputs: Sequence[Tensor], options: argparse.Namespace
 ) -> Iterator[tuple[str, Callable[[], Run]]]:
@@ -83,6 +91,7 @@ def peers(
         return lambda given: found(*given)
 
     yield "eager", lambda: lambda given: function(*given)
+    yield BARE, lambda: lambda given: bare(*given)
     yield "inductor", functools.partial(compiled, "default")
     if options.max_autotune:
         yield "max-autotune", functools.partial(compiled, "max-autotune-no-cudagraphs")
@@ -126,14 +135,16 @@ def measured(
     problem = problem_of(shape, gelu, options.dtype)
     device = torch.device("cuda")
     inputs = inputs_of(problem, device, seed=0)
-    judge = Judge(layer(*(t.double() for t in inputs), gelu), layer(*inputs, gelu))
+    doubles = [t.double() for t in inputs]
+    judge = Judge(layer(*doubles, gelu), layer(*inputs, gelu))
+    judges = {BARE: Judge(bare(*doubles), bare(*inputs))}
     least = floor(shape, inputs[0].itemsize)
     rows: dict[str, dict[str, Any]] = {}
     runs: dict[str, Run] = {}
     for name, make in peers(problem, gelu, inputs, options):
         row = rows[name] = {"shape": "x".join(map(str, shape)), "gelu": gelu, "peer": name}
         row |= {"dtype": options.dtype, "floor, us": round(least, 2)}
-        if name not in OTHERS and time.monotonic() - begin > options.budget:
+        if name not in (*OTHERS, BARE) and time.monotonic() - begin > options.budget:
             row["left out"] = "the budget is spent"
             continue
         start = time.monotonic()
@@ -142,7 +153,8 @@ def measured(
             run(inputs)
             torch.cuda.synchronize()
             row["first result, s"] = round(time.monotonic() - start, 2)
-            found = measure.verified(Candidate(Choice("library", name), run), judge, inputs)
+            candidate = Candidate(Choice("library", name), run)
+            found = measure.verified(candidate, judges.get(name, judge), inputs)
         except measure.FATAL:
             raise
         except Exception as error:  # one peer's fault is not the others'
@@ -159,8 +171,11 @@ def measured(
     return [*rows.values()]
 
 
-def said(rows: Sequence[dict[str, Any]]) -> float | None:
-    """Print the table of one shape; how many times as fast ours is as the best of the others."""
+def said(rows: Sequence[dict[str, Any]]) -> tuple[float, float] | None:
+    """Print the table of one shape.
+
+    How many times as fast ours is as the best of the others; percent over the bare product.
+    """
     first = rows[0]
     print(
         f"\n{first['shape']} gelu={first['gelu']} {first['dtype']}, floor {first['floor, us']} us"
@@ -172,10 +187,12 @@ def said(rows: Sequence[dict[str, Any]]) -> float | None:
     times = {row["peer"]: row["p50, us"] for row in rows if "p50, us" in row}
     others = min((t for name, t in times.items() if name in OTHERS), default=None)
     ours = min((t for name, t in times.items() if name not in NOT_OURS), default=None)
-    if others is None or ours is None:
+    if others is None or ours is None or BARE not in times:
         return None
-    print(f"  ours {others / ours:.3f} times as fast as the best of the others", flush=True)
-    return float(others / ours)
+    gain, cost = others / ours, 100 * (ours / times[BARE] - 1)
+    print(f"  ours {gain:.3f} times as fast as the best of the others", end=", ")
+    print(f"{cost:+.1f} % over the bare product", flush=True)
+    return float(gain), float(cost)
 
 
 def versions() -> dict[str, str]:
@@ -212,19 +229,26 @@ def main() -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()  # and an empty cache
     known, begin = versions(), time.monotonic()
     print(json.dumps(known), flush=True)
-    gains, failed = [], False
+    found: dict[tuple[str, str], tuple[float, float]] = {}
+    failed = False
     for shape in options.shape:
         rows_, size, columns = map(int, shape.split("x"))
         for gelu in options.gelu:
             rows = measured((rows_, size, columns), gelu, options, begin)
-            gains.append(said(rows))
+            if both := said(rows):
+                found[gelu, shape] = both
             failed |= any("failed" in row for row in rows)
             if options.json:
                 with open(options.json, "a") as file:
                     file.writelines(json.dumps({**known, **row}) + "\n" for row in rows)
-    right = [gain for gain in gains if gain]
-    if right:
-        print(f"\ngeometric mean {statistics.geometric_mean(right):.3f} over {len(right)} tables")
+    print()
+    for gelu in options.gelu:
+        of = {shape: both for (form, shape), both in found.items() if form == gelu}
+        if of:
+            mean = statistics.geometric_mean(gain for gain, _ in of.values())
+            costs = ", ".join(f"{shape} {cost:+.1f} %" for shape, (_, cost) in of.items())
+            print(f"gelu={gelu}: geometric mean {mean:.3f} over {len(of)} tables")
+            print(f"  over the bare product: {costs}")
     print(f"{time.monotonic() - begin:.0f} s")
     sys.exit(failed)
 

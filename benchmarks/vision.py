@@ -1,10 +1,10 @@
 """Inference of vision models on one GPU, side by side in one run: see gpu_peers.py.
 
     python benchmarks/vision.py [--batch 1 128] [--models resnet50 timm:convnext_base ...]
-        [--peers NAME ...] [--tune SECONDS] [--database FOLDER] [--json FILE] [--csv FILE]
+        [--peers NAME ...] [--tune SECONDS] [--database FOLDER] [--json FILE]
 
 Channels-last, with random weights and batch-norm statistics that were run in; models of torchvision
-or, after `timm:`, of timm; `unet` is the net below.
+or, after `timm:`, of timm; `unet` is the net below. As a table: model_means.py.
 """
 
 from collections.abc import Iterator
@@ -59,9 +59,8 @@ class UNet(nn.Module):
         return result
 
 
-def model_of(name: str) -> nn.Module:
-    """In fp32 on the GPU, with statistics of batch norms as its own activations have them."""
-    torch.manual_seed(0)
+def named(name: str) -> nn.Module:
+    """As the library makes it."""
     found: nn.Module
     if name == "unet":
         found = UNet()
@@ -71,7 +70,19 @@ def model_of(name: str) -> nn.Module:
         found = timm.create_model(name.removeprefix("timm:"), pretrained=False)
     else:
         found = getattr(torchvision.models, name)(weights=None)
-    model: nn.Module = found.cuda().to(**LAST)
+    return found
+
+
+def millions(name: str) -> float:
+    """Its parameters."""
+    with torch.device("meta"):
+        return round(sum(p.numel() for p in named(name).parameters()) / 1e6, 2)
+
+
+def model_of(name: str) -> nn.Module:
+    """In fp32 on the GPU, with statistics of batch norms as its own activations have them."""
+    torch.manual_seed(0)
+    model: nn.Module = named(name).cuda().to(**LAST)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = None  # the mean of all batches

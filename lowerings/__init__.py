@@ -37,6 +37,7 @@ def _register() -> None:
         conv_weight,
         few_rows,
         foreach,
+        gated,
         kept,
         linear,
         moments,
@@ -57,6 +58,7 @@ def _register() -> None:
     conv_weight.register()
     few_rows.register()
     foreach.register()
+    gated.register()
     kept.register()
     linear.register()
     moments.register()

@@ -21,6 +21,7 @@ from ipex_inductor.autotune.select import (
 from ipex_inductor.lowerings import (
     conv,
     conv_weight,
+    gated,
     linear,
     listed,
     shortcut,
@@ -38,6 +39,7 @@ CALLS: dict[str, tuple[Call, ...]] = {
     str(torch.ops.ipex.conv_pool.default): stem_pool.CALLS,
     str(torch.ops.ipex.conv_shortcut.default): shortcut.CALLS,
     str(torch.ops.ipex.conv_weight_grad.default): conv_weight.CALLS,
+    str(torch.ops.ipex.gated_linear.default): gated.CALLS,
     str(torch.ops.ipex.linear.default): linear.CALLS,
 }
 

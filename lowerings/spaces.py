@@ -34,7 +34,7 @@ MICRO = tuple(f"CppMicro{name}" for name in ("GemmAMX", "GemmFP32Vec", "GemmRef"
 # Ours, which stand beside a library's calls and not in Inductor's lists.
 CONVOLUTIONS = ("stem", "depthwise", "strips", "fprop", "boxes", "grouped", "stem_weight")
 TOGETHER = ("shortcut_streamed", "shortcut_boxes", "stem_pool")
-FAMILIES = (*CONVOLUTIONS, *TOGETHER, "streamed", "persistent", "pipelined")
+FAMILIES = (*CONVOLUTIONS, *TOGETHER, "streamed", "persistent", "pipelined", "gated")
 OURS = tuple(f"ipex.triton.{name}" for name in FAMILIES)
 
 _TILES = tuple(2**n for n in range(3, 10))

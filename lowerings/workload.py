@@ -356,6 +356,8 @@ _LAST_FACTORS: dict[str, tuple[int, ...]] = {
     "baddbmm": (2,),
     "convolution": (1,),
 }
-_LAST_FACTORS |= {"conv": (1,), "conv_pool": (1,), "conv_shortcut": (1, 4), "linear": (1,)}  # ours
+# Ours.
+_LAST_FACTORS |= {"conv": (1,), "conv_pool": (1,), "conv_shortcut": (1, 4), "linear": (1,)}
+_LAST_FACTORS |= {"gated_linear": (1, 2)}
 # A weight has all that is summed behind its rows.
-_BY_ROWS = {"convolution", "conv", "conv_pool", "conv_shortcut", "linear"}
+_BY_ROWS = {"convolution", "conv", "conv_pool", "conv_shortcut", "gated_linear", "linear"}

@@ -14,6 +14,7 @@ from torch._inductor import inductor_prims  # noqa: F401  registers the prims
 from torch._inductor.virtualized import V
 
 from ipex_inductor.decisions import GraphReport
+from ipex_inductor.ops import gated
 from ipex_inductor.ops.conv_weight import ALONE
 from ipex_inductor.ops.stem_pool import AROUND, STEP, WINDOW
 from ipex_inductor.passes.packing import REFERENCES, is_transpose, name_of
@@ -52,6 +53,7 @@ EPILOGUES = {
 SYCL = "xpu"
 SYCL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
+GATED = "linear|linear+mul"  # two layers on one input, the activation of one times the other
 SHORTCUT = "conv|conv+add+relu"  # of both convolutions, in one kernel
 POOLED = "conv+relu|max-pool"  # in one kernel, too
 
@@ -74,6 +76,22 @@ def why_not(product: str, values: Mapping[str, Any]) -> str | None:
     ours = product == "linear" and words[0] == "none" and _has_few_rows(values["x"])
     if not ours and words not in EPILOGUES.get(product, ()):
         return "no library of this GPU has the epilogue: Inductor's own kernel follows the product"
+    return None
+
+
+def why_not_gated(
+    x: Tensor, weight: Tensor, bias: Tensor | None, gate: Tensor, gate_bias: Tensor | None
+) -> str | None:
+    """Why no kernel of a GPU is asked for a gated pair of layers, None when one is."""
+    if x.device.type == SYCL or torch.version.hip:
+        return f"no fused pair for {'ROCm' if torch.version.hip else SYCL} yet"
+    if _has_few_rows(x):
+        return "of few rows the layers are joined, or have an epilogue each"
+    if weight.shape != gate.shape or (bias is None) != (gate_bias is None):
+        return "both layers are not alike"
+    biases = (each for each in (bias, gate_bias) if each is not None)
+    if any(each.shape != weight.shape[:1] for each in biases):
+        return "an addend is no bias"
     return None
 
 
@@ -106,6 +124,9 @@ def place(
             if _is_layer(node, weights):
                 _adopt_layer(node)
     traced: dict[Any, torch.fx.GraphModule] = {}  # a model repeats its layers
+    for node in graph.find_nodes(op="call_function", target=torch.ops.ipex.linear.default):
+        if gate := _gate(node):
+            _place_gated(graph, node, gate, choose, table, report, traced)
     for node in graph.find_nodes(op="call_function", target=torch.ops.ipex.conv.default):
         if other := _shortcut(node, weights):
             _place_shortcut(graph, node, other, choose, table, report, traced)
@@ -250,6 +271,39 @@ def _adopt_layer(node: Node) -> None:
     node.target = torch.ops.ipex.linear.default
     weight = transposed.args[0]
     node.args = (x, weight, bias[0] if bias else None, None, "none", "none", [], False)
+
+
+def _gate(node: Node) -> Node | None:
+    """The layer of which a GPU's layer is multiplied by the activation, if a rule made them so."""
+    x, _, _, other, binary, *_ = node.args
+    gpu = node.meta["val"].device.type not in ("cpu", SYCL)
+    assert other is None or isinstance(other, Node)
+    alike = gpu and binary == "mul" and other is not None and other.target is node.target
+    return other if alike and other and other.args[0] is x and len(other.users) == 1 else None
+
+
+def _place_gated(
+    graph: torch.fx.Graph,
+    node: Node,
+    gate: Node,
+    choose: Choose,
+    table: Table,
+    report: GraphReport,
+    traced: dict[Any, torch.fx.GraphModule],
+) -> None:
+    """Replace a pair of layers by the call chosen for it, or by one product with both weights."""
+    x, weight, bias, *_ = node.args
+    _, gate_weight, gate_bias, _, _, unary, *_ = gate.args
+    with graph.inserting_before(node):
+        args = (x, gate_weight, weight, gate_bias, bias, unary)
+        ours = graph.call_function(torch.ops.ipex.gated_linear.default, args)
+    ours.meta = dict(node.meta)
+    node.replace_all_uses_with(ours)
+    graph.erase_node(node)
+    graph.erase_node(gate)
+    body, kind, reason = choose(ours)
+    report.add(kind, GATED, reason, user_line(node))
+    inline(graph, ours, body or gated.reference, table, traced, origins=True)
 
 
 def _place_shortcut(

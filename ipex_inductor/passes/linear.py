@@ -71,6 +71,8 @@ def _gated(unary: str) -> Rule:
 
     def when(values: Mapping[str, Any]) -> str | None:
         x, *tensors = (values[name] for name in ("x", "weight", "bias", "gate", "gate_bias"))
+        if x.device.type in library.GPUS:
+            return library.why_not_gated(x, *tensors)
         return why_not_linear(x, *tensors[:2]) or why_not_linear(x, *tensors[2:])
 
     return Rule(

@@ -18,7 +18,7 @@ from ipex_inductor.lowerings import library
 A100 = target.described("a100-80gb")
 USUAL = {"binary": "none", "other": None, "scalars": (), "packed": "", "unary": "none"}
 SETTING = "cudnn.benchmark"
-OPS = (neighbors.CONVOLUTION, neighbors.LINEAR, neighbors.SHORTCUT)
+OPS = (neighbors.CONVOLUTION, *neighbors.LAYERS, neighbors.SHORTCUT)
 
 
 @pytest.fixture(autouse=True)

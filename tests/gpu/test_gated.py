@@ -1,0 +1,93 @@
+"""A gated pair of layers on a GPU: values, through Inductor, and in a model."""
+
+import gated_cases
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import code_of, no_farther_off_than_eager
+from records import plant
+from torch import nn
+
+from ipex_inductor import decisions, target
+from ipex_inductor.autotune import measure
+from ipex_inductor.autotune.measure import Candidate
+from ipex_inductor.lowerings import compiling, library, selection, settings, shapes, tuner
+from ipex_inductor.templates import gated
+
+pytestmark = pytest.mark.gpu
+
+hopper = pytest.mark.skipif(
+    not str(target.current("cuda")).startswith("sm_90"), reason="it is for Hopper's copy engine"
+)
+
+
+@hopper
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("tile", [gated_cases.SMALL, *gated.TILES], ids=str)
+def test_values(tile, dtype):
+    """Against fp64, into memory full of NaN."""
+    for case in gated_cases.CASES:
+        error = gated_cases.error(*case, dtype, tile, "cuda")
+        assert error <= gated_cases.CLOSE[dtype], case
+
+
+PROBLEMS = {
+    "silu": "4x512x512 1024x512 1024x512 gate_bias=None bias=None unary='silu'",
+    "gelu, odd sizes": "1101x776 1000x776 1000x776 1000 1000 unary='gelu'",
+    "gelu by tanh": "2048x256 192x256 192x256 gate_bias=None bias=None unary='gelu_tanh'",
+}
+
+
+@hopper
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_through_inductor(name, dtype):
+    """No farther off than torch's own may be, and laid out as its result is."""
+    known = str(target.current("cuda")), settings.settings_of("cuda")
+    (problem,) = shapes.problems([f"ipex.gated_linear.default {dtype} {PROBLEMS[name]}"], *known)
+    trial = tuner._trial(problem, torch.device("cuda"))
+    ours = [call for call in library.calls(problem) if call.parameters]
+    assert ours
+    for call in ours:
+        run = compiling.compiled(problem, call.choice, trial.inputs)
+        found = measure.verified(Candidate(call.choice, run), trial.judge, trial.inputs)
+        assert isinstance(found, float), (call.choice, found.reason)
+
+
+class Gated(nn.Module):
+    """The feed-forward part of a Llama, with what comes before and behind."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.RMSNorm(512)
+        self.gate, self.up = (nn.Linear(512, 1024, bias=False) for _ in range(2))
+        self.down = nn.Linear(1024, 512, bias=False)
+
+    def forward(self, x):
+        normed = self.norm(x)
+        return x + self.down(F.silu(self.gate(normed)) * self.up(normed))
+
+
+@hopper
+@torch.no_grad()
+def test_in_a_model(tmp_path, monkeypatch):
+    """By record; without one as one product of both weights."""
+
+    def times(*_):
+        raise AssertionError("something was to be measured")
+
+    monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(selection, "here", times)
+    model = Gated().eval().cuda().bfloat16()
+    x = torch.randn(2, 1024, 512, device="cuda").bfloat16()
+    plant(tmp_path / "database", lambda: model(x))
+    for database, named in (("database", True), ("none", False)):
+        torch.compiler.reset()
+        decisions.clear()
+        options = {"strict": True, "autotune_database": str(tmp_path / database)}
+        fn = torch.compile(model, backend="ipex", options=options)
+        (code,) = code_of(fn, x)
+        assert ("gated_rows" in code) == named
+        said = [e.reason for r in decisions.reports() for e in r.events if e.kind == "choice"]
+        assert sum(gated.NAME in reason for reason in said) == named
+        no_farther_off_than_eager(fn, model, x)
