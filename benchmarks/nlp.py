@@ -1,11 +1,12 @@
 """Inference of language models on one GPU, side by side in one run: see gpu_peers.py.
 
-    python benchmarks/nlp.py [--batch 1 64] [--tokens 384] [--models bert roberta gpt2 t5 llama
-        llama-decode] [--peers NAME ...] [--tune SECONDS] [--database FOLDER] [--json FILE]
+    python benchmarks/nlp.py [--batch 1 64] [--tokens 384] [--models bert roberta gpt2 t5 t5-whole
+        llama llama-decode] [--peers NAME ...] [--tune SECONDS] [--database FOLDER] [--json FILE]
 
 Of transformers, by their configurations, with random weights: the encoders' last states, the
 decoders' logits of all tokens (prefill, without a cache of keys and values). `llama-decode` is the
-last of so many tokens, beside the keys and values of the others: its logits, written in place.
+last of so many tokens, beside the keys and values of the others: its logits, written in place. `t5`
+is the encoder alone, `t5-whole` with the decoder on as many words.
 """
 
 import itertools
@@ -33,6 +34,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "roberta": ("RobertaConfig", "RobertaModel", {"vocab_size": 50265}),
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", {"use_cache": False}),
     "t5": ("T5Config", "T5EncoderModel", {}),  # the small one
+    "t5-whole": ("T5Config", "T5ForConditionalGeneration", {"use_cache": False}),
     "llama": ("LlamaConfig", "LlamaForCausalLM", {"use_cache": False, **LLAMA}),
     "llama-decode": ("LlamaConfig", "LlamaForCausalLM", LLAMA),
 }
@@ -43,11 +45,12 @@ class First(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.has_both = model, hasattr(model, "decoder")
 
     def forward(self, words: Tensor) -> Tensor:
-        """Numbers of words, a row each."""
-        result: Tensor = self.model(words, return_dict=False)[0]
+        """Numbers of words, a row each; an encoder's are its decoder's too."""
+        both = {"decoder_input_ids": words} if self.has_both else {}
+        result: Tensor = self.model(words, **both, return_dict=False)[0]
         return result
 
 

@@ -9,7 +9,7 @@ import functools
 import re
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,11 +35,15 @@ OPS = {
 
 @dataclass
 class Offer:
-    """What Inductor listed for one problem, in its order; the first of a name counts."""
+    """What Inductor listed for one problem, in its order; the first of a name counts.
+
+    `times`: how many nodes of the graph ask it.
+    """
 
     problem: Problem
     choices: tuple[Choice, ...]
     taken: Choice
+    times: int = 1
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,9 @@ def tell(offer: Offer) -> None:
     """Add to what was offered for the graph that is being learned, if one is."""
     now = _current.get()
     if now is not None:
-        now.offers[encode(offer.problem)] = offer
+        key = encode(offer.problem)
+        before = now.offers.get(key)
+        now.offers[key] = replace(offer, times=before.times + 1) if before else offer
 
 
 def describe(caller: Any) -> Choice | None:

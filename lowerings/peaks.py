@@ -40,6 +40,21 @@ def shares(problems: Sequence[Problem], microseconds: float) -> tuple[float | No
     )
 
 
+def floor(problem: Problem) -> float:
+    """Seconds that it takes at least where it is measured, 0 if sizes vary or no peak is known."""
+    try:
+        device = target.described(problem.arch)
+    except TargetError:
+        return 0.0
+    if problem.symbols:
+        return 0.0
+    moved, operations = work(problem)
+    rate = device.rate(_RATES.get(problem.operands[0].dtype, ""))
+    return max(
+        moved / device.bandwidth if device.bandwidth else 0.0, operations / rate if rate else 0.0
+    )
+
+
 def work(problem: Problem) -> tuple[int, int]:
     """Bytes moved and operations of the op, the epilogue's not counted (a FMA is two)."""
     return _work(encode(problem))

@@ -23,7 +23,7 @@ from ipex_inductor.autotune.database import Records, Shard
 from ipex_inductor.autotune.guess import Guess
 from ipex_inductor.autotune.record import Outcome, Record, Symbol, encode
 from ipex_inductor.config import resolve
-from ipex_inductor.lowerings import listed, selection, spaces
+from ipex_inductor.lowerings import listed, peaks, selection, shapes, spaces
 from ipex_inductor.lowerings.listed import Choosing, choosing
 from ipex_inductor.lowerings.settings import settings_of
 from ipex_inductor.request import Request
@@ -376,14 +376,38 @@ def test_what_was_found_is_used_though_the_disk_fails_later(monkeypatch, databas
     assert said_ == [("autotune", "measuring stopped: no space left")]
 
 
-def test_ops_of_ours_are_measured_before_inductors_lists(monkeypatch, database, offer):
-    ours = changed(offer.problem, op="ipex.linear.default")
-    offers = [offer, replace(offer, problem=ours)]
+WORDS = "other=None stride=1,1 padding=0,0 dilation=1,1 transposed=False output_padding=0,0"
+WORDS += " groups=1 binary='none' unary='relu' scalars=() packed=''"
+IN_TURN = [
+    f"ipex.conv.default bfloat16 8x256x56x56:L 64x256x1x1:L 64 {WORDS}",
+    f"ipex.conv.default bfloat16 8x64x28x28:L 64x64x1x1:L 64 {WORDS}",  # thrice
+    f"ipex.conv.default bfloat16 8x96x28x28:L 64x96x1x1:L 64 {WORDS}",
+    "ipex.conv_pool.default bfloat16 99x3x224x224:L 64x3x7x7:L 64 stride=2,2 padding=3,3",
+    "aten.mm.default bfloat16 8192x8192 8192x8192",
+]
+
+
+def test_what_takes_longest_is_measured_first_and_inductors_lists_last(
+    monkeypatch, database, offer
+):
+    problems = [*shapes.problems(IN_TURN, "sm_90:NVIDIA-H200", {})]
+    with choosing(Choosing()) as now:
+        for each in (*reversed(problems), problems[1], problems[1]):
+            listed.tell(replace(offer, problem=each))
     asked = []
     monkeypatch.setattr(selection, "here", lambda problems, budget: asked.extend(problems) or [])
     policy = selection.Policy(database, may_time=True, budget=1.0, guesses=False)
-    selection.settle(policy, "graph", lambda: offers, lambda *words: None)
-    assert asked == [ours, offer.problem]
+    selection.settle(policy, "graph", now.offers.values, lambda *words: None)
+    assert asked == problems
+
+
+def test_sizes_that_vary_and_devices_that_are_not_known_have_no_floor():
+    (known,) = shapes.problems(IN_TURN[:1], "sm_90:NVIDIA-H200", {})
+    (other,) = shapes.problems(IN_TURN[:1], "sm_90:of-nobody", {})
+    assert peaks.floor(other) == 0.0
+    assert peaks.floor(changed(known, symbols=(Symbol("s0", 1, 8),))) == 0.0
+    # Each number of the image and of the result once, at 4.8 TB/s: memory binds.
+    assert peaks.floor(known) == pytest.approx(2 * 8 * 56 * 56 * 320 / 4.8e12, rel=0.01)
 
 
 def test_what_cannot_be_measured_is_not_tried_by_every_process(monkeypatch, database, offer):
