@@ -329,6 +329,8 @@ PERSISTENT = [
     ([1, 104, 1, 67], 65),
     ([5, 16, 7, 7], 200),
     ([1, 32, 23, 3], 2),
+    ([1, 4096, 1, 35], 32),
+    ([1, 8216, 1, 67], 70),  # 8209 terms are no whole vectors
     ([1, 200, 5, 13], 128),
     ([2, 24, 1, 31], 33),
 ]
@@ -390,7 +392,7 @@ CASES += [
 
 
 def drawn(seed):
-    """A stem and a depthwise convolution of no net's sizes."""
+    """One of each template, of no net's sizes."""
     draw = random.Random(seed)
     window = [draw.choice((1, 2, 3, 5, 7)) for _ in "hw"]
     stride, padding = ([draw.randint(low, 3) for _ in "hw"] for low in (1, 0))
@@ -399,7 +401,8 @@ def drawn(seed):
     dtype, last = draw.choice(("float32", "float16")), draw.random() < 0.5
     around = {"stride": stride, "padding": padding, "dtype": dtype}
     made = draw.randint(1, 40)
-    yield case(image, [made, image[1], *window], SMALL, last=last, **around)
+    stem = image, [made, image[1], *window]
+    yield case(*stem, SMALL, last=last, **around)
     dilation = [draw.randint(1, 2) for _ in "hw"]
     sides = [side + reach for side, reach in zip(sides, window, strict=True)]
     image = [image[0], draw.randint(1, 70), *sides]
@@ -412,7 +415,8 @@ def drawn(seed):
     yield streaming(image, draw.randint(1, 300), dtype=dtype)
     whole = [image[0], -(-image[1] // 8) * 8, *image[2:]]
     yield persistently(whole, draw.randint(1, 200), dtype=dtype)
-    yield shortened(image, draw.randint(1, 200), [image[0], draw.randint(1, 90), *sides], [1, 1])
+    beside = [image[0], draw.randint(1, 90), *sides]
+    yield shortened(image, draw.randint(1, 200), beside, [1, 1], dtype=dtype)
     yield of_many(image, [draw.randint(1, 90), image[1], *places], dilation=dilation, **around)
     by = [draw.randint(1, 2) for _ in "hw"]
     even = [-(-side // step) * step for side, step in zip(sides, by, strict=True)]
@@ -425,16 +429,56 @@ def drawn(seed):
     yield in_groups(image, weight, dilation=dilation, groups=groups, **around)
     image = [1, draw.randint(1, 600), *sides]
     yield pipelining(image, draw.randint(1, 300), dtype=dtype)
+    yield from ends_of_blocks(draw, [few[0], draw.randint(1, 9)], dtype)
+    tile = [*vars(draw.choice(conv_stem_pool.TILES)).values()]
+    (images, channels, high, wide), weight = stem
+    image = [images, channels, high, wide + draw.randint(0, 150)]  # of several blocks across
+    yield case(image, weight, tile, last=last, **around) | POOLED
 
 
-RANDOM = [each for seed in range(30) for each in drawn(seed)]
+def ends_of_blocks(draw, sides, dtype):
+    """Both shortcuts in steps, streamed ones of which leave what they do not read."""
+    by = [draw.randint(1, 3) for _ in "hw"]
+    left = [(side - 1) * step + draw.randint(1, step) for side, step in zip(sides, by, strict=True)]
+    image, made = [draw.randint(1, 4), draw.randint(1, 130), *sides], draw.randint(1, 200)
+    yield shortened(image, made, [image[0], draw.randint(1, 130), *left], by, dtype=dtype)
+    whole = [side * step for side, step in zip(sides, by, strict=True)]
+    image, beside = [image[0], 16 * draw.randint(1, 12)], [image[0], 16 * draw.randint(1, 12)]
+    yield shortened([*image, *sides], made, [*beside, *whole], by, "boxes", dtype=dtype)
+
+
+SEEDS = range(40)  # as many shapes of each template at least
+
+
+def is_pooled_in_fp32(case):
+    """Of which there is none on a GPU: two numbers of 16 bits are masked at once there."""
+    return (case["template"], case["dtype"]) == ("stem_pool", "float32")
+
+
+RANDOM = [each for seed in SEEDS for each in drawn(seed)]
 # On a GPU each is compiled: all shapes in bf16, which the interpreter cannot multiply.
 COMPILED = [
     each | {"dtype": "bfloat16"}
     for each in (*CASES, *RANDOM[:9])
     if each["dtype"] == "float32" and "planted" not in each
 ]
-COMPILED += [each for each in CASES if "planted" in each or "moved" in each]
+COMPILED += [
+    each | ({"dtype": "bfloat16"} if is_pooled_in_fp32(each) else {})
+    for each in CASES
+    if "planted" in each or "moved" in each
+]
 COMPILED += [c for c in CASES[:4] if c["dtype"] != "bfloat16"] + CASES[63:65]
+IN_FP16 = [each for each in CASES if each["dtype"] == "float16" and each not in COMPILED]
+HALVES = ("bfloat16", "float16")  # of many channels fp32 is left to libraries
+DTYPES = dict.fromkeys(("stem", "depthwise", "strips"), (*HALVES, "float32"))
+
+
+def in_each_dtype(cases):
+    """Each in every dtype that its template is offered in."""
+    for each in cases:
+        for dtype in DTYPES.get(each["template"], HALVES):
+            yield each | {"dtype": dtype}
+
+
 # Sums in fp32, then one rounding; of bf16 the interpreter cuts off what hardware rounds.
 CLOSE = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 1.6e-2}

@@ -1,8 +1,10 @@
 """Shapes that the gradient of a stem's weight is tested with, on a CPU and on a GPU."""
 
 import itertools
+import random
 
-from ipex_inductor.templates.conv_stem_weight import TILES
+from ipex_inductor.ops.stem import runs
+from ipex_inductor.templates.conv_stem_weight import TILES, fits
 
 
 def case(x, weight, stride, padding, tile=(32, 16, 32, 4, 2, 1), **given):
@@ -76,5 +78,25 @@ CASES += [
 ]
 # Nothing is aligned.
 CASES += [case(*SHAPES[1], moved=True, dtype="float16", last=last) for last in (True, False)]
+
+
+def drawn(seed):
+    """Of no net's sizes, by a tile that is offered for it."""
+    draw = random.Random(seed)
+    window, stride, padding = (
+        [draw.randint(*ends) for _ in "hw"] for ends in ((1, 7), (1, 4), (0, 3))
+    )
+    sides = [draw.randint(reach, 40) for reach in window]
+    image, last = [draw.randint(1, 4), draw.randint(1, 4), *sides], draw.random() < 0.5
+    weight = [draw.randint(1, 200), image[1], *window]
+    found = runs(image[1:], window, stride, padding, last)
+    tile = draw.choice([tile for tile in TILES if fits(tile, weight[0], found)])
+    how = {"warps": tile.num_warps, "steps": draw.randint(1, 9), "last": last}
+    dtype = ("float32", "float16")[seed % 2]
+    return case(image, weight, stride, padding, [*vars(tile).values()], dtype=dtype, **how)
+
+
+SEEDS = range(40)  # as many shapes at least
+RANDOM = [drawn(seed) for seed in SEEDS]
 # Sums in fp32 of parts that are not rounded, against fp64.
 CLOSE = 2e-6

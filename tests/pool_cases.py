@@ -30,10 +30,11 @@ def random_case(seed):
     return (
         {"x": [draw.randint(1, 3), channels, *image], "ceil": draw.random() < 0.5}
         | given
-        | {"tile": [*vars(tile).values()], "dtype": draw.choice(("float32", "bfloat16", "float16"))}
+        | {"tile": [*vars(tile).values()], "dtype": draw.choice(DTYPES)}
     )
 
 
+DTYPES = ("float32", "bfloat16", "float16")
 RESNET = {"x": [2, 64, 32, 32], "window": [3, 3], "stride": [2, 2], "padding": [1, 1]}
 CASES = [
     {**RESNET, "ceil": False, "tile": [32, 64, 4], "dtype": "bfloat16"},

@@ -16,6 +16,14 @@ import jinja2
 NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
+def modules():
+    """The names of those in templates/ that have a Triton template of Inductor's."""
+    import ipex_inductor.templates
+
+    (folder,) = ipex_inductor.templates.__path__
+    return {file.stem for file in Path(folder).glob("*.py") if "{{def_kernel(" in file.read_text()}
+
+
 def source(template, constants, columns, epilogue=True):
     """A module with `kernel(*operands, BIAS, OTHER, OUT)`; the result has rows of `columns`."""
     biased = constants.get("BIASED", False)  # then the template adds it
@@ -204,8 +212,11 @@ def shortcut_compiled(kind, sizes, tile, dtype, gpu):
     return binary(rendered, signature(("X", "W", "S", "P"), dtype), tile, gpu)
 
 
-def binary(rendered, types, template, gpu):
-    """What Triton makes of a module's kernel, whose tensors begin at multiples of 16 bytes."""
+def binary(rendered, types, template, gpu, name="kernel", **constants):
+    """What Triton makes of a module's kernel, whose tensors begin at multiples of 16 bytes.
+
+    `template` is its tile, which has the warps and stages, or says nothing of stages.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -218,15 +229,15 @@ def binary(rendered, types, template, gpu):
     with triton.knobs.cache.scope():
         return triton.compile(
             ASTSource(
-                _module(rendered)["kernel"],
-                types,
-                constexprs={},
+                _module(rendered)[name],
+                types | dict.fromkeys(constants, "constexpr"),
+                constexprs=constants,
                 attrs={(n,): [["tt.divisibility", 16]] for n in range(len(types))},
             ),
             target=GPUTarget(target.kind, arch, target.subgroup or 32),
             options={
-                "num_warps": template.num_warps,
-                "num_stages": getattr(template, "num_stages", 2),
+                "num_warps": getattr(template, "warps", 0) or template.num_warps,
+                "num_stages": getattr(template, "stages", 0) or getattr(template, "num_stages", 2),
             },
         )
 
@@ -255,6 +266,24 @@ def usage(made):
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     said = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", done.stdout))
     return int(said["REG"]), int(said["STACK"]) + int(said["LOCAL"])
+
+
+BINARIES = {"cuda": "cubin", "hip": "hsaco"}
+PTXAS = 16  # bytes that it keeps for itself on sm_100, of no register
+
+
+def within_limits(made, gpu, spills=0):
+    """It is machine code, whose registers and shared memory a multiprocessor has; as it says."""
+    from ipex_inductor.target import described
+
+    target = described(gpu)
+    registers, spilled = usage(made)
+    assert made.asm[BINARIES[target.kind]].startswith(b"\x7fELF")
+    assert spilled <= max(spills, PTXAS * (target.arch == "sm_100")), f"{spilled} bytes spilled"
+    most = min(255 if target.kind == "cuda" else 512, target.registers)  # of a thread
+    threads = made.metadata.num_warps * target.subgroup
+    assert registers <= min(most, target.registers // threads), f"{registers} registers"
+    assert made.metadata.shared <= target.shared_memory, f"{made.metadata.shared} bytes shared"
 
 
 def error(case, device="cpu"):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conv_cases import CLOSE, COMPILED, drawn
+from conv_cases import CLOSE, COMPILED, HALVES, IN_FP16, SEEDS, drawn, in_each_dtype
 from helpers import code_of, no_farther_off_than_eager
 from records import plant
 from rendered import ERRORS, error
@@ -60,21 +60,26 @@ def test_values(number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("number", range(len(IN_FP16)))
+def test_values_in_fp16(number):
+    check(IN_FP16[number])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
 def test_values_of_drawn_sizes(seed):
-    """One of each template; with those above some 40 shapes of each."""
-    for case in drawn(seed):
-        for dtype in HALVES:
-            check(case | {"dtype": dtype})
+    """Of each template, in each of its dtypes."""
+    for case in in_each_dtype(drawn(seed)):
+        check(case)
 
 
 def check(case):
-    # In bf16 one rounding, of what is no larger than the largest exact value.
-    close = {**CLOSE, "bfloat16": 4e-3}
+    # In bf16 one rounding, of what is no larger than the largest exact value; in front of a pool,
+    # as by themselves, a convolution's values are rounded too.
+    close = {**CLOSE, "bfloat16": 8e-3 if case["template"] == "stem_pool" else 4e-3}
     assert ERRORS.get(case["template"], error)(case, "cuda") <= close[case["dtype"]], case
 
 
-HALVES = ("bfloat16", "float16")  # of many channels fp32 is left to libraries
 EACH = [
     (name, dtype)
     for name in PROBLEMS

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conv_weight_cases import CASES, SHAPES, case
+from conv_weight_cases import CASES, RANDOM, SHAPES, case
 from rendered import error_of_weight
 
 from ipex_inductor import target
@@ -45,7 +45,17 @@ BESIDE = [each | {"dtype": dtype} for each in CASES if "planted" in each for dty
 @pytest.mark.parametrize("number", range(len(EVERY) + len(SMALL) + len(BESIDE)))
 def test_values(number):
     """Into memory full of NaN, with what is no number beside windows."""
-    each = [*EVERY, *SMALL, *BESIDE][number]
+    check([*EVERY, *SMALL, *BESIDE][number])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(RANDOM)))
+def test_values_of_drawn_sizes(number):
+    for dtype in HALVES:
+        check(RANDOM[number] | {"dtype": dtype})
+
+
+def check(each):
     # Tensor cores cut sums off where others round: up to 500 times, one after the other.
     assert error_of_weight(each, "cuda") <= CUT_OFF, each
 

@@ -24,9 +24,10 @@ from ipex_inductor.templates import few_rows
 pytestmark = pytest.mark.gpu
 
 
-def test_values_against_fp64():
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_values_against_fp64(whole):
     """Tensor cores cut where they add, which a processor rounds: four times as far off."""
-    for case in cases("cuda", whole=False):
+    for case in cases("cuda", whole):
         check(*case, errors=16)
 
 

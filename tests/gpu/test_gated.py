@@ -7,21 +7,21 @@ import torch.nn.functional as F
 from helpers import code_of, no_farther_off_than_eager
 from records import plant
 from torch import nn
+from verified import problem_here, verify
 
 from ipex_inductor import decisions, target
-from ipex_inductor.autotune import measure
-from ipex_inductor.autotune.measure import Candidate
-from ipex_inductor.lowerings import compiling, library, selection, settings, shapes, tuner
+from ipex_inductor.lowerings import library, selection
 from ipex_inductor.templates import gated
 
 pytestmark = pytest.mark.gpu
 
-hopper = pytest.mark.skipif(
-    not str(target.current("cuda")).startswith("sm_90"), reason="it is for Hopper's copy engine"
-)
+
+@pytest.fixture(autouse=True)
+def _hopper():
+    if target.current("cuda").arch != "sm_90":
+        pytest.skip("it is for Hopper's copy engine")
 
 
-@hopper
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("tile", [gated_cases.SMALL, *gated.TILES], ids=str)
 def test_values(tile, dtype):
@@ -38,20 +38,13 @@ PROBLEMS = {
 }
 
 
-@hopper
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_through_inductor(name, dtype):
-    """No farther off than torch's own may be, and laid out as its result is."""
-    known = str(target.current("cuda")), settings.settings_of("cuda")
-    (problem,) = shapes.problems([f"ipex.gated_linear.default {dtype} {PROBLEMS[name]}"], *known)
-    trial = tuner._trial(problem, torch.device("cuda"))
+    problem = problem_here(f"ipex.gated_linear.default {dtype} {PROBLEMS[name]}")
     ours = [call for call in library.calls(problem) if call.parameters]
     assert ours
-    for call in ours:
-        run = compiling.compiled(problem, call.choice, trial.inputs)
-        found = measure.verified(Candidate(call.choice, run), trial.judge, trial.inputs)
-        assert isinstance(found, float), (call.choice, found.reason)
+    verify(problem, ours)
 
 
 class Gated(nn.Module):
@@ -68,7 +61,6 @@ class Gated(nn.Module):
         return x + self.down(F.silu(self.gate(normed)) * self.up(normed))
 
 
-@hopper
 @torch.no_grad()
 def test_in_a_model(tmp_path, monkeypatch):
     """By record; without one as one product of both weights."""

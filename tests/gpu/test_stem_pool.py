@@ -9,11 +9,10 @@ import torch.nn.functional as F
 from helpers import code_of, no_farther_off_than_eager
 from records import plant
 from torch import nn
+from verified import problem_here, verify
 
-from ipex_inductor import decisions, target
-from ipex_inductor.autotune import measure
-from ipex_inductor.autotune.measure import Candidate
-from ipex_inductor.lowerings import compiling, library, selection, settings, shapes, tuner
+from ipex_inductor import decisions
+from ipex_inductor.lowerings import library, selection
 
 pytestmark = pytest.mark.gpu
 
@@ -28,16 +27,11 @@ PROBLEMS = {
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_through_inductor(name, dtype):
-    """No farther off than torch's own may be, together or apart, and laid out as its result is."""
-    known = str(target.current("cuda")), settings.settings_of("cuda")
-    (problem,) = shapes.problems([f"ipex.conv_pool.default {dtype} {PROBLEMS[name]}"], *known)
-    trial = tuner._trial(problem, torch.device("cuda"))
+    """Together or apart."""
+    problem = problem_here(f"ipex.conv_pool.default {dtype} {PROBLEMS[name]}")
     calls = library.calls(problem)
     assert not all(call.apart for call in calls)
-    for call in calls:
-        run = compiling.compiled(problem, call.choice, trial.inputs)
-        found = measure.verified(Candidate(call.choice, run), trial.judge, trial.inputs)
-        assert isinstance(found, float), (call.choice, found.reason)
+    verify(problem, calls)
 
 
 class Stem(nn.Module):

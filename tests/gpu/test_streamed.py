@@ -22,6 +22,7 @@ PROBLEMS = {
     "streamed, odd sizes": (streamed.NAME, "float16", 4099, 301, 200, "silu"),
     "persistent": (persistent.NAME, "bfloat16", 2048, 768, 512, "gelu"),
     "persistent, odd sizes": (persistent.NAME, "float16", 1101, 1000, 776, "gelu_tanh"),
+    "persistent, many terms": (persistent.NAME, "bfloat16", 1101, 520, 8216, "silu"),
     "pipelined": (pipelined.NAME, "bfloat16", 4096, 1536, 512, "gelu"),
     "pipelined, odd sizes": (pipelined.NAME, "float16", 1101, 1001, 776, "silu"),
     "pipelined, a head of words": (pipelined.NAME, "bfloat16", 384, 50257, 768, "none"),

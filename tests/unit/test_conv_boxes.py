@@ -9,11 +9,10 @@ import h200
 import pytest
 import torch
 from quick_ones import few_with_each
-from rendered import compiled, ready, usage
+from rendered import compiled, ready, within_limits
 
 from ipex_inductor.autotune.space import why_unknown
 from ipex_inductor.lowerings import library, shapes
-from ipex_inductor.target import described
 from ipex_inductor.templates import conv_boxes
 
 NAME = "ipex.triton.boxes"
@@ -117,7 +116,7 @@ EVERY = [
 
 @pytest.mark.parametrize(
     ("shape", "tile", "dtype", "gpu"),
-    few_with_each(EVERY, lambda shape, tile, dtype, gpu: (dtype,)),  # for Hopper, which is asked
+    few_with_each(EVERY, lambda *_: ["the first"]),  # for Hopper, which is asked
     ids=str,
 )
 def test_compiled_where_there_is_no_gpu(shape, tile, dtype, gpu):
@@ -125,11 +124,9 @@ def test_compiled_where_there_is_no_gpu(shape, tile, dtype, gpu):
     x, weight, stride = shape
     given = ready("boxes", x, weight, tile, [stride] * 2, [1, 1], getattr(torch, dtype))
     made = compiled(tile, dtype, gpu, given)
-    _, spilled = usage(made)
-    assert not spilled or gpu != "h200"
     if gpu == "h200":
+        within_limits(made, gpu)
         text = made.asm["ttgir"]
-        assert made.metadata.shared <= described(gpu).shared_memory
         assert made.asm["ptx"].count("wgmma.mma_async")
         assert text.count("async_tma_copy_global_to_local") == 2 * tile.num_stages
         assert "memdesc_reshape" in text, "a box becomes rows where it lies"

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from conv_cases import CASES, CLOSE, RANDOM, STEMS
 from quick_ones import few_with_each
-from rendered import compiled, ready, usage
+from rendered import compiled, ready, usage, within_limits
 from torch._inductor import config as inductor
 from torch._inductor.graph import GraphLowering
 
@@ -104,14 +104,15 @@ MOST_REGISTERS = 200  # of 65536, so that two blocks of 128 threads run at once
 A_FEW = 16  # bytes that ptxas keeps for itself, of no register
 WIDE = conv_stem.TILES[6]
 WIDE_FIRST = sorted(conv_stem.TILES, key=lambda tile: tile != WIDE)
-GPUS = ("a100-80gb", "h200", "b200", "mi300x")
+# The first each time: test_every_template.py has a small tile of each dtype for each of them.
+GPUS = ("h200", "a100-80gb", "b200", "mi300x")
 DTYPES = ("bfloat16", "float16", "float32")
 BINARY = {"cuda": "cubin", "hip": "hsaco"}
 
 
 @pytest.mark.parametrize(
     ("tile", "dtype", "gpu"),
-    few_with_each(itertools.product(WIDE_FIRST, DTYPES, GPUS), lambda tile, *others: others),
+    few_with_each(itertools.product(WIDE_FIRST, DTYPES, GPUS), lambda *_: ["the first"]),
     ids=str,
 )
 def test_the_stem_compiles_where_there_is_no_gpu(tile, dtype, gpu):
@@ -135,7 +136,7 @@ SEPARATE = [([64, 128, 56, 56], [7, 7], 1), ([64, 96, 112, 112], [3, 3], 2)]
     ("shape", "tile", "dtype", "gpu"),
     few_with_each(
         itertools.product(SEPARATE[::-1], conv_depthwise.TILES[::-1], DTYPES, GPUS),
-        lambda shape, tile, *others: others,
+        lambda *_: ["the first"],
     ),
     ids=str,
 )
@@ -145,9 +146,9 @@ def test_depthwise_compiles_where_there_is_no_gpu(shape, tile, dtype, gpu):
     around = [stride] * 2, [window[0] // 2] * 2, getattr(torch, dtype)
     given = ready("depthwise", x, [x[1], 1, *window], tile, *around, groups=x[1])
     made = compiled(tile, dtype, gpu, given)
-    _, spilled = usage(made)
+    if dtype != "float32":
+        within_limits(made, gpu, A_FEW)
     if "ptx" in made.asm and dtype != "float32":
-        assert spilled <= A_FEW
         assert not made.metadata.shared
         assert "v4.b32" in made.asm["ptx"], "sixteen bytes at a load"
 
@@ -156,7 +157,7 @@ def test_depthwise_compiles_where_there_is_no_gpu(shape, tile, dtype, gpu):
     ("shape", "tile", "dtype", "gpu"),
     few_with_each(
         itertools.product(SEPARATE[::-1], conv_strips.TILES, DTYPES[:2], GPUS),
-        lambda shape, tile, *others: others,
+        lambda *_: ["the first"],
     ),
     ids=str,
 )
@@ -165,10 +166,7 @@ def test_strips_compile_where_there_is_no_gpu(shape, tile, dtype, gpu):
     x, window, stride = shape
     around = [stride] * 2, [window[0] // 2] * 2, getattr(torch, dtype)
     given = ready("strips", x, [x[1], 1, *window], tile, *around, groups=x[1])
-    made = compiled(tile, dtype, gpu, given)
-    _, spilled = usage(made)
-    if "ptx" in made.asm:
-        assert spilled <= A_FEW
+    within_limits(compiled(tile, dtype, gpu, given), gpu, A_FEW)
 
 
 PLAIN = [([128, 64, 56, 56], [256, 64, 1, 1]), ([128, 64, 56, 56], [64, 64, 3, 3])]
@@ -182,7 +180,7 @@ PLAIN = [([128, 64, 56, 56], [256, 64, 1, 1]), ([128, 64, 56, 56], [64, 64, 3, 3
             for each in itertools.product(PLAIN, conv_fprop.TILES[:0:-1], DTYPES, GPUS)
             if conv_fprop.fits(each[1], each[0][0][1], each[0][1][0])
         ),
-        lambda shape, tile, *others: others,
+        lambda *_: ["the first"],
     ),
     ids=str,
 )
@@ -217,7 +215,7 @@ IN_GROUPS = [
             if conv_grouped.fits(each[1], *each[0][1:])
             and (each[1].BLOCK_N <= conv_grouped.WIDE or each[3] == "h200")  # offered there alone
         ),
-        lambda shape, tile, *others: others,
+        lambda *_: ["the first"],
     ),
     ids=str,
 )

@@ -13,7 +13,7 @@ import h200
 import pytest
 import torch
 import torch.nn.functional as F
-from conv_weight_cases import CASES, CLOSE
+from conv_weight_cases import CASES, CLOSE, RANDOM
 from msgspec.structs import replace as changed
 from quick_ones import few_with_each
 from records import PROVENANCE, timed
@@ -50,8 +50,12 @@ QUICK_ONES = [*itertools.chain(*SOME)]  # of each kind some: shapes, tiles, plan
 
 @pytest.mark.parametrize(
     "cases",
-    [QUICK_ONES, pytest.param(CASES, marks=pytest.mark.slow)],
-    ids=["some", "all"],
+    [
+        QUICK_ONES,
+        pytest.param(CASES, marks=pytest.mark.slow),
+        pytest.param(RANDOM, marks=pytest.mark.slow),
+    ],
+    ids=["some", "all", "drawn"],
 )
 def test_values_by_the_interpreter(cases, tmp_path):
     """Against float64, into memory full of NaN, with what is no number beside windows."""

@@ -67,12 +67,13 @@ def test_the_comparison_sees_a_row_that_is_missing(interpreted):
 
 
 RESNET = [(401408, 64), (401408, 256), (25088, 1024), (6272, 2048)]
-GPUS = ("a100-80gb", "h200", "b200", "mi300x")
+# The first each time: test_every_template.py has a small tile of each dtype for each of them.
+GPUS = ("h200", "a100-80gb", "b200", "mi300x")
 NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 @pytest.mark.parametrize(
-    ("dtype", "gpu"), few_with_each(itertools.product(NAMES, GPUS), lambda *case: case)
+    ("dtype", "gpu"), few_with_each(itertools.product(NAMES, GPUS), lambda *_: ["the first"])
 )
 def test_it_compiles_where_there_is_no_gpu(dtype, gpu):
     """Without spills, its programs at once on a multiprocessor, by loads of 16 bytes."""

@@ -54,7 +54,8 @@ KERNELS = [
     *((template.FORWARD, tile) for tile in template.TILES),
     *((template.BACKWARD, tile) for tile in template.TILES),
 ]
-GPUS = ("a100-80gb", "h200", "b200", "mi300x")
+# For the first each time: test_every_template.py has a small window of each dtype for all.
+GPUS = ("h200", "a100-80gb", "b200", "mi300x")
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -62,7 +63,7 @@ DTYPES = ("float32", "float16", "bfloat16")
     ("kernel", "dtype", "gpu"),
     few_with_each(
         itertools.product(KERNELS, DTYPES, GPUS),
-        lambda kernel, *others: [(kernel[0], each) for each in others],
+        lambda kernel, *others: [kernel[0]],
     ),
     ids=lambda each: each if isinstance(each, str) else str(vars(each[1])),
 )

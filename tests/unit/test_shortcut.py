@@ -11,7 +11,7 @@ import pytest
 import torch
 from placing import H200, LAST, conv, image, placed, traced
 from quick_ones import few_with_each
-from rendered import shortcut_compiled, usage
+from rendered import shortcut_compiled, within_limits
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -285,6 +285,7 @@ def test_one_kernel_with_its_epilogue(name, tmp_path, monkeypatch):
     assert "extern_kernels" not in code.split("def call")[1]
 
 
+# The first each time: test_every_template.py has a small tile of each dtype for each of them.
 GPUS = ("h200", "a100-80gb", "b200", "mi300x")
 EVERY = [
     (*each, tile, dtype, gpu)
@@ -299,23 +300,23 @@ EVERY = [
 
 @pytest.mark.parametrize(
     ("kind", "sizes", "tile", "dtype", "gpu"),
-    few_with_each(EVERY, lambda kind, sizes, tile, *others: [(kind, each) for each in others]),
+    few_with_each(EVERY, lambda kind, *others: [kind]),
     ids=str,
 )
 def test_compiled_where_there_is_no_gpu(kind, sizes, tile, dtype, gpu):
     made = shortcut_compiled(kind, sizes, tile, dtype, gpu)
-    _, spilled = usage(made)
-    assert not spilled or gpu != "h200"
+    terms, room = (sizes[0][1], sizes[2][1]), described(gpu).shared_memory
+    if gpu == "h200" or (kind == "streamed" and shared(tile, *terms, itemsize=2) <= room):
+        # The widest keeps some words of a thread's sums elsewhere where no wgmma has them: 128.
+        within_limits(made, gpu, 0 if gpu == "h200" else 128)
     if gpu != "h200":
         return
     text = made.asm["ttgir"]
-    assert made.metadata.shared <= described(gpu).shared_memory
     assert text.count("warp_group_dot ") == 2
     assert "ttg.local_load" not in text, "no factor goes through registers"
     copies = {"boxes": "async_tma_copy_global_to_local", "streamed": "async_copy_global_to_local"}
     assert text.count(copies[kind]) >= 2 * tile.num_stages
     if kind == "streamed":
-        terms = sizes[0][1], sizes[2][1]
         assert made.metadata.shared <= shared(tile, *terms, itemsize=2)
 
 

@@ -12,7 +12,7 @@ import torch
 from few_rows_cases import linear
 from msgspec.structs import replace as changed
 from quick_ones import few_with_each
-from rendered import binary, signature, source, usage
+from rendered import binary, signature, source, usage, within_limits
 
 from ipex_inductor.autotune import select
 from ipex_inductor.autotune.record import encode
@@ -311,7 +311,8 @@ def test_a_short_gelu_of_what_is_not_finite(name):
     assert made[2:].tolist() == [0.0, x[3].item(), 0.0, 0.0]
 
 
-GPUS = ("a100-80gb", "h200", "b200", "mi300x")
+# The first each time: test_every_template.py has a small tile of each dtype for each of them.
+GPUS = ("h200", "a100-80gb", "b200", "mi300x")
 KERNELS = {
     "streamed": (streamed, streamed.TILES, (401408, 256, 64)),
     "persistent": (persistent, persistent.TILES, (4096, 3072, 768)),
@@ -325,7 +326,7 @@ EVERY = [
 
 @pytest.mark.parametrize(
     ("kind", "tile", "dtype", "gpu"),
-    few_with_each(EVERY, lambda kind, tile, *others: [(kind, each) for each in others]),
+    few_with_each(EVERY, lambda kind, *others: [kind]),
     ids=str,
 )
 def test_compiled_where_there_is_no_gpu(kind, tile, dtype, gpu):
@@ -357,13 +358,12 @@ def test_compiled_where_there_is_no_gpu(kind, tile, dtype, gpu):
             ),
             options={"num_warps": tile.num_warps, "num_stages": stages},
         )
-    _, spilled = usage(made)
     few = 80 if kind == "persistent" and added else 0  # bytes: 72, and none by Triton 3.6
-    assert spilled <= few or target.kind == "hip" or target.arch == "sm_80"
+    if is_offered(kind, tile, target, sizes[2]):
+        within_limits(made, gpu, few)
     if gpu != "h200":
         return
     text = made.asm["ptx"]
-    assert made.metadata.shared <= target.shared_memory
     assert "wgmma" in text
     if kind == "streamed":
         assert made.metadata.shared <= tile.shared(sizes[2], 2, True)
@@ -373,6 +373,14 @@ def test_compiled_where_there_is_no_gpu(kind, tile, dtype, gpu):
     else:
         assert made.metadata.shared <= tile.shared(2)
         assert "cp.async.bulk.tensor" in text
+
+
+def is_offered(kind, tile, target, terms):
+    """Whether that tile is, there, with an addend."""
+    if kind == "persistent":
+        return target.arch == "sm_90"
+    programs = tile.fitting(target.shared_memory, terms, 2, True)
+    return programs * tile.num_stages >= streamed.IN_FLIGHT
 
 
 ROOMS = ("a100-80gb", "l4", "mi300x", "h200", "b200")

@@ -1,0 +1,24 @@
+"""Ops of ours on the GPU here: a problem by its line, and its calls held against fp64."""
+
+import torch
+
+from ipex_inductor import target
+from ipex_inductor.autotune import measure
+from ipex_inductor.autotune.measure import Candidate
+from ipex_inductor.lowerings import compiling, settings, shapes, tuner
+
+
+def problem_here(line):
+    """That of the line, on this GPU as it is set."""
+    known = str(target.current("cuda")), settings.settings_of("cuda")
+    (problem,) = shapes.problems([line], *known)
+    return problem
+
+
+def verify(problem, calls):
+    """Each through Inductor: no farther off than torch's own may be, and laid out as its result."""
+    trial = tuner._trial(problem, torch.device("cuda"))
+    for call in calls:
+        run = compiling.compiled(problem, call.choice, trial.inputs)
+        found = measure.verified(Candidate(call.choice, run), trial.judge, trial.inputs)
+        assert isinstance(found, float), (call.choice, found.reason)
