@@ -47,6 +47,8 @@ def problem_of(
         v.stride() if stride is None or len(stride) != v.dim() else stride
         for v, stride in zip(values, known, strict=False)
     ]
+    for place in _LAST_FACTORS.get(str(node.target).split(".")[1], ()):
+        laid_out[place] = _as_last(values[place].shape, laid_out[place])
     symbols = _symbols(values)
     if symbols is None:
         return None
@@ -208,6 +210,16 @@ def _symbols(values: Sequence[Any]) -> "dict[sympy.Expr, Symbol] | None":
         low = max(2 if high == 4 else high // 2 + 1, int(bounds.lower))
         found[expr] = Symbol(f"n{len(found)}", low, int(min(high, bounds.upper)))
     return found
+
+
+def _as_last(shape: Sequence[Any], stride: Sequence[Any]) -> Sequence[Any]:
+    """Strides of a window of one pixel, which lies alike in both layouts, as of channels-last.
+
+    Or a model that is not in channels-last would find no record of one that is.
+    """
+    if len(shape) != 4 or [*shape[2:]] != [1, 1] or [*stride[:2]] != [shape[1], 1]:
+        return stride
+    return shape[1], 1, shape[1], shape[1]
 
 
 def _said(sizes: Sequence[Any], names: "Mapping[sympy.Expr, str]") -> tuple[int | str, ...]:

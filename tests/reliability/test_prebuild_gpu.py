@@ -209,6 +209,32 @@ def test_relu6_and_a_sum_stay_with_their_convolutions():
     assert done.missing == []
 
 
+class Bottleneck(nn.Module):
+    """As ResNet-50 has five of (arXiv:1512.03385), its batch norms folded."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1024, 256, 1), nn.Conv2d(256, 1024, 1)
+        self.middle = nn.Conv2d(256, 256, 3, padding=1)
+
+    def forward(self, x):
+        return F.relu(self.last(F.relu(self.middle(F.relu(self.first(x))))) + x)
+
+
+def test_a_model_that_is_not_channels_last_finds_the_same_records():
+    """Its windows of one pixel lie as they do in one that is, whatever their strides say."""
+    said = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        model = Bottleneck().eval().bfloat16().to(memory_format=layout)
+        x = torch.zeros(64, 1024, 14, 14).bfloat16().to(memory_format=layout)
+        done = graphs.prebuild(model, (x,), target("h200"))
+        choices = [e for e in done.events if e.kind == "choice" and e.subject.startswith("conv")]
+        said.append([(event.subject, event.reason) for event in choices])
+    assert said[0] == said[1]
+    assert len(said[0]) == 3
+    assert any("shipped" in reason for _, reason in said[0])
+
+
 class Seen(TorchDispatchMode):
     """The names of ops that reach torch's kernels."""
 

@@ -307,6 +307,24 @@ def test_a_problem_is_known_by_the_switches_that_it_obeys(op, dtype, obeyed, usu
     assert problem_of(node, H200, settings_of("cuda")).settings == obeyed
 
 
+def test_a_window_of_one_pixel_is_known_by_one_layout(h200):
+    """Of a model that is not in channels-last too, whose images alone are turned."""
+
+    def fn(x, weight, bias):
+        return conv(x, weight, bias)
+
+    x, bias = image(2, 8, 6, 6), torch.randn(16).bfloat16()
+    last = image(16, 8, 1, 1)
+    plain = last.contiguous().clone(memory_format=torch.contiguous_format)
+    assert plain.stride() != last.stride()
+    known, found = (problem_in(fn, x, weight, bias) for weight in (last, plain))
+    assert encode(found) == encode(known)
+    assert known.operands[1].stride == last.stride()
+    window = image(16, 8, 3, 3)
+    known, found = (problem_in(fn, x, each, bias) for each in (window, window.contiguous()))
+    assert encode(found) != encode(known)
+
+
 def test_nothing_known_leaves_torchs_own_ops(h200):
     gm, report = placed(fn, *given(), choose=library.Chooser({}))
     assert targets(gm) == ["aten.convolution.default", "aten.relu.default"]
