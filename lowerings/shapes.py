@@ -19,7 +19,7 @@ import msgspec
 from ipex_inductor.autotune.record import Constant, Operand, Problem
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.lowerings.settings import obeyed
-from ipex_inductor.lowerings.workload import check
+from ipex_inductor.lowerings.workload import by_one_layout, check
 
 _OPERAND = re.compile(r"(\d+(?:x\d+)*)(?::([TL]))?")
 _FORM = "OP DTYPE SHAPE... [NAME=VALUE...] [-> EPILOGUE], or a problem as JSON"
@@ -46,13 +46,15 @@ def _problem(text: str, arch: str, settings: dict[str, Constant]) -> Problem:
     if text.startswith("{"):
         read = msgspec.json.decode(text, type=Problem)
         given = obeyed(read.settings, read.op, {operand.dtype for operand in read.operands})
-        return msgspec.structs.replace(read, settings=given)
+        operands = by_one_layout(read.op, read.operands)
+        return msgspec.structs.replace(read, operands=operands, settings=given)
     head, _, epilogue = text.partition("->")
     op, dtype, *words = head.split()
     operands = tuple(_operand(word, dtype) for word in words if "=" not in word)
     constants = dict(_constant(word) for word in words if "=" in word)
     given = obeyed(settings, op, {operand.dtype for operand in operands})
-    return Problem(op, operands, arch, constants, epilogue.strip(), settings=given)
+    known = by_one_layout(op, operands)
+    return Problem(op, known, arch, constants, epilogue.strip(), settings=given)
 
 
 def _operand(word: str, dtype: str) -> Operand:

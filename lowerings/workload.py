@@ -47,8 +47,6 @@ def problem_of(
         v.stride() if stride is None or len(stride) != v.dim() else stride
         for v, stride in zip(values, known, strict=False)
     ]
-    for place in _LAST_FACTORS.get(str(node.target).split(".")[1], ()):
-        laid_out[place] = _as_last(values[place].shape, laid_out[place])
     symbols = _symbols(values)
     if symbols is None:
         return None
@@ -60,11 +58,29 @@ def problem_of(
         )
     except KeyError:  # a stride that is not of these sizes
         return None
+    operands = by_one_layout(str(node.target), operands)
     text = _text(epilogue, node, {n: f"x{i}" for i, n in enumerate(nodes)})
     ranges = tuple(symbols.values())
     op = str(node.target)
     given = obeyed(settings, op, {operand.dtype for operand in operands})
     return Problem(op, operands, arch, constants, text, ranges, given)
+
+
+def by_one_layout(op: str, operands: Sequence[Operand]) -> tuple[Operand, ...]:
+    """The operands of `op`; a window of one pixel as of channels-last where its image is.
+
+    It lies alike in both, so a model all of which is in channels-last has a record of it.
+    """
+    factors = _LAST_FACTORS.get(op.partition(".")[2].partition(".")[0], ())
+    last = bool(operands) and len(operands[0].shape) == 4 and operands[0].stride[1] == 1
+    return tuple(_as_last(o) if last and i in factors else o for i, o in enumerate(operands))
+
+
+def _as_last(window: Operand) -> Operand:
+    shape = window.shape
+    if len(shape) != 4 or shape[2:] != (1, 1) or window.stride[:2] != (shape[1], 1):
+        return window
+    return replace(window, stride=(shape[1], 1, shape[1], shape[1]))
 
 
 def mark(problem: Problem, inputs: Sequence[Tensor]) -> None:
@@ -210,16 +226,6 @@ def _symbols(values: Sequence[Any]) -> "dict[sympy.Expr, Symbol] | None":
         low = max(2 if high == 4 else high // 2 + 1, int(bounds.lower))
         found[expr] = Symbol(f"n{len(found)}", low, int(min(high, bounds.upper)))
     return found
-
-
-def _as_last(shape: Sequence[Any], stride: Sequence[Any]) -> Sequence[Any]:
-    """Strides of a window of one pixel, which lies alike in both layouts, as of channels-last.
-
-    Or a model that is not in channels-last would find no record of one that is.
-    """
-    if len(shape) != 4 or [*shape[2:]] != [1, 1] or [*stride[:2]] != [shape[1], 1]:
-        return stride
-    return shape[1], 1, shape[1], shape[1]
 
 
 def _said(sizes: Sequence[Any], names: "Mapping[sympy.Expr, str]") -> tuple[int | str, ...]:

@@ -320,9 +320,14 @@ def test_a_window_of_one_pixel_is_known_by_one_layout(h200):
     known, found = (problem_in(fn, x, weight, bias) for weight in (last, plain))
     assert encode(found) == encode(known)
     assert known.operands[1].stride == last.stride()
+    line = "ipex.conv.default bfloat16 2x8x6x6:L 16x8x1x1{} 16 other=None stride=1,1 padding=0,0 "
+    line += "dilation=1,1 transposed=False output_padding=0,0 groups=1 binary='none' unary='relu' "
+    lines = [line.format(layout) + "scalars=() packed=''" for layout in (":L", "")]
+    assert [*shapes.problems(lines, H200, {})] == [known, known]
     window = image(16, 8, 3, 3)
-    known, found = (problem_in(fn, x, each, bias) for each in (window, window.contiguous()))
-    assert encode(found) != encode(known)
+    for apart, left, right in ((x, window, window.contiguous()), (x.contiguous(), last, plain)):
+        known, found = (problem_in(fn, apart, each, bias) for each in (left, right))
+        assert encode(found) != encode(known)
 
 
 def test_nothing_known_leaves_torchs_own_ops(h200):
