@@ -30,6 +30,10 @@ def _why_not(tile: Tile, problem: Problem) -> str | None:
     if reason := why_no_layer(problem):
         return reason
     operands = named(problem)
+    if problem.constants["unary"] not in gated.UNARY:
+        return "the template has no such activation"
+    if ("bias" in operands) != ("gate_bias" in operands):
+        return "one layer alone has a bias"
     if operands["gate"] != operands["weight"]:
         return "both weights are not alike"
     columns, terms = ints(operands["weight"].shape)

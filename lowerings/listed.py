@@ -37,7 +37,7 @@ OPS = {
 class Offer:
     """What Inductor listed for one problem, in its order; the first of a name counts.
 
-    `times`: how many nodes of the graph ask it.
+    `times`: how many nodes ask it, of an op of ours.
     """
 
     problem: Problem

@@ -24,7 +24,7 @@ def reference(
     """
     biases = [each for each in (gate_bias, bias) if each is not None]
     joint = F.linear(x, torch.cat([gate, weight]), torch.cat(biases) if biases else None)
-    opening, opened = torch.split(joint, len(weight), -1)
+    opening, opened = torch.split(joint, [gate.shape[0], weight.shape[0]], -1)
     result: Tensor = UNARY[unary].fn(opening) * opened
     return result
 

@@ -37,7 +37,7 @@ GPUS = ("cuda", "xpu")
 # Channels of an image, and of a result, for which libraries have no good kernel.
 FEW_CHANNELS, NARROW = 4, 32
 
-# What follows convolutions and layers of known nets, all of which our templates have behind theirs.
+# What follows convolutions of known nets, all of which our templates have behind theirs.
 ACTIVATIONS = (
     *("elu", "gelu", "gelu_tanh", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu"),
     *("mish", "relu", "sigmoid", "silu", "tanh"),
@@ -46,7 +46,8 @@ ACTIVATIONS = (
 # (binary, unary) behind each product that some call has: a library's, or a template of ours.
 EPILOGUES = {
     "conv": {("add", "relu"), ("add", "none"), *(("none", word) for word in ACTIVATIONS)},
-    "linear": {("none", word) for word in ACTIVATIONS},
+    # Others would keep layers on one input from being one product (`shared_input`).
+    "linear": {("none", "relu"), ("none", "gelu_tanh"), ("none", "gelu")},
 }
 
 # What kernels in SYCL have besides: every word.

@@ -405,6 +405,7 @@ def test_sizes_that_vary_and_devices_that_are_not_known_have_no_floor():
     (known,) = shapes.problems(IN_TURN[:1], "sm_90:NVIDIA-H200", {})
     (other,) = shapes.problems(IN_TURN[:1], "sm_90:of-nobody", {})
     assert peaks.floor(other) == 0.0
+    assert peaks.floor(changed(known, op="ipex.of_nobody.default")) == 0.0
     assert peaks.floor(changed(known, symbols=(Symbol("s0", 1, 8),))) == 0.0
     # Each number of the image and of the result once, at 4.8 TB/s: memory binds.
     assert peaks.floor(known) == pytest.approx(2 * 8 * 56 * 56 * 320 / 4.8e12, rel=0.01)

@@ -11,6 +11,7 @@ import h200
 import pytest
 import torch
 import torch.nn.functional as F
+from msgspec.structs import replace
 from placing import targets
 from quick_ones import few_with_each
 from rendered import binary, signature, source, usage
@@ -57,6 +58,7 @@ OFFERED = {
     "few terms": (problem(8192, 8192, 128), 0),
     "odd terms": (problem(8192, 8192, 2047), 0),
     "no rows": (problem(0, 8192, 2048), 0),
+    "another activation": (problem(*LLAMA, "relu"), 0),
     "an A100": (problem(*LLAMA, arch=A100), 0),
     "an MI300X": (problem(*LLAMA, arch=MI300X), 0),
 }
@@ -68,6 +70,14 @@ def test_what_is_offered(name):
     calls = library.calls(found)
     assert [call.name for call in calls] == ["aten.addmm", *[gated.NAME] * count]
     assert all(why_unknown(call.choice) is None for call in calls)
+
+
+def test_a_bias_of_one_layer_alone_is_not_the_templates():
+    both = problem(4096, 1024, 512, biased=True)
+    constants = {**both.constants, "bias": None}
+    one = replace(both, operands=both.operands[:4], constants=constants)
+    assert len(library.calls(both)) == 3
+    assert [call.name for call in library.calls(one)] == ["aten.addmm"]
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -191,6 +201,11 @@ def test_both_are_one_op(unary, biases):
     assert not {"aten.mm.default", "aten.addmm.default"} & {*ops}
     said = [(event.kind, event.subject) for event in report.events]
     assert said == [("fired", f"{unary}(linear)*linear"), ("choice", GATED)]
+
+
+def test_layers_of_no_columns_are_left_to_torch():
+    ops, _ = rewritten(mlp, MANY, (0, 64), (0, 64), choose=library.Chooser({}))
+    assert "ipex.gated_rows.default" not in ops
 
 
 def test_nothing_known_makes_one_product_of_both():
