@@ -276,11 +276,12 @@ def _adopt_layer(node: Node) -> None:
 
 def _gate(node: Node) -> Node | None:
     """The layer of which a GPU's layer is multiplied by the activation, if a rule made them so."""
-    x, _, _, other, binary, *_ = node.args
-    gpu = node.meta["val"].device.type not in ("cpu", SYCL)
-    assert other is None or isinstance(other, Node)
-    alike = gpu and binary == "mul" and other is not None and other.target is node.target
-    return other if alike and other and other.args[0] is x and len(other.users) == 1 else None
+    x, _, _, gate, binary, *_ = node.args
+    if binary != "mul" or node.meta["val"].device.type in ("cpu", SYCL):
+        return None
+    assert isinstance(gate, Node)
+    pair = gate.target is node.target and gate.args[0] is x and len(gate.users) == 1
+    return gate if pair else None
 
 
 def _place_gated(

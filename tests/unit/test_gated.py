@@ -133,6 +133,10 @@ def test_values_by_the_interpreter(dtype, errors):
     assert max(errors[dtype]) <= gated_cases.CLOSE[dtype]
 
 
+def test_what_is_not_finite_stays_so(errors):
+    assert max(errors["odd"]) <= gated_cases.CLOSE["float32"]
+
+
 COMPILED = [*itertools.product(gated.TILES, gated.UNARY, (False, True), ("bfloat16", "float16"))]
 
 
