@@ -6,8 +6,8 @@ Of `results/vision.jsonl` and `nlp.jsonl` the last run of each model at one and 
 texts, of those with max-autotune if there is any: the better median of default and max-autotune
 over the better of ours and the tuned one. Beside it which two these are, the GPU and the day, and
 what the very last run says where that is another one. A model that two libraries have counts once.
-Runs in which cuDNN timed its kernels, for all peers, are a set of their own; those in fp16 count
-nowhere.
+Runs in which cuDNN timed its kernels, for all peers, are a set of their own; those in fp16, or of
+models that are not channels-last, count nowhere.
 
 `--csv` writes the last run of each vision model and batch instead, in the columns of timm's
 benchmark tables and those of peers and devices; what a model's parameters are it asks the library.
@@ -38,7 +38,7 @@ def runs_of(file: str, benchmark: bool) -> Iterator[Run]:
     """In the order they were run, with cuDNN's timing or without; a run begins with eager."""
     runs: dict[tuple[str, int], list[Run]] = {}
     for row in map(json.loads, (RESULTS / file).read_text().splitlines()):
-        if "dtype" in row or ("--cudnn-benchmark" in row["command"]) != benchmark:
+        if row.keys() & {"dtype", "layout"} or ("--cudnn-benchmark" in row["command"]) != benchmark:
             continue
         of = runs.setdefault((row["model"], row["batch"]), [])
         if row["peer"] == "eager":

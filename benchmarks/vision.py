@@ -1,10 +1,11 @@
 """Inference of vision models on one GPU, side by side in one run: see gpu_peers.py.
 
     python benchmarks/vision.py [--batch 1 128] [--models resnet50 timm:convnext_base ...]
-        [--peers NAME ...] [--tune SECONDS] [--database FOLDER] [--json FILE]
+        [--peers NAME ...] [--tune SECONDS] [--database FOLDER] [--json FILE] [--contiguous]
 
-Channels-last, with random weights and batch-norm statistics that were run in; models of torchvision
-or, after `timm:`, of timm; `unet` is the net below. As a table: model_means.py.
+Channels-last, or as they are made, with random weights and batch-norm statistics that were run in;
+models of torchvision or, after `timm:`, of timm; `unet` is the net below. As a table:
+model_means.py.
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from gpu_peers import Case, arguments, known, race
 from torch import Tensor, nn
 
 LAST: dict[str, Any] = {"memory_format": torch.channels_last}
+CONTIGUOUS: dict[str, Any] = {"memory_format": torch.contiguous_format}
 FEW = 4  # images that are computed in fp64
 PIXELS = 224
 
@@ -79,26 +81,28 @@ def millions(name: str) -> float:
         return round(sum(p.numel() for p in named(name).parameters()) / 1e6, 2)
 
 
-def model_of(name: str) -> nn.Module:
+def model_of(name: str, layout: dict[str, Any]) -> nn.Module:
     """In fp32 on the GPU, with statistics of batch norms as its own activations have them."""
     torch.manual_seed(0)
-    model: nn.Module = named(name).cuda().to(**LAST)
+    model: nn.Module = named(name).cuda().to(**layout)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = None  # the mean of all batches
     with torch.no_grad():
         for _ in range(4):
-            model(torch.randn(32, 3, PIXELS, PIXELS, device="cuda").to(**LAST))
+            model(torch.randn(32, 3, PIXELS, PIXELS, device="cuda").to(**layout))
     return model.eval()
 
 
-def cases(models: list[str], batches: list[int]) -> Iterator[Case]:
+def cases(models: list[str], batches: list[int], contiguous: bool) -> Iterator[Case]:
     """Each model at each size."""
+    layout = CONTIGUOUS if contiguous else LAST
+    about = {"layout": "contiguous"} if contiguous else {}
     for name in models:
-        model = model_of(name)
+        model = model_of(name, layout)
         for batch in batches:
-            x = torch.randn(batch, 3, PIXELS, PIXELS, device="cuda").to(**LAST)
-            yield Case(name, model, x, FEW, {})
+            x = torch.randn(batch, 3, PIXELS, PIXELS, device="cuda").to(**layout)
+            yield Case(name, model, x, FEW, about)
 
 
 def main() -> None:
@@ -106,9 +110,10 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 128])
     parser.add_argument("--models", nargs="+", default=["resnet50"])
+    parser.add_argument("--contiguous", action="store_true", help="neither is channels-last")
     options = parser.parse_args()
     about = known("vision.py", "torchvision")
-    race(parser, options, cases(options.models, options.batch), about)
+    race(parser, options, cases(options.models, options.batch, options.contiguous), about)
 
 
 if __name__ == "__main__":

@@ -170,7 +170,8 @@ FUSED = (RELU, ADD, ACTIVATION)
 def made(kind):
     """The model in bf16, an input, and both in fp64."""
     model = kind().cuda().eval().bfloat16()
-    x = torch.randn(*((8, 64, 28, 28) if kind is Block else (4, 96, 256)), device="cuda").bfloat16()
+    sizes = (32, 64, 28, 28) if kind is Block else (4, 96, 256)
+    x = torch.randn(*sizes, device="cuda").bfloat16()
     if kind is Block:
         model, x = (
             model.to(memory_format=torch.channels_last),

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from graph_runs import INDUCTOR, IPEX, TRAINED, outcome, run, start
@@ -613,3 +614,26 @@ def test_a_bundle_of_another_machine_spares_the_first_process_of_this_one(filled
     assert f"all verified, from the bundle {bundle} ('graphs', serial " in reason
     assert ", signed by builder (" in reason
     assert graphs(here) == []  # it is read where it lies
+
+
+LATE = """
+import torch._inductor.async_compile as compilers
+from ipex_inductor.aot_cache import workroom
+
+room = workroom.room()
+
+class Pool:
+    def shutdown(self):
+        room.mkdir(exist_ok=True)
+        (room / "late").touch()
+
+compilers._pool_set.add(Pool())
+print(room)
+"""
+
+
+def test_torchs_compilers_end_before_their_folder_goes(tmp_path):
+    env = {**os.environ, "IPEX_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", LATE], env=env, capture_output=True, text=True)
+    assert not Path(done.stdout.strip()).exists()
+    assert done.stderr == ""
