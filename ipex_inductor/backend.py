@@ -245,12 +245,14 @@ def _check_rules(config: CompileConfig) -> None:
         masks,
         moments,
         pool,
+        relu_masks,
         wide,
     )
     from ipex_inductor.passes.joint import RULE_NAMES
     from ipex_inductor.passes.source import OPTIMIZER_STEP
 
-    ours = {m.NAME for m in (channels_last, foreach, grouped_queries, moments, pool, wide)}
+    rooms = (channels_last, foreach, grouped_queries, moments, pool, relu_masks, wide)
+    ours = {m.NAME for m in rooms}
     known = RULE_NAMES | masks.NAMES | {OPTIMIZER_STEP} | ours
     for name in sorted(config.rules_off - known - {"*"}):
         raise unknown("rule", name, known)

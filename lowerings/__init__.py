@@ -44,6 +44,7 @@ def _register() -> None:
         persistent,
         pipelined,
         pool,
+        relu_masks,
         short_attention,
         shortcut,
         stem_pool,
@@ -65,6 +66,7 @@ def _register() -> None:
     persistent.register()
     pipelined.register()
     pool.register()
+    relu_masks.register()
     short_attention.register()
     shortcut.register()
     stem_pool.register()

@@ -22,6 +22,7 @@ from ipex_inductor.passes import (
     misread,
     moments,
     pool,
+    relu_masks,
     shared_input,
     training,
 )
@@ -82,6 +83,8 @@ class JointPass(CustomGraphPass):
             decompose(graph, WHOLE)
             if training and not {"*", moments.NAME} & self.rules_off:
                 moments.rewrite(graph, self.report)
+            if training and not {"*", relu_masks.NAME} & self.rules_off:
+                relu_masks.rewrite(graph, self.report)
             graph.lint()
         except Exception as error:
             raise PassError(

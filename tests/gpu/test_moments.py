@@ -11,6 +11,7 @@ from torch._dynamo.utils import counters
 
 from ipex_inductor import target
 from ipex_inductor.passes import moments as rule
+from ipex_inductor.passes import relu_masks
 from ipex_inductor.templates.moments import FASTER, TILE, parts_of
 
 pytestmark = pytest.mark.gpu
@@ -79,6 +80,7 @@ def test_training(dtype, monkeypatch):
     made = {}
     forward, backward = code_of(lambda: made.update(step(model, compiled, x, dtype)))
     assert counters["ipex"][rule.NAME] == 2
+    assert counters["ipex"][relu_masks.NAME] == 2
     assert len({*_kernels(forward, "column_moments")}) == 2
     assert not _kernels(backward, "moments")
     theirs, truth = step(eager, eager, x, dtype), step(exact, exact, x.double(), None)

@@ -1,0 +1,131 @@
+"""The gradient of a ReLU behind a batch norm in training on a GPU, without a mask in memory.
+
+    where(relu(norm(x)) <= 0, 0, gradient) => relu_norm_gradient(gradient, x, ...)
+
+Inductor writes the mask in the forward, and the backward's two kernels, sums of the norm's and what
+they are put into, read it: a byte an element, three times. Both read x anyway, which says the same.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._dynamo.utils import counters
+
+from ipex_inductor.decisions import GraphReport
+from ipex_inductor.passes.source import user_line
+
+Node = torch.fx.Node
+aten, prims = torch.ops.aten, torch.ops.prims
+
+NAME = "relu-mask"
+CONVERT = prims.convert_element_type.default
+SAME = (aten.alias.default, aten.detach.default)
+DEVICES = ("cuda",)
+# What a norm's backward does with the gradient: sums it, also times x, and takes those off it.
+READERS = [aten.sum.dim_IntList, aten.mul.Tensor, aten.sub.Tensor]
+
+
+def rewrite(graph: torch.fx.Graph, report: GraphReport) -> None:
+    """Replace gradients of ReLUs whose norm's backward is all that reads them."""
+    for node in graph.find_nodes(op="call_function", target=aten.where.self):
+        normed = _masked_by(node)
+        if normed is None or node.meta["val"].device.type not in DEVICES:
+            continue
+        reason = _why_not(node, normed)
+        if reason is None:
+            _replace(graph, node, normed)
+            counters["ipex"][NAME] += 1
+        report.add("missed" if reason else "fired", NAME, reason or "", user_line(node))
+
+
+def _masked_by(node: Node) -> dict[str, Node] | None:
+    """The factors of the norm in `where(relu(norm(x)) <= 0, 0, gradient)`, None for all else."""
+    mask, zero, _ = node.args
+    if not (isinstance(mask, Node) and mask.target is aten.le.Scalar and mask.args[1] == 0):
+        return None
+    relu = _through(mask.args[0], SAME)
+    if relu.target is not aten.relu.default or not _is_zero(zero):
+        return None
+    return _normed(_through(relu.args[0], (CONVERT,)))
+
+
+def _normed(node: Any) -> dict[str, Node] | None:
+    """The factors of `(x - mean) * scale * weight + bias`."""
+    found = {}
+    for target, name in (
+        (aten.add.Tensor, "bias"),
+        (aten.mul.Tensor, "weight"),
+        (aten.mul.Tensor, "scale"),
+        (aten.sub.Tensor, "mean"),
+    ):
+        if not isinstance(node, Node) or node.target is not target or node.kwargs:
+            return None
+        node, found[name] = node.args
+    return {"x": _through(node, (CONVERT,)), **found}
+
+
+def _is_zero(value: object) -> bool:
+    if not isinstance(value, Node):
+        return value == 0
+    scalar = {aten.scalar_tensor.default: 0, aten.full.default: 1}.get(value.target)
+    return scalar is not None and value.args[scalar] == 0
+
+
+def _through(node: Any, targets: tuple[object, ...]) -> Any:
+    while isinstance(node, Node) and node.target in targets:
+        node = node.args[0]
+    return node
+
+
+def _why_not(node: Node, normed: Mapping[str, Node]) -> str | None:
+    gradient, x = node.args[2], normed["x"]
+    assert isinstance(gradient, Node)
+    value, given = gradient.meta["val"], x.meta["val"]
+    if (value.dtype, value.shape) != (given.dtype, given.shape):
+        return "its gradient and what was normed are not alike"
+    channels = {given.shape[1]} if given.dim() > 1 else set()
+    if any({*n.meta["val"].shape} - {1} - channels for k, n in normed.items() if k != "x"):
+        return "what it is normed by is not of channels"
+    if _is_fused(gradient) or _is_fused(x):
+        return "it would be computed twice"
+    readers = [*dict.fromkeys(_readers(node))]
+    if sorted(str(n.target) for n in readers) != sorted(map(str, READERS)):
+        return "not the norm's backward alone reads it"
+    return None
+
+
+def _is_fused(node: Node) -> bool:
+    """Whether whoever reads it may compute it."""
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.pointwise in tags or node.target is CONVERT
+
+
+def _readers(node: Node) -> Iterator[Node]:
+    """Who reads it, as it is or in fp32."""
+    for user in node.users:
+        yield from _readers(user) if user.target is CONVERT else (user,)
+
+
+def _replace(graph: torch.fx.Graph, node: Node, normed: Mapping[str, Node]) -> None:
+    """A call of its own for each reader."""
+    gradient = node.args[2]
+    names = ("x", "mean", "scale", "weight", "bias")
+    for number, user in enumerate(dict.fromkeys(_readers(node))):
+        with graph.inserting_before(user):
+            args = (gradient, *map(normed.__getitem__, names), number)
+            ours = graph.call_function(torch.ops.ipex.relu_norm_gradient.default, args)
+            ours.meta = dict(node.meta)
+            made = _converted(graph, node, ours, user)
+        for read in [n for n in user.all_input_nodes if _through(n, (CONVERT,)) is node]:
+            user.replace_input_with(read, made)
+
+
+def _converted(graph: torch.fx.Graph, node: Node, ours: Node, user: Node) -> Node:
+    """`ours` as the user reads `node`."""
+    (read,) = (n for n in user.all_input_nodes if _through(n, (CONVERT,)) is node)
+    if read is node:
+        return ours
+    made = graph.call_function(CONVERT, (ours, *read.args[1:]))
+    made.meta = dict(read.meta)
+    return made
