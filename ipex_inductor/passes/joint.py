@@ -16,6 +16,7 @@ from ipex_inductor.passes import (
     conv,
     corrections,
     folding,
+    joined,
     left,
     library,
     linear,
@@ -54,7 +55,7 @@ class JointPass(CustomGraphPass):
         training: bool,
         report: GraphReport,
         user_passes: list[Callable[[torch.fx.Graph], object]],
-        choose: library.Choose = library.nothing,
+        choose: joined.Choose = library.nothing,
         dtypes: frozenset[torch.dtype] = frozenset(),
     ) -> None:
         self.identity = identity

@@ -68,8 +68,9 @@ def _normed(node: Any) -> dict[str, Node] | None:
 def _is_zero(value: object) -> bool:
     if not isinstance(value, Node):
         return value == 0
-    scalar = {aten.scalar_tensor.default: 0, aten.full.default: 1}.get(value.target)
-    return scalar is not None and value.args[scalar] == 0
+    places: dict[Any, int] = {aten.scalar_tensor.default: 0, aten.full.default: 1}
+    scalar = places.get(value.target)
+    return scalar is not None and bool(value.args[scalar] == 0)
 
 
 def _through(node: Any, targets: tuple[object, ...]) -> Any:

@@ -19,7 +19,7 @@ from ipex_inductor.autotune.record import Choice, Record
 from ipex_inductor.autotune.table import file_name
 from ipex_inductor.choices import problems_of
 from ipex_inductor.lowerings import compiling, library, selection, settings, shapes, tuner
-from ipex_inductor.passes.library import SHORTCUT
+from ipex_inductor.passes.joined import SHORTCUT
 
 pytestmark = pytest.mark.gpu
 

@@ -26,7 +26,8 @@ from ipex_inductor.lowerings import gated as lowering
 from ipex_inductor.lowerings import library, shapes, tuner
 from ipex_inductor.lowerings.workload import inputs_of
 from ipex_inductor.ops.epilogue import UNARY
-from ipex_inductor.passes.library import GATED, place
+from ipex_inductor.passes.joined import GATED
+from ipex_inductor.passes.library import place
 from ipex_inductor.passes.linear import RULES
 from ipex_inductor.passes.rule import apply_rules
 from ipex_inductor.passes.whole_ops import WHOLE, reduced_table

@@ -24,7 +24,7 @@ from ipex_inductor.autotune.space import why_unknown
 from ipex_inductor.lowerings import library, listed, shapes, shortcut, tuner
 from ipex_inductor.lowerings.listed import Choosing, choosing
 from ipex_inductor.lowerings.workload import inputs_of
-from ipex_inductor.passes.library import SHORTCUT
+from ipex_inductor.passes.joined import SHORTCUT
 from ipex_inductor.passes.whole_ops import inline
 from ipex_inductor.target import described
 from ipex_inductor.templates.shortcut import BOXES_TILES, STREAMED_TILES, shared

@@ -22,7 +22,7 @@ from ipex_inductor.autotune.space import why_unknown
 from ipex_inductor.lowerings import library, listed, shapes, stem_pool, tuner
 from ipex_inductor.lowerings.listed import Choosing, choosing
 from ipex_inductor.lowerings.workload import inputs_of
-from ipex_inductor.passes.library import POOLED
+from ipex_inductor.passes.joined import POOLED
 from ipex_inductor.passes.whole_ops import WHOLE, reduced_table
 from ipex_inductor.target import described
 from ipex_inductor.templates.conv_stem_pool import TILES
