@@ -23,7 +23,7 @@ def settled(request: Request, graph_report: decisions.GraphReport) -> "dict[byte
     try:
         if not request.may_have_choices:
             return {}
-        from ipex_inductor.lowerings import rivals, selection
+        from ipex_inductor.lowerings import selection
 
         policy, watches = request.policy, request.config.autotune == "inductor"
         if watches or not selection.may_choose(policy, request.gm, request.devices):
@@ -31,7 +31,7 @@ def settled(request: Request, graph_report: decisions.GraphReport) -> "dict[byte
         learn = functools.partial(offered, request)
         learn = compat.uncounted()(learn)  # its rules fire once, in what is compiled
         say = functools.partial(graph_report.add, "missed")
-        return rivals.settled(selection.settle(policy, request.digest(), learn, say))
+        return selection.settle(policy, request.digest(), learn, say)
     except Exception as error:
         if request.config.strict or compat.is_control_flow(error):
             raise

@@ -4,7 +4,7 @@ A call is measured as an op of ours, a template as the op of torch's that is lef
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ipex_inductor.autotune.record import Problem, decode_problem
+from ipex_inductor.autotune.record import Choice, Problem, decode_problem
 from ipex_inductor.autotune.select import Selection
 from ipex_inductor.lowerings.workload import function_of, named, widened
 
@@ -21,15 +21,20 @@ FACTORS = {"aten.mm.default": (0, 1), "aten.addmm.default": (1, 2)}  # which ope
 SMALL = 8  # rows, columns and terms that epilogues are compared on
 
 
-def settled(selected: Mapping[bytes, Selection]) -> dict[bytes, Selection]:
+def settled(
+    selected: Mapping[bytes, Selection], offered: Mapping[bytes, Collection[Choice]]
+) -> dict[bytes, Selection]:
     """`selected`, where Inductor's own takes the place of every call that a template beats.
 
-    For whoever makes a key of it: that has the choices, and not the times that decide this.
+    One that is `offered`: Inductor's options may leave templates out of its lists. For whoever
+    makes a key of it: that has the choices, and not the times that decide this.
     """
     templates = [
         (decode_problem(key), each)
         for key, each in selected.items()
-        if each.choice.name.startswith("inductor.") and each.measured
+        if each.choice.name.startswith("inductor.")
+        and each.measured
+        and each.choice in offered.get(key, ())
     ]
     return {key: _left(decode_problem(key), each, templates) for key, each in selected.items()}
 

@@ -34,7 +34,12 @@ from ipex_inductor.autotune.select import (
     table_of,
 )
 from ipex_inductor.autotune.told import microseconds
-from ipex_inductor.lowerings import likely, peaks, spaces  # noqa: F401  what records may name
+from ipex_inductor.lowerings import (
+    likely,
+    peaks,
+    rivals,
+    spaces,  # noqa: F401  what records may name
+)
 from ipex_inductor.lowerings.listed import Heard, Offer, arch_of
 from ipex_inductor.lowerings.provenance import provenance_of
 
@@ -89,13 +94,13 @@ def settle(
         offers = {key: offer for key, offer in offers.items() if key not in out}
         _remember(graph, offers)
         found = lookup(offers, policy.database)
-    if not policy.guesses:
-        return found
-    for others_say in (nearest, derived, neighboring):
-        missed = {key: offer.choices for key, offer in offers.items() if key not in found}
-        found |= others_say(missed, policy.database)
-    unknown = {k: o for k, o in offers.items() if k not in found and _has_template(o)}
-    return found | _guessed(unknown, policy, say)
+    if policy.guesses:
+        for others_say in (nearest, derived, neighboring):
+            missed = {key: offer.choices for key, offer in offers.items() if key not in found}
+            found |= others_say(missed, policy.database)
+        unknown = {k: o for k, o in offers.items() if k not in found and _has_template(o)}
+        found |= _guessed(unknown, policy, say)
+    return rivals.settled(found, {key: offer.choices for key, offer in offers.items()})
 
 
 def _turn(offer: Offer) -> tuple[bool, bool, float]:

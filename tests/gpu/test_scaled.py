@@ -18,8 +18,9 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("tile", [scaled_cases.SMALL, *scaled.TILES], ids=str)
 def test_values(tile, dtype):
-    """Against fp64, into memory full of NaN."""
-    for case in scaled_cases.CASES:
+    """Against fp64, into memory full of NaN; all shapes by the first."""
+    few = scaled_cases.CASES[:24:3]
+    for case in scaled_cases.CASES if tile is scaled_cases.SMALL else few:
         error = scaled_cases.error(*case, dtype, tile, "cuda")
         assert error <= scaled_cases.CLOSE[dtype], case
 

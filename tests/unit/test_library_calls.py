@@ -405,7 +405,7 @@ def test_a_template_with_the_epilogue_that_is_faster_is_left_to_inductor(epilogu
     template = Choice("template", "inductor.triton.convolution2d")
     beside = Selection(Estimate(template, p50, 0.01), None, "recorded")
     known = selected(problem, RELU) | {encode(plain_problem(problem, epilogue)): beside}
-    settled = rivals.settled(known)
+    settled = rivals.settled(known, {key: [each.choice] for key, each in known.items()})
     told, of_times = (
         select.digest((key, each.choice) for key, each in s.items()) for s in (settled, known)
     )
