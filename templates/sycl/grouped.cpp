@@ -7,6 +7,7 @@ void grouped(
     int stride_h, int stride_w, int padding_h, int padding_w, int dilation_h, int dilation_w,
     int of_each, int to_each, float first, float second) {
   const auto item = item_::get_nd_item<2>();
+  if (CPU_LANES && item.get_local_range(1) != SUB_GROUPS * SG) return;  // as in product.cpp
   const auto lanes = item.get_sub_group();
   const int team = SUB_GROUPS == 1 ? 0 : lanes.get_group_linear_id();
   const int block = item.get_group(1) * SUB_GROUPS + team;

@@ -26,7 +26,7 @@ def source(arch: str, dtype: str, epilogue: Epilogue) -> Source:
     text = (
         head()
         + types({"In": dtype})
-        + constants(sizes)
+        + constants(sizes | {"CPU_LANES": arch == CPU})
         + words.functions(epilogue.binary, epilogue.unary)
         + part("grouped.cpp")
     )

@@ -48,14 +48,28 @@ static inline void step(sycl::sub_group lanes, Sums &sums, const Staged *a, cons
   }
 }
 
+// On the CPU one after the other, of a copy that lies in memory: its driver takes long to compile an
+// epilogue, and would do it for each sum. Elsewhere the copy dissolves.
 template <class Fn>
 static inline void each(sycl::sub_group lanes, Sums &sums, Fn fn) {
+  constexpr int WRITTEN_OUT = CPU_LANES ? 1 : TM * MT * NT;
+  Sums known;
 #pragma unroll
   for (int i = 0; i < TM * MT; ++i) {
 #pragma unroll
+    for (int j = 0; j < NT; ++j) known[i][j] = sums[i][j];
+  }
+#pragma unroll WRITTEN_OUT
+  for (int i = 0; i < TM * MT; ++i) {
+#pragma unroll WRITTEN_OUT
     for (int j = 0; j < NT; ++j) {
-      fn(sums[i][j], i, j * TN + static_cast<int>(lanes.get_local_linear_id()));
+      fn(known[i][j], i, j * TN + static_cast<int>(lanes.get_local_linear_id()));
     }
+  }
+#pragma unroll
+  for (int i = 0; i < TM * MT; ++i) {
+#pragma unroll
+    for (int j = 0; j < NT; ++j) sums[i][j] = known[i][j];
   }
 }
 

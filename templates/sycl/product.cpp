@@ -1,6 +1,10 @@
 // y = epilogue(rows of x . weight): a work-group makes SGM x SGN blocks of BM x BN sums, one each
 // sub-group. A part of its rows is gathered into local memory at a time; the weight is packed in
 // panels, so that a lane reads neighbouring terms of its column as one word.
+//
+// CPU_LANES: the lanes are a vector of the CPU. Its driver makes a kernel twice, the second time masked,
+// for what whole vectors leave of a group; that is nothing, which it learns from a return. What it does
+// for each lane (a place, an epilogue) takes it long, so that is there once, in a loop.
 constexpr int ROWS = TM * MT, COLUMNS = TN * NT, SUB_GROUPS = SGM * SGN;
 constexpr int BLOCK = ROWS * SGM;  // rows of a work-group
 
@@ -15,6 +19,7 @@ void product(
   auto &places = places_.data;
 
   const auto item = item_::get_nd_item<2>();
+  if (CPU_LANES && item.get_local_range(1) != SUB_GROUPS * SG) return;
   const auto lanes = item.get_sub_group();
   const int team = SUB_GROUPS == 1 ? 0 : lanes.get_group_linear_id();
   const int lane = lanes.get_local_linear_id();
@@ -23,7 +28,8 @@ void product(
   const int column0 = (item.get_group(0) * SGN + team % SGN) * COLUMNS;
   const auto wait = [] { group_::barrier(SUB_GROUPS == 1 ? group_::SUB_GROUP : group_::ALL); };
 
-  for (int i = item.get_local_linear_id(); i < BLOCK; i += SUB_GROUPS * SG) {
+  const int first_place = CPU_LANES ? 0 : item.get_local_linear_id();
+  for (int i = first_place; i < BLOCK; i += CPU_LANES ? 1 : SUB_GROUPS * SG) {
     places[i] = begin + i < rows ? PLACE(begin + i) : Place{0, NOWHERE, 0};
   }
   Sums sums, factors;
@@ -40,7 +46,7 @@ void product(
         const int low = found.low - part, high = math_::min(found.high, terms) - part;
         const In *from = x + found.begin + part + lane;
         Staged *to = block + i * LINE + lane;
-        if (low <= 0 && high >= STEP) {
+        if (!CPU_LANES && low <= 0 && high >= STEP) {
 #pragma unroll
           for (int k = 0; k < STEP; k += SG) to[k] = staged(from[k]);
         } else if (low <= 0 && high >= here) {

@@ -46,6 +46,7 @@ def source(tile: Tile, arch: str, gather: str, given: str, made: str, epilogue: 
         "FILLED": RUN // itemsize(given),
         "PANEL": COLUMNS,
         "GATED": epilogue.gated,
+        "CPU_LANES": arch == CPU and not tile.matrix,
     }
     matrix, large = sizes.pop("matrix"), sizes.pop("large")
     body = part("product.cpp")
