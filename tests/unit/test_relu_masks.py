@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.graph import GraphLowering
+from torch._inductor.ir import NoneAsConstantBuffer
 
 from ipex_inductor import decisions
 from ipex_inductor.passes import relu_masks as rule
@@ -174,40 +175,46 @@ class Behind(nn.Module):
 
 
 def passes(images, options, tmp_path, monkeypatch):
-    """How often an H200's loops read or write an image of 16 bits: in the forward, the backward."""
+    """How often an H200's loops read or write an image of 16 bits: in the forward, the backward.
+
+    And how many masks the forward keeps for the backward.
+    """
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     last = {"dtype": torch.bfloat16, "memory_format": LAST}
     inputs = [torch.randn(64, 256, 56, 56).to(**last).requires_grad_() for _ in range(images)]
-    seen, codegen = [], GraphLowering.codegen
+    seen, masks, codegen = [], [], GraphLowering.codegen
 
     def counted(self):
         code = codegen(self)
         loops = [n for n in self.scheduler.nodes if not n.is_template()]
         moved = sum(n.get_read_write_buffers_sizes() for n in loops)
         seen.append(moved / (inputs[0].numel() * 2))
+        kept = [o for o in self.graph_outputs if not isinstance(o, NoneAsConstantBuffer)]
+        masks.append(sum(each.get_dtype() == torch.bool for each in kept))
         return code
 
     monkeypatch.setattr(GraphLowering, "codegen", counted)
     model = Behind().to(memory_format=LAST).train()
     graphs.prebuild(model, tuple(inputs), described("h200"), training=True, options=options)
-    return seen
+    return seen, masks[0]
 
 
 PASSES = {
     # The image is read and the result written; beside a read of the statistics' kernel. Backward:
     # gradient and image for the sums, both and the result for the rest. None can be left out.
-    "norm": (1, {}, (2, 5)),
-    "norm, masks": (1, {"rules": "-relu-mask"}, (2.5, 6)),
+    "norm": (1, {}, (2, 5), 0),
+    "norm, masks": (1, {"rules": "-relu-mask"}, (2.5, 6), 1),
     # With a mask, as neither image says it alone; its gradient, which the addend gets, is written.
     # In one kernel with the sums, which Inductor splits, it would be 6.5.
-    "norm and sum": (2, {}, (3.5, 7.5)),
+    "norm and sum": (2, {}, (3.5, 7.5), 1),
 }
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is a real GPU")
 @pytest.mark.parametrize("name", PASSES)
 def test_how_often_an_image_is_moved(name, tmp_path, monkeypatch):
-    images, options, want = PASSES[name]
-    found = passes(images, options, tmp_path, monkeypatch)
+    images, options, want, kept = PASSES[name]
+    found, masks = passes(images, options, tmp_path, monkeypatch)
+    assert masks == kept
     assert found == pytest.approx(want, abs=0.05)  # what is of channels alone
