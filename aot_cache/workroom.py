@@ -167,9 +167,11 @@ def _why_not_in(folder: Path) -> str:
 def _leave(pid: int, path: Path) -> None:
     if os.getpid() != pid:  # a forked child inherits what is done at exit
         return
-    if torchs := sys.modules.get("torch._inductor.async_compile"):
-        torchs.shutdown_compile_workers()  # who write there until they end
-    shutil.rmtree(path, ignore_errors=True)
+    try:
+        if torchs := sys.modules.get("torch._inductor.async_compile"):
+            torchs.shutdown_compile_workers()  # who write there until they end
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _reap(above: Path) -> None:

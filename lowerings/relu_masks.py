@@ -18,3 +18,6 @@ def _lower(gradient: Any, x: Any, *normed_by: Any) -> Any:
 def register() -> None:
     """Add the lowering to Inductor's registry."""
     register_lowering(torch.ops.ipex.relu_norm_gradient.default, type_promotion_kind=None)(_lower)
+    register_lowering(torch.ops.ipex.kept.default, type_promotion_kind=None)(
+        lowerings[aten.clone.default]
+    )

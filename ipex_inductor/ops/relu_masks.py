@@ -18,12 +18,12 @@ def relu_norm_gradient(
 ) -> Tensor:
     """`gradient`, and 0 where relu((x - mean) * scale * weight + bias) is 0.
 
-    `gradient` and x [N, C, ...] of one dtype, the others in shapes that broadcast to theirs;
-    computed in fp32. A NaN lets through, as in `aten.threshold_backward`. `reader` is a number: a
-    graph keeps calls apart that differ in it, so that each is computed where it is read. The
-    reference.
+    `gradient` and x [N, C, ...] of one dtype, the others in fp32 (of fp64 in fp64) and in shapes
+    that broadcast to theirs. A NaN lets through, as in `aten.threshold_backward`. `reader` is a
+    number: a graph keeps calls apart that differ in it, so that each is computed where it is read.
+    The reference.
     """
-    normed = (x.float() - mean) * scale * weight + bias
+    normed = (x - mean) * scale * weight + bias
     return torch.where(normed <= 0, torch.zeros_like(gradient), gradient)
 
 
@@ -38,3 +38,14 @@ def _(
     reader: int,
 ) -> Tensor:
     return torch.empty_like(gradient)
+
+
+@op("kept")
+def kept(x: Tensor) -> Tensor:
+    """A copy that a forward keeps for its backward, which never computes it again of `x`."""
+    return x.clone()
+
+
+@kept.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.clone()

@@ -154,7 +154,9 @@ def _scaled(node: Node) -> tuple[Node, Node] | None:
     window = node.args[3:] if node.target is aten.convolution.default else node.args[4:10]
     if not isinstance(product, Node) or product.target is not aten.mul.Tensor:
         return None
-    if node.meta["val"].device.type in ("cpu", SYCL) or len(product.users) != 1:
+    if node.meta["val"].device.type in ("cpu", SYCL) or torch.version.hip:
+        return None
+    if len(product.users) != 1 or node.args.count(product) != 1:
         return None
     stride: Any = window[0]
     if not _is_of_pixels(weight, window) or {*stride} != {1}:
@@ -162,7 +164,8 @@ def _scaled(node: Node) -> tuple[Node, Node] | None:
     for image, scale in (product.args, product.args[::-1]):
         if isinstance(image, Node) and isinstance(scale, Node):
             value, by = image.meta["val"], scale.meta["val"]
-            alike = value.shape == product.meta["val"].shape and value.dtype == by.dtype
+            known = all(isinstance(size, int) for size in (*value.shape, *by.shape))
+            alike = known and value.shape == product.meta["val"].shape and value.dtype == by.dtype
             if alike and by.dim() == 4 and (*by.shape,) == (*value.shape[:2], 1, 1):
                 return image, scale
     return None

@@ -39,9 +39,8 @@ EPILOGUES = {
     "linear": {("none", "relu"), ("none", "gelu_tanh"), ("none", "gelu")},
 }
 
-# What kernels in SYCL have besides: every word.
+# Kernels in SYCL have every word besides.
 SYCL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
 
 HALVES = (torch.bfloat16, torch.float16)
 VECTOR = 16  # bytes, that a GPU reads or writes at once

@@ -2,17 +2,22 @@
 
     where(relu(norm(x)) <= 0, 0, gradient) => relu_norm_gradient(gradient, x, ...)
 
-Inductor writes the mask in the forward, and the backward's two kernels, sums of the norm's and what
-they are put into, read it: a byte an element, three times. Both read x anyway, which says the same.
+What lets a gradient through is kept by the forward as a mask, or read off the ReLU's result, by
+both kernels of the norm's backward, sums and what they are put into. Both read x anyway, which says
+the same. But for its bias the backward reads what the norm's own does; a bias may be written to
+meanwhile, so the forward's is kept.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch._dynamo.utils import counters
 
+import ipex_inductor.ops  # noqa: F401  registers ours
 from ipex_inductor.decisions import GraphReport
+from ipex_inductor.passes.rule import is_backward
 from ipex_inductor.passes.source import user_line
 
 Node = torch.fx.Node
@@ -21,6 +26,10 @@ aten, prims = torch.ops.aten, torch.ops.prims
 NAME = "relu-mask"
 CONVERT = prims.convert_element_type.default
 SAME = (aten.alias.default, aten.detach.default)
+VIEWS = (aten.view.default, aten.reshape.default, aten.permute.default, aten.alias.default)
+PARTIAL = torch.ops.ipex.column_moments.default
+MOMENTS = (aten.var_mean.correction, torch.ops.ipex.moments.default)
+HALVES = (torch.bfloat16, torch.float16)
 DEVICES = ("cuda",)
 # What a norm's backward does with the gradient: sums it, also times x, and takes those off it.
 READERS = [aten.sum.dim_IntList, aten.mul.Tensor, aten.sub.Tensor]
@@ -47,12 +56,12 @@ def _masked_by(node: Node) -> dict[str, Node] | None:
     relu = _through(mask.args[0], SAME)
     if relu.target is not aten.relu.default or not _is_zero(zero):
         return None
-    return _normed(_through(relu.args[0], (CONVERT,)))
+    return _normed(_before_cast(relu.args[0], narrows=True))
 
 
 def _normed(node: Any) -> dict[str, Node] | None:
-    """The factors of `(x - mean) * scale * weight + bias`."""
-    found = {}
+    """The factors of `(x - mean) * scale * weight + bias` where x is normed by its own moments."""
+    found: dict[str, Any] = {}
     for target, name in (
         (aten.add.Tensor, "bias"),
         (aten.mul.Tensor, "weight"),
@@ -62,7 +71,38 @@ def _normed(node: Any) -> dict[str, Node] | None:
         if not isinstance(node, Node) or node.target is not target or node.kwargs:
             return None
         node, found[name] = node.args
-    return {"x": _through(node, (CONVERT,)), **found}
+    if not all(isinstance(each, Node) for each in (node, *found.values())):
+        return None
+    x = found["x"] = _before_cast(node, narrows=False)
+    moments = _chain(found["mean"])[-1], _chain(found["scale"])[-1]
+    known = moments[0].target in MOMENTS and moments[0] is moments[1]
+    return found if known and _measured(moments[0]) is x else None
+
+
+def _before_cast(node: Node, narrows: bool) -> Node:
+    """What `node` was cast from, if it is fp32 cast to 16 bits, or the other way round."""
+    if node.target is not CONVERT:
+        return node
+    (source, dtype) = node.args
+    assert isinstance(source, Node)
+    made, given = dtype, source.meta["val"].dtype
+    wide, narrow = (given, made) if narrows else (made, given)
+    return source if wide is torch.float32 and narrow in HALVES else node
+
+
+def _chain(node: Node) -> list[Node]:
+    """The node, and what it alone is computed of, step by step, up to moments or an input."""
+    found = [node]
+    while found[-1].target not in MOMENTS and len(found[-1].all_input_nodes) == 1:
+        found += found[-1].all_input_nodes
+    return found
+
+
+def _measured(moments: Node) -> Node:
+    """The image that moments are of."""
+    source = _through(moments.all_input_nodes[0], (PARTIAL, *VIEWS))
+    found: Node = _before_cast(source, narrows=False)
+    return found
 
 
 def _is_zero(value: object) -> bool:
@@ -85,11 +125,17 @@ def _why_not(node: Node, normed: Mapping[str, Node]) -> str | None:
     value, given = gradient.meta["val"], x.meta["val"]
     if (value.dtype, value.shape) != (given.dtype, given.shape):
         return "its gradient and what was normed are not alike"
-    channels = {given.shape[1]} if given.dim() > 1 else set()
-    if any({*n.meta["val"].shape} - {1} - channels for k, n in normed.items() if k != "x"):
+    channels = given.shape[1] if given.dim() > 1 else 1
+    others = [n.meta["val"].shape for name, n in normed.items() if name != "x"]
+    sizes = [channels, *itertools.chain(*others)]
+    if not all(isinstance(size, int) for size in sizes):
+        return "its channels vary"
+    if {*sizes} - {1, channels}:
         return "what it is normed by is not of channels"
     if _is_fused(gradient) or _is_fused(x):
         return "it would be computed twice"
+    if not any(is_backward(user) for each in _chain(normed["weight"]) for user in each.users):
+        return "the norm's backward does not read its weight"
     readers = [*dict.fromkeys(_readers(node))]
     if sorted(str(n.target) for n in readers) != sorted(map(str, READERS)):
         return "not the norm's backward alone reads it"
@@ -110,7 +156,13 @@ def _readers(node: Node) -> Iterator[Node]:
 
 def _replace(graph: torch.fx.Graph, node: Node, normed: Mapping[str, Node]) -> None:
     """A call of its own for each reader."""
-    gradient = node.args[2]
+    gradient, bias = node.args[2], normed["bias"]
+    with graph.inserting_after(bias):
+        kept = graph.call_function(torch.ops.ipex.kept.default, (bias,))
+    kept.meta = dict(bias.meta)
+    # By the forward too: what it does not need itself the backward would compute.
+    bias.replace_all_uses_with(kept, delete_user_cb=lambda user: user is not kept)
+    normed = {**normed, "bias": kept}
     names = ("x", "mean", "scale", "weight", "bias")
     for number, user in enumerate(dict.fromkeys(_readers(node))):
         with graph.inserting_before(user):

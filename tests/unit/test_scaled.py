@@ -203,6 +203,11 @@ def test_nothing_known_leaves_the_graph():
     assert ops.count("aten.mul.Tensor") == ops.count("aten.convolution.default") == 1
 
 
+def added_itself(x, scale, weight):
+    product = x * scale
+    return F.relu(F.conv2d(product, weight) + product)
+
+
 def read_twice(x, scale, weight, bias):
     product = x * scale
     return F.conv2d(product, weight, bias), product
@@ -210,6 +215,10 @@ def read_twice(x, scale, weight, bias):
 
 NEAR = {
     "who reads the product too": (read_twice, IMAGE, NUMBERS, WEIGHT, BIAS),
+    "what it adds is the product": (
+        added_itself,
+        *(IMAGE, NUMBERS, (32, 32, 1, 1)),
+    ),
     "a window": (
         lambda x, scale, weight: F.conv2d(x * scale, weight, padding=1),
         *(IMAGE, NUMBERS, (16, 32, 3, 3)),
