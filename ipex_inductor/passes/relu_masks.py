@@ -156,13 +156,8 @@ def _readers(node: Node) -> Iterator[Node]:
 
 def _replace(graph: torch.fx.Graph, node: Node, normed: Mapping[str, Node]) -> None:
     """A call of its own for each reader."""
-    gradient, bias = node.args[2], normed["bias"]
-    with graph.inserting_after(bias):
-        kept = graph.call_function(torch.ops.ipex.kept.default, (bias,))
-    kept.meta = dict(bias.meta)
-    # By the forward too: what it does not need itself the backward would compute.
-    bias.replace_all_uses_with(kept, delete_user_cb=lambda user: user is not kept)
-    normed = {**normed, "bias": kept}
+    gradient = node.args[2]
+    normed = {**normed, "bias": _kept(graph, normed["bias"])}
     names = ("x", "mean", "scale", "weight", "bias")
     for number, user in enumerate(dict.fromkeys(_readers(node))):
         with graph.inserting_before(user):
@@ -172,6 +167,17 @@ def _replace(graph: torch.fx.Graph, node: Node, normed: Mapping[str, Node]) -> N
             made = _converted(graph, node, ours, user)
         for read in [n for n in user.all_input_nodes if _through(n, (CONVERT,)) is node]:
             user.replace_input_with(read, made)
+
+
+def _kept(graph: torch.fx.Graph, bias: Node) -> Node:
+    """A copy, which the norm adds too: what the forward does not need the backward would make."""
+    adds = [user for user in bias.users if user.target is aten.add.Tensor]
+    with graph.inserting_before(adds[0]):
+        kept = graph.call_function(torch.ops.ipex.kept.default, (bias,))
+    kept.meta = {name: bias.meta[name] for name in ("val", "partitioner_tag") if name in bias.meta}
+    for user in adds:
+        user.replace_input_with(bias, kept)
+    return kept
 
 
 def _converted(graph: torch.fx.Graph, node: Node, ours: Node, user: Node) -> Node:
