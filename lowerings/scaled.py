@@ -4,7 +4,6 @@ Apart means that the graph stays as it is: the scaled image is written, and what
 gets is chosen as of any other.
 """
 
-import functools
 import math
 from dataclasses import astuple
 from typing import Any
@@ -45,34 +44,10 @@ def apart(problem: Problem) -> Problem:
     return replace(problem, op=op, operands=(x, *others), constants=constants, epilogue="")
 
 
-def _why_not_apart(call: Call, problem: Problem) -> str | None:
-    return "its sizes vary" if problem.symbols else call.why_not(apart(problem))
-
-
 def _apart(
     call: Call, x: Tensor, scale: Tensor, weight: Tensor, bias: Any, other: Any, *words: Any
 ) -> Tensor:
     return call.body(x * scale, weight, bias, other, *WINDOW, *words, "")
-
-
-def _calls_apart() -> tuple[Call, ...]:
-    """Of the convolution: those that a library has, and products of rows. The first is Inductor's.
-
-    What arranges a weight first is left out: it is for windows, or slower than these.
-    """
-    return tuple(
-        Call(
-            call.name,
-            functools.partial(_apart, call),
-            functools.partial(_why_not_apart, call),
-            call.epilogues,
-            parameters=call.parameters,
-            version=call.version,
-            apart=True,
-        )
-        for call in conv.CALLS
-        if call.arrange is None and not call.name.startswith("ipex.sycl")
-    )
 
 
 def _why_not(tile: Tile, problem: Problem) -> str | None:
@@ -118,7 +93,7 @@ def _lower(x: Any, scale: Any, weight: Any, bias: Any, tile: list[int]) -> Any:
 
 
 CALLS = (
-    *_calls_apart(),
+    *conv.calls_apart(apart, _apart),
     *calls(scaled.NAME, scaled.SOURCE, scaled.TILES, _scaled, _why_not),
 )
 

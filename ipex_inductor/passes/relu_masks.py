@@ -9,7 +9,7 @@ meanwhile, so the forward's is kept.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -136,8 +136,7 @@ def _why_not(node: Node, normed: Mapping[str, Node]) -> str | None:
         return "it would be computed twice"
     if not any(is_backward(user) for each in _chain(normed["weight"]) for user in each.users):
         return "the norm's backward does not read its weight"
-    readers = [*dict.fromkeys(_readers(node))]
-    if sorted(str(n.target) for n in readers) != sorted(map(str, READERS)):
+    if sorted(str(n.target) for n in _readers(node)) != sorted(map(str, READERS)):
         return "not the norm's backward alone reads it"
     return None
 
@@ -148,25 +147,28 @@ def _is_fused(node: Node) -> bool:
     return torch.Tag.pointwise in tags or node.target is CONVERT
 
 
-def _readers(node: Node) -> Iterator[Node]:
-    """Who reads it, as it is or in fp32."""
+def _readers(node: Node) -> dict[Node, Node]:
+    """Who reads it, and as what: as it is or in fp32."""
+    found: dict[Node, Node] = {}
     for user in node.users:
-        yield from _readers(user) if user.target is CONVERT else (user,)
+        found |= _readers(user) if user.target is CONVERT else {user: node}
+    return found
 
 
 def _replace(graph: torch.fx.Graph, node: Node, normed: Mapping[str, Node]) -> None:
     """A call of its own for each reader."""
     gradient = node.args[2]
     normed = {**normed, "bias": _kept(graph, normed["bias"])}
-    names = ("x", "mean", "scale", "weight", "bias")
-    for number, user in enumerate(dict.fromkeys(_readers(node))):
+    factors = [normed[name] for name in ("x", "mean", "scale", "weight", "bias")]
+    for number, (user, read) in enumerate(_readers(node).items()):
         with graph.inserting_before(user):
-            args = (gradient, *map(normed.__getitem__, names), number)
+            args = (gradient, *factors, number)
             ours = graph.call_function(torch.ops.ipex.relu_norm_gradient.default, args)
             ours.meta = dict(node.meta)
-            made = _converted(graph, node, ours, user)
-        for read in [n for n in user.all_input_nodes if _through(n, (CONVERT,)) is node]:
-            user.replace_input_with(read, made)
+            if read is not node:
+                ours = graph.call_function(CONVERT, (ours, *read.args[1:]))
+                ours.meta = dict(read.meta)
+        user.replace_input_with(read, ours)
 
 
 def _kept(graph: torch.fx.Graph, bias: Node) -> Node:
@@ -178,13 +180,3 @@ def _kept(graph: torch.fx.Graph, bias: Node) -> Node:
     for user in adds:
         user.replace_input_with(bias, kept)
     return kept
-
-
-def _converted(graph: torch.fx.Graph, node: Node, ours: Node, user: Node) -> Node:
-    """`ours` as the user reads `node`."""
-    (read,) = (n for n in user.all_input_nodes if _through(n, (CONVERT,)) is node)
-    if read is node:
-        return ours
-    made = graph.call_function(CONVERT, (ours, *read.args[1:]))
-    made.meta = dict(read.meta)
-    return made
