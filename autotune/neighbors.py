@@ -19,7 +19,6 @@ from ipex_inductor.autotune.record import Choice, Operand, Problem
 
 CONVOLUTION = "ipex.conv.default"
 SHORTCUT, POOL = "ipex.conv_shortcut.default", "ipex.conv_pool.default"
-SCALED = "ipex.conv_scaled.default"
 AGREE = 2  # neighbors of weights of their own
 MARGIN = 1.15  # over the library, where its time was kept: it is where no two templates won
 FARTHEST = 4.0  # doublings of sizes in all, to the nearest
@@ -140,7 +139,7 @@ def _channels(problem: Problem) -> str | None:
     In groups of several cuDNN has a fast kernel where each takes and makes a power of two; of
     others it took two to eight times what our template took.
     """
-    if problem.op not in (CONVOLUTION, SHORTCUT, POOL, SCALED):
+    if problem.op not in (CONVOLUTION, SHORTCUT, POOL):
         return None
     groups = problem.constants.get("groups", 1)
     channels = problem.operands[0].shape[1]

@@ -45,7 +45,6 @@ def _register() -> None:
         pipelined,
         pool,
         relu_masks,
-        scaled,
         short_attention,
         shortcut,
         stem_pool,
@@ -68,7 +67,6 @@ def _register() -> None:
     pipelined.register()
     pool.register()
     relu_masks.register()
-    scaled.register()
     short_attention.register()
     shortcut.register()
     stem_pool.register()

@@ -1,7 +1,5 @@
 """`ipex::conv` to oneDNN's convolution with a fused epilogue; on a GPU to cuDNN's or a product."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -254,38 +252,6 @@ CALLS = (
     *pipelined.CONV_CALLS,
     *sycl.CONV_CALLS,
 )
-
-
-def calls_apart(
-    convolution: Callable[[Problem], Problem],
-    body: Callable[..., Tensor],
-    own: tuple[str, str] | None = None,
-) -> tuple[Call, ...]:
-    """Calls for the `convolution` of a problem of several ops, the others as torch has them.
-
-    Those that a library has, and products of rows; the first is Inductor's. `body` takes the call
-    before the op's arguments. `own` is the epilogue where that is the op's. What arranges a weight
-    first is left out: it is for windows, or slower than these.
-    """
-
-    def reason(call: Call, problem: Problem) -> str | None:
-        return "its sizes vary" if problem.symbols else call.why_not(convolution(problem))
-
-    return tuple(
-        Call(
-            call.name,
-            partial(body, call),
-            partial(reason, call),
-            None if own else call.epilogues,
-            parameters=call.parameters,
-            version=call.version,
-            apart=True,
-        )
-        for call in CALLS
-        if call.arrange is None
-        and not call.name.startswith("ipex.sycl")
-        and (own is None or call.epilogues is None or own in call.epilogues)
-    )
 
 
 def register() -> None:

@@ -24,7 +24,6 @@ from ipex_inductor.lowerings import (
     gated,
     linear,
     listed,
-    scaled,
     shortcut,
     stem_pool,
     sycl_model,
@@ -38,7 +37,6 @@ Body = Callable[..., Tensor]
 CALLS: dict[str, tuple[Call, ...]] = {
     str(torch.ops.ipex.conv.default): conv.CALLS,
     str(torch.ops.ipex.conv_pool.default): stem_pool.CALLS,
-    str(torch.ops.ipex.conv_scaled.default): scaled.CALLS,
     str(torch.ops.ipex.conv_shortcut.default): shortcut.CALLS,
     str(torch.ops.ipex.conv_weight_grad.default): conv_weight.CALLS,
     str(torch.ops.ipex.gated_linear.default): gated.CALLS,

@@ -56,10 +56,35 @@ def _why_varied(problem: Problem) -> str | None:
     return "its sizes vary" if problem.symbols else None
 
 
+def _why_not_apart(call: Call, problem: Problem) -> str | None:
+    return _why_varied(problem) or call.why_not(apart(problem))
+
+
 def _apart(call: Call, x: Tensor, weight: Tensor, bias: Tensor, *shortcut: Any) -> Tensor:
     source, projection, stride = shortcut
     beside = torch.conv2d(source, projection, None, stride)
     return call.body(x, weight, bias, beside, *ADDING.values())
+
+
+def _calls_apart() -> tuple[Call, ...]:
+    """Of what adds: those that a library has, and products of rows. The first is Inductor's.
+
+    What arranges a weight first is left out: it is for windows, or slower than these.
+    """
+    return tuple(
+        Call(
+            call.name,
+            functools.partial(_apart, call),
+            functools.partial(_why_not_apart, call),
+            parameters=call.parameters,
+            version=call.version,
+            apart=True,
+        )
+        for call in conv.CALLS
+        if call.arrange is None
+        and not call.name.startswith("ipex.sycl")
+        and (call.epilogues is None or ("add", "relu") in call.epilogues)
+    )
 
 
 def _why_not(problem: Problem) -> str | None:
@@ -150,7 +175,7 @@ def _lower(
 
 
 CALLS = (
-    *conv.calls_apart(apart, _apart, ("add", "relu")),
+    *_calls_apart(),
     *calls(
         STREAMED,
         shortcut.STREAMED,

@@ -71,8 +71,7 @@ def by_one_layout(op: str, operands: Sequence[Operand]) -> tuple[Operand, ...]:
 
     It lies alike in both, so a model all of which is in channels-last has a record of it.
     """
-    packet = op.partition(".")[2].partition(".")[0]
-    factors = _LAST_FACTORS.get(packet, ()) + _SCALES.get(packet, ())
+    factors = _LAST_FACTORS.get(op.partition(".")[2].partition(".")[0], ())
     last = bool(operands) and len(operands[0].shape) == 4 and operands[0].stride[1] == 1
     return tuple(_as_last(o) if last and i in factors else o for i, o in enumerate(operands))
 
@@ -377,8 +376,6 @@ _LAST_FACTORS: dict[str, tuple[int, ...]] = {
 }
 # Ours.
 _LAST_FACTORS |= {"conv": (1,), "conv_pool": (1,), "conv_shortcut": (1, 4), "linear": (1,)}
-_LAST_FACTORS |= {"gated_linear": (1, 2), "conv_scaled": (2,)}
-_SCALES = {"conv_scaled": (1,)}  # which lie alike in both layouts too
+_LAST_FACTORS |= {"gated_linear": (1, 2)}
 # A weight has all that is summed behind its rows.
-_BY_ROWS = {"convolution", "conv", "conv_pool", "conv_scaled", "conv_shortcut"}
-_BY_ROWS |= {"gated_linear", "linear"}
+_BY_ROWS = {"convolution", "conv", "conv_pool", "conv_shortcut", "gated_linear", "linear"}

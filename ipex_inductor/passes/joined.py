@@ -33,7 +33,6 @@ FEW_CHANNELS = 4  # of an image, for which libraries have no good kernel
 
 GATED = "linear|linear+mul"  # two layers on one input, the activation of one times the other
 SHORTCUT = "conv|conv+add+relu"  # of both convolutions
-SCALED = "mul|conv"  # channels of an image times numbers of that image
 POOLED = "conv+relu|max-pool"
 
 
@@ -56,10 +55,6 @@ def place(
     for node in graph.find_nodes(op="call_function", target=torch.ops.ipex.conv.default):
         if other := _shortcut(node, weights):
             _place_shortcut(graph, node, other, *known)
-    for target in (aten.convolution.default, torch.ops.ipex.conv.default):
-        for node in graph.find_nodes(op="call_function", target=target):
-            if pair := _scaled(node):
-                _place_scaled(graph, node, pair, *known)
     for target in POOLS:
         for node in graph.find_nodes(op="call_function", target=target):
             if made := _pooled_stem(node):
@@ -142,56 +137,6 @@ def _place_shortcut(
             ours.args = (x, weight, total(graph, bias, own), source, projection, stride)
     graph.erase_node(node)
     graph.erase_node(other)
-    inline(graph, ours, body, table, traced, origins=True)
-
-
-def _scaled(node: Node) -> tuple[Node, Node] | None:
-    """The image and what scales its channels, where a GPU's convolution alone reads the product.
-
-    Squeeze and excitation end so.
-    """
-    product, weight, *_ = node.args
-    window = node.args[3:] if node.target is aten.convolution.default else node.args[4:10]
-    if not isinstance(product, Node) or product.target is not aten.mul.Tensor:
-        return None
-    if node.meta["val"].device.type in ("cpu", SYCL) or torch.version.hip:
-        return None
-    if len(product.users) != 1 or node.args.count(product) != 1:
-        return None
-    stride: Any = window[0]
-    if not _is_of_pixels(weight, window) or {*stride} != {1}:
-        return None
-    for image, scale in (product.args, product.args[::-1]):
-        if isinstance(image, Node) and isinstance(scale, Node):
-            value, by = image.meta["val"], scale.meta["val"]
-            known = all(isinstance(size, int) for size in (*value.shape, *by.shape))
-            alike = known and value.shape == product.meta["val"].shape and value.dtype == by.dtype
-            if alike and by.dim() == 4 and (*by.shape,) == (*value.shape[:2], 1, 1):
-                return image, scale
-    return None
-
-
-def _place_scaled(
-    graph: torch.fx.Graph,
-    node: Node,
-    pair: tuple[Node, Node],
-    choose: Choose,
-    table: Table,
-    report: GraphReport,
-    traced: dict[Any, torch.fx.GraphModule],
-) -> None:
-    """Replace `node`, of one pixel, and the `pair` that it reads the product of, if chosen."""
-    product, weight, bias, *_ = node.args
-    plain = node.target is aten.convolution.default
-    rest = (None, "none", "none", []) if plain else (node.args[3], *node.args[10:13])
-    asked = torch.ops.ipex.conv_scaled.default, (*pair, weight, bias, *rest)
-    found = _together(graph, node, asked, choose, report, SCALED, user_line(node))
-    if found is None:
-        return
-    ours, body = found
-    assert isinstance(product, Node)
-    graph.erase_node(node)
-    graph.erase_node(product)
     inline(graph, ours, body, table, traced, origins=True)
 
 

@@ -43,7 +43,6 @@ from ipex_inductor.templates import (
     persistent,
     pipelined,
     pool,
-    scaled,
     shortcut,
     streamed,
 )
@@ -177,20 +176,6 @@ def gated_pair(sizes, tile, left):
     return Small("gated", gated.NAME, line, lambda _: tile, make, left)
 
 
-def scaled_image(sizes, tile, left):
-    """A convolution of one pixel of what is scaled."""
-
-    def make(tile, dtype, gpu):
-        constants = scaled.constants(*sizes, True, tile) | {"ALLOW_TF32": False}
-        text = source(scaled.SOURCE, constants, sizes[2])
-        return binary(text, signature(("X", "S", "W"), dtype), tile, gpu)
-
-    images, pixels, columns, terms = sizes
-    line = f"ipex.conv_scaled.default {{}} {images}x{terms}x{pixels}x1:L {images}x{terms}x1x1:L "
-    line += f"{columns}x{terms}x1x1:L {columns} other=None binary='none' unary='none' scalars=()"
-    return Small("scaled", scaled.NAME, line, lambda _: tile, make, left)
-
-
 def pooling(text, operands, tile):
     """Of two by two pixels; `operands` are the image's or the gradient's, and of channels."""
     case = {"window": [2, 2], "stride": [2, 2], "padding": [0, 0], "tile": [*vars(tile).values()]}
@@ -257,7 +242,6 @@ SMALL = {
         *(pipelined, (4099, 3001, 776), lambda arch: pipelined.tiles(arch)[-1], HALVES), spills=24
     ),
     "gated": gated_pair((4096, 3072, 768), gated.TILES[1], ON_HOPPER),
-    "scaled": scaled_image((64, 784, 40, 240), scaled.TILES[3], HALVES),
     "one row": of_few_rows(1, few_rows.ONE_ROW[0], ON_NVIDIA),
     "few rows": of_few_rows(16, few_rows.ROWS[0], ON_NVIDIA),
     "few rows, joined": of_few_rows(16, few_rows.JOINED[0], ON_NVIDIA),

@@ -15,7 +15,6 @@ import gated_cases
 import moment_cases
 import pool_cases
 import pytest
-import scaled_cases
 import torch
 from _pytest.mark import ParameterSet
 
@@ -27,7 +26,7 @@ DTYPES = {
     **dict.fromkeys(("stem", "depthwise", "strips"), ALL),
     **dict.fromkeys(("stem_pool", "stem_weight", "fprop", "boxes", "grouped"), HALVES),
     **dict.fromkeys(("shortcut streamed", "shortcut boxes"), HALVES),
-    **dict.fromkeys(("streamed", "persistent", "pipelined", "gated", "scaled"), HALVES),
+    **dict.fromkeys(("streamed", "persistent", "pipelined", "gated"), HALVES),
     **dict.fromkeys(("one row", "few rows", "pool", "pool's backward", "moments"), ALL),
 }
 
@@ -137,14 +136,6 @@ def pairs(patch, module, made):
     patch.setattr(gated_cases, "error", error)
 
 
-def of_scaled(patch, module, made):
-    def error(*given):
-        made["scaled", given[2]].add(given[0])
-        return 0.0
-
-    patch.setattr(scaled_cases, "error", error)
-
-
 REPLACED = {
     "test_conv_templates": images,
     "test_conv_weight": images,
@@ -152,7 +143,6 @@ REPLACED = {
     "test_pool": pools,
     "test_moments": of_moments,
     "test_gated": pairs,
-    "test_scaled": of_scaled,
 }
 
 

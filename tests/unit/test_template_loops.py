@@ -26,7 +26,6 @@ from ipex_inductor.templates import (
     gated,
     persistent,
     pipelined,
-    scaled,
     streamed,
 )
 
@@ -121,12 +120,6 @@ def product(template, tile):
         yield template.SOURCE, template.constants(*sizes, True, *unary, tile, *programs)
 
 
-def scaled_image(tile):
-    """Of blocks of two images, and of many."""
-    for pixels in (784, 9):
-        yield scaled.SOURCE, scaled.constants(64, pixels, 129, 200, True, tile)
-
-
 def of_few_rows(tile):
     for one_row in (True, False):
         yield few_rows.source(one_row, tile), {}
@@ -144,7 +137,6 @@ TEMPLATES = {
     "grouped": (conv_grouped.Tile, partial(convolution, "grouped", GROUPS)),
     "shortcut_streamed": (streamed.Tile, partial(block_end, "streamed")),
     "shortcut_boxes": (conv_boxes.Tile, partial(block_end, "boxes")),
-    "scaled": (scaled.Tile, scaled_image),
     "streamed": (streamed.Tile, partial(product, streamed)),
     "persistent": (persistent.Tile, partial(product, persistent)),
     "pipelined": (pipelined.Tile, partial(product, pipelined)),
