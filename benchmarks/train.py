@@ -1,6 +1,7 @@
 """Training steps on one GPU, side by side in one run: eager, Inductor, ours.
 
-    python benchmarks/train.py [--models resnet50 bert gpt2-medium] [--seconds S] [--json FILE]
+    python benchmarks/train.py [--models resnet50 bert gpt2-medium] [--seconds S] [--rules WORDS]
+        [--json FILE]
     python benchmarks/train.py --check [--models small] [--batch N]
 
 ResNet-50 with 128 images (channels-last), BERT-base with 32 times 384 words, GPT-2-medium with 8
@@ -127,7 +128,9 @@ def cases(names: list[str], batch: int | None) -> Iterator[Case]:
         yield made(name, batch or BATCHES[name])
 
 
-def contestant(peer: str, case: Case) -> tuple[nn.Module, Callable[[], Tensor], Callable[[], None]]:
+def contestant(
+    peer: str, case: Case, rules: str = ""
+) -> tuple[nn.Module, Callable[[], Tensor], Callable[[], None]]:
     """The peer's own copy of the model, its forward and backward, and its whole step."""
     model = copy.deepcopy(case.model)
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -135,7 +138,7 @@ def contestant(peer: str, case: Case) -> tuple[nn.Module, Callable[[], Tensor], 
         ipex_inductor.optim.fuse_step(adamw)
     backends: dict[str, dict[str, Any]] = {
         "inductor": {},
-        "ours": {"backend": "ipex", "options": {"strict": True}},
+        "ours": {"backend": "ipex", "options": {"strict": True, "rules": rules}},
     }
     run: Any = model if peer == "eager" else torch.compile(model, **backends[peer])
 
@@ -200,7 +203,7 @@ def measure(options: argparse.Namespace, case: Case, about: dict[str, str]) -> b
     for peer in options.peers:
         decisions.clear()
         row = rows[peer] = {"model": case.name, "shape": [*case.inputs[0].shape], "peer": peer}
-        model, gradients, step = contestant(peer, case)
+        model, gradients, step = contestant(peer, case, options.rules)
         begin = time.monotonic()
         try:
             row["loss"] = float(gradients())
@@ -237,6 +240,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="images or texts; 128, 32 and 8 if not named")
     parser.add_argument("--check", action="store_true", help="hold gradients, and time nothing")
     parser.add_argument("--seconds", type=float, default=6, help="of timing a model")
+    parser.add_argument("--rules", default="", help="of ours, as the option: -relu-mask")
     parser.add_argument("--json", help="append the rows to this file, one JSON object a line")
     options = parser.parse_args()
     if "eager" not in options.peers:
