@@ -238,6 +238,7 @@ def _check_devices(request: Request) -> None:
 def _check_rules(config: CompileConfig) -> None:
     if not config.rules_off:
         return
+    from ipex_inductor.lowerings import channel_tiles
     from ipex_inductor.passes import (
         channels_last,
         foreach,
@@ -251,7 +252,16 @@ def _check_rules(config: CompileConfig) -> None:
     from ipex_inductor.passes.joint import RULE_NAMES
     from ipex_inductor.passes.source import OPTIMIZER_STEP
 
-    rooms = (channels_last, foreach, grouped_queries, moments, pool, relu_masks, wide)
+    rooms = (
+        channel_tiles,
+        channels_last,
+        foreach,
+        grouped_queries,
+        moments,
+        pool,
+        relu_masks,
+        wide,
+    )
     ours = {m.NAME for m in rooms}
     known = RULE_NAMES | masks.NAMES | {OPTIMIZER_STEP} | ours
     for name in sorted(config.rules_off - known - {"*"}):

@@ -63,9 +63,11 @@ def compiled(
     watches = config.autotune == "inductor"
 
     def by(graph: Any, choices: "dict[bytes, Choice]") -> "tuple[Any, Choosing]":
+        from ipex_inductor.lowerings.channel_tiles import tiled
         from ipex_inductor.lowerings.listed import Choosing, choosing
 
-        with choosing(Choosing(choices, leaves=may_time, watches=watches)) as now:
+        choosing_now = choosing(Choosing(choices, leaves=may_time, watches=watches))
+        with choosing_now as now, tiled(config.rules_off, graph_report):
             return compiler(graph, example_inputs, **kwargs), now
 
     with late:

@@ -11,8 +11,9 @@ pytestmark = pytest.mark.gpu
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # How many images or texts, the library it is of, and what has to stay fused.
+NORMS = {"channel-tiles", "max-pool", "moments", "relu-mask"}
 MODELS = {
-    "resnet50": (16, "torchvision", {"foreach", "max-pool", "moments", "relu-mask"}),
+    "resnet50": (16, "torchvision", NORMS | {"foreach"}),
     "bert": (4, "transformers", {"constant-mask", "foreach"}),
     "gpt2-medium": (1, "transformers", {"constant-mask", "foreach"}),
 }

@@ -1,0 +1,121 @@
+"""Tiles of rows and channels: which loops have them, in what Inductor makes for a described GPU."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor.choices import InductorChoices
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
+
+from ipex_inductor.lowerings import channel_tiles
+from ipex_inductor.prebuild import graphs
+from ipex_inductor.target import described
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="here is a real GPU")
+
+LAST = torch.channels_last
+BF16 = {"dtype": torch.bfloat16, "memory_format": LAST}
+# Images, and the channels and rows of the tile that their norm's loop has.
+TILED = {
+    (64, 64, 56, 56): (64, 32),
+    (67, 256, 27, 29): (128, 16),  # rows that no tile divides
+    (64, 320, 33, 33): (64, 32),
+}
+LEFT = {
+    "no multiple of 64 channels": ((64, 96, 56, 56), BF16),
+    "few numbers": ((8, 256, 28, 28), BF16),
+    "channels first": ((65, 64, 56, 56), {"dtype": torch.bfloat16}),
+    "channels first, as many as pixels": ((1600, 64, 8, 8), {"dtype": torch.bfloat16}),
+    "numbers of channels are little beside it": ((66, 64, 56, 56), {"memory_format": LAST}),
+}
+
+
+class Norms(nn.Module):
+    """Of each image, by running statistics; in fp32 they need not be, where little else is read."""
+
+    def __init__(self, shapes):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.BatchNorm2d(shape[1]) for shape in shapes)
+
+    def forward(self, *images):
+        return [
+            torch.relu(norm(x) if x.dtype == torch.bfloat16 else x * norm.weight.view(-1, 1, 1))
+            for norm, x in zip(self.norms, images, strict=True)
+        ]
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """What makes the loops of images for a GPU, by name: each with its own sizes and tile."""
+    monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    code, codegen = [], GraphLowering.codegen
+
+    def kept(self):
+        found = codegen(self)
+        code.append(found[0].value)
+        return found
+
+    monkeypatch.setattr(GraphLowering, "codegen", kept)
+
+    def of(model, images, gpu="h200", training=False, **options):
+        done = graphs.prebuild(
+            model, tuple(images), described(gpu), training=training, options=options
+        )
+        fired = [e.reason for e in done.events if e.subject == channel_tiles.NAME]
+        return fired, _tiles("".join(code))
+
+    return of
+
+
+def _tiles(code):
+    """Of loops that have one: their rows and channels, and those of the tile."""
+    found = {}
+    for kernel in code.split("@triton_heuristics.")[1:]:
+        if tile := re.match(r"fixed_config\(\s*config={'XBLOCK': (\d+), 'YBLOCK': (\d+)", kernel):
+            rows, channels = re.search(r"ynumel = (\d+)\s+xnumel = (\d+)", kernel).groups()
+            found[int(rows), int(channels)] = tuple(map(int, tile.groups()))
+            # Else torch 2.11 keeps whole images in the first cache: it takes them for broadcast.
+            loads = re.findall(r"tl\.load\(.*\by\d\b.*", kernel)
+            assert loads
+            assert not [load for load in loads if "evict_last" in load]
+    return found
+
+
+def test_loops_with_more_numbers_of_channels_than_of_images_have_tiles(made):
+    left = LEFT.values()
+    images = [torch.randn(shape).to(**BF16) for shape in TILED]
+    images += [torch.randn(shape).to(**how) for shape, how in left]
+    model = Norms([*TILED, *(shape for shape, _ in left)]).eval()
+    fired, tiles = made(model, images)
+    assert tiles == {(n * h * w, c): tile for (n, c, h, w), tile in TILED.items()}
+    assert fired == ["3 kernels"]
+    assert type(V.choices) is InductorChoices
+
+
+def test_a_batch_norm_in_training_has_them_forward_and_backward(made):
+    x = torch.randn(64, 256, 56, 56).to(**BF16).requires_grad_()
+    model = nn.Sequential(nn.BatchNorm2d(256), nn.ReLU()).to(memory_format=LAST).train()
+    fired, tiles = made(model, [x], training=True)
+    assert tiles == {(64 * 56 * 56, 256): (128, 16)}
+    assert fired == ["1 kernels"] * 2
+
+
+@pytest.mark.parametrize(
+    ("gpu", "options"),
+    [("a10", {}), ("h200", {"rules": "-channel-tiles"}), ("h200", {"rules": "-*"})],
+    ids=["not measured", "off", "all off"],
+)
+def test_else_nothing_changes(gpu, options, made):
+    shape = (64, 64, 56, 56)
+    assert made(Norms([shape]).eval(), [torch.randn(shape).to(**BF16)], gpu, **options) == ([], {})
+
+
+def test_choices_of_somebody_else_are_left_alone():
+    class Own(InductorChoices):
+        pass
+
+    with V.set_choices_handler(Own()), channel_tiles.tiled(frozenset(), None):
+        assert type(V.choices) is Own
