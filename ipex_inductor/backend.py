@@ -252,17 +252,8 @@ def _check_rules(config: CompileConfig) -> None:
     from ipex_inductor.passes.joint import RULE_NAMES
     from ipex_inductor.passes.source import OPTIMIZER_STEP
 
-    rooms = (
-        channel_tiles,
-        channels_last,
-        foreach,
-        grouped_queries,
-        moments,
-        pool,
-        relu_masks,
-        wide,
-    )
-    ours = {m.NAME for m in rooms}
+    rooms = (channels_last, foreach, grouped_queries, moments, pool, relu_masks, wide)
+    ours = {channel_tiles.NAME, *(m.NAME for m in rooms)}
     known = RULE_NAMES | masks.NAMES | {OPTIMIZER_STEP} | ours
     for name in sorted(config.rules_off - known - {"*"}):
         raise unknown("rule", name, known)

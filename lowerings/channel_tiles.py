@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 from torch._dynamo.utils import counters
 from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.simd import SIMDScheduling
