@@ -92,12 +92,13 @@ def _tiling(features: Any) -> tuple[dict[str, Any], tuple[int, int, int]] | None
 def _of_channels(node: Any) -> list[Any]:
     """What it reads by the place in its innermost loop alone: a number for each channel."""
     loops = [size for size in node.get_ranges()[0] if size != 1]
+    if len(loops) < 2:
+        return []
     return [
         dep
         for dep in node.read_writes.reads
         # Of inner loops that an index does not go by a dependency has no size.
         if isinstance(dep, MemoryDep) and [*dep.size] == loops and dep.index == dep.var_names[-1]
-        if len(loops) > 1
     ]
 
 
