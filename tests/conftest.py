@@ -30,7 +30,7 @@ from torch._dynamo import guards
 from torch._dynamo.utils import counters
 from torch._logging import _internal as logs
 
-from ipex_inductor import compat, decisions
+from ipex_inductor import collector, compat, decisions
 from ipex_inductor.passes import attention
 
 atexit.register(shutil.rmtree, os.environ["IPEX_HOME"], ignore_errors=True)
@@ -65,6 +65,14 @@ def _what_is_imported_is_no_garbage():
     """Nor what earlier files left: to walk all that takes seconds, each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_is_frozen_is_not_counted():
+    """It is much: a twentieth of a second in each compilation, which then leaves all as it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collector, "_settle", int)
+        yield
 
 
 @pytest.fixture(autouse=True)

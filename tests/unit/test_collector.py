@@ -18,6 +18,11 @@ from ipex_inductor.backend import compile_graph
 from ipex_inductor.errors import OptionError
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _what_is_frozen_is_not_counted():
+    """It is, here."""
+
+
 @pytest.fixture(autouse=True)
 def _on():
     thresholds = gc.get_threshold()
