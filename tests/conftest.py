@@ -98,6 +98,14 @@ def instructions_known():
         yield
 
 
+def layer(folder, name):
+    """The folder, with those of the kernels in the home of all tests that have this in their key."""
+    for entry in Path(os.environ["IPEX_HOME"]).glob("kernels/1/*.entry"):
+        if name in entry.read_bytes():
+            shutil.copy(entry, folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def guard_layer(tmp_path_factory):
     """A folder of kernels with the guard of described GPUs, which g++ takes ten seconds for."""
@@ -105,11 +113,17 @@ def guard_layer(tmp_path_factory):
 
     describing.guard_of.cache_clear()
     describing.guard_of(described.SOURCE)  # the home of all tests has it then
-    folder = tmp_path_factory.mktemp("guard")
-    for entry in Path(os.environ["IPEX_HOME"]).glob("kernels/1/*.entry"):
-        if b"guard of described devices" in entry.read_bytes():
-            shutil.copy(entry, folder)
-    return folder
+    return layer(tmp_path_factory.mktemp("guard"), b"guard of described devices")
+
+
+@pytest.fixture(scope="session")
+def products_layer(tmp_path_factory):
+    """The same with our kernels for the CPU, which take as long, wherever a layer is linear."""
+    from ipex_inductor.templates import cpu_library
+
+    cpu_library.library.cache_clear()
+    cpu_library.library()
+    return layer(tmp_path_factory.mktemp("products"), b"cpu kernels")
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +131,14 @@ def guard_known(guard_layer):
     """Processes started meanwhile find it, whatever home they have."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IPEX_AOT_LAYERS", str(guard_layer))
+        yield
+
+
+@pytest.fixture(scope="module")
+def products_known(products_layer):
+    """The same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IPEX_AOT_LAYERS", str(products_layer))
         yield
 
 

@@ -64,8 +64,8 @@ def keep(database, problem, choices, fastest):
     shard.close()
 
 
-@pytest.fixture
-def offer():
+@pytest.fixture(scope="module")
+def offer(instructions_known):
     (offer,) = offers_of(fn, A, B)
     return offer
 

@@ -43,8 +43,11 @@ def traced(folder):
     )
 
 
+pytestmark = pytest.mark.usefixtures("products_known")
+
+
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory):
+def filled(products_known, tmp_path_factory):
     """Home and usual folder as one process leaves them, and what it told."""
     base = tmp_path_factory.mktemp("filled")
     return base, run(base, IPEX, TORCH_TRACE=str(base / "trace"))

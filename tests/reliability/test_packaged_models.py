@@ -154,7 +154,8 @@ def test_weights_stay_inputs_whatever_is_frozen_and_inputs_may_be_lazy(tmp_path)
         nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2), Shifted([1.0, 2.0])).eval()
         for _ in range(2)
     )
-    with torch._inductor.config.patch(freezing=True):
+    # Headers that torch would compile first, for many packages, take longer than this one.
+    with torch._inductor.config.patch({"freezing": True, "aot_inductor.precompile_headers": False}):
         ipex_inductor.package(model, (torch.randn(1, 4).expand(5, 4),), tmp_path / "p")
     with torch.device("meta"):
         loaded = ipex_inductor.load(tmp_path / "p", other.state_dict(), allow_unsigned=True)
