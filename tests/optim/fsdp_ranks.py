@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from optimizers import LOW, ONE_EACH, VARIANTS, left
+from quick_ones import covering
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -486,13 +487,20 @@ def parts_of_what_each_had():
 
 def in_any_order():
     """Whatever comes first after fully_shard; whatever FSDP has gathered then."""
-    firsts = (None, zero_grad_first, zero_grad_between, step_gathered)
-    resharding = [{}] + [{"reshard_after_forward": after} for after in (True, False)]
-    for first, kwargs in itertools.product(firsts, resharding):
+    check_orders(ORDERS[at] for at in covering(ORDERS))
+
+
+def in_every_order():
+    """Each with each."""
+    check_orders(ORDERS)
+
+
+def check_orders(orders):
+    for first, after in orders:
         run = attached(AdamW, LOW["bf16 split"])
-        if kwargs:
+        if after is not None:
             train_whole(*run)
-        shard(run[0], **kwargs)
+        shard(run[0], **({} if after is None else {"reshard_after_forward": after}))
         if first is not None:
             first(*run)
         train(*run, steps=2)
@@ -535,6 +543,13 @@ def step_gathered(model, optimizer, twin, reference):
     hand_over_gradients(model, twin)
     reference.step()
     optimizer.zero_grad()
+
+
+ORDERS = [
+    *itertools.product(
+        (None, zero_grad_first, zero_grad_between, step_gathered), (None, True, False)
+    )
+]
 
 
 def mixed_precision():

@@ -44,7 +44,7 @@ CHECKS = {
 # Every optimizer in every way; a minute and more, of kernels that are compiled. And masters, which
 # are cut as halves are; meshes and state dicts, of which there are others above.
 OTHERWISE = "others_train", "fused_otherwise", "masters_train", "on_meshes_of_any_kind"
-OTHERWISE += ("resumed_at_once",)
+OTHERWISE += ("resumed_at_once", "in_every_order")
 MORE = pytest.param((2, *OTHERWISE), marks=pytest.mark.slow, id="training otherwise")
 LONG = ("uneven", "meshes")  # 20 seconds each, of three and four processes
 ALL = [
