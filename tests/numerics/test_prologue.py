@@ -19,6 +19,17 @@ X = torch.randn(4, 32)
 
 
 @pytest.fixture
+def in_code():
+    """For what Inductor's code could do wrong; else graphs run as they stand."""
+
+
+@pytest.fixture(autouse=True)
+def _without_code(request):
+    if "in_code" not in request.fixturenames:
+        request.getfixturevalue("op_by_op")
+
+
+@pytest.fixture
 def runs(monkeypatch):
     """How often a program ran: each is one derivation that shares no work with another."""
     counted = []
@@ -54,7 +65,7 @@ def hoisted():
 
 @torch.no_grad()
 @pytest.mark.parametrize("make", [Mlp, Scaled])
-def test_runs_once(make, runs):
+def test_runs_once(in_code, make, runs):
     model = make().eval()
     fn = compiled(model)
     for _ in range(4):
@@ -137,7 +148,7 @@ def test_a_deepcopy_of_the_model_is_right():
 
 
 @torch.no_grad()
-def test_a_buffer_the_graph_writes_is_not_a_weight(op_by_op):
+def test_a_buffer_the_graph_writes_is_not_a_weight():
     class Counter(nn.Module):
         def __init__(self):
             super().__init__()
@@ -156,7 +167,7 @@ def test_a_buffer_the_graph_writes_is_not_a_weight(op_by_op):
 
 
 @torch.no_grad()
-def test_random_work_is_not_hoisted(op_by_op):
+def test_random_work_is_not_hoisted():
     w = nn.Parameter(torch.ones(32, 32))
     fn = compiled(lambda x: x @ F.dropout(w, 0.5, training=True))
     assert not torch.equal(fn(X), fn(X))
@@ -164,7 +175,7 @@ def test_random_work_is_not_hoisted(op_by_op):
 
 
 @torch.no_grad()
-def test_views_and_widening_casts_stay_where_they_are_free(op_by_op):
+def test_views_and_widening_casts_stay_where_they_are_free():
     w = nn.Parameter(torch.randn(512, 1024, dtype=torch.bfloat16))
     fn = compiled(lambda x: (x.unsqueeze(-1) + w.t().float()).sum(0))
     torch.testing.assert_close(fn(X[:, :1]), (X[:, :1].unsqueeze(-1) + w.t().float()).sum(0))
@@ -192,7 +203,7 @@ def test_blocks_of_a_grouped_convolution_may_grow(ours):
 
 
 @torch.no_grad()
-def test_autocast_casts_each_weight_once(runs):
+def test_autocast_casts_each_weight_once(in_code, runs):
     model = Mlp().eval()
 
     def fn(x):
@@ -249,7 +260,7 @@ def test_threads_share_one_run(runs):
 
 
 @torch.no_grad()
-def test_inputs_that_alias_a_weight():
+def test_inputs_that_alias_a_weight(in_code):
     w = nn.Parameter(torch.randn(32, 32))
     fn = compiled(lambda x: x @ (w * 2) + w.view(-1)[:32])
     torch.testing.assert_close(fn(w.data), w @ (w * 2) + w.view(-1)[:32])
@@ -266,7 +277,7 @@ RETURNED = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", RETURNED)
-def test_what_the_caller_gets_it_may_write(name):
+def test_what_the_caller_gets_it_may_write(in_code, name):
     w, derive = nn.Parameter(torch.randn(32, 32)), RETURNED[name]
     fn = compiled(lambda x: (derive(w), x @ derive(w).t()))
     for _ in range(3):
@@ -276,7 +287,7 @@ def test_what_the_caller_gets_it_may_write(name):
 
 
 @torch.no_grad()
-def test_a_graph_of_weights_alone():
+def test_a_graph_of_weights_alone(in_code):
     w = nn.Parameter(torch.randn(32, 32))
     fn = compiled(lambda: (w * 2).sum(0))
     for _ in range(3):
@@ -286,7 +297,7 @@ def test_a_graph_of_weights_alone():
 
 
 @torch.no_grad()
-def test_a_weight_without_the_usual_strides():
+def test_a_weight_without_the_usual_strides(in_code):
     linear, conv = nn.Linear(32, 32), nn.Conv2d(4, 4, 3)
     linear.weight.data = linear.weight.data.t()
     conv.weight.data = conv.weight.data.permute(1, 0, 3, 2)
@@ -298,7 +309,7 @@ def test_a_weight_without_the_usual_strides():
 
 @pytest.mark.slow  # half a minute
 @torch.no_grad()
-def test_a_cpp_wrapper_keeps_inductors_own_path():
+def test_a_cpp_wrapper_keeps_inductors_own_path(in_code):
     model = Mlp().eval()
     fn = compiled(model, cpp_wrapper=True)
     torch.testing.assert_close(fn(X), model(X))
@@ -308,7 +319,7 @@ def test_a_cpp_wrapper_keeps_inductors_own_path():
 
 
 @torch.no_grad()
-def test_global_freezing_is_left_to_inductor():
+def test_global_freezing_is_left_to_inductor(in_code):
     model = Mlp().eval()
     with torch._inductor.config.patch(freezing=True):
         torch.testing.assert_close(compiled(model)(X), model(X))
@@ -316,7 +327,7 @@ def test_global_freezing_is_left_to_inductor():
 
 
 @torch.no_grad()
-def test_without_onednn(monkeypatch):
+def test_without_onednn(in_code, monkeypatch):
     model = Mlp().eval()
     with torch.backends.mkldnn.flags(enabled=False):
         torch.testing.assert_close(compiled(model)(X), model(X))
@@ -337,7 +348,7 @@ def test_a_fused_optimizer_is_seen_although_it_counts_no_version(make):
 
 
 @torch.no_grad()
-def test_threads_with_models_of_their_own_never_meet():
+def test_threads_with_models_of_their_own_never_meet(in_code):
     models = [Scaled().eval() for _ in range(2)]
     fn = compiled(lambda m, x: m(x))
     wants = [m(X) for m in models]
@@ -359,7 +370,7 @@ def test_threads_with_models_of_their_own_never_meet():
 
 
 @torch.no_grad()
-def test_a_weight_stored_in_a_smaller_dtype_is_packed_in_the_prologue():
+def test_a_weight_stored_in_a_smaller_dtype_is_packed_in_the_prologue(in_code):
     w = nn.Parameter(torch.randn(1024, 1024, dtype=torch.bfloat16) / 32)
     x = torch.randn(2, 1024)
     fn = compiled(lambda x: F.relu(F.linear(x, w.float())))
@@ -367,7 +378,7 @@ def test_a_weight_stored_in_a_smaller_dtype_is_packed_in_the_prologue():
     assert len(hoisted()) == 1
 
 
-def test_a_model_that_turns_grad_on_itself_is_training(op_by_op):
+def test_a_model_that_turns_grad_on_itself_is_training():
     linear = nn.Linear(32, 32)
 
     def fn(x):

@@ -336,7 +336,7 @@ def test_strided_input_still_fires():
     assert counters["ipex"]["linear+gelu"] == 1
 
 
-def test_a_miss_has_a_reason_and_a_line():
+def test_a_miss_has_a_reason_and_a_line(op_by_op):
     check(OneLinear(lambda x, w, b: F.gelu(F.linear(x, w, b)), torch.float64), X.double())
     (event,) = misses()
     assert event.subject == "linear+gelu"
@@ -344,20 +344,20 @@ def test_a_miss_has_a_reason_and_a_line():
     assert "test_rules.py" in event.where
 
 
-def test_a_given_weight_is_named_in_the_reason():
+def test_a_given_weight_is_named_in_the_reason(op_by_op):
     check(lambda x, w: F.gelu(F.linear(x, w)), X, torch.randn(32, 16))
     assert [e.reason for e in misses()] == ["weight is not a parameter or buffer"]
     assert not counters["ipex"]
 
 
-def test_dropout_in_eval_does_not_hide_a_rule():
+def test_dropout_in_eval_does_not_hide_a_rule(op_by_op):
     layer, drop = nn.Linear(16, 16), nn.Dropout(0.5).eval()
     check(lambda x: drop(layer(x)) + x, X)
     assert counters["ipex"] == {"linear+add": 1}
 
 
 @pytest.mark.parametrize("rules", ["-linear+gelu", "-*", " -linear+gelu , -linear+gelu_tanh"])
-def test_a_rule_can_be_switched_off(rules):
+def test_a_rule_can_be_switched_off(op_by_op, rules):
     model = OneLinear(lambda x, w, b: F.gelu(F.linear(x, w, b)))
     fn = torch.compile(model, backend="ipex", options={"rules": rules})
     with torch.no_grad():
