@@ -99,7 +99,7 @@ def instructions_known():
 
 
 def layer(folder, name):
-    """The folder, with those of the kernels in the home of all tests that have this in their key."""
+    """The folder, with those kernels in the home of all tests that have this in their key."""
     for entry in Path(os.environ["IPEX_HOME"]).glob("kernels/1/*.entry"):
         if name in entry.read_bytes():
             shutil.copy(entry, folder)

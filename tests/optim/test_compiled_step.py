@@ -448,7 +448,7 @@ REASONS = {
         lambda: NAdam(tensors(shapes=SMALL), foreach=True),
         "a tensor of one element that is combined with larger ones",
     ),
-    "complex": (lambda: Adam(tensors(torch.complex64, SMALL)), "complex64"),
+    "complex": (lambda: SGD(tensors(torch.complex64, SMALL)), "complex64"),
 }
 
 
