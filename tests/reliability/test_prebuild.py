@@ -75,7 +75,9 @@ def made(tmp_path_factory):
     torch.manual_seed(0)
     model = Net().eval()
     args, kwargs = inputs()
-    with pytest.MonkeyPatch.context() as patch:
+    # Headers that torch would compile first, for many packages, take longer than this one.
+    headers = torch._inductor.config.patch({"aot_inductor.precompile_headers": False})
+    with pytest.MonkeyPatch.context() as patch, headers:
         patch.setenv("IPEX_HOME", str(folder / "home"))
         private = pair(folder)
         path = folder / "net.ipexbundle"
