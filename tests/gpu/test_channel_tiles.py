@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 
 LAST = torch.channels_last
 # Rows that tiles divide, and that they do not; tiles of 64 channels and of 128.
-SHAPES = [(16, 64, 56, 56), (7, 256, 27, 29), (3, 320, 31, 5), (2, 128, 3, 3)]
+SHAPES = [(16, 64, 56, 56), (7, 256, 27, 29), (3, 320, 31, 5)]
 
 
 class Block(nn.Module):
@@ -65,7 +65,7 @@ def test_training(shape, dtype):
         assert off <= 1.2 * allowed + 1e-6  # sums of another order
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, (2, 128, 3, 3)], ids=str)
 def test_inference(shape):
     """Bit for bit: the same operations, of each number by itself."""
     torch.manual_seed(0)
