@@ -1,4 +1,8 @@
-"""What tests of steps on a GPU ask for: what was launched, and that nobody waits."""
+"""What tests of steps on a GPU ask for: what was launched, that nobody waits; who times alone."""
+
+import fcntl
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -6,6 +10,15 @@ from gpu_steps import TURN
 
 from ipex_inductor.templates import cuda
 from ipex_inductor.templates.look_cpp import WORD, Reader
+
+
+@pytest.fixture(autouse=True)
+def _alone(request):
+    """A test that is marked so waits until no other one of a GPU runs, and they for it."""
+    exclusive = request.node.get_closest_marker("alone") is not None
+    with Path(tempfile.gettempdir(), "ipex_gpu_tests.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        yield
 
 
 @pytest.fixture

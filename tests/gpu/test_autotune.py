@@ -35,6 +35,7 @@ def problem(name):
     return found
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", LINES)
 def test_a_problem_is_measured(name, tmp_path):
     ((_, record),) = tuned(here([problem(name)], 500), tmp_path / "db")

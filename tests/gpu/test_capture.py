@@ -441,6 +441,7 @@ print(json.dumps([off, said, [r.source for r in decisions.reports()]]))
 """
 
 
+@pytest.mark.alone
 def test_a_second_process_captures_what_the_graph_cache_has(tmp_path):
     env = {**os.environ, "IPEX_HOME": str(tmp_path)}
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_FX_GRAPH_CACHE"):

@@ -442,6 +442,7 @@ def cold(home, *args):
     return said_last
 
 
+@pytest.mark.alone
 def test_cold_compilation_takes_seconds(tmp_path):
     """Of 200 tensors, Dynamo, Triton and imports included; and then from the kernel cache."""
     first = cold(tmp_path, "foreach", "first", "ipex")
