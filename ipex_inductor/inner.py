@@ -66,8 +66,8 @@ def compiled(
         from ipex_inductor.lowerings.channel_tiles import tiled
         from ipex_inductor.lowerings.listed import Choosing, choosing
 
-        choosing_now = choosing(Choosing(choices, leaves=may_time, watches=watches))
-        with choosing_now as now, tiled(config.rules_off, graph_report):
+        now = Choosing(choices, leaves=may_time, watches=watches)
+        with choosing(now), tiled(config.rules_off, graph_report):
             return compiler(graph, example_inputs, **kwargs), now
 
     with late:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
+import torch
 from torch._dynamo.utils import counters
 from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.simd import SIMDScheduling
@@ -27,7 +28,12 @@ NAME = "channel-tiles"
 TILES = ((128, 16, 2), (64, 32, 2))
 # By architecture, how many numbers an image has at least that was measured: fewer gain nothing.
 FASTER = {"sm_90": 128 * 1024 * 7 * 7}
-OUTWEIGHS = 4  # times what a pixel loads of images its channels' numbers are, in what was measured
+# Of what was measured: how many times what a pixel loads of images its channels' numbers are at
+# least, how many there are at most (two norms' gradients; of many more registers run out), and what
+# images are of: one at least of 16 bits, masks and some of 32 beside them.
+OUTWEIGHS, MOST = 4, 10
+HALVES = {torch.bfloat16, torch.float16}
+IMAGES = HALVES | {torch.float32, torch.bool}
 
 
 @contextlib.contextmanager
@@ -37,19 +43,19 @@ def tiled(off: frozenset[str], report: GraphReport) -> Iterator[None]:
     A handler of choices that is not Inductor's own is left alone. Reported is what was generated:
     of code from a cache, nothing.
     """
-    if {"*", NAME} & off or type(V.choices) is not InductorChoices:
+    if type(V.choices) not in (InductorChoices, _Choices):
         yield
         return
-    choices = _Choices()
+    choices = InductorChoices() if {"*", NAME} & off else _Choices()
     with V.set_choices_handler(choices):
         yield
-    if choices.tiled:
-        report.add("fired", NAME, f"{choices.tiled} kernels")
+    if isinstance(choices, _Choices) and choices.count:
+        report.add("fired", NAME, f"kernels: {choices.count}")
 
 
 class _Choices(InductorChoices):
     def __init__(self) -> None:
-        self.tiled = 0
+        self.count = 0
 
     def triton_kernel_kwargs(
         self, kernel_cls: Any, features: Any, groups: list[Any], kernel_kwargs: dict[str, Any]
@@ -59,21 +65,21 @@ class _Choices(InductorChoices):
         In the order of the kernel's own axes, by which torch 2.11 tells what is broadcast.
         """
         usual = super().triton_kernel_kwargs(kernel_cls, features, groups, kernel_kwargs)
-        found = None if usual.get("fixed_config") else _tiling(features)
+        found = _tiling(features)
         if found is None:
             return usual
-        self.tiled += 1
+        self.count += 1
         counters["ipex"][NAME] += 1
         tiling, (channels, rows, warps) = found
         groups[:] = [{axis: tiling[axis] for axis in ("x", "y", "r0_")}]
         sizes = {"XBLOCK": channels, "YBLOCK": rows, "num_warps": warps, "num_stages": 1}
-        return {**usual, "fixed_config": FixedTritonConfig(sizes), "tiling_scores": None}
+        return {**usual, "fixed_config": FixedTritonConfig(sizes)}
 
 
 def _tiling(features: Any) -> tuple[dict[str, Any], tuple[int, int, int]] | None:
     """Rows and channels of a loop that gains, and its tile."""
     here, count = target_of(V.graph.get_current_device_or_throw()), features.numel
-    known = isinstance(count, sympy.Integer) and features.reduction_numel == 1
+    known = isinstance(count, sympy.Integer) and features.reduction_numel == 1  # a loop, no sum
     if not known or here is None or count < FASTER.get(here.arch, sympy.oo):
         return None
     vectors = [dep for node in features.scheduler_nodes() for dep in _of_channels(node)]
@@ -104,15 +110,12 @@ def _of_channels(node: Any) -> list[Any]:
 
 def _outweigh(features: Any, vectors: set[str]) -> bool:
     """Whether a pixel loads so much more of its channels' numbers, `vectors`, than of images."""
-    nodes = [*features.scheduler_nodes()]
+    nodes = features.scheduler_nodes()
     made = {dep.name for node in nodes for dep in node.read_writes.writes}
-    read = {dep for node in nodes for dep in node.read_writes.reads if dep.name not in made}
-    images = {dep.name for dep in read if dep.name not in vectors and _is_image(dep, features)}
-    numbers, pixels = (
-        sum(V.graph.get_dtype(name).itemsize for name in names) for names in (vectors, images)
-    )
-    return numbers >= OUTWEIGHS * pixels > 0
-
-
-def _is_image(dep: Any, features: Any) -> bool:
-    return isinstance(dep, MemoryDep) and dep.get_numel() == features.numel
+    read = {dep for node in nodes for dep in node.read_writes.reads if isinstance(dep, MemoryDep)}
+    images = {dep.name for dep in read if dep.get_numel() == features.numel} - made - vectors
+    dtypes = [V.graph.get_dtype(name) for name in images]
+    if len(vectors) > MOST or not {*dtypes} & HALVES or not {*dtypes} <= IMAGES:
+        return False
+    numbers = sum(V.graph.get_dtype(name).itemsize for name in vectors)
+    return numbers >= OUTWEIGHS * sum(dtype.itemsize for dtype in dtypes)

@@ -28,12 +28,12 @@ LEFT = {
     "few numbers": ((8, 256, 28, 28), BF16),
     "channels first": ((65, 64, 56, 56), {"dtype": torch.bfloat16}),
     "channels first, as many as pixels": ((1600, 64, 8, 8), {"dtype": torch.bfloat16}),
-    "numbers of channels are little beside it": ((66, 64, 56, 56), {"memory_format": LAST}),
+    "fp32": ((66, 64, 56, 56), {"memory_format": LAST}),
 }
 
 
 class Norms(nn.Module):
-    """Of each image, by running statistics; in fp32 they need not be, where little else is read."""
+    """Of each image, by running statistics."""
 
     def __init__(self, shapes):
         super().__init__()
@@ -41,8 +41,7 @@ class Norms(nn.Module):
 
     def forward(self, *images):
         return [
-            torch.relu(norm(x) if x.dtype == torch.bfloat16 else x * norm.weight.view(-1, 1, 1))
-            for norm, x in zip(self.norms, images, strict=True)
+            torch.relu(norm(x)) for norm, x in zip(self.norms, images, strict=True)
         ]
 
 
@@ -91,7 +90,7 @@ def test_loops_with_more_numbers_of_channels_than_of_images_have_tiles(made):
     model = Norms([*TILED, *(shape for shape, _ in left)]).eval()
     fired, tiles = made(model, images)
     assert tiles == {(n * h * w, c): tile for (n, c, h, w), tile in TILED.items()}
-    assert fired == ["3 kernels"]
+    assert fired == ["kernels: 3"]
     assert type(V.choices) is InductorChoices
 
 
@@ -100,7 +99,30 @@ def test_a_batch_norm_in_training_has_them_forward_and_backward(made):
     model = nn.Sequential(nn.BatchNorm2d(256), nn.ReLU()).to(memory_format=LAST).train()
     fired, tiles = made(model, [x], training=True)
     assert tiles == {(64 * 56 * 56, 256): (128, 16)}
-    assert fired == ["1 kernels"] * 2
+    assert fired == ["kernels: 1"] * 2
+
+
+class Sum(nn.Module):
+    """Of several norms, or of an image times a number and itself."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.BatchNorm2d(64) for _ in range(count))
+        self.weight = nn.Parameter(torch.ones(64, 1, 1))
+
+    def forward(self, *images):
+        each = [norm(x) for norm, x in zip(self.norms, images, strict=False)]
+        return sum(each) if each else images[0] * self.weight + images[1]
+
+
+@pytest.mark.usefixtures("code_alone")
+@pytest.mark.parametrize(("norms", "tiles"), [(2, 1), (3, 0), (0, 0)], ids=str)
+def test_so_many_numbers_of_channels_as_were_measured(norms, tiles, made):
+    """Two norms' at most, for which registers do; four times what is read of images at least."""
+    images = [torch.randn(64, 64, 56, 56).to(**BF16) for _ in range(max(norms, 2))]
+    fired, found = made(Sum(norms).eval(), images)
+    assert len(found) == tiles
+    assert len(fired) == tiles
 
 
 @pytest.mark.parametrize(
@@ -119,3 +141,12 @@ def test_choices_of_somebody_else_are_left_alone():
 
     with V.set_choices_handler(Own()), channel_tiles.tiled(frozenset(), None):
         assert type(V.choices) is Own
+
+
+def test_the_rule_is_off_inside_a_graph_that_has_it():
+    report = None  # of which nothing is reported
+    with channel_tiles.tiled(frozenset(), report):
+        assert type(V.choices) is not InductorChoices
+        with channel_tiles.tiled(frozenset({channel_tiles.NAME}), report):
+            assert type(V.choices) is InductorChoices
+    assert type(V.choices) is InductorChoices
