@@ -143,6 +143,14 @@ def products_known(products_layer):
 
 
 @pytest.fixture
+def code_alone(monkeypatch):
+    """Code for a GPU is looked at alone: Triton compiles no kernel of it, the most of the time."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    monkeypatch.setattr(AsyncCompile, "triton", lambda *_, **__: None)
+
+
+@pytest.fixture
 def no_garbage():
     """For what counts bytes: models of earlier tests are gone, those in reference cycles too."""
     gc.collect()

@@ -46,7 +46,7 @@ class Norms(nn.Module):
 
 
 @pytest.fixture
-def made(tmp_path, monkeypatch):
+def made(tmp_path, monkeypatch, code_alone):
     """What makes the loops of images for a GPU, by name: each with its own sizes and tile."""
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)

@@ -301,7 +301,7 @@ SUBJECTS = {GRADIENT: "weight gradient", IMAGE: "conv"}
 
 
 @pytest.fixture
-def trained(monkeypatch, tmp_path):
+def trained(monkeypatch, tmp_path, code_alone):
     """Forward and backward for an H200 that is not here; without `choose` Inductor's."""
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))

@@ -357,7 +357,7 @@ def test_inductor_knows_the_lowering_and_the_template():
         )  # a name is taken once
 
 
-def test_a_weight_that_is_made_in_the_graph_is_laid_out_by_rows(tmp_path, monkeypatch):
+def test_a_weight_that_is_made_in_the_graph_is_laid_out_by_rows(tmp_path, monkeypatch, code_alone):
     """Inductor would lay it out as what it is made of, and the kernel reads whole rows."""
     calls = offered(linear("bfloat16", 16, 4096, 1024))
     call = next(c for c in calls if c.parameters["parts"] == 1)
@@ -403,7 +403,7 @@ def is_such(call, parts, joined):
     return call.parameters["parts"] == parts and ("joined" in call.parameters) == joined
 
 
-def test_the_memory_in_which_parts_meet_is_of_one_call(tmp_path, monkeypatch):
+def test_the_memory_in_which_parts_meet_is_of_one_call(tmp_path, monkeypatch, code_alone):
     """So calls in two streams do not meet there; and nothing is launched to set it up."""
     problem = linear("bfloat16", 16, 4096, 4096)
     call = next(c for c in offered(problem) if is_such(c, 2, True))

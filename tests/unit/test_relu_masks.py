@@ -319,6 +319,7 @@ PASSES = {
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is a real GPU")
+@pytest.mark.usefixtures("code_alone")
 @pytest.mark.parametrize("name", PASSES)
 def test_how_often_an_image_is_moved(name, tmp_path, monkeypatch):
     images, options, want, kept, *conv = PASSES[name]

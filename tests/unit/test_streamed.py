@@ -192,7 +192,9 @@ PARTS = {"of wider rows": (776, 0), "shifted": (768, 1), "shifted by a vector": 
 @pytest.mark.parametrize(
     "part", [pytest.param(n, marks=[pytest.mark.slow] * (n == "of wider rows")) for n in PARTS]
 )
-def test_what_lies_otherwise_than_rows_of_vectors_is_copied(part, tmp_path, monkeypatch):
+def test_what_lies_otherwise_than_rows_of_vectors_is_copied(
+    part, tmp_path, monkeypatch, code_alone
+):
     wide, begin = PARTS[part]
     tile = [*vars(pipelined.tiles("sm_80")[0]).values()]
 
