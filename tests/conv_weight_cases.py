@@ -52,7 +52,7 @@ CASES = [
 ]
 # Every tile; of one step, so that there are most parts, and of more steps than there are pixels.
 CASES += [
-    case(*SHAPES[0], tile=[*vars(tile).values()], steps=steps, dtype=dtype)
+    case(*SHAPES[1], tile=[*vars(tile).values()], steps=steps, dtype=dtype)
     for tile, (steps, dtype) in zip(TILES, itertools.cycle(((1, "float16"), (99, "float32"))))
 ]
 # Between windows that are four apart; rows of whole vectors, so that it is loaded with them.

@@ -5,7 +5,7 @@ from itertools import starmap
 
 from msgspec.structs import replace
 
-from ipex_inductor import target
+from ipex_inductor import compat, target
 from ipex_inductor.autotune import batches, select
 from ipex_inductor.autotune.database import Records
 from ipex_inductor.autotune.record import decode_problem, encode
@@ -23,6 +23,12 @@ def problems():
 
 def offered_on(gpu):
     """The problems of ours in the H200's table, were they another's, and the H200's own choices."""
+    return _offered_on(gpu, compat.TEMPLATES)
+
+
+@functools.cache  # two seconds each
+def _offered_on(gpu, templates):
+    """The same by that torch's templates, which is the one that is known."""
     ours = problems()
     there = {encode(replace(p, arch=str(target.described(gpu)))): p for p in ours}
     offered = {key: [c.choice for c in library.calls(decode_problem(key))] for key in there}

@@ -36,14 +36,14 @@ def product(batch, m, k, n, arch=None, dtype="float32"):
 
 
 class Warned(Child):
-    """Whoever compiles has minutes, and the choices that are known to hang have seconds."""
+    """Whoever compiles has minutes, and the choices that are known to hang have a second."""
 
     names = QUICK
 
     @property
     def _patience(self):
         hangs = [number for number, name in enumerate(self.names) if name in planted.HANGS]
-        return 3 if self._doing() in hangs else 120
+        return 1 if self._doing() in hangs else 120
 
     @_patience.setter
     def _patience(self, _):

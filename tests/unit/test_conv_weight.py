@@ -44,7 +44,7 @@ def test_shapes_are_many():
     assert len({(*map(str, (c["x"], c["weight"], c["stride"], c["last"])),) for c in CASES}) >= 40
 
 
-SOME = (CASES[:44:11], CASES[44:54:5], CASES[54:62:4], CASES[62:63])
+SOME = (CASES[11:44:11], CASES[44:54:5], CASES[54:62:4], CASES[62:63])
 QUICK_ONES = [*itertools.chain(*SOME)]  # of each kind some: shapes, tiles, planted, moved
 
 
@@ -135,9 +135,10 @@ BEST = {**dict.fromkeys(GPUS, ("resnet", TILES[5])), "mi300x": ("efficientnet", 
 EACH.sort(key=lambda each: each[:2] != BEST[each[3]])
 
 
+# A B200 as an H200, whose kernels are looked at alike: test_every_template.py has each of them.
 @pytest.mark.parametrize(
     ("name", "tile", "dtype", "gpu"),
-    few_with_each(EACH, lambda name, tile, *others: others),
+    few_with_each(EACH, lambda name, tile, dtype, gpu: (dtype, gpu.replace("b200", "h200"))),
     ids=str,
 )
 def test_compiles_where_there_is_no_gpu(name, tile, dtype, gpu):
