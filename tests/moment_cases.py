@@ -68,15 +68,17 @@ def numbers(rows, columns, dtype, mean, device):
 def values(device="cpu", whole=True):
     """Shapes; means, tiles and numbers of parts in turns, and dtypes if not the `whole`.
 
-    Else every second shape, so that each number of rows and each of columns is among them.
+    Else every third shape, so that each number of rows and each of columns is among them, and with
+    each number of columns each dtype.
     """
     torch.manual_seed(0)
     for at, (rows, columns) in enumerate(SHAPES):
-        if not whole and (at + at // len(COLUMNS)) % 2:
+        row, column = divmod(at, len(COLUMNS))
+        if not whole and (row + column) % 3:
             continue
         tile = SMALL[at % len(SMALL)]
         for number, dtype in enumerate(DTYPES):
-            if not whole and number != (at + at // len(COLUMNS)) % len(DTYPES):
+            if not whole and number != (row // 3 + column // 3) % len(DTYPES):
                 continue
             x = numbers(rows, columns, dtype, MEANS[(at + number) % len(MEANS)], device)
             parts = 1 + at % most_parts(rows, tile)

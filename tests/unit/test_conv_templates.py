@@ -5,6 +5,7 @@ And what Inductor makes of them: a kernel with its epilogue.
 
 import itertools
 import json
+import math
 import os
 import re
 import subprocess
@@ -34,11 +35,17 @@ from ipex_inductor.templates import (
 LAST = torch.channels_last
 
 
+def one_of_each(cases):
+    """Of each template, of a small image if there is one: an interpreter is slow with others."""
+    small = [case for case in cases if math.prod(case["x"]) < 16000]
+    return {case["template"]: case for case in (*cases, *small)}
+
+
 # The interpreter takes a second for each: in float32 a fortieth of them, and one of each template
 # with infinities beside what it is to read; in float16 one of each.
 PLAIN = [c for c in CASES if c["dtype"] == "float32" and "moved" not in c]
-PLANTED = {c["template"]: c for c in PLAIN if "planted" in c}
-HALVES = {c["template"]: c for c in CASES if c["dtype"] == "float16"}
+PLANTED = one_of_each([c for c in PLAIN if "planted" in c])
+HALVES = one_of_each([c for c in CASES if c["dtype"] == "float16"])
 QUICK = [*PLAIN[::40], *(c for c in PLANTED.values() if c not in PLAIN[::40]), *HALVES.values()]
 QUICK += [c for c in CASES if "moved" in c and c not in QUICK]
 SLOW_ONES: dict[str, list[dict]] = {}
