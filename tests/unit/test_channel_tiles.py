@@ -46,7 +46,7 @@ class Norms(nn.Module):
 
 
 @pytest.fixture
-def made(tmp_path, monkeypatch, code_alone):
+def made(tmp_path, monkeypatch):
     """What makes the loops of images for a GPU, by name: each with its own sizes and tile."""
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
@@ -83,6 +83,7 @@ def _tiles(code):
     return found
 
 
+@pytest.mark.usefixtures("code_alone")
 def test_loops_with_more_numbers_of_channels_than_of_images_have_tiles(made):
     left = LEFT.values()
     images = [torch.randn(shape).to(**BF16) for shape in TILED]
