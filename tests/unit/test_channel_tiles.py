@@ -40,9 +40,7 @@ class Norms(nn.Module):
         self.norms = nn.ModuleList(nn.BatchNorm2d(shape[1]) for shape in shapes)
 
     def forward(self, *images):
-        return [
-            torch.relu(norm(x)) for norm, x in zip(self.norms, images, strict=True)
-        ]
+        return [torch.relu(norm(x)) for norm, x in zip(self.norms, images, strict=True)]
 
 
 @pytest.fixture
