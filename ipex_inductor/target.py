@@ -103,6 +103,13 @@ def current(device: "torch.device | str" = "cpu") -> Target:
     return _completed(read(getattr(torch, device.type).get_device_properties(device)))
 
 
+def nvidia(device: "torch.device") -> Target | None:
+    """The target that a GPU of NVIDIA is; None for all other devices."""
+    import torch
+
+    return current(device) if device.type == "cuda" and not torch.version.hip else None
+
+
 def architecture() -> str:
     """The CPU's `arch`, as `current()` says, in less time."""
     return _as_if.get() or _own()

@@ -20,7 +20,7 @@ from torch._inductor.dependencies import MemoryDep
 from torch._inductor.virtualized import V
 
 from ipex_inductor.decisions import GraphReport
-from ipex_inductor.passes.moments import target_of
+from ipex_inductor.target import nvidia
 
 NAME = "channel-tiles"
 # Channels, rows and warps; of those whose channels are a multiple the first. On an H200 the best of
@@ -78,7 +78,7 @@ class _Choices(InductorChoices):
 
 def _tiling(features: Any) -> tuple[dict[str, Any], tuple[int, int, int]] | None:
     """Rows and channels of a loop that gains, and its tile."""
-    here, count = target_of(V.graph.get_current_device_or_throw()), features.numel
+    here, count = nvidia(V.graph.get_current_device_or_throw()), features.numel
     known = isinstance(count, sympy.Integer) and features.reduction_numel == 1  # a loop, no sum
     if not known or here is None or count < FASTER.get(here.arch, sympy.oo):
         return None

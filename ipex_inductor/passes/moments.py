@@ -19,7 +19,7 @@ from ipex_inductor.ops.stem import rows_of
 from ipex_inductor.passes.rule import is_backward
 from ipex_inductor.passes.source import user_line
 from ipex_inductor.passes.whole_ops import inline
-from ipex_inductor.target import Target, current
+from ipex_inductor.target import Target, nvidia
 from ipex_inductor.templates.moments import FASTER, TILE, VECTOR, parts_of
 
 Node = torch.fx.Node
@@ -31,15 +31,10 @@ CONVERT = prims.convert_element_type.default
 VIEWS = (aten.view.default, aten.reshape.default, aten.permute.default, aten.alias.default)
 
 
-def target_of(device: torch.device) -> Target | None:
-    """What such kernels are for: a GPU of NVIDIA, None for all else."""
-    return current(device) if device.type == "cuda" and not torch.version.hip else None
-
-
 def rewrite(graph: torch.fx.Graph, report: GraphReport) -> None:
     """Replace the statistics over all pixels of channels-last images in the forward of `graph`."""
     for node in graph.find_nodes(op="call_function", target=aten.var_mean.correction):
-        here = target_of(node.all_input_nodes[0].meta["val"].device)
+        here = nvidia(node.all_input_nodes[0].meta["val"].device)
         if here is None or is_backward(node) or not _is_batch_norm(node):
             continue
         image = _source(node.args[0])

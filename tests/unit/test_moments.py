@@ -159,7 +159,7 @@ def on_cpu(monkeypatch):
     for op in (torch.ops.ipex.column_moments, torch.ops.ipex.moments):
         monkeypatch.delitem(lowering.lowerings, op.default)
         monkeypatch.delitem(lowering.lowerings, op, raising=False)
-    monkeypatch.setattr(rule, "target_of", lambda device: described("h200"))
+    monkeypatch.setattr(rule, "nvidia", lambda device: described("h200"))
     yield
     for op in (torch.ops.ipex.column_moments, torch.ops.ipex.moments):
         lowering.lowerings.pop(op.default, None)  # the fallback that Inductor made
@@ -309,7 +309,7 @@ def test_sizes_that_vary_are_left(told):
 
 
 def test_other_gpus_are_left(told, monkeypatch):
-    monkeypatch.setattr(rule, "target_of", lambda device: described("a100-80gb"))
+    monkeypatch.setattr(rule, "nvidia", lambda device: described("a100-80gb"))
     reason = "nobody measured it on sm_80"
     assert told(Net().to(memory_format=LAST), image()) == {reason}
 
