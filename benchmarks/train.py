@@ -129,7 +129,7 @@ def cases(names: list[str], batch: int | None) -> Iterator[Case]:
 
 
 def contestant(
-    peer: str, case: Case, rules: str = ""
+    peer: str, case: Case, rules: str
 ) -> tuple[nn.Module, Callable[[], Tensor], Callable[[], None]]:
     """The peer's own copy of the model, its forward and backward, and its whole step."""
     model = copy.deepcopy(case.model)

@@ -40,13 +40,16 @@ IMAGES = HALVES | {torch.float32, torch.bool}
 def tiled(off: frozenset[str], report: GraphReport) -> Iterator[None]:
     """Loops of graphs compiled meanwhile, in this thread, have such tiles where they gain.
 
-    A handler of choices that is not Inductor's own is left alone. Reported is what was generated:
-    of code from a cache, nothing.
+    A handler of choices that is not Inductor's own is left alone, which is said. Reported is what
+    was generated: of code from a cache, nothing.
     """
+    is_off = bool({"*", NAME} & off)
     if type(V.choices) not in (InductorChoices, _Choices):
+        if not is_off:
+            report.add("missed", NAME, "Inductor's choices have a handler of somebody else")
         yield
         return
-    choices = InductorChoices() if {"*", NAME} & off else _Choices()
+    choices = InductorChoices() if is_off else _Choices()
     with V.set_choices_handler(choices):
         yield
     if isinstance(choices, _Choices) and choices.count:

@@ -173,6 +173,18 @@ def op_by_op(monkeypatch):
 
 
 @pytest.fixture
+def in_code():
+    """For what Inductor's code could do wrong, in files whose graphs run as they stand else."""
+
+
+@pytest.fixture
+def op_by_op_unless_in_code(request):
+    """For such files."""
+    if "in_code" not in request.fixturenames:
+        request.getfixturevalue("op_by_op")
+
+
+@pytest.fixture
 def alone(tmp_path):
     """A process group of one."""
     import torch.distributed as dist

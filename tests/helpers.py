@@ -6,9 +6,11 @@ import re
 import time
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.utils import run_and_get_code
 
 from ipex_inductor.passes import wide
@@ -19,6 +21,20 @@ def code_of(fn, *args):
     """The code Inductor generated while `fn(*args)` ran: comments and file hashes removed."""
     _, sources = run_and_get_code(fn, *args)
     return [strip(source) for source in sources]
+
+
+def compile_until(rule, monkeypatch, model, x):
+    """`model(x)` is compiled until `rule` has rewritten its graph; nothing more is."""
+    rewrite = rule.rewrite
+
+    def rewrite_and_stop(graph, report):
+        rewrite(graph, report)
+        raise InterruptedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rule, "rewrite", rewrite_and_stop)
+        with pytest.raises(BackendCompilerFailed, match="InterruptedError"):
+            torch.compile(model, backend="ipex", options={"strict": True})(x)
 
 
 def no_farther_off_than_eager(fn, model, x):

@@ -25,16 +25,7 @@ def whole(*shape):
 
 X = whole(4, 32)
 
-
-@pytest.fixture
-def in_code():
-    """For what Inductor's code could do wrong; else graphs run as they stand."""
-
-
-@pytest.fixture(autouse=True)
-def _without_code(request):
-    if "in_code" not in request.fixturenames:
-        request.getfixturevalue("op_by_op")
+pytestmark = pytest.mark.usefixtures("op_by_op_unless_in_code")
 
 
 @pytest.fixture

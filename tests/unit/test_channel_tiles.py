@@ -9,6 +9,7 @@ from torch._inductor.choices import InductorChoices
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 
+from ipex_inductor import decisions
 from ipex_inductor.lowerings import channel_tiles
 from ipex_inductor.prebuild import graphs
 from ipex_inductor.target import described
@@ -138,8 +139,11 @@ def test_choices_of_somebody_else_are_left_alone():
     class Own(InductorChoices):
         pass
 
-    with V.set_choices_handler(Own()), channel_tiles.tiled(frozenset(), None):
-        assert type(V.choices) is Own
+    for off, told in ((frozenset(), 1), (frozenset({channel_tiles.NAME}), 0)):
+        report = decisions.GraphReport()
+        with V.set_choices_handler(Own()), channel_tiles.tiled(off, report):
+            assert type(V.choices) is Own
+        assert [e.kind for e in report.events] == ["missed"] * told
 
 
 def test_the_rule_is_off_inside_a_graph_that_has_it():

@@ -15,10 +15,10 @@ import sys
 import moment_cases
 import pytest
 import torch
+from helpers import compile_until
 from quick_ones import few_with_each
 from rendered import source, usage
 from torch import nn
-from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 from torch._inductor import lowering
@@ -224,16 +224,9 @@ def test_in_half_precision_the_image_itself_is_read(on_cpu, op_by_op, monkeypatc
 @pytest.fixture
 def told(on_cpu, monkeypatch):
     """What gives the reasons why the rule left a model's batch norms; nothing more is compiled."""
-    rewrite = rule.rewrite
-
-    def rewrite_and_stop(graph, report):
-        rewrite(graph, report)
-        raise InterruptedError
 
     def of(model, x):
-        monkeypatch.setattr(rule, "rewrite", rewrite_and_stop)
-        with pytest.raises(BackendCompilerFailed, match="InterruptedError"):
-            torch.compile(model.train(), backend="ipex", options={"strict": True})(x)
+        compile_until(rule, monkeypatch, model.train(), x)
         assert not fired()
         return {*refused()}
 

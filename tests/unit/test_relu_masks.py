@@ -6,8 +6,8 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import compile_until
 from torch import nn
-from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 from torch._inductor.graph import GraphLowering
 from torch._inductor.ir import NoneAsConstantBuffer
@@ -186,16 +186,9 @@ NEAR = {
 @pytest.fixture
 def told(on_cpu, monkeypatch):
     """What gives the reasons why the rule left a model's ReLUs; nothing more is compiled."""
-    rewrite = rule.rewrite
-
-    def rewrite_and_stop(graph, report):
-        rewrite(graph, report)
-        raise InterruptedError
 
     def of(model, x):
-        monkeypatch.setattr(rule, "rewrite", rewrite_and_stop)
-        with pytest.raises(BackendCompilerFailed, match="InterruptedError"):
-            torch.compile(model, backend="ipex", options=STRICT)(x)
+        compile_until(rule, monkeypatch, model, x)
         return missed()
 
     return of
