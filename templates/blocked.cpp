@@ -124,18 +124,16 @@ bool is_multiplied(const T* x, const T* block, int64_t depth, int64_t rows, floa
 template <typename T>
 void multiply(const Product<T>& p) {
   const Finish<T> finish = FINISH<T>[p.unary];
-  const bool even = p.panel < COLUMNS;  // and what is larger is read once
-  const bool ours = even || p.rows <= FEW || !has_micro_kernel<T>;
+  const bool ours = p.panel < COLUMNS || p.rows <= FEW || !has_micro_kernel<T>;
   const int64_t tall = (p.rows + ROWS - 1) / ROWS, wide = (p.columns + COLUMNS - 1) / COLUMNS;
-  const bool across = even && p.columns > p.rows;
+  const bool across = p.columns > p.rows;  // what is larger is read once
 #pragma omp parallel
   {
     alignas(64) float sums[ROWS * COLUMNS];
 #pragma omp for schedule(static)
     for (int64_t tile = 0; tile < tall * wide; ++tile) {
       const int64_t m = across ? tile % tall : tile / wide, n = across ? tile / tall : tile % wide;
-      const int64_t row = even ? m * p.rows / tall : m * ROWS, column = n * COLUMNS;
-      const int64_t end = even ? (m + 1) * p.rows / tall : std::min(row + ROWS, p.rows);
+      const int64_t row = m * p.rows / tall, end = (m + 1) * p.rows / tall, column = n * COLUMNS;
       const T *x = p.x + row * p.depth, *block = p.blocks + column * p.depth;
       if (!ours && is_multiplied(x, block, p.depth, end - row, sums)) {
         finish(p, sums, COLUMNS, row, end - row, column);

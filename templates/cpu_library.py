@@ -16,6 +16,11 @@ from ipex_inductor.target import architecture
 from ipex_inductor.templates.cpp import NotBuiltError, load, ship, why_not_taken
 
 PARTS = ("vectors.cpp", "blocked.cpp", "short_attention.cpp", "winograd.cpp")
+END = """
+#if BF16_PRODUCTS
+#pragma GCC pop_options  // of vectors.cpp
+#endif
+#endif"""
 PAIRED = ("x86-64:avx512_bf16", "x86-64:amx")  # CPUs that multiply pairs of bf16
 NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 # How generated C++ calls them, of each dtype.
@@ -97,7 +102,7 @@ def source(beside_torch: bool = False) -> str:
     settings = {"BF16_PRODUCTS": is_paired(), "BESIDE_TORCH": beside_torch}
     defined = (f"#define {name} {value:d}" for name, value in settings.items())
     parts = (Path(__file__).with_name(name).read_text() for name in PARTS)
-    return "\n".join(["#ifndef BF16_PRODUCTS", *defined, *parts, "#endif"])
+    return "\n".join(["#ifndef BF16_PRODUCTS", *defined, *parts, END])
 
 
 def declared() -> str:

@@ -316,6 +316,3 @@ void attend(const Sizes& s, float scale, const Head<T>& all) {
 
 ATTENTION(attention_bfloat16, c10::BFloat16)
 ATTENTION(attention_float32, float)
-#if BF16_PRODUCTS
-#pragma GCC pop_options
-#endif

@@ -40,6 +40,9 @@ void brgemm(int64_t m, int64_t n, int64_t k, int64_t of_a, int64_t of_b, int64_t
 void brgemm_release(bool paired);
 }  // namespace at::native::cpublas
 
+// What is an instruction or two: a compiler that has inlined much already makes calls of them.
+#define SHORT inline __attribute__((always_inline))
+
 namespace ipex {
 namespace {
 
@@ -55,7 +58,7 @@ typedef int32_t Ints __attribute__((vector_size(4 * WIDE)));
 typedef uint32_t Words __attribute__((vector_size(4 * WIDE)));
 typedef uint16_t Halves __attribute__((vector_size(2 * WIDE)));
 
-inline Vector all(float value) { return value - Vector{}; }  // -0 too, so nothing is subtracted
+SHORT Vector all(float value) { return value - Vector{}; }  // -0 too, so nothing is subtracted
 
 inline Ints lanes() {  // 0, 1, 2, ...
   Ints result{};
@@ -64,7 +67,7 @@ inline Ints lanes() {  // 0, 1, 2, ...
 }
 
 // a b + c, rounded once where the CPU can; Inductor's flags do not let compilers do it.
-inline Vector fused(Vector a, Vector b, Vector c) {
+SHORT Vector fused(Vector a, Vector b, Vector c) {
 #ifdef __AVX512F__
   return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
@@ -76,7 +79,7 @@ inline Vector fused(Vector a, Vector b, Vector c) {
 
 // The first `count` of a vector's numbers; all of them is one instruction, and no call.
 template <typename To, typename From>
-inline void stored(To* to, const From& values, int64_t count) {
+SHORT void stored(To* to, const From& values, int64_t count) {
   if (count >= WIDE)
     std::memcpy(to, &values, sizeof values);
   else
@@ -86,25 +89,25 @@ inline void stored(To* to, const From& values, int64_t count) {
 // The first `count` numbers from there on, zeros behind them; all of a vector where there are more.
 // What is written in bf16 is rounded to nearest, ties to even.
 #ifdef __AVX512F__
-inline __mmask16 first(int64_t count) {
+SHORT __mmask16 first(int64_t count) {
   return count >= WIDE ? 0xffff : static_cast<__mmask16>((1u << count) - 1);
 }
 
-inline Vector read(const float* from, int64_t count = WIDE) {
+SHORT Vector read(const float* from, int64_t count = WIDE) {
   return (Vector)_mm512_maskz_loadu_ps(first(count), from);
 }
 
-inline Vector read(const c10::BFloat16* from, int64_t count = WIDE) {
+SHORT Vector read(const c10::BFloat16* from, int64_t count = WIDE) {
   const __m256i halves = _mm256_maskz_loadu_epi16(first(count), from);
   return (Vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
 }
 
-inline void write(float* to, Vector value, int64_t count = WIDE) {
+SHORT void write(float* to, Vector value, int64_t count = WIDE) {
   _mm512_mask_storeu_ps(to, first(count), (__m512)value);
 }
 #else
 template <typename To, typename From>
-inline To loaded(const From* from, int64_t count) {
+SHORT To loaded(const From* from, int64_t count) {
   To result{};
   if (count >= WIDE)
     std::memcpy(&result, from, sizeof result);
@@ -113,18 +116,18 @@ inline To loaded(const From* from, int64_t count) {
   return result;
 }
 
-inline Vector read(const float* from, int64_t count = WIDE) { return loaded<Vector>(from, count); }
+SHORT Vector read(const float* from, int64_t count = WIDE) { return loaded<Vector>(from, count); }
 
-inline Vector read(const c10::BFloat16* from, int64_t count = WIDE) {
+SHORT Vector read(const c10::BFloat16* from, int64_t count = WIDE) {
   return (Vector)(__builtin_convertvector(loaded<Halves>(from, count), Words) << 16);
 }
 
-inline void write(float* to, Vector value, int64_t count = WIDE) {
+SHORT void write(float* to, Vector value, int64_t count = WIDE) {
   stored(to, value, count);
 }
 #endif
 
-inline void write(c10::BFloat16* to, Vector value, int64_t count = WIDE) {
+SHORT void write(c10::BFloat16* to, Vector value, int64_t count = WIDE) {
 #if BF16_PRODUCTS
   const __m256bh halves = _mm512_cvtneps_pbh((__m512)value);
   _mm256_mask_storeu_epi16(to, first(count), (__m256i)halves);
@@ -136,7 +139,7 @@ inline void write(c10::BFloat16* to, Vector value, int64_t count = WIDE) {
 #endif
 }
 
-inline Vector maximum(Vector a, Vector b) {  // b where one is no number
+SHORT Vector maximum(Vector a, Vector b) {  // b where one is no number
 #if defined(__AVX512F__)
   return (Vector)_mm512_max_ps((__m512)a, (__m512)b);
 #elif defined(__AVX__)
@@ -160,7 +163,7 @@ inline float total(Vector vector) {
 
 inline float largest(Vector vector) { return folded(vector, maximum); }
 
-inline Vector limited(Vector x, float least, float most) {  // NaN stays one
+SHORT Vector limited(Vector x, float least, float most) {  // NaN stays one
 #ifdef __AVX512F__
   const __m512 above = _mm512_max_ps((__m512)all(least), (__m512)x);
   return (Vector)_mm512_min_ps((__m512)all(most), above);
@@ -277,19 +280,19 @@ inline void transpose(const float* from, int64_t line, int64_t height, int64_t c
 }
 
 // `sums` and the products of one value of x, or a pair of them, with 16 columns.
-inline Vector added(Vector sums, const float* x, const float* weight) {
+SHORT Vector added(Vector sums, const float* x, const float* weight) {
   return fused(all(*x), read(weight), sums);
 }
 
 // A vector's pairs of bf16 from there on.
-inline Words pairs(const c10::BFloat16* from) {
+SHORT Words pairs(const c10::BFloat16* from) {
   Words both;
   std::memcpy(&both, from, sizeof both);
   return both;
 }
 
 // The pair that is there, for all lanes: by a load, as scalars take long to get into vectors.
-inline Words one_pair(const c10::BFloat16* from) {
+SHORT Words one_pair(const c10::BFloat16* from) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
   typedef float Any __attribute__((may_alias, aligned(2)));
   return (Words)_mm256_castps_si256(_mm256_broadcast_ss((const float*)(const Any*)from));
@@ -300,7 +303,7 @@ inline Words one_pair(const c10::BFloat16* from) {
 #endif
 }
 
-inline Vector added(Vector sums, const c10::BFloat16* x, const c10::BFloat16* weight) {
+SHORT Vector added(Vector sums, const c10::BFloat16* x, const c10::BFloat16* weight) {
 #if BF16_PRODUCTS
   return (Vector)_mm512_dpbf16_ps((__m512)sums, (__m512bh)one_pair(x), (__m512bh)pairs(weight));
 #else

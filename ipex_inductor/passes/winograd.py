@@ -35,6 +35,7 @@ class Bounds(NamedTuple):
 # Where it is faster, by CPU and dtype (`benchmarks/winograd.py`).
 FASTER: Mapping[tuple[str, torch.dtype], Bounds] = {
     ("x86-64:avx2", torch.float32): Bounds(32, 32, 9, 0.6),
+    ("x86-64:avx512_bf16", torch.float32): Bounds(16, 16, 4, 0.6),
 }
 
 

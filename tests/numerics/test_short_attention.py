@@ -233,7 +233,8 @@ for dtype in test.DTYPES:
     for sizes in test.SIZES[:4]:
         test.test_kernel_and_reference_compute_attention(dtype, sizes)
     for sizes in ((3, 2, 17), (16, 70, 130), (65, 66, 63)):
-        test_blocked.test_every_word_is_computed(dtype, sizes)
+        for panel in test_blocked.PANELS:
+            test_blocked.test_every_word_is_computed(dtype, sizes, panel)
 print("told", torch.backends.cpu.get_cpu_capability())
 """
 
