@@ -1,8 +1,8 @@
 """Convolutions by Winograd's way: what they compute, where they are chosen, and where not."""
 
 import copy
-import math
 import itertools
+import math
 from pathlib import Path
 
 import pytest
