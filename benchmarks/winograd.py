@@ -1,6 +1,7 @@
-"""Convolutions of 3 x 3 pixels on a CPU, fp32: our kernel (Winograd's way), and oneDNN's.
+"""Convolutions of 3 x 3 pixels on a CPU: our kernel (Winograd's way), and oneDNN's.
 
     python benchmarks/winograd.py [--threads N] [--rounds N] [--json FILE] [--only WORDS]
+        [--dtype bfloat16]
 
 Each on a packed weight, with bias and ReLU. Minima of interleaved rounds, of the process's
 processor time, so that others who work on the machine matter less, in microseconds a call; `cold`
@@ -36,12 +37,13 @@ CASES = (*RESNET, *BATCHES, *FEW, *SMALL, *OTHERS)
 
 
 def calls(
-    channels: int, made: int, side: int, batch: int
+    dtype: torch.dtype, channels: int, made: int, side: int, batch: int
 ) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
     """Name and call; the last is the truth in fp64."""
-    x = torch.randn(batch, channels, side, side).relu_().to(memory_format=LAST)
-    weight = torch.randn(made, channels, 3, 3).div_((9 * channels) ** 0.5)
-    bias, out = torch.randn(made), torch.empty(batch, made, side, side, memory_format=LAST)
+    x = torch.randn(batch, channels, side, side).relu_().to(dtype, memory_format=LAST)
+    weight = torch.randn(made, channels, 3, 3).div_((9 * channels) ** 0.5).to(dtype)
+    bias = torch.randn(made).to(dtype)
+    out = torch.empty(batch, made, side, side, dtype=dtype, memory_format=LAST)
     ours = torch.ops.ipex.winograd_weight(weight)
 
     def by_tiles() -> torch.Tensor:
@@ -54,9 +56,9 @@ def calls(
     yield "torch", partial(mkldnn._convolution_pointwise, x, packed, bias, *place, "relu", [], "")
     if kept.why_not() is None:
         pairs = [(n, n) for n in (3, side, 1, 1, 1)]
-        geometry = kept.Geometry(3, *x.shape, made, *pairs, 1, 1, 0)
+        geometry = kept.Geometry(kept.TYPES[dtype], *x.shape, made, *pairs, 1, 1, 0)
         tag, size = kept.layout(geometry, "relu")
-        arranged = kept.laid_out(weight, 1, tag, size // 4)
+        arranged = kept.laid_out(weight, 1, tag, size // dtype.itemsize)
         numbers, made_by_kept = tuple(geometry.flat()), torch.empty_like(out)
 
         def by_kept() -> torch.Tensor:
@@ -81,6 +83,7 @@ def main() -> None:
     """Print a row a case; with --json also append it to FILE."""
     parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if reason := cpu_library.why_not():
@@ -88,9 +91,10 @@ def main() -> None:
     others = torch.zeros(24 << 20)  # what a model has beside, 96 MiB
     for case in CASES:
         row = dict(zip(("channels", "made", "side", "batch"), case, strict=True))
+        row |= {} if options.dtype == "float32" else {"dtype": options.dtype}
         if options.only not in str(row):
             continue
-        made = dict(calls(*case))
+        made = dict(calls(getattr(torch, options.dtype), *case))
         truth = made.pop("truth")()
         errors = {
             name: float((call()[:1] - truth).norm() / truth.norm()) for name, call in made.items()

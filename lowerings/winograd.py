@@ -8,7 +8,7 @@ from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
 from ipex_inductor.lowerings.blocked import OurCall, address, expressions, without_gaps
-from ipex_inductor.templates import winograd
+from ipex_inductor.templates import cpu_library, winograd
 from ipex_inductor.templates.blocked import UNARY
 
 NAME = "ipex_winograd"  # in generated code
@@ -28,7 +28,8 @@ class WinogradCall(OurCall):
         other = address(rest[-1]) if added else "nullptr"
         pointers = ", ".join((address(x), address(weight), bias, other, address(self)))
         sizes = f"const int64_t plane[] = {{{', '.join(map(str, plane))}}};"
-        return f"{{ {sizes} winograd_float32(plane, {pointers}, {unary}); }}"
+        name = f"winograd_{cpu_library.NAMES[self.get_dtype()]}"
+        return f"{{ {sizes} {name}(plane, {pointers}, {unary}); }}"
 
 
 def _winograd(

@@ -1,19 +1,16 @@
 // A matrix product on a weight in blocks of 64 columns, with what follows it: one pass over the
 // result.
 //
-// Few rows are multiplied here: such a product does little more than read its weight once, from
-// beginning to end. More rows are multiplied by oneDNN's micro-kernel, as torch has it
-// (at::native::cpublas::brgemm); what is saved against oneDNN's own products is their set-up at
-// each call, and the order of the work. CPUs without AVX-512 multiply them here too, on a weight
-// whose blocks lie in panels, one behind the other, each as wide as registers have room for.
+// A product of few rows does little more than read its weight once, from beginning to end. What is
+// saved against oneDNN's own products is their set-up at each call, and the order of the work. Blocks
+// lie in panels, one behind the other, each as wide as registers have room for.
 // Follows `vectors.cpp`.
 
 namespace ipex {
 namespace {
 
 constexpr int64_t COLUMNS = 64;  // of a block of the weight
-constexpr int64_t ROWS = 64;     // at once: their sums stay in the first cache
-constexpr int64_t FEW = 16;      // rows up to which a product is bound by reading its weight
+constexpr int64_t ROWS = 64;     // of a tile, at most: of x they stay in the second cache
 
 // As `ipex_inductor.templates.blocked` numbers them.
 enum Binary : int32_t { NO_BINARY, ADD, MUL };
@@ -109,44 +106,21 @@ constexpr decltype(&multiply<1, T>) MULTIPLY[] = {
     multiply<1, T>, multiply<2, T>, multiply<3, T>, multiply<4, T>, multiply<5, T>, multiply<6, T>,
 };
 
-// Sums of `rows` rows and a block's columns by torch's micro-kernel; false where it does not take such sizes on this CPU.
-template <typename T>
-bool is_multiplied(const T* x, const T* block, int64_t depth, int64_t rows, float* sums) {
-  try {
-    at::native::cpublas::brgemm(rows, COLUMNS, depth, depth, COLUMNS, COLUMNS, false, x, block,
-                                sums, sizeof(T) == 2);  // rows of the weight lie in pairs
-    return true;
-  } catch (...) {  // which may not leave OpenMP's region
-    return false;
-  }
-}
-
 template <typename T>
 void multiply(const Product<T>& p) {
   const Finish<T> finish = FINISH<T>[p.unary];
-  const bool ours = p.panel < COLUMNS || p.rows <= FEW || !has_micro_kernel<T>;
   const int64_t tall = (p.rows + ROWS - 1) / ROWS, wide = (p.columns + COLUMNS - 1) / COLUMNS;
   const bool across = p.columns > p.rows;  // what is larger is read once
-#pragma omp parallel
-  {
-    alignas(64) float sums[ROWS * COLUMNS];
-#pragma omp for schedule(static)
-    for (int64_t tile = 0; tile < tall * wide; ++tile) {
-      const int64_t m = across ? tile % tall : tile / wide, n = across ? tile / tall : tile % wide;
-      const int64_t row = m * p.rows / tall, end = (m + 1) * p.rows / tall, column = n * COLUMNS;
-      const T *x = p.x + row * p.depth, *block = p.blocks + column * p.depth;
-      if (!ours && is_multiplied(x, block, p.depth, end - row, sums)) {
-        finish(p, sums, COLUMNS, row, end - row, column);
-        continue;
-      }
-      const int64_t parts = (end - row + AT_ONCE<T> - 1) / AT_ONCE<T>;
-      for (int64_t part = 0; part < parts; ++part) {  // as even as may be
-        const int64_t from = row + part * (end - row) / parts;
-        const int64_t count = row + (part + 1) * (end - row) / parts - from;
-        MULTIPLY<T>[count - 1](p, finish, block, from, column);
-      }
+#pragma omp parallel for schedule(static)
+  for (int64_t tile = 0; tile < tall * wide; ++tile) {
+    const int64_t m = across ? tile % tall : tile / wide, n = across ? tile / tall : tile % wide;
+    const int64_t row = m * p.rows / tall, end = (m + 1) * p.rows / tall, column = n * COLUMNS;
+    const int64_t parts = (end - row + AT_ONCE<T> - 1) / AT_ONCE<T>;
+    for (int64_t part = 0; part < parts; ++part) {  // as even as may be
+      const int64_t from = row + part * (end - row) / parts;
+      const int64_t count = row + (part + 1) * (end - row) / parts - from;
+      MULTIPLY<T>[count - 1](p, finish, p.blocks + column * p.depth, from, column);
     }
-    if (!ours) at::native::cpublas::brgemm_release(sizeof(T) == 2);
   }
 }
 

@@ -38,9 +38,7 @@ extern "C" void product_{dtype}(int64_t, int64_t, int64_t, int64_t, const void*,
                                 const void*, const void*, void*, int32_t, int32_t);
 extern "C" void attention_{dtype}(const int64_t*, float, const void*, const void*, const void*,
                                   const void*, void*);
-"""
-CONVOLUTION = """
-extern "C" void winograd_float32(const int64_t*, const void*, const void*, const void*, const void*,
+extern "C" void winograd_{dtype}(const int64_t*, const void*, const void*, const void*, const void*,
                                  void*, int32_t);
 """
 
@@ -49,7 +47,7 @@ extern "C" void winograd_float32(const int64_t*, const void*, const void*, const
 def library() -> ctypes.CDLL:
     """The library, built at the first call and kept in the kernel cache. Raises `NotBuiltError`.
 
-    Products of many rows use oneDNN's micro-kernel where torch has it here, else ours.
+    Attention uses oneDNN's micro-kernel where torch has it here, else ours.
     """
     return load(source, _problem(), with_torch=True)
 
@@ -108,4 +106,4 @@ def source(beside_torch: bool = False) -> str:
 def declared() -> str:
     """Their declarations in C++, and what gives them a tensor's address."""
     functions = (DECLARED.format(dtype=dtype) for dtype in NAMES.values())
-    return "".join([ADDRESS, *functions, CONVOLUTION, "#endif\n"])
+    return "".join([ADDRESS, *functions, "#endif\n"])

@@ -11,7 +11,7 @@ from torch import Tensor
 from ipex_inductor import ops
 from ipex_inductor.decisions import warn_once
 from ipex_inductor.templates.blocked import UNARY
-from ipex_inductor.templates.cpu_library import library, why_not
+from ipex_inductor.templates.cpu_library import NAMES, library, why_not
 
 assert ops  # which registers ipex::winograd
 
@@ -33,7 +33,7 @@ def call(x: Tensor, weight: Tensor, *rest: Any, out: Tensor) -> None:
         out.copy_(torch.ops.ipex.winograd(x, weight, bias, other, *words))
         return
     pointers = (None if t is None else t.data_ptr() for t in (x, weight, bias, other, out))
-    _kernel()(_plane(x.shape, out.shape, padding), *pointers, unary)
+    _kernel(x.dtype)(_plane(x.shape, out.shape, padding), *pointers, unary)
 
 
 def plane_of(x: Sequence[int], out: Sequence[int], padding: Sequence[int]) -> list[int]:
@@ -48,7 +48,7 @@ def _plane(x: Sequence[int], out: Sequence[int], padding: Sequence[int]) -> Any:
 
 
 @functools.cache
-def _kernel() -> Any:
-    kernel = library().winograd_float32
+def _kernel(dtype: torch.dtype) -> Any:
+    kernel = library()[f"winograd_{NAMES[dtype]}"]
     kernel.restype, kernel.argtypes = None, ARGUMENTS
     return kernel

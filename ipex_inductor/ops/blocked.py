@@ -86,21 +86,21 @@ def _format(image: bool) -> torch.memory_format:
     return torch.channels_last if image else torch.contiguous_format
 
 
-def on_huge_pages(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+def on_huge_pages(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
     """An empty tensor, on huge pages if it fills half of one: a processor reads those faster.
 
     (Of a weight that is read once a call, 28 GB/s instead of 17; docs/notes/11.md.)
     """
-    count = math.prod(shape)
-    size = count * like.element_size()
+    count, dtype = math.prod(shape), dtype or like.dtype
+    size = count * dtype.itemsize
     if like.device.type != "cpu" or size < HUGE // 2 or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return like.new_empty(shape)
+        return like.new_empty(shape, dtype=dtype)
     pages = -(-size // HUGE) * HUGE
     room = mmap.mmap(-1, pages + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = -torch.frombuffer(room, dtype=torch.uint8).data_ptr() % HUGE
     with contextlib.suppress(OSError):  # where Linux was built without, pages stay small
         room.madvise(mmap.MADV_HUGEPAGE, start, pages)
-    return torch.frombuffer(room, dtype=like.dtype, count=count, offset=start).view(shape)
+    return torch.frombuffer(room, dtype=dtype, count=count, offset=start).view(shape)
 
 
 def _shape(weight: Tensor, panel: int) -> tuple[int, int, int, int]:

@@ -56,6 +56,7 @@ class Product:
     args: Callable[[Node], tuple[Any, ...]]  # of the packed weight
     pack: Callable[[torch.fx.Graph], Node]
     strides: tuple[int, ...] = ()  # of the packed weight; none of oneDNN's opaque layout
+    dtype: torch.dtype | None = None  # of the packed weight, if it is another
 
 
 def transpose_weights(graph: torch.fx.Graph, weights: Container[Node]) -> None:
@@ -118,7 +119,7 @@ def pack_weights(
             # What torch reports as the strides of oneDNN's opaque layout.
             strides = product.strides or (1, *[0] * (len(product.shape) - 1))
             packed.meta["val"] = product.weight.meta["val"].new_empty_strided(
-                product.shape, strides
+                product.shape, strides, dtype=product.dtype
             )
             call = graph.call_function(product.op, product.args(packed))
         call.meta = dict(node.meta)

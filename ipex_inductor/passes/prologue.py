@@ -135,7 +135,7 @@ def _arranged(
     """The product by a kernel of ours or a kept primitive, where that is faster and can be had."""
     if in_blocks_not and (found := in_blocks(product) or by_tiles(product)):
         value = product.weight.meta["val"]
-        more = math.prod(found.shape) * value.element_size() - _bytes(value)
+        more = math.prod(found.shape) * (found.dtype or value.dtype).itemsize - _bytes(value)
         if more <= budget.left and in_blocks_not() is None:
             budget.take(more)
             return found

@@ -1,7 +1,8 @@
 """Convolutions of 3 x 3 pixels by Winograd's way, where a kernel of ours was measured to be faster.
 
-What it saves, 20 of 36 products of each pair of channels, has to pay for the transforms of images
-and sums, and for a weight of 16 numbers instead of 9 (`benchmarks/winograd.py`).
+What it saves, 20 of 36 products of each pair of channels in fp32 and 108 of 144 in bf16, has to pay
+for the transforms of images and sums, and for a weight of 16 or 36 numbers instead of 9, which in
+bf16 is in fp32 besides (`benchmarks/winograd.py`).
 """
 
 import math
@@ -10,7 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from ipex_inductor.ops.winograd import PANEL, SPOTS
+from ipex_inductor.ops.winograd import PANEL, TILE
+from ipex_inductor.ops.winograd import shape as of_weight
 from ipex_inductor.passes.blocked import UNARY
 from ipex_inductor.passes.packing import Product
 from ipex_inductor.target import architecture
@@ -21,21 +23,24 @@ WINDOW, ONE = (3, 3), [1, 1]
 
 
 class Bounds(NamedTuple):
-    """From how many channels, read and made, and how many tiles of four pixels on.
+    """From how many channels, read and made, and how many tiles on.
 
     `share`: what is left of products at most; tiles over the border of a small result waste some.
+    `pairs`: of channels, of all tiles; fewer are done before a kernel's threads are.
     """
 
     channels: int
     made: int
     tiles: int
     share: float
+    pairs: int = 0
 
 
 # Where it is faster, by CPU and dtype (`benchmarks/winograd.py`).
 FASTER: Mapping[tuple[str, torch.dtype], Bounds] = {
     ("x86-64:avx2", torch.float32): Bounds(32, 32, 9, 0.6),
     ("x86-64:avx512_bf16", torch.float32): Bounds(16, 16, 4, 0.6),
+    ("x86-64:avx512_bf16", torch.bfloat16): Bounds(32, 16, 16, 0.4, 100_000),
 }
 
 
@@ -60,15 +65,15 @@ def by_tiles(product: Product) -> Product | None:
         or not _is_faster(sizes, padding, value)
     ):
         return None
-    made, channels = value.shape[:2]
-    shape = made // PANEL, SPOTS, channels, PANEL
+    shape = of_weight(value)
     return Product(
         ipex.winograd.default,
         product.weight,
         shape,
         lambda packed: (x, packed, bias, other, [*padding], binary, unary),
         lambda g: g.call_function(ipex.winograd_weight.default, (product.weight,)),
-        strides=(SPOTS * channels * PANEL, channels * PANEL, PANEL, 1),
+        strides=tuple(math.prod(shape[i:]) for i in range(1, 5)),
+        dtype=torch.float32,
     )
 
 
@@ -79,7 +84,9 @@ def _is_faster(sizes: list[int], padding: list[int], weight: torch.Tensor) -> bo
     if bounds is None or made % PANEL or channels % PANEL:
         return False
     sides = [size + 2 * more - 2 for size, more in zip(sizes[2:], padding, strict=True)]
-    tiles = math.prod(-(-side // 2) for side in sides)
-    share = tiles * SPOTS / (math.prod(sides) * math.prod(WINDOW))
-    many = channels >= bounds.channels and made >= bounds.made
-    return many and sizes[0] * tiles >= bounds.tiles and share <= bounds.share
+    tile = TILE[weight.dtype]
+    tiles = math.prod(-(-side // tile) for side in sides)
+    share = tiles * (tile + 2) ** 2 / (math.prod(sides) * math.prod(WINDOW))
+    tiles *= sizes[0]
+    many = channels >= bounds.channels and made >= bounds.made and tiles >= bounds.tiles
+    return many and share <= bounds.share and tiles * channels * made >= bounds.pairs

@@ -28,6 +28,7 @@ from ipex_inductor.ops.blocked import blocked as op
 from ipex_inductor.passes import blocked as choice
 from ipex_inductor.passes import prologue
 from ipex_inductor.passes import short_attention as short_attention_choice
+from ipex_inductor.passes import winograd as by_tiles
 from ipex_inductor.target import as_cpu, current, level
 from ipex_inductor.templates import blocked, cpp, cpu_library, short_attention
 
@@ -141,13 +142,8 @@ def test_sizes_that_torchs_micro_kernel_does_not_take(
     text = cpu_library.source().replace("at::native::cpublas::brgemm(", "refusing(")
     text = text.replace(end, end + refusing)
     built = cpp.load(lambda: text, pairs({"template": "refusing"}), with_torch=True)
-    for template in (blocked, short_attention):
-        monkeypatch.setattr(template, "library", lambda: built)
-        monkeypatch.setattr(template, "_kernel", template._kernel.__wrapped__)
-    x, weight, bias, other = case(dtype, 70, 128, 130)
-    out = torch.full_like(other, torch.nan)
-    blocked.call(x, torch.ops.ipex.blocks(weight, 64), bias, 130, True, 0, 0, out=out)
-    assert relative(out, F.linear(*(t.double() for t in (x, weight, bias)))) < LIMIT[dtype]
+    monkeypatch.setattr(short_attention, "library", lambda: built)
+    monkeypatch.setattr(short_attention, "_kernel", short_attention._kernel.__wrapped__)
     q, k, v = torch.randn(3, 2, 4, 70, 64).to(dtype)
     out = torch.full_like(q, torch.nan)
     short_attention.call(q, k, v, True, 0.125, out=out)
@@ -400,6 +396,7 @@ def test_no_reorder_stands_between_convolutions(
     """Counted in oneDNN's own log of a second call."""
     # Kept primitives (extra `onednn`) are of another oneDNN, which torch's log tells nothing of.
     monkeypatch.setattr(kept, "why_not", lambda packaged: "not wanted")
+    monkeypatch.setattr(by_tiles, "FASTER", {})  # nor of our own
     bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     dtype = torch.bfloat16 if bf16 else torch.float32
     model = Bottleneck().to(dtype).eval().to(memory_format=torch.channels_last)

@@ -19,7 +19,9 @@ from ipex_inductor.templates import cpu_library, winograd
 from ipex_inductor.templates.blocked import UNARY as WORDS
 
 LAST = torch.channels_last
-ROW = current("cpu").arch, torch.float32
+HERE = current("cpu").arch
+ROW = HERE, torch.float32
+DTYPES = [torch.float32, torch.bfloat16]
 needs_library = pytest.mark.skipif(
     cpu_library.why_not() is not None, reason=f"{cpu_library.why_not()}"
 )
@@ -28,7 +30,9 @@ needs_row = pytest.mark.skipif(
     reason="oneDNN's convolutions are kept here",
 )
 # Sums of some hundred terms in fp32, a few units of 2^-24; GELU's formula has 1.5e-7 of its own.
-LIMIT = 1e-6
+# bf16 is rounded once, to 2^-9.
+LIMITS = {torch.float32: 1e-6, torch.bfloat16: 2.5e-3}
+LIMIT = LIMITS[torch.float32]
 
 
 def relative(result: Tensor, truth: Tensor) -> float:
@@ -37,12 +41,17 @@ def relative(result: Tensor, truth: Tensor) -> float:
 
 
 def case(
-    channels: int, made: int, sides: tuple[int, int], batch: int = 2
+    channels: int,
+    made: int,
+    sides: tuple[int, int],
+    batch: int = 2,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x, weight, bias."""
     torch.manual_seed(0)
-    x = torch.randn(batch, channels, *sides).relu_().to(memory_format=LAST)
-    return x, torch.randn(made, channels, 3, 3) / (9 * channels) ** 0.5, torch.randn(made)
+    x = torch.randn(batch, channels, *sides).relu_().to(dtype, memory_format=LAST)
+    weight = torch.randn(made, channels, 3, 3) / (9 * channels) ** 0.5
+    return x, weight.to(dtype), torch.randn(made).to(dtype)
 
 
 def called(
@@ -50,7 +59,7 @@ def called(
 ) -> Tensor:
     """The kernel's result, in memory that was all NaN."""
     sides = [size + 2 * more - 2 for size, more in zip(x.shape[2:], padding, strict=True)]
-    out = torch.full((len(x), len(weight), *sides), torch.nan).to(memory_format=LAST)
+    out = torch.full((len(x), len(weight), *sides), torch.nan).to(x.dtype, memory_format=LAST)
     tensors = [t for t in (bias, other) if t is not None]
     words = tuple(padding), bias is not None, int(other is not None), WORDS.index(unary)
     winograd.call(x, torch.ops.ipex.winograd_weight(weight), *tensors, *words, out=out)
@@ -58,6 +67,7 @@ def called(
 
 
 @needs_library
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("channels", "made", "sides", "padding"),
     [
@@ -69,11 +79,11 @@ def called(
         (256, 16, (4, 11), (1, 1)),
     ],
 )
-def test_every_word_is_computed(channels: int, made: int, sides, padding) -> None:
+def test_every_word_is_computed(channels: int, made: int, sides, padding, dtype) -> None:
     """Kernel and reference op against fp64: tiles and groups that are not whole, wide borders."""
-    x, weight, bias = case(channels, made, sides)
+    x, weight, bias = case(channels, made, sides, dtype=dtype)
     plain = F.conv2d(x.double(), weight.double(), None, 1, padding)
-    other = torch.randn(plain.shape).to(memory_format=LAST)
+    other = torch.randn(plain.shape).to(dtype, memory_format=LAST)
     arranged = torch.ops.ipex.winograd_weight(weight)
     for added, unary, biased in itertools.product((False, True), WORDS, (True, False)):
         truth = plain + bias.double()[:, None, None] if biased else plain
@@ -81,33 +91,56 @@ def test_every_word_is_computed(channels: int, made: int, sides, padding) -> Non
         given = bias if biased else None, other if added else None
         op = torch.ops.ipex.winograd(x, arranged, *given, padding, winograd.BINARY[added], unary)
         for result in (called(x, weight, *given, padding, unary), op):
-            assert relative(result, truth) < LIMIT, (unary, added, biased)
+            assert relative(result, truth) < LIMITS[dtype], (unary, added, biased)
             assert result.is_contiguous(memory_format=LAST)
 
 
 @needs_library
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("channels", "side"), [(64, 56), (512, 7)])
-def test_results_are_as_near_as_torchs(channels: int, side: int) -> None:
-    """The distance from fp64 is no more than that of torch's convolution (0.6 to 0.9 of it)."""
-    x, weight, bias = case(channels, channels, (side, side), 1)
+def test_results_are_as_near_as_torchs(channels: int, side: int, dtype: torch.dtype) -> None:
+    """The distance from fp64 is no more than that of torch's convolution.
+
+    In fp32 0.6 to 0.9 of it; in bf16 both are the distance of what is rounded once.
+    """
+    x, weight, bias = case(channels, channels, (side, side), 1, dtype)
     truth = F.conv2d(x.double(), weight.double(), bias.double(), padding=1)
     ours = relative(called(x, weight, bias, None, (1, 1), "none"), truth)
-    assert ours < relative(F.conv2d(x, weight, bias, padding=1), truth)
+    rounded = relative(truth.to(dtype), truth)
+    usual = relative(F.conv2d(x, weight, bias, padding=1), truth)
+    assert ours < (usual if dtype == torch.float32 else 1.001 * rounded)
 
 
 @needs_library
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 3e38])
-def test_what_is_infinite_stays_where_it_is(value: float) -> None:
-    """Only results whose window has it are so, and as torch's: a tile's sums mix four pixels.
+def test_what_is_infinite_stays_where_it_is(value: float, dtype: torch.dtype) -> None:
+    """Only results whose window has it are so, and as torch's: a tile's sums mix its pixels.
 
     Two of 3e38 overflow there where their products with the weight do not.
     """
-    x, weight, bias = case(32, 32, (12, 12), 1)
+    x, weight, bias = case(32, 32, (12, 12), 1, dtype)
     x[0, 5, 3, 4] = x[0, 5, 3, 5] = value
     weight[7, 5] = 0  # zero times infinity
     result = called(x, weight, bias, None, (1, 1), "relu")
-    truth = F.conv2d(x.double(), weight.double(), bias.double(), padding=1).relu().float()
-    torch.testing.assert_close(result, truth, rtol=2e-5, atol=1e-5, equal_nan=True)
+    truth = F.conv2d(x.double(), weight.double(), bias.double(), padding=1).relu().to(dtype)
+    # Of bf16 a unit of the last place, as what is halfway may be rounded to either side; and what
+    # is finite leaves 2^-20 of itself in all pixels of its tile.
+    wide = dtype == torch.float32
+    rtol, atol = (2e-5, 1e-5) if wide else (2**-7, max(1e-5, 2**-20 * (value == 3e38) * value))
+    torch.testing.assert_close(result, truth, rtol=rtol, atol=atol, equal_nan=True)
+
+
+@needs_library
+def test_what_is_large_leaves_little_beside_its_window() -> None:
+    """In bf16, whose tiles mix 36 pixels: 2^-20 of it where a sum does not have it at all."""
+    x, weight, _ = case(64, 64, (24, 24), 1, torch.bfloat16)
+    for row, column in itertools.product(range(2, 22, 5), range(3, 22, 5)):
+        x[0, :, row, column] *= 2.0**24  # in each place of a tile
+    result = called(x, weight, None, None, (1, 1), "none")
+    truth = F.conv2d(x.double(), weight.double(), padding=1)
+    off = (result.double() - truth).abs() - 2**-8 * truth.abs()
+    assert off.max() < 2**-20 * x.double().abs().max()
 
 
 @needs_library
@@ -151,15 +184,19 @@ def compiled(model: nn.Module, **options: object):  # type: ignore[no-untyped-de
 
 
 @needs_row
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @torch.no_grad()
-def test_convolutions_are_chosen_and_follow_their_weights() -> None:
-    model = Block().eval().to(memory_format=LAST)
-    x = torch.randn(2, 64, 15, 17).to(memory_format=LAST)
+def test_convolutions_are_chosen_and_follow_their_weights(dtype: torch.dtype) -> None:
+    if (HERE, dtype) not in choice.FASTER:
+        pytest.skip("oneDNN's convolutions are kept here")
+    model = Block().eval().to(dtype, memory_format=LAST)
+    x = torch.randn(2, 64, 15, 17).to(dtype, memory_format=LAST)
     run = compiled(model)
     for _ in range(2):
         result = run(x)
         assert chosen() == 2
-        assert relative(result, copy.deepcopy(model).double()(x.double())) < LIMIT
+        # Of bf16 what is between the two is rounded as well.
+        assert relative(result, copy.deepcopy(model).double()(x.double())) < 2 * LIMITS[dtype]
         assert result.is_contiguous(memory_format=LAST)
         model.first.weight.mul_(2)  # in place, as training does
         model.second.bias.add_(1)
@@ -198,6 +235,29 @@ def test_what_is_not_faster_or_cannot_be_is_left_to_onednn() -> None:
             torch.randn(1, 64, 15, 15).to(memory_format=LAST)
         )
         assert chosen() == ("weight_prologue_bytes" in options)
+
+
+@pytest.mark.skipif(
+    (HERE, torch.bfloat16) not in choice.FASTER or cpu_library.why_not() is not None,
+    reason="oneDNN's convolutions are kept here",
+)
+@pytest.mark.usefixtures("op_by_op")
+@torch.no_grad()
+def test_bf16_of_few_or_wasteful_tiles_is_left_to_onednn() -> None:
+    """Few tiles, tiles beyond the border, few channels of few tiles; the last is taken."""
+    for channels, sides, taken in (
+        (64, (1, 7), 0),
+        (64, (2, 9), 0),
+        (32, (1, 14), 0),
+        (96, (1, 14), 1),
+    ):
+        model = nn.Conv2d(channels, channels, 3, 1, 1).eval().to(torch.bfloat16, memory_format=LAST)
+        batch, side = sides
+        x = torch.randn(batch, channels, side, side).bfloat16().to(memory_format=LAST)
+        result = compiled(model)(x)
+        assert chosen() == taken, channels
+        truth = copy.deepcopy(model).double()(x.double())
+        assert relative(result, truth) < LIMITS[torch.bfloat16]
 
 
 @needs_row
