@@ -25,7 +25,10 @@ RESULTS = Path(__file__).parent / "results"
 TRANSFORMERS = ("timm:vit", "timm:swin", "bert", "roberta", "gpt2", "t5", "llama")
 OURS, THEIRS = ("ours", "tuned"), ("inductor", "max-autotune")
 # Torchvision's name of a model, and timm's.
-SAME = {"mobilenet_v3_large": "timm:mobilenetv3_large_100"}
+SAME = {
+    "mobilenet_v3_large": "timm:mobilenetv3_large_100",
+    "regnet_y_3_2gf": "timm:regnety_032",
+}
 COLUMNS = (
     "model,peer,infer_samples_per_sec,infer_step_time,infer_batch_size,infer_img_size,"
     "param_count,device"

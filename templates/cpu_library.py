@@ -17,6 +17,7 @@ from ipex_inductor.templates.cpp import NotBuiltError, load, ship, why_not_taken
 
 PARTS = ("vectors.cpp", "blocked.cpp", "short_attention.cpp", "winograd.cpp")
 END = """
+#undef SHORT
 #if BF16_PRODUCTS
 #pragma GCC pop_options  // of vectors.cpp
 #endif
