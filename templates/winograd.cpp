@@ -2,8 +2,8 @@
 // Neural Networks", 2015): by F(2 x 2, 3 x 3) in fp32, where four pixels of the result take 16
 // products of each pair of channels, not 36; by F(4 x 4, 3 x 3) in bf16, where 16 pixels take 36, not
 // 144, and what that loses of fp32's digits is far behind bf16's. Both multiply in fp32. Some tiles
-// are transformed together, so that they fit the second cache, and multiplied by panels of 16
-// channels of the weight.
+// are transformed together, so that they fit the second cache where channels are few, and multiplied
+// by panels of 16 channels of the weight.
 // Follows `blocked.cpp`, whose words these are, and `short_attention.cpp` for the sizes of panels.
 
 namespace ipex {
@@ -75,11 +75,11 @@ SHORT void gather(const Vector (&m)[6], Vector (&to)[4]) {
   to[3] = fused(all(8), less, odd) + m[5];
 }
 
-// A number of the window from a line of the weight transformed along one axis.
+// Numbers of the window from a line of the weight transformed along one axis.
 template <int64_t SIDE, typename Spot>
-float undone(int64_t i, Spot spot) {
+Vector undone(int64_t i, Spot spot) {
   if constexpr (SIDE == 4) return i == 1 ? spot(1) - spot(2) : spot(i == 0 ? 0 : 3);
-  return i == 0 ? 4 * spot(0) : i == 1 ? 3 * (spot(2) - spot(1)) : spot(5);
+  return i == 0 ? 4.f * spot(0) : i == 1 ? 3.f * (spot(2) - spot(1)) : spot(5);
 }
 
 // The pixels that a tile reads, zeros beside the image.
@@ -104,7 +104,7 @@ struct Groups {
   int64_t begin(int64_t group) const { return group * tiles / count; }
 };
 
-// Numbers from one spot to the next; never a power of two, whose lines would share a place in caches.
+// Numbers from one spot to the next; seldom a power of two, whose lines would share a place in caches.
 inline int64_t apart(int64_t tiles, int64_t channels) { return tiles * channels + 16; }
 
 // `to` [SPOTS, groups, channels / WIDE, tiles of a group, WIDE] of tiles from `tile` on.
@@ -244,21 +244,22 @@ void directly(const Convolution<T>& c, const Corner& at, const float* panel,
   const Plane& p = c.plane;
   const T* from[SIDE][SIDE];
   pixels<T, SIDE>(c, at, nullptr, from);
-  for (int64_t unit = 0; unit < COUNT * PANEL; ++unit) {
+  for (int64_t unit = 0; unit < COUNT * PANEL; unit += WIDE) {
     const int64_t pixel = unit / PANEL, n = unit % PANEL;
-    float sum = 0;
+    Vector sum{};
     for (int64_t i = 0; i < 3; ++i)
       for (int64_t j = 0; j < 3; ++j) {
         const T* x = from[pixel / TILE + i][pixel % TILE + j];
         for (int64_t k = 0; x && k < p.channels; ++k) {
           const auto along = [&](int64_t a) {
-            return undone<SIDE>(
-                j, [&](int64_t b) { return panel[((a * SIDE + b) * p.channels + k) * PANEL + n]; });
+            return undone<SIDE>(j, [&](int64_t b) {
+              return read(panel + ((a * SIDE + b) * p.channels + k) * PANEL + n);
+            });
           };
           sum += read(x + k, 1)[0] * undone<SIDE>(i, along);
         }
       }
-    made[pixel][n] = sum;
+    write(made[pixel] + n, sum);
   }
 }
 
@@ -291,7 +292,7 @@ void convolve(const Convolution<T>& c) {
   const int64_t panels = p.made / PANEL;
 #pragma omp parallel
   {
-    thread_local std::vector<float> room;  // grows to the largest that came, some hundred kilobytes
+    thread_local std::vector<float> room;  // grows to the largest that came, at most some megabytes
     const int64_t of_image = SPOTS * apart(most, p.channels), of_sums = SPOTS * apart(most, PANEL);
     const int64_t wanted = of_image + of_sums + p.channels;
     if (static_cast<int64_t>(room.size()) < wanted) room.resize(wanted);

@@ -32,7 +32,7 @@ FASTER: Mapping[tuple[str, torch.dtype], tuple[int, int, int]] = {
     ("x86-64:avx2", torch.float32): (128, 4096, 64),
     ("x86-64:avx2", torch.bfloat16): (128, 4096, 0),  # images: all of a net in fp32
 }
-# Columns of a block that lie together where many rows are multiplied by our own loop.
+# Columns of a block that lie together, where they are not all of it.
 PANEL = {"x86-64:avx2": 16}
 # What Dynamo calls of which such products, or attention over few keys, may come.
 SOURCES = {F.linear, F.conv2d, F.scaled_dot_product_attention, operator.matmul}
