@@ -36,7 +36,7 @@ def cases() -> Iterator[tuple[torch.dtype, bool, tuple[int, int, int]]]:
             for batch in (1, 16):
                 yield dtype, True, (rows * batch, depth, columns)
         for rows, depth, columns in LAYERS:
-            for batch in (1, 16):
+            for batch in (1, 2, 4, 8, 16):
                 yield dtype, False, (rows * batch, depth, columns)
         for sizes in DECODE:
             yield dtype, False, sizes

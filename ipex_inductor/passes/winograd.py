@@ -26,7 +26,7 @@ class Bounds(NamedTuple):
     """From how many channels, read and made, and how many tiles on.
 
     `share`: what is left of products at most; tiles over the border of a small result waste some.
-    `pairs`: of channels, of all tiles; fewer are done before a kernel's threads are.
+    `pairs`: tiles times pairs of channels; with fewer, what each call costs is most of its time.
     """
 
     channels: int

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 import ipex_inductor
 from ipex_inductor import decisions
+from ipex_inductor.aot_cache import toolkit
 from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.entry import unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX
-from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.levels import LEVELS
 from ipex_inductor.lowerings import kept
 from ipex_inductor.ops.blocked import HUGE
@@ -30,7 +30,7 @@ from ipex_inductor.passes import prologue
 from ipex_inductor.passes import short_attention as short_attention_choice
 from ipex_inductor.passes import winograd as by_tiles
 from ipex_inductor.target import as_cpu, current, level
-from ipex_inductor.templates import blocked, cpp, cpu_library, short_attention
+from ipex_inductor.templates import blocked, cpp, cpu_library
 
 HERE = current("cpu").arch
 needs_library = pytest.mark.skipif(blocked.why_not() is not None, reason=f"{blocked.why_not()}")
@@ -62,6 +62,14 @@ def case(dtype: torch.dtype, rows: int, depth: int, columns: int) -> list[Tensor
         for shape in ((rows, depth), (columns, depth), (columns,), (rows, columns))
     )
     return [t.to(dtype) for t in (x, weight / depth**0.5, bias, other)]
+
+
+@pytest.mark.skipif(
+    toolkit.compiler() is None or HERE not in LEVELS, reason="no compiler here, or an unknown CPU"
+)
+def test_where_there_is_a_compiler_there_is_our_library() -> None:
+    """Or all tests of what it computes would be left out, as where there is none."""
+    assert cpu_library.why_not() is None
 
 
 @needs_library
@@ -122,34 +130,6 @@ def test_words_hold_where_floats_end(arch: str | None, dtype: torch.dtype) -> No
         truth = choice_of(word)(x[:, :1].double()).to(dtype)
         atol = 2e-6 if word.startswith("gelu") else 1e-38
         torch.testing.assert_close(out, truth, rtol=rtol, atol=atol, equal_nan=True)
-
-
-@needs_library
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_sizes_that_torchs_micro_kernel_does_not_take(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is raised out of OpenMP's threads: our own loops do them."""
-    refusing = """
-    template <typename T>
-    void refusing(int64_t m, int64_t n, int64_t k, int64_t a, int64_t b, int64_t c, bool add,
-                  const T* x, const T* y, float* z, bool paired) {
-      if (m > 1) throw m;
-      at::native::cpublas::brgemm(m, n, k, a, b, c, add, x, y, z, paired);
-    }
-    """
-    end = "}  // namespace at::native::cpublas\n"
-    text = cpu_library.source().replace("at::native::cpublas::brgemm(", "refusing(")
-    text = text.replace(end, end + refusing)
-    built = cpp.load(lambda: text, pairs({"template": "refusing"}), with_torch=True)
-    monkeypatch.setattr(short_attention, "library", lambda: built)
-    monkeypatch.setattr(short_attention, "_kernel", short_attention._kernel.__wrapped__)
-    q, k, v = torch.randn(3, 2, 4, 70, 64).to(dtype)
-    out = torch.full_like(q, torch.nan)
-    short_attention.call(q, k, v, True, 0.125, out=out)
-    truth = F.scaled_dot_product_attention(*(t.double() for t in (q, k, v)), is_causal=True)
-    # Shares are kept in fp32 here; the result is rounded once.
-    assert relative(out, truth) < LIMIT[dtype]
 
 
 def choice_of(unary: str):  # type: ignore[no-untyped-def]

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 import ipex_inductor
 from ipex_inductor import decisions
+from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.passes import short_attention as choice
 from ipex_inductor.target import current, level
-from ipex_inductor.templates import short_attention
+from ipex_inductor.templates import cpp, cpu_library, short_attention
 
 needs_library = pytest.mark.skipif(
     short_attention.why_not() is not None, reason=f"{short_attention.why_not()}"
@@ -220,6 +221,34 @@ def test_a_cached_graph_is_right_where_there_is_no_library(monkeypatch: pytest.M
     expected = run(x)
     monkeypatch.setattr(short_attention, "why_not", lambda: "for this test")
     assert relative(run(x), expected.double()) < 3 * LIMIT[torch.float32]
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sizes_that_torchs_micro_kernel_does_not_take(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is raised out of OpenMP's threads: our own loops do them."""
+    refusing = """
+    template <typename T>
+    void refusing(int64_t m, int64_t n, int64_t k, int64_t a, int64_t b, int64_t c, bool add,
+                  const T* x, const T* y, float* z, bool paired) {
+      if (m > 1) throw m;
+      at::native::cpublas::brgemm(m, n, k, a, b, c, add, x, y, z, paired);
+    }
+    """
+    end = "}  // namespace at::native::cpublas\n"
+    text = cpu_library.source().replace("at::native::cpublas::brgemm(", "refusing(")
+    text = text.replace(end, end + refusing)
+    built = cpp.load(lambda: text, pairs({"template": "refusing"}), with_torch=True)
+    monkeypatch.setattr(short_attention, "library", lambda: built)
+    monkeypatch.setattr(short_attention, "_kernel", short_attention._kernel.__wrapped__)
+    q, k, v = torch.randn(3, 2, 4, 70, 64).to(dtype)
+    out = torch.full_like(q, torch.nan)
+    short_attention.call(q, k, v, True, 0.125, out=out)
+    truth = F.scaled_dot_product_attention(*(t.double() for t in (q, k, v)), is_causal=True)
+    # Shares are kept in fp32 here; the result is rounded once.
+    assert relative(out, truth) < LIMIT[dtype]
 
 
 CHILD = """
