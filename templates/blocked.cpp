@@ -20,8 +20,8 @@ template <int32_t unary>
 inline Vector activated(Vector x) {
   switch (unary) {
     case RELU: return x < 0.f ? Vector{} : x;
-    case GELU: return 0.5f * x * (1.f + erf(x * 0.70710678f));
-    case GELU_TANH: return 0.5f * x * (1.f + tanh(0.79788456f * (x + 0.044715f * x * x * x)));
+    case GELU: return gelu(x);
+    case GELU_TANH: return gelu_tanh(x);
     case SILU: return x * sigmoid(x);
     case SIGMOID: return sigmoid(x);
     case TANH: return tanh(x);
@@ -84,6 +84,19 @@ template <int64_t ROWS>
 constexpr int64_t TOGETHER = ROWS == 1 ? 8 : ROWS <= 3 ? 4 : 2;
 #endif
 
+// Asks for what `finish` reads and writes of `rows` rows and `width` columns: pieces of lines, which no
+// processor foresees, and which memory brings while their sums are added up.
+template <typename T>
+SHORT void ask_for(const Product<T>& p, int64_t width, int64_t row, int64_t rows, int64_t column) {
+  constexpr int64_t LINE = 64 / sizeof(T);  // of the caches
+  const int64_t start = row * p.columns + column;
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < width; j += LINE) {
+      if (p.other) __builtin_prefetch(p.other + start + i * p.columns + j);
+      __builtin_prefetch(p.result + start + i * p.columns + j, 1);
+    }
+}
+
 // COUNT rows, and a block's columns some at a time: what follows finds their sums in the first cache.
 template <int64_t COUNT, typename T>
 void multiply(const Product<T>& p, Finish<T> finish, const T* block, int64_t row, int64_t column) {
@@ -96,6 +109,7 @@ void multiply(const Product<T>& p, Finish<T> finish, const T* block, int64_t row
       const int64_t first = some + j * WIDE;
       weights[j] = block + (first & -p.panel) * p.depth + (first & (p.panel - 1)) * PAIR;
     }
+    ask_for(p, WIDTH, row, COUNT, column + some);
     add_up<COUNT, PARTS>(p.x + row * p.depth, p.depth, weights, p.panel, p.depth, sums, WIDTH);
     finish(p, sums, WIDTH, row, COUNT, column + some);
   }

@@ -7,6 +7,7 @@
 // is around this. All headers are read here: GCC 13 to 15 do not inline what they read behind the
 // pragma below into the destructors that they make at the end, and refuse `std::vector`.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -218,6 +219,66 @@ inline Vector tanh(Vector x) {
 }
 
 inline Vector sigmoid(Vector x) { return 1.f / (1.f + exp(-x)); }
+
+#ifdef __AVX512F__
+// A function that falls from 0 on and is 0 from 5.6 on, piece by piece: four numbers are looked up and
+// a cubic taken, a third of what an exponential and a division take. The cubics meet it in Chebyshev's
+// points: within 2e-7 where the fourth derivative is at most 0.55, as of the normal distribution.
+class Pieces {
+ public:
+  template <typename Function>
+  explicit Pieces(Function of) {
+    const double a = std::cos(M_PI / 8) / 2, b = std::sin(M_PI / 8) / 2;  // points are +-a, +-b
+    for (int i = 0; i < COUNT - 1; ++i) {
+      const auto even = [&](double r) { return (of((i + r) / SCALE) + of((i - r) / SCALE)) / 2; };
+      const auto odd = [&](double r) { return (of((i + r) / SCALE) - of((i - r) / SCALE)) / (2 * r); };
+      factors[2][i] = (even(a) - even(b)) / (a * a - b * b);
+      factors[0][i] = even(a) - (even(a) - even(b)) / (a * a - b * b) * a * a;
+      factors[3][i] = (odd(a) - odd(b)) / (a * a - b * b);
+      factors[1][i] = odd(a) - (odd(a) - odd(b)) / (a * a - b * b) * a * a;
+    }
+  }
+
+  SHORT Vector operator()(Vector x) const {  // of x's size
+    constexpr float NEAREST = 12582912;  // as of `exp`
+    const __m512 size = _mm512_min_ps(_mm512_abs_ps((__m512)x), (__m512)all((COUNT - 1) / SCALE));
+    const Vector shifted = fused((Vector)size, all(SCALE), all(NEAREST)), i = shifted - NEAREST;
+    const Vector r = fused((Vector)size, all(SCALE), -i);
+    Vector sum = factor(3, shifted);
+    for (int power = 2; power >= 0; --power) sum = fused(sum, r, factor(power, shifted));
+    return sum;
+  }
+
+ private:
+  static constexpr int COUNT = 32;        // of the last nothing is left
+  static constexpr float SCALE = 5.5;     // pieces in one
+  alignas(64) float factors[4][COUNT]{};  // of each power, around a piece's middle
+
+  SHORT Vector factor(int power, Vector piece) const {  // by its lowest bits
+    const __m512 low = _mm512_load_ps(factors[power]), high = _mm512_load_ps(factors[power] + 16);
+    return (Vector)_mm512_permutex2var_ps(low, (__m512i)piece, high);
+  }
+};
+
+const Pieces above_normal([](double x) { return std::erfc(x * M_SQRT1_2) / 2; });
+const Pieces above_tanh([](double x) {  // its likeness of GELU's
+  return 1 / (1 + std::exp(2 * 0.7978845608028654 * (x + 0.044715 * x * x * x)));
+});
+
+SHORT Vector weighted(Vector x, const Pieces& above) {
+  const Vector share = above(x);
+  return x * (x < 0.f ? share : 1.f - share);
+}
+
+inline Vector gelu(Vector x) { return weighted(x, above_normal); }
+inline Vector gelu_tanh(Vector x) { return weighted(x, above_tanh); }
+#else
+inline Vector gelu(Vector x) { return 0.5f * x * (1.f + erf(x * 0.70710678f)); }
+
+inline Vector gelu_tanh(Vector x) {
+  return 0.5f * x * (1.f + tanh(0.79788456f * (x + 0.044715f * x * x * x)));
+}
+#endif
 
 // A pair of rows with columns exchanged that differ in the bit STEP: first those without it.
 template <int STEP>

@@ -7,7 +7,7 @@ product does and how much is set up for it at each call (`benchmarks/blocked.py`
 import math
 import operator
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,13 +24,22 @@ ipex = torch.ops.ipex
 BINARY = ("none", "add", "mul")
 UNARY = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
 
-# Where it is faster, by CPU and dtype: from which depth on (columns of x), up to how many rows of a
-# linear layer, and of an image (where oneDNN adds in place, which takes less than a third tensor).
-FASTER: Mapping[tuple[str, torch.dtype], tuple[int, int, int]] = {
-    ("x86-64:avx512_bf16", torch.bfloat16): (128, 1024, 1024),
-    ("x86-64:avx512_bf16", torch.float32): (128, 1024, 256),
-    ("x86-64:avx2", torch.float32): (128, 4096, 64),
-    ("x86-64:avx2", torch.bfloat16): (128, 4096, 0),  # images: all of a net in fp32
+
+class Bounds(NamedTuple):
+    """From how many columns of x on, and up to how many rows of it, it is faster."""
+
+    depth: int
+    rows: int
+    deep: int = 0  # or so many rows for each column
+
+
+# Where it is faster, by CPU and dtype: of linear layers, and of images. Of these oneDNN adds in place,
+# which takes less than a third tensor: the more so, the less there is to add up for a number of it.
+FASTER: Mapping[tuple[str, torch.dtype], tuple[Bounds, Bounds]] = {
+    ("x86-64:avx512_bf16", torch.bfloat16): (Bounds(16, 8192), Bounds(64, 4096, 25)),
+    ("x86-64:avx512_bf16", torch.float32): (Bounds(16, 8192), Bounds(64, 4096, 25)),
+    ("x86-64:avx2", torch.float32): (Bounds(128, 4096), Bounds(128, 64)),
+    ("x86-64:avx2", torch.bfloat16): (Bounds(128, 4096), Bounds(128, 0)),  # a net's are in fp32
 }
 # Columns of a block that lie together, where they are not all of it.
 PANEL = {"x86-64:avx2": 16}
@@ -84,8 +93,9 @@ def _is_one_pixel(shape: tuple[int, ...], window: list[Any]) -> bool:
 def _is_faster(x: torch.Tensor, weight: torch.Tensor, image: bool) -> bool:
     """Whether it was measured to be for products of these sizes; not for one that may change."""
     depth, sizes = weight.shape[1], list(x.shape)
-    bounds = FASTER.get((architecture(), weight.dtype))
-    if bounds is None or not all(isinstance(size, int) for size in sizes):
+    both = FASTER.get((architecture(), weight.dtype))
+    if both is None or not all(isinstance(size, int) for size in sizes):
         return False
-    least, *most = bounds
-    return depth >= least and depth % 2 == 0 and math.prod(sizes) // depth <= most[image]
+    bounds = both[image]
+    most = max(bounds.rows, bounds.deep * depth)
+    return depth >= bounds.depth and depth % 2 == 0 and math.prod(sizes) // depth <= most

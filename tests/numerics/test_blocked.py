@@ -194,7 +194,7 @@ def test_convolutions_of_one_pixel_are_chosen_and_follow_their_weights() -> None
     model = Bottleneck().bfloat16().eval().to(memory_format=torch.channels_last)
     x = torch.randn(2, 256, 9, 9).bfloat16().to(memory_format=torch.channels_last)
     run = compiled(model)
-    most = choice.FASTER[HERE, torch.bfloat16][2]
+    most = choice.FASTER[HERE, torch.bfloat16][1].rows
     for _ in range(2):
         result = run(x)
         truth = copy_of(model)(x.double())
@@ -293,9 +293,10 @@ def test_nothing_is_in_blocks_where_it_is_switched_off() -> None:
 @torch.no_grad()
 def test_what_is_not_faster_or_cannot_be_is_left_to_onednn() -> None:
     """Few columns of x, many rows, an odd depth, a word the kernel lacks."""
-    many = choice.FASTER[HERE, torch.bfloat16][1] + 1
+    layers, _ = choice.FASTER[HERE, torch.bfloat16]
+    few, many = layers.depth - 2, layers.rows + 1
     near = (
-        (nn.Linear(64, 64), (4, 64)),
+        (nn.Linear(few, 64), (4, few)),
         (nn.Linear(128, 64), (many, 128)),
         (nn.Linear(129, 64), (4, 129)),
         (nn.Sequential(nn.Linear(128, 64), nn.Hardswish()), (4, 128)),
@@ -312,11 +313,13 @@ def test_what_is_not_faster_or_cannot_be_is_left_to_onednn() -> None:
 @torch.no_grad()
 def test_more_rows_than_were_measured_are_left_to_onednn() -> None:
     """In fp32: as many as the table says, and one more; of an image too, one pixel a row."""
-    _, rows, pixels = choice.FASTER[HERE, torch.float32]
-    layer, image = nn.Linear(128, 64).eval(), nn.Conv2d(128, 64, 1).eval()
-    image = image.to(memory_format=torch.channels_last)
+    layers, images = choice.FASTER[HERE, torch.float32]
+    layer, rows = nn.Linear(128, 64).eval(), layers.rows
     cases = [(layer, (count, 128), rows) for count in (rows, rows + 1)]
-    cases += [(image, (1, 128, count, 1), pixels) for count in (pixels, pixels + 1)]
+    for depth in (128, 256):  # of AVX-512 more rows of the second
+        most = max(images.rows, images.deep * depth)
+        image = nn.Conv2d(depth, 64, 1).eval().to(memory_format=torch.channels_last)
+        cases += [(image, (1, depth, count, 1), most) for count in (most, most + 1)]
     for model, shape, most in cases:
         x = torch.randn(shape)
         if len(shape) == 4:
@@ -451,7 +454,7 @@ def test_a_package_has_them_in_its_code(
     told = {event.subject: event.reason for event in made.report.events if event.kind == "choice"}
     queries = short_attention_choice.FASTER[HERE, dtype][0]  # three of four are of more
     assert told["attention over few keys"].startswith("4 by" if queries == math.inf else "1 by")
-    many = (HERE, dtype) in choice.FASTER and choice.FASTER[HERE, dtype][1] >= 64
+    many = (HERE, dtype) in choice.FASTER and choice.FASTER[HERE, dtype][0].rows >= 64
     products = 5 if many else 2  # else those of few rows
     assert told["products on packed weights"].startswith(f"{products} by our kernel")
     bundle = open_bundle(path, True, True)

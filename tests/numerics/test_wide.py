@@ -11,6 +11,7 @@ from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 
 from ipex_inductor import decisions
+from ipex_inductor.passes import blocked as in_blocks
 from ipex_inductor.passes import packing, wide
 from ipex_inductor.templates import blocked
 
@@ -22,6 +23,9 @@ def without_narrow_products(monkeypatch):
     """As on AVX2, also where oneDNN has them; what was packed is torch's own all the same."""
     monkeypatch.setattr(packing, "_onednn_dtypes", lambda _: frozenset({torch.float32}))
     monkeypatch.setattr(wide, "CPUS", {packing.architecture()})
+    for dtype in (torch.float32, torch.bfloat16):
+        bounds = in_blocks.FASTER["x86-64:avx2", dtype]
+        monkeypatch.setitem(in_blocks.FASTER, (packing.architecture(), dtype), bounds)
     torch.compiler.reset()
     decisions.clear()
 
@@ -118,7 +122,7 @@ def test_two_tensors_of_few_rows_stay(op_by_op, rows):
 @pytest.mark.skipif(blocked.why_not() is not None, reason=f"{blocked.why_not()}")
 def test_what_a_kernel_of_ours_multiplies_stays_narrow(monkeypatch):
     where = packing.architecture(), torch.bfloat16
-    monkeypatch.setitem(wide.in_blocks.__globals__["FASTER"], where, (128, 4096, 0))
+    monkeypatch.setitem(in_blocks.FASTER, where, [in_blocks.Bounds(128, 4096)] * 2)
     model, x = nn.Linear(128, 96).bfloat16(), torch.randn(40, 128).bfloat16()
     no_farther_off_than_eager(compiled(model), model, x)
     assert not said(wide.NAME)
