@@ -24,7 +24,7 @@ aten, ipex = torch.ops.aten, torch.ops.ipex
 CAST = torch.ops.prims.convert_element_type.default
 
 NAME = "wide-products"
-CPUS = frozenset({"x86-64", "x86-64:avx2"})  # that were measured
+CPUS = frozenset({"x86-64", "x86-64:avx2", "x86-64:avx512_bf16"})  # that were measured
 NARROW = frozenset({torch.bfloat16, torch.float16})
 PRODUCTS = {*READERS, aten.bmm.default, aten.baddbmm.default}
 ATTENTION = frozenset({torch.float16})  # in bf16 torch's takes as long as in fp32

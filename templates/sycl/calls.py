@@ -55,17 +55,16 @@ def source_of(
     few: bool,
     epilogue: Epilogue,
     block: str = "",
-    matrix: bool = True,
-    vector: int = 16,
+    *by: Any,
 ) -> tuple[Source, Tile | None]:
     """The kernel of an architecture (`CPU`, `xe:20.1`), and the tile of a product.
 
-    `gather` is one of `GATHERS`; where no `block` is named that for `few` rows, or many; `matrix`,
-    `vector`: as `tiles` takes them. Raises `KeyError` for what the tables do not have.
+    `gather` is one of `GATHERS`; where no `block` is named that for `few` rows, or many;
+    `by`: what `tiles` takes behind a dtype. Raises `KeyError` for what the tables do not have.
     """
     if gather == GROUPS:
         return grouped.source(arch, dtype, epilogue), None
-    known = tiles(arch, dtype, matrix, vector)
+    known = tiles(arch, dtype, *by)
     named = {tile.block: tile for tile in known}
     tile = named[block] if block else known[-1] if few else known[0]
     return product.source(tile, arch, gather, dtype, dtype, epilogue), tile
@@ -80,17 +79,22 @@ def kernel(
         return f"no kernel in SYCL is for {dtype}"
     try:
         on = device_of(device)
-        cpu, matrix = device.type == "cpu", bool(on.facts["matrix"])
-        arch, vector = (CPU, int(on.facts["vector"])) if cpu else (on.arch, 0)
+        arch = CPU if device.type == "cpu" else on.arch
         if arch not in ENGINES:
             return f"no kernel in SYCL is for {arch}"
-        source, tile = source_of(arch, DTYPES[dtype], gather, few, epilogue, block, matrix, vector)
+        source, tile = source_of(arch, DTYPES[dtype], gather, few, epilogue, block, *engines(on))
         on.load(source)
     except KeyError as error:
         return f"no kernel in SYCL has the block {error}"
     except (SyclError, DeviceError) as error:
         return str(error).partition("\n")[0]
     return Kernel(on, source, tile)
+
+
+def engines(device: Device) -> tuple[bool, int, bool]:
+    """What the device multiplies by: `matrix`, `vector` and `dots` of `tiles`."""
+    facts = device.facts
+    return bool(facts["matrix"]), int(facts["vector"]), bool(facts["dots"])
 
 
 def forget() -> None:

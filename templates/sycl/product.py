@@ -10,7 +10,7 @@ from torch import Tensor
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.ops.stem import sides
 from ipex_inductor.ops.sycl import COLUMNS, RUN, WORD, Window
-from ipex_inductor.templates.sycl import words
+from ipex_inductor.templates.sycl import dots, words
 from ipex_inductor.templates.sycl.device import Device
 from ipex_inductor.templates.sycl.kernel import constants, head, options, part, rolled, types
 from ipex_inductor.templates.sycl.source import Entry, Source
@@ -18,7 +18,7 @@ from ipex_inductor.templates.sycl.tiles import CPU, LARGE, Tile, itemsize
 
 _POINTERS = ("*",) * 8
 _SIZES = ("i32",) * 5 + ("i64",) * 2 + ("fp32",) * 2
-ENGINE, LANES = ("engine.cpp", "matrix.cpp"), ("lanes.cpp",)  # what makes sums
+ENGINE, DOTS, LANES = ("engine.cpp", "matrix.cpp"), ("dots.cpp",), ("lanes.cpp",)  # make sums
 GEOMETRY = {"rows": ("i64",), "window": ("i32",) * 12}  # how rows are gathered
 
 
@@ -48,14 +48,15 @@ def source(tile: Tile, arch: str, gather: str, given: str, made: str, epilogue: 
         "GATED": epilogue.gated,
         "CPU_LANES": arch == CPU and not tile.matrix,
     }
-    matrix, large = sizes.pop("matrix"), sizes.pop("large")
+    matrix, large, by_pairs = (sizes.pop(name) for name in ("matrix", "large", "dots"))
     body = part("product.cpp")
     text = (
         head()
         + types(dtypes)
         + constants(sizes)
         + words.functions(epilogue.binary, epilogue.unary)
-        + "".join(map(part, ENGINE if matrix else LANES))
+        + (dots.add_up(tile) if by_pairs else "")
+        + "".join(map(part, ENGINE if matrix else DOTS if by_pairs else LANES))
         + part(f"{gather}.cpp")
         # The CPU's driver unrolls what it may: longer to compile, and in bf16 slower.
         + (rolled(body) if arch == CPU else body)

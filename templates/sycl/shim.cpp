@@ -261,6 +261,16 @@ std::vector<std::string> matrices(const sycl::device& d) {
   return all;
 }
 
+// Products of pairs of bf16, with whole vectors of AVX-512; the driver may be told to know less.
+bool has_dots(const sycl::device& d) {
+#if defined(__x86_64__)
+  const bool vectors = d.get_info<info::native_vector_width_float>() >= 16;
+  return d.is_cpu() && vectors && __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
+
 std::string described(const sycl::device& d) {
   // Only then does the CPU's driver know what it was told to compile for, and what that can do.
   if (d.is_cpu()) sycl::context{d};
@@ -280,6 +290,7 @@ std::string described(const sycl::device& d) {
   j.flag("fp16", d.has(sycl::aspect::fp16));
   j.flag("fp64", d.has(sycl::aspect::fp64));
   j.flag("system_memory", d.has(sycl::aspect::usm_system_allocations));
+  j.flag("dots", has_dots(d));
   j.flag("matrix", d.has(sycl::aspect::ext_intel_matrix));
   j.numbers("matrices", matrices(d));
   return "{" + j.out.str() + "}";

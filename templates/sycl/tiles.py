@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from ipex_inductor.ops.sycl import RUN
+
 CPU = "cpu"
 LARGE = "-ze-opt-large-register-file"  # 256 registers a thread on Intel's GPUs, half the threads
 
@@ -11,7 +13,8 @@ class Tile:
     """A sub-group of SG lanes makes MT x NT tiles of TM x TN sums, TK terms at a time.
 
     SGM x SGN sub-groups are a work-group; it gathers STEP terms of its rows at a time. `matrix`:
-    by a matrix engine, whose shape TM, TN and TK are; otherwise a lane has a column, and TM is 1.
+    by a matrix engine, whose shape TM, TN and TK are; `dots`: by a CPU's products of pairs of bf16,
+    a vector for a row of a tile; otherwise a lane has a column. TM is 1 but for engines.
     """
 
     TM: int
@@ -25,6 +28,7 @@ class Tile:
     STEP: int
     matrix: bool = False
     large: bool = False
+    dots: bool = False
 
     @property
     def rows(self) -> int:
@@ -39,12 +43,14 @@ class Tile:
     @property
     def block(self) -> str:
         """Its name, as graphs and records have it: `4x4 by 4x4` tiles and sub-groups."""
-        lanes = "" if self.matrix else " in lanes"
+        lanes = "" if self.matrix else " in pairs" if self.dots else " in lanes"
         return f"{self.MT}x{self.NT} by {self.SGM}x{self.SGN}{lanes}"
 
     @property
     def pairs(self) -> bool:
-        """Whether registers hold the sums of two products."""
+        """Whether registers hold the sums of two products, which `dots` has in memory."""
+        if self.dots:
+            return False
         most = MOST_PAIRED[self.TN if self.matrix else 0] * (1 + self.large)
         tiles = self.MT * self.NT
         return tiles <= most
@@ -84,6 +90,7 @@ CPU_LANES = {
     16: ((6, 4, 1, 1, False), (6, 2, 1, 1, False), (1, 4, 1, 1, False)),
     8: ((5, 1, 1, 1, False), (2, 2, 1, 1, False), (1, 4, 1, 1, False)),
 }
+CPU_DOTS = ((6, 4, 1, 1, False),)  # as by lanes
 MOST_PAIRED = {16: 4, 8: 2, 0: 12}  # tiles of each product, by their columns in an engine
 
 # As drivers of these devices list their combinations; LNL's and PTL's are PVC's.
@@ -117,11 +124,13 @@ def itemsize(dtype: str) -> int:
     return {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}[dtype]
 
 
-def tiles(arch: str, dtype: str, matrix: bool = True, vector: int = 16) -> tuple[Tile, ...]:
+def tiles(
+    arch: str, dtype: str, matrix: bool = True, vector: int = 16, dots: bool = False
+) -> tuple[Tile, ...]:
     """Those for products of `dtype` on an architecture, the widest first.
 
     With `matrix` its engine's come before those without, if it has one for that type; `vector`:
-    the floats that a CPU adds at once. Raises `KeyError` for an architecture that the tables lack.
+    the floats that a CPU adds at once; `dots`: whether it multiplies pairs of bf16. Raises `KeyError` for an architecture that the tables lack.
     """
     engine = ENGINES[arch]
     on_cpu = CPU_LANES[16 if vector >= 16 else 8], CPU_STEP
@@ -137,6 +146,9 @@ def tiles(arch: str, dtype: str, matrix: bool = True, vector: int = 16) -> tuple
         matrix=True,
     )
     found = [(shape, block) for block in engine.blocks if matrix and dtype in engine.dtypes]
+    if dots and dtype == "bf16" and arch == CPU and vector >= 16:
+        pairs = replace(few, TK=RUN // itemsize(dtype), dots=True)
+        found += [(pairs, block) for block in CPU_DOTS]
     found += [(few, block) for block in lanes]
     return tuple(
         replace(tile, MT=m, NT=n, SGM=down, SGN=across, large=large)

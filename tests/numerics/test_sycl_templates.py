@@ -33,7 +33,7 @@ from sycl_device import needs_sycl
 
 from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.ops.sycl import COLUMNS, RUN, by_groups, packed, packed_window
-from ipex_inductor.templates.sycl import grouped, norm, product, words
+from ipex_inductor.templates.sycl import calls, grouped, norm, product, words
 from ipex_inductor.templates.sycl.kernel import part, rolled
 from ipex_inductor.templates.sycl.product import Epilogue
 from ipex_inductor.templates.sycl.tiles import AMX, CPU, ENGINES, XE_NARROW, XE_WIDE, tiles
@@ -176,6 +176,21 @@ def test_conv(device, dtype, number, vector, epilogue):
     tile = tiles(CPU, dtype, False, vector)[number]
     source = product.source(tile, CPU, "window", dtype, made_of(dtype), epilogue)
     check_conv(device, source, tile, dtype, epilogue)
+
+
+@pytest.mark.parametrize("epilogue", [PLAIN, FUSED], ids=str)
+@pytest.mark.parametrize("gather", ["rows", "window"])
+def test_pairs_by_an_instruction(device, gather, epilogue):
+    """On a CPU that has it; there it comes first for many rows, and for one row it does not."""
+    if not device.facts["dots"]:
+        pytest.skip("this CPU multiplies no pairs of bf16, or SYCL's driver does not know of it")
+    (tile,) = (tile for tile in tiles(CPU, "bf16", *calls.engines(device)) if tile.dots)
+    source, chosen = calls.source_of(CPU, "bf16", gather, False, epilogue, "", False, 16, True)
+    assert chosen == tile
+    assert "vdpbf16ps" in source.text
+    assert not calls.source_of(CPU, "bf16", gather, True, epilogue, "", False, 16, True)[1].dots
+    check = check_linear if gather == "rows" else check_conv
+    check(device, source, tile, "bf16", epilogue)
 
 
 SCALARS = {"pow": (3.0,), "elu": (0.7,), "leaky_relu": (0.2,), "hardtanh": (-0.5, 0.8)}
