@@ -79,10 +79,11 @@ def kernel(
         return f"no kernel in SYCL is for {dtype}"
     try:
         on = device_of(device)
-        arch = CPU if device.type == "cpu" else on.arch
+        cpu, matrix = device.type == "cpu", bool(on.facts["matrix"])
+        arch, by = (CPU, engines(on)) if cpu else (on.arch, (matrix,))
         if arch not in ENGINES:
             return f"no kernel in SYCL is for {arch}"
-        source, tile = source_of(arch, DTYPES[dtype], gather, few, epilogue, block, *engines(on))
+        source, tile = source_of(arch, DTYPES[dtype], gather, few, epilogue, block, *by)
         on.load(source)
     except KeyError as error:
         return f"no kernel in SYCL has the block {error}"
@@ -92,7 +93,7 @@ def kernel(
 
 
 def engines(device: Device) -> tuple[bool, int, bool]:
-    """What the device multiplies by: `matrix`, `vector` and `dots` of `tiles`."""
+    """What the CPU's device multiplies by: `matrix`, `vector` and `dots` of `tiles`."""
     facts = device.facts
     return bool(facts["matrix"]), int(facts["vector"]), bool(facts["dots"])
 
