@@ -89,6 +89,7 @@ constexpr int64_t TOGETHER = ROWS == 1 ? 8 : ROWS <= 3 ? 4 : 2;
 template <typename T>
 SHORT void ask_for(const Product<T>& p, int64_t width, int64_t row, int64_t rows, int64_t column) {
   constexpr int64_t LINE = 64 / sizeof(T);  // of the caches
+  width = std::min(width, p.columns - column);
   const int64_t start = row * p.columns + column;
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t j = 0; j < width; j += LINE) {

@@ -33,8 +33,8 @@ class Bounds(NamedTuple):
     deep: int = 0  # or so many rows for each column
 
 
-# Where it is faster, by CPU and dtype: of linear layers, and of images. Of these oneDNN adds in place,
-# which takes less than a third tensor: the more so, the less there is to add up for a number of it.
+# Where it is faster, by CPU and dtype: of linear layers, and of images. Of these oneDNN adds in
+# place, which takes less than a third tensor, the more so the less there is to add up for it.
 FASTER: Mapping[tuple[str, torch.dtype], tuple[Bounds, Bounds]] = {
     ("x86-64:avx512_bf16", torch.bfloat16): (Bounds(16, 8192), Bounds(64, 4096, 25)),
     ("x86-64:avx512_bf16", torch.float32): (Bounds(16, 8192), Bounds(64, 4096, 25)),

@@ -1,9 +1,9 @@
 """Products in bf16 and fp16 of an inference graph, computed in fp32 where this CPU has none.
 
-Without AVX-512 oneDNN has no products in 16 bits, and torch's own take five to ten times as long as
-in fp32, its attention in fp16 up to five times. What is multiplied is made wide, weights by the
-prologue, and sums are rounded once, behind the epilogue; where the next product reads them, not at
-all, as Inductor has it of its own casts.
+Without AVX-512 oneDNN has no products in 16 bits, with it but without AMX none in fp16, and torch's
+own take five to ten times as long as in fp32, its attention in fp16 up to five times. What is
+multiplied is made wide, weights by the prologue, and sums are rounded once, behind the epilogue;
+where the next product reads them, not at all, as Inductor has it of its own casts.
 """
 
 import math
@@ -15,7 +15,7 @@ import torch
 
 from ipex_inductor.decisions import GraphReport
 from ipex_inductor.passes.blocked import in_blocks
-from ipex_inductor.passes.packing import READERS, also_in, is_transpose, onednn_dtypes
+from ipex_inductor.passes.packing import READERS, Product, also_in, is_transpose, onednn_dtypes
 from ipex_inductor.passes.short_attention import TORCHS
 from ipex_inductor.target import architecture
 
@@ -29,6 +29,9 @@ NARROW = frozenset({torch.bfloat16, torch.float16})
 PRODUCTS = {*READERS, aten.bmm.default, aten.baddbmm.default}
 ATTENTION = frozenset({torch.float16})  # in bf16 torch's takes as long as in fp32
 FEW = 8  # rows up to which two tensors that are no weights are as well multiplied as they are
+# Numbers of a weight that no cache holds: in fp16 torch multiplies one row by it as fast as it is
+# read, which is twice as fast as in fp32.
+LARGE = 8 << 20
 
 
 def dtypes(rules_off: frozenset[str] = frozenset()) -> frozenset[torch.dtype]:
@@ -59,7 +62,7 @@ def widen(
         if _by_ours(node, weights, narrow, why_not_blocked):
             continue
         on_weight = any(each in weights for each in node.all_input_nodes)
-        if on_weight or not _has_few_rows(node):
+        if not (_is_a_row(node, narrow) if on_weight else _has_few_rows(node)):
             _compute_wide(graph, node, wide, narrow)
             count += 1
     if count:
@@ -123,12 +126,17 @@ def _by_ours(
     node: Node, weights: Container[Node], narrow: frozenset[torch.dtype], why_not: Any
 ) -> bool:
     """Whether a kernel of ours multiplies `node` as it is."""
-    read = READERS.get(node.target)
-    with also_in(narrow):
-        product = read(node) if read else None
+    product = _product(node, narrow)
     if product is None or why_not is None or product.weight not in weights:
         return False
     return in_blocks(product) is not None and why_not() is None
+
+
+def _product(node: Node, narrow: frozenset[torch.dtype]) -> Product | None:
+    """`node` as a product on a weight [N, K], if it is one."""
+    read = READERS.get(node.target)
+    with also_in(narrow):
+        return read(node) if read else None
 
 
 def _compute_wide(
@@ -175,10 +183,19 @@ def _is_narrow(node: Node, narrow: frozenset[torch.dtype]) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in narrow and value.device.type == "cpu"
 
 
-def _has_few_rows(node: Node) -> bool:
+def _is_a_row(node: Node, narrow: frozenset[torch.dtype]) -> bool:
+    """Of fp16, that torch multiplies as fast by its weight as that is read."""
+    product = _product(node, narrow)
+    if product is None or not _has_few_rows(node, 1):
+        return False
+    value: torch.Tensor = product.weight.meta["val"]
+    return value.dtype == torch.float16 and value.is_contiguous() and value.numel() >= LARGE
+
+
+def _has_few_rows(node: Node, few: int = FEW) -> bool:
     """Of a matrix product; a convolution has none."""
     if node.target in (aten.convolution.default, ipex.conv.default):
         return False
     sizes = [*node.meta["val"].shape[:-1]]
     rows = sizes if node.target is ipex.linear.default else sizes[-1:]
-    return all(isinstance(size, int) for size in rows) and math.prod(rows) <= FEW
+    return all(isinstance(size, int) for size in rows) and math.prod(rows) <= few

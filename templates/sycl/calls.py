@@ -79,14 +79,15 @@ def kernel(
         return f"no kernel in SYCL is for {dtype}"
     try:
         on = device_of(device)
-        cpu, matrix = device.type == "cpu", bool(on.facts["matrix"])
-        arch, by = (CPU, engines(on)) if cpu else (on.arch, (matrix,))
+        cpu = device.type == "cpu"
+        arch, by = (CPU, engines(on)) if cpu else (on.arch, (bool(on.facts["matrix"]),))
         if arch not in ENGINES:
             return f"no kernel in SYCL is for {arch}"
-        source, tile = source_of(arch, DTYPES[dtype], gather, few, epilogue, block, *by)
+        try:
+            source, tile = source_of(arch, DTYPES[dtype], gather, few, epilogue, block, *by)
+        except KeyError as error:
+            return f"no kernel in SYCL has the block {error}"
         on.load(source)
-    except KeyError as error:
-        return f"no kernel in SYCL has the block {error}"
     except (SyclError, DeviceError) as error:
         return str(error).partition("\n")[0]
     return Kernel(on, source, tile)

@@ -1,7 +1,8 @@
 // Sums on a CPU that multiplies pairs of bf16. No compiler makes that instruction of SYCL, so its loop
 // is written out (`dots.py`: ADD_UP), and its sums lie in memory of the group: one lane has the loop
 // run, as the driver would repeat it for each, and all lanes have what comes before and after.
-static_assert(!GATED, "there is one memory of sums");
+static_assert(!GATED && SGM * SGN == 1, "there is one memory of sums");
+static_assert(TM == 1 && TN == 16 && PACKED == 2, "a register has a row's sums, or its terms by twos");
 
 using Staged = In;
 static inline Staged staged(In x) { return x; }
@@ -18,11 +19,12 @@ static inline void clear(sycl::sub_group lanes, Sums &sums) {
 static inline void step(sycl::sub_group lanes, Sums &sums, const Staged *rows, const In *weight) {
   if (lanes.get_local_linear_id() != 0) return;
   long pairs = TK / PACKED;
-  ADD_UP(sums, rows, weight, pairs);
+  asm volatile(ADD_UP : "+&r"(rows), "+&r"(weight), "+&r"(pairs) : "r"(sums) : "memory", "cc", CHANGED);
 }
 
 template <class Fn>
 static inline void each(sycl::sub_group lanes, Sums &sums, Fn fn) {
+  group_::barrier(group_::SUB_GROUP);  // the one lane is done
 #pragma nounroll
   for (int i = 0; i < TM * MT; ++i) {
 #pragma nounroll

@@ -67,7 +67,7 @@ def source(tile: Tile, arch: str, gather: str, given: str, made: str, epilogue: 
         (Entry("product", _POINTERS + _SIZES + GEOMETRY[gather], 2, tile.SG),),
         options(arch),
         (LARGE,) * large,
-        ("fp16",) * ("fp16" in (given, made)) + ("matrix",) * matrix,
+        ("fp16",) * ("fp16" in (given, made)) + ("matrix",) * matrix + ("dots",) * by_pairs,
         pairs(problem | asdict(tile) | asdict(epilogue)),
     )
 

@@ -8,7 +8,7 @@ from ipex_inductor.errors import ArgumentError
 
 POINTER = "*"
 SCALARS = ("i32", "i64", "fp32", "fp64")
-ASPECTS = ("fp16", "fp64", "matrix")  # of a device, that a kernel may need
+ASPECTS = ("fp16", "fp64", "matrix", "dots")  # of a device, that a kernel may need
 
 # What Intel's compiler takes and must not be given, with what happens.
 BANNED = {

@@ -48,7 +48,7 @@ class Tile:
 
     @property
     def pairs(self) -> bool:
-        """Whether registers hold the sums of two products, which `dots` has in memory."""
+        """Whether it may hold the sums of two products; `dots` has memory for those of one."""
         if self.dots:
             return False
         most = MOST_PAIRED[self.TN if self.matrix else 0] * (1 + self.large)
@@ -130,7 +130,8 @@ def tiles(
     """Those for products of `dtype` on an architecture, the widest first.
 
     With `matrix` its engine's come before those without, if it has one for that type; `vector`:
-    the floats that a CPU adds at once; `dots`: whether it multiplies pairs of bf16. Raises `KeyError` for an architecture that the tables lack.
+    the floats that a CPU adds at once; `dots`: whether it multiplies pairs of bf16. Raises
+    `KeyError` for an architecture that the tables lack.
     """
     engine = ENGINES[arch]
     on_cpu = CPU_LANES[16 if vector >= 16 else 8], CPU_STEP

@@ -349,7 +349,7 @@ def test_a_weight_is_packed_in_words():
 
 def test_blocks_divide_what_weights_are_filled_up_to():
     for arch, dtype in itertools.product(ENGINES, WORDS):
-        for tile in tiles(arch, dtype):
+        for tile in tiles(arch, dtype, dots=True):
             depth = RUN // WORDS[dtype].itemsize
             assert depth % tile.TK == 0
             assert tile.STEP % tile.TK == 0

@@ -119,10 +119,19 @@ def test_two_tensors_of_few_rows_stay(op_by_op, rows):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(
+    ("rows", "depth", "stays"),
+    [(1, wide.LARGE // 64, True), (1, wide.LARGE // 64 - 1, False), (2, wide.LARGE // 64, False)],
+)
+def test_a_row_by_a_large_weight_stays_in_fp16(op_by_op, rows, depth, stays):
+    model, x = nn.Linear(depth, 64).half(), torch.randn(rows, depth).half()
+    no_farther_off_than_eager(compiled(model), model, x)
+    assert len(said(wide.NAME)) == (not stays)
+
+
+@torch.no_grad()
 @pytest.mark.skipif(blocked.why_not() is not None, reason=f"{blocked.why_not()}")
-def test_what_a_kernel_of_ours_multiplies_stays_narrow(monkeypatch):
-    where = packing.architecture(), torch.bfloat16
-    monkeypatch.setitem(in_blocks.FASTER, where, [in_blocks.Bounds(128, 4096)] * 2)
+def test_what_a_kernel_of_ours_multiplies_stays_narrow():
     model, x = nn.Linear(128, 96).bfloat16(), torch.randn(40, 128).bfloat16()
     no_farther_off_than_eager(compiled(model), model, x)
     assert not said(wide.NAME)
