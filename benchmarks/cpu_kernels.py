@@ -25,21 +25,24 @@ def arguments(about: str) -> argparse.ArgumentParser:
     return parser
 
 
-def seconds(call: Callable[[], object], count: int) -> float:
-    """Of processor time, a call."""
-    begin = time.process_time()
+def seconds(call: Callable[[], object], count: int, wall: bool = False) -> float:
+    """A call, of processor time or by the clock."""
+    clock = time.perf_counter if wall else time.process_time
+    begin = clock()
     for _ in range(count):
         call()
-    return (time.process_time() - begin) / count
+    return (clock() - begin) / count
 
 
-def least(calls: Mapping[str, Callable[[], object]], usual: str, rounds: int) -> dict[str, float]:
+def least(
+    calls: Mapping[str, Callable[[], object]], usual: str, rounds: int, wall: bool = False
+) -> dict[str, float]:
     """Microseconds a call: minima of interleaved rounds of 2 ms, or of one call, of `usual`."""
     best = dict.fromkeys(calls, math.inf)
-    count = max(1, int(2e-3 / seconds(calls[usual], 3)))
+    count = max(1, int(2e-3 / seconds(calls[usual], 3, wall)))
     for _ in range(rounds):
         for name, call in calls.items():
-            best[name] = min(best[name], seconds(call, count) * 1e6)
+            best[name] = min(best[name], seconds(call, count, wall) * 1e6)
     return best
 
 

@@ -263,7 +263,7 @@ std::vector<std::string> matrices(const sycl::device& d) {
 
 // Products of pairs of bf16, with whole vectors of AVX-512; the driver may be told to know less.
 bool has_dots(const sycl::device& d) {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && (__GNUC__ >= 11 || defined(__clang__))  // older ones know no such CPU
   const bool vectors = d.get_info<info::native_vector_width_float>() >= 16;
   return d.is_cpu() && vectors && __builtin_cpu_supports("avx512bf16");
 #else

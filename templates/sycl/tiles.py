@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-from ipex_inductor.ops.sycl import RUN
-
 CPU = "cpu"
 LARGE = "-ze-opt-large-register-file"  # 256 registers a thread on Intel's GPUs, half the threads
 
@@ -117,6 +115,7 @@ NAMES = {
 
 LANES = 16
 XE_STEP, CPU_STEP = 32, 256  # terms that are gathered at a time
+DOTS_STEP = 32  # terms between which sums lie in memory
 
 
 def itemsize(dtype: str) -> int:
@@ -148,7 +147,7 @@ def tiles(
     )
     found = [(shape, block) for block in engine.blocks if matrix and dtype in engine.dtypes]
     if dots and dtype == "bf16" and arch == CPU and vector >= 16:
-        pairs = replace(few, TK=RUN // itemsize(dtype), dots=True)
+        pairs = replace(few, TK=DOTS_STEP, dots=True)
         found += [(pairs, block) for block in CPU_DOTS]
     found += [(few, block) for block in lanes]
     return tuple(
