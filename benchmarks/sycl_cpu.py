@@ -174,10 +174,12 @@ def main():
     for each in rows:
         print(json.dumps(each), flush=True)
     if given.write:
-        about = {"date": time.strftime("%Y-%m-%d"), "command": "python benchmarks/sycl_cpu.py"}
+        command = f"python benchmarks/sycl_cpu.py --rounds {given.rounds} --write"
+        about = {"date": time.strftime("%Y-%m-%d"), "command": command, "calls of a turn": 2}
         about |= {"device": device.name, "arch": device.arch, "driver": device.driver}
         about |= {"torch": version("torch"), "intel-sycl-rt": version("intel-sycl-rt")}
-        about |= {"threads": torch.get_num_threads(), "matrix": device.facts["matrix"]}
+        about |= {"threads": torch.get_num_threads()}
+        about |= {name: device.facts[name] for name in ("matrix", "dots")}
         with RESULTS.open("a") as file:
             file.writelines(json.dumps(line) + "\n" for line in (about, *rows))
 

@@ -4,6 +4,7 @@ import copy
 import itertools
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -196,7 +197,7 @@ def test_convolutions_are_chosen_and_follow_their_weights(
 ) -> None:
     splits, split = [], prologue.split
 
-    def seen(*args, **kwargs):  # type: ignore[no-untyped-def]
+    def seen(*args: Any, **kwargs: Any) -> Any:
         splits.append(split(*args, **kwargs))
         return splits[-1]
 
