@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ipex_inductor.autotune.select import Selection
     from ipex_inductor.lowerings.step import Launch
 
+WRAPPER = "C++ wrapper"  # Inductor's name of code that calls kernels
 log = decisions.log
 compat.register_log()
 # Dynamo's registry imports this module when `torch.compile` is called.
@@ -73,7 +74,7 @@ def _compile_or_fall_back(
         warn_once("torch._inductor.config.freezing is on: Inductor freezes, our passes stay out")
         return _compile_plain(request)
     try:
-        return _compile_ours(request)
+        return _compile_wrapped(request)
     except Exception as error:
         if config.strict or compat.is_control_flow(error) or compat.compiler_missing(error):
             raise compat.compiler_missing(error) or _find(error, PassError) or error from error
@@ -103,9 +104,24 @@ def _compile_plain(request: Request) -> Any:
     return compile_fx(request.gm, request.example_inputs, config_patches=options)
 
 
-def _compile_ours(request: Request) -> Any:
+def _compile_wrapped(request: Request) -> Any:
+    """In C++ where that pays, if Inductor has all of the graph in C++."""
+    if not request.wraps_in_cpp:
+        return _compile_ours(request)
+    try:
+        return _compile_ours(request.wrapped_in_cpp(), ("choice", WRAPPER, "C++ calls the kernels"))
+    except Exception as error:
+        if compat.is_control_flow(error) or compat.compiler_missing(error):
+            raise
+        reason = f"{type(error).__name__}: {str(error).strip()[:300]}"
+        return _compile_ours(request, ("missed", WRAPPER, f"{reason}: Python calls the kernels"))
+
+
+def _compile_ours(request: Request, wrapper: tuple[str, ...] = ()) -> Any:
     recording.note(request.gm, request.training)
     graph_report = decisions.open_report()
+    if wrapper:
+        graph_report.add(*wrapper)
     request = outer.reattended(request, graph_report)
     stepped = _stepped(request, graph_report)
     if stepped is not None:

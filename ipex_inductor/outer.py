@@ -62,7 +62,7 @@ def compiled(
 
     packaged = join is not None
     patches = _patches(request, selected, folder, packaged)
-    prologue = _has_prologue(request, patches, graph_report)
+    prologue = _has_prologue(request, graph_report)
     joint = _joint_pass(request, selected, graph_report, folder, patches, packaged, prologue)
     patches["joint_custom_pre_pass"] = joint
     captures = request.may_capture and not packaged
@@ -123,16 +123,11 @@ def _setting(patches: Mapping[str, Any], name: str) -> Any:
     return patches.get(name, getattr(torch._inductor.config, name))
 
 
-def _has_prologue(
-    request: Request, patches: Mapping[str, Any], graph_report: decisions.GraphReport
-) -> bool:
+def _has_prologue(request: Request, graph_report: decisions.GraphReport) -> bool:
     """Whether work on weights alone is split off; the report has why it is not."""
-    asked, wrapped = request.config.weight_prologue, _setting(patches, "cpp_wrapper")
-    if wrapped and asked:
-        graph_report.add("missed", "weight prologue", "cpp_wrapper cannot take opaque inputs")
     if request.sharded:
         graph_report.add("missed", "weight prologue", "FSDP gathers the weights for each call")
-    return asked and not (request.training or wrapped or request.sharded)
+    return request.config.weight_prologue and not (request.training or request.sharded)
 
 
 def _joint_pass(

@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -92,6 +92,24 @@ class Request:
         if self.config.autotune == "never":
             options["deterministic"] = True  # or padding and reductions are timed
         return MappingProxyType(options)
+
+    @cached_property
+    def wraps_in_cpp(self) -> bool:
+        """Whether C++ is to call its kernels, by our choice: 1 to 5 % of a call, and at a cold
+        start seconds more. So in inference on CPUs, in a mode that takes its time to compile.
+        """
+        takes_time = self.config.mode.startswith("max-autotune")
+        named = "cpp_wrapper" in dict(self.config.inductor) or self.option("cpp_wrapper")
+        in_python = self.runs_sycl or self.has_users_ops  # what it calls
+        on_cpus = all(place.type == "cpu" for place in self.places)
+        return takes_time and on_cpus and not (named or in_python or self.training or self.sharded)
+
+    def wrapped_in_cpp(self) -> "Request":
+        """The same with C++ that calls its kernels."""
+        # Those modes set the second for GPUs, and torch warns of both.
+        more = {"cpp_wrapper": True, "triton.cudagraphs": False}
+        options = tuple(sorted({**dict(self.config.inductor), **more}.items()))
+        return replace(self, config=replace(self.config, inductor=options))
 
     def option(self, name: str) -> Any:
         """Inductor's setting of that name, for this call; None for one that this torch has not."""

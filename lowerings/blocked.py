@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import torch
-from torch._inductor import config, ir
+from torch._inductor import ir
 from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
@@ -24,8 +24,9 @@ class OurCall(ir.ExternKernelOut):
         if V.graph.cpp_wrapper:
             self.codegen_comment(wrapper)
             if not hasattr(wrapper, "ipex_kernels"):
-                wrapper.ipex_kernels = cpu_library.source(beside_torch=True)
-                declared = cpu_library.declared()
+                inside = V.graph.aot_mode  # a package runs without Python
+                wrapper.ipex_kernels = cpu_library.source(beside_torch=True) if inside else ""
+                declared = cpu_library.declared(inside)
                 wrapper.define_kernel("ipex", wrapper.ipex_kernels, None, False, declared)
             wrapper.writeline(self.in_cpp())
             return
@@ -91,8 +92,7 @@ def expressions(value: torch.Tensor) -> tuple[list[Any], list[Any]]:
 
 def why_not(packaged: bool = False) -> str | None:
     """Why generated code, or a package's, cannot call our kernels here, None when it can."""
-    in_cpp = packaged or config.cpp_wrapper
-    return cpu_library.why_not_in_cpp() if in_cpp else cpu_library.why_not()
+    return cpu_library.why_not_in_cpp() if packaged else cpu_library.why_not()
 
 
 def register() -> None:

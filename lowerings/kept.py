@@ -1,21 +1,31 @@
-"""`ipex::kept_conv` to a call of `templates/kept.py`."""
+"""`ipex::kept_conv` to a call of `templates/kept.py`, or in C++ of what that makes."""
 
 from typing import Any
 
-from torch._inductor import config, ir
+from torch._inductor import ir
 from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
-from ipex_inductor.lowerings.blocked import OurCall, expressions, without_gaps
+from ipex_inductor.lowerings.blocked import OurCall, address, expressions, without_gaps
+from ipex_inductor.ops.kept import Geometry
 from ipex_inductor.templates import kept
 
 NAME = "ipex_kept"  # in generated code
 
 
 class KeptCall(OurCall):
-    """In generated Python alone."""
+    """In C++ of the primitive, which Python makes."""
 
     imported = kept.__name__
+
+    def in_cpp(self) -> str:
+        """The statements."""
+        x, arranged, *rest = map(address, self.inputs)
+        geometry = Geometry.of(self.constant_args[0])
+        bias = rest[0] if geometry.biased else "nullptr"
+        other = rest[-1] if geometry.added else "nullptr"
+        pointers = ", ".join((x, arranged, bias, other, address(self)))
+        return f'{{ static IpexKept kept{{R"({self.constant_args!r})"}}; kept({pointers}); }}'
 
 
 def _kept(
@@ -39,8 +49,8 @@ def _kept(
 
 def why_not(packaged: bool = False) -> str | None:
     """Why generated code, or a package's, cannot call them, None when it can."""
-    if packaged or config.cpp_wrapper:
-        return "neither code in C++ nor for other CPUs calls them"
+    if packaged:
+        return "neither packages nor code for other CPUs calls them"
     return kept.why_not() or kept.why_no_more()
 
 

@@ -1,7 +1,7 @@
 """Our kernels for CPUs in C++: products on weights in blocks, short attention,
 convolutions.
 
-One library that Python calls, or part of the code that Inductor makes in C++.
+One library that Python calls and C++ of Inductor's, or part of a package's code.
 """
 
 import ctypes
@@ -25,23 +25,22 @@ END = """
 PAIRED = ("x86-64:avx512_bf16", "x86-64:amx")  # CPUs that multiply pairs of bf16
 NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 # How generated C++ calls them, of each dtype.
+DECLARED = """
+IPEX_KERNEL(product_{dtype}, (int64_t, int64_t, int64_t, int64_t, const void*, const void*,
+                              const void*, const void*, void*, int32_t, int32_t))
+IPEX_KERNEL(attention_{dtype}, (const int64_t*, float, const void*, const void*, const void*,
+                                const void*, void*))
+IPEX_KERNEL(winograd_{dtype}, (const int64_t*, const void*, const void*, const void*, const void*,
+                               void*, int32_t))
+"""
 ADDRESS = """
-#ifndef IPEX_KERNELS
-#define IPEX_KERNELS
 inline void* ipex_address(AtenTensorHandle tensor) {
   void* address;
   AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(tensor, &address));
   return address;
 }
 """
-DECLARED = """
-extern "C" void product_{dtype}(int64_t, int64_t, int64_t, int64_t, const void*, const void*,
-                                const void*, const void*, void*, int32_t, int32_t);
-extern "C" void attention_{dtype}(const int64_t*, float, const void*, const void*, const void*,
-                                  const void*, void*);
-extern "C" void winograd_{dtype}(const int64_t*, const void*, const void*, const void*, const void*,
-                                 void*, int32_t);
-"""
+INSIDE = '#define IPEX_KERNEL(name, takes) extern "C" void name takes;'  # of the same code
 
 
 @functools.cache
@@ -104,7 +103,19 @@ def source(beside_torch: bool = False) -> str:
     return "\n".join(["#ifndef BF16_PRODUCTS", *defined, *parts, END])
 
 
-def declared() -> str:
-    """Their declarations in C++, and what gives them a tensor's address."""
+def declared(inside: bool) -> str:
+    """Their declarations in C++, and what gives them a tensor's address.
+
+    `inside`: code that has their `source` in it; else they are those of `library`.
+    """
+    how = INSIDE if inside else Path(__file__).with_name("in_python.cpp").read_text()
     functions = (DECLARED.format(dtype=dtype) for dtype in NAMES.values())
-    return "".join([ADDRESS, *functions, "#endif\n"])
+    guarded = "#ifndef IPEX_KERNELS", "#define IPEX_KERNELS", ADDRESS, how, *functions, "#endif", ""
+    return "\n".join(guarded)
+
+
+def address(name: str) -> int:
+    """Where a function of the library lies, for C++ that calls it. Raises `NotBuiltError`."""
+    found = ctypes.cast(library()[name], ctypes.c_void_p).value
+    assert found is not None
+    return found

@@ -3,6 +3,7 @@
 Torch makes oneDNN's descriptors anew at each call, which takes as long as a small convolution.
 """
 
+import ast
 import ctypes
 import functools
 from collections.abc import Mapping, Sequence
@@ -179,12 +180,12 @@ class Primitive:
         code = self._library.kept_begin(*given, tag, ctypes.byref(found))
         if code:
             raise KeptError(_said(code))
-        self._kept = found.value
+        self.address = found.value or 0
 
     def run(self, x: Tensor, arranged: Tensor, bias: Any, other: Any, out: Tensor) -> None:
         """`out` = the convolution of `x` with its epilogue. Raises `KeptError`."""
         code = self._library.kept_run(
-            self._kept,
+            self.address,
             x.data_ptr(),
             arranged.data_ptr(),
             None if bias is None else bias.data_ptr(),
@@ -202,6 +203,21 @@ def _primitive(
     """oneDNN makes it for so many threads."""
     _met.add((*numbers, unary, scalars, threads))
     return Primitive(Geometry.of(numbers), unary, scalars, tag)
+
+
+def primitive(words: str) -> int:
+    """The address of the primitive of `call`'s last four arguments, for C++. Raises `KeptError`."""
+    if reason := why_not():
+        raise KeptError(f"{reason}; torch.compile makes code without it")
+    numbers, unary, scalars, tag = ast.literal_eval(words)
+    return _primitive(tuple(numbers), unary, tuple(scalars), tag, torch.get_num_threads()).address
+
+
+def address(name: str) -> int:
+    """Where a function of the library lies, for C++ that calls it. Raises `KeptError`."""
+    found = ctypes.cast(_library()[name], ctypes.c_void_p).value
+    assert found is not None
+    return found
 
 
 def call(x: Tensor, arranged: Tensor, *rest: Any, out: Tensor) -> None:

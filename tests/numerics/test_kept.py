@@ -577,11 +577,11 @@ def test_sizes_that_vary_are_left_to_torch(op_by_op):
     assert not said()
 
 
-def test_neither_cpp_nor_code_for_other_cpus_calls_them():
+def test_neither_packages_nor_code_for_other_cpus_calls_them():
     assert lowering.why_not() is None
     report = decisions.open_report()
     _, by_kept = inner._why_not_ours(compat.compile_inner, True, report)
-    assert by_kept() == "neither code in C++ nor for other CPUs calls them"
+    assert by_kept() == "neither packages nor code for other CPUs calls them"
     assert [e.subject for e in report.events] == ["kept primitives"]
 
 

@@ -298,17 +298,6 @@ def test_a_weight_without_the_usual_strides(in_code):
     torch.testing.assert_close(fn(X, image), want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow  # half a minute
-@torch.no_grad()
-def test_a_cpp_wrapper_keeps_inductors_own_path(in_code):
-    model = Mlp().eval()
-    fn = compiled(model, cpp_wrapper=True)
-    torch.testing.assert_close(fn(X), model(X))
-    assert not hoisted()
-    events = [e for r in decisions.reports() for e in r.events]
-    assert any("cpp_wrapper" in e.reason for e in events)
-
-
 @torch.no_grad()
 def test_global_freezing_is_left_to_inductor(in_code):
     model = Mlp().eval()

@@ -1,0 +1,172 @@
+"""Graphs whose kernels are called from C++: by option, and in modes that take their time."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import Mlp, code_of
+from torch import Tensor, nn
+from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+
+from ipex_inductor import decisions
+from ipex_inductor.passes import blocked, kept, short_attention, winograd
+from ipex_inductor.target import architecture
+from ipex_inductor.templates import cpu_library
+from ipex_inductor.templates import kept as onednn
+
+X = torch.randn(4, 32)
+IN_CPP = "CppWrapperCodeCache.load_pybinding"
+needs_library = pytest.mark.skipif(
+    cpu_library.why_not() is not None, reason=f"{cpu_library.why_not()}"
+)
+
+
+class EachKernel(nn.Module):
+    """A stem, a window, a pixel with its shortcut, a layer, attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 64, 7, 2, 3)
+        self.window = nn.Conv2d(64, 64, 3, 1, 1)
+        self.pixel = nn.Conv2d(64, 64, 1)
+        self.layer = nn.Linear(64, 192)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """[B, 3, H, W] -> [B, 4, H * W / 4, 16]."""
+        stem = F.relu(self.stem(image))
+        pixel = F.relu(self.pixel(F.relu(self.window(stem))) + stem)
+        rows = F.gelu(self.layer(pixel.flatten(2).transpose(1, 2)))
+        heads = rows.view(len(image), -1, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(*heads)
+
+
+@pytest.fixture
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each on every CPU, whether it is faster or not."""
+    here = architecture(), torch.float32
+    anything = blocked.Bounds(1, 1 << 20)
+    for room, bounds in (
+        (blocked, (anything, anything)),
+        (winograd, winograd.Bounds(16, 16, 1, 1)),
+        (short_attention, (math.inf, 1024, 128)),
+        (kept, kept.Most(*[math.inf] * 4)),
+    ):
+        monkeypatch.setattr(room, "FASTER", {here: bounds})
+
+
+def said(kind: str) -> list[str]:
+    events = [event for report in decisions.reports() for event in report.events]
+    return [f"{event.subject}: {event.reason}" for event in events if event.kind == kind]
+
+
+def compiled(model: nn.Module, **how: object) -> torch._dynamo.eval_frame.OptimizedModule:
+    return torch.compile(model, backend="ipex", **how)  # type: ignore[call-overload,no-any-return]
+
+
+@needs_library
+@torch.no_grad()
+def test_each_kernel_of_ours_is_called_from_cpp(everywhere: None) -> None:
+    model = EachKernel().eval().to(memory_format=torch.channels_last)
+    image = torch.randn(2, 3, 32, 32).to(memory_format=torch.channels_last)
+    fn = compiled(model, options={"cpp_wrapper": True, "strict": True})
+    (source,) = code_of(fn, image)
+    assert IN_CPP in source
+    names = ["product_float32(", "winograd_float32(plane", "attention_float32(sizes"]
+    names += ["static IpexKept kept"] if onednn.installed() else []
+    assert not [name for name in names if name not in source]
+    for _ in range(2):
+        truth = model.double()(image.double())
+        model.float()
+        # Some hundred sums of fp32, a rounding each.
+        assert (fn(image) - truth).norm() < 2e-6 * truth.norm()
+        for weight in model.parameters():
+            weight.mul_(1.5)  # which must be packed anew
+
+
+@pytest.mark.skipif(not onednn.installed(), reason="onednn-cpu-gomp is not installed")
+@torch.no_grad()
+def test_a_primitive_for_each_number_of_threads(
+    everywhere: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of which the code says nothing where it has no loop, so torch loads it once for both."""
+    model = nn.Conv2d(3, 64, 7, 2, 3).eval().to(memory_format=torch.channels_last)
+    image = torch.randn(1, 3, 32, 32).to(memory_format=torch.channels_last)
+    made, threads = [], torch.get_num_threads()
+    make = onednn.primitive
+    monkeypatch.setattr(
+        onednn, "primitive", lambda words: made.append(torch.get_num_threads()) or make(words)
+    )
+    fn = compiled(model, options={"cpp_wrapper": True, "strict": True})
+    try:
+        for count in (1, threads + 1, 1, threads + 1):
+            torch.set_num_threads(count)
+            # Sums of fp32, in another order.
+            torch.testing.assert_close(fn(image), model(image), rtol=1e-5, atol=1e-5)
+    finally:
+        torch.set_num_threads(threads)
+    assert made == [1, threads + 1]
+
+
+@needs_library
+@torch.no_grad()
+def test_a_library_that_is_gone_is_an_error_that_says_so(
+    everywhere: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a graph out of a cache that was filled where it can be built."""
+
+    def gone() -> None:
+        raise cpu_library.NotBuiltError("no compiler is here")
+
+    monkeypatch.setattr(cpu_library, "library", gone)
+    fn = compiled(nn.Linear(48, 16).eval(), options={"cpp_wrapper": True})
+    with pytest.raises(RuntimeError, match="cpu_library: no compiler is here"):
+        fn(torch.randn(3, 48))
+
+
+@torch.no_grad()
+def test_a_mode_that_takes_its_time_has_cpp() -> None:
+    model = Mlp().eval()
+    fn = compiled(model, mode="max-autotune")
+    (source,) = code_of(fn, X)
+    torch.testing.assert_close(fn(X), model(X))
+    assert IN_CPP in source
+    assert said("choice")[0] == "C++ wrapper: C++ calls the kernels"
+    assert said("hoisted")
+
+
+@pytest.mark.parametrize(
+    ("how", "trains"),
+    [
+        ({}, False),
+        ({"mode": "max-autotune"}, True),
+        ({"options": {"max_autotune": True, "cpp_wrapper": False}}, False),
+    ],
+    ids=["default mode", "training", "by option"],
+)
+def test_others_have_python(how: dict[str, object], trains: bool) -> None:
+    model = Mlp().eval()
+    with torch.set_grad_enabled(trains):
+        sources = code_of(compiled(model, **how), X)
+    assert IN_CPP not in "".join(sources)
+    assert not [reason for reason in said("choice") if "C++" in reason]
+
+
+@torch.no_grad()
+def test_what_inductor_has_not_in_cpp_is_called_from_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise NotImplementedError("not in C++ yet")
+
+    monkeypatch.setattr(CppWrapperCpu, "write_wrapper_decl", refuse)
+    model = Mlp().eval()
+    fn = compiled(model, mode="max-autotune")
+    (source,) = code_of(fn, X)
+    torch.testing.assert_close(fn(X), model(X))
+    assert IN_CPP not in source
+    (reason,) = [reason for reason in said("missed") if reason.startswith("C++ wrapper")]
+    assert "not in C++ yet" in reason
+    assert "Python calls the kernels" in reason
+    assert said("hoisted")
+    assert not said("fallback")
