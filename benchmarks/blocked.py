@@ -1,18 +1,23 @@
-"""Products of convolutions of one pixel and linear layers on a CPU: in blocks, and oneDNN's.
+"""Products of convolutions of one pixel and linear layers on a CPU: in blocks, and by others.
 
-    python benchmarks/blocked.py [--threads N] [--wall] [--json FILE] [--only WORDS]
+    python benchmarks/blocked.py [--threads N] [--wall] [--others] [--json FILE] [--only WORDS]
 
 Each on packed weights, with bias and a ReLU or, of convolutions to more channels, an addend and a
-ReLU. Minima of interleaved rounds, in microseconds a call: of the process's processor time, so that
-others who work on the machine matter less, or by the clock. Errors are relative to fp64.
+ReLU: oneDNN's; with --others, of layers, also MKL's in fp32, which has no ReLU but a second call
+for it, and Inductor's C++ template, which has one. Minima of interleaved rounds, in microseconds a
+call: of the process's processor time, so that others who work on the machine matter less, or by the
+clock. Errors are relative to fp64.
 """
 
 import functools
+import gc
 from collections.abc import Callable, Iterator
 
 import torch
 from cpu_kernels import arguments, keep, least
-from torch import Tensor
+from torch import Tensor, nn
+from torch._inductor import config
+from torch._inductor.output_code import CompiledFxGraph
 
 from ipex_inductor.ops.blocked import COLUMNS
 from ipex_inductor.passes import blocked as choice
@@ -20,7 +25,8 @@ from ipex_inductor.target import current
 from ipex_inductor.templates import blocked
 
 ROUNDS = 25
-mkldnn = torch.ops.mkldnn
+mkldnn, mkl = torch.ops.mkldnn, torch.ops.mkl
+TEMPLATE = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
 
 # Rows of one image or text, depth, columns: ResNet-50's, BERT-base's, GPT-2's.
 IMAGES = ((3136, 64, 256), (3136, 256, 64), (784, 128, 512), (784, 512, 128))
@@ -43,8 +49,28 @@ def cases() -> Iterator[tuple[torch.dtype, bool, tuple[int, int, int]]]:
             yield dtype, False, sizes
 
 
+def inductors_template(weight: Tensor, bias: Tensor, x: Tensor) -> Callable[[], Tensor]:
+    """Inductor's code of a frozen layer with a ReLU; nothing of Dynamo around it."""
+    layer = nn.Linear(*weight.shape[::-1]).to(weight.dtype).eval()
+    layer.weight.copy_(weight)
+    layer.bias.copy_(bias)
+
+    def graphs() -> dict[int, CompiledFxGraph]:
+        return {id(g): g for g in gc.get_objects() if type(g) is CompiledFxGraph}
+
+    torch.compiler.reset()
+    before = graphs()
+    with config.patch(TEMPLATE):  # read before the backend is
+        torch.compile(lambda x: torch.relu(layer(x)), dynamic=False)(x)
+    (made,) = (g for number, g in graphs().items() if number not in before)
+    if "extern_kernels." in made.source_code:
+        raise RuntimeError("Inductor's C++ template is not what it took")
+    code = made.current_callable
+    return lambda: code([x])[0]
+
+
 def calls(
-    dtype: torch.dtype, image: bool, sizes: tuple[int, int, int]
+    dtype: torch.dtype, image: bool, sizes: tuple[int, int, int], others: bool
 ) -> Iterator[tuple[str, Callable[[], object], Tensor, Callable[[], Tensor]]]:
     """Name, the call, the exact result, and the computed one."""
     rows, depth, columns = sizes
@@ -63,6 +89,13 @@ def calls(
         packed = mkldnn._reorder_linear_weight(weight, rows)
         plain = functools.partial(mkldnn._linear_pointwise, x, packed, bias, "relu", [], "")
         yield "onednn", plain, truth, plain
+        if others and dtype == torch.float32:
+            theirs = mkl._mkl_reorder_linear_weight(weight, rows)
+            product = functools.partial(mkl._mkl_linear, x, theirs, weight, bias, rows)
+            yield "mkl", lambda: product().relu_(), truth, lambda: product().relu_()
+        if others:
+            code = inductors_template(weight, bias, x)
+            yield "template", code, truth, code
         return
     side = next(n for n in (56, 28, 14, 7) if rows % (n * n) == 0)
     images = [t.view(-1, side, side, t.shape[1]).permute(0, 3, 1, 2) for t in (x, other)]
@@ -90,13 +123,14 @@ def main() -> None:
     """Print a row a case; with --json also append it to FILE."""
     parser = arguments(__doc__)
     parser.add_argument("--wall", action="store_true", help="by the clock: nobody else works here")
+    parser.add_argument("--others", action="store_true", help="MKL's and Inductor's, of layers")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     for dtype, image, sizes in cases():
         row = {"dtype": str(dtype), "image": image, "rows, depth, columns": sizes}
         if options.only not in str(row):
             continue
-        made = list(calls(dtype, image, sizes))
+        made = list(calls(dtype, image, sizes, options.others))
         by_name = {name: call for name, call, _, _ in made}
         best = least(by_name, made[0][0], ROUNDS, options.wall)
         for name, _, truth, result in made:

@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ipex_inductor import compat
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.passes.program import Program
-from ipex_inductor.templates.weights_cpp import Read, reader
+from ipex_inductor.templates.weights_cpp import Reader, Same, reader
 
 MANY = 32  # weights that are read in one call of C++, which must be built once
 KEPT = 4  # models that may take turns in one graph before one of them is derived anew
@@ -42,7 +42,7 @@ class DerivedWeights:
     """
 
     def __init__(self, programs: Sequence[Program], captured: bool) -> None:
-        numbers = sorted({i for program in programs for i in program.inputs})
+        self._numbers = numbers = sorted({i for program in programs for i in program.inputs})
         self._weights = _taking(numbers)
         self._programs = [(p, _taking([numbers.index(i) for i in p.inputs])) for p in programs]
         known = all(program.is_known for program in programs)
@@ -50,22 +50,30 @@ class DerivedWeights:
         self._captured = captured
         self._latest = _Snapshot()
         self._kept: dict[tuple[int, ...], _Snapshot] = {}
-        self._count = len(numbers)
-        self._read: Read | None = None  # Python's own way, until there is something to derive
+        # In C++, when there is something to derive; else Python's own way.
+        self._reader: Reader | None = None
+        self._same: Same | None = None
 
-    def of(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+    def of(self, inputs: list[Any]) -> list[torch.Tensor]:
         """The results for these graph inputs, in the order of the programs."""
-        weights = self._weights(inputs)
         current = self._latest.current  # read once: another thread may replace it
-        if current is not None and current[0] == _state(weights, self._read):
+        if current is not None and self._is_still(current[0], inputs):
             return current[1]
         with _lock, self._unanalysed():
-            return self._derive(weights)
+            return self._derive(self._weights(inputs))
+
+    def _is_still(self, state: State, inputs: list[Any]) -> bool:
+        """Whether that is the state of the weights among `inputs`."""
+        if self._same is None or len(state) != 2:
+            return state == _state(self._weights(inputs))
+        steps, told = state
+        return steps == _optimizer_steps and bool(self._same(inputs, told))
 
     def _derive(self, weights: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
         storages = [w.untyped_storage() for w in weights]  # held: no address changes its owner
-        self._read = reader() if self._count >= MANY else None
-        key, state = tuple(map(id, weights)), _state(weights, self._read)
+        self._reader = reader() if len(weights) >= MANY else None
+        self._same = self._reader.same(self._numbers) if self._reader else None
+        key, state = tuple(map(id, weights)), _state(weights, self._reader)
         kept = self._kept.get(key, self._latest)
         current = kept.current
         if current is not None and current[0] == state:
@@ -78,7 +86,7 @@ class DerivedWeights:
             values += part.update(own(weights), state and _state_of_part(state, own))
             snapshot.hold(part)
         _synchronize(weights)  # another stream may read it next
-        if state is not None and state == _state(weights, self._read):
+        if state is not None and state == _state(weights, self._reader):
             snapshot.current = (state, values)
         else:  # versions are not counted, or another thread wrote meanwhile
             for part in snapshot.parts:
@@ -248,9 +256,9 @@ _version = attrgetter("_version")
 _address = torch.Tensor.data_ptr
 
 
-def _state(weights: tuple[torch.Tensor, ...], read: Read | None = None) -> State | None:
+def _state(weights: tuple[torch.Tensor, ...], reader: Reader | None = None) -> State | None:
     """Equal for two calls only if no weight changed; None if torch does not count versions."""
-    if read is not None and (told := read(weights)):
+    if reader is not None and (told := reader.read(weights)):
         return _optimizer_steps, told
     try:
         facts = (list(map(ask, weights)) for ask in (_version, _address))

@@ -1,5 +1,7 @@
 """The check of many weights in C++ says what Python's own way says, whatever is done to them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers import Mlp
@@ -9,7 +11,7 @@ from ipex_inductor.passes import derived, program
 from ipex_inductor.templates import weights_cpp
 from ipex_inductor.templates.cpp import NotBuiltError
 
-READ = weights_cpp.reader()
+READER = weights_cpp.reader()
 
 
 class Mine(torch.Tensor):
@@ -37,7 +39,7 @@ def weights():
 
 def both(tensors):
     """The state in either way, as the same three lists."""
-    told = memoryview(READ(tuple(tensors))).cast("q").tolist()
+    told = memoryview(READER.read(tuple(tensors))).cast("q").tolist()
     count = len(tensors)
     ours = [told[:count], told[count : 2 * count], told[2 * count :]]
     _, identities, versions, addresses = derived._state(tuple(tensors))
@@ -45,7 +47,7 @@ def both(tensors):
 
 
 def test_there_is_one():
-    assert READ is not None
+    assert READER is not None
 
 
 def test_it_says_what_python_says():
@@ -82,27 +84,52 @@ WRITES = {
 def test_it_sees_what_python_sees(name):
     write, seen = WRITES[name]
     mine = weights()
-    before = READ(tuple(mine)), both(mine)[1]
+    before = READER.read(tuple(mine)), both(mine)[1]
     kept = list(mine)  # no identity goes to another object
     write(mine)
-    after = READ(tuple(mine)), both(mine)[1]
+    after = READER.read(tuple(mine)), both(mine)[1]
     assert (before[0] != after[0]) is (before[1] != after[1]) is seen
     assert both(mine)[0] == both(mine)[1]
+    same = READER.same(range(len(mine)))
+    assert bool(same(mine, before[0])) is not seen
+    assert same(mine, after[0])
     del kept
 
 
 def test_tensors_without_versions_have_no_state_in_either_way():
     with torch.inference_mode():
         mine = (nn.Parameter(torch.ones(2)), torch.ones(2))
-    assert READ(mine) == b""
-    assert derived._state(mine, READ) is None is derived._state(mine)
+    assert READER.read(mine) == b""
+    assert derived._state(mine, READER) is None is derived._state(mine)
+
+
+def test_only_inputs_with_these_numbers_count():
+    mine = weights()
+    inputs = [torch.randn(1), mine[0], 3, mine[2]]  # sizes are inputs too
+    told, same = READER.read((mine[0], mine[2])), READER.same([1, 3])
+    assert same(inputs, told)
+    inputs[0] = None
+    assert same(inputs, told)
+    assert not same(inputs[:3], told)
+    with torch.no_grad():
+        mine[2].add_(1)
+    assert not same(inputs, told)
+
+
+def test_a_tensor_that_lost_its_version_is_not_the_same():
+    mine, same = weights()[0], READER.same([0])
+    told = READER.read((mine,))
+    with torch.inference_mode():
+        other = nn.Parameter(torch.ones(2))
+    told = int.to_bytes(id(other), 8, "little") + told[8:]
+    assert not same([other], told)
 
 
 def test_parts_have_one_state_in_either_way():
     """Graphs share results, whichever way each of them reads."""
     mine = tuple(weights())
     own = derived._taking([5, 0, 3])
-    parts = [derived._state_of_part(derived._state(mine, read), own) for read in (READ, None)]
+    parts = [derived._state_of_part(derived._state(mine, read), own) for read in (READER, None)]
     assert parts[0] == parts[1]
     assert len(parts[0]) == 3
 
@@ -117,17 +144,23 @@ def test_few_weights_are_read_by_python_and_nothing_is_built(monkeypatch):
     monkeypatch.setattr(derived, "reader", None)
     made = sums(derived.MANY - 1)
     made.of([torch.ones(1)] * (derived.MANY - 1))
-    assert made._read is None
+    assert made._same is None
 
 
 def test_many_are_read_in_one_call_and_derived_when_one_changes(monkeypatch):
     asked = []
-    monkeypatch.setattr(derived, "reader", lambda: lambda w: asked.append(len(w)) or READ(w))
+
+    class Counted(weights_cpp.Reader):
+        def same(self, numbers):
+            same = super().same(numbers)
+            return lambda inputs, told: asked.append(len(numbers)) or same(inputs, told)
+
+    monkeypatch.setattr(derived, "reader", lambda: Counted(READER.read, READER._same))
     made, mine = sums(derived.MANY), [torch.ones(1) for _ in range(derived.MANY)]
     assert [v.item() for v in made.of(mine)] == [2.0] * derived.MANY
     first = made.of(mine)
-    assert asked[-1] == derived.MANY
     assert made.of(mine) is first
+    assert asked == [derived.MANY] * 2
     mine[7].fill_(5)
     assert [v.item() for v in made.of(mine)][6:9] == [2.0, 10.0, 2.0]
 
@@ -149,7 +182,9 @@ def test_a_torch_without_that_function_is_read_by_python(monkeypatch):
 
 def test_what_says_something_else_than_torch_is_not_believed():
     with pytest.raises(NotBuiltError, match="where it was"):
-        weights_cpp._check(lambda tensors: READ(tensors[::-1]))
+        weights_cpp._check(replace(READER, read=lambda tensors: READER.read(tensors[::-1])))
+    with pytest.raises(NotBuiltError, match="where it was"):
+        weights_cpp._check(replace(READER, _same=lambda *_: False))
 
 
 def test_a_compiled_model_follows_its_weights_in_this_way(monkeypatch):
