@@ -4,9 +4,10 @@
 
 Each on packed weights, with bias and a ReLU or, of convolutions to more channels, an addend and a
 ReLU: oneDNN's; with --others, of layers, also MKL's in fp32, which has no ReLU but a second call
-for it, and Inductor's C++ template, which has one. Minima of interleaved rounds, in microseconds a
-call: of the process's processor time, so that others who work on the machine matter less, or by the
-clock. Errors are relative to fp64.
+for it, and Inductor's C++ template, which has one. In fp16, of which most CPUs have no products,
+beside the same in fp32 (weights that are wide), and torch's. Minima of interleaved rounds, in
+microseconds a call: of the process's processor time, so that others who work on the machine matter
+less, or by the clock. Errors are relative to fp64.
 """
 
 import functools
@@ -33,19 +34,20 @@ IMAGES = ((3136, 64, 256), (3136, 256, 64), (784, 128, 512), (784, 512, 128))
 IMAGES += ((196, 256, 1024), (196, 1024, 256), (49, 512, 2048), (49, 2048, 512))
 LAYERS = ((128, 768, 768), (128, 768, 3072), (128, 3072, 768))
 NARROW = ((16, 16, 16), (128, 16, 256), (1024, 32, 64), (1024, 64, 256), (8192, 64, 64))
+FEW = tuple((rows, 768, 3072) for rows in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64))
 DECODE = ((1, 768, 2304), (1, 768, 3072), (1, 3072, 768), (1, 768, 50257))
 
 
 def cases() -> Iterator[tuple[torch.dtype, bool, tuple[int, int, int]]]:
     """Dtype, whether it is a convolution's, sizes."""
-    for dtype in (torch.bfloat16, torch.float32):
+    for dtype in (torch.bfloat16, torch.float32, torch.float16):
         for rows, depth, columns in IMAGES:
             for batch in (1, 4, 16):
                 yield dtype, True, (rows * batch, depth, columns)
         for rows, depth, columns in LAYERS:
             for batch in (1, 2, 4, 8, 16, 64):
                 yield dtype, False, (rows * batch, depth, columns)
-        for sizes in (*NARROW, *DECODE):
+        for sizes in (*NARROW, *DECODE, *(FEW if dtype == torch.float16 else ())):
             yield dtype, False, sizes
 
 
@@ -85,6 +87,15 @@ def calls(
     words = columns, True, int(added), blocked.UNARY.index("relu")
     rest = (bias, other) if added else (bias,)
     yield "blocked", lambda: blocked.call(x, arranged, *rest, *words, out=out), truth, lambda: out
+    if dtype == torch.float16:
+        inputs = [t.float() for t in (x, torch.ops.ipex.blocks(weight.float(), panel), *rest)]
+        last = torch.empty(rows, columns)
+        wide = functools.partial(blocked.call, *inputs, *words, out=last)
+        yield "wide", wide, truth, lambda: last
+        if not added:
+            plain = functools.partial(torch.nn.functional.linear, x, weight, bias)
+            yield "torch", lambda: plain().relu_(), truth, lambda: plain().relu_()
+        return
     if not image:
         packed = mkldnn._reorder_linear_weight(weight, rows)
         plain = functools.partial(mkldnn._linear_pointwise, x, packed, bias, "relu", [], "")
@@ -136,7 +147,8 @@ def main() -> None:
         for name, _, truth, result in made:
             row[f"{name}, us"] = round(best[name], 1)
             row[f"{name}, error"] = float((result().double() - truth).norm() / truth.norm())
-        row["speedup"] = round(best["onednn"] / best["blocked"], 3)
+        usual = "wide" if dtype == torch.float16 else "onednn"
+        row["speedup"] = round(best[usual] / best["blocked"], 3)
         keep(row, options)
 
 

@@ -41,7 +41,7 @@ class OurCall(ir.ExternKernelOut):
         bias, other = rest[0] if biased else "nullptr", rest[-1] if binary else "nullptr"
         depth = math.prod(self.inputs[0].get_size()) // max(rows, 1)
         pointers = ", ".join((x, weight, bias, other, address(self)))
-        name = f"product_{cpu_library.NAMES[self.get_dtype()]}"
+        name = f"product_{cpu_library.PRODUCTS[self.get_dtype()]}"
         sizes = f"{rows}, {depth}, {columns}, {self.inputs[1].get_size()[2]}"
         return f"{name}({sizes}, {pointers}, {binary}, {unary});"
 

@@ -74,7 +74,7 @@ constexpr Finish<T> FINISH[] = {
 
 // Rows at once, at most: those for whose sums there are registers, beside pairs of bf16 made wide.
 template <typename T>
-constexpr int64_t AT_ONCE = sizeof(T) == 2 && WIDE == 8 && !BF16_PRODUCTS ? 5 : 6;
+constexpr int64_t AT_ONCE = PAIR<T> == 2 && WIDE == 8 && !BF16_PRODUCTS ? 5 : 6;
 // Vectors of a block's columns that so many rows take together: their sums stay in registers.
 #ifdef __AVX512F__
 template <int64_t ROWS>
@@ -101,14 +101,14 @@ SHORT void ask_for(const Product<T>& p, int64_t width, int64_t row, int64_t rows
 // COUNT rows, and a block's columns some at a time: what follows finds their sums in the first cache.
 template <int64_t COUNT, typename T>
 void multiply(const Product<T>& p, Finish<T> finish, const T* block, int64_t row, int64_t column) {
-  constexpr int64_t PAIR = sizeof(T) == 2 ? 2 : 1, PARTS = TOGETHER<COUNT>, WIDTH = PARTS * WIDE;
+  constexpr int64_t PARTS = TOGETHER<COUNT>, WIDTH = PARTS * WIDE;
   alignas(64) float sums[COUNT * WIDTH];
   for (int64_t some = 0; some < COLUMNS; some += WIDTH) {
     const T* weights[PARTS];  // where the columns of each vector begin
 #pragma GCC unroll 8
     for (int64_t j = 0; j < PARTS; ++j) {
       const int64_t first = some + j * WIDE;
-      weights[j] = block + (first & -p.panel) * p.depth + (first & (p.panel - 1)) * PAIR;
+      weights[j] = block + (first & -p.panel) * p.depth + (first & (p.panel - 1)) * PAIR<T>;
     }
     ask_for(p, WIDTH, row, COUNT, column + some);
     add_up<COUNT, PARTS>(p.x + row * p.depth, p.depth, weights, p.panel, p.depth, sums, WIDTH);
@@ -152,3 +152,6 @@ void multiply(const Product<T>& p) {
 
 PRODUCT(product_bfloat16, c10::BFloat16)
 PRODUCT(product_float32, float)
+#ifdef __F16C__
+PRODUCT(product_float16, ipex::Half)
+#endif

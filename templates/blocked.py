@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ipex_inductor import ops
-from ipex_inductor.templates.cpu_library import NAMES, library, why_not
+from ipex_inductor.templates.cpu_library import PRODUCTS, library, why_not
 
 assert ops  # which registers ipex::blocked
 log = logging.getLogger("ipex_inductor")
@@ -21,7 +21,7 @@ ARGUMENTS: tuple[Any, ...] = (*[ctypes.c_int64] * 4, *[ctypes.c_void_p] * 5, *[c
 
 @functools.cache
 def _kernel(dtype: torch.dtype) -> Any:
-    kernel = library()[f"product_{NAMES[dtype]}"]
+    kernel = library()[f"product_{PRODUCTS[dtype]}"]
     kernel.restype, kernel.argtypes = None, ARGUMENTS
     return kernel
 

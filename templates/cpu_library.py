@@ -24,10 +24,13 @@ END = """
 #endif"""
 PAIRED = ("x86-64:avx512_bf16", "x86-64:amx")  # CPUs that multiply pairs of bf16
 NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+PRODUCTS = {**NAMES, torch.float16: "float16"}  # the last by CPUs that convert it
 # How generated C++ calls them, of each dtype.
-DECLARED = """
+PRODUCT = """
 IPEX_KERNEL(product_{dtype}, (int64_t, int64_t, int64_t, int64_t, const void*, const void*,
                               const void*, const void*, void*, int32_t, int32_t))
+"""
+DECLARED = """
 IPEX_KERNEL(attention_{dtype}, (const int64_t*, float, const void*, const void*, const void*,
                                 const void*, void*))
 IPEX_KERNEL(winograd_{dtype}, (const int64_t*, const void*, const void*, const void*, const void*,
@@ -109,7 +112,8 @@ def declared(inside: bool) -> str:
     `inside`: code that has their `source` in it; else they are those of `library`.
     """
     how = INSIDE if inside else Path(__file__).with_name("in_python.cpp").read_text()
-    functions = (DECLARED.format(dtype=dtype) for dtype in NAMES.values())
+    functions = [PRODUCT.format(dtype=dtype) for dtype in PRODUCTS.values()]
+    functions += [DECLARED.format(dtype=dtype) for dtype in NAMES.values()]
     guarded = "#ifndef IPEX_KERNELS", "#define IPEX_KERNELS", ADDRESS, how, *functions, "#endif", ""
     return "\n".join(guarded)
 

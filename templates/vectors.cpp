@@ -27,6 +27,11 @@ struct BFloat16 {
 };
 }  // namespace c10
 #endif
+namespace ipex {
+struct Half {  // fp16
+  uint16_t bits;
+};
+}  // namespace ipex
 #if BF16_PRODUCTS
 #pragma GCC push_options
 #pragma GCC target("avx512bf16")
@@ -78,6 +83,12 @@ SHORT Vector fused(Vector a, Vector b, Vector c) {
 #endif
 }
 
+// Numbers of a weight that lie together for one instruction.
+template <typename T>
+constexpr int64_t PAIR = 1;
+template <>
+constexpr int64_t PAIR<c10::BFloat16> = 2;
+
 // The first `count` of a vector's numbers; all of them is one instruction, and no call.
 template <typename To, typename From>
 SHORT void stored(To* to, const From& values, int64_t count) {
@@ -103,8 +114,17 @@ SHORT Vector read(const c10::BFloat16* from, int64_t count = WIDE) {
   return (Vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
 }
 
+SHORT Vector read(const Half* from, int64_t count = WIDE) {
+  return (Vector)_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(count), from));
+}
+
 SHORT void write(float* to, Vector value, int64_t count = WIDE) {
   _mm512_mask_storeu_ps(to, first(count), (__m512)value);
+}
+
+SHORT void write(Half* to, Vector value, int64_t count = WIDE) {
+  const __m256i halves = _mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT);
+  _mm256_mask_storeu_epi16(to, first(count), halves);
 }
 #else
 template <typename To, typename From>
@@ -126,6 +146,16 @@ SHORT Vector read(const c10::BFloat16* from, int64_t count = WIDE) {
 SHORT void write(float* to, Vector value, int64_t count = WIDE) {
   stored(to, value, count);
 }
+
+#ifdef __F16C__
+SHORT Vector read(const Half* from, int64_t count = WIDE) {
+  return (Vector)_mm256_cvtph_ps(loaded<__m128i>(from, count));
+}
+
+SHORT void write(Half* to, Vector value, int64_t count = WIDE) {
+  stored(to, _mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT), count);
+}
+#endif
 #endif
 
 SHORT void write(c10::BFloat16* to, Vector value, int64_t count = WIDE) {
@@ -349,6 +379,12 @@ SHORT Vector added(Vector sums, const float* x, const float* weight) {
   return fused(all(*x), read(weight), sums);
 }
 
+#ifdef __F16C__
+SHORT Vector added(Vector sums, const Half* x, const Half* weight) {
+  return fused(all(_cvtsh_ss(x->bits)), read(weight), sums);
+}
+#endif
+
 // A vector's pairs of bf16 from there on.
 SHORT Words pairs(const c10::BFloat16* from) {
   Words both;
@@ -384,14 +420,13 @@ SHORT Vector added(Vector sums, const c10::BFloat16* x, const c10::BFloat16* wei
 template <int64_t COUNT, int64_t PARTS, typename T>
 inline void add_up(const T* x, int64_t of_x, const T* const (&weights)[PARTS], int64_t line,
                    int64_t depth, float* sums, int64_t of_sums) {
-  constexpr int64_t PAIR = sizeof(T) == 2 ? 2 : 1;
   Vector totals[COUNT][PARTS];
 #pragma GCC unroll 6
   for (int64_t i = 0; i < COUNT; ++i)
 #pragma GCC unroll 8
     for (int64_t j = 0; j < PARTS; ++j) totals[i][j] = Vector{};
-  for (int64_t k = 0; k < depth; k += PAIR) {
-    if constexpr (PAIR == 2 && !BF16_PRODUCTS) {
+  for (int64_t k = 0; k < depth; k += PAIR<T>) {
+    if constexpr (PAIR<T> == 2 && !BF16_PRODUCTS) {
       // What of a pair is first for all rows, then what is second: registers hold one of them.
       const auto half = [&](auto widened) __attribute__((always_inline)) {
         Vector factors[PARTS];
@@ -430,7 +465,7 @@ bool tried() {
   for (int64_t i = 0; i < 2; ++i) write(x + i, all(1.f + i), 1);
   for (int64_t i = 0; i < 2 * 16; ++i) write(block + i, all(1), 1);
   try {
-    constexpr bool PAIRED = sizeof(T) == 2;
+    constexpr bool PAIRED = PAIR<T> == 2;
     at::native::cpublas::brgemm(1, 16, 2, 2, 16, 16, false, x, block, sums, PAIRED);
     at::native::cpublas::brgemm_release(PAIRED);
     return sums[0] == 3 && sums[16 - 1] == 3;

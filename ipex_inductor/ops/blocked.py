@@ -24,7 +24,7 @@ def blocks(weight: Tensor, panel: int) -> Tensor:
 def arranged(weight: Tensor, panel: int = COLUMNS) -> Tensor:
     """weight [N, K] or [N, K, 1, 1] in panels, N filled with zeros to a multiple of 64.
 
-    In 16 bits [N / panel, K / 2, panel, 2], where K must be even; in fp32 [N / panel, K, panel, 1].
+    In bf16 [N / panel, K / 2, panel, 2], where K must be even; in others [N / panel, K, panel, 1].
     `panel` is 64, or a part of it: packages that are older than panels name none.
     """
     flat = weight.reshape(weight.shape[0], -1)
@@ -82,6 +82,11 @@ def _(
     return x.new_empty(size).contiguous(memory_format=_format(image))
 
 
+def pair(dtype: torch.dtype) -> int:
+    """Rows of a weight that lie together."""
+    return 2 if dtype == torch.bfloat16 else 1
+
+
 def _format(image: bool) -> torch.memory_format:
     return torch.channels_last if image else torch.contiguous_format
 
@@ -104,7 +109,7 @@ def on_huge_pages(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype | Non
 
 
 def _shape(weight: Tensor, panel: int) -> tuple[int, int, int, int]:
-    paired = 2 if weight.element_size() == 2 else 1
+    paired = pair(weight.dtype)
     depth = weight.numel() // weight.shape[0]
     panels = -(-weight.shape[0] // COLUMNS) * (COLUMNS // panel)
     return panels, depth // paired, panel, paired

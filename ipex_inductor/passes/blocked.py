@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from ipex_inductor.ops.blocked import COLUMNS
+from ipex_inductor.ops.blocked import COLUMNS, pair
 from ipex_inductor.passes import short_attention
 from ipex_inductor.passes.packing import Product
 from ipex_inductor.target import architecture
@@ -38,6 +38,7 @@ class Bounds(NamedTuple):
 FASTER: Mapping[tuple[str, torch.dtype], tuple[Bounds, Bounds]] = {
     ("x86-64:avx512_bf16", torch.bfloat16): (Bounds(16, 8192), Bounds(64, 4096, 25)),
     ("x86-64:avx512_bf16", torch.float32): (Bounds(16, 8192), Bounds(64, 4096, 25)),
+    ("x86-64:avx512_bf16", torch.float16): (Bounds(16, 8192), Bounds(64, 0)),
     ("x86-64:avx2", torch.float32): (Bounds(128, 4096), Bounds(128, 64)),
     ("x86-64:avx2", torch.bfloat16): (Bounds(128, 4096), Bounds(128, 0)),  # a net's are in fp32
 }
@@ -69,7 +70,7 @@ def in_blocks(product: Product) -> Product | None:
         return None
     words = binary, unary, image
     columns = product.shape[0]
-    paired = 2 if value.element_size() == 2 else 1
+    paired = pair(value.dtype)
     panel = PANEL.get(architecture(), COLUMNS)
     count = -(-columns // COLUMNS) * (COLUMNS // panel)
     shape = (count, product.shape[1] // paired, panel, paired)

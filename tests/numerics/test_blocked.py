@@ -43,10 +43,10 @@ def needs_row(dtype: torch.dtype) -> pytest.MarkDecorator:
 
 
 needs, needs_fp32 = needs_row(torch.bfloat16), needs_row(torch.float32)
-DTYPES = (torch.bfloat16, torch.float32)
+DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 PANELS = (64, 16)  # of CPUs with AVX-512, whose graphs may have been compiled for those without
 # One rounding of the result: 2^-9 / sqrt(3) of a bf16 in the mean, and the sums' own in fp32.
-LIMIT = {torch.bfloat16: 2.5e-3, torch.float32: 2e-6}
+LIMIT = {torch.bfloat16: 2.5e-3, torch.float32: 2e-6, torch.float16: 3.2e-4}
 
 
 def relative(result: Tensor, truth: Tensor) -> float:
@@ -119,7 +119,7 @@ def test_words_hold_where_floats_end(arch: str | None, dtype: torch.dtype) -> No
         pytest.skip("of a CPU that has more")
     with as_cpu(arch) if arch else nullcontext():
         library = cpu_library.library.__wrapped__()
-    product = library[f"product_{blocked.NAMES[dtype]}"]
+    product = library[f"product_{blocked.PRODUCTS[dtype]}"]
     product.restype, product.argtypes = None, blocked.ARGUMENTS
     depth, rtol = (2, 2**-8) if dtype == torch.bfloat16 else (1, 1e-6)
     x = F.pad(torch.tensor(SPECIAL, dtype=dtype).reshape(-1, 1), (0, depth - 1))

@@ -26,6 +26,7 @@ def without_narrow_products(monkeypatch):
     for dtype in (torch.float32, torch.bfloat16):
         bounds = in_blocks.FASTER["x86-64:avx2", dtype]
         monkeypatch.setitem(in_blocks.FASTER, (packing.architecture(), dtype), bounds)
+    monkeypatch.delitem(in_blocks.FASTER, (packing.architecture(), torch.float16), raising=False)
     torch.compiler.reset()
     decisions.clear()
 
@@ -131,8 +132,11 @@ def test_a_row_by_a_large_weight_stays_in_fp16(op_by_op, rows, depth, stays):
 
 @torch.no_grad()
 @pytest.mark.skipif(blocked.why_not() is not None, reason=f"{blocked.why_not()}")
-def test_what_a_kernel_of_ours_multiplies_stays_narrow():
-    model, x = nn.Linear(128, 96).bfloat16(), torch.randn(40, 128).bfloat16()
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_a_kernel_of_ours_multiplies_stays_narrow(monkeypatch, dtype):
+    bounds = in_blocks.Bounds(16, 64), in_blocks.Bounds(16, 0)
+    monkeypatch.setitem(in_blocks.FASTER, (packing.architecture(), dtype), bounds)
+    model, x = nn.Linear(128, 96).to(dtype), torch.randn(40, 128).to(dtype)
     no_farther_off_than_eager(compiled(model), model, x)
     assert not said(wide.NAME)
     assert said("products on packed weights") == ["1 by our kernel, in blocks"]
