@@ -17,7 +17,7 @@ from torch._inductor import ir
 from torch._inductor.lowering import register_lowering
 
 from ipex_inductor.autotune.record import Operand, Problem
-from ipex_inductor.lowerings import conv, listed
+from ipex_inductor.lowerings import conv
 from ipex_inductor.lowerings.calls import Call, is_channels_last
 from ipex_inductor.lowerings.conv_templates import ints, why_not_multiplied, with_epilogue
 from ipex_inductor.lowerings.templated import (

@@ -193,9 +193,10 @@ def _bound(node: Node) -> tuple[list[Node], dict[str, Constant]] | None:
         if isinstance(value, Node) and isinstance(value.meta.get("val"), Tensor):
             tensors.append(value)
         elif _is_list(argument) and isinstance(value, (list, tuple)):
-            if not all(isinstance(n, Node) and isinstance(n.meta.get("val"), Tensor) for n in value):
+            several = [n for n in value if isinstance(n, Node)]
+            if not all(isinstance(n.meta.get("val"), Tensor) for n in several):
                 return None
-            tensors += value
+            tensors += several
             constants[argument.name] = len(value)
         elif argument.has_default_value() and value == argument.default_value:
             continue

@@ -138,11 +138,11 @@ def lane(each: int) -> int:
 
 def fits(tile: Tile, rows: int, columns: int, multiprocessors: int) -> bool:
     """Whether blocks are no wider than the result, and neither too few nor too many."""
-    wide = tile.BLOCK_N <= max(FEWEST, 1 << (columns - 1).bit_length())
+    narrow = max(FEWEST, 1 << (columns - 1).bit_length()) >= tile.BLOCK_N
     blocks = -(-rows // tile.BLOCK_M) * -(-columns // tile.BLOCK_N)
     small = tile.BLOCK_M * tile.BLOCK_N
     few = FEWEST_PART * blocks < multiprocessors and small > FEWEST * FEWEST
-    return wide and not few and (small > SMALL or blocks <= MOST * multiprocessors)
+    return narrow and not few and (small > SMALL or blocks <= MOST * multiprocessors)
 
 
 def constants(

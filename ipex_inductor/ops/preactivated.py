@@ -68,7 +68,12 @@ def affine(
 
 
 def rows(
-    x: Tensor, affine: Tensor, weight: Tensor, bias: Tensor | None, more: list[Tensor], tile: list[int]
+    x: Tensor,
+    affine: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    more: list[Tensor],
+    tile: list[int],
 ) -> Tensor:
     """The convolution and its bias as rows, a pixel each, not rounded: [B * H * W, O].
 
@@ -82,6 +87,9 @@ def rows(
     return made if bias is None else made + bias.to(wide)
 
 
-conv_preactivated, preactivated_rows = op("conv_preactivated")(reference), op("preactivated_rows")(rows)
+conv_preactivated, preactivated_rows = (
+    op("conv_preactivated")(reference),
+    op("preactivated_rows")(rows),
+)
 conv_preactivated.register_fake(reference)
 preactivated_rows.register_fake(rows)

@@ -25,7 +25,7 @@ CONVOLUTIONS = (aten.convolution.default, torch.ops.ipex.conv.default)
 
 @dataclass(frozen=True)
 class _Found:
-    """The parts that `norm` reads side by side, and the nodes that nobody needs besides, last first."""
+    """The parts that `norm` reads side by side, and nodes that nobody else needs, last first."""
 
     parts: list[Node]
     norm: Node
@@ -61,11 +61,10 @@ def place(
 
 def _arguments(node: Node, found: _Found) -> tuple[Any, ...]:
     _, weight, bias, *_ = node.args
-    plain = node.target is aten.convolution.default
-    words = ("none", []) if plain else node.args[11:13]
-    _, gamma, beta, mean, variance, _, epsilon = found.norm.args
+    words: Any = ("none", []) if node.target is aten.convolution.default else node.args[11:13]
+    *stats, _, epsilon = found.norm.args[1:]
     x, *more = found.parts
-    return x, weight, bias, gamma, beta, mean, variance, epsilon, more, *words
+    return (x, weight, bias, *stats, epsilon, more, *words)
 
 
 def _found(node: Node, weights: Container[Node]) -> _Found | None:
@@ -90,8 +89,8 @@ def _found(node: Node, weights: Container[Node]) -> _Found | None:
     between = [relu, normed, norm]
     whole: Any = norm.args[0]
     if side_by_side := _alone(whole, aten.cat.default):
-        parts, *dimension = side_by_side.args
-        if dimension in ([1], [-3]) and _are_images(parts, whole):
+        parts: Any = side_by_side.args[0]
+        if side_by_side.args[1:] in ((1,), (-3,)) and _are_images(parts, whole):
             return _Found([*parts], norm, [*between, whole])
     return _Found([whole], norm, between)
 

@@ -264,7 +264,7 @@ SMALL = {
     ),
     "gated": gated_pair((4096, 3072, 768), gated.TILES[1], ON_HOPPER),
     "preactivated": preactivation(
-        (64, 784, 128, 128, 32, 5), preactivated.TILES[1], HALVES | NO_OTHERS
+        (4, 784, 128, 128, 32, 5), preactivated.TILES[4], HALVES | NO_OTHERS
     ),
     "one row": of_few_rows(1, few_rows.ONE_ROW[0], ON_NVIDIA),
     "few rows": of_few_rows(16, few_rows.ROWS[0], ON_NVIDIA),

@@ -267,7 +267,7 @@ FORMS = {
 
 @pytest.mark.parametrize("name", FORMS)
 def test_one_op_reads_the_parts(name):
-    """Side by side nobody writes them, but where somebody else reads that, or it is not channels."""
+    """Nobody writes them side by side, but where somebody else reads that, or lines are joined."""
     fn, sizes, parts = FORMS[name]
     asked = []
 
