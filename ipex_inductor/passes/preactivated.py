@@ -92,6 +92,8 @@ def _found(node: Node, weights: Container[Node]) -> _Found | None:
         parts: Any = side_by_side.args[0]
         if side_by_side.args[1:] in ((1,), (-3,)) and _are_images(parts, whole):
             return _Found([*parts], norm, [*between, whole])
+    if (copy := _alone(whole, aten.clone.default)) and not copy.kwargs:  # one, side by side
+        return _Found([*copy.all_input_nodes], norm, [*between, copy])
     return _Found([whole], norm, between)
 
 

@@ -241,6 +241,10 @@ def alone(x, weight, *stats):
     return F.conv2d(F.relu(norm(x, *stats)), weight)
 
 
+def alone_beside_nothing(x, weight, *stats):
+    return F.conv2d(F.relu(norm(torch.cat([x], 1), *stats)), weight)
+
+
 def twice_one(x, y, weight, *stats):
     return F.conv2d(F.relu(norm(torch.cat([x, y, y], 1), *stats)), weight)
 
@@ -259,6 +263,7 @@ FORMS = {
     "side by side": (dense, SIZES, 3),
     "with a relu behind": (activated, SIZES, 3),
     "one image": (alone, ((4, 64, 7, 7), WEIGHT, *STATS), 1),
+    "one image side by side": (alone_beside_nothing, ((4, 64, 7, 7), WEIGHT, *STATS), 1),
     "one twice": (twice_one, (IMAGE, PART, WEIGHT, *STATS), 3),
     "read elsewhere": (also_read, SIZES, 1),
     "along lines": (along_lines, ((4, 64, 7, 7), (4, 64, 7, 7), WEIGHT, *STATS), 1),
@@ -280,6 +285,7 @@ def test_one_op_reads_the_parts(name):
     assert ops.count("ipex.preactivated_rows.default") == 1
     assert "aten.convolution.default" not in ops
     assert len(images(gm, aten.cat.default)) == (fn in (also_read, along_lines))
+    assert not images(gm, aten.clone.default)
     assert not [op for op in ops if "batch_norm" in op]
     assert [event.subject for event in report.events if event.kind == "choice"] == [NAME]
     (node,) = asked
