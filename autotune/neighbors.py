@@ -44,6 +44,8 @@ def kind(problem: Problem, window: bool = True) -> Kind | None:
     operands = tuple((o.dtype, len(o.shape), _layout(o)) for o in problem.operands)
     if problem.op == PREACTIVATED:
         operands = tuple(dict.fromkeys(operands))
+        alone = not problem.constants["more"]  # what is apart then reads no images side by side
+        constants += (("columns", problem.operands[1].shape[0] if alone else 0),)
     settings = tuple(sorted(problem.settings.items()))
     alike = problem.op, problem.arch, constants, problem.epilogue, settings, operands
     if problem.op in LAYERS:

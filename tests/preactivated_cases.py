@@ -1,7 +1,6 @@
 """Convolutions behind a norm and a relu by the kernel alone, held against fp64. As a program, by
 the interpreter."""
 
-import itertools
 import json
 import random
 
@@ -31,8 +30,8 @@ SIZES += [
     for _ in range(30)
 ]
 SMALL = preactivated.Tile(32, 32, 64, 4, 2), preactivated.Tile(64, 16, 32, 4, 3)
-CASES = [*itertools.product(SIZES, (False, True))]
-INTERPRETED = {"float32": CASES[:26:3], "float16": CASES[1:22:4]}
+CASES = [(sizes, n % 2 == 0) for n, sizes in enumerate(SIZES)]  # with a bias or without, in turns
+INTERPRETED = {"float32": CASES[:13], "float16": CASES[1:11:2]}
 # Sums in fp32 of what is rounded as torch rounds it, and one rounding.
 CLOSE = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}
 ODD = (float("inf"), -float("inf"), float("nan"))

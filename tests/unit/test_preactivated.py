@@ -119,7 +119,9 @@ def test_neighbors_differ_in_batches_parts_and_weights():
     assert batches.family(problem([8, 128, 28, 28], 128, (32, 32, 32))) == (family, 8)
     assert images == 64
     assert neighbors.kind(ours) == neighbors.kind(problem([64, 256, 14, 14], 128, [32] * 20))
-    assert neighbors.kind(ours) == neighbors.kind(alone)
+    assert neighbors.kind(ours) != neighbors.kind(alone)
+    assert neighbors.kind(alone) == neighbors.kind(problem([64, 512, 7, 7], 128))
+    assert neighbors.kind(alone) != neighbors.kind(problem([64, 512, 7, 7], 256))
     assert neighbors.kind(ours) != neighbors.kind(problem(*DENSE, biased=False))
     assert neighbors._sizes(ours)[1] == neighbors._sizes(problem([64, 224, 28, 28], 128))[1]
 
