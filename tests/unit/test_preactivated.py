@@ -12,7 +12,7 @@ import preactivated_cases
 import pytest
 import torch
 import torch.nn.functional as F
-from placing import LAST, targets
+from placing import LAST, targets, traced
 from quick_ones import few_with_each
 from rendered import binary, signature, source, within_limits
 from torch._inductor.virtualized import V
@@ -292,6 +292,24 @@ def test_one_op_reads_the_parts(name):
     assert [event.subject for event in report.events if event.kind == "choice"] == [NAME]
     (node,) = asked
     assert 1 + len(node.args[8]) == parts
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_graph_computes_the_same(name):
+    """In fp64, rewritten as that of another device and called on the CPU."""
+    fn, sizes, _ = FORMS[name]
+    torch.manual_seed(0)
+    inputs = [torch.randn(size, dtype=torch.float64) for size in sizes]
+    inputs = [x.to(memory_format=LAST) if x.dim() == 4 else x for x in inputs]
+    inputs[-1] = inputs[-1].abs() + 0.5
+    mode, gm = traced(fn, *inputs, table=reduced_table(WHOLE))
+    gm.graph.eliminate_dead_code()
+    weights = {n for n in gm.graph.nodes if n.op == "placeholder"}
+    with V.set_fake_mode(mode):
+        place(gm.graph, together, weights, reduced_table(WHOLE), GraphReport())
+    gm.recompile()
+    assert "ipex.preactivated_rows.default" in targets(gm)
+    torch.testing.assert_close(gm(*inputs), fn(*inputs), rtol=1e-12, atol=1e-12)
 
 
 def test_nothing_known_leaves_the_graph():
