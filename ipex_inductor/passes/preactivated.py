@@ -4,6 +4,7 @@ On a GPU, in inference; with the images that they read side by side, if they do.
 stays as it is.
 """
 
+import operator
 from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
@@ -78,12 +79,10 @@ def _found(node: Node, weights: Container[Node]) -> _Found | None:
     if not is_of_pixels(weight, window) or {*stride} != {1}:
         return None
     relu = _alone(image, aten.relu.default)
-    normed = relu and _alone(relu.args[0])
-    norm = normed and normed.args[0]
-    if not isinstance(norm, Node) or norm.target is not NORM or len(norm.users) != 1:
+    normed = _alone(relu.args[0], operator.getitem) if relu else None
+    norm: Any = normed.args[0] if normed else None
+    if not relu or not normed or norm.target is not NORM or len(norm.users) != 1:
         return None
-    assert relu is not None
-    assert normed is not None
     if normed.args[1] != 0 or not _is_plain(norm, weights):
         return None
     between = [relu, normed, norm]
@@ -97,11 +96,10 @@ def _found(node: Node, weights: Container[Node]) -> _Found | None:
     return _Found([whole], norm, between)
 
 
-def _alone(node: Any, target: Any = None) -> Node | None:
+def _alone(node: Any, target: Any) -> Node | None:
     """`node` if it calls `target` and one other reads it."""
-    if not isinstance(node, Node) or node.op != "call_function" or len(node.users) != 1:
-        return None
-    return node if target in (None, node.target) else None
+    found = isinstance(node, Node) and node.target is target and len(node.users) == 1
+    return node if found else None
 
 
 def _is_plain(norm: Node, weights: Container[Node]) -> bool:

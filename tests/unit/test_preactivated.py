@@ -26,7 +26,8 @@ from ipex_inductor.lowerings import library, shapes, tuner
 from ipex_inductor.lowerings import preactivated as lowering
 from ipex_inductor.lowerings.workload import inputs_of, named, problem_of
 from ipex_inductor.ops import epilogue
-from ipex_inductor.passes.joint import WHOLE
+from ipex_inductor.passes import joint
+from ipex_inductor.passes.joint import RULE_NAMES, WHOLE, JointPass
 from ipex_inductor.passes.preactivated import NAME, place
 from ipex_inductor.passes.whole_ops import reduced_table
 from ipex_inductor.prebuild import described as described_gpu
@@ -320,6 +321,38 @@ def test_nothing_known_leaves_the_graph():
     assert "nothing is recorded" in event.reason or "does not fit" in event.reason
 
 
+@pytest.mark.parametrize("off", [(), (NAME,), ("*",)])
+def test_among_all_rules_it_can_be_left_out(off, monkeypatch):
+    """Behind the fold of the norm that follows, whose relu is the convolution's."""
+
+    def layer(x, y, z, weight, gamma, beta, mean, variance, *others):
+        made = dense(x, y, z, weight, gamma, beta, mean, variance)
+        return F.relu(norm(made, *others))
+
+    def weights_of(graph):
+        given = graph.find_nodes(op="placeholder")[3:]
+        return {*given, *joint.weight_only(graph, given)}
+
+    monkeypatch.setattr(joint, "weights_of", weights_of)
+    assert NAME in RULE_NAMES
+    report = GraphReport()
+    with described_gpu.device(described("h200")), FakeTensorMode() as mode, torch.no_grad():
+        inputs = [
+            torch.empty(s, dtype=torch.bfloat16, device="cuda") for s in (*SIZES, *[(24,)] * 4)
+        ]
+        inputs = [x.to(memory_format=LAST) if x.dim() == 4 else x for x in inputs]
+        gm = make_fx(layer, decomposition_table=reduced_table(WHOLE))(*inputs)
+        gm.graph.eliminate_dead_code()
+        with V.set_fake_mode(mode):
+            JointPass("", frozenset(off), False, report, [], together)(gm.graph)
+    ops = targets(gm)
+    assert ("ipex.preactivated_rows.default" in ops) == (not off)
+    assert len(images(gm, aten.cat.default)) == bool(off)
+    if not off:
+        assert "aten.convolution.default" not in ops
+        assert ops.count("aten.relu.default") == 1
+
+
 def relu_read(x, y, z, weight, *stats):
     image = F.relu(norm(torch.cat([x, y, z], 1), *stats))
     return F.conv2d(image, weight), image
@@ -374,6 +407,19 @@ NEAR = {
 def test_near_misses_stay_apart(name):
     fn, sizes = NEAR[name]
     gm, report = rewritten(fn, *sizes)
+    assert "ipex.preactivated_rows.default" not in targets(gm)
+    assert not report.events
+
+
+def test_sizes_that_vary_stay_apart():
+    """A batch that is a symbol."""
+    inputs = [torch.empty(size, device="meta") for size in SIZES]
+    gm = make_fx(dense, reduced_table(WHOLE), tracing_mode="symbolic")(*inputs)
+    gm.graph.eliminate_dead_code()
+    report, weights = GraphReport(), {*gm.graph.find_nodes(op="placeholder")}
+    (relu,) = gm.graph.find_nodes(op="call_function", target=aten.relu.default)
+    assert isinstance(relu.meta["val"].shape[0], torch.SymInt)
+    place(gm.graph, together, weights, reduced_table(WHOLE), report)
     assert "ipex.preactivated_rows.default" not in targets(gm)
     assert not report.events
 
