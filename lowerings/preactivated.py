@@ -70,10 +70,9 @@ def _why_not_apart(call: Call, problem: Problem) -> str | None:
     return call.why_not(alone) if call.has_epilogue(alone) else "it has another epilogue"
 
 
-def _apart(
-    call: Call, x: Tensor, weight: Tensor, bias: Any, *rest: Any, unary: str, scalars: list[float]
-) -> Tensor:
-    image = op.activated(x, *rest)
+def _apart(call: Call, x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> Tensor:
+    *norm, unary, scalars = rest
+    image = op.activated(x, *norm)
     return call.body(image, weight, bias, None, *op.WINDOW, "none", unary, scalars, "")
 
 
@@ -82,15 +81,10 @@ def _calls_apart() -> tuple[Call, ...]:
 
     What a template of ours would gain beside it is less than a pass over the image takes.
     """
-
-    def body(call: Call, *given: Any) -> Tensor:
-        *rest, unary, scalars = given
-        return _apart(call, *rest, unary=unary, scalars=scalars)
-
     return tuple(
         Call(
             call.name,
-            functools.partial(body, call),
+            functools.partial(_apart, call),
             functools.partial(_why_not_apart, call),
             apart=True,
         )
