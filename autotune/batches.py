@@ -15,6 +15,7 @@ from ipex_inductor.autotune.record import Operand, Problem, encode
 LAYERS = ("ipex.linear.default", "ipex.gated_linear.default")  # of rows, not of images
 FARTHEST = {"ipex.conv.default": math.inf} | dict.fromkeys(LAYERS, 2.0)
 FARTHEST |= {"ipex.conv_weight_grad.default": math.inf, "ipex.conv_shortcut.default": math.inf}
+FARTHEST |= {"ipex.conv_preactivated.default": math.inf}
 # Whether a pool is worth it depends on how many images there are: a program goes down each.
 FARTHEST |= {"ipex.conv_pool.default": 2.0}
 WORDS = dict.fromkeys(FARTHEST, "a batch of {}") | dict.fromkeys(LAYERS, "{} rows")

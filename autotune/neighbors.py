@@ -19,6 +19,7 @@ from ipex_inductor.autotune.record import Choice, Operand, Problem
 
 CONVOLUTION = "ipex.conv.default"
 SHORTCUT, POOL = "ipex.conv_shortcut.default", "ipex.conv_pool.default"
+PREACTIVATED = "ipex.conv_preactivated.default"
 AGREE = 2  # neighbors of weights of their own
 MARGIN = 1.15  # over the library, where its time was kept: it is where no two templates won
 FARTHEST = 4.0  # doublings of sizes in all, to the nearest
@@ -26,8 +27,9 @@ FARTHER = {"few": math.inf, "others": 6.0}  # where templates won that were held
 TILE = 3.0  # of a tile's sizes
 FEW = 4  # channels of an image, as a stem has
 VECTOR = {"float16": 8, "bfloat16": 8, "float32": 4}  # numbers in 16 bytes
-# Of windows and groups; what follows element by element changes no choice.
-UNLIKE = ("groups", "unary", "scalars")
+# Of windows and groups; what follows element by element changes no choice, nor in how many parts
+# channels come.
+UNLIKE = ("groups", "unary", "scalars", "more")
 WINDOW = ("padding", "stride")
 Kind = tuple[object, ...]
 
@@ -40,6 +42,10 @@ def kind(problem: Problem, window: bool = True) -> Kind | None:
     left_out = UNLIKE if window else UNLIKE + WINDOW
     constants = tuple(sorted(each for each in problem.constants.items() if each[0] not in left_out))
     operands = tuple((o.dtype, len(o.shape), _layout(o)) for o in problem.operands)
+    if problem.op == PREACTIVATED:
+        operands = tuple(dict.fromkeys(operands))
+        alone = not problem.constants["more"]  # what is apart then reads no images side by side
+        constants += (("columns", problem.operands[1].shape[0] if alone else 0),)
     settings = tuple(sorted(problem.settings.items()))
     alike = problem.op, problem.arch, constants, problem.epilogue, settings, operands
     if problem.op in LAYERS:
@@ -139,7 +145,7 @@ def _channels(problem: Problem) -> str | None:
     In groups of several cuDNN has a fast kernel where each takes and makes a power of two; of
     others it took two to eight times what our template took.
     """
-    if problem.op not in (CONVOLUTION, SHORTCUT, POOL):
+    if problem.op not in (CONVOLUTION, SHORTCUT, POOL, PREACTIVATED):
         return None
     groups = problem.constants.get("groups", 1)
     channels = problem.operands[0].shape[1]
@@ -165,6 +171,8 @@ def _sizes(problem: Problem) -> tuple[float, ...]:
     """Logarithms of rows, or of images and pixels; of channels that go in and come out."""
     x = problem.operands[0].shape
     parts = [x[:-1], x[-1:]] if problem.op in LAYERS else [x[:1], x[1:2], x[2:]]
+    if problem.op == PREACTIVATED:  # of all parts
+        parts[1] = problem.operands[1].shape[1:2]
     parts += [o.shape[:1] for o in _weights(problem)]
     return tuple(math.log2(_product(part)) for part in parts)
 

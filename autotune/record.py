@@ -42,8 +42,9 @@ class Problem(Value, frozen=True):
     """What is to be computed, where: all that may decide which kernel is the best.
 
     `op` is torch's name of it ("aten.addmm.default"), `constants` its arguments that are no
-    tensors, `epilogue` what follows it, as an expression, `arch` a target's. `settings` are those
-    of the process that the op obeys: threads on a CPU, the precision of fp32 products on a GPU.
+    tensors, and the length of a list of them, `epilogue` what follows it, as an expression, `arch`
+    a target's. `settings` are those of the process that the op obeys: threads on a CPU, the
+    precision of fp32 products on a GPU.
     """
 
     op: Name

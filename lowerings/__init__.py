@@ -44,6 +44,7 @@ def _register() -> None:
         persistent,
         pipelined,
         pool,
+        preactivated,
         relu_masks,
         short_attention,
         shortcut,
@@ -66,6 +67,7 @@ def _register() -> None:
     persistent.register()
     pipelined.register()
     pool.register()
+    preactivated.register()
     relu_masks.register()
     short_attention.register()
     shortcut.register()

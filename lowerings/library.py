@@ -24,6 +24,7 @@ from ipex_inductor.lowerings import (
     gated,
     linear,
     listed,
+    preactivated,
     shortcut,
     stem_pool,
     sycl_model,
@@ -37,6 +38,7 @@ Body = Callable[..., Tensor]
 CALLS: dict[str, tuple[Call, ...]] = {
     str(torch.ops.ipex.conv.default): conv.CALLS,
     str(torch.ops.ipex.conv_pool.default): stem_pool.CALLS,
+    str(torch.ops.ipex.conv_preactivated.default): preactivated.CALLS,
     str(torch.ops.ipex.conv_shortcut.default): shortcut.CALLS,
     str(torch.ops.ipex.conv_weight_grad.default): conv_weight.CALLS,
     str(torch.ops.ipex.gated_linear.default): gated.CALLS,

@@ -45,7 +45,7 @@ from ipex_inductor.lowerings.provenance import provenance_of
 
 PASSING = (SPENT, "OutOfMemoryError", "want of memory")  # reasons that may not last
 MODELLED = ("cuda", "xpu")  # kinds of devices that there may be a cost model of
-JOINED = ("ipex.conv_pool.default", "ipex.conv_shortcut.default")
+JOINED = tuple(f"ipex.conv_{name}.default" for name in ("pool", "preactivated", "shortcut"))
 COMMAND = (sys.executable, "-P", "-m", "ipex_inductor.lowerings.tuner")
 log = decisions.log
 

@@ -5,8 +5,8 @@
 dilation=1,1 transposed=False output_padding=0,0 groups=1
 
 Operands are contiguous; `:T` has its last two dimensions transposed in memory, `:L` its channels
-last. The epilogue's own operands come behind those of the op. A problem in JSON, as records hold
-it, is a line as well.
+last. Of a list of tensors `NAME=N` says the length. The epilogue's own operands come behind those
+of the op. A problem in JSON, as records hold it, is a line as well.
 """
 
 import ast

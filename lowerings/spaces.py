@@ -33,7 +33,7 @@ MICRO = tuple(f"CppMicro{name}" for name in ("GemmAMX", "GemmFP32Vec", "GemmRef"
 
 # Ours, which stand beside a library's calls and not in Inductor's lists.
 CONVOLUTIONS = ("stem", "depthwise", "strips", "fprop", "boxes", "grouped", "stem_weight")
-TOGETHER = ("shortcut_streamed", "shortcut_boxes", "stem_pool")
+TOGETHER = ("shortcut_streamed", "shortcut_boxes", "stem_pool", "preactivated")
 FAMILIES = (*CONVOLUTIONS, *TOGETHER, "streamed", "persistent", "pipelined", "gated")
 OURS = tuple(f"ipex.triton.{name}" for name in FAMILIES)
 

@@ -23,6 +23,7 @@ from ipex_inductor.autotune.ranges import number, points
 from ipex_inductor.autotune.record import Constant, Operand, Problem, Symbol
 from ipex_inductor.lowerings.settings import obeyed
 
+VARIANCE = "variance"  # a tensor of that name holds no numbers below zero, and none near it
 EPILOGUE_NODES = 16  # what is longer is no matter of the op's
 _CAST = re.compile(r"torch\.(float16|bfloat16|float32)\b")
 
@@ -106,6 +107,9 @@ def inputs_of(problem: Problem, device: torch.device, seed: int) -> list[Tensor]
             steps = factor.stride()
             own = [n if step else 1 for n, step in zip(factor.shape, steps, strict=True)]
             factor.as_strided(own, steps).div_(math.sqrt(terms))
+    for name, operand in zip(_free(problem), operands, strict=False):
+        if name == VARIANCE:
+            operand.abs_().add_(1)
     return operands
 
 
@@ -120,10 +124,11 @@ def function_of(
     epilogue = ast.parse(problem.epilogue or "y", mode="eval").body
     names = [argument.name for argument in op._schema.arguments]
     constants = {name: _constant(value) for name, value in problem.constants.items()}
-    free = _free(problem)
+    free, lists = _free(problem), _lists(problem)
 
     def call(*operands: Tensor) -> Tensor:
-        given = dict(zip(free, operands, strict=False))
+        given: dict[str, Any] = dict(zip(free, operands, strict=False))
+        given |= {name: [given[each] for each in own] for name, own in lists.items()}
         known = {n: given.get(n, constants.get(n)) for n in names if n in given or n in constants}
         y = body(*known.values()) if body else op(**known)
         values = {"y": y} | {f"x{i}": t for i, t in enumerate(operands)}
@@ -134,7 +139,10 @@ def function_of(
 
 
 def named(problem: Problem) -> dict[str, Operand]:
-    """The operands of the op by the names of its schema, without those of the epilogue."""
+    """The operands of the op by the names of its schema, without those of the epilogue.
+
+    The tensors of a list have its name and a number each.
+    """
     return dict(zip(_free(problem), problem.operands, strict=False))
 
 
@@ -160,7 +168,15 @@ def widened(problem: Problem) -> Problem:
 
 def _free(problem: Problem) -> list[str]:
     """The tensors that the op takes here, by the names of its schema."""
-    return [name for name in _tensors(problem.op) if name not in problem.constants]
+    lists = _lists(problem)
+    taken = (n for n in _tensors(problem.op) if n in lists or n not in problem.constants)
+    return [each for name in taken for each in lists.get(name, [name])]
+
+
+def _lists(problem: Problem) -> dict[str, list[str]]:
+    """The names of the tensors in each list of them, which has its length among the constants."""
+    lengths = ((name, problem.constants[name]) for name in _tensor_lists(problem.op))
+    return {n: [f"{n}{i}" for i in range(k)] for n, k in lengths if isinstance(k, int)}
 
 
 def _bound(node: Node) -> tuple[list[Node], dict[str, Constant]] | None:
@@ -176,6 +192,12 @@ def _bound(node: Node) -> tuple[list[Node], dict[str, Constant]] | None:
             continue
         if isinstance(value, Node) and isinstance(value.meta.get("val"), Tensor):
             tensors.append(value)
+        elif _is_list(argument) and isinstance(value, (list, tuple)):
+            several = [n for n in value if isinstance(n, Node)]
+            if not all(isinstance(n.meta.get("val"), Tensor) for n in several):
+                return None
+            tensors += several
+            constants[argument.name] = len(value)
         elif argument.has_default_value() and value == argument.default_value:
             continue
         elif (constant := _plain(value)) is not _UNKNOWN:
@@ -327,6 +349,16 @@ def _tensors(name: str) -> tuple[str, ...]:
     return tuple(a.name for a in arguments if "Tensor" in str(a.type))
 
 
+@functools.cache
+def _tensor_lists(name: str) -> tuple[str, ...]:
+    return tuple(a.name for a in _op(name)._schema.arguments if _is_list(a))
+
+
+def _is_list(argument: Any) -> bool:
+    """Whether it is a list of tensors, none of which may be left out."""
+    return str(argument.type) == "List[Tensor]"
+
+
 def _dtype(name: str) -> torch.dtype:
     dtype: torch.dtype = getattr(torch, name)
     return dtype
@@ -376,6 +408,7 @@ _LAST_FACTORS: dict[str, tuple[int, ...]] = {
 }
 # Ours.
 _LAST_FACTORS |= {"conv": (1,), "conv_pool": (1,), "conv_shortcut": (1, 4), "linear": (1,)}
-_LAST_FACTORS |= {"gated_linear": (1, 2)}
+_LAST_FACTORS |= {"gated_linear": (1, 2), "conv_preactivated": (1,)}
 # A weight has all that is summed behind its rows.
-_BY_ROWS = {"convolution", "conv", "conv_pool", "conv_shortcut", "gated_linear", "linear"}
+_BY_ROWS = {"convolution", "conv", "conv_pool", "conv_preactivated", "conv_shortcut"}
+_BY_ROWS |= {"gated_linear", "linear"}

@@ -102,7 +102,7 @@ def _shortcut(node: Node, weights: Container[Node]) -> Node | None:
         return None
     weight, bias, _, *window, _, unary, _, _ = node.args[1:]
     projection, own, *window_of_other = other.args[1:]
-    each = _is_of_pixels(weight, window) and _is_of_pixels(projection, window_of_other)
+    each = is_of_pixels(weight, window) and is_of_pixels(projection, window_of_other)
     made, added = node.meta["val"], other.meta["val"]
     known = all(isinstance(size, int) for size in (*made.shape, *added.shape))
     alike = known and (made.shape, made.dtype) == (added.shape, added.dtype)
@@ -128,7 +128,7 @@ def _place_shortcut(
         torch.ops.ipex.conv_shortcut.default,
         (x, weight, bias or own, source, projection, stride),
     )
-    found = _together(graph, node, asked, choose, report, SHORTCUT, user_line(node))
+    found = together(graph, node, asked, choose, report, SHORTCUT, user_line(node))
     if found is None:
         return
     ours, body = found
@@ -176,7 +176,7 @@ def _place_pooled(
     (stem,) = pool.all_input_nodes
     x, weight, bias, _, stride, padding, *_ = stem.args
     asked = torch.ops.ipex.conv_pool.default, (x, weight, bias, stride, padding)
-    found = _together(graph, made, asked, choose, report, POOLED, user_line(stem))
+    found = together(graph, made, asked, choose, report, POOLED, user_line(stem))
     if found is None:
         return
     ours, body = found
@@ -185,7 +185,7 @@ def _place_pooled(
     inline(graph, ours, body, table, traced, origins=True)
 
 
-def _together(
+def together(
     graph: torch.fx.Graph,
     made: Node,
     asked: tuple[Any, tuple[Any, ...]],
@@ -208,7 +208,7 @@ def _together(
     return ours, body
 
 
-def _is_of_pixels(weight: Any, window: Any) -> bool:
+def is_of_pixels(weight: Any, window: Any) -> bool:
     """Whether a convolution over a plane with that weight reads a pixel for each that it makes."""
     stride, padding, _, transposed, _, groups = window
     sizes = weight.meta["val"].shape

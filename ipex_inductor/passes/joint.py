@@ -23,6 +23,7 @@ from ipex_inductor.passes import (
     misread,
     moments,
     pool,
+    preactivated,
     relu_masks,
     shared_input,
     training,
@@ -35,7 +36,7 @@ from ipex_inductor.passes.whole_ops import decompose, reduced_table
 
 RULES = (*conv.RULES, *linear.RULES, *left.RULES)
 RULE_NAMES = frozenset(rule.name for rule in RULES) | (
-    folding.NAMES | {attention.NAME, shared_input.NAME}
+    folding.NAMES | {attention.NAME, preactivated.NAME, shared_input.NAME}
 )
 WHOLE = whole_ops(RULES) | folding.WHOLE | attention.WHOLE | pool.WHOLE
 
@@ -109,7 +110,10 @@ class JointPass(CustomGraphPass):
         if converts:
             channels_last.convert(graph, self.report)
             weights = weights_of(graph)
-        library.place(graph, self.choose, weights, reduced_table(WHOLE), self.report)
+        known = self.choose, weights, reduced_table(WHOLE), self.report
+        if not {"*", preactivated.NAME} & self.rules_off:
+            preactivated.place(graph, *known)
+        library.place(graph, *known)
 
     def _rewrite_training(self, graph: torch.fx.Graph) -> None:
         corrections.correct(graph, self.report)

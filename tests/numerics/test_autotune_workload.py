@@ -12,6 +12,7 @@ from ipex_inductor.lowerings.workload import (
     _said,
     function_of,
     inputs_of,
+    named,
     problem_of,
     widened,
 )
@@ -179,9 +180,20 @@ def test_a_product_of_sizes_is_a_size_and_strides_are_of_them():
     assert points(found)[1].operands[0].stride == (1, 64, 384)
 
 
-def test_lists_of_tensors_are_no_problem():
-    graph = make_fx(torch.cat, tracing_mode="fake")([M, M]).graph
+def test_of_a_list_of_tensors_it_has_each_and_their_number():
+    graph = make_fx(lambda *parts: torch.cat(parts, 1).relu(), tracing_mode="fake")(M, M + 1).graph
     (node,) = graph.find_nodes(op="call_function", target=aten.cat.default)
+    found = decode_problem(encode(problem_of(node, "test", {})))
+    assert found.constants == {"tensors": 2, "dim": 1}
+    assert [*named(found)] == ["tensors0", "tensors1"]
+    first, second = inputs_of(found, CPU, seed=0)
+    wanted = torch.cat([first, second], 1).relu()
+    assert torch.equal(function_of(found)(first, second), wanted)
+
+
+def test_lists_in_which_a_tensor_may_be_missing_are_no_problem():
+    graph = make_fx(lambda x, n: x[:, n], tracing_mode="fake")(M, torch.tensor([0, 1])).graph
+    (node,) = graph.find_nodes(op="call_function", target=aten.index.Tensor)
     assert problem_of(node, "test", {}) is None
 
 

@@ -43,6 +43,7 @@ from ipex_inductor.templates import (
     persistent,
     pipelined,
     pool,
+    preactivated,
     shortcut,
     streamed,
 )
@@ -176,6 +177,25 @@ def gated_pair(sizes, tile, left):
     return Small("gated", gated.NAME, line, lambda _: tile, make, left)
 
 
+def preactivation(sizes, tile, left):
+    """A convolution of one pixel behind a norm and a relu, of several images side by side."""
+
+    def make(tile, dtype, gpu):
+        images, pixels, columns, *widths = sizes
+        constants = preactivated.constants(images * pixels, columns, *widths, True, tile)
+        text = source(preactivated.SOURCE, constants | {"ALLOW_TF32": False}, columns)
+        types = signature(("X", "A", "W", *(f"P{i}" for i in range(widths[2]))), dtype)
+        return binary(text, types | {"A": "*fp32"}, tile, gpu)
+
+    images, pixels, columns, first, each, parts = sizes
+    terms = first + each * parts
+    operands = [f"{images}x{first}x{pixels}x1:L", f"{columns}x{terms}x1x1:L", columns]
+    operands += [*[terms] * 4, *[f"{images}x{each}x{pixels}x1:L"] * parts]
+    line = f"ipex.conv_preactivated.default {{}} {' '.join(map(str, operands))} "
+    line += f"epsilon=1e-05 more={parts} unary='relu' scalars=()"
+    return Small("preactivated", preactivated.NAME, line, lambda _: tile, make, left)
+
+
 def pooling(text, operands, tile):
     """Of two by two pixels; `operands` are the image's or the gradient's, and of channels."""
     case = {"window": [2, 2], "stride": [2, 2], "padding": [0, 0], "tile": [*vars(tile).values()]}
@@ -203,10 +223,11 @@ def column_moments(rows, columns, tile):
 # What is not offered, by whom it is not. Intel's GPUs: `benchmarks/triton_xe.py`.
 MI300X = str(described("mi300x"))
 HALVES = {"float32": NO_TF32}
+NO_OTHERS = {"mi300x": f"the template is not for {MI300X}"}
 ENGINE = "it is for Hopper's copy engine"
 ON_HOPPER = dict.fromkeys(("a100-80gb", "b200", "mi300x"), ENGINE) | HALVES
 ON_NVIDIA = {"mi300x": f"our template is not for {MI300X}"}
-PAIRS = {"float32": "two of float32 are no register", "mi300x": f"the template is not for {MI300X}"}
+PAIRS = {"float32": "two of float32 are no register", **NO_OTHERS}
 IMAGE = [128, 3, 224, 224]
 
 SMALL = {
@@ -242,6 +263,9 @@ SMALL = {
         *(pipelined, (4099, 3001, 776), lambda arch: pipelined.tiles(arch)[-1], HALVES), spills=24
     ),
     "gated": gated_pair((4096, 3072, 768), gated.TILES[1], ON_HOPPER),
+    "preactivated": preactivation(
+        (4, 784, 128, 128, 32, 5), preactivated.TILES[4], HALVES | NO_OTHERS
+    ),
     "one row": of_few_rows(1, few_rows.ONE_ROW[0], ON_NVIDIA),
     "few rows": of_few_rows(16, few_rows.ROWS[0], ON_NVIDIA),
     "few rows, joined": of_few_rows(16, few_rows.JOINED[0], ON_NVIDIA),

@@ -14,6 +14,7 @@ import few_rows_cases
 import gated_cases
 import moment_cases
 import pool_cases
+import preactivated_cases
 import pytest
 import torch
 from _pytest.mark import ParameterSet
@@ -26,7 +27,7 @@ DTYPES = {
     **dict.fromkeys(("stem", "depthwise", "strips"), ALL),
     **dict.fromkeys(("stem_pool", "stem_weight", "fprop", "boxes", "grouped"), HALVES),
     **dict.fromkeys(("shortcut streamed", "shortcut boxes"), HALVES),
-    **dict.fromkeys(("streamed", "persistent", "pipelined", "gated"), HALVES),
+    **dict.fromkeys(("streamed", "persistent", "pipelined", "gated", "preactivated"), HALVES),
     **dict.fromkeys(("one row", "few rows", "pool", "pool's backward", "moments"), ALL),
 }
 
@@ -136,6 +137,14 @@ def pairs(patch, module, made):
     patch.setattr(gated_cases, "error", error)
 
 
+def of_preactivated(patch, module, made):
+    def error(*given):
+        made["preactivated", given[2]].add(given[0])
+        return 0.0
+
+    patch.setattr(preactivated_cases, "error", error)
+
+
 REPLACED = {
     "test_conv_templates": images,
     "test_conv_weight": images,
@@ -143,6 +152,7 @@ REPLACED = {
     "test_pool": pools,
     "test_moments": of_moments,
     "test_gated": pairs,
+    "test_preactivated": of_preactivated,
 }
 
 

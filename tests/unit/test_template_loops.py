@@ -26,6 +26,7 @@ from ipex_inductor.templates import (
     gated,
     persistent,
     pipelined,
+    preactivated,
     streamed,
 )
 
@@ -120,6 +121,12 @@ def product(template, tile):
         yield template.SOURCE, template.constants(*sizes, True, *unary, tile, *programs)
 
 
+def preactivation(tile):
+    """Of parts that fill a step, or do not, and of none."""
+    for widths in ((256, 32, 24), (200, 24, 5), (64, 0, 0)):
+        yield preactivated.SOURCE, preactivated.constants(4099, 129, *widths, True, tile)
+
+
 def of_few_rows(tile):
     for one_row in (True, False):
         yield few_rows.source(one_row, tile), {}
@@ -137,6 +144,7 @@ TEMPLATES = {
     "grouped": (conv_grouped.Tile, partial(convolution, "grouped", GROUPS)),
     "shortcut_streamed": (streamed.Tile, partial(block_end, "streamed")),
     "shortcut_boxes": (conv_boxes.Tile, partial(block_end, "boxes")),
+    "preactivated": (preactivated.Tile, preactivation),
     "streamed": (streamed.Tile, partial(product, streamed)),
     "persistent": (persistent.Tile, partial(product, persistent)),
     "pipelined": (pipelined.Tile, partial(product, pipelined)),
