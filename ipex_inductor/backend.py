@@ -106,22 +106,23 @@ def _compile_plain(request: Request) -> Any:
 
 def _compile_wrapped(request: Request) -> Any:
     """In C++ where that pays, if Inductor has all of the graph in C++."""
+    graph_report = decisions.open_report()
     if not request.wraps_in_cpp:
-        return _compile_ours(request)
+        return _compile_ours(request, graph_report)
+    graph_report.add("choice", WRAPPER, "C++ calls the kernels")
     try:
-        return _compile_ours(request.wrapped_in_cpp(), ("choice", WRAPPER, "C++ calls the kernels"))
+        return _compile_ours(request.wrapped_in_cpp(), graph_report)
     except Exception as error:
-        if compat.is_control_flow(error) or compat.compiler_missing(error):
+        if compat.is_control_flow(error):
             raise
         reason = f"{type(error).__name__}: {str(error).strip()[:300]}"
-        return _compile_ours(request, ("missed", WRAPPER, f"{reason}: Python calls the kernels"))
+        graph_report.events.clear()  # all of it is decided again
+        graph_report.add("missed", WRAPPER, f"{reason}: Python calls the kernels")
+        return _compile_ours(request, graph_report)
 
 
-def _compile_ours(request: Request, wrapper: tuple[str, ...] = ()) -> Any:
+def _compile_ours(request: Request, graph_report: decisions.GraphReport) -> Any:
     recording.note(request.gm, request.training)
-    graph_report = decisions.open_report()
-    if wrapper:
-        graph_report.add(*wrapper)
     request = outer.reattended(request, graph_report)
     stepped = _stepped(request, graph_report)
     if stepped is not None:

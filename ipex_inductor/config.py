@@ -99,6 +99,7 @@ class CompileConfig:
         hash=False,  # some of Inductor's options are dicts or lists
         metadata={"doc": "Inductor's own options, passed on for this call only"},
     )
+    wrapped: bool = field(default=False, metadata={"doc": "C++ calls the kernels, by our choice"})
 
     @property
     def rules_off(self) -> frozenset[str]:

@@ -30,6 +30,7 @@ _COMMENT = re.compile(r"^ *#.*\n", re.MULTILINE)
 _INPUT = re.compile(r"\b[GLgl]_\w+")
 # Inductor's options that say how C++ is compiled, or into what, and variables that say flags.
 TOLD = ("cpp_wrapper", "cpp.march", "cpp.simdlen", "cpp.enable_kernel_profile")
+CPP_WRAPPER = "TORCHINDUCTOR_CPP_WRAPPER"  # the variable of the first
 FLAGS = ("TORCHINDUCTOR_DEBUG_COMPILE", "TORCHINDUCTOR_DEBUG_SYMBOL")
 TORCHS = (
     "aten",
@@ -100,6 +101,7 @@ class Request:
         """
         takes_time = self.config.mode.startswith("max-autotune")
         named = "cpp_wrapper" in dict(self.config.inductor) or self.option("cpp_wrapper")
+        named = named or CPP_WRAPPER in os.environ
         in_python = self.runs_sycl or self.has_users_ops  # what it calls
         on_cpus = all(place.type == "cpu" for place in self.places)
         return takes_time and on_cpus and not (named or in_python or self.training or self.sharded)
@@ -109,7 +111,7 @@ class Request:
         # Those modes set the second for GPUs, and torch warns of both.
         more = {"cpp_wrapper": True, "triton.cudagraphs": False}
         options = tuple(sorted({**dict(self.config.inductor), **more}.items()))
-        return replace(self, config=replace(self.config, inductor=options))
+        return replace(self, config=replace(self.config, inductor=options, wrapped=True))
 
     def option(self, name: str) -> Any:
         """Inductor's setting of that name, for this call; None for one that this torch has not."""
@@ -280,8 +282,9 @@ class Request:
     @cached_property
     def has_users_ops(self) -> bool:
         """Whether ops take part of whose code the key knows nothing."""
-        ops = (n.target for n in self.gm.graph.nodes if isinstance(n.target, torch._ops.OpOverload))
-        return any(op.namespace not in TORCHS for op in ops)
+        graphs = (m.graph for m in self.gm.modules() if isinstance(m, torch.fx.GraphModule))
+        targets = (node.target for graph in graphs for node in graph.nodes)
+        return any(_namespace(target) not in ("", *TORCHS) for target in targets)
 
     @property
     def runs_sycl(self) -> bool:
@@ -318,6 +321,14 @@ class Request:
         backends = ("max_autotune_gemm_backends", "max_autotune_conv_backends")
         cutlass = any("CUTLASS" in str(self.option(name)).upper() for name in backends)
         return cutlass or bool(self.option("cpp_wrapper"))
+
+
+def _namespace(target: Any) -> str:
+    """Of an op, "" for other things that are called; Dynamo leaves it open which overload it is."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target.namespace
+    packet = isinstance(target, torch._ops.OpOverloadPacket)
+    return target._qualified_op_name.split("::")[0] if packet else ""
 
 
 def _text(gm: torch.fx.GraphModule) -> str:

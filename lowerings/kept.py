@@ -1,5 +1,6 @@
 """`ipex::kept_conv` to a call of `templates/kept.py`, or in C++ of what that makes."""
 
+import json
 from typing import Any
 
 from torch._inductor import ir
@@ -25,7 +26,8 @@ class KeptCall(OurCall):
         bias = rest[0] if geometry.biased else "nullptr"
         other = rest[-1] if geometry.added else "nullptr"
         pointers = ", ".join((x, arranged, bias, other, address(self)))
-        return f'{{ static IpexKept kept{{R"({self.constant_args!r})"}}; kept({pointers}); }}'
+        words = json.dumps(self.constant_args)
+        return f'{{ static IpexKept kept{{R"({words})"}}; kept({pointers}); }}'
 
 
 def _kept(

@@ -3,9 +3,9 @@
 Torch makes oneDNN's descriptors anew at each call, which takes as long as a small convolution.
 """
 
-import ast
 import ctypes
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from importlib.metadata import distribution
 from pathlib import Path
@@ -206,10 +206,13 @@ def _primitive(
 
 
 def primitive(words: str) -> int:
-    """The address of the primitive of `call`'s last four arguments, for C++. Raises `KeptError`."""
+    """The address of a primitive, for C++. Raises `KeptError`.
+
+    words: the last four arguments of `call`, as JSON with its infinities.
+    """
     if reason := why_not():
         raise KeptError(f"{reason}; torch.compile makes code without it")
-    numbers, unary, scalars, tag = ast.literal_eval(words)
+    numbers, unary, scalars, tag = json.loads(words)
     return _primitive(tuple(numbers), unary, tuple(scalars), tag, torch.get_num_threads()).address
 
 

@@ -83,7 +83,7 @@ CONTESTANTS = (
     Contestant(
         "frozen", "Inductor frozen, max-autotune", "inductor", "max-autotune", freezing=True
     ),
-    Contestant("ipex", "ipex", "ipex", "max-autotune"),
+    Contestant("ipex", "ipex", "ipex"),
 )
 
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from helpers import Mlp, code_of
 from torch import Tensor, nn
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+from torch._inductor.exc import InvalidCxxCompiler
 
 from ipex_inductor import decisions
 from ipex_inductor.passes import blocked, kept, short_attention, winograd
@@ -170,3 +171,77 @@ def test_what_inductor_has_not_in_cpp_is_called_from_python(
     assert "Python calls the kernels" in reason
     assert said("hoisted")
     assert not said("fallback")
+
+
+@torch.no_grad()
+def test_what_an_op_raises_is_its_own_error() -> None:
+    """In C++ all that an op without a function of Inductor's raises is a RuntimeError."""
+    fn = torch.compile(lambda x: torch.linalg.cholesky(x) + 1, backend="ipex", mode="max-autotune")
+    with pytest.raises(torch.linalg.LinAlgError, match="positive-definite"):
+        fn(-torch.eye(4))
+    (reason,) = [reason for reason in said("missed") if reason.startswith("C++ wrapper")]
+    assert "by its name alone" in reason
+    assert len(decisions.reports()) == 1
+
+
+@torch.library.custom_op("ipex_tests::raises", mutates_args=())
+def raises(x: Tensor) -> Tensor:
+    raise KeyError("mine")
+
+
+@raises.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["itself", "in a branch"])
+@torch.no_grad()
+def test_ops_of_users_are_pythons_to_call(inside: bool) -> None:
+    def plain(x: Tensor) -> Tensor:
+        return torch.ops.ipex_tests.raises(x) + 1
+
+    def branching(x: Tensor) -> Tensor:
+        result: Tensor = torch.cond(x.sum() > 0, plain, torch.sin, (x,))
+        return result
+
+    fn = torch.compile(branching if inside else plain, backend="ipex", mode="max-autotune")
+    with pytest.raises(KeyError, match="mine"):
+        fn(X.abs())
+    assert not [reason for reason in said("choice") if "C++" in reason]
+
+
+@torch.no_grad()
+def test_without_a_compiler_what_needs_none_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CppWrapperCpu, "write_wrapper_decl", _no_compiler)
+    fn = torch.compile(lambda a, b: (a.t(), b), backend="ipex", mode="max-autotune")
+    assert fn(X, X)[0].shape == (32, 4)
+
+
+def _no_compiler(*_: object) -> None:
+    raise InvalidCxxCompiler
+
+
+@pytest.mark.skipif(not onednn.installed(), reason="onednn-cpu-gomp is not installed")
+@torch.no_grad()
+def test_a_bound_may_be_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = kept.Most(*[math.inf] * 4, onednn.UNARY.keys())
+    monkeypatch.setattr(kept, "FASTER", {(architecture(), torch.float32): every})
+    monkeypatch.setattr(winograd, "FASTER", {})
+    conv = nn.Conv2d(3, 64, 7, 2, 3).eval().to(memory_format=torch.channels_last)
+    image = torch.randn(1, 3, 32, 32).to(memory_format=torch.channels_last)
+
+    def model(x: Tensor) -> Tensor:
+        return F.hardtanh(conv(x), -1.0, math.inf)
+
+    options = {"cpp_wrapper": True, "strict": True}
+    fn = torch.compile(model, backend="ipex", options=options)
+    # Sums of fp32, in another order.
+    torch.testing.assert_close(fn(image), model(image), rtol=1e-5, atol=1e-5)
+    assert [reason for reason in said("choice") if "primitives, kept" in reason]
+
+
+@torch.no_grad()
+def test_torchs_variable_leaves_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CPP_WRAPPER", "0")
+    (source,) = code_of(compiled(Mlp().eval(), mode="max-autotune"), X)
+    assert IN_CPP not in source
