@@ -26,6 +26,7 @@ TRANSFORMERS = ("timm:vit", "timm:swin", "bert", "roberta", "gpt2", "t5", "llama
 OURS, THEIRS = ("ours", "tuned"), ("inductor", "max-autotune")
 # Torchvision's name of a model, and timm's.
 SAME = {
+    "densenet121": "timm:densenet121",
     "mobilenet_v3_large": "timm:mobilenetv3_large_100",
     "regnet_y_3_2gf": "timm:regnety_032",
 }
