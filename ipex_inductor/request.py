@@ -30,7 +30,6 @@ _COMMENT = re.compile(r"^ *#.*\n", re.MULTILINE)
 _INPUT = re.compile(r"\b[GLgl]_\w+")
 # Inductor's options that say how C++ is compiled, or into what, and variables that say flags.
 TOLD = ("cpp_wrapper", "cpp.march", "cpp.simdlen", "cpp.enable_kernel_profile")
-CPP_WRAPPER = "TORCHINDUCTOR_CPP_WRAPPER"  # the variable of the first
 FLAGS = ("TORCHINDUCTOR_DEBUG_COMPILE", "TORCHINDUCTOR_DEBUG_SYMBOL")
 TORCHS = (
     "aten",
@@ -101,7 +100,7 @@ class Request:
         """
         takes_time = self.config.mode.startswith("max-autotune")
         named = "cpp_wrapper" in dict(self.config.inductor) or self.option("cpp_wrapper")
-        named = named or CPP_WRAPPER in os.environ
+        named = named or "TORCHINDUCTOR_CPP_WRAPPER" in os.environ  # which Inductor may read as no
         in_python = self.runs_sycl or self.has_users_ops  # what it calls
         on_cpus = all(place.type == "cpu" for place in self.places)
         return takes_time and on_cpus and not (named or in_python or self.training or self.sharded)

@@ -104,11 +104,18 @@ def _norm_before(kind):
     return piece
 
 
+def _preactivated(b):
+    v = b.emit(f"F.relu({batch_norm(b, fresh(b, 4))})")
+    w = b.parameter(b.pick(4, 6), b.shape(v)[1], 1, 1)
+    return b.emit(f"F.conv2d({v}, {w}, {bias(b, b.shape(w)[0])})")
+
+
 KINDS = ("conv1d", "conv2d", "conv3d", "linear")
 BESIDES = {
     **{f"{kind}+batch_norm": _norm_behind(kind) for kind in KINDS},
     **{f"conv_transpose{n}d+batch_norm": _norm_behind(f"conv_transpose{n}d") for n in (1, 2, 3)},
     **{f"batch_norm+{kind}": _norm_before(kind) for kind in KINDS},
+    "batch_norm+relu|conv": _preactivated,
     "linear|linear": shared_input,
     "softmax(q@k)@v": attention,
 }
