@@ -109,7 +109,9 @@ class Request:
         """The same with C++ that calls its kernels."""
         # Those modes set the second for GPUs, and torch warns of both.
         more = {"cpp_wrapper": True, "triton.cudagraphs": False}
-        options = tuple(sorted({**dict(self.config.inductor), **more}.items()))
+        options = tuple(
+            sorted({**graph_files.NO_HEADERS, **dict(self.config.inductor), **more}.items())
+        )
         return replace(self, config=replace(self.config, inductor=options, wrapped=True))
 
     def option(self, name: str) -> Any:
