@@ -3,8 +3,8 @@
 Everything is per call: no global option, registry of Inductor's or user pass is changed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
@@ -105,13 +105,12 @@ def _compile_plain(request: Request) -> Any:
 
 
 def _compile_wrapped(request: Request) -> Any:
-    """In C++ where that pays, if Inductor has all of the graph in C++."""
+    """In C++ where that is due, if Inductor has all of the graph in C++."""
     graph_report = decisions.open_report()
     if not request.wraps_in_cpp:
         return _compile_ours(request, graph_report)
-    graph_report.add("choice", WRAPPER, "C++ calls the kernels")
     try:
-        return _compile_ours(request.wrapped_in_cpp(), graph_report)
+        return _compile_ours(request, graph_report, in_cpp=True)
     except Exception as error:
         if compat.is_control_flow(error):
             raise
@@ -121,7 +120,10 @@ def _compile_wrapped(request: Request) -> Any:
         return _compile_ours(request, graph_report)
 
 
-def _compile_ours(request: Request, graph_report: decisions.GraphReport) -> Any:
+def _compile_ours(
+    request: Request, graph_report: decisions.GraphReport, in_cpp: bool = False
+) -> Any:
+    """`in_cpp`: C++ calls the kernels, but of a graph of a level of CPUs, compiled elsewhere."""
     recording.note(request.gm, request.training)
     request = outer.reattended(request, graph_report)
     stepped = _stepped(request, graph_report)
@@ -130,8 +132,9 @@ def _compile_ours(request: Request, graph_report: decisions.GraphReport) -> Any:
         graph_report.publish()
         return stepped
     selected = choices.settled(request, graph_report)
+    wrapped = request.wrapped_in_cpp() if in_cpp else request
     found = graph_files.compiling(
-        lambda level: request.key(selected, level=level),
+        lambda level: (request if level else wrapped).key(selected, level=level),
         graph_report,
         collector.resume,
         lambda: request.text,
@@ -141,19 +144,26 @@ def _compile_ours(request: Request, graph_report: decisions.GraphReport) -> Any:
         hit = folder is not None and folder.files.outcome == "hit"
         if not hit:
             collector.resume()
-            if folder is None or folder.level is None:
-                _begin_kernels(request)
-        with compat.no_early_workers() if hit else nullcontext():
+        elsewhere = folder is not None and folder.level is not None
+        request = request if elsewhere else wrapped
+        begun = nullcontext() if elsewhere else _begun(request)
+        with compat.no_early_workers() if hit else begun:
             return outer.compiled(request, selected, graph_report, folder)
 
 
-def _begin_kernels(request: Request) -> None:
-    """The CPU's own kernels take seconds to compile, and so does tracing the graph."""
-    on_cpu = all(device.type == "cpu" for device in request.devices)
-    if request.config.blocked_products and on_cpu and not request.training:
+@contextmanager
+def _begun(request: Request) -> Iterator[None]:
+    """What takes g++ seconds on a CPU goes on while the graph is traced."""
+    if any(device.type != "cpu" for device in request.devices):
+        yield
+        return
+    if request.config.blocked_products and not request.training:
         from ipex_inductor.passes import blocked
 
         blocked.begin_building(request.gm)
+    wrapped = compat.halves_at_once() if request.config.wrapped else nullcontext()
+    with compat.vectors_tried(), wrapped:
+        yield
 
 
 @dataclass(frozen=True)

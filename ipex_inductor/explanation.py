@@ -28,10 +28,12 @@ from ipex_inductor.watch import compiled, unchanged
 COLORS = {"fallback": "red", "fired": "green", "hoisted": "green", "missed": "yellow"}
 LINES_SHOWN = 3  # of the user's source, a row of the table
 
-# A call in Inductor's generated wrapper: a library op, an extern kernel, one it compiled itself.
+# A call in code that Inductor generated: of a library's op, an extern kernel, one that it compiled
+# or one of ours; in C++ of a library's or one of ours.
 KERNEL = re.compile(
-    r"^\s+(?:\w+ = )?(?:torch\.ops\.([\w.]+?)(?:\.default)?|extern_kernels\.(\w+)"
-    r"|((?:cpp|triton)_\w+?)(?:\.run)?)\(",
+    r"^\s+(?:\w+ = )?(?:(?:torch\.ops\.([\w.]+?)(?:\.default)?|extern_kernels\.(\w+)"
+    r"|((?:cpp|triton|ipex)_\w+?)(?:\.run)?"
+    r"|AOTI_TORCH_ERROR_CODE_CHECK\(aoti_torch_cpu_(\w+?)(?:_out)?)\(|/\* (ipex_\w+) \*/)",
     re.MULTILINE,
 )
 RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")  # Dynamo's name of the rest of a frame

@@ -95,23 +95,22 @@ class Request:
 
     @cached_property
     def wraps_in_cpp(self) -> bool:
-        """Whether C++ is to call its kernels, by our choice: 1 to 5 % of a call, and at a cold
-        start seconds more. So in inference on CPUs, in a mode that takes its time to compile.
+        """Whether C++ is to call its kernels, by our choice: in inference on CPUs.
+
+        That takes 1 to 5 % less of a call, and at a cold start a second or two more.
         """
-        takes_time = self.config.mode.startswith("max-autotune")
         named = "cpp_wrapper" in dict(self.config.inductor) or self.option("cpp_wrapper")
         named = named or "TORCHINDUCTOR_CPP_WRAPPER" in os.environ  # which Inductor may read as no
         in_python = self.runs_sycl or self.has_users_ops  # what it calls
         on_cpus = all(place.type == "cpu" for place in self.places)
-        return takes_time and on_cpus and not (named or in_python or self.training or self.sharded)
+        return on_cpus and not (named or in_python or self.training or self.sharded)
 
     def wrapped_in_cpp(self) -> "Request":
         """The same with C++ that calls its kernels."""
         # Those modes set the second for GPUs, and torch warns of both.
         more = {"cpp_wrapper": True, "triton.cudagraphs": False}
-        options = tuple(
-            sorted({**graph_files.NO_HEADERS, **dict(self.config.inductor), **more}.items())
-        )
+        usual = {**graph_files.NO_HEADERS, "cpp_wrapper_build_separate": True}  # halves_at_once
+        options = tuple(sorted({**usual, **dict(self.config.inductor), **more}.items()))
         return replace(self, config=replace(self.config, inductor=options, wrapped=True))
 
     def option(self, name: str) -> Any:

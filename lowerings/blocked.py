@@ -28,7 +28,7 @@ class OurCall(ir.ExternKernelOut):
                 wrapper.ipex_kernels = cpu_library.source(beside_torch=True) if inside else ""
                 declared = cpu_library.declared(inside)
                 wrapper.define_kernel("ipex", wrapper.ipex_kernels, None, False, declared)
-            wrapper.writeline(self.in_cpp())
+            wrapper.writeline(f"/* {self.python_kernel_name} */ {self.in_cpp()}")
             return
         wrapper.add_import_once(f"from {self.imported} import call as {self.python_kernel_name}")
         super().codegen(wrapper)

@@ -75,6 +75,12 @@ def _what_is_frozen_is_not_counted():
         yield
 
 
+@pytest.fixture
+def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python calls a graph's kernels, as in training: it says more plainly which and with what."""
+    monkeypatch.setenv("TORCHINDUCTOR_CPP_WRAPPER", "0")
+
+
 @pytest.fixture(autouse=True)
 def _rules_fire_alike(monkeypatch):
     """On every CPU: attention is left to Inductor on some."""

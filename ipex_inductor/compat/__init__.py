@@ -13,6 +13,8 @@ from ipex_inductor.compat.captures import drop_cublas_memory as drop_cublas_memo
 from ipex_inductor.compat.captures import end_capture as end_capture
 from ipex_inductor.compat.captures import is_traced as is_traced
 from ipex_inductor.compat.captures import uncapturable as uncapturable
+from ipex_inductor.compat.concurrent import halves_at_once as halves_at_once
+from ipex_inductor.compat.concurrent import vectors_tried as vectors_tried
 from ipex_inductor.compat.devices import TOOLKITS as TOOLKITS
 from ipex_inductor.compat.devices import adds_to_one_pixel as adds_to_one_pixel
 from ipex_inductor.compat.devices import prefers_cudnn_attention as prefers_cudnn_attention

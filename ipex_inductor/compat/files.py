@@ -37,7 +37,8 @@ def cache_folder(path: Path, answers: Answers) -> Iterator[None]:
     task. A Triton folder that the user named stays. C++ kernels that other compilations have loaded
     are not seen, nor do they see ours, or neither folder would be complete. Whether compiler and
     CPU can do AVX2, AVX-512, AMX ... is answered from `answers`; Inductor would build and load a
-    library for each in every process. What is not answered is tried, and becomes an answer.
+    library for each in every process. What is not answered is tried, and becomes an answer; what
+    compiles for a CPU that can do more is not tried again for one that can do less.
     """
     compilation = path, answers
     with _compiling_lock:
@@ -60,7 +61,8 @@ def _remember() -> None:
     from torch._inductor.codecache import CppCodeCache
     from torch._inductor.cpu_vec_isa import VecISA
 
-    _outside["loaded"] = {kind: vars(kind)["cache"] for kind in _kinds(CppCodeCache)}
+    kinds = [kind for kind in _and_below(CppCodeCache) if "cache" in vars(kind)]
+    _outside["loaded"] = {kind: vars(kind)["cache"] for kind in kinds}
     for kind in _outside["loaded"]:
         kind.cache = _loaded.setdefault(kind, {})
     _outside["folder"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
@@ -69,13 +71,22 @@ def _remember() -> None:
 
     def check(isa: Any, code: str) -> bool:
         known = _compiling[-1][1]() if _compiling else {}
-        question = f"{type(isa).__name__} {isa._arch_flags}\n{code}"
+        question, *by_more = _questions(isa, code)
         if question not in known:
-            known[question] = tried(isa, code)
+            known[question] = any(map(known.get, by_more)) or tried(isa, code)
         return known[question]
 
     vec_isa: Any = VecISA
     vec_isa.check_build = check
+
+
+def _questions(isa: Any, code: str) -> Iterator[str]:
+    """Whether it compiles that, and, which says so too, whether those do that can do more."""
+    from torch._inductor import cpu_vec_isa
+
+    kind = getattr(cpu_vec_isa, type(isa).__name__)
+    more = isa._arch_flags.removeprefix(kind._arch_flags)
+    yield from (f"{it.__name__} {it._arch_flags}{more}\n{code}" for it in _and_below(kind))
 
 
 def _switch() -> None:
@@ -109,9 +120,8 @@ def _switch() -> None:
         os.environ.pop("TRITON_CACHE_DIR", None)
 
 
-def _kinds(kind: Any) -> Iterator[Any]:
-    """A class and all below it that have a cache of their own."""
-    if "cache" in vars(kind):
-        yield kind
+def _and_below(kind: Any) -> Iterator[Any]:
+    """A class and all below it."""
+    yield kind
     for below in kind.__subclasses__():
-        yield from _kinds(below)
+        yield from _and_below(below)

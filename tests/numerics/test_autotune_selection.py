@@ -29,7 +29,7 @@ from ipex_inductor.lowerings.listed import Choosing, choosing
 from ipex_inductor.lowerings.settings import settings_of
 from ipex_inductor.request import Request
 
-pytestmark = pytest.mark.usefixtures("instructions_known")
+pytestmark = pytest.mark.usefixtures("instructions_known", "in_python")
 
 A, B = torch.randn(3, 40, 24), torch.randn(3, 24, 56)
 TEMPLATE, IN_CODE = "inductor.cpp.bmm", "_threaded_mm("

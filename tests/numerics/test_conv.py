@@ -125,6 +125,7 @@ SUMS = {
 
 @pytest.mark.parametrize("name", SUMS)
 @pytest.mark.sampled
+@pytest.mark.usefixtures("in_python")
 def test_sums_take_the_place_of_an_addend_that_dies(name):
     fn, sums = SUMS[name]
     x = torch.randn(2, 8, 6, 6)

@@ -51,7 +51,7 @@ def test_rules_hoisted_work_kernels_and_the_users_line():
     assert "helpers.py" in line
     assert line.endswith("in forward")
     assert rows(graph, "hoisted")["weight prologue"].reason == "2 tensors, 0.0 MiB, of 2 weights"
-    assert graph.kernels == {"mkldnn._linear_pointwise": 2}
+    assert graph.kernels == {"_linear_pointwise": 2}
 
 
 def test_the_graph_is_shown_before_and_after():

@@ -19,7 +19,10 @@ from ipex_inductor.passes.packing import onednn_dtypes
 from ipex_inductor.target import architecture
 from ipex_inductor.templates import kept
 
-pytestmark = pytest.mark.skipif(not kept.installed(), reason="onednn-cpu-gomp is not installed")
+pytestmark = [
+    pytest.mark.skipif(not kept.installed(), reason="onednn-cpu-gomp is not installed"),
+    pytest.mark.usefixtures("in_python"),  # test_cpp_wrapper.py has them in C++
+]
 LAST = torch.channels_last
 # One rounding of sums in fp32: of some thousand terms they are 2^-20 off, of what is largest.
 CLOSE = {torch.float32: 2e-6, torch.bfloat16: 2**-8}

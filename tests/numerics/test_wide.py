@@ -75,6 +75,7 @@ def test_a_block_is_computed_in_fp32_and_its_rules_fire(dtype, last):
 
 
 @torch.no_grad()
+@pytest.mark.usefixtures("in_python")
 def test_between_two_products_nothing_is_rounded():
     """One cast in front of a chain, and one behind it."""
     model = nn.Sequential(*(nn.Conv2d(16, 16, 3) for _ in range(3))).bfloat16()

@@ -468,7 +468,7 @@ def test_what_is_not_read_says_why(make, reason, launches):
     reference.step()
     assert not launches
     assert not fired()
-    assert reason in missed()[0]
+    assert any(reason in each for each in missed())
     torch.testing.assert_close(ours, theirs)
 
 

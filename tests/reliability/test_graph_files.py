@@ -1,6 +1,7 @@
 """Torch's own files under backend `ipex`: private, verified before torch looks, and never fatal."""
 
 import ast
+import functools
 import json
 import os
 import re
@@ -8,6 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -588,6 +591,50 @@ def test_vector_checks_are_asked_once(tmp_path, monkeypatch):
             assert VecAVX2().check_build("code") is False
     assert asked == ["code"]
     assert list(answers.values()) == [False]
+
+
+@pytest.mark.parametrize("can", [True, False])
+def test_what_compiles_for_more_vectors_is_not_tried_for_fewer(tmp_path, monkeypatch, can):
+    from torch._inductor.cpu_vec_isa import VecAVX2, VecAVX512, VecAVX512VNNI, VecISA
+
+    asked, answers, kinds = [], {}, (VecAVX512VNNI, VecAVX512, VecAVX2)
+    monkeypatch.setattr(VecISA, "check_build", lambda isa, code: asked.append(type(isa)) or can)
+    with compat.cache_folder(tmp_path, lambda: answers):
+        assert [kind().check_build("code") for kind in kinds] == [can] * 3
+    assert asked == ([VecAVX512VNNI, VecAVX2] if can else [*kinds])
+    assert len(answers) == 3
+
+
+@pytest.fixture
+def tries(monkeypatch):
+    """What is tried of vectors, by kind and thread; this process knows nothing of them yet."""
+    from torch._inductor import cpu_vec_isa
+
+    asked = []
+
+    def check_build(isa, code):
+        asked.append((type(isa).__name__, threading.current_thread().name.rpartition("_")[0]))
+        return False
+
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", functools.cache(list))
+    monkeypatch.setattr(cpu_vec_isa, "x86_isa_checker", lambda: ["avx2", "avx512"])
+    monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", check_build)
+    return asked
+
+
+def test_vectors_are_tried_while_a_graph_is_traced(tries):
+    with compat.vectors_tried():
+        wait_for(lambda: len(tries) == 2)
+    assert tries == [("VecAVX512", "ipex vectors"), ("VecAVX2", "ipex vectors")]
+
+
+def test_what_this_process_knows_of_vectors_is_not_tried(tries):
+    from torch._inductor import cpu_vec_isa
+
+    cpu_vec_isa.valid_vec_isa_list()
+    with compat.vectors_tried():
+        time.sleep(0.1)
+    assert not tries
 
 
 @pytest.mark.slow

@@ -27,7 +27,22 @@ def call(args):
         extern_kernels.addmm(arg4_1, buf1, alpha=1, out=buf2)
         cpp_fused_add_0(buf2)
         cpp_fused_add_0(buf3)
+        ipex_blocked(buf2, derived_1, out=buf3)
         triton_poi_fused_add_1.run(buf2, 4, stream=stream0)
+"""
+
+
+IN_CPP = """
+cpp_wrapper_src = (
+void inductor_entry_impl(
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(2, int_array_0, 0, &buf0_handle));
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu__linear_pointwise(arg2_1, derived_0, &buf0_handle));
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_mm_out(buf1, buf0, buf0));
+    /* ipex_blocked */ product_float32(4, 32, 48, 16, ipex_address(buf1), nullptr);
+    /* ipex_blocked */ product_float32(4, 48, 16, 16, ipex_address(buf2), nullptr);
+    cpp_fused_add_0((const float*)(buf0.data_ptr()), (float*)(buf2.data_ptr()));
+kernel_src = (
+extern "C"  void  cpp_fused_add_0(const float* in_ptr0,
 """
 
 
@@ -79,7 +94,7 @@ graph 0
  missed    linear+gelu       1   a size is zero           nets/model.py:9 in forward
  missed    linear+relu       1   a size is zero
 kernels: mkldnn._linear_pointwise, mkldnn._convolution_pointwise.binary, addmm, cpp_fused_add_0 x2,
-triton_poi_fused_add_1
+ipex_blocked, triton_poi_fused_add_1
 
 graph 1: nothing of ours to do
 
@@ -110,7 +125,19 @@ def test_kernels_are_counted_from_the_calls_in_the_generated_code(explained):
         "mkldnn._convolution_pointwise.binary": 1,
         "addmm": 1,
         "cpp_fused_add_0": 2,
+        "ipex_blocked": 1,
         "triton_poi_fused_add_1": 1,
+    }
+
+
+def test_kernels_are_counted_in_cpp_too():
+    found = GraphReport(source="passes", stages={})
+    found.show("code", IN_CPP)
+    assert explanation._explain_graph(found).kernels == {
+        "_linear_pointwise": 1,
+        "mm": 1,
+        "ipex_blocked": 2,
+        "cpp_fused_add_0": 1,
     }
 
 

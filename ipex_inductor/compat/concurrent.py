@@ -1,0 +1,69 @@
+"""What Inductor has g++ do in turn, done at the same time."""
+
+import contextlib
+import contextvars
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from torch.utils._filelock import FileLock
+
+
+@contextlib.contextmanager
+def vectors_tried() -> Iterator[None]:
+    """Whether compiler and CPU can do AVX2, AVX-512 ... is tried while the graph is traced.
+
+    Inductor asks when it generates the first loop, and each answer takes g++ two seconds, once a
+    machine. Answers lie where Inductor looks for them; what nobody has begun by the end is left.
+    """
+    from torch._inductor import cpu_vec_isa
+
+    if cpu_vec_isa.valid_vec_isa_list.cache_info().currsize:  # this process knows
+        yield
+        return
+    has = {*cpu_vec_isa.x86_isa_checker()}
+    tries = ThreadPoolExecutor(1, "ipex vectors")
+    for isa in map(_apart, cpu_vec_isa.supported_vec_isa_list):
+        if {*str(isa).split()} <= has:
+            tries.submit(bool, isa)
+    try:
+        yield
+    finally:
+        tries.shutdown(cancel_futures=True)
+
+
+def _apart(isa: Any) -> Any:
+    """One that is asked the same, and that torch does not take for its own: a try changes it."""
+    kind = type(isa)
+    same = {"__eq__": object.__eq__, "__hash__": object.__hash__}  # of what torch remembers
+    return type(kind.__name__, (kind,), same)()
+
+
+@contextlib.contextmanager
+def halves_at_once() -> Iterator[None]:
+    """C++ that calls kernels, and the kernels, which lie in two sources then, compile together."""
+    from torch._inductor import codecache as torchs
+
+    codecache: Any = torchs
+    usual = codecache._worker_compile_cpp
+
+    def compile_cpp(lock_path: str, builders: Sequence[Any]) -> None:
+        *halves, _ = builders  # the last one links
+        if len(halves) == 2:
+            with FileLock(lock_path, timeout=codecache.LOCK_TIMEOUT), ThreadPoolExecutor() as pool:
+                runs = [pool.submit(contextvars.copy_context().run, _build, it) for it in halves]
+                for run in runs:
+                    run.result()
+        usual(lock_path, builders)
+
+    codecache._worker_compile_cpp = compile_cpp
+    try:
+        yield
+    finally:
+        codecache._worker_compile_cpp = usual
+
+
+def _build(builder: Any) -> None:
+    if not os.path.exists(builder.get_target_file_path()):
+        builder.build()
