@@ -147,7 +147,8 @@ def _compile_ours(
         elsewhere = folder is not None and folder.level is not None
         request = request if elsewhere else wrapped
         begun = nullcontext() if elsewhere else _begun(request)
-        with compat.no_early_workers() if hit else begun:
+        wrapping = compat.wrapping() if request.config.wrapped else nullcontext()
+        with compat.no_early_workers() if hit else begun, wrapping:
             return outer.compiled(request, selected, graph_report, folder)
 
 
@@ -161,8 +162,7 @@ def _begun(request: Request) -> Iterator[None]:
         from ipex_inductor.passes import blocked
 
         blocked.begin_building(request.gm)
-    wrapped = compat.halves_at_once() if request.config.wrapped else nullcontext()
-    with compat.vectors_tried(), wrapped:
+    with compat.vectors_tried():
         yield
 
 

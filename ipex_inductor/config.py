@@ -48,6 +48,13 @@ class CompileConfig:
         "int, -1 for no bound",
         "how much one graph's prologue may keep; work beyond it stays in the graph",
     )
+    drop_plain_weights: bool = _option(
+        False,
+        "IPEX_DROP_PLAIN_WEIGHTS",
+        "bool",
+        "inference on a CPU: free a weight's data once all that a graph reads of it is derived; "
+        "whatever else reads that weight gets an error",
+    )
     strict: bool = _option(
         False,
         "IPEX_STRICT",

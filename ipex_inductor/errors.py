@@ -101,6 +101,10 @@ class PassError(IpexError, RuntimeError):
     """A graph pass of ours failed: the graph is compiled by plain Inductor instead."""
 
 
+class DroppedWeightError(IpexError, RuntimeError):
+    """A weight is read whose plain data was freed, as option `drop_plain_weights` says."""
+
+
 class FamiliarError(IpexError):
     """An error whose message starts with the text that users of IPEX know and test for."""
 

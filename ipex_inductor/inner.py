@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 AS_WRITTEN = "ops of ours run as torch's ops"
 LEARNING = (compat.lower_inner, compat.read_inner)  # in the place of what compiles
-# How C++ calls what it has no function of: slowly, and what that raises becomes a RuntimeError.
-BY_NAME = ("aoti_torch_call_dispatcher(", "custom_op_wrapper")
 log = decisions.log
 
 
@@ -76,8 +74,6 @@ def compiled(
         backward = bool(kwargs.get("is_backward"))
         told = backward, config.strict, graph_report
         inner, now, why_not = _by_choices(by, gm, selected, *told)
-    if config.wrapped:
-        _check_wrapped(getattr(inner, "source_code", ""))
     _say_choices(now, selected, why_not, graph_report)
     _keep_heard(now, config, graph_report)
     graph_report.show("code", getattr(inner, "source_code", ""))
@@ -87,12 +83,6 @@ def compiled(
     events = tuple(graph_report.events)
     keeps = bool(kwargs.get("cudagraphs")) or code is not inner  # what a capture reads, stays
     return join(code, parts.programs, keeps, events=events)
-
-
-def _check_wrapped(code: str) -> None:
-    """Raise `NotImplementedError` for C++ that calls an op as Python does, and loses its errors."""
-    if any(call in code for call in BY_NAME):
-        raise NotImplementedError("Inductor has an op in C++ by its name alone")
 
 
 def _split(
@@ -120,7 +110,7 @@ def _split(
         wide.widen_attention(gm.graph, narrow, graph_report)
         if in_blocks:
             shorten(gm.graph, graph_report, in_blocks)
-        told = limit, in_sycl, in_blocks, by_kept, narrow
+        told = limit, in_sycl, in_blocks, by_kept, narrow, config.drop_plain_weights
         return split(gm, example_inputs, weights, graph_report, *told)
     except Exception as error:
         raise PassError(

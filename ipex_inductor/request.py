@@ -109,7 +109,7 @@ class Request:
         """The same with C++ that calls its kernels."""
         # Those modes set the second for GPUs, and torch warns of both.
         more = {"cpp_wrapper": True, "triton.cudagraphs": False}
-        usual = {**graph_files.NO_HEADERS, "cpp_wrapper_build_separate": True}  # halves_at_once
+        usual = {**graph_files.NO_HEADERS, "cpp_wrapper_build_separate": True}
         options = tuple(sorted({**usual, **dict(self.config.inductor), **more}.items()))
         return replace(self, config=replace(self.config, inductor=options, wrapped=True))
 
@@ -202,6 +202,7 @@ class Request:
             "sources": source_digest(),
             "rules_off": tuple(sorted(self.config.rules_off)),
             "weight_prologue": (self.config.weight_prologue, self.config.weight_prologue_bytes),
+            "drop_plain_weights": self.config.drop_plain_weights,
             "training": self.training,
             "sharded": self.sharded,
             "sycl": self._sycl,

@@ -13,8 +13,7 @@ from ipex_inductor.compat.captures import drop_cublas_memory as drop_cublas_memo
 from ipex_inductor.compat.captures import end_capture as end_capture
 from ipex_inductor.compat.captures import is_traced as is_traced
 from ipex_inductor.compat.captures import uncapturable as uncapturable
-from ipex_inductor.compat.concurrent import halves_at_once as halves_at_once
-from ipex_inductor.compat.concurrent import vectors_tried as vectors_tried
+from ipex_inductor.compat.cpp_wrapper import wrapping as wrapping
 from ipex_inductor.compat.devices import TOOLKITS as TOOLKITS
 from ipex_inductor.compat.devices import adds_to_one_pixel as adds_to_one_pixel
 from ipex_inductor.compat.devices import prefers_cudnn_attention as prefers_cudnn_attention
@@ -65,6 +64,7 @@ from ipex_inductor.compat.toolchain import compiler_missing as compiler_missing
 from ipex_inductor.compat.toolchain import cxx as cxx
 from ipex_inductor.compat.toolchain import cxx_flags as cxx_flags
 from ipex_inductor.compat.toolchain import without_torchs_own as without_torchs_own
+from ipex_inductor.compat.tries import vectors_tried as vectors_tried
 from ipex_inductor.compat.versions import TEMPLATES as TEMPLATES
 from ipex_inductor.compat.versions import TESTED as TESTED
 from ipex_inductor.compat.versions import VERSION as VERSION

@@ -1,7 +1,8 @@
 """What the prologue computed from weights: when that is out of date, and who shares it.
 
 A weight has changed when its identity, version or address has. It or its storage may have died, and
-identity or address passed on: both are watched. Weights are never held.
+identity or address passed on: both are watched. Weights are never held. Those whose data is freed
+(`templates/freed.py`) hold what was derived from them.
 """
 
 import contextlib
@@ -18,9 +19,10 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ipex_inductor import compat
-from ipex_inductor.errors import ArgumentError
+from ipex_inductor import compat, decisions
+from ipex_inductor.errors import ArgumentError, DroppedWeightError
 from ipex_inductor.passes.program import Program
+from ipex_inductor.templates import freed
 from ipex_inductor.templates.weights_cpp import Reader, Same, reader
 
 MANY = 32  # weights that are read in one call of C++, which must be built once
@@ -64,7 +66,7 @@ class DerivedWeights:
 
     def _is_still(self, state: State, inputs: list[Any]) -> bool:
         """Whether that is the state of the weights among `inputs`."""
-        if self._same is None or len(state) != 2:
+        if self._same is None or len(state) != 2 or freed.any_is():
             return state == _state(self._weights(inputs))
         steps, told = state
         return steps == _optimizer_steps and bool(self._same(inputs, told))
@@ -85,12 +87,16 @@ class DerivedWeights:
             part = _shared_part(program, own(key), self._captured)
             values += part.update(own(weights), state and _state_of_part(state, own))
             snapshot.hold(part)
+            if program.drops:
+                part.free_weights(own(weights))
         _synchronize(weights)  # another stream may read it next
-        if state is not None and state == _state(weights, self._reader):
-            snapshot.current = (state, values)
+        now = _state(weights, self._reader)
+        parts = [(part, own) for part, (_, own) in zip(snapshot.parts, self._programs, strict=True)]
+        if now is not None and all(part.is_of(_state_of_part(now, own)) for part, own in parts):
+            snapshot.current = (now, values)
         else:  # versions are not counted, or another thread wrote meanwhile
             for part in snapshot.parts:
-                part.drop()
+                part.forget()
         del storages
         self._keep(key, snapshot)
         return values
@@ -127,11 +133,25 @@ class _Part:
         self._weights: list[weakref.ref[_Life]] = []
         self._own: list[torch.Tensor] = []  # the values whose storage is no weight's
         self._state: State | None = None
+        self._alone = False  # the weights' data is freed: there is nothing to derive it from again
+
+    def is_of(self, state: State | None) -> bool:
+        """Whether the values are those of weights in that state; no step can write freed ones."""
+        if state is None or self._state is None:
+            return False
+        return self._state == state or (self._alone and self._state[1:] == state[1:])
 
     def update(self, weights: Sequence[torch.Tensor], state: State | None) -> list[torch.Tensor]:
-        """The values; the program runs if a weight has changed since it last did."""
-        if state is not None and self._state == state:
+        """The values; the program runs if a weight has changed since it last did.
+
+        Raises `DroppedWeightError` where it must and a weight's data is freed.
+        """
+        if self.is_of(state):
             return self.values
+        if any(map(freed.is_freed, weights)):
+            came = "one that another graph packed otherwise and freed (option drop_plain_weights)"
+            raise DroppedWeightError("a weight with data", came, freed.TODO)
+        self._alone = False
         self.storages, self._weights = [], []  # what happens to the old ones no longer matters
         self.drop()
         values = _settle(self.values, self.program.run(weights), self._own)
@@ -141,6 +161,25 @@ class _Part:
         self.storages = [weakref.ref(s, _calls(self, _Part.drop)) for s in storages]
         self._weights = [weakref.ref(_life(w), _calls(self, _Part.free)) for w in weights]
         return values
+
+    def free_weights(self, weights: Sequence[torch.Tensor]) -> None:
+        """Free the weights' data if they are as they were, and nobody else has it."""
+        facts = _state(tuple(weights))
+        unchanged = facts is not None and self._state == _state_of_part(facts, tuple)
+        if self._alone or not unchanged or len(self._own) < len(self.values):
+            return
+        if not freed.free(weights):
+            decisions.log.info("weights are not freed: another tensor has a part of them")
+            return
+        facts = _state(tuple(weights))
+        assert facts is not None
+        self._state, self._alone = _state_of_part(facts, tuple), True
+        for weight in weights:
+            _life(weight).parts.append(self)
+
+    def forget(self) -> int:
+        """As `drop`, if they can be derived anew."""
+        return 0 if self._alone else self.drop()
 
     def drop(self) -> int:
         """Have the values derived anew at their next use; how many of them were up to date."""
@@ -167,7 +206,10 @@ class _Life:
     `module.to` and `load_state_dict` may use.
     """
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "parts")
+
+    def __init__(self) -> None:
+        self.parts: list[_Part] = []  # what was derived of a weight whose data is freed
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return OrderedDict, ()  # whoever saves a weight need not know us to load it
@@ -207,7 +249,7 @@ def refresh(model: torch.nn.Module | None) -> int:
             tensors = itertools.chain(model.parameters(), model.buffers())
             written = {s._cdata for s in map(_storage, tensors) if s is not None}
             parts = [part for part in parts if not written.isdisjoint(_addresses(part))]
-        return sum(part.drop() for part in parts)
+        return sum(part.forget() for part in parts)
 
 
 def derived_memory() -> int:
@@ -253,15 +295,16 @@ def _one_by_one(objects: tuple[Any, ...]) -> bytes:
 _samples = (object(), object(), object())
 _identities = _as_they_lie if _as_they_lie(_samples) == _one_by_one(_samples) else _one_by_one
 _version = attrgetter("_version")
-_address = torch.Tensor.data_ptr
+_address = torch.Tensor.data_ptr  # or `freed.address`
 
 
 def _state(weights: tuple[torch.Tensor, ...], reader: Reader | None = None) -> State | None:
     """Equal for two calls only if no weight changed; None if torch does not count versions."""
-    if reader is not None and (told := reader.read(weights)):
+    if reader is not None and not freed.any_is() and (told := reader.read(weights)):
         return _optimizer_steps, told
     try:
-        facts = (list(map(ask, weights)) for ask in (_version, _address))
+        address = freed.address if freed.any_is() else _address
+        facts = (list(map(ask, weights)) for ask in (_version, address))
         return _optimizer_steps, _identities(weights), *facts
     except RuntimeError:  # inference tensors
         return None

@@ -84,12 +84,14 @@ class Program:
     """`steps` over the graph inputs numbered `inputs`; `outputs` are the derived tensors.
 
     `takes` says what the inputs are: dtype, shape and strides, on which the steps may depend.
+    `drops`: nothing else of the graph reads them, so their data may be freed behind it.
     """
 
     inputs: tuple[int, ...]
     takes: tuple[str, ...]
     steps: tuple[Step, ...]
     outputs: tuple[Ref, ...]
+    drops: bool = False
 
     @functools.cached_property
     def text(self) -> str:

@@ -3,8 +3,9 @@
 import functools
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -75,6 +76,7 @@ def split(
     why_not_blocked: Asked = None,
     why_not_kept: Asked = None,
     narrow: frozenset[torch.dtype] = frozenset(),
+    drops: bool = False,
 ) -> Split | None:
     """Pack and hoist the weight-only work of `gm` (changed in place), or None when there is none.
 
@@ -84,6 +86,7 @@ def split(
     `why_not_blocked`: asked where weights in blocks would be faster; without it none are in blocks.
     `why_not_kept`: the same of oneDNN's kept primitives.
     `narrow`: dtypes in which products are computed in fp32.
+    `drops`: weights on the CPU that nothing else reads are freed behind their program.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     weights = weight_inputs(gm.graph, static_input_idxs)
@@ -120,6 +123,8 @@ def split(
     report.add("hoisted", "weight prologue", _summary(outputs, programs))
     _replace_by_inputs(gm.graph, placeholders[-1], outputs)
     gm.recompile()
+    if drops:
+        programs = _dropping(programs, weights, report)
     count = len(placeholders)
     return Split(
         gm,
@@ -274,6 +279,20 @@ def _independent(nodes: Iterable[Node]) -> list[list[Node]]:
 def _program(part: list[Node], outputs: Sequence[Node], weights: dict[Node, int]) -> Program:
     used = {n: weights[n] for node in part for n in node.all_input_nodes if n in weights}
     return record(used, part, [n for n in part if n in outputs])
+
+
+def _dropping(
+    programs: Sequence[Program], weights: dict[Node, int], report: GraphReport
+) -> tuple[Program, ...]:
+    """Those whose weights nobody else reads say so."""
+    unread = {i for n, i in weights.items() if not n.users and n.meta["val"].device.type == "cpu"}
+    readers = Counter(i for program in programs for i in program.inputs)
+    alone = {i for i in unread if readers[i] == 1}
+    found = tuple(replace(p, drops=alone.issuperset(p.inputs)) for p in programs)
+    dropped = {i for program in found if program.drops for i in program.inputs}
+    size = sum(_bytes(n.meta["val"]) for n, i in weights.items() if i in dropped) / 2**20
+    report.add("hoisted", "plain weights", f"{len(dropped)}, {size:.1f} MiB, are freed")
+    return found
 
 
 def _summary(outputs: Sequence[Node], programs: Sequence[Program]) -> str:

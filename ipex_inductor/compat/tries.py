@@ -1,13 +1,9 @@
-"""What Inductor has g++ do in turn, done at the same time."""
+"""What Inductor tries of the C++ compiler before it generates a first loop."""
 
 import contextlib
-import contextvars
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-
-from torch.utils._filelock import FileLock
 
 
 @contextlib.contextmanager
@@ -38,32 +34,3 @@ def _apart(isa: Any) -> Any:
     kind = type(isa)
     same = {"__eq__": object.__eq__, "__hash__": object.__hash__}  # of what torch remembers
     return type(kind.__name__, (kind,), same)()
-
-
-@contextlib.contextmanager
-def halves_at_once() -> Iterator[None]:
-    """C++ that calls kernels, and the kernels, which lie in two sources then, compile together."""
-    from torch._inductor import codecache as torchs
-
-    codecache: Any = torchs
-    usual = codecache._worker_compile_cpp
-
-    def compile_cpp(lock_path: str, builders: Sequence[Any]) -> None:
-        *halves, _ = builders  # the last one links
-        if len(halves) == 2:
-            with FileLock(lock_path, timeout=codecache.LOCK_TIMEOUT), ThreadPoolExecutor() as pool:
-                runs = [pool.submit(contextvars.copy_context().run, _build, it) for it in halves]
-                for run in runs:
-                    run.result()
-        usual(lock_path, builders)
-
-    codecache._worker_compile_cpp = compile_cpp
-    try:
-        yield
-    finally:
-        codecache._worker_compile_cpp = usual
-
-
-def _build(builder: Any) -> None:
-    if not os.path.exists(builder.get_target_file_path()):
-        builder.build()
