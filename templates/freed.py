@@ -17,10 +17,10 @@ from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.templates.cpp import NotBuiltError, load
 from ipex_inductor.templates.look_cpp import place_of_impl
 
-TODO = "Load it again, by load_state_dict(..., assign=True), or compile without that option."
+TODO = "Load it again (load_state_dict(..., assign=True)) or leave out option drop_plain_weights."
 WORDS = (
     "expected a weight with data; got one that is packed for a compiled graph and whose plain data "
-    f"is freed, as option drop_plain_weights says. {TODO}"
+    f"is freed. {TODO}"
 )
 _freed: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # by where the storage lies
 
@@ -52,7 +52,7 @@ def free(weights: Sequence[torch.Tensor]) -> bool:
         for weight, storage in zip(weights, storages, strict=True):
             key = storage._cdata
             _library().free_data(id(weight), _place(), WORDS.encode())
-            _freed[key] = weakref.ref(storage, lambda _, key=key: _freed.pop(key, None))
+            _freed[key] = weakref.ref(storage, functools.partial(_freed.pop, key))
     except NotBuiltError:
         return False
     return True

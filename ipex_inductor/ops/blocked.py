@@ -1,18 +1,14 @@
 """`ipex::blocked`: a product on a weight in blocks, with its epilogue; `ipex::blocks` makes it."""
 
-import contextlib
-import math
-import mmap
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ipex_inductor.ops import epilogue
 from ipex_inductor.ops.defining import op
+from ipex_inductor.ops.huge_pages import on_huge_pages
 
 COLUMNS = 64  # of a block, to whose multiple weights are filled
-HUGE = 2 << 20  # bytes of a huge page
 
 
 @op("blocks")
@@ -28,7 +24,10 @@ def arranged(weight: Tensor, panel: int = COLUMNS) -> Tensor:
     `panel` is 64, or a part of it: packages that are older than panels name none.
     """
     flat = weight.reshape(weight.shape[0], -1)
-    filled = F.pad(flat, (0, 0, 0, -len(flat) % COLUMNS))
+    more = -len(flat) % COLUMNS
+    filled = (
+        F.pad(flat, (0, 0, 0, more)) if more else flat
+    )  # a copy, which the heap keeps a hole for
     count, depth, _, paired = shape = _shape(weight, panel)
     result = on_huge_pages(weight, shape)
     result.copy_(filled.view(count, panel, depth, paired).transpose(1, 2))
@@ -89,23 +88,6 @@ def pair(dtype: torch.dtype) -> int:
 
 def _format(image: bool) -> torch.memory_format:
     return torch.channels_last if image else torch.contiguous_format
-
-
-def on_huge_pages(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-    """An empty tensor, on huge pages if it fills half of one: a processor reads those faster.
-
-    (Of a weight that is read once a call, 28 GB/s instead of 17; docs/notes/11.md.)
-    """
-    count, dtype = math.prod(shape), dtype or like.dtype
-    size = count * dtype.itemsize
-    if like.device.type != "cpu" or size < HUGE // 2 or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return like.new_empty(shape, dtype=dtype)
-    pages = -(-size // HUGE) * HUGE
-    room = mmap.mmap(-1, pages + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    start = -torch.frombuffer(room, dtype=torch.uint8).data_ptr() % HUGE
-    with contextlib.suppress(OSError):  # where Linux was built without, pages stay small
-        room.madvise(mmap.MADV_HUGEPAGE, start, pages)
-    return torch.frombuffer(room, dtype=dtype, count=count, offset=start).view(shape)
 
 
 def _shape(weight: Tensor, panel: int) -> tuple[int, int, int, int]:

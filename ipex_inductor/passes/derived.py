@@ -89,6 +89,8 @@ class DerivedWeights:
             snapshot.hold(part)
             if program.drops:
                 part.free_weights(own(weights))
+        if key not in self._kept:
+            _give_back()  # what was needed on the way, and weights that are freed
         _synchronize(weights)  # another stream may read it next
         now = _state(weights, self._reader)
         parts = [(part, own) for part, (_, own) in zip(snapshot.parts, self._programs, strict=True)]
@@ -149,7 +151,7 @@ class _Part:
         if self.is_of(state):
             return self.values
         if any(map(freed.is_freed, weights)):
-            came = "one that another graph packed otherwise and freed (option drop_plain_weights)"
+            came = "one that was packed otherwise, as for other sizes, and freed"
             raise DroppedWeightError("a weight with data", came, freed.TODO)
         self._alone = False
         self.storages, self._weights = [], []  # what happens to the old ones no longer matters
@@ -332,6 +334,13 @@ def _synchronize(weights: Sequence[torch.Tensor]) -> None:
     for device in {w.device for w in weights if w.device.type != "cpu"}:
         if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
             torch.accelerator.synchronize(device)
+
+
+def _give_back() -> None:
+    """Have the allocator give what is free to the system: glibc keeps it for who asks next."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _storage(value: torch.Tensor) -> torch.UntypedStorage | None:

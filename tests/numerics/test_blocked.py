@@ -1,12 +1,15 @@
 """Products on weights in blocks: what they compute, where they are chosen, and where not."""
 
 import ctypes
+import gc
 import itertools
 import math
+import mmap
 import os
 import re
 import subprocess
 import sys
+import weakref
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -23,7 +26,7 @@ from ipex_inductor.aot_cache.entry import unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX
 from ipex_inductor.levels import LEVELS
 from ipex_inductor.lowerings import kept
-from ipex_inductor.ops.blocked import HUGE
+from ipex_inductor.ops import huge_pages
 from ipex_inductor.ops.blocked import blocked as op
 from ipex_inductor.passes import blocked as choice
 from ipex_inductor.passes import prologue
@@ -140,13 +143,40 @@ def choice_of(unary: str):  # type: ignore[no-untyped-def]
     return UNARY[unary].fn
 
 
+def _mapping(room: mmap.mmap) -> tuple[int, int]:
+    """Where it begins, and its size."""
+    return torch.frombuffer(room, dtype=torch.uint8).data_ptr(), len(room)
+
+
+def test_weights_on_huge_pages_share_them_and_give_them_back() -> None:
+    like, shape = torch.empty(0), (3 * huge_pages.HUGE // 16,)
+    weights = [huge_pages.on_huge_pages(like, shape) for _ in range(3)]
+    for number, weight in enumerate(weights):
+        weight.fill_(number)
+    assert [weight.unique().tolist() for weight in weights] == [[0], [1], [2]]
+    assert huge_pages._last is not None
+    room = huge_pages._last()
+    assert room is not None
+    first, size = _mapping(room)
+    assert all(first <= weight.data_ptr() < first + size for weight in weights[1:])
+    large = huge_pages.on_huge_pages(like, (huge_pages.ROOM // 2,))
+    large.fill_(1)
+    assert _mapping(huge_pages._last())[0] != first  # type: ignore[arg-type]
+    gone = weakref.ref(room)
+    del room, weights, weight
+    gc.collect()
+    assert gone() is None
+
+
 @pytest.mark.parametrize("panel", PANELS)
 @pytest.mark.parametrize("columns", [100, 1030])
 def test_large_weights_in_blocks_lie_on_huge_pages(columns: int, panel: int) -> None:
-    """By their address, and none takes more than itself; those of less than half a page do not."""
+    """One behind the other, and none takes more than itself; less than half a page does not."""
     weight = torch.randn(columns, 600).bfloat16()
     arranged = torch.ops.ipex.blocks(weight, panel)
-    assert (arranged.data_ptr() % HUGE == 0) == (columns > 1000)
+    room = huge_pages._last() if huge_pages._last else None
+    first, size = (0, 0) if room is None else _mapping(room)
+    assert (first <= arranged.data_ptr() < first + size) == (columns > 1000)
     assert arranged.untyped_storage().nbytes() == arranged.nbytes
     back = arranged.transpose(1, 2).reshape(-1, 600)
     assert torch.equal(back[:columns], weight)

@@ -184,6 +184,7 @@ VALID = {
     "rules": st.lists(rule_names, max_size=4).map(lambda n: ",".join(f"-{x}" for x in n)),
     "weight_prologue": st.booleans(),
     "weight_prologue_bytes": st.integers(),
+    "drop_plain_weights": st.booleans(),
     "strict": st.booleans(),
     "autotune": st.sampled_from(AUTOTUNE),
     "autotune_budget_s": st.integers(min_value=0),

