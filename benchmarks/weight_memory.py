@@ -20,8 +20,8 @@ import torch
 from cpu_kernels import keep
 
 import ipex_inductor
-from ipex_inductor.passes import derived
 from ipex_inductor.templates import freed
+from ipex_inductor.weight_memory import give_back
 
 ARMS: dict[str, dict[str, Any]] = {
     "as they are": {"weight_prologue": False},
@@ -35,7 +35,7 @@ def measured(name: str, dtype: str, arm: str) -> dict[str, int]:
     """MiB of this process."""
     model, inputs = cpu_peer.made(name, getattr(torch, dtype), 1)
     gc.collect()
-    derived._give_back()
+    give_back()
     before = _resident()
     fn = torch.compile(model, backend="ipex", options=ARMS[arm])
     with torch.no_grad():

@@ -52,8 +52,9 @@ class CompileConfig:
         False,
         "IPEX_DROP_PLAIN_WEIGHTS",
         "bool",
-        "inference on a CPU: free a weight's data once all that a graph reads of it is derived; "
-        "whatever else reads that weight gets an error",
+        "inference on a CPU: free a weight's data once all that a graph reads of it is derived, at "
+        "the first call; whatever else reads that weight gets an error, graphs for other sizes too "
+        "where they pack it otherwise (packages: no effect)",
     )
     strict: bool = _option(
         False,

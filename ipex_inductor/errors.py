@@ -102,7 +102,7 @@ class PassError(IpexError, RuntimeError):
 
 
 class DroppedWeightError(IpexError, RuntimeError):
-    """A weight is read whose plain data was freed, as option `drop_plain_weights` says."""
+    """A graph must pack a weight anew whose plain data is freed (option `drop_plain_weights`)."""
 
 
 class FamiliarError(IpexError):

@@ -16,8 +16,8 @@ int64_t holders(const char* weight, int64_t place) { return storage_of(weight, p
 
 void free_data(const char* weight, int64_t place, const char* words) {
   c10::StorageImpl* storage = storage_of(weight, place).unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, storage->device()));
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(words));
+  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, storage->device()));
 }
 
 }  // extern "C"

@@ -40,22 +40,19 @@ def address(weight: torch.Tensor) -> int:
     return -weight.untyped_storage()._cdata if is_freed(weight) else weight.data_ptr()
 
 
-def free(weights: Sequence[torch.Tensor]) -> bool:
-    """Free the data of all of them, or of none where another tensor has a part of it.
-
-    Nor where the library that does it cannot be built.
-    """
+def free(weights: Sequence[torch.Tensor]) -> str:
+    """Free the data of all of them, or of none and say why. No op of another thread may read it."""
     storages = [weight.untyped_storage() for weight in weights]  # held: their holders are counted
     try:
         if not all(map(_is_alone, weights)):
-            return False
+            return "another tensor has a part of them, or they are not the CPU's own"
         for weight, storage in zip(weights, storages, strict=True):
             key = storage._cdata
             _library().free_data(id(weight), _place(), WORDS.encode())
             _freed[key] = weakref.ref(storage, functools.partial(_freed.pop, key))
-    except NotBuiltError:
-        return False
-    return True
+    except NotBuiltError as error:
+        return str(error)
+    return ""
 
 
 def _is_alone(weight: torch.Tensor) -> bool:

@@ -84,9 +84,12 @@ def _questions(isa: Any, code: str) -> Iterator[str]:
     """Whether it compiles that, and, which says so too, whether those do that can do more."""
     from torch._inductor import cpu_vec_isa
 
-    kind = getattr(cpu_vec_isa, type(isa).__name__)
-    more = isa._arch_flags.removeprefix(kind._arch_flags)
-    yield from (f"{it.__name__} {it._arch_flags}{more}\n{code}" for it in _and_below(kind))
+    name, flags = type(isa).__name__, isa._arch_flags
+    yield f"{name} {flags}\n{code}"
+    kind = getattr(cpu_vec_isa, name, None)
+    if kind is not None and hasattr(kind, "_arch_flags"):  # SVE's have them once they are made
+        more = flags.removeprefix(kind._arch_flags)
+        yield from (f"{it.__name__} {it._arch_flags}{more}\n{code}" for it in _and_below(kind))
 
 
 def _switch() -> None:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+_tried = False  # by this process
+
 
 @contextlib.contextmanager
 def vectors_tried() -> Iterator[None]:
@@ -15,9 +17,11 @@ def vectors_tried() -> Iterator[None]:
     """
     from torch._inductor import cpu_vec_isa
 
-    if cpu_vec_isa.valid_vec_isa_list.cache_info().currsize:  # this process knows
+    global _tried
+    if _tried or cpu_vec_isa.valid_vec_isa_list.cache_info().currsize:  # this process knows
         yield
         return
+    _tried = True
     has = {*cpu_vec_isa.x86_isa_checker()}
     tries = ThreadPoolExecutor(1, "ipex vectors")
     for isa in map(_apart, cpu_vec_isa.supported_vec_isa_list):

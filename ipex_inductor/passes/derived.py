@@ -24,6 +24,7 @@ from ipex_inductor.errors import ArgumentError, DroppedWeightError
 from ipex_inductor.passes.program import Program
 from ipex_inductor.templates import freed
 from ipex_inductor.templates.weights_cpp import Reader, Same, reader
+from ipex_inductor.weight_memory import begin_room, give_back
 
 MANY = 32  # weights that are read in one call of C++, which must be built once
 KEPT = 4  # models that may take turns in one graph before one of them is derived anew
@@ -66,42 +67,50 @@ class DerivedWeights:
 
     def _is_still(self, state: State, inputs: list[Any]) -> bool:
         """Whether that is the state of the weights among `inputs`."""
-        if self._same is None or len(state) != 2 or freed.any_is():
+        if self._same is None or len(state) != 2:
             return state == _state(self._weights(inputs))
         steps, told = state
         return steps == _optimizer_steps and bool(self._same(inputs, told))
 
     def _derive(self, weights: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
         storages = [w.untyped_storage() for w in weights]  # held: no address changes its owner
-        self._reader = reader() if len(weights) >= MANY else None
-        self._same = self._reader.same(self._numbers) if self._reader else None
+        self._read_by(weights)
         key, state = tuple(map(id, weights)), _state(weights, self._reader)
         kept = self._kept.get(key, self._latest)
         current = kept.current
         if current is not None and current[0] == state:
             self._latest = kept
             return current[1]
-        snapshot, values = _Snapshot(), []
+        snapshot, values, ran = _Snapshot(), [], False
         _synchronize(weights)  # a stream may still read what is written over or freed now
+        begin_room()
         for program, own in self._programs:
             part = _shared_part(program, own(key), self._captured)
-            values += part.update(own(weights), state and _state_of_part(state, own))
+            its = state and _state_of_part(state, own)
+            ran |= not part.is_of(its)
+            values += part.update(own(weights), its)
             snapshot.hold(part)
-            if program.drops:
-                part.free_weights(own(weights))
-        if key not in self._kept:
-            _give_back()  # what was needed on the way, and weights that are freed
         _synchronize(weights)  # another stream may read it next
-        now = _state(weights, self._reader)
-        parts = [(part, own) for part, (_, own) in zip(snapshot.parts, self._programs, strict=True)]
-        if now is not None and all(part.is_of(_state_of_part(now, own)) for part, own in parts):
-            snapshot.current = (now, values)
+        if state is not None and state == _state(weights, self._reader):
+            for part, (program, own) in zip(snapshot.parts, self._programs, strict=True):
+                if program.drops:
+                    part.free_weights(own(weights))
+            self._read_by(weights)
+            snapshot.current = (_state(weights, self._reader), values)  # type: ignore[assignment]
         else:  # versions are not counted, or another thread wrote meanwhile
             for part in snapshot.parts:
                 part.forget()
+        if ran and key not in self._kept:
+            give_back()  # what was needed on the way, and weights that are freed
         del storages
         self._keep(key, snapshot)
         return values
+
+    def _read_by(self, weights: tuple[torch.Tensor, ...]) -> None:
+        """In C++ where that pays, if all of them have data."""
+        pays = len(weights) >= MANY and not any(map(freed.is_freed, weights))
+        self._reader = reader() if pays else None
+        self._same = self._reader.same(self._numbers) if self._reader else None
 
     def _keep(self, key: tuple[int, ...], snapshot: "_Snapshot") -> None:
         self._kept.pop(key, None)
@@ -154,6 +163,8 @@ class _Part:
             came = "one that was packed otherwise, as for other sizes, and freed"
             raise DroppedWeightError("a weight with data", came, freed.TODO)
         self._alone = False
+        for weight in weights:
+            _life(weight).parts = [part for part in _life(weight).parts if part is not self]
         self.storages, self._weights = [], []  # what happens to the old ones no longer matters
         self.drop()
         values = _settle(self.values, self.program.run(weights), self._own)
@@ -165,17 +176,24 @@ class _Part:
         return values
 
     def free_weights(self, weights: Sequence[torch.Tensor]) -> None:
-        """Free the weights' data if they are as they were, and nobody else has it."""
-        facts = _state(tuple(weights))
-        unchanged = facts is not None and self._state == _state_of_part(facts, tuple)
-        if self._alone or not unchanged or len(self._own) < len(self.values):
+        """Free the weights' data, if nobody else has it and nothing else is derived from it."""
+        mine = {_storage(w)._cdata for w in weights}  # type: ignore[union-attr]
+        others = (part for part in list(_shared.values()) if part is not self and part._state)
+        if self._alone or len(self._own) < len(self.values):
             return
-        if not freed.free(weights):
-            decisions.log.info("weights are not freed: another tensor has a part of them")
+        if any(not mine.isdisjoint(_addresses(part)) for part in others):
+            why = "another graph derived something else of them"
+        else:
+            why = freed.free(weights)
+        if why:
+            decisions.log.info("plain weights are not freed: %s", why)
             return
         facts = _state(tuple(weights))
         assert facts is not None
         self._state, self._alone = _state_of_part(facts, tuple), True
+        for user in self.users:  # which know them by where they lay
+            if (snapshot := user()) is not None:
+                snapshot.current = None
         for weight in weights:
             _life(weight).parts.append(self)
 
@@ -302,7 +320,7 @@ _address = torch.Tensor.data_ptr  # or `freed.address`
 
 def _state(weights: tuple[torch.Tensor, ...], reader: Reader | None = None) -> State | None:
     """Equal for two calls only if no weight changed; None if torch does not count versions."""
-    if reader is not None and not freed.any_is() and (told := reader.read(weights)):
+    if reader is not None and (told := reader.read(weights)):
         return _optimizer_steps, told
     try:
         address = freed.address if freed.any_is() else _address
@@ -334,13 +352,6 @@ def _synchronize(weights: Sequence[torch.Tensor]) -> None:
     for device in {w.device for w in weights if w.device.type != "cpu"}:
         if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
             torch.accelerator.synchronize(device)
-
-
-def _give_back() -> None:
-    """Have the allocator give what is free to the system: glibc keeps it for who asks next."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _storage(value: torch.Tensor) -> torch.UntypedStorage | None:

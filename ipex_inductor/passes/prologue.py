@@ -291,7 +291,9 @@ def _dropping(
     found = tuple(replace(p, drops=alone.issuperset(p.inputs)) for p in programs)
     dropped = {i for program in found if program.drops for i in program.inputs}
     size = sum(_bytes(n.meta["val"]) for n, i in weights.items() if i in dropped) / 2**20
-    report.add("hoisted", "plain weights", f"{len(dropped)}, {size:.1f} MiB, are freed")
+    if dropped:
+        said = f"{len(dropped)}, {size:.1f} MiB, are freed if nothing else has them"
+        report.add("hoisted", "plain weights", said)
     return found
 
 

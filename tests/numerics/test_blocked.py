@@ -19,14 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ipex_inductor
-from ipex_inductor import decisions
+from ipex_inductor import decisions, weight_memory
 from ipex_inductor.aot_cache import toolkit
 from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.entry import unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX
 from ipex_inductor.levels import LEVELS
 from ipex_inductor.lowerings import kept
-from ipex_inductor.ops import huge_pages
 from ipex_inductor.ops.blocked import blocked as op
 from ipex_inductor.passes import blocked as choice
 from ipex_inductor.passes import prologue
@@ -148,20 +147,34 @@ def _mapping(room: mmap.mmap) -> tuple[int, int]:
     return torch.frombuffer(room, dtype=torch.uint8).data_ptr(), len(room)
 
 
+def _is_advised(address: int) -> bool:
+    """Whether Linux was told to have huge pages there."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        first, last, *_ = re.split("[- ]", line)
+        if int(first, 16) <= address < int(last, 16):
+            flags = next(line for line in lines if line.startswith("VmFlags"))
+            return address % weight_memory.HUGE == 0 and "hg" in flags.split()
+        while not line.startswith("VmFlags"):
+            line = next(lines)
+    return False
+
+
 def test_weights_on_huge_pages_share_them_and_give_them_back() -> None:
-    like, shape = torch.empty(0), (3 * huge_pages.HUGE // 16,)
-    weights = [huge_pages.on_huge_pages(like, shape) for _ in range(3)]
+    weight_memory.begin_room()
+    like, shape = torch.empty(0), (3 * weight_memory.HUGE // 16,)
+    weights = [weight_memory.on_huge_pages(like, shape) for _ in range(3)]
     for number, weight in enumerate(weights):
         weight.fill_(number)
     assert [weight.unique().tolist() for weight in weights] == [[0], [1], [2]]
-    assert huge_pages._last is not None
-    room = huge_pages._last()
+    assert weight_memory._last is not None
+    room = weight_memory._last()
     assert room is not None
     first, size = _mapping(room)
     assert all(first <= weight.data_ptr() < first + size for weight in weights[1:])
-    large = huge_pages.on_huge_pages(like, (huge_pages.ROOM // 2,))
+    large = weight_memory.on_huge_pages(like, (weight_memory.ROOM // 2,))
     large.fill_(1)
-    assert _mapping(huge_pages._last())[0] != first  # type: ignore[arg-type]
+    assert _mapping(weight_memory._last())[0] != first  # type: ignore[arg-type]
     gone = weakref.ref(room)
     del room, weights, weight
     gc.collect()
@@ -173,10 +186,12 @@ def test_weights_on_huge_pages_share_them_and_give_them_back() -> None:
 def test_large_weights_in_blocks_lie_on_huge_pages(columns: int, panel: int) -> None:
     """One behind the other, and none takes more than itself; less than half a page does not."""
     weight = torch.randn(columns, 600).bfloat16()
+    weight_memory.begin_room()
     arranged = torch.ops.ipex.blocks(weight, panel)
-    room = huge_pages._last() if huge_pages._last else None
+    room = weight_memory._last() if weight_memory._last else None
     first, size = (0, 0) if room is None else _mapping(room)
     assert (first <= arranged.data_ptr() < first + size) == (columns > 1000)
+    assert not size or _is_advised(arranged.data_ptr())
     assert arranged.untyped_storage().nbytes() == arranged.nbytes
     back = arranged.transpose(1, 2).reshape(-1, 600)
     assert torch.equal(back[:columns], weight)

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from helpers import Mlp, code_of
 from torch import Tensor, nn
-from torch._inductor import codecache
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.cpp_builder import CppBuilder
 from torch._inductor.exc import InvalidCxxCompiler
@@ -155,20 +154,32 @@ def test_others_have_python(how: dict[str, object], trains: bool) -> None:
 
 @torch.no_grad()
 def test_its_two_sources_compile_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each waits for the other to begin; behind the compilation all is Inductor's again."""
-    both, usual = threading.Barrier(2, timeout=60), CppBuilder.build
+    """Each waits for the other to begin."""
+    both, usual, met = threading.Barrier(2, timeout=60), CppBuilder.build, []
 
     def build(builder: CppBuilder) -> None:
         if builder.get_target_file_path().endswith(".o"):
-            both.wait()
+            met.append(both.wait())
         usual(builder)
 
     monkeypatch.setattr(CppBuilder, "build", build)
-    in_turn = codecache._worker_compile_cpp
     scale = 1 + time.time() % 1  # which no other run has compiled
     fn = compiled(lambda x: F.gelu(x) * scale)  # type: ignore[arg-type]
     torch.testing.assert_close(fn(X), F.gelu(X) * scale)
-    assert codecache._worker_compile_cpp is in_turn
+    assert sorted(met) == [0, 1]
+    assert not said("missed")
+
+
+@torch.no_grad()
+def test_inductors_own_may_call_by_name() -> None:
+    fn = compiled(lambda x: torch.linalg.cholesky(x) + 1)  # type: ignore[arg-type]
+    x = torch.eye(4) * 2
+    fn(x)
+    torch.compiler.reset()
+    theirs = torch.compile(lambda x: torch.linalg.cholesky(x) + 1, options={"cpp_wrapper": True})
+    (source,) = code_of(theirs, x)
+    torch.testing.assert_close(theirs(x), torch.linalg.cholesky(x) + 1)
+    assert IN_CPP in source
 
 
 @torch.no_grad()

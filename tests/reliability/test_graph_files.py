@@ -23,6 +23,7 @@ from ipex_inductor.aot_cache import graphs as cached
 from ipex_inductor.aot_cache import opened, workroom
 from ipex_inductor.aot_cache.digest import frame_fields, unframe_fields
 from ipex_inductor.aot_cache.entry import pack, unpack_any
+from ipex_inductor.compat import tries as vector_tries
 
 
 def entries(base):
@@ -321,7 +322,7 @@ def test_verify_recompile_says_what_comes_out_otherwise(tmp_path):
     (path,) = graphs(tmp_path)
     again = verified()
     assert (again["code"], again["missing"]) == (0, [])
-    assert again["compared"] == [{"entry": path.stem, "sources": 2, "differing": []}]
+    assert again["compared"] == [{"entry": path.stem, "sources": 3, "differing": []}]
     other_source(path)
     other = verified()
     assert other["code"] == 4
@@ -605,12 +606,25 @@ def test_what_compiles_for_more_vectors_is_not_tried_for_fewer(tmp_path, monkeyp
     assert len(answers) == 3
 
 
+def test_a_kind_of_vectors_has_its_flags_once_it_is_made(tmp_path, monkeypatch):
+    """As SVE's, which other CPUs compile nothing for."""
+    from torch._inductor.cpu_vec_isa import VecISA, VecSVE
+
+    monkeypatch.setattr(VecISA, "check_build", lambda isa, code: True)
+    answers = {}
+    with compat.cache_folder(tmp_path, lambda: answers):
+        assert VecSVE(256).check_build("code")
+    (question,) = answers
+    assert question.startswith("VecSVE -march=")
+
+
 @pytest.fixture
 def tries(monkeypatch):
     """What is tried of vectors, by kind and thread; this process knows nothing of them yet."""
     from torch._inductor import cpu_vec_isa
 
     asked = []
+    monkeypatch.setattr(vector_tries, "_tried", False)
 
     def check_build(isa, code):
         asked.append((type(isa).__name__, threading.current_thread().name.rpartition("_")[0]))
