@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-GROUND = {"errors", "config", "target", "decisions", "compat", "levels", "openmp"}
+GROUND = {"errors", "config", "target", "decisions", "compat", "levels", "openmp", "weight_memory"}
 MAY_IMPORT = {
     "errors": set(),
     "config": {"errors"},
@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "compat": {"errors"},
     "levels": {"errors", "target", "compat"},
     "openmp": set(),
+    "weight_memory": set(),
     "ops": set(),
     "aot_cache": set(),
     "templates": {"ops", "aot_cache"},
