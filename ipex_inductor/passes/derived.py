@@ -11,7 +11,7 @@ import itertools
 import struct
 import threading
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -92,11 +92,8 @@ class DerivedWeights:
             snapshot.hold(part)
         _synchronize(weights)  # another stream may read it next
         if state is not None and state == _state(weights, self._reader):
-            for part, (program, own) in zip(snapshot.parts, self._programs, strict=True):
-                if program.drops:
-                    part.free_weights(own(weights))
-            self._read_by(weights)
-            snapshot.current = (_state(weights, self._reader), values)  # type: ignore[assignment]
+            state = self._freed(snapshot.parts, weights, state)
+            snapshot.current = (state, values)
         else:  # versions are not counted, or another thread wrote meanwhile
             for part in snapshot.parts:
                 part.forget()
@@ -105,6 +102,29 @@ class DerivedWeights:
         del storages
         self._keep(key, snapshot)
         return values
+
+    def _freed(
+        self, parts: Sequence["_Part"], weights: tuple[torch.Tensor, ...], state: State
+    ) -> State:
+        """Free what is to be dropped and read by nothing else; the state of the weights then."""
+        if not any(program.drops for program, _ in self._programs):
+            return state
+        readers = Counter(a for part in list(_shared.values()) for a in {*_addresses(part)})
+        gone = False
+        for part, (program, own) in zip(parts, self._programs, strict=True):
+            alone = program.drops and all(readers[a] == 1 for a in _addresses(part))
+            gone |= alone and part.free_weights(own(weights))
+        if not gone:
+            return state
+        self._read_by(weights)
+        now = _state(weights)
+        assert now is not None
+        _, identities, versions, addresses = now
+        steps, read, lay = _state_of_part(state, tuple)
+        for n, weight in enumerate(weights):
+            if not freed.is_freed(weight):  # as it was when it was read
+                versions[n], addresses[n] = read[n], lay[n]
+        return steps, identities, versions, addresses
 
     def _read_by(self, weights: tuple[torch.Tensor, ...]) -> None:
         """In C++ where that pays, if all of them have data."""
@@ -175,19 +195,13 @@ class _Part:
         self._weights = [weakref.ref(_life(w), _calls(self, _Part.free)) for w in weights]
         return values
 
-    def free_weights(self, weights: Sequence[torch.Tensor]) -> None:
-        """Free the weights' data, if nobody else has it and nothing else is derived from it."""
-        mine = {_storage(w)._cdata for w in weights}  # type: ignore[union-attr]
-        others = (part for part in list(_shared.values()) if part is not self and part._state)
+    def free_weights(self, weights: Sequence[torch.Tensor]) -> bool:
+        """Free the weights' data, if nobody else has it; whether that was done."""
         if self._alone or len(self._own) < len(self.values):
-            return
-        if any(not mine.isdisjoint(_addresses(part)) for part in others):
-            why = "another graph derived something else of them"
-        else:
-            why = freed.free(weights)
-        if why:
+            return False
+        if why := freed.free(weights):
             decisions.log.info("plain weights are not freed: %s", why)
-            return
+            return False
         facts = _state(tuple(weights))
         assert facts is not None
         self._state, self._alone = _state_of_part(facts, tuple), True
@@ -196,6 +210,7 @@ class _Part:
                 snapshot.current = None
         for weight in weights:
             _life(weight).parts.append(self)
+        return True
 
     def forget(self) -> int:
         """As `drop`, if they can be derived anew."""

@@ -207,6 +207,22 @@ def test_another_packing_is_refused() -> None:
         compiled(other)(x)
 
 
+def test_what_another_graph_derived_otherwise_stays() -> None:
+    model, x = nn.Linear(32, 48).eval(), torch.randn(4, 32)
+    want = model(x)
+    first = compiled(model, drop_plain_weights=False, blocked_products=False)
+    close(first(x), want)
+    other = nn.Sequential(model, nn.BatchNorm1d(48)).eval()
+    second = compiled(other)
+    right = other(x)
+    close(second(x), right)
+    assert not gone(model)
+    model.weight.mul_(2)
+    assert not torch.allclose(second(x), right)
+    close(second(x), other(x))
+    close(first(x), model(x))
+
+
 def test_models_that_take_turns_in_one_graph_keep_what_they_need() -> None:
     models = [nn.Linear(16, 16).eval() for _ in range(KEPT + 2)]
     x = torch.randn(2, 16)
