@@ -112,8 +112,12 @@ class DerivedWeights:
         readers = Counter(a for part in list(_shared.values()) for a in {*_addresses(part)})
         gone = False
         for part, (program, own) in zip(parts, self._programs, strict=True):
-            alone = program.drops and all(readers[a] == 1 for a in _addresses(part))
-            gone |= alone and part.free_weights(own(weights))
+            if not program.drops:
+                continue
+            if all(readers[a] == 1 for a in _addresses(part)):
+                gone |= part.free_weights(own(weights))
+            else:
+                decisions.log.info("plain weights are not freed: another graph derives from them")
         if not gone:
             return state
         self._read_by(weights)

@@ -207,7 +207,8 @@ def test_another_packing_is_refused() -> None:
         compiled(other)(x)
 
 
-def test_what_another_graph_derived_otherwise_stays() -> None:
+def test_what_another_graph_derived_otherwise_stays(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "ipex_inductor")
     model, x = nn.Linear(32, 48).eval(), torch.randn(4, 32)
     want = model(x)
     first = compiled(model, drop_plain_weights=False, blocked_products=False)
@@ -217,6 +218,7 @@ def test_what_another_graph_derived_otherwise_stays() -> None:
     right = other(x)
     close(second(x), right)
     assert not gone(model)
+    assert "another graph derives from them" in caplog.text
     model.weight.mul_(2)
     assert not torch.allclose(second(x), right)
     close(second(x), other(x))
