@@ -52,6 +52,9 @@ def compiled(
     elif not {"*", foreach.NAME} & config.rules_off:
         foreach.gather(gm.graph, graph_report)
         gm.recompile()
+    packaged = compiler not in (compat.compile_inner, *LEARNING)
+    if parts is not None and not packaged:  # which knows weights by their numbers
+        parts = parts.without_unread()
     graph_report.show("compiled", gm.graph)
     if parts is not None:
         gm, example_inputs = parts.gm, parts.example_inputs
@@ -82,7 +85,7 @@ def compiled(
         return code
     events = tuple(graph_report.events)
     keeps = bool(kwargs.get("cudagraphs")) or code is not inner  # what a capture reads, stays
-    return join(code, parts.programs, keeps, events=events)
+    return join(code, parts.programs, parts.reads, keeps, events=events)
 
 
 def _split(

@@ -15,7 +15,7 @@ import torch
 
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.templates.cpp import NotBuiltError, load
-from ipex_inductor.templates.look_cpp import place_of_impl
+from ipex_inductor.templates.fields import place_of_impl
 
 TODO = "Load it again (load_state_dict(..., assign=True)) or leave out option drop_plain_weights."
 WORDS = (

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ipex_inductor.aot_cache.key import pairs
+from ipex_inductor.templates import fields
 from ipex_inductor.templates.cpp import NotBuiltError, load
 from ipex_inductor.templates.cuda import raise_launch
 
@@ -27,9 +28,6 @@ ASKED = (
     *("aoti_torch_assign_tensors", GRADIENT),
 )
 GRAD = sys.intern("grad")
-WORD = ctypes.sizeof(ctypes.c_void_p)
-IMPL_WORDS = 24  # of a TensorImpl, at least
-INLINE = 5  # dimensions whose sizes and strides lie in it
 _CELLS = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double)
 
 
@@ -62,8 +60,9 @@ class Reader:
             raise NotBuiltError(f"torch's C interface is not to be had: {error}") from error
         self._torch = array("q", (*asked, address_of(getattr(theirs, BUMP, 0))))
         known = map(id, (None, Tensor, nn.Parameter, GRAD))
-        found = strided, place_of_impl(), *_negative_key(), _object(theirs), _undefined(theirs)
-        self._words = array("q", (*known, *found, _dtype(), _dimensions()))
+        where = fields.place_of_impl(), *fields.negative_key(), fields.python_object(theirs)
+        found = *where, _undefined(theirs), fields.dtype(), fields.dimensions()
+        self._words = array("q", (*known, strided, *found))
         self._places = [each.buffer_info()[0] for each in (self._torch, self._words)]
         pointer, thing = ctypes.c_void_p, ctypes.py_object
         prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[thing] * 6)
@@ -154,111 +153,6 @@ class Reader:
         self._become(*cells.buffer_info(), wide, value)
 
 
-def place_of_impl() -> int:
-    """Bytes from the begin of a tensor's object to the address that `_cdata` takes longer to say.
-
-    It is found by looking, as no header tells. Raises `NotBuiltError`.
-    """
-    seen = [torch.empty(n, device="cpu") for n in range(4)]
-    seen += [nn.Parameter(tensor) for tensor in seen]
-
-    def stands(place: int) -> bool:
-        found = (ctypes.c_void_p.from_address(id(t) + WORD * place).value for t in seen)
-        return all(one == t._cdata for one, t in zip(found, seen, strict=True))
-
-    words = vars(torch._C)["TensorBase"].__basicsize__ // WORD
-    places = [WORD * place for place in range(2, words) if stands(place)]  # two are Python's own
-    if len(places) != 1:
-        raise NotBuiltError("a tensor's object does not hold its TensorImpl where it did")
-    return places[0]
-
-
-def _negative_key() -> tuple[int, int]:
-    """Which word of a TensorImpl holds the dispatch keys, and the bit that negates what is read.
-
-    It is found by looking, as no header tells. Raises `NotBuiltError`.
-    """
-    plain = [torch.empty((n + 1,) * n, device="cpu") for n in range(6)]
-    turned = [torch._neg_view(tensor) for tensor in plain]
-    found = []
-    for place in range(2, IMPL_WORDS):  # one is virtual functions', one counts references
-        ours, theirs = ({_word(t, place) for t in each} for each in (plain, turned))
-        (bit, *more) = {one ^ other for one in ours for other in theirs}
-        if len(ours) == len(theirs) == 1 and not more and bit.bit_count() == 1:
-            found += [(place, bit)] if theirs.pop() & bit else []
-    if len(found) != 1:
-        raise NotBuiltError("a TensorImpl does not hold its dispatch keys where it did")
-    return found[0]
-
-
-def _dtype() -> int:
-    """Which word of a TensorImpl tells its dtype, in its lower 16 bits.
-
-    It is found by looking, as no header tells. Raises `NotBuiltError`.
-    """
-    kinds = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int16, torch.int64)
-    tensors = [[torch.empty(n, 3, dtype=d, device="cpu") for n in (2, 2, 5)] for d in kinds]
-
-    def tells(place: int) -> bool:
-        found = [{_word(t, place) & 0xFFFF for t in alike} for alike in tensors]
-        return all(len(each) == 1 for each in found) and len(set.union(*found)) == len(kinds)
-
-    places = [place for place in range(2, IMPL_WORDS) if tells(place)]
-    if len(places) != 1:
-        raise NotBuiltError("a TensorImpl does not hold its dtype where it did")
-    return places[0]
-
-
-def _dimensions() -> int:
-    """Which word of a TensorImpl tells how many dimensions it has.
-
-    Behind it are five sizes, then five strides; of more dimensions, where they lie. It is found by
-    looking, as no header tells. Raises `NotBuiltError`.
-    """
-    sizes = [(), (7,), (3, 5), (2, 3, 7), (5, 2, 4, 3), (3, 2, 5, 4, 7), (2, 3, 4, 5, 6, 7, 8)]
-    tensors = [torch.empty(each, device="cpu") for each in sizes]
-    tensors += [t.permute([*reversed(range(t.dim()))]) for t in tensors]
-
-    def tells(tensor: Tensor, place: int) -> bool:
-        count = tensor.dim()
-        if _word(tensor, place) != count:
-            return False
-        begin, apart = tensor._cdata + WORD * (place + 1), INLINE
-        if count > INLINE:
-            begin, apart = _word(tensor, place + 1), count
-        words = (ctypes.c_int64 * (apart + count)).from_address(begin)
-        return (*words[:count], *words[apart:]) == (*tensor.shape, *tensor.stride())
-
-    places = []
-    for place in range(2, IMPL_WORDS - 2 * INLINE):
-        if all(tells(t, place) for t in tensors):  # the longest last: their words are an address
-            places.append(place)
-    if len(places) != 1:
-        raise NotBuiltError("a TensorImpl does not hold its sizes where it did")
-    return places[0]
-
-
-@torch.inference_mode(False)
-def _object(theirs: ctypes.CDLL) -> int:
-    """Which word of a TensorImpl tells the object that Python has of it, 0 where it has none.
-
-    It is found by looking, as no header tells. Raises `NotBuiltError`.
-    """
-    tensors = [torch.empty(n, device="cpu") for n in range(4)]
-    tensors += [nn.Parameter(tensor) for tensor in tensors]
-    found = [n for n in range(2, IMPL_WORDS) if all(_word(t, n) == id(t) for t in tensors)]
-    alone = ctypes.POINTER(ctypes.c_void_p)()
-    kind = theirs.aoti_torch_dtype_float32(), theirs.aoti_torch_device_type_cpu(), 0
-    theirs.aoti_torch_empty_strided(ctypes.c_int64(0), None, None, *kind, ctypes.byref(alone))
-    if len(found) == 1 and alone:
-        place = alone[0] + WORD * found[0]
-        nothing = ctypes.c_void_p.from_address(place).value
-        theirs.aoti_torch_delete_tensor_object(alone)
-        if nothing is None:
-            return found[0]
-    raise NotBuiltError("a TensorImpl does not tell its object where it did")
-
-
 @torch.inference_mode(False)
 def _undefined(theirs: ctypes.CDLL) -> int:
     """The TensorImpl of gradients that are not there. Raises `NotBuiltError`."""
@@ -294,10 +188,6 @@ def _bumps(bump: Callable[..., int]) -> bool:
     done = bump(tensors), bump([odd]), bump([*tensors[2:], odd, base])
     after = [t._version - b for t, b in zip(tensors, before, strict=True)]
     return done == (4, 0, 2) and after == [2, 2, 2, 2]
-
-
-def _word(tensor: Tensor, place: int) -> int:
-    return ctypes.c_int64.from_address(tensor._cdata + WORD * place).value
 
 
 def address_of(function: Any) -> int:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from ipex_inductor.aot_cache.key import pairs
+from ipex_inductor.templates import fields
 from ipex_inductor.templates.cpp import NotBuiltError, load
-from ipex_inductor.templates.look_cpp import address_of, place_of_impl
-
-VERSION = "_ZNK2at10TensorBase8_versionEv"  # at::TensorBase::_version() const
+from ipex_inductor.templates.fields import WORD
+from ipex_inductor.templates.look_cpp import address_of
 
 Same = Callable[[list[Any], bytes], int]  # inputs of a graph, and what `read` said
 
@@ -49,22 +49,35 @@ def _reader() -> Reader:
         raise NotBuiltError("this Python has no lock that keeps objects as they are")
     source = Path(__file__).with_name("weights.cpp").read_text
     library = load(source, pairs({"template": "weights"}), portable=True)
-    try:
-        theirs = ctypes.CDLL(torch._C.__file__)  # and what it is linked with
-        asked = getattr(theirs, VERSION), theirs.aoti_torch_get_data_ptr
-    except (AttributeError, OSError) as error:
-        raise NotBuiltError(f"torch does not have what it had: {error}") from error
     pointer, thing, number = ctypes.c_void_p, ctypes.py_object, ctypes.c_int64
-    # Of C++ a `Torch`, which lives as long as the functions that are given it.
-    known = (number * 3)(*map(address_of, asked), place_of_impl())
+    known = _places()  # which lives as long as the functions that are given it
     read = ctypes.PYFUNCTYPE(thing, pointer, thing)  # holds Python's lock
     same = ctypes.PYFUNCTYPE(ctypes.c_int, pointer, pointer, number, thing, thing)
     found = Reader(
-        functools.partial(read(address_of(library.state)), known),
-        functools.partial(same(address_of(library.same)), known),
+        functools.partial(read(address_of(library.state)), ctypes.byref(known)),
+        functools.partial(same(address_of(library.same)), ctypes.byref(known)),
     )
     _check(found)
     return found
+
+
+class _Places(ctypes.Structure):
+    """Of C++ a `Places`."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("impl", "version", "storage", "offset", "dtype")),
+        *(("number", ctypes.c_int64), ("data", ctypes.c_int64)),
+        ("sizes", ctypes.c_int8 * 256),
+    )
+
+
+def _places() -> _Places:
+    version, number = fields.version()
+    storage, offset, data = fields.storage()
+    dtype = fields.dtype()
+    words = (WORD * word for word in (version, storage, offset, dtype))
+    sizes = (ctypes.c_int8 * 256)(*fields.sizes(dtype))
+    return _Places(fields.place_of_impl(), *words, number, WORD * data, sizes)
 
 
 def _check(found: Reader) -> None:

@@ -1,7 +1,7 @@
-"""Channels-last images in an inference graph on a GPU, where Inductor would lower them so itself.
+"""Channels-last images in an inference graph, where Inductor would lower them so itself.
 
 Inductor converts on the way down, weights at every call. Done here, conversions of weights are
-weight-only work, and what libraries have for such images may be chosen.
+weight-only work, and what libraries and kernels of ours have for such images may be chosen.
 """
 
 import operator
@@ -22,10 +22,11 @@ aten = torch.ops.aten
 NAME = "channels-last"
 LAST = torch.channels_last
 
-# Where convolutions have their images and windows.
+# Where convolutions have their images and weights.
+WEIGHT = 1
 IMAGES: dict[Any, tuple[int, ...]] = {
-    aten.convolution.default: (0, 1),
-    torch.ops.ipex.conv.default: (0, 1, 3),
+    aten.convolution.default: (0, WEIGHT),
+    torch.ops.ipex.conv.default: (0, WEIGHT, 3),
 }
 
 # Ops that are as well done in the layout they are given, beside all that is pointwise.
@@ -58,19 +59,20 @@ def convert(graph: torch.fx.Graph, report: GraphReport) -> None:
 
 
 def _is_converted(node: Node) -> bool:
-    if node.target not in IMAGES or not on_gpu(node) or _val(node).dim() != 4:
+    if node.target not in IMAGES or not is_measured(node) or _val(node).dim() != 4:
         return False
     return not all(map(_is_last, _images(node)))
 
 
-def on_gpu(node: Node) -> bool:
-    """Whether its result is on a GPU of NVIDIA or AMD."""
-    found: bool = _val(node).is_cuda
-    return found
+def is_measured(node: Node) -> bool:
+    """Whether its result is on a CPU, or on a GPU of NVIDIA or AMD."""
+    return _val(node).device.type in ("cpu", "cuda")
 
 
 def _images(node: Node) -> list[Node]:
-    given = (node.args[index] for index in IMAGES[node.target] if index < len(node.args))
+    """What it reads of that kind; not the weight on a CPU, where it is packed whatever it is."""
+    places = [n for n in IMAGES[node.target] if n != WEIGHT or _val(node).is_cuda]
+    given = (node.args[place] for place in places if place < len(node.args))
     return [each for each in given if isinstance(each, Node)]
 
 

@@ -46,8 +46,8 @@ class DerivedWeights:
 
     def __init__(self, programs: Sequence[Program], captured: bool) -> None:
         self._numbers = numbers = sorted({i for program in programs for i in program.inputs})
-        self._weights = _taking(numbers)
-        self._programs = [(p, _taking([numbers.index(i) for i in p.inputs])) for p in programs]
+        self._weights = taking(numbers)
+        self._programs = [(p, taking([numbers.index(i) for i in p.inputs])) for p in programs]
         known = all(program.is_known for program in programs)
         self._unanalysed = compat.unanalysed if known else contextlib.nullcontext
         self._captured = captured
@@ -359,10 +359,10 @@ def _state_of_part(state: State, own: Callable[[Sequence[Any]], tuple[Any, ...]]
     return steps, *map(own, facts[1:])
 
 
-def _taking(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+def taking(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """A function that gives the values with these numbers."""
-    if len(numbers) == 1:
-        return lambda values: (values[numbers[0]],)
+    if len(numbers) < 2:
+        return lambda values: tuple([values[number] for number in numbers])
     return itemgetter(*numbers)
 
 

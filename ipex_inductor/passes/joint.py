@@ -145,10 +145,10 @@ def weights_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
 
 def _is_better_last(graph: torch.fx.Graph) -> bool:
-    """Whether Inductor would have the images of this graph, which is on a GPU, channels-last."""
+    """Whether Inductor would have the images of this graph channels-last."""
     images = graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
     gm = graph.owning_module
-    if gm is None or not any(map(channels_last.on_gpu, images)):
+    if gm is None or not any(map(channels_last.is_measured, images)):
         return False
     return GraphLowering.decide_layout_opt(gm, is_inference=True)
 

@@ -1,19 +1,20 @@
 """What our inner compiler returns for a split graph: the prologue, then Inductor's code."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch._inductor.output_code import OutputCode
 
 from ipex_inductor import compat, decisions
-from ipex_inductor.passes.derived import DerivedWeights
+from ipex_inductor.passes.derived import DerivedWeights, taking
 from ipex_inductor.passes.program import Program
 
 
 @dataclass
 class PrologueCode(OutputCode):
-    """Runs `programs` on the weights that changed, then `inner` on all inputs.
+    """Runs `programs` on the weights that changed, then `inner` on what it reads.
 
     An importable class of its own, so that AOTAutogradCache saves programs and graph together: a
     wrapper function would not be saved, and a copied cache key would lose the prologue.
@@ -21,24 +22,28 @@ class PrologueCode(OutputCode):
 
     inner: OutputCode
     programs: tuple[Program, ...]
+    reads: tuple[int, ...]  # the numbers of the inputs that `inner` takes before what is derived
     captured: bool
     events: tuple[decisions.Event, ...] = ()  # what was decided, for a process that loads this
     _boxed_call: bool = True
     _derived: DerivedWeights | None = field(default=None, repr=False)
+    _read: Callable[[list[Any]], tuple[Any, ...]] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Start without derived weights."""
         self._derived = DerivedWeights(self.programs, self.captured)
+        self._read = taking(self.reads)
 
     def __call__(self, inputs: Any) -> Any:
         """Boxed call: `inputs` is emptied, as Inductor's own graphs do."""
         assert self._derived is not None
-        inputs.extend(self._derived.of(inputs))
+        assert self._read is not None
+        inputs[:] = *self._read(inputs), *self._derived.of(inputs)
         return self.inner(inputs)
 
     def prepare_for_serialization(self) -> None:
         """Drop all that belongs to this process; an entry holds no weights."""
-        self._derived = None
+        self._derived = self._read = None
         self.inner = copy.copy(self.inner)
         self.inner.prepare_for_serialization()
 
@@ -46,8 +51,9 @@ class PrologueCode(OutputCode):
         """Make a graph that came out of the cache callable again."""
         decisions.recall(self.events)
         self.inner = compat.reload_graph(self.inner, constants)
-        self.inner.post_compile(example_inputs, constants, graph_kwargs)
-        self._derived = DerivedWeights(self.programs, self.captured)
+        self.__post_init__()
+        assert self._read is not None
+        self.inner.post_compile(self._read(example_inputs), constants, graph_kwargs)
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         """Keep the Triton kernels with the graph they belong to."""

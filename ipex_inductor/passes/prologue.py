@@ -43,12 +43,31 @@ SMALL = 1 << 20  # bytes: such a tensor stays in cache, so it may grow
 
 @dataclass(frozen=True)
 class Split:
-    """A graph without its weight-only work: `gm` takes the derived tensors as last inputs."""
+    """A graph without its weight-only work: `gm` takes the derived tensors as last inputs.
+
+    `reads`: the numbers, among all inputs of the graph that was split, of what it takes before.
+    """
 
     gm: torch.fx.GraphModule
     example_inputs: list[Any]
     static_input_idxs: list[int]
     programs: tuple[Program, ...]
+    reads: tuple[int, ...]
+
+    def without_unread(self) -> "Split":
+        """The same if its code is not handed the weights that nothing but programs reads."""
+        placeholders, static = self.gm.graph.find_nodes(op="placeholder"), {*self.static_input_idxs}
+        unread = {n for n in static if not placeholders[n].users and _is_static(placeholders[n])}
+        for n in unread:
+            self.gm.graph.erase_node(placeholders[n])
+        self.gm.recompile()
+        left = [n for n in range(len(placeholders)) if n not in unread]
+        return replace(
+            self,
+            example_inputs=[self.example_inputs[n] for n in left],
+            static_input_idxs=[at for at, n in enumerate(left) if n in static],
+            reads=tuple(n for n in left if n < len(self.reads)),
+        )
 
 
 @dataclass
@@ -131,6 +150,7 @@ def split(
         [*example_inputs, *(n.meta["val"] for n in outputs)],
         [*static_input_idxs, *range(count, count + len(outputs))],
         programs,
+        tuple(range(count)),
     )
 
 

@@ -9,7 +9,8 @@ import torch
 from gpu_steps import TURN
 
 from ipex_inductor.templates import cuda
-from ipex_inductor.templates.look_cpp import WORD, Reader
+from ipex_inductor.templates.fields import WORD
+from ipex_inductor.templates.look_cpp import Reader
 
 
 @pytest.fixture(autouse=True)

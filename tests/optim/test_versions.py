@@ -12,10 +12,10 @@ from torch.optim import SGD, AdamW
 
 from ipex_inductor.errors import DeviceError
 from ipex_inductor.optim import again, batches_cpu, fuse_step, kernels, look
-from ipex_inductor.templates import look_cpp
+from ipex_inductor.templates import fields, look_cpp
 from ipex_inductor.templates.cells import Cells
 
-WORD = look_cpp.WORD
+WORD = fields.WORD
 
 
 class Mine(torch.Tensor):
@@ -100,7 +100,7 @@ def object_of(param):
     grad = theirs[look_cpp.GRADIENT]
     grad.restype, grad.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     impl = ctypes.c_void_p.from_address(grad(param._cdata)).value
-    return ctypes.c_void_p.from_address(impl + WORD * look_cpp._object(theirs)).value or 0
+    return ctypes.c_void_p.from_address(impl + WORD * fields.python_object(theirs)).value or 0
 
 
 @pytest.mark.parametrize("cpp", [True, False], ids=["C++", "torch's call"])

@@ -8,7 +8,7 @@ from helpers import Mlp
 from torch import nn
 
 from ipex_inductor.passes import derived, program
-from ipex_inductor.templates import weights_cpp
+from ipex_inductor.templates import fields, weights_cpp
 from ipex_inductor.templates.cpp import NotBuiltError
 
 READER = weights_cpp.reader()
@@ -128,7 +128,7 @@ def test_a_tensor_that_lost_its_version_is_not_the_same():
 def test_parts_have_one_state_in_either_way():
     """Graphs share results, whichever way each of them reads."""
     mine = tuple(weights())
-    own = derived._taking([5, 0, 3])
+    own = derived.taking([5, 0, 3])
     parts = [derived._state_of_part(derived._state(mine, read), own) for read in (READER, None)]
     assert parts[0] == parts[1]
     assert len(parts[0]) == 3
@@ -173,11 +173,32 @@ def test_where_it_cannot_be_built_python_reads(monkeypatch):
     assert made.of(mine)[7].item() == 10.0
 
 
-def test_a_torch_without_that_function_is_read_by_python(monkeypatch):
-    monkeypatch.setattr(weights_cpp, "VERSION", "no_such_symbol")
+@pytest.mark.parametrize("words", [2, 200], ids=["too few", "beyond it"])
+def test_a_torch_that_has_its_fields_elsewhere_is_read_by_python(monkeypatch, words):
+    monkeypatch.setattr(fields, "_word", lambda tensor, place: words)
     weights_cpp.reader.cache_clear()
     assert weights_cpp.reader() is None
     weights_cpp.reader.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", fields.KINDS, ids=str)
+def test_where_a_view_of_any_kind_begins_is_told(dtype):
+    base = torch.zeros(7, dtype=dtype)
+    mine = (base, base[3:], base.view(torch.uint8)[5:])
+    ours, theirs = both(mine)
+    assert ours == theirs
+    assert ours[2][1] == base.data_ptr() + 3 * base.element_size()
+
+
+@pytest.mark.parametrize("inference", [False, True], ids=["training", "inference mode"])
+def test_fields_are_found_whatever_the_mode(inference):
+    found = fields.version(), fields.storage()
+    with torch.inference_mode(inference), torch.device("meta"):
+        assert (fields.version(), fields.storage()) == found
+
+
+def test_what_has_no_storage_has_no_state():
+    assert READER.read((torch.eye(2).to_sparse(),)) == b""
 
 
 def test_what_says_something_else_than_torch_is_not_believed():
