@@ -21,6 +21,7 @@ aten = torch.ops.aten
 
 NAME = "channels-last"
 LAST = torch.channels_last
+MEASURED = ("cpu", "cuda")
 
 # Where convolutions have their images and weights.
 WEIGHT = 1
@@ -66,14 +67,19 @@ def _is_converted(node: Node) -> bool:
 
 def is_measured(node: Node) -> bool:
     """Whether its result is on a CPU, or on a GPU of NVIDIA or AMD."""
-    return _val(node).device.type in ("cpu", "cuda")
+    return _val(node).device.type in MEASURED
 
 
 def _images(node: Node) -> list[Node]:
     """What it reads of that kind; not the weight on a CPU, where it is packed whatever it is."""
-    places = [n for n in IMAGES[node.target] if n != WEIGHT or _val(node).is_cuda]
+    places = [n for n in IMAGES[node.target] if n != WEIGHT or _on_gpu(node)]
     given = (node.args[place] for place in places if place < len(node.args))
     return [each for each in given if isinstance(each, Node)]
+
+
+def _on_gpu(node: Node) -> bool:
+    found: bool = _val(node).is_cuda
+    return found
 
 
 def _val(node: Node) -> Any:

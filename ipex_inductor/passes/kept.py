@@ -5,7 +5,7 @@ What torch's own needs at each call for descriptors is saved, some 25 microsecon
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -29,18 +29,17 @@ class Most(NamedTuple):
     grouped: float
     depthwise: float  # one channel a group
     added: float
-    unary: Collection[str] = ("none", "relu")  # what was measured behind them
 
 
 # Where it is faster, by CPU and dtype (`benchmarks/kept.py`). On AVX2 torch's newer kernels lead
 # for groups of 8 channels (in bf16 on AMX too) and, in place, behind addends; descriptors take 45
 # microseconds there.
 FASTER: Mapping[tuple[str, torch.dtype], Most] = {
-    ("x86-64:avx2", torch.float32): Most(128 << 20, 2 << 20, 8 << 20, 3 << 17, kept.UNARY.keys()),
-    ("x86-64:amx", torch.bfloat16): Most(128 << 20, 1 << 20, 2 << 20, 1 << 20, kept.UNARY.keys()),
-    ("x86-64:amx", torch.float32): Most(128 << 20, 8 << 20, 8 << 20, 1 << 20, kept.UNARY.keys()),
-    ("x86-64:avx512_bf16", torch.bfloat16): Most(256 << 20, 32 << 20, 2 << 20, 1 << 20),
-    ("x86-64:avx512_bf16", torch.float32): Most(256 << 20, 32 << 20, 2 << 20, 1 << 20),
+    ("x86-64:avx2", torch.float32): Most(128 << 20, 2 << 20, 8 << 20, 3 << 17),
+    ("x86-64:amx", torch.bfloat16): Most(128 << 20, 1 << 20, 2 << 20, 1 << 20),
+    ("x86-64:amx", torch.float32): Most(128 << 20, 8 << 20, 8 << 20, 1 << 20),
+    ("x86-64:avx512_bf16", torch.bfloat16): Most(256 << 20, 32 << 20, 4 << 20, 1 << 20),
+    ("x86-64:avx512_bf16", torch.float32): Most(256 << 20, 32 << 20, 4 << 20, 1 << 20),
 }
 NOWHERE = Most(0, 0, 0, 0)
 
@@ -77,7 +76,7 @@ def with_kept_primitive(product: Product, why_not: Callable[[], str | None]) -> 
     geometry = Geometry(
         *(kept.TYPES[value.dtype], *sizes, len(value), *map(tuple, around), groups, *operands)
     )
-    if why_not() is not None or not _is_faster(geometry, unary, value.dtype):
+    if why_not() is not None or not _is_faster(geometry, value.dtype):
         return None
     try:
         tag, size = kept.layout(geometry, unary, scalars)
@@ -100,8 +99,8 @@ def _is_one_pixel(x: Any, weight: torch.Tensor) -> bool:
     return bool(math.prod((*x.meta["val"].shape[2:], *weight.shape[2:])) == 1)
 
 
-def _is_faster(given: Geometry, unary: str, dtype: torch.dtype) -> bool:
-    """Whether it is for a convolution of this kind and size, and this activation."""
+def _is_faster(given: Geometry, dtype: torch.dtype) -> bool:
+    """Whether it is for a convolution of this kind and size."""
     onednn: Any = torch.backends.mkldnn
     if dtype == torch.float32 and onednn.conv.fp32_precision not in ("none", "ieee"):
         return False  # torch's round their inputs, as they may, and multiply faster
@@ -110,4 +109,4 @@ def _is_faster(given: Geometry, unary: str, dtype: torch.dtype) -> bool:
     kind = most.dense if given.groups == 1 else most.depthwise if alone else most.grouped
     pixels = given.batch * math.prod(given.out)
     fits = not given.added or pixels * given.made * dtype.itemsize <= most.added
-    return fits and unary in most.unary and pixels * math.prod(given.weight) <= kind
+    return fits and pixels * math.prod(given.weight) <= kind

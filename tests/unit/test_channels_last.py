@@ -1,6 +1,6 @@
 """Convolutions in channels-last: the same function, and the same strides of what leaves the graph.
 
-No GPU is needed: the pass takes the graph of a CPU for one.
+No GPU is needed: the pass takes the graph of a CPU for one, too.
 """
 
 import pytest
@@ -20,9 +20,11 @@ from ipex_inductor.passes.whole_ops import reduced_table
 aten, LAST = torch.ops.aten, torch.channels_last
 
 
-@pytest.fixture(autouse=True)
-def gpu(monkeypatch):
-    monkeypatch.setattr(channels_last, "on_gpu", lambda node: True)
+@pytest.fixture(autouse=True, params=[0, 1], ids=["images alone", "with weights"])
+def each_weight(request, monkeypatch):
+    """How often each is copied: on a GPU once."""
+    monkeypatch.setattr(channels_last, "_on_gpu", lambda node: bool(request.param))
+    return request.param
 
 
 def converted(fn, *inputs):
@@ -64,13 +66,13 @@ def weights(*shapes):
 X = torch.randn(2, 8, 9, 9)
 
 
-def test_one_copy_of_the_input_and_one_of_each_weight():
+def test_one_copy_of_the_input_and_one_of_each_weight(each_weight):
     def fn(x, first, second):
         y = F.conv2d(x, first, padding=1).relu()
         return F.conv2d(F.max_pool2d(y, 2), second).mean((2, 3))
 
     gm, said = converted(fn, X, *weights((16, 8, 3, 3), (4, 16, 3, 3)))
-    assert copies(gm) == [True, True, True]
+    assert copies(gm) == [True] * (1 + 2 * each_weight)
     assert images_of(gm) == [True, True]
     assert said == ["choice: channels-last (2 convolutions, as Inductor would have it)"]
 
@@ -105,16 +107,16 @@ def test_a_single_pixel_is_viewed_without_a_copy():
     assert False not in copies(gm)
 
 
-def test_an_op_of_ours_with_an_addend():
+def test_an_op_of_ours_with_an_addend(each_weight):
     def fn(x, weight, other):
         window = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
         return torch.ops.ipex.conv(x, weight, None, other, *window, "add", "relu", [], "")
 
     gm, _ = converted(fn, X, *weights((8, 8, 3, 3)), torch.randn(2, 8, 9, 9))
-    assert copies(gm) == [True, True, True, False]
+    assert copies(gm) == [*[True] * (2 + each_weight), False]
 
 
-def test_a_pool_and_upsampling_follow():
+def test_a_pool_and_upsampling_follow(each_weight):
     """In the forms that Inductor's decompositions leave of them."""
 
     def fn(x, weight):
@@ -124,7 +126,7 @@ def test_a_pool_and_upsampling_follow():
 
     gm, _ = converted(fn, X, *weights((8, 8, 3, 3)))
     # The input, the weight, and what upsampling gives; nothing on the way back.
-    assert copies(gm) == [True, True, True]
+    assert copies(gm) == [True] * (2 + each_weight)
 
 
 def test_parts_have_the_strides_that_they_had():
