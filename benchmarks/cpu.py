@@ -6,6 +6,7 @@
 Each peer of a row is a process of its own (`cpu_peer.py`), IPEX 2.8 in the environment of its own
 torch. All prepare one after the other, are held against fp64, and then take turns of a few calls
 each, so that whatever else the machine does meets all of them: compare minima, and ratios of them.
+Models named `...-nchw`, which are measured when `--rows` names them, are not channels-last.
 Where others work on the machine, `--threads 1 --clock cpu` compares what does not depend on them:
 processor time of one thread. What is wrong gets no speed. `ipex28` is both of its ways, trace and
 compile; `ipex-package` is a package of ours, which like a trace checks nothing at a call.
@@ -45,6 +46,9 @@ ROWS = (
     ("vit", "bf16", 1),
     ("gpt2-decode", "bf16", 1),
 )
+# Where users did not think of layouts; measured if `--rows` names them.
+PLAIN = ("resnet18", "resnet50", "regnet", "mobilenet", "efficientnet")
+NAMED = tuple((f"{model}-nchw", dtype, 1) for dtype in ("fp32", "bf16") for model in PLAIN)
 NO_OTHERS = ("ipex", "ipex-package", "eager")
 CLOCKS = {"wall": "min_ms", "cpu": "min_cpu_ms"}
 TURN = 0.3  # seconds of one turn, about
@@ -147,7 +151,7 @@ def table(found: dict[tuple[str, str, int], dict[str, float]], names: Sequence[s
 
     Eager and our own packages are none of the others.
     """
-    lines = [f"{'':20}" + "".join(f"{name:>16}" for name in names) + f"{'best/ours':>12}"]
+    lines = [f"{'':22}" + "".join(f"{name:>16}" for name in names) + f"{'best/ours':>12}"]
     ratios: dict[str, list[float]] = {}
     for (model, dtype, batch), minima in found.items():
         cells = [f"{minima[n]:16.2f}" if n in minima else f"{'-':>16}" for n in names]
@@ -156,7 +160,7 @@ def table(found: dict[tuple[str, str, int], dict[str, float]], names: Sequence[s
         if ratio is not None:
             ratios.setdefault(dtype, []).append(ratio)
         shown = f"{'-' if ratio is None else f'{ratio:.2f}':>12}"
-        lines.append(f"{f'{model} {dtype} b{batch}':20}" + "".join(cells) + shown)
+        lines.append(f"{f'{model} {dtype} b{batch}':22}" + "".join(cells) + shown)
     for dtype, values in ratios.items():
         mean = math.exp(statistics.mean(map(math.log, values)))
         lines.append(f"geometric mean {dtype}: {mean:.3f}, least {min(values):.3f}")
@@ -183,7 +187,7 @@ def main() -> None:
     """Measure the rows; ends with 1 if a peer of ours failed or is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--peers", default="inductor,ipex28,eager", help="beside ours")
-    parser.add_argument("--rows", default="", help='with these words: "resnet50 bf16,vit"')
+    parser.add_argument("--rows", default="", help='with these words: "resnet50 bf16,vit,regnet-nchw"')
     parser.add_argument("--ipex28", default=IPEX28, help="the environment of IPEX 2.8")
     parser.add_argument("--seconds", type=float, default=12, help="of timing a row, at least")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -199,7 +203,7 @@ def main() -> None:
     known, found, failed = facts_of_run(), {}, False
     with tempfile.TemporaryDirectory() as folder:
         options.cache = options.cache or folder
-        for row in ROWS:
+        for row in (*ROWS, *(NAMED if options.rows else ())):
             if not any(words <= {row[0], row[1], f"b{row[2]}"} for words in wanted):
                 continue
             found[row] = minima = {}

@@ -27,12 +27,19 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TOKENS, PIXELS = 128, 224
 CHECKED = 2  # of a batch, so many are computed in fp64
 PICTURE: dict[str, Any] = {"num_labels": 1000}
+BASIC = {"layer_type": "basic", "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]}
+B0 = {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280, "image_size": PIXELS}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "resnet50": ("ResNetConfig", "ResNetForImageClassification", PICTURE),
     "bert": ("BertConfig", "BertModel", {}),
     "vit": ("ViTConfig", "ViTForImageClassification", PICTURE),
     "gpt2-decode": ("GPT2Config", "GPT2LMHeadModel", {}),
+    "resnet18": ("ResNetConfig", "ResNetForImageClassification", {**PICTURE, **BASIC}),
+    "regnet": ("RegNetConfig", "RegNetForImageClassification", PICTURE),
+    "mobilenet": ("MobileNetV2Config", "MobileNetV2ForImageClassification", PICTURE),
+    "efficientnet": ("EfficientNetConfig", "EfficientNetForImageClassification", {**PICTURE, **B0}),
 }
+PLAIN = "-nchw"  # behind a name: images and weights as they are made, not channels-last
 
 
 class Whole(nn.Module):
@@ -62,18 +69,21 @@ class Decode(nn.Module):
         return self.model(token, past_key_values=cache, return_dict=False)[0]
 
 
-def made(name: str, dtype: torch.dtype, batch: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def made(asked: str, dtype: torch.dtype, batch: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The model, in eval mode with random weights, and its inputs."""
     torch.manual_seed(0)
+    name = asked.removesuffix(PLAIN)
     config_name, class_name, changes = MODELS[name]
     config = getattr(transformers, config_name)(**changes)
     model = getattr(transformers, class_name)(config).eval()
-    for norm in model.modules():
-        if isinstance(norm, nn.BatchNorm2d):  # as after training: 0 and 1 hide a wrong folding
-            nn.init.uniform_(norm.weight, 0.35, 1.05)
-            nn.init.normal_(norm.bias, 0, 0.3)
-            norm.running_mean = torch.randn(norm.num_features) * 0.3
-            norm.running_var = torch.rand(norm.num_features) + 0.5
+    for part in model.modules():
+        if isinstance(part, nn.BatchNorm2d):  # as after training: 0 and 1 hide a wrong folding
+            nn.init.uniform_(part.weight, 0.35, 1.05)
+            nn.init.normal_(part.bias, 0, 0.3)
+            part.running_mean = torch.randn(part.num_features) * 0.3
+            part.running_var = torch.rand(part.num_features) + 0.5
+        if isinstance(part, nn.Conv2d) and asked.endswith(PLAIN):  # or some results vanish
+            nn.init.kaiming_normal_(part.weight)
     model = model.to(dtype)
     if name == "gpt2-decode":
         shape = (batch, config.n_head, TOKENS, config.n_embd // config.n_head)
@@ -81,9 +91,11 @@ def made(name: str, dtype: torch.dtype, batch: int) -> tuple[nn.Module, tuple[Te
         return Decode(model).eval(), (torch.randint(0, config.vocab_size, (batch, 1)), *context)
     if config_name == "BertConfig":
         return Whole(model).eval(), (torch.randint(0, config.vocab_size, (batch, TOKENS)),)
+    image = torch.randn(batch, 3, PIXELS, PIXELS).to(dtype)
+    if asked.endswith(PLAIN):
+        return Whole(model).eval(), (image,)
     if name == "resnet50":
         model = model.to(memory_format=torch.channels_last)
-    image = torch.randn(batch, 3, PIXELS, PIXELS).to(dtype)
     return Whole(model).eval(), (image.to(memory_format=torch.channels_last),)
 
 

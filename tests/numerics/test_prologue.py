@@ -396,4 +396,5 @@ def test_in_the_body_of_a_higher_order_op_nothing_is_a_weight():
     events = {(e.kind, e.subject, e.reason) for r in decisions.reports() for e in r.events}
     reason = "a weight, bias or statistic is not a parameter or buffer"
     subjects = ("conv2d+batch_norm", "batch_norm+linear")
-    assert events == {("missed", subject, reason) for subject in subjects}
+    missed = {event for event in events if event[0] != "choice"}
+    assert missed == {("missed", subject, reason) for subject in subjects}
