@@ -187,7 +187,7 @@ def main() -> None:
     """Measure the rows; ends with 1 if a peer of ours failed or is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--peers", default="inductor,ipex28,eager", help="beside ours")
-    parser.add_argument("--rows", default="", help='with these words: "resnet50 bf16,vit,regnet-nchw"')
+    parser.add_argument("--rows", default="", help='as "resnet50 bf16,vit,regnet-nchw"')
     parser.add_argument("--ipex28", default=IPEX28, help="the environment of IPEX 2.8")
     parser.add_argument("--seconds", type=float, default=12, help="of timing a row, at least")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
