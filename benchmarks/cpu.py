@@ -47,7 +47,7 @@ ROWS = (
     ("gpt2-decode", "bf16", 1),
 )
 # Where users did not think of layouts; measured if `--rows` names them.
-PLAIN = ("resnet18", "resnet50", "regnet", "mobilenet", "efficientnet")
+PLAIN = ("resnet18", "resnet50", "regnet", "mobilenet")
 NAMED = tuple((f"{model}-nchw", dtype, 1) for dtype in ("fp32", "bf16") for model in PLAIN)
 NO_OTHERS = ("ipex", "ipex-package", "eager")
 CLOCKS = {"wall": "min_ms", "cpu": "min_cpu_ms"}

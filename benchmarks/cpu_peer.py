@@ -28,7 +28,6 @@ TOKENS, PIXELS = 128, 224
 CHECKED = 2  # of a batch, so many are computed in fp64
 PICTURE: dict[str, Any] = {"num_labels": 1000}
 BASIC = {"layer_type": "basic", "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]}
-B0 = {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280, "image_size": PIXELS}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "resnet50": ("ResNetConfig", "ResNetForImageClassification", PICTURE),
     "bert": ("BertConfig", "BertModel", {}),
@@ -37,7 +36,6 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "resnet18": ("ResNetConfig", "ResNetForImageClassification", {**PICTURE, **BASIC}),
     "regnet": ("RegNetConfig", "RegNetForImageClassification", PICTURE),
     "mobilenet": ("MobileNetV2Config", "MobileNetV2ForImageClassification", PICTURE),
-    "efficientnet": ("EfficientNetConfig", "EfficientNetForImageClassification", {**PICTURE, **B0}),
 }
 PLAIN = "-nchw"  # behind a name: images and weights as they are made, not channels-last
 

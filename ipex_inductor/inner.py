@@ -52,9 +52,6 @@ def compiled(
     elif not {"*", foreach.NAME} & config.rules_off:
         foreach.gather(gm.graph, graph_report)
         gm.recompile()
-    packaged = compiler not in (compat.compile_inner, *LEARNING)
-    if parts is not None and not packaged:  # which knows weights by their numbers
-        parts = parts.without_unread()
     graph_report.show("compiled", gm.graph)
     if parts is not None:
         gm, example_inputs = parts.gm, parts.example_inputs
@@ -114,7 +111,9 @@ def _split(
         if in_blocks:
             shorten(gm.graph, graph_report, in_blocks)
         told = limit, in_sycl, in_blocks, by_kept, narrow, config.drop_plain_weights
-        return split(gm, example_inputs, weights, graph_report, *told)
+        parts = split(gm, example_inputs, weights, graph_report, *told)
+        # A package knows weights by their numbers, and leaves out itself what is not read.
+        return parts.without_unread() if parts and not _is_packaged(compiler) else parts
     except Exception as error:
         raise PassError(
             "the weight prologue to be split off",
@@ -198,7 +197,7 @@ def _why_not_ours(
     from ipex_inductor.lowerings import blocked, kept
     from ipex_inductor.passes.kept import why_not_faster
 
-    packaged = elsewhere or compiler not in (compat.compile_inner, *LEARNING)
+    packaged = elsewhere or _is_packaged(compiler)
 
     def asked(name: str, find: Callable[[bool], str | None]) -> Callable[[], str | None]:
         @functools.cache
@@ -214,6 +213,10 @@ def _why_not_ours(
         return why_not_faster() or kept.why_not(packaged)
 
     return asked("kernels for CPUs", blocked.why_not), asked("kept primitives", why_not_kept)
+
+
+def _is_packaged(compiler: Callable[..., Any]) -> bool:
+    return compiler not in (compat.compile_inner, *LEARNING)
 
 
 def _keep_heard(

@@ -16,7 +16,8 @@ WORD = ctypes.sizeof(ctypes.c_void_p)
 IMPL_WORDS = 24  # of a TensorImpl, at least
 INLINE = 5  # dimensions whose sizes and strides lie in it
 KINDS = (
-    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16),
     *(torch.float32, torch.float64, torch.complex64, torch.complex128),
 )

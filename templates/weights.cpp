@@ -30,7 +30,8 @@ T at(const void* object, int64_t place) {
 }
 
 // One weight; false where it has no version (inference tensors) or no plain storage. Torch's own
-// functions go the same way, and with calls and checks through twice as much memory.
+// functions go the same way, and with calls and checks through twice as much memory; of a view without
+// elements they say 0, which is said here of no storage's.
 struct Facts {
   int64_t identity, version, address;
 

@@ -1,7 +1,7 @@
 """Channels-last images in an inference graph, where Inductor would lower them so itself.
 
-Inductor converts on the way down, weights at every call. Done here, conversions of weights are
-weight-only work, and what libraries and kernels of ours have for such images may be chosen.
+Inductor converts on the way down, on a GPU weights at every call. Done here, conversions of weights
+are weight-only work, and what libraries and kernels of ours have for such images may be chosen.
 """
 
 import operator
@@ -13,7 +13,7 @@ from torch._inductor import inductor_prims
 from torch._inductor.virtualized import V
 from torch.utils._pytree import tree_leaves
 
-from ipex_inductor import ops  # noqa: F401  registers the ipex:: ops
+from ipex_inductor import compat, ops  # noqa: F401  registers the ipex:: ops
 from ipex_inductor.decisions import GraphReport
 
 Node = torch.fx.Node
@@ -21,13 +21,13 @@ aten = torch.ops.aten
 
 NAME = "channels-last"
 LAST = torch.channels_last
-MEASURED = ("cpu", "cuda")
+DEVICES = ("cpu", "cuda")
 
-# Where convolutions have their images and weights.
+# Where convolutions have their images, and their weight.
 WEIGHT = 1
 IMAGES: dict[Any, tuple[int, ...]] = {
-    aten.convolution.default: (0, WEIGHT),
-    torch.ops.ipex.conv.default: (0, WEIGHT, 3),
+    aten.convolution.default: (0,),
+    torch.ops.ipex.conv.default: (0, 3),
 }
 
 # Ops that are as well done in the layout they are given, beside all that is pointwise.
@@ -59,20 +59,40 @@ def convert(graph: torch.fx.Graph, report: GraphReport) -> None:
     report.add("choice", NAME, f"{len(converted)} convolutions, as Inductor would have it")
 
 
+def hold_strides(graph: torch.fx.Graph) -> None:
+    """Have higher-order ops read what their bodies are compiled for.
+
+    Inductor lowers a convolution to channels-last whatever the graph says of its strides, and makes
+    no copies for those ops; nor does it look at the format that a copy is asked for.
+    """
+    if not any(node.target in IMAGES for node in graph.nodes):
+        return
+    for node in list(graph.nodes):
+        if not isinstance(node.target, torch._ops.HigherOrderOperator):
+            continue
+        for each in node.all_input_nodes:
+            if each.op == "call_function" and isinstance(_val(each), Tensor):
+                with graph.inserting_before(node):
+                    order = [compat.hints(stride) for stride in _val(each).stride()]
+                    held = graph.call_function(inductor_prims.force_stride_order, (each, order))
+                held.meta["val"] = _val(each)
+                node.replace_input_with(each, held)
+
+
 def _is_converted(node: Node) -> bool:
-    if node.target not in IMAGES or not is_measured(node) or _val(node).dim() != 4:
+    if node.target not in IMAGES or not is_on_cpu_or_gpu(node) or _val(node).dim() != 4:
         return False
     return not all(map(_is_last, _images(node)))
 
 
-def is_measured(node: Node) -> bool:
+def is_on_cpu_or_gpu(node: Node) -> bool:
     """Whether its result is on a CPU, or on a GPU of NVIDIA or AMD."""
-    return _val(node).device.type in MEASURED
+    return _val(node).device.type in DEVICES
 
 
 def _images(node: Node) -> list[Node]:
-    """What it reads of that kind; not the weight on a CPU, where it is packed whatever it is."""
-    places = [n for n in IMAGES[node.target] if n != WEIGHT or _on_gpu(node)]
+    """Its images, and on a GPU the weight, which is packed on a CPU, whatever its layout."""
+    places = IMAGES[node.target] + (WEIGHT,) * _on_gpu(node)
     given = (node.args[place] for place in places if place < len(node.args))
     return [each for each in given if isinstance(each, Node)]
 

@@ -110,6 +110,8 @@ class JointPass(CustomGraphPass):
         if converts:
             channels_last.convert(graph, self.report)
             weights = weights_of(graph)
+        if "*" not in self.rules_off:
+            channels_last.hold_strides(graph)
         known = self.choose, weights, reduced_table(WHOLE), self.report
         if not {"*", preactivated.NAME} & self.rules_off:
             preactivated.place(graph, *known)
@@ -148,7 +150,7 @@ def _is_better_last(graph: torch.fx.Graph) -> bool:
     """Whether Inductor would have the images of this graph channels-last."""
     images = graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
     gm = graph.owning_module
-    if gm is None or not any(map(channels_last.is_measured, images)):
+    if gm is None or not any(map(channels_last.is_on_cpu_or_gpu, images)):
         return False
     return GraphLowering.decide_layout_opt(gm, is_inference=True)
 

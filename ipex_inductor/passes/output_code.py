@@ -51,9 +51,9 @@ class PrologueCode(OutputCode):
         """Make a graph that came out of the cache callable again."""
         decisions.recall(self.events)
         self.inner = compat.reload_graph(self.inner, constants)
+        # What it looks for in them is a mode and symbols: they are none here, or of subclasses.
+        self.inner.post_compile(example_inputs, constants, graph_kwargs)
         self.__post_init__()
-        assert self._read is not None
-        self.inner.post_compile(self._read(example_inputs), constants, graph_kwargs)
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         """Keep the Triton kernels with the graph they belong to."""

@@ -66,7 +66,7 @@ class Split:
             self,
             example_inputs=[self.example_inputs[n] for n in left],
             static_input_idxs=[at for at, n in enumerate(left) if n in static],
-            reads=tuple(n for n in left if n < len(self.reads)),
+            reads=tuple(self.reads[n] for n in left if n < len(self.reads)),
         )
 
 

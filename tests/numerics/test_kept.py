@@ -13,6 +13,7 @@ from torch import nn
 
 from ipex_inductor import compat, decisions, graph_files, inner, request
 from ipex_inductor.lowerings import kept as lowering
+from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.passes import kept as taken
 from ipex_inductor.passes import winograd
 from ipex_inductor.passes.packing import onednn_dtypes
@@ -462,6 +463,10 @@ def test_what_onednn_does_not_fuse_comes_behind(then):
     assert said() == ["1 by oneDNN's primitives, kept"]
     assert "'none'" in code
     torch.testing.assert_close(fn(x), model(x))
+
+
+def test_it_has_all_activations_that_are_fused_here():
+    assert {name for name, unary in UNARY.items() if unary.word} == {*kept.UNARY}
 
 
 @torch.no_grad()
