@@ -173,9 +173,8 @@ def test_where_it_cannot_be_built_python_reads(monkeypatch):
     assert made.of(mine)[7].item() == 10.0
 
 
-@pytest.mark.parametrize("words", [2, 200], ids=["too few", "beyond it"])
-def test_a_torch_that_has_its_fields_elsewhere_is_read_by_python(monkeypatch, words):
-    monkeypatch.setattr(fields, "_word", lambda tensor, place: words)
+def test_a_torch_that_has_its_fields_elsewhere_is_read_by_python(monkeypatch):
+    monkeypatch.setattr(fields, "_word", lambda tensor, place: 0)
     weights_cpp.reader.cache_clear()
     assert weights_cpp.reader() is None
     weights_cpp.reader.cache_clear()
