@@ -25,6 +25,7 @@ from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.config import CompileConfig, resolve, unknown
 from ipex_inductor.decisions import warn_once
 from ipex_inductor.errors import DeviceError, PassError, UnsupportedTorchError
+from ipex_inductor.plain_graph import with_plain_graph
 from ipex_inductor.request import Request
 
 if TYPE_CHECKING:
@@ -124,6 +125,8 @@ def _compile_ours(
     request: Request, graph_report: decisions.GraphReport, in_cpp: bool = False
 ) -> Any:
     """`in_cpp`: C++ calls the kernels, but of a graph of a level of CPUs, compiled elsewhere."""
+    from ipex_inductor.passes.derived import collecting
+
     recording.note(request.gm, request.training)
     request = outer.reattended(request, graph_report)
     stepped = _stepped(request, graph_report)
@@ -148,8 +151,15 @@ def _compile_ours(
         request = request if elsewhere else wrapped
         begun = nullcontext() if elsewhere else _begun(request)
         wrapping = compat.wrapping() if request.config.wrapped else nullcontext()
-        with compat.no_early_workers() if hit else begun, wrapping:
-            return outer.compiled(request, selected, graph_report, folder)
+        with compat.no_early_workers() if hit else begun, wrapping, collecting() as derived:
+            compiled = outer.compiled(request, selected, graph_report, folder)
+    return with_plain_graph(compiled, derived, request, graph_report, _compile_plain_form)
+
+
+def _compile_plain_form(request: Request) -> Any:
+    """Compile a graph that reads its weights as they are, outside of Dynamo."""
+    with collector.paused(), openmp.unbound():
+        return _compile_wrapped(request)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import math
 import mmap
 import threading
 import weakref
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -59,6 +60,33 @@ def _mapped(size: int) -> tuple[mmap.mmap, int]:
     with contextlib.suppress(OSError):  # where Linux was built without, pages stay small
         room.madvise(mmap.MADV_HUGEPAGE, start, pages)
     return room, start
+
+
+def available_memory(device: torch.device) -> float:
+    """Return the bytes that can still be allocated on a device; infinite if that is unknown."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if device.type != "cpu":
+        return math.inf
+    return min(_available_of_machine(), _available_of_group())
+
+
+def _available_of_machine() -> float:
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return float(line.split()[1]) * 1024
+    return math.inf
+
+
+def _available_of_group() -> float:
+    """Of the control group of a container (version 2)."""
+    with contextlib.suppress(OSError, ValueError):  # none, or without a bound ("max")
+        group = Path("/sys/fs/cgroup")
+        bound = float((group / "memory.max").read_text())
+        return bound - float((group / "memory.current").read_text())
+    return math.inf
 
 
 def give_back() -> None:

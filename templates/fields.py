@@ -14,6 +14,7 @@ from ipex_inductor.templates.cpp import NotBuiltError
 
 WORD = ctypes.sizeof(ctypes.c_void_p)
 IMPL_WORDS = 24  # of a TensorImpl, at least
+STORAGE_WORDS = 7  # of a StorageImpl, at least
 INLINE = 5  # dimensions whose sizes and strides lie in it
 KINDS = (
     *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
@@ -167,6 +168,29 @@ def storage() -> tuple[int, int, int]:
     if not len(points) == len(begins) == len(data) == 1:
         raise NotBuiltError("a TensorImpl does not tell its storage where it did")
     return points[0], begins[0], data[0]
+
+
+def deleter(storage: int) -> int:
+    """Return which word of a storage holds the function that frees its memory.
+
+    Args:
+        storage: which word of a TensorImpl points to its storage.
+    """
+    kept = [bytearray(64) for _ in range(3)]
+    borrowed = [torch.frombuffer(each, dtype=torch.float32) for each in kept]
+    own = [torch.empty(n, device="cpu") for n in (3, 5, 900)]
+
+    def words(tensors: list[Tensor], place: int) -> set[int]:
+        return {_at(_word(tensor, storage), place) for tensor in tensors}
+
+    def frees(place: int) -> bool:
+        ours, theirs = words(own, place), words(borrowed, place)
+        return len(ours) == len(theirs) == 1 and 0 not in ours | theirs and ours != theirs
+
+    found = [place for place in range(2, STORAGE_WORDS) if frees(place)]
+    if len(found) != 1:
+        raise NotBuiltError("a storage does not hold the function that frees its memory")
+    return found[0]
 
 
 def _word(tensor: Tensor, place: int) -> int:

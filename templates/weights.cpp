@@ -1,7 +1,8 @@
-// Whether weights are what they were, read of all of them in one call.
+// Check in one call that no weight changed: identities, versions, addresses and samples of contents.
 //
-// As in look.cpp, what is asked of torch and of Python is declared here, and no library is linked.
+// As in look.cpp, functions of torch and Python are declared here, and no library is linked.
 #include <cstdint>
+#include <cstring>
 
 extern "C" {
 struct _object;
@@ -17,11 +18,16 @@ void Py_DecRef(PyObject*);
 
 namespace {
 
-// Where what is asked lies, as `templates/fields.py` found it: bytes from the begin of a Python tensor
-// to its TensorImpl, of that to what it points to and tells, and of those to what they tell.
+constexpr int64_t BLOCK = 256;      // bytes that share one hash
+constexpr int64_t AHEAD = 8;        // weights whose samples are prefetched
+constexpr int64_t NO_VERSION = -1;  // of an inference tensor
+
+// Offsets that `templates/fields.py` found: bytes from the begin of a Python tensor to its
+// TensorImpl, of that to its version counter, storage, offset and dtype, of those to their values, and
+// of a storage to the function that frees its memory.
 struct Places {
-  int64_t impl, version, storage, offset, dtype, number, data;
-  int8_t sizes[256];  // of elements, by dtype; 0 of one that is not known
+  int64_t impl, version, storage, offset, dtype, number, data, deleter;
+  int8_t sizes[256];  // bytes of an element by dtype; 0 if unknown
 };
 
 template <class T>
@@ -29,9 +35,9 @@ T at(const void* object, int64_t place) {
   return *reinterpret_cast<const T*>(static_cast<const char*>(object) + place);
 }
 
-// One weight; false where it has no version (inference tensors) or no plain storage. Torch's own
-// functions go the same way, and with calls and checks through twice as much memory; of a view without
-// elements they say 0, which is said here of no storage's.
+// One weight. `read` is false where it has no plain storage. Torch's own functions read the same
+// fields, with calls and checks through twice as much memory; of a view without elements they
+// return address 0, which is returned here only for a storage without memory.
 struct Facts {
   int64_t identity, version, address;
 
@@ -40,9 +46,9 @@ struct Facts {
     if (!impl) return false;
     const void* counter = at<const void*>(impl, places.version);
     const void* storage = at<const void*>(impl, places.storage);
-    if (!counter || !storage) return false;
+    if (!storage) return false;
     identity = reinterpret_cast<int64_t>(weight);
-    version = at<uint32_t>(counter, places.number);
+    version = counter ? at<uint32_t>(counter, places.number) : NO_VERSION;
     address = at<int64_t>(storage, places.data);
     const int64_t offset = at<int64_t>(impl, places.offset);
     if (!offset) return true;
@@ -52,8 +58,8 @@ struct Facts {
   }
 };
 
-// Those of `count` weights, in three blocks.
-struct Told {
+// The facts of `count` weights, in three blocks.
+struct Recorded {
   int64_t count;
   int64_t* numbers;
 
@@ -62,45 +68,188 @@ struct Told {
   int64_t& address(int64_t n) const { return numbers[2 * count + n]; }
 };
 
-int64_t* words(PyObject* bytes) { return reinterpret_cast<int64_t*>(PyBytes_AsString(bytes)); }
+// The contents of one weight as they were: a hash for each block of its memory.
+struct Content {
+  const char* data;
+  int64_t bytes;  // 0: not compared
+  const uint32_t* hashes;
+
+  int64_t blocks() const { return (bytes + BLOCK - 1) / BLOCK; }
+};
+
+// The contents of a graph's weights. `seed` draws the samples; `weight` and `block` are where the
+// rolling comparison goes on.
+struct Contents {
+  int64_t count, total, seed, weight, block;
+  Content of[1];
+};
+
+constexpr int LANES = 8;  // hide the latency of a multiplication
+constexpr uint64_t ODD[LANES] = {0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9,
+                                 0xD6E8FEB86659FD93, 0xA0761D6478BD642F, 0xE7037ED1A0B428DB,
+                                 0x8EBC6AF09C88C6E3, 0x589965CC75374CC3};
+
+uint64_t mixed(uint64_t lane, uint64_t word) {
+  lane ^= word;
+  return ((lane << 29) | (lane >> 35)) * ODD[0];
+}
+
+// A hash of up to BLOCK bytes. Each step is a bijection of its lane, so that a change of one word
+// changes the lane; two different blocks have one hash in 2^32.
+uint32_t hash(const char* data, int64_t bytes) {
+  uint64_t lanes[LANES] = {1, 2, 3, 4, 5, 6, 7, static_cast<uint64_t>(bytes)};
+  int64_t n = 0;
+  for (; n + 8 * LANES <= bytes; n += 8 * LANES)
+    for (int lane = 0; lane < LANES; ++lane) {
+      uint64_t word;
+      std::memcpy(&word, data + n + 8 * lane, 8);
+      lanes[lane] = mixed(lanes[lane], word);
+    }
+  for (int lane = 0; n < bytes; n += 8, ++lane) {
+    uint64_t word = 0;
+    std::memcpy(&word, data + n, bytes - n < 8 ? bytes - n : 8);
+    lanes[lane] = mixed(lanes[lane], word);
+  }
+  uint64_t all = 0;
+  for (int lane = 0; lane < LANES; ++lane) all += (lanes[lane] ^ (lanes[lane] >> 31)) * ODD[lane];
+  return static_cast<uint32_t>(all ^ (all >> 32));
+}
+
+bool is_same(const Content& content, int64_t block) {
+  const int64_t begin = block * BLOCK, left = content.bytes - begin;
+  return hash(content.data + begin, left < BLOCK ? left : BLOCK) == content.hashes[block];
+}
+
+uint64_t draw(int64_t& seed) {  // xorshift
+  uint64_t x = static_cast<uint64_t>(seed);
+  x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+  seed = static_cast<int64_t>(x);
+  return x;
+}
+
+int64_t drawn(const Content& content, int64_t& seed) {
+  const uint64_t blocks = static_cast<uint64_t>(content.blocks());
+  return static_cast<int64_t>((static_cast<unsigned __int128>(draw(seed)) * blocks) >> 64);
+}
+
+// The first weight found to differ in one block of each, drawn anew, or -1.
+int64_t differing_sample(Contents& contents) {
+  int64_t samples[AHEAD];
+  for (int64_t n = 0; n < contents.count + AHEAD; ++n) {
+    if (n >= AHEAD) {
+      const Content& content = contents.of[n - AHEAD];
+      if (content.bytes && !is_same(content, samples[n % AHEAD])) return n - AHEAD;
+    }
+    if (n >= contents.count || !contents.of[n].bytes) continue;
+    const int64_t block = samples[n % AHEAD] = drawn(contents.of[n], contents.seed);
+    const char* data = contents.of[n].data + block * BLOCK;
+    for (int64_t line = 0; line < BLOCK; line += 64) __builtin_prefetch(data + line);
+    __builtin_prefetch(contents.of[n].hashes + block);
+  }
+  return -1;
+}
+
+// The first weight found to differ in the next `limit` bytes of all, or -1.
+int64_t differing_next(Contents& contents, int64_t limit) {
+  for (int64_t left = (limit + BLOCK - 1) / BLOCK; left > 0;) {
+    if (contents.weight >= contents.count) contents.weight = contents.block = 0;
+    const Content& content = contents.of[contents.weight];
+    const int64_t blocks = content.blocks();
+    int64_t last = contents.block + left;
+    if (last > blocks) last = blocks;
+    for (int64_t block = contents.block; block < last; ++block)
+      if (!is_same(content, block)) return contents.weight;
+    left -= last - contents.block;
+    contents.block = last;
+    if (last == blocks) ++contents.weight, contents.block = 0;
+  }
+  return -1;
+}
 
 }  // namespace
 
 extern "C" {
 
-// Identities, versions and addresses of a tuple of tensors, one after another, as bytes; none of them
-// where a tensor has no version or no address.
+// Identities, versions and addresses of a tuple of tensors, one block after another; no bytes where a
+// tensor has no address.
 PyObject* state(const Places* places, PyObject* weights) {
   const int64_t count = PyTuple_Size(weights);
   PyObject* bytes = PyBytes_FromStringAndSize(nullptr, 3 * sizeof(int64_t) * count);
   if (!bytes) return nullptr;
-  const Told told{count, words(bytes)};
-  int64_t n = 0;
-  for (Facts found; n < count && found.read(*places, PyTuple_GetItem(weights, n)); ++n) {
-    told.identity(n) = found.identity;
-    told.version(n) = found.version;
-    told.address(n) = found.address;
+  const Recorded recorded{count, reinterpret_cast<int64_t*>(PyBytes_AsString(bytes))};
+  for (int64_t n = 0; n < count; ++n) {
+    Facts found;
+    if (!found.read(*places, PyTuple_GetItem(weights, n))) {
+      Py_DecRef(bytes);
+      return PyBytes_FromStringAndSize(nullptr, 0);
+    }
+    recorded.identity(n) = found.identity;
+    recorded.version(n) = found.version;
+    recorded.address(n) = found.address;
   }
-  if (n == count) return bytes;
-  Py_DecRef(bytes);
-  return PyBytes_FromStringAndSize(nullptr, 0);
+  return bytes;
 }
 
-// Whether those of the list's tensors with these numbers are what `state` said. Compared where they
-// lie: to write them down first takes nearly twice as long.
-int same(const Places* places, const int64_t* numbers, int64_t count, PyObject* inputs,
-         PyObject* bytes) {
-  const Told told{count, words(bytes)};
+// Of a tuple of tensors, one block after another: where version counters and storages lie, and which
+// function frees their memory; 0 where a tensor has none.
+PyObject* owners(const Places* places, PyObject* tensors) {
+  const int64_t count = PyTuple_Size(tensors);
+  PyObject* bytes = PyBytes_FromStringAndSize(nullptr, 3 * sizeof(int64_t) * count);
+  if (!bytes) return nullptr;
+  int64_t* found = reinterpret_cast<int64_t*>(PyBytes_AsString(bytes));
+  for (int64_t n = 0; n < count; ++n) {
+    const void* impl = at<const void*>(PyTuple_GetItem(tensors, n), places->impl);
+    const void* storage = impl ? at<const void*>(impl, places->storage) : nullptr;
+    found[n] = impl ? at<int64_t>(impl, places->version) : 0;
+    found[count + n] = reinterpret_cast<int64_t>(storage);
+    found[2 * count + n] = storage ? at<int64_t>(storage, places->deleter) : 0;
+  }
+  return bytes;
+}
+
+// Of a tuple of tensors with versions, one block after another: the version, and how many tensors
+// share its counter.
+PyObject* counters(const Places* places, PyObject* tensors) {
+  const int64_t count = PyTuple_Size(tensors);
+  PyObject* bytes = PyBytes_FromStringAndSize(nullptr, 2 * sizeof(int64_t) * count);
+  if (!bytes) return nullptr;
+  int64_t* found = reinterpret_cast<int64_t*>(PyBytes_AsString(bytes));
+  for (int64_t n = 0; n < count; ++n) {
+    const void* impl = at<const void*>(PyTuple_GetItem(tensors, n), places->impl);
+    const void* counter = at<const void*>(impl, places->version);
+    found[n] = counter ? at<uint32_t>(counter, places->number) : NO_VERSION;
+    found[count + n] = counter ? at<uint32_t>(counter, sizeof(void*)) : 0;  // behind its functions
+  }
+  return bytes;
+}
+
+// A hash for each block of memory.
+void hash_blocks(const char* data, int64_t bytes, uint32_t* hashes) {
+  for (int64_t begin = 0; begin < bytes; begin += BLOCK)
+    hashes[begin / BLOCK] = hash(data + begin, bytes - begin < BLOCK ? bytes - begin : BLOCK);
+}
+
+// -1 if the list's tensors with these numbers are as `state` recorded them and no compared part of
+// their contents differs; -2 if a fact differs; else the number, among these, of a weight whose
+// contents differ. `limit`: bytes compared in turn, after one sample of each weight. Facts are
+// compared where they lie: to write them down first takes nearly twice as long.
+int64_t changed(const Places* places, const int64_t* numbers, int64_t count, PyObject* inputs,
+                PyObject* bytes, Contents* contents, int64_t limit) {
+  const Recorded recorded{count, reinterpret_cast<int64_t*>(PyBytes_AsString(bytes))};
   const intptr_t size = PyList_Size(inputs);
   for (int64_t n = 0; n < count; ++n) {
     Facts found;
-    if (numbers[n] >= size) return false;
+    if (numbers[n] >= size) return -2;
     PyObject* weight = PyList_GetItem(inputs, numbers[n]);
-    if (told.identity(n) != reinterpret_cast<int64_t>(weight)) return false;
-    if (!found.read(*places, weight)) return false;
-    if (told.version(n) != found.version || told.address(n) != found.address) return false;
+    if (recorded.identity(n) != reinterpret_cast<int64_t>(weight)) return -2;
+    if (!found.read(*places, weight)) return -2;
+    if (recorded.version(n) != found.version || recorded.address(n) != found.address) return -2;
   }
-  return true;
+  if (!contents) return -1;
+  const bool whole = contents->total <= limit;
+  if (whole) contents->weight = contents->block = 0;
+  const int64_t differing = whole ? -1 : differing_sample(*contents);
+  return differing >= 0 ? differing : differing_next(*contents, whole ? contents->total : limit);
 }
 
 }  // extern "C"

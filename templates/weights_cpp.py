@@ -1,12 +1,14 @@
-"""Identities, versions and addresses of hundreds of weights in one call of C++."""
+"""Read and compare hundreds of weights in one call of C++: identity, version, address, contents."""
 
 import ctypes
 import functools
 import sys
+import time
+from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,28 +18,105 @@ from ipex_inductor.templates.cpp import NotBuiltError, load
 from ipex_inductor.templates.fields import WORD
 from ipex_inductor.templates.look_cpp import address_of
 
-Same = Callable[[list[Any], bytes], int]  # inputs of a graph, and what `read` said
+BLOCK = 256  # bytes that share one hash; as in weights.cpp
+SAME, FACTS = -1, -2  # results of `Changed`; others number a weight whose contents differ
+# Inputs of a graph, what `read` returned, contents or None, and the bytes to compare in turn.
+Changed = Callable[[list[Any], bytes, "Contents | None", int], int]
+
+
+@dataclass(frozen=True)
+class Hashes:
+    """The contents of one weight's memory: a hash for each block from `address` on."""
+
+    address: int
+    size: int  # bytes
+    words: bytes
+
+    @property
+    def blocks(self) -> int:
+        """The number of hashes."""
+        return -(-self.size // BLOCK)
+
+
+class Contents:
+    """The contents of several weights, in the order of `Reader.changed`; None: not compared.
+
+    Args:
+        weights: what each was when the results in use were computed from it.
+    """
+
+    def __init__(self, weights: Sequence[Hashes | None]) -> None:
+        self.total = sum(w.blocks for w in weights if w) * BLOCK  # bytes
+        self.weights = tuple(weights)  # C++ reads their words
+        numbers = [len(weights), self.total, time.perf_counter_ns() | 1, 0, 0]
+        for weight in weights:
+            words = ctypes.cast(ctypes.c_char_p(weight.words), ctypes.c_void_p) if weight else None
+            where = words.value if words else None
+            numbers += [weight.address, weight.size, where] if weight and where else [0, 0, 0]
+        self.numbers = array("q", numbers)
+        self.address = self.numbers.buffer_info()[0]
+
+
+class Owner(NamedTuple):
+    """Addresses of what a tensor shares with others; 0: it has none."""
+
+    counter: int  # of its version
+    storage: int
+    deleter: int  # the function that frees the storage's memory
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads in C++. `read`: of a tuple of tensors three blocks of int64, a number a tensor in each.
-
-    No bytes where a tensor has no version or no address.
-    """
+    """Functions of C++ that read tensors."""
 
     read: Callable[[tuple[torch.Tensor, ...]], bytes]
-    _same: Callable[..., int]
+    """Return identities, versions (-1: inference tensor) and addresses, a block of int64 each.
 
-    def same(self, numbers: Sequence[int]) -> Same:
-        """Whether the inputs with these numbers are as `read` said: compared, and not written."""
+    No bytes where a tensor has no plain storage.
+    """
+    _owners: Callable[[tuple[torch.Tensor, ...]], bytes]
+    _counters: Callable[[tuple[torch.Tensor, ...]], bytes]
+    _changed: Callable[..., int]
+    _hash: Callable[..., None]
+    allocator: int = 0
+    """The function that frees what torch allocates on a CPU."""
+
+    def owners(self, tensors: Sequence[torch.Tensor]) -> "list[Owner]":
+        """Return what each tensor shares with others."""
+        numbers = memoryview(self._owners(tuple(tensors))).cast("q").tolist()
+        count = len(tensors)
+        blocks = (numbers[n : n + count] for n in range(0, 3 * count, count))
+        return list(map(Owner, *blocks)) if count else []
+
+    def counters(self, tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
+        """Return the version of each tensor, and how many tensors share its counter."""
+        numbers = memoryview(self._counters(tuple(tensors))).cast("q").tolist()
+        return numbers[: len(tensors)], numbers[len(tensors) :]
+
+    def changed(self, numbers: Sequence[int]) -> Changed:
+        """Return a function that compares the graph inputs with these numbers in place.
+
+        It returns `SAME`, `FACTS` if an identity, version or address differs, or the position in
+        `numbers` of a weight whose contents were found to differ.
+        """
         array = (ctypes.c_int64 * len(numbers))(*numbers)
-        return functools.partial(self._same, array, len(numbers))
+        call = functools.partial(self._changed, array, len(numbers))
+
+        def compare(inputs: list[Any], read: bytes, contents: Contents | None, limit: int) -> int:
+            return call(inputs, read, contents.address if contents else None, limit)
+
+        return compare
+
+    def hashes(self, address: int, size: int) -> Hashes:
+        """Return the contents of `size` bytes of this process's memory."""
+        words = bytes(4 * -(-size // BLOCK))
+        self._hash(address, size, words)
+        return Hashes(address, size, words)
 
 
 @functools.cache
 def reader() -> Reader | None:
-    """None: it cannot be built here, or does not say what torch says."""
+    """Return the functions, or None if they cannot be built or do not read what torch reads."""
     try:
         return _reader()
     except NotBuiltError:
@@ -50,23 +129,28 @@ def _reader() -> Reader:
     source = Path(__file__).with_name("weights.cpp").read_text
     library = load(source, pairs({"template": "weights"}), portable=True)
     pointer, thing, number = ctypes.c_void_p, ctypes.py_object, ctypes.c_int64
-    known = _places()  # which lives as long as the functions that are given it
+    places = _places()  # lives as long as the functions that are given it
     read = ctypes.PYFUNCTYPE(thing, pointer, thing)  # holds Python's lock
-    same = ctypes.PYFUNCTYPE(ctypes.c_int, pointer, pointer, number, thing, thing)
-    found = Reader(
-        functools.partial(read(address_of(library.state)), ctypes.byref(known)),
-        functools.partial(same(address_of(library.same)), ctypes.byref(known)),
+    changed = ctypes.PYFUNCTYPE(number, pointer, pointer, number, thing, thing, pointer, number)
+    hashed = ctypes.CFUNCTYPE(None, pointer, number, ctypes.c_char_p)
+    built = Reader(
+        functools.partial(read(address_of(library.state)), ctypes.byref(places)),
+        functools.partial(read(address_of(library.owners)), ctypes.byref(places)),
+        functools.partial(read(address_of(library.counters)), ctypes.byref(places)),
+        functools.partial(changed(address_of(library.changed)), ctypes.byref(places)),
+        hashed(address_of(library.hash_blocks)),
     )
-    _check(found)
-    return found
+    _check(built)
+    (own,) = built.owners([torch.empty(1, device="cpu")])
+    return replace(built, allocator=own.deleter)
 
 
 class _Places(ctypes.Structure):
-    """Of C++ a `Places`."""
+    """`Places` of weights.cpp."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("impl", "version", "storage", "offset", "dtype")),
-        *(("number", ctypes.c_int64), ("data", ctypes.c_int64)),
+        *((name, ctypes.c_int64) for name in ("number", "data", "deleter")),
         ("sizes", ctypes.c_int8 * 256),
     )
 
@@ -77,11 +161,12 @@ def _places() -> _Places:
     dtype = fields.dtype()
     words = (WORD * word for word in (version, storage, offset, dtype))
     sizes = (ctypes.c_int8 * 256)(*fields.sizes(dtype))
-    return _Places(fields.place_of_impl(), *words, number, WORD * data, sizes)
+    behind = (number, WORD * data, WORD * fields.deleter(storage))
+    return _Places(fields.place_of_impl(), *words, *behind, sizes)
 
 
-def _check(found: Reader) -> None:
-    """Compare with what torch says of tensors of several kinds, each of its own version."""
+def _check(built: Reader) -> None:
+    """Raise `NotBuiltError` unless it reads of several kinds of tensors what torch reads."""
     with torch.inference_mode(False), torch.no_grad():
         base = torch.zeros(8, device="cpu")
         kinds = [base[2:], torch.nn.Parameter(base.clone()), torch.zeros(0, device="cpu")]
@@ -89,8 +174,19 @@ def _check(found: Reader) -> None:
             for _ in range(3 * number + 1):
                 tensor.add_(1)
         tensors = (*kinds, base)
-    told = found.read(tensors)
+    found = built.read(tensors)
     facts = map(id, tensors), (t._version for t in tensors), (t.data_ptr() for t in tensors)
-    right = [*memoryview(told).cast("q")] == [number for block in facts for number in block]
-    if not (right and found.same(range(len(tensors)))([*tensors], told)):
+    right = [*memoryview(found).cast("q")] == [number for block in facts for number in block]
+    same = built.changed(range(len(tensors)))([*tensors], found, None, 0) == SAME
+    owners = built.owners(tensors)
+    counters = [owner.counter for owner in owners]
+    apart = counters[0] == counters[3] and len({*counters}) == 3
+    storages = [owner.storage for owner in owners] == [_storage(t) for t in tensors]
+    versions, sharers = built.counters(tensors)
+    counted = versions == [t._version for t in tensors] and sharers == [2, 1, 1, 2]
+    if not (right and same and apart and storages and counted):
         raise NotBuiltError("a tensor's version or address is not where it was")
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

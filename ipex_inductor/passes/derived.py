@@ -1,114 +1,260 @@
-"""What the prologue computed from weights: when that is out of date, and who shares it.
+"""Results of a graph's weight-only programs: when they are computed again, and what shares them.
 
-A weight has changed when its identity, version or address has. It or its storage may have died, and
-identity or address passed on: both are watched. Weights are never held. Those whose data is freed
-(`templates/freed.py`) hold what was derived from them.
+A weight has changed if its identity, version or address has, if an access that counts no version
+wrote it (`weight_access`), or if a sample of its contents differs, drawn anew at each call. It or
+its storage may have died, and identity or address passed on: both are watched. Weights are never
+held. Those whose storage is released (`templates/freed.py`) hold what was computed from them.
+
+Computing pays for weights that stay. If they change again and again before the cost was paid back,
+or another process may write them, the graph that reads plain weights is asked for (`PlainGraph`).
 """
 
 import contextlib
-import ctypes
 import itertools
-import struct
+import math
 import threading
+import time
 import weakref
+from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
-from operator import attrgetter, itemgetter
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ipex_inductor import compat, decisions
 from ipex_inductor.errors import ArgumentError, DroppedWeightError
+from ipex_inductor.passes import weight_access
 from ipex_inductor.passes.program import Program
+from ipex_inductor.passes.weight_access import open_storage
+from ipex_inductor.passes.weight_doubts import FULL, lasting_doubts, note_aliases
+from ipex_inductor.passes.weight_reader import any_reader
 from ipex_inductor.templates import freed
-from ipex_inductor.templates.weights_cpp import Reader, Same, reader
-from ipex_inductor.weight_memory import begin_room, give_back
+from ipex_inductor.templates.weights_cpp import FACTS, SAME, Changed, Contents, Hashes
+from ipex_inductor.weight_memory import available_memory, begin_room, give_back
 
-MANY = 32  # weights that are read in one call of C++, which must be built once
-KEPT = 4  # models that may take turns in one graph before one of them is derived anew
+UNPAID = 3  # times that weights change before computing was paid back, until plain ones are read
+MOST_CALLS = 1000  # for which weights must stay before results are computed from them again
+SWEEP = 56  # calls in which the contents of small weights are compared whole
+LEAST, MOST = 1 << 12, 1 << 17  # bytes compared in turn at a call: 0.3 and 8 microseconds
 
-# Optimizer steps, then identities, versions and addresses of the weights: a block of bytes each if
-# Python read them one by one, one block of all if C++ did.
-State = tuple[Any, ...]
-
-_lock = threading.RLock()  # around all deriving; callbacks of weak references never take it
+_lock = threading.RLock()  # around all computing; callbacks of weak references never take it
 _shared: "weakref.WeakValueDictionary[Any, _Part]" = weakref.WeakValueDictionary()
+_made: ContextVar["list[DerivedWeights] | None"] = ContextVar("derived weights made", default=None)
+
+
+class PlainGraph(Exception):
+    """Asks for the graph that reads plain weights.
+
+    Attributes:
+        weights: those that the results would have been computed from.
+        calls: how many calls they must stay as they are before results are computed again.
+        resume: allows that; to be called then.
+    """
+
+    def __init__(
+        self,
+        weights: tuple[torch.Tensor, ...],
+        calls: int,
+        reason: str,
+        resume: Callable[[], None],
+    ) -> None:
+        super().__init__(reason)
+        self.weights, self.calls, self.resume = weights, calls, resume
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator["list[DerivedWeights]"]:
+    """Collect the `DerivedWeights` that are made inside, as of the graph that is compiled there."""
+    made: list[DerivedWeights] = []
+    token = _made.set(made)
+    try:
+        yield made
+    finally:
+        _made.reset(token)
 
 
 class DerivedWeights:
-    """The results of one graph's programs, for each of the models that take turns in it.
+    """The results of one graph's programs, for each of the models that share the graph.
 
-    Graphs that run the same program on the same weights share its results. `captured`: CUDA graphs
-    read them, so new ones are written to the old addresses.
+    Graphs that run the same program on the same weights share its results.
+
+    Args:
+        captured: CUDA graphs read the results, so new ones are written to the old addresses.
     """
 
     def __init__(self, programs: Sequence[Program], captured: bool) -> None:
         self._numbers = numbers = sorted({i for program in programs for i in program.inputs})
+        self._ends = (numbers[0], numbers[-1]) if numbers else ()
         self._weights = taking(numbers)
         self._programs = [(p, taking([numbers.index(i) for i in p.inputs])) for p in programs]
         known = all(program.is_known for program in programs)
         self._unanalysed = compat.unanalysed if known else contextlib.nullcontext
         self._captured = captured
-        self._latest = _Snapshot()
-        self._kept: dict[tuple[int, ...], _Snapshot] = {}
-        # In C++, when there is something to derive; else Python's own way.
-        self._reader: Reader | None = None
-        self._same: Same | None = None
+        self._changed: Changed = _never_read  # with the first results, its reader is built
+        self._snapshots: OrderedDict[tuple[int, ...], _Snapshot] = OrderedDict()
+        self._by_ends: dict[tuple[int, ...], _Snapshot] = {}
+        self._seconds = 0.0  # that computing all results took
+        self._call_seconds = math.inf  # that a call of the graph took
+        self.computed_now = False  # in this call; the caller times the graph then
+        self.has_plain_graph = False  # whether the caller understands `PlainGraph`
+        made = _made.get()
+        if made is not None:
+            made.append(self)
 
     def of(self, inputs: list[Any]) -> list[torch.Tensor]:
-        """The results for these graph inputs, in the order of the programs."""
-        current = self._latest.current  # read once: another thread may replace it
-        if current is not None and self._is_still(current[0], inputs):
-            return current[1]
+        """Return the results for these graph inputs, in the order of the programs.
+
+        Raises `PlainGraph` if that is allowed and computing them does not pay or is not safe.
+        """
+        snapshot = self._by_ends.get(tuple([id(inputs[n]) for n in self._ends]))
+        current = snapshot.current if snapshot is not None else None
+        if snapshot is not None and current is not None and weight_access.is_quiet():
+            if self._is_current(current, inputs):
+                snapshot.calls += 1
+                return current.values
         with _lock, self._unanalysed():
-            return self._derive(self._weights(inputs))
+            return self._settle(inputs)
 
-    def _is_still(self, state: State, inputs: list[Any]) -> bool:
-        """Whether that is the state of the weights among `inputs`."""
-        if self._same is None or len(state) != 2:
-            return state == _state(self._weights(inputs))
-        steps, told = state
-        return steps == _optimizer_steps and bool(self._same(inputs, told))
+    def note_call(self, seconds: float) -> None:
+        """Note how long the graph took behind results that were computed."""
+        self._call_seconds = min(self._call_seconds, seconds)
+        self.computed_now = False
 
-    def _derive(self, weights: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-        storages = [w.untyped_storage() for w in weights]  # held: no address changes its owner
-        self._read_by(weights)
-        key, state = tuple(map(id, weights)), _state(weights, self._reader)
-        kept = self._kept.get(key, self._latest)
-        current = kept.current
-        if current is not None and current[0] == state:
-            self._latest = kept
-            return current[1]
-        snapshot, values, ran = _Snapshot(), [], False
-        _synchronize(weights)  # a stream may still read what is written over or freed now
-        begin_room()
-        for program, own in self._programs:
-            part = _shared_part(program, own(key), self._captured)
-            its = state and _state_of_part(state, own)
-            ran |= not part.is_of(its)
-            values += part.update(own(weights), its)
-            snapshot.hold(part)
-        _synchronize(weights)  # another stream may read it next
-        if state is not None and state == _state(weights, self._reader):
-            state = self._freed(snapshot.parts, weights, state)
-            snapshot.current = (state, values)
-        else:  # versions are not counted, or another thread wrote meanwhile
-            for part in snapshot.parts:
-                part.forget()
-        if ran and key not in self._kept:
-            give_back()  # what was needed on the way, and weights that are freed
+    def _is_current(self, current: "_Current", inputs: list[Any]) -> bool:
+        """Compare facts and samples of contents; outdate results whose weights differ."""
+        found = self._changed(inputs, current.read, current.contents, current.limit)
+        if found not in (SAME, FACTS):
+            weight = inputs[self._numbers[found]]
+            _warn_unseen(weight)
+            weight_access.outdate(open_storage(weight)._cdata)
+        return found == SAME
+
+    def _settle(self, inputs: list[Any]) -> list[torch.Tensor]:
+        if self._changed is _never_read:
+            self._changed = any_reader().changed(self._numbers)
+        weights = self._weights(inputs)
+        in_doubt = weight_access.settle()
+        snapshot = self._snapshots.get(tuple(map(id, weights)))
+        if snapshot is None:
+            return self._compute(weights, self._begin(weights))
+        self._by_ends[tuple([id(inputs[n]) for n in self._ends])] = snapshot
+        self._snapshots.move_to_end(snapshot.key)
+        if in_doubt and self.has_plain_graph:
+            doubtful = [w for w in weights if open_storage(w)._cdata in in_doubt]
+            if sum(w.nbytes for w in doubtful) > FULL:
+                reason = "their memory was handed out, and may be written at any time"
+                raise snapshot.left(weights, MOST_CALLS, reason)
+        current = snapshot.current
+        if current is not None and self._is_current(current, inputs):
+            snapshot.calls += 1
+            return current.values
+        return self._compute(weights, snapshot)
+
+    def _begin(self, weights: tuple[torch.Tensor, ...]) -> "_Snapshot":
+        """Return an empty snapshot for a model that is new to the graph."""
+        self._make_room()
+        snapshot = _Snapshot(self, tuple(map(id, weights)))
+        self._snapshots[snapshot.key] = snapshot
+        if self._ends:
+            self._by_ends[snapshot.ends] = snapshot
+        return snapshot
+
+    def _make_room(self) -> None:
+        """Drop the models that were not used for longest while memory is scarce."""
+        while self._snapshots:
+            oldest = next(iter(self._snapshots.values()))
+            if available_memory(oldest.device) > 2 * oldest.size:
+                return
+            self.drop(oldest)
+
+    def drop(self, snapshot: "_Snapshot") -> None:
+        """Drop the results for one model; nothing else holds those that only this graph uses."""
+        self._snapshots.pop(snapshot.key, None)
+        if self._by_ends.get(snapshot.ends) is snapshot:
+            self._by_ends.pop(snapshot.ends, None)
+
+    def _compute(
+        self, weights: tuple[torch.Tensor, ...], snapshot: "_Snapshot"
+    ) -> list[torch.Tensor]:
+        storages = [open_storage(w) for w in weights]  # held: no address changes its owner
+        read = any_reader().read(weights)
+        doubts = lasting_doubts(weights)
+        if self.has_plain_graph and sum(doubt.size for doubt in doubts) > FULL:
+            raise snapshot.left(weights, MOST_CALLS, doubts[0].reason)
+        parts = [
+            _shared_part(program, own(snapshot.key), self._captured)
+            for program, own in self._programs
+        ]
+        states = [_state_of_part(read, own) for _, own in self._programs]
+        outdated = [n for n, part in enumerate(parts) if not part.is_of(states[n])]
+        if outdated:
+            self._refuse_unstable(weights, snapshot)
+        began = time.perf_counter()
+        values = self._run(weights, parts, states)
+        if outdated:
+            self._seconds = time.perf_counter() - began
+            self.computed_now = True
+        snapshot.hold(parts)
+        if outdated:
+            note_aliases(weights)
+        for doubt in doubts:
+            weight_access.doubt(doubt.storage, doubt.lasts)
+        if read and read == any_reader().read(weights):
+            read = self._freed(parts, weights, read)
+            snapshot.current = _Current(read, self._contents(parts, len(weights)), values)
+        else:  # no plain storage, or another thread wrote meanwhile
+            for part in parts:
+                part.outdate()
+        if outdated and snapshot.is_new:
+            give_back()  # what was needed on the way, and weights whose storage is released
+        snapshot.is_new = False
         del storages
-        self._keep(key, snapshot)
         return values
 
+    def _run(
+        self,
+        weights: tuple[torch.Tensor, ...],
+        parts: "Sequence[_Part]",
+        states: "Sequence[_State]",
+    ) -> list[torch.Tensor]:
+        values: list[torch.Tensor] = []
+        _synchronize(weights)  # a stream may still read what is written over or freed now
+        begin_room()
+        for part, state, (_, own) in zip(parts, states, self._programs, strict=True):
+            values += part.update(own(weights), state)
+        _synchronize(weights)  # another stream may read it next
+        return values
+
+    def _refuse_unstable(self, weights: tuple[torch.Tensor, ...], snapshot: "_Snapshot") -> None:
+        """Raise `PlainGraph` if the weights changed too often before computing was paid back."""
+        if snapshot.is_new or snapshot.resumes:
+            snapshot.resumes = False
+            return
+        calls = min(MOST_CALLS, math.ceil(self._seconds / self._call_seconds) or 1)
+        snapshot.unpaid = snapshot.unpaid + 1 if snapshot.calls < calls else 0
+        snapshot.calls = 0
+        if self.has_plain_graph and snapshot.unpaid >= UNPAID:
+            reason = f"they changed {UNPAID} times within fewer calls than computing pays for"
+            raise snapshot.left(weights, calls, reason)
+
+    def _contents(self, parts: "Sequence[_Part]", count: int) -> Contents | None:
+        """Return the contents that the results were computed from, in the order of the weights."""
+        found: list[Hashes | None] = [None] * count
+        for part, (_, own) in zip(parts, self._programs, strict=True):
+            for number, hashes in zip(own(range(count)), part.hashes, strict=True):
+                found[number] = found[number] or hashes
+        return Contents(found) if any(found) else None
+
     def _freed(
-        self, parts: Sequence["_Part"], weights: tuple[torch.Tensor, ...], state: State
-    ) -> State:
-        """Free what is to be dropped and read by nothing else; the state of the weights then."""
+        self, parts: "Sequence[_Part]", weights: tuple[torch.Tensor, ...], read: bytes
+    ) -> bytes:
+        """Release what is to be dropped and read by nothing else; return what is read then."""
         if not any(program.drops for program, _ in self._programs):
-            return state
+            return read
         readers = Counter(a for part in list(_shared.values()) for a in {*_addresses(part)})
         gone = False
         for part, (program, own) in zip(parts, self._programs, strict=True):
@@ -119,67 +265,116 @@ class DerivedWeights:
             else:
                 decisions.log.info("plain weights are not freed: another graph derives from them")
         if not gone:
-            return state
-        self._read_by(weights)
-        now = _state(weights)
-        assert now is not None
-        _, identities, versions, addresses = now
-        steps, read, lay = _state_of_part(state, tuple)
+            return read
+        before, now = (memoryview(b).cast("q").tolist() for b in (read, any_reader().read(weights)))
         for n, weight in enumerate(weights):
             if not freed.is_freed(weight):  # as it was when it was read
-                versions[n], addresses[n] = read[n], lay[n]
-        return steps, identities, versions, addresses
+                for block in (len(weights), 2 * len(weights)):
+                    now[block + n] = before[block + n]
+        return array("q", now).tobytes()
 
-    def _read_by(self, weights: tuple[torch.Tensor, ...]) -> None:
-        """In C++ where that pays, if all of them have data."""
-        pays = len(weights) >= MANY and not any(map(freed.is_freed, weights))
-        self._reader = reader() if pays else None
-        self._same = self._reader.same(self._numbers) if self._reader else None
 
-    def _keep(self, key: tuple[int, ...], snapshot: "_Snapshot") -> None:
-        self._kept.pop(key, None)
-        self._kept[key] = self._latest = snapshot
-        for oldest in list(self._kept)[:-KEPT]:
-            del self._kept[oldest]
+@dataclass(frozen=True)
+class _Current:
+    """Results that are up to date, and what was read of the weights; replaced whole."""
+
+    read: bytes
+    contents: Contents | None
+    values: list[torch.Tensor]
+
+    @property
+    def limit(self) -> int:
+        """The bytes of contents that are compared in turn at each call."""
+        total = self.contents.total if self.contents else 0
+        return total if total <= MOST // 4 else min(max(total // SWEEP, LEAST), MOST)
 
 
 class _Snapshot:
-    """One graph's parts for one model; `current` is replaced whole, never changed."""
+    """One graph's results for one model.
 
-    def __init__(self) -> None:
+    Attributes:
+        calls: made since the results were computed.
+        unpaid: how often in a row they were outdated before computing was paid back.
+        resumes: whether they may be computed though they were not paid back before.
+    """
+
+    def __init__(self, owner: DerivedWeights, key: tuple[int, ...]) -> None:
+        self.key = key
+        self.ends = (key[0], key[-1]) if key else ()
         self.parts: list[_Part] = []
-        self.current: tuple[State, list[torch.Tensor]] | None = None
+        self.current: _Current | None = None
+        self.is_new, self.resumes = True, False
+        self.calls = self.unpaid = 0
+        self._owner = weakref.ref(owner)
 
-    def hold(self, part: "_Part") -> None:
-        """Hold `part`, and be told when it is dropped."""
-        self.parts.append(part)
-        part.users = (*(user for user in part.users if user() is not None), weakref.ref(self))
+    def hold(self, parts: "Sequence[_Part]") -> None:
+        """Hold `parts`, and learn when they are outdated."""
+        self.parts = list(parts)
+        for part in parts:
+            users = (user for user in part.users if user() not in (None, self))
+            part.users = (*users, weakref.ref(self))
+
+    def left(self, weights: tuple[torch.Tensor, ...], calls: int, reason: str) -> PlainGraph:
+        """Give up the results; return the request for the graph without them."""
+        for part in self.parts:
+            part.outdate()
+        self.current = None
+        return PlainGraph(weights, calls, reason, self.resume)
+
+    def resume(self) -> None:
+        """Allow results to be computed once more; the next time unpaid ends that."""
+        self.resumes, self.unpaid = True, UNPAID - 1
+
+    def die(self) -> None:
+        """Leave the graph, as a weight of the model died."""
+        self.current = None
+        owner = self._owner()
+        if owner is not None:
+            owner.drop(self)
+
+    @property
+    def size(self) -> int:
+        """The bytes of the results."""
+        return sum(value.nbytes for part in self.parts for value in part.values)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the results lie."""
+        devices = (value.device for part in self.parts for value in part.values)
+        return next(devices, torch.device("cpu"))
+
+
+_State = tuple[int, ...]  # versions, then addresses
 
 
 class _Part:
-    """What one program gave for one set of weights; it lives as long as a snapshot holds it."""
+    """What one program returned for one set of weights; it lives as long as a snapshot holds it.
+
+    Attributes:
+        hashes: the contents of each weight that it was computed from; None: not compared.
+    """
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.captured = False
         self.values: list[torch.Tensor] = []
+        self.hashes: list[Hashes | None] = [None] * len(program.inputs)
         self.storages: list[weakref.ref[torch.UntypedStorage]] = []
         self.users: tuple[weakref.ref[_Snapshot], ...] = ()
+        self._watched: tuple[int, ...] = ()  # addresses of the weights' storages
         self._weights: list[weakref.ref[_Life]] = []
         self._own: list[torch.Tensor] = []  # the values whose storage is no weight's
-        self._state: State | None = None
-        self._alone = False  # the weights' data is freed: there is nothing to derive it from again
+        self._state: _State | None = None
+        self._alone = False  # the weights' storage is released: nothing is left to compute from
 
-    def is_of(self, state: State | None) -> bool:
-        """Whether the values are those of weights in that state; no step can write freed ones."""
-        if state is None or self._state is None:
-            return False
-        return self._state == state or (self._alone and self._state[1:] == state[1:])
+    def is_of(self, state: _State) -> bool:
+        """Return whether the values are those of weights in that state."""
+        return bool(state) and self._state == state
 
-    def update(self, weights: Sequence[torch.Tensor], state: State | None) -> list[torch.Tensor]:
-        """The values; the program runs if a weight has changed since it last did.
+    def update(self, weights: Sequence[torch.Tensor], state: _State) -> list[torch.Tensor]:
+        """Return the values; run the program if a weight has changed since it last ran.
 
-        Raises `DroppedWeightError` where it must and a weight's data is freed.
+        Raises `DroppedWeightError` where it must run and a weight's storage is released.
         """
         if self.is_of(state):
             return self.values
@@ -192,38 +387,53 @@ class _Part:
         self.storages, self._weights = [], []  # what happens to the old ones no longer matters
         self.drop()
         values = _settle(self.values, self.program.run(weights), self._own)
-        storages = [w.untyped_storage() for w in weights]
+        storages = [open_storage(w) for w in weights]
         self.values, self._state = values, state
         self._own = [v for v in values if _storage(v) not in storages]
+        self.hashes = [_hashes(weight) for weight in weights]
         self.storages = [weakref.ref(s, _calls(self, _Part.drop)) for s in storages]
         self._weights = [weakref.ref(_life(w), _calls(self, _Part.free)) for w in weights]
+        self._watched = tuple({s._cdata for s in storages})
+        weight_access.watch(weights, self)
         return values
 
     def free_weights(self, weights: Sequence[torch.Tensor]) -> bool:
-        """Free the weights' data, if nobody else has it; whether that was done."""
+        """Release the weights' storage if nothing else has it; return whether that was done."""
         if self._alone or len(self._own) < len(self.values):
             return False
         if why := freed.free(weights):
             decisions.log.info("plain weights are not freed: %s", why)
             return False
-        facts = _state(tuple(weights))
-        assert facts is not None
-        self._state, self._alone = _state_of_part(facts, tuple), True
-        for user in self.users:  # which know them by where they lay
+        self._state = _state_of_part(any_reader().read(tuple(weights)), tuple)
+        self._alone, self.hashes = True, [None] * len(weights)
+        for user in self.users:  # they know the weights by where they lay
             if (snapshot := user()) is not None:
                 snapshot.current = None
         for weight in weights:
             _life(weight).parts.append(self)
         return True
 
-    def forget(self) -> int:
-        """As `drop`, if they can be derived anew."""
+    def is_current(self) -> bool:
+        """Return whether all contents that the values were computed from are as they were."""
+        if self._alone:
+            return True
+        for hashes, ref in zip(self.hashes, self.storages, strict=False):
+            storage = ref()
+            if hashes is None or storage is None or not _holds(storage, hashes):
+                return False
+            if any_reader().hashes(hashes.address, hashes.size).words != hashes.words:
+                return False
+        return True
+
+    def outdate(self) -> int:
+        """As `drop`, if the values can be computed again."""
         return 0 if self._alone else self.drop()
 
     def drop(self) -> int:
-        """Have the values derived anew at their next use; how many of them were up to date."""
+        """Have the values computed again at their next use; return how many were up to date."""
         valid = len(self.values) if self._state else 0
         self._state = None
+        weight_access.unwatch(self._watched, self)
         for user in self.users:
             snapshot = user()
             if snapshot is not None:
@@ -233,9 +443,13 @@ class _Part:
         return valid
 
     def free(self) -> None:
-        """Drop the values and their addresses: nobody can ask for them again."""
+        """Drop the values and their addresses: nothing can ask for them again."""
         self.drop()
         self.values, self._own = [], []
+        for user in self.users:
+            snapshot = user()
+            if snapshot is not None:
+                snapshot.die()
 
 
 class _Life:
@@ -248,10 +462,10 @@ class _Life:
     __slots__ = ("__weakref__", "parts")
 
     def __init__(self) -> None:
-        self.parts: list[_Part] = []  # what was derived of a weight whose data is freed
+        self.parts: list[_Part] = []  # computed from a weight whose storage is released
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        return OrderedDict, ()  # whoever saves a weight need not know us to load it
+        return OrderedDict, ()  # a saved weight is loaded without this package
 
 
 def _life(weight: torch.Tensor) -> _Life:
@@ -263,7 +477,7 @@ def _life(weight: torch.Tensor) -> _Life:
 
 
 def _calls(part: _Part, method: Callable[[_Part], object]) -> Callable[[object], None]:
-    """A callback that does not keep `part` alive."""
+    """Return a callback that does not keep `part` alive."""
     weak = weakref.ref(part)
 
     def call(_: object) -> None:
@@ -288,7 +502,7 @@ def refresh(model: torch.nn.Module | None) -> int:
             tensors = itertools.chain(model.parameters(), model.buffers())
             written = {s._cdata for s in map(_storage, tensors) if s is not None}
             parts = [part for part in parts if not written.isdisjoint(_addresses(part))]
-        return sum(part.forget() for part in parts)
+        return sum(part.outdate() for part in parts)
 
 
 def derived_memory() -> int:
@@ -299,71 +513,50 @@ def derived_memory() -> int:
     return sum(storages.values()) + sum(v.nbytes for v in values if _storage(v) is None)
 
 
+def taking(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Return a function that returns the values with these numbers."""
+    if len(numbers) < 2:
+        return lambda values: tuple([values[number] for number in numbers])
+    return itemgetter(*numbers)
+
+
 def _shared_part(program: Program, key: tuple[int, ...], captured: bool) -> _Part:
-    """The part of the weights with these identities, which every graph of the process shares."""
+    """Return the part of the weights with these identities, shared by the process's graphs."""
     part = _shared.setdefault((program.text, key), _Part(program))
     part.captured |= captured
     return part
 
 
-# torch's fused optimizers write parameters without counting a version (2.11 to 2.15), so every step
-# of any optimizer in the process counts as a change.
-_optimizer_steps = 0
+def _state_of_part(read: bytes, own: Callable[[Sequence[Any]], tuple[Any, ...]]) -> _State:
+    """Return what was read of the weights of a part, which is found by their identities."""
+    numbers = memoryview(read).cast("q").tolist()
+    count = len(numbers) // 3
+    blocks = numbers[count : 2 * count], numbers[2 * count :]
+    return tuple(n for block in blocks for n in own(block)) if numbers else ()
 
 
-def _count_step(*_: Any) -> None:
-    global _optimizer_steps
-    if not torch.compiler.is_compiling():  # a compiled step counts versions, and must not guard
-        _optimizer_steps += 1
-
-
-register_optimizer_step_post_hook(_count_step)
-
-
-def _as_they_lie(objects: tuple[Any, ...]) -> bytes:
-    """The identities of `objects`, which are what a tuple of CPython holds."""
-    start = id(objects) + tuple.__basicsize__
-    return ctypes.string_at(start, len(objects) * tuple.__itemsize__)
-
-
-def _one_by_one(objects: tuple[Any, ...]) -> bytes:
-    """The same from `id`, which takes fifteen times as long."""
-    return struct.pack(f"@{len(objects)}P", *map(id, objects))
-
-
-_samples = (object(), object(), object())
-_identities = _as_they_lie if _as_they_lie(_samples) == _one_by_one(_samples) else _one_by_one
-_version = attrgetter("_version")
-_address = torch.Tensor.data_ptr  # or `freed.address`
-
-
-def _state(weights: tuple[torch.Tensor, ...], reader: Reader | None = None) -> State | None:
-    """Equal for two calls only if no weight changed; None if torch does not count versions."""
-    if reader is not None and (told := reader.read(weights)):
-        return _optimizer_steps, told
-    try:
-        address = freed.address if freed.any_is() else _address
-        facts = (list(map(ask, weights)) for ask in (_version, address))
-        return _optimizer_steps, _identities(weights), *facts
-    except RuntimeError:  # inference tensors
+def _hashes(weight: torch.Tensor) -> Hashes | None:
+    """Return the contents of a weight's memory; None if it is not on a CPU or has none."""
+    if weight.device.type != "cpu" or not weight.numel():
         return None
+    steps = zip(weight.shape, weight.stride(), strict=True)
+    elements = 1 + sum((size - 1) * stride for size, stride in steps)
+    return any_reader().hashes(weight.data_ptr(), elements * weight.element_size())
 
 
-def _state_of_part(state: State, own: Callable[[Sequence[Any]], tuple[Any, ...]]) -> State:
-    """What `state` says of the weights of a part, which is found by their identities."""
-    steps, *facts = state
-    if len(facts) == 1:
-        told = memoryview(facts[0]).cast("q").tolist()
-        count = len(told) // 3
-        facts = [None, told[count : 2 * count], told[2 * count :]]
-    return steps, *map(own, facts[1:])
+def _holds(storage: torch.UntypedStorage, hashes: Hashes) -> bool:
+    """Return whether that memory still is the storage's."""
+    begin = storage.data_ptr()
+    return begin <= hashes.address and hashes.address + hashes.size <= begin + storage.nbytes()
 
 
-def taking(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """A function that gives the values with these numbers."""
-    if len(numbers) < 2:
-        return lambda values: tuple([values[number] for number in numbers])
-    return itemgetter(*numbers)
+def _warn_unseen(weight: torch.Tensor) -> None:
+    decisions.warn_once(
+        f"a weight of shape {tuple(weight.shape)} was written in a way that torch does not see (by "
+        "a raw pointer or by another process). From this call on its new values are used; results "
+        "of a few calls before may have been those of its old ones. Call "
+        "ipex_inductor.refresh(model) after such writes."
+    )
 
 
 def _synchronize(weights: Sequence[torch.Tensor]) -> None:
@@ -373,9 +566,13 @@ def _synchronize(weights: Sequence[torch.Tensor]) -> None:
             torch.accelerator.synchronize(device)
 
 
+def _never_read(*_: Any) -> int:
+    return FACTS
+
+
 def _storage(value: torch.Tensor) -> torch.UntypedStorage | None:
-    """None for oneDNN's opaque tensors."""
-    return value.untyped_storage() if value.layout == torch.strided else None
+    """Return the storage, None for oneDNN's opaque tensors."""
+    return open_storage(value) if value.layout == torch.strided else None
 
 
 def _addresses(part: _Part) -> list[int]:
@@ -385,7 +582,11 @@ def _addresses(part: _Part) -> list[int]:
 def _settle(
     old: list[torch.Tensor], new: list[torch.Tensor], own: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The new values at the old addresses where they fit; `own` are those no weight shares."""
+    """Return the new values, at the old addresses where they fit.
+
+    Args:
+        own: the old values that share no storage with a weight.
+    """
 
     def fits(a: torch.Tensor, b: torch.Tensor) -> bool:
         same = a is not b and a.device == b.device and a.dtype == b.dtype and a.shape == b.shape
