@@ -111,9 +111,9 @@ class DerivedWeights:
         Raises `PlainGraph` if that is allowed and computing them does not pay or is not safe.
         """
         snapshot = self._by_ends.get(tuple([id(inputs[n]) for n in self._ends]))
-        current = snapshot.current if snapshot is not None else None
-        if snapshot is not None and current is not None and weight_access.is_quiet():
-            if self._is_current(current, inputs):
+        if snapshot is not None and weight_access.is_quiet():
+            current = snapshot.current  # read once: another thread may replace it
+            if current is not None and self._is_current(snapshot, current, inputs):
                 snapshot.calls += 1
                 return current.values
         with _lock, self._unanalysed():
@@ -124,13 +124,14 @@ class DerivedWeights:
         self._call_seconds = min(self._call_seconds, seconds)
         self.computed_now = False
 
-    def _is_current(self, current: "_Current", inputs: list[Any]) -> bool:
+    def _is_current(self, snapshot: "_Snapshot", current: "_Current", inputs: list[Any]) -> bool:
         """Compare facts and samples of contents; outdate results whose weights differ."""
         found = self._changed(inputs, current.read, current.contents, current.limit)
         if found not in (SAME, FACTS):
-            weight = inputs[self._numbers[found]]
-            _warn_unseen(weight)
-            weight_access.outdate(open_storage(weight)._cdata)
+            _warn_unseen(inputs[self._numbers[found]])
+            for part in snapshot.parts:  # what wrote one weight may have written others
+                if not part.is_current():
+                    part.outdate()
         return found == SAME
 
     def _settle(self, inputs: list[Any]) -> list[torch.Tensor]:
@@ -149,7 +150,7 @@ class DerivedWeights:
                 reason = "their memory was handed out, and may be written at any time"
                 raise snapshot.left(weights, MOST_CALLS, reason)
         current = snapshot.current
-        if current is not None and self._is_current(current, inputs):
+        if current is not None and self._is_current(snapshot, current, inputs):
             snapshot.calls += 1
             return current.values
         return self._compute(weights, snapshot)
@@ -180,9 +181,9 @@ class DerivedWeights:
     def _compute(
         self, weights: tuple[torch.Tensor, ...], snapshot: "_Snapshot"
     ) -> list[torch.Tensor]:
+        doubts = lasting_doubts(weights)
         storages = [open_storage(w) for w in weights]  # held: no address changes its owner
         read = any_reader().read(weights)
-        doubts = lasting_doubts(weights)
         if self.has_plain_graph and sum(doubt.size for doubt in doubts) > FULL:
             raise snapshot.left(weights, MOST_CALLS, doubts[0].reason)
         parts = [
@@ -195,12 +196,11 @@ class DerivedWeights:
             self._refuse_unstable(weights, snapshot)
         began = time.perf_counter()
         values = self._run(weights, parts, states)
-        if outdated:
-            self._seconds = time.perf_counter() - began
-            self.computed_now = True
         snapshot.hold(parts)
         if outdated:
             note_aliases(weights)
+            self._seconds = time.perf_counter() - began
+            self.computed_now = True
         for doubt in doubts:
             weight_access.doubt(doubt.storage, doubt.lasts)
         if read and read == any_reader().read(weights):

@@ -26,6 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ipex_inductor.templates.weights_cpp import Reader, reader
 
 MANY_ALIASES = 4096  # noted between two calls, before they are looked at
+OWN = 2  # references to a storage: that of one tensor, and that of its object in Python
 COLLECTIVES = (  # methods of a process group that write tensors they are given
     *("broadcast", "allreduce", "allreduce_coalesced", "reduce", "allgather", "_allgather_base"),
     *("allgather_coalesced", "allgather_into_tensor_coalesced", "gather", "scatter"),
@@ -70,7 +71,6 @@ _lock = threading.RLock()
 _computed: dict[int, tuple[weakref.ref[Computed], ...]] = {}  # by address of the storage
 _aliases: list[_Alias] = []
 _doubts: dict[int, list[Callable[[], bool]]] = {}  # by storage: whether a holder is left
-_holders: dict[int, int] = {}  # of a storage, as it was when results were computed from it
 
 
 def is_quiet() -> bool:
@@ -86,7 +86,6 @@ def watch(weights: Sequence[torch.Tensor], computed: Computed) -> None:
             storage = open_storage(weight)._cdata
             others = [ref for ref in _computed.get(storage, ()) if ref() not in (None, computed)]
             _computed[storage] = (*others, weakref.ref(computed))
-            _holders[storage] = count_holders(storage)
 
 
 def unwatch(storages: Iterable[int], computed: Computed) -> None:
@@ -97,13 +96,28 @@ def unwatch(storages: Iterable[int], computed: Computed) -> None:
             _computed[storage] = tuple(left)
         else:
             _computed.pop(storage, None)
-            _holders.pop(storage, None)
-            _doubts.pop(storage, None)
 
 
-def count_holders(storage: int) -> int:
-    """Return how many references to a storage there are, Python's own among them."""
-    return int(torch._C._storage_Use_Count(storage))
+def count_holders(storage: torch.UntypedStorage) -> int:
+    """Return how many references to a storage there are, that of its Python object among them."""
+    return int(torch._C._storage_Use_Count(storage._cdata))
+
+
+def has_more_holders(handle: "weakref.ref[torch.UntypedStorage]", count: int) -> bool:
+    """Return whether a storage is alive and more than `count` references to it are."""
+    storage = handle()
+    return storage is not None and count_holders(storage) > count
+
+
+def is_held(handle: "weakref.ref[torch.UntypedStorage]") -> bool:
+    """Return whether anything but torch refers to a storage's Python object."""
+    storage = handle()
+    return storage is not None and sys.getrefcount(storage) > _references_of_torch()
+
+
+def is_alive(handle: "weakref.ref[Any]") -> bool:
+    """Return whether an object is still there."""
+    return handle() is not None
 
 
 def note_alias(alias: torch.Tensor, storage: int) -> None:
@@ -111,7 +125,7 @@ def note_alias(alias: torch.Tensor, storage: int) -> None:
     if storage not in _computed:
         return
     if alias.is_inference():  # has no version
-        doubt(storage, functools.partial(_is_alive, weakref.ref(alias)))
+        doubt(storage, functools.partial(is_alive, weakref.ref(alias)))
         return
     _aliases.append(_Alias(alias, storage))
     if len(_aliases) > MANY_ALIASES:
@@ -141,8 +155,7 @@ def settle() -> frozenset[int]:
                 computed = ref()
                 if computed is not None and not computed.is_current():
                     computed.outdate()
-            left = [lasts for lasts in holders if lasts()]
-            if left and storage in _computed:
+            if left := [lasts for lasts in holders if lasts()]:
                 _doubts[storage] = left
             else:
                 _doubts.pop(storage, None)
@@ -167,10 +180,6 @@ def _settle_aliases() -> None:
         if sharing > 1 and alias.storage in _computed:
             left.append(alias)
     _aliases[: len(noted)] = left
-
-
-def _is_alive(ref: "weakref.ref[Any]") -> bool:
-    return ref() is not None
 
 
 def _storage_of(tensor: Any) -> int:
@@ -202,21 +211,15 @@ def _set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
 def _note_array(method: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
     array = method(tensor, *args, **kwargs)
     if storage := _storage_of(tensor):
-        doubt(storage, functools.partial(_is_alive, weakref.ref(array)))
+        doubt(storage, functools.partial(is_alive, weakref.ref(array)))
     return array
 
 
 def _note_storage(method: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
     handle = method(tensor, *args, **kwargs)
     if _computed and handle._cdata in _computed:
-        doubt(handle._cdata, functools.partial(_is_held, weakref.ref(handle)))
+        doubt(handle._cdata, functools.partial(is_held, weakref.ref(handle)))
     return handle
-
-
-def _is_held(handle: "weakref.ref[torch.UntypedStorage]") -> bool:
-    """Return whether anything but torch refers to a storage's object."""
-    held = handle()
-    return held is not None and sys.getrefcount(held) > _references_of_torch()
 
 
 @functools.cache
@@ -232,11 +235,12 @@ def _note_capsule(method: Callable[..., Any], tensor: Any, *args: Any, **kwargs:
     capsule = method(tensor, *args, **kwargs)
     if storage := _storage_of(tensor):
         users, held = tensor._use_count(), weakref.ref(tensor)
+        handle = weakref.ref(open_storage(tensor))
 
         def lasts() -> bool:
             exported = held()
             shared = exported is not None and exported._use_count() >= users > 1
-            return shared or count_holders(storage) > _holders.get(storage, 0)
+            return shared or has_more_holders(handle, OWN)
 
         doubt(storage, lasts)
     return capsule
@@ -302,10 +306,13 @@ def install() -> None:
 def _wrap(owner: Any, names: Iterable[str], note: Callable[..., Any]) -> None:
     for name in names:
         method = getattr(owner, name, None)
-        if method is None:  # of another torch
-            continue
+        if method is not None:  # else of another torch
+            setattr(owner, name, _wrapper(method, note))
 
-        def wrapper(*args: Any, _call: Any = functools.partial(note, method), **kwargs: Any) -> Any:
-            return _call(*args, **kwargs)
 
-        setattr(owner, name, functools.update_wrapper(wrapper, method))
+def _wrapper(method: Callable[..., Any], note: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return note(method, *args, **kwargs)
+
+    return wrapper

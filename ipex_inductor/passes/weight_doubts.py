@@ -1,12 +1,14 @@
 """Find weights whose memory something else can write without torch's noticing.
 
-Memory that torch allocated itself is written through torch, and so is a file that is mapped for this
-process alone. Shared memory has writers in other processes. Memory that another library allocated
-(numpy, DLPack, a buffer of Python's) has writers that torch does not know.
+Memory that torch allocated itself is written through torch, and so is a file that is mapped for
+this process alone. Shared memory has writers in other processes. Memory that another library
+allocated (numpy, DLPack, a buffer of Python's) has writers that torch does not know.
 """
 
 import functools
 import gc
+import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,14 +16,22 @@ from typing import NamedTuple
 import torch
 
 from ipex_inductor.passes import weight_access
-from ipex_inductor.passes.weight_access import count_holders, open_storage
+from ipex_inductor.passes.weight_access import (
+    OWN,
+    count_holders,
+    has_more_holders,
+    is_alive,
+    is_held,
+    open_storage,
+)
 from ipex_inductor.passes.weight_reader import any_reader
+from ipex_inductor.templates import freed
 
 FULL = 1 << 18  # bytes whose contents are compared whole at each call: some 20 microseconds
-OWN = 2  # references to a storage: that of one tensor, and that of its object in Python
 SHARED = "they lie in shared memory, which another process may write at any time"
 BORROWED = "their memory belongs to another library (numpy, DLPack), which may write it at any time"
 LENT = "a numpy array shares their memory, and may write it at any time"
+OPEN = "their storage is held by the program, which may write it at any time"
 
 
 class Doubt(NamedTuple):
@@ -34,53 +44,63 @@ class Doubt(NamedTuple):
 
 
 def lasting_doubts(weights: Sequence[torch.Tensor]) -> list[Doubt]:
-    """Return the weights on the CPU that something else may write."""
+    """Return the storages of weights that something but torch may write."""
     reader = any_reader()
-    on_cpu = [w for w in weights if w.device.type == "cpu" and w.numel()]
-    others: dict[int, tuple[torch.Tensor, bool]] = {}
-    for weight, owner in zip(on_cpu, reader.owners(on_cpu), strict=True):
-        if owner.deleter != reader.allocator or not open_storage(weight).resizable():
-            others[owner.storage] = (weight, owner.deleter == reader.allocator)
-    if not others:
-        return []
-    mappings = _mappings()
-    doubts = []
-    for storage, (weight, is_torchs) in others.items():
-        if is_torchs and reader.allocator:
-            if count_holders(storage) > OWN:  # numpy() makes a storage keep its size for good
-                lasts = functools.partial(_has_holders, storage)
-                doubts.append(Doubt(storage, weight.nbytes, LENT, lasts))
-        elif reason := _why_written(weight, mappings):
-            doubts.append(Doubt(storage, weight.nbytes, reason, _always))
-    return doubts
+    mappings: list[_Mapping] = []
+    doubts = {}
+    for weight, owner in zip(weights, reader.owners(weights), strict=True):
+        if not weight.numel() or owner.storage in doubts or freed.is_freed(weight):
+            continue
+        handle = weakref.ref(open_storage(weight))
+        found = None
+        if is_held(handle):
+            found = OPEN, functools.partial(is_held, handle)
+        elif weight.device.type == "cpu" and not open_storage(weight).resizable():
+            if reader.allocator and owner.deleter == reader.allocator:  # numpy() leaves it so
+                found = LENT, functools.partial(has_more_holders, handle, OWN)
+            else:
+                mappings = mappings or _mappings()
+                found = _why_written(weight, mappings), functools.partial(is_alive, handle)
+        elif weight.device.type == "cpu" and owner.deleter != reader.allocator:
+            mappings = mappings or _mappings()
+            found = _why_written(weight, mappings), functools.partial(is_alive, handle)
+        if found and found[0] and found[1]():
+            doubts[owner.storage] = Doubt(owner.storage, weight.nbytes, *found)
+    return list(doubts.values())
 
 
 def note_aliases(weights: Sequence[torch.Tensor]) -> None:
-    """Note the tensors that share the weights' memory and count versions of their own.
+    """Note what shares the weights' memory and counts no versions with them.
 
-    As of a flat vector whose parts parameters are (`vector_to_parameters`). Tensors are looked for
-    among all objects of Python, only if a storage has more holders than these weights.
+    As a flat vector whose parts parameters are (`vector_to_parameters`), or an array of another
+    library. Tensors are looked for among all objects of Python, only if a storage has more holders
+    than these weights.
     """
     owners = any_reader().owners(weights)
     counters = {owner.counter for owner in owners}
-    expected: dict[int, int] = {}
-    for owner in {owner.counter: owner for owner in owners}.values():
-        expected[owner.storage] = expected.get(owner.storage, OWN - 1) + 1
-    shared = {s for s, count in expected.items() if s and count_holders(s) > count}
+    handles = {owner.storage: open_storage(w) for w, owner in zip(weights, owners, strict=True)}
+    tensors = Counter(s for _, s in {(owner.counter, owner.storage) for owner in owners})
+    shared = {s for s, handle in handles.items() if count_holders(handle) > tensors[s] + OWN - 1}
     if not shared:
         return
-    tensors = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
-    for tensor, owner in zip(tensors, any_reader().owners(tensors), strict=True):
-        if owner.storage in shared and owner.counter not in counters:
-            weight_access.note_alias(tensor, owner.storage)
+    others = [o for o in gc.get_objects() if _is_tensor(type(o))]
+    found: Counter[int] = Counter()
+    for tensor, owner in zip(others, any_reader().owners(others), strict=True):
+        if owner.storage in shared:
+            found[owner.storage] += 1
+            if owner.counter not in counters:
+                weight_access.note_alias(tensor, owner.storage)
+    for storage in shared:
+        explained = found[storage] + OWN - 1
+        if count_holders(handles[storage]) > explained:
+            handle = weakref.ref(handles[storage])
+            lasts = functools.partial(has_more_holders, handle, explained)
+            weight_access.doubt(storage, lasts)
 
 
-def _has_holders(storage: int) -> bool:
-    return count_holders(storage) > OWN
-
-
-def _always() -> bool:
-    return True
+@functools.cache
+def _is_tensor(kind: type) -> bool:
+    return issubclass(kind, torch.Tensor)
 
 
 class _Mapping(NamedTuple):

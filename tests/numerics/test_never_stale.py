@@ -9,7 +9,6 @@ from torch import nn
 
 from ipex_inductor import decisions, refresh
 from ipex_inductor.optim import fuse_step
-from ipex_inductor.passes import derived
 
 
 class Model(nn.Module):
@@ -99,12 +98,6 @@ MODES = {
 @pytest.fixture(autouse=True)
 def _strict(monkeypatch):
     monkeypatch.setenv("IPEX_STRICT", "1")
-
-
-@pytest.fixture(autouse=True)
-def _in_cpp(monkeypatch):
-    """The weights are read in C++, as those of large models are; test_derived.py has the other."""
-    monkeypatch.setattr(derived, "MANY", 0)
 
 
 @torch.no_grad()

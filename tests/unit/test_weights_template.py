@@ -7,11 +7,13 @@ import torch
 from helpers import Mlp
 from torch import nn
 
-from ipex_inductor.passes import derived, program
+from ipex_inductor.passes import derived, program, weight_reader
 from ipex_inductor.templates import fields, weights_cpp
 from ipex_inductor.templates.cpp import NotBuiltError
+from ipex_inductor.templates.weights_cpp import FACTS, SAME, Contents
 
 READER = weights_cpp.reader()
+PYTHON = weight_reader.PythonReader()
 
 
 class Mine(torch.Tensor):
@@ -38,12 +40,14 @@ def weights():
 
 
 def both(tensors):
-    """The state in either way, as the same three lists."""
-    told = memoryview(READER.read(tuple(tensors))).cast("q").tolist()
+    """What either way reads, as the same three lists."""
     count = len(tensors)
-    ours = [told[:count], told[count : 2 * count], told[2 * count :]]
-    _, identities, versions, addresses = derived._state(tuple(tensors))
-    return ours, [memoryview(identities).cast("q").tolist(), versions, addresses]
+
+    def blocks(reader):
+        numbers = memoryview(reader.read(tuple(tensors))).cast("q").tolist()
+        return [numbers[:count], numbers[count : 2 * count], numbers[2 * count :]]
+
+    return blocks(READER), blocks(PYTHON)
 
 
 def test_there_is_one():
@@ -75,7 +79,7 @@ WRITES = {
     "swap": (lambda w: torch.utils.swap_tensors(w[0], nn.Parameter(torch.randn(3, 3))), True),
     "another": (lambda w: w.__setitem__(5, torch.tensor(1.0)), True),
     "subclass": (lambda w: w[6].mul_(2), True),
-    "unseen": (lambda w: w[0].data.add_(1), False),  # by torch itself; `refresh` is for it
+    "unseen": (lambda w: w[0].data.add_(1), False),  # `weight_access` and contents are for it
 }
 
 
@@ -90,48 +94,110 @@ def test_it_sees_what_python_sees(name):
     after = READER.read(tuple(mine)), both(mine)[1]
     assert (before[0] != after[0]) is (before[1] != after[1]) is seen
     assert both(mine)[0] == both(mine)[1]
-    same = READER.same(range(len(mine)))
-    assert bool(same(mine, before[0])) is not seen
-    assert same(mine, after[0])
+    for reader in (READER, PYTHON):
+        changed = reader.changed(range(len(mine)))
+        assert changed(mine, before[0], None, 0) == (FACTS if seen else SAME)
+        assert changed(mine, after[0], None, 0) == SAME
     del kept
 
 
-def test_tensors_without_versions_have_no_state_in_either_way():
+def test_tensors_without_versions_have_one_that_stays():
     with torch.inference_mode():
         mine = (nn.Parameter(torch.ones(2)), torch.ones(2))
-    assert READER.read(mine) == b""
-    assert derived._state(mine, READER) is None is derived._state(mine)
+        ours, theirs = both(mine)
+        mine[0].add_(1)
+        assert ours == theirs == both(mine)[0]
+    assert ours[1] == [-1, -1]
 
 
 def test_only_inputs_with_these_numbers_count():
     mine = weights()
     inputs = [torch.randn(1), mine[0], 3, mine[2]]  # sizes are inputs too
-    told, same = READER.read((mine[0], mine[2])), READER.same([1, 3])
-    assert same(inputs, told)
+    read, changed = READER.read((mine[0], mine[2])), READER.changed([1, 3])
+    assert changed(inputs, read, None, 0) == SAME
     inputs[0] = None
-    assert same(inputs, told)
-    assert not same(inputs[:3], told)
+    assert changed(inputs, read, None, 0) == SAME
+    assert changed(inputs[:3], read, None, 0) == FACTS
     with torch.no_grad():
         mine[2].add_(1)
-    assert not same(inputs, told)
+    assert changed(inputs, read, None, 0) == FACTS
 
 
 def test_a_tensor_that_lost_its_version_is_not_the_same():
-    mine, same = weights()[0], READER.same([0])
-    told = READER.read((mine,))
+    mine, changed = weights()[0], READER.changed([0])
+    read = READER.read((mine,))
     with torch.inference_mode():
         other = nn.Parameter(torch.ones(2))
-    told = int.to_bytes(id(other), 8, "little") + told[8:]
-    assert not same([other], told)
+    read = int.to_bytes(id(other), 8, "little") + read[8:]
+    assert changed([other], read, None, 0) == FACTS
+
+
+def contents_of(reader, tensors):
+    return Contents([reader.hashes(t.data_ptr(), t.nbytes) if t.numel() else None for t in tensors])
+
+
+@pytest.mark.parametrize("reader", [READER, PYTHON], ids=["C++", "Python"])
+def test_any_byte_that_changes_is_found_in_turn(reader):
+    """Of sizes around those of a block and of a word, in one round of all contents."""
+    sizes = (1, 3, 7, 8, 9, 31, 63, 64, 65, 255, 256, 257, 1000, 70_000)
+    mine = [torch.randint(0, 255, (size,), dtype=torch.uint8) for size in sizes]
+    read, changed = reader.read(tuple(mine)), reader.changed(range(len(mine)))
+    contents = contents_of(reader, mine)
+    for number, tensor in enumerate(mine):
+        for place in {0, len(tensor) // 2, len(tensor) - 1}:
+            for bit in (1, 128):
+                raw = tensor.numpy()
+                raw[place] ^= bit
+                rounds = [changed(mine, read, contents, 1 << 20) for _ in range(20)]
+                assert number in rounds
+                raw[place] ^= bit
+                rounds = [changed(mine, read, contents, 1 << 20) for _ in range(20)]
+                assert {*rounds} == {SAME}
+
+
+def test_one_sample_of_each_weight_shows_a_write_to_all_of_it():
+    mine = [torch.randn(300, 300) for _ in range(20)]
+    read, changed = READER.read(tuple(mine)), READER.changed(range(20))
+    contents = contents_of(READER, mine)
+    for number in range(20):
+        mine[number].numpy().__imul__(-1)  # signs alone
+        assert changed(mine, read, contents, 0) == number
+        mine[number].numpy().__imul__(-1)
+        assert changed(mine, read, contents, 0) == SAME
+
+
+def test_samples_are_drawn_anew_and_the_turn_goes_on():
+    """One element of 90,000 is found in turn within one round, and by samples alone at last."""
+    mine = [torch.randn(300, 300)]
+    read, changed = READER.read(tuple(mine)), READER.changed([0])
+    for limit, most in ((1 << 14, 300 * 300 * 4 // (1 << 14) + 1), (0, 50_000)):
+        contents = contents_of(READER, mine)
+        mine[0].numpy()[150, 150] += 1
+        found = next((n for n in range(most) if changed(mine, read, contents, limit) == 0), None)
+        assert found is not None
+        mine[0].numpy()[150, 150] -= 1
+
+
+def test_what_tensors_share_is_read():
+    base = torch.zeros(4)
+    alias, view = base.data, base[1:]
+    own, shared, viewed = READER.owners((base, alias, view))
+    assert own.storage == shared.storage == viewed.storage == base.untyped_storage()._cdata
+    assert own.counter == viewed.counter != shared.counter
+    assert own.deleter == READER.allocator
+    (borrowed,) = READER.owners((torch.from_numpy(base.numpy().copy()),))
+    assert borrowed.deleter != READER.allocator
+    alias.add_(1)
+    assert READER.counters((base, alias)) == ([0, 1], [2, 1])
 
 
 def test_parts_have_one_state_in_either_way():
     """Graphs share results, whichever way each of them reads."""
     mine = tuple(weights())
     own = derived.taking([5, 0, 3])
-    parts = [derived._state_of_part(derived._state(mine, read), own) for read in (READER, None)]
+    parts = [derived._state_of_part(reader.read(mine), own) for reader in (READER, PYTHON)]
     assert parts[0] == parts[1]
-    assert len(parts[0]) == 3
+    assert len(parts[0]) == 6
 
 
 def sums(count):
@@ -140,34 +206,31 @@ def sums(count):
     return derived.DerivedWeights(programs, captured=False)
 
 
-def test_few_weights_are_read_by_python_and_nothing_is_built(monkeypatch):
-    monkeypatch.setattr(derived, "reader", None)
-    made = sums(derived.MANY - 1)
-    made.of([torch.ones(1)] * (derived.MANY - 1))
-    assert made._same is None
+MANY = 32
 
 
-def test_many_are_read_in_one_call_and_derived_when_one_changes(monkeypatch):
+def test_all_are_read_in_one_call_and_computed_when_one_changes(monkeypatch):
     asked = []
 
     class Counted(weights_cpp.Reader):
-        def same(self, numbers):
-            same = super().same(numbers)
-            return lambda inputs, told: asked.append(len(numbers)) or same(inputs, told)
+        def changed(self, numbers):
+            changed = super().changed(numbers)
+            return lambda *args: asked.append(len(numbers)) or changed(*args)
 
-    monkeypatch.setattr(derived, "reader", lambda: Counted(READER.read, READER._same))
-    made, mine = sums(derived.MANY), [torch.ones(1) for _ in range(derived.MANY)]
-    assert [v.item() for v in made.of(mine)] == [2.0] * derived.MANY
+    counted = Counted(**vars(READER))
+    monkeypatch.setattr(derived, "any_reader", lambda: counted)
+    made, mine = sums(MANY), [torch.ones(1) for _ in range(MANY)]
+    assert [v.item() for v in made.of(mine)] == [2.0] * MANY
     first = made.of(mine)
     assert made.of(mine) is first
-    assert asked == [derived.MANY] * 2
+    assert asked == [MANY] * 2
     mine[7].fill_(5)
     assert [v.item() for v in made.of(mine)][6:9] == [2.0, 10.0, 2.0]
 
 
 def test_where_it_cannot_be_built_python_reads(monkeypatch):
-    monkeypatch.setattr(derived, "reader", lambda: None)
-    made, mine = sums(derived.MANY), [torch.ones(1) for _ in range(derived.MANY)]
+    monkeypatch.setattr(derived, "any_reader", lambda: PYTHON)
+    made, mine = sums(MANY), [torch.ones(1) for _ in range(MANY)]
     made.of(mine)
     mine[7].fill_(5)
     assert made.of(mine)[7].item() == 10.0
@@ -204,11 +267,12 @@ def test_what_says_something_else_than_torch_is_not_believed():
     with pytest.raises(NotBuiltError, match="where it was"):
         weights_cpp._check(replace(READER, read=lambda tensors: READER.read(tensors[::-1])))
     with pytest.raises(NotBuiltError, match="where it was"):
-        weights_cpp._check(replace(READER, _same=lambda *_: False))
+        weights_cpp._check(replace(READER, _changed=lambda *_: FACTS))
+    with pytest.raises(NotBuiltError, match="where it was"):
+        weights_cpp._check(replace(READER, _counters=lambda tensors: bytes(16 * len(tensors))))
 
 
-def test_a_compiled_model_follows_its_weights_in_this_way(monkeypatch):
-    monkeypatch.setattr(derived, "MANY", 0)
+def test_a_compiled_model_follows_its_weights_in_this_way():
     model, x = Mlp().eval(), torch.randn(2, 32)
     fn = torch.compile(model, backend="ipex", options={"strict": True})
     with torch.no_grad():
