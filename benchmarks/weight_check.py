@@ -1,14 +1,15 @@
-"""What the weight prologue adds to a call in which no weight changed.
+"""What the check of weights adds to a call in which no weight changed.
 
-    python benchmarks/weight_check.py [number of weights ...]
+    python benchmarks/weight_check.py [--elements N] [number of weights ...]
 
-Prints microseconds a call: the least of interleaved rounds; then what compares the weights in C++,
-and what Python reads one by one where that cannot be built or the weights are few.
+Prints microseconds a call, the least of interleaved rounds: the whole check as a graph calls it;
+then, in C++, identities, versions and addresses alone; with a sample of each weight's contents; and
+with the bytes that are compared in turn. The last column is the number of calls after which all
+contents were compared once.
 """
 
-import sys
+import argparse
 import time
-from operator import attrgetter
 
 import torch
 
@@ -19,30 +20,39 @@ from ipex_inductor.templates.weights_cpp import reader
 ROUNDS, CALLS = 300, 10
 
 
-def main(counts: list[int]) -> None:
+def main(counts: list[int], elements: int) -> None:
     """Print one line for each number of weights."""
-    print(f"{'weights':>8} {'check us':>9} {'in C++':>8} {'versions':>9} {'addresses':>10}")
+    titles = ("weights", "MiB", "check us", "facts", "samples", "in turn", "calls for all")
+    print("".join(f"{title:>14}" for title in titles))
     for count in counts:
-        times = least(subjects(count))
-        print(f"{count:8} {times[0]:9.1f} {times[1]:8.1f} {times[2]:9.1f} {times[3]:10.1f}")
+        weights, functions, calls = subjects(count, elements)
+        times = least(functions)
+        size = sum(w.nbytes for w in weights) / 2**20
+        cells = (f"{count}", f"{size:.1f}", *(f"{t:.1f}" for t in times), f"{calls}")
+        print("".join(f"{cell:>14}" for cell in cells))
 
 
-def subjects(count):
+def subjects(count: int, elements: int):
     """The check of `count` weights as `PrologueCode` calls it, then its parts alone."""
-    weights = [torch.nn.Parameter(torch.randn(8)) for _ in range(count)]
-    double = Step("aten::add.Tensor", (Ref(0), Ref(0)), ())
+    weights = [torch.nn.Parameter(torch.randn(elements)) for _ in range(count)]
+    double = Step("aten::sum", (Ref(0),), ())
     programs = [Program((i,), ("",), (double,), (Ref(1),)) for i in range(count)]
     derived = DerivedWeights(programs, captured=False)
     inputs = [*weights, torch.randn(8)]
-    version, found = attrgetter("_version"), reader()
-    told, same = (found.read(tuple(weights)), found.same(range(count))) if found else (b"", None)
     derived.of(inputs)
-    return (
+    (snapshot,) = derived._snapshots.values()
+    current, built = snapshot.current, reader()
+    assert current is not None
+    assert built is not None, "no C++ compiler is here"
+    changed = built.changed(range(count))
+    read, contents = current.read, current.contents
+    functions = (
         lambda: derived.of(inputs),
-        lambda: same and same(inputs, told),
-        lambda: list(map(version, weights)),
-        lambda: list(map(torch.Tensor.data_ptr, weights)),
+        lambda: changed(inputs, read, None, 0),
+        lambda: changed(inputs, read, contents, 0),
+        lambda: changed(inputs, read, contents, current.limit),
     )
+    return weights, functions, -(-contents.total // current.limit)
 
 
 def least(functions):
@@ -58,4 +68,8 @@ def least(functions):
 
 
 if __name__ == "__main__":
-    main([int(argument) for argument in sys.argv[1:]] or [100, 300, 1000])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("counts", nargs="*", type=int, default=[6, 100, 300, 1000])
+    parser.add_argument("--elements", type=int, default=87_000, help="of a weight")
+    arguments = parser.parse_args()
+    main(arguments.counts, arguments.elements)

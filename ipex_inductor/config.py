@@ -46,7 +46,8 @@ class CompileConfig:
         -1,
         "IPEX_WEIGHT_PROLOGUE_BYTES",
         "int, -1 for no bound",
-        "how much one graph's prologue may keep; work beyond it stays in the graph",
+        "how much one graph's prologue may keep; work beyond it stays in the graph, and without a "
+        "bound so does what would grow weights of a byte an element (int8, fp8)",
     )
     drop_plain_weights: bool = _option(
         False,

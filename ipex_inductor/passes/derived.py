@@ -40,6 +40,7 @@ UNPAID = 3  # times that weights change before computing was paid back, until pl
 MOST_CALLS = 1000  # for which weights must stay before results are computed from them again
 SWEEP = 56  # calls in which the contents of small weights are compared whole
 LEAST, MOST = 1 << 12, 1 << 17  # bytes compared in turn at a call: 0.3 and 8 microseconds
+SAMPLE = 512  # of these bytes, that the sample of a weight takes the time of
 
 _lock = threading.RLock()  # around all computing; callbacks of weak references never take it
 _shared: "weakref.WeakValueDictionary[Any, _Part]" = weakref.WeakValueDictionary()
@@ -285,8 +286,11 @@ class _Current:
     @property
     def limit(self) -> int:
         """The bytes of contents that are compared in turn at each call."""
-        total = self.contents.total if self.contents else 0
-        return total if total <= MOST // 4 else min(max(total // SWEEP, LEAST), MOST)
+        if self.contents is None:
+            return 0
+        total, count = self.contents.total, len(self.contents.weights)
+        most = max(MOST - SAMPLE * count, MOST // 4)
+        return total if total <= MOST // 4 else min(max(total // SWEEP, LEAST), most)
 
 
 class _Snapshot:

@@ -120,6 +120,8 @@ def split(
             known = {**weights, **weight_only(gm.graph, weights)}
             wide.widen(gm.graph, known, narrow, report, why_not_blocked)
         packable = _packed_sizes(gm.graph, {**weights, **weight_only(gm.graph, weights)})
+        if limit < 0:
+            packable = _without_quantized(packable, weights, report)
         chosen = {n for n, size in packable.items() if budget.take(size)}
         pack_weights(gm.graph, chosen, report, arrange)
     for inner in gm.modules():  # bodies of higher-order ops, whose inputs are not ours to number
@@ -192,6 +194,45 @@ def _packed_sizes(graph: torch.fx.Graph, known: Container[Node]) -> dict[Node, i
             size = _bytes(product.weight.meta["val"])
             sizes[product.weight] = sizes.get(product.weight, 0) + size
     return sizes
+
+
+def _without_quantized(
+    sizes: dict[Node, int], weights: dict[Node, int], report: GraphReport
+) -> dict[Node, int]:
+    """Leave out weights that are stored in a byte an element and would be packed larger.
+
+    They were quantized to save memory: what is packed would take it again, beside them. A bound of
+    `weight_prologue_bytes` allows it.
+    """
+    left, grown = dict(sizes), 0
+    for node, size in sizes.items():
+        sources = _sources(node, weights)
+        values = [source.meta["val"] for source in sources]
+        if not any(value.element_size() == 1 and value.numel() > SMALL for value in values):
+            continue
+        if size > sum(map(_bytes, values)):
+            grown += size
+            del left[node]
+    if grown:
+        reason = (
+            f"{grown / 2**20:.1f} MiB would be packed of quantized weights: they are read as they"
+        )
+        report.add("missed", "weight prologue", f"{reason} are (weight_prologue_bytes allows it)")
+    return left
+
+
+def _sources(node: Node, weights: Container[Node]) -> set[Node]:
+    """Return the weights that a weight-only node is computed from."""
+    found, todo, seen = set(), [node], set()
+    while todo:
+        current = todo.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        if current in weights:
+            found.add(current)
+        todo.extend(current.all_input_nodes)
+    return found
 
 
 def written_inputs(graph: torch.fx.Graph) -> set[Node]:
