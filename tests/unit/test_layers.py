@@ -35,9 +35,10 @@ MAY_IMPORT = {
     "inner": {"collector", "graph_files", "passes", "lowerings", "autotune", "capture"},
     "outer": {"request", "graph_files", "inner", "passes", "lowerings", "autotune", "ops"},
     "choices": {"request", "graph_files", "outer", "inner", "lowerings", "autotune"},
+    "plain_graph": {"request", "passes"},
     "backend": {
         *("collector", "request", "graph_files", "choices", "outer", "passes", "lowerings"),
-        *("recording", "autotune", "aot_cache"),
+        *("recording", "autotune", "aot_cache", "plain_graph"),
     },
     "frontend": {"collector", "passes", "optim"},
     "watch": {"backend"},
