@@ -70,7 +70,7 @@ class Device:
                     given, places = [*inputs], [_place(inputs[i]) for i in moving]
                     for i, place in zip(moving, places, strict=True):
                         given[i] = place
-                    with torch.inference_mode(inference):
+                    with torch.inference_mode(inference), torch.no_grad():
                         results = call(given)
             except BaseException:
                 compat.end_capture(self.index, pool)

@@ -82,16 +82,18 @@ def test_none_on_a_cpu_nor_where_inductor_does_it(monkeypatch):
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, LAST])
-def test_values_and_layout_are_torchs(layout):
+@pytest.mark.parametrize("then", [lambda y, w: y * 2, F.conv2d], ids=["loop", "convolution"])
+def test_values_and_layout_are_torchs(then, layout):
     """The sum of a part is rounded once in either; elements are copied."""
     lowerings.register()
     a, b = (torch.randn(2, n, 6, 6).to(memory_format=layout) for n in (8, 4))
+    weight = torch.randn(5, 12, 3, 3).to(memory_format=layout)
 
     def ours(a, b):
         y, z = F.silu(a).chunk(2, 1)
-        return torch.ops.ipex.cat([y, z, z + F.silu(b)], 1) * 2
+        return then(torch.ops.ipex.cat([y, z, z + F.silu(b)], 1), weight)
 
     with torch.no_grad():
-        result, expected = torch.compile(ours)(a, b), shared(a, b) * 2
+        result, expected = torch.compile(ours)(a, b), then(shared(a, b), weight)
     torch.testing.assert_close(result, expected)
     assert result.stride() == expected.stride()
