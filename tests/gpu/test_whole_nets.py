@@ -47,7 +47,9 @@ def test_resnet50_is_convolutions_a_pool_and_a_mean(images, layout, tmp_path):
     assert "\n".join(missed) == ""
 
 
-@pytest.mark.parametrize("name", ["wide_resnet50_2", "densenet121"])
+@pytest.mark.parametrize(
+    "name", ["wide_resnet50_2", pytest.param("densenet121", marks=pytest.mark.slow)]
+)
 @torch.no_grad()
 def test_a_net_in_fp32_is_no_farther_off_than_inductors(name, tmp_path):
     """Convolutions in TF32, as torch has them by default, where a folded norm rounds other weights.
