@@ -21,14 +21,14 @@ class CapturedCode(OutputCode):
     inner: CompiledFxGraph
     static: tuple[int, ...]  # numbers of the inputs that are weights, derived of them, or written
     moving: tuple[int, ...]  # those of all others that it reads
-    writes: bool = False  # inputs, in place
+    written: tuple[int, ...] = ()  # of the static ones those that it writes
     events: tuple[decisions.Event, ...] = ()  # what was decided, where nothing stands around it
     _boxed_call: bool = True
     _calls: Calls | None = field(default=None, repr=False)
 
     def start(self, report: decisions.GraphReport | None) -> None:
         """Begin with nothing decided."""
-        self._calls = Calls(self.inner, self.static, self.moving, report, self.writes)
+        self._calls = Calls(self.inner, self.static, self.moving, report, self.written)
 
     def __call__(self, inputs: Any) -> Any:
         """Boxed call: `inputs` is emptied, as Inductor's own graphs do."""
@@ -62,9 +62,9 @@ def around(
     if reason := why_not_code(inner):
         report.add("missed", NAME, reason)
         return inner
-    written = {*inner.mutated_input_idxs}  # where they are: what is written is the caller's to see
+    written = tuple(sorted(inner.mutated_input_idxs))  # where they are, for the caller to see
     static = tuple(sorted({*static, *written}))
     moving = tuple(i for i in moving if i not in written)
-    code = CapturedCode(inner, static, moving, bool(written), tuple(report.events))
+    code = CapturedCode(inner, static, moving, written, tuple(report.events))
     code.start(report)
     return code

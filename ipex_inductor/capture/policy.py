@@ -8,6 +8,7 @@ inputs is timed in the calls that come anyway, each of which runs it once.
 
 import contextlib
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextvars import ContextVar
 from operator import itemgetter
@@ -46,6 +47,14 @@ class Made(NamedTuple):
     inputs: Sequence[Any]
 
 
+class Captured(NamedTuple):
+    """A graph, what it was captured under, and the `addresses` that it writes."""
+
+    replay: Replay
+    where: list[Any]
+    written: list[int]
+
+
 # Yields how the next call is to be made and is sent that call; returns what is to be said.
 Trial = Generator[Call, Made, str]
 
@@ -66,9 +75,9 @@ class Calls:
     """The calls of one graph in this process.
 
     `call` is Inductor's code, `static` the numbers of the inputs that stay where they are: weights,
-    what was derived from them, and inputs that the graph writes; `moving` those of all others that
-    it reads. Unless it `writes` inputs, a graph has no effect but its results. What is decided goes
-    into `report`.
+    what was derived from them, and inputs that the graph writes; `written` those of the latter, and
+    `moving` those of all others that it reads. A graph has no effect but its results and what it
+    writes. What is decided goes into `report`.
     """
 
     def __init__(
@@ -77,25 +86,26 @@ class Calls:
         static: Sequence[int],
         moving: Sequence[int],
         report: GraphReport | None,
-        writes: bool = False,
+        written: Sequence[int] = (),
     ) -> None:
-        self._call, self._report, self._writes = call, report, writes
+        self._call, self._report = call, report
         self._static, self._moving, self._numbers = _taking(static), _taking(moving), moving
+        self._written = _taking(written) if written else None
         self._device: cuda.Device | None = None
         self._lock = threading.Lock()
         self._waits = WARM_UP  # calls before one is timed
         self._settled = False  # nothing is captured from now on
         self._unpaid = 0  # captures that were replayed too seldom
         self._replays = 0  # of the latest capture
-        self._graph: tuple[Replay, list[Any]] | None = None  # and what it was captured under
+        self._graph: Captured | None = None
         self._trial: tuple[Trial, Call] | None = None  # under way, and how its next call is made
-        self._where: list[Any] | None = None  # circumstances of what a trial captured
+        self._tested: Captured | None = None  # what a trial under way captured
 
     def __call__(self, inputs: list[Any]) -> Any:
         """Boxed: `inputs` is emptied."""
         graph = self._graph
         if graph is not None:
-            return self._replayed(*graph, inputs)
+            return self._replayed(graph, inputs)
         if self._settled or not self._is_due(inputs):
             return self._call(inputs)
         if not self._lock.acquire(blocking=False):  # another thread is at it
@@ -116,18 +126,20 @@ class Calls:
         self._waits -= 1
         return self._waits < 0 and self._device.is_free()
 
-    def _replayed(self, graph: Replay, circumstances: list[Any], inputs: list[Any]) -> Any:
+    def _replayed(self, graph: Captured, inputs: list[Any]) -> Any:
         assert self._device is not None
         if not self._device.is_free():
             return self._call(inputs)
-        if _circumstances(self._static(inputs)) != circumstances:
+        if _circumstances(self._static(inputs)) != graph.where:
             return self._moved(inputs)
         self._waits = MOVED
         self._replays += 1
         moving = self._moving(inputs)
+        if graph.written and any(lies_in(value, graph.written) for value in moving):
+            return self._call(inputs)
         inputs.clear()
         with self._lock:
-            return graph(moving)
+            return graph.replay(moving)
 
     def _moved(self, inputs: list[Any]) -> Any:
         """Weights lie elsewhere, say: another model's turn, or theirs from now on."""
@@ -152,7 +164,7 @@ class Calls:
     def _decide(self, inputs: list[Any]) -> Any:
         """The results of this call; how all others are made is settled on the way."""
         assert self._device is not None
-        if self._writes:
+        if self._written is not None:
             return self._tried(self._device, inputs)
         with compat.unanalysed() if _at_once.get() else contextlib.nullcontext():
             if _at_once.get():
@@ -183,8 +195,12 @@ class Calls:
             return self._call(inputs)
         if self._settled or self._graph is not None or not device.is_free():
             return self._call(inputs)
-        if self._where is not None and self._where != _circumstances(self._static(inputs)):
-            self._trial, self._where = None, None  # what was captured reads and writes elsewhere
+        assert self._written is not None
+        written = addresses(self._written(inputs))
+        if any(lies_in(value, written) for value in self._moving(inputs)):
+            return self._call(inputs)  # a copy of it would not see what is written
+        if self._tested and self._tested.where != _circumstances(self._static(inputs)):
+            self._trial, self._tested = None, None  # it reads and writes elsewhere
             self._unpaid += 1
             if self._unpaid >= CAPTURES:
                 self._settled = True
@@ -201,7 +217,7 @@ class Calls:
             try:
                 self._trial = trial, trial.send(made)
             except StopIteration as end:
-                self._trial, self._where, self._settled = None, None, True
+                self._trial, self._tested, self._settled = None, None, True
                 self._say(end.value)
         return made.results
 
@@ -210,7 +226,7 @@ class Calls:
         try:
             return _made(device, call, inputs)
         except BaseException:
-            self._trial, self._where, self._settled = None, None, True
+            self._trial, self._tested, self._settled = None, None, True
             self._say("not captured: the call that was to be timed failed")
             raise
 
@@ -220,7 +236,7 @@ class Calls:
         try:
             yield
         except BaseException as error:
-            self._graph, self._trial, self._where, self._settled = None, None, None, True
+            self._graph, self._trial, self._tested, self._settled = None, None, None, True
             if not isinstance(error, Exception):
                 self._say("not captured: it was interrupted")
                 raise
@@ -244,12 +260,11 @@ class Calls:
             del made
             made = yield self._call
             plain = _least(plain, made.time)
-        graph = device.capture(self._call, made.inputs, self._numbers)
-        where = self._where = _circumstances(self._static(made.inputs))
+        tested = self._tested = self._captured(device, made.inputs)
         del made
 
         def replay(given: list[Any]) -> Any:
-            return graph(self._moving(given))
+            return tested.replay(self._moving(given))
 
         yield replay  # the first uploads it
         replayed = cuda.Time(float("inf"), float("inf"))
@@ -260,8 +275,13 @@ class Calls:
         if replayed.total > GAIN * plain.total:
             return f"not captured: a call takes {times}"
         self._waits, self._replays = MOVED, 0
-        self._graph = graph, where
+        self._graph = tested
         return f"captured: a call takes {times}"
+
+    def _captured(self, device: cuda.Device, inputs: Sequence[Any]) -> Captured:
+        replay = device.capture(self._call, inputs, self._numbers)
+        written = addresses(self._written(inputs)) if self._written else []
+        return Captured(replay, _circumstances(self._static(inputs)), written)
 
     def _why_not(self, made: Made) -> str:
         """As one call tells."""
@@ -289,6 +309,30 @@ def _least(a: cuda.Time, b: cuda.Time) -> cuda.Time:
 def _circumstances(weights: Sequence[torch.Tensor]) -> list[Any]:
     """What a replay does not see: where weights are, and what cuDNN is told."""
     return [*compat.cudnn_settings(), *map(torch.Tensor.data_ptr, weights)]
+
+
+def addresses(values: Sequence[torch.Tensor]) -> list[int]:
+    """Where memory of these tensors begins and ends, in turns, in order."""
+    found: list[int] = []
+    for begin, end in sorted(map(_span, values)):
+        if found and begin <= found[-1]:
+            found[-1] = max(found[-1], end)
+        else:
+            found += begin, end
+    return found
+
+
+def lies_in(value: torch.Tensor, found: list[int]) -> bool:
+    """Whether a tensor may have memory between any of these `addresses`."""
+    begin, end = _span(value)
+    before = bisect_right(found, begin)
+    return before % 2 == 1 or (before < len(found) and found[before] < end)
+
+
+def _span(value: torch.Tensor) -> tuple[int, int]:
+    begin, sizes = value.data_ptr(), zip(value.shape, value.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in sizes) if value.numel() else -1
+    return begin, begin + (last + 1) * value.itemsize
 
 
 def _taking(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:

@@ -557,6 +557,58 @@ def test_two_caches_in_turns_are_each_written_once_a_call(captures):
     assert events() == ["not captured: what it writes moved while it was timed"]
 
 
+def test_an_input_in_memory_that_is_written_is_read_where_it_is(captures):
+    """Inductor has no guard for it; a copy made before the write would never see that."""
+    report = GraphReport()
+
+    def code(inputs):
+        x, cache = inputs
+        inputs.clear()
+        cache.add_(1)
+        return [x * 2]
+
+    calls = Calls(code, (1,), (0,), report, (1,))
+    cache, apart = torch.zeros(4, 8), torch.ones(8)
+    for count in range(1, WARM_UP + TIMINGS + 12):
+        x = cache[1] if count % 2 else apart
+        (result,) = calls([x, cache])
+        torch.testing.assert_close(result, x * 2, rtol=0, atol=0)
+        torch.testing.assert_close(cache, torch.full((4, 8), float(count)), rtol=0, atol=0)
+    while not said(report):
+        calls([apart, cache])
+    (graph,) = captures.graphs
+    replays = graph.calls
+    (result,) = calls([cache[1:2, 2:4], cache])
+    torch.testing.assert_close(result, cache[1:2, 2:4] * 2, rtol=0, atol=0)
+    assert graph.calls == replays
+    calls([apart, cache])
+    assert graph.calls == replays + 1
+
+
+BASE = torch.zeros(100)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (BASE[:10], False),
+        (BASE[5:11], True),
+        (BASE[12:14], True),
+        (BASE[20:30], False),
+        (BASE[29:31], True),
+        (BASE[39:45], True),
+        (BASE[40:41], False),
+        (BASE[:100:50], True),  # between its elements, which is more than need be
+        (BASE[90:90], False),
+        (torch.zeros(3), False),
+    ],
+)
+def test_memory_that_is_written(value, expected):
+    written = policy.addresses([BASE[30:40], BASE[10:20].view(2, 5).t(), BASE[32:34]])
+    assert len(written) == 4
+    assert policy.lies_in(value, written) is expected
+
+
 def test_a_trial_under_way_holds_nobodys_tensors(captures):
     model = Cache()
     run = torch.compile(model, backend="ipex", options={"strict": True})
