@@ -31,6 +31,7 @@ def register(sycl: bool = False) -> None:
 def _register() -> None:
     from ipex_inductor.lowerings import (
         blocked,
+        cat,
         conv,
         conv_many,
         conv_templates,
@@ -54,6 +55,7 @@ def _register() -> None:
     )
 
     blocked.register()
+    cat.register()
     conv.register()
     conv_many.register()
     conv_templates.register()

@@ -19,15 +19,16 @@ class CapturedCode(OutputCode):
     """
 
     inner: CompiledFxGraph
-    static: tuple[int, ...]  # numbers of the inputs that are weights, or derived from them
+    static: tuple[int, ...]  # numbers of the inputs that are weights, derived of them, or written
     moving: tuple[int, ...]  # those of all others that it reads
+    written: tuple[int, ...] = ()  # of the static ones those that it writes
     events: tuple[decisions.Event, ...] = ()  # what was decided, where nothing stands around it
     _boxed_call: bool = True
     _calls: Calls | None = field(default=None, repr=False)
 
     def start(self, report: decisions.GraphReport | None) -> None:
         """Begin with nothing decided."""
-        self._calls = Calls(self.inner, self.static, self.moving, report)
+        self._calls = Calls(self.inner, self.static, self.moving, report, self.written)
 
     def __call__(self, inputs: Any) -> Any:
         """Boxed call: `inputs` is emptied, as Inductor's own graphs do."""
@@ -61,6 +62,9 @@ def around(
     if reason := why_not_code(inner):
         report.add("missed", NAME, reason)
         return inner
-    code = CapturedCode(inner, static, moving, tuple(report.events))
+    written = tuple(sorted(inner.mutated_input_idxs))  # where they are, for the caller to see
+    static = tuple(sorted({*static, *written}))
+    moving = tuple(i for i in moving if i not in written)
+    code = CapturedCode(inner, static, moving, written, tuple(report.events))
     code.start(report)
     return code

@@ -52,9 +52,11 @@ class Device:
         """A call on these inputs as a graph; nothing of it is run yet.
 
         Those with the numbers `moving` get places in the graph's own memory, the others are read
-        where they are. Raises what capturing raises.
+        and written where they are. Raises what capturing raises.
         """
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        stay = (value for i, value in enumerate(inputs) if i not in moving)
+        inference = any(value.is_inference() for value in stay)  # written only in such a mode
         with torch.cuda.device(self.index), torch.inference_mode(False), torch.no_grad():
             side = _cuda.Stream()
             capturing = torch.cuda.graph(
@@ -68,7 +70,8 @@ class Device:
                     given, places = [*inputs], [_place(inputs[i]) for i in moving]
                     for i, place in zip(moving, places, strict=True):
                         given[i] = place
-                    results = call(given)
+                    with torch.inference_mode(inference), torch.no_grad():
+                        results = call(given)
             except BaseException:
                 compat.end_capture(self.index, pool)
                 _recover()

@@ -63,8 +63,6 @@ def _why_no_ops(gm: torch.fx.GraphModule, moving: set[Node]) -> str:
 
 def why_not_code(code: Any) -> str:
     """As Inductor tells of the code that it made."""
-    if getattr(code, "mutated_inputs", ()):
-        return "it writes its inputs"
     reason = getattr(code, "disabled_cudagraphs_reason", None)
     if reason:
         return str(reason).split("\n")[0]

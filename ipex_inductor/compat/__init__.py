@@ -32,6 +32,9 @@ from ipex_inductor.compat.inductor import KEPT_GRAPHS as KEPT_GRAPHS
 from ipex_inductor.compat.inductor import LOWER_ONLY as LOWER_ONLY
 from ipex_inductor.compat.inductor import compile_inner as compile_inner
 from ipex_inductor.compat.inductor import compiles_in_this_process as compiles_in_this_process
+from ipex_inductor.compat.inductor import (
+    computes_shared_parts_again as computes_shared_parts_again,
+)
 from ipex_inductor.compat.inductor import graph_caches_are_off as graph_caches_are_off
 from ipex_inductor.compat.inductor import graph_caches_off as graph_caches_off
 from ipex_inductor.compat.inductor import lower_inner as lower_inner

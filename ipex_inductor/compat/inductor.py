@@ -40,6 +40,14 @@ def plain_decompositions(kwargs: dict[str, Any]) -> dict[str, Any]:
     return kwargs
 
 
+def computes_shared_parts_again() -> bool:
+    """Whether a concatenation on a GPU is one kernel also where others read its parts.
+
+    It is a kernel that computes each part for all elements. 2.13 has parts that others read copied.
+    """
+    return versions.torch_minor() < (2, 13)
+
+
 class _Lowered(BaseException):
     """Ends a compilation after lowering; no `except Exception` on the way takes it for a fault."""
 

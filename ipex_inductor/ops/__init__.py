@@ -6,6 +6,7 @@ that our own passes rewrote contain one.
 
 from ipex_inductor.ops import (
     blocked,
+    cat,
     conv,
     conv_weight,
     cudnn,
@@ -31,6 +32,7 @@ from ipex_inductor.ops import (
 
 __all__ = [
     "blocked",
+    "cat",
     "conv",
     "conv_weight",
     "cudnn",

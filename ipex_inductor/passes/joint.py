@@ -12,6 +12,7 @@ from ipex_inductor.decisions import GraphReport
 from ipex_inductor.errors import PassError
 from ipex_inductor.passes import (
     attention,
+    cats,
     channels_last,
     conv,
     corrections,
@@ -36,7 +37,7 @@ from ipex_inductor.passes.whole_ops import decompose, reduced_table
 
 RULES = (*conv.RULES, *linear.RULES, *left.RULES)
 RULE_NAMES = frozenset(rule.name for rule in RULES) | (
-    folding.NAMES | {attention.NAME, preactivated.NAME, shared_input.NAME}
+    folding.NAMES | {attention.NAME, cats.NAME, preactivated.NAME, shared_input.NAME}
 )
 WHOLE = whole_ops(RULES) | folding.WHOLE | attention.WHOLE | pool.WHOLE
 
@@ -116,6 +117,8 @@ class JointPass(CustomGraphPass):
         if not {"*", preactivated.NAME} & self.rules_off:
             preactivated.place(graph, *known)
         library.place(graph, *known)
+        if not {"*", cats.NAME} & self.rules_off:
+            cats.rewrite(graph, self.report)
 
     def _rewrite_training(self, graph: torch.fx.Graph) -> None:
         corrections.correct(graph, self.report)

@@ -1,5 +1,6 @@
 """Default mode on a GPU: what is captured computes and behaves as what is launched does."""
 
+import copy
 import gc
 import json
 import os
@@ -16,7 +17,7 @@ from torch._inductor import cudagraph_trees
 
 from ipex_inductor import decisions, explain
 from ipex_inductor.capture import cuda, policy
-from ipex_inductor.capture.policy import MOVED, NAME, WARM_UP
+from ipex_inductor.capture.policy import MOVED, NAME, ROUNDS, WARM_UP
 
 pytestmark = pytest.mark.gpu
 
@@ -170,6 +171,8 @@ def test_two_models_in_turns():
 
 
 class Writes(nn.Module):
+    """A sum over all calls, which shows one that is run twice."""
+
     def __init__(self):
         super().__init__()
         self.register_buffer("count", torch.zeros(256))
@@ -177,6 +180,76 @@ class Writes(nn.Module):
     def forward(self, x):
         self.count.add_(1)
         return x + self.count
+
+
+class Decode(nn.Module):
+    """A step of attention behind a static cache, written in place behind its last row."""
+
+    def __init__(self, rows=64, width=128):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.start(rows)
+
+    def start(self, rows=64):
+        """Another cache, at another address."""
+        for name in ("keys", "values"):
+            like = self.out.weight
+            self.register_buffer(name, like.new_zeros(1, 4, rows, 32))
+        self.register_buffer("at", torch.zeros(1, dtype=torch.long, device=like.device))
+
+    def forward(self, x):
+        q, k, v = (part.view(1, 1, 4, 32).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        self.keys.index_copy_(2, self.at, k)
+        self.values.index_copy_(2, self.at, v)
+        seen = torch.arange(self.keys.shape[2], device=x.device) <= self.at
+        self.at.add_(1)
+        y = F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=seen[None, None])
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+# Calls until a graph that writes is captured: those of the trial are the user's.
+TRIAL = WARM_UP + 1 + ROUNDS + 1 + 2 * ROUNDS
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", ["counts", "decodes"])
+def test_a_graph_that_writes_its_inputs_is_captured_and_runs_once_a_call(name, mode, replays):
+    """The last call writes the cache's last row: one run too many would write behind it."""
+    calls = TRIAL + 10
+    with mode():
+        model = (Writes() if name == "counts" else Decode(calls)).eval().cuda()
+        twin = copy.deepcopy(model)
+    run, where = compiled(model), [value.data_ptr() for value in model.buffers()]
+    kept = []
+    with mode():
+        for _ in range(calls):
+            x = x_of() if name == "counts" else torch.randn(1, 1, 128, device="cuda")
+            kept.append((run(x), twin(x)))
+            for mine, right in zip(model.buffers(), twin.buffers(), strict=True):
+                torch.testing.assert_close(mine, right, rtol=0, atol=ATOL)
+    for result, expected in kept:
+        torch.testing.assert_close(result, expected, rtol=0, atol=ATOL)
+    assert [value.data_ptr() for value in model.buffers()] == where
+    assert [line[:10] for line in said()] == ["captured: "], said() + said("missed")
+    assert len(replays) == 1 + ROUNDS + 10
+
+
+def test_another_cache_is_written_where_it_is(replays):
+    model = Decode(TRIAL + MOVED).eval().cuda()
+    twin, run = copy.deepcopy(model), compiled(model)
+    with torch.no_grad():
+        for _ in range(3):
+            for _ in range(TRIAL + MOVED):
+                close(run, twin, torch.randn(1, 1, 128, device="cuda"))
+            before, kept = [b.clone() for b in model.buffers()], [*model.buffers()]
+            model.start(TRIAL + MOVED)
+            twin.start(TRIAL + MOVED)
+            close(run, twin, torch.randn(1, 1, 128, device="cuda"))
+            torch.testing.assert_close(kept, before, rtol=0, atol=0)
+            model.start(TRIAL + MOVED)
+            twin.start(TRIAL + MOVED)
+    assert sum(line.startswith("captured: ") for line in said()) >= 1, said()
+    assert replays
 
 
 class OnHost(nn.Module):
@@ -199,7 +272,6 @@ def attention(x):
 
 
 NOT = {
-    "writes": (Writes, "it writes its inputs"),
     "random": (lambda: lambda x: x + torch.rand_like(x), "random numbers"),
     "dropout": (lambda: lambda x: F.dropout(x, 0.5, True), "random numbers"),
     "cpu": (OnHost, "several devices"),
@@ -215,12 +287,11 @@ def test_what_is_not_captured_says_why_and_is_right(name, replays):
     torch.manual_seed(0)
     model = make()
     model = model.cuda() if isinstance(model, nn.Module) else model
-    twin = Writes().cuda() if name == "writes" else model
     run = compiled(model)
     with torch.no_grad():
         for _ in range(WARM_UP + 3):
             x = x_of()
-            got, expected = run(x), twin(x)
+            got, expected = run(x), model(x)
             if name not in ("random", "dropout"):
                 torch.testing.assert_close(got, expected, rtol=0, atol=ATOL)
     told = said("missed") + said()

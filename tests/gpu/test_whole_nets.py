@@ -45,3 +45,31 @@ def test_resnet50_is_convolutions_a_pool_and_a_mean(images, layout, tmp_path):
         if e.subject.startswith("conv") and "nothing is recorded" in e.reason
     ]
     assert "\n".join(missed) == ""
+
+
+@pytest.mark.parametrize(
+    "name", ["wide_resnet50_2", pytest.param("densenet121", marks=pytest.mark.slow)]
+)
+@torch.no_grad()
+def test_a_net_in_fp32_is_no_farther_off_than_inductors(name, tmp_path):
+    """Convolutions in TF32, as torch has them by default, where a folded norm rounds other weights.
+
+    Both are held against fp64: a net in TF32, as eager's, is as far from another as from fp64.
+    """
+    models = pytest.importorskip("torchvision.models", reason="the nets are torchvision's")
+    torch.manual_seed(0)
+    model = getattr(models, name)(weights=None).eval().cuda()
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.5, 1.5)
+    x = torch.randn(4, 3, 224, 224, device="cuda")
+    exact = copy.deepcopy(model).double()(x.double())
+    options = {"strict": True, "autotune_database": str(tmp_path)}
+    ours = torch.compile(model, backend="ipex", options=options)(x)
+    torch.compiler.reset()
+    off = [
+        float((y.double() - exact).norm() / exact.norm()) for y in (ours, torch.compile(model)(x))
+    ]
+    assert torch.backends.cudnn.allow_tf32
+    assert off[0] <= 1.5 * off[1], off

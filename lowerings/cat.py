@@ -1,0 +1,16 @@
+"""`ipex::cat` to Inductor's kernel of copies, each by whoever computes the part."""
+
+from typing import Any
+
+import torch
+from torch._inductor import ir
+from torch._inductor.lowering import register_lowering
+
+
+def _lower(parts: list[Any], dim: int) -> Any:
+    return ir.TensorBox(ir.ConcatKernel.create(parts, dim))
+
+
+def register() -> None:
+    """Add the lowering to Inductor's registry."""
+    register_lowering(torch.ops.ipex.cat.default, type_promotion_kind=None)(_lower)
