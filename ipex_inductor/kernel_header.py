@@ -2,7 +2,7 @@
 
 Each kernel that Python calls is a source of its own. Of three seconds that g++ takes for one, two
 go into the header. Inductor precompiles it in the folder for temporary files, after the graph was
-lowered; here it is an entry of the kernel cache, verified as any other.
+lowered; here it is an entry of a store of its own, verified as those of the kernel cache.
 """
 
 import gzip
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ipex_inductor import compat
-from ipex_inductor.aot_cache import kernels, workroom
+from ipex_inductor.aot_cache import opened, workroom
 from ipex_inductor.aot_cache.key import Key, pairs
 from ipex_inductor.aot_cache.knobs import environment
 from ipex_inductor.aot_cache.toolkit import compiler_named
@@ -96,22 +96,22 @@ def _make(command: str, made: "Future[Path | None]") -> None:
 
 
 def _make_in(folder: Path, command: str, made: "Future[Path | None]") -> None:
-    """Put the header into `folder`, out of the kernel cache or built, and say where it is."""
+    """Put the header into `folder`, out of the store or built, and say where it is."""
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / f"{hashlib.sha256(command.encode()).hexdigest()[:16]}.h"
     path.write_text(f"#include <{compat.HEADER}>\n")
     built = path.with_suffix(".h.gch")
 
     def build() -> tuple[dict[str, Any], bytes]:
-        try:
-            _run(command, "-x", "c++-header", str(path), "-o", str(built))
-        except BaseException:
-            built.unlink(missing_ok=True)
-            raise
+        _run(command, "-x", "c++-header", str(path), "-o", str(built))
         made.set_result(path)  # before it is kept
         return {}, _packed(built)
 
-    entry = kernels.kernel(_key(path, command), build)
+    store = opened.headers()
+    if store is None:
+        build()
+        return
+    entry = store.compile_once(_key(path, command), build)
     if not made.done():
         _unpack(entry.blob, built)
         made.set_result(path)
