@@ -1,5 +1,6 @@
 """C++ kernels of training graphs are compiled with their header precompiled, once a machine."""
 
+import itertools
 import subprocess
 import threading
 from collections import Counter
@@ -54,7 +55,7 @@ def of_headers(commands):
 def test_each_kernel_of_a_training_step_is_compiled_once_with_one_header(commands):
     """Forward and backward; a second process makes none, and g++ takes what is kept."""
     widths = (7, 11, 13, 17, 19, 23)
-    layers = [(nn.Linear(a, b), nn.Tanh()) for a, b in zip(widths, widths[1:], strict=False)]
+    layers = [(nn.Linear(a, b), nn.Tanh()) for a, b in itertools.pairwise(widths)]
     model = nn.Sequential(*(layer for pair in layers for layer in pair))
     assert 2 * len(layers) >= kernel_header.MANY
     compiled = torch.compile(model, backend="ipex", options={"strict": True})

@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "capture": set(),
     "timed_kernels": set(),
     "graph_files": {"aot_cache", "timed_kernels"},
+    "kernel_header": {"aot_cache"},
     "collector": set(),
     "arguments": set(),
     "recording": {"arguments"},
@@ -37,7 +38,7 @@ MAY_IMPORT = {
     "choices": {"request", "graph_files", "outer", "inner", "lowerings", "autotune"},
     "backend": {
         *("collector", "request", "graph_files", "choices", "outer", "passes", "lowerings"),
-        *("recording", "autotune", "aot_cache"),
+        *("recording", "autotune", "aot_cache", "kernel_header"),
     },
     "frontend": {"collector", "passes", "optim"},
     "watch": {"backend"},
