@@ -43,7 +43,7 @@ _kernels: Counter[str] = Counter()  # compiled without one
 
 def pays(gm: torch.fx.GraphModule) -> bool:
     """Return whether a graph that is trained has kernels enough for a header."""
-    return sum(node.op.startswith("call_") for node in gm.graph.nodes) >= MANY
+    return sum(bool(node.op.startswith("call_")) for node in gm.graph.nodes) >= MANY
 
 
 def use() -> None:
