@@ -17,6 +17,7 @@ from ipex_inductor import (
     compat,
     decisions,
     graph_files,
+    kernel_header,
     openmp,
     outer,
     recording,
@@ -149,7 +150,7 @@ def _compile_ours(
             collector.resume()
         elsewhere = folder is not None and folder.level is not None
         request = request if elsewhere else wrapped
-        begun = nullcontext() if elsewhere else _begun(request)
+        begun = nullcontext() if elsewhere else _begun(request, own_files=folder is not None)
         wrapping = compat.wrapping() if request.config.wrapped else nullcontext()
         with compat.no_early_workers() if hit else begun, wrapping, collecting() as derived:
             compiled = outer.compiled(request, selected, graph_report, folder)
@@ -163,8 +164,11 @@ def _compile_plain_form(request: Request) -> Any:
 
 
 @contextmanager
-def _begun(request: Request) -> Iterator[None]:
-    """What takes g++ seconds on a CPU goes on while the graph is traced."""
+def _begun(request: Request, own_files: bool) -> Iterator[None]:
+    """What takes g++ seconds on a CPU goes on while the graph is traced.
+
+    `own_files`: they lie where Inductor, left alone, keeps none; its header is made for others.
+    """
     if any(device.type != "cpu" for device in request.devices):
         yield
         return
@@ -172,7 +176,11 @@ def _begun(request: Request) -> Iterator[None]:
         from ipex_inductor.passes import blocked
 
         blocked.begin_building(request.gm)
-    with compat.vectors_tried():
+    use_best = None
+    if own_files and not request.option("cpp_wrapper"):  # each kernel is a source of its own
+        kernel_header.use()
+        use_best = kernel_header.begin if kernel_header.pays(request.gm) else None
+    with compat.vectors_tried(use_best):
         yield
 
 

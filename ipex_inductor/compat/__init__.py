@@ -28,6 +28,9 @@ from ipex_inductor.compat.dynamo import tensors_unprinted as tensors_unprinted
 from ipex_inductor.compat.dynamo import uncounted as uncounted
 from ipex_inductor.compat.files import cache_folder as cache_folder
 from ipex_inductor.compat.files import named_folder as named_folder
+from ipex_inductor.compat.headers import HEADER as HEADER
+from ipex_inductor.compat.headers import kernel_command as kernel_command
+from ipex_inductor.compat.headers import use_headers as use_headers
 from ipex_inductor.compat.inductor import KEPT_GRAPHS as KEPT_GRAPHS
 from ipex_inductor.compat.inductor import LOWER_ONLY as LOWER_ONLY
 from ipex_inductor.compat.inductor import compile_inner as compile_inner

@@ -1,7 +1,7 @@
 """What Inductor tries of the C++ compiler before it generates a first loop."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,8 +9,11 @@ _tried = False  # by this process
 
 
 @contextlib.contextmanager
-def vectors_tried() -> Iterator[None]:
+def vectors_tried(use_best: Callable[[Any], object] | None = None) -> Iterator[None]:
     """Whether compiler and CPU can do AVX2, AVX-512 ... is tried while the graph is traced.
+
+    `use_best`: called, as soon as that is known, with the vectors that Inductor takes unless it is
+    told otherwise, for it to begin something.
 
     Inductor asks when it generates the first loop, and each answer takes g++ two seconds, once a
     machine. Answers lie where Inductor looks for them; what nobody has begun by the end is left.
@@ -19,18 +22,27 @@ def vectors_tried() -> Iterator[None]:
 
     global _tried
     if _tried or cpu_vec_isa.valid_vec_isa_list.cache_info().currsize:  # this process knows
+        if use_best is not None:
+            use_best(cpu_vec_isa.pick_vec_isa())
         yield
         return
     _tried = True
     has = {*cpu_vec_isa.x86_isa_checker()}
     tries = ThreadPoolExecutor(1, "ipex vectors")
+    best = [] if use_best is None else [use_best]  # until it was called
     for isa in map(_apart, cpu_vec_isa.supported_vec_isa_list):
         if {*str(isa).split()} <= has:
-            tries.submit(bool, isa)
+            tries.submit(_try, isa, best)
     try:
         yield
     finally:
         tries.shutdown(cancel_futures=True)
+
+
+def _try(isa: Any, best: list[Callable[[Any], object]]) -> None:
+    """Try one; the first that works is the best, as Inductor lists them in that order."""
+    if isa and best:
+        best.pop()(isa)
 
 
 def _apart(isa: Any) -> Any:

@@ -651,6 +651,28 @@ def test_what_this_process_knows_of_vectors_is_not_tried(tries):
     assert not tries
 
 
+def test_what_the_best_vectors_are_for_begins_as_soon_as_they_are_tried(tries, monkeypatch):
+    from torch._inductor import cpu_vec_isa
+
+    monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", lambda isa, code: True)
+    begun = []
+    with compat.vectors_tried(begun.append):
+        wait_for(lambda: begun)
+    assert [type(isa).__name__ for isa in begun] == ["VecAVX512"]
+
+
+def test_what_the_best_vectors_are_for_begins_at_once_where_they_are_known(tries, monkeypatch):
+    from torch._inductor import cpu_vec_isa
+
+    known = cpu_vec_isa.VecAVX2()
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", functools.cache(lambda: [known]))
+    cpu_vec_isa.valid_vec_isa_list()
+    begun = []
+    with compat.vectors_tried(begun.append):
+        assert begun == [known]
+    assert not tries
+
+
 @pytest.mark.slow
 def test_a_bundle_of_another_machine_spares_the_first_process_of_this_one(filled, tmp_path):
     """Pack and sign what one home has; an empty one that trusts the key builds nothing."""

@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "capture": set(),
     "timed_kernels": set(),
     "graph_files": {"aot_cache", "timed_kernels"},
+    "kernel_header": {"aot_cache"},
     "collector": set(),
     "arguments": set(),
     "recording": {"arguments"},
@@ -38,7 +39,7 @@ MAY_IMPORT = {
     "plain_graph": {"request", "passes"},
     "backend": {
         *("collector", "request", "graph_files", "choices", "outer", "passes", "lowerings"),
-        *("recording", "autotune", "aot_cache", "plain_graph"),
+        *("recording", "autotune", "aot_cache", "plain_graph", "kernel_header"),
     },
     "frontend": {"collector", "passes", "optim"},
     "watch": {"backend"},
