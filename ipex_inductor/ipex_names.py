@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module, resources
+from types import ModuleType
 from typing import Any
 
 from ipex_inductor import __version__, compat
@@ -34,6 +35,11 @@ class Name:
     def resolves(self) -> bool:
         """Whether old code gets an object, and not an error that says what to do."""
         return self.kind in ("works", "torch")
+
+    @property
+    def is_module(self) -> bool:
+        """Return whether the name is that of a module, so that `import` finds it."""
+        return self.resolves and isinstance(self.get(), ModuleType)
 
     def get(self) -> Any:
         """The object that `home` names."""
