@@ -24,6 +24,7 @@ from ipex_inductor.compat.dynamo import callers_name as callers_name
 from ipex_inductor.compat.dynamo import dynamo_unchanged as dynamo_unchanged
 from ipex_inductor.compat.dynamo import is_control_flow as is_control_flow
 from ipex_inductor.compat.dynamo import is_sharded as is_sharded
+from ipex_inductor.compat.dynamo import is_traced_by_others as is_traced_by_others
 from ipex_inductor.compat.dynamo import tensors_unprinted as tensors_unprinted
 from ipex_inductor.compat.dynamo import uncounted as uncounted
 from ipex_inductor.compat.files import cache_folder as cache_folder

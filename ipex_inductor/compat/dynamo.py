@@ -51,6 +51,13 @@ def around_next_compile(begin: Callable[[], None], end: Callable[[], None]) -> N
     starts.append(begun)
 
 
+def is_traced_by_others() -> bool:
+    """Return whether torch.jit or torch.fx traces this thread, which compiled code cannot enter."""
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    return bool(torch._C._is_tracing() or torch.fx._symbolic_trace.is_fx_symbolic_tracing())
+
+
 _at_end: list[Callable[[], None]] = []
 
 
