@@ -27,7 +27,8 @@ def install() -> tuple[str, ...]:
 
     Every module and name of IPEX that docs/migrating.md calls working resolves; others raise
     `NotCarriedError` or `NotCarriedImportError` with the reason. Attaches to `torch.xpu` what torch
-    lacks of `XPU_NAMES`, says so in the log, and returns those names. A second call does nothing.
+    lacks of `XPU_NAMES`, says so in the log, and returns those names; other names that only IPEX
+    had there are answered in the same way. A second call does nothing.
     Raises `AlreadyImportedError` where IPEX itself has been imported.
     """
     loaded = sys.modules.get(PACKAGES[0]) or sys.modules.get(PACKAGES[1])
@@ -37,8 +38,12 @@ def install() -> tuple[str, ...]:
     if _FINDER in sys.meta_path:
         return ()
     sys.meta_path.insert(0, _FINDER)
-    for name in (missing := [name for name in XPU_NAMES if not hasattr(torch.xpu, name)]):
-        setattr(torch.xpu, name, ipex_names.locate(f"ipex_inductor.xpu.{name}"))
+    missing = [name for name in XPU_NAMES if name not in vars(torch.xpu)]
+    xpu = import_module(f"{PACKAGES[0]}.xpu")
+    given = {name: getattr(xpu, name) for name in missing}
+    given |= {"__getattr__": _of_torch_xpu} if "__getattr__" not in vars(torch.xpu) else {}
+    for name, value in given.items():
+        setattr(torch.xpu, name, value)
         _attached.append(name)
     decisions.log.info(
         "attached to torch.xpu, which lacks them: %s", ", ".join(missing) or "nothing"
@@ -105,8 +110,9 @@ class _Alias(InspectLoader):
 
     def _loader(self) -> InspectLoader:
         spec = find_spec(self.home)
-        assert spec is not None and isinstance(spec.loader, InspectLoader), self.home
-        return spec.loader
+        loader = spec and spec.loader
+        assert isinstance(loader, InspectLoader), self.home
+        return loader
 
 
 class _Finder(MetaPathFinder, Loader):
@@ -138,6 +144,16 @@ class _Finder(MetaPathFinder, Loader):
 
 _FINDER = _Finder()
 _attached: list[str] = []
+
+
+def _of_torch_xpu(name: str) -> Any:
+    """Return what IPEX had under `torch.xpu` and torch has not.
+
+    Raises `NotCarriedError` with the reason where that is not carried.
+    """
+    if ipex_names.find(f"xpu.{name}") is None and f"xpu.{name}" not in ipex_names.modules():
+        raise AttributeError(f"module 'torch.xpu' has no attribute {name!r}")
+    return getattr(import_module(f"{PACKAGES[0]}.xpu"), name)
 
 
 def _below(module: str) -> list[str]:

@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "launch": {"cpu"},
     "switches": set(),
     "memory_table": set(),
-    "xpu": {"frontend", "math_mode", "memory_table", "nn"},
+    "xpu": {"frontend", "math_mode", "memory_table", "nn", "optim"},
     "parameter_wrapper": {"frontend", "optim"},
     "ipex_names": set(),
     "compat_ipex": {"ipex_names"},
