@@ -8,7 +8,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-GROUND = {"errors", "config", "target", "decisions", "compat", "levels", "openmp", "weight_memory"}
+GROUND = {
+    *("errors", "config", "target", "decisions", "compat", "levels", "openmp", "weight_memory"),
+    "listing",
+}
 MAY_IMPORT = {
     "errors": set(),
     "config": {"errors"},
@@ -18,6 +21,7 @@ MAY_IMPORT = {
     "levels": {"errors", "target", "compat"},
     "openmp": set(),
     "weight_memory": set(),
+    "listing": set(),
     "ops": set(),
     "aot_cache": set(),
     "templates": {"ops", "aot_cache"},
