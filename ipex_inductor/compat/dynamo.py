@@ -152,6 +152,20 @@ def callers_name(placeholder: Any) -> str | None:
     return found[1] if found else None
 
 
+def traced_name() -> str:
+    """Return the module's class, or the function, that Dynamo compiles in this thread, or ""."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        tracer = InstructionTranslator.current_tx()
+    except AttributeError:  # Dynamo has compiled nothing in this thread
+        return ""
+    if tracer is None:
+        return ""
+    owner = tracer.f_locals.get("self")
+    return type(owner).__name__ if isinstance(owner, torch.nn.Module) else tracer.f_code.co_name
+
+
 def is_sharded(gm: Any) -> bool:
     """Whether FSDP manages parameters of this Dynamo graph.
 
