@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 LINES = 3  # of one cell, until a record is easier to read
-PADDING = 3  # columns of a terminal beside each cell: one before it, two behind
+PADDING = 2  # columns of a terminal behind each cell
 PLAIN_WIDTH = 200  # up to which rows outside of a terminal are lines with aligned cells
 
 Cell = str | Text
@@ -86,7 +86,14 @@ class Listing:
             for c, width in zip(self.columns, widths, strict=True)
         ]
         title = self.title or None
-        table = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False)
+        table = Table(
+            *columns,
+            title=title,
+            title_justify="left",
+            box=SIMPLE_HEAD,
+            show_edge=False,
+            padding=(0, 1, 0, 0),
+        )
         for row in self.rows:
             table.add_row(*row)
         return table
