@@ -20,6 +20,7 @@ from ipex_inductor import (
     kernel_header,
     openmp,
     outer,
+    progress,
     recording,
 )
 from ipex_inductor.aot_cache.key import Key
@@ -68,6 +69,13 @@ def _compile_or_fall_back(
     config = resolve(mode, options, compat.inductor_option_types())
     request = Request(gm, example_inputs, config)
     _check_devices(request)
+    with progress.told(gm, example_inputs, config):
+        return _compile_request(request, untested)
+
+
+def _compile_request(request: Request, untested: str | None) -> Any:
+    """With our passes, or by plain Inductor where these must stay out or fail."""
+    config = request.config
     if untested:
         warn_once(f"{untested}: plain Inductor compiles instead")
         return _compile_plain(request)

@@ -2,9 +2,10 @@
 
 import sys
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from importlib.util import find_spec
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -26,7 +27,8 @@ def install() -> tuple[str, ...]:
 
     Every module and name of IPEX that docs/migrating.md calls working resolves; others raise
     `NotCarriedError` or `NotCarriedImportError` with the reason. Attaches to `torch.xpu` what torch
-    lacks of `XPU_NAMES`, says so in the log, and returns those names. A second call does nothing.
+    lacks of `XPU_NAMES`, says so in the log, and returns those names; other names that only IPEX
+    had there are answered in the same way. A second call does nothing.
     Raises `AlreadyImportedError` where IPEX itself has been imported.
     """
     loaded = sys.modules.get(PACKAGES[0]) or sys.modules.get(PACKAGES[1])
@@ -36,8 +38,12 @@ def install() -> tuple[str, ...]:
     if _FINDER in sys.meta_path:
         return ()
     sys.meta_path.insert(0, _FINDER)
-    for name in (missing := [name for name in XPU_NAMES if not hasattr(torch.xpu, name)]):
-        setattr(torch.xpu, name, ipex_names.locate(f"ipex_inductor.xpu.{name}"))
+    missing = [name for name in XPU_NAMES if name not in vars(torch.xpu)]
+    xpu = import_module(f"{PACKAGES[0]}.xpu")
+    given = {name: getattr(xpu, name) for name in missing}
+    given |= {"__getattr__": _of_torch_xpu} if "__getattr__" not in vars(torch.xpu) else {}
+    for name, value in given.items():
+        setattr(torch.xpu, name, value)
         _attached.append(name)
     decisions.log.info(
         "attached to torch.xpu, which lacks them: %s", ", ".join(missing) or "nothing"
@@ -49,8 +55,9 @@ def uninstall() -> None:
     """Undo `install`: modules it made are forgotten, and `torch.xpu` loses what it was given."""
     if _FINDER in sys.meta_path:
         sys.meta_path.remove(_FINDER)
-    for name in [name for name, module in sys.modules.items() if isinstance(module, _Module)]:
-        del sys.modules[name]
+    if isinstance(sys.modules.get(PACKAGES[0]) or sys.modules.get(PACKAGES[1]), _Module):
+        for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
+            del sys.modules[name]
     while _attached:
         delattr(torch.xpu, _attached.pop())
 
@@ -83,18 +90,48 @@ class _Module(ModuleType):
         return sorted({*super().__dir__(), *_below(self.__name__)})
 
 
+class _Alias(InspectLoader):
+    """Import a module of ours by the name that IPEX had for it, or run it as `python -m` does."""
+
+    def __init__(self, home: str) -> None:
+        self.home = home
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Put the module itself in the place of the empty one that the import system made."""
+        sys.modules[module.__name__] = import_module(self.home)
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Return the code of the module, which runpy executes as `__main__`."""
+        return self._loader().get_code(self.home)
+
+    def get_source(self, fullname: str) -> str | None:
+        """Return the source of the module."""
+        return self._loader().get_source(self.home)
+
+    def _loader(self) -> InspectLoader:
+        spec = find_spec(self.home)
+        loader = spec and spec.loader
+        assert isinstance(loader, InspectLoader), self.home
+        return loader
+
+
 class _Finder(MetaPathFinder, Loader):
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """A package for every module of IPEX; the reason why, for what is not carried."""
+        """Return a package for each module of IPEX, ours for one that is carried as a whole.
+
+        Raises `NotCarriedImportError` with the reason for a name that is not carried.
+        """
         package, _, name = fullname.partition(".")
         if package not in PACKAGES:
             return None
         if name in ipex_names.modules():
             return ModuleSpec(fullname, self, is_package=True)
         entry = ipex_names.find(name)
-        if entry is None or entry.resolves:
+        if entry is None:
             return None
-        raise NotCarriedImportError(*_refusal(fullname, entry))
+        if not entry.resolves:
+            raise NotCarriedImportError(*_refusal(fullname, entry))
+        return ModuleSpec(fullname, _Alias(entry.home)) if entry.is_module else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """A module that looks names up when they are asked for."""
@@ -107,6 +144,16 @@ class _Finder(MetaPathFinder, Loader):
 
 _FINDER = _Finder()
 _attached: list[str] = []
+
+
+def _of_torch_xpu(name: str) -> Any:
+    """Return what IPEX had under `torch.xpu` and torch has not.
+
+    Raises `NotCarriedError` with the reason where that is not carried.
+    """
+    if ipex_names.find(f"xpu.{name}") is None and f"xpu.{name}" not in ipex_names.modules():
+        raise AttributeError(f"module 'torch.xpu' has no attribute {name!r}")
+    return getattr(import_module(f"{PACKAGES[0]}.xpu"), name)
 
 
 def _below(module: str) -> list[str]:

@@ -103,6 +103,12 @@ class CompileConfig:
         "inference on an NVIDIA GPU in default mode: replay a CUDA graph where launching its "
         "kernels was measured to take longer",
     )
+    progress: bool = _option(
+        True,
+        "IPEX_PROGRESS",
+        "bool",
+        "lines on stderr: after 5 s of compiling what is compiled, after 20 s what is being done",
+    )
     inductor: tuple[tuple[str, Any], ...] = field(
         default=(),
         hash=False,  # some of Inductor's options are dicts or lists

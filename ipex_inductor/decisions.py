@@ -229,5 +229,5 @@ def report(model: Any) -> GraphReport:
     if isinstance(found, GraphReport):
         return found
     came = f"a {type(model).__name__} without a report"
-    todo = "Optimize it first; level O0 leaves a model as it is, without a report."
+    todo = "Optimize it first."
     raise ArgumentError("a model that ipex_inductor.optimize returned", came, todo)

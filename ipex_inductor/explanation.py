@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
-from rich.table import Table
 from rich.text import Text
 from torch.utils._pytree import tree_leaves
 
 from ipex_inductor import __version__, compat
 from ipex_inductor.capture.policy import at_once
 from ipex_inductor.decisions import KINDS, GraphReport
+from ipex_inductor.listing import Listing, number, show
 from ipex_inductor.watch import compiled, unchanged
 
 COLORS = {"fallback": "red", "fired": "green", "hoisted": "green", "missed": "yellow"}
@@ -127,17 +126,17 @@ class Explanation:
         parts: list[Any] = [Text(self.title, "bold"), ""]
         if not self.graphs:
             parts.append(Text("Dynamo found no graph to compile.", "yellow"))
-        for number, graph in enumerate(self.graphs):
-            parts += _shown(f"graph {number}", graph)
+        for index, graph in enumerate(self.graphs):
+            parts += _shown(f"graph {index}", graph)
         if self.breaks:
             parts.append(_break_table(self.breaks))
         return Group(*parts)
 
     def __str__(self) -> str:
-        """The tables in 100 columns, without colours."""
-        console = Console(file=io.StringIO(), width=100, color_system=None)
+        """The same as a terminal of 100 columns shows it, without colours."""
+        console = Console(file=io.StringIO(), width=100, color_system=None, force_terminal=True)
         with console.capture() as text:
-            console.print(self)
+            show(console, self)
         return "\n".join(line.rstrip() for line in text.get().splitlines())
 
 
@@ -254,7 +253,7 @@ def _versions() -> Mapping[str, str]:
 def _shown(title: str, graph: GraphExplanation) -> Iterator[Any]:
     """One graph as a table and its kernels."""
     if graph.rows:
-        table = _table(title, "", "what", "n", "why", "where")
+        table = Listing("", "what", number("n"), "why", "where", title=title)
         for row in graph.rows:
             lines = list(row.where[:LINES_SHOWN])
             more = len(row.where) - len(lines)
@@ -271,16 +270,9 @@ def _shown(title: str, graph: GraphExplanation) -> Iterator[Any]:
     yield ""
 
 
-def _break_table(breaks: Sequence[Break]) -> Table:
-    table = _table("graph breaks", "why", "where")
+def _break_table(breaks: Sequence[Break]) -> Listing:
+    table = Listing("why", "where", title="graph breaks")
     for found in breaks:
         why = f"{found.reason}\n{found.details.partition(chr(10))[0]}".rstrip()
         table.add_row(Text(why), Text(found.where))
-    return table
-
-
-def _table(title: str, *heads: str) -> Table:
-    table = Table(title=Text(title, "bold"), title_justify="left", box=SIMPLE_HEAD, show_edge=False)
-    for head in heads:
-        table.add_column(head, overflow="fold", justify="right" if head == "n" else "left")
     return table

@@ -232,6 +232,15 @@ def why_not_ours() -> str:
     return f"Inductor's files are kept unverified in {named}, as TORCHINDUCTOR_CACHE_DIR says"
 
 
+def why_not_kept() -> str:
+    """Return why another process has to compile what is compiled now as well, "" if it has not."""
+    if reason := compat.why_no_graph_cache():
+        return reason
+    if why_not_ours():
+        return ""  # torch keeps it by itself
+    return "" if opened.store() else "the folder of the kernel cache cannot be used"
+
+
 def is_rank() -> bool:
     """Whether this is one of several processes that may wait for each other while they compile.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ipex_inductor import collector, compat, decisions, graph_files, lowerings
+from ipex_inductor import collector, compat, decisions, graph_files, lowerings, progress
 from ipex_inductor.config import CompileConfig
 from ipex_inductor.errors import PassError
 
@@ -70,8 +70,8 @@ def compiled(
         with choosing(now), tiled(config.rules_off, graph_report):
             return compiler(graph, example_inputs, **kwargs), now
 
-    with late:
-        backward = bool(kwargs.get("is_backward"))
+    backward = bool(kwargs.get("is_backward"))
+    with late, progress.told(gm, example_inputs, config, backward):
         told = backward, config.strict, graph_report
         inner, now, why_not = _by_choices(by, gm, selected, *told)
     _say_choices(now, selected, why_not, graph_report)

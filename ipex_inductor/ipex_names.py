@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module, resources
+from types import ModuleType
 from typing import Any
 
 from ipex_inductor import __version__, compat
@@ -16,6 +17,7 @@ VERSION = f"{compat.VERSION.partition('+')[0]}+ipex.inductor.{__version__}"
 """What programs compare with torch's version, as IPEX's had to agree with it."""
 
 PAGE = "docs/migrating.md"
+REST = ".*"  # at the end of a name: whatever is below and not listed
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,26 @@ class Name:
         """Whether old code gets an object, and not an error that says what to do."""
         return self.kind in ("works", "torch")
 
+    @property
+    def is_module(self) -> bool:
+        """Return whether the name is that of a module, so that `import` finds it."""
+        return self.resolves and isinstance(self.get(), ModuleType)
+
     def get(self) -> Any:
         """The object that `home` names."""
         return locate(self.home)
 
 
 @functools.cache
+def _data() -> dict[str, Any]:
+    text = resources.files("ipex_inductor").joinpath("ipex_names.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+@functools.cache
 def names() -> Mapping[str, Name]:
     """Every name, in the order of the file."""
-    text = resources.files("ipex_inductor").joinpath("ipex_names.toml").read_text("utf-8")
-    data = tomllib.loads(text)
+    data = _data()
     found = [Name(kind, *pair) for kind in ("works", "torch") for pair in data[kind].items()]
     for group in data["instead"]:
         found += [Name("instead", name, group["torch"], group["how"]) for name in group["names"]]
@@ -61,11 +73,31 @@ def modules() -> frozenset[str]:
 
 
 def find(name: str) -> Name | None:
-    """The entry of `name`, or that of the module around it which is not there as a whole."""
+    """Return the entry of `name`: its own, torch's where that has it, or that of what is around it.
+
+    Names below one that resolves are not looked up here: they are the object's own.
+    """
+    if entry := names().get(name) or _handed_on(name):
+        return entry
     parts = name.split(".")
-    prefixes = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
-    entry = next((names()[prefix] for prefix in prefixes if prefix in names()), None)
-    return entry if entry is None or entry.name == name or not entry.resolves else None
+    prefixes = [".".join(parts[:n]) for n in range(len(parts) - 1, 0, -1)]
+    spellings = (spelling for prefix in prefixes for spelling in (prefix, f"{prefix}{REST}"))
+    entry = next((names()[spelling] for spelling in spellings if spelling in names()), None)
+    return None if entry is None or entry.resolves else entry
+
+
+def _handed_on(name: str) -> Name | None:
+    """Return an entry for a name of a module that is torch's but for what the tables list."""
+    for module, home in _data()["others"].items():
+        if not name.startswith(f"{module}.") or name.startswith(f"{module}.__"):
+            continue
+        path = f"{home}{name.removeprefix(module)}"
+        found: Any = import_module(home)
+        for part in path.removeprefix(f"{home}.").split("."):
+            found = vars(found).get(part) if isinstance(found, ModuleType) else None
+        if found is not None:
+            return Name("torch", name, path)
+    return None
 
 
 def locate(path: str) -> Any:

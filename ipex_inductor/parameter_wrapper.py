@@ -3,12 +3,12 @@
 Nothing is wrapped here: the answers come from what `optimize` would cast, and from what it has.
 """
 
-from collections.abc import MutableMapping
+from collections.abc import Collection, MutableMapping
 
 import torch
 from torch import Tensor, nn
 
-from ipex_inductor.frontend.casting import CASTS, ORIGINALS
+from ipex_inductor.frontend.casting import CASTS, Group, groups_of
 from ipex_inductor.optim import FUSED_OPTIMIZERS
 from ipex_inductor.optim.weights import Master, Rounded, Split, Weight, weights_of
 
@@ -23,6 +23,8 @@ class ParameterWrapper:
         self.num_modules = 0
         self.parameter: nn.Parameter | None = None
         self.weight: Weight | None = None  # how it is held, None as it was
+        self.group: Group | None = None  # what is cast with it
+        self.held: Collection[nn.Parameter] = ()  # of the model, in low precision already
 
     @property
     def casted_dtype(self) -> torch.dtype | None:
@@ -65,7 +67,8 @@ def can_cast_training(
 ) -> bool:
     """Whether `optimize(model, dtype, optimizer)` casts the parameter.
 
-    It is fp32 (or held in `dtype` already), and every module that owns it is of a listed class.
+    It is fp32 (or held in low precision already), and every module that owns it, or shares
+    parameters with one that does, is of a listed class.
     """
     return _can_cast(wrapper, dtype, device_type, "training")
 
@@ -75,23 +78,18 @@ def get_shared_parameter_status(
 ) -> None:
     """Fill `shared_p` with a wrapper for every parameter of `module`.
 
-    Parameters of one module have their classes in common: where one cannot be cast, none is.
+    Parameters of one module, and of modules that share one, have their classes in common: where one
+    cannot be cast, none is.
     """
     held = weights_of(module)
-    lists: dict[nn.Module, type] = {}
-    for owner in module.modules():
-        kind = lists.get(owner, type(owner))  # a list of parameters belongs to who holds it
-        lists |= {c: type(owner) for c in owner.children() if isinstance(c, nn.ParameterList)}
-        for param in owner.parameters(recurse=False):
+    for group in groups_of(module):
+        for param in group.params:
             wrapper = shared_p.setdefault(param, ParameterWrapper())
             wrapper.parameter, wrapper.weight = param, held.get(param)
-            wrapper.modules_cls.add(kind)
-            wrapper.num_modules += 1
+            wrapper.modules_cls, wrapper.group, wrapper.held = {*group.classes}, group, held.keys()
     for owner in module.modules():
-        own = [shared_p[p] for p in owner.parameters(recurse=False)]
-        classes: set[type] = set().union(*(wrapper.modules_cls for wrapper in own))
-        for wrapper in own:
-            wrapper.modules_cls = classes
+        for param in owner.parameters(recurse=False):
+            shared_p[param].num_modules += 1
 
 
 def IPEX_WEIGHT_CONVERT_MODULE_CPU(inference: bool, dtype: torch.dtype) -> list[type]:
@@ -112,8 +110,9 @@ def _classes(device_type: str, inference: bool, dtype: torch.dtype) -> list[type
 
 
 def _can_cast(wrapper: ParameterWrapper, dtype: torch.dtype, device_type: str, phase: str) -> bool:
-    if wrapper.casted_dtype is not None:
-        return wrapper.casted_dtype == dtype
-    if wrapper.parameter is None or wrapper.parameter.dtype not in ORIGINALS[phase]:
+    """Return what `optimize` would do with the parameter and all that shares modules with it."""
+    if wrapper.parameter is None:
         return False
-    return wrapper.modules_cls <= {*_classes(device_type, phase == "inference", dtype)}
+    params = wrapper.group.params if wrapper.group else frozenset({wrapper.parameter})
+    group = Group(frozenset(wrapper.modules_cls), params)
+    return group.fits(dtype, device_type, phase, wrapper.held)

@@ -162,6 +162,11 @@ def described(name: str) -> Target:
     raise TargetError("one target of the table", repr(name), f"Nearest: {nearest}.")
 
 
+def first_of(arch: str) -> Target | None:
+    """Return the table's first target of that architecture (`sm_90`), None if it has none."""
+    return next((found for found in table() if _folded(found.arch) == _folded(arch)), None)
+
+
 def table() -> tuple[Target, ...]:
     """Every target that targets.toml describes, in its order."""
     return tuple(_tables()[1].values())

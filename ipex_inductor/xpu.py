@@ -28,6 +28,7 @@ from ipex_inductor import frontend, math_mode
 from ipex_inductor.math_mode import FP32MathMode
 from ipex_inductor.memory_table import memory_table
 from ipex_inductor.nn.functional import nms, roi_align
+from ipex_inductor.optim import Lars
 
 __all__ = [
     "FP32MathMode",
@@ -45,6 +46,7 @@ __all__ = [
     "memory_stats_as_nested_dict",
     "memory_summary",
     "nms",
+    "optim",
     "optimize",
     "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
@@ -127,6 +129,7 @@ class _Autocast(torch.amp.autocast):
         super().__init__("xpu", dtype, enabled, cache_enabled)
 
 
+optim = SimpleNamespace(Lars=Lars)
 amp = SimpleNamespace(autocast=_Autocast, GradScaler=partial(torch.amp.GradScaler, "xpu"))
 
 

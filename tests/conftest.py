@@ -14,6 +14,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Nobody's records decide what tests get, and none are left behind.
 os.environ["IPEX_HOME"] = tempfile.mkdtemp(prefix="ipex_home_")
+# Lines about compiles that take long are the business of tests/unit/test_progress.py.
+os.environ.setdefault("IPEX_PROGRESS", "0")
 # Passes must run in every test, so graphs are not cached; compiled C++ still is.
 os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "0"
 os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] = "0"

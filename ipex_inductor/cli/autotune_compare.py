@@ -18,15 +18,14 @@ from ipex_inductor.cli.autotune_shared import (
     ROWS,
     AsJson,
     Everything,
-    listing,
     no_collector,
-    number,
     records,
     say,
     say_json,
     say_refused,
 )
 from ipex_inductor.errors import OptionError
+from ipex_inductor.listing import Listing, number
 
 PAGE_ROWS = 5000  # unless --all
 COLORS = {Verdict.SLOWER: "red", Verdict.FAILED: "red", Verdict.FASTER: "green"}
@@ -101,7 +100,7 @@ def facts(result: Comparison) -> dict[str, Any]:
 
 def shown(result: Comparison, rows: int) -> list[Any]:
     """The first rows as a table, how many more there are, and what it comes to."""
-    table = listing("problem", "verdict", "A", "B", number("B/A"), number("noise"))
+    table = Listing("problem", "verdict", "A", "B", number("B/A"), number("noise"))
     for row in result.rows[:rows]:
         verdict = Text(row.verdict, COLORS.get(row.verdict, ""))
         cells = (_side(row.a), _side(row.b), *_effect(row))

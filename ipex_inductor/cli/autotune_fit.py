@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from ipex_inductor.aot_cache.home import ensure
 from ipex_inductor.autotune import guess
@@ -14,17 +13,9 @@ from ipex_inductor.autotune.database import write_lines
 from ipex_inductor.autotune.guess import Guesser
 from ipex_inductor.autotune.own import default_folder
 from ipex_inductor.autotune.record import encode
-from ipex_inductor.cli.autotune_shared import (
-    AsJson,
-    Databases,
-    listing,
-    number,
-    records,
-    say,
-    say_json,
-    say_refused,
-)
+from ipex_inductor.cli.autotune_shared import AsJson, Databases, records, say, say_json, say_refused
 from ipex_inductor.errors import ArgumentError
+from ipex_inductor.listing import Listing, number
 from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
 
 
@@ -62,7 +53,7 @@ def autotune_fit(
         facts = {"file": str(file), "problems": model.problems, **asdict(quality)}
         say_json({**facts, "chooses": classes})
         return
-    lost = listing(
+    lost = Listing(
         "measured, of those ranked first", number("slower than the best"), number("worst")
     )
     for count, (mean, worst) in quality.lost.items():
@@ -73,8 +64,8 @@ def autotune_fit(
     say(lost, f"{said}: {file}", _chooses(guesser))
 
 
-def _chooses(guesser: Guesser) -> Table:
-    table = listing("unmeasured", "gets")
+def _chooses(guesser: Guesser) -> Listing:
+    table = Listing("unmeasured", "gets")
     for each in guesser.classes:
         taken = f"one of {len(each.templates)} templates, if {each.margin:.3g} times as fast"
         table.add_row(

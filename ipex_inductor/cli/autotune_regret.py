@@ -16,15 +16,14 @@ from ipex_inductor.cli.autotune_shared import (
     AsJson,
     Databases,
     Everything,
-    listing,
     no_collector,
-    number,
     records,
     say,
     say_json,
     say_refused,
 )
 from ipex_inductor.errors import ArgumentError
+from ipex_inductor.listing import Listing, number
 
 EXCEEDED = 1
 
@@ -114,7 +113,7 @@ def _shown(found: Regret, count: int) -> Iterator[Any]:
     """Where they differ, and what it comes to."""
     differ = [row for row in found.rows if row.identical < 1.0]
     if differ:
-        table = listing("problem", "winners", number("agree"), number("regret"))
+        table = Listing("problem", "winners", number("agree"), number("regret"))
         for row in differ[:count]:
             cells = (words.problem(row.problem), _winners(row))
             figures = (f"{row.identical:.0%}", _percent(row.worst))

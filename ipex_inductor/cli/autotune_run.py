@@ -12,10 +12,11 @@ from ipex_inductor.autotune.child import Tuned
 from ipex_inductor.autotune.own import default_folder
 from ipex_inductor.autotune.record import Problem, encode
 from ipex_inductor.autotune.select import Selection, lookup
-from ipex_inductor.cli.autotune_shared import AsJson, listing, number, say, say_json
+from ipex_inductor.cli.autotune_shared import AsJson, say, say_json
 from ipex_inductor.cli.demo_models import MODELS, Device, Dtype
 from ipex_inductor.cli.model_options import Batch, Mode, Precision, Where, load_model
 from ipex_inductor.errors import ArgumentError, DeviceError
+from ipex_inductor.listing import Listing, number
 from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
 
 
@@ -174,7 +175,7 @@ _Row = tuple[Problem, Selection | None, str]
 
 
 def _say(rows: Sequence[_Row], folder: Path, known: int) -> None:
-    table = listing("problem", "choice", number("us"), number("library's us"))
+    table = Listing("problem", "choice", number("us"), number("library's us"))
     for problem, selection, reason in rows:
         best = selection and selection.best
         library = selection and selection.library

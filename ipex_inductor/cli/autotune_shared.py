@@ -10,16 +10,14 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
 
 from ipex_inductor.autotune.database import Records
 from ipex_inductor.autotune.foreign import Imported
 from ipex_inductor.autotune.merging import Merged
 from ipex_inductor.autotune.words import plain
 from ipex_inductor.errors import ArgumentError
+from ipex_inductor.listing import show
 
 Databases = Annotated[
     list[Path], typer.Argument(metavar="DB", help="Files of records, or folders of such files.")
@@ -61,14 +59,10 @@ def say_reasons(what: str, reasons: Sequence[str]) -> None:
 
 
 def say(*parts: Any) -> None:
-    """Tables and lines on stdout, as wide as the terminal."""
+    """Listings and lines on stdout, as wide as the terminal; whole where there is none."""
     console = Console()
     with console.capture() as text:
-        for part in parts:
-            if isinstance(part, str):
-                console.print(Text(part), soft_wrap=True)
-            else:
-                console.print(part)
+        show(console, *parts)
     _write(text.get())
 
 
@@ -86,17 +80,6 @@ def merged_facts(merged: Merged) -> dict[str, Any]:
         "refused": [str(refusal) for refusal in merged.refused],
         "removed": [str(path) for path in merged.removed],
     }
-
-
-def listing(*heads: str | Column) -> Table:
-    """A table with these columns, whose cells wrap rather than lose their ends."""
-    columns = (Column(h, overflow="fold") if isinstance(h, str) else h for h in heads)
-    return Table(*columns, box=SIMPLE_HEAD, show_edge=False)
-
-
-def number(head: str) -> Column:
-    """A column of figures."""
-    return Column(head, justify="right", no_wrap=True)
 
 
 @contextmanager

@@ -15,14 +15,13 @@ from ipex_inductor.cli.autotune_shared import (
     AsJson,
     Databases,
     Everything,
-    listing,
     no_collector,
-    number,
     records,
     say,
     say_json,
     say_refused,
 )
+from ipex_inductor.listing import Listing, number
 
 
 def autotune_show(
@@ -77,7 +76,7 @@ def _winners(found: list[Details], count: int) -> Iterator[Any]:
     best = [(line, each) for each in found for line in each.lines if line.best]
     best.sort(key=lambda pair: -(pair[0].p50 or 0))
     choice = Column("the best choice", overflow="fold", min_width=18)
-    table = listing("problem", choice, *map(number, ("p50", "bandwidth", "rate")))
+    table = Listing("problem", choice, *map(number, ("p50", "bandwidth", "rate")))
     for line, each in best[:count]:
         shares = ("" if s is None else f"{s:.0%}" for s in (line.bandwidth, line.rate))
         chosen, took = words.choice(line.choice), _microseconds(line.p50)
@@ -105,7 +104,7 @@ def _share_of_the_roof(lines: Iterable[Line]) -> Iterator[str]:
 def _table(lines: Iterable[Line]) -> Any:
     times = (number(head) for head in ("p20", "p50", "p80", "noise"))
     choice = Column("choice, or why not", overflow="fold", min_width=18)
-    table = listing("", choice, *times, number("error"), number("n"))
+    table = Listing("", choice, *times, number("error"), number("n"))
     for line in lines:
         words_only = {"reported": line.reported, "predicted": line.predicted}
         told = next((each for each in words_only.items() if each[1]), ("", None))

@@ -6,16 +6,9 @@ from rich.text import Text
 
 from ipex_inductor.aot_cache.survey import Found, survey
 from ipex_inductor.autotune.words import plain
-from ipex_inductor.cli.autotune_shared import (
-    ROWS,
-    AsJson,
-    Everything,
-    listing,
-    number,
-    say,
-    say_json,
-)
+from ipex_inductor.cli.autotune_shared import ROWS, AsJson, Everything, say, say_json
 from ipex_inductor.cli.cache_shared import InFolder, date, opened, readable, size
+from ipex_inductor.listing import Listing, number
 
 
 def cache_ls(
@@ -29,7 +22,7 @@ def cache_ls(
         return
     shown = found if everything else found[:ROWS]
     made = "made with, or why it is bad"
-    table = listing("entry", "kind", "for", number("size"), "last used", made)
+    table = Listing("entry", "kind", "for", number("size"), "last used", made)
     for each in shown:
         table.add_row(*(Text(plain(cell)) for cell in (each.file.name[:12], *_words(each))))
     say(table)

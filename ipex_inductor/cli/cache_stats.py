@@ -5,8 +5,9 @@ from collections import Counter
 from ipex_inductor.aot_cache import use
 from ipex_inductor.aot_cache.survey import survey
 from ipex_inductor.autotune.words import plain
-from ipex_inductor.cli.autotune_shared import AsJson, listing, number, say, say_json
+from ipex_inductor.cli.autotune_shared import AsJson, say, say_json
 from ipex_inductor.cli.cache_shared import InFolder, date, opened, readable, size
+from ipex_inductor.listing import Listing, number
 
 
 def cache_stats(folder: InFolder = None, as_json: AsJson = False) -> None:
@@ -27,7 +28,7 @@ def cache_stats(folder: InFolder = None, as_json: AsJson = False) -> None:
         span = {"used_first": min(used, default=None), "used_last": max(used, default=None)}
         say_json(facts | span | {"quota": quota, "kinds": kinds, "temporary": len(left)})
         return
-    table = listing("kind", number("entries"), number("size"))
+    table = Listing("kind", number("entries"), number("size"))
     for kind, count in sorted(entries.items()):
         table.add_row(kind, str(count), size(held[kind]))
     table.add_row("in all", str(len(found)), size(held.total()))

@@ -12,11 +12,12 @@ from ipex_inductor.aot_cache.comparing import SIGNS
 from ipex_inductor.aot_cache.folder import RefusedError
 from ipex_inductor.aot_cache.survey import Found, survey
 from ipex_inductor.autotune.words import plain
-from ipex_inductor.cli.autotune_shared import AsJson, listing, number, say, say_json
+from ipex_inductor.cli.autotune_shared import AsJson, say, say_json
 from ipex_inductor.cli.cache_shared import InFolder, opened, readable, size
 from ipex_inductor.cli.demo_models import Device
 from ipex_inductor.cli.model_options import load_model
 from ipex_inductor.errors import ArgumentError
+from ipex_inductor.listing import Listing, number
 
 CORRUPT, REFUSED, DIFFERENT, NOT_THERE = 1, 2, 4, 8  # bits of the exit code
 
@@ -88,7 +89,7 @@ def _compile_again(name: str, as_json: bool) -> int:
             {"compared": [asdict(each) for each in compared], "missing": missing} | {"code": code}
         )
         return code
-    table = listing("entry", number("sources"), "generated again")
+    table = Listing("entry", number("sources"), "generated again")
     for each in compared:
         why = "\n".join(each.differing) or "the same"
         table.add_row(*map(Text, (each.entry[:12], str(each.sources), plain(why))))

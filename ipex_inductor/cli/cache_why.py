@@ -7,8 +7,9 @@ from ipex_inductor.aot_cache.folder import Folder, RefusedError
 from ipex_inductor.aot_cache.graphs import KIND
 from ipex_inductor.aot_cache.survey import Found, survey
 from ipex_inductor.autotune.words import plain
-from ipex_inductor.cli.autotune_shared import ROWS, AsJson, Everything, listing, say, say_json
+from ipex_inductor.cli.autotune_shared import ROWS, AsJson, Everything, say, say_json
 from ipex_inductor.cli.cache_shared import InFolder, date, opened, readable
+from ipex_inductor.listing import Listing
 
 
 def cache_why(
@@ -23,7 +24,7 @@ def cache_why(
     if as_json:
         say_json({"graphs": [{"entry": found.file.name, "why": why} for found, why in rows]})
         return
-    table = listing("entry", "last used", "compiled because")
+    table = Listing("entry", "last used", "compiled because")
     for found, why in rows:
         cells = found.file.name[:12], date(found.file.used), why
         table.add_row(*(Text(plain(cell)) for cell in cells))

@@ -7,10 +7,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
 
 from ipex_inductor.config import own_options, resolve
+from ipex_inductor.listing import Listing, show
 
 INDUCTOR_KEYS = (
     "torch.compile(options={...}) also takes every key of Inductor, for that call only; "
@@ -55,11 +54,8 @@ def config(
         options = [asdict(row) for row in found]
         typer.echo(json.dumps({"options": options, "inductor": INDUCTOR_KEYS}, indent=2))
         return
-    wide = (Column(head, overflow="fold") for head in ("value", "accepts", "what it does"))
-    table = Table(Column("option", no_wrap=True), *wide)
+    table = Listing("option", "value", "accepts", "what it does")
     for row in found:
         cells = (f"{row.name}\n{row.env}", f"{row.value!r}\n{row.source}", row.accepts, row.doc)
-        table.add_row(*map(Text, cells), end_section=True)
-    console = Console()
-    console.print(table)
-    console.print(Text(INDUCTOR_KEYS))
+        table.add_row(*cells)
+    show(Console(), table, INDUCTOR_KEYS)

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
+from ipex_inductor import listing
 from ipex_inductor.cli.demo_models import (
     CONTESTANTS,
     MODELS,
@@ -290,10 +289,9 @@ def repeat_command(names: tuple[str, ...] | list[str], job: Job, device: str) ->
 def show(reports: list[Report], command: str, console: Console) -> None:
     """Print a table a model, what the machine was, and how to repeat it."""
     for report in reports:
-        console.print(table(report))
+        listing.show(console, table(report))
         for row in report.rows:
-            for line in remarks(row):
-                console.print(line)
+            listing.show(console, *remarks(row))
         if (report.other_load or 0) > BUSY:
             busy = f"Other programs used {report.other_load:.0%} of the processors meanwhile: "
             console.print(Text(f"{busy}do not trust these speeds, measure again alone.", "red"))
@@ -314,21 +312,13 @@ HEADS = (
 )
 
 
-def table(report: Report) -> Table:
-    """The comparison on one model; fits 80 columns."""
+def table(report: Report) -> listing.Listing:
+    """The comparison on one model; fits 80 columns as a table."""
     name = f"{report.title}, {report.dtype}, input {', '.join(report.inputs)}"
-    shown = Table(
-        title=Text(name, style="bold"),
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    shown.add_column("")
-    for head in HEADS:
-        shown.add_column(head, justify="right", no_wrap=True)
+    shown = listing.Listing("", *map(listing.number, HEADS), title=name)
     for row in report.rows:
-        shown.add_row(*cells(row), style="bold" if row.name == "ipex" else "")
+        style = "bold" if row.name == "ipex" else ""
+        shown.add_row(*(Text.assemble(cell, style=style) for cell in cells(row)))
     return shown
 
 

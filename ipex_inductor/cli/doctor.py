@@ -21,13 +21,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Column, Table
 from rich.text import Text
 
 from ipex_inductor.cli.doctor_cache import CACHE_CHECKS
 from ipex_inductor.cli.doctor_sycl import SYCL_CHECKS
 from ipex_inductor.cli.findings import Finding, Status
 from ipex_inductor.errors import IpexError
+from ipex_inductor.listing import Listing, show
 
 INSTALL_CXX = (
     "`apt-get install g++` or `dnf install gcc-c++`, or set CXX to the path of a C++ compiler"
@@ -232,9 +232,9 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def _table(checks: list[Check]) -> Table:
+def _table(checks: list[Check]) -> Listing:
     styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
-    table = Table(Column(""), Column("what"), Column("found", overflow="fold"))
+    table = Listing("", "what", "found")
     for check in checks:
         found = Text(check.detail)
         if check.todo:
@@ -251,6 +251,6 @@ def doctor(
     if as_json:
         typer.echo(json.dumps({"checks": [asdict(check) for check in found]}, indent=2))
     else:
-        Console().print(_table(found))
+        show(Console(), _table(found))
     if any(check.status == "fail" for check in found):
         raise typer.Exit(1)

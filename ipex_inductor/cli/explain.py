@@ -17,6 +17,7 @@ from ipex_inductor.cli.model_options import (
     load_model,
 )
 from ipex_inductor.errors import OptionError
+from ipex_inductor.listing import show
 
 
 def explain(
@@ -57,4 +58,4 @@ def explain(
     if as_json:
         typer.echo(explained.to_json())
     else:
-        Console().print(explained)
+        show(Console(), explained)

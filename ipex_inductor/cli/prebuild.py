@@ -1,6 +1,7 @@
 """`ipex-inductor prebuild`: models compiled ahead, into a bundle."""
 
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,13 +13,14 @@ from rich.text import Text
 from ipex_inductor.autotune.fleet import spread
 from ipex_inductor.autotune.words import plain
 from ipex_inductor.cli.autotune_run import Engine
-from ipex_inductor.cli.autotune_shared import listing, number, say, say_json, say_reasons
+from ipex_inductor.cli.autotune_shared import say, say_json, say_reasons
 from ipex_inductor.cli.cache_shared import bundle_facts, bundle_line, size
 from ipex_inductor.cli.demo_models import MODELS, Device
 from ipex_inductor.cli.model_options import AsJson, Batch, Mode, Precision, load_model
 from ipex_inductor.cli.prebuild_inputs import examples
 from ipex_inductor.cli.prebuild_jobs import Asked, Job, done, done_elsewhere
 from ipex_inductor.errors import CompilerNotFoundError, DeviceError, OptionError, TargetError
+from ipex_inductor.listing import Listing, number
 
 if TYPE_CHECKING:
     from ipex_inductor.prebuild.examples import Example
@@ -34,8 +36,8 @@ Model = Annotated[
 ]
 _PACKAGE = """Native code for this kind of CPU, or for CPUs and GPUs of --arch, without the weights:
 `ipex_inductor.load(FILE, weights=state_dict)` runs it and imports neither Dynamo nor Inductor."""
-_ARCH = """What to compile for, as `sm_90:NVIDIA-H200`, `xe:bmg` or `x86-64:avx2`; it need not be
-here. May be given again."""
+_ARCH = """What to compile for, as `h200`, `sm_90:NVIDIA-H200`, `xe:bmg` or `x86-64:avx2`; it need
+not be here. Of an architecture alone (`sm_90`) the first that is known. May be given again."""
 _TRAIN = """Forward and backward of the model in train mode, and the fused step of its optimizer."""
 _SHAPES = """A file with a line for each set of inputs: sizes as `8x3x224x224 8`; `16..512` is a
 range, for which a caller uses torch._dynamo.mark_dynamic."""
@@ -85,15 +87,28 @@ def prebuild(
         return
     if shapes and from_log:
         raise OptionError("--shapes or --from-log", "both", "Give one of the two.")
-    from ipex_inductor.target import described
-
-    targets = {str(target): target for target in map(described, arch or [])}
+    targets = {str(target): target for target in _targets(arch or [])}
     wanted, others = examples(model, dtype, batch, train, shapes, from_log)
     say_reasons("records", others)
     asked = Asked(model, dtype, batch, train, shapes, from_log, mode, os.getcwd())
     built = dict(_built(targets, wanted, asked, engine, address))
     built = {(label, each.name): built[label, each.name] for label in targets for each in wanted}
     _finish(built, out, key, name, as_json)
+
+
+def _targets(archs: Sequence[str]) -> "list[Target]":
+    """Return the targets with these names; of an architecture alone the table's first, said so.
+
+    Raises `TargetError`.
+    """
+    from ipex_inductor.target import described, first_of
+
+    found = []
+    for name in archs:
+        if first := first_of(name):
+            print(f"--arch {name}: for {first}, the first of that architecture", file=sys.stderr)
+        found.append(first or described(name))
+    return found
 
 
 def _package(
@@ -107,9 +122,7 @@ def _package(
     name: str,
     as_json: bool,
 ) -> None:
-    from ipex_inductor.target import described
-
-    targets = [*map(described, archs)]
+    targets = _targets(archs)
     module, inputs = load_model(model, dtype, batch, Device.CPU)
     from ipex_inductor.prebuild.exporting import package as packaged
 
@@ -240,7 +253,7 @@ def _show_gate(model: str, each: "Prebuilt") -> None:
     """What binaries of kernels in SYCL say of themselves, and whether that is as promised."""
     say(plain(f"{each.target}: {model}: kernels in SYCL; native code: {each.native}"))
     figures = ("lanes", "registers", "local", "spilled", "private")
-    table = listing("kernel", *map(number, figures), "engine", "gate")
+    table = Listing("kernel", *map(number, figures), "engine", "gate")
     for row in each.gate:
         cells = [row["name"], *(str(row.get(f, "")) for f in figures)]
         engine = {"True": "yes", "False": "no"}.get(str(row.get("engine")), "")
@@ -265,7 +278,7 @@ def _show(built: "Mapping[Place, Prebuilt | str]", missing: dict[Place, list[str
     for (_, name), each in built.items():
         if not isinstance(each, str) and each.native:
             _show_gate(name, each)
-    table = listing("target", "model", "makes", *map(number, figures), "chosen by")
+    table = Listing("target", "model", "makes", *map(number, figures), "chosen by")
     for place, each in built.items():
         facts = _facts(place, each)
         cells = [facts["target"], facts["model"], facts["makes"], *[""] * 7]

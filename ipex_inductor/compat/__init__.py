@@ -24,7 +24,9 @@ from ipex_inductor.compat.dynamo import callers_name as callers_name
 from ipex_inductor.compat.dynamo import dynamo_unchanged as dynamo_unchanged
 from ipex_inductor.compat.dynamo import is_control_flow as is_control_flow
 from ipex_inductor.compat.dynamo import is_sharded as is_sharded
+from ipex_inductor.compat.dynamo import is_traced_by_others as is_traced_by_others
 from ipex_inductor.compat.dynamo import tensors_unprinted as tensors_unprinted
+from ipex_inductor.compat.dynamo import traced_name as traced_name
 from ipex_inductor.compat.dynamo import uncounted as uncounted
 from ipex_inductor.compat.files import cache_folder as cache_folder
 from ipex_inductor.compat.files import named_folder as named_folder
@@ -60,6 +62,7 @@ from ipex_inductor.compat.settings import inductor_changes as inductor_changes
 from ipex_inductor.compat.settings import inductor_option_types as inductor_option_types
 from ipex_inductor.compat.settings import mode_options as mode_options
 from ipex_inductor.compat.settings import register_log as register_log
+from ipex_inductor.compat.settings import why_no_graph_cache as why_no_graph_cache
 from ipex_inductor.compat.symbols import hints as hints
 from ipex_inductor.compat.symbols import range_of as range_of
 from ipex_inductor.compat.symbols import sizes as sizes

@@ -51,6 +51,13 @@ def around_next_compile(begin: Callable[[], None], end: Callable[[], None]) -> N
     starts.append(begun)
 
 
+def is_traced_by_others() -> bool:
+    """Return whether torch.jit or torch.fx traces this thread, which compiled code cannot enter."""
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    return bool(torch._C._is_tracing() or torch.fx._symbolic_trace.is_fx_symbolic_tracing())
+
+
 _at_end: list[Callable[[], None]] = []
 
 
@@ -143,6 +150,20 @@ def callers_name(placeholder: Any) -> str | None:
     name = input.source.name
     found = _CALLERS.fullmatch(name() if callable(name) else name)
     return found[1] if found else None
+
+
+def traced_name() -> str:
+    """Return the module's class, or the function, that Dynamo compiles in this thread, or ""."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        tracer = InstructionTranslator.current_tx()
+    except AttributeError:  # Dynamo has compiled nothing in this thread
+        return ""
+    if tracer is None:
+        return ""
+    owner = tracer.f_locals.get("self")
+    return type(owner).__name__ if isinstance(owner, torch.nn.Module) else tracer.f_code.co_name
 
 
 def is_sharded(gm: Any) -> bool:

@@ -68,6 +68,15 @@ def caches_forbidden() -> bool:
     return bool(config.force_disable_caches)
 
 
+def why_no_graph_cache() -> str:
+    """Return the setting by which Inductor keeps no graphs, "" if it keeps them."""
+    from torch._inductor import config
+
+    if config.force_disable_caches:
+        return "Inductor's force_disable_caches is set"
+    return "" if config.fx_graph_cache else "Inductor's fx_graph_cache is off"
+
+
 def any_host(gm: Any) -> dict[str, Any]:
     """Options for a graph of a GPU alone, so that Inductor's keys for it are the same on all hosts.
 

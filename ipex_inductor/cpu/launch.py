@@ -346,3 +346,7 @@ class _Parser(argparse.ArgumentParser):
         if refused:
             message = f"{refused[0]} is not carried. {REFUSED[refused[0]]}"
         super().error(message)
+
+
+if __name__ == "__main__":
+    main()

@@ -11,7 +11,7 @@ from ipex_inductor.frontend import graph_mode as graphs
 from ipex_inductor.frontend.checks import check
 from ipex_inductor.frontend.copying import copy_with_model, warn_of_schedulers
 from ipex_inductor.frontend.dropout import replace_dropout
-from ipex_inductor.frontend.elsewhere import say_who
+from ipex_inductor.frontend.elsewhere import say_what_compiling_adds, say_who
 from ipex_inductor.frontend.flow import Flow, differs, flow_of
 from ipex_inductor.frontend.knobs import Knobs, resolve
 from ipex_inductor.frontend.layout import disable_auto_channels_last, enable_auto_channels_last
@@ -42,7 +42,7 @@ def optimize(
     """`model` made ready for inference (eval mode), or with its `optimizer` for training.
 
     Returns the model, or (model, optimizer): copies unless `inplace`, of the same classes. `level`
-    O1 sets the knobs left at None; O0 sets none, and returns the very objects if nothing is asked.
+    O1 sets the knobs left at None; O0 sets none.
     `dtype`: torch.bfloat16 or torch.float16 casts what gains by it; call the model under autocast.
     `sample_input`: a tensor, tuple or dict of arguments that show how `forward` is called; copies
     run on it, and what folds by it is right for calls that take the same way. `graph_mode`:
@@ -69,9 +69,6 @@ def optimize(
     if isinstance(model, torch.jit.ScriptModule):
         return _pair(model, optimizer)
     check(model, dtype, optimizer)
-    forced = layout.policy() is layout.Policy.ALWAYS
-    if not knobs.on and dtype not in casting.HALF and not forced:
-        return _pair(model, optimizer)
     notes = Notes(knobs.asked)
     compiled = graphs.is_wanted(model, graph_mode)
     if not inplace:
@@ -83,6 +80,7 @@ def optimize(
     say_who(model, knobs, compiled, notes)
     if optimizer is None:
         _prepare_inference(model, dtype, sample_input, knobs, notes)
+        say_what_compiling_adds(model, compiled, notes)
     else:
         if sample_input is not None:
             notes.missed("sample_input", "it takes effect in inference only")

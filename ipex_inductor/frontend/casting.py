@@ -5,7 +5,8 @@ the model. Without autocast a cast module takes and gives the dtype it had, and 
 """
 
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -68,9 +69,8 @@ def castable(model: nn.Module, dtype: torch.dtype, phase: str, notes: Notes) -> 
 
     A module is cast whole or not at all; so is all that shares a parameter with it.
     """
-    classes = _classes(model, dtype, phase)
+    device = next((p.device.type for p in model.parameters()), "cpu")
     held = weights_of(model)
-    owners = [(kind, own) for kind, own in _owners(model) if own]
     for param in model.parameters():
         if param.is_floating_point() and param not in held and param.dtype not in ORIGINALS[phase]:
             text = f"Can't convert model's parameters dtype from {param.dtype} to {dtype}"
@@ -80,18 +80,50 @@ def castable(model: nn.Module, dtype: torch.dtype, phase: str, notes: Notes) -> 
             notes.missed(KNOB, "tables of merged bags keep the dtype of their EmbeddingSpec", name)
         if _recomputed(module):
             notes.missed(KNOB, "a hook computes its weight in every call", name)
-    stay: set[nn.Parameter] = set()
-    while True:
-        fixed = {
-            param
-            for kind, own in owners
-            if kind not in classes or not stay.isdisjoint(own) or _unfit(own, phase, held)
-            for param in own
-        }
-        if fixed == stay:
-            break
-        stay = fixed
-    return [p for p in model.parameters() if p not in stay]
+    fit = {
+        param
+        for group in groups_of(model)
+        if group.fits(dtype, device, phase, held)
+        for param in group.params
+    }
+    return [param for param in model.parameters() if param in fit]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that are cast together or not at all, and the classes of their modules.
+
+    Modules belong together that share a parameter, directly or through others.
+    """
+
+    classes: frozenset[type]
+    params: frozenset[nn.Parameter]
+
+    def fits(
+        self, dtype: torch.dtype, device_type: str, phase: str, held: Container[nn.Parameter] = ()
+    ) -> bool:
+        """Return whether `optimize` casts them to `dtype`: all classes are listed, all dtypes fit.
+
+        Args:
+            phase: "inference" or "training".
+            held: parameters of the model that are held in low precision already.
+        """
+        kind = f"cpu {str(dtype).removeprefix('torch.')}" if device_type == "cpu" else "gpu"
+        listed: frozenset[str] = CASTS[phase].get(kind, frozenset())
+        names = {k.__name__ if _is_torchs(k) else _full_name(k) for k in self.classes}
+        right = all(p in held or p.dtype in ORIGINALS[phase] for p in self.params)
+        return dtype in HALF and names <= listed and right
+
+
+def groups_of(model: nn.Module) -> list[Group]:
+    """Return the groups that the parameters of `model` fall into."""
+    homes: dict[nn.Parameter, Group] = {}
+    for kind, own in _owners(model):
+        near = {homes[param] for param in own if param in homes}
+        classes = frozenset({kind}).union(*(group.classes for group in near))
+        joined = Group(classes, frozenset(own).union(*(group.params for group in near)))
+        homes |= dict.fromkeys(joined.params, joined)
+    return list(dict.fromkeys(homes.values()))
 
 
 def cast(model: nn.Module, dtype: torch.dtype, notes: Notes) -> None:
@@ -172,14 +204,6 @@ def _to(dtype: torch.dtype, values: Any) -> Any:
     return tree_map_only(torch.Tensor, convert, values)
 
 
-def _classes(model: nn.Module, dtype: torch.dtype, phase: str) -> Collection[type]:
-    device = next((p.device.type for p in model.parameters()), "cpu")
-    kind = f"cpu {str(dtype).removeprefix('torch.')}" if device == "cpu" else "gpu"
-    listed = CASTS[phase][kind]
-    types = {kind for kind, _ in _owners(model)}
-    return {t for t in types if (t.__name__ if _is_torchs(t) else _full_name(t)) in listed}
-
-
 def _is_torchs(kind: type) -> bool:
     return getattr(nn, kind.__name__, None) is kind
 
@@ -208,7 +232,3 @@ def _owning(model: nn.Module, params: Iterable[nn.Parameter]) -> Iterator[tuple[
     for name, module in model.named_modules():
         if not chosen.isdisjoint(module.parameters(recurse=False)):
             yield name, module
-
-
-def _unfit(own: list[nn.Parameter], phase: str, held: Any) -> bool:
-    return not all(p in held or p.dtype in ORIGINALS[phase] for p in own)

@@ -30,12 +30,17 @@ def check(model: Any, dtype: Any, optimizer: Any) -> None:
     if not isinstance(model, nn.Module):
         came = f"a {type(model).__name__}"
         raise ArgumentError("a torch.nn.Module", came, "Pass the model itself.")
-    if dtype not in DTYPES:
-        todo = "Leave it out to keep the model's own."
-        raise ArgumentError("torch.float32, torch.bfloat16 or torch.float16", repr(dtype), todo)
+    if dtype not in DTYPES and not _is_all(model, dtype):
+        expected = "torch.float32, torch.bfloat16, torch.float16 or what all parameters are"
+        raise ArgumentError(expected, repr(dtype), "Leave it out to keep the model's own.")
     _check_phase(model, optimizer)
     _check_unwrapped(model)
     _check_devices(model)
+
+
+def _is_all(model: nn.Module, dtype: Any) -> bool:
+    """Return whether `model` has floating-point parameters, all in `dtype`."""
+    return {p.dtype for p in model.parameters() if p.is_floating_point()} == {dtype}
 
 
 def _check_phase(model: nn.Module, optimizer: Any) -> None:

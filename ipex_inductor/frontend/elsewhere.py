@@ -2,10 +2,12 @@
 
 from torch import nn
 
+from ipex_inductor.frontend.dropout import KNOB as DROPOUT
 from ipex_inductor.frontend.knobs import Knobs
 from ipex_inductor.frontend.notes import Notes
 
 COMPILE = "graph_mode=True, or torch.compile(model, backend='ipex')"
+TUNE = "graph_mode=True, or torch.compile(model, backend='ipex', mode='max-autotune')"
 TORCH, GRAPH, TUNED = "torch", "graph", "tuned graph"
 
 # Who does it on a CPU, and how.
@@ -38,6 +40,18 @@ def say_who(model: nn.Module, knobs: Knobs, compiled: bool, notes: Notes) -> Non
         who, how = known.get(knob, ("", f"it concerns oneDNN on CPUs, not {device}"))
         if who == TORCH or (who and compiled):
             notes.left(knob, how)
+        elif who == GRAPH:  # whether the knob is set or not, so nothing asked for is refused
+            notes.left(knob, f"{how}, once the model is compiled: {COMPILE}")
         else:
-            reason = f"{how}: {COMPILE}" if who else how
+            reason = f"{how}: {TUNE}" if who else how
             notes.missed(knob, reason, text=XPU.get(knob, "") if device == "xpu" else "")
+
+
+def say_what_compiling_adds(model: nn.Module, compiled: bool, notes: Notes) -> None:
+    """Say that the model is no faster than before, if so, and what makes it faster.
+
+    Dropouts that became identities save a call each, and no arithmetic.
+    """
+    if not compiled and not notes.report.count("fired").keys() - {DROPOUT}:
+        what = f"optimize alone makes this {type(model).__name__} no faster in its dtype"
+        notes.hint("graph_mode", f"{what}: its operations are fused when compiled, by {COMPILE}")

@@ -1,8 +1,11 @@
 """Graph mode: the model itself runs compiled, still of its own class."""
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import nn
 
-from ipex_inductor import collector
+from ipex_inductor import collector, compat
 from ipex_inductor.frontend.knobs import Knobs
 from ipex_inductor.frontend.notes import Notes
 
@@ -24,6 +27,7 @@ def switch(model: nn.Module, on: bool, knobs: Knobs, notes: Notes) -> None:
         mode = "max-autotune" if "auto_kernel_selection" in knobs else None
         with collector.paused():  # the first one imports Dynamo
             model.compile(backend="ipex", mode=mode)
+        model._compiled_call_impl = _unless_traced(model._compiled_call_impl, model._call_impl)
         vars(model)[MARK] = True
         how = f"backend ipex{f', mode {mode}' * bool(mode)}; copies run eagerly until compile()"
         notes.done(KNOB, how)
@@ -31,6 +35,15 @@ def switch(model: nn.Module, on: bool, knobs: Knobs, notes: Notes) -> None:
         model._compiled_call_impl = None
         del vars(model)[MARK]
         notes.done(KNOB, "off again")
+
+
+def _unless_traced(compiled: Any, eager: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `compiled`, in whose place torch.jit and torch.fx trace the model's own code."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (eager if compat.is_traced_by_others() else compiled)(*args, **kwargs)
+
+    return call
 
 
 def is_on(model: nn.Module) -> bool:

@@ -64,7 +64,8 @@ def lay_out(model: nn.Module, optimizer: Any, level: str, notes: Notes) -> None:
 def _channels_last(weight: Tensor) -> Tensor:
     if weight.dim() == 3:  # torch has no format for it: that of images with one row
         return _channels_last(weight.unsqueeze(2)).squeeze(2)
-    return weight.contiguous(memory_format=FORMATS[weight.dim()])
+    # `contiguous` leaves strides of dimensions of one element, for which DDP's buckets do not fit.
+    return weight.to(memory_format=FORMATS[weight.dim()])
 
 
 def _why_not(device: torch.device, level: str) -> str | None:

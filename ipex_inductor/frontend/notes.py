@@ -38,6 +38,12 @@ class Notes:
         """Somebody else does that as well: torch, or the graph passes."""
         self.report.add("left", knob, reason)
 
+    def hint(self, knob: str, reason: str) -> None:
+        """Note what would gain more, and log it as information: nothing asked for was refused."""
+        self.left(knob, reason)
+        if self._aloud:
+            log.info("%s", reason)
+
     def missed(self, knob: str, reason: str, where: str = "", text: str = "") -> None:
         """It was not done. `text` is the message that users of IPEX know, else the reason is it."""
         self.report.add("missed", knob, reason, where)

@@ -35,6 +35,7 @@ def _broadcast(tensors: list[Tensor], group: Any) -> None:
     # As DDP does before it sends anything: of other shapes it would not end.
     torch.distributed.utils._verify_param_shape_across_processes(group, tensors)
     for tensor in tensors:
-        sent = tensor.flatten().contiguous().view(torch.uint8)
+        copied = tensor.clone(memory_format=torch.contiguous_format)  # no view of `tensor`
+        sent = copied.flatten().view(torch.uint8)
         torch.distributed.broadcast(sent, group=group, group_src=0)
         tensor.copy_(sent.view(tensor.dtype).view(tensor.shape))

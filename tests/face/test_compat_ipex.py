@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -74,18 +75,19 @@ def test_torch_has_it(name):
     assert callable(NAMES[name].get()) or isinstance(NAMES[name].get(), ModuleType)
 
 
-@pytest.mark.parametrize("name", of_kind("instead", "not_carried"))
-def test_it_says_what_to_do_where_it_does_not_resolve(ipex, name):
+@pytest.mark.parametrize("listed", of_kind("instead", "not_carried"))
+def test_it_says_what_to_do_where_it_does_not_resolve(ipex, listed):
+    name = listed.replace("*", "anything_else")
     with pytest.raises(AttributeError) as caught:
         reached(ipex, name)
     assert isinstance(caught.value, NotCarriedError)
-    assert NAMES[name].note.rstrip(".") in caught.value.todo
+    assert NAMES[listed].note.rstrip(".") in caught.value.todo
     assert "docs/migrating.md" in caught.value.todo
     parent, _, last = f"intel_extension_for_pytorch.{name}".rpartition(".")
     with pytest.raises(ImportError) as caught:
         exec(f"from {parent} import {last}")
     assert isinstance(caught.value, NotCarriedImportError)
-    assert NAMES[name].note.rstrip(".") in caught.value.todo
+    assert NAMES[listed].note.rstrip(".") in caught.value.todo
     with pytest.raises(ModuleNotFoundError, match=re.escape(last)):
         importlib.import_module(f"{parent}.{last}")
 
@@ -132,6 +134,75 @@ def test_what_the_documentation_of_ipex_names_is_in_the_table(name):
     assert name in NAMES or name in ipex_names.modules()
 
 
+# Names that IPEX's documentation, examples and tests use, from 1.2 to 2.8.
+USED = re.findall(
+    r"\S+",
+    """
+_C.disable_jit_linear_repack _C.enable_jit_concat_linear _C._get_mkl_version _C.roc_auc_score
+_C.FP8TensorMeta _isa_help.Float8Format.kFloat8_E4M3 _set_optimized_model_for_generation
+AmpConf AutoMixPrecision DEVICE core.enable_auto_dnnl enable_auto_mixed_precision
+amp.autocast get_train cpp_extension deepspeed woq fx.concat_linear jit cpu.auto_ipex
+cpu.comm.has_ccl
+cpu._auto_kernel_selection._enable_tpp cpu._auto_kernel_selection._enable_dnnl cpu.ipex_comm
+cpu.nn._embeddingbag.torch_embedding_bag cpu.launch cpu.launch.main cpu.runtime.CPUPool
+llm.modules.linearSilu llm.functional.utils.ipex_update_causal_mask
+llm.functional.fusions.bgmv_expand
+nn.functional._embeddingbag.torch_embedding_bag nn.modules.weight_only_quantization.WoqWeightFormat
+nn.utils._fp8_convert.convert_fp8_model nn.utils._lstm_convert.replace_lstm_with_ipex_lstm
+nn.utils._model_convert.replace_dropout_with_identity nn.utils._quantize_convert.GPTQShuffle
+nn.utils._weight_cast.weight_dtype_convert_with_ipex nn.utils._weight_prepack._IPEXLinear
+optim._optimizer_utils.IPEX_FUSED_OPTIMIZER_LIST optim._functional.sgd_step
+quantization.get_smooth_quant_static_qconfig quantization._quantize.DynamicQuantizedLinearLayer
+quantization.fp8.util.cast_to_fp8 utils.weight_only_quantization._gptq_lowp_checkpoint_config
+utils._logger.logger xpu.fp8.recipe.DelayedScaling xpu.enable_simple_trace xpu.single_card
+xpu.set_log_level xpu.get_log_output_file_path xpu.get_arch_list xpu.StreamContext xpu.random.seed
+xpu.optim.Lars xpu.optim.FusedResourceApplyMomentum xpu.has_fp64_dtype xpu.FloatTensor
+xpu.OnednnVerbLevel.ON xpu.set_onednn_verbose xpu.set_compute_eng xpu.get_compiler_version
+xpu.cpp_extension.DPCPPExtension xpu.bitsandbytes xpu.deepspeed xpu.intrinsic.EMA
+xpu.utils.clip_grad_norm_ xpu.using_onednn_layout xpu.amp.GradScaler xpu.amp.custom_fwd
+xpu.get_autocast_xpu_dtype xpu.Generator xpu.set_default_tensor_type xpu.get_default_build_root
+""",
+)
+
+
+@pytest.mark.parametrize("name", USED)
+def test_what_old_programs_use_resolves_or_says_why_not(ipex, name):
+    for package in (ipex, torch.xpu) if name.startswith("xpu.") else (ipex,):
+        path = name.removeprefix("xpu.") if package is torch.xpu else name
+        with suppress(NotCarriedError):  # which says why: see the test of the table
+            reached(package, path)
+
+
+def test_torch_xpu_says_why_what_only_ipex_had_is_not_there(ipex):
+    with pytest.raises(NotCarriedError, match="has_fp64"):
+        torch.xpu.has_fp64_dtype()
+    assert torch.xpu.optim.Lars is ipex_inductor.optim.Lars
+    assert not hasattr(torch.xpu, "has_xmx")
+    with pytest.raises(AttributeError, match=r"module 'torch[.]xpu' has no attribute 'no_such"):
+        _ = torch.xpu.no_such_thing
+    compat_ipex.uninstall()
+    assert "__getattr__" not in vars(torch.xpu)
+
+
+def test_what_torch_has_under_xpu_is_torchs(ipex):
+    assert ipex.xpu.get_arch_list is torch.xpu.get_arch_list
+    assert ipex.xpu.random is torch.xpu.random
+    assert importlib.import_module("intel_extension_for_pytorch.xpu.random") is torch.xpu.random
+    assert "torch/xpu" not in (getattr(ipex.xpu, "__file__", None) or "")
+
+
+def test_what_casts_and_takes_the_optimizer_names_optimize(ipex):
+    for name in ("fast_bert", "optimize_transformers", "llm.optimize"):
+        with pytest.raises(NotCarriedError, match=r"optimize\(model, dtype=[.]{3}, optimizer="):
+            reached(ipex, name)
+
+
+def test_the_reason_for_fx_names_no_switch_that_does_nothing(ipex):
+    with pytest.raises(NotCarriedError) as caught:
+        _ = ipex.fx
+    assert "concat_linear=" not in str(caught.value)
+
+
 # Imports
 
 
@@ -149,6 +220,29 @@ def test_a_star_takes_what_resolves(ipex):
     assert scope["optimize"] is ipex_inductor.optimize
     assert "compile" not in scope
     assert "_C" not in scope
+
+
+WHOLE = [name for name in of_kind("works") if NAMES[name].is_module]
+
+
+@pytest.mark.parametrize("package", compat_ipex.PACKAGES)
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_module_that_works_is_imported_and_stays_itself(ipex, name, package):
+    ours = NAMES[name].get()
+    spec = ours.__spec__
+    assert importlib.import_module(f"{package}.{name}") is ours
+    assert ours.__spec__ is spec
+    compat_ipex.uninstall()
+    assert f"{package}.{name}" not in sys.modules
+    assert sys.modules[ours.__name__] is ours
+
+
+def test_every_module_that_a_working_name_stands_in_is_imported(ipex):
+    assert {"cpu.launch"} <= set(WHOLE)
+    for name in of_kind("works", "torch"):
+        parent = name.rpartition(".")[0]
+        module = importlib.import_module(f"intel_extension_for_pytorch.{parent}".rstrip("."))
+        assert isinstance(module, ModuleType)
 
 
 def test_an_unknown_name_is_an_ordinary_error(ipex):
@@ -203,7 +297,7 @@ def test_torch_xpu_gets_what_it_lacks_and_loses_it_again(monkeypatch, caplog):
     try:
         assert torch.xpu.memory_summary is len
         assert set(attached) == {*compat_ipex.XPU_NAMES} - {"memory_summary"}
-        assert set(dir(torch.xpu)) - before == {*attached, "memory_summary"}
+        assert set(dir(torch.xpu)) - before == {*attached, "memory_summary", "__getattr__"}
         assert torch.xpu.optimize is ipex_inductor.xpu.optimize
         assert all(name in caplog.text for name in attached)
         assert compat_ipex.install() == ()
@@ -287,6 +381,26 @@ def test_processes_that_a_script_starts_find_us_too(tmp_path):
     done = run_python(*AS_IPEX, "train.py", cwd=tmp_path)
     found = ["ipex_inductor.frontend", "ipex_inductor.nn.functional"]
     assert done.stdout.split() == found, done.stderr
+
+
+LAUNCHED = """
+import intel_extension_for_pytorch as ipex
+print(ipex.optimize.__module__)
+"""
+BY_A_CHILD = """
+import subprocess, sys
+module = "intel_extension_for_pytorch.cpu.launch"
+sys.exit(subprocess.call([sys.executable, "-m", module, *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize("by", ["itself", "a child"])
+def test_the_launcher_is_run_by_its_old_name(tmp_path, by):
+    (tmp_path / "train.py").write_text(LAUNCHED)
+    (tmp_path / "run.py").write_text(BY_A_CHILD)
+    first = ("-m", "intel_extension_for_pytorch.cpu.launch") if by == "itself" else ("run.py",)
+    done = run_python(*AS_IPEX, *first, "--ninstances", "1", "train.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "ipex_inductor.frontend\n"), done.stderr
 
 
 @pytest.mark.parametrize("arguments", [[], ["-m"], ["--help"]])

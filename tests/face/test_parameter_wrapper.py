@@ -58,6 +58,60 @@ def test_what_can_be_cast_is_what_optimize_casts(phase):
     assert not castable["norm.weight"]
 
 
+def chained():
+    """Two layers share a weight, the second its bias with a norm: none of it is cast."""
+    first, second, norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4)
+    second.weight, norm.bias = first.weight, second.bias
+    return nn.Sequential(first, second, norm, nn.Linear(4, 4))
+
+
+def half_double():
+    layer = nn.Linear(3, 3)
+    layer.bias = nn.Parameter(layer.bias.double())
+    return nn.Sequential(layer, nn.Linear(3, 3))
+
+
+CASES = {
+    "layers": lambda: nn.Sequential(nn.Linear(3, 3), nn.Conv1d(3, 3, 1), nn.LSTM(3, 3)),
+    "bags": lambda: nn.Sequential(nn.EmbeddingBag(5, 3), nn.Embedding(5, 3)),
+    "chained": chained,
+    "half double": half_double,
+    "computed weight": lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 3))),
+    "low before": lambda: nn.Sequential(nn.Linear(3, 3)).bfloat16(),
+    "subclass": lambda: nn.Sequential(type("Own", (nn.Linear,), {})(3, 3)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("before", [None, BF16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
+@pytest.mark.parametrize("phase", ["training", "inference"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_answers_are_those_of_optimize(case, phase, dtype, before):
+    model = CASES[case]().train(phase == "training")
+
+    def cast(dtype):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if model.training else None
+        ipex_inductor.optimize(model, dtype, optimizer, inplace=True)
+
+    if before is not None:
+        cast(before)
+    dtypes = {name: param.dtype for name, param in model.named_parameters()}
+    answers = {
+        name: getattr(wrapper, f"can_cast_{phase}")(dtype)
+        for name, wrapper in wrappers(model).items()
+    }
+    cast(dtype)
+    for name, param in model.named_parameters():
+        if dtypes[name] != dtype:
+            assert (param.dtype == dtype) == answers[name], name
+
+
+def test_no_answer_for_other_dtypes_but_no():
+    for wrapper in wrappers(Model()).values():
+        assert not wrapper.can_cast_inference(torch.float32)
+
+
 def test_owners_and_dtypes_before():
     found = wrappers(Model())
     tied = found["embedding.weight"]
@@ -82,7 +136,7 @@ def test_what_training_keeps_beside_a_parameter(split):
     facts = (wrapper.original_dtype, wrapper.casted_dtype, wrapper.split)
     assert facts == (torch.float32, BF16, split)
     assert wrapper.can_cast_training(BF16)
-    assert not wrapper.can_cast_training(torch.float16)
+    assert wrapper.can_cast_training(torch.float16)  # `optimize` casts once more when asked
     if split:
         assert wrapper.master_parameter is None
         bits = [part.view(torch.int16).to(torch.int32) for part in halves_of(wrapper)]

@@ -141,15 +141,33 @@ def test_the_optimizer_trains_below_ddp(alone):
     assert not torch.equal(net[0].state_dict()["weight"], before)
 
 
-def test_o0_returns_the_objects():
+def test_o0_copies_too():
     net = model()
-    assert ipex_inductor.optimize(net, level="O0") is net
-    assert ipex_inductor.optimize(net, torch.float32, level="O0") is net
-    assert not hasattr(net, "ipex_report")
-    steps = SGD(net.parameters(), lr=0.1)
-    pair = ipex_inductor.optimize(net.train(), optimizer=steps, level="O0")
-    assert pair[0] is net
-    assert pair[1] is steps
+    for dtype in (None, torch.float32):
+        ours = ipex_inductor.optimize(net, dtype, level="O0")
+        assert ours is not net
+        assert type(ours[1]) is nn.Dropout
+        assert ipex_inductor.optimize(net, dtype, level="O0", inplace=True) is net
+        assert not ipex_inductor.report(ours).count("fired")
+
+
+def test_o0_leaves_the_original_alone_in_training():
+    net = model().train()
+    steps = torch.optim.Adam(net.parameters(), lr=0.1)
+    net(torch.ones(2, 4)).sum().backward()
+    steps.step()
+    before = [p.detach().clone() for p in net.parameters()]
+    ours, stepper = ipex_inductor.optimize(net, optimizer=steps, level="O0")
+    assert stepper.param_groups[0]["params"] == list(ours.parameters())
+    for old, new in zip(net.parameters(), ours.parameters(), strict=True):
+        assert new is not old
+        assert torch.equal(stepper.state[new]["exp_avg"], steps.state[old]["exp_avg"])
+    ours(torch.ones(2, 4)).sum().backward()
+    stepper.step()
+    assert all(map(torch.equal, net.parameters(), before))
+    assert not any(map(torch.equal, ours.parameters(), before))
+    same = ipex_inductor.optimize(net, optimizer=steps, level="O0", inplace=True)
+    assert same == (net, steps)
 
 
 def test_o0_does_what_is_asked():
@@ -208,16 +226,52 @@ def test_dropout():
     assert type(ipex_inductor.optimize(nn.Dropout().eval())) is nn.Dropout
 
 
-@pytest.mark.parametrize("knob", ["weights_prepack", "auto_kernel_selection", "concat_linear"])
-def test_what_only_graphs_do(knob, caplog):
+@pytest.mark.parametrize("knob", ["weights_prepack", "concat_linear"])
+def test_what_every_graph_does_is_left_to_it(knob, caplog):
+    """Backend ipex does so whether the knob is set or not, so nothing is refused."""
     with caplog.at_level(logging.WARNING, "IPEX"):
         ours = ipex_inductor.optimize(model(), **{knob: True})
         compiled = ipex_inductor.optimize(model(), **{knob: True}, graph_mode=True)
+    assert caplog.messages == []
+    for made, told in ((ours, True), (compiled, False)):
+        (event,) = [e for e in ipex_inductor.report(made).events if e.subject == knob]
+        assert event.kind == "left"
+        assert ("torch.compile" in event.reason) == told
+
+
+def test_kernels_are_selected_in_a_mode_of_graphs(caplog):
+    with caplog.at_level(logging.WARNING, "IPEX"):
+        ours = ipex_inductor.optimize(model(), auto_kernel_selection=True)
+        compiled = ipex_inductor.optimize(model(), auto_kernel_selection=True, graph_mode=True)
     (message,) = caplog.messages
-    assert message.startswith(f"[NotSupported]{knob}: ")
+    assert message.startswith("[NotSupported]auto_kernel_selection: ")
     assert "graph_mode=True" in message
-    assert knob in ipex_inductor.report(ours).count("missed")
-    assert knob in ipex_inductor.report(compiled).count("left")
+    assert "mode='max-autotune'" in message
+    assert "auto_kernel_selection" in ipex_inductor.report(ours).count("missed")
+    assert "auto_kernel_selection" in ipex_inductor.report(compiled).count("left")
+
+
+def test_what_optimize_alone_cannot_speed_up_says_what_can(caplog):
+    def hints(**arguments):
+        caplog.clear()
+        ours = ipex_inductor.optimize(model(), **arguments)
+        said = [e.reason for e in ipex_inductor.report(ours).events if e.subject == "graph_mode"]
+        assert [m for m in caplog.messages if "no faster" in m] == [r for r in said if "no f" in r]
+        return [reason for reason in said if "torch.compile" in reason]
+
+    with caplog.at_level(logging.INFO, "IPEX"):
+        (hint,) = hints()
+        assert "this Sequential no faster" in hint
+        assert "backend='ipex'" in hint
+        assert hints(dtype=torch.bfloat16) == []
+        assert hints(graph_mode=True) == []
+
+
+def test_a_model_keeps_the_dtype_that_it_has():
+    ours = ipex_inductor.optimize(model().double(), torch.float64)
+    assert ours[0].weight.dtype == torch.float64
+    with pytest.raises(errors.ArgumentError, match=r"what all parameters are; got torch[.]float64"):
+        ipex_inductor.optimize(model(), torch.float64)
 
 
 def test_what_a_sample_was_good_for():

@@ -73,6 +73,45 @@ def test_one_dimension_on_request(kind, dtype):
         torch.testing.assert_close(compiled.float(), twin(x), rtol=0, atol=4 * atol)
 
 
+SHAPES = {
+    nn.Conv2d: [(3, 4, 1), (1, 1, 3), (4, 1, 3), (3, 1, (1, 3)), (1, 8, 1), (3, 4, 2)],
+    nn.Conv3d: [(3, 4, 1), (4, 1, 3), (3, 4, (1, 1, 3)), (1, 1, 1)],
+    nn.ConvTranspose2d: [(3, 4, 1), (4, 1, 3)],
+    nn.ConvTranspose3d: [(3, 4, 1), (1, 4, (2, 1, 1))],
+}
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", SHAPES)
+def test_strides_are_those_of_torchs_own_conversion(kind, dtype):
+    """Also of dimensions of one element, which `contiguous` leaves as they are."""
+    form = layout.FORMATS[5 if "3d" in kind.__name__ else 4]
+    net = nn.ModuleList([kind(*shape) for shape in SHAPES[kind]])
+    twin = copy.deepcopy(net).to(memory_format=form)
+    steps = torch.optim.SGD(net.parameters(), lr=0.1)
+    ours, _ = ipex_inductor.optimize(net, dtype, steps)
+    evaluated = ipex_inductor.optimize(net.eval(), dtype)
+    for made in (ours, evaluated):
+        strides = [layer.weight.stride() for layer in made]
+        assert strides == [layer.weight.stride() for layer in twin]
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+def test_gradients_fit_the_buckets_of_ddp(alone, dtype, recwarn):
+    from torch.nn.parallel import DistributedDataParallel
+
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, groups=8))
+    net, steps = ipex_inductor.optimize(net, dtype, torch.optim.SGD(net.parameters(), lr=0.1))
+    wrapped = DistributedDataParallel(net)
+    x = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    for _ in range(2):
+        steps.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype is not None):
+            wrapped(x).float().square().mean().backward()
+        steps.step()
+    assert not [w for w in recwarn if "strides" in str(w.message)]
+
+
 def test_results_follow_the_weights_and_are_right():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3)).eval()
     x = torch.randn(2, 3, 8, 8)

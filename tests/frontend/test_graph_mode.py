@@ -92,6 +92,42 @@ def test_state_dicts_load_into_it(op_by_op):
         torch.testing.assert_close(ours(X), other(X))
 
 
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["fp32", "bf16"])
+def test_torch_traces_and_exports_the_models_own_code(dtype, op_by_op, tmp_path):
+    """torch.jit.trace and torch.fx cannot enter compiled code; IPEX's graph mode was traced too."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    ours = ipex_inductor.optimize(Mlp().eval(), dtype, graph_mode=True)
+    eager = ipex_inductor.optimize(ours, graph_mode=False)
+    with torch.no_grad():
+        expected = eager(X)
+        traced = torch.jit.trace(ours, X, check_trace=False)  # the check calls the model as it is
+        made = {
+            "trace": traced,
+            "freeze": torch.jit.freeze(traced),
+            "make_fx": make_fx(ours)(X),
+            "export": torch.export.export(ours, (X,)).module(),
+            "export, not strict": torch.export.export(ours, (X,), strict=False).module(),
+        }
+        for name, each in made.items():
+            # The same kernels in the same order, but what freezing folds: 2**-8 of numbers below 1.
+            atol = 4e-3 if dtype else 1e-6
+            torch.testing.assert_close(each(X), expected, rtol=0, atol=atol, msg=name)
+        assert compiled_graphs() == 0
+        ours(X)
+        assert compiled_graphs() == 1  # traced or not, calls run compiled
+        torch.testing.assert_close(torch.jit.trace(ours, X)(X), traced(X), rtol=0, atol=0)
+        traced.save(tmp_path / "traced.pt")
+        torch.testing.assert_close(torch.jit.load(tmp_path / "traced.pt")(X), traced(X))
+
+
+def test_it_is_compiled_into_a_graph_around_it(op_by_op):
+    ours = ipex_inductor.optimize(Mlp().eval(), torch.bfloat16, graph_mode=True)
+    whole = torch.compile(nn.Sequential(ours, nn.ReLU()), backend="ipex", fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(whole(X), ours(X).relu(), rtol=0.02, atol=0.02)  # 2**-8, thrice
+
+
 def test_training(op_by_op):
     model = Mlp()
     twin = copy.deepcopy(model)

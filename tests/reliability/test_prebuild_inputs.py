@@ -166,6 +166,11 @@ def test_what_is_said_of_each_model_and_target(folder, monkeypatch):
     assert code == 0
     assert asked[:2] == [("sm_90:NVIDIA-H200", 2, True, True), ("sm_90:NVIDIA-H200", 4, True, True)]
     assert text.count("table 1, derived 1, model 1, nobody 1") == 4
+    alone = CliRunner().invoke(app, ["prebuild", "models", "--arch", "sm_90", "--json"])
+    assert alone.exit_code == 0
+    first = "sm_90:NVIDIA-H100-80GB-HBM3"
+    assert {row["target"] for row in json.loads(alone.stdout)["targets"]} == {first}
+    assert f"--arch sm_90: for {first}, the first of that architecture" in alone.stderr
     code, text = said("--arch", "h200", "--arch", "a100-80gb", "--json")
     rows = json.loads(text[text.index("{") :])["targets"]
     assert code == 1

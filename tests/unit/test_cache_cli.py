@@ -98,7 +98,7 @@ def test_ls_shows_the_last_used_first_and_touches_nothing(filled):
     assert found[0]["key"]["problem"] == [["number", 2]]
     assert found[0]["used"] == 1.7e9 + 2
     text = run("ls").stdout
-    assert f"{key(2).digest[:12]}   cubin   sm_90:NVIDIA-H100" in text
+    assert f"{key(2).digest[:12]}  cubin  sm_90:NVIDIA-H100" in text
     assert "2023-11-14 22:13:22" in text
     assert "torch 2.13.0+cu130, triton 3.6.0" in text
     assert facts("ls")["entries"][0]["used"] == 1.7e9 + 2

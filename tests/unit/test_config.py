@@ -192,6 +192,7 @@ VALID = {
     "sycl": st.sampled_from(SYCL),
     "blocked_products": st.booleans(),
     "capture": st.booleans(),
+    "progress": st.booleans(),
     "max_autotune": st.booleans(),
     "triton.cudagraphs": st.booleans(),
     "cpp.threads": st.integers(),

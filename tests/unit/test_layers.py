@@ -8,7 +8,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-GROUND = {"errors", "config", "target", "decisions", "compat", "levels", "openmp", "weight_memory"}
+GROUND = {
+    *("errors", "config", "target", "decisions", "compat", "levels", "openmp", "weight_memory"),
+    "listing",
+}
 MAY_IMPORT = {
     "errors": set(),
     "config": {"errors"},
@@ -18,6 +21,7 @@ MAY_IMPORT = {
     "levels": {"errors", "target", "compat"},
     "openmp": set(),
     "weight_memory": set(),
+    "listing": set(),
     "ops": set(),
     "aot_cache": set(),
     "templates": {"ops", "aot_cache"},
@@ -30,16 +34,17 @@ MAY_IMPORT = {
     "graph_files": {"aot_cache", "timed_kernels"},
     "kernel_header": {"aot_cache"},
     "collector": set(),
+    "progress": {"graph_files"},
     "arguments": set(),
     "recording": {"arguments"},
     "request": {"graph_files", "lowerings", "autotune", "aot_cache"},
-    "inner": {"collector", "graph_files", "passes", "lowerings", "autotune", "capture"},
+    "inner": {"collector", "graph_files", "progress", "passes", "lowerings", "autotune", "capture"},
     "outer": {"request", "graph_files", "inner", "passes", "lowerings", "autotune", "ops"},
     "choices": {"request", "graph_files", "outer", "inner", "lowerings", "autotune"},
     "plain_graph": {"request", "passes"},
     "backend": {
         *("collector", "request", "graph_files", "choices", "outer", "passes", "lowerings"),
-        *("recording", "autotune", "aot_cache", "plain_graph", "kernel_header"),
+        *("recording", "autotune", "aot_cache", "plain_graph", "kernel_header", "progress"),
     },
     "frontend": {"collector", "passes", "optim"},
     "watch": {"backend"},
@@ -50,7 +55,7 @@ MAY_IMPORT = {
     "launch": {"cpu"},
     "switches": set(),
     "memory_table": set(),
-    "xpu": {"frontend", "math_mode", "memory_table", "nn"},
+    "xpu": {"frontend", "math_mode", "memory_table", "nn", "optim"},
     "parameter_wrapper": {"frontend", "optim"},
     "ipex_names": set(),
     "compat_ipex": {"ipex_names"},

@@ -21,6 +21,7 @@ from ipex_inductor.target import (
     as_cpu,
     current,
     described,
+    first_of,
     table,
 )
 
@@ -134,6 +135,19 @@ def test_described_values():
 )
 def test_described_spellings(spelling, expected):
     assert str(described(spelling)) == expected
+
+
+@pytest.mark.parametrize(
+    ("arch", "expected"),
+    [("sm_90", "h100"), ("SM_80", "a100-40gb"), ("gfx942", "mi300x"), ("xe:20.1", "b580")],
+)
+def test_an_architecture_stands_for_the_first_of_it(arch, expected):
+    assert first_of(arch) is described(expected)
+
+
+@pytest.mark.parametrize("name", ["h200", "sm_90:NVIDIA-H200", "x86-64:avx2", "sm_75", ""])
+def test_nothing_else_stands_for_another(name):
+    assert first_of(name) is None
 
 
 def test_a_cpu_may_be_taken_for_another():
