@@ -83,7 +83,7 @@ def note_aliases(weights: Sequence[torch.Tensor]) -> None:
     shared = {s for s, handle in handles.items() if count_holders(handle) > tensors[s] + OWN - 1}
     if not shared:
         return
-    others = [o for o in gc.get_objects() if _is_tensor(type(o))]
+    others = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
     found: Counter[int] = Counter()
     for tensor, owner in zip(others, any_reader().owners(others), strict=True):
         if owner.storage in shared:
@@ -96,11 +96,6 @@ def note_aliases(weights: Sequence[torch.Tensor]) -> None:
             handle = weakref.ref(handles[storage])
             lasts = functools.partial(has_more_holders, handle, explained)
             weight_access.doubt(storage, lasts)
-
-
-@functools.cache
-def _is_tensor(kind: type) -> bool:
-    return issubclass(kind, torch.Tensor)
 
 
 class _Mapping(NamedTuple):

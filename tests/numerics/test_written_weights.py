@@ -371,12 +371,12 @@ def test_a_raw_write_is_found_within_64_calls(by_python, monkeypatch, caplog):
         agree(fn, model, x, "before")
         ctypes.memset(model.up.weight.data_ptr() + 4 * place, 0x42, 4)  # 48.5
         for _ in range(64):
-            got, want = fn(model, x), model(x)
-            if (got - want).abs().max() <= 1e-5 * want.abs().max():
+            fn(model, x)
+            if "torch does not see" in caplog.text:
                 break
         else:
             pytest.fail(f"element {place} was not found within 64 calls")
-        assert "torch does not see" in caplog.text
+        agree(fn, model, x, "behind the warning")
         caplog.clear()
 
 
