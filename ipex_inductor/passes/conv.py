@@ -54,9 +54,10 @@ def producer(transposed: bool) -> Producer:
     def when(values: Mapping[str, Any]) -> str | None:
         if values["x"].device.type in library.GPUS:
             return library.why_not(name, values)
-        names = ("x", "weight", "bias", "other", "stride", "padding", "dilation")
-        extra, groups = values.get("output_padding"), values["groups"]
-        return why_not_conv(*[values.get(name) for name in names], transposed, extra, groups)
+        names = ("stride", "padding", "dilation", "output_padding", "groups")
+        window = {name: values.get(name) for name in names}
+        tensors = (values.get(name) for name in ("x", "weight", "bias", "other"))
+        return why_not_conv(*tensors, transposed=transposed, **window)
 
     return Producer(
         name=name,

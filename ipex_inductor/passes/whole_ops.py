@@ -87,7 +87,8 @@ def inline(
         origins: Each node of the body is its own origin, by which Inductor names kernels, and not
             what `node` was.
         restrides: A result keeps the strides of `node`, on which the rest of the graph and the
-            caller rely. Without it, strides are what Inductor's decomposition gives.
+            caller rely. Without it, strides are what `fn` gives: of Inductor's decompositions, and
+            of GPU calls, which are offered for results that lie so.
     """
     inputs = list(dict.fromkeys(node.all_input_nodes))
     key = _key(fn, node, inputs)
