@@ -41,7 +41,7 @@ def compiled(
     **kwargs: Any,
 ) -> Any:
     """Inductor's inner compiler, in inference behind the weight prologue and maybe captured."""
-    from ipex_inductor.passes import foreach
+    from ipex_inductor.passes import foreach, in_place
 
     collector.resume()
     parts = None
@@ -67,7 +67,8 @@ def compiled(
         from ipex_inductor.lowerings.listed import Choosing, choosing
 
         now = Choosing(choices, leaves=may_time, watches=watches)
-        with choosing(now), tiled(config.rules_off, graph_report):
+        checked = compat.reinplacing_checked(functools.partial(in_place.unsafe, graph_report))
+        with choosing(now), tiled(config.rules_off, graph_report), checked:
             return compiler(graph, example_inputs, **kwargs), now
 
     with late:
