@@ -19,9 +19,14 @@ def skips_vectors() -> bool:
     """Return whether this torch's kernel leaves whole vectors as they were."""
     with torch.no_grad():
         param, grad = (torch.ones(256, dtype=torch.bfloat16) for _ in range(2))
-        numbers = {"weight_decay": 0.0, "momentum": 0.0, "lr": 1.0, "dampening": 0.0}
-        flags = {"nesterov": False, "maximize": False, "is_first_step": False}
-        torch._fused_sgd_([param], [grad], [], **numbers, **flags)
+        numbers: dict[str, Any] = {
+            "weight_decay": 0.0,
+            "momentum": 0.0,
+            "lr": 1.0,
+            "dampening": 0.0,
+        }
+        numbers |= {"nesterov": False, "maximize": False, "is_first_step": False}
+        torch._fused_sgd_([param], [grad], [], **numbers)
         return bool(param.any())
 
 
@@ -77,7 +82,6 @@ def mend_fused_sgd() -> None:
     module: Any = sgd
     usual = module._fused_sgd
 
-    @torch.compiler.disable
     @functools.wraps(usual)
     def stepped(
         params: list[Tensor],
@@ -110,4 +114,5 @@ def mend_fused_sgd() -> None:
             **given,
         )
 
-    module._fused_sgd = stepped
+    disable: Any = torch.compiler.disable
+    module._fused_sgd = disable(stepped)

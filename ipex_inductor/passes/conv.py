@@ -54,10 +54,10 @@ def producer(transposed: bool) -> Producer:
     def when(values: Mapping[str, Any]) -> str | None:
         if values["x"].device.type in library.GPUS:
             return library.why_not(name, values)
+        x, weight, bias, other = (values.get(n) for n in ("x", "weight", "bias", "other"))
         names = ("stride", "padding", "dilation", "output_padding", "groups")
         window = {name: values.get(name) for name in names}
-        tensors = (values.get(name) for name in ("x", "weight", "bias", "other"))
-        return why_not_conv(*tensors, transposed=transposed, **window)
+        return why_not_conv(x, weight, bias, other, transposed=transposed, **window)
 
     return Producer(
         name=name,
