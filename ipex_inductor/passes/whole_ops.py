@@ -14,7 +14,6 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
 from ipex_inductor import compat
@@ -149,9 +148,12 @@ def _strides(value: Any) -> Any:
 
 
 def lies_alike(value: Tensor, other: Tensor) -> bool:
-    """Return whether both are known to have equal strides wherever a size is larger than one."""
+    """Return whether both have equal strides wherever a size is larger than one.
+
+    Of sizes that vary, as they are now: a tracer would take a comparison of symbols into the graph.
+    """
     return all(
-        statically_known_true(size == 1) or statically_known_true(one == two)
+        (isinstance(size, int) and size == 1) or compat.hints(one) == compat.hints(two)
         for size, one, two in zip(value.shape, value.stride(), other.stride(), strict=True)
     )
 
