@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 WRAPPER = "C++ wrapper"  # Inductor's name of code that calls kernels
 log = decisions.log
 compat.register_log()
+compat.mend_fused_sgd()
 # Dynamo's registry imports this module when `torch.compile` is called.
 compat.around_next_compile(collector.put_off, collector.resume)
 

@@ -41,7 +41,7 @@ def compiled(
     **kwargs: Any,
 ) -> Any:
     """Inductor's inner compiler, in inference behind the weight prologue and maybe captured."""
-    from ipex_inductor.passes import foreach
+    from ipex_inductor.passes import foreach, in_place
 
     collector.resume()
     parts = None
@@ -67,7 +67,8 @@ def compiled(
         from ipex_inductor.lowerings.listed import Choosing, choosing
 
         now = Choosing(choices, leaves=may_time, watches=watches)
-        with choosing(now), tiled(config.rules_off, graph_report):
+        checked = compat.reinplacing_checked(functools.partial(in_place.unsafe, graph_report))
+        with choosing(now), tiled(config.rules_off, graph_report), checked:
             return compiler(graph, example_inputs, **kwargs), now
 
     backward = bool(kwargs.get("is_backward"))
@@ -97,6 +98,7 @@ def _split(
     """What is hoisted of the work on `weights`, for kernels of ours where they are to be had."""
     from ipex_inductor.lowerings import sycl
     from ipex_inductor.passes import wide
+    from ipex_inductor.passes.packable import sparing
     from ipex_inductor.passes.prologue import split
     from ipex_inductor.passes.short_attention import shorten
 
@@ -111,7 +113,8 @@ def _split(
         if in_blocks:
             shorten(gm.graph, graph_report, in_blocks)
         told = limit, in_sycl, in_blocks, by_kept, narrow, config.drop_plain_weights
-        parts = split(gm, example_inputs, weights, graph_report, *told)
+        with nullcontext() if config.strict else sparing(graph_report):
+            parts = split(gm, example_inputs, weights, graph_report, *told)
         # A package knows weights by their numbers, and leaves out itself what is not read.
         return parts.without_unread() if parts and not _is_packaged(compiler) else parts
     except Exception as error:

@@ -58,6 +58,7 @@ def compiled(
         from torch._inductor.compile_fx import compile_fx
 
     _register(request)
+    request = _mended(request, graph_report)
     from ipex_inductor.passes.output_code import PrologueCode
 
     packaged = join is not None
@@ -87,6 +88,28 @@ def compiled(
             config_patches=patches,
             decompositions=_decompositions(patches),
         )
+
+
+def _mended(request: Request, graph_report: decisions.GraphReport) -> Request:
+    """Return the request with torch's fused SGD in ops that store what they compute.
+
+    Of steps that are not read as updates, as beside a GradScaler or other work.
+    """
+
+    def wrong(node: torch.fx.Node) -> bool:
+        if node.target is not torch._fused_sgd_:
+            return False
+        params: Any = node.args[0]
+        return any(compat.mended(param.meta.get("example_value")) for param in params)
+
+    def change(graph: torch.fx.Graph) -> None:
+        for node in graph.nodes:
+            node.target = compat.mended_sgd if wrong(node) else node.target
+
+    if not any(map(wrong, request.gm.graph.nodes)):
+        return request
+    graph_report.add("fired", "fused SGD", "torch's kernel stores no whole vectors of 16 bits")
+    return replace(request, gm=inner.copied(request.gm, change))
 
 
 def _register(request: Request) -> None:

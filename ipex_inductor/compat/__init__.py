@@ -30,6 +30,9 @@ from ipex_inductor.compat.dynamo import traced_name as traced_name
 from ipex_inductor.compat.dynamo import uncounted as uncounted
 from ipex_inductor.compat.files import cache_folder as cache_folder
 from ipex_inductor.compat.files import named_folder as named_folder
+from ipex_inductor.compat.fused_sgd import mend_fused_sgd as mend_fused_sgd
+from ipex_inductor.compat.fused_sgd import mended as mended
+from ipex_inductor.compat.fused_sgd import mended_sgd as mended_sgd
 from ipex_inductor.compat.headers import HEADER as HEADER
 from ipex_inductor.compat.headers import kernel_command as kernel_command
 from ipex_inductor.compat.headers import use_headers as use_headers
@@ -54,6 +57,7 @@ from ipex_inductor.compat.packages import compile_ahead as compile_ahead
 from ipex_inductor.compat.packages import exported as exported
 from ipex_inductor.compat.packages import package_runner as package_runner
 from ipex_inductor.compat.packages import why_not_ahead as why_not_ahead
+from ipex_inductor.compat.reinplacing import reinplacing_checked as reinplacing_checked
 from ipex_inductor.compat.settings import USERS_PASSES as USERS_PASSES
 from ipex_inductor.compat.settings import any_host as any_host
 from ipex_inductor.compat.settings import as_pass_list as as_pass_list

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ipex_inductor.passes import library
 from ipex_inductor.passes.epilogue import Producer, family
-from ipex_inductor.passes.packing import why_not_conv
+from ipex_inductor.passes.packable import symbols, why_not_conv
 from ipex_inductor.passes.rule import Constant, Form, Rule
 
 # A window of numbers met nowhere else; over two dimensions, and it matches any number of them.
@@ -54,11 +54,10 @@ def producer(transposed: bool) -> Producer:
     def when(values: Mapping[str, Any]) -> str | None:
         if values["x"].device.type in library.GPUS:
             return library.why_not(name, values)
-        tensors = (values["weight"], values["bias"], values.get("other"))
-        extra = values.get("output_padding")
-        return why_not_conv(
-            values["x"], *tensors, values["stride"], transposed, extra, values["groups"]
-        )
+        x, weight, bias, other = (values.get(n) for n in ("x", "weight", "bias", "other"))
+        names = ("stride", "padding", "dilation", "output_padding", "groups")
+        window = {name: values.get(name) for name in names}
+        return why_not_conv(x, weight, bias, other, transposed=transposed, **window)
 
     return Producer(
         name=name,
@@ -120,6 +119,8 @@ def _pad_in_window(
 
 def _is_window(values: Mapping[str, Any]) -> str | None:
     pad, dims = values["pad"], len(values["stride"])
+    if reason := symbols(pad=pad, padding=values["padding"]):
+        return reason
     if values["x"].dim() != dims + 2:
         return "the input has no batch dimension"
     if len(pad) > 2 * dims:

@@ -92,7 +92,7 @@ def _place_gated(
     graph.erase_node(gate)
     body, kind, reason = choose(ours)
     report.add(kind, GATED, reason, user_line(node))
-    inline(graph, ours, body or gated.reference, table, traced, origins=True)
+    inline(graph, ours, body or gated.reference, table, traced, origins=True, restrides=False)
 
 
 def _shortcut(node: Node, weights: Container[Node]) -> Node | None:
@@ -137,7 +137,7 @@ def _place_shortcut(
             ours.args = (x, weight, total(graph, bias, own), source, projection, stride)
     graph.erase_node(node)
     graph.erase_node(other)
-    inline(graph, ours, body, table, traced, origins=True)
+    inline(graph, ours, body, table, traced, origins=True, restrides=False)
 
 
 def _pooled_stem(node: Any) -> Node | None:
@@ -182,7 +182,7 @@ def _place_pooled(
     ours, body = found
     for node in (*pool.users, pool, stem):
         graph.erase_node(node)
-    inline(graph, ours, body, table, traced, origins=True)
+    inline(graph, ours, body, table, traced, origins=True, restrides=False)
 
 
 def together(

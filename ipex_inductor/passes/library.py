@@ -118,7 +118,15 @@ def place(
             _take_bias(graph, node)
             reason += "; the bias of its addend is added to its own"
         report.add(kind, name_of(node), reason, user_line(node))
-        inline(graph, node, body or REFERENCES[node.target], table, traced, origins=True)
+        inline(
+            graph,
+            node,
+            body or REFERENCES[node.target],
+            table,
+            traced,
+            origins=True,
+            restrides=False,
+        )
 
 
 def place_images(graph: torch.fx.Graph, choose: Choose, table: Table, report: GraphReport) -> None:
@@ -144,7 +152,7 @@ def place_images(graph: torch.fx.Graph, choose: Choose, table: Table, report: Gr
             continue
         node.replace_all_uses_with(ours)
         graph.erase_node(node)
-        inline(graph, ours, body, table, traced, origins=True)
+        inline(graph, ours, body, table, traced, origins=True, restrides=False)
 
 
 def place_weight_gradients(
@@ -173,7 +181,7 @@ def place_weight_gradients(
         made.replace_all_uses_with(ours)
         graph.erase_node(made)
         graph.erase_node(node)
-        inline(graph, ours, body, table, traced, origins=True)
+        inline(graph, ours, body, table, traced, origins=True, restrides=False)
 
 
 def _is_stems(node: Any) -> bool:

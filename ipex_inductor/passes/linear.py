@@ -11,7 +11,7 @@ from torch import Tensor
 from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.passes import library
 from ipex_inductor.passes.epilogue import ANCHORS, Producer, family
-from ipex_inductor.passes.packing import why_not_linear
+from ipex_inductor.passes.packable import why_not_linear
 from ipex_inductor.passes.rule import Constant, Form, Rule
 
 

@@ -57,7 +57,7 @@ def place(
                 continue
             for each in (node, *found.between):
                 graph.erase_node(each)
-            inline(graph, *made, table, traced, origins=True)
+            inline(graph, *made, table, traced, origins=True, restrides=False)
 
 
 def _arguments(node: Node, found: _Found) -> tuple[Any, ...]:

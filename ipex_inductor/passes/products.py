@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from ipex_inductor.passes.packable import varies
+
 Node = torch.fx.Node
 aten = torch.ops.aten
 
@@ -76,8 +78,10 @@ def product_after(norm: Node) -> tuple[Product | None, list[Node]]:
     return next((p for p in products if p.x is node), None), between
 
 
-def _convolution(node: Node) -> Product:
+def _convolution(node: Node) -> Product | None:
     x, weight, bias, *window = node.args
+    if varies(node):
+        return None
     _, padding, _, transposed, _, groups = window
     kind, outputs, inputs, uneven = "conv", 0, 1, None
     if any(padding):  # type: ignore[arg-type]

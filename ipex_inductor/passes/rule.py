@@ -35,7 +35,7 @@ from torch.fx.node import map_arg
 
 from ipex_inductor.decisions import GraphReport
 from ipex_inductor.passes.source import user_line
-from ipex_inductor.passes.whole_ops import WHOLE, reduced_table
+from ipex_inductor.passes.whole_ops import WHOLE, keep_strides, reduced_table
 
 # Arguments by number that a pattern leaves open: the sizes of views (the shape of the result is
 # checked instead), the output padding of a convolution (meaningless unless it is transposed).
@@ -310,6 +310,7 @@ def _rewrite(rule: Rule, arguments: Mapping[str, Any], match: Match, **matched: 
         call.meta = dict(output.meta)
         output.replace_all_uses_with(call)
         match.erase_nodes()
+        keep_strides(call.graph, call)
         return
 
     def replacement(*values: torch.Tensor) -> torch.Tensor:
@@ -322,7 +323,7 @@ def _rewrite(rule: Rule, arguments: Mapping[str, Any], match: Match, **matched: 
 
 
 def _value(matched: Any) -> Any:
-    return matched.meta["val"] if isinstance(matched, torch.fx.Node) else matched
+    return map_arg(matched, lambda node: node.meta["val"])
 
 
 def _other_shape(rule: Rule, values: Mapping[str, Any], output: torch.fx.Node) -> str | None:

@@ -9,11 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
+
+from ipex_inductor import compat
 
 Table = dict[Any, Callable[..., Any]]
 
@@ -60,7 +63,7 @@ def decompose(graph: torch.fx.Graph, names: frozenset[str]) -> None:
     traced: dict[Any, torch.fx.GraphModule] = {}  # a model repeats its layers
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in whole and node.target in table:
-            inline(graph, node, node.target, table, traced)
+            inline(graph, node, node.target, table, traced, restrides=False)
 
 
 def inline(
@@ -70,17 +73,28 @@ def inline(
     table: Table | None = None,
     traced_before: dict[Any, torch.fx.GraphModule] | None = None,
     origins: bool = False,
+    restrides: bool = True,
 ) -> None:
     """Put the traced body of `fn` in the place of `node`; other nodes keep name and meta.
 
-    `traced_before` remembers bodies between calls with the same `table`. With `origins` each node
-    of the body is its own origin, by which Inductor names kernels, and not what `node` was.
+    Args:
+        graph: The graph of `node`.
+        node: The call that is replaced.
+        fn: A function of the node's arguments.
+        table: Decompositions for the trace; Inductor's by default.
+        traced_before: Bodies of earlier calls with the same `table`.
+        origins: Each node of the body is its own origin, by which Inductor names kernels, and not
+            what `node` was.
+        restrides: A result keeps the strides of `node`, on which the rest of the graph and the
+            caller rely. Without it, strides are what `fn` gives: of Inductor's decompositions, and
+            of GPU calls, which are offered for results that lie so.
     """
     inputs = list(dict.fromkeys(node.all_input_nodes))
     key = _key(fn, node, inputs)
     traced = None if traced_before is None or key is None else traced_before.get(key)
     if traced is None:
-        traced = _traced(fn, node, inputs, select_decomp_table() if table is None else table)
+        known = select_decomp_table() if table is None else table
+        traced = _traced(fn, node, inputs, known, restrides)
         if traced_before is not None and key is not None:
             traced_before[key] = traced
     copies = dict(zip(_placeholders(traced.graph), inputs, strict=True))
@@ -124,7 +138,81 @@ def _key(fn: Any, node: torch.fx.Node, inputs: list[torch.fx.Node]) -> Any:
         return None
     numbers = {n: i for i, n in enumerate(inputs)}
     places = map_arg((node.args, node.kwargs), lambda n: f"input {numbers[n]}")
-    return fn, str(facts), str(places)
+    return fn, str(facts), str(places), str(_strides(node.meta.get("val")))
+
+
+def _strides(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return [_strides(each) for each in value]
+    return value.stride() if isinstance(value, Tensor) else None
+
+
+def lies_alike(value: Tensor, other: Tensor) -> bool:
+    """Return whether both have equal strides wherever a size is larger than one.
+
+    Of sizes that vary, as they are now: a tracer would take a comparison of symbols into the graph.
+    """
+    return all(
+        (isinstance(size, int) and size == 1) or compat.hints(one) == compat.hints(two)
+        for size, one, two in zip(value.shape, value.stride(), other.stride(), strict=True)
+    )
+
+
+def restrided(result: Any, like: Any) -> Any:
+    """Return `result` with the dimensions in memory in the order of `like`, a copy if need be.
+
+    Args:
+        result: A tensor, or several.
+        like: Tensors of the same shapes; whatever is no tensor leaves `result` as it is.
+    """
+    if isinstance(result, (tuple, list)) and isinstance(like, (tuple, list)):
+        return [restrided(*pair) for pair in zip(result, like, strict=False)]
+    tensors = isinstance(result, Tensor) and isinstance(like, Tensor)
+    if not tensors or result.dim() != like.dim() or lies_alike(result, like):
+        return result
+    for op, args, kwargs in restriding(like):
+        result = op(result, *args, **kwargs)
+    return result
+
+
+def restriding(like: Tensor) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    """Return the calls, each on the result of the last, that copy a tensor in the order of `like`.
+
+    The order of its dimensions in memory. Each call is an op, further arguments, and keywords.
+    """
+    aten = torch.ops.aten
+    steps = [compat.hints(step) or 0 for step in like.stride()]
+    order = sorted(range(len(steps)), key=lambda dim: -steps[dim])
+    back = sorted(range(len(order)), key=order.__getitem__)
+    copy: tuple[Any, ...] = (aten.clone.default, (), {"memory_format": torch.contiguous_format})
+    return [(aten.permute.default, (order,), {}), copy, (aten.permute.default, (back,), {})]
+
+
+def keep_strides(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """Let what reads `node` have the strides of its `val`, whatever its op gives.
+
+    For a call that was put in the place of another and has that one's `val`.
+    """
+    promised = node.meta["val"]
+    value = _evaluated(node)
+    if lies_alike(value, promised):
+        return
+    node.meta["val"], readers, last = value, list(node.users), node
+    for op, args, kwargs in restriding(promised):
+        with graph.inserting_after(last):
+            last = graph.call_function(op, (last, *args), kwargs)
+        last.meta = {**node.meta, "val": None}
+        last.meta["val"] = _evaluated(last)
+    for reader in readers:
+        reader.replace_input_with(node, last)
+
+
+def _evaluated(node: torch.fx.Node) -> Any:
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    fake_mode = detect_fake_mode([n.meta["val"] for n in node.all_input_nodes])
+    assert fake_mode is not None
+    with fake_mode, enable_python_dispatcher(), torch.no_grad():
+        return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _placeholders(graph: torch.fx.Graph) -> list[torch.fx.Node]:
@@ -132,13 +220,18 @@ def _placeholders(graph: torch.fx.Graph) -> list[torch.fx.Node]:
 
 
 def _traced(
-    fn: Callable[..., Any], node: torch.fx.Node, inputs: list[torch.fx.Node], table: Table
+    fn: Callable[..., Any],
+    node: torch.fx.Node,
+    inputs: list[torch.fx.Node],
+    table: Table,
+    restrides: bool,
 ) -> torch.fx.GraphModule:
     def call(*values: Any) -> Any:
         env = dict(zip(inputs, values, strict=True))
         args = map_arg(node.args, lambda n: env[n])
         kwargs = map_arg(node.kwargs, lambda n: env[n])
-        return fn(*args, **kwargs)
+        result = fn(*args, **kwargs)
+        return restrided(result, node.meta.get("val")) if restrides else result
 
     values = [n.meta["val"] for n in inputs]
     fake_mode = detect_fake_mode(values)

@@ -102,6 +102,7 @@ PRODUCTS = "passes.products:"
 RULE = "passes.rule:"
 EPILOGUE = "passes.epilogue:"
 PACKING = "passes.packing:"
+PACKABLE = "passes.packable:"
 SHARED = "passes.shared_input:"
 ATTENTION = "passes.attention:"
 SCORES = "passes.scores:"
@@ -529,10 +530,10 @@ FAULTS = (
     Fault("cropping pads", CONV + "_is_window", "if min(pad) < 0", "if False"),
     # Packing and prologue
     Fault("transposed once", PACKING + "transpose_weights", "range(2)", "range(1)"),
-    Fault("alpha and beta not packed", PACKING + "_addmm", "if node.kwargs:", "if False:"),
+    Fault("alpha and beta not packed", PACKABLE + "_addmm", "if node.kwargs:", "if False:"),
     Fault(
         "bias lost when packed",
-        PACKING + "_linear_product",
+        PACKABLE + "_linear_product",
         "(x, packed, bias, *words, True)",
         "(x, packed, None, *words, True)",
     ),
@@ -548,8 +549,8 @@ FAULTS = (
         'rest = "none" if kept == binary else binary',
         "rest = binary",
     ),
-    Fault("a line padded across", PACKING + "_over_a_plane", "[0, *padding]", "[*padding, 0]"),
-    Fault("a line strided across", PACKING + "_over_a_plane", "[1, *stride]", "[*stride, 1]"),
+    Fault("a line padded across", PACKING + "_lay_over_a_plane", "[0, *padding]", "[*padding, 0]"),
+    Fault("a line strided across", PACKING + "_lay_over_a_plane", "[1, *stride]", "[*stride, 1]"),
     Fault(
         "derived weights in another order",
         "passes.prologue:_replace_by_inputs",

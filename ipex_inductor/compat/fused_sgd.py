@@ -1,0 +1,118 @@
+"""torch's fused SGD on the CPU in bf16 and fp16, which leaves whole vectors as they were.
+
+Its kernel (torch 2.11 to 2.15) computes them and stores nothing; only what is left behind the last
+whole vector is updated.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LOW = (torch.bfloat16, torch.float16)
+
+
+@functools.cache
+def skips_vectors() -> bool:
+    """Return whether this torch's kernel leaves whole vectors as they were."""
+    with torch.no_grad():
+        param, grad = (torch.ones(256, dtype=torch.bfloat16) for _ in range(2))
+        numbers: dict[str, Any] = {
+            "weight_decay": 0.0,
+            "momentum": 0.0,
+            "lr": 1.0,
+            "dampening": 0.0,
+        }
+        numbers |= {"nesterov": False, "maximize": False, "is_first_step": False}
+        torch._fused_sgd_([param], [grad], [], **numbers)
+        return bool(param.any())
+
+
+def mended(param: Any) -> bool:
+    """Return whether `mended_sgd` has to step this parameter."""
+    low = isinstance(param, Tensor) and param.dtype in LOW and param.device.type == "cpu"
+    return low and skips_vectors()
+
+
+@torch.no_grad()
+def mended_sgd(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    buffers: Sequence[Tensor],
+    *,
+    weight_decay: float,
+    momentum: float,
+    lr: float | Tensor,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+    is_first_step: bool,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> None:
+    """Do what `torch._fused_sgd_` is for: compute in fp32, and round once what is stored."""
+    for number, (param, grad) in enumerate(zip(params, grads, strict=True)):
+        unscaled = grad.float() if grad_scale is None else grad.float() / grad_scale
+        if grad_scale is not None:
+            _store(grad, unscaled, found_inf)
+        step = -unscaled if maximize else unscaled
+        step = step + weight_decay * param.float()
+        if momentum:
+            buffer = buffers[number]
+            first = step if is_first_step else momentum * buffer.float() + (1 - dampening) * step
+            _store(buffer, first, found_inf)
+            step = step + momentum * first if nesterov else first
+        _store(param, param.float() - lr * step, found_inf)
+
+
+def _store(target: Tensor, value: Tensor, found_inf: Tensor | None) -> None:
+    target.copy_(value if found_inf is None else torch.where(found_inf > 0, target, value))
+
+
+@functools.cache
+def mend_fused_sgd() -> None:
+    """Have `torch.optim.SGD(fused=True)` step such parameters by `mended_sgd`, in this process.
+
+    Dynamo does not trace torch's function, so a compiled step comes here as well.
+    """
+    from torch.optim import sgd
+
+    module: Any = sgd
+    usual = module._fused_sgd
+
+    @functools.wraps(usual)
+    def stepped(
+        params: list[Tensor],
+        grads: list[Tensor],
+        momentum_buffer_list: list[Tensor | None],
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+        *,
+        has_sparse_grad: bool,
+        **given: Any,
+    ) -> None:
+        ours = [] if has_sparse_grad else [n for n, p in enumerate(params) if mended(p)]
+        others = [n for n in range(len(params)) if n not in {*ours}]
+        first = bool(given["momentum"]) and all(b is None for b in momentum_buffer_list)
+        if others:
+            held = [momentum_buffer_list[n] for n in others if momentum_buffer_list]
+            lists = [params[n] for n in others], [grads[n] for n in others], held
+            usual(*lists, grad_scale, found_inf, has_sparse_grad=has_sparse_grad, **given)
+            for n, buffer in zip(others, held, strict=False):  # none without momentum
+                momentum_buffer_list[n] = buffer
+        for n in ours if first else ():
+            momentum_buffer_list[n] = torch.empty_like(grads[n])
+        mended_sgd(
+            [params[n] for n in ours],
+            [grads[n] for n in ours],
+            [momentum_buffer_list[n] for n in ours if momentum_buffer_list],  # type: ignore[misc]
+            is_first_step=first,
+            grad_scale=grad_scale,
+            found_inf=found_inf,
+            **given,
+        )
+
+    disable: Any = torch.compiler.disable
+    module._fused_sgd = disable(stepped)
