@@ -22,6 +22,7 @@ WORDS = (
     "expected a weight with data; got one that is packed for a compiled graph and whose plain data "
     f"is freed. {TODO}"
 )
+_open_storage = torch.Tensor.untyped_storage  # as it is before accesses to weights are noted
 _freed: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # by where the storage lies
 
 
@@ -32,17 +33,17 @@ def any_is() -> bool:
 
 def is_freed(weight: torch.Tensor) -> bool:
     """Whether it is one."""
-    return bool(_freed) and weight.untyped_storage()._cdata in _freed
+    return bool(_freed) and _open_storage(weight)._cdata in _freed
 
 
 def address(weight: torch.Tensor) -> int:
     """Where its data lies; of one without, a number that its storage has alone."""
-    return -weight.untyped_storage()._cdata if is_freed(weight) else weight.data_ptr()
+    return -_open_storage(weight)._cdata if is_freed(weight) else weight.data_ptr()
 
 
 def free(weights: Sequence[torch.Tensor]) -> str:
     """Free the data of all of them, or of none and say why. No op of another thread may read it."""
-    storages = [weight.untyped_storage() for weight in weights]  # held: their holders are counted
+    storages = [_open_storage(weight) for weight in weights]  # held: their holders are counted
     try:
         if not all(map(_is_alone, weights)):
             return "another tensor has a part of them, or they are not the CPU's own"
@@ -57,13 +58,13 @@ def free(weights: Sequence[torch.Tensor]) -> str:
 
 def _is_alone(weight: torch.Tensor) -> bool:
     """Whether all of its storage is its own, and that is on the CPU."""
-    whole = weight.untyped_storage().nbytes() == weight.nbytes > 0 and weight.device.type == "cpu"
+    whole = _open_storage(weight).nbytes() == weight.nbytes > 0 and weight.device.type == "cpu"
     plain = type(weight) in (torch.Tensor, torch.nn.Parameter) and not is_freed(weight)
     return whole and plain and _holders(weight) == _holders_of_one()
 
 
 def _holders(weight: torch.Tensor) -> int:
-    held = weight.untyped_storage()  # in Python, of which torch may count the object
+    held = _open_storage(weight)  # in Python, of which torch may count the object
     count: int = _library().holders(id(weight), _place())
     del held
     return count

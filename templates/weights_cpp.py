@@ -85,8 +85,8 @@ class Reader:
         """Return what each tensor shares with others."""
         numbers = memoryview(self._owners(tuple(tensors))).cast("q").tolist()
         count = len(tensors)
-        blocks = (numbers[n : n + count] for n in range(0, 3 * count, count))
-        return list(map(Owner, *blocks)) if count else []
+        blocks = (numbers[n * count : (n + 1) * count] for n in range(3))
+        return list(map(Owner, *blocks))
 
     def counters(self, tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
         """Return the version of each tensor, and how many tensors share its counter."""

@@ -25,6 +25,7 @@ from ipex_inductor.templates.weights_cpp import (
 CHUNK = 1 << 16  # bytes that share a checksum; one is compared a call
 UNKNOWN = 2  # tensors that share a version counter, if they cannot be counted
 _version = attrgetter("_version")
+_open_storage = torch.Tensor.untyped_storage  # as it is before `weight_access` wraps it
 
 
 class PythonReader:
@@ -107,6 +108,6 @@ def _word(hashes: Hashes, chunk: int) -> int:
 
 def _storage(tensor: torch.Tensor) -> int:
     try:
-        return int(tensor.untyped_storage()._cdata)
+        return int(_open_storage(tensor)._cdata)
     except (RuntimeError, NotImplementedError):  # none of its own
         return 0

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ipex_inductor import decisions, derived_memory
 from ipex_inductor.ops.grouped import Blocks
-from ipex_inductor.passes import program, prologue
+from ipex_inductor.passes import derived, program, prologue
 
 X = torch.randn(4, 32)
 
@@ -80,10 +80,16 @@ WRITES = {
 }
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """Weights that change at nearly every call are derived from all the same."""
+    monkeypatch.setattr(derived, "UNPAID", 100)
+
+
 @pytest.mark.sampled
 @torch.no_grad()
 @pytest.mark.parametrize("write", WRITES)
-def test_never_stale(write, runs):
+def test_never_stale(write, runs, patient):
     model = Scaled().eval()
     fn = compiled(model)
     for _ in range(3):
@@ -95,7 +101,7 @@ def test_never_stale(write, runs):
     assert len(runs) == 2 + 3 * changed, "only what depends on a changed weight"
 
 
-def test_an_optimizer_step_is_seen(runs):
+def test_an_optimizer_step_is_seen(runs, patient):
     model = Scaled().eval()
     fn = compiled(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
@@ -108,14 +114,14 @@ def test_an_optimizer_step_is_seen(runs):
     assert len(runs) == 6
 
 
-def test_parameters_made_in_inference_mode_have_no_version(runs):
+def test_parameters_made_in_inference_mode_show_by_their_contents(runs):
     with torch.inference_mode():
         model = Scaled().eval()
         fn = compiled(model)
         for _ in range(3):
             torch.testing.assert_close(fn(X), model(X))
             model.w.mul_(2)
-    assert len(runs) == 6, "torch counts no versions there, so every call computes anew"
+    assert len(runs) == 4, "torch counts no versions there"
 
 
 @torch.no_grad()
