@@ -102,6 +102,7 @@ class DerivedWeights:
         self._call_seconds = math.inf  # that a call of the graph took
         self.computed_now = False  # in this call; the caller times the graph then
         self.has_plain_graph = False  # whether the caller understands `PlainGraph`
+        self.left: list[_Part] = []  # of a model of which a weight died, until the next is computed
         made = _made.get()
         if made is not None:
             made.append(self)
@@ -198,6 +199,7 @@ class DerivedWeights:
         began = time.perf_counter()
         values = self._run(weights, parts, states)
         snapshot.hold(parts)
+        self.left = []
         if outdated:
             note_aliases(weights)
             self._seconds = time.perf_counter() - began
@@ -334,6 +336,7 @@ class _Snapshot:
         self.current = None
         owner = self._owner()
         if owner is not None:
+            owner.left = self.parts  # those of weights that live on serve the model that follows
             owner.drop(self)
 
     @property

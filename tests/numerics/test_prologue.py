@@ -111,7 +111,7 @@ def test_an_optimizer_step_is_seen(runs, patient):
         optimizer.zero_grad()
         with torch.no_grad():
             torch.testing.assert_close(fn(X), model(X))
-    assert len(runs) == 6
+    assert len(runs) == 4, "statistics are none of the optimizer's"
 
 
 def test_parameters_made_in_inference_mode_show_by_their_contents(runs):
