@@ -1,0 +1,239 @@
+"""Cases from torch's lists: an op or module, a dtype, and the way it is used.
+
+The lists ship in torch's wheel. `common_methods_invocations.op_db` has an OpInfo per operator,
+`foreach_*_db` one per horizontal operator, and `common_modules.module_db` a ModuleInfo per layer.
+"""
+
+import contextlib
+import functools
+import itertools
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.testing._internal import common_methods_invocations as invocations
+from torch.testing._internal.common_device_type import tol, toleranceOverride
+from torch.testing._internal.common_modules import module_db
+from torch.testing._internal.opinfo.core import DecorateInfo
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+SAMPLES = 3
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# inference: every tensor is an input; weights: all but the first are buffers of a module, which is
+# what our rules and the weight prologue look for; in place: the operator's in-place form;
+# training: forward and backward, with parameters where `weights` has buffers.
+WAYS = ("inference", "weights", "in place", "training")
+HERE = Path(__file__).parent
+
+# These lists call random operators under a seed of their own, which is no part of a graph. The
+# generator is seeded around each call instead (see `check.py`).
+invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
+
+
+@dataclass(frozen=True, order=True)
+class Case:
+    """One row of the suite: `kind` is the list it comes from (op, foreach or module)."""
+
+    kind: str
+    name: str
+    dtype: str
+    way: str
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.dtype}-{self.way.replace(' ', '_')}"
+
+
+class Call(nn.Module):
+    """One call of `function`; its tensors are inputs, or are held as parameters and buffers.
+
+    Args:
+        held: how many of the first tensors are inputs although the others are held; None: all.
+    """
+
+    def __init__(self, function: Any, args: Any, kwargs: Any, given: int | None) -> None:
+        super().__init__()
+        self.function = function
+        leaves, self.spec = tree_flatten((tuple(args), dict(kwargs)))
+        self.places: list[str] = []
+        self.constants: list[Any] = []
+        self.inputs: list[Tensor] = []
+        for number, leaf in enumerate(leaves):
+            tensor = isinstance(leaf, Tensor)
+            self.constants.append(None if tensor else leaf)
+            if not tensor:
+                self.places.append("")
+            elif given is None or len(self.inputs) < given:
+                self.places.append("input")
+                self.inputs.append(leaf.detach().requires_grad_(leaf.requires_grad))
+            else:
+                self.places.append(f"held{number}")
+                if leaf.requires_grad:
+                    self.register_parameter(f"held{number}", nn.Parameter(leaf.detach()))
+                else:
+                    self.register_buffer(f"held{number}", leaf)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        leaves, used = [], 0
+        for place, constant in zip(self.places, self.constants, strict=True):
+            if place == "input":
+                leaves.append(inputs[used])
+                used += 1
+            else:
+                leaves.append(getattr(self, place) if place else constant)
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        return self.function(*args, **kwargs)
+
+    def widen(self) -> None:
+        """Turn every tensor and dtype into float64 or complex128, for an exact reference."""
+        self.inputs = [_widen(x) for x in self.inputs]
+        self.constants = [_widen(value) for value in self.constants]
+        for module in self.modules():
+            for name, value in module._parameters.items():
+                if value is not None:
+                    module._parameters[name] = nn.Parameter(_widen(value), value.requires_grad)
+            for name, value in module._buffers.items():
+                module._buffers[name] = _widen(value)
+
+
+@dataclass
+class Sample:
+    """One sample of a case; `differentiate` picks what of a result has a gradient worth testing."""
+
+    call: Call
+    differentiate: Callable[[Any], Any]
+
+
+def _widen(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        if value.is_floating_point() or value.is_complex():
+            wide = torch.complex128 if value.is_complex() else torch.float64
+            return value.detach().to(wide).requires_grad_(value.requires_grad)
+        return value
+    return torch.float64 if value in (torch.float32, torch.bfloat16) else value
+
+
+@functools.cache
+def _entries() -> dict[tuple[str, str], Any]:
+    """Return torch's entries by list and name."""
+    lists = {name: value for name, value in vars(invocations).items() if name.endswith("_db")}
+    foreach = [op for name, ops in lists.items() if name.startswith("foreach_") for op in ops]
+    entries: dict[tuple[str, str], Any] = {("module", info.name): info for info in module_db}
+    for kind, infos in (("op", invocations.op_db), ("foreach", foreach)):
+        for info in infos:
+            variant = f".{info.variant_test_name}" if info.variant_test_name else ""
+            entries[kind, info.name + variant] = info
+    return entries
+
+
+@functools.cache
+def every() -> tuple[Case, ...]:
+    """Return all cases, in a stated order, without those that `excluded.toml` names."""
+    cases = [
+        Case(kind, name, dtype, way)
+        for (kind, name), info in _entries().items()
+        for way in WAYS
+        for dtype in DTYPES
+        if _has(kind, info, DTYPES[dtype], way)
+    ]
+    return tuple(case for case in cases if not why_excluded(case))
+
+
+def _has(kind: str, info: Any, dtype: torch.dtype, way: str) -> bool:
+    if kind == "module":
+        return way in ("inference", "training")  # in bf16 too, where eager has it
+    if way == "training":
+        return info.supports_autograd and dtype in info.supported_backward_dtypes("cpu")
+    if way == "in place" and info.get_inplace() is None:
+        return False
+    return info.supports_dtype(dtype, "cpu")
+
+
+@functools.cache
+def table(name: str) -> tuple[dict[str, Any], ...]:
+    """Return the rows of one of the tables beside this file."""
+    return tuple(tomllib.loads((HERE / f"{name}.toml").read_text())["row"])
+
+
+def row_of(case: Case, name: str) -> dict[str, Any] | None:
+    """Return the row of a table that speaks of the case: what a row leaves out holds for all."""
+    for row in table(name):
+        given = row.get("dtypes", [case.dtype]), row.get("ways", [case.way])
+        if case.name in row["names"] and case.dtype in given[0] and case.way in given[1]:
+            return row
+    return None
+
+
+def why_excluded(case: Case) -> str | None:
+    """Return why a case is no test of a compiler, None if it is one."""
+    row = row_of(case, "excluded")
+    return row["reason"] if row else None
+
+
+def samples(case: Case) -> list[Sample]:
+    """Build the first samples of a case anew: same values, strides and views each time."""
+    torch.manual_seed(0)
+    info = _entries()[case.kind, case.name]
+    make = _of_module if case.kind == "module" else _of_op
+    with torch.no_grad(), contextlib.suppress(StopIteration):
+        return list(itertools.islice(make(info, DTYPES[case.dtype], case.way), SAMPLES))
+    return []
+
+
+def _of_op(info: Any, dtype: torch.dtype, way: str) -> Iterator[Sample]:
+    function = info.get_inplace() if way == "in place" else info.get_op()
+    for sample in info.sample_inputs("cpu", dtype, requires_grad=way == "training"):
+        if way == "in place" and sample.broadcasts_input:
+            continue
+        given = None
+        if way in ("weights", "training"):
+            given = sum(isinstance(leaf, Tensor) for leaf in tree_flatten(sample.input)[0])
+        call = Call(function, (sample.input, *sample.args), sample.kwargs, given)
+        if way == "weights" and not any(place.startswith("held") for place in call.places):
+            continue  # nothing is held: `inference` has it
+        yield Sample(call, sample.output_process_fn_grad)
+
+
+def _of_module(info: Any, dtype: torch.dtype, way: str) -> Iterator[Sample]:
+    training = way == "training"
+    made = info.module_inputs_func(
+        info, device="cpu", dtype=dtype, requires_grad=training, training=training
+    )
+    for entry in made:
+        if entry.forward_input is None:
+            continue
+        built = entry.constructor_input
+        module = info.module_cls(*built.args, **built.kwargs)
+        module = module.to(dtype).train(training)
+        given = entry.forward_input
+        if info.is_lazy:  # its parameters are made by a first call
+            module(*given.args, **given.kwargs)
+        yield Sample(Call(module, given.args, given.kwargs, None), lambda result: result)
+
+
+def tolerances(case: Case) -> tuple[float, float]:
+    """Return (rtol, atol): torch.testing's of the dtype, or the loosest that torch's entry has."""
+    dtype = DTYPES[case.dtype]
+    rtol, atol = torch.testing._comparison.default_tolerances(dtype)
+    given = [tol(atol, rtol)]
+    for decorator in _entries()[case.kind, case.name].decorators or ():
+        inner = [decorator]
+        if isinstance(decorator, DecorateInfo):
+            elsewhere = decorator.device_type not in (None, "cpu")
+            inner = [] if elsewhere else decorator.decorators
+        given += [d.d[dtype] for d in inner if isinstance(d, toleranceOverride) and dtype in d.d]
+    return max(one.rtol for one in given), max(one.atol for one in given)
+
+
+def clone(values: Any) -> Any:
+    """Return copies that no later write reaches, with the strides they had."""
+
+    def copy(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.detach().clone(memory_format=torch.preserve_format)
+
+    return tree_map(copy, values)
