@@ -8,7 +8,7 @@ import contextlib
 import functools
 import itertools
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch.testing._internal import common_methods_invocations as invocations
 from torch.testing._internal.common_device_type import tol, toleranceOverride
 from torch.testing._internal.common_modules import module_db
 from torch.testing._internal.opinfo.core import DecorateInfo
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 SAMPLES = 3
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -47,51 +47,38 @@ class Case:
         return f"{self.name}-{self.dtype}-{self.way.replace(' ', '_')}"
 
 
-class Call(nn.Module):
-    """One call of `function`; its tensors are inputs, or are held as parameters and buffers.
+@dataclass
+class Sample:
+    """One call of `function`, of which some tensors are inputs and the others are held.
 
     Args:
-        held: how many of the first tensors are inputs although the others are held; None: all.
+        given: how many of the first tensors are inputs although the others are parameters (if they
+            require a gradient) and buffers of a module; None: all are inputs.
+        differentiate: picks what of a result has a gradient worth testing.
     """
 
-    def __init__(self, function: Any, args: Any, kwargs: Any, given: int | None) -> None:
-        super().__init__()
-        self.function = function
-        leaves, self.spec = tree_flatten((tuple(args), dict(kwargs)))
-        self.places: list[str] = []
-        self.constants: list[Any] = []
-        self.inputs: list[Tensor] = []
-        for number, leaf in enumerate(leaves):
-            tensor = isinstance(leaf, Tensor)
-            self.constants.append(None if tensor else leaf)
-            if not tensor:
-                self.places.append("")
-            elif given is None or len(self.inputs) < given:
-                self.places.append("input")
-                self.inputs.append(leaf.detach().requires_grad_(leaf.requires_grad))
-            else:
-                self.places.append(f"held{number}")
-                if leaf.requires_grad:
-                    self.register_parameter(f"held{number}", nn.Parameter(leaf.detach()))
-                else:
-                    self.register_buffer(f"held{number}", leaf)
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    given: int | None = None
+    differentiate: Callable[[Any], Any] = lambda result: result
 
-    def forward(self, *inputs: Tensor) -> Any:
-        leaves, used = [], 0
-        for place, constant in zip(self.places, self.constants, strict=True):
-            if place == "input":
-                leaves.append(inputs[used])
-                used += 1
-            else:
-                leaves.append(getattr(self, place) if place else constant)
-        args, kwargs = tree_unflatten(leaves, self.spec)
-        return self.function(*args, **kwargs)
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors that it is called with."""
+        return [x for x in tree_leaves((self.args, self.kwargs)) if isinstance(x, Tensor)]
+
+    @property
+    def holds(self) -> bool:
+        """Whether some tensors are held."""
+        return self.given is not None and len(self.tensors) > self.given
 
     def widen(self) -> None:
         """Turn every tensor and dtype into float64 or complex128, for an exact reference."""
-        self.inputs = [_widen(x) for x in self.inputs]
-        self.constants = [_widen(value) for value in self.constants]
-        for module in self.modules():
+        self.args, self.kwargs = tree_map(_widen, (self.args, self.kwargs))
+        if not isinstance(self.function, nn.Module):
+            return
+        for module in self.function.modules():
             for name, value in module._parameters.items():
                 if value is not None:
                     module._parameters[name] = nn.Parameter(_widen(value), value.requires_grad)
@@ -99,12 +86,72 @@ class Call(nn.Module):
                 module._buffers[name] = _widen(value)
 
 
-@dataclass
-class Sample:
-    """One sample of a case; `differentiate` picks what of a result has a gradient worth testing."""
+class Together(nn.Module):
+    """Samples as one function, whose text is a line a sample: `f0(i0, self.held1, c2, dim=c3)`.
 
-    call: Call
-    differentiate: Callable[[Any], Any]
+    Straight code is what Dynamo traces fastest, and a graph break leaves the other lines alone.
+    """
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        super().__init__()
+        self.inputs: list[Tensor] = []
+        self.inputs_of: list[list[Tensor]] = []
+        self.held_of: list[dict[str, Tensor]] = []
+        self.names: dict[str, Any] = {}
+        lines = [self._line(number, sample) for number, sample in enumerate(samples)]
+        given = "".join(f", i{number}" for number in range(len(self.inputs)))
+        results = "".join(f"r{number}, " for number in range(len(lines)))
+        body = "\n    ".join([*lines, f"return ({results})"])
+        exec(f"def run(self{given}):\n    {body}", self.names)
+        self.run = self.names["run"]
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.run(self, *inputs)
+
+    def _line(self, number: int, sample: Sample) -> str:
+        self.inputs_of.append([])
+        self.held_of.append({})
+        called = f"f{number}"
+        if isinstance(sample.function, nn.Module):
+            setattr(self, called, sample.function)
+            named = (*sample.function.named_parameters(), *sample.function.named_buffers())
+            self.held_of[-1].update(named)
+            called = f"self.{called}"
+        else:
+            self.names[called] = sample.function
+        name = functools.partial(self._name, sample)
+        args = [_text(value, name) for value in sample.args]
+        args += [f"{key}={_text(value, name)}" for key, value in sample.kwargs.items()]
+        return f"r{number} = {called}({', '.join(args)})"
+
+    def _name(self, sample: Sample, leaf: Any) -> str:
+        """Return what stands for a leaf of the arguments: an input, a held tensor, a constant."""
+        if not isinstance(leaf, Tensor):
+            name = f"c{len(self.names)}"
+            self.names[name] = leaf
+            return repr(leaf) if leaf is None or type(leaf) in (bool, int, str) else name
+        if sample.given is None or len(self.inputs_of[-1]) < sample.given:
+            leaf = leaf.detach().requires_grad_(leaf.requires_grad)
+            self.inputs_of[-1].append(leaf)
+            self.inputs.append(leaf)
+            return f"i{len(self.inputs) - 1}"
+        name = f"held{len(self.held_of) - 1}_{len(self.held_of[-1])}"
+        if leaf.requires_grad:
+            self.register_parameter(name, nn.Parameter(leaf.detach()))
+        else:
+            self.register_buffer(name, leaf)
+        self.held_of[-1][name] = getattr(self, name)
+        return f"self.{name}"
+
+
+def _text(value: Any, name: Callable[[Any], str]) -> str:
+    if type(value) in (list, tuple):
+        inner = "".join(f"{_text(one, name)}, " for one in value)
+        return f"[{inner}]" if type(value) is list else f"({inner})"
+    if type(value) is dict:
+        inner = "".join(f"{key!r}: {_text(one, name)}, " for key, one in value.items())
+        return f"{{{inner}}}"
+    return name(value)
 
 
 def _widen(value: Any) -> Any:
@@ -117,7 +164,7 @@ def _widen(value: Any) -> Any:
 
 
 @functools.cache
-def _entries() -> dict[tuple[str, str], Any]:
+def entries() -> dict[tuple[str, str], Any]:
     """Return torch's entries by list and name."""
     lists = {name: value for name, value in vars(invocations).items() if name.endswith("_db")}
     foreach = [op for name, ops in lists.items() if name.startswith("foreach_") for op in ops]
@@ -134,7 +181,7 @@ def every() -> tuple[Case, ...]:
     """Return all cases, in a stated order, without those that `excluded.toml` names."""
     cases = [
         Case(kind, name, dtype, way)
-        for (kind, name), info in _entries().items()
+        for (kind, name), info in entries().items()
         for way in WAYS
         for dtype in DTYPES
         if _has(kind, info, DTYPES[dtype], way)
@@ -176,7 +223,7 @@ def why_excluded(case: Case) -> str | None:
 def samples(case: Case) -> list[Sample]:
     """Build the first samples of a case anew: same values, strides and views each time."""
     torch.manual_seed(0)
-    info = _entries()[case.kind, case.name]
+    info = entries()[case.kind, case.name]
     make = _of_module if case.kind == "module" else _of_op
     with torch.no_grad(), contextlib.suppress(StopIteration):
         return list(itertools.islice(make(info, DTYPES[case.dtype], case.way), SAMPLES))
@@ -185,16 +232,16 @@ def samples(case: Case) -> list[Sample]:
 
 def _of_op(info: Any, dtype: torch.dtype, way: str) -> Iterator[Sample]:
     function = info.get_inplace() if way == "in place" else info.get_op()
-    for sample in info.sample_inputs("cpu", dtype, requires_grad=way == "training"):
-        if way == "in place" and sample.broadcasts_input:
+    made_by_torch = info.sample_inputs("cpu", dtype, requires_grad=way == "training")
+    for made in itertools.islice(made_by_torch, 10 * SAMPLES):
+        if way == "in place" and made.broadcasts_input:
             continue
-        given = None
+        args, given = (made.input, *made.args), None
         if way in ("weights", "training"):
-            given = sum(isinstance(leaf, Tensor) for leaf in tree_flatten(sample.input)[0])
-        call = Call(function, (sample.input, *sample.args), sample.kwargs, given)
-        if way == "weights" and not any(place.startswith("held") for place in call.places):
-            continue  # nothing is held: `inference` has it
-        yield Sample(call, sample.output_process_fn_grad)
+            given = sum(isinstance(leaf, Tensor) for leaf in tree_leaves(made.input))
+        sample = Sample(function, args, dict(made.kwargs), given, made.output_process_fn_grad)
+        if way != "weights" or sample.holds:  # else `inference` is the same
+            yield sample
 
 
 def _of_module(info: Any, dtype: torch.dtype, way: str) -> Iterator[Sample]:
@@ -205,13 +252,11 @@ def _of_module(info: Any, dtype: torch.dtype, way: str) -> Iterator[Sample]:
     for entry in made:
         if entry.forward_input is None:
             continue
-        built = entry.constructor_input
-        module = info.module_cls(*built.args, **built.kwargs)
-        module = module.to(dtype).train(training)
-        given = entry.forward_input
+        built, given = entry.constructor_input, entry.forward_input
+        module = info.module_cls(*built.args, **built.kwargs).to(dtype).train(training)
         if info.is_lazy:  # its parameters are made by a first call
             module(*given.args, **given.kwargs)
-        yield Sample(Call(module, given.args, given.kwargs, None), lambda result: result)
+        yield Sample(module, tuple(given.args), dict(given.kwargs))
 
 
 def tolerances(case: Case) -> tuple[float, float]:
@@ -219,7 +264,7 @@ def tolerances(case: Case) -> tuple[float, float]:
     dtype = DTYPES[case.dtype]
     rtol, atol = torch.testing._comparison.default_tolerances(dtype)
     given = [tol(atol, rtol)]
-    for decorator in _entries()[case.kind, case.name].decorators or ():
+    for decorator in entries()[case.kind, case.name].decorators or ():
         inner = [decorator]
         if isinstance(decorator, DecorateInfo):
             elsewhere = decorator.device_type not in (None, "cpu")

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.utils._pytree import tree_leaves
 
 from ipex_inductor import decisions
 from opinfo import cases
-from opinfo.cases import Case, Sample
+from opinfo.cases import Case, Sample, Together
 
 OPTIONS = {"fallback_random": True}  # random numbers are eager's, so results are comparable
 # Fused code rounds elsewhere than eager: twice eager's own error is allowed where the exact result
@@ -46,73 +46,66 @@ class Row:
     fired: list[str] = field(default_factory=list)
 
 
-class Together(nn.Module):
-    """Calls of several samples as one graph."""
-
-    def __init__(self, samples: Sequence[Sample]) -> None:
-        super().__init__()
-        self.calls = nn.ModuleList(sample.call for sample in samples)
-
-    def forward(self, inputs: list[list[Tensor]]) -> list[Any]:
-        return [call(*given) for call, given in zip(self.calls, inputs, strict=True)]
-
-
 def check(group: Sequence[Case]) -> list[Row]:
-    """Return a row a case; a group that differs or fails as one is checked case by case."""
+    """Return a row a case. Where a group is wrong, it is parted until the wrong ones are alone."""
     runnable = {case: _runnable(case) for case in group}
     rows = [Row(str(case), "skip", reason) for case, (_, reason) in runnable.items() if reason]
     todo = {case: numbers for case, (numbers, reason) in runnable.items() if not reason}
-    if not todo:
-        return rows
-    wrong, fired = _differences(todo, "ipex")
-    if len(todo) > 1 and wrong:
-        return rows + [row for case in todo for row in check([case])]
-    if not wrong:
-        return rows + [Row(str(case), "pass", "", fired) for case in todo]
+    return rows + (_judge(todo) if todo else [])
+
+
+def _judge(todo: dict[Case, list[int]]) -> list[Row]:
+    found = _compiled_and_compared(todo, "ipex")
+    if not found.wrong:
+        return [Row(str(case), "pass", "", found.fired) for case in todo]
+    if len(todo) > 1:
+        one = [found.case] if found.case else [*todo][: len(todo) // 2]
+        first = {case: todo[case] for case in one}
+        return _judge(first) + _judge({case: n for case, n in todo.items() if case not in first})
     ((case, numbers),) = todo.items()
-    plain, _ = _differences(todo, "inductor")
-    status = "both" if plain else "ours"
-    reason = _alone(case, numbers) or wrong
-    return [*rows, Row(str(case), status, reason + (f" | Inductor: {plain}" if plain else ""), fired)]
-
-
-def _alone(case: Case, numbers: list[int]) -> str:
-    """Return what is wrong with the first sample that is wrong by itself."""
-    if len(numbers) == 1:
-        return ""
-    for number in numbers:
-        wrong, _ = _differences({case: [number]}, "ipex")
-        if wrong:
-            return wrong
-    return ""
+    if len(numbers) > 1:  # the first sample that is wrong by itself says most
+        apart = (_compiled_and_compared({case: [number]}, "ipex") for number in numbers)
+        found = next((one for one in apart if one.wrong), found)
+    plain = _compiled_and_compared(todo, "inductor").wrong
+    reason = f"{found.wrong} | Inductor: {plain}" if plain else found.wrong
+    return [Row(str(case), "both" if plain else "ours", reason, found.fired)]
 
 
 def _runnable(case: Case) -> tuple[list[int], str]:
     """Return the numbers of samples that eager can run, or why there are none."""
     try:
-        count = len(cases.samples(case))
+        built = cases.samples(case)
     except Exception as error:
         return [], f"torch makes no samples: {_said(error)}"
     numbers, reason = [], "torch has no samples of this way"
-    for number in range(count):
+    for number, sample in enumerate(built):
         try:
-            _run({case: [number]}, None)
+            _outcomes([sample], case.way == "training", None)
             numbers.append(number)
         except Exception as error:
             reason = f"eager: {_said(error)}"
     return numbers, "" if numbers else reason
 
 
-def _differences(todo: dict[Case, list[int]], backend: Any) -> tuple[str, list[str]]:
-    """Compile and compare; return the first difference or error, and the rules that fired."""
+@dataclass
+class Found:
+    """What a compilation came to: the first difference or error, if any, and where known whose."""
+
+    wrong: str = ""
+    case: Case | None = None
+    fired: list[str] = field(default_factory=list)
+
+
+def _compiled_and_compared(todo: dict[Case, list[int]], backend: str) -> Found:
     torch.compiler.reset()
+    torch._dynamo.config.recompile_limit = 64  # where a graph breaks, each line is a frame
     decisions.clear()
     counters.clear()
     wanted = _run(todo, None)
     try:
         got = _run(todo, backend)
     except Exception as error:
-        return f"raises {_said(error)}", []
+        return Found(f"raises {_said(error)}")
     fired = sorted({e.subject for r in decisions.reports() for e in r.events if e.kind == "fired"})
     wide: list[Outcome] | None = None
     for place, (case, ours, eager) in enumerate(zip(_spread(todo), got, wanted, strict=True)):
@@ -123,8 +116,8 @@ def _differences(todo: dict[Case, list[int]], backend: Any) -> tuple[str, list[s
             exact = wide[place] if wide else None
             wrong = list(_compare(ours, eager, exact, tolerances))
         if wrong:
-            return f"{case}: {wrong[0]}", fired
-    return "", fired
+            return Found(wrong[0], case, fired)
+    return Found(fired=fired)
 
 
 def _spread(todo: dict[Case, list[int]]) -> Iterable[Case]:
@@ -139,48 +132,45 @@ def _run_wide(todo: dict[Case, list[int]]) -> list[Outcome] | None:
 
 
 def _run(todo: dict[Case, list[int]], backend: Any, wide: bool = False) -> list[Outcome]:
-    """Run samples as one function, compiled unless `backend` is None; twice in inference."""
-    ways = {case.way for case in todo}
-    training = ways == {"training"}
-    if len(ways) > 1 and "training" in ways:
-        raise ValueError("training and inference are compiled apart")
+    """Build the samples anew and run them, compiled unless `backend` is None."""
     built = {case: cases.samples(case) for case in todo}
     samples = [built[case][number] for case, numbers in todo.items() for number in numbers]
     if wide:
         for sample in samples:
-            sample.call.widen()
+            sample.widen()
+    return _outcomes(samples, {case.way for case in todo} == {"training"}, backend)
+
+
+def _outcomes(samples: list[Sample], training: bool, backend: Any) -> list[Outcome]:
+    """Run samples as one function; twice in inference, as weights are packed at the first call."""
     together = Together(samples)
     run: Any = together if backend is None else _compiled(together, backend)
-    inputs = [list(sample.call.inputs) for sample in samples]
+    outcomes = [Outcome() for _ in samples]
     with torch.set_grad_enabled(training):
-        outcomes = [Outcome() for _ in samples]
         for turn in range(1 if training else 2):
             torch.manual_seed(turn)
-            results = run(inputs)
-            for sample, outcome, given, result in zip(samples, outcomes, inputs, results, strict=True):
-                named = _named(sample, given, result)
+            results = run(*together.inputs)
+            for outcome, *parts in zip(
+                outcomes, results, together.inputs_of, together.held_of, strict=True
+            ):
+                named = _named(*parts)
                 outcome.values |= {f"{name}, call {turn}": v for name, v in named.items()}
         if training:
-            _add_gradients(samples, inputs, results, outcomes)
+            _add_gradients(samples, together, results, outcomes)
     return outcomes
 
 
 def _compiled(together: Together, backend: Any) -> Any:
-    if backend == "inductor":
-        return torch.compile(together, backend="inductor", options=OPTIONS, dynamic=False)
-    options = OPTIONS | {"strict": True}
+    options = OPTIONS if backend == "inductor" else OPTIONS | {"strict": True}
     return torch.compile(together, backend=backend, options=options, dynamic=False)
 
 
-def _named(sample: Sample, inputs: list[Tensor], result: Any) -> dict[str, Any]:
+def _named(result: Any, inputs: list[Tensor], held: dict[str, Tensor]) -> dict[str, Any]:
     named = {f"result {n}": value for n, value in enumerate(tree_leaves(result))}
+    strides = {f"strides of {n}": _strides(x) for n, x in named.items() if isinstance(x, Tensor)}
     named |= {f"input {n} afterwards": x for n, x in enumerate(inputs)}
-    named |= {f"buffer {name} afterwards": x for name, x in sample.call.named_buffers()}
-    return cases.clone(named) | {
-        f"strides of {name}": _strides(value)
-        for name, value in named.items()
-        if name.startswith("result") and isinstance(value, Tensor)
-    }
+    named |= {f"{name} afterwards": x for name, x in held.items() if not x.requires_grad}
+    return cases.clone(named) | strides
 
 
 def _strides(value: Tensor) -> Any:
@@ -191,16 +181,17 @@ def _strides(value: Tensor) -> Any:
 
 
 def _add_gradients(
-    samples: list[Sample], inputs: list[list[Tensor]], results: list[Any], outcomes: list[Outcome]
+    samples: list[Sample], together: Together, results: list[Any], outcomes: list[Outcome]
 ) -> None:
     """Run the backward of all samples at once, as one compiled graph has to."""
     random = torch.Generator().manual_seed(0)
     leaves: list[tuple[Outcome, str, Tensor]] = []
     ends: list[Tensor] = []
-    for sample, given, result, outcome in zip(samples, inputs, results, outcomes, strict=True):
-        named = [(f"input {n}", x) for n, x in enumerate(given)] + [*sample.call.named_parameters()]
-        leaves += [(outcome, name, x) for name, x in named if x.requires_grad]
-        found = tree_leaves(sample.differentiate(result))
+    for number, (sample, outcome) in enumerate(zip(samples, outcomes, strict=True)):
+        named = {f"input {n}": x for n, x in enumerate(together.inputs_of[number])}
+        named |= together.held_of[number]
+        leaves += [(outcome, name, x) for name, x in named.items() if x.requires_grad]
+        found = tree_leaves(sample.differentiate(results[number]))
         ends += [end for end in found if isinstance(end, Tensor) and end.requires_grad]
     if not (leaves and ends):
         return
