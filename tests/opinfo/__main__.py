@@ -68,7 +68,7 @@ def _arguments() -> argparse.Namespace:
     ways = "inference,weights,in place,training"
     parser.add_argument("--ways", default=ways, help="comma-separated, of these")
     parser.add_argument("--group", type=int, default=24, help="how many cases share a graph")
-    parser.add_argument("--timeout", type=int, default=300, help="seconds for one group")
+    parser.add_argument("--timeout", type=int, default=1200, help="seconds for one group")
     parser.add_argument(
         "--as-is", action="store_true", help="run graphs as our passes leave them, uncompiled"
     )
