@@ -5,11 +5,11 @@ from collections import Counter
 
 import pytest
 import torch
-
-from ipex_inductor import compat
 from opinfo import __main__ as command
 from opinfo import cases, check, runner, sampling
 from opinfo.cases import Case
+
+from ipex_inductor import compat
 
 GROUPS = runner.groups(sampling.sample(), sampling.GROUP)
 CHEAP = Case("op", "add", "float32", "weights")
