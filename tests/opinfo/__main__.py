@@ -32,12 +32,13 @@ def main() -> int:
     os.environ.update({name: os.environ.get(name, value) for name, value in DEFAULTS.items()})
     with tempfile.TemporaryDirectory(prefix="ipex_home_") as home:
         os.environ["IPEX_HOME"] = home
-        from opinfo import cases, runner
+        from opinfo import cases, runner, sampling
 
         number, count = map(int, args.shard.split("/"))
+        every = sampling.sample() if args.sample else cases.every()
         chosen = [
             case
-            for case in cases.every()[number - 1 :: count]
+            for case in every[number - 1 :: count]
             if re.search(args.only, str(case)) and case.way in args.ways.split(",")
         ]
         done = read(args.results)
@@ -64,6 +65,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="opinfo", description=__doc__)
     parser.add_argument("--shard", default="1/1", help="which share: 3/8 is the third of eight")
     parser.add_argument("--results", type=Path, default=Path("opinfo.jsonl"), help="a file of rows")
+    parser.add_argument("--sample", action="store_true", help="of the cases that run every time")
     parser.add_argument("--only", default="", help="a regular expression of names of cases")
     ways = "inference,weights,in place,training"
     parser.add_argument("--ways", default=ways, help="comma-separated, of these")

@@ -48,8 +48,13 @@ def rows(todo: Sequence[Case], size: int, as_is: bool, timeout: int) -> Iterator
 
 
 def _begin(as_is: bool) -> None:
+    import logging
+    import warnings
+
     import torch
 
+    warnings.simplefilter("ignore")
+    torch._logging.set_logs(all=logging.CRITICAL)  # of graph breaks, by the page
     torch.set_num_threads(1)  # the samples are small
     if as_is:
         from ipex_inductor import compat
