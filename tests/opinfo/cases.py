@@ -15,10 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.testing._internal import common_methods_invocations as invocations
-from torch.testing._internal.common_device_type import tol, toleranceOverride
-from torch.testing._internal.common_modules import module_db
-from torch.testing._internal.opinfo.core import DecorateInfo
 from torch.utils._pytree import tree_leaves, tree_map
 
 SAMPLES = 3
@@ -28,10 +24,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # training: forward and backward, with parameters where `weights` has buffers.
 WAYS = ("inference", "weights", "in place", "training")
 HERE = Path(__file__).parent
-
-# These lists call random operators under a seed of their own, which is no part of a graph. The
-# generator is seeded around each call instead (see `check.py`).
-invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
 
 
 @dataclass(frozen=True, order=True)
@@ -165,7 +157,13 @@ def _widen(value: Any) -> Any:
 
 @functools.cache
 def entries() -> dict[tuple[str, str], Any]:
-    """Return torch's entries by list and name."""
+    """Return torch's entries by list and name; to import them takes seconds."""
+    from torch.testing._internal import common_methods_invocations as invocations
+    from torch.testing._internal.common_modules import module_db
+
+    # Random operators are called under a seed of the list's own, which is no part of a graph. The
+    # generator is seeded around each call instead (see `check.py`).
+    invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
     lists = {name: value for name, value in vars(invocations).items() if name.endswith("_db")}
     foreach = [op for name, ops in lists.items() if name.startswith("foreach_") for op in ops]
     entries: dict[tuple[str, str], Any] = {("module", info.name): info for info in module_db}
@@ -261,6 +259,9 @@ def _of_module(info: Any, dtype: torch.dtype, way: str) -> Iterator[Sample]:
 
 def tolerances(case: Case) -> tuple[float, float]:
     """Return (rtol, atol): torch.testing's of the dtype, or the loosest that torch's entry has."""
+    from torch.testing._internal.common_device_type import tol, toleranceOverride
+    from torch.testing._internal.opinfo.core import DecorateInfo
+
     dtype = DTYPES[case.dtype]
     rtol, atol = torch.testing._comparison.default_tolerances(dtype)
     given = [tol(atol, rtol)]

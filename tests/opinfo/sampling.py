@@ -2,6 +2,7 @@
 rest.
 """
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from opinfo import cases
 from opinfo.cases import Case
 
 SIZE = 150
-GROUP = 12  # cases of one graph: one call of g++ for all of them
+# Graphs that the cases share, as g++ takes seconds for each whatever it holds.
+TRAINED, OTHERS = 2, 11
 # What our passes and kernels touch: each is used in one way of two, both dtypes in turn.
 NAMED = (
     *("nn.functional.conv1d", "nn.functional.conv2d", "nn.functional.conv3d"),
@@ -45,14 +47,22 @@ NAMED = (
 SLOW = ("linalg", "svd", "fft", "unique", "ctc", "lstm", "transformer", "quantile", "polygamma")
 
 
-def sample() -> list[Case]:
+@functools.cache
+def sample() -> tuple[Case, ...]:
     """Return the same cases each time, few of which change with torch's lists."""
     every = [case for case in cases.every() if not cases.row_of(case, "both_wrong")]
     chosen = list(_named(every))
     rest = [case for case in every if case not in {*chosen} and _is_cheap(case)]
     rest.sort(key=lambda case: hashlib.sha256(str(case).encode()).digest())
     more = (case for case in rest if cases.samples(case))
-    return chosen + list(itertools.islice(more, SIZE - len(chosen)))
+    return (*chosen, *itertools.islice(more, SIZE - len(chosen)))
+
+
+def part(number: int) -> tuple[Case, ...]:
+    """Return the cases of one of the graphs, those that are trained first."""
+    training = number < TRAINED
+    alike = tuple(case for case in sample() if (case.way == "training") is training)
+    return alike[number::TRAINED] if training else alike[number - TRAINED :: OTHERS]
 
 
 def _named(every: list[Case]) -> Iterator[Case]:
@@ -61,7 +71,7 @@ def _named(every: list[Case]) -> Iterator[Case]:
         dtype = tuple(cases.DTYPES)[number % 2]
         wanted = ("weights", "in place", "inference") if number % 4 else ("training", "inference")
         fits = (c for way in wanted for c in same if (c.way, c.dtype) == (way, dtype))
-        yield next(case for case in fits if cases.samples(case))
+        yield from itertools.islice((case for case in fits if cases.samples(case)), 1)
 
 
 def _is_cheap(case: Case) -> bool:
