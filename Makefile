@@ -12,7 +12,7 @@ SPREAD := -n $(WORKERS) --dist worksteal
 # Bytecode is kept, whatever the shell says: else each process that tests start takes 2.5 seconds more.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test slow reliability sycl ocloc sycl-aot triton-xe tritons fuzz prebuild lint check compat clean
+.PHONY: demo quick test slow reliability sycl ocloc sycl-aot triton-xe tritons fuzz opinfo prebuild lint check compat clean
 .DEFAULT_GOAL := test
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -81,6 +81,13 @@ tritons: $(VENV)/installed
 FUZZ ?= --programs 10000 --compiled 120
 fuzz: $(VENV)/installed
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
+
+# Torch's own case lists (OpInfo, ModuleInfo) held to eager, or a share of them: `make opinfo
+# SHARD=3/8`. Rows are appended to a file, and a later call goes on where this one stopped.
+SHARD ?= 1/1
+OPINFO ?= --results opinfo.jsonl
+opinfo: $(VENV)/installed
+	PYTHONPATH=tests $(BIN)/python -m opinfo --shard $(SHARD) $(OPINFO)
 
 # Every kernel of some models for GPUs that are not here: 15 minutes and 6 GB at most.
 prebuild: $(VENV)/installed

@@ -86,7 +86,7 @@ def compiled(
             request.example_inputs,
             inner_compile=inner_compile,
             config_patches=patches,
-            decompositions=_decompositions(patches),
+            decompositions=_decompositions(request, patches),
         )
 
 
@@ -184,12 +184,19 @@ def _joint_pass(
     )
 
 
-def _decompositions(patches: Mapping[str, Any]) -> Any:
-    """None for Inductor's own: what nobody decomposes again must not be kept whole."""
+def _decompositions(request: Request, patches: Mapping[str, Any]) -> Any:
+    """Return Inductor's table under this call's options without the ops that are kept whole.
+
+    None for Inductor's own: what no pass decomposes again must not be kept whole.
+    """
     from ipex_inductor.passes.joint import WHOLE
     from ipex_inductor.passes.whole_ops import reduced_table
 
-    return reduced_table(WHOLE) if _setting(patches, "use_joint_graph_passes") else None
+    if not _setting(patches, "use_joint_graph_passes"):
+        return None
+    # The table depends on options (`fallback_random`), which compile_fx sets later than this.
+    with torch._inductor.config.patch(dict(request.options)):
+        return reduced_table(WHOLE)
 
 
 def _has_template(selected: "Mapping[bytes, Selection]") -> bool:

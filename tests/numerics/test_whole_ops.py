@@ -29,6 +29,8 @@ OPS = {
     "silu": F.silu,
 }
 
+AS_EAGER = {"fallback_random": True, "strict": True}
+
 
 class Net(nn.Module):
     def __init__(self, *ops):
@@ -124,3 +126,16 @@ def check(names, dtype, grad, dynamic):
     wanted = len(names) + 1 - alone
     assert whole >= wanted, "the ops and the batch norm should have reached the pass whole"
     assert ours == plain
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("op", [F.dropout, F.rrelu, F.alpha_dropout], ids=lambda op: op.__name__)
+def test_random_numbers_are_eagers_where_an_option_says_so(op, training, op_by_op):
+    """As with plain Inductor, whose table of decompositions depends on the option."""
+    x = torch.randn(64, 8, requires_grad=training)
+    fn = torch.compile(lambda x: op(x, training=True), backend="ipex", options=AS_EAGER)
+    with torch.set_grad_enabled(training):
+        torch.manual_seed(1)
+        result = fn(x)
+        torch.manual_seed(1)
+        torch.testing.assert_close(result, op(x, training=True), rtol=0, atol=0)

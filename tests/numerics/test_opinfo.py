@@ -1,0 +1,139 @@
+"""Torch's own case lists, held to eager: the share of `make opinfo` that runs every time."""
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+
+from ipex_inductor import compat
+from opinfo import __main__ as command
+from opinfo import cases, check, runner, sampling
+from opinfo.cases import Case
+
+CHEAP = Case("op", "add", "float32", "weights")
+IN_PLACE = Case("op", "add", "float32", "in place")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Tensors this small are faster on one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("part", range(sampling.TRAINED + sampling.OTHERS))
+def test_sample(part):
+    group = sampling.part(part)
+    rows = check.check(group)
+    wrong = [f"{row.status}: {row.case}: {row.reason}" for row in rows if row.status != "pass"]
+    assert not wrong, "\n".join(wrong)
+    assert len(rows) == len(group)
+
+
+def test_the_sample_has_every_kind_of_case():
+    sample = sampling.sample()
+    assert len(sample) == len(set(sample)) == sampling.SIZE
+    parts = map(sampling.part, range(sampling.TRAINED + sampling.OTHERS))
+    assert {case for part in parts for case in part} == {*sample}
+    ways = Counter(case.way for case in sample)
+    assert min(ways[way] for way in cases.WAYS) >= 10
+    assert {case.dtype for case in sample} == cases.DTYPES.keys()
+    assert {case.kind for case in sample} == {*runner.KINDS}
+    here = {name for _, name in cases.entries()}
+    assert {case.name for case in sample} >= here.intersection(sampling.NAMED)
+    assert len(here.intersection(sampling.NAMED)) > 0.95 * len(sampling.NAMED)
+    assert not any(cases.row_of(case, "both_wrong") for case in sample)
+
+
+def test_the_lists_are_whole():
+    every = cases.every()
+    assert len(every) == len({*map(str, every)}) > 4000
+    count = Counter(kind for kind, _ in {(case.kind, case.name) for case in every})
+    assert count["op"] > 550
+    assert count["module"] > 100
+    assert count["foreach"] > 40
+    rows = [*cases.table("excluded"), *cases.table("both_wrong")]
+    listed = {name for row in rows for name in row["names"]}
+    assert listed <= {name for _, name in cases.entries()}
+    assert all(row["reason"] for row in rows)
+
+
+def _changed(change):
+    """A compiler of graphs whose results are changed."""
+
+    def compile_inner(gm, example_inputs, **_):
+        def call(inputs):
+            given = list(inputs)
+            inputs.clear()
+            return change(gm(*given))
+
+        call._boxed_call = True
+        return call
+
+    return compile_inner
+
+
+def _of_last(change):
+    return lambda results: (*results[:-1], change(results[-1]))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_of_last(lambda x: x * 1.001), "elements differ"),
+        (_of_last(lambda x: x.bfloat16()), "bfloat16"),
+        (_of_last(lambda x: x.new_full(x.shape, torch.nan)), "nan"),
+    ],
+    ids=["value", "dtype", "nan"],
+)
+def test_a_fault_of_ours_is_found(monkeypatch, change, said):
+    monkeypatch.setattr(compat, "compile_inner", _changed(change))
+    (row,) = check.check([CHEAP])
+    assert row.status == "ours"
+    assert said in row.reason
+
+
+def test_of_a_group_the_wrong_one_is_named(monkeypatch):
+    """And the others pass."""
+    monkeypatch.setattr(compat, "compile_inner", _changed(lambda results: results))
+    monkeypatch.setattr(cases, "tolerances", lambda case: None if case == IN_PLACE else (1, 1))
+    monkeypatch.setattr(check, "_differs", lambda *args: "" if args[3] else "it does")
+    rows = {row.case: row.status for row in check.check([CHEAP, IN_PLACE])}
+    assert rows == {str(CHEAP): "pass", str(IN_PLACE): "both"}
+
+
+def test_a_fault_of_a_gradient_is_found(monkeypatch):
+    training = Case("op", "mul", "float32", "training")
+    monkeypatch.setattr(compat, "compile_inner", _changed(_of_last(lambda x: x + 1)))
+    (row,) = check.check([training])
+    assert row.status == "ours"
+
+
+def test_a_listed_case_that_passes_fails(monkeypatch):
+    row = {"names": ["add"], "ways": ["weights"], "reason": "rounds twice"}
+    monkeypatch.setattr(cases, "table", lambda name: (row,))
+    judged = runner.judged(CHEAP, check.Row(str(CHEAP), "pass"))
+    assert judged.status == "unlisted"
+    assert runner.judged(CHEAP, check.Row(str(CHEAP), "both")).status == "listed"
+    assert runner.judged(IN_PLACE, check.Row(str(IN_PLACE), "both")).status == "both"
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def rows(todo, *_):
+        asked.append([str(case) for case in todo])
+        yield from ({"case": str(case), "status": "pass", "reason": ""} for case in todo[:2])
+
+    monkeypatch.setattr(runner, "rows", rows)
+    results = tmp_path / "rows.jsonl"
+    line = ["opinfo", "--results", str(results), "--only", "^add-", "--ways", "weights,training"]
+    monkeypatch.setattr("sys.argv", line)
+    assert command.main() == 0  # which is stopped after two
+    first = [json.loads(text)["case"] for text in results.read_text().splitlines()]
+    assert command.main() == 0
+    assert asked[1] == [case for case in asked[0] if case not in first]
+    assert "pass: 4" in capsys.readouterr().out
