@@ -131,6 +131,7 @@ def split(
     derived = weight_only(gm.graph, weights)
     worth = [n for n in derived if _worth_hoisting(n, derived)]
     outputs = [n for n in worth if n.target in PACKERS or budget.take(_bytes(n.meta["val"]))]
+    outputs = _read_by_the_rest(gm.graph, outputs)
     if budget.refused:
         reason = f"{budget.refused} tensors are beyond weight_prologue_bytes={limit}"
         report.add("missed", "weight prologue", f"{reason}: left in the graph")
@@ -291,6 +292,21 @@ def _worth_hoisting(node: Node, derived: dict[Node, None]) -> bool:
     if all(_is_view(n) or (grows and n.target in CASTS) for n in links):
         return node.target in CASTS and any(n.target in CALLS for n in node.users)
     return not grows or _bytes(value) <= SMALL or any(n.target is GROUPED for n in node.users)
+
+
+def _read_by_the_rest(graph: torch.fx.Graph, outputs: Sequence[Node]) -> list[Node]:
+    """Return those of `outputs` that something reads which is not computed ahead itself.
+
+    A packed weight has no such reader where its product is on weights too: the graph would take a
+    tensor that it does not use.
+    """
+    cut, reached = {*outputs}, set[Node]()
+    todo = [node for node in graph.nodes if node.op == "output" or node.is_impure()]
+    while todo:
+        fresh = {*todo.pop().all_input_nodes} - reached
+        reached |= fresh
+        todo.extend(fresh - cut)
+    return [node for node in outputs if node in reached]
 
 
 def _leaves_the_graph(node: Node) -> bool:
