@@ -268,10 +268,8 @@ def chosen(options: argparse.Namespace) -> Iterator[tuple[str, Variant]]:
     wanted += [True] * (options.train or not options.inference)
     batches = [False] * options.static + [True] * options.dynamic
     each = bool(options.all or options.dtype or batches)
-    for family, models in FAMILIES.items():
-        if options.family and family not in options.family:
-            continue
-        for place, name in enumerate(models):
+    for family in options.family or FAMILIES:
+        for place, name in enumerate(FAMILIES[family]):
             if options.models and name not in options.models:
                 continue
             for training in wanted:
