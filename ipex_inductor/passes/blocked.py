@@ -56,8 +56,9 @@ FASTER: Mapping[tuple[str, torch.dtype], tuple[Bounds, Bounds]] = {
     ("x86-64:avx2", torch.float32): (Bounds(128, 4096), Bounds(128, 64)),
     ("x86-64:avx2", torch.bfloat16): (Bounds(128, 4096), Bounds(128, 0)),  # a net's are in fp32
 }
-# Multiplications with the zeros that fill the last block; as many take 20 microseconds.
+# Multiplications with the zeros that fill the last vectors; as many take 20 microseconds.
 WASTE = 1 << 20
+VECTOR = 16  # columns, on AVX-512
 # Columns of a block that lie together, where they are not all of it.
 PANEL = {"x86-64:avx2": 16}
 # What Dynamo calls of which such products, or attention over few keys, may come.
@@ -107,6 +108,12 @@ def _is_one_pixel(shape: tuple[int, ...], window: list[Any]) -> bool:
     return len(shape) == 4 and shape[2:] == (1, 1) and steps and not transposed and groups == 1
 
 
+def _filled(columns: int) -> int:
+    """Return how many columns the kernel adds up: of the last block one, two or all vectors."""
+    whole, rest = columns // COLUMNS * COLUMNS, columns % COLUMNS
+    return whole + next(some for some in (0, VECTOR, 2 * VECTOR, COLUMNS) if some >= rest)
+
+
 def _is_faster(x: torch.Tensor, weight: torch.Tensor, image: bool) -> bool:
     """Return whether it was measured to be for products of these sizes.
 
@@ -121,8 +128,7 @@ def _is_faster(x: torch.Tensor, weight: torch.Tensor, image: bool) -> bool:
     if changes and (image or bounds.products < math.inf):
         return False
     rows = math.prod(sizes) // depth
-    panel = PANEL.get(architecture(), COLUMNS)
-    filled = -(-columns // panel) * panel
+    filled = _filled(columns)
     most = max(bounds.rows, bounds.deep * depth)
     return (
         depth >= bounds.depth

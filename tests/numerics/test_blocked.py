@@ -96,7 +96,8 @@ def test_where_there_is_a_compiler_there_is_our_library() -> None:
 @pytest.mark.parametrize("panel", PANELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "sizes", [(1, 256, 65), (3, 2, 17), (13, 70, 130), (64, 128, 64), (65, 66, 63), (0, 8, 8)]
+    "sizes",
+    [(1, 256, 65), (3, 2, 17), (13, 70, 130), (64, 128, 64), (65, 66, 63), (0, 8, 8), (7, 6, 33)],
 )
 def test_every_word_is_computed(
     dtype: torch.dtype, sizes: tuple[int, int, int], panel: int
@@ -400,8 +401,9 @@ def test_more_rows_than_were_measured_are_left_to_onednn() -> None:
     [
         (torch.float32, (384, 13, 64), True),  # an odd depth, and few
         (torch.bfloat16, (4, 13, 64), False),  # whose columns are multiplied in pairs
-        (torch.float32, (64, 64, 1), True),  # 63 columns of zeros, of few rows
-        (torch.float32, (1536, 64, 10), False),  # as many, of rows that outweigh oneDNN's call
+        (torch.float32, (64, 64, 1), True),  # 15 columns of zeros, of few rows
+        (torch.float32, (4096, 64, 1), False),  # as many, of rows that outweigh oneDNN's call
+        (torch.float32, (1024, 64, 48), True),  # all four vectors
         (torch.bfloat16, (64, 64, 64), True),
         (torch.bfloat16, (256, 128, 64), False),  # products that AMX has sooner
     ],
@@ -409,7 +411,7 @@ def test_more_rows_than_were_measured_are_left_to_onednn() -> None:
 def test_on_amx_what_outweighs_onednns_call_is_ours(
     dtype: torch.dtype, sizes: tuple[int, int, int], ours: bool
 ) -> None:
-    """By `benchmarks/blocked.py`."""
+    """As was measured with `benchmarks/blocked.py`'s clock, one thread."""
     rows, depth, columns = sizes
     model = nn.Sequential(nn.Linear(depth, columns), nn.ReLU()).to(dtype).eval()
     x = torch.randn(rows, depth).to(dtype)

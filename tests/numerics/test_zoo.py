@@ -4,6 +4,7 @@ All of them op by op behind all of our passes, a few as Inductor's code; with th
 judge, which allows what eager is off by.
 """
 
+import argparse
 import copy
 import itertools
 import sys
@@ -20,7 +21,9 @@ from zoo import Case, Variant, chosen, computed, one_step
 from zoo_models import FAMILIES, MODELS
 from zoo_models.verdict import Verdict
 
-# Whisper in train mode draws a number for each layer, and Dynamo gives up what it cannot follow.
+# Of each family what is traced in a second or two.
+QUICK = {"convnext", "vit", "albert", "conv_tasnet", "lstm", "dlrm", "deepfm", "vae", "realnvp"}
+QUICK |= {"gat", "graphsage", "dqn", "sac"}
 IN_CODE = ("ncf", "gcn", "ppo")  # seconds to compile
 
 
@@ -42,8 +45,6 @@ def test_by_turns_each_family_has_all_variants():
 
 
 def _options(**values):
-    import argparse
-
     return argparse.Namespace(**{k: v if v is not None else False for k, v in values.items()})
 
 
@@ -65,8 +66,15 @@ def check(name, variant):
 def variants(training):
     """The models, each in one dtype and kind of batch."""
     turns = itertools.cycle(itertools.product((False, True), ("fp32", "bf16")))
-    for name, (dynamic, dtype) in zip(MODELS, turns, strict=False):
-        yield pytest.param(name, Variant(training, dtype, dynamic), id=f"{name}-{dtype}-{dynamic}")
+    return [
+        pytest.param(
+            name,
+            Variant(training, dtype, dynamic),
+            marks=[] if name in QUICK and not training else pytest.mark.slow,
+            id=f"{name}-{dtype}-{'dynamic' if dynamic else 'static'}",
+        )
+        for name, (dynamic, dtype) in zip(MODELS, turns, strict=False)
+    ]
 
 
 @pytest.mark.usefixtures("op_by_op")
@@ -77,7 +85,6 @@ def test_inference_op_by_op(name, variant):
     check(name, variant)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("op_by_op")
 @pytest.mark.parametrize(("name", "variant"), variants(training=True))
 def test_training_op_by_op(name, variant):
