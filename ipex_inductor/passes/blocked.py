@@ -33,7 +33,7 @@ class Bounds(NamedTuple):
         depth: The fewest columns of x.
         rows: The most rows of x.
         deep: Or so many rows for each column.
-        products: The most multiplications, the zeros of the last block counted. Where there is a
+        products: The most multiplications, the zeros of the last vectors counted. Where there is a
             bound, oneDNN is many times faster beyond it, so a size that may change is not taken.
     """
 
@@ -51,7 +51,7 @@ FASTER: Mapping[tuple[str, torch.dtype], tuple[Bounds, Bounds]] = {
     ("x86-64:amx", torch.float32): (Bounds(1, 8192), Bounds(1, 0)),
     ("x86-64:amx", torch.bfloat16): (Bounds(1, 8192, products=1 << 19), Bounds(1, 0)),
     ("x86-64:avx512_bf16", torch.bfloat16): (Bounds(16, 8192), Bounds(64, 4096, 25)),
-    ("x86-64:avx512_bf16", torch.float32): (Bounds(16, 8192), Bounds(64, 4096, 25)),
+    ("x86-64:avx512_bf16", torch.float32): (Bounds(1, 8192), Bounds(64, 4096, 25)),
     ("x86-64:avx512_bf16", torch.float16): (Bounds(16, 8192), Bounds(64, 0)),
     ("x86-64:avx2", torch.float32): (Bounds(128, 4096), Bounds(128, 64)),
     ("x86-64:avx2", torch.bfloat16): (Bounds(128, 4096), Bounds(128, 0)),  # a net's are in fp32
