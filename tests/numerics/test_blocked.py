@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import code_of
 from torch import Tensor, nn
 
 import ipex_inductor
@@ -435,6 +436,34 @@ def test_rows_may_change_where_no_number_of_them_is_slow(dtype: torch.dtype) -> 
         assert result.is_contiguous()
         assert len(decisions.reports()) == 1
     assert chosen() == (2 if dtype == torch.float32 else 0)
+
+
+class Gathered(nn.Module):
+    """A result that a product reads, and behind it, in the graph, a gather."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.others = nn.Linear(32, 32), nn.Linear(32, 32, bias=False)
+
+    def forward(self, x: Tensor, y: Tensor, place: Tensor) -> Tensor:
+        """x and y [rows, 32], place [edges] -> [rows, 32]."""
+        z = x.fmod(y)
+        to = place.flip(0)[:, None].expand(-1, z.shape[1])
+        gathered = torch.zeros_like(z).scatter_add(0, to, z[place])
+        return self.own(z) + self.others(gathered)
+
+
+@needs_fp32
+@torch.no_grad()
+def test_what_a_product_reads_is_computed_once() -> None:
+    """And not again at each place of a gather: as often as in Inductor's own code."""
+    model = Gathered().eval()
+    x, y, place = torch.randn(48, 32), torch.randn(48, 32), torch.randint(48, (96,))
+    code = "".join(code_of(compiled(model), x, y, place))
+    assert chosen() == 2
+    torch.compiler.reset()
+    plain = "".join(code_of(torch.compile(model), x, y, place))
+    assert code.count("fmod(") == plain.count("fmod(") > 0
 
 
 @needs
