@@ -34,6 +34,9 @@ IMAGES = ((3136, 64, 256), (3136, 256, 64), (784, 128, 512), (784, 512, 128))
 IMAGES += ((196, 256, 1024), (196, 1024, 256), (49, 512, 2048), (49, 2048, 512))
 LAYERS = ((128, 768, 768), (128, 768, 3072), (128, 3072, 768))
 NARROW = ((16, 16, 16), (128, 16, 256), (1024, 32, 64), (1024, 64, 256), (8192, 64, 64))
+# Of recommenders, graph networks and policies: few terms, few columns.
+SMALL = ((64, 14, 128), (64, 64, 1), (384, 64, 10), (1536, 16, 1), (64, 64, 64), (64, 128, 128))
+SMALL += ((384, 32, 64), (384, 64, 64), (16, 128, 512), (96, 128, 512))
 FEW = tuple((rows, 768, 3072) for rows in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64))
 DECODE = ((1, 768, 2304), (1, 768, 3072), (1, 3072, 768), (1, 768, 50257))
 
@@ -47,7 +50,7 @@ def cases() -> Iterator[tuple[torch.dtype, bool, tuple[int, int, int]]]:
         for rows, depth, columns in LAYERS:
             for batch in (1, 2, 4, 8, 16, 64):
                 yield dtype, False, (rows * batch, depth, columns)
-        for sizes in (*NARROW, *DECODE, *(FEW if dtype == torch.float16 else ())):
+        for sizes in (*NARROW, *SMALL, *DECODE, *(FEW if dtype == torch.float16 else ())):
             yield dtype, False, sizes
 
 

@@ -154,17 +154,29 @@ def patience(seconds: int) -> Iterator[None]:
         signal.alarm(0)
 
 
-def raced(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
+def raced(
+    runs: dict[str, Callable[[], Any]],
+    seconds: float,
+    timed: "Callable[[Callable[[], Any], int], float] | None" = None,
+    length: float = 50,
+) -> dict[str, list[float]]:
     """Milliseconds of one call, a block of calls at a time, the peers in turns.
 
     Each round in another order: who comes after a peer that draws less power finds higher clocks.
+
+    Args:
+        runs: The peers' calls by name.
+        seconds: At least so long.
+        timed: Returns the milliseconds of one of so many calls; `block` if not given.
+        length: Of a block, in milliseconds.
     """
+    timed = timed or block
     times: dict[str, list[float]] = {name: [] for name in runs}
     counts: dict[str, int] = {}
     for name, run in runs.items():
         try:
-            counts[name] = max(5, int(50 / max(block(run, 5), 1e-3)))  # blocks of 50 ms
-            block(run, counts[name])
+            counts[name] = max(5, int(length / max(timed(run, 5), 1e-3)))
+            timed(run, counts[name])
         except Exception as error:  # after a fault of a kernel nothing runs any more
             error.add_note(f"while {name} ran")
             raise
@@ -172,7 +184,7 @@ def raced(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, list[
     order = random.Random(0)
     while time.monotonic() < end or min(map(len, times.values())) < 5:
         for name in order.sample([*runs], len(runs)):
-            times[name].append(block(runs[name], counts[name]))
+            times[name].append(timed(runs[name], counts[name]))
     return times
 
 
@@ -265,9 +277,11 @@ def measure(options: argparse.Namespace, case: Case, about: dict[str, str]) -> b
     return not any("failed" in row for row in rows.values())
 
 
-def keep(options: argparse.Namespace, about: dict[str, str], row: dict[str, Any]) -> None:
-    """Print a row, and append it to the file that was named."""
-    print(json.dumps(row), flush=True)
+def keep(
+    options: argparse.Namespace, about: dict[str, str], row: dict[str, Any], shown: str = ""
+) -> None:
+    """Print a row (or `shown` in its place), and append it to the file that was named."""
+    print(shown or json.dumps(row), flush=True)
     if options.json:
         with open(options.json, "a") as file:
             file.write(json.dumps({**about, **row}) + "\n")

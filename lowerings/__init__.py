@@ -76,6 +76,23 @@ def _register() -> None:
     stem_pool.register()
     streamed.register()
     winograd.register()
+    _read_memory()
+
+
+def _read_memory() -> None:
+    """Have what our calls on CPUs read computed once, as Inductor has it of torch's own products.
+
+    Else a result that is read elsewhere too, by a gather say, would be computed again for each
+    number that is read there.
+    """
+    import torch
+    from torch._inductor.lowering import add_needs_realized_inputs
+
+    from ipex_inductor.templates import kept
+
+    ours = torch.ops.ipex
+    calls = (ours.blocked, ours.conv, ours.linear, ours.short_attention, ours.winograd)
+    add_needs_realized_inputs([*(call.default for call in calls), kept.KEPT_CONV])
 
 
 def is_ours(node: "Node") -> bool:

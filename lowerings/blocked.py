@@ -37,9 +37,10 @@ class OurCall(ir.ExternKernelOut):
         """The statement."""
         x, weight, *rest = (address(i) for i in self.inputs)
         columns, biased, binary, unary = self.constant_args
-        rows = math.prod(self.get_size()) // columns
+        rows = V.graph.wrapper_code.codegen_sizevar(math.prod(self.get_size()) // columns)
         bias, other = rest[0] if biased else "nullptr", rest[-1] if binary else "nullptr"
-        depth = math.prod(self.inputs[0].get_size()) // max(rows, 1)
+        _, count, _, paired = self.inputs[1].get_size()
+        depth = count * paired
         pointers = ", ".join((x, weight, bias, other, address(self)))
         name = f"product_{cpu_library.PRODUCTS[self.get_dtype()]}"
         sizes = f"{rows}, {depth}, {columns}, {self.inputs[1].get_size()[2]}"

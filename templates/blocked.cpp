@@ -99,11 +99,12 @@ SHORT void ask_for(const Product<T>& p, int64_t width, int64_t row, int64_t rows
 }
 
 // COUNT rows, and a block's columns some at a time: what follows finds their sums in the first cache.
-template <int64_t COUNT, typename T>
+// Columns beyond the last are not added up, but for those of its vectors.
+template <int64_t COUNT, int64_t PARTS, typename T>
 void multiply(const Product<T>& p, Finish<T> finish, const T* block, int64_t row, int64_t column) {
-  constexpr int64_t PARTS = TOGETHER<COUNT>, WIDTH = PARTS * WIDE;
+  constexpr int64_t WIDTH = PARTS * WIDE;
   alignas(64) float sums[COUNT * WIDTH];
-  for (int64_t some = 0; some < COLUMNS; some += WIDTH) {
+  for (int64_t some = 0; some < COLUMNS && column + some < p.columns; some += WIDTH) {
     const T* weights[PARTS];  // where the columns of each vector begin
 #pragma GCC unroll 8
     for (int64_t j = 0; j < PARTS; ++j) {
@@ -116,9 +117,13 @@ void multiply(const Product<T>& p, Finish<T> finish, const T* block, int64_t row
   }
 }
 
-template <typename T>  // by the number of rows, from one on
-constexpr decltype(&multiply<1, T>) MULTIPLY[] = {
-    multiply<1, T>, multiply<2, T>, multiply<3, T>, multiply<4, T>, multiply<5, T>, multiply<6, T>,
+template <int64_t ROWS, int64_t MOST>  // vectors, where a block has no more columns
+constexpr int64_t PARTS = std::min(TOGETHER<ROWS>, MOST);
+
+template <int64_t MOST, typename T>  // by the number of rows, from one on
+constexpr decltype(&multiply<1, 1, T>) MULTIPLY[] = {
+    multiply<1, PARTS<1, MOST>, T>, multiply<2, PARTS<2, MOST>, T>, multiply<3, PARTS<3, MOST>, T>,
+    multiply<4, PARTS<4, MOST>, T>, multiply<5, PARTS<5, MOST>, T>, multiply<6, PARTS<6, MOST>, T>,
 };
 
 template <typename T>
@@ -130,11 +135,13 @@ void multiply(const Product<T>& p) {
   for (int64_t tile = 0; tile < tall * wide; ++tile) {
     const int64_t m = across ? tile % tall : tile / wide, n = across ? tile / tall : tile % wide;
     const int64_t row = m * p.rows / tall, end = (m + 1) * p.rows / tall, column = n * COLUMNS;
-    const int64_t parts = (end - row + AT_ONCE<T> - 1) / AT_ONCE<T>;
+    const int64_t parts = (end - row + AT_ONCE<T> - 1) / AT_ONCE<T>, some = p.columns - column;
+    const auto* multiply = some <= WIDE ? MULTIPLY<1, T> : some <= 2 * WIDE ? MULTIPLY<2, T>
+                                                                          : MULTIPLY<8, T>;
     for (int64_t part = 0; part < parts; ++part) {  // as even as may be
       const int64_t from = row + part * (end - row) / parts;
       const int64_t count = row + (part + 1) * (end - row) / parts - from;
-      MULTIPLY<T>[count - 1](p, finish, p.blocks + column * p.depth, from, column);
+      multiply[count - 1](p, finish, p.blocks + column * p.depth, from, column);
     }
   }
 }

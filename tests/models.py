@@ -55,12 +55,12 @@ def build(name: str, dropout: float = 0.1, **sizes: Any) -> tuple[nn.Module, dic
     """
     torch.manual_seed(0)
     model = MODELS[name](dropout, **sizes)
-    _fill(model)
+    fill(model)
     return model, MODELS[name].inputs()
 
 
 @torch.no_grad()
-def _fill(model: nn.Module) -> None:
+def fill(model: nn.Module) -> None:
     """Weights of which each moves the result: as initialised, some layers are all but the identity.
 
     Independent of the version of `transformers`, too.
@@ -116,7 +116,7 @@ class ResNext(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = _normalised(3, 16, 3, stride=2)
+        self.stem = normalised(3, 16, 3, stride=2)
         self.blocks = nn.Sequential(Bottleneck(16, 32, 1), Bottleneck(32, 64, 2))
         self.head = nn.Linear(64, LABELS)
 
@@ -131,19 +131,19 @@ class Bottleneck(nn.Module):
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            _normalised(channels, out // 2, 1),
+            normalised(channels, out // 2, 1),
             nn.ReLU(inplace=True),
-            _normalised(out // 2, out // 2, 3, stride=stride, groups=4),
+            normalised(out // 2, out // 2, 3, stride=stride, groups=4),
             nn.ReLU(inplace=True),
-            _normalised(out // 2, out, 1),
+            normalised(out // 2, out, 1),
         )
-        self.shortcut = _normalised(channels, out, 1, stride=stride)
+        self.shortcut = normalised(channels, out, 1, stride=stride)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.layers(x) + self.shortcut(x))
 
 
-def _normalised(channels: int, out: int, kernel: int, **window: int) -> nn.Sequential:
+def normalised(channels: int, out: int, kernel: int, **window: int) -> nn.Sequential:
     conv = nn.Conv2d(channels, out, kernel, padding=kernel // 2, bias=False, **window)
     return nn.Sequential(conv, nn.BatchNorm2d(out))
 
@@ -160,8 +160,8 @@ class Dlrm(nn.Module):
     def __init__(self, width: int = 16, tables: int = 3) -> None:
         super().__init__()
         self.bags = nn.ModuleList(nn.EmbeddingBag(50, width, mode="sum") for _ in range(tables))
-        self.bottom = _mlp(13, 32, width, last=nn.ReLU())
-        self.top = _mlp(width + tables * (tables + 1) // 2, 32, 1, last=nn.Sigmoid())
+        self.bottom = mlp(13, 32, width, last=nn.ReLU())
+        self.top = mlp(width + tables * (tables + 1) // 2, 32, 1, last=nn.Sigmoid())
 
     def forward(self, dense: Tensor, rows: Tensor, offsets: Tensor) -> Tensor:
         x = self.bottom(dense)
@@ -172,7 +172,7 @@ class Dlrm(nn.Module):
         return self.top(torch.cat([x, products[:, row, column]], 1))
 
 
-def _mlp(*widths: int, last: nn.Module) -> nn.Sequential:
+def mlp(*widths: int, last: nn.Module) -> nn.Sequential:
     layers = [(nn.Linear(a, b), nn.ReLU()) for a, b in itertools.pairwise(widths)]
     return nn.Sequential(*itertools.chain(*layers[:-1]), layers[-1][0], last)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import code_of
 from torch import Tensor, nn
 
 import ipex_inductor
@@ -45,10 +46,28 @@ def needs_row(dtype: torch.dtype) -> pytest.MarkDecorator:
 
 
 needs, needs_fp32 = needs_row(torch.bfloat16), needs_row(torch.float32)
+AMX = "x86-64:amx"
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 PANELS = (64, 16)  # of CPUs with AVX-512, whose graphs may have been compiled for those without
 # One rounding of the result: 2^-9 / sqrt(3) of a bf16 in the mean, and the sums' own in fp32.
 LIMIT = {torch.bfloat16: 2.5e-3, torch.float32: 2e-6, torch.float16: 3.2e-4}
+
+
+@pytest.fixture(autouse=True)
+def _more_than_on_amx(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where oneDNN has AMX few products are ours: tests are of those that AVX-512 has, but some."""
+    if HERE == AMX and "rows_of_amx" not in request.fixturenames:
+        for dtype in (torch.bfloat16, torch.float32):
+            bounds = choice.FASTER["x86-64:avx512_bf16", dtype]
+            monkeypatch.setitem(choice.FASTER, (HERE, dtype), bounds)
+
+
+@pytest.fixture
+def rows_of_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is ours on a CPU with AMX is ours on this one."""
+    for dtype in (torch.bfloat16, torch.float32):
+        monkeypatch.setitem(choice.FASTER, (HERE, dtype), choice.FASTER[AMX, dtype])
+    monkeypatch.setattr(choice, "PANEL", {})
 
 
 def relative(result: Tensor, truth: Tensor) -> float:
@@ -78,7 +97,8 @@ def test_where_there_is_a_compiler_there_is_our_library() -> None:
 @pytest.mark.parametrize("panel", PANELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "sizes", [(1, 256, 65), (3, 2, 17), (13, 70, 130), (64, 128, 64), (65, 66, 63), (0, 8, 8)]
+    "sizes",
+    [(1, 256, 65), (3, 2, 17), (13, 70, 130), (64, 128, 64), (65, 66, 63), (0, 8, 8), (7, 6, 33)],
 )
 def test_every_word_is_computed(
     dtype: torch.dtype, sizes: tuple[int, int, int], panel: int
@@ -374,6 +394,78 @@ def test_more_rows_than_were_measured_are_left_to_onednn() -> None:
         assert chosen() == (shape[0] * math.prod(shape[2:]) <= most), shape
 
 
+@needs_library
+@pytest.mark.usefixtures("op_by_op", "rows_of_amx")
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "ours"),
+    [
+        (torch.float32, (384, 13, 64), True),  # an odd depth, and few
+        (torch.bfloat16, (4, 13, 64), False),  # whose columns are multiplied in pairs
+        (torch.float32, (64, 64, 1), True),  # 15 columns of zeros, of few rows
+        (torch.float32, (4096, 64, 1), False),  # as many, of rows that outweigh oneDNN's call
+        (torch.float32, (1024, 64, 48), True),  # all four vectors
+        (torch.bfloat16, (64, 64, 64), True),
+        (torch.bfloat16, (256, 128, 64), False),  # products that AMX has sooner
+    ],
+)
+def test_on_amx_what_outweighs_onednns_call_is_ours(
+    dtype: torch.dtype, sizes: tuple[int, int, int], ours: bool
+) -> None:
+    """As was measured with `benchmarks/blocked.py`'s clock, one thread."""
+    rows, depth, columns = sizes
+    model = nn.Sequential(nn.Linear(depth, columns), nn.ReLU()).to(dtype).eval()
+    x = torch.randn(rows, depth).to(dtype)
+    assert relative(compiled(model)(x), copy_of(model)(x.double())) < LIMIT[dtype]
+    assert chosen() == ours
+
+
+@needs_library
+@pytest.mark.usefixtures("rows_of_amx")
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_may_change_where_no_number_of_them_is_slow(dtype: torch.dtype) -> None:
+    """Called from C++ with a size that is a symbol, of a batch of rows too."""
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 33)).to(dtype).eval()
+    run = compiled(model)
+    for rows in (5, 64, 3):
+        x = torch.randn(rows, 4, 32).to(dtype)
+        torch._dynamo.mark_dynamic(x, 0)
+        result = run(x)
+        assert relative(result, copy_of(model)(x.double())) < 2 * LIMIT[dtype]
+        assert result.is_contiguous()
+        assert len(decisions.reports()) == 1
+    assert chosen() == (2 if dtype == torch.float32 else 0)
+
+
+class Gathered(nn.Module):
+    """A result that a product reads, and behind it, in the graph, a gather."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.others = nn.Linear(32, 32), nn.Linear(32, 32, bias=False)
+
+    def forward(self, x: Tensor, y: Tensor, place: Tensor) -> Tensor:
+        """x and y [rows, 32], place [edges] -> [rows, 32]."""
+        z = x.fmod(y)
+        to = place.flip(0)[:, None].expand(-1, z.shape[1])
+        gathered = torch.zeros_like(z).scatter_add(0, to, z[place])
+        return self.own(z) + self.others(gathered)
+
+
+@needs_fp32
+@torch.no_grad()
+def test_what_a_product_reads_is_computed_once() -> None:
+    """And not again at each place of a gather: as often as in Inductor's own code."""
+    model = Gathered().eval()
+    x, y, place = torch.randn(48, 32), torch.randn(48, 32), torch.randint(48, (96,))
+    code = "".join(code_of(compiled(model), x, y, place))
+    assert chosen() == 2
+    torch.compiler.reset()
+    plain = "".join(code_of(torch.compile(model), x, y, place))
+    assert code.count("fmod(") == plain.count("fmod(") > 0
+
+
 @needs
 @torch.no_grad()
 def test_a_cached_graph_is_right_where_there_is_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -498,8 +590,11 @@ def test_a_package_has_them_in_its_code(
     path = tmp_path / "model.ipexbundle"
     made = ipex_inductor.package(model, given, path)
     told = {event.subject: event.reason for event in made.report.events if event.kind == "choice"}
-    queries = short_attention_choice.FASTER[HERE, dtype][0]  # three of four are of more
-    assert told["attention over few keys"].startswith("4 by" if queries == math.inf else "1 by")
+    # Three of four are of more.
+    queries = short_attention_choice.FASTER.get((HERE, dtype), (0,))[0]
+    assert not queries or told["attention over few keys"].startswith(
+        "4 by" if queries == math.inf else "1 by"
+    )
     many = (HERE, dtype) in choice.FASTER and choice.FASTER[HERE, dtype][0].rows >= 64
     products = 5 if many else 2  # else those of few rows
     assert told["products on packed weights"].startswith(f"{products} by our kernel")

@@ -1,0 +1,340 @@
+"""Whole small models of seven families by backend `ipex`, beside Inductor.
+
+    python benchmarks/zoo.py [--models NAME ...] [--family NAME ...] [--device cpu|cuda]
+        [--dtype fp32 bf16] [--train] [--inference] [--static] [--dynamic] [--all]
+        [--seconds S] [--threads N] [--json FILE]
+
+A row is a model in one variant: inference, or a training step (forward, loss, backward); in fp32,
+or in bf16 (inference of a model cast to it, training under autocast); its batch static or dynamic.
+If no dtype and batch is named, each model takes one inference and one training variant by turns, so
+that each family has all eight; `--all` has all eight of each model.
+
+What a backend computes is held against fp64, and may be off by what eager is off by, by the rule of
+`torch._dynamo.utils.same`; shapes, dtypes and strides are eager's. With a dynamic batch a second
+batch size is computed and held as well. A backend whose result is wrong gets no speed. A graph that
+falls back to plain Inductor counts as a failure. On a CPU a call's time is the minimum of the
+process's processor time over interleaved rounds, on a GPU the minimum of blocks between events. A
+row below the bound is measured again, with models compiled anew, before it counts as slow.
+"""
+
+import argparse
+import copy
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from cpu_peer import timed
+from gpu_peers import keep, known, raced
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from zoo_models import FAMILIES, MODELS
+from zoo_models.entry import Entry
+from zoo_models.verdict import Groups, Verdict
+
+from ipex_inductor import decisions
+from ipex_inductor.cli import demo_measure
+
+BOUND = 0.97  # of Inductor's speed: below it a row is slow
+REPEATS = 2  # a row below the bound is measured so many times more
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PEERS = {"inductor": "inductor", "ipex": "ipex"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a model is compiled."""
+
+    training: bool
+    dtype: str
+    dynamic: bool
+
+    def __str__(self) -> str:
+        """Three words."""
+        batch = "dynamic" if self.dynamic else "static"
+        return f"{'training' if self.training else 'inference'} {self.dtype} {batch}"
+
+
+class Step(nn.Module):
+    """A model in train mode with its loss; if `dtype` is bf16, it runs under autocast."""
+
+    def __init__(self, model: nn.Module, entry: Entry, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model, self.loss, self.dtype = model, entry.loss, dtype
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return the loss."""
+        lowered = self.dtype is torch.bfloat16
+        with torch.autocast(inputs[0].device.type, torch.bfloat16, enabled=lowered):
+            outputs = self.model(*inputs)
+        return self.loss(outputs)
+
+
+@dataclass
+class Case:
+    """A model in one variant, as eager runs it, and its inputs at one or two batch sizes."""
+
+    model: nn.Module
+    inputs: list[tuple[Tensor, ...]]
+    variant: Variant
+
+    @classmethod
+    def of(cls, entry: Entry, variant: Variant, device: str) -> "Case":
+        """Make it, with the same weights and inputs each time."""
+        torch.manual_seed(0)
+        model = entry.make().to(device)
+        dtype = DTYPES[variant.dtype]
+        model = Step(model.train(), entry, dtype) if variant.training else model.eval().to(dtype)
+        inputs = []
+        for batch in (entry.batch, entry.batch + 3)[: 1 + variant.dynamic]:
+            made = (x.to(device) for x in entry.inputs(batch))
+            inputs.append(tuple(made if variant.training else (_cast(x, dtype) for x in made)))
+        return cls(model, inputs, variant)
+
+    def exact(self) -> Groups:
+        """Return what the same weights compute in fp64."""
+        model = copy.deepcopy(self.model).double()
+        if isinstance(model, Step):
+            model.dtype = torch.float64
+        inputs = [tuple(_cast(x, torch.float64) for x in each) for each in self.inputs]
+        return computed(model, model, inputs)
+
+    def marked(self) -> tuple[Tensor, ...]:
+        """Return the inputs to compile with, whose first dimension may be marked as dynamic."""
+        for x in self.inputs[0] if self.variant.dynamic else ():
+            torch._dynamo.maybe_mark_dynamic(x, 0)
+        return self.inputs[0]
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+def one_step(run: Callable[..., Any], model: nn.Module, inputs: tuple[Tensor, ...]) -> Any:
+    """Return the results, or after the backward pass the loss."""
+    if not isinstance(model, Step):
+        with torch.no_grad():
+            return run(*inputs)
+    for p in model.parameters():
+        p.grad = None
+    loss = run(*inputs)
+    loss.backward()
+    return loss.detach()
+
+
+def computed(run: Callable[..., Any], model: nn.Module, inputs: list[tuple[Tensor, ...]]) -> Groups:
+    """Return results, and in training gradients and buffers, of a call for each batch size."""
+    groups: Groups = {"results": [], "gradients": [], "buffers": []}
+    for each in inputs:
+        groups["results"] += tree_leaves(one_step(run, model, each))
+        groups["gradients"] += [p.grad for p in model.parameters() if p.grad is not None]
+    if isinstance(model, Step):  # running statistics
+        groups["buffers"] = [b.clone() for b in model.buffers() if b.is_floating_point()]
+    return {name: tensors for name, tensors in groups.items() if tensors}
+
+
+@dataclass
+class Peer:
+    """A compiled copy of a case's model, what it computed first, and how long that took."""
+
+    case: Case
+    run: Callable[..., Any]
+    model: nn.Module
+    seconds: float
+    results: Groups
+
+    @classmethod
+    def of(cls, name: str, case: Case, folder: Path) -> "Peer":
+        """Compile and call it once for each batch size."""
+        demo_measure.use_folder(folder / name, PEERS[name])
+        model = copy.deepcopy(case.model)
+        run = torch.compile(model, backend=PEERS[name])
+        inputs, begin = case.marked(), time.perf_counter()
+        one_step(run, model, inputs)
+        _wait(inputs[0])
+        seconds = time.perf_counter() - begin
+        model.load_state_dict(case.model.state_dict())  # running statistics moved
+        return cls(case, run, model, seconds, computed(run, model, case.inputs))
+
+    def call(self) -> Any:
+        """Run one step at the usual batch size."""
+        return one_step(self.run, self.model, self.case.inputs[0])
+
+
+def _wait(x: Tensor) -> None:
+    if x.is_cuda:
+        torch.cuda.synchronize()
+
+
+def processor_time(run: Callable[[], Any], count: int) -> float:
+    """Return the least milliseconds of this process's processor time of one of so many calls."""
+    return min(used for _, used in timed(run, count))
+
+
+def race(peers: dict[str, Peer], seconds: float, device: str) -> dict[str, float]:
+    """Return the least milliseconds of a call of each peer, timed in turns."""
+    calls = {name: peer.call for name, peer in peers.items()}
+    clock = {"timed": processor_time, "length": 10} if device == "cpu" else {}
+    return {name: min(times) for name, times in raced(calls, seconds, **clock).items()}
+
+
+def measure(name: str, variant: Variant, options: argparse.Namespace) -> dict[str, Any]:
+    """Return one row of the table: errors, times, what was fired, and what failed."""
+    case = Case.of(MODELS[name], variant, options.device)
+    family = next(family for family, models in FAMILIES.items() if name in models)
+    row: dict[str, Any] = {"family": family, "model": name, **asdict(variant)}
+    row["shapes"] = [[*x.shape] for x in case.inputs[0]]
+    exact = case.exact()
+    eager_model = copy.deepcopy(case.model)
+    eager = computed(eager_model, eager_model, case.inputs)
+    failed: dict[str, str] = {}
+    best: dict[str, float] = {}
+    for turn in range(1 + REPEATS):
+        torch.compiler.reset()
+        peers: dict[str, Peer] = {}
+        for peer in PEERS:
+            decisions.clear()
+            try:
+                peers[peer] = Peer.of(peer, case, options.folder)
+            except Exception as error:  # one peer's fault is not the other's
+                failed[peer] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                continue
+            verdict = Verdict.of(peers[peer].results, eager, exact, variant.dtype)
+            if verdict.wrong:
+                failed[peer] = f"wrong: {verdict.wrong}"
+                peers.pop(peer)
+            if turn == 0:
+                row[f"{peer} error"], row["limit"] = verdict.error, verdict.limit
+                row[f"{peer} first, s"] = round(peers[peer].seconds, 2) if peer in peers else None
+        if turn == 0:
+            row |= decided()
+        if not peers or "ipex" not in peers:
+            break
+        for peer, ms in race(peers, options.seconds * (1 + turn), options.device).items():
+            best[peer] = min(ms, best.get(peer, math.inf))
+        if len(best) < len(PEERS) or best["inductor"] / best["ipex"] >= BOUND:
+            break
+    row |= {f"{peer}, ms": round(ms, 4) for peer, ms in best.items()}
+    if len(best) == len(PEERS):
+        row["ratio"] = round(best["inductor"] / best["ipex"], 4)
+    if row.get("fallback"):
+        failed.setdefault("ipex", f"fell back: {row['fallback']}")
+    return row | {f"{peer} failed": why for peer, why in failed.items()}
+
+
+def decided() -> dict[str, Any]:
+    """Return what the reports since the last `clear` say: graphs, rules, why one fell back."""
+    events = [event for report in decisions.reports() for event in report.events]
+    fired = [event.subject for event in events if event.kind == "fired"]
+    reasons = sorted({event.reason for event in events if event.kind == "fallback"})
+    told = {
+        "graphs": len(decisions.reports()),
+        "fired": {n: fired.count(n) for n in sorted({*fired})},
+    }
+    return told | ({"fallback": "; ".join(reasons)} if reasons else {})
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """Return the row as one line of the table."""
+    variant = Variant(row["training"], row["dtype"], row["dynamic"])
+
+    def pair(form: str, what: str) -> str:
+        values = (row.get(f"{peer}{what}") for peer in ("ipex", "inductor"))
+        return " ".join(
+            "-".rjust(len(f"{0:{form}}")) if v is None else f"{v:{form}}" for v in values
+        )
+
+    cells = [f"{row['model']:21}", f"{variant!s:23}", pair("8.1e", " error"), pair("8.3f", ", ms")]
+    cells += [f"{row['ratio']:6.3f}" if "ratio" in row else f"{'-':>6}"]
+    cells += [f"{sum(row.get('fired', {}).values()):5}", pair("6.1f", " first, s")]
+    cells += [f"{peer}: {row[f'{peer} failed']}" for peer in PEERS if f"{peer} failed" in row]
+    return "  ".join(cells)
+
+
+TITLES = "error: ipex, Ind.", "ms: ipex, Ind.", " ratio", "fired", "first, s: ipex, Ind."
+HEAD = "  ".join([f"{'model':21}", f"{'variant':23}", *(f"{title:17}" for title in TITLES[:2])])
+HEAD = "  ".join([HEAD, *TITLES[2:]])
+
+
+def chosen(options: argparse.Namespace) -> Iterator[tuple[str, Variant]]:
+    """Yield the rows that were asked for."""
+    wanted = [False] * (options.inference or not options.train)
+    wanted += [True] * (options.train or not options.inference)
+    batches = [False] * options.static + [True] * options.dynamic
+    each = bool(options.all or options.dtype or batches)
+    for family in options.family or FAMILIES:
+        for place, name in enumerate(FAMILIES[family]):
+            if options.models and name not in options.models:
+                continue
+            for training in wanted:
+                turn = place + training
+                dtypes = options.dtype or [*DTYPES]
+                for dtype in dtypes if each else [dtypes[turn % 2]]:
+                    for dynamic in (batches or [False, True]) if each else [bool(turn // 2 % 2)]:
+                        yield name, Variant(training, dtype, dynamic)
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """Return what is wrong, what is slow, and the geometric mean of each family's ratios."""
+    lines = [line_of(row) for row in rows if "ipex failed" in row]
+    lines = ["wrong or failed:", *lines] if lines else []
+    slow = sorted((r for r in rows if r.get("ratio", 1) < BOUND), key=lambda row: row["ratio"])
+    lines += [f"below {BOUND} of Inductor's speed:", *map(line_of, slow)] if slow else []
+    for family in FAMILIES:
+        ratios = [row["ratio"] for row in rows if row["family"] == family and "ratio" in row]
+        if ratios:
+            mean = statistics.geometric_mean(ratios)
+            lines.append(
+                f"{family:15} rows {len(ratios):3}  mean {mean:.3f}  least {min(ratios):.3f}"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure the rows; ends with 1 if one of ours is wrong, fell back or is slow."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--models", nargs="+", choices=MODELS, metavar="NAME")
+    parser.add_argument("--family", nargs="+", choices=FAMILIES, metavar="NAME")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=demo_measure.default_device())
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES)
+    for word in ("train", "inference", "static", "dynamic", "all"):
+        parser.add_argument(f"--{word}", action="store_true")
+    parser.add_argument("--seconds", type=float, default=1, help="of timing a row, at least")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", help="append the rows to this file, one JSON object a line")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    # One code object is compiled for both backends, at the sizes that it is given.
+    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.automatic_dynamic_shapes = False
+    about = known("zoo.py", "transformers", device=options.device)
+    about["threads"] = str(options.threads)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        options.folder = Path(folder)
+        for name in PEERS:  # what a process pays once is paid before
+            demo_measure.use_folder(options.folder / name, PEERS[name])
+            if name == "inductor":
+                demo_measure.start_compiler(torch.float32, options.device)
+            tiny = demo_measure.Tiny().eval().to(options.device)
+            with torch.no_grad():
+                torch.compile(tiny, backend=PEERS[name])(
+                    torch.ones(1, 3, 16, 16, device=options.device)
+                )
+        print(HEAD, flush=True)
+        for name, variant in chosen(options):
+            rows.append(measure(name, variant, options))
+            keep(options, about, rows[-1], line_of(rows[-1]))
+    print(summary(rows))
+    bad = any("ipex failed" in row or row.get("ratio", 1) < BOUND for row in rows)
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()
