@@ -69,9 +69,13 @@ def __getattr__(name: str) -> Any:
 def refresh(model: Any = None) -> int:
     """Have all that was derived from weights of `model` computed anew when it is next used.
 
-    For writes torch cannot see: `p.data.add_()`, numpy views, raw pointers, DLPack. Nothing is
-    compiled. `model`: a module, a compiled module, or None for every weight of the process. Returns
-    how many tensors that concerns. Raises `ArgumentError` for anything else.
+    For writes that nothing shows at once: a few elements of a large weight by a raw pointer, or by
+    a kernel of one's own on a GPU. Nothing is compiled.
+
+    Args:
+        model: a module, a compiled module, or None for every weight of the process.
+
+    Returns how many tensors that concerns. Raises `ArgumentError` for anything else.
     """
     from ipex_inductor.passes import derived
 

@@ -1,0 +1,87 @@
+"""Weights that collectives of torch.distributed write, which count no version."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+RANK = textwrap.dedent(
+    """
+    import sys, torch, torch.distributed as dist
+    from torch import nn
+    from ipex_inductor.passes import derived
+
+    derived.UNPAID = 1000  # or weights that change so often are read as they are
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(600, 600))  # too large to be compared whole
+            self.scale = nn.Parameter(torch.randn(600))
+
+        def forward(self, x):
+            return (x.unsqueeze(-1) * (self.w * self.scale)).sum(1)
+
+    rank, store = int(sys.argv[1]), sys.argv[2]
+    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+    torch.manual_seed(rank)
+    torch.set_num_threads(1)
+    model, x = Scaled().eval().requires_grad_(False), torch.randn(2, 600)
+    fn = torch.compile(model, backend="ipex", options={"strict": True})
+
+    def one(p):  # one element alone, which no sample shows at once
+        part = p.view(-1)[7:8]
+        dist.broadcast(part + 1 if rank == 0 else part, 0)
+
+    def received(p):
+        dist.recv(p.view(-1)[3:5], 0) if rank else dist.send(p.view(-1)[3:5] + 1, 1)
+
+    WRITES = {
+        "broadcast": lambda p: dist.broadcast(p, 0),
+        "broadcast of data": lambda p: dist.broadcast(p.data, 0),
+        "broadcast of one element": one,
+        "all_reduce": lambda p: dist.all_reduce(p),
+        "asynchronous": lambda p: dist.all_reduce(p, async_op=True).wait(),
+        "reduce": lambda p: dist.reduce(p, 1),
+        "received": received,
+        "scattered": lambda p: dist.scatter(p, [p + 1, p + 2] if rank == 0 else None, 0),
+        "gathered": lambda p: dist.all_gather([p, torch.empty_like(p)], p + 1),
+        "coalesced": lambda p: dist._broadcast_coalesced(dist.group.WORLD, [p], 1 << 20, 0),
+        "DDP": lambda p: nn.parallel.DistributedDataParallel(model.requires_grad_()),
+    }
+    with torch.no_grad():
+        for name, write in WRITES.items():
+            for p in model.parameters():
+                p.normal_()
+            for _ in range(2):
+                torch.testing.assert_close(fn(x), model(x), rtol=1e-4, atol=1e-3)
+            before = model(x)
+            model.requires_grad_(False)
+            write(model.w)
+            model.requires_grad_(False)
+            assert rank == 0 or not torch.equal(before, model(x)), name + " shows nothing"
+            # Sums of 600 terms of order one, in another order.
+            for _ in range(2):
+                torch.testing.assert_close(fn(x), model(x), rtol=1e-4, atol=1e-3, msg=name)
+    print("all right")
+    """
+)
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no collectives")
+def test_results_follow_what_collectives_write(tmp_path):
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "IPEX_HOME": str(tmp_path / f"home{rank}")},
+        )
+        for rank in (0, 1)
+    ]
+    said = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert [text.strip().endswith("all right") for text in said] == [True, True], said
