@@ -6,6 +6,8 @@ library may write at any time have none that could be relied upon.
 """
 
 import functools
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -34,7 +36,7 @@ def with_plain_graph(
         derived: of the graph; without one there is no second form.
         compile_request: compiles a request for the plain form.
     """
-    if len(derived) != 1:
+    if len(derived) != 1 or request.config.drop_plain_weights:  # there may be none to read
         return compiled
     inputs = [
         node.meta.get("example_value") for node in request.gm.graph.find_nodes(op="placeholder")
@@ -60,7 +62,7 @@ def with_plain_graph(
 class _Stay:
     """A model whose weights are read as they are, until they stayed the same for some calls."""
 
-    resume: Callable[[], None]
+    resume: "weakref.WeakMethod[Callable[[], None]]"  # dies with a weight of the model
     calls: int
     read: bytes
     same: int = 0
@@ -79,6 +81,7 @@ class _TwoForms:
         self._plain: Graph | None = None
         self._numbers: list[int] = []  # of the weights among the arguments
         self._stays: dict[tuple[int, ...], _Stay] = {}
+        self._lock = threading.Lock()  # around the compilation of the plain form
 
     def __call__(self, *args: Any) -> Any:
         from ipex_inductor.passes.derived import PlainGraph
@@ -107,7 +110,8 @@ class _TwoForms:
         if stay.same <= stay.calls:
             return True
         self._stays.pop(key, None)
-        stay.resume()
+        if resume := stay.resume():
+            resume()
         return False
 
     def _begin_stay(self, args: tuple[Any, ...], request: "PlainGraph") -> Graph:
@@ -117,20 +121,32 @@ class _TwoForms:
         numbers = {id(value): number for number, value in enumerate(args)}
         if not all(id(weight) in numbers for weight in request.weights):
             return self._give_up("a weight is no argument of the graph")
-        if self._plain is None:
-            said = f"{request}: the graph that reads plain weights runs"
-            decisions.log.info("weights: %s", said)
-            self._report.add("missed", "weight prologue", said)
-            try:
-                self._plain = self._compile_plain()
-            except Exception as error:
-                if compat.is_control_flow(error):
-                    raise
-                return self._give_up(f"{type(error).__name__}: {error}")
-            self._numbers = [numbers[id(weight)] for weight in request.weights]
+        with self._lock:
+            plain = self._plain or self._compiled_plain(request, numbers)
+        if plain is None:
+            return self._compiled
+        for key in [key for key, stay in self._stays.items() if stay.resume() is None]:
+            self._stays.pop(key, None)
         read = any_reader().read(request.weights)
-        self._stays[self._key(args)] = _Stay(request.resume, request.calls, read)
-        return self._plain
+        resume = weakref.WeakMethod(request.resume)
+        self._stays[self._key(args)] = _Stay(resume, request.calls, read)
+        return plain
+
+    def _compiled_plain(self, request: "PlainGraph", numbers: dict[int, int]) -> Graph | None:
+        """Compile the plain form; None, with a reason, if that fails."""
+        said = f"{request}: the graph that reads plain weights runs"
+        decisions.log.info("weights: %s", said)
+        self._report.add("missed", "weight prologue", said)
+        try:
+            plain = self._compile_plain()
+        except Exception as error:
+            if compat.is_control_flow(error):
+                raise
+            self._give_up(f"{type(error).__name__}: {error}")
+            return None
+        self._numbers = [numbers[id(weight)] for weight in request.weights]
+        self._plain = plain
+        return plain
 
     def _give_up(self, reason: str) -> Graph:
         said = f"no graph that reads plain weights ({reason}): results are computed at each change"
@@ -155,7 +171,7 @@ def _compile(request: "Request", compile_request: "Callable[[Request], Graph]") 
         raise RuntimeError("the graph has no tensor among its inputs")
     sizes = modes[0].shape_env
     known = len(sizes.guards) if sizes is not None else 0
-    with tracing(TracingContext(modes[0])):
+    with compat.compiling_alone(), tracing(TracingContext(modes[0])):
         compiled = compile_request(request)
     if sizes is not None and len(sizes.guards) > known:
         raise RuntimeError("it needs sizes that the graph's guards leave open")

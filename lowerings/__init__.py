@@ -92,7 +92,7 @@ def _read_memory() -> None:
 
     ours = torch.ops.ipex
     calls = (ours.blocked, ours.conv, ours.linear, ours.short_attention, ours.winograd)
-    add_needs_realized_inputs([*(call.default for call in calls), kept.KEPT_CONV])
+    add_needs_realized_inputs([*(call.default for call in calls), kept.KEPT_CONV])  # type: ignore[no-untyped-call]
 
 
 def is_ours(node: "Node") -> bool:

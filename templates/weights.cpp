@@ -207,6 +207,12 @@ PyObject* owners(const Places* places, PyObject* tensors) {
   return bytes;
 }
 
+// Where a tensor's storage lies, 0 if it has none.
+int64_t storage_of(const Places* places, PyObject* tensor) {
+  const void* impl = at<const void*>(tensor, places->impl);
+  return impl ? at<int64_t>(impl, places->storage) : 0;
+}
+
 // Of a tuple of tensors with versions, one block after another: the version, and how many tensors
 // share its counter.
 PyObject* counters(const Places* places, PyObject* tensors) {

@@ -78,6 +78,8 @@ class Reader:
     _counters: Callable[[tuple[torch.Tensor, ...]], bytes]
     _changed: Callable[..., int]
     _hash: Callable[..., None]
+    storage_of: Callable[[torch.Tensor], int]
+    """Return where a tensor's storage lies, 0 if it has none; nothing of a subclass's runs."""
     allocator: int = 0
     """The function that frees what torch allocates on a CPU."""
 
@@ -88,10 +90,9 @@ class Reader:
         blocks = (numbers[n * count : (n + 1) * count] for n in range(3))
         return list(map(Owner, *blocks))
 
-    def counters(self, tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
-        """Return the version of each tensor, and how many tensors share its counter."""
-        numbers = memoryview(self._counters(tuple(tensors))).cast("q").tolist()
-        return numbers[: len(tensors)], numbers[len(tensors) :]
+    def counters(self, tensors: tuple[torch.Tensor, ...]) -> bytes:
+        """Return the version of each tensor, then how many tensors share its counter."""
+        return self._counters(tensors)
 
     def changed(self, numbers: Sequence[int]) -> Changed:
         """Return a function that compares the graph inputs with these numbers in place.
@@ -133,12 +134,14 @@ def _reader() -> Reader:
     read = ctypes.PYFUNCTYPE(thing, pointer, thing)  # holds Python's lock
     changed = ctypes.PYFUNCTYPE(number, pointer, pointer, number, thing, thing, pointer, number)
     hashed = ctypes.CFUNCTYPE(None, pointer, number, ctypes.c_char_p)
+    stored = ctypes.PYFUNCTYPE(number, pointer, thing)
     built = Reader(
         functools.partial(read(address_of(library.state)), ctypes.byref(places)),
         functools.partial(read(address_of(library.owners)), ctypes.byref(places)),
         functools.partial(read(address_of(library.counters)), ctypes.byref(places)),
         functools.partial(changed(address_of(library.changed)), ctypes.byref(places)),
         hashed(address_of(library.hash_blocks)),
+        functools.partial(stored(address_of(library.storage_of)), ctypes.byref(places)),
     )
     _check(built)
     (own,) = built.owners([torch.empty(1, device="cpu")])
@@ -181,10 +184,11 @@ def _check(built: Reader) -> None:
     owners = built.owners(tensors)
     counters = [owner.counter for owner in owners]
     apart = counters[0] == counters[3] and len({*counters}) == 3
-    storages = [owner.storage for owner in owners] == [_storage(t) for t in tensors]
-    versions, sharers = built.counters(tensors)
-    counted = versions == [t._version for t in tensors] and sharers == [2, 1, 1, 2]
-    if not (right and same and apart and storages and counted):
+    storages = [_storage(t) for t in tensors]
+    stored = storages == [owner.storage for owner in owners] == [*map(built.storage_of, tensors)]
+    versions = [*memoryview(built.counters(tensors)).cast("q")]
+    counted = versions == [*(t._version for t in tensors), 2, 1, 1, 2]
+    if not (right and same and apart and stored and counted):
         raise NotBuiltError("a tensor's version or address is not where it was")
 
 

@@ -21,7 +21,9 @@ from ipex_inductor.compat.devices import why_not_for as why_not_for
 from ipex_inductor.compat.dynamo import around_next_compile as around_next_compile
 from ipex_inductor.compat.dynamo import at_end_of_compile as at_end_of_compile
 from ipex_inductor.compat.dynamo import callers_name as callers_name
+from ipex_inductor.compat.dynamo import compiling_alone as compiling_alone
 from ipex_inductor.compat.dynamo import dynamo_unchanged as dynamo_unchanged
+from ipex_inductor.compat.dynamo import hide_from_dynamo as hide_from_dynamo
 from ipex_inductor.compat.dynamo import is_control_flow as is_control_flow
 from ipex_inductor.compat.dynamo import is_sharded as is_sharded
 from ipex_inductor.compat.dynamo import is_traced_by_others as is_traced_by_others

@@ -4,7 +4,7 @@ import contextlib
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -49,6 +49,35 @@ def around_next_compile(begin: Callable[[], None], end: Callable[[], None]) -> N
         end()
 
     starts.append(begun)
+
+
+def hide_from_dynamo(module: str, functions: Iterable[Callable[..., Any]]) -> None:
+    """Have Dynamo neither compile nor trace these functions of a module, nor what they call."""
+    from torch._C._dynamo.eval_frame import set_code_exec_strategy
+    from torch._dynamo import trace_rules
+    from torch._dynamo.types import (  # type: ignore[attr-defined]
+        FrameAction,
+        FrameExecStrategy,
+    )
+
+    trace_rules.add(module)
+    skipped = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+    for function in functions:
+        set_code_exec_strategy(function.__code__, skipped)
+
+
+@contextlib.contextmanager
+def compiling_alone() -> Iterator[None]:
+    """Hold off Dynamo's compilations, and leave callers of compiled code in other threads alone.
+
+    Torch refuses compiled code while any thread traces; eager code runs there meanwhile.
+    """
+    from torch._dynamo import config, convert_frame
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    alone = config.patch(error_on_nested_fx_trace=False)
+    with convert_frame.compile_lock, alone, _disable_current_modes():
+        yield
 
 
 def is_traced_by_others() -> bool:

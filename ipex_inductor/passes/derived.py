@@ -30,7 +30,7 @@ from ipex_inductor.errors import ArgumentError, DroppedWeightError
 from ipex_inductor.passes import weight_access
 from ipex_inductor.passes.program import Program
 from ipex_inductor.passes.weight_access import open_storage
-from ipex_inductor.passes.weight_doubts import FULL, lasting_doubts, note_aliases
+from ipex_inductor.passes.weight_doubts import FULL, lasting_doubts, note_holders
 from ipex_inductor.passes.weight_reader import any_reader
 from ipex_inductor.templates import freed
 from ipex_inductor.templates.weights_cpp import FACTS, SAME, Changed, Contents, Hashes
@@ -133,7 +133,7 @@ class DerivedWeights:
             _warn_unseen(inputs[self._numbers[found]])
             for part in snapshot.parts:  # what wrote one weight may have written others
                 if not part.is_current():
-                    part.outdate()
+                    part.outdate_storages()
         return found == SAME
 
     def _settle(self, inputs: list[Any]) -> list[torch.Tensor]:
@@ -147,7 +147,7 @@ class DerivedWeights:
         self._by_ends[tuple([id(inputs[n]) for n in self._ends])] = snapshot
         self._snapshots.move_to_end(snapshot.key)
         if in_doubt and self.has_plain_graph:
-            doubtful = [w for w in weights if open_storage(w)._cdata in in_doubt]
+            doubtful = [w for w in weights if any_reader().storage_of(w) in in_doubt]
             if sum(w.nbytes for w in doubtful) > FULL:
                 reason = "their memory was handed out, and may be written at any time"
                 raise snapshot.left(weights, MOST_CALLS, reason)
@@ -197,18 +197,24 @@ class DerivedWeights:
         if outdated:
             self._refuse_unstable(weights, snapshot)
         began = time.perf_counter()
-        values = self._run(weights, parts, states)
+        # First what shows writes: one that falls into the computing is seen at the next call.
+        for n in outdated:
+            parts[n].observe(self._programs[n][1](weights), states[n])
+        if outdated:
+            note_holders(weights)
+        for doubt in doubts:
+            weight_access.doubt(doubt.storage, doubt.lasts)
+        values = self._run(weights, parts)
         snapshot.hold(parts)
         self.left = []
         if outdated:
-            note_aliases(weights)
             self._seconds = time.perf_counter() - began
             self.computed_now = True
-        for doubt in doubts:
-            weight_access.doubt(doubt.storage, doubt.lasts)
         if read and read == any_reader().read(weights):
             read = self._freed(parts, weights, read)
-            snapshot.current = _Current(read, self._contents(parts, len(weights)), values)
+            contents = self._contents(parts, len(weights))
+            limit = _limit(contents, weights)
+            snapshot.current = _Current(read, contents, values, limit)
         else:  # no plain storage, or another thread wrote meanwhile
             for part in parts:
                 part.outdate()
@@ -222,13 +228,12 @@ class DerivedWeights:
         self,
         weights: tuple[torch.Tensor, ...],
         parts: "Sequence[_Part]",
-        states: "Sequence[_State]",
     ) -> list[torch.Tensor]:
         values: list[torch.Tensor] = []
         _synchronize(weights)  # a stream may still read what is written over or freed now
         begin_room()
-        for part, state, (_, own) in zip(parts, states, self._programs, strict=True):
-            values += part.update(own(weights), state)
+        for part, (_, own) in zip(parts, self._programs, strict=True):
+            values += part.update(own(weights))
         _synchronize(weights)  # another stream may read it next
         return values
 
@@ -279,20 +284,27 @@ class DerivedWeights:
 
 @dataclass(frozen=True)
 class _Current:
-    """Results that are up to date, and what was read of the weights; replaced whole."""
+    """Results that are up to date, and what was read of the weights; replaced whole.
+
+    Attributes:
+        limit: bytes of contents that are compared in turn at each call.
+    """
 
     read: bytes
     contents: Contents | None
     values: list[torch.Tensor]
+    limit: int
 
-    @property
-    def limit(self) -> int:
-        """The bytes of contents that are compared in turn at each call."""
-        if self.contents is None:
-            return 0
-        total, count = self.contents.total, len(self.contents.weights)
-        most = max(MOST - SAMPLE * count, MOST // 4)
-        return total if total <= MOST // 4 else min(max(total // SWEEP, LEAST), most)
+
+def _limit(contents: Contents | None, weights: Sequence[torch.Tensor]) -> int:
+    """Return how many bytes of contents are compared in turn: all, of few."""
+    if contents is None:
+        return 0
+    total = contents.total
+    if total <= (FULL if any(w.is_inference() for w in weights) else MOST // 4):
+        return total
+    most = max(MOST - SAMPLE * len(weights), MOST // 4)
+    return min(max(total // SWEEP, LEAST), most)
 
 
 class _Snapshot:
@@ -372,19 +384,18 @@ class _Part:
         self._weights: list[weakref.ref[_Life]] = []
         self._own: list[torch.Tensor] = []  # the values whose storage is no weight's
         self._state: _State | None = None
+        self._ran = False  # on the weights in that state
         self._alone = False  # the weights' storage is released: nothing is left to compute from
 
     def is_of(self, state: _State) -> bool:
         """Return whether the values are those of weights in that state."""
         return bool(state) and self._state == state
 
-    def update(self, weights: Sequence[torch.Tensor], state: _State) -> list[torch.Tensor]:
-        """Return the values; run the program if a weight has changed since it last ran.
+    def observe(self, weights: Sequence[torch.Tensor], state: _State) -> None:
+        """Note the contents of `weights`, and accesses to them from now on.
 
-        Raises `DroppedWeightError` where it must run and a weight's storage is released.
+        Raises `DroppedWeightError` if a weight's storage is released.
         """
-        if self.is_of(state):
-            return self.values
         if any(map(freed.is_freed, weights)):
             came = "one that was packed otherwise, as for other sizes, and freed"
             raise DroppedWeightError("a weight with data", came, freed.TODO)
@@ -393,15 +404,26 @@ class _Part:
             _life(weight).parts = [part for part in _life(weight).parts if part is not self]
         self.storages, self._weights = [], []  # what happens to the old ones no longer matters
         self.drop()
-        values = _settle(self.values, self.program.run(weights), self._own)
         storages = [open_storage(w) for w in weights]
-        self.values, self._state = values, state
-        self._own = [v for v in values if _storage(v) not in storages]
-        self.hashes = [_hashes(weight) for weight in weights]
         self.storages = [weakref.ref(s, _calls(self, _Part.drop)) for s in storages]
         self._weights = [weakref.ref(_life(w), _calls(self, _Part.free)) for w in weights]
         self._watched = tuple({s._cdata for s in storages})
         weight_access.watch(weights, self)
+        self.hashes = [_hashes(weight) for weight in weights]
+        self._state, self._ran = state, False
+
+    def update(self, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the values; run the program if the weights were observed since it last ran."""
+        if self._ran:
+            return self.values
+        storages = [open_storage(w) for w in weights]
+        try:
+            values = _settle(self.values, self.program.run(weights), self._own)
+        except BaseException:
+            self._state = None
+            raise
+        self.values, self._ran = values, True
+        self._own = [v for v in values if _storage(v) not in storages]
         return values
 
     def free_weights(self, weights: Sequence[torch.Tensor]) -> bool:
@@ -435,6 +457,11 @@ class _Part:
     def outdate(self) -> int:
         """As `drop`, if the values can be computed again."""
         return 0 if self._alone else self.drop()
+
+    def outdate_storages(self) -> None:
+        """Outdate all results computed from weights in these storages, of other graphs too."""
+        for storage in self._watched:
+            weight_access.outdate(storage)
 
     def drop(self) -> int:
         """Have the values computed again at their next use; return how many were up to date."""

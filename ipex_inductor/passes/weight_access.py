@@ -17,13 +17,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ipex_inductor.templates.weights_cpp import Reader, reader
+from ipex_inductor import compat
+from ipex_inductor.passes.weight_reader import any_reader
 
 MANY_ALIASES = 4096  # noted between two calls, before they are looked at
 OWN = 2  # references to a storage: that of one tensor, and that of its object in Python
@@ -35,12 +36,8 @@ COLLECTIVES = (  # methods of a process group that write tensors they are given
     *("all_gather_single_coalesced", "reduce_scatter_single", "reduce_scatter_single_coalesced"),
 )
 # Of torch, as they were before they were wrapped.
-read_data: Callable[[torch.Tensor], torch.Tensor] = vars(torch._C.TensorBase)["data"].__get__
-_write_data: Callable[[torch.Tensor, torch.Tensor], None] = vars(torch._C.TensorBase)[
-    "data"
-].__set__
+_data = vars(torch._C.TensorBase)["data"]
 open_storage = torch.Tensor.untyped_storage
-_version = attrgetter("_version")
 
 
 class Computed(Protocol):
@@ -53,49 +50,54 @@ class Computed(Protocol):
         """Return whether all contents they were computed from are known to be as they were."""
 
 
+@dataclass
 class _Alias:
-    """A tensor with a weight's memory and a version counter of its own."""
+    counter: torch.Tensor  # shares the alias's version, and holds no memory
+    storage: int
+    version: int  # when it was last looked at
 
-    __slots__ = ("counter", "storage", "version")
 
-    def __init__(self, alias: torch.Tensor, storage: int) -> None:
-        self.storage = storage
-        self.version = alias._version
-        # It shares the counter and holds no memory.
-        with torch._C._DisableTorchDispatch():
-            self.counter = alias.detach()
-            _write_data(self.counter, alias.new_empty(0))
+class _Doubt(NamedTuple):
+    lasts: Callable[[], bool]
+    is_work: bool  # of a collective that still runs, which no later look at the memory would show
 
 
 _lock = threading.RLock()
 _computed: dict[int, tuple[weakref.ref[Computed], ...]] = {}  # by address of the storage
-_aliases: list[_Alias] = []
-_doubts: dict[int, list[Callable[[], bool]]] = {}  # by storage: whether a holder is left
+_aliases: "dict[int, _Alias]" = {}  # by address of the version counter
+_most = MANY_ALIASES
+_seen: tuple[tuple[torch.Tensor, ...], bytes] = ((), b"")  # counters, as `settle` last read them
+_doubts: dict[int, list[_Doubt]] = {}  # by storage
 
 
 def is_quiet() -> bool:
-    """Return whether nothing was noted since `settle`."""
+    """Return whether nothing is to be settled."""
     return not (_aliases or _doubts)
 
 
 def watch(weights: Sequence[torch.Tensor], computed: Computed) -> None:
-    """Note accesses to `weights` from now on, until `computed` is outdated."""
+    """Note accesses to `weights` from now on, until `computed` is outdated or gone."""
     install()
     with _lock:
-        for weight in weights:
-            storage = open_storage(weight)._cdata
+        for storage in {open_storage(weight)._cdata for weight in weights}:
             others = [ref for ref in _computed.get(storage, ()) if ref() not in (None, computed)]
-            _computed[storage] = (*others, weakref.ref(computed))
+            gone = functools.partial(_forget, storage)
+            _computed[storage] = (*others, weakref.ref(computed, gone))
 
 
 def unwatch(storages: Iterable[int], computed: Computed) -> None:
-    """End `watch` for results that are outdated or gone."""
+    """End `watch` for results that are outdated."""
     for storage in storages:
-        left = [ref for ref in _computed.get(storage, ()) if ref() not in (None, computed)]
-        if left:
-            _computed[storage] = tuple(left)
-        else:
-            _computed.pop(storage, None)
+        for ref in _computed.get(storage, ()):
+            if ref() is computed:
+                _forget(storage, ref)
+
+
+def _forget(storage: int, gone: "weakref.ref[Computed]") -> None:
+    if left := tuple(ref for ref in _computed.get(storage, ()) if ref is not gone):
+        _computed[storage] = left
+    else:
+        _computed.pop(storage, None)
 
 
 def count_holders(storage: torch.UntypedStorage) -> int:
@@ -120,22 +122,48 @@ def is_alive(handle: "weakref.ref[Any]") -> bool:
     return handle() is not None
 
 
+@functools.cache
+def _references_of_torch() -> int:
+    tensor = torch.zeros(1, device="cpu")
+    handle = weakref.ref(open_storage(tensor))
+    held = handle()
+    return sys.getrefcount(held)
+
+
 def note_alias(alias: torch.Tensor, storage: int) -> None:
     """Remember a tensor through which the weights of a storage can be written."""
     if storage not in _computed:
         return
-    if alias.is_inference():  # has no version
+    counter = _counter_of(alias)
+    if counter is None:
         doubt(storage, functools.partial(is_alive, weakref.ref(alias)))
         return
-    _aliases.append(_Alias(alias, storage))
-    if len(_aliases) > MANY_ALIASES:
+    key = any_reader().owners((counter,))[0].counter or id(counter)
+    _aliases.setdefault(key, _Alias(counter, storage, counter._version))
+    if len(_aliases) > _most:
         settle()
 
 
-def doubt(storage: int, lasts: Callable[[], bool]) -> None:
+def _counter_of(alias: torch.Tensor) -> torch.Tensor | None:
+    """Return a tensor that shares the version counter of `alias` and holds no memory.
+
+    None for inference tensors, which have no version, and inside of functorch's transforms.
+    """
+    if alias.is_inference():
+        return None
+    try:
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            counter = alias.detach()
+            _data.__set__(counter, alias.new_empty(0))
+    except RuntimeError:
+        return None
+    return counter
+
+
+def doubt(storage: int, lasts: Callable[[], bool], is_work: bool = False) -> None:
     """Compare the contents of a storage at the next call, and as long as `lasts()`."""
     if storage in _computed:
-        _doubts.setdefault(storage, []).append(lasts)
+        _doubts.setdefault(storage, []).append(_Doubt(lasts, is_work))
 
 
 def outdate(storage: int) -> None:
@@ -150,12 +178,16 @@ def settle() -> frozenset[int]:
     """Outdate what was written since the last call; return storages that stay in doubt."""
     with _lock:
         _settle_aliases()
-        for storage, holders in list(_doubts.items()):
+        for storage, doubts in list(_doubts.items()):
+            left = [doubt for doubt in doubts if doubt.lasts()]  # first: it may end meanwhile
             for ref in _computed.get(storage, ()):
                 computed = ref()
                 if computed is not None and not computed.is_current():
                     computed.outdate()
-            if left := [lasts for lasts in holders if lasts()]:
+            # What was outdated is looked at again when results are computed from it.
+            if storage not in _computed:
+                left = [doubt for doubt in left if doubt.is_work]
+            if left:
                 _doubts[storage] = left
             else:
                 _doubts.pop(storage, None)
@@ -163,38 +195,35 @@ def settle() -> frozenset[int]:
 
 
 def _settle_aliases() -> None:
-    noted = list(_aliases)
-    if not noted:
+    global _most, _seen
+    if not _aliases:
         return
-    counters = tuple(alias.counter for alias in noted)
-    found = reader()
-    if isinstance(found, Reader):
-        versions, sharers = found.counters(counters)
-    else:  # how many share a counter is unknown
-        versions, sharers = list(map(_version, counters)), [2] * len(noted)
-    left = []
-    for alias, version, sharing in zip(noted, versions, sharers, strict=True):
+    counters, read = _seen
+    if len(counters) == len(_aliases) and any_reader().counters(counters) == read:
+        return
+    noted = list(_aliases.items())
+    counters = tuple([alias.counter for _, alias in noted])
+    numbers = memoryview(any_reader().counters(counters)).cast("q").tolist()
+    versions, sharers = numbers[: len(noted)], numbers[len(noted) :]
+    for (key, alias), version, sharing in zip(noted, versions, sharers, strict=True):
         if version != alias.version:
             alias.version = version
             outdate(alias.storage)
-        if sharing > 1 and alias.storage in _computed:
-            left.append(alias)
-    _aliases[: len(noted)] = left
+        if sharing <= 1 or alias.storage not in _computed:
+            del _aliases[key]
+    counters = tuple([alias.counter for alias in _aliases.values()])
+    _seen = counters, any_reader().counters(counters)
+    _most = max(MANY_ALIASES, 2 * len(counters))
 
 
 def _storage_of(tensor: Any) -> int:
     """Return the address of a tensor's storage if results in use were computed from it, else 0."""
-    if not _computed or not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
-        return 0
-    try:
-        storage = open_storage(tensor)._cdata
-    except (RuntimeError, NotImplementedError):  # a subclass without memory of its own
-        return 0
+    storage = any_reader().storage_of(tensor) if isinstance(tensor, torch.Tensor) else 0
     return storage if storage in _computed else 0
 
 
 def _get_data(tensor: torch.Tensor) -> torch.Tensor:
-    alias = read_data(tensor)
+    alias: torch.Tensor = _data.__get__(tensor)
     if _computed and (storage := _storage_of(alias)):
         note_alias(alias, storage)
     return alias
@@ -202,38 +231,34 @@ def _get_data(tensor: torch.Tensor) -> torch.Tensor:
 
 def _set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Another memory shows by its address; the same may have been written through `value`."""
-    _write_data(tensor, value)
+    _data.__set__(tensor, value)
     if _computed and value is not tensor and (storage := _storage_of(tensor)):
         outdate(storage)
         note_alias(value, storage)
 
 
+def _delete_data(tensor: torch.Tensor) -> None:
+    _data.__delete__(tensor)  # raises
+
+
 def _note_array(method: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
     array = method(tensor, *args, **kwargs)
-    if storage := _storage_of(tensor):
+    if _computed and (storage := _storage_of(tensor)):
         doubt(storage, functools.partial(is_alive, weakref.ref(array)))
     return array
 
 
 def _note_storage(method: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
     handle = method(tensor, *args, **kwargs)
-    if _computed and handle._cdata in _computed:
-        doubt(handle._cdata, functools.partial(is_held, weakref.ref(handle)))
+    if _computed and (storage := getattr(handle, "_cdata", 0)) in _computed:
+        doubt(storage, functools.partial(is_held, weakref.ref(handle)))
     return handle
-
-
-@functools.cache
-def _references_of_torch() -> int:
-    tensor = torch.zeros(1, device="cpu")
-    handle = weakref.ref(open_storage(tensor))
-    held = handle()
-    return sys.getrefcount(held)
 
 
 def _note_capsule(method: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
     """Note that whatever reads a DLPack capsule holds the tensor, or its memory."""
     capsule = method(tensor, *args, **kwargs)
-    if storage := _storage_of(tensor):
+    if _computed and (storage := _storage_of(tensor)):
         users, held = tensor._use_count(), weakref.ref(tensor)
         handle = weakref.ref(open_storage(tensor))
 
@@ -251,14 +276,14 @@ def _note_collective(method: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     if _computed:
         for tensor in _tensors_in((args, tuple(kwargs.values()))):
             if storage := _storage_of(tensor):
-                doubt(storage, functools.partial(_is_running, work))
+                doubt(storage, functools.partial(_is_running, work), is_work=True)
     return work
 
 
 def _is_running(work: Any) -> bool:
     try:
         return work is not None and not work.is_completed()
-    except RuntimeError:  # that failed, as it tells whoever waits
+    except RuntimeError:  # it failed, which `wait` tells
         return False
 
 
@@ -274,21 +299,18 @@ def _note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Torch's fused optimizers write parameters without counting a version (2.11 to 2.15)."""
     if not _computed or torch.compiler.is_compiling():  # a compiled step counts versions
         return
-    held = tuple(p for group in optimizer.param_groups for p in group["params"])
-    found = reader()
-    if isinstance(found, Reader):
-        storages = {owner.storage for owner in found.owners(held)}
-    else:
-        storages = {_storage_of(parameter) for parameter in held}
-    for storage in storages & _computed.keys():
+    held = (p for group in optimizer.param_groups for p in group["params"])
+    stepped = tuple(p for p in held if p.grad is not None)
+    for storage in {owner.storage for owner in any_reader().owners(stepped)} & _computed.keys():
         outdate(storage)
 
 
 @functools.cache
 def install() -> None:
-    """Wrap the accesses, once a process."""
-    data = property(_get_data, _set_data, doc=torch._C.TensorBase.data.__doc__)
-    torch.Tensor.data = data  # type: ignore[assignment]
+    """Wrap the accesses, once a process. Dynamo neither compiles nor traces what does that."""
+    any_reader()
+    data = property(_get_data, _set_data, _delete_data, doc=_data.__doc__)
+    wrappers: list[Callable[..., Any]] = [_get_data, _set_data, _delete_data, _note_step]
     for owner, names, note in (
         (torch.Tensor, ("numpy",), _note_array),
         (torch.Tensor, ("untyped_storage",), _note_storage),
@@ -296,21 +318,32 @@ def install() -> None:
         (torch, ("to_dlpack",), _note_capsule),
         (torch.utils.dlpack, ("to_dlpack",), _note_capsule),
     ):
-        _wrap(owner, names, note)
+        wrappers += _wrap(owner, names, note)
     if torch.distributed.is_available():
-        _wrap(torch.distributed.ProcessGroup, COLLECTIVES, _note_collective)
-        _wrap(torch.distributed, ("_broadcast_coalesced",), _note_collective)
+        wrappers += _wrap(torch.distributed.ProcessGroup, COLLECTIVES, _note_collective)
+        wrappers += _wrap(torch.distributed, ("_broadcast_coalesced",), _note_collective)
+    compat.hide_from_dynamo(__name__, wrappers)
+    torch.Tensor.data = data  # type: ignore[assignment]
     register_optimizer_step_post_hook(_note_step)
 
 
-def _wrap(owner: Any, names: Iterable[str], note: Callable[..., Any]) -> None:
+def _wrap(
+    owner: Any, names: Iterable[str], note: Callable[..., Any]
+) -> Iterable[Callable[..., Any]]:
     for name in names:
         method = getattr(owner, name, None)
         if method is not None:  # else of another torch
-            setattr(owner, name, _wrapper(method, note))
+            wrapper = _wrapper(method, note)
+            if isinstance(owner, type):  # where pickle looks for it
+                wrapper.__module__, wrapper.__qualname__ = (
+                    owner.__module__,
+                    f"{owner.__name__}.{name}",
+                )
+            setattr(owner, name, wrapper)
+            yield wrapper
 
 
-def _wrapper(method: Callable[..., Any], note: Callable[..., Any]) -> Callable[..., Any]:
+def _wrapper(method: Callable[..., Any], note: Callable[..., Any]) -> Any:
     @functools.wraps(method)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return note(method, *args, **kwargs)

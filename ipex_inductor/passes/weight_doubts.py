@@ -30,7 +30,9 @@ from ipex_inductor.templates import freed
 FULL = 1 << 18  # bytes whose contents are compared whole at each call: some 20 microseconds
 SHARED = "they lie in shared memory, which another process may write at any time"
 BORROWED = "their memory belongs to another library (numpy, DLPack), which may write it at any time"
-LENT = "a numpy array shares their memory, and may write it at any time"
+UNVERSIONED = (
+    "made in inference mode, they have no versions, and contents on a GPU are not compared"
+)
 OPEN = "their storage is held by the program, which may write it at any time"
 
 
@@ -52,24 +54,25 @@ def lasting_doubts(weights: Sequence[torch.Tensor]) -> list[Doubt]:
         if not weight.numel() or owner.storage in doubts or freed.is_freed(weight):
             continue
         handle = weakref.ref(open_storage(weight))
-        found = None
+        borrowed = owner.deleter != reader.allocator
+        if not reader.allocator:  # unknown
+            borrowed = not open_storage(weight).resizable()
+        found = ("", is_alive)
         if is_held(handle):
-            found = OPEN, functools.partial(is_held, handle)
-        elif weight.device.type == "cpu" and not open_storage(weight).resizable():
-            if reader.allocator and owner.deleter == reader.allocator:  # numpy() leaves it so
-                found = LENT, functools.partial(has_more_holders, handle, OWN)
-            else:
-                mappings = mappings or _mappings()
-                found = _why_written(weight, mappings), functools.partial(is_alive, handle)
-        elif weight.device.type == "cpu" and owner.deleter != reader.allocator:
+            found = OPEN, is_held
+        elif weight.device.type != "cpu" and weight.is_inference():
+            found = UNVERSIONED, is_alive
+        elif weight.device.type == "cpu" and borrowed:
             mappings = mappings or _mappings()
-            found = _why_written(weight, mappings), functools.partial(is_alive, handle)
-        if found and found[0] and found[1]():
-            doubts[owner.storage] = Doubt(owner.storage, weight.nbytes, *found)
+            found = _why_written(weight, mappings), is_alive
+        reason, lasts = found
+        if reason:
+            lasting = functools.partial(lasts, handle)
+            doubts[owner.storage] = Doubt(owner.storage, weight.nbytes, reason, lasting)
     return list(doubts.values())
 
 
-def note_aliases(weights: Sequence[torch.Tensor]) -> None:
+def note_holders(weights: Sequence[torch.Tensor]) -> None:
     """Note what shares the weights' memory and counts no versions with them.
 
     As a flat vector whose parts parameters are (`vector_to_parameters`), or an array of another
@@ -77,25 +80,43 @@ def note_aliases(weights: Sequence[torch.Tensor]) -> None:
     than these weights.
     """
     owners = any_reader().owners(weights)
+    own = {id(weight) for weight in weights}
     counters = {owner.counter for owner in owners}
     handles = {owner.storage: open_storage(w) for w, owner in zip(weights, owners, strict=True)}
     tensors = Counter(s for _, s in {(owner.counter, owner.storage) for owner in owners})
     shared = {s for s, handle in handles.items() if count_holders(handle) > tensors[s] + OWN - 1}
     if not shared:
         return
-    others = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
+    objects = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
     found: Counter[int] = Counter()
-    for tensor, owner in zip(others, any_reader().owners(others), strict=True):
-        if owner.storage in shared:
+    others: dict[int, list[torch.Tensor]] = {}
+    for tensor, owner in zip(objects, any_reader().owners(objects), strict=True):
+        if owner.storage not in shared:
+            continue
+        if id(tensor) in own:
             found[owner.storage] += 1
-            if owner.counter not in counters:
-                weight_access.note_alias(tensor, owner.storage)
+        elif tensor._use_count() == 1:  # else a capsule of DLPack holds it, or a view of it
+            found[owner.storage] += 1
+            others.setdefault(owner.storage, []).append(tensor)
+        if owner.counter not in counters:
+            weight_access.note_alias(tensor, owner.storage)
+    del objects
     for storage in shared:
-        explained = found[storage] + OWN - 1
+        handle, explained = weakref.ref(handles[storage]), found[storage] + OWN - 1
+        if not handles[storage].resizable():  # as numpy() leaves it
+            explained -= _without_referrer(others.get(storage, []))
         if count_holders(handles[storage]) > explained:
-            handle = weakref.ref(handles[storage])
             lasts = functools.partial(has_more_holders, handle, explained)
             weight_access.doubt(storage, lasts)
+
+
+def _without_referrer(tensors: list[torch.Tensor]) -> int:
+    """Return how many tensors no container holds: arrays of numpy, which Python does not list."""
+    if not tensors:
+        return 0
+    referrers = [r for r in gc.get_referrers(*tensors) if r is not tensors]
+    held = {id(o) for referrer in referrers for o in gc.get_referents(referrer)}
+    return sum(id(tensor) not in held for tensor in tensors)
 
 
 class _Mapping(NamedTuple):

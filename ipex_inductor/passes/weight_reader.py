@@ -49,9 +49,14 @@ class PythonReader:
         """Return the storage of each tensor; the rest is unknown."""
         return [Owner(0, _storage(tensor), 0) for tensor in tensors]
 
-    def counters(self, tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
+    def counters(self, tensors: tuple[torch.Tensor, ...]) -> bytes:
         """Return the version of each tensor; how many share its counter is unknown."""
-        return list(map(_version, tensors)), [UNKNOWN] * len(tensors)
+        return array("q", [*map(_version, tensors), *[UNKNOWN] * len(tensors)]).tobytes()
+
+    def storage_of(self, tensor: torch.Tensor) -> int:
+        """Return where a tensor's storage lies, 0 if it has none."""
+        with torch._C.DisableTorchFunction():
+            return _storage(tensor)
 
     def changed(self, numbers: Sequence[int]) -> Changed:
         """Return a function as `Reader.changed` does; it compares one chunk of contents a call."""
@@ -109,5 +114,5 @@ def _word(hashes: Hashes, chunk: int) -> int:
 def _storage(tensor: torch.Tensor) -> int:
     try:
         return int(_open_storage(tensor)._cdata)
-    except (RuntimeError, NotImplementedError):  # none of its own
+    except Exception:  # none of its own, whatever a subclass raises
         return 0

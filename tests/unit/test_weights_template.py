@@ -188,7 +188,9 @@ def test_what_tensors_share_is_read():
     (borrowed,) = READER.owners((torch.from_numpy(base.numpy().copy()),))
     assert borrowed.deleter != READER.allocator
     alias.add_(1)
-    assert READER.counters((base, alias)) == ([0, 1], [2, 1])
+    assert [*memoryview(READER.counters((base, alias))).cast("q")] == [0, 1, 2, 1]
+    assert READER.storage_of(alias) == own.storage
+    assert READER.storage_of(torch.eye(2).to_sparse()) == 0
 
 
 def test_parts_have_one_state_in_either_way():
