@@ -26,12 +26,20 @@ from typing import Any
 import torch
 
 from ipex_inductor import compat, decisions
-from ipex_inductor.errors import ArgumentError, DroppedWeightError
+from ipex_inductor.errors import ArgumentError
 from ipex_inductor.passes import weight_access
 from ipex_inductor.passes.program import Program
 from ipex_inductor.passes.weight_access import open_storage
 from ipex_inductor.passes.weight_doubts import FULL, lasting_doubts, note_holders
 from ipex_inductor.passes.weight_reader import any_reader
+from ipex_inductor.passes.weight_results import (
+    Part,
+    addresses_of,
+    all_parts,
+    shared_part,
+    state_of_part,
+    storage_of,
+)
 from ipex_inductor.templates import freed
 from ipex_inductor.templates.weights_cpp import FACTS, SAME, Changed, Contents, Hashes
 from ipex_inductor.weight_memory import available_memory, begin_room, give_back
@@ -43,7 +51,6 @@ LEAST, MOST = 1 << 12, 1 << 17  # bytes compared in turn at a call: 0.3 and 8 mi
 SAMPLE = 512  # of these bytes, that the sample of a weight takes the time of
 
 _lock = threading.RLock()  # around all computing; callbacks of weak references never take it
-_shared: "weakref.WeakValueDictionary[Any, _Part]" = weakref.WeakValueDictionary()
 _made: ContextVar["list[DerivedWeights] | None"] = ContextVar("derived weights made", default=None)
 
 
@@ -102,7 +109,7 @@ class DerivedWeights:
         self._call_seconds = math.inf  # that a call of the graph took
         self.computed_now = False  # in this call; the caller times the graph then
         self.has_plain_graph = False  # whether the caller understands `PlainGraph`
-        self.left: list[_Part] = []  # of a model of which a weight died, until the next is computed
+        self.left: list[Part] = []  # of a model of which a weight died, until the next is computed
         made = _made.get()
         if made is not None:
             made.append(self)
@@ -140,8 +147,8 @@ class DerivedWeights:
         if self._changed is _never_read:
             self._changed = any_reader().changed(self._numbers)
         weights = self._weights(inputs)
-        in_doubt = weight_access.settle()
         snapshot = self._snapshots.get(tuple(map(id, weights)))
+        in_doubt = weight_access.settle(snapshot.storages if snapshot else None)
         if snapshot is None:
             return self._compute(weights, self._begin(weights))
         self._by_ends[tuple([id(inputs[n]) for n in self._ends])] = snapshot
@@ -183,16 +190,17 @@ class DerivedWeights:
     def _compute(
         self, weights: tuple[torch.Tensor, ...], snapshot: "_Snapshot"
     ) -> list[torch.Tensor]:
+        weight_access.settle()  # all: other graphs may have computed from memory that is new here
         doubts = lasting_doubts(weights)
         storages = [open_storage(w) for w in weights]  # held: no address changes its owner
         read = any_reader().read(weights)
         if self.has_plain_graph and sum(doubt.size for doubt in doubts) > FULL:
             raise snapshot.left(weights, MOST_CALLS, doubts[0].reason)
         parts = [
-            _shared_part(program, own(snapshot.key), self._captured)
+            shared_part(program, own(snapshot.key), self._captured)
             for program, own in self._programs
         ]
-        states = [_state_of_part(read, own) for _, own in self._programs]
+        states = [state_of_part(read, own) for _, own in self._programs]
         outdated = [n for n, part in enumerate(parts) if not part.is_of(states[n])]
         if outdated:
             self._refuse_unstable(weights, snapshot)
@@ -227,7 +235,7 @@ class DerivedWeights:
     def _run(
         self,
         weights: tuple[torch.Tensor, ...],
-        parts: "Sequence[_Part]",
+        parts: "Sequence[Part]",
     ) -> list[torch.Tensor]:
         values: list[torch.Tensor] = []
         _synchronize(weights)  # a stream may still read what is written over or freed now
@@ -249,7 +257,7 @@ class DerivedWeights:
             reason = f"they changed {UNPAID} times within fewer calls than computing pays for"
             raise snapshot.left(weights, calls, reason)
 
-    def _contents(self, parts: "Sequence[_Part]", count: int) -> Contents | None:
+    def _contents(self, parts: "Sequence[Part]", count: int) -> Contents | None:
         """Return the contents that the results were computed from, in the order of the weights."""
         found: list[Hashes | None] = [None] * count
         for part, (_, own) in zip(parts, self._programs, strict=True):
@@ -258,17 +266,17 @@ class DerivedWeights:
         return Contents(found) if any(found) else None
 
     def _freed(
-        self, parts: "Sequence[_Part]", weights: tuple[torch.Tensor, ...], read: bytes
+        self, parts: "Sequence[Part]", weights: tuple[torch.Tensor, ...], read: bytes
     ) -> bytes:
         """Release what is to be dropped and read by nothing else; return what is read then."""
         if not any(program.drops for program, _ in self._programs):
             return read
-        readers = Counter(a for part in list(_shared.values()) for a in {*_addresses(part)})
+        readers = Counter(a for part in all_parts() for a in {*addresses_of(part)})
         gone = False
         for part, (program, own) in zip(parts, self._programs, strict=True):
             if not program.drops:
                 continue
-            if all(readers[a] == 1 for a in _addresses(part)):
+            if all(readers[a] == 1 for a in addresses_of(part)):
                 gone |= part.free_weights(own(weights))
             else:
                 decisions.log.info("plain weights are not freed: another graph derives from them")
@@ -314,20 +322,23 @@ class _Snapshot:
         calls: made since the results were computed.
         unpaid: how often in a row they were outdated before computing was paid back.
         resumes: whether they may be computed though they were not paid back before.
+        storages: addresses of the weights' storages.
     """
 
     def __init__(self, owner: DerivedWeights, key: tuple[int, ...]) -> None:
         self.key = key
         self.ends = (key[0], key[-1]) if key else ()
-        self.parts: list[_Part] = []
+        self.parts: list[Part] = []
+        self.storages: frozenset[int] = frozenset()
         self.current: _Current | None = None
         self.is_new, self.resumes = True, False
         self.calls = self.unpaid = 0
         self._owner = weakref.ref(owner)
 
-    def hold(self, parts: "Sequence[_Part]") -> None:
+    def hold(self, parts: "Sequence[Part]") -> None:
         """Hold `parts`, and learn when they are outdated."""
         self.parts = list(parts)
+        self.storages = frozenset(storage for part in parts for storage in part.watched)
         for part in parts:
             users = (user for user in part.users if user() not in (None, self))
             part.users = (*users, weakref.ref(self))
@@ -363,165 +374,6 @@ class _Snapshot:
         return next(devices, torch.device("cpu"))
 
 
-_State = tuple[int, ...]  # versions, then addresses
-
-
-class _Part:
-    """What one program returned for one set of weights; it lives as long as a snapshot holds it.
-
-    Attributes:
-        hashes: the contents of each weight that it was computed from; None: not compared.
-    """
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self.captured = False
-        self.values: list[torch.Tensor] = []
-        self.hashes: list[Hashes | None] = [None] * len(program.inputs)
-        self.storages: list[weakref.ref[torch.UntypedStorage]] = []
-        self.users: tuple[weakref.ref[_Snapshot], ...] = ()
-        self._watched: tuple[int, ...] = ()  # addresses of the weights' storages
-        self._weights: list[weakref.ref[_Life]] = []
-        self._own: list[torch.Tensor] = []  # the values whose storage is no weight's
-        self._state: _State | None = None
-        self._ran = False  # on the weights in that state
-        self._alone = False  # the weights' storage is released: nothing is left to compute from
-
-    def is_of(self, state: _State) -> bool:
-        """Return whether the values are those of weights in that state."""
-        return bool(state) and self._state == state
-
-    def observe(self, weights: Sequence[torch.Tensor], state: _State) -> None:
-        """Note the contents of `weights`, and accesses to them from now on.
-
-        Raises `DroppedWeightError` if a weight's storage is released.
-        """
-        if any(map(freed.is_freed, weights)):
-            came = "one that was packed otherwise, as for other sizes, and freed"
-            raise DroppedWeightError("a weight with data", came, freed.TODO)
-        self._alone = False
-        for weight in weights:
-            _life(weight).parts = [part for part in _life(weight).parts if part is not self]
-        self.storages, self._weights = [], []  # what happens to the old ones no longer matters
-        self.drop()
-        storages = [open_storage(w) for w in weights]
-        self.storages = [weakref.ref(s, _calls(self, _Part.drop)) for s in storages]
-        self._weights = [weakref.ref(_life(w), _calls(self, _Part.free)) for w in weights]
-        self._watched = tuple({s._cdata for s in storages})
-        weight_access.watch(weights, self)
-        self.hashes = [_hashes(weight) for weight in weights]
-        self._state, self._ran = state, False
-
-    def update(self, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the values; run the program if the weights were observed since it last ran."""
-        if self._ran:
-            return self.values
-        storages = [open_storage(w) for w in weights]
-        try:
-            values = _settle(self.values, self.program.run(weights), self._own)
-        except BaseException:
-            self._state = None
-            raise
-        self.values, self._ran = values, True
-        self._own = [v for v in values if _storage(v) not in storages]
-        return values
-
-    def free_weights(self, weights: Sequence[torch.Tensor]) -> bool:
-        """Release the weights' storage if nothing else has it; return whether that was done."""
-        if self._alone or len(self._own) < len(self.values):
-            return False
-        if why := freed.free(weights):
-            decisions.log.info("plain weights are not freed: %s", why)
-            return False
-        self._state = _state_of_part(any_reader().read(tuple(weights)), tuple)
-        self._alone, self.hashes = True, [None] * len(weights)
-        for user in self.users:  # they know the weights by where they lay
-            if (snapshot := user()) is not None:
-                snapshot.current = None
-        for weight in weights:
-            _life(weight).parts.append(self)
-        return True
-
-    def is_current(self) -> bool:
-        """Return whether all contents that the values were computed from are as they were."""
-        if self._alone:
-            return True
-        for hashes, ref in zip(self.hashes, self.storages, strict=False):
-            storage = ref()
-            if hashes is None or storage is None or not _holds(storage, hashes):
-                return False
-            if any_reader().hashes(hashes.address, hashes.size).words != hashes.words:
-                return False
-        return True
-
-    def outdate(self) -> int:
-        """As `drop`, if the values can be computed again."""
-        return 0 if self._alone else self.drop()
-
-    def outdate_storages(self) -> None:
-        """Outdate all results computed from weights in these storages, of other graphs too."""
-        for storage in self._watched:
-            weight_access.outdate(storage)
-
-    def drop(self) -> int:
-        """Have the values computed again at their next use; return how many were up to date."""
-        valid = len(self.values) if self._state else 0
-        self._state = None
-        weight_access.unwatch(self._watched, self)
-        for user in self.users:
-            snapshot = user()
-            if snapshot is not None:
-                snapshot.current = None
-        if not self.captured:
-            self.values, self._own = [], []
-        return valid
-
-    def free(self) -> None:
-        """Drop the values and their addresses: nothing can ask for them again."""
-        self.drop()
-        self.values, self._own = [], []
-        for user in self.users:
-            snapshot = user()
-            if snapshot is not None:
-                snapshot.die()
-
-
-class _Life:
-    """Carried by a weight, and dead with it.
-
-    A weak reference to the weight itself would keep users from `torch.utils.swap_tensors`, which
-    `module.to` and `load_state_dict` may use.
-    """
-
-    __slots__ = ("__weakref__", "parts")
-
-    def __init__(self) -> None:
-        self.parts: list[_Part] = []  # computed from a weight whose storage is released
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return OrderedDict, ()  # a saved weight is loaded without this package
-
-
-def _life(weight: torch.Tensor) -> _Life:
-    carried = vars(weight)
-    if not isinstance(carried.get("_ipex_life"), _Life):
-        carried["_ipex_life"] = _Life()
-    life: _Life = carried["_ipex_life"]
-    return life
-
-
-def _calls(part: _Part, method: Callable[[_Part], object]) -> Callable[[object], None]:
-    """Return a callback that does not keep `part` alive."""
-    weak = weakref.ref(part)
-
-    def call(_: object) -> None:
-        alive = weak()
-        if alive is not None:
-            method(alive)
-
-    return call
-
-
 def refresh(model: torch.nn.Module | None) -> int:
     """See `ipex_inductor.refresh`."""
     if not isinstance(model, torch.nn.Module | None):
@@ -531,20 +383,20 @@ def refresh(model: torch.nn.Module | None) -> int:
             "Pass the model whose weights were written.",
         )
     with _lock:
-        parts = list(_shared.values())
+        parts = all_parts()
         if model is not None:
             tensors = itertools.chain(model.parameters(), model.buffers())
-            written = {s._cdata for s in map(_storage, tensors) if s is not None}
-            parts = [part for part in parts if not written.isdisjoint(_addresses(part))]
+            written = {s._cdata for s in map(storage_of, tensors) if s is not None}
+            parts = [part for part in parts if not written.isdisjoint(addresses_of(part))]
         return sum(part.outdate() for part in parts)
 
 
 def derived_memory() -> int:
     """See `ipex_inductor.derived_memory`."""
     with _lock:
-        values = [value for part in list(_shared.values()) for value in part.values]
-    storages = {s._cdata: s.nbytes() for s in map(_storage, values) if s is not None}
-    return sum(storages.values()) + sum(v.nbytes for v in values if _storage(v) is None)
+        values = [value for part in all_parts() for value in part.values]
+    storages = {s._cdata: s.nbytes() for s in map(storage_of, values) if s is not None}
+    return sum(storages.values()) + sum(v.nbytes for v in values if storage_of(v) is None)
 
 
 def taking(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
@@ -552,36 +404,6 @@ def taking(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]
     if len(numbers) < 2:
         return lambda values: tuple([values[number] for number in numbers])
     return itemgetter(*numbers)
-
-
-def _shared_part(program: Program, key: tuple[int, ...], captured: bool) -> _Part:
-    """Return the part of the weights with these identities, shared by the process's graphs."""
-    part = _shared.setdefault((program.text, key), _Part(program))
-    part.captured |= captured
-    return part
-
-
-def _state_of_part(read: bytes, own: Callable[[Sequence[Any]], tuple[Any, ...]]) -> _State:
-    """Return what was read of the weights of a part, which is found by their identities."""
-    numbers = memoryview(read).cast("q").tolist()
-    count = len(numbers) // 3
-    blocks = numbers[count : 2 * count], numbers[2 * count :]
-    return tuple(n for block in blocks for n in own(block)) if numbers else ()
-
-
-def _hashes(weight: torch.Tensor) -> Hashes | None:
-    """Return the contents of a weight's memory; None if it is not on a CPU or has none."""
-    if weight.device.type != "cpu" or not weight.numel():
-        return None
-    steps = zip(weight.shape, weight.stride(), strict=True)
-    elements = 1 + sum((size - 1) * stride for size, stride in steps)
-    return any_reader().hashes(weight.data_ptr(), elements * weight.element_size())
-
-
-def _holds(storage: torch.UntypedStorage, hashes: Hashes) -> bool:
-    """Return whether that memory still is the storage's."""
-    begin = storage.data_ptr()
-    return begin <= hashes.address and hashes.address + hashes.size <= begin + storage.nbytes()
 
 
 def _warn_unseen(weight: torch.Tensor) -> None:
@@ -602,30 +424,3 @@ def _synchronize(weights: Sequence[torch.Tensor]) -> None:
 
 def _never_read(*_: Any) -> int:
     return FACTS
-
-
-def _storage(value: torch.Tensor) -> torch.UntypedStorage | None:
-    """Return the storage, None for oneDNN's opaque tensors."""
-    return open_storage(value) if value.layout == torch.strided else None
-
-
-def _addresses(part: _Part) -> list[int]:
-    return [storage._cdata for storage in (ref() for ref in part.storages) if storage is not None]
-
-
-def _settle(
-    old: list[torch.Tensor], new: list[torch.Tensor], own: list[torch.Tensor]
-) -> list[torch.Tensor]:
-    """Return the new values, at the old addresses where they fit.
-
-    Args:
-        own: the old values that share no storage with a weight.
-    """
-
-    def fits(a: torch.Tensor, b: torch.Tensor) -> bool:
-        same = a is not b and a.device == b.device and a.dtype == b.dtype and a.shape == b.shape
-        strided = a.layout == b.layout == torch.strided
-        return same and strided and a.stride() == b.stride() and any(a is o for o in own)
-
-    with torch.inference_mode(False), torch.no_grad():
-        return [a.copy_(b) if fits(a, b) else b for a, b in zip(old or new, new, strict=True)]

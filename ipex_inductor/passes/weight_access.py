@@ -16,7 +16,7 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -174,11 +174,17 @@ def outdate(storage: int) -> None:
             computed.outdate()
 
 
-def settle() -> frozenset[int]:
-    """Outdate what was written since the last call; return storages that stay in doubt."""
+def settle(only: Container[int] | None = None) -> frozenset[int]:
+    """Outdate what was written since the last call; return storages that stay in doubt.
+
+    Args:
+        only: the storages whose contents are compared; None: all that are in doubt.
+    """
     with _lock:
         _settle_aliases()
-        for storage, doubts in list(_doubts.items()):
+        concerned = [s for s in _doubts if only is None or s in only]
+        for storage in concerned:
+            doubts = _doubts[storage]
             left = [doubt for doubt in doubts if doubt.lasts()]  # first: it may end meanwhile
             for ref in _computed.get(storage, ()):
                 computed = ref()
@@ -191,7 +197,7 @@ def settle() -> frozenset[int]:
                 _doubts[storage] = left
             else:
                 _doubts.pop(storage, None)
-        return frozenset(_doubts)
+        return frozenset(s for s in concerned if s in _doubts)
 
 
 def _settle_aliases() -> None:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from ipex_inductor import compat, decisions, derived_memory, refresh
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.passes import derived, program
+from ipex_inductor.passes import derived, program, weight_results
 
 
 def whole(*shape):
@@ -118,7 +118,7 @@ def test_a_users_op_on_weights_is_checked_by_aot_autograd(raises):
 
 @torch.no_grad()
 def test_refresh_shows_at_once_what_nothing_notices(runs, monkeypatch):
-    monkeypatch.setattr(derived, "_hashes", lambda weight: None)
+    monkeypatch.setattr(weight_results, "_hashes", lambda weight: None)
     model = Product().eval()
     fn = compiled(model)
     check(fn, model)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from ipex_inductor import decisions
-from ipex_inductor.passes import derived, weight_reader
+from ipex_inductor.passes import derived, weight_reader, weight_results
 
 SIZES = {"small": 16, "large": 512}  # compared whole at each call, and by samples
 
@@ -382,7 +382,7 @@ def test_a_raw_write_is_found_within_64_calls(by_python, monkeypatch, caplog):
 
 def test_without_a_sample_the_write_would_be_missed(monkeypatch):
     """The sample is what finds a write that nothing notices."""
-    monkeypatch.setattr(derived, "_hashes", lambda weight: None)
+    monkeypatch.setattr(weight_results, "_hashes", lambda weight: None)
     found = failures(compiled(), SIZES["large"], ["raw pointer", "custom operator"])
     assert len(found) == 2
 

@@ -7,7 +7,7 @@ import torch
 from helpers import Mlp
 from torch import nn
 
-from ipex_inductor.passes import derived, program, weight_reader
+from ipex_inductor.passes import derived, program, weight_reader, weight_results
 from ipex_inductor.templates import fields, weights_cpp
 from ipex_inductor.templates.cpp import NotBuiltError
 from ipex_inductor.templates.weights_cpp import FACTS, SAME, Contents
@@ -197,7 +197,7 @@ def test_parts_have_one_state_in_either_way():
     """Graphs share results, whichever way each of them reads."""
     mine = tuple(weights())
     own = derived.taking([5, 0, 3])
-    parts = [derived._state_of_part(reader.read(mine), own) for reader in (READER, PYTHON)]
+    parts = [weight_results.state_of_part(reader.read(mine), own) for reader in (READER, PYTHON)]
     assert parts[0] == parts[1]
     assert len(parts[0]) == 6
 
