@@ -294,6 +294,7 @@ def _check_rules(config: CompileConfig) -> None:
         return
     from ipex_inductor.lowerings import channel_tiles
     from ipex_inductor.passes import (
+        cats,
         channels_last,
         foreach,
         grouped_queries,
@@ -306,7 +307,7 @@ def _check_rules(config: CompileConfig) -> None:
     from ipex_inductor.passes.joint import RULE_NAMES
     from ipex_inductor.passes.source import OPTIMIZER_STEP
 
-    rooms = (channels_last, foreach, grouped_queries, moments, pool, relu_masks, wide)
+    rooms = (cats, channels_last, foreach, grouped_queries, moments, pool, relu_masks, wide)
     ours = {channel_tiles.NAME, *(m.NAME for m in rooms)}
     known = RULE_NAMES | masks.NAMES | {OPTIMIZER_STEP} | ours
     for name in sorted(config.rules_off - known - {"*"}):

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ipex_inductor import compat
 from ipex_inductor.passes.weight_reader import any_reader
@@ -301,9 +300,12 @@ def _tensors_in(values: Any) -> Iterable[torch.Tensor]:
             yield from _tensors_in(value)
 
 
-def _note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Torch's fused optimizers write parameters without counting a version (2.11 to 2.15)."""
-    if not _computed or torch.compiler.is_compiling():  # a compiled step counts versions
+def note_step(optimizer: torch.optim.Optimizer) -> None:
+    """Outdate results of the parameters that an optimizer stepped.
+
+    Torch's fused optimizers write them without counting a version (2.11 to 2.15).
+    """
+    if not _computed:
         return
     held = (p for group in optimizer.param_groups for p in group["params"])
     stepped = tuple(p for p in held if p.grad is not None)
@@ -316,7 +318,7 @@ def install() -> None:
     """Wrap the accesses, once a process. Dynamo neither compiles nor traces what does that."""
     any_reader()
     data = property(_get_data, _set_data, _delete_data, doc=_data.__doc__)
-    wrappers: list[Callable[..., Any]] = [_get_data, _set_data, _delete_data, _note_step]
+    wrappers: list[Callable[..., Any]] = [_get_data, _set_data, _delete_data]
     for owner, names, note in (
         (torch.Tensor, ("numpy",), _note_array),
         (torch.Tensor, ("untyped_storage",), _note_storage),
@@ -330,7 +332,6 @@ def install() -> None:
         wrappers += _wrap(torch.distributed, ("_broadcast_coalesced",), _note_collective)
     compat.hide_from_dynamo(__name__, wrappers)
     torch.Tensor.data = data  # type: ignore[assignment]
-    register_optimizer_step_post_hook(_note_step)
 
 
 def _wrap(

@@ -12,7 +12,7 @@ from torch._inductor.utils import run_and_get_code
 
 from ipex_inductor import decisions
 from ipex_inductor.passes import blocked as in_blocks
-from ipex_inductor.passes import packing, wide
+from ipex_inductor.passes import packable, packing, wide
 from ipex_inductor.templates import blocked
 
 DTYPES = [pytest.param(torch.bfloat16, id="bf16"), pytest.param(torch.float16, id="fp16")]
@@ -21,7 +21,7 @@ DTYPES = [pytest.param(torch.bfloat16, id="bf16"), pytest.param(torch.float16, i
 @pytest.fixture(autouse=True)
 def without_narrow_products(monkeypatch):
     """As on AVX2, also where oneDNN has them; what was packed is torch's own all the same."""
-    monkeypatch.setattr(packing, "_onednn_dtypes", lambda _: frozenset({torch.float32}))
+    monkeypatch.setattr(packable, "_onednn_dtypes", lambda _: frozenset({torch.float32}))
     monkeypatch.setattr(wide, "CPUS", {packing.architecture()})
     for dtype in (torch.float32, torch.bfloat16):
         bounds = in_blocks.FASTER["x86-64:avx2", dtype]
