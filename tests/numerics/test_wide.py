@@ -12,7 +12,7 @@ from torch._inductor.utils import run_and_get_code
 
 from ipex_inductor import decisions
 from ipex_inductor.passes import blocked as in_blocks
-from ipex_inductor.passes import packable, packing, wide
+from ipex_inductor.passes import packable, wide
 from ipex_inductor.templates import blocked
 
 DTYPES = [pytest.param(torch.bfloat16, id="bf16"), pytest.param(torch.float16, id="fp16")]
@@ -22,11 +22,11 @@ DTYPES = [pytest.param(torch.bfloat16, id="bf16"), pytest.param(torch.float16, i
 def without_narrow_products(monkeypatch):
     """As on AVX2, also where oneDNN has them; what was packed is torch's own all the same."""
     monkeypatch.setattr(packable, "_onednn_dtypes", lambda _: frozenset({torch.float32}))
-    monkeypatch.setattr(wide, "CPUS", {packing.architecture()})
+    monkeypatch.setattr(wide, "CPUS", {packable.architecture()})
     for dtype in (torch.float32, torch.bfloat16):
         bounds = in_blocks.FASTER["x86-64:avx2", dtype]
-        monkeypatch.setitem(in_blocks.FASTER, (packing.architecture(), dtype), bounds)
-    monkeypatch.delitem(in_blocks.FASTER, (packing.architecture(), torch.float16), raising=False)
+        monkeypatch.setitem(in_blocks.FASTER, (packable.architecture(), dtype), bounds)
+    monkeypatch.delitem(in_blocks.FASTER, (packable.architecture(), torch.float16), raising=False)
     torch.compiler.reset()
     decisions.clear()
 
@@ -136,7 +136,7 @@ def test_a_row_by_a_large_weight_stays_in_fp16(op_by_op, rows, depth, stays):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_a_kernel_of_ours_multiplies_stays_narrow(monkeypatch, dtype):
     bounds = in_blocks.Bounds(16, 64), in_blocks.Bounds(16, 0)
-    monkeypatch.setitem(in_blocks.FASTER, (packing.architecture(), dtype), bounds)
+    monkeypatch.setitem(in_blocks.FASTER, (packable.architecture(), dtype), bounds)
     model, x = nn.Linear(128, 96).to(dtype), torch.randn(40, 128).to(dtype)
     no_farther_off_than_eager(compiled(model), model, x)
     assert not said(wide.NAME)
