@@ -467,7 +467,7 @@ def test_what_is_not_read_says_why(make, reason, launches):
     compiled(optimizer)()
     reference.step()
     assert not launches
-    assert not fired()
+    assert not [reason for reason in fired() if "out of place" not in reason]  # as Inductor's goes
     assert any(reason in each for each in missed())
     torch.testing.assert_close(ours, theirs)
 
