@@ -4,8 +4,8 @@
 
 Prints microseconds a call, the least of interleaved rounds: the whole check as a graph calls it;
 then, in C++, identities, versions and addresses alone; with a sample of each weight's contents; and
-with the bytes that are compared in turn. The last column is the number of calls after which all
-contents were compared once.
+with what is compared in turn, or asked of the kernel. The last column is the number of calls after
+which that was done for all contents once.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import torch
 
 from ipex_inductor.passes.derived import DerivedWeights
 from ipex_inductor.passes.program import Program, Ref, Step
-from ipex_inductor.templates.weights_cpp import reader
+from ipex_inductor.templates.weights_cpp import Contents, reader
 
 ROUNDS, CALLS = 300, 10
 
@@ -46,13 +46,22 @@ def subjects(count: int, elements: int):
     assert built is not None, "no C++ compiler is here"
     changed = built.changed(range(count))
     read, contents = current.read, current.contents
+    alone = Contents(contents.weights, (0, 0))
     functions = (
         lambda: derived.of(inputs),
-        lambda: changed(inputs, read, None, 0),
-        lambda: changed(inputs, read, contents, 0),
-        lambda: changed(inputs, read, contents, current.limit),
+        lambda: changed(inputs, read, None),
+        lambda: changed(inputs, read, alone),
+        lambda: changed(inputs, read, contents),
     )
-    return weights, functions, -(-contents.total // current.limit)
+    return weights, functions, calls_for_all(contents)
+
+
+def calls_for_all(contents) -> int:
+    """After how many calls every weight was compared, or the kernel asked about it."""
+    watched = [hashes.pages for hashes in contents.weights if hashes.pages]
+    unwatched = contents.total - sum(pages.size for pages in watched)
+    asked = -(-len(watched) // contents.asks) if watched else 1
+    return max(asked, -(-unwatched // contents.limits[0]))
 
 
 def least(functions):

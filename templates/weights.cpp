@@ -14,11 +14,12 @@ PyObject* PyTuple_GetItem(PyObject*, intptr_t);
 PyObject* PyBytes_FromStringAndSize(const char*, intptr_t);
 char* PyBytes_AsString(PyObject*);
 void Py_DecRef(PyObject*);
+int ioctl(int, unsigned long, ...);
 }
 
 namespace {
 
-constexpr int64_t BLOCK = 256;      // bytes that share one hash
+constexpr int64_t BLOCK = 128;      // bytes that share one hash
 constexpr int64_t AHEAD = 8;        // weights whose samples are prefetched
 constexpr int64_t NO_VERSION = -1;  // of an inference tensor
 
@@ -73,16 +74,44 @@ struct Content {
   const char* data;
   int64_t bytes;  // 0: not compared
   const uint32_t* hashes;
+  const char *begin, *end;  // the pages of which the kernel notes writes; null: none
 
   int64_t blocks() const { return (bytes + BLOCK - 1) / BLOCK; }
+  int64_t first_watched() const { return (begin - data + BLOCK - 1) / BLOCK; }
+  int64_t end_watched() const { return (end - data) / BLOCK; }
 };
 
-// The contents of a graph's weights. `seed` draws the samples; `weight` and `block` are where the
-// rolling comparison goes on.
+// The contents of a graph's weights. `limit` bytes are compared in turn at a call, `limit_if_forked`
+// where `pagemap`, the file descriptor of `write_watch.py`, is 0. `seed` draws the samples. `weight`
+// and `block` are where the comparison goes on, `asked` where asking the kernel about `asks` weights
+// goes on.
 struct Contents {
-  int64_t count, total, seed, weight, block;
+  int64_t count, total, limit, limit_if_forked, asks;
+  const int64_t* pagemap;
+  int64_t seed, weight, block, asked;
   Content of[1];
 };
+
+// The kernel's `pm_scan_arg` and `page_region` (linux/fs.h).
+struct PagemapScan {
+  uint64_t size, flags, begin, end, walked_to, regions, count, most_pages;
+  uint64_t inverted, all_of, any_of, returned;
+};
+
+struct PageRegion {
+  uint64_t begin, end, categories;
+};
+
+constexpr unsigned long PAGEMAP_SCAN = 3UL << 30 | sizeof(PagemapScan) << 16 | 'f' << 8 | 16;
+constexpr uint64_t PAGE_IS_WRITTEN = 2;
+
+bool is_written(const Content& content, int64_t pagemap) {
+  PageRegion region;
+  const auto number = [](const void* pointer) { return reinterpret_cast<uint64_t>(pointer); };
+  PagemapScan scan{sizeof(PagemapScan), 0, number(content.begin), number(content.end), 0,
+                   number(&region), 1, 1, 0, PAGE_IS_WRITTEN, 0, PAGE_IS_WRITTEN};
+  return ioctl(static_cast<int>(pagemap), PAGEMAP_SCAN, &scan) != 0;  // or an error
+}
 
 constexpr int LANES = 8;  // hide the latency of a multiplication
 constexpr uint64_t ODD[LANES] = {0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9,
@@ -149,19 +178,41 @@ int64_t differing_sample(Contents& contents) {
   return -1;
 }
 
+// The first of the next `asks` weights of which the kernel noted a write, or -1.
+int64_t written_next(Contents& contents, int64_t pagemap) {
+  int64_t left = contents.asks;
+  for (int64_t passed = 0; left > 0 && passed < contents.count; ++passed) {
+    if (contents.asked >= contents.count) contents.asked = 0;
+    const int64_t n = contents.asked++;
+    if (!contents.of[n].begin) continue;
+    if (is_written(contents.of[n], pagemap)) return n;
+    --left;
+  }
+  return -1;
+}
+
 // The first weight found to differ in the next `limit` bytes of all, or -1.
-int64_t differing_next(Contents& contents, int64_t limit) {
-  for (int64_t left = (limit + BLOCK - 1) / BLOCK; left > 0;) {
+int64_t differing_next(Contents& contents, int64_t limit, bool watched) {
+  int64_t passed = 0;
+  for (int64_t left = (limit + BLOCK - 1) / BLOCK; left > 0 && passed <= contents.count;) {
     if (contents.weight >= contents.count) contents.weight = contents.block = 0;
     const Content& content = contents.of[contents.weight];
     const int64_t blocks = content.blocks();
     int64_t last = contents.block + left;
     if (last > blocks) last = blocks;
+    if (watched && content.begin) {
+      const int64_t first = content.first_watched(), end = content.end_watched();
+      if (contents.block >= first && contents.block < end) {
+        contents.block = end;
+        continue;
+      }
+      if (contents.block < first && last > first) last = first;
+    }
     for (int64_t block = contents.block; block < last; ++block)
       if (!is_same(content, block)) return contents.weight;
     left -= last - contents.block;
     contents.block = last;
-    if (last == blocks) ++contents.weight, contents.block = 0;
+    if (last == blocks) ++contents.weight, contents.block = 0, ++passed;
   }
   return -1;
 }
@@ -237,10 +288,10 @@ void hash_blocks(const char* data, int64_t bytes, uint32_t* hashes) {
 
 // -1 if the list's tensors with these numbers are as `state` recorded them and no compared part of
 // their contents differs; -2 if a fact differs; else the number, among these, of a weight whose
-// contents differ. `limit`: bytes compared in turn, after one sample of each weight. Facts are
-// compared where they lie: to write them down first takes nearly twice as long.
+// contents differ or were written. Facts are compared where they lie: to write them down first takes
+// nearly twice as long.
 int64_t changed(const Places* places, const int64_t* numbers, int64_t count, PyObject* inputs,
-                PyObject* bytes, Contents* contents, int64_t limit) {
+                PyObject* bytes, Contents* contents) {
   const Recorded recorded{count, reinterpret_cast<int64_t*>(PyBytes_AsString(bytes))};
   const intptr_t size = PyList_Size(inputs);
   for (int64_t n = 0; n < count; ++n) {
@@ -252,10 +303,17 @@ int64_t changed(const Places* places, const int64_t* numbers, int64_t count, PyO
     if (recorded.version(n) != found.version || recorded.address(n) != found.address) return -2;
   }
   if (!contents) return -1;
-  const bool whole = contents->total <= limit;
-  if (whole) contents->weight = contents->block = 0;
-  const int64_t differing = whole ? -1 : differing_sample(*contents);
-  return differing >= 0 ? differing : differing_next(*contents, whole ? contents->total : limit);
+  if (contents->total <= contents->limit) {
+    contents->weight = contents->block = 0;
+    return differing_next(*contents, contents->total, false);
+  }
+  const int64_t differing = differing_sample(*contents);
+  if (differing >= 0) return differing;
+  const int64_t pagemap = contents->pagemap ? *contents->pagemap : 0;
+  const int64_t written = pagemap ? written_next(*contents, pagemap) : -1;
+  if (written >= 0) return written;
+  const int64_t limit = pagemap ? contents->limit : contents->limit_if_forked;
+  return differing_next(*contents, limit, pagemap != 0);
 }
 
 }  // extern "C"

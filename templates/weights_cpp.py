@@ -17,20 +17,26 @@ from ipex_inductor.templates import fields
 from ipex_inductor.templates.cpp import NotBuiltError, load
 from ipex_inductor.templates.fields import WORD
 from ipex_inductor.templates.look_cpp import address_of
+from ipex_inductor.templates.write_watch import WatchedPages
 
-BLOCK = 256  # bytes that share one hash; as in weights.cpp
+BLOCK = 128  # bytes that share one hash; as in weights.cpp
 SAME, FACTS = -1, -2  # results of `Changed`; others number a weight whose contents differ
-# Inputs of a graph, what `read` returned, contents or None, and the bytes to compare in turn.
-Changed = Callable[[list[Any], bytes, "Contents | None", int], int]
+# Inputs of a graph, what `read` returned, and contents or None; returns as `Reader.changed` says.
+Changed = Callable[[list[Any], bytes, "Contents | None"], int]
 
 
 @dataclass(frozen=True)
 class Hashes:
-    """The contents of one weight's memory: a hash for each block from `address` on."""
+    """The contents of one weight's memory: a hash for each block from `address` on.
+
+    Attributes:
+        pages: those inside of it whose writes the kernel has noted since; None: none.
+    """
 
     address: int
     size: int  # bytes
     words: bytes
+    pages: WatchedPages | None = None
 
     @property
     def blocks(self) -> int:
@@ -43,18 +49,37 @@ class Contents:
 
     Args:
         weights: what each was when the results in use were computed from it.
+        limits: bytes that are compared in turn at each call, after a sample of each weight: of
+            those that the kernel does not watch, and of all in a forked process, where it watches
+            none. If the first is at least the size of all, all are compared.
+        asks: watched weights about whose writes the kernel is asked at each call.
     """
 
-    def __init__(self, weights: Sequence[Hashes | None]) -> None:
-        self.total = sum(w.blocks for w in weights if w) * BLOCK  # bytes
+    def __init__(
+        self, weights: Sequence[Hashes | None], limits: tuple[int, int], asks: int = 0
+    ) -> None:
+        total = sum(w.blocks for w in weights if w) * BLOCK  # bytes
         self.weights = tuple(weights)  # C++ reads their words
-        numbers = [len(weights), self.total, time.perf_counter_ns() | 1, 0, 0]
+        self.total, self.limits, self.asks = total, limits, asks
+        watched = [w.pages for w in weights if w and w.pages]
+        self._kernel = watched[0].kernel if watched else None
+        pagemap = self._kernel.pagemap if self._kernel else 0
+        numbers = [len(weights), total, *limits, asks, pagemap, time.perf_counter_ns() | 1, 0, 0, 0]
         for weight in weights:
             words = ctypes.cast(ctypes.c_char_p(weight.words), ctypes.c_void_p) if weight else None
-            where = words.value if words else None
-            numbers += [weight.address, weight.size, where] if weight and where else [0, 0, 0]
+            if weight is None or words is None or not words.value:
+                numbers += [0] * 5
+                continue
+            pages = weight.pages
+            ends = (pages.begin, pages.begin + pages.size) if pages else (0, 0)
+            numbers += [weight.address, weight.size, words.value, *ends]
         self.numbers = array("q", numbers)
         self.address = self.numbers.buffer_info()[0]
+
+    @property
+    def unwatched(self) -> int:
+        """Bytes whose writes the kernel does not note."""
+        return self.total - sum(w.pages.size for w in self.weights if w and w.pages)
 
 
 class Owner(NamedTuple):
@@ -98,13 +123,13 @@ class Reader:
         """Return a function that compares the graph inputs with these numbers in place.
 
         It returns `SAME`, `FACTS` if an identity, version or address differs, or the position in
-        `numbers` of a weight whose contents were found to differ.
+        `numbers` of a weight whose contents were found to differ, or which the kernel saw written.
         """
         array = (ctypes.c_int64 * len(numbers))(*numbers)
         call = functools.partial(self._changed, array, len(numbers))
 
-        def compare(inputs: list[Any], read: bytes, contents: Contents | None, limit: int) -> int:
-            return call(inputs, read, contents.address if contents else None, limit)
+        def compare(inputs: list[Any], read: bytes, contents: Contents | None) -> int:
+            return call(inputs, read, contents.address if contents else None)
 
         return compare
 
@@ -132,7 +157,7 @@ def _reader() -> Reader:
     pointer, thing, number = ctypes.c_void_p, ctypes.py_object, ctypes.c_int64
     places = _places()  # lives as long as the functions that are given it
     read = ctypes.PYFUNCTYPE(thing, pointer, thing)  # holds Python's lock
-    changed = ctypes.PYFUNCTYPE(number, pointer, pointer, number, thing, thing, pointer, number)
+    changed = ctypes.PYFUNCTYPE(number, pointer, pointer, number, thing, thing, pointer)
     hashed = ctypes.CFUNCTYPE(None, pointer, number, ctypes.c_char_p)
     stored = ctypes.PYFUNCTYPE(number, pointer, thing)
     built = Reader(
@@ -180,7 +205,7 @@ def _check(built: Reader) -> None:
     found = built.read(tensors)
     facts = map(id, tensors), (t._version for t in tensors), (t.data_ptr() for t in tensors)
     right = [*memoryview(found).cast("q")] == [number for block in facts for number in block]
-    same = built.changed(range(len(tensors)))([*tensors], found, None, 0) == SAME
+    same = built.changed(range(len(tensors)))([*tensors], found, None) == SAME
     owners = built.owners(tensors)
     counters = [owner.counter for owner in owners]
     apart = counters[0] == counters[3] and len({*counters}) == 3

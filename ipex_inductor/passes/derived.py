@@ -19,7 +19,7 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -31,6 +31,12 @@ from ipex_inductor.errors import ArgumentError
 from ipex_inductor.passes import weight_access
 from ipex_inductor.passes.program import Program
 from ipex_inductor.passes.weight_access import open_storage
+from ipex_inductor.passes.weight_contents import (
+    SWEEP,
+    are_worth_watching,
+    gather_contents,
+    is_compared_slowly,
+)
 from ipex_inductor.passes.weight_doubts import FULL, lasting_doubts, note_holders
 from ipex_inductor.passes.weight_reader import any_reader
 from ipex_inductor.passes.weight_results import (
@@ -43,13 +49,11 @@ from ipex_inductor.passes.weight_results import (
 )
 from ipex_inductor.templates import freed
 from ipex_inductor.templates.weights_cpp import FACTS, SAME, Changed, Contents, Hashes
+from ipex_inductor.templates.write_watch import UnwatchableError
 from ipex_inductor.weight_memory import available_memory, begin_room, give_back
 
 UNPAID = 3  # times that weights change before computing was paid back, until plain ones are read
 MOST_CALLS = 1000  # for which weights must stay before results are computed from them again
-SWEEP = 56  # calls in which the contents of small weights are compared whole
-LEAST, MOST = 1 << 12, 1 << 17  # bytes compared in turn at a call: 0.3 and 8 microseconds
-SAMPLE = 512  # of these bytes, that the sample of a weight takes the time of
 
 _lock = threading.RLock()  # around all computing; callbacks of weak references never take it
 _made: ContextVar["list[DerivedWeights] | None"] = ContextVar("derived weights made", default=None)
@@ -125,6 +129,8 @@ class DerivedWeights:
             current = snapshot.current  # read once: another thread may replace it
             if current is not None and self._is_current(snapshot, current, inputs):
                 snapshot.calls += 1
+                if snapshot.calls == SWEEP:
+                    self._watch(snapshot, current, inputs)
                 return current.values
         with _lock, self._unanalysed():
             return self._settle(inputs)
@@ -135,14 +141,40 @@ class DerivedWeights:
         self.computed_now = False
 
     def _is_current(self, snapshot: "_Snapshot", current: "_Current", inputs: list[Any]) -> bool:
-        """Compare facts and samples of contents; outdate results whose weights differ."""
-        found = self._changed(inputs, current.read, current.contents, current.limit)
-        if found not in (SAME, FACTS):
-            _warn_unseen(inputs[self._numbers[found]])
+        """Compare facts and contents; outdate results whose weights differ."""
+        found = self._changed(inputs, current.read, current.contents)
+        if found in (SAME, FACTS):
+            return found == SAME
+        assert current.contents is not None
+        content, weight = current.contents.weights[found], inputs[self._numbers[found]]
+        with _lock:
+            try:
+                if content is not None and content.pages is not None:
+                    content.pages.protect()
+                weight_access.outdate_if_written(any_reader().storage_of(weight))
+            except UnwatchableError:  # other memory was mapped there
+                weight_access.outdate(any_reader().storage_of(weight))
+            if snapshot.current is current:  # written with what was there before
+                return True
+            _warn_unseen(weight)
             for part in snapshot.parts:  # what wrote one weight may have written others
                 if not part.is_current():
                     part.outdate_storages()
-        return found == SAME
+        return False
+
+    def _watch(self, snapshot: "_Snapshot", current: "_Current", inputs: list[Any]) -> None:
+        """Have the kernel note writes to weights that stayed for `SWEEP` calls."""
+        if not is_compared_slowly(current.contents):
+            return
+        weights = self._weights(inputs)
+        with _lock:
+            for part in snapshot.parts:
+                part.watch_writes()
+                if not part.is_current():
+                    part.outdate_storages()
+            if snapshot.current is current:
+                contents = gather_contents(self._hashes(snapshot.parts, len(weights)), weights)
+                snapshot.current = replace(current, contents=contents)
 
     def _settle(self, inputs: list[Any]) -> list[torch.Tensor]:
         if self._changed is _never_read:
@@ -203,12 +235,14 @@ class DerivedWeights:
         ]
         states = [state_of_part(read, own) for _, own in self._programs]
         outdated = [n for n, part in enumerate(parts) if not part.is_of(states[n])]
+        watched = snapshot.is_new or snapshot.calls >= SWEEP
+        watched &= are_worth_watching(weights)
         if outdated:
             self._refuse_unstable(weights, snapshot)
         began = time.perf_counter()
         # First what shows writes: one that falls into the computing is seen at the next call.
         for n in outdated:
-            parts[n].observe(self._programs[n][1](weights), states[n])
+            parts[n].observe(self._programs[n][1](weights), states[n], watched)
         if outdated:
             note_holders(weights)
         for doubt in doubts:
@@ -221,9 +255,8 @@ class DerivedWeights:
             self.computed_now = True
         if read and read == any_reader().read(weights):
             read = self._freed(parts, weights, read)
-            contents = self._contents(parts, len(weights))
-            limit = _limit(contents, weights)
-            snapshot.current = _Current(read, contents, values, limit)
+            contents = gather_contents(self._hashes(parts, len(weights)), weights)
+            snapshot.current = _Current(read, contents, values)
         else:  # no plain storage, or another thread wrote meanwhile
             for part in parts:
                 part.outdate()
@@ -258,13 +291,13 @@ class DerivedWeights:
             reason = f"they changed {UNPAID} times within fewer calls than computing pays for"
             raise snapshot.left(weights, calls, reason)
 
-    def _contents(self, parts: "Sequence[Part]", count: int) -> Contents | None:
+    def _hashes(self, parts: "Sequence[Part]", count: int) -> list[Hashes | None]:
         """Return the contents that the results were computed from, in the order of the weights."""
         found: list[Hashes | None] = [None] * count
         for part, (_, own) in zip(parts, self._programs, strict=True):
             for number, hashes in zip(own(range(count)), part.hashes, strict=True):
                 found[number] = found[number] or hashes
-        return Contents(found) if any(found) else None
+        return found
 
     def _freed(
         self, parts: "Sequence[Part]", weights: tuple[torch.Tensor, ...], read: bytes
@@ -293,27 +326,11 @@ class DerivedWeights:
 
 @dataclass(frozen=True)
 class _Current:
-    """Results that are up to date, and what was read of the weights; replaced whole.
-
-    Attributes:
-        limit: bytes of contents that are compared in turn at each call.
-    """
+    """Results that are up to date, and what was read of the weights; replaced whole."""
 
     read: bytes
     contents: Contents | None
     values: list[torch.Tensor]
-    limit: int
-
-
-def _limit(contents: Contents | None, weights: Sequence[torch.Tensor]) -> int:
-    """Return how many bytes of contents are compared in turn: all, of few."""
-    if contents is None:
-        return 0
-    total = contents.total
-    if total <= (FULL if any(w.is_inference() for w in weights) else MOST // 4):
-        return total
-    most = max(MOST - SAMPLE * len(weights), MOST // 4)
-    return min(max(total // SWEEP, LEAST), most)
 
 
 class _Snapshot:

@@ -173,6 +173,12 @@ def outdate(storage: int) -> None:
             computed.outdate()
 
 
+def outdate_if_written(storage: int) -> None:
+    """Compare the contents of all weights in a storage; outdate results of others than they are."""
+    doubt(storage, lambda: False)
+    settle((storage,))
+
+
 def settle(only: Container[int] | None = None) -> frozenset[int]:
     """Outdate what was written since the last call; return storages that stay in doubt.
 

@@ -62,7 +62,7 @@ class PythonReader:
         """Return a function as `Reader.changed` does; it compares one chunk of contents a call."""
         position = 0
 
-        def compare(inputs: list[Any], read: bytes, contents: Contents | None, _: int) -> int:
+        def compare(inputs: list[Any], read: bytes, contents: Contents | None) -> int:
             nonlocal position
             if self.read([inputs[number] for number in numbers]) != read:
                 return FACTS

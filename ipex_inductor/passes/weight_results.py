@@ -3,6 +3,7 @@
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -13,8 +14,9 @@ from ipex_inductor.passes import weight_access
 from ipex_inductor.passes.program import Program
 from ipex_inductor.passes.weight_access import open_storage
 from ipex_inductor.passes.weight_reader import any_reader
-from ipex_inductor.templates import freed
+from ipex_inductor.templates import freed, write_watch
 from ipex_inductor.templates.weights_cpp import Hashes
+from ipex_inductor.templates.write_watch import WatchedPages
 
 State = tuple[int, ...]  # versions, then addresses
 
@@ -56,10 +58,13 @@ class Part:
         """Return whether the values are those of weights in that state."""
         return bool(state) and self._state == state
 
-    def observe(self, weights: Sequence[torch.Tensor], state: State) -> None:
+    def observe(self, weights: Sequence[torch.Tensor], state: State, watched: bool) -> None:
         """Note the contents of `weights`, and accesses to them from now on.
 
         Raises `DroppedWeightError` if a weight's storage is released.
+
+        Args:
+            watched: have the kernel note writes.
         """
         if any(map(freed.is_freed, weights)):
             came = "one that was packed otherwise, as for other sizes, and freed"
@@ -68,14 +73,22 @@ class Part:
         for weight in weights:
             _life(weight).parts = [part for part in _life(weight).parts if part is not self]
         self.storages, self._weights = [], []  # what happens to the old ones no longer matters
+        self.hashes = [None] * len(weights)  # their pages are watched no more
         self.drop()
         storages = [open_storage(w) for w in weights]
         self.storages = [weakref.ref(s, _calls(self, Part.drop)) for s in storages]
         self._weights = [weakref.ref(_life(w), _calls(self, Part.free)) for w in weights]
         self.watched = tuple({s._cdata for s in storages})
         weight_access.watch(weights, self)
-        self.hashes = [_hashes(weight) for weight in weights]
+        self.hashes = [_hashes(weight, watched) for weight in weights]
         self._state, self._ran = state, False
+
+    def watch_writes(self) -> None:
+        """Have the kernel note writes from now on."""
+        self.hashes = [
+            replace(h, pages=_watch(h.address, h.size)) if h and not h.pages else h
+            for h in self.hashes
+        ]
 
     def update(self, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the values; run the program if the weights were observed since it last ran."""
@@ -202,13 +215,24 @@ def state_of_part(read: bytes, own: Callable[[Sequence[Any]], tuple[Any, ...]]) 
     return tuple(n for block in blocks for n in own(block)) if numbers else ()
 
 
-def _hashes(weight: torch.Tensor) -> Hashes | None:
+def _hashes(weight: torch.Tensor, watched: bool) -> Hashes | None:
     """Return the contents of a weight's memory; None if it is not on a CPU or has none."""
     if weight.device.type != "cpu" or not weight.numel():
         return None
     steps = zip(weight.shape, weight.stride(), strict=True)
     elements = 1 + sum((size - 1) * stride for size, stride in steps)
-    return any_reader().hashes(weight.data_ptr(), elements * weight.element_size())
+    address, size = weight.data_ptr(), elements * weight.element_size()
+    pages = _watch(address, size) if watched else None  # first: a write behind it shows
+    return replace(any_reader().hashes(address, size), pages=pages)
+
+
+def _watch(address: int, size: int) -> WatchedPages | None:
+    """Have the kernel note writes to memory; return None where it does not."""
+    kernel = write_watch.kernel()
+    try:
+        return kernel.watch(address, size) if kernel else None
+    except write_watch.UnwatchableError:
+        return None  # a kind of memory that it does not watch, or more mappings than it allows
 
 
 def _holds(storage: torch.UntypedStorage, hashes: Hashes) -> bool:

@@ -118,7 +118,7 @@ def test_a_users_op_on_weights_is_checked_by_aot_autograd(raises):
 
 @torch.no_grad()
 def test_refresh_shows_at_once_what_nothing_notices(runs, monkeypatch):
-    monkeypatch.setattr(weight_results, "_hashes", lambda weight: None)
+    monkeypatch.setattr(weight_results, "_hashes", lambda weight, watched: None)
     model = Product().eval()
     fn = compiled(model)
     check(fn, model)

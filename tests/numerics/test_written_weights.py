@@ -382,7 +382,7 @@ def test_a_raw_write_is_found_within_64_calls(by_python, monkeypatch, caplog):
 
 def test_without_a_sample_the_write_would_be_missed(monkeypatch):
     """The sample is what finds a write that nothing notices."""
-    monkeypatch.setattr(weight_results, "_hashes", lambda weight: None)
+    monkeypatch.setattr(weight_results, "_hashes", lambda weight, watched: None)
     found = failures(compiled(), SIZES["large"], ["raw pointer", "custom operator"])
     assert len(found) == 2
 
