@@ -76,6 +76,15 @@ class Contents:
         self.numbers = array("q", numbers)
         self.address = self.numbers.buffer_info()[0]
 
+    def protect(self, number: int) -> None:
+        """Have writes to a weight noted from now on, if they are at all.
+
+        Raises `UnwatchableError` if other memory was mapped there.
+        """
+        weight = self.weights[number]
+        if weight is not None and weight.pages is not None:
+            weight.pages.protect()
+
     @property
     def unwatched(self) -> int:
         """Bytes whose writes the kernel does not note."""

@@ -33,8 +33,11 @@ from ipex_inductor.passes.program import Program
 from ipex_inductor.passes.weight_access import open_storage
 from ipex_inductor.passes.weight_contents import (
     SWEEP,
+    AnyHashes,
+    DeviceContents,
     are_worth_watching,
     gather_contents,
+    gather_on_devices,
     is_compared_slowly,
 )
 from ipex_inductor.passes.weight_doubts import FULL, lasting_doubts, note_holders
@@ -48,7 +51,7 @@ from ipex_inductor.passes.weight_results import (
     storage_of,
 )
 from ipex_inductor.templates import freed
-from ipex_inductor.templates.weights_cpp import FACTS, SAME, Changed, Contents, Hashes
+from ipex_inductor.templates.weights_cpp import FACTS, SAME, Changed, Contents
 from ipex_inductor.templates.write_watch import UnwatchableError
 from ipex_inductor.weight_memory import available_memory, begin_room, give_back
 
@@ -143,14 +146,16 @@ class DerivedWeights:
     def _is_current(self, snapshot: "_Snapshot", current: "_Current", inputs: list[Any]) -> bool:
         """Compare facts and contents; outdate results whose weights differ."""
         found = self._changed(inputs, current.read, current.contents)
+        if found == SAME and current.on_devices is not None:
+            differing = current.on_devices.find_differing()
+            found = SAME if differing is None else differing
         if found in (SAME, FACTS):
             return found == SAME
-        assert current.contents is not None
-        content, weight = current.contents.weights[found], inputs[self._numbers[found]]
+        weight = inputs[self._numbers[found]]
         with _lock:
             try:
-                if content is not None and content.pages is not None:
-                    content.pages.protect()
+                if current.contents is not None:
+                    current.contents.protect(found)
                 weight_access.outdate_if_written(any_reader().storage_of(weight))
             except UnwatchableError:  # other memory was mapped there
                 weight_access.outdate(any_reader().storage_of(weight))
@@ -173,8 +178,8 @@ class DerivedWeights:
                 if not part.is_current():
                     part.outdate_storages()
             if snapshot.current is current:
-                contents = gather_contents(self._hashes(snapshot.parts, len(weights)), weights)
-                snapshot.current = replace(current, contents=contents)
+                hashes = self._hashes(snapshot.parts, len(weights))
+                snapshot.current = replace(current, contents=gather_contents(hashes, weights))
 
     def _settle(self, inputs: list[Any]) -> list[torch.Tensor]:
         if self._changed is _never_read:
@@ -255,8 +260,9 @@ class DerivedWeights:
             self.computed_now = True
         if read and read == any_reader().read(weights):
             read = self._freed(parts, weights, read)
-            contents = gather_contents(self._hashes(parts, len(weights)), weights)
-            snapshot.current = _Current(read, contents, values)
+            hashes = self._hashes(parts, len(weights))
+            contents, on_devices = gather_contents(hashes, weights), gather_on_devices(hashes)
+            snapshot.current = _Current(read, contents, on_devices, values)
         else:  # no plain storage, or another thread wrote meanwhile
             for part in parts:
                 part.outdate()
@@ -291,9 +297,9 @@ class DerivedWeights:
             reason = f"they changed {UNPAID} times within fewer calls than computing pays for"
             raise snapshot.left(weights, calls, reason)
 
-    def _hashes(self, parts: "Sequence[Part]", count: int) -> list[Hashes | None]:
+    def _hashes(self, parts: "Sequence[Part]", count: int) -> list[AnyHashes]:
         """Return the contents that the results were computed from, in the order of the weights."""
-        found: list[Hashes | None] = [None] * count
+        found: list[AnyHashes] = [None] * count
         for part, (_, own) in zip(parts, self._programs, strict=True):
             for number, hashes in zip(own(range(count)), part.hashes, strict=True):
                 found[number] = found[number] or hashes
@@ -330,6 +336,7 @@ class _Current:
 
     read: bytes
     contents: Contents | None
+    on_devices: DeviceContents | None
     values: list[torch.Tensor]
 
 

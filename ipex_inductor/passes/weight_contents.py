@@ -12,7 +12,9 @@ import torch
 
 from ipex_inductor.passes.weight_doubts import FULL
 from ipex_inductor.templates.weights_cpp import BLOCK, Contents, Hashes
+from ipex_inductor.templates.weights_triton import Comparer, DeviceHashes
 
+AnyHashes = Hashes | DeviceHashes | None
 SWEEP = 56  # calls
 LEAST, MOST = 1 << 12, 1 << 17  # bytes compared in turn at a call: 0.3 and 8 microseconds
 SAMPLE = 256  # of these bytes, that the sample of a weight takes the time of
@@ -31,10 +33,44 @@ def is_compared_slowly(contents: Contents | None) -> bool:
     return contents.unwatched > SWEEP * _most_in_turn(len(contents.weights))
 
 
+class DeviceContents:
+    """The contents of a graph's weights that lie on GPUs."""
+
+    def __init__(self, hashes: Sequence[AnyHashes]) -> None:
+        self._by_device: dict[torch.device, dict[int, DeviceHashes]] = {}
+        for number, content in enumerate(hashes):
+            if isinstance(content, DeviceHashes):
+                self._by_device.setdefault(content.words.device, {})[number] = content
+        self.comparers: list[tuple[list[int], Comparer]] = []
+
+    def find_differing(self) -> int | None:
+        """Compare samples and some blocks in turn; return the number of a weight that differs.
+
+        None while a program captures a graph of its own.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        if not self.comparers:
+            own = self._by_device.values()
+            self.comparers = [([*hashes], Comparer([*hashes.values()])) for hashes in own]
+        for numbers, comparer in self.comparers:
+            found = comparer.find_differing()
+            if found is not None:
+                return numbers[found]
+        return None
+
+
+def gather_on_devices(hashes: Sequence[AnyHashes]) -> DeviceContents | None:
+    """Return the contents that are compared on GPUs at each call; None if there are none."""
+    found = any(isinstance(content, DeviceHashes) for content in hashes)
+    return DeviceContents(hashes) if found else None
+
+
 def gather_contents(
-    hashes: Sequence[Hashes | None], weights: Sequence[torch.Tensor]
+    contents: Sequence[AnyHashes], weights: Sequence[torch.Tensor]
 ) -> Contents | None:
-    """Return the contents that are compared at each call; None if there are none."""
+    """Return the contents that are compared on the CPU at each call; None if there are none."""
+    hashes = [content if isinstance(content, Hashes) else None for content in contents]
     known = [content for content in hashes if content]
     if not known:
         return None

@@ -16,6 +16,7 @@ from ipex_inductor.passes.weight_access import open_storage
 from ipex_inductor.passes.weight_reader import any_reader
 from ipex_inductor.templates import freed, write_watch
 from ipex_inductor.templates.weights_cpp import Hashes
+from ipex_inductor.templates.weights_triton import DeviceHashes, hash_on_device
 from ipex_inductor.templates.write_watch import WatchedPages
 
 State = tuple[int, ...]  # versions, then addresses
@@ -44,7 +45,7 @@ class Part:
         self.program = program
         self.captured = False
         self.values: list[torch.Tensor] = []
-        self.hashes: list[Hashes | None] = [None] * len(program.inputs)
+        self.hashes: list[Hashes | DeviceHashes | None] = [None] * len(program.inputs)
         self.storages: list[weakref.ref[torch.UntypedStorage]] = []
         self.users: tuple[weakref.ref[User], ...] = ()
         self.watched: tuple[int, ...] = ()
@@ -86,7 +87,9 @@ class Part:
     def watch_writes(self) -> None:
         """Have the kernel note writes from now on."""
         self.hashes = [
-            replace(h, pages=_watch(h.address, h.size)) if h and not h.pages else h
+            replace(h, pages=_watch(h.address, h.size))
+            if isinstance(h, Hashes) and not h.pages
+            else h
             for h in self.hashes
         ]
 
@@ -128,7 +131,10 @@ class Part:
             storage = ref()
             if hashes is None or storage is None or not _holds(storage, hashes):
                 return False
-            if any_reader().hashes(hashes.address, hashes.size).words != hashes.words:
+            if isinstance(hashes, DeviceHashes):
+                if not hashes.is_same():
+                    return False
+            elif any_reader().hashes(hashes.address, hashes.size).words != hashes.words:
                 return False
         return True
 
@@ -215,13 +221,15 @@ def state_of_part(read: bytes, own: Callable[[Sequence[Any]], tuple[Any, ...]]) 
     return tuple(n for block in blocks for n in own(block)) if numbers else ()
 
 
-def _hashes(weight: torch.Tensor, watched: bool) -> Hashes | None:
-    """Return the contents of a weight's memory; None if it is not on a CPU or has none."""
-    if weight.device.type != "cpu" or not weight.numel():
+def _hashes(weight: torch.Tensor, watched: bool) -> Hashes | DeviceHashes | None:
+    """Return the contents of a weight's memory; None if it has none or nothing can compare them."""
+    if not weight.numel():
         return None
     steps = zip(weight.shape, weight.stride(), strict=True)
     elements = 1 + sum((size - 1) * stride for size, stride in steps)
     address, size = weight.data_ptr(), elements * weight.element_size()
+    if weight.device.type != "cpu":
+        return hash_on_device(address, size, weight.device)
     pages = _watch(address, size) if watched else None  # first: a write behind it shows
     return replace(any_reader().hashes(address, size), pages=pages)
 
@@ -235,7 +243,7 @@ def _watch(address: int, size: int) -> WatchedPages | None:
         return None  # a kind of memory that it does not watch, or more mappings than it allows
 
 
-def _holds(storage: torch.UntypedStorage, hashes: Hashes) -> bool:
+def _holds(storage: torch.UntypedStorage, hashes: Hashes | DeviceHashes) -> bool:
     """Return whether that memory still is the storage's."""
     begin = storage.data_ptr()
     return begin <= hashes.address and hashes.address + hashes.size <= begin + storage.nbytes()

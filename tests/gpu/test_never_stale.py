@@ -1,17 +1,21 @@
 """On a GPU too a changed weight is seen, also by captured graphs, which read old addresses."""
 
+import ctypes
 import functools
+import time
 
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from ipex_inductor import decisions, derived_memory, refresh
 from ipex_inductor.config import MODES
-from ipex_inductor.passes import derived
+from ipex_inductor.passes import derived, weight_results
 
 pytestmark = pytest.mark.gpu
 
@@ -238,3 +242,134 @@ def test_any_number_of_models_behind_one_graph(no_garbage):
     for model in models:
         torch.testing.assert_close(fn(model, x), model(x), rtol=1e-3, atol=1e-3)
     assert derived_memory() == held
+
+
+def set_words(tensor, begin, count):
+    """Have the driver write `count` 32-bit words, unseen by torch: 48.5 each."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    word, stream = 0x42424242, torch.cuda.current_stream().cuda_stream
+    address = ctypes.c_uint64(tensor.data_ptr() + 4 * begin)
+    assert not driver.cuMemsetD32Async(
+        address, word, ctypes.c_size_t(count), ctypes.c_void_p(stream)
+    )
+
+
+@triton.jit
+def negate(numbers, count, BLOCK: tl.constexpr):
+    at = BLOCK * tl.program_id(0) + tl.arange(0, BLOCK)
+    tl.store(numbers + at, -tl.load(numbers + at, mask=at < count), mask=at < count)
+
+
+@torch.library.custom_op("ipex_tests::undeclared", mutates_args=())
+def undeclared(weight: torch.Tensor) -> torch.Tensor:
+    """Write its argument, which its schema does not say."""
+    negate[(weight.numel() // 64,)](weight, weight.numel(), BLOCK=64)
+    return weight.new_zeros(1)
+
+
+class Large(nn.Module):
+    """Four weights of 4 MiB, which are multiplied by vectors ahead."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.ParameterList(torch.randn(1024, 1024) for _ in range(4))
+        self.scale = nn.Parameter(torch.randn(1024))
+
+    def forward(self, x):
+        for w in self.w:
+            x = torch.tanh(x @ (w * self.scale))
+        return x
+
+
+RAW = {
+    "memset": lambda p: set_words(p, 0, p.numel()),
+    "Triton": lambda p: negate[(p.numel() // 64,)](p, p.numel(), BLOCK=64),
+    "operator without mutation": torch.ops.ipex_tests.undeclared,
+}
+
+
+@pytest.fixture
+def warned(monkeypatch):
+    texts = []
+    monkeypatch.setattr(decisions, "warn_once", texts.append)
+    return texts
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@torch.no_grad()
+def test_writes_that_nothing_notices_are_seen_at_the_next_call(mode, monkeypatch, warned):
+    """By a sample of each weight's contents, while the stream has nothing else to do."""
+    monkeypatch.setattr(derived, "UNPAID", 100)
+    model, x = Large().eval().cuda(), torch.randn(8, 1024, device="cuda")
+    fn = torch.compile(model, backend="ipex", mode=mode)
+    agree(fn, model, x)
+    for name, write in RAW.items():
+        for p in model.w:
+            warned.clear()
+            write(p)
+            agree(fn, model, x, name)
+            assert any("torch does not see" in text for text in warned), name
+    assert any(e.kind == "hoisted" for r in decisions.reports() for e in r.events)
+
+
+@torch.no_grad()
+def test_an_element_that_nothing_notices_is_found_within_64_calls(monkeypatch, warned):
+    monkeypatch.setattr(derived, "UNPAID", 100)
+    model, x = Large().eval().cuda(), torch.randn(8, 1024, device="cuda")
+    fn = torch.compile(model, backend="ipex")
+    for place in (0, 100_003, 1024 * 1024 - 1):
+        agree(fn, model, x)
+        warned.clear()
+        set_words(model.w[2], place, 1)
+        calls = next((n for n in range(64) if not fn(x).isnan().all() and warned), None)
+        assert calls is not None, place
+        agree(fn, model, x)
+
+
+@torch.no_grad()
+def test_without_contents_such_a_write_is_missed(monkeypatch):
+    monkeypatch.setattr(weight_results, "hash_on_device", lambda *_: None)
+    model, x = Large().eval().cuda(), torch.randn(8, 1024, device="cuda")
+    fn = torch.compile(model, backend="ipex")
+    agree(fn, model, x)
+    RAW["Triton"](model.w[0])
+    assert not torch.allclose(fn(x), model(x), rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
+def test_nobody_waits_for_a_busy_stream(warned):
+    """Results of contents come late then; the call returns before the stream is done."""
+    model, x = Large().eval().cuda(), torch.randn(8, 1024, device="cuda")
+    fn = torch.compile(model, backend="ipex")
+    agree(fn, model, x)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)  # a second
+    began = time.perf_counter()
+    fn(x)
+    assert time.perf_counter() - began < 0.1
+    assert not torch.cuda.current_stream().query()
+    negate[(model.w[0].numel() // 64,)](model.w[0], model.w[0].numel(), BLOCK=64)
+    fn(x)
+    torch.cuda.synchronize()
+    agree(fn, model, x)
+    assert warned
+
+
+@torch.no_grad()
+def test_contents_of_any_place_and_size_are_compared():
+    from ipex_inductor.templates.weights_triton import Comparer, hash_on_device
+
+    memory = torch.randint(0, 255, (100_000,), dtype=torch.uint8, device="cuda")
+    for begin, size in ((0, 1), (1, 3), (2, 511), (3, 512), (511, 513), (77, 70_001)):
+        hashes = hash_on_device(memory.data_ptr() + begin, size, memory.device)
+        assert hashes.is_same()
+        comparer = Comparer([hashes])
+        for place in {begin, begin + size // 2, begin + size - 1}:
+            for bit in (1, 128):
+                memory[place] ^= bit
+                assert not hashes.is_same(), (begin, size, place)
+                assert any(comparer.find_differing() == 0 for _ in range(300))
+                memory[place] ^= bit
+                assert hashes.is_same()
+                torch.cuda.synchronize()
+                comparer.find_differing()  # what an earlier call may still have found

@@ -25,11 +25,15 @@ RANK = textwrap.dedent(
         def forward(self, x):
             return (x.unsqueeze(-1) * (self.w * self.scale)).sum(1)
 
-    rank, store = int(sys.argv[1]), sys.argv[2]
-    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+    rank, store, backend = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    device = torch.device("cpu" if backend == "gloo" else f"cuda:{rank}")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, init_method="file://" + store, rank=rank, world_size=2)
     torch.manual_seed(rank)
     torch.set_num_threads(1)
-    model, x = Scaled().eval().requires_grad_(False), torch.randn(2, 600)
+    model = Scaled().eval().requires_grad_(False).to(device)
+    x = torch.randn(2, 600, device=device)
     fn = torch.compile(model, backend="ipex", options={"strict": True})
 
     def one(p):  # one element alone, which no sample shows at once
@@ -71,17 +75,29 @@ RANK = textwrap.dedent(
 )
 
 
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no collectives")
-def test_results_follow_what_collectives_write(tmp_path):
-    ranks = [
+def ranks(folder, backend):
+    """Return what two processes said that ran `RANK`."""
+    started = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store")],
+            [sys.executable, "-c", RANK, str(rank), str(folder / "store"), backend],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "IPEX_HOME": str(tmp_path / f"home{rank}")},
+            env={**os.environ, "IPEX_HOME": str(folder / f"home{rank}")},
         )
         for rank in (0, 1)
     ]
-    said = [rank.communicate(timeout=300)[0] for rank in ranks]
-    assert [text.strip().endswith("all right") for text in said] == [True, True], said
+    return [rank.communicate(timeout=300)[0].strip() for rank in started]
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no collectives")
+def test_results_follow_what_collectives_write(tmp_path):
+    said = ranks(tmp_path, "gloo")
+    assert [text.endswith("all right") for text in said] == [True, True], said
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
+def test_results_follow_what_nccl_writes(tmp_path):
+    said = ranks(tmp_path, "nccl")
+    assert [text.endswith("all right") for text in said] == [True, True], said

@@ -1,0 +1,210 @@
+"""Hash and compare the contents of weights on an NVIDIA GPU, by one kernel a call.
+
+The kernel runs in the current stream. It writes what it found to pinned memory of the host, so that
+nothing waits for the stream.
+"""
+
+import ctypes
+import itertools
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipex_inductor import decisions
+from ipex_inductor.errors import DeviceError
+from ipex_inductor.templates import cuda
+from ipex_inductor.templates.cpp import NotBuiltError
+from ipex_inductor.templates.step_cuda import On, loaded
+
+WORD, WORDS = 4, 128  # bytes of a word, words that share one hash
+ROWS, WARPS = 32, 4  # hashes that one program computes
+SWEEP = 56  # launches in which all contents are compared, if they are no more than `MOST` each
+MOST = 1 << 23  # bytes compared in turn by a launch: some 3 microseconds of an H200
+WAIT = 30e-6  # seconds that the host waits for a launch, as where the stream has other work to do
+WEIGHT = 4  # numbers of a weight in the table: address, words, address of its hashes, first block
+
+SOURCE = '''\
+@triton.jit
+def mix(x):
+    """Mix the bits of 32-bit words: a bijection (the finalizer of MurmurHash3)."""
+    x = (x ^ (x >> 16)) * 0x85EBCA6B
+    x = (x ^ (x >> 13)) * 0xC2B2AE35
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def hash_blocks(
+    table, state, found, count, samples, rows, begin, seed, ticket, programs,
+    STEPS: tl.constexpr, WRITES: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr,
+):
+    """Hash a block of memory a row: a drawn one of each weight, then blocks in turn.
+
+    `table` has four numbers of each of `count` weights, and the number of all blocks behind. Hashes
+    are written if `WRITES`, else compared: `found` gets a weight's number plus 1, and the ticket.
+    """
+    row = ROWS * tl.program_id(0) + tl.arange(0, ROWS)
+    inside = row < rows
+    total = tl.load(table + 4 * count + 3)
+    turn = (begin + row - samples) % total
+    number = tl.zeros([ROWS], tl.int32)
+    end = number + count
+    for _ in range(STEPS):
+        middle = (number + end) // 2
+        is_behind = tl.load(table + 4 * middle + 3) <= turn
+        number, end = tl.where(is_behind, middle, number), tl.where(is_behind, end, middle)
+    is_drawn = row < samples
+    number = tl.where(is_drawn, row, number)
+    number = tl.where(inside, number, 0)
+    first = tl.load(table + 4 * number + 3)
+    blocks = tl.load(table + 4 * number + 7) - first
+    drawn = mix((row + seed).to(tl.uint32)).to(tl.int64) * blocks >> 32
+    block = tl.where(is_drawn, drawn, turn - first)
+    address = tl.load(table + 4 * number).to(tl.pointer_type(tl.int32))
+    words = tl.load(table + 4 * number + 1)
+    column = tl.arange(0, WORDS)
+    place = WORDS * block[:, None] + column[None, :]
+    mask = inside[:, None] & (place < words[:, None])
+    word = tl.load(address[:, None] + place, mask=mask, other=0).to(tl.uint32, bitcast=True)
+    key = mix((column + 1).to(tl.uint32))
+    hashed = tl.sum(mix(word ^ key[None, :]).to(tl.int32, bitcast=True), 1)
+    target = tl.load(table + 4 * number + 2).to(tl.pointer_type(tl.int32)) + block
+    if WRITES:
+        tl.store(target, hashed, mask=inside)
+    else:
+        is_other = inside & (tl.load(target, mask=inside, other=0) != hashed)
+        differing = tl.max(tl.where(is_other, number + 1, 0), 0)
+        if differing > 0:
+            tl.store(found, differing.to(tl.int64))
+        done = tl.atomic_add(state, 1, sem="acq_rel", scope="sys") + 1
+        if done % programs == 0:
+            tl.store(found + 1, ticket)
+'''
+SOURCE = "import triton\nimport triton.language as tl\n\n\n" + SOURCE
+SIGNATURE = {
+    **dict.fromkeys(("table", "state", "found"), "*i64"),
+    **dict.fromkeys(("count", "samples", "rows"), "i32"),
+    "begin": "i64",
+    "seed": "i32",
+    **dict.fromkeys(("ticket", "programs"), "i64"),
+}
+
+
+@dataclass(frozen=True)
+class DeviceHashes:
+    """The contents of one weight's memory on a GPU: a hash for each block.
+
+    Attributes:
+        size: bytes.
+        words: the hashes, int32 on that GPU.
+    """
+
+    address: int
+    size: int
+    words: Tensor
+
+    def is_same(self) -> bool:
+        """Return whether the memory is known to be as it was; wait for the current stream."""
+        return not torch.cuda.is_current_stream_capturing() and Comparer([self]).are_same()
+
+
+class Comparer:
+    """The contents of weights on one GPU, compared by a launch a call.
+
+    Args:
+        weights: what each was when the results in use were computed from it.
+    """
+
+    def __init__(self, weights: Sequence[DeviceHashes]) -> None:
+        self._device = weights[0].words.device
+        self._weights = tuple(weights)  # the kernel reads their hashes
+        begins = [0, *itertools.accumulate(len(weight.words) for weight in weights)]
+        self.total = begins[-1]  # blocks
+        rows = [
+            (*_whole_words(weight.address, weight.size), weight.words.data_ptr(), begin)
+            for weight, begin in zip(weights, begins, strict=False)
+        ]
+        with torch.inference_mode(False):
+            table = torch.tensor([*rows, (0, 0, 0, self.total)], device="cpu")
+            self._table = table.to(self._device)
+            self._state = torch.zeros(2, dtype=torch.int64, device=self._device)
+            self._found = torch.zeros(2, dtype=torch.int64, device="cpu", pin_memory=True)
+        self._seen = (ctypes.c_int64 * 2).from_address(self._found.data_ptr())
+        self._tickets = itertools.count(1)
+        self._begin = 0
+        self._in_turn = min(-(-self.total // SWEEP), MOST // (WORD * WORDS))
+
+    def hash_all(self) -> None:
+        """Write the hashes of all contents."""
+        self._launch(True, samples=0, rows=self.total, ticket=0)
+
+    def find_differing(self) -> int | None:
+        """Compare a sample of each weight and some blocks in turn; return the number of one found.
+
+        The result is that of this call, unless the stream has work for longer than `WAIT`: then it
+        is that of a call before.
+        """
+        ticket, seen = next(self._tickets), self._seen
+        samples = len(self._weights)
+        self._launch(False, samples=samples, rows=samples + self._in_turn, ticket=ticket)
+        self._begin = (self._begin + self._in_turn) % self.total
+        end = time.perf_counter() + WAIT
+        while seen[1] < ticket and time.perf_counter() < end:
+            pass
+        number, seen[0] = seen[0] - 1, 0
+        return number if number >= 0 else None
+
+    def are_same(self) -> bool:
+        """Compare all contents, and wait for the result."""
+        ticket = next(self._tickets)
+        self._launch(False, samples=0, rows=self.total, ticket=ticket)
+        torch.cuda.current_stream(self._device).synchronize()
+        return not self._seen[0]
+
+    def _launch(self, writes: bool, samples: int, rows: int, ticket: int) -> None:
+        kernel = _kernel(self._device, len(self._weights), writes)
+        programs = -(-rows // ROWS)
+        memory = (t.data_ptr() for t in (self._table, self._state, self._found))
+        numbers = len(self._weights), samples, rows, self._begin, 977 * ticket & 0x3FFFFFFF
+        with On(self._device) as stream:
+            kernel(programs, stream, (*memory, *numbers, ticket, programs))
+
+
+_kernels: dict[tuple[torch.device, int, bool], cuda.Kernel] = {}
+
+
+def _kernel(device: torch.device, count: int, writes: bool) -> cuda.Kernel:
+    """Return the kernel for so many weights. Raises `NotBuiltError`."""
+    steps = math.ceil(math.log2(count)) if count > 1 else 0
+    key = device, steps, writes
+    if key not in _kernels:
+        constants = {"STEPS": steps, "WRITES": int(writes), "ROWS": ROWS, "WORDS": WORDS}
+        problem: dict[str, Any] = {"template": "weights"}
+        _kernels[key] = loaded(SOURCE, "hash_blocks", device, problem, SIGNATURE, constants, WARPS)
+    return _kernels[key]
+
+
+def hash_on_device(address: int, size: int, device: torch.device) -> DeviceHashes | None:
+    """Return the contents of `size` bytes of a GPU; None where no kernel for it can be had."""
+    if device.type != "cuda" or torch.version.hip or torch.cuda.is_current_stream_capturing():
+        return None
+    _, count = _whole_words(address, size)
+    with torch.inference_mode(False):
+        words = torch.empty(-(-count // WORDS), dtype=torch.int32, device=device)
+    hashes = DeviceHashes(address, size, words)
+    try:
+        Comparer([hashes]).hash_all()
+    except (NotBuiltError, DeviceError) as error:
+        decisions.warn_once(f"contents of weights on {device} are not compared: {error}")
+        return None
+    return hashes
+
+
+def _whole_words(address: int, size: int) -> tuple[int, int]:
+    """Return where the words begin that hold these bytes, and how many they are."""
+    begin = address // WORD * WORD
+    return begin, -(-(address + size - begin) // WORD)
