@@ -187,6 +187,17 @@ def _torch_default_folder() -> str:
     return str(runpy.run_path(str(file))["default_cache_dir"]())
 
 
+def _write_watch() -> Finding:
+    from ipex_inductor.templates import write_watch
+
+    if reason := write_watch.why_not():
+        slower = (
+            "single elements written by raw pointers are found after more calls in large models"
+        )
+        return "warn", f"not noted by the kernel: {slower}", reason
+    return "ok", "noted by the kernel (userfaultfd)", ""
+
+
 def _entry_point() -> Finding:
     found = [e.value for e in metadata.entry_points(group="torch_dynamo_backends", name="ipex")]
     if not found:
@@ -205,6 +216,7 @@ CHECKS: Mapping[str, Callable[[], Finding]] = {
     "C++ compiler": _compiler,
     "Python headers": _python_headers,
     "CPU": _isa,
+    "writes to weights": _write_watch,
     "GPU": _gpu,
     "triton": _triton,
     "prebuild": _prebuild,

@@ -18,6 +18,7 @@ from ipex_inductor.cli import app, doctor, doctor_sycl
 from ipex_inductor.cli.doctor import CHECKS, Check, examine
 from ipex_inductor.errors import TargetError
 from ipex_inductor.target import Target
+from ipex_inductor.templates import write_watch
 from ipex_inductor.templates.sycl import wheels
 
 ROOT = Path(__file__).parents[2]
@@ -425,3 +426,11 @@ def test_prebuild_says_what_it_can_make(monkeypatch):
     assert "graphs for any GPU of CUDA" in doctor._prebuild()[1]
     monkeypatch.setattr(toolkit, "compiler", lambda: None)
     assert doctor._prebuild()[0] == "warn"
+
+
+def test_writes_that_the_kernel_does_not_note_are_a_warning(monkeypatch):
+    monkeypatch.setattr(write_watch, "why_not", lambda: "needs Linux 6.7")
+    found = only("writes to weights")
+    assert (found.status, found.todo) == ("warn", "needs Linux 6.7")
+    monkeypatch.setattr(write_watch, "why_not", lambda: "")
+    assert only("writes to weights").status == "ok"
