@@ -18,7 +18,10 @@ from ipex_inductor import decisions
 from opinfo import cases
 from opinfo.cases import Case, Sample, Together
 
-OPTIONS = {"fallback_random": True}  # random numbers are eager's, so results are comparable
+OPTIONS = {
+    "fallback_random": True,  # random numbers are eager's, so results are comparable
+    "cpp_cache_precompile_headers": True,  # for C++ that calls its kernels: half of g++'s time
+}
 # Fused code rounds elsewhere than eager: twice eager's own error is allowed where the exact result
 # is known, as in other tests of ours, and a rounding or two in the dtype where a kernel of eager's
 # happens to be exact.
