@@ -84,6 +84,7 @@ class JointPass(CustomGraphPass):
             misread.keep_apart(graph, self.report)
             self.report.show("rewritten", graph)
             decompose(graph, WHOLE)
+            corrections.correct(graph, self.report)
             if training and not {"*", moments.NAME} & self.rules_off:
                 moments.rewrite(graph, self.report)
             if training and not {"*", relu_masks.NAME} & self.rules_off:
@@ -121,7 +122,6 @@ class JointPass(CustomGraphPass):
             cats.rewrite(graph, self.report)
 
     def _rewrite_training(self, graph: torch.fx.Graph) -> None:
-        corrections.correct(graph, self.report)
         if "*" not in self.rules_off:
             training.say_batch_norms(graph, self.report)
             training.say_attention(graph, self.report)

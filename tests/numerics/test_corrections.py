@@ -80,3 +80,49 @@ def test_what_is_kept_from_patterns_compiles_to_the_same_code(training, monkeypa
         hidden.append(any(misread.NAME in r.count("fired") for r in decisions.reports()))
     assert hidden == [True, False]
     assert codes[0] == codes[1]
+
+
+def test_a_mean_of_no_elements_beside_a_variance():
+    def fn(x, y):
+        return (*torch.var_mean(x), *torch.std_mean(x, (0, 1), keepdim=True), *torch.var_mean(y, 1))
+
+    given = torch.empty(0, 3), torch.randn(4, 5)
+    compiled = torch.compile(fn, backend="ipex", options={"strict": True})
+    torch.testing.assert_close(compiled(*given), fn(*given), equal_nan=True)
+    (report,) = decisions.reports()
+    assert report.count("fired")["var_mean"] == 2  # and not where there are elements
+
+
+def test_a_number_of_elements_that_is_not_known():
+    def fn(x):
+        return torch.var_mean(x[x > 0])
+
+    compiled = torch.compile(fn, backend="ipex", fullgraph=True, options={"strict": True})
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for given in (torch.randn(20), -torch.ones(20)):
+            torch.testing.assert_close(compiled(given), fn(given), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("training", "dtype"),
+    [(False, torch.bfloat16), (True, torch.float32)],
+    ids=["inference", "training"],
+)
+def test_fractional_pooling_takes_the_sample_of_its_axis(training, dtype):
+    def fn(x):
+        return F.fractional_max_pool3d(x, (2, 3, 2), output_size=(4, 3, 5), return_indices=True)
+
+    given = torch.randn(2, 3, 9, 8, 12, dtype=dtype)
+    options = {"strict": True, "fallback_random": True}
+    results, grads = [], []
+    for f in (torch.compile(fn, backend="ipex", options=options), fn):
+        torch.manual_seed(1)
+        x = given.clone().requires_grad_(training)
+        results.append(f(x))
+        if training:
+            grads.append(torch.autograd.grad(results[-1][0].float().square().sum(), x)[0])
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+    if training:
+        torch.testing.assert_close(*grads, rtol=0, atol=0)
+    (report,) = decisions.reports()
+    assert report.count("fired")["fractional_max_pool3d"] == 1

@@ -121,6 +121,42 @@ def test_a_listed_case_that_passes_fails(monkeypatch):
     assert runner.judged(IN_PLACE, check.Row(str(IN_PLACE), "both")).status == "both"
 
 
+@pytest.mark.parametrize(
+    ("version", "speaks"),
+    [("2.10.1", False), ("2.11.0+cpu", True), ("2.13.2", True), ("2.14.0.dev20260101", False)],
+)
+def test_a_row_may_speak_of_some_torches(monkeypatch, version, speaks):
+    row = {"names": ["add"], "torch": ">=2.11,<2.14", "reason": "rounds twice"}
+    monkeypatch.setattr(cases, "table", lambda name: (row,))
+    monkeypatch.setattr(torch, "__version__", version)
+    assert (cases.row_of(CHEAP, "both_wrong") is row) is speaks
+    assert (cases.why_excluded(CHEAP) == "rounds twice") is speaks
+
+
+def test_what_is_wrong_only_beside_others_is_no_pass(monkeypatch):
+    """Each wrong case is compiled by itself, and what is right is not compiled again."""
+    compiled = []
+
+    def compare(todo, backend):
+        compiled.append([*todo])
+        wrong = {case: "it differs" for case in todo if case == IN_PLACE}
+        return check.Found(wrong={} if len(todo) == 1 else wrong)
+
+    monkeypatch.setattr(check, "_compiled_and_compared", compare)
+    rows = {row.case: row.status for row in check.check([CHEAP, IN_PLACE])}
+    assert rows == {str(CHEAP): "pass", str(IN_PLACE): "together"}
+    assert compiled == [[CHEAP, IN_PLACE], [IN_PLACE]]
+
+
+def test_a_group_that_raises_is_parted(monkeypatch):
+    def compare(todo, backend):
+        return check.Found("raises" if IN_PLACE in todo and backend == "ipex" else "")
+
+    monkeypatch.setattr(check, "_compiled_and_compared", compare)
+    rows = {row.case: row.status for row in check.check([CHEAP, IN_PLACE])}
+    assert rows == {str(CHEAP): "pass", str(IN_PLACE): "ours"}
+
+
 def test_a_run_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
     asked = []
 

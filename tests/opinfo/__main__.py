@@ -22,6 +22,7 @@ DEFAULTS = {
     "TORCHINDUCTOR_CACHE_DIR": f"{tempfile.gettempdir()}/ipex_opinfo_{os.getuid()}",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
     "OMP_WAIT_POLICY": "passive",
+    "IPEX_PROGRESS": "0",
 }
 
 
@@ -69,8 +70,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="a regular expression of names of cases")
     ways = "inference,weights,in place,training"
     parser.add_argument("--ways", default=ways, help="comma-separated, of these")
-    parser.add_argument("--group", type=int, default=24, help="how many cases share a graph")
-    parser.add_argument("--timeout", type=int, default=1200, help="seconds for one group")
+    group = "how many cases share a graph in inference; in training a third as many"
+    parser.add_argument("--group", type=int, default=72, help=group)
+    parser.add_argument("--timeout", type=int, default=1800, help="seconds for one group")
     parser.add_argument(
         "--as-is", action="store_true", help="run graphs as our passes leave them, uncompiled"
     )

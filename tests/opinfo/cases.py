@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -205,7 +207,10 @@ def table(name: str) -> tuple[dict[str, Any], ...]:
 
 def row_of(case: Case, name: str) -> dict[str, Any] | None:
     """Return the row of a table that speaks of the case: what a row leaves out holds for all."""
+    version = Version(torch.__version__).base_version  # nightly builds are of the next release
     for row in table(name):
+        if version not in SpecifierSet(row.get("torch", "")):
+            continue
         given = row.get("dtypes", [case.dtype]), row.get("ways", [case.way])
         if case.name in row["names"] and case.dtype in given[0] and case.way in given[1]:
             return row

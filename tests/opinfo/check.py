@@ -18,7 +18,10 @@ from ipex_inductor import decisions
 from opinfo import cases
 from opinfo.cases import Case, Sample, Together
 
-OPTIONS = {"fallback_random": True}  # random numbers are eager's, so results are comparable
+OPTIONS = {
+    "fallback_random": True,  # random numbers are eager's, so results are comparable
+    "cpp_cache_precompile_headers": True,  # for C++ that calls its kernels: half of g++'s time
+}
 # Fused code rounds elsewhere than eager: twice eager's own error is allowed where the exact result
 # is known, as in other tests of ours, and a rounding or two in the dtype where a kernel of eager's
 # happens to be exact.
@@ -37,8 +40,9 @@ class Outcome:
 class Row:
     """The verdict on one case.
 
-    `status`: pass; ours (only backend ipex is wrong); both (plain Inductor is too); skip (eager has
-    no such sample); crash (the process died).
+    `status`: pass; ours (only backend ipex is wrong); both (plain Inductor is too); together (wrong
+    in a graph with other cases, right by itself); skip (eager has no such sample); crash (the
+    process died).
     """
 
     case: str
@@ -48,7 +52,7 @@ class Row:
 
 
 def check(group: Sequence[Case]) -> list[Row]:
-    """Return a row a case. Where a group is wrong, it is parted until the wrong ones are alone."""
+    """Return a row a case. What is wrong in a group is compiled again by itself."""
     runnable = {case: _runnable(case) for case in group}
     rows = [Row(str(case), "skip", reason) for case, (_, reason) in runnable.items() if reason]
     todo = {case: numbers for case, (numbers, reason) in runnable.items() if not reason}
@@ -56,20 +60,32 @@ def check(group: Sequence[Case]) -> list[Row]:
 
 
 def _judge(todo: dict[Case, list[int]]) -> list[Row]:
+    if len(todo) == 1:
+        ((case, numbers),) = todo.items()
+        return [_judge_alone(case, numbers)]
     found = _compiled_and_compared(todo, "ipex")
-    if not found.wrong:
-        return [Row(str(case), "pass", "", found.fired) for case in todo]
-    if len(todo) > 1:
-        one = [found.case] if found.case else [*todo][: len(todo) // 2]
-        first = {case: todo[case] for case in one}
-        return _judge(first) + _judge({case: n for case, n in todo.items() if case not in first})
-    ((case, numbers),) = todo.items()
+    if found.error:
+        half = len(todo) // 2
+        parts = dict([*todo.items()][:half]), dict([*todo.items()][half:])
+        return [row for part in parts for row in _judge(part)]
+    rows = {case: Row(str(case), "pass", "", found.fired) for case in todo}
+    for case, wrong in found.wrong.items():
+        row = rows[case] = _judge_alone(case, todo[case])
+        if row.status == "pass":
+            row.status, row.reason = "together", f"wrong in a graph with others alone: {wrong}"
+    return [*rows.values()]
+
+
+def _judge_alone(case: Case, numbers: list[int]) -> Row:
+    found = _compiled_and_compared({case: numbers}, "ipex")
+    if not found.said:
+        return Row(str(case), "pass", "", found.fired)
     if len(numbers) > 1:  # the first sample that is wrong by itself says most
         apart = (_compiled_and_compared({case: [number]}, "ipex") for number in numbers)
-        found = next((one for one in apart if one.wrong), found)
-    plain = _compiled_and_compared(todo, "inductor").wrong
-    reason = f"{found.wrong} | Inductor: {plain}" if plain else found.wrong
-    return [Row(str(case), "both" if plain else "ours", reason, found.fired)]
+        found = next((one for one in apart if one.said), found)
+    plain = _compiled_and_compared({case: numbers}, "inductor").said
+    reason = f"{found.said} | Inductor: {plain}" if plain else found.said
+    return Row(str(case), "both" if plain else "ours", reason, found.fired)
 
 
 def _runnable(case: Case) -> tuple[list[int], str]:
@@ -90,11 +106,16 @@ def _runnable(case: Case) -> tuple[list[int], str]:
 
 @dataclass
 class Found:
-    """What a compilation came to: the first difference or error, if any, and where known whose."""
+    """What a compilation came to: an error, or the first difference of each case that has one."""
 
-    wrong: str = ""
-    case: Case | None = None
+    error: str = ""
+    wrong: dict[Case, str] = field(default_factory=dict)
     fired: list[str] = field(default_factory=list)
+
+    @property
+    def said(self) -> str:
+        """What is wrong of one case; empty if nothing is."""
+        return self.error or "".join(self.wrong.values())
 
 
 def _compiled_and_compared(todo: dict[Case, list[int]], backend: str) -> Found:
@@ -109,26 +130,31 @@ def _compiled_and_compared(todo: dict[Case, list[int]], backend: str) -> Found:
     except Exception as error:
         return Found(f"raises {_said(error)}")
     fired = sorted({e.subject for r in decisions.reports() for e in r.events if e.kind == "fired"})
-    wide: list[Outcome] | None = None
-    for place, (case, ours, eager) in enumerate(zip(_spread(todo), got, wanted, strict=True)):
-        tolerances = cases.tolerances(case)
-        wrong = list(_compare(ours, eager, None, tolerances))
+    found = Found(fired=fired)
+    places = iter(zip(got, wanted, strict=True))
+    for case, numbers in todo.items():
+        pairs = [next(places) for _ in numbers]
+        wrong = next(iter(_wrong(case, pairs)), None)
         if wrong:
-            wide = wide or _run_wide(todo)
-            exact = wide[place] if wide else None
-            wrong = list(_compare(ours, eager, exact, tolerances))
+            exact = _run_wide(case, numbers)
+            wrong = next(iter(_wrong(case, pairs, exact)), None)
         if wrong:
-            return Found(wrong[0], case, fired)
-    return Found(fired=fired)
+            found.wrong[case] = wrong
+    return found
 
 
-def _spread(todo: dict[Case, list[int]]) -> Iterable[Case]:
-    return (case for case, numbers in todo.items() for _ in numbers)
+def _wrong(
+    case: Case, pairs: list[tuple[Outcome, Outcome]], exact: list[Outcome] | None = None
+) -> Iterable[str]:
+    """Yield what differs in the samples of a case."""
+    tolerances = cases.tolerances(case)
+    for number, (ours, eager) in enumerate(pairs):
+        yield from _compare(ours, eager, exact[number] if exact else None, tolerances)
 
 
-def _run_wide(todo: dict[Case, list[int]]) -> list[Outcome] | None:
+def _run_wide(case: Case, numbers: list[int]) -> list[Outcome] | None:
     try:
-        return _run(todo, None, wide=True)
+        return _run({case: numbers}, None, wide=True)
     except Exception:
         return None  # there is no such kernel in float64: eager alone is the yardstick
 

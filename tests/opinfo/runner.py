@@ -13,7 +13,10 @@ from opinfo.cases import Case
 
 KINDS = ("module", "op", "foreach")
 WAYS = ("weights", "training", "inference", "in place")
-GROUPS_A_PROCESS = 60  # its memory grows with what it compiled
+GROUPS_A_PROCESS = 25  # its memory grows with what it compiled
+# In inference g++ takes some 6 s for a graph whatever it holds. In training it takes a second for
+# each kernel, so that small graphs cost nothing, and less is compiled again where one is wrong.
+TRAINED_OF_GROUP = 3
 
 
 def groups(todo: Sequence[Case], size: int) -> list[list[Case]]:
@@ -23,8 +26,10 @@ def groups(todo: Sequence[Case], size: int) -> list[list[Case]]:
         return KINDS.index(case.kind), WAYS.index(case.way), case.dtype
 
     ordered = sorted(todo, key=rank)  # stable: names stay in the order of the lists
-    runs = [[case for case in ordered if (case.way == "training") is t] for t in (False, True)]
-    return [run[start : start + size] for run in runs for start in range(0, len(run), size)]
+    trained = [case for case in ordered if case.way == "training"]
+    others = [case for case in ordered if case.way != "training"]
+    runs = (others, size), (trained, max(1, size // TRAINED_OF_GROUP))
+    return [run[start : start + n] for run, n in runs for start in range(0, len(run), n)]
 
 
 def rows(todo: Sequence[Case], size: int, as_is: bool, timeout: int) -> Iterator[dict[str, Any]]:
@@ -43,7 +48,8 @@ def rows(todo: Sequence[Case], size: int, as_is: bool, timeout: int) -> Iterator
                     if len(group) == 1:
                         yield {"case": str(group[0]), "status": "crash", "reason": "process died"}
                     else:
-                        waiting += [[case] for case in group[::-1]]
+                        half = len(group) // 2
+                        waiting += [group[half:], group[:half]]
                     break
 
 
