@@ -4,7 +4,8 @@
 
 Convolutions and linear layers in fp32 with a bias: alone, with an addend (`+`), and with a ReLU; of
 torch's kernels by a second call in place. Of convolutions only those that torch gives to its own
-kernel, which makes no descriptors at each call. Minima of interleaved rounds, of the process's
+kernel, which makes no descriptors at each call; of layers, oneDNN's on an unpacked weight too, as
+in training (`LEAST` of `passes/training.py`). Minima of interleaved rounds, of the process's
 processor time, in microseconds a call. `products` and `pixels` (of a layer its rows) are what
 `FASTER` of `passes/plain.py` limits. What a lesser CPU would say:
 
@@ -104,6 +105,7 @@ def of_layer(rows: int, depth: int, columns: int) -> tuple[Calls, int]:
         "packed +": lambda: binary("add"),
         "plain relu": lambda: plain().relu_(),
         "packed relu": lambda: pointwise("relu", [], ""),
+        "unpacked relu": lambda: mkldnn._linear_pointwise(x, weight, bias, "relu", [], ""),
     }
     return calls, rows * depth * columns
 
@@ -118,7 +120,8 @@ def cases() -> Iterator[tuple[dict[str, Any], Calls]]:
             yield {**case._asdict(), "pixels": pixels, "products": products}, calls
     for rows, (depth, columns) in itertools.product((1, 4, 16, 64, 256, 1024), LAYERS):
         calls, products = of_layer(rows, depth, columns)
-        about = {"depth": depth, "columns": columns, "pixels": rows, "products": products}
+        about = {"layer": "linear", "depth": depth, "columns": columns}
+        about |= {"pixels": rows, "products": products}
         yield about, calls
 
 
@@ -134,6 +137,8 @@ def main() -> None:
         for name in ("", " +", " relu"):
             row[f"packed{name}, us"] = round(best[f"packed{name}"], 1)
             row[f"speedup{name}"] = round(best[f"packed{name}"] / best[f"plain{name}"], 2)
+        if "unpacked relu" in best:
+            row["of unpacked relu"] = round(best["unpacked relu"] / best["plain relu"], 2)
         keep(row, options)
 
 

@@ -52,9 +52,8 @@ def why_plain(product: Product) -> str | None:
     sizes = compat.hints(x.meta["val"])
     if value.dtype != torch.float32 or architecture() not in CPUS or None in sizes:
         return None
-    backend: Any = torch.backends.mkldnn
-    if (backend.conv if window else backend.matmul).fp32_precision not in ("none", "ieee"):
-        return None  # oneDNN's rounds its inputs, as it may, and multiplies faster
+    if may_round("conv" if window else "matmul"):
+        return None
     if not window:
         kind, pixels = ("linear", ""), math.prod(sizes[:-1])
     elif window[3] or window[5] != 1:  # transposed, grouped
@@ -74,3 +73,9 @@ def _sides(sizes: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) ->
     """Return height and width, or the length, of a convolution's result."""
     sides = zip(sizes, kernel, stride, padding, dilation, strict=True)
     return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sides]
+
+
+def may_round(kind: str) -> bool:
+    """Return whether oneDNN may round fp32 inputs of a "conv" or "matmul", and multiply faster."""
+    backend: Any = torch.backends.mkldnn
+    return getattr(backend, kind).fp32_precision not in ("none", "ieee")

@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ipex_inductor import decisions
-from ipex_inductor.passes import kept, plain
+from ipex_inductor.passes import kept, plain, training
 from ipex_inductor.target import architecture
 
-pytestmark = pytest.mark.skipif(architecture() not in plain.CPUS, reason="not measured here")
+CPUS, LEAST = plain.CPUS, training.LEAST  # other tests have none, and no bound
+pytestmark = pytest.mark.skipif(architecture() not in CPUS, reason="not measured here")
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}  # sums of up to 600 terms of size 1 in another order
 LAST = torch.channels_last
 
@@ -20,6 +21,8 @@ LAST = torch.channels_last
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Torch's choice depends on it; without kept primitives, of which most machines have none."""
     monkeypatch.setattr(kept, "FASTER", {})
+    monkeypatch.setattr(plain, "CPUS", CPUS)
+    monkeypatch.setattr(training, "LEAST", LEAST)
     usual = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -130,3 +133,22 @@ def test_lower_precision_that_was_asked_for_stays_onednns() -> None:
         assert reason(nn.Conv1d(8, 8, 1), (1, 8, 16)) is None
     finally:
         backend.fp32_precision = usual
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("least", [LEAST, 40 * 16 * 16])
+def test_small_layers_in_training(
+    least: int, dynamic: bool, monkeypatch: pytest.MonkeyPatch, op_by_op: None
+) -> None:
+    """From as many multiplications on the rule fires; a size that varies gets no guard."""
+    monkeypatch.setattr(training, "LEAST", least)
+    layer = nn.Linear(16, 16)
+    fn = torch.compile(
+        lambda x: F.relu(layer(x)), backend="ipex", dynamic=dynamic, options={"strict": True}
+    )
+    for rows in (40, 50) if dynamic else (40,):
+        x = torch.randn(rows, 16)
+        torch.testing.assert_close(fn(x), F.relu(layer(x)), **CLOSE)
+    events = [event for report in decisions.reports() for event in report.events]
+    kinds = [event.kind for event in events if event.subject == "linear+relu"]
+    assert kinds == (["missed"] if least == LEAST else ["fired"])
