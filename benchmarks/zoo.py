@@ -1,13 +1,16 @@
 """Whole small models of seven families by backend `ipex`, beside Inductor.
 
     python benchmarks/zoo.py [--models NAME ...] [--family NAME ...] [--device cpu|cuda]
-        [--dtype fp32 bf16] [--train] [--inference] [--static] [--dynamic] [--all]
-        [--seconds S] [--threads N] [--json FILE]
+        [--dtype fp32 bf16 fp16] [--train] [--inference] [--static] [--dynamic] [--all]
+        [--minutes M] [--shard I/N] [--seconds S] [--threads N] [--json FILE] [--resume]
 
 A row is a model in one variant: inference, or a training step (forward, loss, backward); in fp32,
 or in bf16 (inference of a model cast to it, training under autocast); its batch static or dynamic.
-If no dtype and batch is named, each model takes one inference and one training variant by turns, so
-that each family has all eight; `--all` has all eight of each model.
+If none is named, each model has one row of inference and one of training, so that each family has
+all eight variants: first one row of each model, by turns inference and training, then the others.
+`--all` has all eight of each model. No row is begun that would end after `--minutes` (30, on a GPU
+10; 0 for no limit); how many were not reached is said. `--resume` leaves out rows that FILE has of
+these sources on this device.
 
 What a backend computes is held against fp64, and may be off by what eager is off by, by the rule of
 `torch._dynamo.utils.same`; shapes, dtypes and strides are eager's. With a dynamic batch a second
@@ -15,6 +18,8 @@ batch size is computed and held as well. A backend whose result is wrong gets no
 falls back to plain Inductor counts as a failure. On a CPU a call's time is the minimum of the
 process's processor time over interleaved rounds, on a GPU the minimum of blocks between events. A
 row below the bound is measured again, with models compiled anew, before it counts as slow.
+Kernels that both backends write alike are compiled once (`compiled_once.py`), so the first calls
+say nothing: `cold_start.py` measures those. `seconds` is what a row took.
 """
 
 import argparse
@@ -24,11 +29,12 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import compiled_once
 import torch
 from cpu_peer import timed
 from gpu_peers import keep, known, raced
@@ -36,6 +42,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from zoo_models import FAMILIES, MODELS
 from zoo_models.entry import Entry
+from zoo_models.rows import Variant, chosen, shard, without_known
 from zoo_models.verdict import Groups, Verdict
 
 from ipex_inductor import decisions
@@ -43,26 +50,13 @@ from ipex_inductor.cli import demo_measure
 
 BOUND = 0.97  # of Inductor's speed: below it a row is slow
 REPEATS = 2  # a row below the bound is measured so many times more
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+MINUTES = {"cpu": 30.0, "cuda": 10.0}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PEERS = {"inductor": "inductor", "ipex": "ipex"}
 
 
-@dataclass(frozen=True)
-class Variant:
-    """How a model is compiled."""
-
-    training: bool
-    dtype: str
-    dynamic: bool
-
-    def __str__(self) -> str:
-        """Three words."""
-        batch = "dynamic" if self.dynamic else "static"
-        return f"{'training' if self.training else 'inference'} {self.dtype} {batch}"
-
-
 class Step(nn.Module):
-    """A model in train mode with its loss; if `dtype` is bf16, it runs under autocast."""
+    """A model in train mode with its loss; if `dtype` has 16 bits, it runs under autocast."""
 
     def __init__(self, model: nn.Module, entry: Entry, dtype: torch.dtype) -> None:
         super().__init__()
@@ -70,8 +64,9 @@ class Step(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the loss."""
-        lowered = self.dtype is torch.bfloat16
-        with torch.autocast(inputs[0].device.type, torch.bfloat16, enabled=lowered):
+        lowered = self.dtype.itemsize == 2
+        dtype = self.dtype if lowered else None
+        with torch.autocast(inputs[0].device.type, dtype, enabled=lowered):
             outputs = self.model(*inputs)
         return self.loss(outputs)
 
@@ -141,12 +136,11 @@ def computed(run: Callable[..., Any], model: nn.Module, inputs: list[tuple[Tenso
 
 @dataclass
 class Peer:
-    """A compiled copy of a case's model, what it computed first, and how long that took."""
+    """A compiled copy of a case's model, and what it computed first."""
 
     case: Case
     run: Callable[..., Any]
     model: nn.Module
-    seconds: float
     results: Groups
 
     @classmethod
@@ -155,21 +149,13 @@ class Peer:
         demo_measure.use_folder(folder / name, PEERS[name])
         model = copy.deepcopy(case.model)
         run = torch.compile(model, backend=PEERS[name])
-        inputs, begin = case.marked(), time.perf_counter()
-        one_step(run, model, inputs)
-        _wait(inputs[0])
-        seconds = time.perf_counter() - begin
+        one_step(run, model, case.marked())
         model.load_state_dict(case.model.state_dict())  # running statistics moved
-        return cls(case, run, model, seconds, computed(run, model, case.inputs))
+        return cls(case, run, model, computed(run, model, case.inputs))
 
     def call(self) -> Any:
         """Run one step at the usual batch size."""
         return one_step(self.run, self.model, self.case.inputs[0])
-
-
-def _wait(x: Tensor) -> None:
-    if x.is_cuda:
-        torch.cuda.synchronize()
 
 
 def processor_time(run: Callable[[], Any], count: int) -> float:
@@ -186,6 +172,7 @@ def race(peers: dict[str, Peer], seconds: float, device: str) -> dict[str, float
 
 def measure(name: str, variant: Variant, options: argparse.Namespace) -> dict[str, Any]:
     """Return one row of the table: errors, times, what was fired, and what failed."""
+    begin = time.monotonic()
     case = Case.of(MODELS[name], variant, options.device)
     family = next(family for family, models in FAMILIES.items() if name in models)
     row: dict[str, Any] = {"family": family, "model": name, **asdict(variant)}
@@ -211,7 +198,6 @@ def measure(name: str, variant: Variant, options: argparse.Namespace) -> dict[st
                 peers.pop(peer)
             if turn == 0:
                 row[f"{peer} error"], row["limit"] = verdict.error, verdict.limit
-                row[f"{peer} first, s"] = round(peers[peer].seconds, 2) if peer in peers else None
         if turn == 0:
             row |= decided()
         if not peers or "ipex" not in peers:
@@ -225,6 +211,7 @@ def measure(name: str, variant: Variant, options: argparse.Namespace) -> dict[st
         row["ratio"] = round(best["inductor"] / best["ipex"], 4)
     if row.get("fallback"):
         failed.setdefault("ipex", f"fell back: {row['fallback']}")
+    row["seconds"] = round(time.monotonic() - begin, 1)
     return row | {f"{peer} failed": why for peer, why in failed.items()}
 
 
@@ -252,32 +239,14 @@ def line_of(row: dict[str, Any]) -> str:
 
     cells = [f"{row['model']:21}", f"{variant!s:23}", pair("8.1e", " error"), pair("8.3f", ", ms")]
     cells += [f"{row['ratio']:6.3f}" if "ratio" in row else f"{'-':>6}"]
-    cells += [f"{sum(row.get('fired', {}).values()):5}", pair("6.1f", " first, s")]
+    cells += [f"{sum(row.get('fired', {}).values()):5}", f"{row.get('seconds', 0):7.1f}"]
     cells += [f"{peer}: {row[f'{peer} failed']}" for peer in PEERS if f"{peer} failed" in row]
     return "  ".join(cells)
 
 
-TITLES = "error: ipex, Ind.", "ms: ipex, Ind.", " ratio", "fired", "first, s: ipex, Ind."
+TITLES = "error: ipex, Ind.", "ms: ipex, Ind.", " ratio", "fired", "seconds"
 HEAD = "  ".join([f"{'model':21}", f"{'variant':23}", *(f"{title:17}" for title in TITLES[:2])])
 HEAD = "  ".join([HEAD, *TITLES[2:]])
-
-
-def chosen(options: argparse.Namespace) -> Iterator[tuple[str, Variant]]:
-    """Yield the rows that were asked for."""
-    wanted = [False] * (options.inference or not options.train)
-    wanted += [True] * (options.train or not options.inference)
-    batches = [False] * options.static + [True] * options.dynamic
-    each = bool(options.all or options.dtype or batches)
-    for family in options.family or FAMILIES:
-        for place, name in enumerate(FAMILIES[family]):
-            if options.models and name not in options.models:
-                continue
-            for training in wanted:
-                turn = place + training
-                dtypes = options.dtype or [*DTYPES]
-                for dtype in dtypes if each else [dtypes[turn % 2]]:
-                    for dynamic in (batches or [False, True]) if each else [bool(turn // 2 % 2)]:
-                        yield name, Variant(training, dtype, dynamic)
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
@@ -296,44 +265,68 @@ def summary(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Measure the rows; ends with 1 if one of ours is wrong, fell back or is slow."""
+def parsed() -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--models", nargs="+", choices=MODELS, metavar="NAME")
-    parser.add_argument("--family", nargs="+", choices=FAMILIES, metavar="NAME")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default=demo_measure.default_device())
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS], metavar="NAME")
+    parser.add_argument("--family", nargs="+", choices=FAMILIES, default=[*FAMILIES])
+    parser.add_argument("--device", choices=MINUTES, default=demo_measure.default_device())
     parser.add_argument("--dtype", nargs="+", choices=DTYPES)
-    for word in ("train", "inference", "static", "dynamic", "all"):
+    for word in ("train", "inference", "static", "dynamic", "all", "resume"):
         parser.add_argument(f"--{word}", action="store_true")
+    parser.add_argument("--minutes", type=float, help="0 for no limit")
+    parser.add_argument("--shard", type=shard, default=(0, 1), metavar="I/N", help="from 1/N on")
     parser.add_argument("--seconds", type=float, default=1, help="of timing a row, at least")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", help="append the rows to this file, one JSON object a line")
     options = parser.parse_args()
+    limit = MINUTES[options.device] if options.minutes is None else options.minutes
+    options.end = time.monotonic() + 60 * limit if limit else math.inf
+    return options
+
+
+def start(options: argparse.Namespace) -> None:
+    """Pay what a process pays once, whatever the model."""
     torch.set_num_threads(options.threads)
     # One code object is compiled for both backends, at the sizes that it is given.
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.automatic_dynamic_shapes = False
+    if options.device == "cpu":
+        from torch._inductor import config
+
+        config.cpp.cxx = (None, compiled_once.install(options.folder))
+    for name in PEERS:
+        demo_measure.use_folder(options.folder / name, PEERS[name])
+        tiny = demo_measure.Tiny().eval().to(options.device)
+        with torch.no_grad():
+            torch.compile(tiny, backend=PEERS[name])(
+                torch.ones(1, 3, 16, 16, device=options.device)
+            )
+
+
+def main() -> None:
+    """Measure the rows; ends with 1 if ours is wrong or slow, fell back, or a model has no row."""
+    options = parsed()
     about = known("zoo.py", "transformers", device=options.device)
     about["threads"] = str(options.threads)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    todo = without_known(chosen(options), options, about)
     with tempfile.TemporaryDirectory() as folder:
         options.folder = Path(folder)
-        for name in PEERS:  # what a process pays once is paid before
-            demo_measure.use_folder(options.folder / name, PEERS[name])
-            if name == "inductor":
-                demo_measure.start_compiler(torch.float32, options.device)
-            tiny = demo_measure.Tiny().eval().to(options.device)
-            with torch.no_grad():
-                torch.compile(tiny, backend=PEERS[name])(
-                    torch.ones(1, 3, 16, 16, device=options.device)
-                )
+        start(options)
         print(HEAD, flush=True)
-        for name, variant in chosen(options):
+        for name, variant in todo:
+            longest = max((row["seconds"] for row in rows[-8:]), default=0)
+            if time.monotonic() + longest > options.end:
+                break
             rows.append(measure(name, variant, options))
             keep(options, about, rows[-1], line_of(rows[-1]))
     print(summary(rows))
+    if left := todo[len(rows) :]:
+        print(f"not reached: {len(left)} of {len(todo)} rows")
+    missing = {name for name, _ in todo} - {row["model"] for row in rows}
     bad = any("ipex failed" in row or row.get("ratio", 1) < BOUND for row in rows)
-    sys.exit(1 if bad else 0)
+    sys.exit(1 if bad or missing else 0)
 
 
 if __name__ == "__main__":

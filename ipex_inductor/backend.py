@@ -300,6 +300,7 @@ def _check_rules(config: CompileConfig) -> None:
         grouped_queries,
         masks,
         moments,
+        plain,
         pool,
         relu_masks,
         wide,
@@ -307,7 +308,7 @@ def _check_rules(config: CompileConfig) -> None:
     from ipex_inductor.passes.joint import RULE_NAMES
     from ipex_inductor.passes.source import OPTIMIZER_STEP
 
-    rooms = (cats, channels_last, foreach, grouped_queries, moments, pool, relu_masks, wide)
+    rooms = (cats, channels_last, foreach, grouped_queries, moments, plain, pool, relu_masks, wide)
     ours = {channel_tiles.NAME, *(m.NAME for m in rooms)}
     known = RULE_NAMES | masks.NAMES | {OPTIMIZER_STEP} | ours
     for name in sorted(config.rules_off - known - {"*"}):

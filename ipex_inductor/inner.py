@@ -58,6 +58,7 @@ def compiled(
         kwargs["static_input_idxs"] = parts.static_input_idxs
     if compiler in LEARNING:
         return compiler(gm, example_inputs, **kwargs)
+    compat.check_has_cpp(gm)
     wrap = _captured(gm, example_inputs, kwargs, graph_report) if captures else None
     late = folder.entered_late() if folder and kwargs.get("is_backward") else nullcontext()
     watches = config.autotune == "inductor"
@@ -97,7 +98,7 @@ def _split(
 ) -> "Split | None":
     """What is hoisted of the work on `weights`, for kernels of ours where they are to be had."""
     from ipex_inductor.lowerings import sycl
-    from ipex_inductor.passes import wide
+    from ipex_inductor.passes import plain, wide
     from ipex_inductor.passes.packable import sparing
     from ipex_inductor.passes.prologue import split
     from ipex_inductor.passes.short_attention import shorten
@@ -112,7 +113,10 @@ def _split(
         wide.widen_attention(gm.graph, narrow, graph_report)
         if in_blocks:
             shorten(gm.graph, graph_report, in_blocks)
-        told = limit, in_sycl, in_blocks, by_kept, narrow, config.drop_plain_weights
+        # What runs elsewhere may have another number of threads, of which torch's choice depends.
+        here = not (elsewhere or _is_packaged(compiler) or {"*", plain.NAME} & config.rules_off)
+        why_plain = plain.why_plain if here else None
+        told = limit, in_sycl, in_blocks, by_kept, narrow, config.drop_plain_weights, why_plain
         with nullcontext() if config.strict else sparing(graph_report):
             parts = split(gm, example_inputs, weights, graph_report, *told)
         # A package knows weights by their numbers, and leaves out itself what is not read.

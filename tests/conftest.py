@@ -33,7 +33,7 @@ from torch._dynamo.utils import counters
 from torch._logging import _internal as logs
 
 from ipex_inductor import collector, compat, decisions, graph_files
-from ipex_inductor.passes import attention
+from ipex_inductor.passes import attention, plain, training
 
 atexit.register(shutil.rmtree, os.environ["IPEX_HOME"], ignore_errors=True)
 atexit.register(gc.unfreeze)  # or extensions of Python report leaks
@@ -94,8 +94,10 @@ def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _rules_fire_alike(monkeypatch):
-    """On every CPU: attention is left to Inductor on some."""
+    """On every CPU and of all sizes: attention is left to Inductor on some, small products are."""
     monkeypatch.setattr(attention, "architecture", lambda: "x86-64:amx")
+    monkeypatch.setattr(plain, "CPUS", ())
+    monkeypatch.setattr(training, "LEAST", 0)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ from ipex_inductor.autotune.measure import SAME
 
 # Of the rule of `torch._dynamo.utils.same`: so many times eager's error, and a tenth of its
 # tolerance. A tensor of few elements may be off by more than all of its group together.
-SHARES, FLOORS, ONE = {"fp32": 2.0, "bf16": 3.0}, {"fp32": 1e-5, "bf16": 1e-3}, 10.0
+SHARES = {"fp32": 2.0, "bf16": 3.0, "fp16": 3.0}
+FLOORS, ONE = {"fp32": 1e-5, "bf16": 1e-3, "fp16": 1e-3}, 10.0
 FEW, FEW_SHARE = 1000, 3.0  # elements below which errors scatter
 # Gradients that are zero but for rounding (of a bias before a norm) have no relative error, so a
 # tensor counts as at least so large, relative to the largest of its group.

@@ -11,12 +11,12 @@ from ipex_inductor.cli.bisect_search import REST, Finding, Outcome, Parts
 from ipex_inductor.cli.demo_measure import fp64_output, time_rounds
 from ipex_inductor.decisions import GraphReport
 from ipex_inductor.errors import IpexError
-from ipex_inductor.passes import channels_last, foreach, masks, moments, pool, wide
+from ipex_inductor.passes import channels_last, foreach, masks, moments, plain, pool, wide
 from ipex_inductor.passes.joint import RULE_NAMES
 from ipex_inductor.watch import compiled, unchanged
 
 PROLOGUE = "weight prologue"
-OTHERS = {channels_last.NAME, foreach.NAME, moments.NAME, pool.NAME, wide.NAME, PROLOGUE}
+OTHERS = {m.NAME for m in (channels_last, foreach, moments, plain, pool, wide)} | {PROLOGUE}
 PARTS = RULE_NAMES | masks.NAMES | OTHERS
 TOGETHER = "all of them together"
 

@@ -13,9 +13,11 @@ from ipex_inductor.compat.captures import drop_cublas_memory as drop_cublas_memo
 from ipex_inductor.compat.captures import end_capture as end_capture
 from ipex_inductor.compat.captures import is_traced as is_traced
 from ipex_inductor.compat.captures import uncapturable as uncapturable
+from ipex_inductor.compat.cpp_wrapper import check_has_cpp as check_has_cpp
 from ipex_inductor.compat.cpp_wrapper import wrapping as wrapping
 from ipex_inductor.compat.devices import TOOLKITS as TOOLKITS
 from ipex_inductor.compat.devices import adds_to_one_pixel as adds_to_one_pixel
+from ipex_inductor.compat.devices import convolves_itself as convolves_itself
 from ipex_inductor.compat.devices import prefers_cudnn_attention as prefers_cudnn_attention
 from ipex_inductor.compat.devices import why_not_for as why_not_for
 from ipex_inductor.compat.dynamo import around_next_compile as around_next_compile

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch.utils._filelock import FileLock
 
 BY_NAME = "generate_fallback_kernel_with_runtime_lookup"
@@ -40,9 +41,45 @@ def _stand_in() -> None:
     setattr(CppWrapperCpu, BY_NAME, _by_name)
 
 
+def check_has_cpp(gm: torch.fx.GraphModule) -> None:
+    """Raise `NotImplementedError` if `wrapping` would, once `gm` is lowered and its code written.
+
+    Not for what a lowering itself may fall back to: of that only the written code tells.
+    """
+    if not _wrapping.get():
+        return
+    for module in gm.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            if _is_called_by_name(node.target):
+                raise _refusal(node.target)
+
+
+def _is_called_by_name(target: Any) -> bool:
+    """Whether `target` is an op that Inductor calls as it is, without a function for it in C++.
+
+    By the conditions of `FallbackKernel.codegen`.
+    """
+    from torch._inductor import config
+    from torch._inductor.lowering import lowerings
+    from torchgen.aoti.fallback_ops import inductor_fallback_ops
+
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace == "_quantized":
+        return False
+    lowering = lowerings.get(target)
+    if lowering is not None and not getattr(lowering, "_is_fallback_handler", False):
+        return False
+    if target.namespace == "aten":
+        return str(target) not in inductor_fallback_ops
+    return target not in config.aot_inductor.custom_ops_to_c_shims
+
+
+def _refusal(name: Any) -> NotImplementedError:
+    return NotImplementedError(f"Inductor has {name} in C++ by its name alone")
+
+
 def _by_name(self: Any, buf_name: str, python_kernel_name: str, *more: Any, **named: Any) -> None:
     if _wrapping.get():
-        raise NotImplementedError(f"Inductor has {python_kernel_name} in C++ by its name alone")
+        raise _refusal(python_kernel_name)
     _usual["by_name"](self, buf_name, python_kernel_name, *more, **named)
 
 

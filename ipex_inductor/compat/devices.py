@@ -1,6 +1,7 @@
 """What this build of torch and its libraries can do on which device."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,3 +39,25 @@ def adds_to_one_pixel() -> bool:
     In 2.11 it fails with "could not create a memory".
     """
     return versions.torch_minor() > (2, 12)  # 2.12 has not been tried
+
+
+def convolves_itself(
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    biased: bool,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> bool:
+    """Return whether torch computes a convolution in fp32 on a CPU itself, not by oneDNN.
+
+    That depends on the number of threads, too. `sizes` are of the input, `kernel` of the weight.
+    """
+    x, weight = torch.empty(tuple(sizes)), torch.empty(tuple(kernel))
+    bias = torch.empty(kernel[0]) if biased else None
+    window = stride, padding, dilation, transposed, output_padding, groups
+    backend: Any = torch._C._select_conv_backend(x, weight, bias, *window, [kernel[0]])
+    return bool(backend.name == "Slow2d")

@@ -31,6 +31,7 @@ from ipex_inductor.passes.whole_ops import inline, keep_strides
 from ipex_inductor.templates import kept
 
 Node = torch.fx.Node
+WhyPlain = Callable[[Product], str | None]
 aten, ipex = torch.ops.aten, torch.ops.ipex
 
 ARRANGED = {
@@ -64,11 +65,17 @@ def transpose_weights(graph: torch.fx.Graph, weights: Container[Node]) -> None:
         node.args = (*node.args[:-1], weight)
 
 
-def fit_to_kernels(graph: torch.fx.Graph, weights: Container[Node], report: GraphReport) -> None:
+def fit_to_kernels(
+    graph: torch.fx.Graph,
+    weights: Container[Node],
+    report: GraphReport,
+    why_plain: WhyPlain | None = None,
+) -> None:
     """Rewrite every product on one of `weights` that oneDNN has in another form only.
 
     Of an epilogue that oneDNN does not have, what it does have stays with the product, and the rest
-    follows in torch's ops. A convolution over a line becomes one over a plane of height one.
+    follows in torch's ops. A convolution over a line becomes one over a plane of height one, but
+    for those that `why_plain` has a reason to leave plain.
     """
     transpose_weights(graph, weights)
     for node, _ in packable(graph, weights):
@@ -77,7 +84,8 @@ def fit_to_kernels(graph: torch.fx.Graph, weights: Container[Node], report: Grap
             inline(graph, node, split)
             report.add("choice", name_of(node), "oneDNN's product, then Inductor's own kernel")
     for node, product in packable(graph, weights):
-        if product.op is ipex.conv.default and len(product.shape) == 3:
+        line = product.op is ipex.conv.default and len(product.shape) == 3
+        if line and not (why_plain and attempt(node, functools.partial(why_plain, product))):
             _lay_over_a_plane(graph, node)
 
 
@@ -86,19 +94,28 @@ def pack_weights(
     weights: Container[Node],
     report: GraphReport,
     arrange: Callable[[Product], Product | None] | None = None,
+    why_plain: WhyPlain | None = None,
 ) -> None:
     """Give every product whose weight is among `weights` that weight packed by oneDNN.
 
-    Or as another product has it that `arrange` makes of oneDNN's.
+    Or as another product has it that `arrange` makes of oneDNN's; without one, `why_plain` may have
+    a reason to leave it to torch's own kernel.
     """
     for node in graph.nodes:
         if node.target in READERS and (reason := varies(node)):
             report.add("missed", "packed weights", reason, user_line(node))
     arranged: Counter[Any] = Counter()
+    left: set[Node] = set()
     for node, product in packable(graph, weights):
         other = attempt(node, functools.partial(arrange, product)) if arrange else None
         if other is None and product.weight.meta["val"].dtype not in onednn_dtypes():
             continue
+        if why_plain and other is None:
+            reason = attempt(node, functools.partial(why_plain, product))
+            if reason:
+                report.add("missed", "packed weights", reason, user_line(node))
+                left.add(node)
+                continue
         call = attempt(node, functools.partial(_packed, graph, node, other or product))
         if call is None:
             continue
@@ -110,7 +127,8 @@ def pack_weights(
         report.add("choice", "products on packed weights", f"{count} {ARRANGED[op]}")
     for node in list(graph.nodes):
         if node.target in REFERENCES and not node.args[-1]:
-            report.add("missed", str(node.target), "its weight is not packed: unfused again")
+            if node not in left:
+                report.add("missed", str(node.target), "its weight is not packed: unfused again")
             inline(graph, node, REFERENCES[node.target])
 
 

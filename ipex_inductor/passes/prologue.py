@@ -21,6 +21,7 @@ from ipex_inductor.passes.packing import (
     PACKERS,
     READERS,
     Product,
+    WhyPlain,
     also_in,
     fit_to_kernels,
     pack_weights,
@@ -96,6 +97,7 @@ def split(
     why_not_kept: Asked = None,
     narrow: frozenset[torch.dtype] = frozenset(),
     drops: bool = False,
+    why_plain: WhyPlain | None = None,
 ) -> Split | None:
     """Pack and hoist the weight-only work of `gm` (changed in place), or None when there is none.
 
@@ -106,6 +108,7 @@ def split(
     `why_not_kept`: the same of oneDNN's kept primitives.
     `narrow`: dtypes in which products are computed in fp32.
     `drops`: weights on the CPU that nothing else reads are freed behind their program.
+    `why_plain`: why a product's weight is not packed.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     weights = weight_inputs(gm.graph, static_input_idxs)
@@ -115,7 +118,7 @@ def split(
     budget = _Budget(limit if limit >= 0 else math.inf)
     arrange = functools.partial(_arranged, why_not_blocked, why_not_kept, budget)
     with also_in(narrow):
-        fit_to_kernels(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report)
+        fit_to_kernels(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report, why_plain)
         if weights and narrow:
             known = {**weights, **weight_only(gm.graph, weights)}
             wide.widen(gm.graph, known, narrow, report, why_not_blocked)
@@ -123,7 +126,7 @@ def split(
         if limit < 0:
             packable = _without_quantized(packable, weights, report)
         chosen = {n for n, size in packable.items() if budget.take(size)}
-        pack_weights(gm.graph, chosen, report, arrange)
+        pack_weights(gm.graph, chosen, report, arrange, why_plain)
     for inner in gm.modules():  # bodies of higher-order ops, whose inputs are not ours to number
         if isinstance(inner, torch.fx.GraphModule) and inner is not gm:
             pack_weights(inner.graph, (), report)

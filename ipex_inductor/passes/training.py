@@ -3,10 +3,11 @@
 The result is the same tensor, so a rule is right wherever the backward does not read what vanishes:
 that of relu, sigmoid or tanh reads the result, that of a sum nothing. Weights change at every step,
 so nothing is folded, packed or joined here. `benchmarks/training_rules.py` measures what pays: for
-linear layers a step is 1.00 to 1.29 of Inductor's speed.
+large linear layers, and those in bf16, a step is 1.00 to 1.29 of Inductor's speed.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,13 +17,18 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from ipex_inductor import compat
 from ipex_inductor.decisions import GraphReport
 from ipex_inductor.ops.epilogue import UNARY
-from ipex_inductor.passes import attention, conv, folding, linear
+from ipex_inductor.passes import attention, conv, folding, linear, plain
 from ipex_inductor.passes.epilogue import ACTIVATIONS, Producer, family
 from ipex_inductor.passes.rule import Rule, is_backward
 from ipex_inductor.passes.scores import attention_of
 from ipex_inductor.passes.source import user_line
 
 Why = Callable[[Mapping[str, Any]], str | None]
+
+# Multiplications of a linear layer in fp32. Below, torch's kernel and a second one for the epilogue
+# take 0.2 (of few) to 1.0 times as long as oneDNN's call on a weight that is not packed
+# (`python benchmarks/plain.py --only linear`).
+LEAST = 1 << 26
 
 NO_WORD = "oneDNN has no such epilogue: Inductor's own kernel follows the product"
 # What no call has, by the name of the epilogue.
@@ -70,8 +76,17 @@ def _why_not_here(values: Mapping[str, Any]) -> str | None:
 
 
 def _why_not_linear(values: Mapping[str, Any]) -> str | None:
-    """A transposed weight would be copied at every step."""
-    return None if values["weight"].is_contiguous() else "the weight is not contiguous"
+    """A transposed weight would be copied at every step, and oneDNN reorders one in fp32."""
+    x, weight = values["x"], values["weight"]
+    if not weight.is_contiguous():
+        return "the weight is not contiguous"
+    sizes = compat.hints(x), compat.hints(weight)
+    if x.dtype != torch.float32 or plain.may_round("matmul") or None in (*sizes[0], *sizes[1]):
+        return None
+    products = math.prod(sizes[0]) * sizes[1][0]
+    if products >= LEAST:
+        return None
+    return f"torch's own kernel is faster for {products / 1e6:.2g}M multiplications in fp32"
 
 
 def _why_not_conv(values: Mapping[str, Any]) -> str | None:

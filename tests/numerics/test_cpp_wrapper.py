@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.cpp_builder import CppBuilder
 from torch._inductor.exc import InvalidCxxCompiler
+from torch._inductor.graph import GraphLowering
 
-from ipex_inductor import compat, decisions
+from ipex_inductor import compat, decisions, graph_files
 from ipex_inductor.passes import blocked, kept, short_attention, winograd
 from ipex_inductor.target import architecture
 from ipex_inductor.templates import cpu_library
@@ -214,6 +215,36 @@ def test_what_an_op_raises_is_its_own_error() -> None:
     (reason,) = [reason for reason in said("missed") if reason.startswith("C++ wrapper")]
     assert "by its name alone" in reason
     assert len(decisions.reports()) == 1
+
+
+@pytest.mark.parametrize("place", ["of an input", "of a weight"])
+@torch.no_grad()
+def test_is_lowered_once_if_cpp_lacks_an_op(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of `matrix_exp` C++ has the name alone; what is done to weights alone is not in the code."""
+    lowered, usual = [], GraphLowering.run
+
+    def run(graph: GraphLowering, *args: object) -> object:
+        lowered.append(graph.cpp_wrapper)
+        return usual(graph, *args)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(4) * 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if place == "of a weight":
+                return torch.linalg.matrix_exp(self.weight) + x
+            return torch.linalg.matrix_exp(x) + self.weight
+
+    monkeypatch.setattr(GraphLowering, "run", run)
+    model, x = Model().eval(), torch.eye(4) * 2
+    with graph_files.spare():
+        torch.testing.assert_close(compiled(model)(x), model(x))
+    in_cpp = place == "of a weight"
+    assert lowered[0] is in_cpp
+    assert len({*lowered}) == 1, "lowered for both wrappers"
+    assert bool([r for r in said("missed") if "by its name alone" in r]) is not in_cpp
 
 
 @torch.library.custom_op("mine::raises", mutates_args=())
