@@ -2,7 +2,8 @@
 
     python benchmarks/zoo.py [--models NAME ...] [--family NAME ...] [--device cpu|cuda]
         [--dtype fp32 bf16 fp16] [--train] [--inference] [--static] [--dynamic] [--all]
-        [--minutes M] [--shard I/N] [--seconds S] [--threads N] [--json FILE] [--resume]
+        [--minutes M] [--shard I/N] [--seconds S] [--threads N] [--workers N] [--json FILE]
+        [--resume]
 
 A row is a model in one variant: inference, or a training step (forward, loss, backward); in fp32,
 or in bf16 (inference of a model cast to it, training under autocast); its batch static or dynamic.
@@ -18,14 +19,18 @@ batch size is computed and held as well. A backend whose result is wrong gets no
 falls back to plain Inductor counts as a failure. On a CPU a call's time is the minimum of the
 process's processor time over interleaved rounds, on a GPU the minimum of blocks between events. A
 row below the bound is measured again, with models compiled anew, before it counts as slow.
-Kernels that both backends write alike are compiled once (`compiled_once.py`), so the first calls
-say nothing: `cold_start.py` measures those. `seconds` is what a row took.
+Kernels that both backends write alike are compiled once (`compiled_once.py`), and on a GPU
+`--workers` processes compile all rows, for less than half of the time, before any is timed. So the
+first calls say nothing: `cold_start.py` measures those. `seconds` is what a row took.
 """
 
 import argparse
+import contextlib
 import copy
 import math
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -51,6 +56,7 @@ from ipex_inductor.cli import demo_measure
 BOUND = 0.97  # of Inductor's speed: below it a row is slow
 REPEATS = 2  # a row below the bound is measured so many times more
 MINUTES = {"cpu": 30.0, "cuda": 10.0}
+PREPARING = 0.45  # of the time, in which workers compile
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PEERS = {"inductor": "inductor", "ipex": "ipex"}
 
@@ -278,10 +284,18 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--shard", type=shard, default=(0, 1), metavar="I/N", help="from 1/N on")
     parser.add_argument("--seconds", type=float, default=1, help="of timing a row, at least")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--workers", type=int, help="0: none; on a GPU one for a core but two")
+    # A worker compiles its part of the rows into a folder.
+    parser.add_argument("--prepare", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--part", type=shard, default=(0, 1), help=argparse.SUPPRESS)
     parser.add_argument("--json", help="append the rows to this file, one JSON object a line")
     options = parser.parse_args()
     limit = MINUTES[options.device] if options.minutes is None else options.minutes
-    options.end = time.monotonic() + 60 * limit if limit else math.inf
+    begin = time.monotonic()
+    options.end = begin + 60 * limit if limit else math.inf
+    options.end_of_workers = begin + PREPARING * 60 * limit if limit else math.inf
+    if options.workers is None:
+        options.workers = max((os.cpu_count() or 1) - 2, 0) if options.device == "cuda" else 0
     return options
 
 
@@ -304,6 +318,36 @@ def start(options: argparse.Namespace) -> None:
             )
 
 
+def prepare(name: str, variant: Variant, options: argparse.Namespace) -> None:
+    """Compile a row by all peers, for the caches alone."""
+    torch.compiler.reset()
+    case = Case.of(MODELS[name], variant, options.device)
+    for peer in PEERS:
+        with contextlib.suppress(Exception):  # which the row that is measured will say
+            Peer.of(peer, case, options.folder)
+
+
+def run_workers(options: argparse.Namespace) -> None:
+    """Have processes compile the rows, each a share of them, until time is up."""
+    command = [sys.executable, *sys.argv, "--prepare", str(options.folder)]
+    workers = [
+        subprocess.Popen(
+            [*command, "--part", f"{n + 1}/{options.workers}"],
+            env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for n in range(options.workers)
+    ]
+    for worker in workers:
+        left = options.end_of_workers - time.monotonic()
+        try:
+            worker.wait(None if math.isinf(left) else max(left, 0))
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.wait()
+
+
 def main() -> None:
     """Measure the rows; ends with 1 if ours is wrong or slow, fell back, or a model has no row."""
     options = parsed()
@@ -312,8 +356,14 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     todo = without_known(chosen(options), options, about)
     with tempfile.TemporaryDirectory() as folder:
-        options.folder = Path(folder)
+        options.folder = options.prepare or Path(folder)
         start(options)
+        if options.prepare:
+            index, count = options.part
+            for name, variant in todo[index::count]:
+                prepare(name, variant, options)
+            return
+        run_workers(options)
         print(HEAD, flush=True)
         for name, variant in todo:
             longest = max((row["seconds"] for row in rows[-8:]), default=0)
