@@ -75,6 +75,7 @@ struct Content {
   int64_t bytes;  // 0: not compared
   const uint32_t* hashes;
   const char *begin, *end;  // the pages of which the kernel notes writes; null: none
+  int64_t in_turn;          // 1: those are compared in turn, too
 
   int64_t blocks() const { return (bytes + BLOCK - 1) / BLOCK; }
   int64_t first_watched() const { return (begin - data + BLOCK - 1) / BLOCK; }
@@ -200,7 +201,7 @@ int64_t differing_next(Contents& contents, int64_t limit, bool watched) {
     const int64_t blocks = content.blocks();
     int64_t last = contents.block + left;
     if (last > blocks) last = blocks;
-    if (watched && content.begin) {
+    if (watched && content.begin && !content.in_turn) {
       const int64_t first = content.first_watched(), end = content.end_watched();
       if (contents.block >= first && contents.block < end) {
         contents.block = end;

@@ -31,12 +31,15 @@ class Hashes:
 
     Attributes:
         pages: those inside of it whose writes the kernel has noted since; None: none.
+        in_turn: whether those are compared in turn, too, as what the kernel does not note may
+            change them: another process the file that is mapped there, or a device.
     """
 
     address: int
     size: int  # bytes
     words: bytes
     pages: WatchedPages | None = None
+    in_turn: bool = False
 
     @property
     def blocks(self) -> int:
@@ -68,11 +71,11 @@ class Contents:
         for weight in weights:
             words = ctypes.cast(ctypes.c_char_p(weight.words), ctypes.c_void_p) if weight else None
             if weight is None or words is None or not words.value:
-                numbers += [0] * 5
+                numbers += [0] * 6
                 continue
             pages = weight.pages
             ends = (pages.begin, pages.begin + pages.size) if pages else (0, 0)
-            numbers += [weight.address, weight.size, words.value, *ends]
+            numbers += [weight.address, weight.size, words.value, *ends, weight.in_turn]
         self.numbers = array("q", numbers)
         self.address = self.numbers.buffer_info()[0]
 

@@ -36,7 +36,7 @@ UFFDIO_REGISTER = ioctl_number(3, 0xAA, 0x00, 4)
 UFFDIO_UNREGISTER = ioctl_number(2, 0xAA, 0x01, 2)
 UFFDIO_WRITEPROTECT = ioctl_number(3, 0xAA, 0x06, 3)
 PAGEMAP_SCAN = ioctl_number(3, ord("f"), 16, 12)
-SCAN_WRITTEN = 1 << 1
+SCAN_WATCHED, SCAN_WRITTEN = 1 << 0, 1 << 1
 
 
 class UnwatchableError(OSError):
@@ -48,15 +48,22 @@ class WatchedPages:
 
     def __init__(self, kernel: "Kernel", begin: int, size: int) -> None:
         self.kernel, self.begin, self.size = kernel, begin, size
-        self.protect()
+        if _is_any(self, SCAN_WATCHED):  # as pages of a weight that shares them
+            self._register()  # writes that others have not yet asked for show here, too
+        else:
+            self.protect()
 
     def protect(self) -> None:
         """Note writes from now on; those before no longer show.
 
         Raises `UnwatchableError` for memory of a kind that the kernel does not watch.
         """
-        self.kernel.ioctl(UFFDIO_REGISTER, self.begin, self.size, REGISTER_WRITE_PROTECT, 0)
+        self._register()
         self.kernel.ioctl(UFFDIO_WRITEPROTECT, self.begin, self.size, WRITE_PROTECT)
+
+    def _register(self) -> None:
+        """Have the kernel watch; pages that it did not watch before show as written."""
+        self.kernel.ioctl(UFFDIO_REGISTER, self.begin, self.size, REGISTER_WRITE_PROTECT, 0)
 
     def __del__(self) -> None:
         with contextlib.suppress(UnwatchableError):  # as the memory is no longer mapped
@@ -105,12 +112,15 @@ class Kernel:
         _ioctl(self.faults, number, *words)
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.ioctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p]
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    library = ctypes.CDLL(None, use_errno=True)  # Windows has none
+    library.ioctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p]
+    return library
 
 
 def _ioctl(file: int, number: int, *words: int) -> int:
-    result = int(_libc.ioctl(file, number, (ctypes.c_uint64 * len(words))(*words)))
+    result = int(_libc().ioctl(file, number, (ctypes.c_uint64 * len(words))(*words)))
     if result < 0:
         raise UnwatchableError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result
@@ -120,12 +130,18 @@ _opened: Kernel | None = None
 
 
 def kernel() -> Kernel | None:
-    """Return the kernel's service for this process, None if it offers none."""
+    """Return the kernel's service for this process, None if it offers none.
+
+    A forked process may be refused what its parent had, as by its limit of open files.
+    """
     global _opened
     if why_not():
         return None
     if _opened is None or not _opened.is_of_this_process():
-        _opened = _open()
+        try:
+            _opened = _open()
+        except OSError:
+            return None
     return _opened
 
 
@@ -134,23 +150,28 @@ def why_not() -> str:
     """Return why the kernel notes no writes for this process; "" if it does."""
     if not sys.platform.startswith("linux") or platform.machine() not in SYSCALLS:
         return f"needs Linux on {' or '.join(SYSCALLS)}"
+    global _opened
     try:
-        _check(_open())
+        _opened = _open()
+        _check(_opened)
     except OSError as error:
         return f"needs Linux 6.7 or later that allows userfaultfd ({error.strerror})"
     return ""
 
 
 def _open() -> Kernel:
-    flags = os.O_CLOEXEC | os.O_NONBLOCK | USER_MODE_ONLY
-    faults = _libc.syscall(SYSCALLS[platform.machine()], flags)
-    if faults < 0:
-        raise UnwatchableError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    _ioctl(faults, UFFDIO_API, API, API_WRITE_PROTECT_ASYNC, 0)
-    page = mmap.mmap(-1, PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    page.madvise(WIPE_ON_FORK)
-    descriptor = ctypes.c_int64.from_buffer(page)
-    descriptor.value = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+    with contextlib.ExitStack() as files:  # closed if anything fails
+        flags = os.O_CLOEXEC | os.O_NONBLOCK | USER_MODE_ONLY
+        faults = int(_libc().syscall(SYSCALLS[platform.machine()], flags))
+        if faults < 0:
+            raise UnwatchableError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        files.callback(os.close, faults)
+        _ioctl(faults, UFFDIO_API, API, API_WRITE_PROTECT_ASYNC, 0)
+        page = mmap.mmap(-1, PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        page.madvise(WIPE_ON_FORK)
+        descriptor = ctypes.c_int64.from_buffer(page)
+        descriptor.value = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        files.pop_all()
     watched: weakref.WeakValueDictionary[tuple[int, int], WatchedPages]
     watched = weakref.WeakValueDictionary()
     return Kernel(faults, ctypes.addressof(descriptor), page, watched)
@@ -158,11 +179,16 @@ def _open() -> Kernel:
 
 def is_written(pages: WatchedPages) -> bool:
     """Return whether any of `pages` was written since they were last protected."""
+    return _is_any(pages, SCAN_WRITTEN)
+
+
+def _is_any(pages: WatchedPages, category: int) -> bool:
+    """Return whether any of `pages` is of a category of `PAGEMAP_SCAN`."""
     found = (ctypes.c_uint64 * 3)()  # a page_region
     where, end = ctypes.addressof(found), pages.begin + pages.size
     file = ctypes.c_int64.from_address(pages.kernel.pagemap).value
     sizes = 8 * 12, 0, pages.begin, end, 0, where, 1, 1
-    return bool(_ioctl(file, PAGEMAP_SCAN, *sizes, 0, SCAN_WRITTEN, 0, SCAN_WRITTEN))
+    return bool(_ioctl(file, PAGEMAP_SCAN, *sizes, 0, category, 0, category))
 
 
 def _check(kernel: Kernel) -> None:

@@ -129,12 +129,9 @@ class DerivedWeights:
         """
         snapshot = self._by_ends.get(tuple([id(inputs[n]) for n in self._ends]))
         if snapshot is not None and weight_access.is_quiet():
-            current = snapshot.current  # read once: another thread may replace it
-            if current is not None and self._is_current(snapshot, current, inputs):
-                snapshot.calls += 1
-                if snapshot.calls == SWEEP:
-                    self._watch(snapshot, current, inputs)
-                return current.values
+            values = self._current_values(snapshot, inputs)
+            if values is not None:
+                return values
         with _lock, self._unanalysed():
             return self._settle(inputs)
 
@@ -143,14 +140,40 @@ class DerivedWeights:
         self._call_seconds = min(self._call_seconds, seconds)
         self.computed_now = False
 
+    def _current_values(
+        self, snapshot: "_Snapshot", inputs: list[Any]
+    ) -> list[torch.Tensor] | None:
+        """Count the call and return the results; None if they are to be computed.
+
+        Nothing here holds old contents then, whose pages would stay as they were written.
+        """
+        current = snapshot.current  # read once: another thread may replace it
+        if current is None or not self._is_current(snapshot, current, inputs):
+            return None
+        snapshot.calls += 1
+        if snapshot.calls % SWEEP == 0 and is_compared_slowly(current.contents):
+            self._watch(snapshot, current, inputs)
+            return current.values if snapshot.current is not None else None
+        return current.values
+
     def _is_current(self, snapshot: "_Snapshot", current: "_Current", inputs: list[Any]) -> bool:
         """Compare facts and contents; outdate results whose weights differ."""
-        found = self._changed(inputs, current.read, current.contents)
-        if found == SAME and current.on_devices is not None:
-            differing = current.on_devices.find_differing()
-            found = SAME if differing is None else differing
-        if found in (SAME, FACTS):
-            return found == SAME
+        asks = current.contents.asks if current.contents is not None else 0
+        for _ in range(max(asks, 1)):  # each passes one that was written with what was there before
+            found = self._changed(inputs, current.read, current.contents)
+            if found == SAME and current.on_devices is not None:
+                differing = current.on_devices.find_differing()
+                found = SAME if differing is None else differing
+            if found in (SAME, FACTS):
+                return found == SAME
+            if not self._is_rewritten(snapshot, current, inputs, found):
+                return False
+        return True
+
+    def _is_rewritten(
+        self, snapshot: "_Snapshot", current: "_Current", inputs: list[Any], found: int
+    ) -> bool:
+        """Return whether a weight holds what it held before; outdate its results if not."""
         weight = inputs[self._numbers[found]]
         with _lock:
             try:
@@ -169,17 +192,21 @@ class DerivedWeights:
 
     def _watch(self, snapshot: "_Snapshot", current: "_Current", inputs: list[Any]) -> None:
         """Have the kernel note writes to weights that stayed for `SWEEP` calls."""
-        if not is_compared_slowly(current.contents):
-            return
         weights = self._weights(inputs)
         with _lock:
-            for part in snapshot.parts:
-                part.watch_writes()
-                if not part.is_current():
+            for part, (_, own) in zip(snapshot.parts, self._programs, strict=True):
+                if not part.watch_writes():
+                    continue
+                number = part.find_outdated()
+                if number is not None:
+                    _warn_unseen(own(weights)[number])
                     part.outdate_storages()
-            if snapshot.current is current:
-                hashes = self._hashes(snapshot.parts, len(weights))
-                snapshot.current = replace(current, contents=gather_contents(hashes, weights))
+            hashes = self._hashes(snapshot.parts, len(weights))
+            contents = gather_contents(hashes, weights)
+            if snapshot.current is not current or contents is None or current.contents is None:
+                return
+            if contents.unwatched < current.contents.unwatched:  # else go on where it is
+                snapshot.current = replace(current, contents=contents)
 
     def _settle(self, inputs: list[Any]) -> list[torch.Tensor]:
         if self._changed is _never_read:
@@ -196,11 +223,8 @@ class DerivedWeights:
             if sum(w.nbytes for w in doubtful) > FULL:
                 reason = "their memory was handed out, and may be written at any time"
                 raise snapshot.left(weights, MOST_CALLS, reason)
-        current = snapshot.current
-        if current is not None and self._is_current(snapshot, current, inputs):
-            snapshot.calls += 1
-            return current.values
-        return self._compute(weights, snapshot)
+        values = self._current_values(snapshot, inputs)
+        return self._compute(weights, snapshot) if values is None else values
 
     def _begin(self, weights: tuple[torch.Tensor, ...]) -> "_Snapshot":
         """Return an empty snapshot for a model that is new to the graph."""

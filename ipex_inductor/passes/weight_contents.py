@@ -77,9 +77,10 @@ def gather_contents(
     total = sum(content.blocks for content in known) * BLOCK
     if total <= (FULL if any(w.is_inference() for w in weights) else MOST // 4):
         return Contents(hashes, (total, total))
-    watched = [content.pages.size for content in known if content.pages]
+    watched = [content for content in known if content.pages]
+    passed_over = sum(c.pages.size for c in watched if c.pages and not c.in_turn)
     most = _most_in_turn(len(known))
-    limits = [min(max(size // SWEEP, LEAST), most) for size in (total - sum(watched), total)]
+    limits = [min(max(size // SWEEP, LEAST), most) for size in (total - passed_over, total)]
     return Contents(hashes, (limits[0], limits[1]), -(-len(watched) // SWEEP))
 
 

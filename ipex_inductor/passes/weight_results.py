@@ -84,14 +84,21 @@ class Part:
         self.hashes = [_hashes(weight, watched) for weight in weights]
         self._state, self._ran = state, False
 
-    def watch_writes(self) -> None:
-        """Have the kernel note writes from now on."""
-        self.hashes = [
-            replace(h, pages=_watch(h.address, h.size))
-            if isinstance(h, Hashes) and not h.pages
-            else h
-            for h in self.hashes
-        ]
+    def watch_writes(self) -> bool:
+        """Have the kernel note writes from now on; return whether it does of any other weight."""
+        before, self.hashes = (
+            self.hashes,
+            [
+                replace(h, pages=_watch(h.address, h.size))
+                if isinstance(h, Hashes) and not h.pages
+                else h
+                for h in self.hashes
+            ],
+        )
+        return any(
+            isinstance(new, Hashes) and new.pages and new is not old
+            for old, new in zip(before, self.hashes, strict=True)
+        )
 
     def update(self, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the values; run the program if the weights were observed since it last ran."""
@@ -125,18 +132,22 @@ class Part:
 
     def is_current(self) -> bool:
         """Return whether all contents that the values were computed from are as they were."""
+        return self.find_outdated() is None
+
+    def find_outdated(self) -> int | None:
+        """Return the number of the first weight that is not known to be as it was."""
         if self._alone:
-            return True
-        for hashes, ref in zip(self.hashes, self.storages, strict=False):
+            return None
+        for number, (hashes, ref) in enumerate(zip(self.hashes, self.storages, strict=False)):
             storage = ref()
             if hashes is None or storage is None or not _holds(storage, hashes):
-                return False
+                return number
             if isinstance(hashes, DeviceHashes):
                 if not hashes.is_same():
-                    return False
+                    return number
             elif any_reader().hashes(hashes.address, hashes.size).words != hashes.words:
-                return False
-        return True
+                return number
+        return None
 
     def outdate(self) -> int:
         """As `drop`, if the values can be computed again."""
@@ -231,7 +242,9 @@ def _hashes(weight: torch.Tensor, watched: bool) -> Hashes | DeviceHashes | None
     if weight.device.type != "cpu":
         return hash_on_device(address, size, weight.device)
     pages = _watch(address, size) if watched else None  # first: a write behind it shows
-    return replace(any_reader().hashes(address, size), pages=pages)
+    (owner,) = any_reader().owners((weight,))
+    is_own = owner.deleter == any_reader().allocator  # else a mapped file, or pinned memory
+    return replace(any_reader().hashes(address, size), pages=pages, in_turn=not is_own)
 
 
 def _watch(address: int, size: int) -> WatchedPages | None:

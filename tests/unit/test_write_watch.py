@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from torch import nn
 
 from ipex_inductor import decisions
 from ipex_inductor.passes import derived, program, weight_results
@@ -81,6 +82,24 @@ def test_the_same_pages_are_watched_once_until_nobody_needs_them(memory):
         kernel.ioctl(write_watch.UFFDIO_WRITEPROTECT, begin, size, write_watch.WRITE_PROTECT)
 
 
+def test_pages_that_overlap_others_show_what_those_have_not_yet_been_asked_for(memory):
+    mapped, address = memory
+    first = watch(address, 8 * PAGE)
+    mapped[5 * PAGE] = 1
+    second = watch(address + 4 * PAGE, 8 * PAGE)
+    assert is_written(first)
+    assert is_written(second), "some of its pages were not watched before"
+    inside = watch(address, 5 * PAGE)
+    assert not is_written(inside), "what was written is behind it"
+    second.protect()
+    del first, inside
+    assert is_written(second), "no longer watched whole, so nothing is known of it"
+    second.protect()
+    assert not is_written(second)
+    mapped[5 * PAGE] = 2
+    assert is_written(second)
+
+
 def test_memory_that_is_not_mapped_is_refused():
     with pytest.raises(write_watch.UnwatchableError):
         watch(PAGE * 16, LEAST)
@@ -104,9 +123,28 @@ def test_a_forked_process_leaves_its_parents_pages_watched(memory):
     assert is_written(kept[0])
 
 
-def doubles():
+def test_a_forked_process_that_is_refused_the_service_goes_without_it(memory, monkeypatch):
+    """As by its limit of open files, or without /proc; no file stays open."""
+    assert write_watch.kernel() is not None
+
+    def child():
+        before, real = len(os.listdir("/proc/self/fd")), os.open
+
+        def refuse(path, *args, **kwargs):
+            if path == "/proc/self/pagemap":
+                raise FileNotFoundError(2, "No such file or directory", path)
+            return real(path, *args, **kwargs)
+
+        monkeypatch.setattr(os, "open", refuse)
+        refused = write_watch.kernel() is None
+        return refused and len(os.listdir("/proc/self/fd")) == before
+
+    assert in_a_child(child) == 1
+
+
+def doubles(count=COUNT):
     step = program.Step("aten::add.Tensor", (program.Ref(0), program.Ref(0)), ())
-    programs = [program.Program((i,), ("",), (step,), (program.Ref(1),)) for i in range(COUNT)]
+    programs = [program.Program((i,), ("",), (step,), (program.Ref(1),)) for i in range(count)]
     return derived.DerivedWeights(programs, captured=False)
 
 
@@ -245,3 +283,89 @@ def test_without_asking_the_kernel_the_write_is_missed(subject, monkeypatch):
     poke(weights[3])
     assert calls_until_right(graph, weights, CALLS) is None
     assert weight_results.write_watch.kernel() is not None
+
+
+def test_weights_that_share_pages_of_one_storage_are_all_found_written(warned):
+    """A second graph that begins to watch a storage hides no write from the first."""
+    base = torch.randn(3 << 21)
+    part, whole = ([nn.Parameter(base[:n], requires_grad=False)] for n in (1 << 21, 3 << 20))
+    graph = doubles(1)
+    graph.of(part)
+    assert is_watched(graph)
+    poke(part[0])
+    other = doubles(1)
+    other.of(whole)
+    assert calls_until_right(graph, part) < CALLS
+    assert warned
+
+
+def test_a_mapped_file_that_another_process_writes_is_compared_in_turn(tmp_path, warned):
+    """A private mapping shows it as well, and the kernel notes nothing."""
+    file, count = tmp_path / "weights", 1 << 21
+    file.write_bytes(bytes(4 * count))
+    storage = torch.UntypedStorage.from_file(str(file), False, 4 * count)
+    weights = [torch.empty(0).set_(storage)]
+    del storage
+    graph = doubles(1)
+    graph.of(weights)
+    assert is_watched(graph)
+    with file.open("r+b") as opened:
+        opened.seek(4 * count - 8)
+        opened.write(b"BBBB")
+    assert not is_written(contents(graph).weights[0].pages)
+    assert calls_until_right(graph, weights) <= CALLS
+    assert warned
+
+
+def test_weights_that_stay_are_watched_while_an_access_is_looked_at(subject):
+    graph, weights = subject
+    alias = weights[0].data
+    torch._foreach_add_(weights, 1)
+    for _ in range(SWEEP + 2):
+        graph.of(weights)
+    assert is_watched(graph)
+    assert alias is not weights[0]
+
+
+def test_a_write_found_as_weights_begin_to_be_watched_shows_in_that_call(subject, warned):
+    graph, weights = subject
+    torch._foreach_add_(weights, 1)
+    graph.of(weights)
+    (snapshot,) = graph._snapshots.values()
+    while snapshot.calls < SWEEP - 1:
+        graph.of(weights)
+    poke(weights[-1], ELEMENTS - 1)  # behind what was compared in turn
+    assert is_right(graph.of(weights), weights)
+    assert warned
+
+
+def test_weights_that_are_computed_from_again_have_no_old_notes(subject):
+    graph, weights = subject
+    for _ in range(SWEEP):
+        graph.of(weights)
+    torch._foreach_add_(weights, 1)
+    graph.of(weights)
+    assert is_watched(graph)
+    assert not any(is_written(hashes.pages) for hashes in contents(graph).weights)
+
+
+def test_many_weights_written_with_what_they_were_hide_no_other(warned):
+    graph, weights = doubles(10 * COUNT), [torch.randn(20_000) for _ in range(10 * COUNT)]
+    graph.of(weights)
+    for weight in weights:
+        copy = weight.clone()
+        ctypes.memmove(weight.data_ptr(), copy.data_ptr(), weight.nbytes)
+    poke(weights[-1], 10_000)
+    assert calls_until_right(graph, weights) < CALLS
+
+
+def test_without_the_kernel_weights_are_not_compared_whole_in_vain(monkeypatch):
+    monkeypatch.setattr(write_watch, "why_not", lambda: "as in a trial")
+    graph, weights = doubles(), [torch.randn(ELEMENTS) for _ in range(COUNT)]
+    graph.of(weights)
+    before, compared = contents(graph), []
+    monkeypatch.setattr(weight_results.Part, "find_outdated", compared.append)
+    for _ in range(2 * SWEEP + 2):
+        graph.of(weights)
+    assert not compared
+    assert contents(graph) is before, "comparing goes on where it is"
