@@ -20,6 +20,7 @@ int ioctl(int, unsigned long, ...);
 namespace {
 
 constexpr int64_t BLOCK = 128;      // bytes that share one hash
+constexpr int64_t ASK = 1 << 22;    // bytes about which the kernel is asked at once
 constexpr int64_t AHEAD = 8;        // weights whose samples are prefetched
 constexpr int64_t NO_VERSION = -1;  // of an inference tensor
 
@@ -84,12 +85,12 @@ struct Content {
 
 // The contents of a graph's weights. `limit` bytes are compared in turn at a call, `limit_if_forked`
 // where `pagemap`, the file descriptor of `write_watch.py`, is 0. `seed` draws the samples. `weight`
-// and `block` are where the comparison goes on, `asked` where asking the kernel about `asks` weights
-// goes on.
+// and `block` are where the comparison goes on, `asked` and `asked_bytes` where asking the kernel
+// about `asks` pieces goes on.
 struct Contents {
   int64_t count, total, limit, limit_if_forked, asks;
   const int64_t* pagemap;
-  int64_t seed, weight, block, asked;
+  int64_t seed, weight, block, asked, asked_bytes;
   Content of[1];
 };
 
@@ -106,11 +107,11 @@ struct PageRegion {
 constexpr unsigned long PAGEMAP_SCAN = 3UL << 30 | sizeof(PagemapScan) << 16 | 'f' << 8 | 16;
 constexpr uint64_t PAGE_IS_WRITTEN = 2;
 
-bool is_written(const Content& content, int64_t pagemap) {
+bool is_written(const char* begin, const char* end, int64_t pagemap) {
   PageRegion region;
   const auto number = [](const void* pointer) { return reinterpret_cast<uint64_t>(pointer); };
-  PagemapScan scan{sizeof(PagemapScan), 0, number(content.begin), number(content.end), 0,
-                   number(&region), 1, 1, 0, PAGE_IS_WRITTEN, 0, PAGE_IS_WRITTEN};
+  PagemapScan scan{sizeof(PagemapScan), 0, number(begin), number(end), 0, number(&region), 1, 1,
+                   0, PAGE_IS_WRITTEN, 0, PAGE_IS_WRITTEN};
   return ioctl(static_cast<int>(pagemap), PAGEMAP_SCAN, &scan) != 0;  // or an error
 }
 
@@ -179,14 +180,20 @@ int64_t differing_sample(Contents& contents) {
   return -1;
 }
 
-// The first of the next `asks` weights of which the kernel noted a write, or -1.
+// The first weight of which the kernel noted a write in the next `asks` pieces of all, or -1.
 int64_t written_next(Contents& contents, int64_t pagemap) {
-  int64_t left = contents.asks;
-  for (int64_t passed = 0; left > 0 && passed < contents.count; ++passed) {
-    if (contents.asked >= contents.count) contents.asked = 0;
-    const int64_t n = contents.asked++;
-    if (!contents.of[n].begin) continue;
-    if (is_written(contents.of[n], pagemap)) return n;
+  for (int64_t left = contents.asks, passed = 0; left > 0 && passed <= contents.count;) {
+    if (contents.asked >= contents.count) contents.asked = contents.asked_bytes = 0;
+    const Content& content = contents.of[contents.asked];
+    const char* begin = content.begin ? content.begin + contents.asked_bytes : nullptr;
+    if (begin >= content.end) {
+      ++contents.asked, ++passed;
+      contents.asked_bytes = 0;
+      continue;
+    }
+    const char* end = content.end - begin < ASK ? content.end : begin + ASK;
+    if (is_written(begin, end, pagemap)) return contents.asked;
+    contents.asked_bytes += ASK;
     --left;
   }
   return -1;

@@ -19,7 +19,8 @@ from ipex_inductor.templates.fields import WORD
 from ipex_inductor.templates.look_cpp import address_of
 from ipex_inductor.templates.write_watch import WatchedPages
 
-BLOCK = 128  # bytes that share one hash; as in weights.cpp
+# As in weights.cpp, bytes: those that share one hash, and of which the kernel is asked at once.
+BLOCK, ASK = 128, 1 << 22
 SAME, FACTS = -1, -2  # results of `Changed`; others number a weight whose contents differ
 # Inputs of a graph, what `read` returned, and contents or None; returns as `Reader.changed` says.
 Changed = Callable[[list[Any], bytes, "Contents | None"], int]
@@ -55,7 +56,7 @@ class Contents:
         limits: bytes that are compared in turn at each call, after a sample of each weight: of
             those that the kernel does not watch, and of all in a forked process, where it watches
             none. If the first is at least the size of all, all are compared.
-        asks: watched weights about whose writes the kernel is asked at each call.
+        asks: pieces of watched weights about whose writes the kernel is asked at each call.
     """
 
     def __init__(
@@ -67,7 +68,8 @@ class Contents:
         watched = [w.pages for w in weights if w and w.pages]
         self._kernel = watched[0].kernel if watched else None
         pagemap = self._kernel.pagemap if self._kernel else 0
-        numbers = [len(weights), total, *limits, asks, pagemap, time.perf_counter_ns() | 1, 0, 0, 0]
+        numbers = [len(weights), total, *limits, asks, pagemap]
+        numbers += [time.perf_counter_ns() | 1, 0, 0, 0, 0]
         for weight in weights:
             words = ctypes.cast(ctypes.c_char_p(weight.words), ctypes.c_void_p) if weight else None
             if weight is None or words is None or not words.value:

@@ -5,10 +5,12 @@ nothing waits for the stream.
 """
 
 import ctypes
+import functools
 import itertools
 import math
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,9 +82,10 @@ def hash_blocks(
         differing = tl.max(tl.where(is_other, number + 1, 0), 0)
         if differing > 0:
             tl.store(found, differing.to(tl.int64))
-        done = tl.atomic_add(state, 1, sem="acq_rel", scope="sys") + 1
-        if done % programs == 0:
-            tl.store(found + 1, ticket)
+    counter = state + tl.where(samples > 0, 0, 1)  # one for each number of programs
+    done = tl.atomic_add(counter, 1, sem="acq_rel", scope="sys") + 1
+    if done % programs == 0:
+        tl.store(found + 1, ticket)
 '''
 SOURCE = "import triton\nimport triton.language as tl\n\n\n" + SOURCE
 SIGNATURE = {
@@ -119,6 +122,8 @@ class Comparer:
         weights: what each was when the results in use were computed from it.
     """
 
+    _last = 0  # ticket
+
     def __init__(self, weights: Sequence[DeviceHashes]) -> None:
         self._device = weights[0].words.device
         self._weights = tuple(weights)  # the kernel reads their hashes
@@ -138,40 +143,76 @@ class Comparer:
         self._begin = 0
         self._in_turn = min(-(-self.total // SWEEP), MOST // (WORD * WORDS))
 
-    def hash_all(self) -> None:
-        """Write the hashes of all contents."""
-        self._launch(True, samples=0, rows=self.total, ticket=0)
-
     def find_differing(self) -> int | None:
         """Compare a sample of each weight and some blocks in turn; return the number of one found.
 
         The result is that of this call, unless the stream has work for longer than `WAIT`: then it
-        is that of a call before.
+        is that of a call before. If it had at the last launch, there is no waiting. None while a
+        program captures a graph of its own.
         """
-        ticket, seen = next(self._tickets), self._seen
-        samples = len(self._weights)
-        self._launch(False, samples=samples, rows=samples + self._in_turn, ticket=ticket)
+        samples, seen = len(self._weights), self._seen
+        ticket = self._launch(False, samples=samples, rows=samples + self._in_turn)
+        if ticket is None:
+            return None
         self._begin = (self._begin + self._in_turn) % self.total
-        end = time.perf_counter() + WAIT
-        while seen[1] < ticket and time.perf_counter() < end:
-            pass
-        number, seen[0] = seen[0] - 1, 0
-        return number if number >= 0 else None
+        if _last_launches.get(self._device, _arrived)():
+            end = time.perf_counter() + WAIT
+            while seen[1] < ticket and time.perf_counter() < end:
+                pass
+        _last_launches[self._device] = functools.partial(_has_arrived, self._found, ticket)
+        number = seen[0] - 1
+        if number < 0:
+            return None
+        seen[0] = 0
+        return number
 
     def are_same(self) -> bool:
-        """Compare all contents, and wait for the result."""
-        ticket = next(self._tickets)
-        self._launch(False, samples=0, rows=self.total, ticket=ticket)
+        """Compare all contents, and wait for the result; False while a graph is captured."""
+        if self._launch(False, samples=0, rows=self.total) is None:
+            return False
         torch.cuda.current_stream(self._device).synchronize()
         return not self._seen[0]
 
-    def _launch(self, writes: bool, samples: int, rows: int, ticket: int) -> None:
+    def hash_all(self) -> bool:
+        """Write the hashes of all contents; return False while a graph is captured."""
+        return self._launch(True, samples=0, rows=self.total) is not None
+
+    def _launch(self, writes: bool, samples: int, rows: int) -> int | None:
+        """Launch the kernel; return its ticket."""
         kernel = _kernel(self._device, len(self._weights), writes)
         programs = -(-rows // ROWS)
+        ticket = next(self._tickets)
         memory = (t.data_ptr() for t in (self._table, self._state, self._found))
         numbers = len(self._weights), samples, rows, self._begin, 977 * ticket & 0x3FFFFFFF
         with On(self._device) as stream:
+            if torch.cuda.is_current_stream_capturing():
+                return None
             kernel(programs, stream, (*memory, *numbers, ticket, programs))
+        self._last = ticket
+        return ticket
+
+    def __del__(self) -> None:
+        """Leave what a launch still reads and writes until it is done."""
+        if not self._last or sys.is_finalizing():
+            return
+        for number, (arrived, _) in reversed([*enumerate(_pending)]):
+            if arrived():
+                _pending.pop(number)
+        arrived = functools.partial(_has_arrived, self._found, self._last)
+        if not arrived():
+            _pending.append((arrived, (self._table, self._state, self._weights)))
+
+
+def _has_arrived(found: Tensor, ticket: int) -> bool:
+    return ctypes.c_int64.from_address(found.data_ptr() + 8).value >= ticket
+
+
+def _arrived() -> bool:
+    return True
+
+
+_pending: list[tuple[Callable[[], bool], object]] = []
+_last_launches: dict[torch.device, Callable[[], bool]] = {}
 
 
 _kernels: dict[tuple[torch.device, int, bool], cuda.Kernel] = {}
@@ -189,7 +230,10 @@ def _kernel(device: torch.device, count: int, writes: bool) -> cuda.Kernel:
 
 
 def hash_on_device(address: int, size: int, device: torch.device) -> DeviceHashes | None:
-    """Return the contents of `size` bytes of a GPU; None where no kernel for it can be had."""
+    """Return the contents of `size` bytes of a GPU; None where no kernel for it can be had.
+
+    None, too, while a program captures a graph of its own.
+    """
     if device.type != "cuda" or torch.version.hip or torch.cuda.is_current_stream_capturing():
         return None
     _, count = _whole_words(address, size)
@@ -197,11 +241,10 @@ def hash_on_device(address: int, size: int, device: torch.device) -> DeviceHashe
         words = torch.empty(-(-count // WORDS), dtype=torch.int32, device=device)
     hashes = DeviceHashes(address, size, words)
     try:
-        Comparer([hashes]).hash_all()
+        return hashes if Comparer([hashes]).hash_all() else None
     except (NotBuiltError, DeviceError) as error:
         decisions.warn_once(f"contents of weights on {device} are not compared: {error}")
         return None
-    return hashes
 
 
 def _whole_words(address: int, size: int) -> tuple[int, int]:

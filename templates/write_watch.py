@@ -3,7 +3,7 @@
 A protected page is written as any other, after one fault of about a microsecond that ends its
 protection. `PAGEMAP_SCAN`, which `weights.cpp` calls, then reports it as written. See
 `Documentation/admin-guide/mm/userfaultfd.rst` and `pagemap.rst` of the kernel. Writes of other
-processes to shared memory and of devices do not show.
+processes, to shared memory or to a file that is mapped, and of devices do not show.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 PAGE = mmap.PAGESIZE
 LEAST = 4 * PAGE  # bytes; less is compared as fast as the kernel is asked
+MOST_RANGES = 8192  # each may be two mappings more, of which a process has some 65,000
 # Of the kernel's headers (uapi/linux/userfaultfd.h, fs.h, mman.h), as older ones lack most of it.
 SYSCALLS = {"x86_64": 323, "aarch64": 282}  # userfaultfd
 USER_MODE_ONLY = 1  # what a process without privileges may ask for
@@ -93,7 +94,7 @@ class Kernel:
         """
         begin = -(-address // PAGE) * PAGE
         inside = (address + size) // PAGE * PAGE - begin
-        if inside < LEAST:
+        if inside < LEAST or len(self._watched) >= MOST_RANGES:
             return None
         pages = self._watched.get((begin, inside))
         if pages is None:

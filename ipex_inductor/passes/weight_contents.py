@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from ipex_inductor.passes.weight_doubts import FULL
-from ipex_inductor.templates.weights_cpp import BLOCK, Contents, Hashes
+from ipex_inductor.templates.weights_cpp import ASK, BLOCK, Contents, Hashes
 from ipex_inductor.templates.weights_triton import Comparer, DeviceHashes
 
 AnyHashes = Hashes | DeviceHashes | None
@@ -81,7 +81,8 @@ def gather_contents(
     passed_over = sum(c.pages.size for c in watched if c.pages and not c.in_turn)
     most = _most_in_turn(len(known))
     limits = [min(max(size // SWEEP, LEAST), most) for size in (total - passed_over, total)]
-    return Contents(hashes, (limits[0], limits[1]), -(-len(watched) // SWEEP))
+    pieces = sum(-(-c.pages.size // ASK) for c in watched if c.pages)
+    return Contents(hashes, (limits[0], limits[1]), -(-pieces // SWEEP))
 
 
 def _most_in_turn(count: int) -> int:

@@ -15,7 +15,7 @@ from ipex_inductor.passes.program import Program
 from ipex_inductor.passes.weight_access import open_storage
 from ipex_inductor.passes.weight_reader import any_reader
 from ipex_inductor.templates import freed, write_watch
-from ipex_inductor.templates.weights_cpp import Hashes
+from ipex_inductor.templates.weights_cpp import Hashes, reader
 from ipex_inductor.templates.weights_triton import DeviceHashes, hash_on_device
 from ipex_inductor.templates.write_watch import WatchedPages
 
@@ -233,9 +233,9 @@ def state_of_part(read: bytes, own: Callable[[Sequence[Any]], tuple[Any, ...]]) 
 
 
 def _hashes(weight: torch.Tensor, watched: bool) -> Hashes | DeviceHashes | None:
-    """Return the contents of a weight's memory; None if it has none or nothing can compare them."""
+    """Return the contents of a weight's memory; None if nothing can compare them."""
     if not weight.numel():
-        return None
+        return Hashes(0, 0, b"")
     steps = zip(weight.shape, weight.stride(), strict=True)
     elements = 1 + sum((size - 1) * stride for size, stride in steps)
     address, size = weight.data_ptr(), elements * weight.element_size()
@@ -249,7 +249,7 @@ def _hashes(weight: torch.Tensor, watched: bool) -> Hashes | DeviceHashes | None
 
 def _watch(address: int, size: int) -> WatchedPages | None:
     """Have the kernel note writes to memory; return None where it does not."""
-    kernel = write_watch.kernel()
+    kernel = write_watch.kernel() if reader() else None  # Python's reader asks for no notes
     try:
         return kernel.watch(address, size) if kernel else None
     except write_watch.UnwatchableError:
@@ -258,6 +258,8 @@ def _watch(address: int, size: int) -> WatchedPages | None:
 
 def _holds(storage: torch.UntypedStorage, hashes: Hashes | DeviceHashes) -> bool:
     """Return whether that memory still is the storage's."""
+    if not hashes.size:
+        return True
     begin = storage.data_ptr()
     return begin <= hashes.address and hashes.address + hashes.size <= begin + storage.nbytes()
 

@@ -201,6 +201,28 @@ def test_new_weights_are_watched_and_a_write_to_any_is_found(subject, warned):
         assert len(warned) == number + 1
 
 
+def test_a_large_weight_is_asked_about_in_pieces(warned):
+    step = program.Step("aten::add.Tensor", (program.Ref(0), program.Ref(0)), ())
+    graph = derived.DerivedWeights(
+        [program.Program((0,), ("",), (step,), (program.Ref(1),))], captured=False
+    )
+    weights = [torch.randn(6 << 20)]
+    graph.of(weights)
+    assert (len(contents(graph).weights), contents(graph).asks) == (1, 1)
+    for element in (5, (1 << 20) + 3, (6 << 20) - 2000):
+        poke(weights[0], element)
+        assert calls_until_right(graph, weights) < CALLS
+
+
+def test_an_empty_weight_is_never_in_doubt():
+    graph = doubles()
+    weights = [torch.empty(0), *(torch.randn(ELEMENTS) for _ in range(COUNT - 1))]
+    first = graph.of(weights)
+    (snapshot,) = graph._snapshots.values()
+    assert all(part.is_current() for part in snapshot.parts)
+    assert graph.of(weights) is first
+
+
 def test_weights_that_changed_soon_are_watched_once_they_stay(subject, warned):
     graph, weights = subject
     torch._foreach_add_(weights, 1)
