@@ -69,8 +69,8 @@ def __getattr__(name: str) -> Any:
 def refresh(model: Any = None) -> int:
     """Have all that was derived from weights of `model` computed anew when it is next used.
 
-    For writes that nothing shows at once: a few elements of a large weight by a raw pointer, or by
-    a kernel of one's own on a GPU. Nothing is compiled.
+    For writes that nothing shows at once, as of a few elements by a raw pointer. Nothing is
+    compiled.
 
     Args:
         model: a module, a compiled module, or None for every weight of the process.
