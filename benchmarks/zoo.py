@@ -18,8 +18,8 @@ batch size is computed and held as well. A backend whose result is wrong gets no
 falls back to plain Inductor counts as a failure. On a CPU a call's time is the minimum of the
 process's processor time over interleaved rounds, on a GPU the minimum of blocks between events. A
 row below the bound is measured again, with models compiled anew, before it counts as slow.
-Kernels that both backends write alike are compiled once (`zoo_models/compiled_once.py`), so the first calls
-say nothing: `cold_start.py` measures those. `seconds` is what a row took.
+Kernels that both backends write alike are compiled once (`zoo_models/compiled_once.py`), so that
+first calls say nothing: `cold_start.py` measures those. `seconds` is what a row took.
 """
 
 import argparse
