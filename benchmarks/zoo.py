@@ -19,8 +19,8 @@ batch size is computed and held as well. A backend whose result is wrong gets no
 falls back to plain Inductor counts as a failure. On a CPU a call's time is the minimum of the
 process's processor time over interleaved rounds, on a GPU the minimum of blocks between events. A
 row below the bound is measured again, with models compiled anew, before it counts as slow.
-Kernels that both backends write alike are compiled once (`compiled_once.py`), and on a GPU
-`--workers` processes compile all rows, for less than half of the time, before any is timed. So the
+Kernels that both backends write alike are compiled once (`zoo_models/compiled_once.py`), and on a
+GPU `--workers` processes compile all rows, for less than half of the time, before any is timed. So
 first calls say nothing: `cold_start.py` measures those. `seconds` is what a row took.
 """
 
@@ -39,13 +39,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import compiled_once
 import torch
 from cpu_peer import timed
 from gpu_peers import keep, known, raced
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from zoo_models import FAMILIES, MODELS
+from zoo_models import FAMILIES, MODELS, compiled_once
 from zoo_models.entry import Entry
 from zoo_models.rows import Variant, chosen, shard, without_known
 from zoo_models.verdict import Groups, Verdict

@@ -61,7 +61,7 @@ def _is_called_by_name(target: Any) -> bool:
     """
     from torch._inductor import config
     from torch._inductor.lowering import lowerings
-    from torchgen.aoti.fallback_ops import inductor_fallback_ops
+    from torchgen.aoti.fallback_ops import inductor_fallback_ops  # type: ignore[import-untyped]
 
     if not isinstance(target, torch._ops.OpOverload) or target.namespace == "_quantized":
         return False

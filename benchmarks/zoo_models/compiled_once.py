@@ -1,6 +1,6 @@
 """A C++ compiler that keeps what it made: the same text with the same options is not made again.
 
-    python benchmarks/compiled_once.py FOLDER COMPILER ARGUMENTS...
+    python benchmarks/zoo_models/compiled_once.py FOLDER COMPILER ARGUMENTS...
 
 Many kernels of two backends are the same to the byte, but for the folder that they lie in, so
 `benchmarks/zoo.py` has both call this one. What runs is what the compiler would have made.
