@@ -8,7 +8,7 @@ from torch._inductor.lowering import register_lowering
 
 
 def _lower(parts: list[Any], dim: int) -> Any:
-    return ir.TensorBox(ir.ConcatKernel.create(parts, dim))
+    return ir.TensorBox(ir.ConcatKernel.create(parts, dim % len(parts[0].get_size())))
 
 
 def register() -> None:

@@ -32,6 +32,7 @@ from ipex_inductor.passes.scores import (
     scores_of,
     shape,
     value,
+    without_widening,
 )
 from ipex_inductor.passes.source import user_line
 from ipex_inductor.passes.whole_ops import inline
@@ -64,7 +65,7 @@ def fuse_attention(graph: torch.fx.Graph, report: GraphReport) -> None:
             continue
         product, where = found[0], user_line(found[0].node)
         try:
-            kind, reason = _fuse(graph, product, scores_of(*found), masks)
+            kind, reason = _fuse(graph, product, without_widening(scores_of(*found)), masks)
         except Refused as refused:
             kind, reason = "missed", str(refused)
         report.add(kind, NAME, reason, where)
@@ -107,6 +108,8 @@ def _check(product: Product, scores: Scores) -> None:
     try:
         with mode, torch.no_grad():
             mask = _mask(scores.steps, *map(value, scores.tensors))
+            if mask is not None and mask.dtype != q.dtype and not on_cpu(scores.q):
+                raise Refused(f"the mask is in {mask.dtype}, and kernels read it in {q.dtype}")
             with kernels:
                 _attend(q, k, v, mask)
     except RuntimeError as error:

@@ -29,7 +29,7 @@ def rewrite(graph: torch.fx.Graph, report: GraphReport) -> None:
     if not compat.computes_shared_parts_again():
         return
     for node in graph.find_nodes(op="call_function", target=aten.cat.default):
-        parts, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0
+        parts, dim = _arguments(*node.args, **node.kwargs)
         if not node.meta["val"].is_cuda or not any(_is_shared(part, node) for part in parts):
             continue
         if reason := _why_not(parts):
@@ -38,6 +38,10 @@ def rewrite(graph: torch.fx.Graph, report: GraphReport) -> None:
         node.target, node.args = torch.ops.ipex.cat.default, (parts, dim)
         counters["ipex"][NAME] += 1
         report.add("fired", NAME, f"{len(parts)} parts", user_line(node))
+
+
+def _arguments(tensors: Any, dim: int = 0) -> tuple[Any, int]:
+    return tensors, dim
 
 
 def _is_shared(part: Node, cat: Node) -> bool:

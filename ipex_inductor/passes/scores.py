@@ -84,6 +84,21 @@ def mask_of(steps: tuple[Step, ...], *tensors: Tensor) -> Tensor | None:
     return mask[(None,) * (4 - mask.dim())]
 
 
+def without_widening(scores: Scores) -> Scores:
+    """Leave out that scores are widened behind all that is added, as for a softmax in fp32.
+
+    The mask then keeps the dtype of the query, in which torch's kernels on GPUs read it.
+    """
+    steps = list(scores.steps)
+    for at in reversed(range(len(steps))):
+        step, parameters, _ = steps[at]
+        if step is _to and parameters[0].itemsize > dtype(scores.q).itemsize:
+            del steps[at]
+        elif step is not _view:
+            break
+    return replace(scores, steps=tuple(steps))
+
+
 def attention_of(bmm: Node) -> tuple[Product, Node] | None:
     """The product of a softmax over its last dimension with a value, and that softmax."""
     users = list(bmm.users)

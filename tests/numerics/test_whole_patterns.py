@@ -256,6 +256,36 @@ def test_layers_share_the_sum_of_their_masks(op_by_op, monkeypatch):
     assert len(traced) == 3  # two layers, one sum
 
 
+MASKS = {
+    "added in 16 bits": (lambda s: F.softmax(s + BIAS.to(s), -1, dtype=torch.float32), None),
+    "viewed behind": (
+        lambda s: F.softmax((s + BIAS.to(s)).float().view(6, 5, 5).view(2, 3, 5, 5), -1),
+        None,
+    ),
+    "added in fp32": (
+        lambda s: F.softmax(s.float() + BIAS, -1),
+        "the mask is in torch.float32, and kernels read it in torch.bfloat16",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_is_in_the_dtype_of_the_query(name, monkeypatch):
+    """Kernels of GPUs refuse another when they run, which the trial on fakes does not show."""
+    scores, reason = MASKS[name]
+    given = []
+    attend = attention._attend
+    monkeypatch.setattr(attention, "on_cpu", lambda node: False)  # there is no GPU here
+    monkeypatch.setattr(
+        attention, "_attend", lambda *args, **kw: given.append(args[3]) or attend(*args, **kw)
+    )
+    inputs = [x.bfloat16() for x in (QUERY, KEY, VALUE)]
+    found(lambda q, k, v: scores(product(q, k)).to(q.dtype) @ v, *inputs)
+    (event,) = (e for r in decisions.reports() for e in r.events if e.subject == attention.NAME)
+    assert (event.kind, event.reason) == (("missed", reason) if reason else ("fired", ""))
+    assert {mask.dtype for mask in given} == ({torch.bfloat16} if not reason else set())
+
+
 FEW = [(torch.bfloat16, 1024, True), (torch.bfloat16, 1025, False), (torch.float16, 5, False)]
 FEW += [(torch.float32, 500, True), (torch.float32, 600, False)]
 

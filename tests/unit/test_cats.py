@@ -97,3 +97,17 @@ def test_values_and_layout_are_torchs(then, layout):
         result, expected = torch.compile(ours)(a, b), then(shared(a, b), weight)
     torch.testing.assert_close(result, expected)
     assert result.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_dimensions_are_counted_from_the_end(dynamic):
+    """As `torch.diff` does with what stands before (whole numbers, exact)."""
+    lowerings.register()
+
+    def fn(a, b):
+        y = a * 2
+        return torch.ops.ipex.cat([y, b], -1), y
+
+    a, b = torch.arange(12).view(3, 4), torch.ones(3, 1, dtype=torch.int64)
+    for got, expected in zip(torch.compile(fn, dynamic=dynamic)(a, b), fn(a, b), strict=True):
+        assert torch.equal(got, expected)
