@@ -13,6 +13,7 @@ from ipex_inductor.request import Request
 if TYPE_CHECKING:
     from ipex_inductor.autotune.select import Selection
     from ipex_inductor.passes.joint import JointPass
+    from ipex_inductor.passes.output_strides import OutputStrides
 
 # Without it Inductor offers no template. It moves more than that (layouts, sums of products), so it
 # is set only where a template was selected, and what the user says of it counts.
@@ -60,12 +61,18 @@ def compiled(
     _register(request)
     request = _mended(request, graph_report)
     from ipex_inductor.passes.output_code import PrologueCode
+    from ipex_inductor.passes.output_strides import OutputStrides
 
     packaged = join is not None
     patches = _patches(request, selected, folder, packaged)
     prologue = _has_prologue(request, graph_report)
-    joint = _joint_pass(request, selected, graph_report, folder, patches, packaged, prologue)
-    patches["joint_custom_pre_pass"] = joint
+    strides = OutputStrides(
+        graph_report, compat.as_pass_list(_setting(patches, "joint_custom_post_pass"))
+    )
+    joint = _joint_pass(
+        request, selected, graph_report, folder, patches, packaged, prologue, strides
+    )
+    patches |= {"joint_custom_pre_pass": joint, "joint_custom_post_pass": strides}
     captures = request.may_capture and not packaged
     inner_compile = functools.partial(
         inner.compiled,
@@ -161,6 +168,7 @@ def _joint_pass(
     patches: Mapping[str, Any],
     packaged: bool,
     prologue: bool,
+    strides: "OutputStrides",
 ) -> "JointPass":
     """Our passes over the joint graph, after the user's."""
     from ipex_inductor.lowerings.library import Chooser
@@ -181,6 +189,7 @@ def _joint_pass(
         compat.as_pass_list(_setting(patches, "joint_custom_pre_pass")),
         Chooser(selected, no_calls, request.tables, guesses=config.sycl == "xpu"),
         others if prologue else frozenset(),
+        strides,
     )
 
 

@@ -6,6 +6,7 @@ One file a part of torch. No other file reads torch's version.
 from ipex_inductor.compat.aot_autograd import backward_at_once as backward_at_once
 from ipex_inductor.compat.aot_autograd import backward_too as backward_too
 from ipex_inductor.compat.aot_autograd import is_own_input as is_own_input
+from ipex_inductor.compat.aot_autograd import results_of as results_of
 from ipex_inductor.compat.aot_autograd import static_inputs as static_inputs
 from ipex_inductor.compat.aot_autograd import unanalysed as unanalysed
 from ipex_inductor.compat.captures import cudnn_settings as cudnn_settings
@@ -70,6 +71,7 @@ from ipex_inductor.compat.settings import inductor_changes as inductor_changes
 from ipex_inductor.compat.settings import inductor_option_types as inductor_option_types
 from ipex_inductor.compat.settings import mode_options as mode_options
 from ipex_inductor.compat.settings import register_log as register_log
+from ipex_inductor.compat.settings import uuids_of as uuids_of
 from ipex_inductor.compat.settings import why_no_graph_cache as why_no_graph_cache
 from ipex_inductor.compat.symbols import hints as hints
 from ipex_inductor.compat.symbols import range_of as range_of

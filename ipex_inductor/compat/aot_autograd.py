@@ -73,3 +73,18 @@ def is_own_input(placeholder: Any) -> bool:
 
     descriptor = placeholder.meta.get("desc")
     return descriptor is not None and not isinstance(descriptor, SubclassGetAttrAOTInput)
+
+
+def results_of(graph: Any) -> list[int]:
+    """Return the numbers of the outputs that a program sees, those of no gradient or mutation.
+
+    All, of a graph whose outputs AOT autograd did not describe.
+    """
+    from torch._functorch._aot_autograd.descriptors import PlainAOTOutput, SubclassGetAttrAOTOutput
+
+    output = graph.output_node()
+    descriptors = output.meta.get("desc")
+    if descriptors is None:
+        return list(range(len(output.args[0])))
+    seen = (PlainAOTOutput, SubclassGetAttrAOTOutput)
+    return [n for n, descriptor in enumerate(descriptors) if isinstance(descriptor, seen)]

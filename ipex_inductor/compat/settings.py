@@ -44,6 +44,14 @@ def as_pass_list(value: Any) -> list[Callable[..., Any]]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
+def uuids_of(passes: list[Callable[..., Any]]) -> list[str] | None:
+    """What distinguishes a user's passes to Inductor's caches; None if one has no uuid."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    uuids = [one.uuid() if isinstance(one, CustomGraphPass) else None for one in passes]
+    return None if None in uuids else list(map(str, uuids))
+
+
 def inductor_changes() -> dict[str, Any]:
     """Inductor's options that are not as torch comes with, of those that Inductor digests."""
     from torch._inductor import config

@@ -30,6 +30,7 @@ from ipex_inductor.passes import (
     training,
 )
 from ipex_inductor.passes.noops import drop_noops
+from ipex_inductor.passes.output_strides import OutputStrides
 from ipex_inductor.passes.packing import also_in, transpose_weights
 from ipex_inductor.passes.prologue import weight_inputs, weight_only
 from ipex_inductor.passes.rule import apply_rules, whole_ops
@@ -48,6 +49,7 @@ class JointPass(CustomGraphPass):
     `identity` is what the generated code depends on beside the graph: Inductor's caches see it
     through `uuid`, the only place where we enter their keys. `choose` has the last word on what
     computes an op of ours on a GPU. `dtypes`: of products that others than oneDNN compute.
+    `strides` is told how the results lie before anything changes.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class JointPass(CustomGraphPass):
         user_passes: list[Callable[[torch.fx.Graph], object]],
         choose: joined.Choose = library.nothing,
         dtypes: frozenset[torch.dtype] = frozenset(),
+        strides: OutputStrides | None = None,
     ) -> None:
         self.identity = identity
         self.rules_off = rules_off
@@ -67,9 +70,12 @@ class JointPass(CustomGraphPass):
         self.user_passes = user_passes
         self.choose = choose
         self.dtypes = dtypes
+        self.strides = strides
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         """Rewrite `graph` in place. Raises `PassError` when a pass of ours fails."""
+        if self.strides is not None:
+            self.strides.record(graph)
         for user_pass in self.user_passes:
             user_pass(graph)
         self.report.source = "passes"
@@ -134,13 +140,8 @@ class JointPass(CustomGraphPass):
 
     def uuid(self) -> Any | None:
         """What distinguishes our rewriting; None (no caching) if a user's pass has no uuid."""
-        parts = [self.identity]
-        for user_pass in self.user_passes:
-            uuid = user_pass.uuid() if isinstance(user_pass, CustomGraphPass) else None
-            if uuid is None:
-                return None
-            parts.append(str(uuid))
-        return tuple(parts)
+        uuids = compat.uuids_of(self.user_passes)
+        return None if uuids is None else (self.identity, *uuids)
 
 
 def weights_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:

@@ -197,14 +197,21 @@ def keep_strides(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     value = _evaluated(node)
     if lies_alike(value, promised):
         return
-    node.meta["val"], readers, last = value, list(node.users), node
-    for op, args, kwargs in restriding(promised):
+    node.meta["val"], readers = value, list(node.users)
+    copy = copy_restrided(graph, node, promised)
+    for reader in readers:
+        reader.replace_input_with(node, copy)
+
+
+def copy_restrided(graph: torch.fx.Graph, node: torch.fx.Node, like: Tensor) -> torch.fx.Node:
+    """Return a copy of what `node` computes, in the order of dimensions that `like` has."""
+    last = node
+    for op, args, kwargs in restriding(like):
         with graph.inserting_after(last):
             last = graph.call_function(op, (last, *args), kwargs)
         last.meta = {**node.meta, "val": None}
         last.meta["val"] = _evaluated(last)
-    for reader in readers:
-        reader.replace_input_with(node, last)
+    return last
 
 
 def _evaluated(node: torch.fx.Node) -> Any:

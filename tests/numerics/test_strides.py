@@ -6,10 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from ipex_inductor import decisions
 from ipex_inductor.passes import blocked, kept, winograd
 from ipex_inductor.passes.packing import onednn_dtypes
+from ipex_inductor.passes.whole_ops import inline
 from ipex_inductor.target import architecture
 from ipex_inductor.templates import cpu_library
 from ipex_inductor.templates import kept as library
@@ -211,3 +213,47 @@ def test_a_chain_over_a_line_has_no_copies(op_by_op):
     (graph,) = seen
     copies = graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default)
     assert not copies
+
+
+class Padding(CustomGraphPass):
+    """Compute products with eight columns more and cut them off, as `pad_mm` does on GPUs."""
+
+    def __call__(self, graph):
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default):
+            inline(graph, node, self.padded, restrides=False)
+
+    @staticmethod
+    def padded(a, b):
+        return (a @ F.pad(b, (0, 8)))[:, : b.shape[1]]
+
+    def uuid(self):
+        return "padding"
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_a_product_that_inductor_pads_lies_as_eagers(dynamic, training):
+    """The cut is copied where it is a result, and nowhere else."""
+    a, b = torch.randn(6, 5, requires_grad=training), torch.randn(5, 10)
+    options = {"strict": True, "joint_custom_post_pass": Padding()}
+    shown = []
+    with pytest.MonkeyPatch.context() as patch:
+        show = decisions.GraphReport.show
+        patch.setattr(
+            decisions.GraphReport,
+            "show",
+            lambda self, stage, graph: shown.append(str(graph)) or show(self, stage, graph),
+        )
+        fn = torch.compile(
+            lambda a, b: (a @ b, (a @ b + 1).t(), (a @ (b + 1)).relu()),
+            backend="ipex",
+            options=options,
+            dynamic=dynamic,
+        )
+        got, want = fn(a, b), (a @ b, (a @ b + 1).t(), (a @ (b + 1)).relu())
+    assert any("pad" in graph for graph in shown), "else this test shows nothing"
+    for one, other in zip(got, want, strict=True):
+        assert lies(one) == lies(other)
+        torch.testing.assert_close(one, other)
+    fired = [e for r in decisions.reports() for e in r.events if e.subject == "strides of results"]
+    assert [event.kind for event in fired] == ["fired"]
