@@ -31,6 +31,8 @@ _INPUT = re.compile(r"\b[GLgl]_\w+")
 # Inductor's options that say how C++ is compiled, or into what, and variables that say flags.
 TOLD = ("cpp_wrapper", "cpp.march", "cpp.simdlen", "cpp.enable_kernel_profile")
 FLAGS = ("TORCHINDUCTOR_DEBUG_COMPILE", "TORCHINDUCTOR_DEBUG_SYMBOL")
+# Of a graph whose kernels C++ calls, unless the user says otherwise.
+WRAPPED = {**graph_files.NO_HEADERS, "cpp_wrapper_build_separate": True}
 TORCHS = (
     "aten",
     "prims",
@@ -109,8 +111,7 @@ class Request:
         """The same with C++ that calls its kernels."""
         # Those modes set the second for GPUs, and torch warns of both.
         more = {"cpp_wrapper": True, "triton.cudagraphs": False}
-        usual = {**graph_files.NO_HEADERS, "cpp_wrapper_build_separate": True}
-        options = tuple(sorted({**usual, **dict(self.config.inductor), **more}.items()))
+        options = tuple(sorted({**WRAPPED, **dict(self.config.inductor), **more}.items()))
         return replace(self, config=replace(self.config, inductor=options, wrapped=True))
 
     def option(self, name: str) -> Any:

@@ -32,8 +32,13 @@ from torch._dynamo import guards
 from torch._dynamo.utils import counters
 from torch._logging import _internal as logs
 
+<<<<<<< HEAD
 from ipex_inductor import collector, compat, decisions, graph_files
 from ipex_inductor.passes import attention, plain, training
+=======
+from ipex_inductor import collector, compat, decisions, request
+from ipex_inductor.passes import attention
+>>>>>>> wt-op
 
 atexit.register(shutil.rmtree, os.environ["IPEX_HOME"], ignore_errors=True)
 atexit.register(gc.unfreeze)  # or extensions of Python report leaks
@@ -82,7 +87,7 @@ def _headers_are_precompiled():
     """C++ that calls its kernels too: of each of its two sources half is the header's."""
     with pytest.MonkeyPatch.context() as patch:
         if shutil.which("openssl"):  # by which torch tells headers apart
-            patch.setattr(graph_files, "NO_HEADERS", {})
+            patch.delitem(request.WRAPPED, "cpp_cache_precompile_headers")
         yield
 
 

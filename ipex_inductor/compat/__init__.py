@@ -58,6 +58,7 @@ from ipex_inductor.compat.inductor import reload_graph as reload_graph
 from ipex_inductor.compat.levels import compiles_for_levels as compiles_for_levels
 from ipex_inductor.compat.levels import named_alike as named_alike
 from ipex_inductor.compat.levels import vectors as vectors
+from ipex_inductor.compat.lowered import reads_samples_backwards as reads_samples_backwards
 from ipex_inductor.compat.packages import compile_ahead as compile_ahead
 from ipex_inductor.compat.packages import exported as exported
 from ipex_inductor.compat.packages import package_runner as package_runner

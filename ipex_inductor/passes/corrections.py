@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from ipex_inductor import compat
 from ipex_inductor.decisions import GraphReport
 from ipex_inductor.passes.source import user_line
 from ipex_inductor.passes.whole_ops import inline
@@ -19,7 +20,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Correction:
-    """One fault of Inductor, of torch 2.11 to 2.15.
+    """One fault of Inductor.
 
     Args:
         name: the name in reports.
@@ -129,7 +130,7 @@ CORRECTIONS = (
         name="fractional_max_pool3d",
         reason="Inductor takes the random samples of depth and width for one another",
         ops=(aten.fractional_max_pool3d.default,),
-        concerns=lambda node: True,
+        concerns=lambda node: compat.reads_samples_backwards(),
         right=_samples_in_order,
     ),
 )

@@ -148,6 +148,22 @@ def test_what_is_wrong_only_beside_others_is_no_pass(monkeypatch):
     assert compiled == [[CHEAP, IN_PLACE], [IN_PLACE]]
 
 
+def test_what_dynamo_leaves_to_eager_is_no_pass():
+    """A tensor as `start` of narrow: the whole graph ran in eager, and all others of its group."""
+    narrow = Case("op", "narrow", "float32", "weights")
+    assert check._compiled_and_compared({CHEAP: [0], narrow: [0]}, "ipex").error == check.LEFT
+    rows = {row.case: row.status for row in check.check([CHEAP, narrow])}
+    assert rows == {str(CHEAP): "pass", str(narrow): "skip"}
+
+
+def test_names_of_what_is_held_are_the_same_in_every_group():
+    """Else values of a group are not compared with exact ones, which are of a case by itself."""
+    first, second = cases.samples(CHEAP), cases.samples(CHEAP)
+    alone, together = cases.Together(second[:1]), cases.Together([*first, *second])
+    assert alone.held_of[0].keys() == together.held_of[len(first)].keys()
+    assert alone.held_of[0]
+
+
 def test_a_group_that_raises_is_parted(monkeypatch):
     def compare(todo, backend):
         return check.Found("raises" if IN_PLACE in todo and backend == "ipex" else "")

@@ -63,19 +63,31 @@ BEHIND = {
 }
 
 
+# All in one graph, and slow each by itself.
+NAMES = [
+    pytest.param([*BEHIND], id="all"),
+    *(pytest.param([name], id=name, marks=pytest.mark.slow) for name in BEHIND),
+]
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("rules", ["", "-channels-last"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["known", "dynamic"])
-@pytest.mark.parametrize("name", BEHIND)
+@pytest.mark.parametrize("names", NAMES)
 def test_a_higher_order_op_reads_what_a_convolution_made(
-    name: str, dynamic: bool, rules: str
+    names: list[str], dynamic: bool, rules: str
 ) -> None:
     """Its bodies are compiled for the strides of the graph, which were not those of the result."""
-    conv, x = nn.Conv2d(8, 8, 3, padding=1).eval(), torch.randn(2, 8, 9, 9)
+    convolutions = [nn.Conv2d(8, 8, 3, padding=1).eval() for _ in names]
+    x = torch.randn(2, 8, 9, 9)
 
-    def fn(x: Tensor) -> Tensor:
-        y = BEHIND[name](conv(x))
-        return torch.cond(x.sum() > 0, lambda y: F.relu(y).view(-1), lambda y: y.view(-1) * 2, (y,))
+    def fn(x: Tensor) -> list[Tensor]:
+        made = [BEHIND[name](conv(x)) for name, conv in zip(names, convolutions, strict=True)]
+        positive = x.sum() > 0
+        return [
+            torch.cond(positive, lambda y: F.relu(y).view(-1), lambda y: y.view(-1) * 2, (y,))
+            for y in made
+        ]
 
     options = {"strict": True, "rules": rules} if rules else {"strict": True}
     run = torch.compile(fn, backend="ipex", options=options, dynamic=dynamic)

@@ -134,8 +134,8 @@ class Together(nn.Module):
             self.register_parameter(name, nn.Parameter(leaf.detach()))
         else:
             self.register_buffer(name, leaf)
-        self.held_of[-1][name] = getattr(self, name)
-        return f"self.{name}"
+        self.held_of[-1][f"held {len(self.held_of[-1])}"] = getattr(self, name)
+        return f"self.{name}"  # the other name is the same in every group
 
 
 def _text(value: Any, name: Callable[[Any], str]) -> str:

@@ -37,7 +37,7 @@ NAMED = (
     *("nn.functional.hardswish", "nn.functional.mish", "nn.functional.glu", "nn.functional.prelu"),
     *("softmax", "log_softmax", "sigmoid", "tanh", "nn.functional.pad.constant", "cat", "stack"),
     *("nn.functional.interpolate.bilinear", "nn.functional.embedding", "nn.functional.unfold"),
-    *("view", "transpose", "permute", "narrow", "expand", "unsqueeze", "select", "as_strided"),
+    *("view", "transpose", "permute", "movedim", "expand", "unsqueeze", "select", "as_strided"),
     *("split", "diagonal", "clamp", "add", "mul", "where", "addcmul", "lerp", "index_add"),
     *("_foreach_add", "_foreach_mul", "_foreach_addcdiv", "_foreach_lerp", "_foreach_sqrt"),
     *("nn.Linear", "nn.Conv1d", "nn.Conv2d", "nn.BatchNorm2d", "nn.LayerNorm", "nn.Bilinear"),
