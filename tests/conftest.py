@@ -32,13 +32,8 @@ from torch._dynamo import guards
 from torch._dynamo.utils import counters
 from torch._logging import _internal as logs
 
-<<<<<<< HEAD
-from ipex_inductor import collector, compat, decisions, graph_files
-from ipex_inductor.passes import attention, plain, training
-=======
 from ipex_inductor import collector, compat, decisions, request
-from ipex_inductor.passes import attention
->>>>>>> wt-op
+from ipex_inductor.passes import attention, plain, training
 
 atexit.register(shutil.rmtree, os.environ["IPEX_HOME"], ignore_errors=True)
 atexit.register(gc.unfreeze)  # or extensions of Python report leaks
