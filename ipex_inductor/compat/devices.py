@@ -56,8 +56,8 @@ def convolves_itself(
 
     That depends on the number of threads, too. `sizes` are of the input, `kernel` of the weight.
     """
-    x, weight = torch.empty(tuple(sizes)), torch.empty(tuple(kernel))
-    bias = torch.empty(kernel[0]) if biased else None
+    x, weight = (torch.empty(tuple(shape), device="cpu") for shape in (sizes, kernel))
+    bias = torch.empty(kernel[0], device="cpu") if biased else None
     window = stride, padding, dilation, transposed, output_padding, groups
     backend: Any = torch._C._select_conv_backend(x, weight, bias, *window, [kernel[0]])
     return bool(backend.name == "Slow2d")
