@@ -111,7 +111,26 @@ def _samples_in_order(
     return op(x, kernel, size, samples.flip(-1))
 
 
+def _is_scaled(node: torch.fx.Node) -> bool:
+    """Return whether what is subtracted has a factor."""
+    return bool((node.args[2] if len(node.args) > 2 else node.kwargs.get("alpha", 1)) != 1)
+
+
+def _add_negated(
+    op: Callable[..., list[Tensor]], tensors: list[Tensor], others: list[Tensor], alpha: float = 1
+) -> list[Tensor]:
+    """Return the differences as sums with the factor negated, rounded the same."""
+    return aten._foreach_add.List(tensors, others, alpha=-alpha)
+
+
 CORRECTIONS = (
+    Correction(
+        name="_foreach_sub",
+        reason="Inductor ignores the factor of what is subtracted (seen in torch 2.11)",
+        ops=(aten._foreach_sub.List,),
+        concerns=_is_scaled,
+        right=_add_negated,
+    ),
     Correction(
         name="avg_pool_backward",
         reason="Inductor's own backward divides by the whole window at the border",

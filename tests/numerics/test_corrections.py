@@ -126,3 +126,22 @@ def test_fractional_pooling_takes_the_sample_of_its_axis(training, dtype):
         torch.testing.assert_close(*grads, rtol=0, atol=0)
     (report,) = decisions.reports()
     assert report.count("fired")["fractional_max_pool3d"] == compat.reads_samples_backwards()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_factor_of_what_is_subtracted_from_lists(dtype):
+    """Of results and of updates in place; without a factor nothing is changed."""
+
+    def fn(xs, ys):
+        torch._foreach_sub_(ys, xs, alpha=0.5)
+        return torch._foreach_sub(xs, ys, alpha=2), torch._foreach_sub(xs, ys)
+
+    given = [[torch.randn(4, 5).to(dtype) for _ in range(3)] for _ in range(2)]
+    copies = [[x.clone() for x in each] for each in given]
+    got = torch.compile(fn, backend="ipex", options={"strict": True})(*given)
+    want = fn(*copies)
+    # Where results cancel, roundings of operands near 1 are left; half the factor is off by 0.5.
+    atol = 2.0**-6 if dtype == torch.bfloat16 else 1e-6
+    torch.testing.assert_close((got, given), (want, copies), rtol=0.016, atol=atol)
+    (report,) = decisions.reports()
+    assert report.count("fired")["_foreach_sub"] == 2
