@@ -78,13 +78,17 @@ def is_own_input(placeholder: Any) -> bool:
 def results_of(graph: Any) -> list[int]:
     """Return the numbers of the outputs that a program sees, those of no gradient or mutation.
 
-    All, of a graph whose outputs AOT autograd did not describe.
+    All, of a graph whose outputs AOT autograd did not describe; none if it cannot be told.
     """
-    from torch._functorch._aot_autograd.descriptors import PlainAOTOutput, SubclassGetAttrAOTOutput
+    from torch._functorch._aot_autograd import descriptors as kinds
 
     output = graph.output_node()
-    descriptors = output.meta.get("desc")
-    if descriptors is None:
+    described = output.meta.get("desc")
+    if described is None:
         return list(range(len(output.args[0])))
-    seen = (PlainAOTOutput, SubclassGetAttrAOTOutput)
-    return [n for n, descriptor in enumerate(descriptors) if isinstance(descriptor, seen)]
+    tokens = (kinds.ForwardTokenAOTOutput, kinds.BackwardTokenAOTOutput)
+    left = [d for d in described if not isinstance(d, tokens)]  # AOT autograd takes tokens away
+    if len(left) != len(output.args[0]):
+        return []
+    seen = (kinds.PlainAOTOutput, kinds.SubclassGetAttrAOTOutput)
+    return [n for n, descriptor in enumerate(left) if isinstance(descriptor, seen)]

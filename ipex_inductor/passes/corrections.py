@@ -120,7 +120,8 @@ def _add_negated(
     op: Callable[..., list[Tensor]], tensors: list[Tensor], others: list[Tensor], alpha: float = 1
 ) -> list[Tensor]:
     """Return the differences as sums with the factor negated, rounded the same."""
-    return aten._foreach_add.List(tensors, others, alpha=-alpha)
+    result: list[Tensor] = aten._foreach_add.List(tensors, others, alpha=-alpha)
+    return result
 
 
 CORRECTIONS = (

@@ -10,6 +10,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from ipex_inductor import decisions
 from ipex_inductor.passes import blocked, kept, winograd
+from ipex_inductor.passes.output_strides import OutputStrides
 from ipex_inductor.passes.packing import onednn_dtypes
 from ipex_inductor.passes.whole_ops import inline
 from ipex_inductor.target import architecture
@@ -257,3 +258,19 @@ def test_a_product_that_inductor_pads_lies_as_eagers(dynamic, training):
         torch.testing.assert_close(one, other)
     fired = [e for r in decisions.reports() for e in r.events if e.subject == "strides of results"]
     assert [event.kind for event in fired] == ["fired"]
+
+
+def test_results_behind_an_effect_are_found():
+    """AOT autograd describes the token of an effect (here of a check), and takes it away."""
+    recorded = []
+    with pytest.MonkeyPatch.context() as patch:
+        record = OutputStrides.record
+        patch.setattr(
+            OutputStrides,
+            "record",
+            lambda self, graph: record(self, graph) or recorded.append([*self._traced]),
+        )
+        fn = torch.compile(lambda x: torch.linalg.cholesky(x) + 1, backend="ipex")
+        with torch.no_grad():
+            fn(torch.eye(4))
+    assert recorded[0] == [0]
