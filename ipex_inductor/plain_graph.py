@@ -17,7 +17,8 @@ import torch
 from ipex_inductor import compat, decisions
 
 if TYPE_CHECKING:
-    from ipex_inductor.passes.derived import DerivedWeights, PlainGraph
+    from ipex_inductor.passes.derived import DerivedWeights
+    from ipex_inductor.passes.weight_snapshot import PlainGraph
     from ipex_inductor.request import Request
 
 Graph = Callable[..., Any]
@@ -84,7 +85,7 @@ class _TwoForms:
         self._lock = threading.Lock()  # around the compilation of the plain form
 
     def __call__(self, *args: Any) -> Any:
-        from ipex_inductor.passes.derived import PlainGraph
+        from ipex_inductor.passes.weight_snapshot import PlainGraph
 
         plain = self._plain
         if plain is not None and self._stays and self._stays_plain(args):

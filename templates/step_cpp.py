@@ -2,7 +2,7 @@
 
 import ctypes
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -58,10 +58,13 @@ class Table:
 
 def is_dense(tensor: Tensor) -> bool:
     """Whether its elements fill a block of memory, each once, in whatever order."""
-    if tensor.is_contiguous():
-        return True
+    return tensor.is_contiguous() or fill_block(tensor.shape, tensor.stride())
+
+
+def fill_block(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether elements of these sizes and strides fill a block of memory, each once."""
     expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+    for stride, size in sorted(zip(strides, sizes, strict=True)):
         if size != 1 and stride != expected:
             return False
         expected *= size

@@ -25,8 +25,7 @@ from ipex_inductor.templates.step_cuda import On, loaded
 
 WORD, WORDS = 4, 128  # bytes of a word, words that share one hash
 ROWS, WARPS = 32, 4  # hashes that one program computes
-SWEEP = 56  # launches in which all contents are compared, if they are no more than `MOST` each
-MOST = 1 << 23  # bytes compared in turn by a launch: some 3 microseconds of an H200
+MOST = 1 << 23  # bytes compared in turn by a launch
 WAIT = 30e-6  # seconds that the host waits for a launch, as where the stream has other work to do
 WEIGHT = 4  # numbers of a weight in the table: address, words, address of its hashes, first block
 
@@ -112,7 +111,7 @@ class DeviceHashes:
 
     def is_same(self) -> bool:
         """Return whether the memory is known to be as it was; wait for the current stream."""
-        return not torch.cuda.is_current_stream_capturing() and Comparer([self]).are_same()
+        return not is_captured(self.words.device) and Comparer([self]).are_same()
 
 
 class Comparer:
@@ -120,11 +119,12 @@ class Comparer:
 
     Args:
         weights: what each was when the results in use were computed from it.
+        sweep: launches in which all contents are compared, if that is no more than `MOST` each.
     """
 
     _last = 0  # ticket
 
-    def __init__(self, weights: Sequence[DeviceHashes]) -> None:
+    def __init__(self, weights: Sequence[DeviceHashes], sweep: int = 1) -> None:
         self._device = weights[0].words.device
         self._weights = tuple(weights)  # the kernel reads their hashes
         begins = [0, *itertools.accumulate(len(weight.words) for weight in weights)]
@@ -141,7 +141,7 @@ class Comparer:
         self._seen = (ctypes.c_int64 * 2).from_address(self._found.data_ptr())
         self._tickets = itertools.count(1)
         self._begin = 0
-        self._in_turn = min(-(-self.total // SWEEP), MOST // (WORD * WORDS))
+        self._in_turn = min(-(-self.total // sweep), MOST // (WORD * WORDS))
 
     def find_differing(self) -> int | None:
         """Compare a sample of each weight and some blocks in turn; return the number of one found.
@@ -213,8 +213,6 @@ def _arrived() -> bool:
 
 _pending: list[tuple[Callable[[], bool], object]] = []
 _last_launches: dict[torch.device, Callable[[], bool]] = {}
-
-
 _kernels: dict[tuple[torch.device, int, bool], cuda.Kernel] = {}
 
 
@@ -234,7 +232,11 @@ def hash_on_device(address: int, size: int, device: torch.device) -> DeviceHashe
 
     None, too, while a program captures a graph of its own.
     """
-    if device.type != "cuda" or torch.version.hip or torch.cuda.is_current_stream_capturing():
+    if device.type != "cuda" or torch.version.hip:
+        decisions.log.info("contents of weights on %s are not compared: there is no kernel", device)
+        return None
+    if is_captured(device):
+        decisions.log.info("contents of weights are not compared: a program captures its graph")
         return None
     _, count = _whole_words(address, size)
     with torch.inference_mode(False):
@@ -245,6 +247,12 @@ def hash_on_device(address: int, size: int, device: torch.device) -> DeviceHashe
     except (NotBuiltError, DeviceError) as error:
         decisions.warn_once(f"contents of weights on {device} are not compared: {error}")
         return None
+
+
+def is_captured(device: torch.device) -> bool:
+    """Return whether a program captures the current stream of a GPU."""
+    with On(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def _whole_words(address: int, size: int) -> tuple[int, int]:

@@ -94,8 +94,10 @@ class Kernel:
         """
         begin = -(-address // PAGE) * PAGE
         inside = (address + size) // PAGE * PAGE - begin
-        if inside < LEAST or len(self._watched) >= MOST_RANGES:
+        if inside < LEAST:
             return None
+        if len(self._watched) >= MOST_RANGES:
+            raise UnwatchableError(0, f"{MOST_RANGES} ranges are watched, the most there may be")
         pages = self._watched.get((begin, inside))
         if pages is None:
             pages = WatchedPages(self, begin, inside)

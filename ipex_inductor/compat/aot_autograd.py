@@ -75,10 +75,10 @@ def is_own_input(placeholder: Any) -> bool:
     return descriptor is not None and not isinstance(descriptor, SubclassGetAttrAOTInput)
 
 
-def results_of(graph: Any) -> list[int]:
+def results_of(graph: Any) -> list[int] | None:
     """Return the numbers of the outputs that a program sees, those of no gradient or mutation.
 
-    All, of a graph whose outputs AOT autograd did not describe; none if it cannot be told.
+    All, of a graph whose outputs AOT autograd did not describe; None if it describes others.
     """
     from torch._functorch._aot_autograd import descriptors as kinds
 
@@ -89,6 +89,6 @@ def results_of(graph: Any) -> list[int]:
     tokens = (kinds.ForwardTokenAOTOutput, kinds.BackwardTokenAOTOutput)
     left = [d for d in described if not isinstance(d, tokens)]  # AOT autograd takes tokens away
     if len(left) != len(output.args[0]):
-        return []
+        return None
     seen = (kinds.PlainAOTOutput, kinds.SubclassGetAttrAOTOutput)
     return [n for n, descriptor in enumerate(left) if isinstance(descriptor, seen)]

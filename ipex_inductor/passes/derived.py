@@ -14,12 +14,11 @@ import itertools
 import math
 import threading
 import time
-import weakref
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
@@ -28,13 +27,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ipex_inductor import compat, decisions
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.passes import weight_access
+from ipex_inductor.passes import weight_access, weight_snapshot
 from ipex_inductor.passes.program import Program
 from ipex_inductor.passes.weight_access import open_storage
 from ipex_inductor.passes.weight_contents import (
     SWEEP,
     AnyHashes,
-    DeviceContents,
     are_worth_watching,
     gather_contents,
     gather_on_devices,
@@ -50,36 +48,16 @@ from ipex_inductor.passes.weight_results import (
     state_of_part,
     storage_of,
 )
+from ipex_inductor.passes.weight_snapshot import Current, Snapshot
 from ipex_inductor.templates import freed
-from ipex_inductor.templates.weights_cpp import FACTS, SAME, Changed, Contents
+from ipex_inductor.templates.weights_cpp import FACTS, SAME, Changed
 from ipex_inductor.templates.write_watch import UnwatchableError
 from ipex_inductor.weight_memory import available_memory, begin_room, give_back
 
-UNPAID = 3  # times that weights change before computing was paid back, until plain ones are read
 MOST_CALLS = 1000  # for which weights must stay before results are computed from them again
 
 _lock = threading.RLock()  # around all computing; callbacks of weak references never take it
 _made: ContextVar["list[DerivedWeights] | None"] = ContextVar("derived weights made", default=None)
-
-
-class PlainGraph(Exception):
-    """Asks for the graph that reads plain weights.
-
-    Attributes:
-        weights: those that the results would have been computed from.
-        calls: how many calls they must stay as they are before results are computed again.
-        resume: allows that; to be called then.
-    """
-
-    def __init__(
-        self,
-        weights: tuple[torch.Tensor, ...],
-        calls: int,
-        reason: str,
-        resume: Callable[[], None],
-    ) -> None:
-        super().__init__(reason)
-        self.weights, self.calls, self.resume = weights, calls, resume
 
 
 @contextlib.contextmanager
@@ -111,8 +89,8 @@ class DerivedWeights:
         self._unanalysed = compat.unanalysed if known else contextlib.nullcontext
         self._captured = captured
         self._changed: Changed = _never_read  # with the first results, its reader is built
-        self._snapshots: OrderedDict[tuple[int, ...], _Snapshot] = OrderedDict()
-        self._by_ends: dict[tuple[int, ...], _Snapshot] = {}
+        self._snapshots: OrderedDict[tuple[int, ...], Snapshot] = OrderedDict()
+        self._by_ends: dict[tuple[int, ...], Snapshot] = {}
         self._seconds = 0.0  # that computing all results took
         self._call_seconds = math.inf  # that a call of the graph took
         self.computed_now = False  # in this call; the caller times the graph then
@@ -140,9 +118,7 @@ class DerivedWeights:
         self._call_seconds = min(self._call_seconds, seconds)
         self.computed_now = False
 
-    def _current_values(
-        self, snapshot: "_Snapshot", inputs: list[Any]
-    ) -> list[torch.Tensor] | None:
+    def _current_values(self, snapshot: Snapshot, inputs: list[Any]) -> list[torch.Tensor] | None:
         """Count the call and return the results; None if they are to be computed.
 
         Nothing here holds old contents then, whose pages would stay as they were written.
@@ -156,7 +132,7 @@ class DerivedWeights:
             return current.values if snapshot.current is not None else None
         return current.values
 
-    def _is_current(self, snapshot: "_Snapshot", current: "_Current", inputs: list[Any]) -> bool:
+    def _is_current(self, snapshot: Snapshot, current: Current, inputs: list[Any]) -> bool:
         """Compare facts and contents; outdate results whose weights differ."""
         asks = current.contents.asks if current.contents is not None else 0
         for _ in range(max(asks, 1)):  # each passes one that was written with what was there before
@@ -171,7 +147,7 @@ class DerivedWeights:
         return True
 
     def _is_rewritten(
-        self, snapshot: "_Snapshot", current: "_Current", inputs: list[Any], found: int
+        self, snapshot: Snapshot, current: Current, inputs: list[Any], found: int
     ) -> bool:
         """Return whether a weight holds what it held before; outdate its results if not."""
         weight = inputs[self._numbers[found]]
@@ -190,7 +166,7 @@ class DerivedWeights:
                     part.outdate_storages()
         return False
 
-    def _watch(self, snapshot: "_Snapshot", current: "_Current", inputs: list[Any]) -> None:
+    def _watch(self, snapshot: Snapshot, current: Current, inputs: list[Any]) -> None:
         """Have the kernel note writes to weights that stayed for `SWEEP` calls."""
         weights = self._weights(inputs)
         with _lock:
@@ -226,10 +202,10 @@ class DerivedWeights:
         values = self._current_values(snapshot, inputs)
         return self._compute(weights, snapshot) if values is None else values
 
-    def _begin(self, weights: tuple[torch.Tensor, ...]) -> "_Snapshot":
+    def _begin(self, weights: tuple[torch.Tensor, ...]) -> Snapshot:
         """Return an empty snapshot for a model that is new to the graph."""
         self._make_room()
-        snapshot = _Snapshot(self, tuple(map(id, weights)))
+        snapshot = Snapshot(self, tuple(map(id, weights)))
         self._snapshots[snapshot.key] = snapshot
         if self._ends:
             self._by_ends[snapshot.ends] = snapshot
@@ -243,15 +219,13 @@ class DerivedWeights:
                 return
             self.drop(oldest)
 
-    def drop(self, snapshot: "_Snapshot") -> None:
+    def drop(self, snapshot: Snapshot) -> None:
         """Drop the results for one model; nothing else holds those that only this graph uses."""
         self._snapshots.pop(snapshot.key, None)
         if self._by_ends.get(snapshot.ends) is snapshot:
             self._by_ends.pop(snapshot.ends, None)
 
-    def _compute(
-        self, weights: tuple[torch.Tensor, ...], snapshot: "_Snapshot"
-    ) -> list[torch.Tensor]:
+    def _compute(self, weights: tuple[torch.Tensor, ...], snapshot: Snapshot) -> list[torch.Tensor]:
         weight_access.settle()  # all: other graphs may have computed from memory that is new here
         doubts = lasting_doubts(weights)
         storages = [open_storage(w) for w in weights]  # held: no address changes its owner
@@ -286,7 +260,7 @@ class DerivedWeights:
             read = self._freed(parts, weights, read)
             hashes = self._hashes(parts, len(weights))
             contents, on_devices = gather_contents(hashes, weights), gather_on_devices(hashes)
-            snapshot.current = _Current(read, contents, on_devices, values)
+            snapshot.current = Current(read, contents, on_devices, values)
         else:  # no plain storage, or another thread wrote meanwhile
             for part in parts:
                 part.outdate()
@@ -309,7 +283,7 @@ class DerivedWeights:
         _synchronize(weights)  # another stream may read it next
         return values
 
-    def _refuse_unstable(self, weights: tuple[torch.Tensor, ...], snapshot: "_Snapshot") -> None:
+    def _refuse_unstable(self, weights: tuple[torch.Tensor, ...], snapshot: Snapshot) -> None:
         """Raise `PlainGraph` if the weights changed too often before computing was paid back."""
         if snapshot.is_new or snapshot.resumes:
             snapshot.resumes = False
@@ -317,8 +291,9 @@ class DerivedWeights:
         calls = min(MOST_CALLS, math.ceil(self._seconds / self._call_seconds) or 1)
         snapshot.unpaid = snapshot.unpaid + 1 if snapshot.calls < calls else 0
         snapshot.calls = 0
-        if self.has_plain_graph and snapshot.unpaid >= UNPAID:
-            reason = f"they changed {UNPAID} times within fewer calls than computing pays for"
+        if self.has_plain_graph and snapshot.unpaid >= weight_snapshot.UNPAID:
+            times = weight_snapshot.UNPAID
+            reason = f"they changed {times} times within fewer calls than computing pays for"
             raise snapshot.left(weights, calls, reason)
 
     def _hashes(self, parts: "Sequence[Part]", count: int) -> list[AnyHashes]:
@@ -352,75 +327,6 @@ class DerivedWeights:
                 for block in (len(weights), 2 * len(weights)):
                     now[block + n] = before[block + n]
         return array("q", now).tobytes()
-
-
-@dataclass(frozen=True)
-class _Current:
-    """Results that are up to date, and what was read of the weights; replaced whole."""
-
-    read: bytes
-    contents: Contents | None
-    on_devices: DeviceContents | None
-    values: list[torch.Tensor]
-
-
-class _Snapshot:
-    """One graph's results for one model.
-
-    Attributes:
-        calls: made since the results were computed.
-        unpaid: how often in a row they were outdated before computing was paid back.
-        resumes: whether they may be computed though they were not paid back before.
-        storages: addresses of the weights' storages.
-    """
-
-    def __init__(self, owner: DerivedWeights, key: tuple[int, ...]) -> None:
-        self.key = key
-        self.ends = (key[0], key[-1]) if key else ()
-        self.parts: list[Part] = []
-        self.storages: frozenset[int] = frozenset()
-        self.current: _Current | None = None
-        self.is_new, self.resumes = True, False
-        self.calls = self.unpaid = 0
-        self._owner = weakref.ref(owner)
-
-    def hold(self, parts: "Sequence[Part]") -> None:
-        """Hold `parts`, and learn when they are outdated."""
-        self.parts = list(parts)
-        self.storages = frozenset(storage for part in parts for storage in part.watched)
-        for part in parts:
-            users = (user for user in part.users if user() not in (None, self))
-            part.users = (*users, weakref.ref(self))
-
-    def left(self, weights: tuple[torch.Tensor, ...], calls: int, reason: str) -> PlainGraph:
-        """Give up the results; return the request for the graph without them."""
-        for part in self.parts:
-            part.outdate()
-        self.current = None
-        return PlainGraph(weights, calls, reason, self.resume)
-
-    def resume(self) -> None:
-        """Allow results to be computed once more; the next time unpaid ends that."""
-        self.resumes, self.unpaid = True, UNPAID - 1
-
-    def die(self) -> None:
-        """Leave the graph, as a weight of the model died."""
-        self.current = None
-        owner = self._owner()
-        if owner is not None:
-            owner.left = self.parts  # those of weights that live on serve the model that follows
-            owner.drop(self)
-
-    @property
-    def size(self) -> int:
-        """The bytes of the results."""
-        return sum(value.nbytes for part in self.parts for value in part.values)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the results lie."""
-        devices = (value.device for part in self.parts for value in part.values)
-        return next(devices, torch.device("cpu"))
 
 
 def refresh(model: torch.nn.Module | None) -> int:

@@ -49,7 +49,7 @@ class JointPass(CustomGraphPass):
     `identity` is what the generated code depends on beside the graph: Inductor's caches see it
     through `uuid`, the only place where we enter their keys. `choose` has the last word on what
     computes an op of ours on a GPU. `dtypes`: of products that others than oneDNN compute.
-    `strides` is told how the results lie before anything changes.
+    `strides` records how the results lie before anything changes.
     """
 
     def __init__(

@@ -17,6 +17,7 @@ from ipex_inductor.decisions import GraphReport
 from ipex_inductor.errors import PassError
 from ipex_inductor.passes.source import user_line
 from ipex_inductor.passes.whole_ops import copy_restrided, lies_alike
+from ipex_inductor.templates.step_cpp import fill_block
 
 NAME = "strides of results"
 
@@ -37,7 +38,11 @@ class OutputStrides(CustomGraphPass):
     def record(self, graph: torch.fx.Graph) -> None:
         """Note how the results of a traced graph lie."""
         outputs: Any = graph.output_node().args[0]
-        values = {n: _value(outputs[n]) for n in compat.results_of(graph)}
+        results = compat.results_of(graph)
+        if results is None:
+            reason = "AOT autograd describes other outputs than the graph has"
+            self._report.add("missed", NAME, reason)
+        values = {n: _value(outputs[n]) for n in results or ()}
         self._traced = {n: v for n, v in values.items() if v is not None and _is_dense(v)}
 
     def __call__(self, graph: torch.fx.Graph) -> None:
@@ -55,15 +60,17 @@ class OutputStrides(CustomGraphPass):
 
     def _restore(self, graph: torch.fx.Graph) -> None:
         output = graph.output_node()
-        outputs: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+        outputs: Any = output.args[0]
+        copies: dict[int, torch.fx.Node] = {}
         for number, traced in self._traced.items():
             node = outputs[number]
             value = _value(node)
             if value is None or value.shape != traced.shape or lies_alike(value, traced):
                 continue
             self._report.add("fired", NAME, "a pass of Inductor's changed them", user_line(node))
-            outputs[number] = copy_restrided(graph, node, traced)
-        output.args = (tuple(outputs),)
+            copies[number] = copy_restrided(graph, node, traced)
+        if copies:
+            output.args = (tuple(copies.get(n, node) for n, node in enumerate(outputs)),)
 
     def uuid(self) -> Any | None:
         """Return what distinguishes the passes; None (no caching) if a user's has no uuid."""
@@ -77,16 +84,6 @@ def _value(node: Any) -> Tensor | None:
 
 
 def _is_dense(value: Tensor) -> bool:
-    """Return whether elements lie side by side, each at a place of its own, as sizes are now."""
-    dims = [
-        (compat.hints(step), size)
-        for step, size in zip(value.stride(), compat.hints(value), strict=True)
-    ]
-    if any(None in dim for dim in dims):
-        return False
-    expected = 1
-    for step, size in sorted(dim for dim in dims if dim[1] != 1):
-        if step != expected:
-            return False
-        expected *= size
-    return True
+    """Return whether elements fill a block of memory, each once, as sizes are now."""
+    sizes, strides = compat.hints(value), tuple(map(compat.hints, value.stride()))
+    return None not in (*sizes, *strides) and fill_block(sizes, strides)

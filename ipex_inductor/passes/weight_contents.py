@@ -10,14 +10,17 @@ from collections.abc import Sequence
 
 import torch
 
+from ipex_inductor import decisions
+from ipex_inductor.errors import DeviceError
 from ipex_inductor.passes.weight_doubts import FULL
+from ipex_inductor.templates.cpp import NotBuiltError
 from ipex_inductor.templates.weights_cpp import ASK, BLOCK, Contents, Hashes
-from ipex_inductor.templates.weights_triton import Comparer, DeviceHashes
+from ipex_inductor.templates.weights_triton import Comparer, DeviceHashes, is_captured
 
 AnyHashes = Hashes | DeviceHashes | None
 SWEEP = 56  # calls
 LEAST, MOST = 1 << 12, 1 << 17  # bytes compared in turn at a call: 0.3 and 8 microseconds
-SAMPLE = 256  # of these bytes, that the sample of a weight takes the time of
+SAMPLE = 512  # of these bytes, that the sample of a weight takes the time of
 
 
 def are_worth_watching(weights: Sequence[torch.Tensor]) -> bool:
@@ -48,15 +51,19 @@ class DeviceContents:
 
         None while a program captures a graph of its own.
         """
-        if torch.cuda.is_current_stream_capturing():
-            return None
-        if not self.comparers:
-            own = self._by_device.values()
-            self.comparers = [([*hashes], Comparer([*hashes.values()])) for hashes in own]
-        for numbers, comparer in self.comparers:
-            found = comparer.find_differing()
-            if found is not None:
-                return numbers[found]
+        try:
+            if not self.comparers:  # as memory that is allocated in a capture belongs to it
+                if any(map(is_captured, self._by_device)):
+                    return None
+                own = self._by_device.values()
+                self.comparers = [([*each], Comparer([*each.values()], SWEEP)) for each in own]
+            for numbers, comparer in self.comparers:
+                found = comparer.find_differing()
+                if found is not None:
+                    return numbers[found]
+        except (NotBuiltError, DeviceError) as error:
+            decisions.warn_once(f"contents of weights on GPUs are no longer compared: {error}")
+            self._by_device, self.comparers = {}, []
         return None
 
 

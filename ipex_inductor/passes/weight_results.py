@@ -85,20 +85,16 @@ class Part:
         self._state, self._ran = state, False
 
     def watch_writes(self) -> bool:
-        """Have the kernel note writes from now on; return whether it does of any other weight."""
-        before, self.hashes = (
-            self.hashes,
-            [
-                replace(h, pages=_watch(h.address, h.size))
-                if isinstance(h, Hashes) and not h.pages
-                else h
-                for h in self.hashes
-            ],
-        )
-        return any(
-            isinstance(new, Hashes) and new.pages and new is not old
-            for old, new in zip(before, self.hashes, strict=True)
-        )
+        """Have the kernel note writes from now on; return whether it did not of some before."""
+        begun = False
+        for number, content in enumerate(self.hashes):
+            if not isinstance(content, Hashes) or content.pages:
+                continue
+            pages = _watch(content.address, content.size)
+            if pages is not None:
+                self.hashes[number] = replace(content, pages=pages)
+                begun = True
+        return begun
 
     def update(self, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the values; run the program if the weights were observed since it last ran."""
@@ -252,8 +248,9 @@ def _watch(address: int, size: int) -> WatchedPages | None:
     kernel = write_watch.kernel() if reader() else None  # Python's reader asks for no notes
     try:
         return kernel.watch(address, size) if kernel else None
-    except write_watch.UnwatchableError:
-        return None  # a kind of memory that it does not watch, or more mappings than it allows
+    except write_watch.UnwatchableError as error:
+        decisions.log.info("writes to %d bytes of weights are not noted: %s", size, error.strerror)
+        return None
 
 
 def _holds(storage: torch.UntypedStorage, hashes: Hashes | DeviceHashes) -> bool:

@@ -15,7 +15,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from ipex_inductor import decisions, derived_memory, refresh
 from ipex_inductor.config import MODES
-from ipex_inductor.passes import derived, weight_results
+from ipex_inductor.passes import weight_results, weight_snapshot
 
 pytestmark = pytest.mark.gpu
 
@@ -109,7 +109,7 @@ def test_never_stale(case):
 
 @torch.no_grad()
 def test_refresh_lands_at_the_addresses_a_captured_graph_reads(no_garbage, monkeypatch):
-    monkeypatch.setattr(derived, "UNPAID", 100)  # or weights that change so often are left plain
+    monkeypatch.setattr(weight_snapshot, "UNPAID", 100)  # or weights are left plain
     model = Model().eval().cuda()
     x = torch.rand(2, 3, 8, 8, device="cuda")
     fn = torch.compile(model, backend="ipex", mode="reduce-overhead")
@@ -299,7 +299,7 @@ def warned(monkeypatch):
 @torch.no_grad()
 def test_writes_that_nothing_notices_are_seen_at_the_next_call(mode, monkeypatch, warned):
     """By a sample of each weight's contents, while the stream has nothing else to do."""
-    monkeypatch.setattr(derived, "UNPAID", 100)
+    monkeypatch.setattr(weight_snapshot, "UNPAID", 100)
     model, x = Large().eval().cuda(), torch.randn(8, 1024, device="cuda")
     fn = torch.compile(model, backend="ipex", mode=mode)
     agree(fn, model, x)
@@ -314,7 +314,7 @@ def test_writes_that_nothing_notices_are_seen_at_the_next_call(mode, monkeypatch
 
 @torch.no_grad()
 def test_an_element_that_nothing_notices_is_found_within_64_calls(monkeypatch, warned):
-    monkeypatch.setattr(derived, "UNPAID", 100)
+    monkeypatch.setattr(weight_snapshot, "UNPAID", 100)
     model, x = Large().eval().cuda(), torch.randn(8, 1024, device="cuda")
     fn = torch.compile(model, backend="ipex")
     for place in (0, 100_003, 1024 * 1024 - 1):
@@ -337,7 +337,7 @@ def test_without_contents_such_a_write_is_missed(monkeypatch):
 
 
 @torch.no_grad()
-def test_nobody_waits_for_a_busy_stream(warned):
+def test_a_busy_stream_is_not_waited_for(warned):
     """Results of contents come late then; the call returns before the stream is done."""
     model, x = Large().eval().cuda(), torch.randn(8, 1024, device="cuda")
     fn = torch.compile(model, backend="ipex")

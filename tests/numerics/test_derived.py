@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from ipex_inductor import compat, decisions, derived_memory, refresh
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.passes import derived, program, weight_results
+from ipex_inductor.passes import derived, program, weight_results, weight_snapshot
 
 
 def whole(*shape):
@@ -198,7 +198,7 @@ def test_a_changed_weight_frees_what_other_graphs_hold(no_garbage):
     second(X)
     model.w.mul_(2)
     check(first, model)
-    held = [o for o in gc.get_objects() if type(o) is derived._Snapshot and o.current]
+    held = [o for o in gc.get_objects() if type(o) is weight_snapshot.Snapshot and o.current]
     assert sum(v.nbytes for s in held for v in s.current.values) == SIZE
 
 
@@ -321,7 +321,8 @@ def test_weights_that_change_at_each_call_are_read_as_they_are(dynamic, runs, mo
     monkeypatch.setattr(
         derived.DerivedWeights, "note_call", lambda self, _: setattr(self, "_call_seconds", 1e-9)
     )
-    assert learn(model, fn, 8, runs) == [1] * derived.UNPAID + [0] * (8 - derived.UNPAID)
+    most = weight_snapshot.UNPAID
+    assert learn(model, fn, 8, runs) == [1] * most + [0] * (8 - most)
     said = [reason for reason in events("missed") if "plain weights" in reason]
     assert len(said) == 1
     runs.clear()

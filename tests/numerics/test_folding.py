@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.fx import map_arg
 
 from ipex_inductor import decisions
-from ipex_inductor.passes import derived, folding
+from ipex_inductor.passes import folding, weight_snapshot
 
 CONVOLUTIONS = ["conv1d", "conv2d", "conv3d"]
 TRANSPOSED = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
@@ -792,7 +792,7 @@ def pairs(kind):
 @pytest.mark.parametrize("kind", AFTER)
 @pytest.mark.sampled
 def test_folded_weights_follow_every_change(kind, monkeypatch):
-    monkeypatch.setattr(derived, "UNPAID", 100)  # or weights that change so often are left plain
+    monkeypatch.setattr(weight_snapshot, "UNPAID", 100)  # or weights are left plain
     for _, model in pairs(kind):
         x, fn = example(kind), compiled(model)
         other = {k: v + 1 if v.is_floating_point() else v for k, v in model.state_dict().items()}

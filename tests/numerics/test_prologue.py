@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ipex_inductor import decisions, derived_memory
 from ipex_inductor.ops.grouped import Blocks
-from ipex_inductor.passes import derived, program, prologue
+from ipex_inductor.passes import program, prologue, weight_snapshot
 
 X = torch.randn(4, 32)
 
@@ -83,7 +83,7 @@ WRITES = {
 @pytest.fixture
 def patient(monkeypatch):
     """Weights that change at nearly every call are derived from all the same."""
-    monkeypatch.setattr(derived, "UNPAID", 100)
+    monkeypatch.setattr(weight_snapshot, "UNPAID", 100)
 
 
 @pytest.mark.sampled

@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from ipex_inductor import decisions
-from ipex_inductor.passes import derived, program, weight_results
+from ipex_inductor.passes import derived, program, weight_contents, weight_results
 from ipex_inductor.passes.weight_contents import SWEEP
 from ipex_inductor.templates import write_watch
+from ipex_inductor.templates.cpp import NotBuiltError
+from ipex_inductor.templates.weights_triton import DeviceHashes
 from ipex_inductor.templates.write_watch import LEAST, PAGE, is_written
 
 pytestmark = pytest.mark.skipif(
@@ -391,3 +393,37 @@ def test_without_the_kernel_weights_are_not_compared_whole_in_vain(monkeypatch):
         graph.of(weights)
     assert not compared
     assert contents(graph) is before, "comparing goes on where it is"
+
+
+def test_a_gpu_without_the_kernel_to_compare_contents_says_so_once(monkeypatch, warned):
+    """The call that meets it goes on, without comparing."""
+    made = []
+
+    def fail(hashes, sweep):
+        made.append(sweep)
+        raise NotBuiltError("as in a trial")
+
+    monkeypatch.setattr(weight_contents, "is_captured", lambda device: False)
+    monkeypatch.setattr(weight_contents, "Comparer", fail)
+    on_device = DeviceHashes(0, 4, torch.zeros(1, dtype=torch.int32))
+    on_devices = weight_contents.gather_on_devices([None, on_device])
+    assert [on_devices.find_differing() for _ in range(3)] == [None] * 3
+    assert made == [SWEEP]
+    assert ["as in a trial" in text for text in warned] == [True]
+
+
+def test_nothing_is_allocated_while_a_program_captures(monkeypatch):
+    monkeypatch.setattr(weight_contents, "is_captured", lambda device: True)
+    on_device = DeviceHashes(0, 4, torch.zeros(1, dtype=torch.int32))
+    on_devices = weight_contents.gather_on_devices([on_device])
+    assert on_devices.find_differing() is None
+    assert not on_devices.comparers
+
+
+def test_ranges_beyond_the_most_are_compared_in_turn(monkeypatch, caplog):
+    monkeypatch.setattr(write_watch, "MOST_RANGES", 5 + len(write_watch.kernel()._watched))
+    caplog.set_level("INFO", "ipex_inductor")
+    graph, weights = doubles(), [torch.randn(ELEMENTS) for _ in range(COUNT)]
+    assert is_right(graph.of(weights), weights)
+    assert sum(hashes.pages is not None for hashes in contents(graph).weights) == 5
+    assert "the most there may be" in caplog.text
