@@ -6,7 +6,8 @@ Prints microseconds a call, the least of interleaved rounds: the whole check as 
 then, in C++, identities, versions and addresses alone; with a sample of each weight's contents; and
 with what is compared in turn, or asked of the kernel. The last column is the number of calls after
 which that was done for all contents once. On a GPU samples and what is compared in turn are one
-launch, and the host waits for its result.
+launch: its microseconds without and with a wait for its result. The whole check waits, as for a
+graph that cannot run again; for others the host waits while the graph runs.
 """
 
 import argparse
@@ -49,12 +50,13 @@ def subjects(count: int, elements: int, device: str):
     changed = built.changed(range(count))
     read, contents = current.read, current.contents
     if current.on_devices is not None:
-        current.on_devices.find_differing()  # the first makes what compares
+        current.on_devices.launch()  # the first makes what compares
         ((_, comparer),) = current.on_devices.comparers
         functions = (
             lambda: derived.of(inputs),
             lambda: changed(inputs, read, None),
-            comparer.find_differing,
+            comparer.launch,
+            lambda: comparer.find_differing(comparer.launch()),
         )
         return weights, functions, -(-comparer.total // comparer._in_turn)
     alone = Contents(contents.weights, (0, 0))

@@ -84,7 +84,7 @@ def compiled(
         return code
     events = tuple(graph_report.events)
     keeps = bool(kwargs.get("cudagraphs")) or code is not inner  # what a capture reads, stays
-    return join(code, parts.programs, parts.reads, keeps, events=events)
+    return join(code, parts.programs, parts.reads, keeps, parts.repeats, events=events)
 
 
 def _split(

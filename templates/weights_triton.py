@@ -1,7 +1,7 @@
 """Hash and compare the contents of weights on an NVIDIA GPU, by one kernel a call.
 
 The kernel runs in the current stream. It writes what it found to pinned memory of the host, so that
-nothing waits for the stream.
+the host need not wait for what was put into the stream behind it.
 """
 
 import ctypes
@@ -26,7 +26,8 @@ from ipex_inductor.templates.step_cuda import On, loaded
 WORD, WORDS = 4, 128  # bytes of a word, words that share one hash
 ROWS, WARPS = 32, 4  # hashes that one program computes
 MOST = 1 << 23  # bytes compared in turn by a launch
-WAIT = 30e-6  # seconds that the host waits for a launch, as where the stream has other work to do
+SPIN, BUSY, PATIENCE = 30e-6, 1e-3, 10.0  # seconds of a wait: held, letting others run, altogether
+NAP = 50e-6  # seconds between looks behind `BUSY`
 WEIGHT = 4  # numbers of a weight in the table: address, words, address of its hashes, first block
 
 SOURCE = '''\
@@ -139,27 +140,37 @@ class Comparer:
             self._state = torch.zeros(2, dtype=torch.int64, device=self._device)
             self._found = torch.zeros(2, dtype=torch.int64, device="cpu", pin_memory=True)
         self._seen = (ctypes.c_int64 * 2).from_address(self._found.data_ptr())
+        self._memory = tuple(t.data_ptr() for t in (self._table, self._state, self._found))
         self._tickets = itertools.count(1)
         self._begin = 0
         self._in_turn = min(-(-self.total // sweep), MOST // (WORD * WORDS))
+        self._kernels: dict[bool, cuda.Kernel] = {}
+        self._waits = True
 
-    def find_differing(self) -> int | None:
-        """Compare a sample of each weight and some blocks in turn; return the number of one found.
+    def launch(self) -> int | None:
+        """Begin to compare a sample of each weight and some blocks in turn; return the ticket.
 
-        The result is that of this call, unless the stream has work for longer than `WAIT`: then it
-        is that of a call before. If it had at the last launch, there is no waiting. None while a
-        program captures a graph of its own.
+        None while a program captures a graph of its own.
         """
-        samples, seen = len(self._weights), self._seen
+        samples = len(self._weights)
         ticket = self._launch(False, samples=samples, rows=samples + self._in_turn)
-        if ticket is None:
-            return None
-        self._begin = (self._begin + self._in_turn) % self.total
-        if _last_launches.get(self._device, _arrived)():
-            end = time.perf_counter() + WAIT
-            while seen[1] < ticket and time.perf_counter() < end:
-                pass
-        _last_launches[self._device] = functools.partial(_has_arrived, self._found, ticket)
+        if ticket is not None:
+            self._begin = (self._begin + self._in_turn) % self.total
+        return ticket
+
+    def find_differing(self, ticket: int) -> int | None:
+        """Wait for a launch; return the number of a weight that differs, or None.
+
+        The stream may wait for what this thread does next. So a wait ends after `PATIENCE`, and
+        there is none from then on: what differs shows at one of the next calls.
+        """
+        seen = self._seen
+        if seen[1] < ticket and self._waits and not _wait(lambda: seen[1] >= ticket):
+            self._waits = False
+            decisions.warn_once(
+                f"a stream of {self._device} was busy for {PATIENCE:.0f} s. Writes to weights that "
+                "torch does not see show a call later there."
+            )
         number = seen[0] - 1
         if number < 0:
             return None
@@ -179,15 +190,16 @@ class Comparer:
 
     def _launch(self, writes: bool, samples: int, rows: int) -> int | None:
         """Launch the kernel; return its ticket."""
-        kernel = _kernel(self._device, len(self._weights), writes)
+        kernel = self._kernels.get(writes)
+        if kernel is None:
+            kernel = self._kernels[writes] = _kernel(self._device, len(self._weights), writes)
         programs = -(-rows // ROWS)
         ticket = next(self._tickets)
-        memory = (t.data_ptr() for t in (self._table, self._state, self._found))
         numbers = len(self._weights), samples, rows, self._begin, 977 * ticket & 0x3FFFFFFF
         with On(self._device) as stream:
             if torch.cuda.is_current_stream_capturing():
                 return None
-            kernel(programs, stream, (*memory, *numbers, ticket, programs))
+            kernel(programs, stream, (*self._memory, *numbers, ticket, programs))
         self._last = ticket
         return ticket
 
@@ -207,12 +219,19 @@ def _has_arrived(found: Tensor, ticket: int) -> bool:
     return ctypes.c_int64.from_address(found.data_ptr() + 8).value >= ticket
 
 
-def _arrived() -> bool:
+def _wait(is_done: Callable[[], bool]) -> bool:
+    """Wait until `is_done`; return whether it was within `PATIENCE`."""
+    begin = time.perf_counter()
+    while not is_done():
+        waited = time.perf_counter() - begin
+        if waited > PATIENCE:
+            return False
+        if waited > SPIN:
+            time.sleep(0 if waited < BUSY else NAP)  # other threads of Python run meanwhile
     return True
 
 
 _pending: list[tuple[Callable[[], bool], object]] = []
-_last_launches: dict[torch.device, Callable[[], bool]] = {}
 _kernels: dict[tuple[torch.device, int, bool], cuda.Kernel] = {}
 
 

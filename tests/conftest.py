@@ -92,6 +92,14 @@ def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CPP_WRAPPER", "0")
 
 
+@pytest.fixture
+def warned(monkeypatch):
+    """The texts of warnings that a process gives once."""
+    texts = []
+    monkeypatch.setattr(decisions, "warn_once", texts.append)
+    return texts
+
+
 @pytest.fixture(autouse=True)
 def _rules_fire_alike(monkeypatch):
     """On every CPU and of all sizes: attention is left to Inductor on some, small products are."""

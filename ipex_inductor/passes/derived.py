@@ -34,6 +34,7 @@ from ipex_inductor.passes.weight_contents import (
     SWEEP,
     AnyHashes,
     are_worth_watching,
+    find_differing,
     gather_contents,
     gather_on_devices,
     is_compared_slowly,
@@ -48,7 +49,7 @@ from ipex_inductor.passes.weight_results import (
     state_of_part,
     storage_of,
 )
-from ipex_inductor.passes.weight_snapshot import Current, Snapshot
+from ipex_inductor.passes.weight_snapshot import Check, Current, Snapshot
 from ipex_inductor.templates import freed
 from ipex_inductor.templates.weights_cpp import FACTS, SAME, Changed
 from ipex_inductor.templates.write_watch import UnwatchableError
@@ -100,31 +101,49 @@ class DerivedWeights:
         if made is not None:
             made.append(self)
 
-    def of(self, inputs: list[Any]) -> list[torch.Tensor]:
+    def of(self, inputs: list[Any], checks: list[Check] | None = None) -> list[torch.Tensor]:
         """Return the results for these graph inputs, in the order of the programs.
+
+        Args:
+            checks: gets the comparisons that GPUs have begun, which are waited for without it.
+                The caller asks `are_confirmed` behind its graph.
 
         Raises `PlainGraph` if that is allowed and computing them does not pay or is not safe.
         """
         snapshot = self._by_ends.get(tuple([id(inputs[n]) for n in self._ends]))
         if snapshot is not None and weight_access.is_quiet():
-            values = self._current_values(snapshot, inputs)
+            values = self._current_values(snapshot, inputs, checks)
             if values is not None:
                 return values
         with _lock, self._unanalysed():
             return self._settle(inputs)
+
+    def are_confirmed(self, inputs: list[Any], checks: list[Check]) -> bool:
+        """Return whether the weights were as the results were computed from; outdate those if not.
+
+        Args:
+            checks: of the call of `of` that returned them.
+        """
+        for check in checks:
+            found = find_differing(check.launched)
+            if found is not None:
+                return self._is_rewritten(check.snapshot, check.current, inputs, found)
+        return True
 
     def note_call(self, seconds: float) -> None:
         """Note how long the graph took behind results that were computed."""
         self._call_seconds = min(self._call_seconds, seconds)
         self.computed_now = False
 
-    def _current_values(self, snapshot: Snapshot, inputs: list[Any]) -> list[torch.Tensor] | None:
+    def _current_values(
+        self, snapshot: Snapshot, inputs: list[Any], checks: list[Check] | None = None
+    ) -> list[torch.Tensor] | None:
         """Count the call and return the results; None if they are to be computed.
 
         Nothing here holds old contents then, whose pages would stay as they were written.
         """
         current = snapshot.current  # read once: another thread may replace it
-        if current is None or not self._is_current(snapshot, current, inputs):
+        if current is None or not self._is_current(snapshot, current, inputs, checks):
             return None
         snapshot.calls += 1
         if snapshot.calls % SWEEP == 0 and is_compared_slowly(current.contents):
@@ -132,13 +151,23 @@ class DerivedWeights:
             return current.values if snapshot.current is not None else None
         return current.values
 
-    def _is_current(self, snapshot: Snapshot, current: Current, inputs: list[Any]) -> bool:
+    def _is_current(
+        self,
+        snapshot: Snapshot,
+        current: Current,
+        inputs: list[Any],
+        checks: list[Check] | None,
+    ) -> bool:
         """Compare facts and contents; outdate results whose weights differ."""
         asks = current.contents.asks if current.contents is not None else 0
         for _ in range(max(asks, 1)):  # each passes one that was written with what was there before
             found = self._changed(inputs, current.read, current.contents)
             if found == SAME and current.on_devices is not None:
-                differing = current.on_devices.find_differing()
+                launched = current.on_devices.launch()
+                if checks is not None:
+                    checks.append(Check(snapshot, current, launched))
+                    return True
+                differing = find_differing(launched)
                 found = SAME if differing is None else differing
             if found in (SAME, FACTS):
                 return found == SAME

@@ -11,6 +11,7 @@ from torch._inductor.output_code import OutputCode
 from ipex_inductor import compat, decisions
 from ipex_inductor.passes.derived import DerivedWeights, taking
 from ipex_inductor.passes.program import Program
+from ipex_inductor.passes.weight_snapshot import Check
 
 
 @dataclass
@@ -25,6 +26,7 @@ class PrologueCode(OutputCode):
     programs: tuple[Program, ...]
     reads: tuple[int, ...]  # the numbers of the inputs that `inner` takes before what is derived
     captured: bool
+    repeats: bool = False  # whether `inner` may run twice: see `pure.is_repeatable`
     events: tuple[decisions.Event, ...] = ()  # what was decided, for a process that loads this
     _boxed_call: bool = True
     _derived: DerivedWeights | None = field(default=None, repr=False)
@@ -36,17 +38,28 @@ class PrologueCode(OutputCode):
         self._read = taking(self.reads)
 
     def __call__(self, inputs: Any) -> Any:
-        """Boxed call: `inputs` is emptied, as Inductor's own graphs do."""
+        """Boxed call: `inputs` is emptied, as Inductor's own graphs do.
+
+        Contents of weights on GPUs are compared while `inner` runs. If one was written, results are
+        computed again, and `inner` runs again.
+        """
         derived, read = self._derived, self._read
         assert derived is not None
         assert read is not None
-        inputs[:] = *read(inputs), *derived.of(inputs)
-        if not derived.computed_now:
-            return self.inner(inputs)
-        began = time.perf_counter()
+        checks: list[Check] | None = [] if self.repeats else None
+        values = derived.of(inputs, checks)
+        kept = [*inputs] if checks else []
+        inputs[:] = *read(inputs), *values
+        if derived.computed_now:
+            began = time.perf_counter()
+            results = self.inner(inputs)
+            derived.note_call(time.perf_counter() - began)
+            return results
         results = self.inner(inputs)
-        derived.note_call(time.perf_counter() - began)
-        return results
+        if not checks or derived.are_confirmed(kept, checks):
+            return results
+        del results, values
+        return self.inner([*read(kept), *derived.of(kept)])
 
     def prepare_for_serialization(self) -> None:
         """Drop all that belongs to this process; an entry holds no weights."""

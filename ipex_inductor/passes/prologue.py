@@ -2,7 +2,6 @@
 
 import functools
 import math
-import operator
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -27,14 +26,13 @@ from ipex_inductor.passes.packing import (
     pack_weights,
 )
 from ipex_inductor.passes.program import Program, record
+from ipex_inductor.passes.pure import is_pure, is_repeatable
 from ipex_inductor.passes.sycl import DTYPES, WhyNot, take
 from ipex_inductor.passes.winograd import by_tiles
 
 Node = torch.fx.Node
 
 CASTS = (torch.ops.prims.convert_element_type.default, torch.ops.aten._to_copy.default)
-# Every rank must take part each time, and a gathered weight is no longer local to its shard.
-COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 Asked = Callable[[], str | None] | None  # why it cannot be had; None: it is not to be asked
 GROUPED = torch.ops.ipex.conv_grouped.default
 # Calls that nothing is fused into: what they read is there as it is.
@@ -47,6 +45,7 @@ class Split:
     """A graph without its weight-only work: `gm` takes the derived tensors as last inputs.
 
     `reads`: the numbers, among all inputs of the graph that was split, of what it takes before.
+    `repeats`: it may run again on the same inputs: see `is_repeatable`.
     """
 
     gm: torch.fx.GraphModule
@@ -54,6 +53,7 @@ class Split:
     static_input_idxs: list[int]
     programs: tuple[Program, ...]
     reads: tuple[int, ...]
+    repeats: bool
 
     def without_unread(self) -> "Split":
         """The same if its code is not handed the weights that nothing but programs reads."""
@@ -157,6 +157,7 @@ def split(
         [*static_input_idxs, *range(count, count + len(outputs))],
         programs,
         tuple(range(count)),
+        is_repeatable(gm.graph, {placeholders[i] for i in static_input_idxs if i < count}),
     )
 
 
@@ -258,21 +259,9 @@ def weight_only(graph: torch.fx.Graph, weights: Container[Node]) -> dict[Node, N
     known: dict[Node, None] = {}
     for node in graph.nodes:
         inputs = node.all_input_nodes
-        if inputs and _is_pure(node) and all(n in weights or n in known for n in inputs):
+        if inputs and is_pure(node) and all(n in weights or n in known for n in inputs):
             known[node] = None
     return known
-
-
-def _is_pure(node: Node) -> bool:
-    if node.op != "call_function":
-        return False
-    if node.target is operator.getitem:
-        return True
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    random = torch.Tag.nondeterministic_seeded in node.target.tags
-    alone = node.target.namespace not in COLLECTIVES
-    return alone and not node.target._schema.is_mutable and not random
 
 
 def _worth_hoisting(node: Node, derived: dict[Node, None]) -> bool:

@@ -6,7 +6,8 @@ were written, where it notes writes (`templates/write_watch.py`). Without the ke
 contents of more than 7 MiB take longer.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -18,6 +19,7 @@ from ipex_inductor.templates.weights_cpp import ASK, BLOCK, Contents, Hashes
 from ipex_inductor.templates.weights_triton import Comparer, DeviceHashes, is_captured
 
 AnyHashes = Hashes | DeviceHashes | None
+Launched = list[tuple[list[int], Comparer, int]]  # numbers of weights, what compares them, ticket
 SWEEP = 56  # calls
 LEAST, MOST = 1 << 12, 1 << 17  # bytes compared in turn at a call: 0.3 and 8 microseconds
 SAMPLE = 512  # of these bytes, that the sample of a weight takes the time of
@@ -46,25 +48,37 @@ class DeviceContents:
                 self._by_device.setdefault(content.words.device, {})[number] = content
         self.comparers: list[tuple[list[int], Comparer]] = []
 
-    def find_differing(self) -> int | None:
-        """Compare samples and some blocks in turn; return the number of a weight that differs.
-
-        None while a program captures a graph of its own.
-        """
-        try:
+    def launch(self) -> Launched:
+        """Begin to compare samples and some blocks in turn, in the current stream of each GPU."""
+        launched: Launched = []
+        with self._given_up_if_refused():
             if not self.comparers:  # as memory that is allocated in a capture belongs to it
                 if any(map(is_captured, self._by_device)):
-                    return None
+                    return launched
                 own = self._by_device.values()
                 self.comparers = [([*each], Comparer([*each.values()], SWEEP)) for each in own]
             for numbers, comparer in self.comparers:
-                found = comparer.find_differing()
-                if found is not None:
-                    return numbers[found]
+                ticket = comparer.launch()
+                if ticket is not None:  # else a program captures a graph of its own
+                    launched.append((numbers, comparer, ticket))
+        return launched
+
+    @contextlib.contextmanager
+    def _given_up_if_refused(self) -> Iterator[None]:
+        try:
+            yield
         except (NotBuiltError, DeviceError) as error:
             decisions.warn_once(f"contents of weights on GPUs are no longer compared: {error}")
             self._by_device, self.comparers = {}, []
-        return None
+
+
+def find_differing(launched: Launched) -> int | None:
+    """Wait for what `DeviceContents.launch` began; return the number of a weight that differs."""
+    for numbers, comparer, ticket in launched:
+        found = comparer.find_differing(ticket)
+        if found is not None:
+            return numbers[found]
+    return None
 
 
 def gather_on_devices(hashes: Sequence[AnyHashes]) -> DeviceContents | None:

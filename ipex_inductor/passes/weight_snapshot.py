@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from ipex_inductor.passes.weight_contents import DeviceContents
+from ipex_inductor.passes.weight_contents import DeviceContents, Launched
 from ipex_inductor.passes.weight_results import Part
 from ipex_inductor.templates.weights_cpp import Contents
 
@@ -110,3 +110,12 @@ class Snapshot:
         """Where the results lie."""
         devices = (value.device for part in self.parts for value in part.values)
         return next(devices, torch.device("cpu"))
+
+
+@dataclass(frozen=True)
+class Check:
+    """A comparison of contents that GPUs have begun, for results that a graph reads meanwhile."""
+
+    snapshot: Snapshot
+    current: Current
+    launched: Launched

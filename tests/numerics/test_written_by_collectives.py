@@ -27,12 +27,13 @@ RANKS = textwrap.dedent(
         def forward(self, x):
             return (x.unsqueeze(-1) * (self.w * self.scale)).sum(1)
 
-    other = os.fork()
-    rank, store, backend = (0 if other else 1), sys.argv[1], sys.argv[2]
+    store, backend, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    other = os.fork() if size == 2 else None
+    rank = 1 if other == 0 else 0
     device = torch.device("cpu" if backend == "gloo" else f"cuda:{rank}")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(backend, init_method="file://" + store, rank=rank, world_size=2)
+    dist.init_process_group(backend, init_method="file://" + store, rank=rank, world_size=size)
     torch.manual_seed(rank)
     torch.set_num_threads(1)
     model = Scaled().eval().requires_grad_(False).to(device)
@@ -59,8 +60,24 @@ RANKS = textwrap.dedent(
         "coalesced": lambda p: dist._broadcast_coalesced(dist.group.WORLD, [p], 1 << 20, 0),
         "DDP": lambda p: nn.parallel.DistributedDataParallel(model.requires_grad_()),
     }
+    ALONE = {  # what a rank without others is written by
+        "all_reduce": lambda p: dist.all_reduce(p, dist._make_nccl_premul_sum(2.0)),
+        "reduce_scatter": lambda p: dist.reduce_scatter(p, [p + 1]),
+        "reduce_scatter_tensor": lambda p: dist.reduce_scatter_tensor(p, p + 1),
+        "scattered": lambda p: dist.scatter(p, [p + 1], 0),
+        "gathered": lambda p: dist.all_gather([p], p + 1),
+        "gathered into one": lambda p: dist.all_gather_into_tensor(p, p + 1),
+        "exchanged": lambda p: dist.all_to_all_single(p, p + 1),
+        "asynchronous": lambda p: dist.all_gather_into_tensor(p, p + 1, async_op=True).wait(),
+        "sent to itself": lambda p: [
+            work.wait()
+            for work in dist.batch_isend_irecv(
+                [dist.P2POp(dist.isend, p + 1, 0), dist.P2POp(dist.irecv, p, 0)]
+            )
+        ],
+    }
     with torch.no_grad():
-        for name, write in WRITES.items():
+        for name, write in (WRITES if size == 2 else ALONE).items():
             for p in model.parameters():
                 p.normal_()
             for _ in range(2):
@@ -69,7 +86,7 @@ RANKS = textwrap.dedent(
             model.requires_grad_(False)
             write(model.w)
             model.requires_grad_(False)
-            assert rank == 0 or not torch.equal(before, model(x)), name + " shows nothing"
+            assert rank < size - 1 or not torch.equal(before, model(x)), name + " shows nothing"
             # Sums of 600 terms of order one, in another order.
             for _ in range(2):
                 torch.testing.assert_close(fn(x), model(x), rtol=1e-4, atol=1e-3, msg=name)
@@ -79,10 +96,10 @@ RANKS = textwrap.dedent(
 )
 
 
-def run_ranks(folder, backend):
-    """Run both ranks; raise `AssertionError` if one fails."""
+def run_ranks(folder, backend, size=2):
+    """Run one rank or two; raise `AssertionError` if one fails."""
     done = subprocess.run(
-        [sys.executable, "-c", RANKS, str(folder / "store"), backend],
+        [sys.executable, "-c", RANKS, str(folder / "store"), backend, str(size)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -90,7 +107,7 @@ def run_ranks(folder, backend):
         timeout=300,
     )
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("all right") == 2
+    assert done.stdout.count("all right") == size
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no collectives")
@@ -102,3 +119,8 @@ def test_results_follow_what_collectives_write(instructions_known, tmp_path):
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
 def test_results_follow_what_nccl_writes(tmp_path):
     run_ranks(tmp_path, "nccl")
+
+
+@pytest.mark.gpu
+def test_results_follow_what_nccl_writes_on_one_gpu(tmp_path):
+    run_ranks(tmp_path, "nccl", 1)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from ipex_inductor import decisions
 from ipex_inductor.passes import derived, program, weight_contents, weight_results
 from ipex_inductor.passes.weight_contents import SWEEP
 from ipex_inductor.templates import write_watch
@@ -166,13 +165,6 @@ def contents(graph):
 
 def is_watched(graph):
     return all(hashes.pages for hashes in contents(graph).weights)
-
-
-@pytest.fixture
-def warned(monkeypatch):
-    texts = []
-    monkeypatch.setattr(decisions, "warn_once", texts.append)
-    return texts
 
 
 @pytest.fixture
@@ -407,7 +399,7 @@ def test_a_gpu_without_the_kernel_to_compare_contents_says_so_once(monkeypatch, 
     monkeypatch.setattr(weight_contents, "Comparer", fail)
     on_device = DeviceHashes(0, 4, torch.zeros(1, dtype=torch.int32))
     on_devices = weight_contents.gather_on_devices([None, on_device])
-    assert [on_devices.find_differing() for _ in range(3)] == [None] * 3
+    assert [on_devices.launch() for _ in range(3)] == [[]] * 3
     assert made == [SWEEP]
     assert ["as in a trial" in text for text in warned] == [True]
 
@@ -416,7 +408,7 @@ def test_nothing_is_allocated_while_a_program_captures(monkeypatch):
     monkeypatch.setattr(weight_contents, "is_captured", lambda device: True)
     on_device = DeviceHashes(0, 4, torch.zeros(1, dtype=torch.int32))
     on_devices = weight_contents.gather_on_devices([on_device])
-    assert on_devices.find_differing() is None
+    assert on_devices.launch() == []
     assert not on_devices.comparers
 
 
