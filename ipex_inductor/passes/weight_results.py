@@ -286,7 +286,17 @@ def _settle(
         return same and strided and a.stride() == b.stride() and any(a is o for o in own)
 
     with torch.inference_mode(False), torch.no_grad():
-        return [a.copy_(b) if fits(a, b) else b for a, b in zip(old or new, new, strict=True)]
+        return [_write(a, b) if fits(a, b) else b for a, b in zip(old or new, new, strict=True)]
+
+
+def _write(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """Write what has the same shape and strides to `old`, elements of which may share memory."""
+    if torch._debug_has_internal_overlap(old) != 1:  # which is what `copy_` refuses
+        return old.copy_(new)
+    span = 1 + sum((size - 1) * step for size, step in zip(old.shape, old.stride(), strict=True))
+    if old.numel():
+        old.as_strided((span,), (1,)).copy_(new.as_strided((span,), (1,)))
+    return old
 
 
 def all_parts() -> list[Part]:

@@ -635,6 +635,28 @@ def test_captured_results_keep_their_addresses():
     torch.testing.assert_close(first, w + w)
 
 
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [("expand", ([3, 8],)), ("unfold", (0, 4, 2)), ("expand", ([0, 8],)), ("t", ())],
+)
+@torch.no_grad()
+def test_results_with_elements_that_share_memory_are_computed_again(op, args):
+    """As a mask that is the same for all of a batch; torch refuses to write to such tensors."""
+    ref = program.Ref
+    steps = (
+        program.Step("aten::add.Tensor", (ref(0), 1.0), ()),
+        program.Step(f"aten::{op}", (ref(1), *args), ()),
+    )
+    kept = derived.DerivedWeights([program.Program((0,), ("",), steps, (ref(2),))], True)
+    w = nn.Parameter(torch.randn(8))
+    (first,) = kept.of([w])
+    w.mul_(2)
+    (now,) = kept.of([w])
+    assert now is first
+    torch.testing.assert_close(now, getattr(w + 1, op)(*args))
+    assert now.stride() == getattr(w + 1, op)(*args).stride()
+
+
 @torch.no_grad()
 def test_captured_results_never_overwrite_a_weight():
     w = nn.Parameter(torch.randn(8))
