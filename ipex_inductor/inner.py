@@ -117,8 +117,9 @@ def _split(
         here = not (elsewhere or _is_packaged(compiler) or {"*", plain.NAME} & config.rules_off)
         why_plain = plain.why_plain if here else None
         told = limit, in_sycl, in_blocks, by_kept, narrow, config.drop_plain_weights, why_plain
+        in_python = not torch._inductor.config.cpp_wrapper
         with nullcontext() if config.strict else sparing(graph_report):
-            parts = split(gm, example_inputs, weights, graph_report, *told)
+            parts = split(gm, example_inputs, weights, graph_report, *told, in_python)
         # A package knows weights by their numbers, and leaves out itself what is not read.
         return parts.without_unread() if parts and not _is_packaged(compiler) else parts
     except Exception as error:

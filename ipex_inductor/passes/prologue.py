@@ -98,6 +98,7 @@ def split(
     narrow: frozenset[torch.dtype] = frozenset(),
     drops: bool = False,
     why_plain: WhyPlain | None = None,
+    in_python: bool = False,
 ) -> Split | None:
     """Pack and hoist the weight-only work of `gm` (changed in place), or None when there is none.
 
@@ -109,6 +110,8 @@ def split(
     `narrow`: dtypes in which products are computed in fp32.
     `drops`: weights on the CPU that nothing else reads are freed behind their program.
     `why_plain`: why a product's weight is not packed.
+    `in_python`: Python calls the kernels. To call ours takes some 25 microseconds, so that what has
+    a reason to stay plain does.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     weights = weight_inputs(gm.graph, static_input_idxs)
@@ -116,7 +119,8 @@ def split(
         with also_in(DTYPES):
             take(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report, sycl)
     budget = _Budget(limit if limit >= 0 else math.inf)
-    arrange = functools.partial(_arranged, why_not_blocked, why_not_kept, budget)
+    stays = why_plain if in_python else None
+    arrange = functools.partial(_arranged, why_not_blocked, why_not_kept, stays, budget)
     with also_in(narrow):
         fit_to_kernels(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report, why_plain)
         if weights and narrow:
@@ -162,9 +166,15 @@ def split(
 
 
 def _arranged(
-    in_blocks_not: Asked, kept_not: Asked, budget: _Budget, product: Product
+    in_blocks_not: Asked,
+    kept_not: Asked,
+    stays: WhyPlain | None,
+    budget: _Budget,
+    product: Product,
 ) -> Product | None:
     """The product by a kernel of ours or a kept primitive, where that is faster and can be had."""
+    if stays and stays(product):
+        return None
     if in_blocks_not and (found := in_blocks(product) or by_tiles(product)):
         value = product.weight.meta["val"]
         more = math.prod(found.shape) * (found.dtype or value.dtype).itemsize - _bytes(value)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ipex_inductor import decisions
+from ipex_inductor.lowerings import blocked
 from ipex_inductor.passes import kept, plain, training
 from ipex_inductor.target import architecture
 
@@ -65,6 +66,24 @@ def test_small_convolutions_stay_plain(dynamic: bool) -> None:
     model.second.weight.mul_(2)
     torch.testing.assert_close(fn(x), model(x), **CLOSE)
     assert len(decisions.reports()) == 1  # a size that varies got no guard
+
+
+@pytest.mark.skipif(blocked.why_not() is not None, reason="no kernel of ours is here")
+@pytest.mark.parametrize("in_python", [True, False], ids=["by Python", "by C++"])
+@torch.no_grad()
+def test_small_layers_stay_plain_where_python_calls_kernels(
+    in_python: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of our kernel from Python takes longer than torch's own product."""
+    if in_python:
+        monkeypatch.setenv("TORCHINDUCTOR_CPP_WRAPPER", "0")
+    layer, x = nn.Linear(48, 32).eval(), torch.randn(20, 48)
+    fn = torch.compile(lambda x: F.relu(layer(x)), backend="ipex", options={"strict": True})
+    torch.testing.assert_close(fn(x), F.relu(layer(x)), **CLOSE)
+    assert bool(missed()) == in_python, missed()
+    events = (event for report in decisions.reports() for event in report.events)
+    ours = [event.reason for event in events if event.subject == "products on packed weights"]
+    assert len(ours) == (not in_python), ours
 
 
 @torch.no_grad()
