@@ -93,9 +93,10 @@ class _TwoForms:
         grad = torch.is_grad_enabled()
         try:
             return self._compiled(*args)
-        except PlainGraph as request:
-            torch._C._set_grad_enabled(grad)  # torch's own code around the graph may not restore it
-            return self._begin_stay(args, request)(*args)
+        except PlainGraph as raised:
+            request = raised.with_traceback(None)  # whose frames hold what is outdated
+        torch._C._set_grad_enabled(grad)  # torch's own code around the graph may not restore it
+        return self._begin_stay(args, request)(*args)
 
     def _stays_plain(self, args: tuple[Any, ...]) -> bool:
         from ipex_inductor.passes.weight_reader import any_reader

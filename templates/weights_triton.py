@@ -26,7 +26,8 @@ from ipex_inductor.templates.step_cuda import On, loaded
 WORD, WORDS = 4, 128  # bytes of a word, words that share one hash
 ROWS, WARPS = 32, 4  # hashes that one program computes
 MOST = 1 << 23  # bytes compared in turn by a launch
-SPIN, BUSY, PATIENCE = 30e-6, 1e-3, 10.0  # seconds of a wait: held, letting others run, altogether
+SLOTS = 64  # launches of a comparer that may be under way
+SPIN, BUSY, PATIENCE = 30e-6, 1e-3, 2.0  # seconds of a wait: held, letting others run, altogether
 NAP = 50e-6  # seconds between looks behind `BUSY`
 WEIGHT = 4  # numbers of a weight in the table: address, words, address of its hashes, first block
 
@@ -41,13 +42,14 @@ def mix(x):
 
 @triton.jit
 def hash_blocks(
-    table, state, found, count, samples, rows, begin, seed, ticket, programs,
+    table, state, found, count, samples, rows, begin, seed, slot, ticket, programs,
     STEPS: tl.constexpr, WRITES: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr,
 ):
     """Hash a block of memory a row: a drawn one of each weight, then blocks in turn.
 
     `table` has four numbers of each of `count` weights, and the number of all blocks behind. Hashes
-    are written if `WRITES`, else compared: `found` gets a weight's number plus 1, and the ticket.
+    are written if `WRITES`, else compared: `found` gets a weight's number plus 1. Behind it, the
+    slot of this launch gets the ticket from the program that ends last.
     """
     row = ROWS * tl.program_id(0) + tl.arange(0, ROWS)
     inside = row < rows
@@ -82,17 +84,16 @@ def hash_blocks(
         differing = tl.max(tl.where(is_other, number + 1, 0), 0)
         if differing > 0:
             tl.store(found, differing.to(tl.int64))
-    counter = state + tl.where(samples > 0, 0, 1)  # one for each number of programs
-    done = tl.atomic_add(counter, 1, sem="acq_rel", scope="sys") + 1
-    if done % programs == 0:
-        tl.store(found + 1, ticket)
+    if tl.atomic_add(state + slot, 1, sem="acq_rel", scope="sys") + 1 == programs:
+        tl.atomic_xchg(state + slot, 0, sem="acq_rel", scope="sys")
+        tl.store(found + 1 + slot, ticket)
 '''
 SOURCE = "import triton\nimport triton.language as tl\n\n\n" + SOURCE
 SIGNATURE = {
     **dict.fromkeys(("table", "state", "found"), "*i64"),
     **dict.fromkeys(("count", "samples", "rows"), "i32"),
     "begin": "i64",
-    "seed": "i32",
+    **dict.fromkeys(("seed", "slot"), "i32"),
     **dict.fromkeys(("ticket", "programs"), "i64"),
 }
 
@@ -123,8 +124,6 @@ class Comparer:
         sweep: launches in which all contents are compared, if that is no more than `MOST` each.
     """
 
-    _last = 0  # ticket
-
     def __init__(self, weights: Sequence[DeviceHashes], sweep: int = 1) -> None:
         self._device = weights[0].words.device
         self._weights = tuple(weights)  # the kernel reads their hashes
@@ -137,9 +136,10 @@ class Comparer:
         with torch.inference_mode(False):
             table = torch.tensor([*rows, (0, 0, 0, self.total)], device="cpu")
             self._table = table.to(self._device)
-            self._state = torch.zeros(2, dtype=torch.int64, device=self._device)
-            self._found = torch.zeros(2, dtype=torch.int64, device="cpu", pin_memory=True)
-        self._seen = (ctypes.c_int64 * 2).from_address(self._found.data_ptr())
+            self._state = torch.zeros(SLOTS, dtype=torch.int64, device=self._device)
+            self._found = torch.zeros(1 + SLOTS, dtype=torch.int64, device="cpu", pin_memory=True)
+        self._seen = _seen(self._found)
+        self._last = [0] * SLOTS  # ticket of each slot
         self._memory = tuple(t.data_ptr() for t in (self._table, self._state, self._found))
         self._tickets = itertools.count(1)
         self._begin = 0
@@ -150,7 +150,8 @@ class Comparer:
     def launch(self) -> int | None:
         """Begin to compare a sample of each weight and some blocks in turn; return the ticket.
 
-        None while a program captures a graph of its own.
+        None while a program captures a graph of its own, or as many launches are under way as there
+        are slots.
         """
         samples = len(self._weights)
         ticket = self._launch(False, samples=samples, rows=samples + self._in_turn)
@@ -161,21 +162,24 @@ class Comparer:
     def find_differing(self, ticket: int) -> int | None:
         """Wait for a launch; return the number of a weight that differs, or None.
 
-        The stream may wait for what this thread does next. So a wait ends after `PATIENCE`, and
-        there is none from then on: what differs shows at one of the next calls.
+        That stays so until `forget`, as several threads may ask. The stream may wait for what this
+        thread does next. So a wait ends after `PATIENCE`, and there is none until a launch has been
+        faster: what differs shows at one of the next calls.
         """
-        seen = self._seen
-        if seen[1] < ticket and self._waits and not _wait(lambda: seen[1] >= ticket):
+        seen, slot = self._seen, 1 + ticket % SLOTS
+        if seen[slot] >= ticket:
+            self._waits = True
+        elif self._waits and not _wait(lambda: seen[slot] >= ticket):
             self._waits = False
             decisions.warn_once(
                 f"a stream of {self._device} was busy for {PATIENCE:.0f} s. Writes to weights that "
                 "torch does not see show a call later there."
             )
-        number = seen[0] - 1
-        if number < 0:
-            return None
-        seen[0] = 0
-        return number
+        return seen[0] - 1 if seen[0] else None
+
+    def forget(self) -> None:
+        """Take back what was found: the weights are as they were."""
+        self._seen[0] = 0
 
     def are_same(self) -> bool:
         """Compare all contents, and wait for the result; False while a graph is captured."""
@@ -195,28 +199,36 @@ class Comparer:
             kernel = self._kernels[writes] = _kernel(self._device, len(self._weights), writes)
         programs = -(-rows // ROWS)
         ticket = next(self._tickets)
-        numbers = len(self._weights), samples, rows, self._begin, 977 * ticket & 0x3FFFFFFF
+        slot = ticket % SLOTS
+        if self._seen[1 + slot] < self._last[slot]:
+            return None
+        numbers = len(self._weights), samples, rows, self._begin, 977 * ticket & 0x3FFFFFFF, slot
         with On(self._device) as stream:
             if torch.cuda.is_current_stream_capturing():
                 return None
             kernel(programs, stream, (*self._memory, *numbers, ticket, programs))
-        self._last = ticket
+        self._last[slot] = ticket
         return ticket
 
     def __del__(self) -> None:
         """Leave what a launch still reads and writes until it is done."""
-        if not self._last or sys.is_finalizing():
+        last = getattr(self, "_last", None)
+        if not last or not any(last) or sys.is_finalizing():
             return
         for number, (arrived, _) in reversed([*enumerate(_pending)]):
             if arrived():
                 _pending.pop(number)
-        arrived = functools.partial(_has_arrived, self._found, self._last)
+        arrived = functools.partial(_have_arrived, self._found, last)
         if not arrived():
             _pending.append((arrived, (self._table, self._state, self._weights)))
 
 
-def _has_arrived(found: Tensor, ticket: int) -> bool:
-    return ctypes.c_int64.from_address(found.data_ptr() + 8).value >= ticket
+def _seen(found: Tensor) -> "ctypes.Array[ctypes.c_int64]":
+    return (ctypes.c_int64 * (1 + SLOTS)).from_address(found.data_ptr())
+
+
+def _have_arrived(found: Tensor, tickets: Sequence[int]) -> bool:
+    return all(seen >= ticket for seen, ticket in zip(_seen(found)[1:], tickets, strict=True))
 
 
 def _wait(is_done: Callable[[], bool]) -> bool:

@@ -110,13 +110,18 @@ class DerivedWeights:
 
         Raises `PlainGraph` if that is allowed and computing them does not pay or is not safe.
         """
+        waits, checks = checks is None, [] if checks is None else checks
         snapshot = self._by_ends.get(tuple([id(inputs[n]) for n in self._ends]))
         if snapshot is not None and weight_access.is_quiet():
             values = self._current_values(snapshot, inputs, checks)
-            if values is not None:
+            if values is not None and (not waits or self.are_confirmed(inputs, checks)):
                 return values
-        with _lock, self._unanalysed():
-            return self._settle(inputs)
+        while True:
+            checks.clear()  # those of results that are outdated
+            with _lock, self._unanalysed():
+                values = self._settle(inputs, checks)
+            if not waits or self.are_confirmed(inputs, checks):  # without the lock, as it may wait
+                return values
 
     def are_confirmed(self, inputs: list[Any], checks: list[Check]) -> bool:
         """Return whether the weights were as the results were computed from; outdate those if not.
@@ -124,11 +129,11 @@ class DerivedWeights:
         Args:
             checks: of the call of `of` that returned them.
         """
-        for check in checks:
-            found = find_differing(check.launched)
-            if found is not None:
-                return self._is_rewritten(check.snapshot, check.current, inputs, found)
-        return True
+        return all(
+            self._is_rewritten(check.snapshot, check.current, inputs, number)
+            for check in checks
+            for number in find_differing(check.launched)
+        )
 
     def note_call(self, seconds: float) -> None:
         """Note how long the graph took behind results that were computed."""
@@ -136,7 +141,7 @@ class DerivedWeights:
         self.computed_now = False
 
     def _current_values(
-        self, snapshot: Snapshot, inputs: list[Any], checks: list[Check] | None = None
+        self, snapshot: Snapshot, inputs: list[Any], checks: list[Check]
     ) -> list[torch.Tensor] | None:
         """Count the call and return the results; None if they are to be computed.
 
@@ -156,19 +161,14 @@ class DerivedWeights:
         snapshot: Snapshot,
         current: Current,
         inputs: list[Any],
-        checks: list[Check] | None,
+        checks: list[Check],
     ) -> bool:
         """Compare facts and contents; outdate results whose weights differ."""
         asks = current.contents.asks if current.contents is not None else 0
         for _ in range(max(asks, 1)):  # each passes one that was written with what was there before
             found = self._changed(inputs, current.read, current.contents)
             if found == SAME and current.on_devices is not None:
-                launched = current.on_devices.launch()
-                if checks is not None:
-                    checks.append(Check(snapshot, current, launched))
-                    return True
-                differing = find_differing(launched)
-                found = SAME if differing is None else differing
+                checks.append(Check(snapshot, current, current.on_devices.launch()))
             if found in (SAME, FACTS):
                 return found == SAME
             if not self._is_rewritten(snapshot, current, inputs, found):
@@ -188,6 +188,8 @@ class DerivedWeights:
             except UnwatchableError:  # other memory was mapped there
                 weight_access.outdate(any_reader().storage_of(weight))
             if snapshot.current is current:  # written with what was there before
+                if current.on_devices is not None:
+                    current.on_devices.forget()
                 return True
             _warn_unseen(weight)
             for part in snapshot.parts:  # what wrote one weight may have written others
@@ -213,7 +215,7 @@ class DerivedWeights:
             if contents.unwatched < current.contents.unwatched:  # else go on where it is
                 snapshot.current = replace(current, contents=contents)
 
-    def _settle(self, inputs: list[Any]) -> list[torch.Tensor]:
+    def _settle(self, inputs: list[Any], checks: list[Check]) -> list[torch.Tensor]:
         if self._changed is _never_read:
             self._changed = any_reader().changed(self._numbers)
         weights = self._weights(inputs)
@@ -228,8 +230,11 @@ class DerivedWeights:
             if sum(w.nbytes for w in doubtful) > FULL:
                 reason = "their memory was handed out, and may be written at any time"
                 raise snapshot.left(weights, MOST_CALLS, reason)
-        values = self._current_values(snapshot, inputs)
-        return self._compute(weights, snapshot) if values is None else values
+        values = self._current_values(snapshot, inputs, checks)
+        if values is None:
+            checks.clear()
+            return self._compute(weights, snapshot)
+        return values
 
     def _begin(self, weights: tuple[torch.Tensor, ...]) -> Snapshot:
         """Return an empty snapshot for a model that is new to the graph."""

@@ -46,20 +46,35 @@ class PrologueCode(OutputCode):
         derived, read = self._derived, self._read
         assert derived is not None
         assert read is not None
-        checks: list[Check] | None = [] if self.repeats else None
-        values = derived.of(inputs, checks)
-        kept = [*inputs] if checks else []
+        checks: list[Check] = []
+        values = derived.of(inputs, checks if self.repeats else None)
+        if not checks:
+            inputs[:] = *read(inputs), *values
+            return self._run(derived, inputs)
+        kept = [*inputs]
         inputs[:] = *read(inputs), *values
-        if derived.computed_now:
-            began = time.perf_counter()
+        try:
             results = self.inner(inputs)
-            derived.note_call(time.perf_counter() - began)
-            return results
+        except Exception:  # as what was computed from weights that were written may be no index
+            if derived.are_confirmed(kept, checks):
+                raise
+        else:
+            if derived.are_confirmed(kept, checks):
+                return results
+            del results
+        del values
+        checks.clear()  # they hold what is outdated
+        return self._run(derived, [*read(kept), *derived.of(kept)])
+
+    def _run(self, derived: DerivedWeights, inputs: list[Any]) -> Any:
+        """Run `inner`, and note its time behind results that were computed."""
+        computed, derived.computed_now = derived.computed_now, False
+        if not computed:
+            return self.inner(inputs)
+        began = time.perf_counter()
         results = self.inner(inputs)
-        if not checks or derived.are_confirmed(kept, checks):
-            return results
-        del results, values
-        return self.inner([*read(kept), *derived.of(kept)])
+        derived.note_call(time.perf_counter() - began)
+        return results
 
     def prepare_for_serialization(self) -> None:
         """Drop all that belongs to this process; an entry holds no weights."""

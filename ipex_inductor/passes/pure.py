@@ -13,6 +13,15 @@ Node = torch.fx.Node
 
 # Every rank must take part each time, and a gathered weight is no longer local to its shard.
 COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
+# Ops of ATen that write their running statistics, though the schemas do not say so.
+WRITERS = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"),
+        *("_batch_norm_impl_index", "instance_norm", "batch_norm_update_stats"),
+        *("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"),
+    )
+)
 HELD = 1 << 26  # bytes of inputs that may be held while a graph runs, for it to run again
 
 
@@ -24,16 +33,19 @@ def is_pure(node: Node) -> bool:
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
+    schema = node.target._schema
     random = torch.Tag.nondeterministic_seeded in node.target.tags
     alone = node.target.namespace not in COLLECTIVES
-    return alone and not node.target._schema.is_mutable and not random
+    writes = schema.is_mutable or schema.name in WRITERS
+    return alone and not writes and not random
 
 
 def is_repeatable(graph: torch.fx.Graph, weights: Collection[Node]) -> bool:
     """Return whether a graph may run again on the same inputs, and gives the same results then.
 
-    It writes no input, draws no random number, takes part in no collective, and has no operator of
-    a user, whose schema may be wrong. Its inputs must be held meanwhile, which larger ones are not.
+    It writes no input, draws no random number, takes part in no collective, asserts nothing, which
+    on a GPU would end the process, and has no operator of a user, whose schema may be wrong. Its
+    inputs must be held meanwhile, which larger ones are not.
 
     Args:
         weights: inputs that are held anyway.
@@ -55,10 +67,10 @@ def _is_arithmetic(node: Node) -> bool:
 
 
 def _is_known(node: Node) -> bool:
-    target = node.target
-    return target is operator.getitem or (
-        isinstance(target, torch._ops.OpOverload) and target._schema.name.startswith(KNOWN)
-    )
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.target is operator.getitem
+    schema = node.target._schema
+    return schema.name.startswith(KNOWN) and "_assert_" not in schema.name and bool(schema.returns)
 
 
 def _bytes(node: Node) -> int:

@@ -63,6 +63,11 @@ class DeviceContents:
                     launched.append((numbers, comparer, ticket))
         return launched
 
+    def forget(self) -> None:
+        """Take back what was found: the weights are as they were."""
+        for _, comparer in self.comparers:
+            comparer.forget()
+
     @contextlib.contextmanager
     def _given_up_if_refused(self) -> Iterator[None]:
         try:
@@ -72,13 +77,12 @@ class DeviceContents:
             self._by_device, self.comparers = {}, []
 
 
-def find_differing(launched: Launched) -> int | None:
-    """Wait for what `DeviceContents.launch` began; return the number of a weight that differs."""
+def find_differing(launched: Launched) -> Iterator[int]:
+    """Wait for what `DeviceContents.launch` began; yield a weight of each GPU that differs."""
     for numbers, comparer, ticket in launched:
         found = comparer.find_differing(ticket)
         if found is not None:
-            return numbers[found]
-    return None
+            yield numbers[found]
 
 
 def gather_on_devices(hashes: Sequence[AnyHashes]) -> DeviceContents | None:

@@ -338,12 +338,36 @@ def test_writes_in_a_busy_stream_are_seen_at_the_next_call(mode, monkeypatch):
     model, x = Large().eval().cuda(), torch.randn(8, 1024, device="cuda")
     fn = torch.compile(model, backend="ipex", mode=mode)
     agree(fn, model, x)
-    for p in model.w:
+    for p in (*model.w, *model.w):  # before each call
         torch.cuda._sleep(20_000_000)  # ten milliseconds
         negate[(p.numel() // 64,)](p, p.numel(), BLOCK=64)
         got = fn(x).clone()
         torch.testing.assert_close(got, model(x), rtol=1e-3, atol=1e-3)
-        agree(fn, model, x)
+    agree(fn, model, x)
+
+
+@torch.no_grad()
+def test_more_launches_than_there_are_slots():
+    """In several streams, of which the last launched ends first."""
+    from ipex_inductor.templates.weights_triton import SLOTS, Comparer, hash_on_device
+
+    memory = torch.randn(1 << 20, device="cuda")
+    comparer = Comparer([hash_on_device(memory.data_ptr(), memory.nbytes, memory.device)], 56)
+    slow, quick = torch.cuda.Stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(slow):
+        torch.cuda._sleep(40_000_000)
+        late = [comparer.launch() for _ in range(3)]
+    with torch.cuda.stream(quick):
+        for _ in range(3 * SLOTS):
+            ticket = comparer.launch()
+            if ticket is not None:
+                assert comparer.find_differing(ticket) is None
+    assert not slow.query()
+    assert [comparer.find_differing(ticket) for ticket in late] == [None] * 3
+    assert slow.query() or comparer._waits
+    memory.neg_()
+    assert comparer.find_differing(comparer.launch()) == 0
 
 
 @torch.no_grad()
@@ -405,3 +429,5 @@ def test_contents_of_any_place_and_size_are_compared():
                 assert any(comparer.find_differing(comparer.launch()) == 0 for _ in range(300))
                 memory[place] ^= bit
                 assert hashes.is_same()
+                comparer.forget()
+                assert comparer.find_differing(comparer.launch()) is None
