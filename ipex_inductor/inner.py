@@ -69,7 +69,8 @@ def compiled(
 
         now = Choosing(choices, leaves=may_time, watches=watches)
         checked = compat.reinplacing_checked(functools.partial(in_place.unsafe, graph_report))
-        with choosing(now), tiled(config.rules_off, graph_report), checked:
+        tiles = tiled(config.rules_off, graph_report)
+        with choosing(now), tiles, checked, compat.stores_in_blocks():
             return compiler(graph, example_inputs, **kwargs), now
 
     backward = bool(kwargs.get("is_backward"))

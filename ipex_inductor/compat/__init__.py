@@ -63,6 +63,7 @@ from ipex_inductor.compat.packages import compile_ahead as compile_ahead
 from ipex_inductor.compat.packages import exported as exported
 from ipex_inductor.compat.packages import package_runner as package_runner
 from ipex_inductor.compat.packages import why_not_ahead as why_not_ahead
+from ipex_inductor.compat.reductions import stores_in_blocks as stores_in_blocks
 from ipex_inductor.compat.reinplacing import reinplacing_checked as reinplacing_checked
 from ipex_inductor.compat.settings import USERS_PASSES as USERS_PASSES
 from ipex_inductor.compat.settings import any_host as any_host

@@ -1,0 +1,45 @@
+"""Sums that Inductor's C++ stores to several tensors of 16 bits: up to 2.13 it does not compile."""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+_in_blocks: ContextVar[bool] = ContextVar("stores of reductions in blocks", default=False)
+
+
+@contextlib.contextmanager
+def stores_in_blocks() -> Iterator[None]:
+    """Inside, a store of a reduction that declares a name again has a block of its own."""
+    _install()
+    token = _in_blocks.set(True)
+    try:
+        yield
+    finally:
+        _in_blocks.reset(token)
+
+
+@functools.cache
+def _install() -> None:
+    """Follow each store of a reduction; nothing is changed outside `stores_in_blocks`."""
+    from torch._inductor.codegen.common import DeferredLine
+    from torch._inductor.codegen.cpp import CppVecKernel
+
+    kernel: Any = CppVecKernel
+    usual = kernel.store_reduction
+
+    @functools.wraps(usual)
+    def store(self: Any, name: str, index: Any, value: Any) -> None:
+        lines = self.reduction_suffix._lines
+        before = len(lines)
+        usual(self, name, index, value)
+        declared = {_text(line) for line in lines[before:] if _text(line).startswith("auto ")}
+        if _in_blocks.get() and any(_text(line) in declared for line in lines[:before]):
+            lines[before:] = [DeferredLine(name, "{"), *lines[before:], DeferredLine(name, "}")]
+
+    kernel.store_reduction = store
+
+
+def _text(line: Any) -> str:
+    return str(getattr(line, "line", line)).strip()
