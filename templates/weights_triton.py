@@ -138,7 +138,7 @@ class Comparer:
             self._table = table.to(self._device)
             self._state = torch.zeros(SLOTS, dtype=torch.int64, device=self._device)
             self._found = torch.zeros(1 + SLOTS, dtype=torch.int64, device="cpu", pin_memory=True)
-        self._seen = _seen(self._found)
+        self._seen = _map_found(self._found)
         self._last = [0] * SLOTS  # ticket of each slot
         self._memory = tuple(t.data_ptr() for t in (self._table, self._state, self._found))
         self._tickets = itertools.count(1)
@@ -173,7 +173,8 @@ class Comparer:
             self._waits = False
             decisions.warn_once(
                 f"a stream of {self._device} was busy for {PATIENCE:.0f} s. Writes to weights that "
-                "torch does not see show a call later there."
+                "torch does not see show a call later there. Call "
+                "ipex_inductor.refresh(model) after such writes."
             )
         return seen[0] - 1 if seen[0] else None
 
@@ -223,12 +224,12 @@ class Comparer:
             _pending.append((arrived, (self._table, self._state, self._weights)))
 
 
-def _seen(found: Tensor) -> "ctypes.Array[ctypes.c_int64]":
+def _map_found(found: Tensor) -> "ctypes.Array[ctypes.c_int64]":
     return (ctypes.c_int64 * (1 + SLOTS)).from_address(found.data_ptr())
 
 
 def _have_arrived(found: Tensor, tickets: Sequence[int]) -> bool:
-    return all(seen >= ticket for seen, ticket in zip(_seen(found)[1:], tickets, strict=True))
+    return all(seen >= ticket for seen, ticket in zip(_map_found(found)[1:], tickets, strict=True))
 
 
 def _wait(is_done: Callable[[], bool]) -> bool:

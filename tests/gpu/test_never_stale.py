@@ -365,7 +365,7 @@ def test_more_launches_than_there_are_slots():
                 assert comparer.find_differing(ticket) is None
     assert not slow.query()
     assert [comparer.find_differing(ticket) for ticket in late] == [None] * 3
-    assert slow.query() or comparer._waits
+    assert comparer._waits
     memory.neg_()
     assert comparer.find_differing(comparer.launch()) == 0
 
