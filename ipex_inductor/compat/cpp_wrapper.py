@@ -37,8 +37,45 @@ def _stand_in() -> None:
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
     _usual.update(compile=codecache._worker_compile_cpp, by_name=getattr(CppWrapperCpu, BY_NAME))
+    _usual.update(write_end=CppWrapperCpu.generate_end)
     codecache._worker_compile_cpp = _compile_cpp
     setattr(CppWrapperCpu, BY_NAME, _by_name)
+    CppWrapperCpu.generate_end = _write_end  # type: ignore[method-assign]
+
+
+@functools.lru_cache(maxsize=4096)
+def convert_size(size: int) -> torch.Tensor:
+    """Return `size` as a tensor, the one that it became before where it did.
+
+    Inductor's C++ takes dynamic sizes as tensors, which it only reads. To make one takes 2 to 3
+    microseconds, and a graph has several sizes.
+    """
+    return torch.tensor(size, device="cpu")
+
+
+CONVERT = "torch.tensor(arg, device='cpu')"
+IMPORT = "from ipex_inductor.compat.cpp_wrapper import convert_size\n"
+
+
+class _CachesSizes:
+    """A buffer of source text in which dynamic sizes become tensors by `convert_size`."""
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer = buffer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.buffer, name)
+
+    def splice(self, text: Any, *more: Any, **named: Any) -> None:
+        """Append `text`."""
+        if isinstance(text, str) and CONVERT in text:
+            self.buffer.splice(IMPORT)
+            text = text.replace(CONVERT, f"convert_size(arg) if type(arg) is int else {CONVERT}")
+        self.buffer.splice(text, *more, **named)
+
+
+def _write_end(self: Any, result: Any) -> None:
+    _usual["write_end"](self, _CachesSizes(result) if _wrapping.get() else result)
 
 
 def check_has_cpp(gm: torch.fx.GraphModule) -> None:

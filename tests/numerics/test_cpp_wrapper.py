@@ -155,6 +155,29 @@ def test_others_have_python(how: dict[str, object], trains: bool) -> None:
 
 
 @torch.no_grad()
+def test_a_dynamic_size_is_converted_to_a_tensor_once() -> None:
+    model = Mlp().eval()
+    fn = compiled(model, dynamic=True)
+    compat.cpp_wrapper.convert_size.cache_clear()
+    (source,) = code_of(fn, X)
+    assert IN_CPP in source
+    assert "convert_size(arg)" in source
+    for rows in (4, 7, 4, 7, 4):
+        x = torch.randn(rows, 32)
+        torch.testing.assert_close(fn(x), model(x), rtol=1e-5, atol=1e-5)  # 32 sums of fp32
+    assert compat.cpp_wrapper.convert_size.cache_info().misses == 2
+
+
+def test_inductor_converts_dynamic_sizes_its_own_way() -> None:
+    torch.compile(Mlp().eval(), backend="ipex", dynamic=True)(X)  # which puts ours in its place
+    fn = torch.compile(Mlp().eval(), dynamic=True, options={"cpp_wrapper": True})
+    with torch.no_grad():
+        (source,) = code_of(fn, X)
+    assert IN_CPP in source
+    assert "convert_size" not in source
+
+
+@torch.no_grad()
 def test_its_two_sources_compile_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each waits for the other to begin."""
     both, usual, met = threading.Barrier(2, timeout=60), CppBuilder.build, []
