@@ -7,7 +7,6 @@ the host need not wait for what was put into the stream behind it.
 import ctypes
 import functools
 import itertools
-import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -42,10 +41,12 @@ def mix(x):
 
 @triton.jit
 def hash_blocks(
-    table, state, found, count, samples, rows, begin, seed, slot, ticket, programs,
-    STEPS: tl.constexpr, WRITES: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr,
+    table, state, found, count, steps, samples, rows, begin, seed, slot, ticket, programs,
+    WRITES: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr,
 ):
     """Hash a block of memory a row: a drawn one of each weight, then blocks in turn.
+
+    A binary search of `steps` steps finds the weight of a block.
 
     `table` has four numbers of each of `count` weights, and the number of all blocks behind. Hashes
     are written if `WRITES`, else compared: `found` gets a weight's number plus 1. Behind it, the
@@ -57,7 +58,7 @@ def hash_blocks(
     turn = (begin + row - samples) % total
     number = tl.zeros([ROWS], tl.int32)
     end = number + count
-    for _ in range(STEPS):
+    for _ in range(steps):
         middle = (number + end) // 2
         is_behind = tl.load(table + 4 * middle + 3) <= turn
         number, end = tl.where(is_behind, middle, number), tl.where(is_behind, end, middle)
@@ -91,7 +92,7 @@ def hash_blocks(
 SOURCE = "import triton\nimport triton.language as tl\n\n\n" + SOURCE
 SIGNATURE = {
     **dict.fromkeys(("table", "state", "found"), "*i64"),
-    **dict.fromkeys(("count", "samples", "rows"), "i32"),
+    **dict.fromkeys(("count", "steps", "samples", "rows"), "i32"),
     "begin": "i64",
     **dict.fromkeys(("seed", "slot"), "i32"),
     **dict.fromkeys(("ticket", "programs"), "i64"),
@@ -129,6 +130,7 @@ class Comparer:
         self._weights = tuple(weights)  # the kernel reads their hashes
         begins = [0, *itertools.accumulate(len(weight.words) for weight in weights)]
         self.total = begins[-1]  # blocks
+        self._steps = (len(weights) - 1).bit_length()
         rows = [
             (*_whole_words(weight.address, weight.size), weight.words.data_ptr(), begin)
             for weight, begin in zip(weights, begins, strict=False)
@@ -197,13 +199,14 @@ class Comparer:
         """Launch the kernel; return its ticket."""
         kernel = self._kernels.get(writes)
         if kernel is None:
-            kernel = self._kernels[writes] = _kernel(self._device, len(self._weights), writes)
+            kernel = self._kernels[writes] = _kernel(self._device, writes)
         programs = -(-rows // ROWS)
         ticket = next(self._tickets)
         slot = ticket % SLOTS
         if self._seen[1 + slot] < self._last[slot]:
             return None
-        numbers = len(self._weights), samples, rows, self._begin, 977 * ticket & 0x3FFFFFFF, slot
+        seed = 977 * ticket & 0x3FFFFFFF
+        numbers = len(self._weights), self._steps, samples, rows, self._begin, seed, slot
         with On(self._device) as stream:
             if torch.cuda.is_current_stream_capturing():
                 return None
@@ -245,18 +248,22 @@ def _wait(is_done: Callable[[], bool]) -> bool:
 
 
 _pending: list[tuple[Callable[[], bool], object]] = []
-_kernels: dict[tuple[torch.device, int, bool], cuda.Kernel] = {}
+_kernels: dict[tuple[torch.device, bool], cuda.Kernel] = {}
 
 
-def _kernel(device: torch.device, count: int, writes: bool) -> cuda.Kernel:
-    """Return the kernel for so many weights. Raises `NotBuiltError`."""
-    steps = math.ceil(math.log2(count)) if count > 1 else 0
-    key = device, steps, writes
+def _kernel(device: torch.device, writes: bool) -> cuda.Kernel:
+    """Return the kernel that writes hashes, or that compares them. Raises `NotBuiltError`."""
+    key = device, writes
     if key not in _kernels:
-        constants = {"STEPS": steps, "WRITES": int(writes), "ROWS": ROWS, "WORDS": WORDS}
-        problem: dict[str, Any] = {"template": "weights"}
-        _kernels[key] = loaded(SOURCE, "hash_blocks", device, problem, SIGNATURE, constants, WARPS)
+        _kernels[key] = load_kernel(device, writes)
     return _kernels[key]
+
+
+def load_kernel(device: torch.device, writes: bool) -> cuda.Kernel:
+    """Load that kernel from the kernel cache, compiled first if need be. Raises `NotBuiltError`."""
+    constants = {"WRITES": int(writes), "ROWS": ROWS, "WORDS": WORDS}
+    problem: dict[str, Any] = {"template": "weights"}
+    return loaded(SOURCE, "hash_blocks", device, problem, SIGNATURE, constants, WARPS)
 
 
 def hash_on_device(address: int, size: int, device: torch.device) -> DeviceHashes | None:

@@ -34,7 +34,14 @@ from ipex_inductor.inner import copied
 from ipex_inductor.prebuild import described, describing, driver
 from ipex_inductor.prebuild.steps import load_step
 from ipex_inductor.target import Target
-from ipex_inductor.templates import blocked, cpu_library, short_attention, weights_cpp, winograd
+from ipex_inductor.templates import (
+    blocked,
+    cpu_library,
+    short_attention,
+    weights_cpp,
+    weights_triton,
+    winograd,
+)
 
 Tensor = torch.Tensor
 GPU = torch.device("cuda", describing.INDEX)
@@ -116,6 +123,9 @@ def prebuild(
         kept = {} if kernels_only else _graphs(_kept(files.key for files in building.found))
         if target.kind == "cpu":
             _look_into(kept, building.made)
+        elif target.kind == "cuda" and kept:
+            for writes in (True, False):
+                weights_triton.load_kernel(_place(target), writes)
     modules, unbuilt = _module_for_driver() if kept and target.kind == "cuda" else ({}, "")
     return Prebuilt(
         target,
