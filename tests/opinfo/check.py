@@ -43,9 +43,9 @@ class Outcome:
 class Row:
     """The verdict on one case.
 
-    `status`: pass; ours (only backend ipex is wrong); both (plain Inductor is too); together (wrong
-    in a graph with other cases, right by itself); skip (eager has no such sample, or Dynamo
-    leaves it to eager, with plain Inductor too); crash (the process died).
+    `status`: pass; ours (only backend ipex is wrong); both (plain Inductor is too); together (only
+    backend ipex is wrong in a graph with other cases, and right by itself); skip (eager has no such
+    sample, or Dynamo leaves it to eager, with plain Inductor too); crash (the process died).
     """
 
     case: str
@@ -72,10 +72,13 @@ def _judge(todo: dict[Case, list[int]]) -> list[Row]:
         parts = dict([*todo.items()][:half]), dict([*todo.items()][half:])
         return [row for part in parts for row in _judge(part)]
     rows = {case: Row(str(case), "pass", "", found.fired) for case in todo}
+    plain = None
     for case, wrong in found.wrong.items():
         row = rows[case] = _judge_alone(case, todo[case])
         if row.status == "pass":
-            row.status, row.reason = "together", f"wrong in a graph with others alone: {wrong}"
+            plain = plain or _compiled_and_compared(todo, "inductor")
+            row.status = "both" if case in plain.wrong else "together"
+            row.reason = f"wrong in a graph with others alone: {wrong}"
     return [*rows.values()]
 
 

@@ -98,6 +98,6 @@ def judged(case: Case, row: check.Row) -> check.Row:
     listed = cases.row_of(case, "both_wrong")
     if listed and row.status == "both":
         row.status = "listed"
-    elif listed and row.status == "pass" and check.compiles:
+    elif listed and row.status == "pass" and check.compiles and not listed.get("together"):
         row.status, row.reason = "unlisted", f"passes, though listed: {listed['reason']}"
     return row
