@@ -133,19 +133,29 @@ def test_a_row_may_speak_of_some_torches(monkeypatch, version, speaks):
     assert (cases.why_excluded(CHEAP) == "rounds twice") is speaks
 
 
-def test_what_is_wrong_only_beside_others_is_no_pass(monkeypatch):
-    """Each wrong case is compiled by itself, and what is right is not compiled again."""
+@pytest.mark.parametrize(("theirs", "status"), [(False, "together"), (True, "both")])
+def test_what_is_wrong_only_beside_others_is_no_pass(theirs, status, monkeypatch):
+    """Each wrong case is compiled by itself, and the group by plain Inductor."""
     compiled = []
 
     def compare(todo, backend):
-        compiled.append([*todo])
+        compiled.append(([*todo], backend))
         wrong = {case: "it differs" for case in todo if case == IN_PLACE}
-        return check.Found(wrong={} if len(todo) == 1 else wrong)
+        right = len(todo) == 1 or (backend == "inductor" and not theirs)
+        return check.Found(wrong={} if right else wrong)
 
     monkeypatch.setattr(check, "_compiled_and_compared", compare)
     rows = {row.case: row.status for row in check.check([CHEAP, IN_PLACE])}
-    assert rows == {str(CHEAP): "pass", str(IN_PLACE): "together"}
-    assert compiled == [[CHEAP, IN_PLACE], [IN_PLACE]]
+    assert rows == {str(CHEAP): "pass", str(IN_PLACE): status}
+    group = [CHEAP, IN_PLACE]
+    assert compiled == [(group, "ipex"), ([IN_PLACE], "ipex"), (group, "inductor")]
+
+
+def test_a_row_of_what_is_wrong_beside_others_may_pass(monkeypatch):
+    row = {"names": ["add"], "ways": ["weights"], "together": True, "reason": "rounds twice"}
+    monkeypatch.setattr(cases, "table", lambda name: (row,))
+    assert runner.judged(CHEAP, check.Row(str(CHEAP), "pass")).status == "pass"
+    assert runner.judged(CHEAP, check.Row(str(CHEAP), "both")).status == "listed"
 
 
 def test_what_dynamo_leaves_to_eager_is_no_pass():
