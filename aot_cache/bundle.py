@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from ipex_inductor.aot_cache import disk, entry, trust
+from ipex_inductor.aot_cache.cache_root import state
 from ipex_inductor.aot_cache.entry import CorruptError
 from ipex_inductor.aot_cache.folder import GUARDED, SUFFIX, File, why_refused
-from ipex_inductor.aot_cache.home import state
+from ipex_inductor.aot_cache.log_once import say
 from ipex_inductor.aot_cache.manifest import (
     HEAD,
     Head,
@@ -28,7 +29,6 @@ from ipex_inductor.aot_cache.manifest import (
     read_head,
     read_manifest,
 )
-from ipex_inductor.aot_cache.notices import say
 from ipex_inductor.aot_cache.signing import is_signed
 from ipex_inductor.errors import BundleError, OlderBundleError, UntrustedError
 

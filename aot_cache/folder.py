@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ipex_inductor.aot_cache import disk, entry
-from ipex_inductor.aot_cache.home import ensure, state
-from ipex_inductor.aot_cache.notices import say
+from ipex_inductor.aot_cache.cache_root import ensure, state
+from ipex_inductor.aot_cache.log_once import say
 
 SUFFIX = ".entry"
 MEMORY_ONLY = "kernels are kept in memory only"

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ipex_inductor.aot_cache import glibc, graph_text, once, opened, use, workroom
+from ipex_inductor.aot_cache import default_store, glibc, graph_text, single_flight, use, workroom
 from ipex_inductor.aot_cache.comparing import Compared, compare
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import Key, nearest
-from ipex_inductor.aot_cache.notices import say
+from ipex_inductor.aot_cache.log_once import say
 from ipex_inductor.aot_cache.store import Store
 
 log = logging.getLogger("ipex_inductor")
@@ -61,7 +61,7 @@ class GraphFiles:
             self.folder.mkdir(mode=0o700, exist_ok=self.keeps)
             self._known = frozenset(workroom.files_in(self.folder))
             return
-        store = opened.store()
+        store = default_store.store()
         found = store.find(self.key) if self.key and store else None
         if found:
             try:
@@ -102,7 +102,7 @@ class GraphFiles:
             if self.outcome == "hit":
                 self.outcome, self.reason = "outdated", f"torch made {len(new)} files anew"
                 log.info("kernel cache: an entry is outdated: %s", self.reason)
-            store = opened.store()
+            store = default_store.store()
             if self.key and store:
                 blob = workroom.packed(self.folder)
                 self._known |= new
@@ -122,17 +122,17 @@ class GraphFiles:
         self.outcome, self.reason = "hit", f"{files}, all verified, from {origin}"
 
     def _lock(self, part: str, before_waiting: Callable[[], None]) -> AbstractContextManager[None]:
-        store = opened.store()
+        store = default_store.store()
         path = store.lock_path(self.key, part) if self.key and self.keeps and store else None
         if path is None or use.recompiles():
             return nullcontext()
-        return once.alone(path, self._take, before_waiting)
+        return single_flight.alone(path, self._take, before_waiting)
 
     def _take(self, waited: float) -> bool:
         """Whether another process has put something new into the entry: then it is here too."""
         if waited:
             self._waited = f"waited {waited:.1f} s for who compiled it"
-        store, before = opened.store(), self._known
+        store, before = default_store.store(), self._known
         found = store.come(self.key) if self.key and store else None
         try:
             if found and before:  # a backward's: what was found at first stays as it is
@@ -145,7 +145,7 @@ class GraphFiles:
         return len(self._known) > len(before)
 
     def _say_missed(self) -> None:
-        store = opened.store()
+        store = default_store.store()
         if self.key and store:
             self.reason, texts = why_missed(store, self.key, *self.others)
             differs = graph_text.difference(self.text, texts) if self.text else ""
@@ -195,7 +195,7 @@ class VectorChecks:
     def answers(self) -> MutableMapping[str, bool]:
         """What is known; read when first asked for."""
         if self._answers is None:
-            store = opened.store()
+            store = default_store.store()
             entry = store.get(self._key) if store else None
             found = entry.meta if entry else {}
             self._answers = {name: v for name, v in found.items() if type(v) is bool}
@@ -204,7 +204,7 @@ class VectorChecks:
 
     def keep(self) -> None:
         """Keep what was tried since."""
-        store = opened.store()
+        store = default_store.store()
         if store and self._answers and len(self._answers) > self._kept:
             self._kept = len(self._answers)
             store.put(self._key, dict(self._answers), b"")

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
-from ipex_inductor.aot_cache import opened
+from ipex_inductor.aot_cache import default_store
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import Key, nearest
 from ipex_inductor.aot_cache.store import Store
@@ -34,7 +34,7 @@ def kernel(key: Key, build: Callable[[], tuple[dict[str, Any], bytes]]) -> Entry
     Raises what `build` raises.
     """
     _note(key)
-    store = opened.store()
+    store = default_store.store()
     if store is None:
         return Entry(*build())
 
@@ -48,7 +48,7 @@ def kernel(key: Key, build: Callable[[], tuple[dict[str, Any], bytes]]) -> Entry
 
 def either(*keys: Key) -> Iterator[Entry]:
     """The kernels of those keys that are on this machine, in this order."""
-    store = opened.store()
+    store = default_store.store()
     for key in keys:
         if store and store.holds(key) and (entry := store.get(key)):
             _note(key)
@@ -60,7 +60,7 @@ def by_any_compiler(key: Key) -> Iterator[Entry]:
 
     The one that was asked for may not be the one that can be loaded here.
     """
-    if (store := opened.store()) is None:
+    if (store := default_store.store()) is None:
         return
     if entry := store.get(key):
         _note(key)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ipex_inductor.aot_cache.entry import LIMIT
-from ipex_inductor.aot_cache.notices import say
+from ipex_inductor.aot_cache.log_once import say
 
 TIMEOUT = 10.0  # s for one entry
 

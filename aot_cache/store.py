@@ -15,14 +15,14 @@ from typing import Any
 
 from ipex_inductor.aot_cache import lock
 from ipex_inductor.aot_cache.bundle import Bundle
+from ipex_inductor.aot_cache.cache_root import home
 from ipex_inductor.aot_cache.entry import CorruptError, Entry, pack, unpack
 from ipex_inductor.aot_cache.folder import MEMORY_ONLY, SUFFIX, Folder, RefusedError
-from ipex_inductor.aot_cache.home import home
 from ipex_inductor.aot_cache.key import Key
+from ipex_inductor.aot_cache.log_once import say
 from ipex_inductor.aot_cache.memory import Memory
-from ipex_inductor.aot_cache.notices import say
+from ipex_inductor.aot_cache.quota import QUOTA, Room
 from ipex_inductor.aot_cache.remote import Remote
-from ipex_inductor.aot_cache.room import QUOTA, Room
 from ipex_inductor.aot_cache.survey import Found, checked, survey
 from ipex_inductor.aot_cache.use import in_use
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from ipex_inductor.aot_cache.cache_root import home
 from ipex_inductor.aot_cache.folder import Folder, RefusedError
-from ipex_inductor.aot_cache.home import home
+from ipex_inductor.aot_cache.log_once import say
 from ipex_inductor.aot_cache.manifest import NAME
-from ipex_inductor.aot_cache.notices import say
 from ipex_inductor.aot_cache.signing import from_pem, to_pem
 from ipex_inductor.errors import ArgumentError, KeyFileError, UntrustedError
 

@@ -5,10 +5,10 @@ import os
 from pathlib import Path
 
 from ipex_inductor.aot_cache.bundle import Bundle, open_bundle
+from ipex_inductor.aot_cache.log_once import say
 from ipex_inductor.aot_cache.manifest import Manifest
-from ipex_inductor.aot_cache.notices import say
+from ipex_inductor.aot_cache.quota import QUOTA, quota_of
 from ipex_inductor.aot_cache.remote import Remote
-from ipex_inductor.aot_cache.room import QUOTA, quota_of
 from ipex_inductor.errors import IpexError
 
 _used: list[Bundle] = []

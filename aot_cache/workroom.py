@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from ipex_inductor.aot_cache.cache_root import ensure, home
 from ipex_inductor.aot_cache.digest import frame_fields, unframe_fields
 from ipex_inductor.aot_cache.folder import DEAD_AFTER
-from ipex_inductor.aot_cache.home import ensure, home
-from ipex_inductor.aot_cache.notices import say
+from ipex_inductor.aot_cache.log_once import say
 from ipex_inductor.errors import OptionError
 
 _HELD = ".held"  # locked by the process whose room it is, and by its forked children

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from ipex_inductor import target
 from ipex_inductor.autotune.intensity import Extent, extent
 from ipex_inductor.autotune.record import Choice, Problem, Value
 from ipex_inductor.errors import TargetError
-from ipex_inductor.target import Target
+from ipex_inductor.target import device as target
+from ipex_inductor.target.device import Target
 
 FEATURES = 1  # the version of what the factors depend on
 SHARPNESS = 4.0  # of the larger of several times: near it where they are far from each other

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from ipex_inductor.autotune import fitting, guess
+from ipex_inductor.autotune import fitting, predictor
 from ipex_inductor.autotune.cost import Model
 from ipex_inductor.autotune.fitting import RIDGE, Seen, larger, minimize, tensor
-from ipex_inductor.autotune.guess import Class, Guesser, Libraries, LibraryParts
 from ipex_inductor.autotune.pool import Pool, pool
+from ipex_inductor.autotune.predictor import Class, Guesser, Libraries, LibraryParts
 from ipex_inductor.autotune.record import Choice, Problem, Record, decode_problem, encode
 
 FAMILIES = 3  # that a template was measured in, and as many again with one of them held out
@@ -42,7 +42,7 @@ class Known:
     @property
     def kind(self) -> Kind:
         """Of its class."""
-        return guess.kind_of(self.problem)
+        return predictor.kind_of(self.problem)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def families_of(problems: Sequence[Problem]) -> list[int]:
     first: dict[tuple[int, int], int] = {}
     family = [*range(len(problems))]
     for i, problem in enumerate(problems):
-        for size in guess.shared_sizes(problem):
+        for size in predictor.shared_sizes(problem):
             joined = {family[i], family[first.setdefault(size, i)]}
             family = [min(joined) if f in joined else f for f in family]
     return family
@@ -131,7 +131,7 @@ def margin(errors: Sequence[float]) -> float:
 def _known(problem: Problem, pooled: Pool, templates: Sequence[Seen]) -> Known | None:
     """None for what no model can learn from."""
     times = [e.p50 for e in pooled.estimates().values() if e.choice.kind == "library"]
-    parts = guess.library_parts(problem)
+    parts = predictor.library_parts(problem)
     if problem.settings or not times or parts is None:
         return None
     return Known(problem, min(times), parts, tuple(templates), pooled.failed())
@@ -221,7 +221,7 @@ def _class(
     mine = [(k.problem, f) for k, f in zip(known, families, strict=True) if k.kind == kind]
     count, verdict = len({family for _, family in mine}), judged(held)
     won = sum(good is True for good in verdict.values())
-    measures = [m for p, _ in mine if (m := guess.measures(p))]
+    measures = [m for p, _ in mine if (m := predictor.measures(p))]
     reason = ""
     if count <= FAMILIES:
         reason = f"families of sizes that were measured: {count} of the {FAMILIES + 1} it takes"
@@ -229,8 +229,8 @@ def _class(
         reason = f"held out, templates said to win did in {won} of {count} families of sizes"
     return Class(
         *kind,
-        epilogues=tuple(sorted({op for p, _ in mine for op in guess.epilogue_ops(p)})),
-        layouts=tuple(sorted({guess.layouts(p) for p, _ in mine})),
+        epilogues=tuple(sorted({op for p, _ in mine for op in predictor.epilogue_ops(p)})),
+        layouts=tuple(sorted({predictor.layouts(p) for p, _ in mine})),
         low=tuple(map(min, zip(*measures, strict=True))),
         high=tuple(map(max, zip(*measures, strict=True))),
         margin=1.0 if reason else margin([*errors_of(held).values()]),

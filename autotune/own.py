@@ -4,7 +4,7 @@ import functools
 import logging
 from pathlib import Path
 
-from ipex_inductor.aot_cache.home import RECORDS, home, state
+from ipex_inductor.aot_cache.cache_root import RECORDS, home, state
 
 log = logging.getLogger("ipex_inductor")
 

@@ -19,11 +19,19 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ipex_inductor.aot_cache.digest import digest_fields
-from ipex_inductor.autotune import batches, cost, guess, neighbors, own, ranges, stand_ins
+from ipex_inductor.autotune import (
+    batches,
+    cost,
+    fallback_sources,
+    nearest_shape,
+    own,
+    predictor,
+    ranges,
+)
 from ipex_inductor.autotune.cost import Model
 from ipex_inductor.autotune.database import Records, batched, varying
-from ipex_inductor.autotune.guess import Guesser
 from ipex_inductor.autotune.pool import Estimate, Pool, pool
+from ipex_inductor.autotune.predictor import Guesser
 from ipex_inductor.autotune.record import Choice, Problem, decode_problem, encode
 from ipex_inductor.autotune.space import of_this_torch
 from ipex_inductor.autotune.table import file_name
@@ -121,7 +129,7 @@ def derived(
     for key, problem in asked.items():
         may = {*map(encode, offered[key])} - out.get(key, set())
         there = replace(problem, arch=table_of(problem.arch))
-        for told, alike in stand_ins.alike(there):
+        for told, alike in fallback_sources.alike(there):
             near = (*_itself(alike, SHIPPED, known), *_near(alike, SHIPPED, known))
             sources = ((other, f"derived from {there.arch}{where}{told}") for where, other in near)
             best = next(filter(None, (_best_of(other, may, by) for other, by in sources)), None)
@@ -148,7 +156,7 @@ def neighboring(
         may = [choice for choice in offered[key] if encode(choice) not in out.get(key, ())]
         there = replace(problem, arch=table_of(problem.arch))
         whose = "shipped" if there == problem else f"derived from {there.arch}"
-        for told, alike in stand_ins.alike(there):
+        for told, alike in fallback_sources.alike(there):
             best = _by_neighbors(alike, may, f"{whose} there", told, judged)
             if best is not None:
                 found[key] = best
@@ -158,7 +166,7 @@ def neighboring(
 
 def table_of(arch: str) -> str:
     """The architecture whose table the package has for `arch`: its own, a stand-in, or none, ""."""
-    known = (arch, stand_ins.gpus().get(arch, ""))
+    known = (arch, fallback_sources.gpus().get(arch, ""))
     return next((each for each in known if each and (SHIPPED / file_name(each)).exists()), "")
 
 
@@ -175,7 +183,7 @@ def cost_model(arch: str) -> Model | None:
 
 def guesser(arch: str) -> Guesser | None:
     """What guesses on that architecture, as `cost_model`."""
-    return guess.load(_folders(), arch)
+    return predictor.load(_folders(), arch)
 
 
 def guessed(problem: Problem, choices: Iterable[Choice], usual: Choice) -> Selection | str:
@@ -203,8 +211,8 @@ def failed(
         return {}
     pools = pool(Records(database, only=problems))
     for key, each in pools.items():
-        if any_torch and stand_ins.may(decode_problem(key)):
-            stand_ins.take_over(each)
+        if any_torch and fallback_sources.may(decode_problem(key)):
+            fallback_sources.take_over(each)
     return {key: p.failed() for key, p in pools.items()}
 
 
@@ -221,7 +229,9 @@ def _folders() -> list[Path]:
 
 def _failed_alike(problems: Collection[bytes], database: Path | None) -> dict[bytes, set[bytes]]:
     """By problem: what failed by any torch of it, or of what stands in for it."""
-    alike = {key: [encode(p) for _, p in stand_ins.alike(decode_problem(key))] for key in problems}
+    alike = {
+        key: [encode(p) for _, p in fallback_sources.alike(decode_problem(key))] for key in problems
+    }
     out = failed({*itertools.chain(*alike.values())}, database, any_torch=True)
     return {key: set().union(*(out.get(k, set()) for k in keys)) for key, keys in alike.items()}
 
@@ -236,9 +246,9 @@ def _candidates(
 ) -> Iterator[tuple[bytes, Path, str, bool]]:
     """What may be known instead of `problem`: of which one, where, in words, and by any torch."""
     ways: list[tuple[Places, bool]] = [(_itself, True), (_near_here, False), (_near, True)]
-    for told, alike in stand_ins.alike(problem):
+    for told, alike in fallback_sources.alike(problem):
         for (places, any_torch), (source, folder, known) in itertools.product(ways, folders):
-            if not any_torch or stand_ins.may(problem):
+            if not any_torch or fallback_sources.may(problem):
                 for where, other in places(alike, folder, known):
                     yield other, folder, f"{source}{where}{told}", any_torch
 
@@ -254,7 +264,7 @@ def _near_here(problem: Problem, folder: Path, known: batches.Batches) -> Iterat
         bound = [s.choice for s in measured.samples.values() if s.choice.template]
         here = any(map(of_this_torch, bound))
         foreign |= bool(bound) and not here
-        if here or not (foreign and stand_ins.may(problem)):
+        if here or not (foreign and fallback_sources.may(problem)):
             yield where, other
 
 
@@ -283,7 +293,7 @@ def _best(
         if own:
             each.samples = {k: s for k, s in each.samples.items() if k in own or k not in bound}
         elif any_torch:
-            whose[key] = stand_ins.take_over(each)
+            whose[key] = fallback_sources.take_over(each)
     found = {}
     for key in keys:
         out = pools[key].failed() if key in pools else set()
@@ -301,8 +311,8 @@ def _best_of(key: bytes, may: Collection[bytes] | None, source: str) -> Selectio
     if measured is None:
         return None
     bound = (s.choice for s in measured.samples.values() if s.choice.template)
-    here = any(map(of_this_torch, bound)) or not stand_ins.may(decode_problem(key))
-    whose = "" if here else stand_ins.take_over(measured)
+    here = any(map(of_this_torch, bound)) or not fallback_sources.may(decode_problem(key))
+    whose = "" if here else fallback_sources.take_over(measured)
     if may is not None:
         measured.samples = {k: s for k, s in measured.samples.items() if k in may}
     best = _agreed([measured], source)
@@ -320,15 +330,15 @@ def _by_neighbors(
             judged[key] = _won(key)
         return judged[key]
 
-    near = neighbors.near(problem, _shipped_by_kind(SHIPPED), won)
-    sources = [f"{whose}, by a neighbor: {neighbors.words(each)}{told}" for each in near]
+    near = nearest_shape.near(problem, _shipped_by_kind(SHIPPED), won)
+    sources = [f"{whose}, by a neighbor: {nearest_shape.words(each)}{told}" for each in near]
     may = [*map(encode, offered)]
     for only in (may, None):
         for each, source in zip(near, sources, strict=True):
             best = _best_of(encode(each), only, source)
             if best is None or best.choice.kind != "template":
                 continue
-            tile = best.choice if only else neighbors.nearest_tile(best.choice, offered)
+            tile = best.choice if only else nearest_shape.nearest_tile(best.choice, offered)
             if tile is not None:
                 source = best.source + ", the nearest tile" * (tile != best.choice)
                 return Selection(dataclasses.replace(best.best, choice=tile), None, source)
@@ -340,14 +350,14 @@ def _won(neighbor: bytes) -> bool:
     best = _best_of(neighbor, None, "")
     if best is None or best.choice.kind != "template":
         return False
-    return best.library is None or best.library.p50 >= neighbors.MARGIN * best.best.p50
+    return best.library is None or best.library.p50 >= nearest_shape.MARGIN * best.best.p50
 
 
 @cache
-def _shipped_by_kind(folder: Path) -> dict[neighbors.Kind, list[neighbors.Known]]:
+def _shipped_by_kind(folder: Path) -> dict[nearest_shape.Kind, list[nearest_shape.Known]]:
     """What the package's tables have that may be a neighbor."""
     known = itertools.chain(*batched(folder).values())
-    return neighbors.by_kind(decode_problem(key) for _, key in known)
+    return nearest_shape.by_kind(decode_problem(key) for _, key in known)
 
 
 def _said(best: Selection, torch: str) -> Selection:

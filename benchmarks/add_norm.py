@@ -4,7 +4,7 @@
 
 Inference on packed weights of 768 to 768, as in BERT-base. Minima of interleaved rounds, in
 milliseconds of one thread's processor time, and the mean error against float64: what the rule
-`linear + add + layer_norm` of `passes/linear.py` rests on.
+`linear + add + layer_norm` of `passes/fusion/linear.py` rests on.
 """
 
 import copy
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ipex_inductor import compat
-from ipex_inductor.passes import linear
+from ipex_inductor.passes.fusion import linear
 
 WIDTH, LAYERS, ROUNDS = 768, 6, 40
 

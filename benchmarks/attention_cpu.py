@@ -4,8 +4,8 @@
 
 Minima of interleaved rounds, of the process's processor time, so that others who work on the
 machine matter less, in microseconds a call. Errors are relative to fp64. `FASTER` of
-`passes/short_attention.py` says where ours is taken, `ATTENTION` of `passes/wide.py` where in fp32:
-casts are timed with it.
+`passes/attention/short_attention.py` says where ours is taken, `ATTENTION` of
+`passes/weights/upcast.py` where in fp32: casts are timed with it.
 """
 
 from functools import partial
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from cpu_kernels import arguments, keep, least
 
 from ipex_inductor import ops
-from ipex_inductor.templates import cpu_library, short_attention
+from ipex_inductor.templates.cpu import cpu_library, short_attention
 
 assert ops
 ROUNDS = 25

@@ -7,7 +7,7 @@ a bias of every head, contiguous and as an embedding of distances gives it (head
 is what Inductor makes of attention by hand: two batched products and a softmax. The others are
 torch's kernels by name, where they take the case; what torch itself would choose is said. Each is
 held against fp64 first, then captured in a CUDA graph and raced; medians in microseconds. What is
-measured stands in the tables of `ipex_inductor/passes/attention.py`.
+measured stands in the tables of `ipex_inductor/passes/attention/attention.py`.
 """
 
 import argparse

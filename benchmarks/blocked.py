@@ -21,9 +21,9 @@ from torch._inductor import config
 from torch._inductor.output_code import CompiledFxGraph
 
 from ipex_inductor.ops.blocked import COLUMNS
-from ipex_inductor.passes import blocked as choice
-from ipex_inductor.target import current
-from ipex_inductor.templates import blocked
+from ipex_inductor.passes.weights import blocked as choice
+from ipex_inductor.target.device import current
+from ipex_inductor.templates.cpu import blocked
 
 ROUNDS = 25
 mkldnn, mkl = torch.ops.mkldnn, torch.ops.mkl

@@ -26,8 +26,8 @@ import torch
 from gpu_peers import ERRORS, errors, keep, known, to
 from torch import Tensor, nn
 
-from ipex_inductor import decisions
 from ipex_inductor.capture.policy import NAME
+from ipex_inductor.reporting import decisions
 
 PEERS: dict[str, dict[str, Any] | None] = {
     "eager": None,

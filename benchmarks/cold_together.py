@@ -70,7 +70,7 @@ def first_output() -> None:
         y = torch.compile(model, backend="ipex", options={"strict": True})(x)
         print("first output", flush=True)
         torch.testing.assert_close(y, model(x), rtol=1e-3, atol=1e-4)  # folded in fp64
-    from ipex_inductor import decisions
+    from ipex_inductor.reporting import decisions
 
     print(*(e.subject for r in decisions.reports() for e in r.events if e.kind == "cache"))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ipex_inductor.target import current
+from ipex_inductor.target.device import current
 
 
 def arguments(about: str) -> argparse.ArgumentParser:

@@ -21,8 +21,8 @@ import torch
 from gpu_peers import keep, known
 from torch import Tensor
 
-from ipex_inductor import decisions
 from ipex_inductor.capture.policy import NAME
+from ipex_inductor.reporting import decisions
 
 PEERS: dict[str, dict[str, Any] | None] = {
     "eager": None,

@@ -33,8 +33,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ipex_inductor import decisions, target
 from ipex_inductor.aot_cache.digest import source_digest
+from ipex_inductor.reporting import decisions
+from ipex_inductor.target import device as target
 
 USUAL = ("eager", "inductor", "ours", "tuned")
 MORE = ("max-autotune", "templates")

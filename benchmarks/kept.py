@@ -5,7 +5,7 @@
 Each on packed weights, with bias. Minima of interleaved rounds, of the process's processor time, so
 that others who work on the machine matter less, in microseconds a call. `torch's`: its largest
 difference from ours, relative to the largest result. `products`, and bytes of a result with an
-addend, are what `FASTER` of `passes/kept.py` limits.
+addend, are what `FASTER` of `passes/weights/cached_primitives.py` limits.
 """
 
 import functools
@@ -19,7 +19,7 @@ from cpu_kernels import arguments, keep, least
 from ipex_inductor import ops
 from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.ops.kept import Geometry
-from ipex_inductor.templates import kept
+from ipex_inductor.templates.cpu import cached_primitives
 
 ROUNDS = 40
 LAST = torch.channels_last
@@ -62,7 +62,9 @@ INVERTED = ((144, 24, 56), (192, 32, 28), (384, 64, 14), (576, 96, 14), (960, 16
 CASES = (*RESNET, *DENSE, *(Case(n, n, side, w, s, n) for n, side, w, s in DEPTHWISE))
 CASES += tuple(Case(n, n, side, 3, stride, groups) for n, side, stride, groups in GROUPED)
 CASES += tuple(Case(*sizes, 1, added=1, unary="none") for sizes in INVERTED)
-CASES += tuple(Case(*sizes)._replace(unary=word) for word in kept.UNARY for sizes in ACTIVATED)
+CASES += tuple(
+    Case(*sizes)._replace(unary=word) for word in cached_primitives.UNARY for sizes in ACTIVATED
+)
 
 
 def calls(
@@ -73,25 +75,25 @@ def calls(
     padding = 0 if window == stride else window // 2
     out = (side + 2 * padding - window) // stride + 1
     pairs = [(n, n) for n in (window, out, stride, padding, 1)]
-    head = kept.TYPES[dtype], batch, channels, side, side, made
+    head = cached_primitives.TYPES[dtype], batch, channels, side, side, made
     geometry = Geometry(*head, *pairs, groups, 1, added)
     scalars = SCALARS.get(unary, [])
     try:
-        tag, size = kept.layout(geometry, unary, scalars)
-    except kept.KeptError:
+        tag, size = cached_primitives.layout(geometry, unary, scalars)
+    except cached_primitives.KeptError:
         return
     x = torch.randn(batch, channels, side, side).to(dtype).to(memory_format=LAST)
     weight = torch.randn(geometry.weight).div_(math.prod(geometry.weight[1:]) ** 0.5).to(dtype)
     bias = torch.randn(made).to(dtype)
     # In place torch saves a copy of the addend; that the addend grows changes no speed.
     other = torch.zeros(batch, made, out, out, dtype=dtype).to(memory_format=LAST)
-    arranged = kept.laid_out(weight, groups, tag, size // weight.element_size())
+    arranged = cached_primitives.laid_out(weight, groups, tag, size // weight.element_size())
     rest = (bias, other) if added else (bias,)
     known = tuple(geometry.flat()), unary, tuple(scalars)
 
     def ours() -> torch.Tensor:
         result = torch.empty_like(other)
-        kept.call(x, arranged, *rest, *known, tag, out=result)
+        cached_primitives.call(x, arranged, *rest, *known, tag, out=result)
         return result
 
     place = [padding] * 2, [stride] * 2, [1, 1], groups
@@ -112,7 +114,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    if reason := kept.why_not():
+    if reason := cached_primitives.why_not():
         raise SystemExit(reason)
     for case in CASES:
         for dtype in (torch.bfloat16, torch.float32):

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ipex_inductor import target
+from ipex_inductor.target import device as target
 
 BUFFERS = (8, 16, 24, 32, 1024)  # MB
 READ = 4 << 30  # bytes in all, of each launch

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ipex_inductor.target import current
+from ipex_inductor.target.device import current
 
 REPEAT, ROUNDS = 16, 40
 

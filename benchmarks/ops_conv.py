@@ -25,11 +25,13 @@ from typing import Any
 
 import torch
 
-from ipex_inductor import target
-from ipex_inductor.autotune import clocks, measure
+from ipex_inductor.autotune import measure, timers
 from ipex_inductor.autotune.measure import Candidate
 from ipex_inductor.autotune.record import Choice, Problem
-from ipex_inductor.lowerings import compiling, library, peaks, settings, shapes, tuner
+from ipex_inductor.lowerings.problem import settings, shapes
+from ipex_inductor.lowerings.select import library, peaks
+from ipex_inductor.lowerings.tune import compiling, tuner
+from ipex_inductor.target import device as target
 
 BANDWIDTH, RATE = 4.27e12, 679e12
 
@@ -139,7 +141,7 @@ def measured(name: str, line: str, options: argparse.Namespace) -> list[dict[str
         if found is not None:
             candidates.append((row, found))
     buffers = tuner._buffers([trial], device)
-    clock = clocks.clock_of(device)
+    clock = timers.clock_of(device)
     rounds = [(row, clock.prepare(candidate.run, buffers)) for row, candidate in candidates]
     times: list[list[float]] = [[] for _ in rounds]
     for _ in range(options.rounds):

@@ -34,12 +34,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ipex_inductor import target
-from ipex_inductor.autotune import clocks, measure
+from ipex_inductor.autotune import measure, timers
 from ipex_inductor.autotune.measure import Candidate, Judge, Run
 from ipex_inductor.autotune.record import Choice, Problem
-from ipex_inductor.lowerings import compiling, library, settings, shapes
-from ipex_inductor.lowerings.workload import inputs_of
+from ipex_inductor.lowerings.problem import settings, shapes
+from ipex_inductor.lowerings.problem.workload import inputs_of
+from ipex_inductor.lowerings.select import library
+from ipex_inductor.lowerings.tune import compiling
+from ipex_inductor.target import device as target
 
 # (M, K, N); those that memory limits first, of which the budget may not run out.
 SHAPES = (
@@ -115,9 +117,9 @@ def raced(runs: dict[str, Run], problem: Problem, seconds: float) -> dict[str, l
     """Microseconds a call, by rounds in turns."""
     device = torch.device("cuda")
     size = sum(t.nbytes for t in inputs_of(problem, device, 0))
-    count = clocks.buffers_against_caches(device, size)
+    count = timers.buffers_against_caches(device, size)
     buffers = [inputs_of(problem, device, seed) for seed in range(count)]
-    clock = clocks.clock_of(device)
+    clock = timers.clock_of(device)
     rounds = {name: clock.prepare(run, buffers) for name, run in runs.items()}
     times: dict[str, list[float]] = {name: [] for name in rounds}
     end = time.monotonic() + seconds

@@ -27,8 +27,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
-from ipex_inductor import target
-from ipex_inductor.optim import Lamb, Lars, attach_master_weights, batches_cpu, fuse_step
+from ipex_inductor.optim import Lamb, Lars, attach_master_weights, fuse_step, launch_groups_cpu
+from ipex_inductor.target import device
 from ipex_inductor.templates.sycl.step import step_function
 
 STEPS = {
@@ -156,12 +156,12 @@ def race(steps: dict[str, Step], rounds: int, pause: float = 0.0) -> dict[str, t
 def main(params: str, rounds: int, sycl: bool, file: Path | None) -> None:
     """Check, race, print."""
     if sycl:
-        batches_cpu._library = functools.cache(lambda kernel, _: step_function(kernel))
+        launch_groups_cpu._library = functools.cache(lambda kernel, _: step_function(kernel))
     for name in STEPS:
         check(name)
     shapes = list(MODELS[params]())
     count = sum(torch.Size(shape).numel() for shape in shapes)
-    print(f"{params}: {len(shapes)} tensors, {count / 1e6:.1f} M parameters; {target.current()}")
+    print(f"{params}: {len(shapes)} tensors, {count / 1e6:.1f} M parameters; {device.current()}")
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; ms, median (minimum)")
     rows = []
     for name, form, steps in every(shapes):
@@ -176,7 +176,7 @@ def main(params: str, rounds: int, sycl: bool, file: Path | None) -> None:
             for name, form, found in rows:
                 row = {
                     "date": time.strftime("%Y-%m-%d"),
-                    "device": str(target.current()),
+                    "device": str(device.current()),
                     "torch": torch.__version__,
                     "python": platform.python_version(),
                     "command": " ".join(["python", "benchmarks/optimizer.py", *sys.argv[1:]]),

@@ -33,16 +33,16 @@ import torch
 from optimizer import MODELS, STEPS
 from torch import nn
 
-from ipex_inductor import target
 from ipex_inductor.optim import (
     FusedStep,
     GradScaler,
     attach_master_weights,
-    batches_cuda,
     fuse_step,
+    launch_groups_cuda,
     norms,
 )
-from ipex_inductor.templates import step_cuda
+from ipex_inductor.target import device as target
+from ipex_inductor.templates.optimizer import step_cuda
 
 Step = Callable[[], object]
 # Bytes of a state or a gradient, as shares of the parameter's: read and written, or read alone.
@@ -290,7 +290,7 @@ def tiles(rounds: int, copied: float) -> None:
         for tile in TILES:
             step_cuda.TILES = ((math.inf, *tile),)
             step_cuda.WITH_NORMS = ((math.inf, *tile),)
-            batches_cuda._kernel_of.cache_clear()
+            launch_groups_cuda._kernel_of.cache_clear()
             makers = dict(candidates("llama-1b", optimizer, form))
             found = timed({n: makers[n]() for n in makers if n in OURS}, rounds)
             gc.collect()  # an optimizer is in a cycle with its step

@@ -26,13 +26,13 @@ from optimizer import resnet50
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from ipex_inductor import target
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.optim import FusedStep, fuse_step, planning
-from ipex_inductor.optim import batches_cuda as batches
-from ipex_inductor.templates import cuda
-from ipex_inductor.templates.cpp import load
-from ipex_inductor.templates.step_triton import signature
+from ipex_inductor.optim import launch_groups_cuda as batches
+from ipex_inductor.target import device as target
+from ipex_inductor.templates.build import cuda
+from ipex_inductor.templates.build.cpp import load
+from ipex_inductor.templates.optimizer.step_triton import signature
 
 DRIVER = """
 extern "C" int cuModuleLoadData(void**, const void*) { return 0; }

@@ -34,40 +34,39 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # templates rendered alone
 from rendered import READY, shortcut, source
 
-from ipex_inductor import target
 from ipex_inductor.autotune import select
 from ipex_inductor.autotune.database import Records
 from ipex_inductor.autotune.pool import pool
 from ipex_inductor.autotune.record import Choice, Operand, Problem, decode_problem
-from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
-from ipex_inductor.lowerings.conv_many import shared_by_boxes
-from ipex_inductor.templates import (
-    conv_boxes,
+from ipex_inductor.lowerings.conv.conv_many import shared_by_boxes
+from ipex_inductor.target import device as target
+from ipex_inductor.templates.build import cuda
+from ipex_inductor.templates.triton import (
     conv_depthwise,
     conv_fprop,
     conv_grouped,
-    conv_stem,
-    conv_stem_weight,
+    conv_small_channel,
+    conv_small_channel_weight,
     conv_strips,
-    cuda,
-    few_rows,
+    conv_tma,
     persistent,
-    streamed,
+    skinny,
+    weight_stationary,
 )
-from ipex_inductor.templates import shortcut as shortcuts
+from ipex_inductor.templates.triton import residual as shortcuts
 
 TABLE = "sm_90:NVIDIA-H200"
 COMPILE = Path(__file__).with_name("other_tritons_compile.py")
 SHORT = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.uint8: "i8"}
 TILES = {
-    "stem": conv_stem,
+    "stem": conv_small_channel,
     "depthwise": conv_depthwise,
     "strips": conv_strips,
     "fprop": conv_fprop,
-    "boxes": conv_boxes,
+    "boxes": conv_tma,
     "grouped": conv_grouped,
-    "stem_weight": conv_stem_weight,
-    "streamed": streamed,
+    "stem_weight": conv_small_channel_weight,
+    "streamed": weight_stationary,
     "persistent": persistent,
 }
 ROUNDED = 2.0**-8  # of a result in bf16: a unit in its last place, of which rounding is half
@@ -195,7 +194,7 @@ def ending(
 ) -> Made:
     """Two products that are added, at the end of a block."""
     x, weight, bias, beside, projection = operands
-    tile_of = (conv_boxes if kind == "boxes" else streamed).Tile
+    tile_of = (conv_tma if kind == "boxes" else weight_stationary).Tile
     tile = tile_of(*(values[f.name] for f in fields(tile_of)))
     case = {"kind": kind, "tile": [*vars(tile).values()], "stride": list(stride)}
     known = target.described(TABLE)
@@ -261,7 +260,7 @@ def product(operands: list[torch.Tensor], values: dict[str, Any]) -> Made:
     """Few rows."""
     x, weight = operands[0].reshape(-1, operands[0].shape[-1]), operands[1]
     (rows, size), columns = x.shape, len(weight)
-    tile = few_rows.Tile(**values)
+    tile = skinny.Tile(**values)
     constants = tile.parameters(rows, size, 2)
     parts = ceil(size / constants["TERMS"])
     made = 1 if tile.joined else parts
@@ -273,7 +272,7 @@ def product(operands: list[torch.Tensor], values: dict[str, Any]) -> Made:
         room = tile.workspace(rows, columns)
         names["work"] = torch.zeros(room, dtype=torch.uint8, device=x.device)
     return Made(
-        few_rows.source(rows == 1, tile),
+        skinny.source(rows == 1, tile),
         names,
         (tile.blocks(columns), tile.parts if tile.joined else parts),
         tile.warps,

@@ -41,7 +41,7 @@ def model_of() -> tuple[nn.Module, Tensor]:
 def build(arch: str) -> None:
     """Into the bundle."""
     import ipex_inductor
-    from ipex_inductor.target import described
+    from ipex_inductor.target.device import described
 
     model, x = model_of()
     BUNDLE.parent.mkdir(exist_ok=True)

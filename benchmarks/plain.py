@@ -5,9 +5,9 @@
 Convolutions and linear layers in fp32 with a bias: alone, with an addend (`+`), and with a ReLU; of
 torch's kernels by a second call in place. Of convolutions only those that torch gives to its own
 kernel, which makes no descriptors at each call; of layers, oneDNN's on an unpacked weight too, as
-in training (`LEAST` of `passes/training.py`). Minima of interleaved rounds, of the process's
-processor time, in microseconds a call. `products` and `pixels` (of a layer its rows) are what
-`FASTER` of `passes/plain.py` limits. What a lesser CPU would say:
+in training (`LEAST` of `passes/training/training.py`). Minima of interleaved rounds, of the
+process's processor time, in microseconds a call. `products` and `pixels` (of a layer its rows) are
+what `FASTER` of `passes/weights/plain.py` limits. What a lesser CPU would say:
 
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
     ONEDNN_MAX_CPU_ISA=AVX512_CORE MKL_ENABLE_INSTRUCTIONS=AVX512

@@ -146,7 +146,7 @@ def built(name: str, target: Any) -> Any:
 def build(arch: str, names: list[str]) -> None:
     """Compile all cases for `arch` into the bundle."""
     from ipex_inductor.prebuild import graphs
-    from ipex_inductor.target import described
+    from ipex_inductor.target.device import described
 
     target, done = described(arch), []
     for name in names:
@@ -254,7 +254,8 @@ def ran(name: str, contestant: str, counts: Counter[str], results: Path) -> dict
     import torch
     from torch._dynamo.utils import counters
 
-    from ipex_inductor import backend, decisions
+    from ipex_inductor import backend
+    from ipex_inductor.reporting import decisions
 
     decisions.clear()
     counters.clear()
@@ -360,7 +361,7 @@ def digest_of(tensor: Any) -> str:
 
 def looked_up(name: str, arch: str, counts: Counter[str]) -> dict[str, Any]:
     """What would be found on `arch`, of which nothing runs here."""
-    from ipex_inductor.target import described
+    from ipex_inductor.target.device import described
 
     done = built(name, described(arch))
     cache = [str(event) for event in done.events if event.kind == "cache"]

@@ -19,20 +19,20 @@ def measure(share: float) -> dict[str, tuple[float, float]]:
     """In this process."""
     import torch
 
-    from ipex_inductor.autotune import clocks
+    from ipex_inductor.autotune import timers
 
-    clocks.JUNK = share
+    timers.JUNK = share
     device = torch.device("cuda")
-    clock, found = clocks.clock_of(device), {}
+    clock, found = timers.clock_of(device), {}
     for name, (m, k, n) in PRODUCTS.items():
-        count = clocks.buffers_against_caches(device, 2 * (m * k + k * n))
+        count = timers.buffers_against_caches(device, 2 * (m * k + k * n))
         buffers = [
             [torch.randn(size, device=device).bfloat16() for size in ((m, k), (n, k))]
             for _ in range(count)
         ]
         blocks = []
         for seed in range(BLOCKS):
-            here = clocks.moved(buffers, seed)
+            here = timers.moved(buffers, seed)
             timed = clock.prepare(lambda pair: torch.mm(pair[0], pair[1].t()), here)
             blocks.append(statistics.median(timed() for _ in range(ROUNDS)))
             del timed, here

@@ -22,7 +22,6 @@ from ipex_inductor.autotune.database import Records
 from ipex_inductor.autotune.pool import pool
 from ipex_inductor.autotune.record import encode
 from ipex_inductor.autotune.regret import regret
-from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
 
 
 def main() -> None:

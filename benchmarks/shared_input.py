@@ -3,7 +3,7 @@
     python benchmarks/shared_input.py
 
 Packed weights of 768 to 768, as in BERT-base's attention; the one call copies each share. Minima of
-interleaved rounds, in microseconds: what `FEW` in `passes/shared_input.py` rests on.
+interleaved rounds, in microseconds: what `FEW` in `passes/fusion/shared_input.py` rests on.
 """
 
 import time

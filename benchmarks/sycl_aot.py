@@ -17,9 +17,9 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
-from ipex_inductor import target
 from ipex_inductor.aot_cache import kernels
 from ipex_inductor.errors import SyclError
+from ipex_inductor.target import device as target
 from ipex_inductor.templates.sycl import binaries, catalog, ocloc, wheels, worker, zebin
 from ipex_inductor.templates.sycl.shim import shim
 from ipex_inductor.templates.sycl.tiles import NAMES

@@ -36,7 +36,7 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
 import ipex_inductor
-from ipex_inductor import decisions
+from ipex_inductor.reporting import decisions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LAST: dict[str, Any] = {"memory_format": torch.channels_last}

@@ -3,8 +3,8 @@
     python benchmarks/training_rules.py [--json FILE] [--rounds N] [CASE ...]
 
 Every case is LAYERS layers of one product with one epilogue, compiled twice: with every rule of
-`passes/training.py`, those left to Inductor too, and with none. Loss and gradients must agree
-before a time is printed. Minima of interleaved rounds, in milliseconds a step of one thread's
+`passes/training/training.py`, those left to Inductor too, and with none. Loss and gradients must
+agree before a time is printed. Minima of interleaved rounds, in milliseconds a step of one thread's
 processor time: a busy machine moves that least.
 """
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from ipex_inductor import compat
-from ipex_inductor.passes import training
+from ipex_inductor.passes.training import training
 
 LAYERS = 3
 # Of a gradient as a whole: one relu of a million that switches, near 0, moves it by some 2e-3.

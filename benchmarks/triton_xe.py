@@ -26,12 +26,18 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # templates rendered alone
 from rendered import READY, signature, source
 
-from ipex_inductor import target
 from ipex_inductor.errors import SyclError
-from ipex_inductor.lowerings.templated import XE_ENGINES, XE_PRODUCTS
-from ipex_inductor.templates import conv_depthwise, conv_fprop, conv_grouped, conv_stem, few_rows
+from ipex_inductor.lowerings.common.templated import XE_ENGINES, XE_PRODUCTS
+from ipex_inductor.target import device as target
 from ipex_inductor.templates.sycl import ocloc, zebin
 from ipex_inductor.templates.sycl.tiles import NAMES
+from ipex_inductor.templates.triton import (
+    conv_depthwise,
+    conv_fprop,
+    conv_grouped,
+    conv_small_channel,
+    skinny,
+)
 
 RESULTS = Path(__file__).parent / "results" / "triton_xe.jsonl"
 COMPILE = Path(__file__).with_name("triton_xe_compile.py")
@@ -40,7 +46,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 # For each template: tiles, then problems as image, weight, stride, padding, groups.
 CONVS = {
     "stem": (
-        conv_stem.XE_TILES,
+        conv_small_channel.XE_TILES,
         [
             ([32, 3, 224, 224], [64, 3, 7, 7], 2, 3, 1),
             ([32, 3, 224, 224], [32, 3, 3, 3], 2, 1, 1),
@@ -78,8 +84,8 @@ def fits(kind, tile, image, weight, stride, padding, groups):
     """Whether the tile is offered for the problem."""
     if kind == "stem":
         around = [stride] * 2, [padding] * 2
-        found = conv_stem.runs(image[1:], weight[2:], *around, True)
-        return conv_stem.fits(tile, weight[0], found, conv_stem.XE_WIDEST)
+        found = conv_small_channel.runs(image[1:], weight[2:], *around, True)
+        return conv_small_channel.fits(tile, weight[0], found, conv_small_channel.XE_WIDEST)
     if kind == "fprop":
         return conv_fprop.fits(tile, image[1], weight[0])
     return kind != "grouped" or conv_grouped.fits(tile, weight, groups)
@@ -116,8 +122,8 @@ def convs(dtype):
 def layers(dtype):
     """Kernels of linear layers of few rows."""
     for rows in ROWS:
-        for tile in few_rows.ONE_ROW if rows == 1 else few_rows.ROWS:
-            if tile in few_rows.NOT_XE or (rows > 1 and dtype not in XE_PRODUCTS):
+        for tile in skinny.ONE_ROW if rows == 1 else skinny.ROWS:
+            if tile in skinny.NOT_XE or (rows > 1 and dtype not in XE_PRODUCTS):
                 continue
             itemsize = getattr(torch, dtype).itemsize
             sizes = {"M": rows, "N": 4096, "K": 4096}
@@ -128,7 +134,7 @@ def layers(dtype):
             yield {
                 "name": f"few_rows {'x'.join(str(int(n)) for n in tile[:5])}",
                 "problem": f"{dtype} {rows} x 4096 to 4096",
-                "text": few_rows.source(rows == 1).replace("def product(", "def kernel("),
+                "text": skinny.source(rows == 1).replace("def product(", "def kernel("),
                 "signature": tensors | dict.fromkeys(constants, "constexpr"),
                 "constants": constants,
                 "pointers": 3,

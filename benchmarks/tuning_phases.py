@@ -28,10 +28,12 @@ from typing import Any
 import ops_conv
 import torch
 
-from ipex_inductor import compat, target
+from ipex_inductor import compat
 from ipex_inductor.autotune.pool import Pool
 from ipex_inductor.autotune.record import Problem, Record
-from ipex_inductor.lowerings import compiling, settings, shapes, together, tuner
+from ipex_inductor.lowerings.problem import settings, shapes
+from ipex_inductor.lowerings.tune import compiling, parallel_compile, tuner
+from ipex_inductor.target import device
 
 RESNET = ["stem 7x7/2 resnet", "resnet 256<-64@56 1", "resnet 512<-128@28 1"]
 WAYS = ("one by one", "at once")
@@ -39,8 +41,8 @@ WAYS = ("one by one", "at once")
 PHASES = (
     (tuner, "_trial", "trial"),
     (compiling, "offered", "lower"),
-    (together.Graphs, "_begun", "lower"),
-    (together.Graphs, "next", "wait"),
+    (parallel_compile.Graphs, "_begun", "lower"),
+    (parallel_compile.Graphs, "next", "wait"),
     (tuner, "_candidate", "verify"),
     (tuner.Tuner, "_raced", "race"),
 )
@@ -104,7 +106,7 @@ def ready() -> bool:
 def problems(lines: list[str]) -> list[Problem]:
     """Of this machine's GPU, or of its CPU where there is none."""
     kind = "cuda" if torch.cuda.is_available() else "cpu"
-    return [*shapes.problems(lines, str(target.current(kind)), settings.settings_of(kind))]
+    return [*shapes.problems(lines, str(device.current(kind)), settings.settings_of(kind))]
 
 
 def row(record: Record, phases: Phases, whole: float) -> dict[str, Any]:

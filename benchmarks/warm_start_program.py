@@ -93,7 +93,7 @@ with torch.no_grad():
 
 from torch._dynamo.utils import counters
 
-decisions = sys.modules.get("ipex_inductor.decisions")
+decisions = sys.modules.get("ipex_inductor.reporting.decisions")
 events = [e for r in decisions.reports() for e in r.events] if decisions else []
 print(
     json.dumps(

@@ -15,9 +15,9 @@ import time
 
 import torch
 
-from ipex_inductor.passes.derived import DerivedWeights
-from ipex_inductor.passes.program import Program, Ref, Step
-from ipex_inductor.templates.weights_cpp import Contents, reader
+from ipex_inductor.passes.weights.derived import DerivedWeights
+from ipex_inductor.passes.weights.program import Program, Ref, Step
+from ipex_inductor.templates.tensor_reader.weights_cpp import Contents, reader
 
 ROUNDS, CALLS = 300, 10
 

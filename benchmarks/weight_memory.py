@@ -20,8 +20,8 @@ import torch
 from cpu_kernels import keep
 
 import ipex_inductor
-from ipex_inductor.templates import freed
-from ipex_inductor.weight_memory import give_back
+from ipex_inductor.runtime.huge_pages import give_back
+from ipex_inductor.templates.tensor_reader import freed
 
 ARMS: dict[str, dict[str, Any]] = {
     "as they are": {"weight_prologue": False},

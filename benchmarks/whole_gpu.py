@@ -28,8 +28,8 @@ from capture import raced as clocked
 from gpu_peers import captured, keep, known, raced
 from torch import Tensor, nn
 
-from ipex_inductor import decisions
 from ipex_inductor.capture.policy import NAME
+from ipex_inductor.reporting import decisions
 
 PEERS: dict[str, dict[str, Any] | None] = {
     "eager": None,

@@ -18,8 +18,8 @@ import torch
 from cpu_kernels import arguments, keep
 
 from ipex_inductor import ops
-from ipex_inductor.templates import cpu_library, kept, winograd
-from ipex_inductor.templates.blocked import UNARY
+from ipex_inductor.templates.cpu import cached_primitives, cpu_library, winograd
+from ipex_inductor.templates.cpu.blocked import UNARY
 
 LAST = torch.channels_last
 mkldnn = torch.ops.mkldnn
@@ -54,15 +54,17 @@ def calls(
     packed = mkldnn._reorder_convolution_weight(weight, *place, list(x.shape))
     yield "ours", by_tiles
     yield "torch", partial(mkldnn._convolution_pointwise, x, packed, bias, *place, "relu", [], "")
-    if kept.why_not() is None:
+    if cached_primitives.why_not() is None:
         pairs = [(n, n) for n in (3, side, 1, 1, 1)]
-        geometry = kept.Geometry(kept.TYPES[dtype], *x.shape, made, *pairs, 1, 1, 0)
-        tag, size = kept.layout(geometry, "relu")
-        arranged = kept.laid_out(weight, 1, tag, size // dtype.itemsize)
+        geometry = cached_primitives.Geometry(
+            cached_primitives.TYPES[dtype], *x.shape, made, *pairs, 1, 1, 0
+        )
+        tag, size = cached_primitives.layout(geometry, "relu")
+        arranged = cached_primitives.laid_out(weight, 1, tag, size // dtype.itemsize)
         numbers, made_by_kept = tuple(geometry.flat()), torch.empty_like(out)
 
         def by_kept() -> torch.Tensor:
-            kept.call(x, arranged, bias, numbers, "relu", (), tag, out=made_by_kept)
+            cached_primitives.call(x, arranged, bias, numbers, "relu", (), tag, out=made_by_kept)
             return made_by_kept
 
         yield "kept", by_kept

@@ -49,8 +49,8 @@ from zoo_models.entry import Entry
 from zoo_models.rows import Variant, chosen, shard, without_known
 from zoo_models.verdict import Groups, Verdict
 
-from ipex_inductor import decisions
 from ipex_inductor.cli import demo_measure
+from ipex_inductor.reporting import decisions
 
 BOUND = 0.97  # of Inductor's speed: below it a row is slow
 REPEATS = 2  # a row below the bound is measured so many times more

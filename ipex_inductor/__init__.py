@@ -7,28 +7,28 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ipex_inductor.collector import pause_while_dynamo_is_imported
-from ipex_inductor.decisions import report
+from ipex_inductor.reporting.decisions import report
+from ipex_inductor.runtime.gc_pause import pause_while_dynamo_is_imported
 
 if TYPE_CHECKING:
     from ipex_inductor.aot_cache.use import use_bundle as use_bundle
+    from ipex_inductor.compiler.recording import record as record
     from ipex_inductor.cpu.verbose import VERBOSE_OFF as VERBOSE_OFF
     from ipex_inductor.cpu.verbose import VERBOSE_ON as VERBOSE_ON
     from ipex_inductor.cpu.verbose import VERBOSE_ON_CREATION as VERBOSE_ON_CREATION
     from ipex_inductor.cpu.verbose import verbose as verbose
-    from ipex_inductor.explanation import Explanation
     from ipex_inductor.frontend import disable_auto_channels_last as disable_auto_channels_last
     from ipex_inductor.frontend import enable_auto_channels_last as enable_auto_channels_last
     from ipex_inductor.frontend import optimize as optimize
-    from ipex_inductor.math_mode import FP32MathMode as FP32MathMode
-    from ipex_inductor.math_mode import get_fp32_math_mode as get_fp32_math_mode
-    from ipex_inductor.math_mode import set_fp32_math_mode as set_fp32_math_mode
+    from ipex_inductor.inspection.explanation import Explanation
+    from ipex_inductor.ipex_api.math_mode import FP32MathMode as FP32MathMode
+    from ipex_inductor.ipex_api.math_mode import get_fp32_math_mode as get_fp32_math_mode
+    from ipex_inductor.ipex_api.math_mode import set_fp32_math_mode as set_fp32_math_mode
+    from ipex_inductor.ipex_api.switches import enable_onednn_fusion as enable_onednn_fusion
+    from ipex_inductor.ipex_api.switches import set_logging_level as set_logging_level
+    from ipex_inductor.ipex_api.switches import version as version
     from ipex_inductor.prebuild.exporting import package as package
     from ipex_inductor.prebuild.loading import load as load
-    from ipex_inductor.recording import record as record
-    from ipex_inductor.switches import enable_onednn_fusion as enable_onednn_fusion
-    from ipex_inductor.switches import set_logging_level as set_logging_level
-    from ipex_inductor.switches import version as version
 
 __version__ = "0.1.0"
 
@@ -46,11 +46,15 @@ _HOMES = {
         "enable_auto_channels_last",
         "optimize",
     ),
-    "ipex_inductor.math_mode": ("FP32MathMode", "get_fp32_math_mode", "set_fp32_math_mode"),
+    "ipex_inductor.ipex_api.math_mode": (
+        "FP32MathMode",
+        "get_fp32_math_mode",
+        "set_fp32_math_mode",
+    ),
     "ipex_inductor.prebuild.exporting": ("package",),
     "ipex_inductor.prebuild.loading": ("load",),
-    "ipex_inductor.recording": ("record",),
-    "ipex_inductor.switches": ("enable_onednn_fusion", "set_logging_level", "version"),
+    "ipex_inductor.compiler.recording": ("record",),
+    "ipex_inductor.ipex_api.switches": ("enable_onednn_fusion", "set_logging_level", "version"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = frozenset({"cpu", "frontend", "nn", "optim", "xpu"})
@@ -77,23 +81,24 @@ def refresh(model: Any = None) -> int:
 
     Returns how many tensors that concerns. Raises `ArgumentError` for anything else.
     """
-    from ipex_inductor.passes import derived
+    from ipex_inductor.passes.weights import derived
 
     return derived.refresh(model)
 
 
 def derived_memory() -> int:
     """Bytes now held by tensors derived from weights (folded, cast, packed), in this process."""
-    from ipex_inductor.passes import derived
+    from ipex_inductor.passes.weights import derived
 
     return derived.derived_memory()
 
 
 def explain(model: Callable[..., Any], *inputs: Any, **kwargs: Any) -> "Explanation":
-    """What backend `ipex` does to `model` and why; see `ipex_inductor.explanation.explain`.
+    """What backend `ipex` does to `model` and why; see
+    `ipex_inductor.inspection.explanation.explain`.
 
     `print(ipex_inductor.explain(model, x))` runs the model once and shows a table of each graph.
     """
-    from ipex_inductor import explanation
+    from ipex_inductor.inspection import explanation
 
     return explanation.explain(model, *inputs, **kwargs)

@@ -8,8 +8,8 @@ import runpy
 import sys
 from pathlib import Path
 
-from ipex_inductor import old_names
-from ipex_inductor.compat_ipex import install
+from ipex_inductor.ipex_api import old_names
+from ipex_inductor.ipex_api.compat_ipex import install
 
 USAGE = "usage: python -m ipex_inductor.as_ipex (script.py | -m module) [arguments]"
 

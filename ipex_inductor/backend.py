@@ -11,35 +11,28 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from ipex_inductor import (
-    choices,
-    collector,
-    compat,
-    decisions,
-    graph_files,
-    kernel_header,
-    openmp,
-    outer,
-    progress,
-    recording,
-)
+from ipex_inductor import compat
 from ipex_inductor.aot_cache.key import Key
+from ipex_inductor.compiler import compile_fx as outer
+from ipex_inductor.compiler import graph_cache, kernel_header, kernel_selection, progress, recording
+from ipex_inductor.compiler.plain_graph import with_plain_graph
+from ipex_inductor.compiler.request import Request
 from ipex_inductor.config import CompileConfig, resolve, unknown
-from ipex_inductor.decisions import warn_once
 from ipex_inductor.errors import DeviceError, PassError, UnsupportedTorchError
-from ipex_inductor.plain_graph import with_plain_graph
-from ipex_inductor.request import Request
+from ipex_inductor.reporting import decisions
+from ipex_inductor.reporting.decisions import warn_once
+from ipex_inductor.runtime import gc_pause, openmp
 
 if TYPE_CHECKING:
     from ipex_inductor.autotune.select import Selection
-    from ipex_inductor.lowerings.step import Launch
+    from ipex_inductor.lowerings.optimizer.step import Launch
 
 WRAPPER = "C++ wrapper"  # Inductor's name of code that calls kernels
 log = decisions.log
 compat.register_log()
 compat.mend_fused_sgd()
 # Dynamo's registry imports this module when `torch.compile` is called.
-compat.around_next_compile(collector.put_off, collector.resume)
+compat.around_next_compile(gc_pause.put_off, gc_pause.resume)
 
 
 def compile_graph(
@@ -56,7 +49,7 @@ def compile_graph(
     `CompilerNotFoundError` or `UnsupportedTorchError` for what the user can mend; a failure of our
     own is a warning, and the graph is compiled by plain Inductor (option `strict` raises instead).
     """
-    with collector.paused(), openmp.unbound():
+    with gc_pause.paused(), openmp.unbound():
         return _compile_or_fall_back(gm, example_inputs, mode, options)
 
 
@@ -110,7 +103,7 @@ compile_graph.reset = _reset  # type: ignore[attr-defined]
 def _compile_plain(request: Request) -> Any:
     from torch._inductor.compile_fx import compile_fx
 
-    collector.resume()
+    gc_pause.resume()
     options = dict(request.options)
     return compile_fx(request.gm, request.example_inputs, config_patches=options)
 
@@ -135,7 +128,7 @@ def _compile_ours(
     request: Request, graph_report: decisions.GraphReport, in_cpp: bool = False
 ) -> Any:
     """`in_cpp`: C++ calls the kernels, but of a graph of a level of CPUs, compiled elsewhere."""
-    from ipex_inductor.passes.derived import collecting
+    from ipex_inductor.passes.weights.derived import collecting
 
     recording.note(request.gm, request.training)
     request = outer.reattended(request, graph_report)
@@ -144,19 +137,19 @@ def _compile_ours(
         compat.tensors_unprinted()
         graph_report.publish()
         return stepped
-    selected = choices.settled(request, graph_report)
+    selected = kernel_selection.settled(request, graph_report)
     wrapped = request.wrapped_in_cpp() if in_cpp else request
-    found = graph_files.compiling(
+    found = graph_cache.compiling(
         lambda level: (request if level else wrapped).key(selected, level=level),
         graph_report,
-        collector.resume,
+        gc_pause.resume,
         lambda: request.text,
         request.levels,
     )
     with decisions.about(graph_report), found as folder:
         hit = folder is not None and folder.files.outcome == "hit"
         if not hit:
-            collector.resume()
+            gc_pause.resume()
         elsewhere = folder is not None and folder.level is not None
         request = request if elsewhere else wrapped
         begun = nullcontext() if elsewhere else _begun(request, own_files=folder is not None)
@@ -168,7 +161,7 @@ def _compile_ours(
 
 def _compile_plain_form(request: Request) -> Any:
     """Compile a graph that reads its weights as they are, outside of Dynamo."""
-    with collector.paused(), openmp.unbound():
+    with gc_pause.paused(), openmp.unbound():
         return _compile_wrapped(request)
 
 
@@ -182,7 +175,7 @@ def _begun(request: Request, own_files: bool) -> Iterator[None]:
         yield
         return
     if request.config.blocked_products and not request.training:
-        from ipex_inductor.passes import blocked
+        from ipex_inductor.passes.weights import blocked
 
         blocked.begin_building(request.gm)
     use_best = None
@@ -221,7 +214,7 @@ class Ahead:
 
     @cached_property
     def _selected(self) -> "dict[bytes, Selection]":
-        return choices.settled(self.request, self.report)
+        return kernel_selection.settled(self.request, self.report)
 
     @property
     def runs_users_code(self) -> bool:
@@ -238,7 +231,7 @@ class Ahead:
         Raises what fails: there is nobody to fall back on.
         """
         off = compat.graph_caches_off()
-        with decisions.about(self.report), off, graph_files.spare():
+        with decisions.about(self.report), off, graph_cache.spare():
             outer.compiled(self.request, self._selected, self.report, None, compile_inner, join)
 
 
@@ -247,14 +240,14 @@ def _stepped(request: Request, graph_report: decisions.GraphReport) -> "Launch |
 
     None where the graph is no step, or for a reason that the report has.
     """
-    from ipex_inductor.passes.source import OPTIMIZER_STEP, is_step
+    from ipex_inductor.passes.engine.source import OPTIMIZER_STEP, is_step
 
     gm = request.gm
     if not is_step(gm) or {"*", OPTIMIZER_STEP} & request.config.rules_off:
         return None
-    from ipex_inductor.lowerings.step import launch
-    from ipex_inductor.passes import step
-    from ipex_inductor.passes.terms import UnreadError
+    from ipex_inductor.lowerings.optimizer.step import launch
+    from ipex_inductor.passes.optimizer import step
+    from ipex_inductor.passes.optimizer.terms import UnreadError
 
     graph_report.show("traced", gm.graph)
     try:
@@ -292,23 +285,25 @@ def _check_devices(request: Request) -> None:
 def _check_rules(config: CompileConfig) -> None:
     if not config.rules_off:
         return
-    from ipex_inductor.lowerings import channel_tiles
-    from ipex_inductor.passes import (
+    from ipex_inductor.lowerings.pointwise import channel_tiles
+    from ipex_inductor.passes.attention import grouped_queries, masks
+    from ipex_inductor.passes.engine.source import OPTIMIZER_STEP
+    from ipex_inductor.passes.joint import RULE_NAMES
+    from ipex_inductor.passes.layout import cats, channels_last
+    from ipex_inductor.passes.training import foreach, moments, pool, relu_masks
+    from ipex_inductor.passes.weights import plain, upcast
+
+    rooms = (
         cats,
         channels_last,
         foreach,
         grouped_queries,
-        masks,
         moments,
         plain,
         pool,
         relu_masks,
-        wide,
+        upcast,
     )
-    from ipex_inductor.passes.joint import RULE_NAMES
-    from ipex_inductor.passes.source import OPTIMIZER_STEP
-
-    rooms = (cats, channels_last, foreach, grouped_queries, moments, plain, pool, relu_masks, wide)
     ours = {channel_tiles.NAME, *(m.NAME for m in rooms)}
     known = RULE_NAMES | masks.NAMES | {OPTIMIZER_STEP} | ours
     for name in sorted(config.rules_off - known - {"*"}):

@@ -24,9 +24,10 @@ from torch.xpu import (
     reset_peak_memory_stats,
 )
 
-from ipex_inductor import frontend, math_mode
-from ipex_inductor.math_mode import FP32MathMode
-from ipex_inductor.memory_table import memory_table
+from ipex_inductor import frontend
+from ipex_inductor.ipex_api import math_mode
+from ipex_inductor.ipex_api.math_mode import FP32MathMode
+from ipex_inductor.ipex_api.memory_table import memory_table
 from ipex_inductor.nn.functional import nms, roi_align
 from ipex_inductor.optim import Lars
 

@@ -22,37 +22,36 @@ def register(sycl: bool = False) -> None:
     """
     _register()
     if sycl:
-        from ipex_inductor.lowerings.sycl import register as kernels
+        from ipex_inductor.lowerings.common.sycl import register as kernels
 
         kernels()
 
 
 @functools.cache
 def _register() -> None:
-    from ipex_inductor.lowerings import (
-        blocked,
-        cat,
+    from ipex_inductor.lowerings.attention import short_attention
+    from ipex_inductor.lowerings.common import conv_templates
+    from ipex_inductor.lowerings.conv import (
+        batch_norm_relu,
+        cached_primitives,
         conv,
         conv_many,
-        conv_templates,
         conv_weight,
-        few_rows,
-        foreach,
-        gated,
-        kept,
-        linear,
-        moments,
-        persistent,
-        pipelined,
         pool,
-        preactivated,
-        relu_masks,
-        short_attention,
-        shortcut,
-        stem_pool,
-        streamed,
+        residual,
+        small_channel_pool,
         winograd,
     )
+    from ipex_inductor.lowerings.gemm import (
+        blocked,
+        glu,
+        linear,
+        persistent,
+        skinny,
+        software_pipelined,
+        weight_stationary,
+    )
+    from ipex_inductor.lowerings.pointwise import cat, foreach, moments, relu_masks
 
     blocked.register()
     cat.register()
@@ -60,21 +59,21 @@ def _register() -> None:
     conv_many.register()
     conv_templates.register()
     conv_weight.register()
-    few_rows.register()
+    skinny.register()
     foreach.register()
-    gated.register()
-    kept.register()
+    glu.register()
+    cached_primitives.register()
     linear.register()
     moments.register()
     persistent.register()
-    pipelined.register()
+    software_pipelined.register()
     pool.register()
-    preactivated.register()
+    batch_norm_relu.register()
     relu_masks.register()
     short_attention.register()
-    shortcut.register()
-    stem_pool.register()
-    streamed.register()
+    residual.register()
+    small_channel_pool.register()
+    weight_stationary.register()
     winograd.register()
     _read_memory()
 
@@ -88,11 +87,11 @@ def _read_memory() -> None:
     import torch
     from torch._inductor.lowering import add_needs_realized_inputs
 
-    from ipex_inductor.templates import kept
+    from ipex_inductor.templates.cpu import cached_primitives
 
     ours = torch.ops.ipex
     calls = (ours.blocked, ours.conv, ours.linear, ours.short_attention, ours.winograd)
-    add_needs_realized_inputs([*(call.default for call in calls), kept.KEPT_CONV])  # type: ignore[no-untyped-call]
+    add_needs_realized_inputs([*(call.default for call in calls), cached_primitives.KEPT_CONV])  # type: ignore[no-untyped-call]
 
 
 def is_ours(node: "Node") -> bool:

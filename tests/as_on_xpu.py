@@ -6,10 +6,10 @@ Numbers that tensors hold are read by the kernels.
 
 import pytest
 
-from ipex_inductor.lowerings import step
-from ipex_inductor.lowerings.step_sycl import SyclKernel
+from ipex_inductor.lowerings.optimizer import step
+from ipex_inductor.lowerings.optimizer.step_sycl import SyclKernel
 from ipex_inductor.ops.update import Held
-from ipex_inductor.passes.updates import Writing, dtype_name
+from ipex_inductor.passes.optimizer.updates import Writing, dtype_name
 
 
 def _held_as(writing, number):

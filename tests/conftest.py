@@ -32,8 +32,13 @@ from torch._dynamo import guards
 from torch._dynamo.utils import counters
 from torch._logging import _internal as logs
 
-from ipex_inductor import collector, compat, decisions, request
-from ipex_inductor.passes import attention, plain, training
+from ipex_inductor import compat
+from ipex_inductor.compiler import request
+from ipex_inductor.passes.attention import attention
+from ipex_inductor.passes.training import training
+from ipex_inductor.passes.weights import plain
+from ipex_inductor.reporting import decisions
+from ipex_inductor.runtime import gc_pause
 
 atexit.register(shutil.rmtree, os.environ["IPEX_HOME"], ignore_errors=True)
 atexit.register(gc.unfreeze)  # or extensions of Python report leaks
@@ -73,7 +78,7 @@ def _what_is_imported_is_no_garbage():
 def _what_is_frozen_is_not_counted():
     """It is much: a twentieth of a second in each compilation, which then leaves all as it is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collector, "_settle", int)
+        patch.setattr(gc_pause, "_settle", int)
         yield
 
 
@@ -146,7 +151,7 @@ def guard_layer(tmp_path_factory):
 @pytest.fixture(scope="session")
 def products_layer(tmp_path_factory):
     """The same with our kernels for the CPU, which take as long, wherever a layer is linear."""
-    from ipex_inductor.templates import cpu_library
+    from ipex_inductor.templates.cpu import cpu_library
 
     cpu_library.library.cache_clear()
     cpu_library.library()

@@ -3,19 +3,19 @@
 import itertools
 import random
 
-from ipex_inductor.templates import (
-    conv_boxes,
+from ipex_inductor.templates.triton import (
     conv_depthwise,
     conv_fprop,
     conv_grouped,
-    conv_stem,
-    conv_stem_pool,
+    conv_small_channel,
+    conv_small_channel_pool,
     conv_strips,
+    conv_tma,
     persistent,
-    pipelined,
-    streamed,
+    software_pipelined,
+    weight_stationary,
 )
-from ipex_inductor.templates.shortcut import BOXES_TILES, STREAMED_TILES
+from ipex_inductor.templates.triton.residual import BOXES_TILES, STREAMED_TILES
 
 
 def case(x, weight, tile, **given):
@@ -48,7 +48,8 @@ CASES = [
 ]
 FIRST = dict(zip(("x", "weight", "stride", "padding"), STEMS[0], strict=True))
 CASES += [
-    case(**FIRST, tile=[*vars(tile).values()]) for tile in (*conv_stem.TILES, *conv_stem.XE_TILES)
+    case(**FIRST, tile=[*vars(tile).values()])
+    for tile in (*conv_small_channel.TILES, *conv_small_channel.XE_TILES)
 ]
 # What lies beside a window, and is loaded with it where sizes are even, is infinite.
 EVEN = dict(zip(("x", "weight", "stride", "padding"), STEMS[1], strict=True))
@@ -69,7 +70,9 @@ CASES += [
         (WIDE, *STEMS), ("float32", "float16"), (True, False)
     )
 ]
-CASES += [case(**FIRST, tile=[*vars(tile).values()]) | POOLED for tile in conv_stem_pool.TILES]
+CASES += [
+    case(**FIRST, tile=[*vars(tile).values()]) | POOLED for tile in conv_small_channel_pool.TILES
+]
 CASES += [
     case(**EVEN, tile=[64, 32, 32, 2, 4], planted=place, last=last) | POOLED
     for place, last in itertools.product((0, 302, 338), (True, False))
@@ -190,7 +193,7 @@ CASES += [
     in_boxes(*shape, dtype=dtype)
     for shape, dtype in itertools.product(BOXES, ("float32", "float16"))
 ]
-CASES += [in_boxes(*BOXES[2], tile=[*vars(tile).values()]) for tile in conv_boxes.TILES]
+CASES += [in_boxes(*BOXES[2], tile=[*vars(tile).values()]) for tile in conv_tma.TILES]
 CASES += [in_boxes(*BOXES[n], planted=700) for n in (0, 5, 7)]
 CASES += [in_boxes(*BOXES[1], programs=99)]
 
@@ -264,7 +267,7 @@ CASES += [
     streaming(*shape, dtype=dtype)
     for shape, dtype in itertools.product(STREAMED, ("float32", "float16"))
 ]
-CASES += [streaming(*STREAMED[2], tile=[*vars(tile).values()]) for tile in streamed.TILES]
+CASES += [streaming(*STREAMED[2], tile=[*vars(tile).values()]) for tile in weight_stationary.TILES]
 CASES += [streaming(*STREAMED[0], planted=700), streaming(*STREAMED[6], moved=True)]
 CASES += [streaming(*STREAMED[1], programs=99)]  # a block each, and no more
 
@@ -382,7 +385,7 @@ CASES += [
 ]
 CASES += [
     pipelining(*PIPELINED[5], tile=[*vars(tile).values()])
-    for tile in itertools.chain(*pipelined.TILES.values())
+    for tile in itertools.chain(*software_pipelined.TILES.values())
 ]
 CASES += [
     pipelining(*PIPELINED[1], planted=700),
@@ -430,7 +433,7 @@ def drawn(seed):
     image = [1, draw.randint(1, 600), *sides]
     yield pipelining(image, draw.randint(1, 300), dtype=dtype)
     yield from ends_of_blocks(draw, [few[0], draw.randint(1, 9)], dtype)
-    tile = [*vars(draw.choice(conv_stem_pool.TILES)).values()]
+    tile = [*vars(draw.choice(conv_small_channel_pool.TILES)).values()]
     (images, channels, high, wide), weight = stem
     image = [images, channels, high, wide + draw.randint(0, 150)]  # of several blocks across
     yield case(image, weight, tile, last=last, **around) | POOLED

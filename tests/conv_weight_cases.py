@@ -4,7 +4,7 @@ import itertools
 import random
 
 from ipex_inductor.ops.stem import runs
-from ipex_inductor.templates.conv_stem_weight import TILES, fits
+from ipex_inductor.templates.triton.conv_small_channel_weight import TILES, fits
 
 
 def case(x, weight, stride, padding, tile=(32, 16, 32, 4, 2, 1), **given):

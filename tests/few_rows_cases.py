@@ -7,9 +7,11 @@ from math import ceil
 import torch
 import triton
 
-from ipex_inductor.lowerings import library, shapes
-from ipex_inductor.templates import few_rows, gpu
-from ipex_inductor.templates.few_rows import source, tiles
+from ipex_inductor.lowerings.problem import shapes
+from ipex_inductor.lowerings.select import library
+from ipex_inductor.templates.build import gpu
+from ipex_inductor.templates.triton import skinny
+from ipex_inductor.templates.triton.skinny import source, tiles
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 EVERY = [(one_row, tile) for one_row in (True, False) for tile in tiles(one_row)]
@@ -121,4 +123,4 @@ def linear(
 
 
 def offered(problem):
-    return [call for call in library.calls(problem) if call.name == few_rows.NAME]
+    return [call for call in library.calls(problem) if call.name == skinny.NAME]

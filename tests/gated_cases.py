@@ -9,16 +9,16 @@ import triton
 from rendered import source
 
 from ipex_inductor.ops.epilogue import UNARY
-from ipex_inductor.templates import gated
-from ipex_inductor.templates.gpu import _module
+from ipex_inductor.templates.build.gpu import _module
+from ipex_inductor.templates.triton import glu
 
 # Rows, columns, terms: ones, primes, tails of blocks, whole blocks, many terms.
 SIZES = (
     *((130, 72, 96), (64, 128, 64), (1, 1, 8), (257, 65, 200), (97, 61, 1000), (2, 131, 24)),
     *((65, 64, 32), (33, 8, 4096)),
 )
-SMALL = gated.Tile(64, 64, 32, 4, 2)
-CASES = [*itertools.product(SIZES, gated.UNARY, (False, True))]
+SMALL = glu.Tile(64, 64, 32, 4, 2)
+CASES = [*itertools.product(SIZES, glu.UNARY, (False, True))]
 INTERPRETED = ("float32", "float16")
 # Sums in fp32 and a GELU that is 2e-5 of its value off; then one rounding.
 CLOSE = {"float32": 2e-5, "float16": 1e-3, "bfloat16": 4e-3}
@@ -51,8 +51,8 @@ def error(sizes, unary, biased, dtype, tile=SMALL, device="cpu", odd=()):
         for factor, added in ((gate, gate_bias), (weight, bias))
     )
     wanted = UNARY[unary].fn(opening) * opened
-    constants = gated.constants(*sizes, biased, unary, tile, 3) | {"ALLOW_TF32": False}
-    kernel = _module(source(gated.SOURCE, constants, columns, epilogue=False))["kernel"]
+    constants = glu.constants(*sizes, biased, unary, tile, 3) | {"ALLOW_TF32": False}
+    kernel = _module(source(glu.SOURCE, constants, columns, epilogue=False))["kernel"]
     out = torch.full(wanted.shape, float("nan"), dtype=x.dtype, device=device)
     options = {}
     if device != "cpu":  # for what describes a tensor to the copy engine
@@ -68,5 +68,5 @@ def error(sizes, unary, biased, dtype, tile=SMALL, device="cpu", odd=()):
 if __name__ == "__main__":
     assert triton.knobs.runtime.interpret
     found = {d: [error(*case, d) for case in CASES] for d in INTERPRETED}
-    found["odd"] = [error(SIZES[0], u, True, INTERPRETED[0], odd=ODD) for u in gated.UNARY]
+    found["odd"] = [error(SIZES[0], u, True, INTERPRETED[0], odd=ODD) for u in glu.UNARY]
     print(json.dumps(found))

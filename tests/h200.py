@@ -7,10 +7,10 @@ from torch._inductor.graph import GraphLowering
 from torch._subclasses import FakeTensorMode
 
 from ipex_inductor import lowerings
-from ipex_inductor.lowerings import compiling
-from ipex_inductor.lowerings.workload import empty, function_of
+from ipex_inductor.lowerings.problem.workload import empty, function_of
+from ipex_inductor.lowerings.tune import compiling
 from ipex_inductor.prebuild import described as described_gpu
-from ipex_inductor.target import described
+from ipex_inductor.target.device import described
 
 NAME = "sm_90:NVIDIA-H200"
 

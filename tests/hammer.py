@@ -21,7 +21,7 @@ from pathlib import Path
 from keys import blob, key
 
 from ipex_inductor.aot_cache import disk, folder
-from ipex_inductor.aot_cache.room import sweep
+from ipex_inductor.aot_cache.quota import sweep
 from ipex_inductor.aot_cache.store import Store
 
 EVENTS = ("operations", "hits", "puts", "wrong", "exceptions", "corrupt", "evicted")

@@ -13,8 +13,8 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.utils import run_and_get_code
 
-from ipex_inductor.passes import wide
-from ipex_inductor.passes.packing import onednn_dtypes
+from ipex_inductor.passes.weights import upcast
+from ipex_inductor.passes.weights.packing import onednn_dtypes
 
 
 def code_of(fn, *args):
@@ -51,7 +51,7 @@ def has_kernels(dtype, training=False):
 
     Which is in inference alone (bf16 on AVX2).
     """
-    return dtype in onednn_dtypes() or (not training and dtype in wide.dtypes())
+    return dtype in onednn_dtypes() or (not training and dtype in upcast.dtypes())
 
 
 def strip(source):

@@ -13,11 +13,11 @@ import torch
 from interpreted import Room
 from torch import Tensor
 
-from ipex_inductor.optim import again, batches_cuda, norms, planning
-from ipex_inductor.templates import cuda
-from ipex_inductor.templates.norm_triton import parts_signature
-from ipex_inductor.templates.step import assignments, scalar_names
-from ipex_inductor.templates.step_triton import scalars_signature, signature
+from ipex_inductor.optim import launch_groups_cuda, norms, plan_replay, planning
+from ipex_inductor.templates.build import cuda
+from ipex_inductor.templates.optimizer.norm_triton import parts_signature
+from ipex_inductor.templates.optimizer.step import assignments, scalar_names
+from ipex_inductor.templates.optimizer.step_triton import scalars_signature, signature
 
 KINDS = ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3
 NUMBERS = {
@@ -241,17 +241,19 @@ class HostGpu:
 def installed(monkeypatch):
     """Optimizers that are fused step by it, whose tensors are of the host."""
     gpu = HostGpu()
-    look, begun, rates = again.again, planning._begun_step, batches_cuda.rate_on
+    look, begun, rates = plan_replay.again, planning._begun_step, launch_groups_cuda.rate_on
 
     def batch(made, kernel, columns, group, step, first, looks):
         device, far = columns[0].device, planning._far(step, first)
-        given = made, batches_cuda.CountingBatch, kernel, device
+        given = made, launch_groups_cuda.CountingBatch, kernel, device
         aligned = not any(t.data_ptr() % 16 for t in columns)
         if step is not None and gpu.has(step):
             return planning._made(*given, aligned)
         if looks and planning.is_whole(far):
             return planning._made(*given, aligned, None if step is None else far)
-        return planning._made(made, batches_cuda.CudaBatch, kernel, device, aligned, group, far)
+        return planning._made(
+            made, launch_groups_cuda.CudaBatch, kernel, device, aligned, group, far
+        )
 
     def begun_step(group, held, dtype):
         step = begun(group, held, dtype)
@@ -272,8 +274,8 @@ def installed(monkeypatch):
         return seen
 
     ours = {
-        again: {"again": looked},
-        batches_cuda: {"rate_on": rate_on},
+        plan_replay: {"again": looked},
+        launch_groups_cuda: {"rate_on": rate_on},
         norms: {"_made": reading},
         planning: {"_batch": batch, "_begun_step": begun_step, "rate_on": rate_on},
     }
@@ -295,7 +297,7 @@ def _driven(gpu):
     return {
         torch.cuda: {"is_current_stream_capturing": lambda: False},
         cuda: {"_driver": lambda: gpu.driver},
-        batches_cuda: {
+        launch_groups_cuda: {
             **shared,
             "kernel_of": gpu.kernel_of,
             "stream_on": lambda device: gpu.stream,

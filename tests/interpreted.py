@@ -10,9 +10,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from ipex_inductor.lowerings import step, step_cuda
-from ipex_inductor.passes.updates import Writing, dtype_name
-from ipex_inductor.templates import cuda, gpu
+from ipex_inductor.lowerings.optimizer import step, step_cuda
+from ipex_inductor.passes.optimizer.updates import Writing, dtype_name
+from ipex_inductor.templates.build import cuda, gpu
 
 DTYPES = {"i64": torch.int64, "i32": torch.int32, "fp32": torch.float32, "fp64": torch.float64}
 WIDE = "tl.cast({}, tl.float64)"

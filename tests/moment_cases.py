@@ -9,8 +9,8 @@ import triton
 from rendered import source
 
 from ipex_inductor.ops.moments import SAMPLES, moments, sampled
-from ipex_inductor.templates.gpu import _module
-from ipex_inductor.templates.moments import SOURCE, TILE, Tile, constants
+from ipex_inductor.templates.build.gpu import _module
+from ipex_inductor.templates.triton.moments import SOURCE, TILE, Tile, constants
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SMALL = (Tile(16, 16, 1, 1, 1), Tile(32, 8, 1, 2, 1), Tile(8, 64, 1, 3, 1), TILE)

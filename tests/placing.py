@@ -9,10 +9,10 @@ import ipex_inductor.ops  # noqa: F401  what graphs are of
 from ipex_inductor.autotune.pool import Estimate
 from ipex_inductor.autotune.record import encode
 from ipex_inductor.autotune.select import Selection
-from ipex_inductor.decisions import GraphReport
-from ipex_inductor.lowerings import library
-from ipex_inductor.passes.library import place
-from ipex_inductor.passes.whole_ops import WHOLE, reduced_table
+from ipex_inductor.lowerings.select import library
+from ipex_inductor.passes.engine.whole_ops import WHOLE, reduced_table
+from ipex_inductor.passes.fusion.library import place
+from ipex_inductor.reporting.decisions import GraphReport
 
 H200 = "sm_90:NVIDIA-H200"
 LAST = torch.channels_last

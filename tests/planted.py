@@ -16,8 +16,8 @@ import torch
 from ipex_inductor import compat
 from ipex_inductor.autotune import space
 from ipex_inductor.autotune.record import Choice
-from ipex_inductor.lowerings import compiling, tuner
-from ipex_inductor.lowerings.compiling import Begun
+from ipex_inductor.lowerings.tune import compiling, tuner
+from ipex_inductor.lowerings.tune.compiling import Begun
 
 
 def crash():

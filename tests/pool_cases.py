@@ -1,4 +1,4 @@
-"""Cases of `templates/pool.py`, and how far a kernel is off: interpreted, or on a GPU.
+"""Cases of `templates/triton/pool.py`, and how far a kernel is off: interpreted, or on a GPU.
 
 `TRITON_INTERPRET=1 python pool_cases.py FIRST LAST` prints a number for each: in how many elements.
 """
@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from rendered import source
 
 import ipex_inductor.ops  # noqa: F401  registers them
-from ipex_inductor.templates import pool as template
-from ipex_inductor.templates.gpu import _module
+from ipex_inductor.templates.build.gpu import _module
+from ipex_inductor.templates.triton import pool as template
 
 LAST = torch.channels_last
 

@@ -8,8 +8,8 @@ import torch
 import triton
 from rendered import source
 
-from ipex_inductor.templates import preactivated
-from ipex_inductor.templates.gpu import _module
+from ipex_inductor.templates.build.gpu import _module
+from ipex_inductor.templates.triton import batch_norm_relu
 
 # Rows, columns, channels of the first part and of each behind it, how many of those: ones, primes,
 # tails of blocks, parts that fill a step and that do not, as many as a step takes and one more.
@@ -29,7 +29,7 @@ SIZES += [
     )
     for _ in range(30)
 ]
-SMALL = preactivated.Tile(32, 32, 64, 4, 2), preactivated.Tile(64, 16, 32, 4, 3)
+SMALL = batch_norm_relu.Tile(32, 32, 64, 4, 2), batch_norm_relu.Tile(64, 16, 32, 4, 3)
 CASES = [(sizes, n % 2 == 0) for n, sizes in enumerate(SIZES)]  # with a bias or without, in turns
 INTERPRETED = {"float32": CASES[:13], "float16": CASES[1:11:2]}
 # Sums in fp32 of what is rounded as torch rounds it, and one rounding.
@@ -39,7 +39,7 @@ ODD = (float("inf"), -float("inf"), float("nan"))
 
 def takes(tile, sizes):
     """Whether a step of the tile takes a whole part."""
-    return preactivated.lane(sizes[3]) <= tile.BLOCK_K
+    return batch_norm_relu.lane(sizes[3]) <= tile.BLOCK_K
 
 
 def error(sizes, biased, dtype, tile=SMALL[0], device="cpu", odd=()):
@@ -62,8 +62,10 @@ def error(sizes, biased, dtype, tile=SMALL[0], device="cpu", odd=()):
     affine = torch.stack([scale, shift]).to(device)
     made = torch.relu(torch.cat(given, 1).float() * affine[0] + affine[1]).to(kind)
     wanted = made.double() @ weight.double().t() + (bias.double() if biased else 0)
-    constants = preactivated.constants(rows, columns, first, each, parts, biased, tile)
-    text = source(preactivated.SOURCE, constants | {"ALLOW_TF32": False}, columns, epilogue=False)
+    constants = batch_norm_relu.constants(rows, columns, first, each, parts, biased, tile)
+    text = source(
+        batch_norm_relu.SOURCE, constants | {"ALLOW_TF32": False}, columns, epilogue=False
+    )
     out = torch.full(wanted.shape, float("nan"), dtype=kind, device=device)
     options = {}
     if device != "cpu":

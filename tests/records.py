@@ -47,10 +47,10 @@ def plant(database, run):
     """Records that say our templates are the fastest of what `run` asks about; the problems."""
     import torch
 
-    from ipex_inductor import decisions
     from ipex_inductor.autotune.database import Shard
-    from ipex_inductor.choices import problems_of
-    from ipex_inductor.lowerings import library
+    from ipex_inductor.compiler.kernel_selection import problems_of
+    from ipex_inductor.lowerings.select import library
+    from ipex_inductor.reporting import decisions
 
     shard = Shard(database)
     found = [p for p in problems_of(run) if p.op in library.CALLS]

@@ -68,32 +68,37 @@ def signature(operands, dtype, out=None):
 
 def stem(x, weight, case, stride, padding, dilation):
     from ipex_inductor.ops.stem import arranged, runs
-    from ipex_inductor.templates import conv_stem
+    from ipex_inductor.templates.triton import conv_small_channel
 
-    last, tile, window = case["last"], conv_stem.Tile(*case["tile"]), weight.shape[2:]
+    last, tile, window = case["last"], conv_small_channel.Tile(*case["tile"]), weight.shape[2:]
     around = (window, stride, padding, last)
-    constants = conv_stem.constants(len(x), x.shape[1:], len(weight), *around, tile)
+    constants = conv_small_channel.constants(len(x), x.shape[1:], len(weight), *around, tile)
     rows, columns = constants["PIXELS"], len(weight)
     blocks = -(-rows // tile.BLOCK_M), -(-columns // tile.BLOCK_N)
-    return conv_stem.SOURCE, constants, arranged(weight, runs(x.shape[1:], *around), last), blocks
+    return (
+        conv_small_channel.SOURCE,
+        constants,
+        arranged(weight, runs(x.shape[1:], *around), last),
+        blocks,
+    )
 
 
 def stem_pool(x, weight, case, stride, padding, dilation):
     from ipex_inductor.ops.stem import arranged, runs
-    from ipex_inductor.templates import conv_stem_pool
+    from ipex_inductor.templates.triton import conv_small_channel_pool
 
-    last, tile, window = case["last"], conv_stem_pool.Tile(*case["tile"]), weight.shape[2:]
+    last, tile, window = case["last"], conv_small_channel_pool.Tile(*case["tile"]), weight.shape[2:]
     around, ptx = (window, stride, padding, last), x.device.type != "cpu"  # which is interpreted
     sizes = len(x), x.shape[1:], len(weight)
-    constants = conv_stem_pool.constants(*sizes, *around, tile, biased=True, ptx=ptx)
+    constants = conv_small_channel_pool.constants(*sizes, *around, tile, biased=True, ptx=ptx)
     blocks = constants["BLOCKS"], -(-len(weight) // tile.BLOCK_N)
     matrix = arranged(weight, runs(x.shape[1:], *around), last)
-    return conv_stem_pool.SOURCE, constants, matrix, blocks
+    return conv_small_channel_pool.SOURCE, constants, matrix, blocks
 
 
 def depthwise(x, weight, case, stride, padding, dilation):
     from ipex_inductor.ops.depthwise import taps
-    from ipex_inductor.templates import conv_depthwise, conv_strips
+    from ipex_inductor.templates.triton import conv_depthwise, conv_strips
 
     template = conv_strips if case.get("template") == "strips" else conv_depthwise
     tile, window = template.Tile(*case["tile"]), weight.shape[2:]
@@ -105,7 +110,7 @@ def depthwise(x, weight, case, stride, padding, dilation):
 
 def fprop(x, weight, case, stride, padding, dilation):
     from ipex_inductor.ops.fprop import rows_of_weight
-    from ipex_inductor.templates import conv_fprop
+    from ipex_inductor.templates.triton import conv_fprop
 
     tile, window = conv_fprop.Tile(*case["tile"]), weight.shape[2:]
     around = (window, stride, padding, dilation)
@@ -116,16 +121,16 @@ def fprop(x, weight, case, stride, padding, dilation):
 
 def boxes(x, weight, case, stride, padding, dilation):
     from ipex_inductor.ops.fprop import rows_of_weight
-    from ipex_inductor.templates import conv_boxes
+    from ipex_inductor.templates.triton import conv_tma
 
-    tile, window = conv_boxes.Tile(*case["tile"]), weight.shape[2:]
+    tile, window = conv_tma.Tile(*case["tile"]), weight.shape[2:]
     around = (window, stride, padding, dilation, tile, case.get("programs", 2))
-    constants = conv_boxes.constants(len(x), x.shape[1:], len(weight), *around)
-    return conv_boxes.SOURCE, constants, rows_of_weight(weight), (constants["PROGRAMS"],)
+    constants = conv_tma.constants(len(x), x.shape[1:], len(weight), *around)
+    return conv_tma.SOURCE, constants, rows_of_weight(weight), (constants["PROGRAMS"],)
 
 
 def grouped(x, weight, case, stride, padding, dilation):
-    from ipex_inductor.templates import conv_grouped
+    from ipex_inductor.templates.triton import conv_grouped
 
     tile, groups, window = conv_grouped.Tile(*case["tile"]), case["groups"], weight.shape[2:]
     around = (window, stride, padding, dilation)
@@ -136,17 +141,22 @@ def grouped(x, weight, case, stride, padding, dilation):
 
 
 def streaming(x, weight, case, stride, padding, dilation):
-    from ipex_inductor.templates import streamed
+    from ipex_inductor.templates.triton import weight_stationary
 
-    tile, (columns, terms) = streamed.Tile(*case["tile"]), weight.shape[:2]
+    tile, (columns, terms) = weight_stationary.Tile(*case["tile"]), weight.shape[:2]
     rows = x.numel() // terms
     few = case.get("programs", 2)  # so that a program has several blocks
-    constants = streamed.constants(rows, columns, terms, True, tile, few)
-    return streamed.SOURCE, constants, weight.flatten(1).contiguous(), (constants["PROGRAMS"],)
+    constants = weight_stationary.constants(rows, columns, terms, True, tile, few)
+    return (
+        weight_stationary.SOURCE,
+        constants,
+        weight.flatten(1).contiguous(),
+        (constants["PROGRAMS"],),
+    )
 
 
 def persistently(x, weight, case, stride, padding, dilation):
-    from ipex_inductor.templates import persistent
+    from ipex_inductor.templates.triton import persistent
 
     tile, (columns, terms) = persistent.Tile(*case["tile"]), weight.shape[:2]
     few = case.get("programs", 2)
@@ -155,31 +165,42 @@ def persistently(x, weight, case, stride, padding, dilation):
 
 
 def pipelining(x, weight, case, stride, padding, dilation):
-    from ipex_inductor.templates import pipelined
+    from ipex_inductor.templates.triton import software_pipelined
 
-    tile, (columns, terms) = pipelined.Tile(*case["tile"]), weight.shape[:2]
-    constants = pipelined.constants(x.numel() // terms, columns, terms, True, tile)
-    return pipelined.SOURCE, constants, weight.flatten(1).contiguous(), (constants["PROGRAMS"],)
+    tile, (columns, terms) = software_pipelined.Tile(*case["tile"]), weight.shape[:2]
+    constants = software_pipelined.constants(x.numel() // terms, columns, terms, True, tile)
+    return (
+        software_pipelined.SOURCE,
+        constants,
+        weight.flatten(1).contiguous(),
+        (constants["PROGRAMS"],),
+    )
 
 
 def stem_weight(x, grad, case, stride, padding, dilation):
-    from ipex_inductor.templates import conv_stem_weight
+    from ipex_inductor.templates.triton import conv_small_channel_weight
 
     last, window = case["last"], case["weight"][2:]
-    tile, steps = conv_stem_weight.Tile(*case["tile"]), case["steps"]
+    tile, steps = conv_small_channel_weight.Tile(*case["tile"]), case["steps"]
     around = (window, stride, padding, last)
-    constants = conv_stem_weight.constants(
+    constants = conv_small_channel_weight.constants(
         len(x), x.shape[1:], case["weight"][0], *around, steps, tile
     )
-    return conv_stem_weight.SOURCE, constants, grad, (constants["PROGRAMS"], constants["BLOCKS"])
+    return (
+        conv_small_channel_weight.SOURCE,
+        constants,
+        grad,
+        (constants["PROGRAMS"], constants["BLOCKS"]),
+    )
 
 
 def shortcut(x, source, columns, case):
     """Text, constants and blocks, as the others; `source` is read in steps of the case's stride."""
-    from ipex_inductor.templates import conv_boxes, shortcut, streamed
+    from ipex_inductor.templates.triton import conv_tma, weight_stationary
+    from ipex_inductor.templates.triton import residual as shortcut
 
     boxed = case["kind"] == "boxes"
-    tile = (conv_boxes if boxed else streamed).Tile(*case["tile"])
+    tile = (conv_tma if boxed else weight_stationary).Tile(*case["tile"])
     sizes = len(x), x.shape[1:], source.shape[1:], columns, case["stride"]
     constants = shortcut.constants(*sizes, tile, case.get("programs", 2))
     return shortcut.BOXES if boxed else shortcut.STREAMED, constants, (constants["PROGRAMS"],)
@@ -221,8 +242,8 @@ def binary(rendered, types, template, gpu, name="kernel", **constants):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from ipex_inductor.target import described
-    from ipex_inductor.templates.gpu import _module
+    from ipex_inductor.target.device import described
+    from ipex_inductor.templates.build.gpu import _module
 
     target = described(gpu)
     arch = int(target.arch[3:]) if target.kind == "cuda" else target.arch
@@ -274,7 +295,7 @@ PTXAS = 16  # bytes that it keeps for itself on sm_100, of no register
 
 def within_limits(made, gpu, spills=0):
     """It is machine code, whose registers and shared memory a multiprocessor has; as it says."""
-    from ipex_inductor.target import described
+    from ipex_inductor.target.device import described
 
     target = described(gpu)
     registers, spilled = usage(made)
@@ -290,7 +311,7 @@ def error(case, device="cpu"):
     """The largest error, in parts of the largest exact value; where it is not finite agrees."""
     import torch
 
-    from ipex_inductor.templates.gpu import _module
+    from ipex_inductor.templates.build.gpu import _module
 
     dtype = getattr(torch, case["dtype"])
     torch.manual_seed(0)
@@ -334,7 +355,7 @@ def error_of_shortcut(case, device="cpu"):
     """The same of two products that are added."""
     import torch
 
-    from ipex_inductor.templates.gpu import _module
+    from ipex_inductor.templates.build.gpu import _module
 
     dtype = getattr(torch, case["dtype"])
     torch.manual_seed(0)
@@ -373,7 +394,7 @@ def error_of_weight(case, device="cpu"):
 
     from ipex_inductor.ops.conv_weight import ALONE
     from ipex_inductor.ops.stem import restored, runs, sides
-    from ipex_inductor.templates.gpu import _module
+    from ipex_inductor.templates.build.gpu import _module
 
     dtype, weight = getattr(torch, case["dtype"]), case["weight"]
     around = {name: case[name] for name in ("stride", "padding")}

@@ -5,14 +5,15 @@ from itertools import starmap
 
 from msgspec.structs import replace
 
-from ipex_inductor import compat, target
+from ipex_inductor import compat
 from ipex_inductor.autotune import batches, select
 from ipex_inductor.autotune.database import Records
 from ipex_inductor.autotune.record import decode_problem, encode
-from ipex_inductor.lowerings import library
+from ipex_inductor.lowerings.select import library
+from ipex_inductor.target import device
 
 TABLES = sorted(select.SHIPPED.glob("*.jsonl"))
-H200 = target.described("h200")
+H200 = device.described("h200")
 
 
 @functools.cache
@@ -30,7 +31,7 @@ def offered_on(gpu):
 def _offered_on(gpu, templates):
     """The same by that torch's templates, which is the one that is known."""
     ours = problems()
-    there = {encode(replace(p, arch=str(target.described(gpu)))): p for p in ours}
+    there = {encode(replace(p, arch=str(device.described(gpu)))): p for p in ours}
     offered = {key: [c.choice for c in library.calls(decode_problem(key))] for key in there}
     return offered, select.lookup([*map(encode, there.values())], None), there
 

@@ -2,15 +2,16 @@
 
 import torch
 
-from ipex_inductor import target
 from ipex_inductor.autotune import measure
 from ipex_inductor.autotune.measure import Candidate
-from ipex_inductor.lowerings import compiling, settings, shapes, tuner
+from ipex_inductor.lowerings.problem import settings, shapes
+from ipex_inductor.lowerings.tune import compiling, tuner
+from ipex_inductor.target import device
 
 
 def problem_here(line):
     """That of the line, on this GPU as it is set."""
-    known = str(target.current("cuda")), settings.settings_of("cuda")
+    known = str(device.current("cuda")), settings.settings_of("cuda")
     (problem,) = shapes.problems([line], *known)
     return problem
 

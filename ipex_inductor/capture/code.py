@@ -6,9 +6,10 @@ from typing import Any
 
 from torch._inductor.output_code import CompiledFxGraph, OutputCode
 
-from ipex_inductor import compat, decisions
+from ipex_inductor import compat
 from ipex_inductor.capture.policy import NAME, Calls
 from ipex_inductor.capture.reasons import why_not_code
+from ipex_inductor.reporting import decisions
 
 
 @dataclass

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from ipex_inductor import compat
 from ipex_inductor.capture import cuda
 from ipex_inductor.capture.reasons import why_not_results
-from ipex_inductor.decisions import GraphReport
+from ipex_inductor.reporting.decisions import GraphReport
 
 NAME = "graph capture"
 

@@ -25,7 +25,7 @@ from ipex_inductor.cli.autotune_shared import (
     say_refused,
 )
 from ipex_inductor.errors import OptionError
-from ipex_inductor.listing import Listing, number
+from ipex_inductor.reporting.listing import Listing, number
 
 PAGE_ROWS = 5000  # unless --all
 COLORS = {Verdict.SLOWER: "red", Verdict.FAILED: "red", Verdict.FASTER: "green"}

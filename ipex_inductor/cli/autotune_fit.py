@@ -6,17 +6,16 @@ from typing import Annotated
 
 import typer
 
-from ipex_inductor.aot_cache.home import ensure
-from ipex_inductor.autotune import guess
+from ipex_inductor.aot_cache.cache_root import ensure
+from ipex_inductor.autotune import predictor
 from ipex_inductor.autotune.cost import file_name
 from ipex_inductor.autotune.database import write_lines
-from ipex_inductor.autotune.guess import Guesser
 from ipex_inductor.autotune.own import default_folder
+from ipex_inductor.autotune.predictor import Guesser
 from ipex_inductor.autotune.record import encode
 from ipex_inductor.cli.autotune_shared import AsJson, Databases, records, say, say_json, say_refused
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.listing import Listing, number
-from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
+from ipex_inductor.reporting.listing import Listing, number
 
 
 def autotune_fit(
@@ -43,7 +42,7 @@ def autotune_fit(
         raise ArgumentError("a home that only you can write", found.reason, "Name one by --into.")
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / file_name(model.arch)
-    for name, fitted in ((file_name, model), (guess.file_name, guesser)):
+    for name, fitted in ((file_name, model), (predictor.file_name, guesser)):
         write_lines(folder / name(model.arch), [encode(fitted), b"\n"])
     if as_json:
         classes = [

@@ -23,7 +23,7 @@ from ipex_inductor.cli.autotune_shared import (
     say_refused,
 )
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.listing import Listing, number
+from ipex_inductor.reporting.listing import Listing, number
 
 EXCEEDED = 1
 

@@ -16,8 +16,7 @@ from ipex_inductor.cli.autotune_shared import AsJson, say, say_json
 from ipex_inductor.cli.demo_models import MODELS, Device, Dtype
 from ipex_inductor.cli.model_options import Batch, Mode, Precision, Where, load_model
 from ipex_inductor.errors import ArgumentError, DeviceError
-from ipex_inductor.listing import Listing, number
-from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
+from ipex_inductor.reporting.listing import Listing, number
 
 
 class Engine(StrEnum):
@@ -96,7 +95,7 @@ def autotune_run(
 
 def _target(device: Device, arch: str | None) -> str:
     """What this machine's device is. Raises `DeviceError` if it is to be another."""
-    from ipex_inductor import target
+    from ipex_inductor.target import device as target
 
     here = str(target.current(device.value))
     if arch is not None and here != str(target.described(arch)):
@@ -105,7 +104,7 @@ def _target(device: Device, arch: str | None) -> str:
 
 
 def _from_file(file: Path, arch: str, device: Device) -> list[Problem]:
-    from ipex_inductor.lowerings import settings, shapes
+    from ipex_inductor.lowerings.problem import settings, shapes
 
     try:
         lines = file.read_text("utf-8").splitlines()
@@ -120,7 +119,7 @@ def _from_model(
 ) -> list[Problem]:
     import torch
 
-    from ipex_inductor.choices import problems_of
+    from ipex_inductor.compiler.kernel_selection import problems_of
 
     module, inputs = load_model(name, dtype, batch, device)
     module.train(train)
@@ -132,7 +131,7 @@ def _source(
     todo: Sequence[Problem], budget: float, engine: Engine, address: str | None, device: Device
 ) -> Iterator[Tuned]:
     from ipex_inductor.autotune import fleet
-    from ipex_inductor.lowerings.selection import COMMAND, here
+    from ipex_inductor.lowerings.select.selection import COMMAND, here
 
     if engine is Engine.LOCAL:
         return here(todo, budget)
@@ -148,7 +147,7 @@ def _threads(problems: Sequence[Problem]) -> int:
 
 def _measured(source: Iterable[Tuned], count: int, folder: Path) -> tuple[list[Tuned], bool]:
     """What came of each, and whether the user stopped it before the last."""
-    from ipex_inductor.lowerings.selection import tuned
+    from ipex_inductor.lowerings.select.selection import tuned
 
     done: list[Tuned] = []
     try:

@@ -17,7 +17,7 @@ from ipex_inductor.autotune.foreign import Imported
 from ipex_inductor.autotune.merging import Merged
 from ipex_inductor.autotune.words import plain
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.listing import show
+from ipex_inductor.reporting.listing import show
 
 Databases = Annotated[
     list[Path], typer.Argument(metavar="DB", help="Files of records, or folders of such files.")

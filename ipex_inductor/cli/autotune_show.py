@@ -21,7 +21,7 @@ from ipex_inductor.cli.autotune_shared import (
     say_json,
     say_refused,
 )
-from ipex_inductor.listing import Listing, number
+from ipex_inductor.reporting.listing import Listing, number
 
 
 def autotune_show(

@@ -9,14 +9,17 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ipex_inductor import compat
 from ipex_inductor.cli.bisect_search import REST, Finding, Outcome, Parts
 from ipex_inductor.cli.demo_measure import fp64_output, time_rounds
-from ipex_inductor.decisions import GraphReport
 from ipex_inductor.errors import IpexError
-from ipex_inductor.passes import channels_last, foreach, masks, moments, plain, pool, wide
+from ipex_inductor.inspection.capture_reports import compiled, unchanged
+from ipex_inductor.passes.attention import masks
 from ipex_inductor.passes.joint import RULE_NAMES
-from ipex_inductor.watch import compiled, unchanged
+from ipex_inductor.passes.layout import channels_last
+from ipex_inductor.passes.training import foreach, moments, pool
+from ipex_inductor.passes.weights import plain, upcast
+from ipex_inductor.reporting.decisions import GraphReport
 
 PROLOGUE = "weight prologue"
-OTHERS = {m.NAME for m in (channels_last, foreach, moments, plain, pool, wide)} | {PROLOGUE}
+OTHERS = {m.NAME for m in (channels_last, foreach, moments, plain, pool, upcast)} | {PROLOGUE}
 PARTS = RULE_NAMES | masks.NAMES | OTHERS
 TOGETHER = "all of them together"
 

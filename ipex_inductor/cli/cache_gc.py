@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ipex_inductor.aot_cache import use
-from ipex_inductor.aot_cache.room import Swept, quota_of, sweep
+from ipex_inductor.aot_cache.quota import Swept, quota_of, sweep
 from ipex_inductor.cli.autotune_shared import AsJson, say, say_json
 from ipex_inductor.cli.cache_shared import InFolder, opened, readable, size
 

@@ -8,7 +8,7 @@ from ipex_inductor.aot_cache.survey import Found, survey
 from ipex_inductor.autotune.words import plain
 from ipex_inductor.cli.autotune_shared import ROWS, AsJson, Everything, say, say_json
 from ipex_inductor.cli.cache_shared import InFolder, date, opened, readable, size
-from ipex_inductor.listing import Listing, number
+from ipex_inductor.reporting.listing import Listing, number
 
 
 def cache_ls(

@@ -1,6 +1,6 @@
 """`ipex-inductor cache path`: where kernels are kept."""
 
-from ipex_inductor.aot_cache.home import state
+from ipex_inductor.aot_cache.cache_root import state
 from ipex_inductor.aot_cache.store import default_folder
 from ipex_inductor.cli.autotune_shared import AsJson, say, say_json
 

@@ -17,7 +17,7 @@ from ipex_inductor.cli.cache_shared import InFolder, opened, readable, size
 from ipex_inductor.cli.demo_models import Device
 from ipex_inductor.cli.model_options import load_model
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.listing import Listing, number
+from ipex_inductor.reporting.listing import Listing, number
 
 CORRUPT, REFUSED, DIFFERENT, NOT_THERE = 1, 2, 4, 8  # bits of the exit code
 
@@ -73,8 +73,8 @@ def _compile_again(name: str, as_json: bool) -> int:
     os.environ["IPEX_AOT_VERIFY"] = "1"
     import torch
 
-    from ipex_inductor import decisions
     from ipex_inductor.aot_cache.graphs import compared
+    from ipex_inductor.reporting import decisions
 
     with torch.no_grad():
         torch.compile(model, backend="ipex")(*inputs)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from ipex_inductor.config import own_options, resolve
-from ipex_inductor.listing import Listing, show
+from ipex_inductor.reporting.listing import Listing, show
 
 INDUCTOR_KEYS = (
     "torch.compile(options={...}) also takes every key of Inductor, for that call only; "

@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from ipex_inductor import listing
 from ipex_inductor.cli.demo_models import (
     CONTESTANTS,
     MODELS,
@@ -31,6 +30,7 @@ from ipex_inductor.cli.demo_models import (
     title,
 )
 from ipex_inductor.errors import IpexError, OptionError
+from ipex_inductor.reporting import listing
 
 DEFAULT, QUICK = ("resnet50", "bert"), ("resnet50",)
 YARDSTICK = "inductor"

@@ -24,9 +24,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ipex_inductor import __version__, compat, decisions
+from ipex_inductor import __version__, compat
 from ipex_inductor.cli.demo_models import DTYPES, Contestant, Job, load
 from ipex_inductor.errors import IpexError, OptionError
+from ipex_inductor.reporting import decisions
 
 Call = Callable[[], Any]
 Say = Callable[[str], None]

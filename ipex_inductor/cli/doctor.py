@@ -27,7 +27,7 @@ from ipex_inductor.cli.doctor_cache import CACHE_CHECKS
 from ipex_inductor.cli.doctor_sycl import SYCL_CHECKS
 from ipex_inductor.cli.findings import Finding, Status
 from ipex_inductor.errors import IpexError
-from ipex_inductor.listing import Listing, show
+from ipex_inductor.reporting.listing import Listing, show
 
 INSTALL_CXX = (
     "`apt-get install g++` or `dnf install gcc-c++`, or set CXX to the path of a C++ compiler"
@@ -112,9 +112,9 @@ def _compiler() -> Finding:
 
 
 def _isa() -> Finding:
-    from ipex_inductor import target
+    from ipex_inductor.target import device
 
-    here = target.current("cpu")
+    here = device.current("cpu")
     return "ok", f"{here.arch}, {here.multiprocessors} cores ({here.name})", ""
 
 
@@ -133,12 +133,12 @@ def _gpu() -> Finding:
 
 
 def _gpus(torch: Any) -> Iterator[str]:
-    from ipex_inductor import target
+    from ipex_inductor.target import device
 
     for kind in ("cuda", "xpu"):
         runtime = getattr(torch, kind)
         for index in range(runtime.device_count()):
-            here = target.current(torch.device(kind, index))
+            here = device.current(torch.device(kind, index))
             properties = runtime.get_device_properties(index)
             version = getattr(properties, "driver_version", None) or _driver_version(here.kind)
             yield f"{here.name} ({here.arch}, driver {version})"
@@ -166,11 +166,11 @@ def _prebuild() -> Finding:
 
 
 def _torch_cache_folder() -> Finding:
-    from ipex_inductor.aot_cache import home
+    from ipex_inductor.aot_cache import cache_root
 
     default = Path(_torch_default_folder())
     path = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default)
-    found = home.state(path)
+    found = cache_root.state(path)
     if found.usable:
         at = str(path) if found.exists else f"{path}, made on first use"
         whose = "backend `ipex` has its own" if path == default else "backend `ipex` uses it too"
@@ -188,7 +188,7 @@ def _torch_default_folder() -> str:
 
 
 def _write_watch() -> Finding:
-    from ipex_inductor.templates import write_watch
+    from ipex_inductor.templates.tensor_reader import write_watch
 
     if reason := write_watch.why_not():
         slower = (

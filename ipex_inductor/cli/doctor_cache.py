@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from ipex_inductor.aot_cache import home, trust, use
+from ipex_inductor.aot_cache import cache_root, trust, use
 from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.folder import Folder
+from ipex_inductor.aot_cache.quota import quota_of
 from ipex_inductor.aot_cache.remote import Remote
-from ipex_inductor.aot_cache.room import quota_of
 from ipex_inductor.aot_cache.store import default_folder
 from ipex_inductor.aot_cache.survey import survey
 from ipex_inductor.cli.cache_shared import size
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 def _home() -> Finding:
-    found = home.state(home.home(), probe=True)
+    found = cache_root.state(cache_root.home(), probe=True)
     if not found.private:
         return "fail", found.reason, "fix that, or set IPEX_HOME to a folder of your own"
     if not found.writable:
@@ -38,7 +38,7 @@ def _entries() -> Finding:
         except ArgumentError as error:
             return "warn", f"IPEX_AOT_QUOTA={text} is not used", f"expected {error.expected}"
     at, quota = default_folder(), use.quota()
-    judged = home.state(at)
+    judged = cache_root.state(at)
     if not judged.exists:
         return "ok", f"none yet, {size(quota)} may be kept", ""
     if not judged.usable:
@@ -56,7 +56,7 @@ def _layers() -> Finding:
 
 
 def _layer(path: Path) -> Finding:
-    judged = home.state(path, layer=True)
+    judged = cache_root.state(path, layer=True)
     if not judged.exists:
         return "warn", f"{path} is not there", "make it, or take it out of IPEX_AOT_LAYERS"
     if not judged.private:

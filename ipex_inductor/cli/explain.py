@@ -17,7 +17,7 @@ from ipex_inductor.cli.model_options import (
     load_model,
 )
 from ipex_inductor.errors import OptionError
-from ipex_inductor.listing import show
+from ipex_inductor.reporting.listing import show
 
 
 def explain(
@@ -49,7 +49,7 @@ def explain(
 
     import torch
 
-    from ipex_inductor import explanation
+    from ipex_inductor.inspection import explanation
 
     with torch.set_grad_enabled(train):
         explained = explanation.explain(module.train(train), *inputs, compile_args=compile_args)

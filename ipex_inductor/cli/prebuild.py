@@ -20,12 +20,12 @@ from ipex_inductor.cli.model_options import AsJson, Batch, Mode, Precision, load
 from ipex_inductor.cli.prebuild_inputs import examples
 from ipex_inductor.cli.prebuild_jobs import Asked, Job, done, done_elsewhere
 from ipex_inductor.errors import CompilerNotFoundError, DeviceError, OptionError, TargetError
-from ipex_inductor.listing import Listing, number
+from ipex_inductor.reporting.listing import Listing, number
 
 if TYPE_CHECKING:
     from ipex_inductor.prebuild.examples import Example
     from ipex_inductor.prebuild.graphs import Prebuilt
-    from ipex_inductor.target import Target
+    from ipex_inductor.target.device import Target
 
 Model = Annotated[
     str,
@@ -101,7 +101,7 @@ def _targets(archs: Sequence[str]) -> "list[Target]":
 
     Raises `TargetError`.
     """
-    from ipex_inductor.target import described, first_of
+    from ipex_inductor.target.device import described, first_of
 
     found = []
     for name in archs:

@@ -13,7 +13,7 @@ from ipex_inductor.cli.prebuild_inputs import examples
 if TYPE_CHECKING:
     from ipex_inductor.prebuild.examples import Example
     from ipex_inductor.prebuild.graphs import Prebuilt
-    from ipex_inductor.target import Target
+    from ipex_inductor.target.device import Target
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Job:
 
 def done_elsewhere(job: Job) -> "Prebuilt":
     """What comes of it, in a process that reads what was asked for anew."""
-    from ipex_inductor.target import described
+    from ipex_inductor.target.device import described
 
     os.chdir(job.asked.folder)
     return done(_examples(job.asked)[job.number], described(job.label), job.asked.mode)

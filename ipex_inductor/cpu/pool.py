@@ -11,10 +11,10 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 import torch
 
-from ipex_inductor import openmp
 from ipex_inductor.cpu import cores
 from ipex_inductor.cpu.cores import get_core_list_of_node_id
 from ipex_inductor.errors import ArgumentError, CoresError, ThreadsError
+from ipex_inductor.runtime import openmp
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,8 +1,8 @@
 """Batch norms in inference folded into the layer before them, module by module.
 
 The layer gets new weights and the batch norm's place an `nn.Identity`; the model keeps its class,
-methods and hooks. The formula is that of `passes/folding.py`, which does the same in graphs and
-takes what is left here:
+methods and hooks. The formula is that of `passes/layout/folding.py`, which does the same in graphs
+and takes what is left here:
 
     layer(x, w, b) * scale + shift == layer(x, w * scale, b * scale + shift)
 

@@ -5,9 +5,10 @@ from typing import Any
 
 from torch import nn
 
-from ipex_inductor import collector, compat
+from ipex_inductor import compat
 from ipex_inductor.frontend.knobs import Knobs
 from ipex_inductor.frontend.notes import Notes
+from ipex_inductor.runtime import gc_pause
 
 KNOB = "graph_mode"
 MARK = "_ipex_graph_mode"  # on the model: copies and pickles keep it
@@ -25,7 +26,7 @@ def switch(model: nn.Module, on: bool, knobs: Knobs, notes: Notes) -> None:
     """
     if on:
         mode = "max-autotune" if "auto_kernel_selection" in knobs else None
-        with collector.paused():  # the first one imports Dynamo
+        with gc_pause.paused():  # the first one imports Dynamo
             model.compile(backend="ipex", mode=mode)
         model._compiled_call_impl = _unless_traced(model._compiled_call_impl, model._call_impl)
         vars(model)[MARK] = True

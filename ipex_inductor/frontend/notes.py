@@ -4,7 +4,7 @@ import logging
 from collections.abc import Collection
 from typing import Any
 
-from ipex_inductor.decisions import GraphReport
+from ipex_inductor.reporting.decisions import GraphReport
 
 log = logging.getLogger("IPEX")  # the name and the prefix that users of IPEX filter by
 

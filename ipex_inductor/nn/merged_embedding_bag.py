@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.optim.halves import join, split
+from ipex_inductor.optim.bf16_split import join, split
 
 
 class EmbeddingSpec(NamedTuple):

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ipex_inductor.ops import epilogue
 from ipex_inductor.ops.defining import op
-from ipex_inductor.weight_memory import on_huge_pages
+from ipex_inductor.runtime.huge_pages import on_huge_pages
 
 COLUMNS = 64  # of a block, to whose multiple weights are filled
 

@@ -78,7 +78,7 @@ def conv_stem_weight(
     grad [B, O, H', W'], x [B, C, H, W]; `last`: x is channels-last, or else contiguous ->
     [ceil(B * H' * W' / pixels) * O, terms] in fp32, of fp64 in fp64, each part the transpose of
     what `ops.stem.arranged` makes of a weight. What lies beside its runs may be anything. `tile` is
-    for the template (`templates/conv_stem_weight.py`). This is the reference.
+    for the template (`templates/triton/conv_small_channel_weight.py`). This is the reference.
     """
     channels, wide = x.shape[1], unrounded(x)
     patches = F.unfold(x.to(wide), (*window,), padding=(*padding,), stride=(*stride,))

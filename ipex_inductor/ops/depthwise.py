@@ -26,8 +26,8 @@ def conv_depthwise(
     """`conv2d(x, weight, groups=C)` as rows, a pixel each: [B * H' * W', C].
 
     x [B, C, H, W] in channels-last, `taps` of a weight with that `window`. `tile` is for the
-    `template`: "depthwise" or "strips" (`templates/conv_depthwise.py`, `conv_strips.py`). This is
-    the reference.
+    `template`: "depthwise" or "strips" (`templates/triton/conv_depthwise.py`, `conv_strips.py`).
+    This is the reference.
     """
     weight = taps.t().reshape(-1, 1, *window)
     made = torch.conv2d(x, weight, None, stride, padding, dilation, x.shape[1])

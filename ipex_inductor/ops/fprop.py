@@ -26,8 +26,8 @@ def conv_fprop(
     """`conv2d(x, weight)` as rows, a pixel each: [B * H' * W', O].
 
     x [B, C, H, W] in channels-last, `rows` of a weight with that `window`. `template` is
-    "fprop" or "boxes", `tile` for it (`templates/conv_fprop.py`, `conv_boxes.py`). This is the
-    reference.
+    "fprop" or "boxes", `tile` for it (`templates/triton/conv_fprop.py`, `conv_boxes.py`). This is
+    the reference.
     """
     weight = rows.reshape(-1, *window, x.shape[1]).permute(0, 3, 1, 2)
     return rows_of(torch.conv2d(x, weight, None, stride, padding, dilation)).clone()

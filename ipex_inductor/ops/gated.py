@@ -40,7 +40,7 @@ def rows(
 ) -> Tensor:
     """The same of a matrix, rounded nowhere: x [M, K] -> [M, N] in fp32, of fp64 in fp64.
 
-    `tile` is for the template (`templates/gated.py`). This is the reference.
+    `tile` is for the template (`templates/triton/glu.py`). This is the reference.
     """
     wide = unrounded(x)
     gate_bias, bias = (t if t is None else t.to(wide) for t in (gate_bias, bias))

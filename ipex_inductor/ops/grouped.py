@@ -78,7 +78,8 @@ def conv_grouped(
     """`conv2d(x, weight, groups=groups)` as rows, a pixel each: [B * H' * W', columns].
 
     x [B, C, H, W] in channels-last; `blocks` what `Blocks.of_weight` made of a weight of that
-    `window`, by the `tile` of the template (`templates/conv_grouped.py`). This is the reference.
+    `window`, by the `tile` of the template (`templates/triton/conv_grouped.py`). This is the
+    reference.
     """
     shape = columns, x.shape[1] // groups, *window
     found = Blocks.fitting(shape, groups, *blocks.shape[2:])

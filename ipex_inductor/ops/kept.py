@@ -1,4 +1,5 @@
-"""A convolution over a plane as `ipex::kept_conv` has it (`templates/kept.py`), in torch's ops.
+"""A convolution over a plane as `ipex::kept_conv` has it (`templates/cpu/cached_primitives.py`), in
+torch's ops.
 
 The ops themselves stand beside the library that has them, so that none is run without it.
 """

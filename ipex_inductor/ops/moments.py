@@ -31,7 +31,7 @@ def column_moments(x: Tensor, parts: int, tile: list[int]) -> Tensor:
     """Of rows x [N, C] in fp32 [C, 2 * parts + 1]: sums, sums of squares, what both are shifted by.
 
     A part has every so many-th block of as many rows as `tile` begins with. `tile` is for the
-    template (`templates/moments.py`). This is the reference.
+    template (`templates/triton/moments.py`). This is the reference.
     """
     values = x.float()
     samples = torch.arange(SAMPLES, device=x.device) * sampled(len(x))

@@ -78,7 +78,8 @@ def rows(
     """The convolution and its bias as rows, a pixel each, not rounded: [B * H * W, O].
 
     x and `more` are images in channels-last, `weight` [O, C] is a matrix, `affine` as above; in
-    fp32, of fp64 in fp64. `tile` is for `templates/preactivated.py`. This is the reference.
+    fp32, of fp64 in fp64. `tile` is for `templates/triton/batch_norm_relu.py`. This is the
+    reference.
     """
     wide = unrounded(x)
     scale, shift = affine.to(wide)

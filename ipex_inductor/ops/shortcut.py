@@ -40,7 +40,7 @@ def rows(
 
     `weight` [O, C] and `projection` [O, D] are matrices, x and source images in channels-last; in
     fp32, of fp64 in fp64. `template` is "streamed" or "boxes", `tile` for it
-    (`templates/shortcut.py`). This is the reference.
+    (`templates/triton/residual.py`). This is the reference.
     """
     wide = unrounded(x)
     read = source[:, :, :: stride[0], :: stride[1]]

@@ -84,8 +84,8 @@ def conv_stem(
     """`conv2d(x, weight)` as rows, a pixel each: [B * H' * W', O], so that any epilogue fuses.
 
     x [B, C, H, W], `matrix` what `arranged` made of a weight of that `window`; `last`: x is
-    channels-last, or else contiguous. `tile` is for the template (`templates/conv_stem.py`). This
-    is the reference.
+    channels-last, or else contiguous. `tile` is for the template
+    (`templates/triton/conv_small_channel.py`). This is the reference.
     """
     found = runs(x.shape[1:], window, stride, padding, last)
     weight = restored(matrix, found, x.shape[1], window, last)

@@ -34,8 +34,8 @@ def rows(
     """The same as rows, a pixel each: [B * H' * W', O].
 
     `matrix` is what `ops/stem.py: arranged` made of a weight of that `window`; `last`: x is
-    channels-last, or else contiguous. `tile` is for the template (`templates/conv_stem_pool.py`).
-    This is the reference.
+    channels-last, or else contiguous. `tile` is for the template
+    (`templates/triton/conv_small_channel_pool.py`). This is the reference.
     """
     found = runs(x.shape[1:], window, stride, padding, last)
     weight = restored(matrix, found, x.shape[1], window, last)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 class Update:
     """What is done to a row of tensors of one shape and layout, element by element.
 
-    Lines are those of `templates/formulas.py`: `scalars` (fp64, once a row) read `numbers` and
-    `step`, which is 1 more than a tensor of one element and the dtype `counted` held; `lines` (each
-    element) read and write `columns`, of which `stored` are kept. One column is `param`. Columns
-    and numbers are in order, dtypes are names; that of a number is "" where the host knows it, else
-    that of the tensor on the device that holds it.
+    Lines are those of `templates/optimizer/formulas.py`: `scalars` (fp64, once a row) read
+    `numbers` and `step`, which is 1 more than a tensor of one element and the dtype `counted` held;
+    `lines` (each element) read and write `columns`, of which `stored` are kept. One column is
+    `param`. Columns and numbers are in order, dtypes are names; that of a number is "" where the
+    host knows it, else that of the tensor on the device that holds it.
     """
 
     columns: tuple[tuple[str, str], ...]  # name, dtype

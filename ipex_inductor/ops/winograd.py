@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ipex_inductor.ops import epilogue
 from ipex_inductor.ops.defining import op
-from ipex_inductor.weight_memory import on_huge_pages
+from ipex_inductor.runtime.huge_pages import on_huge_pages
 
 PANEL = 16  # channels of the result that lie together
 # Pixels of a side of a tile of the result. Larger ones save more products and lose more digits.

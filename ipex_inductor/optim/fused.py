@@ -6,12 +6,12 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ipex_inductor.decisions import GraphReport
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.optim import kernels
 from ipex_inductor.optim.step import users_step, wrap
 from ipex_inductor.optim.tables import FUSED_OPTIMIZERS, names
-from ipex_inductor.templates.step_cuda import has_kernels
+from ipex_inductor.reporting.decisions import GraphReport
+from ipex_inductor.templates.optimizer.step_cuda import has_kernels
 
 
 def fuse_step(optimizer: Optimizer, report: GraphReport | None = None) -> str | None:

@@ -13,8 +13,12 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from ipex_inductor.decisions import Event, GraphReport
-from ipex_inductor.optim.again import (
+from ipex_inductor.optim.launch_groups import UNSCALED, Scale
+from ipex_inductor.optim.launch_groups_cuda import CountingBatch, CudaBatch
+from ipex_inductor.optim.launch_groups_sycl import SyclBatch
+from ipex_inductor.optim.norms import Clip, deferred, read_of
+from ipex_inductor.optim.plan import Plan, numbers_of, run
+from ipex_inductor.optim.plan_replay import (
     Asked,
     apart,
     capturing,
@@ -24,16 +28,12 @@ from ipex_inductor.optim.again import (
     repeated,
     unchanged,
 )
-from ipex_inductor.optim.batches import UNSCALED, Scale
-from ipex_inductor.optim.batches_cuda import CountingBatch, CudaBatch
-from ipex_inductor.optim.batches_sycl import SyclBatch
-from ipex_inductor.optim.look import Look
-from ipex_inductor.optim.norms import Clip, deferred, read_of
-from ipex_inductor.optim.plan import Plan, numbers_of, run
+from ipex_inductor.optim.sharded_norms import total_norm
 from ipex_inductor.optim.shards import is_sharded
-from ipex_inductor.optim.shares import total_norm
+from ipex_inductor.optim.state_fingerprint import Look
 from ipex_inductor.optim.weights import Place, Trained, has_tables
-from ipex_inductor.templates.formulas import FORMULAS
+from ipex_inductor.reporting.decisions import Event, GraphReport
+from ipex_inductor.templates.optimizer.formulas import FORMULAS
 
 log = logging.getLogger("ipex_inductor")
 

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ipex_inductor.optim.again import capturing
-from ipex_inductor.optim.batches import Scalars
-from ipex_inductor.optim.look import Look, gradients
+from ipex_inductor.optim.launch_groups import Scalars
 from ipex_inductor.optim.operands import REALS
+from ipex_inductor.optim.plan_replay import capturing
 from ipex_inductor.optim.shards import is_sharded
-from ipex_inductor.templates import cuda
-from ipex_inductor.templates.cpp import NotBuiltError, given
-from ipex_inductor.templates.norm_triton import parts_signature, parts_source
-from ipex_inductor.templates.step import StepKernel
-from ipex_inductor.templates.step_cpp import is_dense
-from ipex_inductor.templates.step_cuda import (
+from ipex_inductor.optim.state_fingerprint import Look, gradients
+from ipex_inductor.templates.build import cuda
+from ipex_inductor.templates.build.cpp import NotBuiltError, given
+from ipex_inductor.templates.optimizer.norm_triton import parts_signature, parts_source
+from ipex_inductor.templates.optimizer.step import StepKernel
+from ipex_inductor.templates.optimizer.step_cpp import is_dense
+from ipex_inductor.templates.optimizer.step_cuda import (
     VECTOR,
     On,
     Room,

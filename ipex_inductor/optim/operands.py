@@ -6,10 +6,10 @@ from torch.optim import Adagrad, Optimizer
 
 from ipex_inductor.optim.shards import is_sharded, local
 from ipex_inductor.optim.weights import Master, Split, Trained
-from ipex_inductor.templates.formulas import FORMULAS
-from ipex_inductor.templates.step import C_TYPES
-from ipex_inductor.templates.step_cpp import is_dense
-from ipex_inductor.templates.step_cuda import has_kernels
+from ipex_inductor.templates.optimizer.formulas import FORMULAS
+from ipex_inductor.templates.optimizer.step import C_TYPES
+from ipex_inductor.templates.optimizer.step_cpp import is_dense
+from ipex_inductor.templates.optimizer.step_cuda import has_kernels
 
 RESTS: dict[type[Trained], torch.dtype] = {Split: torch.int16, Master: torch.float32}
 NAMES = {getattr(torch, name): name for name in C_TYPES}

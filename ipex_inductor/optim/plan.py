@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ipex_inductor.optim.batches import Batch, Scale
-from ipex_inductor.optim.batches_cuda import CountingBatch, CudaBatch
-from ipex_inductor.optim.batches_sycl import SyclBatch
-from ipex_inductor.optim.shares import Key, Shares
-from ipex_inductor.templates.look_cpp import bump
+from ipex_inductor.optim.launch_groups import Batch, Scale
+from ipex_inductor.optim.launch_groups_cuda import CountingBatch, CudaBatch
+from ipex_inductor.optim.launch_groups_sycl import SyclBatch
+from ipex_inductor.optim.sharded_norms import Key, Shares
+from ipex_inductor.templates.tensor_reader.look_cpp import bump
 
 OnGpu = CudaBatch | CountingBatch | SyclBatch  # whose steps the host may count
 

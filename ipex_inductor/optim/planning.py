@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from ipex_inductor.optim.batches import Batch
-from ipex_inductor.optim.batches_cpu import CpuBatch
-from ipex_inductor.optim.batches_cuda import CountingBatch, CudaBatch, rate_on
-from ipex_inductor.optim.batches_sycl import SyclBatch
+from ipex_inductor.optim.alias_check import overlapping
+from ipex_inductor.optim.launch_groups import Batch
+from ipex_inductor.optim.launch_groups_cpu import CpuBatch
+from ipex_inductor.optim.launch_groups_cuda import CountingBatch, CudaBatch, rate_on
+from ipex_inductor.optim.launch_groups_sycl import SyclBatch
 from ipex_inductor.optim.operands import (
     NAMES,
     REALS,
@@ -21,16 +22,15 @@ from ipex_inductor.optim.operands import (
     known_state,
     rest_of,
 )
-from ipex_inductor.optim.overlaps import overlapping
 from ipex_inductor.optim.plan import Plan
+from ipex_inductor.optim.sharded_norms import Key, agree, shares_of
 from ipex_inductor.optim.shards import is_sharded, local, same_places
-from ipex_inductor.optim.shares import Key, agree, shares_of
 from ipex_inductor.optim.weights import Trained, refuse_strangers
-from ipex_inductor.templates.cells import DTYPES, is_whole
-from ipex_inductor.templates.cpp import NotBuiltError
-from ipex_inductor.templates.formulas import FORMULAS, Formula
-from ipex_inductor.templates.step import StepKernel
-from ipex_inductor.templates.step_cuda import VECTOR
+from ipex_inductor.templates.build.cpp import NotBuiltError
+from ipex_inductor.templates.optimizer.formulas import FORMULAS, Formula
+from ipex_inductor.templates.optimizer.step import StepKernel
+from ipex_inductor.templates.optimizer.step_cuda import VECTOR
+from ipex_inductor.templates.tensor_reader.step_counters import DTYPES, is_whole
 
 
 def plan(

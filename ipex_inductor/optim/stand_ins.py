@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ipex_inductor.optim import kernels
 from ipex_inductor.optim.shards import is_sharded, local
 from ipex_inductor.optim.weights import Trained
-from ipex_inductor.templates.formulas import FORMULAS
+from ipex_inductor.templates.optimizer.formulas import FORMULAS
 
 CHUNK = 2**22  # elements that are fp32 at a time, 16 MiB, and as much for their gradients
 

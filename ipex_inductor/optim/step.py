@@ -13,7 +13,7 @@ from torch.optim import optimizer as optimizers
 
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.optim import kernels, replicas
-from ipex_inductor.optim.following import follow
+from ipex_inductor.optim.fsdp_migration import follow
 from ipex_inductor.optim.stand_ins import step_in_chunks, whole_step
 from ipex_inductor.optim.tables import SPLIT_OPTIMIZERS
 from ipex_inductor.optim.weights import (

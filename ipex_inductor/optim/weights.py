@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.optim import shards
-from ipex_inductor.optim.halves import halves, join, split, write
+from ipex_inductor.optim.bf16_split import halves, join, split, write
 from ipex_inductor.optim.shards import cut, is_sharded, local, whole
 
 TABLE = "_ipex_weights"  # of a module: name -> Place; of an optimizer: Parameter -> Trained

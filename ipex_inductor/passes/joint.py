@@ -8,37 +8,31 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.graph import GraphLowering
 
 from ipex_inductor import compat
-from ipex_inductor.decisions import GraphReport
 from ipex_inductor.errors import PassError
-from ipex_inductor.passes import (
-    attention,
-    cats,
-    channels_last,
+from ipex_inductor.passes.attention import attention, misread
+from ipex_inductor.passes.correctness import corrections
+from ipex_inductor.passes.correctness.output_strides import OutputStrides
+from ipex_inductor.passes.engine.rule import apply_rules, whole_ops
+from ipex_inductor.passes.engine.whole_ops import decompose, reduced_table
+from ipex_inductor.passes.fusion import (
+    batch_norm_relu,
     conv,
-    corrections,
-    folding,
     joined,
     left,
     library,
     linear,
-    misread,
-    moments,
-    pool,
-    preactivated,
-    relu_masks,
     shared_input,
-    training,
 )
-from ipex_inductor.passes.noops import drop_noops
-from ipex_inductor.passes.output_strides import OutputStrides
-from ipex_inductor.passes.packing import also_in, transpose_weights
-from ipex_inductor.passes.prologue import weight_inputs, weight_only
-from ipex_inductor.passes.rule import apply_rules, whole_ops
-from ipex_inductor.passes.whole_ops import decompose, reduced_table
+from ipex_inductor.passes.fusion.noops import drop_noops
+from ipex_inductor.passes.layout import cats, channels_last, folding
+from ipex_inductor.passes.training import moments, pool, relu_masks, training
+from ipex_inductor.passes.weights.packing import also_in, transpose_weights
+from ipex_inductor.passes.weights.prologue import weight_inputs, weight_only
+from ipex_inductor.reporting.decisions import GraphReport
 
 RULES = (*conv.RULES, *linear.RULES, *left.RULES)
 RULE_NAMES = frozenset(rule.name for rule in RULES) | (
-    folding.NAMES | {attention.NAME, preactivated.NAME, shared_input.NAME}
+    folding.NAMES | {attention.NAME, batch_norm_relu.NAME, shared_input.NAME}
 )
 WHOLE = whole_ops(RULES) | folding.WHOLE | attention.WHOLE | pool.WHOLE
 
@@ -121,8 +115,8 @@ class JointPass(CustomGraphPass):
         if "*" not in self.rules_off:
             channels_last.hold_strides(graph)
         known = self.choose, weights, reduced_table(WHOLE), self.report
-        if not {"*", preactivated.NAME} & self.rules_off:
-            preactivated.place(graph, *known)
+        if not {"*", batch_norm_relu.NAME} & self.rules_off:
+            batch_norm_relu.place(graph, *known)
         library.place(graph, *known)
         if not {"*", cats.NAME} & self.rules_off:
             cats.rewrite(graph, self.report)

@@ -28,9 +28,9 @@ from ipex_inductor.prebuild.describing import (
     forget_answers,
     guard_of,
 )
-from ipex_inductor.target import Target
-from ipex_inductor.templates import cuda
-from ipex_inductor.templates.gpu import BINARIES
+from ipex_inductor.target.device import Target
+from ipex_inductor.templates.build import cuda
+from ipex_inductor.templates.build.gpu import BINARIES
 
 LONGEST = 255  # characters of a file's name
 SOURCE = Path(__file__).with_name("described.cpp")

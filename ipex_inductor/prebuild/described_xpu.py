@@ -26,7 +26,7 @@ from ipex_inductor.prebuild.describing import (
     forget_answers,
     guard_of,
 )
-from ipex_inductor.target import Target
+from ipex_inductor.target.device import Target
 from ipex_inductor.templates.sycl import calls
 from ipex_inductor.templates.sycl import device as sycl_device
 from ipex_inductor.templates.sycl.source import Source

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.errors import CompilerNotFoundError
 from ipex_inductor.prebuild.changes import Changes, always
-from ipex_inductor.templates import cpp
+from ipex_inductor.templates.build import cpp
 
 INDEX = 0  # the only GPU there is
 
@@ -29,11 +29,11 @@ FIRST = (
 )
 # Modules, and classes in them, whose caches hold what they were told of the GPU.
 REMEMBERING = (
-    "ipex_inductor.lowerings.listed",
-    "ipex_inductor.lowerings.step_cuda",
-    "ipex_inductor.optim.batches_cuda",
+    "ipex_inductor.lowerings.problem.selector_hook",
+    "ipex_inductor.lowerings.optimizer.step_cuda",
+    "ipex_inductor.optim.launch_groups_cuda",
     "ipex_inductor.optim.norms",
-    "ipex_inductor.templates.look_cpp",
+    "ipex_inductor.templates.tensor_reader.look_cpp",
     "torch._inductor.codecache.CacheBase",
     "torch._inductor.codegen.cuda.cuda_env",
     "torch._inductor.comm_analysis",

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ipex_inductor.arguments import Where
+from ipex_inductor.compiler.arguments import Where
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.prebuild.graphs import Dynamic, Range
 from ipex_inductor.prebuild.records import Record

@@ -19,16 +19,15 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from ipex_inductor import compat, levels
-from ipex_inductor.aot_cache import opened, packing
+from ipex_inductor import compat
+from ipex_inductor.aot_cache import default_store, packing
 from ipex_inductor.aot_cache.digest import frame_fields
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.manifest import Manifest
 from ipex_inductor.backend import Ahead
-from ipex_inductor.decisions import Event, GraphReport
 from ipex_inductor.errors import ArgumentError, DeviceError, TargetError
-from ipex_inductor.passes.program import Program
+from ipex_inductor.passes.weights.program import Program
 from ipex_inductor.prebuild.describing import INDEX
 from ipex_inductor.prebuild.gpu_libraries import packaging
 from ipex_inductor.prebuild.package import (
@@ -44,8 +43,10 @@ from ipex_inductor.prebuild.package import (
     encoded,
     part_of,
 )
-from ipex_inductor.target import Target, architecture
-from ipex_inductor.templates import cpu_library
+from ipex_inductor.reporting.decisions import Event, GraphReport
+from ipex_inductor.target import x86_levels
+from ipex_inductor.target.device import Target, architecture
+from ipex_inductor.templates.cpu import cpu_library
 
 Tensor = torch.Tensor
 Source = tuple[str, int | str]  # ("input", 0), ("weight", "conv.bias") or ("derived", 3)
@@ -92,7 +93,7 @@ def package(
     _check(model)
     for target in targets:
         if target.kind == "cpu":
-            levels.check(target)
+            x86_levels.check(target)
             continue
         if target.kind != "cuda":
             todo = "Others get graphs (`--arch` without `--package`)."
@@ -125,7 +126,7 @@ def _made(
         call = _Exported.of(model, given, named)
     with ExitStack() as stack, torch.no_grad():
         if target and target.kind == "cpu":
-            stack.enter_context(levels.described(levels.check(target)))
+            stack.enter_context(x86_levels.described(x86_levels.check(target)))
         elif target:
             stack.enter_context(packaging(target))
             stack.enter_context(fake_tensors(allow_non_fake_inputs=True))
@@ -133,7 +134,7 @@ def _made(
         ahead = Ahead.of(call.gm, call.tensors, mode, options)
         found = ahead.key(KIND, call.problem())
         # Code of the user's that a compilation runs is in no key.
-        store = None if ahead.runs_users_code else opened.store()
+        store = None if ahead.runs_users_code else default_store.store()
         kept = store.get(found) if store else None
         entry = kept or _compiled(call, ahead)
     if store and not kept:
@@ -333,7 +334,7 @@ _never._boxed_call = True  # type: ignore[attr-defined]
 
 
 def _compiled(call: _Exported, ahead: Ahead) -> Entry:
-    level = levels.LEVELS.get(architecture())
+    level = x86_levels.LEVELS.get(architecture())
     made = _Made(call, level.march if level else "")
     ahead.compile(made.compile, made.join)
     constants = {name: call.constants[name] for name in made.weights if name in call.constants}

@@ -13,7 +13,7 @@ from ipex_inductor.aot_cache import toolkit
 from ipex_inductor.errors import CompilerNotFoundError
 from ipex_inductor.prebuild.changes import Changes, always
 from ipex_inductor.prebuild.described import Made, device
-from ipex_inductor.target import Target
+from ipex_inductor.target.device import Target
 
 HOST = "march=x86-64-v2"  # of what a package does on the host, which is no loop
 

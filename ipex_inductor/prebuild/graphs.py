@@ -19,29 +19,26 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from ipex_inductor import compat, decisions, graph_files, levels
-from ipex_inductor.aot_cache import kernels, opened, packing, toolkit, workroom
+from ipex_inductor import compat
+from ipex_inductor.aot_cache import default_store, kernels, packing, toolkit, workroom
 from ipex_inductor.aot_cache.digest import frame_fields
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.graphs import GraphFiles
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.manifest import Manifest
-from ipex_inductor.arguments import Where
 from ipex_inductor.backend import compile_graph
-from ipex_inductor.decisions import Event
+from ipex_inductor.compiler import graph_cache
+from ipex_inductor.compiler.arguments import Where
+from ipex_inductor.compiler.inner_compile import copied
 from ipex_inductor.errors import ArgumentError, CompilerNotFoundError, OptionError
-from ipex_inductor.inner import copied
 from ipex_inductor.prebuild import described, describing, driver
 from ipex_inductor.prebuild.steps import load_step
-from ipex_inductor.target import Target
-from ipex_inductor.templates import (
-    blocked,
-    cpu_library,
-    short_attention,
-    weights_cpp,
-    weights_triton,
-    winograd,
-)
+from ipex_inductor.reporting import decisions
+from ipex_inductor.reporting.decisions import Event
+from ipex_inductor.target import x86_levels
+from ipex_inductor.target.device import Target
+from ipex_inductor.templates.cpu import blocked, cpu_library, short_attention, winograd
+from ipex_inductor.templates.tensor_reader import weights_cpp, weights_triton
 
 Tensor = torch.Tensor
 GPU = torch.device("cuda", describing.INDEX)
@@ -161,7 +158,7 @@ def _building(target: Target, training: bool, cached: bool) -> Iterator[_Buildin
         torch.set_grad_enabled(training),
         compat.backward_too(),
         compat.dynamo_unchanged(),
-        graph_files.looked_for() as found,
+        graph_cache.looked_for() as found,
         kernels.looked_for() as own,
         decisions.capturing() as reports,
     ):
@@ -178,11 +175,11 @@ def _described(target: Target) -> AbstractContextManager[described.Made]:
 
 @contextmanager
 def _as_level(target: Target) -> Iterator[described.Made]:
-    level = levels.check(target)
+    level = x86_levels.check(target)
     if toolkit.compiler() is None:
         todo = "Install one (`apt-get install g++`); who uses the bundle needs none."
         raise CompilerNotFoundError("a C++ compiler that builds graphs for CPUs", "none", todo)
-    with levels.ahead(level):
+    with x86_levels.ahead(level):
         yield described.Made()
 
 
@@ -200,7 +197,7 @@ def _look_into(kept: Mapping[Key, Entry], made: described.Made) -> None:
 def _why_kernels_only(target: Target) -> str:
     """Why no graph can be kept. Raises `ArgumentError` where torch's folder is not ours."""
     why = compat.why_not_for(target.kind)
-    if not why and (elsewhere := graph_files.why_not_ours()):
+    if not why and (elsewhere := graph_cache.why_not_ours()):
         todo = "Unset TORCHINDUCTOR_CACHE_DIR: what is not verified is not packed."
         raise ArgumentError("Inductor's files in a folder of ours", elsewhere, todo)
     return why
@@ -272,7 +269,7 @@ def pack(
 
 
 def _kept(keys: Iterable[Key | None]) -> dict[Key, Entry]:
-    store = opened.store()
+    store = default_store.store()
     return {key: entry for key in keys if key and store and (entry := store.get(key))}
 
 

@@ -17,14 +17,13 @@ import msgspec
 import torch
 from torch.utils import _pytree as pytree
 
-from ipex_inductor import collector, compat
+from ipex_inductor import compat
 from ipex_inductor.aot_cache import key as keys
 from ipex_inductor.aot_cache import workroom
 from ipex_inductor.aot_cache.bundle import Bundle, open_bundle
 from ipex_inductor.aot_cache.digest import unframe_fields
 from ipex_inductor.aot_cache.entry import unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX
-from ipex_inductor.decisions import Event, GraphReport
 from ipex_inductor.errors import ArgumentError, BundleError, IpexError, PackageError
 from ipex_inductor.prebuild.package import (
     CODE,
@@ -36,7 +35,9 @@ from ipex_inductor.prebuild.package import (
     Package,
     decoded,
 )
-from ipex_inductor.target import current, level, runs_on
+from ipex_inductor.reporting.decisions import Event, GraphReport
+from ipex_inductor.runtime import gc_pause
+from ipex_inductor.target.device import current, level, runs_on
 
 Tensor = torch.Tensor
 
@@ -136,7 +137,7 @@ def load(
     `PackageError` where none in it was made for this torch and this CPU, `ArgumentError` for
     weights that do not fit.
     """
-    with collector.paused():  # a full collection walks all that torch has, for nothing
+    with gc_pause.paused():  # a full collection walks all that torch has, for nothing
         bundle = open_bundle(Path(path), allow_unsigned, allow_older)
         try:
             package, blob = _fitting(bundle)

@@ -8,7 +8,7 @@ import msgspec
 import torch
 
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.passes.program import Program, Ref, Step
+from ipex_inductor.passes.weights.program import Program, Ref, Step
 
 KIND = "package"
 CODE, NODES = "model.so", "model.json"  # the library, and calls in it that torch dispatches by name

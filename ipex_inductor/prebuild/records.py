@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch.utils import _pytree as pytree
 
-from ipex_inductor.arguments import Reader
+from ipex_inductor.compiler.arguments import Reader
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.prebuild.graphs import Dynamic
 

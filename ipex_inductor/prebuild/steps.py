@@ -13,13 +13,13 @@ from torch.optim import Optimizer
 
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.optim import FUSED_OPTIMIZERS, batches_cuda, kernels, norms
+from ipex_inductor.optim import FUSED_OPTIMIZERS, kernels, launch_groups_cuda, norms
 from ipex_inductor.optim.planning import expected
 from ipex_inductor.optim.weights import TABLE
-from ipex_inductor.templates.cpp import ship
-from ipex_inductor.templates.look_cpp import reader
-from ipex_inductor.templates.step import StepKernel, cpp_source
-from ipex_inductor.templates.step_cuda import has_kernels
+from ipex_inductor.templates.build.cpp import ship
+from ipex_inductor.templates.optimizer.step import StepKernel, cpp_source
+from ipex_inductor.templates.optimizer.step_cuda import has_kernels
+from ipex_inductor.templates.tensor_reader.look_cpp import reader
 
 ALIGNMENTS = (True, False)  # gradients that are views into one buffer may lie anywhere
 
@@ -48,9 +48,9 @@ def load_step(optimizer: Optimizer, device: torch.device, scaler: bool = False) 
     tables = {k: {t for g in groups for t in _tables(k, g, scaler)} for k, groups in found.items()}
     for (kernel, made), aligned in product(tables.items(), ALIGNMENTS):
         for tabled in made:
-            before = ["scalars"] * tabled + ["norms"] * batches_cuda.adds_up(kernel)
+            before = ["scalars"] * tabled + ["norms"] * launch_groups_cuda.adds_up(kernel)
             for name in ("step", *before):
-                batches_cuda.kernel_of(kernel, device, aligned, name, tabled)
+                launch_groups_cuda.kernel_of(kernel, device, aligned, name, tabled)
     counting = [kernel for kernel, made in tables.items() if True in made]
     for which in _readings(found, counting, clips, scaler):
         for aligned in ALIGNMENTS:

@@ -15,12 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
 from ipex_inductor import compat
-from ipex_inductor.aot_cache import kernels, opened
+from ipex_inductor.aot_cache import default_store, kernels
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import Key
-from ipex_inductor.choices import sycl_kernels
+from ipex_inductor.compiler.inner_compile import copied
+from ipex_inductor.compiler.kernel_selection import sycl_kernels
 from ipex_inductor.errors import ArgumentError, MissingPackageError, SyclAbsentError, SyclError
-from ipex_inductor.inner import copied
 from ipex_inductor.optim import FUSED_OPTIMIZERS
 from ipex_inductor.optim import kernels as steps
 from ipex_inductor.optim.planning import expected
@@ -28,11 +28,11 @@ from ipex_inductor.optim.weights import TABLE
 from ipex_inductor.prebuild import described_xpu
 from ipex_inductor.prebuild.describing import INDEX
 from ipex_inductor.prebuild.graphs import Dynamic, Prebuilt, checked, described_as, marked
-from ipex_inductor.target import Target
-from ipex_inductor.templates.look_cpp import reader
+from ipex_inductor.target.device import Target
 from ipex_inductor.templates.sycl import binaries, ocloc, shim, worker, zebin
 from ipex_inductor.templates.sycl.source import Source
 from ipex_inductor.templates.sycl.step import step_source
+from ipex_inductor.templates.tensor_reader.look_cpp import reader
 
 XPU = torch.device("xpu", INDEX)
 ONLY = "what is compiled ahead for Intel GPUs is kernels in SYCL"
@@ -119,13 +119,13 @@ def _libraries(steps: bool) -> dict[Key, Entry]:
     with kernels.looked_for() as read:
         if steps:
             reader.__wrapped__()  # also where this process has it already
-    store = opened.store()
+    store = default_store.store()
     found = {key: entry for key in read if store and (entry := store.get(key))}
     return dict([shim.shipped()]) | found
 
 
 def _of_step(optimizer: Optimizer, scaler: bool) -> dict[Source, str]:
-    """As `optim/batches_sycl.py` asks for them; gradients have their parameters' dtypes.
+    """As `optim/launch_groups_sycl.py` asks for them; gradients have their parameters' dtypes.
 
     Norms of Lamb and Lars are kernels of the same source, and what clips gradients or unscales them
     is a number of it; the norm that is clipped is torch's own there.

@@ -4,11 +4,11 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterator
 
-from ipex_inductor.aot_cache import kernels, opened
+from ipex_inductor.aot_cache import default_store, kernels
 from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.aot_cache.entry import Entry
+from ipex_inductor.aot_cache.env_fingerprint import environment
 from ipex_inductor.aot_cache.key import Key, Pairs, pairs
-from ipex_inductor.aot_cache.knobs import environment
 from ipex_inductor.templates.sycl import wheels
 from ipex_inductor.templates.sycl.source import Source
 
@@ -24,7 +24,7 @@ def spirv(source: Source, build: Callable[[], bytes]) -> Entry:
 
 def stored_spirv(source: Source, arch: str) -> Entry | None:
     """What the cache has of it: by the compiler here, for GPUs then by any, as a bundle may."""
-    key, store = spirv_key(source), opened.store()
+    key, store = spirv_key(source), default_store.store()
     if arch.startswith("xe:"):
         return next(kernels.by_any_compiler(key), None)
     return store.get(key) if store else None
@@ -32,7 +32,7 @@ def stored_spirv(source: Source, arch: str) -> Entry | None:
 
 def stored_native(source: Source, arch: str, driver: str) -> Iterator[Entry]:
     """Native code for an architecture: by this driver's compiler first, for GPUs then by any."""
-    key, store = native_key(source, arch, driver), opened.store()
+    key, store = native_key(source, arch, driver), default_store.store()
     if store is None:
         return
     if arch.startswith("xe:"):
@@ -43,7 +43,7 @@ def stored_native(source: Source, arch: str, driver: str) -> Iterator[Entry]:
 
 def keep_native(source: Source, arch: str, driver: str, code: bytes) -> None:
     """Have it found by `stored_native`."""
-    if store := opened.store():
+    if store := default_store.store():
         store.put(native_key(source, arch, driver), source.manifest, code)
 
 

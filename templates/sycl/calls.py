@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ipex_inductor.aot_cache.notices import say
+from ipex_inductor.aot_cache.log_once import say
 from ipex_inductor.errors import DeviceError, SyclError
 from ipex_inductor.ops.sycl import (
     Window,

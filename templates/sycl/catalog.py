@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ipex_inductor.templates.formulas import FORMULAS
-from ipex_inductor.templates.step import StepKernel
+from ipex_inductor.templates.optimizer.formulas import FORMULAS
+from ipex_inductor.templates.optimizer.step import StepKernel
 from ipex_inductor.templates.sycl import grouped, norm, product, step
 from ipex_inductor.templates.sycl.product import Epilogue
 from ipex_inductor.templates.sycl.source import Source

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipex_inductor.aot_cache.notices import say
+from ipex_inductor.aot_cache.log_once import say
 from ipex_inductor.errors import DeviceError, SyclAbsentError, SyclDeviceError
-from ipex_inductor.target import current, xe
+from ipex_inductor.target.device import current, xe
 from ipex_inductor.templates.sycl import binaries, worker
 from ipex_inductor.templates.sycl.binding import Arguments, ShimError
 from ipex_inductor.templates.sycl.shim import shim

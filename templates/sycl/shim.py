@@ -12,10 +12,10 @@ from typing import Any
 from ipex_inductor.aot_cache import kernels, toolkit
 from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.aot_cache.entry import Entry
+from ipex_inductor.aot_cache.env_fingerprint import environment
 from ipex_inductor.aot_cache.key import Key, pairs
-from ipex_inductor.aot_cache.knobs import environment
 from ipex_inductor.errors import SyclAbsentError
-from ipex_inductor.templates.cpp import READ
+from ipex_inductor.templates.build.cpp import READ
 from ipex_inductor.templates.sycl import wheels
 from ipex_inductor.templates.sycl.binding import Shim, ShimError
 from ipex_inductor.templates.sycl.wheels import Runtime

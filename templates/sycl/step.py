@@ -11,8 +11,8 @@ from torch import Tensor
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.errors import DeviceError, SyclError
 from ipex_inductor.ops.update import Update
-from ipex_inductor.templates.cpp import NotBuiltError
-from ipex_inductor.templates.step import StepKernel, parts_of, parts_of_update, rendered
+from ipex_inductor.templates.build.cpp import NotBuiltError
+from ipex_inductor.templates.optimizer.step import StepKernel, parts_of, parts_of_update, rendered
 from ipex_inductor.templates.sycl.device import device_of
 from ipex_inductor.templates.sycl.source import Entry, Source
 

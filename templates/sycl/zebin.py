@@ -7,7 +7,7 @@ import re
 import struct
 from dataclasses import dataclass
 
-from ipex_inductor.target import Target
+from ipex_inductor.target.device import Target
 
 _HEADER, _SECTION = "<QIHHHHHH", "<IIQQQQIIQQ"  # from e_shoff on; a section's header
 _NONE = "Intel_Symbol_Table_Void_Program"  # stands for what lies outside of kernels

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from ipex_inductor import compat_ipex
 from ipex_inductor.cli import demo_models
-from ipex_inductor.math_mode import FP32MathMode
+from ipex_inductor.ipex_api import compat_ipex
+from ipex_inductor.ipex_api.math_mode import FP32MathMode
 
 LISTINGS = Path(__file__).parent / "listings"
 OLD, NEW = "import intel_extension_for_pytorch as ipex", "import ipex_inductor as ipex"

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import ipex_inductor
-from ipex_inductor import as_ipex, compat_ipex, ipex_names
+from ipex_inductor import as_ipex
 from ipex_inductor.errors import AlreadyImportedError, NotCarriedError, NotCarriedImportError
+from ipex_inductor.ipex_api import compat_ipex, ipex_names
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / ipex_names.PAGE).read_text()
@@ -103,7 +104,7 @@ def test_every_answer_has_its_facts():
 def test_the_page_is_the_table(kind):
     (shown,) = re.findall(rf"<!-- {kind} -->\n(.*?)\n<!-- end -->", PAGE, re.DOTALL)
     assert shown.splitlines()[2:] == ipex_names.tables()[kind].splitlines(), (
-        "python -m ipex_inductor.ipex_names prints the tables"
+        "python -m ipex_inductor.ipex_api.ipex_names prints the tables"
     )
 
 

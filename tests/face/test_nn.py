@@ -21,7 +21,7 @@ from ipex_inductor.nn.modules import (
     MergedEmbeddingBagWithSGD,
     RoIAlign,
 )
-from ipex_inductor.optim.halves import join
+from ipex_inductor.optim.bf16_split import join
 
 WITH_UPDATE = {
     MergedEmbeddingBagWithSGD: torch.optim.SGD,

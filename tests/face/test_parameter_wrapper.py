@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 import ipex_inductor
-from ipex_inductor.optim import Lamb, Lars
-from ipex_inductor.parameter_wrapper import (
+from ipex_inductor.ipex_api.parameter_wrapper import (
     IPEX_FUSED_OPTIMIZER_LIST,
     IPEX_WEIGHT_CONVERT_MODULE_CPU,
     IPEX_WEIGHT_CONVERT_MODULE_XPU,
@@ -14,6 +13,7 @@ from ipex_inductor.parameter_wrapper import (
     can_cast_training,
     get_shared_parameter_status,
 )
+from ipex_inductor.optim import Lamb, Lars
 
 BF16 = torch.bfloat16
 

@@ -15,7 +15,7 @@ from helpers import Mlp, wait_for
 from torch import nn
 
 import ipex_inductor
-from ipex_inductor import backend, openmp
+from ipex_inductor import backend
 from ipex_inductor.cpu import cores
 from ipex_inductor.cpu.runtime import (
     CPUPool,
@@ -27,6 +27,7 @@ from ipex_inductor.cpu.runtime import (
     pin,
 )
 from ipex_inductor.errors import ArgumentError, CoresError, OptionError, ThreadsError
+from ipex_inductor.runtime import openmp
 
 HERE = CPUPool().core_ids
 pytestmark = pytest.mark.skipif(

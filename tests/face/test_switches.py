@@ -7,10 +7,11 @@ import torch
 from helpers import Mlp, code_of
 from torch._dynamo.utils import counters
 
-from ipex_inductor import __version__, config, decisions
+from ipex_inductor import __version__, config
 from ipex_inductor.cpu.verbose import VERBOSE_OFF, VERBOSE_ON, VERBOSE_ON_CREATION, verbose
 from ipex_inductor.errors import ArgumentError, OptionError
-from ipex_inductor.switches import LOGS, enable_onednn_fusion, set_logging_level, version
+from ipex_inductor.ipex_api.switches import LOGS, enable_onednn_fusion, set_logging_level, version
+from ipex_inductor.reporting import decisions
 
 X = torch.randn(4, 32)
 
@@ -64,7 +65,7 @@ def test_the_switch_beats_the_environment(monkeypatch):
 
 def test_the_switch_enters_the_identity_of_the_graph():
     """Inductor's caches see the rules that are off, so no entry of the other setting is taken."""
-    from ipex_inductor.request import Request
+    from ipex_inductor.compiler.request import Request
 
     gm = torch.fx.symbolic_trace(torch.nn.Identity())
 

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 import ipex_inductor
-from ipex_inductor import frontend, math_mode, xpu
+from ipex_inductor import frontend, xpu
 from ipex_inductor.errors import OptionError
-from ipex_inductor.math_mode import FP32MathMode
+from ipex_inductor.ipex_api import math_mode
+from ipex_inductor.ipex_api.math_mode import FP32MathMode
 
 MEMORY = [name for name in xpu.__all__ if "mem" in name or name.startswith("reset")]
 

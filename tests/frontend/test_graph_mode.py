@@ -9,7 +9,7 @@ from helpers import Mlp, has_kernels, pickled
 from torch import nn
 
 import ipex_inductor
-from ipex_inductor import decisions
+from ipex_inductor.reporting import decisions
 
 X = torch.linspace(-1, 1, 64).view(2, 32)
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from fuzz import twin
 from fuzz.program import Program
-from ipex_inductor.passes import joint, rule
+from ipex_inductor.passes import joint
+from ipex_inductor.passes.engine import rule
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from fuzz.motifs import (
     shared_input,
 )
 from ipex_inductor.passes import joint
-from ipex_inductor.passes.rule import Constant, Form, Rule
+from ipex_inductor.passes.engine.rule import Constant, Form, Rule
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 ATTEMPTS = 80  # one in seven fits a convolution

@@ -37,11 +37,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fuzz.program import Program, wide_arguments
 from ipex_inductor import ops  # noqa: F401  registers the ipex:: ops
-from ipex_inductor.decisions import GraphReport
 from ipex_inductor.errors import PassError
-from ipex_inductor.passes import attention, joint, prologue
-from ipex_inductor.passes.packing import PACKERS
-from ipex_inductor.passes.whole_ops import reduced_table
+from ipex_inductor.passes import joint
+from ipex_inductor.passes.attention import attention
+from ipex_inductor.passes.engine.whole_ops import reduced_table
+from ipex_inductor.passes.weights import prologue
+from ipex_inductor.passes.weights.packing import PACKERS
+from ipex_inductor.reporting.decisions import GraphReport
 
 # Two summation orders in float64 differ by some 1e-15 of the largest value, times what the program
 # amplifies; the smallest seeded fault (an epsilon of 1e-5 for 1e-3) by 1e-4.
@@ -393,7 +395,7 @@ def _copy(value: Any) -> Any:
 
 def run_program(program: Any, values: Sequence[torch.Tensor]) -> list[Any]:
     """What the prologue computes, in float64 (`Program.run` would round to the weights' dtype)."""
-    from ipex_inductor.passes import program as straight
+    from ipex_inductor.passes.weights import program as straight
 
     known: list[Any] = [values[i] for i in program.inputs]
     for step in program.steps:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from gpu_steps import TURN
 
-from ipex_inductor.templates import cuda
-from ipex_inductor.templates.fields import WORD
-from ipex_inductor.templates.look_cpp import Reader
+from ipex_inductor.templates.build import cuda
+from ipex_inductor.templates.tensor_reader.fields import WORD
+from ipex_inductor.templates.tensor_reader.look_cpp import Reader
 
 
 @pytest.fixture(autouse=True)

@@ -7,14 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch._inductor.utils import run_and_get_code
 
-from ipex_inductor import compat, decisions, target
+from ipex_inductor import compat
 from ipex_inductor.autotune import select
 from ipex_inductor.autotune.database import Records
-from ipex_inductor.autotune.guess import Guess
 from ipex_inductor.autotune.pool import pool
+from ipex_inductor.autotune.predictor import Guess
 from ipex_inductor.autotune.record import encode
-from ipex_inductor.lowerings import selection, settings, shapes, tuner
-from ipex_inductor.lowerings.selection import here, tuned
+from ipex_inductor.lowerings.problem import settings, shapes
+from ipex_inductor.lowerings.select import selection
+from ipex_inductor.lowerings.select.selection import here, tuned
+from ipex_inductor.lowerings.tune import tuner
+from ipex_inductor.reporting import decisions
+from ipex_inductor.target import device
 
 pytestmark = pytest.mark.gpu
 
@@ -30,7 +34,7 @@ LINES = {
 
 
 def problem(name):
-    here = str(target.current("cuda"))
+    here = str(device.current("cuda"))
     (found,) = shapes.problems([LINES[name]], here, settings.settings_of("cuda"))
     return found
 
@@ -49,7 +53,7 @@ def test_a_problem_is_measured(name, tmp_path):
         assert 0 < outcome.bandwidth < 2
         if outcome.choice.kind == "template":
             assert 16 <= outcome.registers <= 255
-            assert 0 < outcome.shared_memory <= target.current("cuda").shared_memory
+            assert 0 < outcome.shared_memory <= device.current("cuda").shared_memory
         else:
             assert outcome.registers is None
     assert len(timed) <= 14  # of templates the likely, and the library's
@@ -97,7 +101,7 @@ def test_the_cost_model_ranks_what_is_measured(tmp_path):
 def shipped(tmp_path, monkeypatch):
     """The package's model that chooses, if it is of this GPU and of this torch's templates."""
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
-    known = select.guesser(str(target.current("cuda")))
+    known = select.guesser(str(device.current("cuda")))
     templates = [t for c in known.classes for t in c.templates] if known else []
     if not any(t.template == compat.TEMPLATES for t in templates):
         pytest.skip("no model is shipped that chooses on this GPU with this torch")
@@ -185,7 +189,7 @@ def test_what_the_model_takes_beats_the_library_on_sizes_it_has_not_seen(
 ):
     """None of these is in the records that it was fitted on."""
     line = f"aten.bmm.default bfloat16 {count}x{rows}x64 {count}x64x{rows}:T"
-    here_ = str(target.current("cuda")), settings.settings_of("cuda")
+    here_ = str(device.current("cuda")), settings.settings_of("cuda")
     (unseen,) = shapes.problems([f"{line} -> aten.mul.Tensor(y, 0.125)"], *here_)
     ((_, record),) = tuned(here([unseen], 500), tmp_path / "db")
     guess = shipped.guess(unseen, [o.choice for o in record.outcomes])
@@ -212,7 +216,7 @@ class TooLarge:
             return (sizes[0] + sizes[1]) * sizes[2] * c.parameters.get("num_stages", 0) * 2
 
         largest = max(choices, key=shared)
-        room = target.current("cuda").shared_memory
+        room = device.current("cuda").shared_memory
         return Guess(largest, 1.0, 9.0, 1.5) if shared(largest) > room else "all of them fit"
 
 
@@ -255,7 +259,7 @@ def test_inductors_convolutions_by_eight_warps_are_held_against_fp64(monkeypatch
 
     On H200s with torch 2.11 and Triton 3.6 all of this problem's were right.
     """
-    where = str(target.current("cuda")), settings.settings_of("cuda")
+    where = str(device.current("cuda")), settings.settings_of("cuda")
     (wanted,) = shapes.problems([FLATTENED], *where)
     monkeypatch.setattr(tuner, "FINALISTS", 100)  # all are measured, whatever a model says of them
     record = tuner.Tuner(Silent()).tune(wanted, [], 500)

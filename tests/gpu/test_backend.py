@@ -12,8 +12,8 @@ from helpers import Mlp, Plain, code_of
 from torch import nn
 from torch._dynamo.utils import counters
 
-from ipex_inductor import decisions
 from ipex_inductor.config import MODES
+from ipex_inductor.reporting import decisions
 
 pytestmark = pytest.mark.gpu
 

@@ -15,9 +15,10 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor import cudagraph_trees
 
-from ipex_inductor import decisions, explain
+from ipex_inductor import explain
 from ipex_inductor.capture import cuda, policy
 from ipex_inductor.capture.policy import MOVED, NAME, ROUNDS, WARM_UP
+from ipex_inductor.reporting import decisions
 
 pytestmark = pytest.mark.gpu
 

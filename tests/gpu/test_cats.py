@@ -9,7 +9,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from ipex_inductor import compat
-from ipex_inductor.passes import cats
+from ipex_inductor.passes.layout import cats
 
 pytestmark = pytest.mark.gpu
 

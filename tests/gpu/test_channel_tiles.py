@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from ipex_inductor import target
-from ipex_inductor.lowerings.channel_tiles import FASTER, NAME
+from ipex_inductor.lowerings.pointwise.channel_tiles import FASTER, NAME
+from ipex_inductor.target import device
 
 pytestmark = pytest.mark.gpu
 
@@ -31,7 +31,7 @@ class Block(nn.Module):
 @pytest.fixture(autouse=True)
 def _measured(monkeypatch):
     """Small images too."""
-    arch = target.current("cuda").arch
+    arch = device.current("cuda").arch
     if arch not in FASTER:
         pytest.skip(f"nobody measured {arch}")
     monkeypatch.setitem(FASTER, arch, 1)

@@ -15,8 +15,8 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, RAdam
 from torch.optim.lr_scheduler import ExponentialLR
 
 import ipex_inductor
-from ipex_inductor import decisions
-from ipex_inductor.templates import cuda
+from ipex_inductor.reporting import decisions
+from ipex_inductor.templates.build import cuda
 
 pytestmark = pytest.mark.gpu
 

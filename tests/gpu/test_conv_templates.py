@@ -9,11 +9,14 @@ from records import plant
 from rendered import ERRORS, error
 from torch import nn
 
-from ipex_inductor import decisions, target
 from ipex_inductor.autotune import measure
 from ipex_inductor.autotune.measure import Candidate
-from ipex_inductor.lowerings import compiling, library, selection, settings, shapes, tuner
-from ipex_inductor.lowerings.workload import function_of, inputs_of
+from ipex_inductor.lowerings.problem import settings, shapes
+from ipex_inductor.lowerings.problem.workload import function_of, inputs_of
+from ipex_inductor.lowerings.select import library, selection
+from ipex_inductor.lowerings.tune import compiling, tuner
+from ipex_inductor.reporting import decisions
+from ipex_inductor.target import device
 
 pytestmark = pytest.mark.gpu
 
@@ -114,7 +117,7 @@ def test_no_images(name, tmp_path):
 
 
 def problem_of(name, dtype):
-    known = str(target.current("cuda")), settings.settings_of("cuda")
+    known = str(device.current("cuda")), settings.settings_of("cuda")
     line = f"ipex.conv.default {dtype} {PROBLEMS[name]} {WINDOW}"
     line += "" if "scalars" in line else " scalars=()"
     (problem,) = shapes.problems([line], *known)

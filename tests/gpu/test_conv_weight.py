@@ -5,11 +5,13 @@ import torch
 from conv_weight_cases import CASES, RANDOM, SHAPES, case
 from rendered import error_of_weight
 
-from ipex_inductor import target
 from ipex_inductor.autotune import measure
 from ipex_inductor.autotune.measure import Candidate
-from ipex_inductor.lowerings import compiling, library, settings, shapes, tuner
-from ipex_inductor.templates.conv_stem_weight import NAME, TILES
+from ipex_inductor.lowerings.problem import settings, shapes
+from ipex_inductor.lowerings.select import library
+from ipex_inductor.lowerings.tune import compiling, tuner
+from ipex_inductor.target import device
+from ipex_inductor.templates.triton.conv_small_channel_weight import NAME, TILES
 
 pytestmark = pytest.mark.gpu
 
@@ -76,7 +78,7 @@ PROBLEMS = [
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_every_tile_through_inductor(text, dtype):
     """No farther off than torch's own may be, and laid out as its result is."""
-    known = str(target.current("cuda")), settings.settings_of("cuda")
+    known = str(device.current("cuda")), settings.settings_of("cuda")
     (problem,) = shapes.problems([f"ipex.conv_weight_grad.default {dtype} {text}"], *known)
     trial = tuner._trial(problem, torch.device("cuda"))
     ours = [call for call in library.calls(problem) if call.name == NAME]

@@ -11,15 +11,17 @@ from records import PROVENANCE, timed
 from torch import nn
 from torch._dynamo.utils import counters
 
-from ipex_inductor import decisions, target
 from ipex_inductor.autotune import measure
 from ipex_inductor.autotune.database import Shard
 from ipex_inductor.autotune.measure import Candidate
 from ipex_inductor.autotune.record import Record
-from ipex_inductor.choices import problems_of
-from ipex_inductor.lowerings import compiling, library, tuner
-from ipex_inductor.lowerings.workload import inputs_of
-from ipex_inductor.templates import few_rows
+from ipex_inductor.compiler.kernel_selection import problems_of
+from ipex_inductor.lowerings.problem.workload import inputs_of
+from ipex_inductor.lowerings.select import library
+from ipex_inductor.lowerings.tune import compiling, tuner
+from ipex_inductor.reporting import decisions
+from ipex_inductor.target import device
+from ipex_inductor.templates.triton import skinny
 
 pytestmark = pytest.mark.gpu
 
@@ -44,7 +46,7 @@ PROBLEMS = {
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_with_its_epilogue_in_one_kernel(name):
     """Against fp64, no farther off than torch's own kernels may be; laid out as theirs."""
-    problem = linear(*PROBLEMS[name], arch=str(target.current("cuda")))
+    problem = linear(*PROBLEMS[name], arch=str(device.current("cuda")))
     trial = tuner._trial(problem, torch.device("cuda"))
     calls = offered(problem)
     assert calls
@@ -56,7 +58,7 @@ def test_with_its_epilogue_in_one_kernel(name):
 
 def joined():
     """The calls for a square layer whose parts are joined."""
-    problem = linear("bfloat16", 16, 4096, 4096, "gelu", arch=str(target.current("cuda")))
+    problem = linear("bfloat16", 16, 4096, 4096, "gelu", arch=str(device.current("cuda")))
     return [(problem, call) for call in offered(problem) if "joined" in call.parameters]
 
 
@@ -169,7 +171,7 @@ def test_chosen_by_record_and_captured_in_a_graph(rows, kind, tmp_path):
     shard = Shard(tmp_path / "database")
     for problem in problems:
         choices = [call.choice for call in library.calls(problem)]
-        assert choices[-1].name == few_rows.NAME
+        assert choices[-1].name == skinny.NAME
         times = (timed(c, 50.0 if c == choices[-1] else 100.0, noise=0.001) for c in choices)
         shard.append(Record(problem, tuple(times), PROVENANCE))
     shard.close()
@@ -183,7 +185,7 @@ def test_chosen_by_record_and_captured_in_a_graph(rows, kind, tmp_path):
     assert "extern_kernels." not in code
     events = [e for r in decisions.reports() for e in r.events if e.kind == "choice"]
     assert sorted(e.subject for e in events) == CHOICES[kind]
-    assert all(e.reason.startswith(few_rows.NAME) for e in events)
+    assert all(e.reason.startswith(skinny.NAME) for e in events)
     for _ in range(4):
         exact = copy.deepcopy(model).double()(x.double())
         eager, result = model(x), fn(x).clone()

@@ -5,13 +5,13 @@ import subprocess
 import pytest
 import torch
 
-from ipex_inductor import target
 from ipex_inductor.autotune.database import Records
 from ipex_inductor.autotune.fleet import measured
 from ipex_inductor.autotune.record import encode
-from ipex_inductor.lowerings import shapes
-from ipex_inductor.lowerings.selection import COMMAND, tuned
-from ipex_inductor.lowerings.settings import settings_of
+from ipex_inductor.lowerings.problem import shapes
+from ipex_inductor.lowerings.problem.settings import settings_of
+from ipex_inductor.lowerings.select.selection import COMMAND, tuned
+from ipex_inductor.target import device
 
 ray = pytest.importorskip(
     "ray", reason="Ray is not installed, and nothing but --engine ray needs it"
@@ -27,7 +27,7 @@ LINES = [
 
 
 def test_problems_are_spread_over_both_gpus_and_resumed(tmp_path):
-    problems = [*shapes.problems(LINES, str(target.current("cuda")), settings_of("cuda"))]
+    problems = [*shapes.problems(LINES, str(device.current("cuda")), settings_of("cuda"))]
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     try:
         assert ray.cluster_resources()["GPU"] >= 2

@@ -8,7 +8,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 
-from ipex_inductor.passes import foreach as rule
+from ipex_inductor.passes.training import foreach as rule
 
 pytestmark = pytest.mark.gpu
 

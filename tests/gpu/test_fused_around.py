@@ -10,7 +10,7 @@ from torch.optim import SGD, AdamW
 
 from ipex_inductor.optim import FusedStep, GradScaler, Lamb, attach_master_weights, fuse_step, norms
 from ipex_inductor.optim.weights import TABLE
-from ipex_inductor.templates.formulas import FORMULAS
+from ipex_inductor.templates.optimizer.formulas import FORMULAS
 
 pytestmark = pytest.mark.gpu
 

@@ -9,21 +9,22 @@ from records import plant
 from torch import nn
 from verified import problem_here, verify
 
-from ipex_inductor import decisions, target
-from ipex_inductor.lowerings import library, selection
-from ipex_inductor.templates import gated
+from ipex_inductor.lowerings.select import library, selection
+from ipex_inductor.reporting import decisions
+from ipex_inductor.target import device
+from ipex_inductor.templates.triton import glu
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
 def _hopper():
-    if target.current("cuda").arch != "sm_90":
+    if device.current("cuda").arch != "sm_90":
         pytest.skip("it is for Hopper's copy engine")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("tile", [gated_cases.SMALL, *gated.TILES], ids=str)
+@pytest.mark.parametrize("tile", [gated_cases.SMALL, *glu.TILES], ids=str)
 def test_values(tile, dtype):
     """Against fp64, into memory full of NaN."""
     for case in gated_cases.CASES:
@@ -81,5 +82,5 @@ def test_in_a_model(tmp_path, monkeypatch):
         (code,) = code_of(fn, x)
         assert ("gated_rows" in code) == named
         said = [e.reason for r in decisions.reports() for e in r.events if e.kind == "choice"]
-        assert sum(gated.NAME in reason for reason in said) == named
+        assert sum(glu.NAME in reason for reason in said) == named
         no_farther_off_than_eager(fn, model, x)

@@ -11,15 +11,18 @@ from records import PROVENANCE, timed
 from torch import nn
 from torch._dynamo.utils import counters
 
-from ipex_inductor import decisions, target
 from ipex_inductor.autotune import measure, select
 from ipex_inductor.autotune.database import Records, Shard, write
 from ipex_inductor.autotune.measure import Candidate
 from ipex_inductor.autotune.record import Choice, Record
 from ipex_inductor.autotune.table import file_name
-from ipex_inductor.choices import problems_of
-from ipex_inductor.lowerings import compiling, library, selection, settings, shapes, tuner
-from ipex_inductor.passes.joined import SHORTCUT
+from ipex_inductor.compiler.kernel_selection import problems_of
+from ipex_inductor.lowerings.problem import settings, shapes
+from ipex_inductor.lowerings.select import library, selection
+from ipex_inductor.lowerings.tune import compiling, tuner
+from ipex_inductor.passes.fusion.joined import SHORTCUT
+from ipex_inductor.reporting import decisions
+from ipex_inductor.target import device
 
 pytestmark = pytest.mark.gpu
 
@@ -52,7 +55,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 
 def problem_of(line):
-    (found,) = shapes.problems([line], str(target.current("cuda")), settings.settings_of("cuda"))
+    (found,) = shapes.problems([line], str(device.current("cuda")), settings.settings_of("cuda"))
     return found
 
 

@@ -9,10 +9,10 @@ from helpers import code_of
 from torch import nn
 from torch._dynamo.utils import counters
 
-from ipex_inductor import target
-from ipex_inductor.passes import moments as rule
-from ipex_inductor.passes import relu_masks
-from ipex_inductor.templates.moments import FASTER, TILE, parts_of
+from ipex_inductor.passes.training import moments as rule
+from ipex_inductor.passes.training import relu_masks
+from ipex_inductor.target import device
+from ipex_inductor.templates.triton.moments import FASTER, TILE, parts_of
 
 pytestmark = pytest.mark.gpu
 
@@ -22,7 +22,7 @@ LAST = torch.channels_last
 @pytest.fixture
 def _measured(monkeypatch):
     """Where the rule fires, also for small images."""
-    arch = target.current("cuda").arch
+    arch = device.current("cuda").arch
     if arch not in FASTER:
         pytest.skip(f"the rule leaves {arch}")
     monkeypatch.setitem(FASTER, arch, 1)

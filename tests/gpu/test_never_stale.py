@@ -13,10 +13,11 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from ipex_inductor import decisions, derived_memory, refresh
+from ipex_inductor import derived_memory, refresh
 from ipex_inductor.config import MODES
-from ipex_inductor.passes import weight_results, weight_snapshot
-from ipex_inductor.templates import weights_triton
+from ipex_inductor.passes.weights import weight_results, weight_snapshot
+from ipex_inductor.reporting import decisions
+from ipex_inductor.templates.tensor_reader import weights_triton
 
 pytestmark = pytest.mark.gpu
 
@@ -349,7 +350,7 @@ def test_writes_in_a_busy_stream_are_seen_at_the_next_call(mode, monkeypatch):
 @torch.no_grad()
 def test_more_launches_than_there_are_slots():
     """In several streams, of which the last launched ends first."""
-    from ipex_inductor.templates.weights_triton import SLOTS, Comparer, hash_on_device
+    from ipex_inductor.templates.tensor_reader.weights_triton import SLOTS, Comparer, hash_on_device
 
     memory = torch.randn(1 << 20, device="cuda")
     comparer = Comparer([hash_on_device(memory.data_ptr(), memory.nbytes, memory.device)], 56)
@@ -415,7 +416,7 @@ def test_a_stream_that_waits_for_the_caller_is_not_waited_for_long(monkeypatch, 
 
 @torch.no_grad()
 def test_contents_of_any_place_and_size_are_compared():
-    from ipex_inductor.templates.weights_triton import Comparer, hash_on_device
+    from ipex_inductor.templates.tensor_reader.weights_triton import Comparer, hash_on_device
 
     memory = torch.randint(0, 255, (100_000,), dtype=torch.uint8, device="cuda")
     for begin, size in ((0, 1), (1, 3), (2, 511), (3, 512), (511, 513), (77, 70_001)):

@@ -35,7 +35,7 @@ def make():
 """
 BUILD = """
 import sys, ipex_inductor
-from ipex_inductor.target import described
+from ipex_inductor.target.device import described
 
 assert not torch.cuda.is_available()
 model, x = make()
@@ -76,7 +76,7 @@ def run(program, home, *arguments, **variables):
 
 
 def test_what_was_built_without_a_gpu_is_loaded_and_right(tmp_path):
-    from ipex_inductor.target import current, table
+    from ipex_inductor.target.device import current, table
 
     here = str(current("cuda"))
     if here not in map(str, table()):

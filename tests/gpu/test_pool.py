@@ -8,8 +8,9 @@ import torch
 from helpers import code_of
 from torch import nn
 
-from ipex_inductor import decisions, target
-from ipex_inductor.passes import pool
+from ipex_inductor.passes.training import pool
+from ipex_inductor.reporting import decisions
+from ipex_inductor.target import device
 
 pytestmark = pytest.mark.gpu
 
@@ -58,7 +59,7 @@ def step(model, fn, x, dtype):
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16], ids=str)
 def test_training(dtype, monkeypatch):
     """One kernel in the forward, one in the backward."""
-    if target.current("cuda").arch not in pool.FASTER:
+    if device.current("cuda").arch not in pool.FASTER:
         pytest.skip("nobody measured it here")
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)

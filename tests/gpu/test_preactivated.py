@@ -10,15 +10,15 @@ from records import plant
 from torch import nn
 from verified import problem_here, verify
 
-from ipex_inductor import decisions
-from ipex_inductor.lowerings import library, selection
-from ipex_inductor.passes.preactivated import NAME
-from ipex_inductor.templates import preactivated
+from ipex_inductor.lowerings.select import library, selection
+from ipex_inductor.passes.fusion.batch_norm_relu import NAME
+from ipex_inductor.reporting import decisions
+from ipex_inductor.templates.triton import batch_norm_relu
 
 pytestmark = pytest.mark.gpu
 
 # Of a small tile all cases, of the others some each.
-TILES = [*enumerate([*preactivated_cases.SMALL, *preactivated.TILES])]
+TILES = [*enumerate([*preactivated_cases.SMALL, *batch_norm_relu.TILES])]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -32,7 +32,7 @@ def test_values(tile, dtype):
             assert error <= preactivated_cases.CLOSE[dtype], sizes
 
 
-@pytest.mark.parametrize("tile", preactivated.TILES, ids=str)
+@pytest.mark.parametrize("tile", batch_norm_relu.TILES, ids=str)
 def test_what_is_not_finite_stays_so(tile):
     odd = preactivated_cases.ODD
     for sizes in ((97, 61, 40, 24, 5), (64, 32, 64, 32, 2), (33, 72, 64, 0, 0)):
@@ -126,7 +126,7 @@ def test_in_a_model(tmp_path, monkeypatch):
         assert ("preactivated_rows" in code) != off
         assert ("_cat_" in code) == off  # in the name of a kernel
         said = [e.reason for r in decisions.reports() for e in r.events if e.kind == "choice"]
-        assert sum(preactivated.NAME in reason for reason in said) == (0 if off else 5)
+        assert sum(batch_norm_relu.NAME in reason for reason in said) == (0 if off else 5)
         for _ in range(2):
             no_farther_off_than_eager(fn, model, x)
             model.norm.bias.add_(0.25)

@@ -13,7 +13,7 @@ BUILD = """
 import sys
 from test_prebuild_gpu import make, make_step
 from ipex_inductor.prebuild import graphs
-from ipex_inductor.target import described
+from ipex_inductor.target.device import described
 
 model, inputs, optimizer = make_step()
 done = [
@@ -85,7 +85,7 @@ def run(program, folder, *arguments, **variables):
 
 
 def test_what_was_built_without_a_gpu_is_found_and_right(tmp_path):
-    from ipex_inductor.target import current, table
+    from ipex_inductor.target.device import current, table
 
     here = str(current("cuda"))
     if here not in map(str, table()):

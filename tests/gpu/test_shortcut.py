@@ -11,8 +11,8 @@ from records import plant
 from torch import nn
 from verified import problem_here, verify
 
-from ipex_inductor import decisions
-from ipex_inductor.lowerings import library, selection
+from ipex_inductor.lowerings.select import library, selection
+from ipex_inductor.reporting import decisions
 
 pytestmark = pytest.mark.gpu
 

@@ -7,27 +7,28 @@ import pytest
 import torch
 from few_rows_cases import linear
 
-from ipex_inductor import target
 from ipex_inductor.autotune import measure
 from ipex_inductor.autotune.measure import Candidate
-from ipex_inductor.lowerings import compiling, library, tuner
-from ipex_inductor.lowerings.workload import function_of, inputs_of
-from ipex_inductor.templates import persistent, pipelined, streamed
+from ipex_inductor.lowerings.problem.workload import function_of, inputs_of
+from ipex_inductor.lowerings.select import library
+from ipex_inductor.lowerings.tune import compiling, tuner
+from ipex_inductor.target import device
+from ipex_inductor.templates.triton import persistent, software_pipelined, weight_stationary
 
 pytestmark = pytest.mark.gpu
 
 A100 = "sm_80:NVIDIA-A100-SXM4-80GB"  # what is for those runs on any later GPU
 PROBLEMS = {
-    "streamed": (streamed.NAME, "bfloat16", 8192, 512, 128, "gelu"),
-    "streamed, odd sizes": (streamed.NAME, "float16", 4099, 301, 200, "silu"),
+    "streamed": (weight_stationary.NAME, "bfloat16", 8192, 512, 128, "gelu"),
+    "streamed, odd sizes": (weight_stationary.NAME, "float16", 4099, 301, 200, "silu"),
     "persistent": (persistent.NAME, "bfloat16", 2048, 768, 512, "gelu"),
     "persistent, odd sizes": (persistent.NAME, "float16", 1101, 1000, 776, "gelu_tanh"),
     "persistent, many terms": (persistent.NAME, "bfloat16", 1101, 520, 8216, "silu"),
-    "pipelined": (pipelined.NAME, "bfloat16", 4096, 1536, 512, "gelu"),
-    "pipelined, odd sizes": (pipelined.NAME, "float16", 1101, 1001, 776, "silu"),
-    "pipelined, a head of words": (pipelined.NAME, "bfloat16", 384, 50257, 768, "none"),
+    "pipelined": (software_pipelined.NAME, "bfloat16", 4096, 1536, 512, "gelu"),
+    "pipelined, odd sizes": (software_pipelined.NAME, "float16", 1101, 1001, 776, "silu"),
+    "pipelined, a head of words": (software_pipelined.NAME, "bfloat16", 384, 50257, 768, "none"),
     "padded, a head of words": ("aten.addmm_padded", "bfloat16", 384, 50257, 768, "none"),
-    "pipelined, added": (pipelined.NAME, "bfloat16", 4099, 1000, 4096, "relu", "add"),
+    "pipelined, added": (software_pipelined.NAME, "bfloat16", 4099, 1000, 4096, "relu", "add"),
 }
 
 
@@ -36,9 +37,9 @@ PROBLEMS = {
 def test_through_inductor_and_captured_in_a_graph(name):
     """No farther off than torch's own may be; replayed on other numbers, the same to the bit."""
     kind, *sizes = PROBLEMS[name]
-    here = str(target.current("cuda"))
+    here = str(device.current("cuda"))
     even = sizes[2] % 8 == 0
-    arch = A100 if kind == pipelined.NAME and even else here
+    arch = A100 if kind == software_pipelined.NAME and even else here
     problem = linear(*sizes, arch=arch)
     trial = tuner._trial(problem, torch.device("cuda"))
     calls = [call for call in library.calls(problem) if call.name == kind]
@@ -62,7 +63,7 @@ def test_through_inductor_and_captured_in_a_graph(name):
 @torch.no_grad()
 def test_no_rows(name, tmp_path):
     """Torch's to compute, where all is timed too."""
-    problem = linear(*PROBLEMS[name][1:], arch=str(target.current("cuda")))
+    problem = linear(*PROBLEMS[name][1:], arch=str(device.current("cuda")))
     operands = [
         t[:0] if len(t) == problem.operands[0].shape[0] else t
         for t in inputs_of(problem, torch.device("cuda"), 0)

@@ -8,10 +8,13 @@ import torch
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import CodeCacheFuture
 
-from ipex_inductor import compat, target
-from ipex_inductor.lowerings import compiling, library, settings, shapes, tuner
-from ipex_inductor.lowerings.together import Graphs
-from ipex_inductor.lowerings.workload import inputs_of
+from ipex_inductor import compat
+from ipex_inductor.lowerings.problem import settings, shapes
+from ipex_inductor.lowerings.problem.workload import inputs_of
+from ipex_inductor.lowerings.select import library
+from ipex_inductor.lowerings.tune import compiling, tuner
+from ipex_inductor.lowerings.tune.parallel_compile import Graphs
+from ipex_inductor.target import device
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,7 +29,7 @@ STEM = (
 
 def stem(height):
     """Of a height that no other test has, so that its kernels lie in no cache."""
-    known = str(target.current("cuda")), settings.settings_of("cuda")
+    known = str(device.current("cuda")), settings.settings_of("cuda")
     (problem,) = shapes.problems([f"ipex.conv.default bfloat16 {STEM.format(height)}"], *known)
     return problem
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import code_of
 
-from ipex_inductor import decisions
+from ipex_inductor.reporting import decisions
 
 pytestmark = pytest.mark.gpu
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from ipex_inductor.passes import weight_access
+from ipex_inductor.passes.weights import weight_access
 
 X = torch.randn(2, 16)
 
@@ -90,7 +90,7 @@ def test_what_is_wrapped_is_what_it_was(model):
 
 def test_a_write_that_falls_into_the_computing_is_seen(monkeypatch):
     """By another thread, through `.data` or unseen: the results are those of before, once."""
-    from ipex_inductor.passes import program
+    from ipex_inductor.passes.weights import program
 
     run, writes = program.Program.run, []
 

@@ -17,17 +17,21 @@ from torch._inductor.runtime import benchmarking
 from torch._inductor.utils import run_and_get_code
 from torch.utils.checkpoint import checkpoint
 
-from ipex_inductor import choices, compat, decisions, target
-from ipex_inductor.aot_cache import home
+from ipex_inductor import compat
+from ipex_inductor.aot_cache import cache_root
 from ipex_inductor.autotune import select
 from ipex_inductor.autotune.database import Records, Shard
-from ipex_inductor.autotune.guess import Guess
+from ipex_inductor.autotune.predictor import Guess
 from ipex_inductor.autotune.record import Outcome, Record, Symbol, encode
+from ipex_inductor.compiler import kernel_selection as choices
+from ipex_inductor.compiler.request import Request
 from ipex_inductor.config import resolve
-from ipex_inductor.lowerings import listed, peaks, selection, shapes, spaces
-from ipex_inductor.lowerings.listed import Choosing, choosing
-from ipex_inductor.lowerings.settings import settings_of
-from ipex_inductor.request import Request
+from ipex_inductor.lowerings.problem import selector_hook, shapes, spaces
+from ipex_inductor.lowerings.problem.selector_hook import Choosing, choosing
+from ipex_inductor.lowerings.problem.settings import settings_of
+from ipex_inductor.lowerings.select import peaks, selection
+from ipex_inductor.reporting import decisions
+from ipex_inductor.target import device as target
 
 pytestmark = pytest.mark.usefixtures("instructions_known", "in_python")
 
@@ -252,9 +256,9 @@ def test_what_inductor_times_itself_is_kept_as_its_word(database, offer):
 
 
 def test_lists_of_plain_inductor_are_left_as_they_are():
-    listed._hook()
+    selector_hook._hook()
     callers = [object(), object()]
-    assert listed._one(callers) is callers
+    assert selector_hook._one(callers) is callers
 
 
 def test_a_failure_leaves_the_librarys_kernels(monkeypatch, database, offer):
@@ -320,7 +324,7 @@ def test_a_fault_of_ours_in_inductors_hands_is_the_librarys_kernel(monkeypatch, 
 
     torch.compiler.reset()
     decisions.clear()
-    monkeypatch.setattr(listed, "_problem", broken)
+    monkeypatch.setattr(selector_hook, "_problem", broken)
     monkeypatch.setattr(benchmarking.Benchmarker, "benchmark", broken)  # nor is anything timed
     result, code = code_of(compiled(fn, database), A, B)
     assert "extern_kernels.bmm" in code
@@ -394,7 +398,7 @@ def test_what_takes_longest_is_measured_first_and_inductors_lists_last(
     problems = [*shapes.problems(IN_TURN, "sm_90:NVIDIA-H200", {})]
     with choosing(Choosing()) as now:
         for each in (*reversed(problems), problems[1], problems[1]):
-            listed.tell(replace(offer, problem=each))
+            selector_hook.tell(replace(offer, problem=each))
     asked = []
     monkeypatch.setattr(selection, "here", lambda problems, budget: asked.extend(problems) or [])
     policy = selection.Policy(database, may_time=True, budget=1.0, guesses=False)
@@ -439,7 +443,7 @@ def test_the_hook_is_there_again_after_somebody_cleared_inductors(database, offe
 def test_a_remembered_list_that_is_damaged_is_made_anew(database, offer):
     keep(database, offer.problem, offer.choices, TEMPLATE)
     code_of(compiled(fn, database), A, B)
-    (file,) = (home.home() / "graphs").iterdir()
+    (file,) = (cache_root.home() / "graphs").iterdir()
     whole = file.read_bytes()
     for damage in (whole[:-5], b"", b"[7]", whole.replace(b"bmm", b"nope")):
         file.write_bytes(damage)
@@ -449,7 +453,7 @@ def test_a_remembered_list_that_is_damaged_is_made_anew(database, offer):
 
 
 def test_our_own_folder_is_used_only_if_nobody_else_can_write_it(offer):
-    folder = home.home() / "autotune"
+    folder = cache_root.home() / "autotune"
     keep(folder, offer.problem, offer.choices, TEMPLATE)
     assert selection.database_of("") == folder
     folder.chmod(0o777)

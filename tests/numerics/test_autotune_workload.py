@@ -7,8 +7,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ipex_inductor.autotune.ranges import points
 from ipex_inductor.autotune.record import Symbol, decode_problem, encode
-from ipex_inductor.lowerings import shapes, tuner
-from ipex_inductor.lowerings.workload import (
+from ipex_inductor.lowerings.problem import shapes
+from ipex_inductor.lowerings.problem.workload import (
     _said,
     function_of,
     inputs_of,
@@ -16,6 +16,7 @@ from ipex_inductor.lowerings.workload import (
     problem_of,
     widened,
 )
+from ipex_inductor.lowerings.tune import tuner
 
 aten = torch.ops.aten
 M = torch.randn(6, 8)

@@ -10,10 +10,11 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.compile_fx import compile_fx
 
-from ipex_inductor import compat, decisions
+from ipex_inductor import compat
 from ipex_inductor.config import MODES
 from ipex_inductor.errors import DeviceError, OptionError, PassError, UnsupportedTorchError
-from ipex_inductor.passes import wide
+from ipex_inductor.passes.weights import upcast
+from ipex_inductor.reporting import decisions
 
 X = torch.randn(4, 32)
 SLOW = pytest.mark.slow
@@ -198,7 +199,7 @@ def test_what_we_cannot_improve_compiles_exactly_as_inductor(grad, dynamic, dtyp
         torch.compiler.reset()
         # On some CPUs products in bf16 are ours to improve.
         wrapped = {} if grad else {"cpp_wrapper": True, "cpp_wrapper_build_separate": True}
-        asked = {"rules": f"-{wide.NAME}"} if backend == "ipex" else wrapped
+        asked = {"rules": f"-{upcast.NAME}"} if backend == "ipex" else wrapped
         fn = torch.compile(Plain(dtype), backend=backend, dynamic=dynamic, options=asked)
         x = X.to(dtype)
 

@@ -13,7 +13,7 @@ from ipex_inductor.cli import app, bisect_runs
 from ipex_inductor.cli.bisect_runs import PARTS, PROLOGUE, Trial
 from ipex_inductor.cli.bisect_search import REST, search
 from ipex_inductor.passes import joint
-from ipex_inductor.passes.program import Program
+from ipex_inductor.passes.weights.program import Program
 
 
 class Net(nn.Module):

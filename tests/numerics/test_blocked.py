@@ -20,20 +20,22 @@ from helpers import code_of
 from torch import Tensor, nn
 
 import ipex_inductor
-from ipex_inductor import decisions, weight_memory
 from ipex_inductor.aot_cache import toolkit
 from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.entry import unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX
-from ipex_inductor.levels import LEVELS
-from ipex_inductor.lowerings import kept
+from ipex_inductor.lowerings.conv import cached_primitives
 from ipex_inductor.ops.blocked import blocked as op
-from ipex_inductor.passes import blocked as choice
-from ipex_inductor.passes import prologue
-from ipex_inductor.passes import short_attention as short_attention_choice
-from ipex_inductor.passes import winograd as by_tiles
-from ipex_inductor.target import as_cpu, current, level
-from ipex_inductor.templates import blocked, cpp, cpu_library
+from ipex_inductor.passes.attention import short_attention as short_attention_choice
+from ipex_inductor.passes.weights import blocked as choice
+from ipex_inductor.passes.weights import prologue
+from ipex_inductor.passes.weights import winograd as by_tiles
+from ipex_inductor.reporting import decisions
+from ipex_inductor.runtime import huge_pages
+from ipex_inductor.target.device import as_cpu, current, level
+from ipex_inductor.target.x86_levels import LEVELS
+from ipex_inductor.templates.build import cpp
+from ipex_inductor.templates.cpu import blocked, cpu_library
 
 HERE = current("cpu").arch
 needs_library = pytest.mark.skipif(blocked.why_not() is not None, reason=f"{blocked.why_not()}")
@@ -174,27 +176,27 @@ def _is_advised(address: int) -> bool:
         first, last, *_ = re.split("[- ]", line)
         if int(first, 16) <= address < int(last, 16):
             flags = next(line for line in lines if line.startswith("VmFlags"))
-            return address % weight_memory.HUGE == 0 and "hg" in flags.split()
+            return address % huge_pages.HUGE == 0 and "hg" in flags.split()
         while not line.startswith("VmFlags"):
             line = next(lines)
     return False
 
 
 def test_weights_on_huge_pages_share_them_and_give_them_back() -> None:
-    weight_memory.begin_room()
-    like, shape = torch.empty(0), (3 * weight_memory.HUGE // 16,)
-    weights = [weight_memory.on_huge_pages(like, shape) for _ in range(3)]
+    huge_pages.begin_room()
+    like, shape = torch.empty(0), (3 * huge_pages.HUGE // 16,)
+    weights = [huge_pages.on_huge_pages(like, shape) for _ in range(3)]
     for number, weight in enumerate(weights):
         weight.fill_(number)
     assert [weight.unique().tolist() for weight in weights] == [[0], [1], [2]]
-    assert weight_memory._last is not None
-    room = weight_memory._last()
+    assert huge_pages._last is not None
+    room = huge_pages._last()
     assert room is not None
     first, size = _mapping(room)
     assert all(first <= weight.data_ptr() < first + size for weight in weights[1:])
-    large = weight_memory.on_huge_pages(like, (weight_memory.ROOM // 2,))
+    large = huge_pages.on_huge_pages(like, (huge_pages.ROOM // 2,))
     large.fill_(1)
-    assert _mapping(weight_memory._last())[0] != first  # type: ignore[arg-type]
+    assert _mapping(huge_pages._last())[0] != first  # type: ignore[arg-type]
     gone = weakref.ref(room)
     del room, weights, weight
     gc.collect()
@@ -206,9 +208,9 @@ def test_weights_on_huge_pages_share_them_and_give_them_back() -> None:
 def test_large_weights_in_blocks_lie_on_huge_pages(columns: int, panel: int) -> None:
     """One behind the other, and none takes more than itself; less than half a page does not."""
     weight = torch.randn(columns, 600).bfloat16()
-    weight_memory.begin_room()
+    huge_pages.begin_room()
     arranged = torch.ops.ipex.blocks(weight, panel)
-    room = weight_memory._last() if weight_memory._last else None
+    room = huge_pages._last() if huge_pages._last else None
     first, size = (0, 0) if room is None else _mapping(room)
     assert (first <= arranged.data_ptr() < first + size) == (columns > 1000)
     assert not size or _is_advised(arranged.data_ptr())
@@ -516,7 +518,7 @@ def test_no_reorder_stands_between_convolutions(
 ) -> None:
     """Counted in oneDNN's own log of a second call."""
     # Kept primitives (extra `onednn`) are of another oneDNN, which torch's log tells nothing of.
-    monkeypatch.setattr(kept, "why_not", lambda packaged: "not wanted")
+    monkeypatch.setattr(cached_primitives, "why_not", lambda packaged: "not wanted")
     monkeypatch.setattr(by_tiles, "FASTER", {})  # nor of our own
     bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     dtype = torch.bfloat16 if bf16 else torch.float32

@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch._inductor.utils import run_and_get_code
 
-from ipex_inductor import compat, decisions
-from ipex_inductor.passes import misread
+from ipex_inductor import compat
+from ipex_inductor.passes.attention import misread
+from ipex_inductor.reporting import decisions
 
 POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 # Dimensions, window (the second is larger than what it is over), whether padding counts.

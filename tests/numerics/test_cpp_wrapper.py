@@ -15,11 +15,14 @@ from torch._inductor.cpp_builder import CppBuilder
 from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.graph import GraphLowering
 
-from ipex_inductor import compat, decisions, graph_files
-from ipex_inductor.passes import blocked, kept, short_attention, winograd
-from ipex_inductor.target import architecture
-from ipex_inductor.templates import cpu_library
-from ipex_inductor.templates import kept as onednn
+from ipex_inductor import compat
+from ipex_inductor.compiler import graph_cache
+from ipex_inductor.passes.attention import short_attention
+from ipex_inductor.passes.weights import blocked, cached_primitives, winograd
+from ipex_inductor.reporting import decisions
+from ipex_inductor.target.device import architecture
+from ipex_inductor.templates.cpu import cached_primitives as onednn
+from ipex_inductor.templates.cpu import cpu_library
 
 X = torch.randn(4, 32)
 IN_CPP = "CppWrapperCodeCache.load_pybinding"
@@ -56,7 +59,7 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
         (blocked, (anything, anything)),
         (winograd, winograd.Bounds(16, 16, 1, 1)),
         (short_attention, (math.inf, 1024, 128)),
-        (kept, kept.Most(*[math.inf] * 4)),
+        (cached_primitives, cached_primitives.Most(*[math.inf] * 4)),
     ):
         monkeypatch.setattr(room, "FASTER", {here: bounds})
 
@@ -262,7 +265,7 @@ def test_is_lowered_once_if_cpp_lacks_an_op(place: str, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(GraphLowering, "run", run)
     model, x = Model().eval(), torch.eye(4) * 2
-    with graph_files.spare():
+    with graph_cache.spare():
         torch.testing.assert_close(compiled(model)(x), model(x))
     in_cpp = place == "of a weight"
     assert lowered[0] is in_cpp
@@ -309,8 +312,8 @@ def _no_compiler(*_: object) -> None:
 @pytest.mark.skipif(not onednn.installed(), reason="onednn-cpu-gomp is not installed")
 @torch.no_grad()
 def test_a_bound_may_be_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
-    every = kept.Most(*[math.inf] * 4)
-    monkeypatch.setattr(kept, "FASTER", {(architecture(), torch.float32): every})
+    every = cached_primitives.Most(*[math.inf] * 4)
+    monkeypatch.setattr(cached_primitives, "FASTER", {(architecture(), torch.float32): every})
     monkeypatch.setattr(winograd, "FASTER", {})
     conv = nn.Conv2d(3, 64, 7, 2, 3).eval().to(memory_format=torch.channels_last)
     image = torch.randn(1, 3, 32, 32).to(memory_format=torch.channels_last)

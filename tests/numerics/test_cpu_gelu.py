@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ipex_inductor.templates import blocked
+from ipex_inductor.templates.cpu import blocked
 
 pytestmark = pytest.mark.skipif(blocked.why_not() is not None, reason=f"{blocked.why_not()}")
 

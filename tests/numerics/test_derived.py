@@ -14,9 +14,10 @@ from torch._dynamo.utils import counters
 from torch._functorch._aot_autograd import runtime_wrappers
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from ipex_inductor import compat, decisions, derived_memory, refresh
+from ipex_inductor import compat, derived_memory, refresh
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.passes import derived, program, weight_results, weight_snapshot
+from ipex_inductor.passes.weights import derived, program, weight_results, weight_snapshot
+from ipex_inductor.reporting import decisions
 
 
 def whole(*shape):

@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ipex_inductor
-from ipex_inductor import decisions
 from ipex_inductor.errors import DroppedWeightError
-from ipex_inductor.passes import blocked, kept, winograd
-from ipex_inductor.target import architecture
-from ipex_inductor.templates import cpu_library, freed
-from ipex_inductor.templates.cpp import NotBuiltError
+from ipex_inductor.passes.weights import blocked, cached_primitives, winograd
+from ipex_inductor.reporting import decisions
+from ipex_inductor.target.device import architecture
+from ipex_inductor.templates.build.cpp import NotBuiltError
+from ipex_inductor.templates.cpu import cpu_library
+from ipex_inductor.templates.tensor_reader import freed
 
 NOT_HERE = "is freed. Load it again"
 free = freed.free
@@ -86,7 +87,7 @@ def test_what_is_derived_is_all_that_stays(
         anything = blocked.Bounds(1, 1 << 20)
         monkeypatch.setattr(blocked, "FASTER", {here: (anything, anything)})
         monkeypatch.setattr(winograd, "FASTER", {here: winograd.Bounds(16, 16, 1, 1)})
-    monkeypatch.setattr(kept, "FASTER", {})
+    monkeypatch.setattr(cached_primitives, "FASTER", {})
     model, x = Net().eval().to(dtype), X.to(dtype)
     truth = copy.deepcopy(model).double()(x.double())
     eager = (model(x) - truth).norm()

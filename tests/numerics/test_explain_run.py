@@ -11,9 +11,9 @@ from torch._dynamo.utils import counters, graph_break_reasons
 from typer.testing import CliRunner
 
 import ipex_inductor
-from ipex_inductor import decisions
 from ipex_inductor.cli import app
 from ipex_inductor.errors import OptionError
+from ipex_inductor.reporting import decisions
 
 X = torch.randn(4, 32)
 
@@ -98,7 +98,7 @@ def test_a_fallback_is_told_without_what_had_been_rewritten(monkeypatch):
     def broken(*args):
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr("ipex_inductor.passes.prologue.split", broken)
+    monkeypatch.setattr("ipex_inductor.passes.weights.prologue.split", broken)
     explained = explain(Mlp(), X)
     assert "planted" in rows(explained.graphs[0], "fallback")["plain Inductor"].reason
     assert not explained.fired()

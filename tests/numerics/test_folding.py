@@ -15,8 +15,9 @@ from torch._inductor.virtualized import V
 from torch.func import functional_call
 from torch.fx import map_arg
 
-from ipex_inductor import decisions
-from ipex_inductor.passes import folding, weight_snapshot
+from ipex_inductor.passes.layout import folding
+from ipex_inductor.passes.weights import weight_snapshot
+from ipex_inductor.reporting import decisions
 
 CONVOLUTIONS = ["conv1d", "conv2d", "conv3d"]
 TRANSPOSED = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]

@@ -9,12 +9,13 @@ from helpers import code_of
 from torch._dynamo.utils import counters
 from torch._subclasses import FakeTensorMode
 
-from ipex_inductor import decisions
-from ipex_inductor.inner import copied
-from ipex_inductor.passes import grouped_queries, literals
-from ipex_inductor.passes.source import attentions
+from ipex_inductor.compiler.inner_compile import copied
+from ipex_inductor.passes.attention import grouped_queries
+from ipex_inductor.passes.engine import literals
+from ipex_inductor.passes.engine.source import attentions
 from ipex_inductor.prebuild import described as described_gpu
-from ipex_inductor.target import described
+from ipex_inductor.reporting import decisions
+from ipex_inductor.target.device import described
 
 B, KEYS, TIMES, TOKENS, D = 2, 2, 4, 33, 16
 HEADS = KEYS * TIMES

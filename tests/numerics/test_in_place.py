@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ipex_inductor import decisions
-from ipex_inductor.passes import in_place
+from ipex_inductor.passes.correctness import in_place
+from ipex_inductor.reporting import decisions
 
 ROWS = 40  # more than a vector holds; every other row alone would be right
 

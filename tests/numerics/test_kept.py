@@ -11,17 +11,21 @@ import torch.nn.functional as F
 from helpers import code_of
 from torch import nn
 
-from ipex_inductor import compat, decisions, graph_files, inner, request
-from ipex_inductor.lowerings import kept as lowering
+from ipex_inductor import compat
+from ipex_inductor.compiler import graph_cache, inner_compile, request
+from ipex_inductor.lowerings.conv import cached_primitives as lowering
 from ipex_inductor.ops.epilogue import UNARY
-from ipex_inductor.passes import kept as taken
-from ipex_inductor.passes import winograd
-from ipex_inductor.passes.packing import onednn_dtypes
-from ipex_inductor.target import architecture
-from ipex_inductor.templates import kept
+from ipex_inductor.passes.weights import cached_primitives as taken
+from ipex_inductor.passes.weights import winograd
+from ipex_inductor.passes.weights.packing import onednn_dtypes
+from ipex_inductor.reporting import decisions
+from ipex_inductor.target.device import architecture
+from ipex_inductor.templates.cpu import cached_primitives
 
 pytestmark = [
-    pytest.mark.skipif(not kept.installed(), reason="onednn-cpu-gomp is not installed"),
+    pytest.mark.skipif(
+        not cached_primitives.installed(), reason="onednn-cpu-gomp is not installed"
+    ),
     pytest.mark.usefixtures("in_python"),  # test_cpp_wrapper.py has them in C++
 ]
 LAST = torch.channels_last
@@ -34,7 +38,9 @@ def everywhere(monkeypatch):
     """On CPUs for which nobody measured, too; all that a kernel of ours might take."""
     monkeypatch.setattr(winograd, "FASTER", {})
     every = taken.Most(*[math.inf] * 4)
-    monkeypatch.setattr(taken, "FASTER", {(architecture(), dtype): every for dtype in kept.TYPES})
+    monkeypatch.setattr(
+        taken, "FASTER", {(architecture(), dtype): every for dtype in cached_primitives.TYPES}
+    )
 
 
 class Conv(nn.Module):
@@ -101,12 +107,12 @@ def test_values(name, add, dtype):
 @torch.no_grad()
 def test_the_code_calls_it_and_weights_are_arranged_once(monkeypatch):
     arranged = []
-    arrange = kept.arrange
-    monkeypatch.setattr(kept, "arrange", lambda *a: arranged.append(1) or arrange(*a))
+    arrange = cached_primitives.arrange
+    monkeypatch.setattr(cached_primitives, "arrange", lambda *a: arranged.append(1) or arrange(*a))
     model, x = Conv(16, 32, 3).eval(), torch.randn(1, 16, 9, 9).to(memory_format=LAST)
     fn = compiled(model)
     (code,) = code_of(fn, x)
-    assert "from ipex_inductor.templates.kept import call as ipex_kept" in code
+    assert "from ipex_inductor.templates.cpu.cached_primitives import call as ipex_kept" in code
     assert "_convolution_pointwise" not in code
     fn(x)
     assert len(arranged) == 1
@@ -119,8 +125,8 @@ def test_the_code_calls_it_and_weights_are_arranged_once(monkeypatch):
 
 @torch.no_grad()
 def test_batches_share_a_weight(monkeypatch):
-    arranged, arrange = [], kept.arrange
-    monkeypatch.setattr(kept, "arrange", lambda *a: arranged.append(1) or arrange(*a))
+    arranged, arrange = [], cached_primitives.arrange
+    monkeypatch.setattr(cached_primitives, "arrange", lambda *a: arranged.append(1) or arrange(*a))
     model = Conv(16, 32, 3).eval()
     fn = torch.compile(model, backend="ipex", dynamic=False, options={"strict": True})
     for batch in (1, 2):
@@ -132,9 +138,18 @@ def test_batches_share_a_weight(monkeypatch):
 
 def a_call(dtype=torch.float32, batch=1, channels=16, side=9, made=32):
     """A convolution 3x3 by a primitive: input, weight, numbers, tag, arranged weight."""
-    words = (kept.TYPES[dtype], batch, channels, side, side, made, (3, 3), (side - 2, side - 2))
-    geometry = kept.Geometry(*words, (1, 1), (0, 0), (1, 1), 1, 0, 0)
-    tag, size = kept.layout(geometry)
+    words = (
+        cached_primitives.TYPES[dtype],
+        batch,
+        channels,
+        side,
+        side,
+        made,
+        (3, 3),
+        (side - 2, side - 2),
+    )
+    geometry = cached_primitives.Geometry(*words, (1, 1), (0, 0), (1, 1), 1, 0, 0)
+    tag, size = cached_primitives.layout(geometry)
     numbers, weight = geometry.flat(), torch.randn(made, channels, 3, 3, dtype=dtype)
     arranged = torch.ops.ipex.kept_weight(weight, 1, tag, size // weight.element_size())
     x = torch.randn(batch, channels, side, side, dtype=dtype).to(memory_format=LAST)
@@ -147,7 +162,7 @@ def run(x, arranged, numbers, tag):
 
 def convolutions_done(capfd, work):
     """oneDNN's lines about the convolutions in `work`."""
-    dnnl = ctypes.CDLL(kept.path())
+    dnnl = ctypes.CDLL(cached_primitives.path())
     dnnl.dnnl_set_verbose(1)
     try:
         work()
@@ -195,7 +210,7 @@ def test_each_number_of_threads_has_its_layout(capfd):
 @torch.no_grad()
 def test_as_many_geometries_as_there_is_room_for(monkeypatch):
     """Shapes that come and go: oneDNN does not give back all that a primitive took."""
-    monkeypatch.setattr(kept, "ROOM", len(kept._met) + 1)
+    monkeypatch.setattr(cached_primitives, "ROOM", len(cached_primitives._met) + 1)
     model = Conv(8, 8, 3).eval()
     fn = torch.compile(model, backend="ipex", dynamic=False, options={"strict": True})
     for side in (37, 38):
@@ -204,18 +219,18 @@ def test_as_many_geometries_as_there_is_room_for(monkeypatch):
     assert said() == ["1 by oneDNN's primitives, kept"]
     events = [e for report in decisions.reports() for e in report.events]
     missed = [e.reason for e in events if e.subject == "kept primitives"]
-    assert missed == [f"there are {kept.ROOM} geometries in this process already"]
+    assert missed == [f"there are {cached_primitives.ROOM} geometries in this process already"]
 
 
 def test_graphs_of_the_cache_take_room_too():
     """They make primitives without having asked for a layout."""
     x, _, numbers, tag, arranged = a_call(side=23)
-    kept._layout.cache_clear()
-    kept._met.clear()
+    cached_primitives._layout.cache_clear()
+    cached_primitives._met.clear()
     run(x, arranged, numbers, tag)
-    assert len(kept._met) == 1
-    kept.layout(kept.Geometry.of(numbers))  # the same
-    assert len(kept._met) == 1
+    assert len(cached_primitives._met) == 1
+    cached_primitives.layout(cached_primitives.Geometry.of(numbers))  # the same
+    assert len(cached_primitives._met) == 1
 
 
 def test_the_same_bits_each_time():
@@ -234,7 +249,9 @@ def test_tensors_that_begin_anywhere():
 
     out = moved(F.conv2d(x, weight).contiguous(memory_format=LAST))
     wanted = out.clone()
-    kept.call(moved(x), moved(arranged), tuple(numbers), "none", (), tag, out=out.zero_())
+    cached_primitives.call(
+        moved(x), moved(arranged), tuple(numbers), "none", (), tag, out=out.zero_()
+    )
     torch.testing.assert_close(out, wanted)
 
 
@@ -256,14 +273,14 @@ def test_other_numbers_of_threads():
     """oneDNN makes a primitive for so many threads."""
     model, x = Conv(64, 64, 3, padding=1).eval(), torch.randn(2, 64, 28, 28).to(memory_format=LAST)
     usual, fn = torch.get_num_threads(), compiled(model)
-    made = kept._primitive.cache_info().currsize
+    made = cached_primitives._primitive.cache_info().currsize
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
             torch.testing.assert_close(fn(x), model(x))
     finally:
         torch.set_num_threads(usual)
-    assert kept._primitive.cache_info().currsize == made + 3
+    assert cached_primitives._primitive.cache_info().currsize == made + 3
 
 
 @torch.no_grad()
@@ -277,7 +294,7 @@ def test_threads_at_once():
         out, wanted = torch.empty(1, 8, 7, 7).to(memory_format=LAST), F.conv2d(x, weight)
         torch.set_num_threads(1)
         for _ in range(3000):
-            kept.call(x, arranged, numbers, "none", (), tag, out=out)
+            cached_primitives.call(x, arranged, numbers, "none", (), tag, out=out)
             right.append(torch.allclose(out, wanted, rtol=1e-5, atol=1e-5))
 
     usual = torch.get_num_threads()
@@ -299,14 +316,17 @@ def test_a_process_without_the_library_is_slow_and_right(monkeypatch, add):
     wanted = conv(x)
     other = torch.randn_like(wanted) if add else None
     words = (3, 2, 16, 9, 9, 32, (3, 3), (5, 5), (2, 2), (1, 1), (1, 1), 2, 1, int(add))
-    geometry, last = kept.Geometry(*words), ("relu", []) if add else ("hardtanh", [0.0, 0.5])
-    tag, size = kept.layout(geometry, *last)
+    geometry, last = (
+        cached_primitives.Geometry(*words),
+        ("relu", []) if add else ("hardtanh", [0.0, 0.5]),
+    )
+    tag, size = cached_primitives.layout(geometry, *last)
     numbers = geometry.flat()
-    assert kept.Geometry.of(numbers) == geometry
+    assert cached_primitives.Geometry.of(numbers) == geometry
     wanted = torch.relu(wanted + other) if add else F.hardtanh(wanted, *last[1])
     for gone in (False, True):
         if gone:
-            monkeypatch.setattr(kept, "why_not", lambda: "it is gone")
+            monkeypatch.setattr(cached_primitives, "why_not", lambda: "it is gone")
         weight = torch.ops.ipex.kept_weight(conv.weight, 2, tag, size // 4)
         made = torch.ops.ipex.kept_conv(x, weight, conv.bias, other, numbers, *last, tag)
         torch.testing.assert_close(made, wanted)
@@ -347,7 +367,7 @@ class Then(nn.Module):
 
 @torch.no_grad()
 @pytest.mark.parametrize("groups", [1, 2, 32])
-@pytest.mark.parametrize("word", kept.UNARY)
+@pytest.mark.parametrize("word", cached_primitives.UNARY)
 @pytest.mark.sampled
 def test_activations_are_torchs(word, groups):
     """Of numbers small and large, and of what is none."""
@@ -380,9 +400,11 @@ def test_each_number_of_an_activation_has_its_primitive(op_by_op):
 
 
 def test_the_numbers_of_activations_are_onednns():
-    named = ctypes.CDLL(kept.path()).dnnl_alg_kind2str
+    named = ctypes.CDLL(cached_primitives.path()).dnnl_alg_kind2str
     named.restype = ctypes.c_char_p
-    words = {word: named(int(row[0])).decode() for word, row in kept.UNARY.items() if row[0]}
+    words = {
+        word: named(int(row[0])).decode() for word, row in cached_primitives.UNARY.items() if row[0]
+    }
     other = {"gelu": "gelu_erf", "hardtanh": "clip", "leaky_relu": "relu", "sigmoid": "logistic"}
     other["silu"] = "swish"
     assert words == {word: f"eltwise_{other.get(word, word)}" for word in words}
@@ -466,7 +488,7 @@ def test_what_onednn_does_not_fuse_comes_behind(then):
 
 
 def test_it_has_all_activations_that_are_fused_here():
-    assert {name for name, unary in UNARY.items() if unary.word} == {*kept.UNARY}
+    assert {name for name, unary in UNARY.items() if unary.word} == {*cached_primitives.UNARY}
 
 
 @torch.no_grad()
@@ -587,15 +609,15 @@ def test_sizes_that_vary_are_left_to_torch(op_by_op):
 def test_neither_packages_nor_code_for_other_cpus_calls_them():
     assert lowering.why_not() is None
     report = decisions.open_report()
-    _, by_kept = inner._why_not_ours(compat.compile_inner, True, report)
+    _, by_kept = inner_compile._why_not_ours(compat.compile_inner, True, report)
     assert by_kept() == "neither packages nor code for other CPUs calls them"
     assert [e.subject for e in report.events] == ["kept primitives"]
 
 
 def test_a_graph_names_the_library_it_calls(monkeypatch):
-    assert ("onednn", kept.installed()) in graph_files._toolkit()
-    monkeypatch.setattr(graph_files, "onednn", lambda: "")
-    assert "onednn" not in dict(graph_files._toolkit())
+    assert ("onednn", cached_primitives.installed()) in graph_cache._toolkit()
+    monkeypatch.setattr(graph_cache, "onednn", lambda: "")
+    assert "onednn" not in dict(graph_cache._toolkit())
 
 
 @torch.no_grad()
@@ -626,5 +648,5 @@ def test_torchs_caches_know_the_library_and_the_threads_too(op_by_op, monkeypatc
 
 def test_an_error_of_the_library_is_typed():
     words = (3, 1, 8, 9, 9, 8, (3, 3), (99, 7), (1, 1), (0, 0), (1, 1), 3, 1, 0)
-    with pytest.raises(kept.KeptError, match="oneDNN"):
-        kept.layout(kept.Geometry(*words))
+    with pytest.raises(cached_primitives.KeptError, match="oneDNN"):
+        cached_primitives.layout(cached_primitives.Geometry(*words))

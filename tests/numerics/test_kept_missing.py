@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from ipex_inductor import decisions, graph_files, request
 from ipex_inductor.aot_cache import toolkit
+from ipex_inductor.compiler import graph_cache, request
 from ipex_inductor.config import resolve
-from ipex_inductor.passes import kept as taken
-from ipex_inductor.target import architecture
-from ipex_inductor.templates import kept
+from ipex_inductor.passes.weights import cached_primitives as taken
+from ipex_inductor.reporting import decisions
+from ipex_inductor.target.device import architecture
+from ipex_inductor.templates.cpu import cached_primitives
 
 REASONS = {
     "not installed": "onednn-cpu-gomp is not installed (extra [onednn])",
@@ -29,9 +30,9 @@ def test_the_reason_is_said_and_torch_computes(reason, monkeypatch):
     measured = {(architecture(), torch.float32): taken.NOWHERE._replace(dense=9e9)}
     monkeypatch.setattr(taken, "FASTER", measured if reason == "not installed" else {})
     if reason == "not installed":
-        monkeypatch.setattr(kept, "version_of", lambda name: "")
-        monkeypatch.setattr(kept, "why_not", kept.why_not.__wrapped__)
-        monkeypatch.setattr(kept, "_library", kept._library.__wrapped__)
+        monkeypatch.setattr(cached_primitives, "version_of", lambda name: "")
+        monkeypatch.setattr(cached_primitives, "why_not", cached_primitives.why_not.__wrapped__)
+        monkeypatch.setattr(cached_primitives, "_library", cached_primitives._library.__wrapped__)
     model, x = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3)).eval(), torch.randn(1, 8, 9, 9)
     model, x = (each.to(memory_format=torch.channels_last) for each in (model, x))
     out = torch.compile(model, backend="ipex", options={"strict": True})(x)
@@ -61,13 +62,15 @@ def test_only_graphs_on_cpus_are_of_a_number_of_threads(kind, differ, monkeypatc
 
 def a_wheel(monkeypatch, *files):
     places = [SimpleNamespace(name=f.name, locate=lambda f=f: f) for f in files]
-    monkeypatch.setattr(kept, "version_of", lambda name: "2023.2.0")
-    monkeypatch.setattr(kept, "distribution", lambda name: SimpleNamespace(files=places))
+    monkeypatch.setattr(cached_primitives, "version_of", lambda name: "2023.2.0")
+    monkeypatch.setattr(
+        cached_primitives, "distribution", lambda name: SimpleNamespace(files=places)
+    )
 
 
 def why_not():
-    with pytest.raises(kept.KeptError) as error:
-        kept._library.__wrapped__()
+    with pytest.raises(cached_primitives.KeptError) as error:
+        cached_primitives._library.__wrapped__()
     return str(error.value)
 
 
@@ -91,10 +94,10 @@ def test_a_library_with_other_functions(monkeypatch, tmp_path):
     assert "no such library" in why_not()
 
 
-@pytest.mark.skipif(not kept.installed(), reason="onednn-cpu-gomp is not installed")
+@pytest.mark.skipif(not cached_primitives.installed(), reason="onednn-cpu-gomp is not installed")
 def test_another_openmp_than_torchs_is_refused(monkeypatch):
-    monkeypatch.setattr(kept, "_openmp", lambda library: "libtorch" in library)
-    assert why_not() == f"{kept.path()}: its threads would be others than torch's"
+    monkeypatch.setattr(cached_primitives, "_openmp", lambda library: "libtorch" in library)
+    assert why_not() == f"{cached_primitives.path()}: its threads would be others than torch's"
 
 
 OPEN = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).kept_open(sys.argv[2].encode()))"
@@ -102,19 +105,22 @@ OPEN = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).kept_open(sys.argv[2]
 NAMED = "from ipex_inductor import graph_files; print(graph_files.onednn())"
 
 
-@pytest.mark.skipif(bool(kept.why_not()), reason="onednn-cpu-gomp is not installed")
+@pytest.mark.skipif(bool(cached_primitives.why_not()), reason="onednn-cpu-gomp is not installed")
 def test_beside_a_preloaded_onednn_it_is_refused(tmp_path):
     """Its calls of its own functions would go to that one's, and end the process."""
-    ours, source = str(tmp_path / "kept.so"), Path(kept.__file__).with_name("kept.cpp")
+    ours, source = (
+        str(tmp_path / "kept.so"),
+        Path(cached_primitives.__file__).with_name("cached_primitives.cpp"),
+    )
     subprocess.check_call([toolkit.compiler(), "-shared", "-fPIC", "-o", ours, source])
-    command = [sys.executable, "-c", OPEN, ours, kept.path()]
+    command = [sys.executable, "-c", OPEN, ours, cached_primitives.path()]
     codes = []
-    for preloaded in ("", kept.path()):
+    for preloaded in ("", cached_primitives.path()):
         environment = {**os.environ, "LD_PRELOAD": preloaded}
         codes.append(int(subprocess.check_output(command, env=environment, timeout=60)))
     assert codes == [0, -4]
     named = [sys.executable, "-c", NAMED]
     keys = subprocess.check_output(named, env=environment, timeout=60, text=True)
     assert not keys.split()  # of graphs
-    assert graph_files.onednn() == kept.installed()
-    assert "LD_PRELOAD" in kept.ERRORS[-4]
+    assert graph_cache.onednn() == cached_primitives.installed()
+    assert "LD_PRELOAD" in cached_primitives.ERRORS[-4]

@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 
-from ipex_inductor import decisions
-from ipex_inductor.decisions import Event, GraphReport
-from ipex_inductor.inner import copied
-from ipex_inductor.passes import literals, masks, source
+from ipex_inductor.compiler.inner_compile import copied
+from ipex_inductor.passes.attention import masks
+from ipex_inductor.passes.engine import literals, source
+from ipex_inductor.reporting import decisions
+from ipex_inductor.reporting.decisions import Event, GraphReport
 
 B, H, S, D = 2, 3, 6, 8
 INF = float("inf")

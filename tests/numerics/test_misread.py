@@ -13,8 +13,8 @@ from quick_ones import few_with_each
 from torch._dynamo.utils import counters
 from torch._inductor.fx_passes import fuse_attention
 
-from ipex_inductor import decisions
-from ipex_inductor.passes import attention, misread
+from ipex_inductor.passes.attention import attention, misread
+from ipex_inductor.reporting import decisions
 
 SIZE = 4
 HEADS, KEY = (0, 2, 1, 3), (0, 1, 3, 2)

@@ -24,7 +24,7 @@ from helpers import has_kernels
 from models import MODELS, build
 from torch._dynamo.utils import counters, same
 
-from ipex_inductor import decisions
+from ipex_inductor.reporting import decisions
 
 transformers = pytest.importorskip("transformers", reason="its models are what is compiled here")
 

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ipex_inductor import decisions, refresh
+from ipex_inductor import refresh
 from ipex_inductor.optim import fuse_step
+from ipex_inductor.reporting import decisions
 
 
 class Model(nn.Module):

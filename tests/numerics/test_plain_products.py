@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ipex_inductor import decisions
-from ipex_inductor.lowerings import blocked
-from ipex_inductor.passes import kept, plain, training
-from ipex_inductor.target import architecture
+from ipex_inductor.lowerings.gemm import blocked
+from ipex_inductor.passes.training import training
+from ipex_inductor.passes.weights import cached_primitives, plain
+from ipex_inductor.reporting import decisions
+from ipex_inductor.target.device import architecture
 
 CPUS, LEAST = plain.CPUS, training.LEAST  # other tests have none, and no bound
 pytestmark = pytest.mark.skipif(architecture() not in CPUS, reason="not measured here")
@@ -21,7 +22,7 @@ LAST = torch.channels_last
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Torch's choice depends on it; without kept primitives, of which most machines have none."""
-    monkeypatch.setattr(kept, "FASTER", {})
+    monkeypatch.setattr(cached_primitives, "FASTER", {})
     monkeypatch.setattr(plain, "CPUS", CPUS)
     monkeypatch.setattr(training, "LEAST", LEAST)
     usual = torch.get_num_threads()
@@ -100,7 +101,7 @@ def reason(conv: nn.Module, shape: tuple[int, ...], last: bool = False) -> str |
     """Return why the product in `conv`, traced on an input of that shape, would stay plain."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from ipex_inductor.passes.packable import packable
+    from ipex_inductor.passes.engine.packable import packable
 
     x = torch.randn(shape, dtype=next(conv.parameters()).dtype)
     if last:

@@ -11,9 +11,10 @@ from helpers import Mlp
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ipex_inductor import decisions, derived_memory
+from ipex_inductor import derived_memory
 from ipex_inductor.ops.grouped import Blocks
-from ipex_inductor.passes import program, prologue, weight_snapshot
+from ipex_inductor.passes.weights import program, prologue, weight_snapshot
+from ipex_inductor.reporting import decisions
 
 X = torch.randn(4, 32)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ipex_inductor import compat
 from ipex_inductor.compat import reductions
-from ipex_inductor.target import architecture
+from ipex_inductor.target.device import architecture
 
 pytestmark = pytest.mark.skipif(
     not architecture().startswith("x86-64:"), reason="the loops are vectors of x86-64 there"

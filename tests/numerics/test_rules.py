@@ -16,10 +16,10 @@ from helpers import has_kernels
 from torch import nn
 from torch._dynamo.utils import counters
 
-from ipex_inductor import decisions
 from ipex_inductor.ops.epilogue import UNARY
-from ipex_inductor.passes.epilogue import ACTIVATIONS
+from ipex_inductor.passes.fusion.epilogue import ACTIVATIONS
 from ipex_inductor.passes.joint import RULE_NAMES
+from ipex_inductor.reporting import decisions
 
 # Another order of summation, and eager rounds after each step of a spelling by hand: four ulp of
 # the largest value; fp32 allows for exp, whose error grows with its argument, and fp16 for a cube:
@@ -237,7 +237,8 @@ NEAR_MISSES = {
     "zero size": Family,
     "training": Family,
 }
-# Under training a rule of `passes/training.py` may fire, where the backward reads the result.
+# Under training a rule of `passes/training/training.py` may fire, where the backward reads the
+# result.
 READS_RESULT = {f"linear+{name}" for name in ("add", "sub", "mul", "relu", "sigmoid", "tanh")}
 
 

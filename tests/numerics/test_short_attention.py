@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ipex_inductor
-from ipex_inductor import decisions
 from ipex_inductor.aot_cache.key import pairs
-from ipex_inductor.passes import short_attention as choice
-from ipex_inductor.target import current, level
-from ipex_inductor.templates import cpp, cpu_library, short_attention
+from ipex_inductor.passes.attention import short_attention as choice
+from ipex_inductor.reporting import decisions
+from ipex_inductor.target.device import current, level
+from ipex_inductor.templates.build import cpp
+from ipex_inductor.templates.cpu import cpu_library, short_attention
 
 needs_library = pytest.mark.skipif(
     short_attention.why_not() is not None, reason=f"{short_attention.why_not()}"

@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from ipex_inductor import decisions
-from ipex_inductor.passes import blocked, kept, winograd
-from ipex_inductor.passes.output_strides import OutputStrides
-from ipex_inductor.passes.packing import onednn_dtypes
-from ipex_inductor.passes.whole_ops import inline
-from ipex_inductor.target import architecture
-from ipex_inductor.templates import cpu_library
-from ipex_inductor.templates import kept as library
+from ipex_inductor.passes.correctness.output_strides import OutputStrides
+from ipex_inductor.passes.engine.whole_ops import inline
+from ipex_inductor.passes.weights import blocked, cached_primitives, winograd
+from ipex_inductor.passes.weights.packing import onednn_dtypes
+from ipex_inductor.reporting import decisions
+from ipex_inductor.target.device import architecture
+from ipex_inductor.templates.cpu import cached_primitives as library
+from ipex_inductor.templates.cpu import cpu_library
 
 C = 16
 SIZES = {1: (5,), 2: (5, 6), 3: (4, 5, 6)}
@@ -108,13 +108,15 @@ def check(fn, model: nn.Module, x: Tensor, close: float) -> None:
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Which kernels compute, wherever they can."""
     kind: str = request.param
-    dtypes, every = [(architecture(), torch.float32)], kept.Most(*[math.inf] * 4)
+    dtypes, every = [(architecture(), torch.float32)], cached_primitives.Most(*[math.inf] * 4)
     bounds = blocked.Bounds(2, 1 << 20)
     if kind == "kept" and not library.installed():
         pytest.skip("onednn-cpu-gomp is not installed")
     if kind == "ours" and cpu_library.why_not() is not None:
         pytest.skip(f"{cpu_library.why_not()}")
-    monkeypatch.setattr(kept, "FASTER", dict.fromkeys(dtypes, every) if kind == "kept" else {})
+    monkeypatch.setattr(
+        cached_primitives, "FASTER", dict.fromkeys(dtypes, every) if kind == "kept" else {}
+    )
     ours = kind == "ours"
     monkeypatch.setattr(blocked, "FASTER", dict.fromkeys(dtypes, (bounds, bounds)) if ours else {})
     tiles = winograd.Bounds(1, 1, 1, math.inf)

@@ -10,10 +10,10 @@ from sycl_device import DEEP, ENDLESS, needs_sycl
 from torch import nn
 from torch.nn import functional as F
 
-from ipex_inductor import decisions
-from ipex_inductor.aot_cache import notices, toolkit
+from ipex_inductor.aot_cache import log_once, toolkit
 from ipex_inductor.cli.demo_models import _fill_batch_norms
 from ipex_inductor.errors import SyclAbsentError, SyclCompileError, SyclDeviceError
+from ipex_inductor.reporting import decisions
 from ipex_inductor.templates.sycl import calls, shim, wheels, worker
 from ipex_inductor.templates.sycl.device import device_of
 
@@ -203,7 +203,7 @@ def nothing_known(unknown):
 def test_what_goes_wrong_is_a_line_and_onednn_computes(
     plant, said, nothing_known, monkeypatch, tmp_path, caplog
 ):
-    notices.say.cache_clear()
+    log_once.say.cache_clear()
     plant(monkeypatch, tmp_path)
     model, x = nn.Linear(24, 40).eval(), torch.randn(3, 24)
     with torch.no_grad():
@@ -253,7 +253,7 @@ def test_a_compiled_graph_without_its_kernels_computes_the_same(
         compiled(x)
         assert len(events("choice", "a kernel in SYCL")) == 2
         calls.forget()
-        notices.say.cache_clear()
+        log_once.say.cache_clear()
         monkeypatch.setattr(place, name, planted)
         for _ in range(3):
             torch.testing.assert_close(compiled(x), model(x))

@@ -16,8 +16,9 @@ from torch import nn
 from torch._dynamo.utils import counters, same
 from torch._inductor import lowering
 
-from ipex_inductor import compat, decisions, lowerings
-from ipex_inductor.passes import training
+from ipex_inductor import compat, lowerings
+from ipex_inductor.passes.training import training
+from ipex_inductor.reporting import decisions
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}  # torch's own, of its benchmarks
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ipex_inductor import compat
-from ipex_inductor.passes.output_code import PrologueCode
+from ipex_inductor.passes.weights.output_code import PrologueCode
 
 
 class Two(nn.Module):

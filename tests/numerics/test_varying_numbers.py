@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ipex_inductor import decisions
-from ipex_inductor.passes import packable, packing
+from ipex_inductor.passes.engine import packable
+from ipex_inductor.passes.weights import packing
+from ipex_inductor.reporting import decisions
 
 
 class Net(nn.Module):

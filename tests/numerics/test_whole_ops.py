@@ -9,7 +9,7 @@ from torch import nn
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from ipex_inductor.passes.whole_ops import WHOLE, decompose, overloads, reduced_table
+from ipex_inductor.passes.engine.whole_ops import WHOLE, decompose, overloads, reduced_table
 
 NAMES = frozenset(WHOLE)
 

@@ -9,8 +9,8 @@ from helpers import has_kernels
 from torch import nn
 from torch._dynamo.utils import counters
 
-from ipex_inductor import decisions
-from ipex_inductor.passes import attention
+from ipex_inductor.passes.attention import attention
+from ipex_inductor.reporting import decisions
 
 # Another order of summation, results near 1; in low precision also what eager rounds between.
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 2**-6, torch.float16: 2**-9}

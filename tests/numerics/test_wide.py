@@ -10,10 +10,11 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 
-from ipex_inductor import decisions
-from ipex_inductor.passes import blocked as in_blocks
-from ipex_inductor.passes import packable, wide
-from ipex_inductor.templates import blocked
+from ipex_inductor.passes.engine import packable
+from ipex_inductor.passes.weights import blocked as in_blocks
+from ipex_inductor.passes.weights import upcast
+from ipex_inductor.reporting import decisions
+from ipex_inductor.templates.cpu import blocked
 
 DTYPES = [pytest.param(torch.bfloat16, id="bf16"), pytest.param(torch.float16, id="fp16")]
 
@@ -22,7 +23,7 @@ DTYPES = [pytest.param(torch.bfloat16, id="bf16"), pytest.param(torch.float16, i
 def without_narrow_products(monkeypatch):
     """As on AVX2, also where oneDNN has them; what was packed is torch's own all the same."""
     monkeypatch.setattr(packable, "_onednn_dtypes", lambda _: frozenset({torch.float32}))
-    monkeypatch.setattr(wide, "CPUS", {packable.architecture()})
+    monkeypatch.setattr(upcast, "CPUS", {packable.architecture()})
     for dtype in (torch.float32, torch.bfloat16):
         bounds = in_blocks.FASTER["x86-64:avx2", dtype]
         monkeypatch.setitem(in_blocks.FASTER, (packable.architecture(), dtype), bounds)
@@ -71,7 +72,7 @@ def test_a_block_is_computed_in_fp32_and_its_rules_fire(dtype, last):
     assert fn(x).dtype == dtype
     fired = {"conv2d+batch_norm": 1, "conv+relu": 1, "conv+add+relu": 1, "linear+gelu": 1}
     assert counters["ipex"] == fired
-    assert said(wide.NAME) == ["3 products in fp32: this CPU has none in bfloat16, float16"]
+    assert said(upcast.NAME) == ["3 products in fp32: this CPU has none in bfloat16, float16"]
 
 
 @torch.no_grad()
@@ -100,7 +101,7 @@ def test_weights_are_made_wide_once_and_written_ones_again():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("rows", [wide.FEW, wide.FEW + 1])
+@pytest.mark.parametrize("rows", [upcast.FEW, upcast.FEW + 1])
 def test_two_tensors_of_few_rows_stay(op_by_op, rows):
     a, b = torch.randn(3, rows, 32).bfloat16(), torch.randn(3, 32, 16).bfloat16()
 
@@ -117,18 +118,22 @@ def test_two_tensors_of_few_rows_stay(op_by_op, rows):
     model = Times()
     # Two products of at most 32 terms, each rounded to eight bits on either side.
     torch.testing.assert_close(compiled(model)(a, b), model(a, b), rtol=2e-2, atol=2e-2)
-    assert said(wide.NAME)[0].startswith(f"{1 + (rows > wide.FEW)} products")
+    assert said(upcast.NAME)[0].startswith(f"{1 + (rows > upcast.FEW)} products")
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("rows", "depth", "stays"),
-    [(1, wide.LARGE // 64, True), (1, wide.LARGE // 64 - 1, False), (2, wide.LARGE // 64, False)],
+    [
+        (1, upcast.LARGE // 64, True),
+        (1, upcast.LARGE // 64 - 1, False),
+        (2, upcast.LARGE // 64, False),
+    ],
 )
 def test_a_row_by_a_large_weight_stays_in_fp16(op_by_op, rows, depth, stays):
     model, x = nn.Linear(depth, 64).half(), torch.randn(rows, depth).half()
     no_farther_off_than_eager(compiled(model), model, x)
-    assert len(said(wide.NAME)) == (not stays)
+    assert len(said(upcast.NAME)) == (not stays)
 
 
 @torch.no_grad()
@@ -139,13 +144,13 @@ def test_what_a_kernel_of_ours_multiplies_stays_narrow(monkeypatch, dtype):
     monkeypatch.setitem(in_blocks.FASTER, (packable.architecture(), dtype), bounds)
     model, x = nn.Linear(128, 96).to(dtype), torch.randn(40, 128).to(dtype)
     no_farther_off_than_eager(compiled(model), model, x)
-    assert not said(wide.NAME)
+    assert not said(upcast.NAME)
     assert said("products on packed weights") == ["1 by our kernel, in blocks"]
     torch.compiler.reset()
     decisions.clear()
     without = {"blocked_products": False}
     no_farther_off_than_eager(compiled(model, **without), model, x)
-    assert said(wide.NAME), "without the kernel, in fp32"
+    assert said(upcast.NAME), "without the kernel, in fp32"
 
 
 @torch.no_grad()
@@ -164,15 +169,15 @@ def test_training_is_as_it_was(op_by_op):
     compiled(model)(x).float().sum().backward()
     other(x).float().sum().backward()
     torch.testing.assert_close(model.weight.grad, other.weight.grad)
-    assert not said(wide.NAME)
+    assert not said(upcast.NAME)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("rules", [f"-{wide.NAME}", "-*"])
+@pytest.mark.parametrize("rules", [f"-{upcast.NAME}", "-*"])
 def test_it_can_be_left_out(rules):
     model, x = nn.Linear(24, 40).half(), torch.randn(5, 24).half()
     no_farther_off_than_eager(compiled(model, rules=rules), model, x)
-    assert not said(wide.NAME)
+    assert not said(upcast.NAME)
 
 
 VIEWS = {"a step": lambda b: b[::2], "one for all": lambda b: b[:1].expand(24)}
@@ -218,7 +223,7 @@ def test_a_product_of_two_tensors_whose_bias_is_a_weight(op_by_op):
     x, y = torch.randn(40, 128).bfloat16(), torch.randn(96, 128).bfloat16()
     # Sums of 128 products of size 11, rounded to eight bits.
     torch.testing.assert_close(compiled(model)(x, y), model(x, y), rtol=2e-2, atol=0.2)
-    assert said(wide.NAME)[0].startswith("1 products")
+    assert said(upcast.NAME)[0].startswith("1 products")
 
 
 def attend(q, k, v, mask=None, causal=False):
@@ -262,28 +267,28 @@ ATTENTIONS = {
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_attention_in_fp16_is_computed_in_fp32(op_by_op, name):
     attended(*ATTENTIONS[name](torch.float16))
-    assert said(wide.NAME) == ["attention in fp32, 1 times: torch's in float16 is slow here"]
+    assert said(upcast.NAME) == ["attention in fp32, 1 times: torch's in float16 is slow here"]
 
 
 @torch.no_grad()
 def test_attention_in_generated_code():
     attended(*parts(40, torch.float16))
-    assert said(wide.NAME)
+    assert said(upcast.NAME)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("dtype", "options"),
-    [(torch.bfloat16, {}), (torch.float32, {}), (torch.float16, {"rules": f"-{wide.NAME}"})],
+    [(torch.bfloat16, {}), (torch.float32, {}), (torch.float16, {"rules": f"-{upcast.NAME}"})],
     ids=str,
 )
 def test_other_attention_stays(op_by_op, dtype, options):
     attended(*ATTENTIONS["heads last"](dtype), **options)
-    assert not said(wide.NAME)
+    assert not said(upcast.NAME)
 
 
 def test_attention_in_training_stays(op_by_op):
     given = [t.requires_grad_() for t in ATTENTIONS["heads first"](torch.float16)]
     compiled(attend)(*given).sum().backward()
     assert all(t.grad is not None for t in given)
-    assert not said(wide.NAME)
+    assert not said(upcast.NAME)

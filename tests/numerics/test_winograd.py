@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ipex_inductor
-from ipex_inductor import decisions
 from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.ops.winograd import PANEL
-from ipex_inductor.passes import prologue
-from ipex_inductor.passes import winograd as choice
-from ipex_inductor.target import current
-from ipex_inductor.templates import cpu_library, winograd
-from ipex_inductor.templates.blocked import UNARY as WORDS
+from ipex_inductor.passes.weights import prologue
+from ipex_inductor.passes.weights import winograd as choice
+from ipex_inductor.reporting import decisions
+from ipex_inductor.target.device import current
+from ipex_inductor.templates.cpu import cpu_library, winograd
+from ipex_inductor.templates.cpu.blocked import UNARY as WORDS
 
 LAST = torch.channels_last
 HERE = current("cpu").arch

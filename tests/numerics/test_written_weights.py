@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from ipex_inductor import decisions
-from ipex_inductor.passes import derived, weight_reader, weight_results
+from ipex_inductor.passes.weights import derived, weight_reader, weight_results
+from ipex_inductor.reporting import decisions
 
 SIZES = {"small": 16, "large": 512}  # compared whole at each call, and by samples
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.utils._pytree import tree_leaves
 
-from ipex_inductor import decisions
+from ipex_inductor.reporting import decisions
 from opinfo import cases
 from opinfo.cases import Case, Sample, Together
 

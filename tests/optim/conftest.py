@@ -31,11 +31,11 @@ def _on_device(request):
 @pytest.fixture(params=["C++", "Python"])
 def way(request, monkeypatch):
     """How a step looks at tensors."""
-    from ipex_inductor.optim import look
-    from ipex_inductor.templates import look_cpp
+    from ipex_inductor.optim import state_fingerprint
+    from ipex_inductor.templates.tensor_reader import look_cpp
 
     if request.param == "Python":
-        monkeypatch.setattr(look, "_reader", lambda: None)
+        monkeypatch.setattr(state_fingerprint, "_reader", lambda: None)
     else:
         assert isinstance(look_cpp.reader(), look_cpp.Reader), look_cpp.reader()
     return request.param
@@ -44,7 +44,7 @@ def way(request, monkeypatch):
 @pytest.fixture
 def launches(monkeypatch):
     """How many kernels of compiled steps were called."""
-    from ipex_inductor.lowerings import step as launching
+    from ipex_inductor.lowerings.optimizer import step as launching
 
     calls = []
 

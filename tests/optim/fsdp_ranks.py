@@ -39,11 +39,11 @@ from ipex_inductor.optim import (
     Lamb,
     Lars,
     attach_master_weights,
-    batches_cpu,
     fuse_step,
+    launch_groups_cpu,
 )
 from ipex_inductor.optim.weights import TABLE
-from ipex_inductor.templates.cpp import NotBuiltError
+from ipex_inductor.templates.build.cpp import NotBuiltError
 
 # Norms over shards add up in another order, and torch's fused Adam rounds the last few elements of
 # a tensor otherwise. A few roundings each step, of weights of about 1.
@@ -412,7 +412,9 @@ def norms_that_one_process_cannot_take():
         return p, optimizer, q, reference
 
     p, optimizer, q, reference = made()
-    lacking = mock.patch.object(batches_cpu, "library", side_effect=NotBuiltError("no compiler"))
+    lacking = mock.patch.object(
+        launch_groups_cpu, "library", side_effect=NotBuiltError("no compiler")
+    )
     with lacking if rank == 0 else nullcontext():
         optimizer.step()
     optimizer.step()

@@ -12,14 +12,14 @@ from ipex_inductor.optim import (
     Lamb,
     Lars,
     attach_master_weights,
-    batches_cpu,
-    batches_cuda,
+    launch_groups_cpu,
+    launch_groups_cuda,
 )
 from ipex_inductor.optim.planning import expected, plan
 from ipex_inductor.optim.weights import TABLE
 from ipex_inductor.prebuild import described
 from ipex_inductor.prebuild.steps import load_step
-from ipex_inductor.target import described as target
+from ipex_inductor.target.device import described as target
 
 pytestmark = pytest.mark.host("a GPU that is described, where none may be")
 
@@ -52,7 +52,7 @@ def optimizer_of(kind, settings, dtype, held, clip=None):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("kind", "settings"), CASES)
 def test_they_are_those_of_the_plan(kind, settings, form, monkeypatch):
-    monkeypatch.setattr(batches_cpu, "library", lambda kernel: None)  # none is run
+    monkeypatch.setattr(launch_groups_cpu, "library", lambda kernel: None)  # none is run
     optimizer = optimizer_of(kind, settings, *FORMS[form])
     weights = vars(optimizer)[TABLE]
     assert bool(weights) == (FORMS[form][1] is not None)
@@ -83,7 +83,7 @@ def test_what_a_described_gpu_would_load(kind, settings, clip, scaler, names, mo
     def loaded(source, name, device, *_):
         asked.append((name, str(device)))
 
-    monkeypatch.setattr(batches_cuda, "loaded", loaded)
+    monkeypatch.setattr(launch_groups_cuda, "loaded", loaded)
     monkeypatch.setattr("ipex_inductor.optim.norms.loaded", loaded)
     optimizer = optimizer_of(kind, settings, torch.float32, None, clip)
     with described.device(target("h200")), cached.looked_for() as ours:
@@ -124,12 +124,12 @@ def steps_loaded(optimizer, scaler, monkeypatch):
     """Whether steps that a described GPU would load are of a table."""
     asked = set()
     monkeypatch.setattr(
-        batches_cuda,
+        launch_groups_cuda,
         "loaded",
         lambda source, name, device, problem, *_: asked.add((name, problem["tabled"])),
     )
     monkeypatch.setattr("ipex_inductor.optim.norms.loaded", lambda *_: None)
-    batches_cuda._kernel_of.cache_clear()  # of a driver that is none
+    launch_groups_cuda._kernel_of.cache_clear()  # of a driver that is none
     with described.device(target("h200")):
         load_step(optimizer, torch.device("cuda", 0), scaler=scaler)
     return {tabled for name, tabled in asked if name == "step"}

@@ -21,10 +21,10 @@ from torch import nn
 from torch.optim import SGD, Adagrad, AdamW
 
 from ipex_inductor.errors import DeviceError
-from ipex_inductor.optim import Lamb, Lars, again, batches_cuda, fuse_step, planning
-from ipex_inductor.templates import cuda
-from ipex_inductor.templates.step import scalars_function
-from ipex_inductor.templates.step_triton import signature
+from ipex_inductor.optim import Lamb, Lars, fuse_step, launch_groups_cuda, plan_replay, planning
+from ipex_inductor.templates.build import cuda
+from ipex_inductor.templates.optimizer.step import scalars_function
+from ipex_inductor.templates.optimizer.step_triton import signature
 
 pytestmark = pytest.mark.host("a driver that does nothing is told where tensors of the host lie")
 
@@ -110,7 +110,7 @@ def gpu(monkeypatch):
     def batch(made, kernel, columns, group, step, first, looks):
         far = planning._far(step, first)
         device = columns[0].device
-        return planning._made(made, batches_cuda.CudaBatch, kernel, device, True, group, far)
+        return planning._made(made, launch_groups_cuda.CudaBatch, kernel, device, True, group, far)
 
     def chunks(blocks, device):
         return torch.zeros(sum(blocks), 2, dtype=torch.int32)
@@ -120,8 +120,8 @@ def gpu(monkeypatch):
         there.at_once += bool(seen and seen.taken)
         return seen
 
-    look = again.again
-    monkeypatch.setattr(again, "again", looked)
+    look = plan_replay.again
+    monkeypatch.setattr(plan_replay, "again", looked)
     monkeypatch.setattr(cuda, "_driver", lambda: there.driver)
     monkeypatch.setattr(planning, "_batch", batch)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -134,7 +134,7 @@ def gpu(monkeypatch):
         "chunks_of": chunks,
         "turns_of": chunks,
     }.items():
-        monkeypatch.setattr(batches_cuda, name, value)
+        monkeypatch.setattr(launch_groups_cuda, name, value)
     return there
 
 
@@ -349,7 +349,7 @@ def test_a_table_that_was_never_sent_is_not_launched(gpu, monkeypatch):
         optimizer.step()
     _moved(optimizer, random.Random(0))
     with monkeypatch.context() as patched:
-        patched.setattr(again, "run", None)
+        patched.setattr(plan_replay, "run", None)
         with pytest.raises(TypeError):
             optimizer.step()
     step_and_agree(gpu, optimizer)
@@ -360,7 +360,7 @@ def test_threads_that_step_one_optimizer_take_a_number_each(gpu):
     draw(optimizer)
     for _ in range(2):
         optimizer.step()
-    (turn,) = [batch.turn for batch in vars(optimizer)[again.KNOWN].made.batches.values()]
+    (turn,) = [batch.turn for batch in vars(optimizer)[plan_replay.KNOWN].made.batches.values()]
     while turn.left != 1:
         optimizer.step()
     far, gpu.waits = turn.far, 0.05
@@ -383,7 +383,7 @@ def test_another_launch_while_the_driver_is_asked(gpu):
     draw(optimizer)
     for _ in range(3):
         optimizer.step()
-    (batch,) = vars(optimizer)[again.KNOWN].made.batches.values()
+    (batch,) = vars(optimizer)[plan_replay.KNOWN].made.batches.values()
     while batch.turn.left < 2:
         optimizer.step()
     first, gpu.waits = batch._last, 0.3
@@ -408,8 +408,8 @@ def test_copies_of_attributes_have_yet_to_look(gpu):
     draw(optimizer)
     for _ in range(3):
         optimizer.step()
-    assert vars(optimizer)[again.KNOWN] is not None
-    assert copy.deepcopy(vars(optimizer)[again.KNOWN]) is None
+    assert vars(optimizer)[plan_replay.KNOWN] is not None
+    assert copy.deepcopy(vars(optimizer)[plan_replay.KNOWN]) is None
 
 
 def test_an_optimizer_that_its_parameters_lead_to_is_collected(gpu):

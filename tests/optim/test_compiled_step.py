@@ -15,12 +15,14 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RAdam, RMSp
 from torch.optim.lr_scheduler import ExponentialLR
 
 import ipex_inductor
-from ipex_inductor import compat, decisions, outer
-from ipex_inductor.lowerings import step as launching
-from ipex_inductor.passes.source import OPTIMIZER_STEP
-from ipex_inductor.passes.terms import UnreadError
-from ipex_inductor.templates import step_cpp
-from ipex_inductor.templates.cpp import NotBuiltError
+from ipex_inductor import compat
+from ipex_inductor.compiler import compile_fx
+from ipex_inductor.lowerings.optimizer import step as launching
+from ipex_inductor.passes.engine.source import OPTIMIZER_STEP
+from ipex_inductor.passes.optimizer.terms import UnreadError
+from ipex_inductor.reporting import decisions
+from ipex_inductor.templates.build.cpp import NotBuiltError
+from ipex_inductor.templates.optimizer import step_cpp
 
 SMALL = [(3, 5), (7,)]
 
@@ -548,7 +550,7 @@ def test_many_tensors_are_one_kernel_and_no_graph(count, monkeypatch, launches):
     def none(*_, **__):
         raise AssertionError("a graph for Inductor")
 
-    monkeypatch.setattr(outer, "compiled", none)
+    monkeypatch.setattr(compile_fx, "compiled", none)
     ours = tensors(shapes=[(5, n % 7 + 1) for n in range(count)])
     draw(ours)
     compiled(AdamW(ours, foreach=True))()
@@ -589,8 +591,8 @@ def test_cold_compilation_takes_a_fraction_of_inductors(tmp_path):
 @torch.no_grad()
 def compiled_graph(write, *tensors):
     """`write` of copies of `tensors` as a graph of an optimizer's step, run by our kernels."""
-    from ipex_inductor.lowerings.step import launch
-    from ipex_inductor.passes import step as reading
+    from ipex_inductor.lowerings.optimizer.step import launch
+    from ipex_inductor.passes.optimizer import step as reading
 
     gm = torch.fx.symbolic_trace(write)
     for node, tensor in zip(gm.graph.find_nodes(op="placeholder"), tensors, strict=True):

@@ -16,18 +16,18 @@ from torch.optim import SGD, AdamW
 
 from ipex_inductor import backend, compat
 from ipex_inductor.aot_cache.key import pairs
+from ipex_inductor.compiler.request import Request
 from ipex_inductor.config import resolve
-from ipex_inductor.decisions import GraphReport
-from ipex_inductor.lowerings import step as launching
-from ipex_inductor.lowerings import step_cuda
-from ipex_inductor.passes import step as reading
-from ipex_inductor.passes.terms import UnreadError
-from ipex_inductor.request import Request
-from ipex_inductor.target import described
-from ipex_inductor.templates.cpp import NotBuiltError
-from ipex_inductor.templates.gpu import binary
-from ipex_inductor.templates.step_cuda import APART
-from ipex_inductor.templates.update_triton import (
+from ipex_inductor.lowerings.optimizer import step as launching
+from ipex_inductor.lowerings.optimizer import step_cuda
+from ipex_inductor.passes.optimizer import step as reading
+from ipex_inductor.passes.optimizer.terms import UnreadError
+from ipex_inductor.reporting.decisions import GraphReport
+from ipex_inductor.target.device import described
+from ipex_inductor.templates.build.cpp import NotBuiltError
+from ipex_inductor.templates.build.gpu import binary
+from ipex_inductor.templates.optimizer.step_cuda import APART
+from ipex_inductor.templates.optimizer.update_triton import (
     scalars_signature,
     step_signature,
     update_triton_source,

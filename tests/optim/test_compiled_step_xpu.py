@@ -21,18 +21,19 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import SGD, Adam, AdamW
 
-from ipex_inductor import backend, compat, decisions
+from ipex_inductor import backend, compat
+from ipex_inductor.compiler.request import Request
 from ipex_inductor.config import resolve
-from ipex_inductor.decisions import GraphReport
 from ipex_inductor.errors import MissingPackageError, SyclAbsentError
-from ipex_inductor.lowerings import step as launching
-from ipex_inductor.lowerings.step_sycl import SyclKernel
-from ipex_inductor.passes.updates import Writing
+from ipex_inductor.lowerings.optimizer import step as launching
+from ipex_inductor.lowerings.optimizer.step_sycl import SyclKernel
+from ipex_inductor.passes.optimizer.updates import Writing
 from ipex_inductor.prebuild import described_xpu
 from ipex_inductor.prebuild import sycl as building
-from ipex_inductor.request import Request
-from ipex_inductor.target import described as target
-from ipex_inductor.templates.cpp import NotBuiltError
+from ipex_inductor.reporting import decisions
+from ipex_inductor.reporting.decisions import GraphReport
+from ipex_inductor.target.device import described as target
+from ipex_inductor.templates.build.cpp import NotBuiltError
 from ipex_inductor.templates.sycl import device as sycl_device
 from ipex_inductor.templates.sycl import ocloc
 from ipex_inductor.templates.sycl import step as templates

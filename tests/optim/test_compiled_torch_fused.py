@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from ipex_inductor import decisions
+from ipex_inductor.reporting import decisions
 
 SHAPES = [(3, 5), (7,), (1,)]
 ADAM = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False}

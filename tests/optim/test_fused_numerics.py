@@ -13,10 +13,10 @@ from step_checks import check_alone, check_fp32, check_fp64, check_kept
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
 from ipex_inductor.ops.update import Update
-from ipex_inductor.optim import FusedStep, Lamb, Lars, batches, fuse_step, kernels, planning
-from ipex_inductor.templates import step_cpp
-from ipex_inductor.templates.formulas import FORMULAS
-from ipex_inductor.templates.step import update_source
+from ipex_inductor.optim import FusedStep, Lamb, Lars, fuse_step, kernels, launch_groups, planning
+from ipex_inductor.templates.optimizer import step_cpp
+from ipex_inductor.templates.optimizer.formulas import FORMULAS
+from ipex_inductor.templates.optimizer.step import update_source
 
 
 def crossed(kind, **options):
@@ -79,7 +79,7 @@ def interpret(optimizer, count):
     rule = FORMULAS[type(optimizer).__name__]
     for group in optimizer.param_groups:
         on = planning.flags_of(optimizer, group)
-        numbers = batches.own_numbers(group, rule.numbers, 1.0)
+        numbers = launch_groups.own_numbers(group, rule.numbers, 1.0)
         for param in group["params"]:
             own = optimizer.state[param]
             if not own:

@@ -8,7 +8,7 @@ from helpers import pickled
 from torch import nn
 from torch.optim import SGD, AdamW
 
-from ipex_inductor.optim import FusedStep, GradScaler, fuse_step, look, norms
+from ipex_inductor.optim import FusedStep, GradScaler, fuse_step, norms, state_fingerprint
 
 pytestmark = pytest.mark.host("the CPU stands in for a GPU; tests/gpu/test_fused_around.py has one")
 
@@ -51,7 +51,9 @@ class Reading:
 def readings(monkeypatch):
     """As if the CPU were a GPU."""
     Reading.made = []
-    monkeypatch.setattr(norms, "_now", lambda optimizer, seen: seen or look.gradients(optimizer))
+    monkeypatch.setattr(
+        norms, "_now", lambda optimizer, seen: seen or state_fingerprint.gradients(optimizer)
+    )
     monkeypatch.setattr(norms, "_reading", lambda _, seen, whole: Reading(seen.grads))
     return Reading.made
 

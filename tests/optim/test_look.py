@@ -14,9 +14,9 @@ from optimizers import copies
 from torch import nn
 from torch.optim import SGD, AdamW
 
-from ipex_inductor.optim import FusedStep, again, fuse_step, kernels, look
-from ipex_inductor.templates import look_cpp
-from ipex_inductor.templates.cpp import NotBuiltError
+from ipex_inductor.optim import FusedStep, fuse_step, kernels, plan_replay, state_fingerprint
+from ipex_inductor.templates.build.cpp import NotBuiltError
+from ipex_inductor.templates.tensor_reader import look_cpp
 
 pytestmark = pytest.mark.usefixtures("way")
 
@@ -142,13 +142,13 @@ CHANGES = [
 @pytest.mark.sampled
 def test_what_makes_another_plan_is_seen(change):
     ours, optimizer, theirs, reference = four = twins()
-    before = look.look(optimizer, {})
+    before = state_fingerprint.look(optimizer, {})
     for params, each in (ours, optimizer), (theirs, reference):
         change(params, each)
     draw(ours, theirs)
-    after = look.look(optimizer, {})
+    after = state_fingerprint.look(optimizer, {})
     assert after is None or after.facts != before.facts
-    assert again.looked(optimizer, {})[1] is None
+    assert plan_replay.looked(optimizer, {})[1] is None
     if change in (lacking, state_in_fp64, in_bf16):  # of which torch makes errors
         return
     for _ in range(2):
@@ -202,7 +202,7 @@ def test_a_number_that_stood_for_one_step_only(monkeypatch):
             each.param_groups[0]["lr"] = rate
         with monkeypatch.context() as patched:
             if not known:
-                for module in (again, kernels):
+                for module in (plan_replay, kernels):
                     patched.setattr(module, "unchanged", lambda *_: False)
             step(*four)
         for p, q in zip(ours, theirs, strict=True):
@@ -253,7 +253,7 @@ def test_a_gradient_without_memory_is_torchs():
         assert params[0].grad.data_ptr() == 0
         with pytest.raises(RuntimeError, match="functional"):
             each.step()
-    assert look.look(optimizer, {}) is None
+    assert state_fingerprint.look(optimizer, {}) is None
     for p, q in zip(ours, theirs, strict=True):
         torch.testing.assert_close(p, q, **CLOSE)
 
@@ -272,9 +272,9 @@ GRADIENTS = {
 @pytest.mark.parametrize("case", GRADIENTS)
 def test_gradients_that_make_another_plan_are_seen(case):
     ours, optimizer, *_ = twins()
-    before = look.look(optimizer, {})
+    before = state_fingerprint.look(optimizer, {})
     ours[0].grad = GRADIENTS[case](ours[0])
-    after = look.look(optimizer, {})
+    after = state_fingerprint.look(optimizer, {})
     assert (after is None) == (case in ("negated", "sparse", "a subclass"))
     assert after is None or after.facts != before.facts
 
@@ -282,7 +282,7 @@ def test_gradients_that_make_another_plan_are_seen(case):
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "made anew"])
 def test_the_last_plan_is_taken_for_other_gradients(kept, monkeypatch):
     ours, optimizer, theirs, reference = twins()
-    monkeypatch.setattr(again, "plan", None)  # nobody plans
+    monkeypatch.setattr(plan_replay, "plan", None)  # nobody plans
     for _ in range(3):
         if kept:
             for p, q in zip(ours, theirs, strict=True):
@@ -305,11 +305,11 @@ def test_the_order_of_states_says_nothing(groups):
     (group,) = optimizer.param_groups
     params = group["params"]
     optimizer.param_groups = [group | {"params": params[k::groups]} for k in range(groups)]
-    before = look.look(optimizer, {})
+    before = state_fingerprint.look(optimizer, {})
     state = dict(reversed(optimizer.state.items()))
     optimizer.state.clear()
     optimizer.state.update(state)
-    seen = look.look(optimizer, {})
+    seen = state_fingerprint.look(optimizer, {})
     assert seen.facts == before.facts
     assert {*map(id, seen.held)} >= {id(t) for own in state.values() for t in own.values()}
 
@@ -332,14 +332,14 @@ def test_where_cpp_is_not_to_be_had_python_looks(monkeypatch, caplog):
 
     monkeypatch.undo()
     monkeypatch.setattr(look_cpp, "load", missing)
-    for each in (look_cpp.reader, look._reader):
+    for each in (look_cpp.reader, state_fingerprint._reader):
         each.cache_clear()
     caplog.set_level(logging.INFO, "ipex_inductor")
     try:
         optimizer = twins()[1]
-        assert look.look(optimizer, {}) is not None
+        assert state_fingerprint.look(optimizer, {}) is not None
     finally:
-        for each in (look_cpp.reader, look._reader):
+        for each in (look_cpp.reader, state_fingerprint._reader):
             each.cache_clear()
     (line,) = (r.getMessage() for r in caplog.records if "looked at by Python" in r.message)
     assert "no C++ compiler is here" in line
@@ -352,7 +352,7 @@ def test_gradients_at_the_same_addresses_are_compared_once(monkeypatch):
     draw(params)
     for _ in range(3):
         fused()
-    monkeypatch.setattr(again, "overlapping", None)
+    monkeypatch.setattr(plan_replay, "overlapping", None)
     fused()
     monkeypatch.undo()
     shared = torch.rand(6)

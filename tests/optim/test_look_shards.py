@@ -11,11 +11,11 @@ from torch.optim import SGD, AdamW
 from ipex_inductor.optim import (
     FusedStep,
     Lamb,
-    again,
     attach_master_weights,
     fuse_step,
-    look,
     norms,
+    plan_replay,
+    state_fingerprint,
 )
 
 pytestmark = [
@@ -70,7 +70,7 @@ def agree(ours, theirs):
 
 
 def nobody_plans(monkeypatch):
-    monkeypatch.setattr(again, "plan", None)
+    monkeypatch.setattr(plan_replay, "plan", None)
 
 
 @pytest.mark.parametrize("made", ["kept", "anew"])
@@ -100,7 +100,7 @@ def test_versions_of_what_is_here_are_counted(planned, monkeypatch, alone):
     written = [t._local_tensor for t in (ours[0], optimizer.state[ours[0]]["exp_avg"])]
     before = [t._version for t in written]
     if planned:
-        vars(optimizer).pop(again.KNOWN)
+        vars(optimizer).pop(plan_replay.KNOWN)
     else:
         nobody_plans(monkeypatch)
     optimizer.step()
@@ -158,7 +158,7 @@ def test_what_makes_another_plan_is_seen(change, alone):
     for params, each in (ours, optimizer), (theirs, reference):
         change(params, each)
     draw(ours, theirs)
-    assert again.looked(optimizer, {})[1] is None
+    assert plan_replay.looked(optimizer, {})[1] is None
     for _ in range(2):
         step(*four)
     agree(ours, theirs)
@@ -184,7 +184,7 @@ GRADIENTS = {
 def test_gradients_that_make_another_plan_are_seen(name, alone):
     ours, optimizer, *_ = twins()
     ours[0].grad = GRADIENTS[name](torch.randn(8, 8))
-    assert again.looked(optimizer, {})[1] is None
+    assert plan_replay.looked(optimizer, {})[1] is None
 
 
 def test_master_weights_that_fully_shard_has_cut_are_looked_at(monkeypatch, alone):
@@ -216,7 +216,7 @@ def test_of_plain_tensors_nobody_asks_how_they_are_cut(monkeypatch, alone):
     params = [nn.Parameter(torch.ones(4)) for _ in range(3)]
     optimizer = SGD(params, 0.1)
     assert fuse_step(optimizer) is None
-    monkeypatch.setattr(look, "_here", None)
+    monkeypatch.setattr(state_fingerprint, "_here", None)
     for param in params:
         param.grad = torch.ones(4)
     for _ in range(3):

@@ -22,7 +22,7 @@ from torch.optim import SGD
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ipex_inductor.optim import attach_master_weights, cast_for_inference
-from ipex_inductor.optim.halves import halves, join, split
+from ipex_inductor.optim.bf16_split import halves, join, split
 
 parametrize_low = pytest.mark.parametrize("held", LOW.values(), ids=list(LOW))
 SPLIT, MASTER, HALF = LOW.values()

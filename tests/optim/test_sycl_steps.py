@@ -10,14 +10,14 @@ from optimizers import LOW, ONE_EACH, VARIANTS, copies, in_groups, left, single,
 from step_checks import check_alone, check_fp32, check_fp64, check_kept
 from sycl_device import needs_sycl
 
-from ipex_inductor import decisions
-from ipex_inductor.lowerings import step as launching
-from ipex_inductor.optim import batches_cpu, batches_sycl, fuse_step, planning
-from ipex_inductor.optim.batches_sycl import SyclBatch
-from ipex_inductor.passes.source import OPTIMIZER_STEP
-from ipex_inductor.templates import step_cpp
-from ipex_inductor.templates.formulas import FORMULAS
-from ipex_inductor.templates.step import StepKernel
+from ipex_inductor.lowerings.optimizer import step as launching
+from ipex_inductor.optim import fuse_step, launch_groups_cpu, launch_groups_sycl, planning
+from ipex_inductor.optim.launch_groups_sycl import SyclBatch
+from ipex_inductor.passes.engine.source import OPTIMIZER_STEP
+from ipex_inductor.reporting import decisions
+from ipex_inductor.templates.optimizer import step_cpp
+from ipex_inductor.templates.optimizer.formulas import FORMULAS
+from ipex_inductor.templates.optimizer.step import StepKernel
 from ipex_inductor.templates.sycl import step, wheels
 
 pytestmark = pytest.mark.host("SYCL's CPU device")
@@ -38,7 +38,7 @@ def in_sycl(monkeypatch):
 
         return run
 
-    monkeypatch.setattr(batches_cpu, "_library", function)
+    monkeypatch.setattr(launch_groups_cpu, "_library", function)
     yield called
     assert called
 
@@ -170,7 +170,7 @@ def test_a_graph_of_the_gpus_is_refused(as_on_gpus, monkeypatch):
 
 def test_without_sycl_torch_itself_steps_a_gpu(as_on_gpus, monkeypatch):
     monkeypatch.setattr(step, "device_of", absent)
-    batches_sycl._step.cache_clear()
+    launch_groups_sycl._step.cache_clear()
     params = tensors(torch.float32, [(3,), (5,)])
     optimizer = VARIANTS["adamw"](in_groups(params))
     assert fuse_step(optimizer) is None
@@ -181,7 +181,7 @@ def test_without_sycl_torch_itself_steps_a_gpu(as_on_gpus, monkeypatch):
     assert reason.startswith(said)
     optimizer.step()
     assert optimizer.state[params[0]]["step"] == 1
-    batches_sycl._step.cache_clear()
+    launch_groups_sycl._step.cache_clear()
 
 
 def absent(device):

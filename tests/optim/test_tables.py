@@ -10,8 +10,9 @@ import torch
 
 from ipex_inductor.errors import DeviceError
 from ipex_inductor.optim import plan
-from ipex_inductor.templates import cells, step_cuda
-from ipex_inductor.templates.cells import Cells
+from ipex_inductor.templates.optimizer import step_cuda
+from ipex_inductor.templates.tensor_reader import step_counters
+from ipex_inductor.templates.tensor_reader.step_counters import Cells
 
 
 class Event:
@@ -124,7 +125,7 @@ def test_the_allocator_hears_of_other_streams_once(gpu, monkeypatch):
 @pytest.mark.parametrize("way", ["C++", "Python"])
 def test_steps_are_read_and_written_where_they_lie(dtype, way, monkeypatch):
     if way == "Python":
-        monkeypatch.setattr(cells, "reader", lambda: "")
+        monkeypatch.setattr(step_counters, "reader", lambda: "")
     held = [torch.tensor(3.0, dtype=getattr(torch, dtype), device="cpu") for _ in range(5)]
     made = Cells(dtype, 3.0)
     assert made.stand()  # of none

@@ -11,9 +11,10 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.optim import SGD, AdamW
 
 from ipex_inductor.errors import DeviceError
-from ipex_inductor.optim import again, batches_cpu, fuse_step, kernels, look
-from ipex_inductor.templates import fields, look_cpp
-from ipex_inductor.templates.cells import Cells
+from ipex_inductor.optim import fuse_step, kernels, launch_groups_cpu, state_fingerprint
+from ipex_inductor.optim import plan_replay as again
+from ipex_inductor.templates.tensor_reader import fields, look_cpp
+from ipex_inductor.templates.tensor_reader.step_counters import Cells
 
 WORD = fields.WORD
 
@@ -272,7 +273,7 @@ def test_a_step_that_a_driver_refuses_counts_versions_and_no_steps(monkeypatch):
     (params, optimizer), (theirs, reference) = trained(), trained()
     before = versions(params)
     with monkeypatch.context() as patched:
-        patched.setattr(batches_cpu.CpuBatch, "run", refuse)
+        patched.setattr(launch_groups_cpu.CpuBatch, "run", refuse)
         with pytest.raises(DeviceError):
             optimizer.step()
     assert versions(params) == [v + 1 for v in before]
@@ -336,7 +337,7 @@ def test_gradients_get_no_objects_that_no_one_asks_for(monkeypatch):
 def test_gradients_stay_as_long_as_they_were_seen():
     params, optimizer = trained()
     backward(params)
-    seen = look.look(optimizer, {})
+    seen = state_fingerprint.look(optimizer, {})
     there = weakref.ref(params[0].grad)
     params[0].grad = None
     assert there() is not None
@@ -347,13 +348,13 @@ def test_gradients_stay_as_long_as_they_were_seen():
 def test_names_of_states_are_equal_and_not_the_same():
     """As unpickling may leave them, and in another order."""
     _, optimizer = trained()
-    before = look.look(optimizer, {})
+    before = state_fingerprint.look(optimizer, {})
     for own in optimizer.state.values():
         items = {"".join([*name]): value for name, value in reversed(own.items())}
         assert not any(a is b for a in items for b in own)
         own.clear()
         own.update(items)
-    seen = look.look(optimizer, {}, before.facts)
+    seen = state_fingerprint.look(optimizer, {}, before.facts)
     assert seen.facts == before.facts
     assert seen.facts[0] is before.facts[0]  # nothing was made that is the same
 
@@ -379,7 +380,7 @@ def test_a_subclass_may_be_there_without_a_gradient(trains):
     assert fuse_step(optimizer) is None
     for p in params[: 1 + trains]:
         p.grad = torch.ones(p.shape)
-    assert (look.look(optimizer, {}) is None) == trains
+    assert (state_fingerprint.look(optimizer, {}) is None) == trains
     optimizer.step()
     expected = [torch.full((4,), 0.9), torch.full((3,), 0.9 if trains else 1.0)]
     for p, value in zip(params, expected, strict=True):

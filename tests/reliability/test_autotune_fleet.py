@@ -4,13 +4,13 @@ import time
 
 import pytest
 
-from ipex_inductor import target
 from ipex_inductor.autotune.database import Records
 from ipex_inductor.autotune.fleet import measured
 from ipex_inductor.autotune.record import Operand, Problem, encode
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.lowerings.selection import COMMAND, tuned
-from ipex_inductor.lowerings.settings import settings_of
+from ipex_inductor.lowerings.problem.settings import settings_of
+from ipex_inductor.lowerings.select.selection import COMMAND, tuned
+from ipex_inductor.target import device
 
 ray = pytest.importorskip(
     "ray", reason="Ray is not installed, and nothing but --engine ray needs it"
@@ -21,7 +21,7 @@ def product(rows):
     shapes = ((2, rows, 16), (2, 16, 8))
     operands = tuple(Operand(s, (s[1] * s[2], s[2], 1), "float32") for s in shapes)
     settings = settings_of("cpu") | {"threads": 1}
-    return Problem("aten.bmm.default", operands, str(target.current()), settings=settings)
+    return Problem("aten.bmm.default", operands, str(device.current()), settings=settings)
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,15 @@ import torch
 from helpers import ended, wait_for
 from msgspec.structs import replace as changed
 
-from ipex_inductor import target
 from ipex_inductor.autotune.child import Child, Refused
 from ipex_inductor.autotune.database import Records
 from ipex_inductor.autotune.pool import pool
 from ipex_inductor.autotune.record import Operand, Problem, Symbol, encode
 from ipex_inductor.autotune.space import why_refused
-from ipex_inductor.lowerings import tuner
-from ipex_inductor.lowerings.selection import here, tuned
-from ipex_inductor.lowerings.settings import settings_of
+from ipex_inductor.lowerings.problem.settings import settings_of
+from ipex_inductor.lowerings.select.selection import here, tuned
+from ipex_inductor.lowerings.tune import tuner
+from ipex_inductor.target import device
 
 PLANTED = (sys.executable, planted.__file__)
 # Each costs a child of its own. Others crash and hang, and crash a compiler; that a child ends by
@@ -31,7 +31,7 @@ QUICK = [name for name in planted.HARM if name not in LEFT_OUT]
 def product(batch, m, k, n, arch=None, dtype="float32"):
     shapes = ((batch, m, k), (batch, k, n))
     operands = tuple(Operand(s, (s[1] * s[2], s[2], 1), dtype) for s in shapes)
-    arch = arch or str(target.current())
+    arch = arch or str(device.current())
     return Problem("aten.bmm.default", operands, arch, settings=settings_of("cpu"))
 
 

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from ipex_inductor.autotune.database import Records
 from ipex_inductor.autotune.record import Choice, Record
-from ipex_inductor.choices import problems_of
 from ipex_inductor.cli import app
-from ipex_inductor.lowerings import selection, spaces  # noqa: F401  what records may name
+from ipex_inductor.compiler.kernel_selection import problems_of
+from ipex_inductor.lowerings.select import selection
 
 pytestmark = pytest.mark.usefixtures("instructions_known")
 

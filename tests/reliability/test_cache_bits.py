@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from keys import blob, key
 
-from ipex_inductor.aot_cache import entry, notices
+from ipex_inductor.aot_cache import entry, log_once
 from ipex_inductor.aot_cache import key as keys
 from ipex_inductor.aot_cache.entry import HEAD, CorruptError, Entry, pack, unpack, unpack_any
 from ipex_inductor.aot_cache.store import Store
@@ -19,7 +19,7 @@ slow = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def _unsaid():
-    notices.say.cache_clear()
+    log_once.say.cache_clear()
 
 
 def damaged(data, step):

@@ -14,7 +14,7 @@ import pytest
 from bundles import META, SERIAL, packed, pair
 from keys import blob, key
 
-from ipex_inductor.aot_cache import disk, entry, notices, packing, signing, survey, trust, use
+from ipex_inductor.aot_cache import disk, entry, log_once, packing, signing, survey, trust, use
 from ipex_inductor.aot_cache import store as stores
 from ipex_inductor.aot_cache.bundle import Bundle, open_bundle
 from ipex_inductor.aot_cache.manifest import HEAD, Head, checksum, read_head
@@ -28,7 +28,7 @@ COUNT = 6
 @pytest.fixture(autouse=True)
 def home(monkeypatch, tmp_path):
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "ipex"))
-    notices.say.cache_clear()
+    log_once.say.cache_clear()
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ from types import SimpleNamespace
 import pytest
 from keys import key
 
-from ipex_inductor.aot_cache import knobs
+from ipex_inductor.aot_cache import env_fingerprint
 from ipex_inductor.aot_cache.digest import ROOMS
 from ipex_inductor.config import own_options
 
 ROOT = Path(__file__).parents[2]
 TRITON = find_spec("triton")
 needs_triton = pytest.mark.skipif(TRITON is None, reason="Triton is not installed")
-CENSUS = knobs.census()
+CENSUS = env_fingerprint.census()
 LISTED = CENSUS.key.keys() | CENSUS.neutral.keys()
 
 # Reads whose name is a variable, each looked at: what it can be is listed.
@@ -138,7 +138,7 @@ def test_settings_that_no_variable_sets_are_listed():
 def test_each_name_in_key_flips_the_digest(name):
     """Set is not unset, not "0", and not another value."""
     digests = {
-        replace(key(), environment=knobs.environment(env)).digest
+        replace(key(), environment=env_fingerprint.environment(env)).digest
         for env in ({}, {name: ""}, {name: "0"}, {name: "1"})
     }
     assert len(digests) == 4
@@ -146,7 +146,7 @@ def test_each_name_in_key_flips_the_digest(name):
 
 @pytest.mark.parametrize("name", sorted(CENSUS.neutral))
 def test_neutral_names_do_not_and_say_why(name):
-    assert knobs.environment({name: "1"}) == ()
+    assert env_fingerprint.environment({name: "1"}) == ()
     assert len(CENSUS.neutral[name]) > 4
 
 
@@ -159,7 +159,7 @@ NEW = ["TRITON_INTEL_DISABLE_IGC_OPT", "IGC_ForceOCLSIMDWidth", "MLIR_NEW"]
 
 @pytest.mark.parametrize("name", NEW)
 def test_what_no_list_can_name_yet_is_in_the_key(name):
-    assert knobs.environment({name: "1", "HOME": "/x"}) == ((name, "1"),)
+    assert env_fingerprint.environment({name: "1", "HOME": "/x"}) == ((name, "1"),)
 
 
 # --- what a program sets without the environment
@@ -191,28 +191,28 @@ def fake_triton(monkeypatch, group, **values):
 )
 def test_a_programs_settings_are_in_the_key(monkeypatch, group, values, expected):
     fake_triton(monkeypatch, group, **values)
-    assert knobs.triton_settings() == expected
+    assert env_fingerprint.triton_settings() == expected
 
 
 def test_a_hook_that_adds_passes_cannot_be_in_a_key(monkeypatch):
     fake_triton(monkeypatch, "runtime", add_stages_inspection_hook=len)
     with pytest.raises(TypeError, match="add_stages_inspection_hook: no digest of builtin"):
-        knobs.triton_settings()
+        env_fingerprint.triton_settings()
 
 
 @needs_triton
 def test_the_installed_triton_says_what_was_set(monkeypatch):
     from triton import knobs as triton_knobs
 
-    assert knobs.triton_settings() == ()
+    assert env_fingerprint.triton_settings() == ()
     monkeypatch.setitem(vars(triton_knobs.nvidia), "ptxas_options", "-O1")
-    assert knobs.triton_settings() == (("triton.knobs.nvidia.ptxas_options", "-O1"),)
+    assert env_fingerprint.triton_settings() == (("triton.knobs.nvidia.ptxas_options", "-O1"),)
 
 
 def test_inductors_config_is_in_the_key():
     from torch._inductor import config
 
-    before = knobs.inductor_settings()
+    before = env_fingerprint.inductor_settings()
     with config.patch(epilogue_fusion=not config.epilogue_fusion):
-        assert knobs.inductor_settings() != before
-    assert knobs.inductor_settings() == before
+        assert env_fingerprint.inductor_settings() != before
+    assert env_fingerprint.inductor_settings() == before

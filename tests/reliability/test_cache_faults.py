@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from keys import blob, key
 
-from ipex_inductor.aot_cache import disk, notices
+from ipex_inductor.aot_cache import disk, log_once
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.store import Store
 
@@ -25,7 +25,7 @@ META = {"shared": 1}
 
 @pytest.fixture(autouse=True)
 def _unsaid():
-    notices.say.cache_clear()
+    log_once.say.cache_clear()
 
 
 class Failing:

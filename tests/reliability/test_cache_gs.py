@@ -8,7 +8,7 @@ import pytest
 from keys import blob, key
 from wires import FAULTS, META, TIMEOUT, Server, Wire, built
 
-from ipex_inductor.aot_cache import notices
+from ipex_inductor.aot_cache import log_once
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.remote import Remote
 from ipex_inductor.aot_cache.store import Store
@@ -23,7 +23,7 @@ NUMBERS = itertools.count()
 
 @pytest.fixture(autouse=True)
 def _unsaid():
-    notices.say.cache_clear()
+    log_once.say.cache_clear()
 
 
 def lines(caplog):

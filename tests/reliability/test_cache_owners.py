@@ -13,7 +13,7 @@ import pytest
 from keys import blob, key
 
 import ipex_inductor.aot_cache
-from ipex_inductor.aot_cache import disk, lock, notices
+from ipex_inductor.aot_cache import disk, lock, log_once
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.store import Store
 
@@ -26,7 +26,7 @@ GOOD = Entry(META, blob(1))
 
 @pytest.fixture(autouse=True)
 def _unsaid():
-    notices.say.cache_clear()
+    log_once.say.cache_clear()
 
 
 @pytest.fixture

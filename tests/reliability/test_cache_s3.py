@@ -7,7 +7,7 @@ import pytest
 from keys import blob, key
 from wires import FAULTS, META, TIMEOUT, Server, Wire, built
 
-from ipex_inductor.aot_cache import notices, remote
+from ipex_inductor.aot_cache import log_once, remote
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.remote import Remote
 from ipex_inductor.aot_cache.store import Store
@@ -21,7 +21,7 @@ KEYS = {"key": "testing", "secret": "testing"}
 
 @pytest.fixture(autouse=True)
 def _unsaid(monkeypatch):
-    notices.say.cache_clear()
+    log_once.say.cache_clear()
     for name in [n for n in os.environ if n.startswith("AWS_")]:
         monkeypatch.delenv(name)
 

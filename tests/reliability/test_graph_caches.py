@@ -152,7 +152,8 @@ def test_training_hits_both(tmp_path):
 
 def test_another_version_of_us_is_another_entry(monkeypatch):
     """The only way our code enters Inductor's keys is the pass's uuid."""
-    from ipex_inductor import config, request
+    from ipex_inductor import config
+    from ipex_inductor.compiler import request
 
     gm = torch.fx.symbolic_trace(torch.nn.Identity())
     asked = request.Request(gm, [], config.resolve(None, None, {}))

@@ -19,8 +19,8 @@ from helpers import wait_for
 from keys import key
 
 from ipex_inductor import compat
+from ipex_inductor.aot_cache import default_store, workroom
 from ipex_inductor.aot_cache import graphs as cached
-from ipex_inductor.aot_cache import opened, workroom
 from ipex_inductor.aot_cache.digest import frame_fields, unframe_fields
 from ipex_inductor.aot_cache.entry import pack, unpack_any
 from ipex_inductor.compat import tries as vector_tries
@@ -338,7 +338,7 @@ def told():
     return [(row.subject, row.reason) for row in graph.rows if row.kind == "cache"]
 def run():
     torch.compile(model, backend="ipex")(x)
-    events = ipex_inductor.decisions.reports()[-1].events
+    events = ipex_inductor.reporting.decisions.reports()[-1].events
     return [(e.subject, e.reason) for e in events if e.kind == "cache"]
 with torch.no_grad():
     print([f() for f in ([told, told, run, told] if sys.argv[1] == "cold" else [told, run])])
@@ -391,7 +391,7 @@ import torch, own_model, ipex_inductor
 model, inputs = own_model.make()
 with torch.no_grad():
     torch.compile(model, backend="ipex")(*inputs)
-(report,) = ipex_inductor.decisions.reports()
+(report,) = ipex_inductor.reporting.decisions.reports()
 print(*(event.subject for event in report.events if event.kind == "cache"))
 """
 
@@ -536,7 +536,7 @@ def test_an_entry_without_a_source_to_compare_is_not_called_the_same(tmp_path, m
     monkeypatch.setenv("IPEX_HOME", str(tmp_path))
     monkeypatch.setattr(workroom, "_made", None)
     monkeypatch.setattr(cached, "compared", [])
-    opened.store().put(key(0), {}, frame_fields({"a.py": b"1"}))
+    default_store.store().put(key(0), {}, frame_fields({"a.py": b"1"}))
     monkeypatch.setenv("IPEX_AOT_VERIFY", "1")
     files = cached.GraphFiles(key(0))
     for name, data in built.items():

@@ -16,9 +16,9 @@ from builders import rounds
 from graph_runs import IPEX, TRAINED, outcome, run, start
 from keys import key
 
-from ipex_inductor import graph_files
-from ipex_inductor.aot_cache import disk, lock, once, opened, workroom
+from ipex_inductor.aot_cache import default_store, disk, lock, single_flight, workroom
 from ipex_inductor.aot_cache.graphs import GraphFiles
+from ipex_inductor.compiler import graph_cache
 
 AT_ONCE = 1.5  # s; nobody waits less than PATIENCE, 6 s, for who holds a lock and shows no sign
 
@@ -33,7 +33,7 @@ def home(tmp_path, monkeypatch):
 @contextlib.contextmanager
 def held_elsewhere(number, part=""):
     """As by a process that shows no signs of life."""
-    file, _ = lock._tried(opened.store().lock_path(key(number), part))
+    file, _ = lock._tried(default_store.store().lock_path(key(number), part))
     lock._marked(file)
     try:
         yield
@@ -108,11 +108,11 @@ def test_what_came_meanwhile_is_a_hit_that_says_so(home, caplog):
         other(1, code="1")
         os.unlink(path)  # released
 
-    path = opened.store().lock_path(key(1))
+    path = default_store.store().lock_path(key(1))
     with held_elsewhere(1), graph.alone(come):
         assert graph.outcome == "hit"
         assert (graph.folder / "code").read_text() == "1"
-        assert not once._busy.locked(), "nothing is left to be compiled"
+        assert not single_flight._busy.locked(), "nothing is left to be compiled"
     assert told == [1]
     assert "all verified, from" in graph.reason
     assert ", waited 0." in graph.reason
@@ -123,7 +123,7 @@ def test_what_came_meanwhile_is_a_hit_that_says_so(home, caplog):
 
 def test_a_spoiled_entry_that_came_meanwhile_is_not_used(home):
     graph = GraphFiles(key(1))
-    path = opened.store().lock_path(key(1))
+    path = default_store.store().lock_path(key(1))
 
     def come():
         other(1, code="1")
@@ -142,22 +142,22 @@ def test_a_spoiled_entry_that_came_meanwhile_is_not_used(home):
 def test_nobody_waits_for_a_second_one_where_the_first_has_failed(home, monkeypatch):
     """Or as many failures as there are processes would follow each other."""
     monkeypatch.setattr(lock, "PATIENCE", 60.0)
-    path = opened.store().lock_path(key(1))
+    path = default_store.store().lock_path(key(1))
     for _ in range(3):
         file, _ = lock._tried(path)
         workroom._made = None  # as another process
         graph = GraphFiles(key(1))
         with at_once(), graph.alone(functools.partial(lock._release, path, file)):
             assert graph.outcome == "miss"
-            assert not once._busy.locked()
+            assert not single_flight._busy.locked()
 
 
 def test_a_compiler_that_never_ends_is_not_waited_for_for_ever(home, monkeypatch):
-    monkeypatch.setattr(once, "LONGEST", 0.4)
+    monkeypatch.setattr(single_flight, "LONGEST", 0.4)
     monkeypatch.setattr(lock, "PULSE", 0.1)
     monkeypatch.setattr(lock, "PATIENCE", 0.3)  # signs are seen, or that would end it
     graph, since = GraphFiles(key(1)), []
-    path = opened.store().lock_path(key(1))
+    path = default_store.store().lock_path(key(1))
     with lock.held(path), graph.alone(lambda: since.append(time.monotonic())):
         assert 0.4 <= time.monotonic() - since[0] < AT_ONCE
     assert graph.reason.endswith("for who compiled it, in vain")
@@ -171,7 +171,7 @@ def test_who_compiles_a_graph_waits_for_none(home):
 
         def compile_another():
             with GraphFiles(key(2)).alone(never), GraphFiles(key(3)).alone(never):
-                done.append(lock._tried(opened.store().lock_path(key(3))))
+                done.append(lock._tried(default_store.store().lock_path(key(3))))
 
         done = []
         with at_once():
@@ -185,7 +185,7 @@ def test_who_compiles_a_graph_waits_for_none(home):
 def test_who_waits_in_one_thread_waits_in_no_other(home):
     """So what it holds is nothing that another one may wait for."""
     waiting = threading.Event()
-    path = opened.store().lock_path(key(1))
+    path = default_store.store().lock_path(key(1))
     with held_elsewhere(1):
 
         def wait():
@@ -196,7 +196,7 @@ def test_who_waits_in_one_thread_waits_in_no_other(home):
         thread.start()
         assert waiting.wait(5)
         with at_once(), GraphFiles(key(2)).alone(never):
-            file, _ = lock._tried(opened.store().lock_path(key(2)))
+            file, _ = lock._tried(default_store.store().lock_path(key(2)))
             assert file is not None, "not held either"
             os.close(file)
         os.unlink(path)
@@ -246,7 +246,7 @@ def test_a_forked_child_of_who_compiles_goes_on_by_itself(home):
     with GraphFiles(key(1)).alone(never):
         child = os.fork()
         if not child:
-            os._exit(once._busy.locked())
+            os._exit(single_flight._busy.locked())
         assert os.waitpid(child, 0)[1] == 0
 
 
@@ -256,7 +256,7 @@ def test_a_backward_is_waited_for_and_added_to_what_is_there(home):
         (graph.folder / "forward").write_text("mine")
         graph.keep()
     assert graph.outcome == "miss"
-    path = opened.store().lock_path(key(1), "-backward")
+    path = default_store.store().lock_path(key(1), "-backward")
 
     def come():
         other(1, backward="theirs")
@@ -277,21 +277,21 @@ def test_nothing_is_held_between_forward_and_backward(home):
     with graph.alone(never):
         (graph.folder / "forward").write_text("1")
         graph.keep()
-    assert not once._busy.locked()
+    assert not single_flight._busy.locked()
     assert not list((home / "kernels" / "1").glob(".*.lock"))
 
 
 def test_what_fails_releases(home):
     with contextlib.suppress(ZeroDivisionError), GraphFiles(key(1)).alone(never):
         raise ZeroDivisionError
-    assert not once._busy.locked()
+    assert not single_flight._busy.locked()
     with at_once(), GraphFiles(key(1)).alone(never):
         pass
 
 
 @pytest.mark.parametrize("how", ["no locks", "read-only", "others'"])
 def test_where_no_lock_is_to_be_had_it_is_compiled(home, monkeypatch, how):
-    opened._store_in.cache_clear()
+    default_store._store_in.cache_clear()
     if how == "no locks":
 
         def flock(file, what):
@@ -299,30 +299,30 @@ def test_where_no_lock_is_to_be_had_it_is_compiled(home, monkeypatch, how):
 
         monkeypatch.setattr(disk, "flock", flock)
     else:
-        opened.store().folder.check_writable()
+        default_store.store().folder.check_writable()
         (home / "kernels" / "1").chmod(0o500 if how == "read-only" else 0o777)
     with at_once(), GraphFiles(key(1)).alone(never):
         pass
     (home / "kernels" / "1").chmod(0o700)
-    opened._store_in.cache_clear()
+    default_store._store_in.cache_clear()
 
 
 def test_what_only_explains_neither_waits_nor_holds(home):
     with held_elsewhere(1), at_once(), GraphFiles(key(1), keeps=False).alone(never):
         pass
     with GraphFiles(key(2), keeps=False).alone(never):
-        assert not once._busy.locked()
+        assert not single_flight._busy.locked()
 
 
 def test_ranks_do_not_wait(home, monkeypatch):
     """With a process group, or where a launcher says that there are several of them."""
 
     def goes_on():
-        with held_elsewhere(1), at_once(), graph_files.Folder(key(1), never).entered():
-            assert not once._busy.locked()
+        with held_elsewhere(1), at_once(), graph_cache.Folder(key(1), never).entered():
+            assert not single_flight._busy.locked()
 
     store = torch.distributed.HashStore()
-    assert not graph_files.is_rank()
+    assert not graph_cache.is_rank()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         goes_on()
@@ -331,14 +331,14 @@ def test_ranks_do_not_wait(home, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     goes_on()
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert not graph_files.is_rank()
+    assert not graph_cache.is_rank()
 
 
 def test_what_the_backend_compiles_in_holds_the_lock_and_releases_it(home):
     """The folder that torch works in: forward, then a backward that nobody tells the end of."""
-    folder = graph_files.Folder(key(1), never)
+    folder = graph_cache.Folder(key(1), never)
     for entered, part in ((folder.entered, ""), (folder.entered_late, "-backward")):
-        path = opened.store().lock_path(key(1), part)
+        path = default_store.store().lock_path(key(1), part)
         with entered():
             assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder.files.folder)
             assert lock._tried(path)[0] is None

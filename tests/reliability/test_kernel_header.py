@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from ipex_inductor import compat, kernel_header
-from ipex_inductor.aot_cache import opened, workroom
+from ipex_inductor import compat
+from ipex_inductor.aot_cache import default_store, workroom
+from ipex_inductor.compiler import kernel_header
 
 HERE = "g++ -O3"
 
@@ -141,7 +142,7 @@ def test_a_header_is_made_though_none_can_be_kept(unknown, monkeypatch, tmp_path
     ran = []
     monkeypatch.setattr(kernel_header, "_run", lambda *words: ran.append(words) or b"")
     monkeypatch.setattr(kernel_header, "_packed", lambda path: b"")
-    monkeypatch.setattr(opened, "headers", lambda: None)
+    monkeypatch.setattr(default_store, "headers", lambda: None)
     made: Future[Path | None] = Future()
     kernel_header._make(HERE, made)
     assert made.result().suffix == ".h"

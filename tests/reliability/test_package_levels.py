@@ -15,7 +15,7 @@ from torch._inductor import config as inductor
 from typer.testing import CliRunner
 
 import ipex_inductor
-from ipex_inductor import compat, target
+from ipex_inductor import compat
 from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.digest import unframe_fields
 from ipex_inductor.aot_cache.entry import unpack_any
@@ -24,7 +24,8 @@ from ipex_inductor.aot_cache.key import read
 from ipex_inductor.cli import app
 from ipex_inductor.errors import TargetError
 from ipex_inductor.prebuild import loading
-from ipex_inductor.target import runs_on
+from ipex_inductor.target import device
+from ipex_inductor.target.device import runs_on
 
 LEVELS = """
 import sys, torch, ipex_inductor
@@ -58,7 +59,7 @@ def levelled(tmp_path_factory):
     model, x = Activated().eval(), torch.randn(8, 64)
     with torch.no_grad():
         torch.save((model.state_dict(), x, model(x)), folder / "saved")
-    made_for = {name: [target.described(f"x86-64:{name}")] for name in ("avx2", "avx512")}
+    made_for = {name: [device.described(f"x86-64:{name}")] for name in ("avx2", "avx512")}
     made_for["both"] = [*made_for["avx512"], *made_for["avx2"]]
 
     @functools.cache
@@ -82,13 +83,13 @@ def levels_seen():
     """What `levels.described` may change."""
     from torch._inductor import cpu_vec_isa
 
-    from ipex_inductor.passes import packing
+    from ipex_inductor.passes.weights import packing
 
     return (
         cpu_vec_isa.valid_vec_isa_list,
         torch.ops.mkldnn._is_mkldnn_bf16_supported,
         packing.onednn_dtypes(),
-        target.architecture(),
+        device.architecture(),
     )
 
 
@@ -162,12 +163,12 @@ def test_the_verb_makes_packages_for_levels(tmp_path, monkeypatch):
 
 def test_an_older_torch_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(compat, "compiles_for_levels", lambda: False)
-    net, avx2 = Activated().eval(), target.described("x86-64:avx2")
+    net, avx2 = Activated().eval(), device.described("x86-64:avx2")
     with pytest.raises(TargetError, match=r"a torch that compiles for other CPUs|a level of x86"):
         ipex_inductor.package(net, (torch.ones(8, 64),), tmp_path / "n", targets=[avx2])
 
 
 def test_a_cpu_that_is_none_of_x86_is_told(tmp_path):
-    arm, x = target.Target("any", "aarch64:sve256", 1), torch.ones(8, 64)
+    arm, x = device.Target("any", "aarch64:sve256", 1), torch.ones(8, 64)
     with pytest.raises(TargetError, match="a level of x86-64"):
         ipex_inductor.package(Activated().eval(), (x,), tmp_path / "n", targets=[arm])

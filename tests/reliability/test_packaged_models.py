@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 import ipex_inductor
 from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.cli import app
-from ipex_inductor.decisions import GraphReport
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.prebuild import exporting
 from ipex_inductor.prebuild.package import decoded, encoded
+from ipex_inductor.reporting.decisions import GraphReport
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}  # a few roundings of numbers of about 1
 

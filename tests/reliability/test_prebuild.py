@@ -15,7 +15,7 @@ from bundles import pair
 from torch import nn
 
 import ipex_inductor
-from ipex_inductor import compat, target
+from ipex_inductor import compat
 from ipex_inductor.aot_cache import packing
 from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.digest import frame_fields, unframe_fields
@@ -31,7 +31,8 @@ from ipex_inductor.errors import (
 )
 from ipex_inductor.ops import blocked
 from ipex_inductor.prebuild import loading
-from ipex_inductor.target import runs_on
+from ipex_inductor.target import device as target
+from ipex_inductor.target.device import runs_on
 
 # One layer after another in fp32, folded in fp64: a few roundings of numbers of about 1.
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

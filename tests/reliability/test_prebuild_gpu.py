@@ -22,7 +22,6 @@ from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.entry import unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX
 from ipex_inductor.cli import app
-from ipex_inductor.decisions import GraphReport
 from ipex_inductor.errors import (
     ArgumentError,
     CompilerNotFoundError,
@@ -31,8 +30,9 @@ from ipex_inductor.errors import (
 )
 from ipex_inductor.optim import FusedStep
 from ipex_inductor.prebuild import described, describing, driver, graphs
-from ipex_inductor.target import current
-from ipex_inductor.target import described as target
+from ipex_inductor.reporting.decisions import GraphReport
+from ipex_inductor.target.device import current
+from ipex_inductor.target.device import described as target
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="here is a real GPU"),
@@ -101,7 +101,7 @@ def everything():
     from torch._subclasses import fake_tensor
     from triton.runtime import driver
 
-    from ipex_inductor.templates import cuda
+    from ipex_inductor.templates.build import cuda
 
     owners = {
         "torch.cuda": torch.cuda,
@@ -390,7 +390,7 @@ import ipex_inductor
 from ipex_inductor import backend, compat, graph_files
 from ipex_inductor.errors import BundleError
 from ipex_inductor.prebuild import described as describing, graphs
-from ipex_inductor.target import described
+from ipex_inductor.target.device import described
 
 with describing.device(described("h200")):  # while the compiler is still the one that is known
     pass

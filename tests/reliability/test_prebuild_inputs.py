@@ -13,11 +13,11 @@ import ipex_inductor
 from ipex_inductor import compat
 from ipex_inductor.cli import app
 from ipex_inductor.cli.prebuild_inputs import examples
-from ipex_inductor.decisions import Event
 from ipex_inductor.errors import ArgumentError, OptionError
 from ipex_inductor.prebuild import graphs
 from ipex_inductor.prebuild.described import Made
 from ipex_inductor.prebuild.examples import Example, lines_of
+from ipex_inductor.reporting.decisions import Event
 
 X = torch.ones(2, 8)
 

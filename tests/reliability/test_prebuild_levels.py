@@ -17,19 +17,21 @@ import pytest
 import torch
 from torch import nn
 
-from ipex_inductor import compat, graph_files, levels, target
+from ipex_inductor import compat
 from ipex_inductor.aot_cache import workroom
 from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.entry import unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX
 from ipex_inductor.aot_cache.key import read
+from ipex_inductor.compiler import graph_cache
 from ipex_inductor.errors import CompilerNotFoundError
-from ipex_inductor.passes import packing
+from ipex_inductor.passes.weights import packing
 from ipex_inductor.prebuild import graphs
-from ipex_inductor.templates import cpp
+from ipex_inductor.target import device, x86_levels
+from ipex_inductor.templates.build import cpp
 
-OWN = target.architecture()
-AVX2, AVX512 = (target.described(f"x86-64:{name}") for name in ("avx2", "avx512"))
+OWN = device.architecture()
+AVX2, AVX512 = (device.described(f"x86-64:{name}") for name in ("avx2", "avx512"))
 AS_AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 NO_COMPILER = {"CXX": "/nonexistent/g++"}
 FOUND = [0, 0, 1]  # a miss of Inductor's and of AOT autograd's cache, and a hit of the latter
@@ -105,10 +107,10 @@ print("TOLD", json.dumps({"launched": launched, "cache": cache, "counts": counts
 """
 
 on_x86 = pytest.mark.skipif(
-    not (target.runs_on("x86-64:avx2", OWN) and compat.compiles_for_levels()),
+    not (device.runs_on("x86-64:avx2", OWN) and compat.compiles_for_levels()),
     reason="not x86-64, or a torch that compiles for the CPU here alone",
 )
-on_levels = pytest.mark.skipif(OWN not in levels.LEVELS, reason="not a level")
+on_levels = pytest.mark.skipif(OWN not in x86_levels.LEVELS, reason="not a level")
 
 
 class Place:
@@ -175,8 +177,8 @@ def seen():
         cpp_builder.CppBuilder.get_command_line,
         torch.ops.mkldnn._is_mkldnn_bf16_supported,
         packing.onednn_dtypes(),
-        target.architecture(),
-        levels.compiled_ahead(),
+        device.architecture(),
+        x86_levels.compiled_ahead(),
     )
 
 
@@ -237,14 +239,14 @@ def test_a_level_is_described_to_one_thread_and_put_back():
     from torch._inductor import cpu_vec_isa
 
     def picked():
-        told.append((torch.ops.mkldnn._is_mkldnn_bf16_supported(), target.architecture()))
+        told.append((torch.ops.mkldnn._is_mkldnn_bf16_supported(), device.architecture()))
 
     told, before = [], seen()
-    with levels.described(levels.LEVELS["x86-64:avx2"]):
+    with x86_levels.described(x86_levels.LEVELS["x86-64:avx2"]):
         assert [str(each) for each in cpu_vec_isa.valid_vec_isa_list()] == ["avx2"]
         assert packing.onednn_dtypes() == {torch.float32}
-        assert target.architecture() == "x86-64:avx2"
-        with levels.described(levels.LEVELS["x86-64:amx"]):
+        assert device.architecture() == "x86-64:avx2"
+        with x86_levels.described(x86_levels.LEVELS["x86-64:amx"]):
             assert str(cpu_vec_isa.pick_vec_isa()) == "avx512 avx512_vnni"
             assert packing.onednn_dtypes() == {torch.float32, torch.bfloat16, torch.float16}
         assert [str(each) for each in cpu_vec_isa.valid_vec_isa_list()] == ["avx2"]
@@ -267,14 +269,14 @@ def test_a_builder_without_a_compiler_is_told(monkeypatch):
 @on_levels
 def test_what_a_hypervisor_hides_is_not_used(monkeypatch):
     able = torch.cpu.get_capabilities() | {"bmi2": False}
-    assert levels._served.__wrapped__(OWN)[0].arch == OWN
+    assert x86_levels._served.__wrapped__(OWN)[0].arch == OWN
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
-    assert levels._served.__wrapped__(OWN) == ()
+    assert x86_levels._served.__wrapped__(OWN) == ()
 
 
 def test_levels_are_served_from_the_highest_down(monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)  # nothing is known to be missing
-    served = levels._served.__wrapped__
+    served = x86_levels._served.__wrapped__
     names = "avx512_bf16", "avx512", "avx2"
     assert [each.arch for each in served("x86-64:avx512_bf16")] == [f"x86-64:{n}" for n in names]
     assert [each.arch for each in served("x86-64:avx2")] == ["x86-64:avx2"]
@@ -287,8 +289,8 @@ def test_levels_are_served_from_the_highest_down(monkeypatch):
     [{"cpp.march": "x86-64"}, {"cpp.simdlen": 256}, {"cpp_wrapper": True}, {"max_autotune": True}],
 )
 def test_who_says_how_c_is_compiled_gets_that(options):
+    from ipex_inductor.compiler.request import Request
     from ipex_inductor.config import resolve
-    from ipex_inductor.request import Request
 
     def levels_of(options):
         config = resolve(None, options, compat.inductor_option_types())
@@ -301,26 +303,26 @@ def test_who_says_how_c_is_compiled_gets_that(options):
 
 def test_a_torch_without_a_setting_has_none_of_it(monkeypatch):
     """As 2.11 has no `cpp.march`: what is asked there is no error."""
-    from ipex_inductor import request
+    from ipex_inductor.compiler import request
     from ipex_inductor.config import resolve
 
     monkeypatch.setattr(request, "TOLD", ("cpp.no_such_setting",))
     config = resolve(None, {}, compat.inductor_option_types())
     gm = torch.fx.symbolic_trace(nn.Linear(2, 2))
-    assert request.Request(gm, [torch.ones(2, 2)], config).levels() == levels.served()
+    assert request.Request(gm, [torch.ones(2, 2)], config).levels() == x86_levels.served()
 
 
 @on_x86
 def test_the_very_cpus_own_entry_comes_first(monkeypatch):
     """Then the highest level that is there; where there is none, this CPU's is made."""
-    low, high = (levels.LEVELS[f"x86-64:{name}"] for name in ("avx2", "avx512"))
+    low, high = (x86_levels.LEVELS[f"x86-64:{name}"] for name in ("avx2", "avx512"))
     there = set()
     monkeypatch.setattr(
-        graph_files.opened, "store", lambda: SimpleNamespace(holds=there.__contains__)
+        graph_cache.opened, "store", lambda: SimpleNamespace(holds=there.__contains__)
     )
 
     def found():
-        return graph_files._which(lambda level: level and level.arch, (high, low))
+        return graph_cache._which(lambda level: level and level.arch, (high, low))
 
     assert found() == (None, None, (high.arch, low.arch))
     there.add(low.arch)
@@ -329,13 +331,13 @@ def test_the_very_cpus_own_entry_comes_first(monkeypatch):
     assert found() == (high.arch, high, ())
     there.add(None)
     assert found() == (None, None, ())
-    with levels.ahead(low):
+    with x86_levels.ahead(low):
         assert found() == (low.arch, low, ())
 
 
 def test_a_kernel_for_others_is_found_by_any_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("IPEX_HOME", str(tmp_path))
-    level = next((each for each in levels.served() if each.arch == OWN), None)
+    level = next((each for each in x86_levels.served() if each.arch == OWN), None)
     if level is None:
         pytest.skip("not a level")
     asked, problem = [], (("template", "test of levels"),)
@@ -344,7 +346,7 @@ def test_a_kernel_for_others_is_found_by_any_compiler(tmp_path, monkeypatch):
         asked.append(1)
         return 'extern "C" int answer() { return 42; }'
 
-    with levels.described(level):
+    with x86_levels.described(level):
         cpp.ship(source, problem)
     monkeypatch.setattr(cpp.toolkit, "compiler_named", lambda: "another, 1 bytes")
     monkeypatch.setenv("CPATH", "/elsewhere")

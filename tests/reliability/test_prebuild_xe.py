@@ -15,19 +15,21 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from typer.testing import CliRunner
 
-from ipex_inductor import compat, decisions, inner, outer
+from ipex_inductor import compat
 from ipex_inductor.autotune.pool import Estimate
 from ipex_inductor.autotune.record import encode
 from ipex_inductor.autotune.select import Selection
-from ipex_inductor.choices import offered
 from ipex_inductor.cli import app
+from ipex_inductor.compiler import compile_fx, inner_compile
+from ipex_inductor.compiler.kernel_selection import offered
+from ipex_inductor.compiler.request import Request
 from ipex_inductor.config import resolve
 from ipex_inductor.errors import DeviceError, MissingPackageError, TargetError
 from ipex_inductor.optim import FusedStep, Lamb, Lars
 from ipex_inductor.prebuild import described_xpu, graphs, sycl
-from ipex_inductor.request import Request
-from ipex_inductor.target import CHIPS, current
-from ipex_inductor.target import described as target
+from ipex_inductor.reporting import decisions
+from ipex_inductor.target.device import CHIPS, current
+from ipex_inductor.target.device import described as target
 from ipex_inductor.templates.sycl import ocloc, tiles, worker
 
 XPU = torch.device("xpu", 0)
@@ -52,7 +54,7 @@ def seen(model, inputs, name, learn):
     """`learn` gets each graph of `model` on that described GPU."""
 
     def told(gm, given):
-        eager = inner.copied(gm)
+        eager = inner_compile.copied(gm)
         learn(gm, given)
         return eager.forward
 
@@ -108,7 +110,7 @@ def lowered(model, inputs, name, selected=None, **options):
         report = decisions.GraphReport()
         reports.append(report)
         with pytest.raises(Exception, match="StopIteration"):
-            outer.compiled(request(gm, given, **options), selected or {}, report, None)
+            compile_fx.compiled(request(gm, given, **options), selected or {}, report, None)
 
     GraphLowering.compile_to_module = written
     try:
@@ -225,7 +227,7 @@ def test_without_a_record_the_library_is_kept_and_it_is_said():
     report = decisions.GraphReport()
 
     def learn(gm, given):
-        outer.compiled(request(gm, given), {}, report, None, compat.read_inner)
+        compile_fx.compiled(request(gm, given), {}, report, None, compat.read_inner)
 
     assert seen(*large(), "xe:bmg", learn) == []
     said = [str(e) for e in report.events if e.kind == "choice" and "nothing is recorded" in str(e)]
@@ -413,7 +415,7 @@ def watch(event, given):
 import torch
 import ipex_inductor
 from ipex_inductor.optim import planning
-from ipex_inductor.optim.batches_sycl import SyclBatch
+from ipex_inductor.optim.launch_groups_sycl import SyclBatch
 from test_prebuild_xe import FORMULAS, optimizers
 sys.addaudithook(watch)
 ipex_inductor.use_bundle(sys.argv[1], allow_unsigned=True)

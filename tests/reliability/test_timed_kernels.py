@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ipex_inductor import timed_kernels
 from ipex_inductor.aot_cache import workroom
 from ipex_inductor.aot_cache.entry import unpack_any
+from ipex_inductor.compiler import timed_kernels
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="here is a real GPU")
 
@@ -29,7 +29,7 @@ from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
 from ipex_inductor import compat, timed_kernels
 from ipex_inductor.aot_cache import workroom
 from ipex_inductor.prebuild import described, graphs
-from ipex_inductor.target import described as target
+from ipex_inductor.target.device import described as target
 
 compat.why_not_for = lambda kind: ""  # this build of torch stands for one with CUDA
 told = json.loads(sys.argv[1])

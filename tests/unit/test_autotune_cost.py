@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from records import PROVENANCE, timed
 from typer.testing import CliRunner
 
-from ipex_inductor import target
-from ipex_inductor.autotune import cost, fitting, guess, guess_fitting, select
+from ipex_inductor.autotune import cost, fitting, guess_fitting, predictor, select
 from ipex_inductor.autotune.cost import Model
 from ipex_inductor.autotune.database import write
 from ipex_inductor.autotune.pool import pool
@@ -27,9 +26,9 @@ from ipex_inductor.autotune.record import (
 from ipex_inductor.autotune.space import why_refused
 from ipex_inductor.cli import app
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
-from ipex_inductor.lowerings.listed import Offer
-from ipex_inductor.lowerings.tuner import _ranked
+from ipex_inductor.lowerings.problem.selector_hook import Offer
+from ipex_inductor.lowerings.tune.tuner import _ranked
+from ipex_inductor.target import device as target
 
 H200 = "sm_90:NVIDIA-H200"
 MM, BMM = "aten.mm.default", "aten.bmm.default"
@@ -270,7 +269,7 @@ def test_the_command_writes_the_model_and_says_what_it_is_worth(
     words = " ".join(done.stdout.split())
     assert "aten.bmm.default with an epilogue one of 5 templates, if 1.47 times as fast" in words
     assert "aten.mm.default the library's: families of sizes" in words
-    written = tmp_path / "home" / "autotune" / guess.file_name(H200)
+    written = tmp_path / "home" / "autotune" / predictor.file_name(H200)
     assert written.read_bytes() == encode(guesser) + b"\n"
     assert {encode(r) for r in read} == {encode(r) for r in known}
     assert select.cost_model(H200) == fitted[0]

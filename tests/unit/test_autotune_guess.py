@@ -10,12 +10,11 @@ import pytest
 from msgspec.structs import replace
 from records import PROVENANCE, failed, timed
 
-from ipex_inductor import target
-from ipex_inductor.autotune import fitting, guess, guess_fitting, select
+from ipex_inductor.autotune import fitting, guess_fitting, predictor, select
 from ipex_inductor.autotune.database import Records
-from ipex_inductor.autotune.guess import Guess, Guesser
 from ipex_inductor.autotune.guess_fitting import Held, errors_of, families_of, judged, margin
 from ipex_inductor.autotune.pool import pool
+from ipex_inductor.autotune.predictor import Guess, Guesser
 from ipex_inductor.autotune.record import (
     Choice,
     Operand,
@@ -27,7 +26,7 @@ from ipex_inductor.autotune.record import (
     encode,
 )
 from ipex_inductor.autotune.select import Selection
-from ipex_inductor.lowerings import spaces  # noqa: F401  what records may name
+from ipex_inductor.target import device
 
 H200 = "sm_90:NVIDIA-H200"
 BMM, MM = "aten.bmm.default", "aten.mm.default"
@@ -238,7 +237,7 @@ def test_fitting_does_not_depend_on_the_order_of_records():
 def test_the_library_pays_for_an_epilogue_and_for_rows_of_odd_lengths():
     known = shipped().libraries
     times = [known.microseconds(scores(96, 512, epilogue=e)) for e in (SCALED, "")]
-    moved = 2 * 96 * 512 * 512 * 2 / target.described("h200").bandwidth * 1e6
+    moved = 2 * 96 * 512 * 512 * 2 / device.described("h200").bandwidth * 1e6
     assert times[0] - times[1] > moved
     assert known.microseconds(scores(96, 509)) > known.microseconds(scores(96, 512))
     assert known.microseconds(replace(scores(96, 512), op="aten.relu.default")) is None
@@ -357,7 +356,7 @@ def test_the_library_is_named_where_the_margin_is_not_reached(tmp_path):
     folder = tmp_path / "home" / "autotune"
     folder.mkdir(parents=True, mode=0o700)
     (tmp_path / "home").chmod(0o700)
-    (folder / guess.file_name(H200)).write_bytes(encode(strict))
+    (folder / predictor.file_name(H200)).write_bytes(encode(strict))
     every = tuple(t for c in known.classes for t in c.templates)
     found = select.guessed(scores(96, 512), [LIBRARY, *every], LIBRARY)
     assert isinstance(found, Selection)
@@ -369,12 +368,12 @@ def test_the_library_is_named_where_the_margin_is_not_reached(tmp_path):
 def test_it_is_read_from_the_first_folder_that_has_a_good_one(tmp_path):
     own = tmp_path / "own"
     own.mkdir()
-    file, good = own / guess.file_name(H200), json.loads(encode(shipped()))
+    file, good = own / predictor.file_name(H200), json.loads(encode(shipped()))
     folders = [own, select.SHIPPED]
     mine = replace(shipped(), libraries=replace(shipped().libraries, launch=2.0))
     file.write_bytes(encode(mine))
-    assert guess.load(folders, H200) == mine
-    assert guess.load(folders, "sm_80:other") is None
+    assert predictor.load(folders, H200) == mine
+    assert predictor.load(folders, "sm_80:other") is None
     for spoilt in (
         {"classes": "all"},
         {"libraries": good["libraries"] | {"launch": 400.0}},
@@ -385,9 +384,9 @@ def test_it_is_read_from_the_first_folder_that_has_a_good_one(tmp_path):
         {"more": 1},
     ):
         file.write_text(json.dumps(good | spoilt))
-        assert guess.load(folders, H200) == shipped()
+        assert predictor.load(folders, H200) == shipped()
     file.write_bytes(b"\xff{")
-    assert guess.load(folders, H200) == shipped()
+    assert predictor.load(folders, H200) == shipped()
 
 
 def test_it_is_known_of_which_ops_it_may_take_templates():

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from ipex_inductor.autotune import clocks, measure
+from ipex_inductor.autotune import measure, timers
 from ipex_inductor.autotune.measure import (
     Candidate,
     Judge,
@@ -438,7 +438,7 @@ def test_the_cpu_clock_takes_every_buffer_in_turn_and_counts_one_call():
         time.sleep(100e-6)
 
     buffers = [[n] for n in range(7)]
-    round = clocks.CpuClock().prepare(run, buffers)
+    round = timers.CpuClock().prepare(run, buffers)
     del met[:]
     microseconds = [round() for _ in range(10)]
     assert met == [n % 7 for n in range(met[0], met[0] + len(met))]
@@ -446,9 +446,9 @@ def test_the_cpu_clock_takes_every_buffer_in_turn_and_counts_one_call():
 
 
 def test_of_two_sizes_as_many_calls_of_each(monkeypatch):
-    monkeypatch.setattr(clocks, "CPU_SAMPLES", 1)
+    monkeypatch.setattr(timers, "CPU_SAMPLES", 1)
     met = []
-    round = clocks.CpuClock().prepare(lambda i: met.append(i[0]), [["a"], ["b"]] * 3, sizes=2)
+    round = timers.CpuClock().prepare(lambda i: met.append(i[0]), [["a"], ["b"]] * 3, sizes=2)
     del met[:]
     round()
     assert met.count("a") == met.count("b") > 0
@@ -456,16 +456,16 @@ def test_of_two_sizes_as_many_calls_of_each(monkeypatch):
 
 @pytest.mark.parametrize("size", [1, 10**6, 10**9, 10**12])
 def test_buffers_are_more_than_the_caches_and_less_than_memory(size):
-    count = clocks.buffers_against_caches(CPU, size)
-    assert 1 <= count <= clocks.MOST_BUFFERS
-    assert count * size <= max(size, clocks.MOST_BYTES)
+    count = timers.buffers_against_caches(CPU, size)
+    assert 1 <= count <= timers.MOST_BUFFERS
+    assert count * size <= max(size, timers.MOST_BYTES)
     if 10**5 < size < 10**9:
-        assert count * size >= clocks._cache(CPU)
+        assert count * size >= timers._cache(CPU)
 
 
 def test_moved_buffers_are_copies_elsewhere():
     buffers = [[torch.randn(4, 6).t(), torch.randn(3, 1).expand(3, 5)] for _ in range(2)]
-    for inputs, copies in zip(buffers, clocks.moved(buffers, seed=1), strict=True):
+    for inputs, copies in zip(buffers, timers.moved(buffers, seed=1), strict=True):
         for tensor, copy in zip(inputs, copies, strict=True):
             assert torch.equal(tensor, copy)
             assert tensor.stride() == copy.stride()
@@ -479,7 +479,7 @@ def test_a_round_of_a_gpu_is_followed_by_a_rest(monkeypatch):
         now[0] += 3.0
         return 7.0
 
-    monkeypatch.setattr(clocks.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(clocks.time, "sleep", rests.append)
-    assert clocks._resting(round)() == 7.0
+    monkeypatch.setattr(timers.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(timers.time, "sleep", rests.append)
+    assert timers._resting(round)() == 7.0
     assert rests == [3.0]

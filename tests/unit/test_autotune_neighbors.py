@@ -9,16 +9,17 @@ from msgspec.structs import replace
 from records import PROVENANCE
 from shipped import H200, TABLES
 
-from ipex_inductor import compat, target
-from ipex_inductor.autotune import neighbors, select
+from ipex_inductor import compat
+from ipex_inductor.autotune import nearest_shape, select
 from ipex_inductor.autotune.database import Records, write
 from ipex_inductor.autotune.record import Operand, Outcome, Problem, Record, encode
-from ipex_inductor.lowerings import library
+from ipex_inductor.lowerings.select import library
+from ipex_inductor.target import device
 
-A100 = target.described("a100-80gb")
+A100 = device.described("a100-80gb")
 USUAL = {"binary": "none", "other": None, "scalars": (), "packed": "", "unary": "none"}
 SETTING = "cudnn.benchmark"
-OPS = (neighbors.CONVOLUTION, *neighbors.LAYERS, neighbors.SHORTCUT)
+OPS = (nearest_shape.CONVOLUTION, *nearest_shape.LAYERS, nearest_shape.SHORTCUT)
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +135,7 @@ def test_held_out_neighbors_say_what_was_measured():
     """
     measured = {}
     for record in Records(*TABLES):
-        if neighbors.kind(record.problem) is not None and record.problem.op in OPS:
+        if nearest_shape.kind(record.problem) is not None and record.problem.op in OPS:
             times = {encode(o.choice): o.timing.p50 for o in record.outcomes if o.timing}
             measured[encode(record.problem)] = record.problem, times
     verdicts, slower = Counter(), []

@@ -6,7 +6,7 @@ import pytest
 
 from ipex_inductor.autotune.record import encode
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.lowerings.shapes import problems
+from ipex_inductor.lowerings.problem.shapes import problems
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "tuning_problems.txt"
 

@@ -11,15 +11,18 @@ from records import PROVENANCE, timed
 from shipped import H200, TABLES, of_batch, offered_on
 from torch._subclasses import FakeTensorMode
 
-from ipex_inductor import compat, target
-from ipex_inductor.autotune import select, stand_ins
+from ipex_inductor import compat
+from ipex_inductor.autotune import fallback_sources, select
 from ipex_inductor.autotune.database import Records, Shard, write
 from ipex_inductor.autotune.pool import pool
 from ipex_inductor.autotune.record import Choice, Outcome, Record, decode_problem, encode
 from ipex_inductor.autotune.table import file_name, winners
+from ipex_inductor.compiler.request import Request
 from ipex_inductor.config import resolve
-from ipex_inductor.lowerings import library, listed, selection, shapes, templated
-from ipex_inductor.request import Request
+from ipex_inductor.lowerings.common import templated
+from ipex_inductor.lowerings.problem import selector_hook, shapes
+from ipex_inductor.lowerings.select import library, selection
+from ipex_inductor.target import device as target
 
 PROBLEMS = Path(__file__).parents[2] / "benchmarks" / "tuning_problems.txt"
 CONVOLUTION = "ipex.conv.default"
@@ -129,7 +132,7 @@ def test_nothing_is_derived_of_torchs_own_ops(of_torch):
 
 def test_what_stands_in_is_there_for_gpus_that_are_described():
     """Whose multiprocessors and shared memory are known, or are those of all of their level."""
-    for arch in stand_ins.gpus():
+    for arch in fallback_sources.gpus():
         level = arch.split(":")[0]
         alike = [t for t in target.table() if t.arch == level]
         own = [t for t in alike if str(t) == arch]
@@ -209,7 +212,7 @@ def test_calls_are_looked_up_in_a_table_only_where_no_records_come_first(
     gpu, monkeypatch, tmp_path
 ):
     arch = str(target.described(gpu))
-    monkeypatch.setattr(listed, "arch_of", lambda device: arch)
+    monkeypatch.setattr(selector_hook, "arch_of", lambda device: arch)
     monkeypatch.setattr(selection, "arch_of", lambda device: arch)
     gm, none = torch.fx.symbolic_trace(torch.nn.Identity()), str(tmp_path / "none")
 

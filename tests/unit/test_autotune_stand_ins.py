@@ -11,7 +11,7 @@ from ipex_inductor import compat
 from ipex_inductor.autotune import select
 from ipex_inductor.autotune.database import Shard, write
 from ipex_inductor.autotune.record import Outcome, Record, decode_problem, encode
-from ipex_inductor.lowerings import library
+from ipex_inductor.lowerings.select import library
 
 CONVOLUTION = "ipex.conv.default"
 STREAMED = "ipex.triton.streamed"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from keys import KEY, blob, key
 
 import ipex_inductor
-from ipex_inductor.aot_cache import disk, manifest, notices, packing, signing, trust, use
+from ipex_inductor.aot_cache import disk, log_once, manifest, packing, signing, trust, use
 from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.entry import CorruptError, Entry
 from ipex_inductor.aot_cache.key import Key, nearest
@@ -37,7 +37,7 @@ def trust_folder(monkeypatch, tmp_path):
     monkeypatch.delenv("IPEX_AOT_BUNDLES", raising=False)
     monkeypatch.setattr(use, "_used", [])
     use._from_environment.cache_clear()
-    notices.say.cache_clear()
+    log_once.say.cache_clear()
     yield tmp_path / "ipex" / "trust"
     use._from_environment.cache_clear()
 

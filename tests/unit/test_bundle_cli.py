@@ -9,7 +9,7 @@ from bundles import SERIAL, filled, packed, pair
 from keys import KEY, blob, key
 from typer.testing import CliRunner
 
-from ipex_inductor.aot_cache import notices, signing, trust
+from ipex_inductor.aot_cache import log_once, signing, trust
 from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.store import Store
@@ -20,7 +20,7 @@ from ipex_inductor.cli.cache_trust import VERBS
 @pytest.fixture(autouse=True)
 def here(monkeypatch, tmp_path):
     """The kernel cache of the user; the test is in a folder of his."""
-    notices.say.cache_clear()
+    log_once.say.cache_clear()
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "ipex"))
     monkeypatch.chdir(tmp_path)

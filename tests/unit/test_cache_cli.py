@@ -8,9 +8,9 @@ import pytest
 from keys import blob, key
 from typer.testing import CliRunner
 
-from ipex_inductor.aot_cache import notices
+from ipex_inductor.aot_cache import log_once
 from ipex_inductor.aot_cache.key import Key
-from ipex_inductor.aot_cache.room import quota_of
+from ipex_inductor.aot_cache.quota import quota_of
 from ipex_inductor.aot_cache.store import Store
 from ipex_inductor.cli import app
 from ipex_inductor.cli.cache import VERBS
@@ -19,7 +19,7 @@ from ipex_inductor.cli.cache_shared import size
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch, tmp_path):
-    notices.say.cache_clear()
+    log_once.say.cache_clear()
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "ipex"))
     return tmp_path / "ipex" / "kernels" / "1"

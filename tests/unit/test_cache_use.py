@@ -8,9 +8,9 @@ import pytest
 from keys import blob, key
 from typer.testing import CliRunner
 
-from ipex_inductor.aot_cache import notices, opened, use
+from ipex_inductor.aot_cache import default_store, log_once, use
 from ipex_inductor.aot_cache.entry import Entry
-from ipex_inductor.aot_cache.room import QUOTA
+from ipex_inductor.aot_cache.quota import QUOTA
 from ipex_inductor.aot_cache.store import Store
 from ipex_inductor.cli import app
 
@@ -20,7 +20,7 @@ def _as_a_new_process(monkeypatch, tmp_path):
     for name in ("LAYERS", "REMOTES", "WRITE_BACK", "QUOTA", "BUNDLES"):
         monkeypatch.delenv(f"IPEX_AOT_{name}", raising=False)
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
-    notices.say.cache_clear()
+    log_once.say.cache_clear()
 
 
 def said(caplog):
@@ -64,7 +64,7 @@ def test_the_store_of_the_process_has_them(monkeypatch, tmp_path):
     monkeypatch.setenv("IPEX_AOT_LAYERS", str(tmp_path / "layer"))
     monkeypatch.setenv("IPEX_AOT_REMOTES", (tmp_path / "remote").as_uri())
     monkeypatch.setenv("IPEX_AOT_QUOTA", "1GiB")
-    store = opened.store()
+    store = default_store.store()
     found = [store.get(key(number)) for number in range(2)]
     assert found == [Entry({"n": number}, blob(number)) for number in range(2)]
     counted = store.counts()

@@ -14,14 +14,15 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ipex_inductor import compat, decisions, explain
+from ipex_inductor import compat, explain
 from ipex_inductor.capture import cuda, policy, reasons
 from ipex_inductor.capture.code import CapturedCode
 from ipex_inductor.capture.cuda import Time
 from ipex_inductor.capture.policy import CAPTURES, MOVED, NAME, ROUNDS, WARM_UP, Calls
 from ipex_inductor.compat import uncapturable
-from ipex_inductor.decisions import GraphReport
-from ipex_inductor.request import Request
+from ipex_inductor.compiler.request import Request
+from ipex_inductor.reporting import decisions
+from ipex_inductor.reporting.decisions import GraphReport
 
 aten = torch.ops.aten
 

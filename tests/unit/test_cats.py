@@ -8,8 +8,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ipex_inductor import compat, lowerings
-from ipex_inductor.decisions import GraphReport
-from ipex_inductor.passes import cats
+from ipex_inductor.passes.layout import cats
+from ipex_inductor.reporting.decisions import GraphReport
 
 OURS = torch.ops.ipex.cat.default
 LAST = torch.channels_last

@@ -9,10 +9,10 @@ from torch._inductor.choices import InductorChoices
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 
-from ipex_inductor import decisions
-from ipex_inductor.lowerings import channel_tiles
+from ipex_inductor.lowerings.pointwise import channel_tiles
 from ipex_inductor.prebuild import graphs
-from ipex_inductor.target import described
+from ipex_inductor.reporting import decisions
+from ipex_inductor.target.device import described
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="here is a real GPU")
 

@@ -12,10 +12,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ipex_inductor import ops  # noqa: F401  registers the ipex:: ops
-from ipex_inductor.decisions import GraphReport
-from ipex_inductor.passes import channels_last
+from ipex_inductor.passes.engine.whole_ops import reduced_table
 from ipex_inductor.passes.joint import WHOLE
-from ipex_inductor.passes.whole_ops import reduced_table
+from ipex_inductor.passes.layout import channels_last
+from ipex_inductor.reporting.decisions import GraphReport
 
 aten, LAST = torch.ops.aten, torch.channels_last
 

@@ -13,9 +13,10 @@ import weakref
 import pytest
 import torch
 
-from ipex_inductor import collector, compat
+from ipex_inductor import compat
 from ipex_inductor.backend import compile_graph
 from ipex_inductor.errors import OptionError
+from ipex_inductor.runtime import gc_pause
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -37,38 +38,38 @@ def test_it_is_off_inside_and_on_again_whatever_is_raised():
         assert not gc.isenabled()
         raise KeyError
 
-    with pytest.raises(KeyError), collector.paused():
+    with pytest.raises(KeyError), gc_pause.paused():
         fail()
     assert gc.isenabled()
 
 
 def test_one_that_was_off_stays_off():
     gc.disable()
-    with collector.paused():
-        collector.resume()
+    with gc_pause.paused():
+        gc_pause.resume()
         assert not gc.isenabled()
     assert not gc.isenabled()
 
 
 def test_resumed_before_the_end_it_is_on():
-    with collector.paused():
-        collector.resume()
+    with gc_pause.paused():
+        gc_pause.resume()
         assert gc.isenabled()
-        collector.resume()
+        gc_pause.resume()
     assert gc.isenabled()
-    collector.resume()
+    gc_pause.resume()
 
 
 def test_threads_that_overlap_wait_for_the_last():
     inside, leave = threading.Event(), threading.Event()
 
     def other():
-        with collector.paused():
+        with gc_pause.paused():
             inside.set()
             leave.wait(10)
 
     thread = threading.Thread(target=other)
-    with collector.paused():
+    with gc_pause.paused():
         thread.start()
         assert inside.wait(10)
     assert not gc.isenabled()
@@ -78,7 +79,7 @@ def test_threads_that_overlap_wait_for_the_last():
 
 
 def test_a_forked_child_collects():
-    with collector.paused():
+    with gc_pause.paused():
         child = os.fork()
         if not child:
             os._exit(0 if gc.isenabled() else 1)
@@ -125,7 +126,7 @@ def test_what_was_made_meanwhile_is_old_then_and_still_collected():
     thresholds = gc.get_threshold()
     gc.set_threshold(100, 1, 1)  # a full one soon, if a quarter more has come
     gc.collect()
-    with collector.paused():
+    with gc_pause.paused():
         kept = [[] for _ in range(200_000)]
         node = Node()
         node.itself = node
@@ -150,7 +151,7 @@ def test_what_users_froze_stays_frozen():
     try:
         frozen = gc.get_freeze_count()
         assert frozen > len(kept)
-        with collector.paused():
+        with gc_pause.paused():
             pass
         # Of what was frozen some temporaries die meanwhile; all would be thawed, or all be frozen.
         assert abs(gc.get_freeze_count() - frozen) < len(kept)
@@ -160,12 +161,12 @@ def test_what_users_froze_stays_frozen():
 
 def test_put_off_it_is_as_before_after_the_next_resume():
     usual = gc.get_threshold()
-    collector.put_off()
-    collector.put_off()
+    gc_pause.put_off()
+    gc_pause.put_off()
     assert gc.get_threshold() == (500_000, *usual[1:])
-    collector.resume()
+    gc_pause.resume()
     assert gc.get_threshold() == usual
-    collector.resume()
+    gc_pause.resume()
     assert gc.get_threshold() == usual
 
 
@@ -176,7 +177,7 @@ def test_put_off_it_still_collects():
         pass
 
     gc.collect()
-    collector.put_off()
+    gc_pause.put_off()
     node = Node()
     node.itself = node
     dead = weakref.ref(node)
@@ -189,22 +190,22 @@ def test_put_off_it_still_collects():
 @pytest.mark.parametrize("own", [0, 600_000])
 def test_thresholds_of_users_that_collect_less_stay(own):
     gc.set_threshold(own, 10, 10)
-    collector.put_off()
+    gc_pause.put_off()
     assert gc.get_threshold()[0] == own
-    collector.resume()
+    gc_pause.resume()
     assert gc.get_threshold()[0] == own
 
 
 def test_a_threshold_that_users_set_meanwhile_stays():
-    collector.put_off()
+    gc_pause.put_off()
     gc.set_threshold(1234, 10, 10)
-    collector.resume()
+    gc_pause.resume()
     assert gc.get_threshold()[0] == 1234
 
 
 def test_a_child_forked_meanwhile_collects_as_usual():
     usual = gc.get_threshold()
-    collector.put_off()
+    gc_pause.put_off()
     child = os.fork()
     if not child:
         os._exit(0 if gc.get_threshold() == usual else 1)
@@ -297,8 +298,8 @@ def test_torchs_own_dynamo_is_imported_without_a_collection(fresh):
 
 
 def test_a_block_within_another_of_its_thread_changes_nothing():
-    with collector.paused():
-        with collector.paused():
+    with gc_pause.paused():
+        with gc_pause.paused():
             assert not gc.isenabled()
         assert not gc.isenabled()
     assert gc.isenabled()
@@ -308,10 +309,10 @@ def test_a_block_within_another_of_its_thread_changes_nothing():
 def twin(tmp_path, monkeypatch):
     """A module in Dynamo's place; what it holds is for the test to write."""
     name = f"dynamos_twin_{os.getpid()}"
-    monkeypatch.setattr(collector, "DYNAMO", name)
+    monkeypatch.setattr(gc_pause, "DYNAMO", name)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     monkeypatch.syspath_prepend(tmp_path)
-    collector.pause_while_dynamo_is_imported()
+    gc_pause.pause_while_dynamo_is_imported()
     yield tmp_path / f"{name}.py"
     sys.modules.pop(name, None)
 
@@ -379,7 +380,7 @@ def test_other_finders_are_asked_as_ever(twin):
     first = Finder(None)
     last = Finder(importlib.util.spec_from_loader(twin.stem, loader))
     sys.meta_path[:0] = [first]
-    at = next(i for i, f in enumerate(sys.meta_path) if f is collector._DynamosFinder)
+    at = next(i for i, f in enumerate(sys.meta_path) if f is gc_pause._DynamosFinder)
     sys.meta_path[at + 1 : at + 1] = [object(), last]
     twin.write_text(LOOK)
     assert imported(twin).on == "theirs"

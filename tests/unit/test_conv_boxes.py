@@ -12,8 +12,9 @@ from quick_ones import few_with_each
 from rendered import compiled, ready, within_limits
 
 from ipex_inductor.autotune.space import why_unknown
-from ipex_inductor.lowerings import library, shapes
-from ipex_inductor.templates import conv_boxes
+from ipex_inductor.lowerings.problem import shapes
+from ipex_inductor.lowerings.select import library
+from ipex_inductor.templates.triton import conv_tma
 
 NAME = "ipex.triton.boxes"
 RESNET = "128x128x28x28:L 128x128x3x3:L 128"
@@ -84,7 +85,7 @@ def test_offered_for(name):
     ],
 )
 def test_a_box_leaves_little_empty(pixels, sizes, sides):
-    assert conv_boxes.box(pixels, *sizes) == sides
+    assert conv_tma.box(pixels, *sizes) == sides
 
 
 @pytest.mark.parametrize(
@@ -109,8 +110,8 @@ EVERY = [
     for gpu in GPUS
     for dtype in ("bfloat16", "float16")
     for shape in SHAPES
-    for tile in conv_boxes.TILES
-    if conv_boxes.fits(tile, shape[1][0])
+    for tile in conv_tma.TILES
+    if conv_tma.fits(tile, shape[1][0])
 ]
 
 

@@ -23,12 +23,12 @@ from torch._inductor.graph import GraphLowering
 from ipex_inductor import lowerings
 from ipex_inductor.ops.grouped import Blocks
 from ipex_inductor.ops.stem import TERMS, arranged, image_of, restored, runs, sides
-from ipex_inductor.target import described
-from ipex_inductor.templates import (
+from ipex_inductor.target.device import described
+from ipex_inductor.templates.triton import (
     conv_depthwise,
     conv_fprop,
     conv_grouped,
-    conv_stem,
+    conv_small_channel,
     conv_strips,
 )
 
@@ -82,9 +82,9 @@ def test_no_tile_of_the_stem_has_more_than_four_warps():
 
     The stem's is written out, which was not seen to fail; nobody looked there with 8 either.
     """
-    assert {tile.num_warps for tile in conv_stem.TILES} == {4}
-    assert "for step" in conv_stem.SOURCE
-    assert "tl.range" not in conv_stem.SOURCE
+    assert {tile.num_warps for tile in conv_small_channel.TILES} == {4}
+    assert "for step" in conv_small_channel.SOURCE
+    assert "tl.range" not in conv_small_channel.SOURCE
 
 
 @pytest.mark.parametrize("last", [True, False])
@@ -109,8 +109,8 @@ def stem_of_resnet(tile, dtype):
 
 MOST_REGISTERS = 200  # of 65536, so that two blocks of 128 threads run at once
 A_FEW = 16  # bytes that ptxas keeps for itself, of no register
-WIDE = conv_stem.TILES[6]
-WIDE_FIRST = sorted(conv_stem.TILES, key=lambda tile: tile != WIDE)
+WIDE = conv_small_channel.TILES[6]
+WIDE_FIRST = sorted(conv_small_channel.TILES, key=lambda tile: tile != WIDE)
 # The first each time: test_every_template.py has a small tile of each dtype for each of them.
 GPUS = ("h200", "a100-80gb", "b200", "mi300x")
 DTYPES = ("bfloat16", "float16", "float32")

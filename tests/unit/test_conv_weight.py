@@ -27,17 +27,19 @@ from ipex_inductor.autotune.pool import Estimate
 from ipex_inductor.autotune.record import Record, encode
 from ipex_inductor.autotune.select import Selection
 from ipex_inductor.autotune.space import why_refused
-from ipex_inductor.decisions import GraphReport
-from ipex_inductor.lowerings import library, listed, peaks, shapes, tuner
-from ipex_inductor.lowerings.workload import inputs_of, problem_of
+from ipex_inductor.lowerings.problem import selector_hook, shapes
+from ipex_inductor.lowerings.problem.workload import inputs_of, problem_of
+from ipex_inductor.lowerings.select import library, peaks
+from ipex_inductor.lowerings.tune import tuner
 from ipex_inductor.ops.stem import runs
+from ipex_inductor.passes.engine.whole_ops import reduced_table
 from ipex_inductor.passes.joint import WHOLE, JointPass
-from ipex_inductor.passes.whole_ops import reduced_table
 from ipex_inductor.prebuild import described as described_gpu
-from ipex_inductor.target import described
-from ipex_inductor.templates import conv_stem_weight
-from ipex_inductor.templates.conv_stem_weight import NAME, TILES
-from ipex_inductor.templates.gpu import _module
+from ipex_inductor.reporting.decisions import GraphReport
+from ipex_inductor.target.device import described
+from ipex_inductor.templates.build.gpu import _module
+from ipex_inductor.templates.triton import conv_small_channel_weight
+from ipex_inductor.templates.triton.conv_small_channel_weight import NAME, TILES
 
 
 def test_shapes_are_many():
@@ -87,11 +89,12 @@ def fitting(x, weight, stride, padding, gpu, itemsize=2):
     """The tiles that are offered there."""
     around = [stride] * 2, [padding] * 2, True
     found = runs(x[1:], weight[2:], *around)
-    terms, room = conv_stem_weight.terms_of(found), described(gpu).shared_memory
+    terms, room = conv_small_channel_weight.terms_of(found), described(gpu).shared_memory
     return [
         tile
         for tile in TILES
-        if conv_stem_weight.fits(tile, weight[0], found) and tile.fitting(room, terms, itemsize)
+        if conv_small_channel_weight.fits(tile, weight[0], found)
+        and tile.fitting(room, terms, itemsize)
     ]
 
 
@@ -103,9 +106,9 @@ def compiled(tile, dtype, gpu, x, weight, stride, padding, steps=48):
 
     target, around = described(gpu), ([stride] * 2, [padding] * 2, True)
     sizes = x[0], x[1:], weight[0], weight[2:]
-    constants = conv_stem_weight.constants(*sizes, *around, steps, tile)
+    constants = conv_small_channel_weight.constants(*sizes, *around, steps, tile)
     given = {**constants, "ALLOW_TF32": False}
-    text = source(conv_stem_weight.SOURCE, given, constants["TERMS"], epilogue=False)
+    text = source(conv_small_channel_weight.SOURCE, given, constants["TERMS"], epilogue=False)
     types = signature(("GRAD", "X"), dtype, "float32")
     arch = int(target.arch[3:]) if target.kind == "cuda" else target.arch
     with triton.knobs.cache.scope():
@@ -146,7 +149,7 @@ def test_compiles_where_there_is_no_gpu(name, tile, dtype, gpu):
     x, weight, stride, padding = STEMS[name]
     target, made = described(gpu), compiled(tile, dtype, gpu, *STEMS[name])
     found = runs(x[1:], weight[2:], [stride] * 2, [padding] * 2, True)
-    terms = conv_stem_weight.terms_of(found)
+    terms = conv_small_channel_weight.terms_of(found)
     assert made.metadata.shared <= target.shared_memory
     registers, spilled = usage(made)
     assert spilled <= (A_FEW if (name, tile) == BEST[gpu] else A_LITTLE)
@@ -343,7 +346,7 @@ def chosen(number):
     known = {}
 
     def choose(node):
-        found = problem_of(node, listed.arch_of(node.meta["val"].device), {})
+        found = problem_of(node, selector_hook.arch_of(node.meta["val"].device), {})
         choice = library.calls(found)[number].choice
         known[encode(found)] = Selection(Estimate(choice, 5.0, 0.01), None, "recorded")
         return library.Chooser(known)(node)

@@ -10,15 +10,17 @@ import pytest
 import torch
 
 import ipex_inductor
-from ipex_inductor.aot_cache import kernels, notices, opened, toolkit
+from ipex_inductor.aot_cache import default_store, kernels, log_once, toolkit
 from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.aot_cache.entry import Entry, unpack_any
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.store import default_folder
-from ipex_inductor.optim import batches_cpu
-from ipex_inductor.target import as_cpu, current
-from ipex_inductor.templates import cpp, cpu_library, step_cpp
-from ipex_inductor.templates.step import StepKernel
+from ipex_inductor.optim import launch_groups_cpu
+from ipex_inductor.target.device import as_cpu, current
+from ipex_inductor.templates.build import cpp
+from ipex_inductor.templates.cpu import cpu_library
+from ipex_inductor.templates.optimizer import step_cpp
+from ipex_inductor.templates.optimizer.step import StepKernel
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 PROBLEM = (("template", "answer"),)
@@ -35,9 +37,9 @@ def home(monkeypatch, tmp_path):
 
 def forget():
     """As in a new process."""
-    batches_cpu._library.cache_clear()
-    opened._store_in.cache_clear()
-    notices.say.cache_clear()
+    launch_groups_cpu._library.cache_clear()
+    default_store._store_in.cache_clear()
+    log_once.say.cache_clear()
 
 
 @pytest.fixture
@@ -144,7 +146,7 @@ def test_step_kernels_have_keys_of_their_own(monkeypatch):
     ]
     for kernel in (first, *others):
         with pytest.raises(cpp.NotBuiltError):
-            batches_cpu.library(kernel)
+            launch_groups_cpu.library(kernel)
     assert len({cpp.key_of(problem).digest for problem in asked}) == len(others) + 1
 
 
@@ -263,7 +265,7 @@ def test_without_a_compiler_one_that_can_be_loaded_is_looked_for(without_compile
         known = cpp.key_of(PROBLEM)
         other = replace(known, toolkit=(("c++", f"g++ {number}"),))
         found = good if number == loadable else torn
-        opened.store().put(other, dict(found.meta), found.blob)
+        default_store.store().put(other, dict(found.meta), found.blob)
     forget()
     without_compiler()
     assert answer() == 42
@@ -324,7 +326,7 @@ def test_what_failed_once_is_not_tried_at_every_step(monkeypatch, without_compil
     wanted = StepKernel("SGD", (), "float32", "", "float32", ())
     for _ in range(3):
         with pytest.raises(cpp.NotBuiltError, match=r"no C\+\+ compiler is here"):
-            batches_cpu.library(wanted)
+            launch_groups_cpu.library(wanted)
     assert len(asked) == 1
 
 
@@ -332,11 +334,11 @@ def test_what_failed_once_is_not_tried_at_every_step(monkeypatch, without_compil
 
 
 def test_one_store_for_each_home(monkeypatch, tmp_path):
-    first = opened.store()
-    assert opened.store() is first
+    first = default_store.store()
+    assert default_store.store() is first
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "other"))
-    assert opened.store() is not first
-    assert opened.store().folder.path == tmp_path / "other" / "kernels" / "1"
+    assert default_store.store() is not first
+    assert default_store.store().folder.path == tmp_path / "other" / "kernels" / "1"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="mode bits")
@@ -345,7 +347,7 @@ def test_a_home_that_others_can_write_is_not_used(home, runs, caplog):
     default_folder().mkdir(parents=True)
     default_folder().chmod(0o777)
     for _ in range(2):
-        assert opened.store() is None
+        assert default_store.store() is None
         assert answer() == 42
     assert len(runs) == 2
     assert not entries()

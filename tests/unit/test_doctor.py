@@ -12,14 +12,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from ipex_inductor import compat, target
+from ipex_inductor import compat
 from ipex_inductor.aot_cache import toolkit
 from ipex_inductor.cli import app, doctor, doctor_sycl
 from ipex_inductor.cli.doctor import CHECKS, Check, examine
 from ipex_inductor.errors import TargetError
-from ipex_inductor.target import Target
-from ipex_inductor.templates import write_watch
+from ipex_inductor.target import device as target
+from ipex_inductor.target.device import Target
 from ipex_inductor.templates.sycl import wheels
+from ipex_inductor.templates.tensor_reader import write_watch
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,7 +5,7 @@ import os
 import pytest
 from bundles import filled, packed, pair
 
-from ipex_inductor.aot_cache import notices, packing, trust
+from ipex_inductor.aot_cache import log_once, packing, trust
 from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.store import default_folder
 from ipex_inductor.cli.doctor import CHECKS, examine
@@ -18,7 +18,7 @@ def _home(monkeypatch, tmp_path):
     for name in NAMES:
         monkeypatch.delenv(f"IPEX_AOT_{name}", raising=False)
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
-    notices.say.cache_clear()
+    log_once.say.cache_clear()
 
 
 def only(name):

@@ -24,28 +24,29 @@ from rendered import (
     within_limits,
 )
 
-from ipex_inductor.lowerings import library, shapes
-from ipex_inductor.lowerings.conv_templates import NO_TF32
-from ipex_inductor.lowerings.spaces import OURS
-from ipex_inductor.target import described
-from ipex_inductor.templates import (
-    conv_boxes,
+from ipex_inductor.lowerings.common.conv_templates import NO_TF32
+from ipex_inductor.lowerings.problem import shapes
+from ipex_inductor.lowerings.problem.spaces import OURS
+from ipex_inductor.lowerings.select import library
+from ipex_inductor.target.device import described
+from ipex_inductor.templates.triton import (
+    batch_norm_relu,
     conv_depthwise,
     conv_fprop,
     conv_grouped,
-    conv_stem,
-    conv_stem_pool,
-    conv_stem_weight,
+    conv_small_channel,
+    conv_small_channel_pool,
+    conv_small_channel_weight,
     conv_strips,
-    few_rows,
-    gated,
+    conv_tma,
+    glu,
     moments,
     persistent,
-    pipelined,
     pool,
-    preactivated,
-    shortcut,
-    streamed,
+    residual,
+    skinny,
+    software_pipelined,
+    weight_stationary,
 )
 
 GPUS = ("a100-80gb", "h200", "b200", "mi300x")
@@ -106,16 +107,16 @@ def stem_pool(x, weight, tile, left):
 def stem_weight(x, weight, tile, left):
     def make(tile, dtype, gpu):
         around = [2, 2], [1, 1], True, 48, tile
-        constants = conv_stem_weight.constants(x[0], x[1:], weight[0], weight[2:], *around)
+        constants = conv_small_channel_weight.constants(x[0], x[1:], weight[0], weight[2:], *around)
         given = {**constants, "ALLOW_TF32": False}
-        text = source(conv_stem_weight.SOURCE, given, constants["TERMS"], epilogue=False)
+        text = source(conv_small_channel_weight.SOURCE, given, constants["TERMS"], epilogue=False)
         return binary(text, signature(("GRAD", "X"), dtype, "float32"), tile, gpu)
 
     grad = [x[0], weight[0], *(side // 2 for side in x[2:])]
     sizes = f"{by(grad)}:L {by(x)}:L {by(weight)}:L"
     rest = " dilation=1,1 groups=1"
     line = text_of("conv_weight_grad", sizes, stride=2, padding=1, rest=rest)
-    name = conv_stem_weight.NAME
+    name = conv_small_channel_weight.NAME
     return Small("conv_stem_weight", name, line, lambda _: tile, make, left)
 
 
@@ -143,7 +144,7 @@ def product(template, sizes, tile, left, spills=0):
     """Of rows, with a bias, an addend and a relu."""
 
     def make(tile, dtype, gpu):
-        programs = () if template is pipelined else (described(gpu).multiprocessors,)
+        programs = () if template is software_pipelined else (described(gpu).multiprocessors,)
         constants = template.constants(*sizes, True, tile, *programs) | {"ALLOW_TF32": False}
         text = source(template.SOURCE, constants, sizes[1])
         return binary(text, signature(("X", "W"), dtype), tile, gpu)
@@ -159,22 +160,22 @@ def of_few_rows(rows, tile, left):
         constants = {"M": rows, "N": 4096, "K": 4096}
         constants |= {"x_stride": 4096, "x_step": 1, "weight_stride": 4096}
         constants |= tile.parameters(rows, 4096, getattr(torch, dtype).itemsize)
-        return binary(few_rows.source(rows == 1, tile), types, tile, gpu, "product", **constants)
+        return binary(skinny.source(rows == 1, tile), types, tile, gpu, "product", **constants)
 
     line = linear(rows, 4096, 4096)
-    return Small("few_rows", few_rows.NAME, line, lambda _: tile, make, left)
+    return Small("few_rows", skinny.NAME, line, lambda _: tile, make, left)
 
 
 def gated_pair(sizes, tile, left):
     def make(tile, dtype, gpu):
-        constants = gated.constants(*sizes, False, "silu", tile, 132) | {"ALLOW_TF32": False}
-        text = source(gated.SOURCE, constants, sizes[1], epilogue=False)
+        constants = glu.constants(*sizes, False, "silu", tile, 132) | {"ALLOW_TF32": False}
+        text = source(glu.SOURCE, constants, sizes[1], epilogue=False)
         return binary(text, signature(("X", "G", "W"), dtype), tile, gpu)
 
     rows, columns, terms = sizes
     line = f"ipex.gated_linear.default {{}} {rows}x{terms} {columns}x{terms} {columns}x{terms} "
     line += "gate_bias=None bias=None unary='silu'"
-    return Small("gated", gated.NAME, line, lambda _: tile, make, left)
+    return Small("gated", glu.NAME, line, lambda _: tile, make, left)
 
 
 def preactivation(sizes, tile, left):
@@ -182,8 +183,8 @@ def preactivation(sizes, tile, left):
 
     def make(tile, dtype, gpu):
         images, pixels, columns, *widths = sizes
-        constants = preactivated.constants(images * pixels, columns, *widths, True, tile)
-        text = source(preactivated.SOURCE, constants | {"ALLOW_TF32": False}, columns)
+        constants = batch_norm_relu.constants(images * pixels, columns, *widths, True, tile)
+        text = source(batch_norm_relu.SOURCE, constants | {"ALLOW_TF32": False}, columns)
         types = signature(("X", "A", "W", *(f"P{i}" for i in range(widths[2]))), dtype)
         return binary(text, types | {"A": "*fp32"}, tile, gpu)
 
@@ -193,7 +194,7 @@ def preactivation(sizes, tile, left):
     operands += [*[terms] * 4, *[f"{images}x{each}x{pixels}x1:L"] * parts]
     line = f"ipex.conv_preactivated.default {{}} {' '.join(map(str, operands))} "
     line += f"epsilon=1e-05 more={parts} unary='relu' scalars=()"
-    return Small("preactivated", preactivated.NAME, line, lambda _: tile, make, left)
+    return Small("preactivated", batch_norm_relu.NAME, line, lambda _: tile, make, left)
 
 
 def pooling(text, operands, tile):
@@ -231,9 +232,9 @@ PAIRS = {"float32": "two of float32 are no register", **NO_OTHERS}
 IMAGE = [128, 3, 224, 224]
 
 SMALL = {
-    "stem": conv("stem", IMAGE, [16, 3, 3, 3], conv_stem.TILES[0], 2, 1),
-    "stem and pool": stem_pool(IMAGE, [32, 3, 3, 3], conv_stem_pool.TILES[3], PAIRS),
-    "stem's weight": stem_weight(IMAGE, [16, 3, 3, 3], conv_stem_weight.TILES[0], HALVES),
+    "stem": conv("stem", IMAGE, [16, 3, 3, 3], conv_small_channel.TILES[0], 2, 1),
+    "stem and pool": stem_pool(IMAGE, [32, 3, 3, 3], conv_small_channel_pool.TILES[3], PAIRS),
+    "stem's weight": stem_weight(IMAGE, [16, 3, 3, 3], conv_small_channel_weight.TILES[0], HALVES),
     "depthwise": conv(
         *("depthwise", [64, 96, 56, 56], [96, 1, 3, 1], conv_depthwise.TILES[2]), groups=96
     ),
@@ -242,7 +243,7 @@ SMALL = {
         *("fprop", [128, 64, 56, 56], [32, 64, 1, 1], conv_fprop.TILES[5], 2), left=HALVES
     ),
     "boxes": conv(
-        *("boxes", [128, 128, 56, 56], [64, 128, 3, 3], conv_boxes.TILES[0], 1, 1), left=ON_HOPPER
+        *("boxes", [128, 128, 56, 56], [64, 128, 3, 3], conv_tma.TILES[0], 1, 1), left=ON_HOPPER
     ),
     "grouped": conv(  # two groups a block, so that a second look is compiled too
         *("grouped", [64, 96, 14, 14], [96, 8, 1, 1], conv_grouped.TILES[0], 2),
@@ -250,25 +251,33 @@ SMALL = {
         left=HALVES,
     ),
     "shortcut, streamed": ending(
-        *("streamed", [128, 16, 56, 56], 128, shortcut.STREAMED_TILES[0]), HALVES
+        *("streamed", [128, 16, 56, 56], 128, residual.STREAMED_TILES[0]), HALVES
     ),
     "shortcut, by boxes": ending(
-        *("boxes", [128, 64, 56, 56], 128, shortcut.BOXES_TILES[0]), ON_HOPPER
+        *("boxes", [128, 64, 56, 56], 128, residual.BOXES_TILES[0]), ON_HOPPER
     ),
-    "streamed": product(streamed, (401408, 64, 64), lambda _: streamed.TILES[4], HALVES),
+    "streamed": product(
+        weight_stationary, (401408, 64, 64), lambda _: weight_stationary.TILES[4], HALVES
+    ),
     "persistent": product(  # 72 bytes with an addend, and none by Triton 3.6
         *(persistent, (4096, 3072, 768), lambda _: persistent.TILES[1], ON_HOPPER), spills=80
     ),
     "pipelined": product(  # 24 with an addend number by number for sm_100, by Triton 3.7 and 3.8
-        *(pipelined, (4099, 3001, 776), lambda arch: pipelined.tiles(arch)[-1], HALVES), spills=24
+        *(
+            software_pipelined,
+            (4099, 3001, 776),
+            lambda arch: software_pipelined.tiles(arch)[-1],
+            HALVES,
+        ),
+        spills=24,
     ),
-    "gated": gated_pair((4096, 3072, 768), gated.TILES[1], ON_HOPPER),
+    "gated": gated_pair((4096, 3072, 768), glu.TILES[1], ON_HOPPER),
     "preactivated": preactivation(
-        (4, 784, 128, 128, 32, 5), preactivated.TILES[4], HALVES | NO_OTHERS
+        (4, 784, 128, 128, 32, 5), batch_norm_relu.TILES[4], HALVES | NO_OTHERS
     ),
-    "one row": of_few_rows(1, few_rows.ONE_ROW[0], ON_NVIDIA),
-    "few rows": of_few_rows(16, few_rows.ROWS[0], ON_NVIDIA),
-    "few rows, joined": of_few_rows(16, few_rows.JOINED[0], ON_NVIDIA),
+    "one row": of_few_rows(1, skinny.ONE_ROW[0], ON_NVIDIA),
+    "few rows": of_few_rows(16, skinny.ROWS[0], ON_NVIDIA),
+    "few rows, joined": of_few_rows(16, skinny.JOINED[0], ON_NVIDIA),
     "pool": pooling(pool.FORWARD, ("X", "MEAN", "RSTD", "WEIGHT"), pool.TILES[2]),
     "pool's backward": pooling(pool.BACKWARD, ("GRAD",), pool.TILES[2]),
     "moments": column_moments(401408, 256, moments.TILE),
@@ -277,7 +286,7 @@ SMALL = {
 
 def test_each_template_is_here():
     assert {small.module for small in SMALL.values()} == modules()
-    assert {small.name for small in SMALL.values()} == {*OURS, few_rows.NAME, ""}
+    assert {small.name for small in SMALL.values()} == {*OURS, skinny.NAME, ""}
 
 
 def reasons(name, dtype, gpu):

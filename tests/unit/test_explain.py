@@ -11,10 +11,11 @@ from expecttest import assert_expected_inline
 from torch.fx.experimental.proxy_tensor import make_fx
 from typer.testing import CliRunner
 
-from ipex_inductor import decisions, explanation
 from ipex_inductor.cli import app
-from ipex_inductor.decisions import Event, GraphReport
-from ipex_inductor.explanation import Break, Explanation
+from ipex_inductor.inspection import explanation
+from ipex_inductor.inspection.explanation import Break, Explanation
+from ipex_inductor.reporting import decisions
+from ipex_inductor.reporting.decisions import Event, GraphReport
 
 FRAME = 'File "/somewhere/lib/python3/site-packages/nets/model.py", line {}, in forward'
 CODE = """

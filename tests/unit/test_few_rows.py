@@ -20,14 +20,17 @@ from msgspec.structs import replace as changed
 from quick_ones import few_with_each
 from records import PROVENANCE, timed
 
-from ipex_inductor import lowerings, target
+from ipex_inductor import lowerings
 from ipex_inductor.autotune.record import Record
 from ipex_inductor.autotune.space import why_refused, why_unknown
-from ipex_inductor.lowerings import library, tuner
-from ipex_inductor.lowerings.workload import inputs_of
-from ipex_inductor.target import described
-from ipex_inductor.templates import few_rows, gpu
-from ipex_inductor.templates.few_rows import (
+from ipex_inductor.lowerings.problem.workload import inputs_of
+from ipex_inductor.lowerings.select import library
+from ipex_inductor.lowerings.tune import tuner
+from ipex_inductor.target import device as target
+from ipex_inductor.target.device import described
+from ipex_inductor.templates.build import gpu
+from ipex_inductor.templates.triton import skinny
+from ipex_inductor.templates.triton.skinny import (
     JOINED,
     ONE_ROW,
     Tile,
@@ -60,16 +63,16 @@ def far_apart():
 
 def without_a_term(part):
     """As `right`, by a kernel that leaves out the last term."""
-    whole = getattr(few_rows, part)
+    whole = getattr(skinny, part)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(few_rows, part, whole.replace("(k < K)", "(k < K - 1)"))
+        patch.setattr(skinny, part, whole.replace("(k < K)", "(k < K - 1)"))
         right()
 
 
 def without_the_other_part():
     """As `right`, where the last part of two is all."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(few_rows, "_JOINED", few_rows._JOINED.replace("result +=", "left_out ="))
+        patch.setattr(skinny, "_JOINED", skinny._JOINED.replace("result +=", "left_out ="))
         right(of=lambda tile: tile.joined)
 
 
@@ -143,7 +146,7 @@ def one_row(tile):
 
 def compiled(tile, dtype, gpu_name, rows=None, columns=4096, size=4096):
     """The kernel as machine code, for rows and a weight that are contiguous."""
-    rows = rows or (1 if one_row(tile) else few_rows.MOST)
+    rows = rows or (1 if one_row(tile) else skinny.MOST)
     given = f"*{BINARY[dtype]}"
     sizes = {"M": rows, "N": columns, "K": size}
     strides = {"x_stride": size, "x_step": 1, "weight_stride": size}
@@ -182,7 +185,7 @@ def said_of(entry, folder, what):
 @pytest.mark.parametrize(
     ("tile", "dtype", "gpu_name"),
     few_with_each(
-        itertools.product((*ONE_ROW, *few_rows.ROWS), DTYPES, GPUS),
+        itertools.product((*ONE_ROW, *skinny.ROWS), DTYPES, GPUS),
         lambda tile, dtype, gpu_name: [
             (one_row(tile), each) for each in (dtype, gpu_name.replace("b200", "h200"))
         ],
@@ -192,14 +195,14 @@ def said_of(entry, folder, what):
 def test_compiled_where_there_is_no_gpu(tile, dtype, gpu_name, tmp_path, monkeypatch):
     monkeypatch.setenv("IPEX_HOME", str(tmp_path))
     within_limits(tile, dtype, gpu_name, tmp_path)
-    if tile in few_rows.ROWS:
+    if tile in skinny.ROWS:
         within_limits(tile, dtype, gpu_name, tmp_path, rows=16, columns=11008, size=4100)
 
 
 def within_limits(tile, dtype, gpu_name, folder, **sizes):
     """No spills, registers for two programs of a multiprocessor, and memory for one."""
     device = described(gpu_name)
-    rows = sizes.get("rows", few_rows.MOST)
+    rows = sizes.get("rows", skinny.MOST)
     if device.kind == "hip":  # which has memory for two stages, and where none is offered so far
         tile = tile._replace(stages=min(tile.stages, 2))
     entry = compiled(tile, dtype, gpu_name, **sizes)
@@ -216,8 +219,8 @@ def within_limits(tile, dtype, gpu_name, folder, **sizes):
 @pytest.mark.parametrize(
     "tiles",
     [
-        (ONE_ROW[1], few_rows.ROWS[-1]),
-        pytest.param((ONE_ROW[-1], few_rows.ROWS[1]), marks=pytest.mark.slow),
+        (ONE_ROW[1], skinny.ROWS[-1]),
+        pytest.param((ONE_ROW[-1], skinny.ROWS[1]), marks=pytest.mark.slow),
     ],
     ids=["some", "others"],
 )
@@ -354,9 +357,9 @@ def test_inductor_knows_the_lowering_and_the_template():
     assert torch.ops.ipex.few_rows.default in known
     for one_row in (True, False):
         assert inductor_source(one_row).count("{{store_output(") == 1
-        template = library.linear.few_rows._template(one_row, few_rows.USUAL)
+        template = library.linear.few_rows._template(one_row, skinny.USUAL)
         assert template is library.linear.few_rows._template(
-            one_row, few_rows.USUAL
+            one_row, skinny.USUAL
         )  # a name is taken once
 
 

@@ -19,21 +19,23 @@ from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ipex_inductor.autotune import batches, neighbors
+from ipex_inductor.autotune import batches, nearest_shape
 from ipex_inductor.autotune.space import why_unknown
-from ipex_inductor.decisions import GraphReport
-from ipex_inductor.lowerings import gated as lowering
-from ipex_inductor.lowerings import library, shapes, tuner
-from ipex_inductor.lowerings.workload import inputs_of
+from ipex_inductor.lowerings.gemm import glu as lowering
+from ipex_inductor.lowerings.problem import shapes
+from ipex_inductor.lowerings.problem.workload import inputs_of
+from ipex_inductor.lowerings.select import library
+from ipex_inductor.lowerings.tune import tuner
 from ipex_inductor.ops.epilogue import UNARY
-from ipex_inductor.passes.joined import GATED
-from ipex_inductor.passes.library import place
-from ipex_inductor.passes.linear import RULES
-from ipex_inductor.passes.rule import apply_rules
-from ipex_inductor.passes.whole_ops import WHOLE, reduced_table
+from ipex_inductor.passes.engine.rule import apply_rules
+from ipex_inductor.passes.engine.whole_ops import WHOLE, reduced_table
+from ipex_inductor.passes.fusion.joined import GATED
+from ipex_inductor.passes.fusion.library import place
+from ipex_inductor.passes.fusion.linear import RULES
 from ipex_inductor.prebuild import described as described_gpu
-from ipex_inductor.target import described
-from ipex_inductor.templates import gated
+from ipex_inductor.reporting.decisions import GraphReport
+from ipex_inductor.target.device import described
+from ipex_inductor.templates.triton import glu
 
 A100, MI300X = "sm_80:NVIDIA-A100-SXM4-80GB", "gfx942:AMD-Instinct-MI300X"
 
@@ -69,7 +71,7 @@ OFFERED = {
 def test_what_is_offered(name):
     found, count = OFFERED[name]
     calls = library.calls(found)
-    assert [call.name for call in calls] == ["aten.addmm", *[gated.NAME] * count]
+    assert [call.name for call in calls] == ["aten.addmm", *[glu.NAME] * count]
     assert all(why_unknown(call.choice) is None for call in calls)
 
 
@@ -82,7 +84,7 @@ def test_a_bias_of_one_layer_alone_is_not_the_templates():
 
 
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("unary", gated.UNARY)
+@pytest.mark.parametrize("unary", glu.UNARY)
 def test_every_call_computes_the_same(unary, biased):
     """In fp64, so that only the order of the sums is another: what two layers of torch's make."""
     small = tuner.widened(problem((3, 5), 7, 16, unary, biased=biased))
@@ -110,9 +112,9 @@ def test_neighbors_differ_in_rows_and_weights():
     ours, more = problem(8192, 8192, 2048), problem((2, 8192), 8192, 2048)
     assert batches.family(ours)[0] == batches.family(problem(4096, 8192, 2048))[0]
     assert batches.family(more) == batches.family(problem(16384, 8192, 2048))
-    assert neighbors.kind(ours) == neighbors.kind(problem(8192, 14336, 4096))
-    assert neighbors.kind(ours) != neighbors.kind(problem(8192, 8192, 2048, biased=True))
-    assert neighbors.kind(ours) != neighbors.kind(problem(8192, 8191, 2048))  # uneven rows
+    assert nearest_shape.kind(ours) == nearest_shape.kind(problem(8192, 14336, 4096))
+    assert nearest_shape.kind(ours) != nearest_shape.kind(problem(8192, 8192, 2048, biased=True))
+    assert nearest_shape.kind(ours) != nearest_shape.kind(problem(8192, 8191, 2048))  # uneven rows
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +140,7 @@ def test_what_is_not_finite_stays_so(errors):
     assert max(errors["odd"]) <= gated_cases.CLOSE["float32"]
 
 
-COMPILED = [*itertools.product(gated.TILES, gated.UNARY, (False, True), ("bfloat16", "float16"))]
+COMPILED = [*itertools.product(glu.TILES, glu.UNARY, (False, True), ("bfloat16", "float16"))]
 
 
 @pytest.mark.parametrize(
@@ -147,9 +149,9 @@ COMPILED = [*itertools.product(gated.TILES, gated.UNARY, (False, True), ("bfloat
 def test_compiled_for_hopper(tile, unary, biased, dtype):
     """Nothing spills, and as many programs as the lowering starts fit on a multiprocessor."""
     target = described("h200")
-    constants = gated.constants(4096, 3000, 768, biased, unary, tile, 132) | {"ALLOW_TF32": False}
+    constants = glu.constants(4096, 3000, 768, biased, unary, tile, 132) | {"ALLOW_TF32": False}
     names = ("X", "G", "W", "GATE_BIAS") if biased else ("X", "G", "W")
-    rendered = source(gated.SOURCE, constants, 3000, epilogue=False)
+    rendered = source(glu.SOURCE, constants, 3000, epilogue=False)
     made = binary(rendered, signature(names, dtype), tile, "h200")
     registers, spilled = usage(made)
     programs = target.shared_memory // tile.shared(2)

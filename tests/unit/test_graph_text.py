@@ -13,7 +13,7 @@ from ipex_inductor.aot_cache.folder import Folder
 from ipex_inductor.aot_cache.graph_text import difference
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.store import Store
-from ipex_inductor.request import _text
+from ipex_inductor.compiler.request import _text
 
 
 def text_of(model, *inputs):

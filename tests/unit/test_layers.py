@@ -2,76 +2,52 @@
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 
-GROUND = {
-    *("errors", "config", "target", "decisions", "compat", "levels", "openmp", "weight_memory"),
-    "listing",
-}
+GROUND = {"errors", "config", "target", "reporting", "compat", "runtime"}
 MAY_IMPORT = {
     "errors": set(),
     "config": {"errors"},
-    "target": {"errors"},
-    "decisions": {"errors"},
     "compat": {"errors"},
-    "levels": {"errors", "target", "compat"},
-    "openmp": set(),
-    "weight_memory": set(),
-    "listing": set(),
+    "target": {"errors", "compat"},
+    "reporting": {"errors"},
+    "runtime": set(),
     "ops": set(),
     "aot_cache": set(),
     "templates": {"ops", "aot_cache"},
-    "autotune": {"aot_cache", "templates"},
+    "autotune": {"aot_cache"},
     "lowerings": {"templates", "autotune", "aot_cache", "ops"},
-    "optim": {"ops", "templates", "autotune", "aot_cache"},
+    "optim": {"templates"},
     "passes": {"ops", "templates"},
     "capture": set(),
-    "timed_kernels": set(),
-    "graph_files": {"aot_cache", "timed_kernels"},
-    "kernel_header": {"aot_cache"},
-    "collector": set(),
-    "progress": {"graph_files"},
-    "arguments": set(),
-    "recording": {"arguments"},
-    "request": {"graph_files", "lowerings", "autotune", "aot_cache"},
-    "inner": {"collector", "graph_files", "progress", "passes", "lowerings", "autotune", "capture"},
-    "outer": {"request", "graph_files", "inner", "passes", "lowerings", "autotune", "ops"},
-    "choices": {"request", "graph_files", "outer", "inner", "lowerings", "autotune"},
-    "plain_graph": {"request", "passes"},
-    "backend": {
-        *("collector", "request", "graph_files", "choices", "outer", "passes", "lowerings"),
-        *("recording", "autotune", "aot_cache", "plain_graph", "kernel_header", "progress"),
-    },
-    "frontend": {"collector", "passes", "optim"},
-    "watch": {"backend"},
-    "explanation": {"watch", "capture"},
-    "math_mode": set(),
-    "nn": {"ops", "optim"},
+    "compiler": {"passes", "lowerings", "autotune", "aot_cache", "ops", "capture"},
+    "backend": {"compiler", "passes", "lowerings", "autotune", "aot_cache"},
+    "frontend": {"optim"},
+    "inspection": {"backend", "capture"},
+    "nn": {"optim"},
     "cpu": set(),
     "launch": {"cpu"},
-    "switches": set(),
-    "memory_table": set(),
-    "xpu": {"frontend", "math_mode", "memory_table", "nn", "optim"},
-    "parameter_wrapper": {"frontend", "optim"},
-    "ipex_names": set(),
-    "compat_ipex": {"ipex_names"},
-    "old_names": {"compat_ipex"},
-    "as_ipex": {"compat_ipex", "old_names"},
-    "prebuild": {
-        *("aot_cache", "arguments", "backend", "choices", "collector", "graph_files", "inner"),
-        *("optim", "passes", "templates"),
-    },
+    "ipex_api": {"frontend", "optim"},
+    "xpu": {"frontend", "ipex_api", "nn", "optim"},
+    "as_ipex": {"ipex_api"},
+    "prebuild": {"aot_cache", "backend", "compiler", "optim", "passes", "templates"},
     "cli": {
-        *("aot_cache", "choices", "autotune", "explanation", "lowerings", "passes", "prebuild"),
-        *("templates", "watch", "cpu"),
+        *("aot_cache", "autotune", "compiler", "cpu", "inspection", "lowerings", "passes"),
+        *("prebuild", "templates"),
     },
 }
 ROOMS = ("ipex_inductor", "lowerings", "templates", "autotune", "aot_cache")
 FILES = sorted(f for folder in ROOMS for f in (ROOT / folder).rglob("*.py"))
+LARGEST = 26  # files in a folder
+LOOSE = 8  # modules beside the folders of ipex_inductor/
+FLAT = {
+    *("aot_cache", "autotune", "ipex_inductor/cli", "ipex_inductor/ops", "ipex_inductor/optim"),
+}  # to be parted
 
 
 def room(file):
@@ -106,6 +82,43 @@ def test_arrows_go_one_way(file):
         allowed |= GROUND
     rooms = set(MAY_IMPORT)
     assert {r for r in imported(file) if r in rooms} <= allowed
+
+
+def folder_of(name):
+    """Return the folder of a dotted module below ipex_inductor, with `/` between folders."""
+    parts = name.split(".")
+    path = (ROOT if f"{parts[0]}" in ROOMS else ROOT / "ipex_inductor").joinpath(*parts)
+    while parts and not path.is_dir():
+        path, parts = path.parent, parts[:-1]
+    return "/".join(parts)
+
+
+def test_folders_import_one_another_in_no_circle():
+    arrows = {}
+    for file in FILES:
+        parts = file.resolve().relative_to(ROOT).parts
+        parts = parts[1:] if parts[0] == "ipex_inductor" else parts
+        here = "/".join(parts[:-1])
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            ours = [name.removeprefix("ipex_inductor.") for name in names]
+            ours = [each for each, name in zip(ours, names, strict=True) if each != name]
+            arrows.setdefault(here, set()).update({*map(folder_of, ours)} - {here, ""})
+    arrows.pop("")  # what users import stands above all
+    while arrows:
+        last = {here for here, there in arrows.items() if not there & arrows.keys()}
+        assert last, f"a circle among {sorted(arrows)}"
+        arrows = {here: there for here, there in arrows.items() if here not in last}
+
+
+def test_no_folder_is_a_heap():
+    count = Counter(str(file.parent.relative_to(ROOT)) for file in FILES if not file.is_symlink())
+    assert count["ipex_inductor"] <= LOOSE
+    assert {f for f, n in count.items() if n > LARGEST} <= FLAT
 
 
 def test_the_walk_sees_every_room():

@@ -27,13 +27,15 @@ from ipex_inductor.autotune.record import Choice, Record, decode_problem, encode
 from ipex_inductor.autotune.select import Selection
 from ipex_inductor.autotune.space import why_refused, why_unknown
 from ipex_inductor.autotune.table import file_name
-from ipex_inductor.decisions import GraphReport
-from ipex_inductor.lowerings import library, listed, rivals, shapes, tuner
-from ipex_inductor.lowerings.listed import Choosing, choosing
-from ipex_inductor.lowerings.settings import settings_of
-from ipex_inductor.lowerings.workload import inputs_of, problem_of
-from ipex_inductor.passes.library import place
-from ipex_inductor.passes.whole_ops import WHOLE, reduced_table
+from ipex_inductor.lowerings.problem import selector_hook, shapes
+from ipex_inductor.lowerings.problem.selector_hook import Choosing, choosing
+from ipex_inductor.lowerings.problem.settings import settings_of
+from ipex_inductor.lowerings.problem.workload import inputs_of, problem_of
+from ipex_inductor.lowerings.select import competing_templates, library
+from ipex_inductor.lowerings.tune import tuner
+from ipex_inductor.passes.engine.whole_ops import WHOLE, reduced_table
+from ipex_inductor.passes.fusion.library import place
+from ipex_inductor.reporting.decisions import GraphReport
 
 LINEAR = torch.ops.ipex.linear.default
 
@@ -222,7 +224,7 @@ def test_every_call_computes_the_same(name):
 @pytest.fixture
 def h200(monkeypatch):
     """Nodes on the meta device are of an H200."""
-    monkeypatch.setattr(listed, "arch_of", lambda device: H200)
+    monkeypatch.setattr(selector_hook, "arch_of", lambda device: H200)
 
 
 def last_image(*sizes):
@@ -246,7 +248,7 @@ ODD = {
 @pytest.mark.parametrize("name", ODD)
 def test_what_nothing_is_recorded_of_comes_back_as_it_was(monkeypatch, name, varying):
     """Also of sizes that vary, of whose weights nothing is asked."""
-    monkeypatch.setattr(listed, "arch_of", lambda device: H200)
+    monkeypatch.setattr(selector_hook, "arch_of", lambda device: H200)
     call, (made, each) = ODD[name]
     groups = 4 if "grouped" in name else 1
     inputs = last_image(2, each * groups, 8, 8), last_image(made, each, 3, 3)
@@ -362,11 +364,11 @@ def test_what_a_table_of_the_package_says_is_called_where_it_may_be_asked(
     assert targets(gm) == ["ipex.cudnn_conv_relu.default"]
     assert report.events[0].reason == "cudnn.convolution_relu: 5 us, shipped"
     for arch, said in OTHERS.items():
-        monkeypatch.setattr(listed, "arch_of", lambda device, arch=arch: arch)
+        monkeypatch.setattr(selector_hook, "arch_of", lambda device, arch=arch: arch)
         gm, report = placed(fn, *given(), choose=library.Chooser({}, tables={arch}))
         assert targets(gm)[0] == ("ipex.cudnn_conv_relu.default" if said else PLAIN + ".default")
         assert report.events[0].reason.endswith(said or "nothing is recorded of 2 choices")
-    monkeypatch.setattr(listed, "arch_of", lambda device: H200)
+    monkeypatch.setattr(selector_hook, "arch_of", lambda device: H200)
     own = {
         encode(problem): Selection(Estimate(Choice("library", PLAIN), 4, 0.01), None, "recorded")
     }
@@ -405,7 +407,9 @@ def test_a_template_with_the_epilogue_that_is_faster_is_left_to_inductor(epilogu
     template = Choice("template", "inductor.triton.convolution2d")
     beside = Selection(Estimate(template, p50, 0.01), None, "recorded")
     known = selected(problem, RELU) | {encode(plain_problem(problem, epilogue)): beside}
-    settled = rivals.settled(known, {key: [each.choice] for key, each in known.items()})
+    settled = competing_templates.settled(
+        known, {key: [each.choice] for key, each in known.items()}
+    )
     told, of_times = (
         select.digest((key, each.choice) for key, each in s.items()) for s in (settled, known)
     )

@@ -4,15 +4,16 @@ import pytest
 import torch
 from placing import H200, placed, targets
 
-from ipex_inductor.lowerings import library, listed
-from ipex_inductor.lowerings.workload import problem_of
-from ipex_inductor.passes import library as passes_library
-from ipex_inductor.templates import few_rows
+from ipex_inductor.lowerings.problem import selector_hook
+from ipex_inductor.lowerings.problem.workload import problem_of
+from ipex_inductor.lowerings.select import library
+from ipex_inductor.passes.fusion import library as passes_library
+from ipex_inductor.templates.triton import skinny
 
 
 @pytest.fixture(autouse=True)
 def _on_an_h200(monkeypatch):
-    monkeypatch.setattr(listed, "arch_of", lambda device: H200)
+    monkeypatch.setattr(selector_hook, "arch_of", lambda device: H200)
 
 
 FEW, ADDMM = "ipex.few_rows.default", "aten.addmm.default"
@@ -134,4 +135,4 @@ def test_a_product_with_uneven_rows_by_a_weight_with_whole_vectors(columns, foun
 
 
 def test_how_many_rows_are_few_is_known_alike():
-    assert passes_library.FEW_ROWS == few_rows.MOST
+    assert passes_library.FEW_ROWS == skinny.MOST

@@ -5,15 +5,16 @@ import torch
 import torch.nn.functional as F
 from placing import H200, placed, targets
 
-from ipex_inductor.lowerings import library, listed
-from ipex_inductor.lowerings.workload import problem_of
+from ipex_inductor.lowerings.problem import selector_hook
+from ipex_inductor.lowerings.problem.workload import problem_of
+from ipex_inductor.lowerings.select import library
 
 LAST = torch.channels_last
 
 
 @pytest.fixture(autouse=True)
 def _on_an_h200(monkeypatch):
-    monkeypatch.setattr(listed, "arch_of", lambda device: H200)
+    monkeypatch.setattr(selector_hook, "arch_of", lambda device: H200)
 
 
 def padded(node):

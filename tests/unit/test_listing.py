@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from ipex_inductor.listing import Listing, number, show
+from ipex_inductor.reporting.listing import Listing, number, show
 
 PATH = "/home/somebody/a/rather/long/folder/of/models/with/a/name/model.py:7 in forward"
 WHY = "torch 2.13.0+cpu, triton 3.6.0, and more that makes a line too long for any terminal " * 2

@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 
-from ipex_inductor import math_mode
 from ipex_inductor.errors import DeviceError, OptionError
-from ipex_inductor.math_mode import FP32MathMode, get_fp32_math_mode, set_fp32_math_mode
+from ipex_inductor.ipex_api import math_mode
+from ipex_inductor.ipex_api.math_mode import FP32MathMode, get_fp32_math_mode, set_fp32_math_mode
 
 FP32, TF32, BF32 = FP32MathMode
 ONEDNN, CUDNN = torch.backends.mkldnn, torch.backends.cudnn

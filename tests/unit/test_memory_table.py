@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from ipex_inductor.memory_table import COLUMNS, METRICS, memory_table
+from ipex_inductor.ipex_api.memory_table import COLUMNS, METRICS, memory_table
 
 KEYS = [
     f"{key.removesuffix('all')}{pool}.{column}" if key.endswith("all") else f"{key}.{column}"

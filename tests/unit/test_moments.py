@@ -24,13 +24,14 @@ from torch._inductor import config as inductor
 from torch._inductor import lowering
 from torch._inductor.graph import GraphLowering
 
-from ipex_inductor import decisions, lowerings
+from ipex_inductor import lowerings
 from ipex_inductor.ops.moments import moments
-from ipex_inductor.passes import moments as rule
+from ipex_inductor.passes.training import moments as rule
 from ipex_inductor.prebuild import graphs
-from ipex_inductor.target import described
-from ipex_inductor.templates.gpu import _module
-from ipex_inductor.templates.moments import FASTER, SOURCE, TILE, constants, parts_of
+from ipex_inductor.reporting import decisions
+from ipex_inductor.target.device import described
+from ipex_inductor.templates.build.gpu import _module
+from ipex_inductor.templates.triton.moments import FASTER, SOURCE, TILE, constants, parts_of
 
 LAST = torch.channels_last
 

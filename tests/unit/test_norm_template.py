@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from ipex_inductor.optim import norms
-from ipex_inductor.target import described
-from ipex_inductor.templates.cpp import NotBuiltError
-from ipex_inductor.templates.gpu import binary
-from ipex_inductor.templates.norm_triton import parts_signature, parts_source
-from ipex_inductor.templates.step import StepKernel
+from ipex_inductor.target.device import described
+from ipex_inductor.templates.build.cpp import NotBuiltError
+from ipex_inductor.templates.build.gpu import binary
+from ipex_inductor.templates.optimizer.norm_triton import parts_signature, parts_source
+from ipex_inductor.templates.optimizer.step import StepKernel
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -57,7 +57,7 @@ import numpy
 import torch
 from ipex_inductor.optim import Lamb, Lars, batches, batches_cuda, norms
 from ipex_inductor.templates import cuda, gpu
-from ipex_inductor.templates.step import StepKernel
+from ipex_inductor.templates.optimizer.step import StepKernel
 
 numpy.seterr(over="ignore")
 gc.freeze()  # what is imported: `memory` looks through the rest at each launch

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ipex_inductor import openmp
-from ipex_inductor.passes import program
+from ipex_inductor.passes.weights import program
+from ipex_inductor.runtime import openmp
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
+from ipex_inductor.compiler.request import Request
 from ipex_inductor.config import resolve
-from ipex_inductor.request import Request
 
 GPU, CPU = torch.device("cuda:0"), torch.device("cpu")
 

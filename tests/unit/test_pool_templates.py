@@ -22,14 +22,14 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
 from torch.utils._pytree import tree_leaves
 
-from ipex_inductor.decisions import GraphReport
-from ipex_inductor.passes import pool
+from ipex_inductor.passes.engine.whole_ops import decompose, reduced_table
 from ipex_inductor.passes.joint import WHOLE
-from ipex_inductor.passes.whole_ops import decompose, reduced_table
+from ipex_inductor.passes.training import pool
 from ipex_inductor.prebuild import graphs
-from ipex_inductor.target import described
-from ipex_inductor.templates import pool as template
-from ipex_inductor.templates.gpu import _module
+from ipex_inductor.reporting.decisions import GraphReport
+from ipex_inductor.target.device import described
+from ipex_inductor.templates.build.gpu import _module
+from ipex_inductor.templates.triton import pool as template
 
 # Those of ResNet-50 and twelve others have every tile, dtype and kind of window.
 FIRST, ALL = 14, len(pool_cases.CASES)

@@ -19,20 +19,22 @@ from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ipex_inductor.autotune import batches, neighbors
+from ipex_inductor.autotune import batches, nearest_shape
 from ipex_inductor.autotune.space import why_unknown
-from ipex_inductor.decisions import GraphReport
-from ipex_inductor.lowerings import library, shapes, tuner
-from ipex_inductor.lowerings import preactivated as lowering
-from ipex_inductor.lowerings.workload import inputs_of, named, problem_of
+from ipex_inductor.lowerings.conv import batch_norm_relu as lowering
+from ipex_inductor.lowerings.problem import shapes
+from ipex_inductor.lowerings.problem.workload import inputs_of, named, problem_of
+from ipex_inductor.lowerings.select import library
+from ipex_inductor.lowerings.tune import tuner
 from ipex_inductor.ops import epilogue
 from ipex_inductor.passes import joint
+from ipex_inductor.passes.engine.whole_ops import reduced_table
+from ipex_inductor.passes.fusion.batch_norm_relu import NAME, place
 from ipex_inductor.passes.joint import RULE_NAMES, WHOLE, JointPass
-from ipex_inductor.passes.preactivated import NAME, place
-from ipex_inductor.passes.whole_ops import reduced_table
 from ipex_inductor.prebuild import described as described_gpu
-from ipex_inductor.target import described
-from ipex_inductor.templates import preactivated
+from ipex_inductor.reporting.decisions import GraphReport
+from ipex_inductor.target.device import described
+from ipex_inductor.templates.triton import batch_norm_relu
 
 aten = torch.ops.aten
 A100, MI300X = "sm_80:NVIDIA-A100-SXM4-80GB", "gfx942:AMD-Instinct-MI300X"
@@ -97,8 +99,8 @@ def test_every_call_computes_the_same(unary, biased, parts):
     image = F.relu(F.batch_norm(torch.cat([given["x"], *more], 1), *stats, eps=1e-5))
     wanted = F.conv2d(image, given["weight"], given.get("bias"))
     wanted = epilogue.apply(wanted, None, "none", unary, [])
-    calls = [c for c in lowering.CALLS if c.name in ("aten.convolution", preactivated.NAME)]
-    assert len(calls) == 1 + len(preactivated.TILES)
+    calls = [c for c in lowering.CALLS if c.name in ("aten.convolution", batch_norm_relu.NAME)]
+    assert len(calls) == 1 + len(batch_norm_relu.TILES)
     for call in calls:
         made = tuner.function_of(small, call.whole)(*inputs)
         torch.testing.assert_close(made, wanted, rtol=1e-12, atol=1e-12)
@@ -109,7 +111,7 @@ def test_a_norm_of_its_own_without_scale_and_shift_is_one_too():
     variance, weight = mean.abs() + 1, torch.randn(4, 8, 1, 1, dtype=torch.float64)
     given = x, weight, None, None, None, mean, variance, 1e-5, [], "none", []
     wanted = F.conv2d(F.relu(F.batch_norm(x, mean, variance, eps=1e-5)), weight)
-    (call,) = (c for c in lowering.CALLS if c.parameters == vars(preactivated.TILES[0]))
+    (call,) = (c for c in lowering.CALLS if c.parameters == vars(batch_norm_relu.TILES[0]))
     for made in (torch.ops.ipex.conv_preactivated(*given), call.whole(*given)):
         torch.testing.assert_close(made, wanted, rtol=1e-12, atol=1e-12)
 
@@ -119,12 +121,14 @@ def test_neighbors_differ_in_batches_parts_and_weights():
     family, images = batches.family(ours)
     assert batches.family(problem([8, 128, 28, 28], 128, (32, 32, 32))) == (family, 8)
     assert images == 64
-    assert neighbors.kind(ours) == neighbors.kind(problem([64, 256, 14, 14], 128, [32] * 20))
-    assert neighbors.kind(ours) != neighbors.kind(alone)
-    assert neighbors.kind(alone) == neighbors.kind(problem([64, 512, 7, 7], 128))
-    assert neighbors.kind(alone) != neighbors.kind(problem([64, 512, 7, 7], 256))
-    assert neighbors.kind(ours) != neighbors.kind(problem(*DENSE, biased=False))
-    assert neighbors._sizes(ours)[1] == neighbors._sizes(problem([64, 224, 28, 28], 128))[1]
+    assert nearest_shape.kind(ours) == nearest_shape.kind(
+        problem([64, 256, 14, 14], 128, [32] * 20)
+    )
+    assert nearest_shape.kind(ours) != nearest_shape.kind(alone)
+    assert nearest_shape.kind(alone) == nearest_shape.kind(problem([64, 512, 7, 7], 128))
+    assert nearest_shape.kind(alone) != nearest_shape.kind(problem([64, 512, 7, 7], 256))
+    assert nearest_shape.kind(ours) != nearest_shape.kind(problem(*DENSE, biased=False))
+    assert nearest_shape._sizes(ours)[1] == nearest_shape._sizes(problem([64, 224, 28, 28], 128))[1]
 
 
 def test_variances_are_above_zero():
@@ -160,7 +164,7 @@ SPILLED = 80  # bytes of the largest tiles, and none by Triton 3.6
 # Whole steps, and a last one that is half empty; narrow parts; none.
 COMPILED = [
     *itertools.product(
-        preactivated.TILES,
+        batch_norm_relu.TILES,
         ((256, 32, 24), (64, 32, 3), (200, 24, 5), (128, 0, 0)),
         ("bfloat16", "float16"),
     )
@@ -173,8 +177,8 @@ COMPILED = [
 def test_compiled_for_hopper(tile, widths, dtype):
     """What is scaled goes from registers to the tensor cores; all is on its way some steps before,
     by vectors of 16 bytes."""
-    constants = preactivated.constants(4099, 520, *widths, True, tile) | {"ALLOW_TF32": False}
-    text = source(preactivated.SOURCE, constants, 520, epilogue=False)
+    constants = batch_norm_relu.constants(4099, 520, *widths, True, tile) | {"ALLOW_TF32": False}
+    text = source(batch_norm_relu.SOURCE, constants, 520, epilogue=False)
     types = signature(("X", "A", "W", *(f"P{i}" for i in range(widths[2]))), dtype)
     made = binary(text, types | {"A": "*fp32"}, tile, "h200")
     within_limits(made, "h200", SPILLED)
@@ -195,7 +199,7 @@ def together(node):
         return None, "choice", "Inductor's"
     problem = problem_of(node, h200.NAME, {})
     assert len(named(problem)) == len(problem.operands), "each operand has a name"
-    call = next(call for call in lowering.CALLS if call.name == preactivated.NAME)
+    call = next(call for call in lowering.CALLS if call.name == batch_norm_relu.NAME)
     return call.whole, "choice", call.name
 
 

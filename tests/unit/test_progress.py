@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ipex_inductor import decisions, graph_files, progress
+from ipex_inductor.compiler import graph_cache, progress
 from ipex_inductor.config import CompileConfig
+from ipex_inductor.reporting import decisions
 
 ROOT = Path(__file__).parents[2]
 ON = CompileConfig(progress=True)
@@ -43,7 +44,7 @@ def _soon(monkeypatch):
     monkeypatch.setattr(progress, "FIRST", 0.1)
     monkeypatch.setattr(progress, "SECOND", 0.3)
     monkeypatch.setattr(progress, "_wait", progress._Wait())
-    monkeypatch.setattr(graph_files, "why_not_kept", lambda: "")
+    monkeypatch.setattr(graph_cache, "why_not_kept", lambda: "")
     monkeypatch.delenv("LOCAL_RANK", raising=False)
 
 
@@ -70,7 +71,7 @@ def test_a_line_says_what_is_compiled_and_that_it_is_kept(graph, capsys):
 
 
 def test_it_says_why_nothing_is_kept(graph, capsys, monkeypatch):
-    monkeypatch.setattr(graph_files, "why_not_kept", lambda: "the folder cannot be used")
+    monkeypatch.setattr(graph_cache, "why_not_kept", lambda: "the folder cannot be used")
     compile_for(0.2, graph, backward=True)
     (line,) = capsys.readouterr().err.splitlines()
     assert f"compiling {NAME} (backward, cpu) takes" in line
@@ -184,9 +185,9 @@ def test_what_is_being_done_is_read_off_the_stack(tmp_path):
 def test_why_the_next_process_compiles_again(monkeypatch):
     monkeypatch.undo()
     with torch._inductor.config.patch(force_disable_caches=True):
-        assert "force_disable_caches" in graph_files.why_not_kept()
+        assert "force_disable_caches" in graph_cache.why_not_kept()
     with torch._inductor.config.patch(fx_graph_cache=False):
-        assert "fx_graph_cache" in graph_files.why_not_kept()
+        assert "fx_graph_cache" in graph_cache.why_not_kept()
 
 
 GRAPH = "the graph of mine.py:11"

@@ -12,10 +12,10 @@ from torch._dynamo.utils import counters
 from torch._inductor.graph import GraphLowering
 from torch._inductor.ir import NoneAsConstantBuffer
 
-from ipex_inductor import decisions
-from ipex_inductor.passes import relu_masks as rule
+from ipex_inductor.passes.training import relu_masks as rule
 from ipex_inductor.prebuild import graphs
-from ipex_inductor.target import described
+from ipex_inductor.reporting import decisions
+from ipex_inductor.target.device import described
 
 LAST, STRICT = torch.channels_last, {"strict": True}
 OP = torch.ops.ipex.relu_norm_gradient

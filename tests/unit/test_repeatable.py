@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ipex_inductor.passes import pure, weight_snapshot
-from ipex_inductor.passes.output_code import PrologueCode
-from ipex_inductor.passes.program import Program, Ref, Step
+from ipex_inductor.passes.weights import pure, weight_snapshot
+from ipex_inductor.passes.weights.output_code import PrologueCode
+from ipex_inductor.passes.weights.program import Program, Ref, Step
 
 X, W = torch.randn(4, 4), torch.randn(4, 4)
 

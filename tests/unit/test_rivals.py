@@ -6,7 +6,8 @@ from few_rows_cases import linear
 from ipex_inductor.autotune.pool import Estimate
 from ipex_inductor.autotune.record import Choice, encode
 from ipex_inductor.autotune.select import Selection
-from ipex_inductor.lowerings import library, rivals, shapes
+from ipex_inductor.lowerings.problem import shapes
+from ipex_inductor.lowerings.select import competing_templates, library
 
 H200 = "sm_90:NVIDIA-H200"
 ACTIVATION = "cublaslt.addmm_activation"
@@ -44,7 +45,7 @@ OTHERS = {
 def test_a_rival_computes_the_same(name):
     other, unary = {**RIVALS, **OTHERS}[name]
     ours = linear("bfloat16", 4, 48, 32, unary)
-    assert rivals.is_plain(other, ours) == (name in RIVALS)
+    assert competing_templates.is_plain(other, ours) == (name in RIVALS)
 
 
 def test_of_more_dimensions_there_is_none():
@@ -52,7 +53,7 @@ def test_of_more_dimensions_there_is_none():
     words = "other=None binary='none' unary='relu' scalars=() packed=False"
     line = f"ipex.linear.default bfloat16 2x2x32 48x32 48 {words}"
     (ours,) = shapes.problems([line], H200, {})
-    assert not rivals.is_plain(RIVALS["relu"][0], ours)
+    assert not competing_templates.is_plain(RIVALS["relu"][0], ours)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_what_a_template_was_measured_to_beat_is_left_to_inductor(source, p50, l
         encode(other): template,
     }
     offered = [template.choice] if listed else [Choice("library", "aten.addmm")]
-    settled = rivals.settled(known, {encode(other): offered})
+    settled = competing_templates.settled(known, {encode(other): offered})
     if (source, p50, listed) == ("recorded", 4.0, True):
         assert settled[encode(ours)].choice.name == "aten.addmm"
         assert f"as a template is faster than {ACTIVATION}" in str(settled[encode(ours)])

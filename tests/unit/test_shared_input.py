@@ -12,8 +12,8 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ipex_inductor.decisions import GraphReport
-from ipex_inductor.passes import shared_input
+from ipex_inductor.passes.fusion import shared_input
+from ipex_inductor.reporting.decisions import GraphReport
 
 aten = torch.ops.aten
 WIDTHS = (64, 64, 32)

@@ -21,13 +21,16 @@ from ipex_inductor.autotune.pool import Estimate
 from ipex_inductor.autotune.record import encode
 from ipex_inductor.autotune.select import Selection
 from ipex_inductor.autotune.space import why_unknown
-from ipex_inductor.lowerings import library, listed, shapes, shortcut, tuner
-from ipex_inductor.lowerings.listed import Choosing, choosing
-from ipex_inductor.lowerings.workload import inputs_of
-from ipex_inductor.passes.joined import SHORTCUT
-from ipex_inductor.passes.whole_ops import inline
-from ipex_inductor.target import described
-from ipex_inductor.templates.shortcut import BOXES_TILES, STREAMED_TILES, shared
+from ipex_inductor.lowerings.conv import residual as shortcut
+from ipex_inductor.lowerings.problem import selector_hook, shapes
+from ipex_inductor.lowerings.problem.selector_hook import Choosing, choosing
+from ipex_inductor.lowerings.problem.workload import inputs_of
+from ipex_inductor.lowerings.select import library
+from ipex_inductor.lowerings.tune import tuner
+from ipex_inductor.passes.engine.whole_ops import inline
+from ipex_inductor.passes.fusion.joined import SHORTCUT
+from ipex_inductor.target.device import described
+from ipex_inductor.templates.triton.residual import BOXES_TILES, STREAMED_TILES, shared
 
 A100 = "sm_80:NVIDIA-A100-SXM4-80GB"
 
@@ -233,7 +236,7 @@ def test_biases_that_may_change_stay_apart(weights):
 
 @pytest.fixture
 def h200_nodes(monkeypatch):
-    monkeypatch.setattr(listed, "arch_of", lambda device: H200)
+    monkeypatch.setattr(selector_hook, "arch_of", lambda device: H200)
 
 
 def large_inputs():

@@ -14,18 +14,21 @@ from placing import H200, LAST, conv, image, placed
 from quick_ones import few_with_each
 from rendered import compiled, ready, usage
 
-from ipex_inductor.autotune import batches, neighbors
+from ipex_inductor.autotune import batches, nearest_shape
 from ipex_inductor.autotune.pool import Estimate
 from ipex_inductor.autotune.record import encode
 from ipex_inductor.autotune.select import Selection
 from ipex_inductor.autotune.space import why_unknown
-from ipex_inductor.lowerings import library, listed, shapes, stem_pool, tuner
-from ipex_inductor.lowerings.listed import Choosing, choosing
-from ipex_inductor.lowerings.workload import inputs_of
-from ipex_inductor.passes.joined import POOLED
-from ipex_inductor.passes.whole_ops import WHOLE, reduced_table
-from ipex_inductor.target import described
-from ipex_inductor.templates.conv_stem_pool import TILES
+from ipex_inductor.lowerings.conv import small_channel_pool
+from ipex_inductor.lowerings.problem import selector_hook, shapes
+from ipex_inductor.lowerings.problem.selector_hook import Choosing, choosing
+from ipex_inductor.lowerings.problem.workload import inputs_of
+from ipex_inductor.lowerings.select import library
+from ipex_inductor.lowerings.tune import tuner
+from ipex_inductor.passes.engine.whole_ops import WHOLE, reduced_table
+from ipex_inductor.passes.fusion.joined import POOLED
+from ipex_inductor.target.device import described
+from ipex_inductor.templates.triton.conv_small_channel_pool import TILES
 
 A100 = "sm_80:NVIDIA-A100-SXM4-80GB"
 INTEL = "xe:20.1"
@@ -42,7 +45,7 @@ def problem(x, weight, around=(2, 3), dtype="bfloat16", arch=H200, layout=":L", 
 
 
 RESNET = [128, 3, 224, 224], [64, 3, 7, 7]
-OURS = [stem_pool.NAME] * 4  # one for each number of lines
+OURS = [small_channel_pool.NAME] * 4  # one for each number of lines
 OFFERED = {
     "ResNet-50": (problem(*RESNET), OURS),
     "without a bias": (problem(*RESNET, biased=False), OURS),
@@ -72,7 +75,7 @@ def test_what_is_offered(name):
 def test_apart_is_what_a_convolution_with_relu_is_offered():
     found = OFFERED["ResNet-50"][0]
     apart = [(call.name, call.parameters) for call in library.calls(found) if call.apart]
-    offered = library.calls(stem_pool.apart(found))
+    offered = library.calls(small_channel_pool.apart(found))
     assert apart == [(call.name, call.parameters) for call in offered]
     assert {"cudnn.convolution_relu", "ipex.triton.stem"} <= {name for name, _ in apart}
 
@@ -105,7 +108,7 @@ def test_of_another_batch_only_near_ones_say_something():
 def test_neighbors_have_other_weights_and_nearly_as_many_images(images, found):
     known = [problem([64, 3, 96, 96], [n, 3, 7, 7]) for n in (64, 128)]
     asked = problem([images, 3, 99, 99], [32, 3, 7, 7])
-    near = neighbors.near(asked, neighbors.by_kind(known), lambda _: True)
+    near = nearest_shape.near(asked, nearest_shape.by_kind(known), lambda _: True)
     assert near == (known if found else [])
 
 
@@ -134,7 +137,7 @@ def stem_inputs(channels=3):
 def together(node):
     """Who chooses the template wherever it is asked."""
     if node.target is torch.ops.ipex.conv_pool.default:
-        call = next(c for c in stem_pool.CALLS if c.name == stem_pool.NAME)
+        call = next(c for c in small_channel_pool.CALLS if c.name == small_channel_pool.NAME)
         return call.whole, "choice", "as told"
     return None, "choice", "left"
 
@@ -229,7 +232,7 @@ def large_inputs():
 
 @pytest.fixture
 def h200_nodes(monkeypatch):
-    monkeypatch.setattr(listed, "arch_of", lambda device: H200)
+    monkeypatch.setattr(selector_hook, "arch_of", lambda device: H200)
 
 
 def test_nothing_known_leaves_both_and_asks_of_each(h200_nodes):
@@ -242,7 +245,7 @@ def test_nothing_known_leaves_both_and_asks_of_each(h200_nodes):
 
 
 @pytest.mark.parametrize(
-    ("name", "fused"), [(stem_pool.NAME, True), ("cudnn.convolution_relu", False)]
+    ("name", "fused"), [(small_channel_pool.NAME, True), ("cudnn.convolution_relu", False)]
 )
 def test_what_is_recorded_decides(name, fused, h200_nodes):
     found = problem(*RESNET)

@@ -10,12 +10,12 @@ import pytest
 
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.errors import TargetError
-from ipex_inductor.target import current, described
-from ipex_inductor.templates.formulas import FORMULAS
-from ipex_inductor.templates.gpu import binary
-from ipex_inductor.templates.step import StepKernel
-from ipex_inductor.templates.step_cuda import APART
-from ipex_inductor.templates.step_triton import (
+from ipex_inductor.target.device import current, described
+from ipex_inductor.templates.build.gpu import binary
+from ipex_inductor.templates.optimizer.formulas import FORMULAS
+from ipex_inductor.templates.optimizer.step import StepKernel
+from ipex_inductor.templates.optimizer.step_cuda import APART
+from ipex_inductor.templates.optimizer.step_triton import (
     norms_signature,
     scalars_signature,
     signature,
@@ -122,10 +122,10 @@ import json, sys
 from array import array
 import test_step_templates as mine
 import torch
-from ipex_inductor.optim.batches_cpu import library
-from ipex_inductor.templates.gpu import _module
-from ipex_inductor.templates.step import scalar_names, scalars_function
-from ipex_inductor.templates.step_triton import (
+from ipex_inductor.optim.launch_groups_cpu import library
+from ipex_inductor.templates.build.gpu import _module
+from ipex_inductor.templates.optimizer.step import scalar_names, scalars_function
+from ipex_inductor.templates.optimizer.step_triton import (
     blocks_of, norms_signature, signature, triton_source
 )
 
@@ -268,7 +268,7 @@ for formula, form, sharded, tabled in json.loads(sys.argv[-1]):
 
 
 def joined(upper, lower):
-    from ipex_inductor.optim.halves import join
+    from ipex_inductor.optim.bf16_split import join
 
     return join(upper, lower)
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 from keys import blob, key
 
-from ipex_inductor.aot_cache import disk, notices
+from ipex_inductor.aot_cache import disk, log_once
 from ipex_inductor.aot_cache import folder as folders
 from ipex_inductor.aot_cache import store as stores
 from ipex_inductor.aot_cache.entry import Entry
@@ -20,7 +20,7 @@ META = {"shared": 49152, "warps": 4, "name": "matmul", "nested": {"grid": [1, 2]
 
 @pytest.fixture(autouse=True)
 def _unsaid():
-    notices.say.cache_clear()
+    log_once.say.cache_clear()
 
 
 @pytest.fixture

@@ -17,12 +17,14 @@ from rendered import binary, signature, source, usage, within_limits
 from ipex_inductor.autotune import select
 from ipex_inductor.autotune.record import encode
 from ipex_inductor.autotune.space import why_unknown
-from ipex_inductor.lowerings import library, shapes, tuner
-from ipex_inductor.lowerings.workload import inputs_of
+from ipex_inductor.lowerings.problem import shapes
+from ipex_inductor.lowerings.problem.workload import inputs_of
+from ipex_inductor.lowerings.select import library
+from ipex_inductor.lowerings.tune import tuner
 from ipex_inductor.ops import gelu
-from ipex_inductor.target import described
-from ipex_inductor.templates import persistent, pipelined, streamed
-from ipex_inductor.templates.gpu import _module
+from ipex_inductor.target.device import described
+from ipex_inductor.templates.build.gpu import _module
+from ipex_inductor.templates.triton import persistent, software_pipelined, weight_stationary
 
 WINDOW = "padding=0,0 dilation=1,1 transposed=False output_padding=0,0 groups=1"
 WORDS = "scalars=() packed=''"
@@ -59,7 +61,7 @@ RESNET = {
 @pytest.mark.parametrize("name", RESNET)
 def test_streamed_where_the_weight_stays(name):
     problem, count = RESNET[name]
-    calls = offered(problem, streamed.NAME)
+    calls = offered(problem, weight_stationary.NAME)
     assert len(calls) == count
     assert all(why_unknown(call.choice) is None for call in calls)
 
@@ -79,7 +81,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_not_streamed(name):
-    assert not offered(REFUSED[name], streamed.NAME)
+    assert not offered(REFUSED[name], weight_stationary.NAME)
 
 
 @pytest.mark.parametrize(
@@ -155,23 +157,23 @@ WIDE = (4096, 3072, 768)
     ],
 )
 def test_pipelined_where_no_copy_engine_writes_the_result(sizes, arch, count):
-    calls = offered(linear("bfloat16", *sizes, arch=arch), pipelined.NAME)
+    calls = offered(linear("bfloat16", *sizes, arch=arch), software_pipelined.NAME)
     assert len(calls) == count
     assert all(why_unknown(call.choice) is None for call in calls)
-    assert not offered(linear("float32", *sizes, arch=arch), pipelined.NAME)
+    assert not offered(linear("float32", *sizes, arch=arch), software_pipelined.NAME)
 
 
 @pytest.mark.parametrize(("arch", "count"), [(A100, 5), (MI300X, 4), (h200.NAME, 0)])
 def test_pipelined_for_convolutions_of_single_pixels(arch, count):
-    assert len(offered(conv([128, 512, 28, 28], 128, arch=arch), pipelined.NAME)) == count
-    assert not offered(conv([128, 512, 28, 28], 128, stride=2, arch=arch), pipelined.NAME)
+    assert len(offered(conv([128, 512, 28, 28], 128, arch=arch), software_pipelined.NAME)) == count
+    assert not offered(conv([128, 512, 28, 28], 128, stride=2, arch=arch), software_pipelined.NAME)
 
 
 def test_nobody_takes_it_who_did_not_measure_it():
     """Where an H200's best has a copy engine, its library's stands in for an A100's best."""
     problem = linear("bfloat16", "64x384", 3072, 768, arch=A100)
     calls = library.calls(problem)
-    assert pipelined.NAME in {call.name for call in calls}
+    assert software_pipelined.NAME in {call.name for call in calls}
     (found,) = select.derived({encode(problem): [call.choice for call in calls]}, None).values()
     assert found.choice.name == "aten.addmm"
 
@@ -181,7 +183,7 @@ def test_nobody_takes_it_who_did_not_measure_it():
 )
 def test_as_many_rows_as_memory_holds(rows, dtype, tmp_path, monkeypatch):
     problem = linear("bfloat16", rows, 3072, 4096, arch=A100)
-    call = offered(problem, pipelined.NAME)[0]
+    call = offered(problem, software_pipelined.NAME)[0]
     code = h200.code_of_call(problem, call, tmp_path, monkeypatch)
     assert f"INDEX_DTYPE : tl.constexpr = tl.{dtype}" in code
 
@@ -196,7 +198,7 @@ def test_what_lies_otherwise_than_rows_of_vectors_is_copied(
     part, tmp_path, monkeypatch, code_alone
 ):
     wide, begin = PARTS[part]
-    tile = [*vars(pipelined.tiles("sm_80")[0]).values()]
+    tile = [*vars(software_pipelined.tiles("sm_80")[0]).values()]
 
     def function(memory, weight):
         x = torch.relu(memory).as_strided((4096, 768), (wide, 1), begin)
@@ -213,20 +215,20 @@ def test_what_lies_otherwise_than_rows_of_vectors_is_copied(
 
 
 FUSED = {
-    "added": (RESNET["256<-64"][0], streamed.NAME, "in_ptr"),
-    "layer": (RESNET["convnext"][0], streamed.NAME, "exp2"),
-    "layer of images": (linear("bfloat16", "64x56x56", 512, 128), streamed.NAME, "exp2"),
+    "added": (RESNET["256<-64"][0], weight_stationary.NAME, "in_ptr"),
+    "layer": (RESNET["convnext"][0], weight_stationary.NAME, "exp2"),
+    "layer of images": (linear("bfloat16", "64x56x56", 512, 128), weight_stationary.NAME, "exp2"),
     "layer of images, added": (
         linear("bfloat16", "64x56x56", 512, 128, "relu", "add"),
-        streamed.NAME,
+        weight_stationary.NAME,
         "in_ptr",
     ),
     "persistent": (linear("bfloat16", 4096, 3072, 768), persistent.NAME, "exp2"),
     "persistent, of pixels, added": (PIXELS["2048<-512, added"][0], persistent.NAME, "in_ptr"),
-    "pipelined": (linear("bfloat16", *WIDE, arch=A100), pipelined.NAME, "exp2"),
+    "pipelined": (linear("bfloat16", *WIDE, arch=A100), software_pipelined.NAME, "exp2"),
     "pipelined, of pixels, added": (
         conv([128, 512, 7, 7], 2048, True, arch=A100),
-        pipelined.NAME,
+        software_pipelined.NAME,
         "in_ptr",
     ),
     "persistent, of words": (linear("bfloat16", "64x384", 3072, 768), persistent.NAME, "exp2"),
@@ -273,7 +275,11 @@ def test_convolutions_have_their_epilogue_in_the_kernel(name, tmp_path, monkeypa
 @pytest.mark.parametrize("unary", ["gelu", "gelu_tanh", "silu", "relu"])
 @pytest.mark.parametrize(
     ("kind", "arch"),
-    [(streamed.NAME, h200.NAME), (persistent.NAME, h200.NAME), (pipelined.NAME, A100)],
+    [
+        (weight_stationary.NAME, h200.NAME),
+        (persistent.NAME, h200.NAME),
+        (software_pipelined.NAME, A100),
+    ],
 )
 def test_the_epilogue_is_that_of_the_op(kind, arch, unary):
     """In fp64, so that only the order of the sums is another."""
@@ -316,7 +322,7 @@ def test_a_short_gelu_of_what_is_not_finite(name):
 # The first each time: test_every_template.py has a small tile of each dtype for each of them.
 GPUS = ("h200", "a100-80gb", "b200", "mi300x")
 KERNELS = {
-    "streamed": (streamed, streamed.TILES, (401408, 256, 64)),
+    "streamed": (weight_stationary, weight_stationary.TILES, (401408, 256, 64)),
     "persistent": (persistent, persistent.TILES, (4096, 3072, 768)),
 }
 EVERY = [
@@ -382,7 +388,7 @@ def is_offered(kind, tile, target, terms):
     if kind == "persistent":
         return target.arch == "sm_90"
     programs = tile.fitting(target.shared_memory, terms, 2, True)
-    return programs * tile.num_stages >= streamed.IN_FLIGHT
+    return programs * tile.num_stages >= weight_stationary.IN_FLIGHT
 
 
 ROOMS = ("a100-80gb", "l4", "mi300x", "h200", "b200")
@@ -390,10 +396,10 @@ TAILS, ODD = (4099, 3000, 776), (4099, 3001, 776)
 PIPELINED = [
     (tile, dtype, gpu, sizes)
     for gpu in ROOMS
-    for tile in pipelined.tiles(described(gpu).arch)
+    for tile in software_pipelined.tiles(described(gpu).arch)
     for dtype, sizes in itertools.product(("bfloat16", "float16"), (WIDE, TAILS, ODD))
     if tile.shared(2, described(gpu).arch) <= described(gpu).shared_memory
-    if sizes == ODD or not described(gpu).arch.startswith(pipelined.UNEVEN)
+    if sizes == ODD or not described(gpu).arch.startswith(software_pipelined.UNEVEN)
 ]
 
 
@@ -414,9 +420,9 @@ MULTIPLIES = {
 def test_pipelined_compiles_where_there_is_no_gpu(tile, dtype, gpu, sizes):
     """Nothing spills, with an addend where that may be; on NVIDIA's GPUs steps are copied ahead."""
     target = described(gpu)
-    constants = pipelined.constants(*sizes, True, tile) | {"ALLOW_TF32": False}
+    constants = software_pipelined.constants(*sizes, True, tile) | {"ALLOW_TF32": False}
     added = sizes != ODD or not tile.is_full(target.subgroup)
-    rendered = source(pipelined.SOURCE, constants, sizes[1], epilogue=added)
+    rendered = source(software_pipelined.SOURCE, constants, sizes[1], epilogue=added)
     made = binary(rendered, signature(("X", "W"), dtype), tile, gpu)
     registers, spilled = usage(made)
     assert spilled <= A_FEW

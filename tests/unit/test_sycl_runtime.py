@@ -10,8 +10,8 @@ import pytest
 import torch
 from sycl_device import DEEP, ENDLESS, HEAD, axpy, needs_sycl
 
+from ipex_inductor.aot_cache import default_store, kernels, log_once, toolkit
 from ipex_inductor.aot_cache import entry as entries
-from ipex_inductor.aot_cache import kernels, notices, opened, toolkit
 from ipex_inductor.aot_cache.survey import survey
 from ipex_inductor.errors import (
     ArgumentError,
@@ -20,7 +20,7 @@ from ipex_inductor.errors import (
     SyclCompileError,
     SyclDeviceError,
 )
-from ipex_inductor.target import described, xe
+from ipex_inductor.target.device import described, xe
 from ipex_inductor.templates.sycl import binaries, device, shim, source, wheels, worker
 from ipex_inductor.templates.sycl.source import Entry, Source
 
@@ -59,7 +59,7 @@ def run(module, size):
 
 
 def kinds():
-    return sorted(e.key["kind"] for e in survey(opened.store().folder) if e.key)
+    return sorted(e.key["kind"] for e in survey(default_store.store().folder) if e.key)
 
 
 # Sources and keys
@@ -221,7 +221,7 @@ def test_a_shim_by_another_compiler_is_as_good(nothing_loaded, monkeypatch):
     built = []
     monkeypatch.setattr(toolkit, "compiler_named", lambda: "another g++")
     monkeypatch.setattr(shim, "_built", lambda *_: built.append(1) or (entry.meta, entry.blob))
-    opened.store().put(key, entry.meta, entry.blob)
+    default_store.store().put(key, entry.meta, entry.blob)
     assert shim.shim().devices
     assert not built
     shim._shim.cache_clear()
@@ -261,7 +261,7 @@ def test_compiled_kept_and_loaded_again(cpu):
     again = device.CpuDevice().load(made)
     assert again.origin == "native"
     native = binaries.native_key(made, cpu.arch, cpu.driver)
-    (opened.store().folder.path / f"{native.digest}.entry").unlink()
+    (default_store.store().folder.path / f"{native.digest}.entry").unlink()
     third = device.CpuDevice().load(made)
     assert third.origin == "SPIR-V"
     assert device.CpuDevice().load(made).origin == "native"  # which that has left
@@ -281,7 +281,7 @@ def test_the_compiler_is_never_mapped_here(cpu):
 def test_native_code_that_the_driver_refuses_is_made_anew(cpu, caplog):
     made = axpy(problem=(("test", "refused"),))
     cpu.load(made)
-    notices.say.cache_clear()
+    log_once.say.cache_clear()
     binaries.keep_native(made, cpu.arch, cpu.driver, b"of another driver")
     with caplog.at_level(logging.WARNING, "ipex_inductor"):
         again = device.CpuDevice().load(made)
@@ -297,7 +297,7 @@ def test_native_code_that_the_driver_compiles_again_is_said(cpu, caplog, monkeyp
     made = axpy(problem=(("test", "again"),))
     cpu.load(made)
     load = shim.shim().load
-    notices.say.cache_clear()
+    log_once.say.cache_clear()
     kept = []
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "ipex_inductor"):
         patch.setattr(binaries, "keep_native", lambda *given: kept.append(given))

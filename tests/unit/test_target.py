@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipex_inductor.errors import DeviceError, TargetError
-from ipex_inductor.target import (
+from ipex_inductor.target.device import (
     Target,
     _completed,
     _cpu_arch,
@@ -334,7 +334,7 @@ def test_current_gpu_agrees_with_its_row():
 
 def test_describing_needs_no_torch():
     code = (
-        "import sys; from ipex_inductor.target import described; described('h200');"
+        "import sys; from ipex_inductor.target.device import described; described('h200');"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,23 +11,23 @@ import pytest
 import torch
 from rendered import ready, shortcut, source
 
-from ipex_inductor.lowerings import library
-from ipex_inductor.lowerings.spaces import OURS
-from ipex_inductor.templates import (
-    conv_boxes,
+from ipex_inductor.lowerings.problem.spaces import OURS
+from ipex_inductor.lowerings.select import library
+from ipex_inductor.templates.triton import (
+    batch_norm_relu,
     conv_depthwise,
     conv_fprop,
     conv_grouped,
-    conv_stem,
-    conv_stem_pool,
-    conv_stem_weight,
+    conv_small_channel,
+    conv_small_channel_pool,
+    conv_small_channel_weight,
     conv_strips,
-    few_rows,
-    gated,
+    conv_tma,
+    glu,
     persistent,
-    pipelined,
-    preactivated,
-    streamed,
+    skinny,
+    software_pipelined,
+    weight_stationary,
 )
 
 MOST_WARPS = 4  # with which nobody saw it go wrong
@@ -102,8 +102,8 @@ def convolution(kind, problems, tile):
 def weight_gradient(tile):
     for x, weight, stride, padding, _ in FEW:
         around = weight[2:], [stride] * 2, [padding] * 2, True, 7, tile
-        constants = conv_stem_weight.constants(x[0], x[1:], weight[0], *around)
-        yield conv_stem_weight.SOURCE, constants
+        constants = conv_small_channel_weight.constants(x[0], x[1:], weight[0], *around)
+        yield conv_small_channel_weight.SOURCE, constants
 
 
 def block_end(kind, tile):
@@ -115,8 +115,8 @@ def block_end(kind, tile):
 
 
 def product(template, tile):
-    programs = () if template is pipelined else (132,)
-    unary = ("silu",) if template is gated else ()
+    programs = () if template is software_pipelined else (132,)
+    unary = ("silu",) if template is glu else ()
     for sizes in ((4096, 128, 768), (4099, 129, 776)):
         yield template.SOURCE, template.constants(*sizes, True, *unary, tile, *programs)
 
@@ -124,34 +124,34 @@ def product(template, tile):
 def preactivation(tile):
     """Of parts that fill a step, or do not, and of none."""
     for widths in ((256, 32, 24), (200, 24, 5), (64, 0, 0)):
-        yield preactivated.SOURCE, preactivated.constants(4099, 129, *widths, True, tile)
+        yield batch_norm_relu.SOURCE, batch_norm_relu.constants(4099, 129, *widths, True, tile)
 
 
 def of_few_rows(tile):
     for one_row in (True, False):
-        yield few_rows.source(one_row, tile), {}
+        yield skinny.source(one_row, tile), {}
 
 
 # By the name of a choice what makes a tile of its parameters, and the texts and constants of that.
 TEMPLATES = {
-    "stem": (conv_stem.Tile, partial(convolution, "stem", FEW)),
-    "stem_pool": (conv_stem_pool.Tile, partial(convolution, "stem_pool", FEW)),
-    "stem_weight": (conv_stem_weight.Tile, weight_gradient),
+    "stem": (conv_small_channel.Tile, partial(convolution, "stem", FEW)),
+    "stem_pool": (conv_small_channel_pool.Tile, partial(convolution, "stem_pool", FEW)),
+    "stem_weight": (conv_small_channel_weight.Tile, weight_gradient),
     "depthwise": (conv_depthwise.Tile, partial(convolution, "depthwise", ALONE)),
     "strips": (conv_strips.Tile, partial(convolution, "strips", ALONE)),
     "fprop": (conv_fprop.Tile, partial(convolution, "fprop", MANY)),
-    "boxes": (conv_boxes.Tile, partial(convolution, "boxes", MANY)),
+    "boxes": (conv_tma.Tile, partial(convolution, "boxes", MANY)),
     "grouped": (conv_grouped.Tile, partial(convolution, "grouped", GROUPS)),
-    "shortcut_streamed": (streamed.Tile, partial(block_end, "streamed")),
-    "shortcut_boxes": (conv_boxes.Tile, partial(block_end, "boxes")),
-    "preactivated": (preactivated.Tile, preactivation),
-    "streamed": (streamed.Tile, partial(product, streamed)),
+    "shortcut_streamed": (weight_stationary.Tile, partial(block_end, "streamed")),
+    "shortcut_boxes": (conv_tma.Tile, partial(block_end, "boxes")),
+    "preactivated": (batch_norm_relu.Tile, preactivation),
+    "streamed": (weight_stationary.Tile, partial(product, weight_stationary)),
     "persistent": (persistent.Tile, partial(product, persistent)),
-    "pipelined": (pipelined.Tile, partial(product, pipelined)),
-    "gated": (gated.Tile, partial(product, gated)),
+    "pipelined": (software_pipelined.Tile, partial(product, software_pipelined)),
+    "gated": (glu.Tile, partial(product, glu)),
 }
 TEMPLATES = {f"ipex.triton.{name}": found for name, found in TEMPLATES.items()}
-TEMPLATES[few_rows.NAME] = few_rows.Tile, of_few_rows
+TEMPLATES[skinny.NAME] = skinny.Tile, of_few_rows
 
 
 def tiles(name):
@@ -172,7 +172,7 @@ def loops(name, tile):
 
 
 def test_each_that_multiplies_is_looked_at():
-    assert {*TEMPLATES} == {*OURS, few_rows.NAME}
+    assert {*TEMPLATES} == {*OURS, skinny.NAME}
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -184,7 +184,7 @@ def test_no_tile_of_many_warps_has_such_a_loop(name):
 
 
 def warps_of(tile):
-    return tile.warps if isinstance(tile, few_rows.Tile) else tile.num_warps
+    return tile.warps if isinstance(tile, skinny.Tile) else tile.num_warps
 
 
 def test_by_boxes_there_is_one_and_nothing_is_loaded_from_addresses():
@@ -199,7 +199,7 @@ def test_by_boxes_there_is_one_and_nothing_is_loaded_from_addresses():
 
 def test_the_gradient_of_a_stem_has_one_over_pixels_with_four_warps():
     """So the form is seen where addresses are computed, too."""
-    name = conv_stem_weight.NAME
+    name = conv_small_channel_weight.NAME
     assert all(loops(name, tile) for tile in tiles(name))
     assert {tile.num_warps for tile in tiles(name)} == {MOST_WARPS}
 

@@ -16,12 +16,13 @@ from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import CodeCacheFuture
 from torch.utils._triton import has_triton_package
 
-from ipex_inductor import compat, target
+from ipex_inductor import compat
 from ipex_inductor.autotune.record import Choice, Operand, Problem
-from ipex_inductor.lowerings import compiling
-from ipex_inductor.lowerings.compiling import Begun
-from ipex_inductor.lowerings.together import Graphs
-from ipex_inductor.lowerings.workload import inputs_of
+from ipex_inductor.lowerings.problem.workload import inputs_of
+from ipex_inductor.lowerings.tune import compiling
+from ipex_inductor.lowerings.tune.compiling import Begun
+from ipex_inductor.lowerings.tune.parallel_compile import Graphs
+from ipex_inductor.target import device
 
 TESTS = Path(__file__).parents[1]
 CHOICES = [Choice("library", f"made up {i}") for i in range(5)]
@@ -121,7 +122,7 @@ def test_short_memory_is_no_choices_failure(said, monkeypatch):
 def test_code_is_loaded_while_its_kernels_compile():
     operands = tuple(Operand(s, (s[1] * s[2], s[2], 1), "float32") for s in ((2, 5, 7), (2, 7, 3)))
     epilogue = "aten.relu.default(y)"
-    problem = Problem("aten.bmm.default", operands, str(target.current()), {}, epilogue)
+    problem = Problem("aten.bmm.default", operands, str(device.current()), {}, epilogue)
     inputs = inputs_of(problem, torch.device("cpu"), seed=0)
     with torch._inductor.config.patch(compile_threads=2):
         graph = compiling.lowered(problem, inputs, compiling.USUALLY)
@@ -176,9 +177,9 @@ from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
 from torch._subclasses import FakeTensorMode
 from ipex_inductor import lowerings
 from ipex_inductor.lowerings import together
-from ipex_inductor.lowerings.workload import empty
+from ipex_inductor.lowerings.problem.workload import empty
 from ipex_inductor.prebuild import described as described_gpu
-from ipex_inductor.target import described
+from ipex_inductor.target.device import described
 
 lowerings.register()
 problem = conv([128, 64, 56, 56], 256, True)

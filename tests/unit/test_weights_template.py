@@ -7,10 +7,10 @@ import torch
 from helpers import Mlp
 from torch import nn
 
-from ipex_inductor.passes import derived, program, weight_reader, weight_results
-from ipex_inductor.templates import fields, weights_cpp
-from ipex_inductor.templates.cpp import NotBuiltError
-from ipex_inductor.templates.weights_cpp import FACTS, SAME, Contents
+from ipex_inductor.passes.weights import derived, program, weight_reader, weight_results
+from ipex_inductor.templates.build.cpp import NotBuiltError
+from ipex_inductor.templates.tensor_reader import fields, weights_cpp
+from ipex_inductor.templates.tensor_reader.weights_cpp import FACTS, SAME, Contents
 
 READER = weights_cpp.reader()
 PYTHON = weight_reader.PythonReader()

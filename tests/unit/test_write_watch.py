@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from ipex_inductor.passes import derived, program, weight_contents, weight_results
-from ipex_inductor.passes.weight_contents import SWEEP
-from ipex_inductor.templates import write_watch
-from ipex_inductor.templates.cpp import NotBuiltError
-from ipex_inductor.templates.weights_triton import DeviceHashes
-from ipex_inductor.templates.write_watch import LEAST, PAGE, is_written
+from ipex_inductor.passes.weights import derived, program, weight_contents, weight_results
+from ipex_inductor.passes.weights.weight_contents import SWEEP
+from ipex_inductor.templates.build.cpp import NotBuiltError
+from ipex_inductor.templates.tensor_reader import write_watch
+from ipex_inductor.templates.tensor_reader.weights_triton import DeviceHashes
+from ipex_inductor.templates.tensor_reader.write_watch import LEAST, PAGE, is_written
 
 pytestmark = pytest.mark.skipif(
     bool(write_watch.why_not()), reason=f"the kernel notes no writes: {write_watch.why_not()}"

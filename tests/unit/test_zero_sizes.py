@@ -5,8 +5,8 @@ from msgspec.structs import replace
 from shipped import H200, TABLES
 
 from ipex_inductor.autotune.database import Records
-from ipex_inductor.lowerings import library
-from ipex_inductor.lowerings.workload import named
+from ipex_inductor.lowerings.problem.workload import named
+from ipex_inductor.lowerings.select import library
 
 H200_TABLE = next(table for table in TABLES if "sm_90" in table.name)
 OF = {}  # a problem of each op, where a template may be taken

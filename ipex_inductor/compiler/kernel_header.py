@@ -1,0 +1,170 @@
+"""The header of Inductor's C++ kernels: precompiled while a graph is traced, kept for later.
+
+Each kernel that Python calls is a source of its own. Of three seconds that g++ takes for one, two
+go into the header. Inductor precompiles it in the folder for temporary files, after the graph was
+lowered; here it is an entry of a store of its own, verified as those of the kernel cache.
+"""
+
+import gzip
+import hashlib
+import logging
+import os
+import shlex
+import shutil
+import subprocess
+import threading
+from collections import Counter
+from concurrent.futures import Future
+from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ipex_inductor import compat
+from ipex_inductor.aot_cache import default_store, workroom
+from ipex_inductor.aot_cache.env_fingerprint import environment
+from ipex_inductor.aot_cache.key import Key, pairs
+from ipex_inductor.aot_cache.toolkit import compiler_named
+from ipex_inductor.target.device import architecture, instructions
+
+KIND = "kernel header"
+# Making one takes as long as reading it in four kernels (6.4 and 1.8 s of g++ 12).
+DUE = 4  # kernels without it, after which it is made
+MANY = 10  # calls in a Dynamo graph whose kernels, forward and backward, will be more than those
+LEVEL = 1  # of gzip: 150 MB become 25 in 1.3 s, and 23 by level 3 in 1.6
+log = logging.getLogger("ipex_inductor")
+
+_lock = threading.Lock()
+_begun: dict[str, "Future[Path | None]"] = {}  # by the command that compiles kernels
+_kernels: Counter[str] = Counter()  # compiled without one
+
+
+def pays(gm: torch.fx.GraphModule) -> bool:
+    """Return whether a graph that is trained has kernels enough for a header."""
+    return sum(bool(node.op.startswith("call_")) for node in gm.graph.nodes) >= MANY
+
+
+def use() -> None:
+    """Compile kernels of graphs of ours with a header, from now on in this process."""
+    compat.use_headers(_find)
+
+
+def begin(isa: Any) -> None:
+    """Have the header of kernels with the vectors `isa` made, in another thread."""
+    command = compat.kernel_command(isa)
+    with _lock:
+        _begin(command)
+
+
+def _find(target: str, command: str) -> Path | None:
+    """Return the header for the kernel in `target` that `command` compiles; wait for it if begun.
+
+    None for a kernel that is not of a graph of ours, and for the first few where none was begun.
+    """
+    if not Path(target).is_relative_to(workroom.room()):
+        return None
+    with _lock:
+        if command not in _begun:
+            _kernels[command] += 1
+            if _kernels[command] <= DUE:
+                return None
+        made = _begin(command)
+    path = made.result()
+    return path if path and path.exists() else None
+
+
+def _begin(command: str) -> "Future[Path | None]":
+    if command not in _begun:
+        _begun[command] = Future()
+        threading.Thread(
+            target=_make, args=(command, _begun[command]), name="ipex kernel header", daemon=True
+        ).start()
+    return _begun[command]
+
+
+def _make(command: str, made: "Future[Path | None]") -> None:
+    try:
+        _make_in(workroom.room() / "headers", command, made)
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        told = error.stderr if isinstance(error, subprocess.CalledProcessError) else error
+        log.info("kernels are compiled without a precompiled header: %s", told)
+    finally:
+        if not made.done():
+            made.set_result(None)
+
+
+def _make_in(folder: Path, command: str, made: "Future[Path | None]") -> None:
+    """Put the header into `folder`, out of the store or built, and say where it is."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / f"{hashlib.sha256(command.encode()).hexdigest()[:16]}.h"
+    path.write_text(f"#include <{compat.HEADER}>\n")
+    built = path.with_suffix(".h.gch")
+
+    def build() -> tuple[dict[str, Any], bytes]:
+        _run(command, "-x", "c++-header", str(path), "-o", str(built))
+        made.set_result(path)  # before it is kept
+        return {}, _packed(built)
+
+    store = default_store.headers()
+    if store is None:
+        build()
+        return
+    entry = store.compile_once(_key(path, command), build)
+    if not made.done():
+        _unpack(entry.blob, built)
+        made.set_result(path)
+
+
+def _key(path: Path, command: str) -> Key:
+    """Return what it is kept under: its whole text is read, as it is of torch and of the system."""
+    text = _run(command, "-E", "-P", "-x", "c++", str(path), "-o", "-")
+    return Key(
+        kind=KIND,
+        source="",  # none of ours
+        tables=(),
+        options=pairs({"command": command}),
+        problem=pairs({"text": hashlib.sha256(text).hexdigest()}),
+        architecture=architecture(),
+        toolkit=pairs({"c++": compiler_named(), "cpu": instructions()}),
+        triton="",
+        torch=compat.VERSION,
+        environment=environment(),
+    )
+
+
+def _run(command: str, *more: str) -> bytes:
+    run = subprocess.run([*shlex.split(command), *more], capture_output=True, check=True)
+    return run.stdout
+
+
+def _packed(path: Path) -> bytes:
+    blob = BytesIO()
+    with (
+        path.open("rb") as file,
+        gzip.GzipFile(fileobj=blob, mode="wb", compresslevel=LEVEL, mtime=0) as packed,
+    ):
+        shutil.copyfileobj(file, packed)
+    return blob.getvalue()
+
+
+def _unpack(blob: bytes, path: Path) -> None:
+    try:
+        with gzip.GzipFile(fileobj=BytesIO(blob)) as packed, path.open("wb") as file:
+            shutil.copyfileobj(packed, file)
+    except OSError:
+        with suppress(OSError):
+            path.unlink()  # g++ would read a part of one
+        raise
+
+
+def _renew() -> None:
+    """Forget what a child's parent has begun: the thread is not there, the folder not its own."""
+    global _lock
+    _lock = threading.Lock()
+    _begun.clear()
+    _kernels.clear()
+
+
+os.register_at_fork(after_in_child=_renew)

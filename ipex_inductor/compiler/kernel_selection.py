@@ -1,0 +1,101 @@
+"""Which kernels there are to choose from in a graph, and which are chosen for it."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ipex_inductor import compat
+from ipex_inductor.compiler import compile_fx, graph_cache, inner_compile
+from ipex_inductor.compiler.request import Request
+from ipex_inductor.config import resolve
+from ipex_inductor.reporting import decisions
+
+if TYPE_CHECKING:
+    from ipex_inductor.autotune.record import Problem
+    from ipex_inductor.autotune.select import Selection
+    from ipex_inductor.lowerings.common.sycl import Source
+    from ipex_inductor.lowerings.problem.selector_hook import Offer
+
+
+def settled(request: Request, graph_report: decisions.GraphReport) -> "dict[bytes, Selection]":
+    """The kernels that records, timing or a model choose for this graph; none where that fails."""
+    try:
+        if not request.may_have_choices:
+            return {}
+        from ipex_inductor.lowerings.select import selection
+
+        policy, watches = request.policy, request.config.autotune == "inductor"
+        if watches or not selection.may_choose(policy, request.gm, request.devices):
+            return {}
+        learn = functools.partial(offered, request)
+        learn = compat.uncounted()(learn)  # its rules fire once, in what is compiled
+        say = functools.partial(graph_report.add, "missed")
+        return selection.settle(policy, request.digest(), learn, say)
+    except Exception as error:
+        if request.config.strict or compat.is_control_flow(error):
+            raise
+        graph_report.add("missed", "autotune", f"{type(error).__name__}: {error}")
+        return {}
+
+
+def problems_of(call: Callable[[], object], mode: str | None = None) -> "list[Problem]":
+    """What there is to choose in all that Dynamo sees of `call`, which runs eagerly meanwhile.
+
+    Each once, in the order met; those of backward graphs too.
+    """
+    met: dict[bytes, Problem] = {}
+    config = resolve(mode, {"strict": True}, compat.inductor_option_types())
+
+    def learn(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        from ipex_inductor.autotune.record import encode
+
+        offers = offered(compile_fx.reattended(Request(gm, example_inputs, config)))
+        met.update((encode(o.problem), o.problem) for o in offers)
+        return gm.forward
+
+    with compat.dynamo_unchanged():
+        torch.compile(call, backend=learn)()
+    return list(met.values())
+
+
+def sycl_kernels(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> "dict[Source, str]":
+    """All kernels in SYCL that there are to choose from in a graph for an Intel GPU, with names.
+
+    It is not lowered, for which Triton would have to know that GPU.
+    """
+    from ipex_inductor.lowerings.common.sycl import is_ours, source_for
+
+    given = {**(options or {}), "strict": True}
+    config = resolve(mode, given, compat.inductor_option_types())
+    offers = offered(compile_fx.reattended(Request(gm, example_inputs, config)), compat.read_inner)
+    pairs = ((o.problem, choice) for o in offers for choice in o.choices if is_ours(choice))
+    named = ((source_for(p, c), f"{p.op.split('.')[1]} {c.parameters['block']}") for p, c in pairs)
+    return {source: name.strip() for source, name in named}
+
+
+def offered(
+    request: Request, compile_inner: Callable[..., Any] = compat.lower_inner
+) -> "list[Offer]":
+    """What there is to choose in a graph, forward and backward: it is lowered, and no more."""
+    from ipex_inductor.lowerings.problem.selector_hook import Choosing, choosing
+
+    copy = inner_compile.copied(request.gm)
+    now = Choosing()
+    options = compile_fx.LISTS_TEMPLATES | dict(request.config.inductor) | compat.LOWER_ONLY
+    config = replace(request.config, inductor=tuple(options.items()))
+    lowered = Request(copy, request.example_inputs, config)
+    report = decisions.GraphReport()  # nobody reads it: all of it is decided again
+    off, at_once = compat.graph_caches_off(), compat.backward_at_once()
+    with graph_cache.spare(), off, at_once, choosing(now):
+        compile_fx.compiled(lowered, {}, report, None, compile_inner)
+    for node in copy.graph.nodes:
+        node.meta.clear()  # Dynamo's notes hold weak references to parameters: no swapping those
+    return [*now.offers.values()]

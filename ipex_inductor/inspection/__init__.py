@@ -1,0 +1,1 @@
+"""Explain what a compilation decided, and capture its reports."""

@@ -1,0 +1,1 @@
+"""Names of Intel Extension for PyTorch."""

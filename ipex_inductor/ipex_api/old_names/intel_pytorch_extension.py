@@ -1,0 +1,5 @@
+"""Imported by its old name, it is replaced; see ipex_inductor.ipex_api.old_names."""
+
+from ipex_inductor.ipex_api.compat_ipex import take_place
+
+take_place(__name__)

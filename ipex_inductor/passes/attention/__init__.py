@@ -1,0 +1,1 @@
+"""Rewrite attention, so that one kernel computes it."""

@@ -1,0 +1,240 @@
+"""Attention whose keys several queries share: each key is read once, instead of written for each.
+
+A decoder with fewer heads of keys than of queries repeats keys and values for torch's attention
+(transformers' `repeat_kv` wherever there is a mask), so a token that reads a cache writes and reads
+it anew as many times. Where a head has few queries, those that share a key are made rows of one
+head. Read from Dynamo's graph, as `masks` is: AOT autograd takes attention apart.
+
+Grouped-query attention: Ainslie et al. 2023, arXiv:2305.13245.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.node import map_arg
+
+from ipex_inductor.passes.attention.scores import same
+from ipex_inductor.passes.attention.traced import (
+    after,
+    arguments,
+    attended,
+    is_fused,
+    may_be_written,
+    methods,
+    tried,
+)
+from ipex_inductor.passes.engine.literals import Refused, called, example
+from ipex_inductor.passes.engine.source import ATTEND, attentions
+from ipex_inductor.reporting.decisions import GraphReport
+
+Node = torch.fx.Node
+Calls = list[tuple[Any, ...]]
+
+NAME = "grouped-queries"
+# Of a head, then: so many rows are a block of torch's kernels, which reads the keys once.
+MOST_ROWS = 64
+COPIES = ("contiguous", "clone")
+JOINS = ("reshape", "view", "flatten")
+REPEATS = ("repeat_interleave",)
+# As torch's kernels give it: as it is, whole heads side by side, or rows of all heads.
+WHOLE = ("contiguous",)
+LAYOUTS: tuple[Calls, ...] = (
+    [],
+    [WHOLE],
+    [("transpose", 1, 2), WHOLE, ("transpose", 1, 2)],
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The keys and values of a call before they are repeated, how often, and rows of a head."""
+
+    keys: Node
+    values: Node
+    times: int
+    rows: int
+
+    def __str__(self) -> str:
+        return f"{self.times} heads of queries share keys"
+
+    def apart(self) -> Calls:
+        """Of queries [B, heads, rows, D], or a mask by heads: [B, heads of keys, all rows, D]."""
+        return [("unflatten", 1, (-1, self.times)), ("flatten", 2, 3)]
+
+    def together(self) -> Calls:
+        """Of the result, what undoes it."""
+        last = ("permute", 0, 3, 1, 2, 4), ("flatten", 2, 3), ("transpose", 1, 2)
+        return [("unflatten", 2, (self.times, self.rows)), *last]
+
+    def of_mask(self, shape: torch.Size, heads: int) -> Calls:
+        """What makes a mask of `shape` one for these rows. Raises `Refused`."""
+        new: Calls = [("unsqueeze", 0)] * (4 - len(shape))
+        by_head, by_row = ([1] * (4 - len(shape)) + [*shape])[1:3]
+        if by_head == heads and (by_row == self.rows):
+            return new + self.apart()
+        if by_head != 1:
+            raise Refused("the mask is not by heads and rows as the scores are")
+        if by_row == 1:
+            return []
+        return [*new, ("expand", -1, self.times, -1, -1), ("unsqueeze", 1), ("flatten", 2, 3)]
+
+
+def found(graph: torch.fx.Graph, report: GraphReport, off: Collection[str] = ()) -> set[str]:
+    """The names of calls whose keys and values need not be repeated; says so of each."""
+    on = not {"*", NAME} & {*off}
+    nodes = attentions(graph) if on else ()
+    return {node.name for node in nodes if tried(NAME, _shared, node, report)}
+
+
+def change(graph: torch.fx.Graph, names: Collection[str]) -> None:
+    """Rewrite the calls that `found` named, and remove what repeated their keys."""
+    for node in [n for n in attentions(graph) if n.name in names]:
+        group, call = _group(node), arguments(node)
+        assert group is not None
+        with graph.inserting_before(node):
+            given = {k: v for k, v in call.items() if k != "enable_gqa"}
+            given |= {"key": group.keys, "value": group.values}
+            given["query"] = methods(call["query"], group.apart())
+            if isinstance(mask := call.get("attn_mask"), Node):
+                calls = group.of_mask(example(mask).shape, example(call["query"]).shape[1])
+                given["attn_mask"] = methods(mask, calls)
+            attention = graph.call_function(ATTEND, (), given)
+            attention.meta = {**node.meta, "example_value": attended(map_arg(given, example))}
+            result = methods(attention, group.together())
+            result = methods(result, _laid(example(result), example(node)))
+        node.replace_all_uses_with(result)
+        graph.erase_node(node)
+        _remove(call["key"], group.keys)
+        _remove(call["value"], group.values)
+
+
+def _remove(node: Node, first: Node) -> None:
+    """Erase what repeats `first`, if nobody else reads that.
+
+    One by one: fx would take writes by methods (`index_copy_`) for dead as well.
+    """
+    while node is not first and not node.users:
+        before = node.args[0]
+        assert isinstance(before, Node)
+        node.graph.erase_node(node)
+        node = before
+
+
+def _shared(node: Node) -> Group | None:
+    """The group of a call that may be rewritten. Raises `Refused`."""
+    group = _group(node)
+    if group is not None:
+        _check(node, group)
+    return group
+
+
+def _group(node: Node) -> Group | None:
+    """What repeats its keys and values alike, where few queries share them; else None."""
+    call = arguments(node)
+    query, rows = example(call["query"]), example(call["query"]).shape[-2]
+    if query.dim() != 4 or not isinstance(rows, int):
+        return None
+    if call.get("enable_gqa"):
+        heads = query.shape[1], example(call["key"]).shape[1]
+        if not all(isinstance(n, int) for n in heads) or is_fused(map_arg(call, example)):
+            return None
+        group = Group(call["key"], call["value"], heads[0] // heads[1], rows)
+    else:
+        keys, values = _repeated(call["key"]), _repeated(call["value"])
+        if keys is None or values is None or keys[1] != values[1]:
+            return None
+        group = Group(keys[0], values[0], keys[1], rows)
+    return group if group.times > 1 and group.times * rows <= MOST_ROWS else None
+
+
+def _repeated(node: Any) -> tuple[Node, int] | None:
+    """The [B, heads, tokens, D] each of whose heads `node` has so often, one after the other."""
+    chain = _sources(node)
+    node = next(chain, None)
+    if node is not None and called(node) in REPEATS:
+        call = dict(zip(("input", "repeats", "dim"), node.args, strict=False)) | node.kwargs
+        times, first = call["repeats"], next(chain, None)
+        heads = isinstance(times, int) and call.get("dim") in (1, -3)
+        return (first, times) if first and heads else None
+    wide, one, first = (next(chain, None) for _ in range(3))
+    if node is None or wide is None or one is None or first is None:
+        return None
+    kinds = called(node) in JOINS, called(wide) == "expand", _only_adds(one)
+    shapes = [tuple(example(n).shape) for n in (node, wide, one, first)]
+    if not all(kinds) or [*map(len, shapes)] != [4, 5, 5, 4]:
+        return None
+    batch, heads, tokens, width = shapes[3]
+    times = shapes[1][2]
+    if not isinstance(times, int) or not isinstance(heads, int):
+        return None
+    wanted = (
+        (batch, heads * times, tokens, width),
+        (batch, heads, times, tokens, width),
+        (batch, heads, 1, tokens, width),
+    )
+    return (first, times) if all(map(same, shapes, wanted)) else None
+
+
+def _sources(node: Any) -> Iterator[Node]:
+    """A node, its first argument, that one's, ... of tensors, but for plain copies."""
+    while isinstance(node, Node) and isinstance(example(node), Tensor):
+        if called(node) not in COPIES:
+            yield node
+        node = node.args[0] if node.args else None
+
+
+def _only_adds(node: Node) -> bool:
+    """Whether it is `x.unsqueeze(...)`, or `x[...]` of whole dimensions; shapes say where."""
+    if called(node) == "unsqueeze":
+        return True
+    places = node.args[1] if called(node) == "getitem" else None
+    return isinstance(places, tuple) and all(
+        place is None or place is Ellipsis or place == slice(None) for place in places
+    )
+
+
+def _check(node: Node, group: Group) -> None:
+    """Raise `Refused` where the call says what is not known of rows of one head, or gains none."""
+    call = arguments(node)
+    if call.get("is_causal"):
+        raise Refused("is_causal hides keys by row")
+    if call.get("dropout_p"):
+        raise Refused("other numbers would be dropped")
+    read = [(call["key"], group.keys), (call["value"], group.values)]
+    if any(copy is not first and may_be_written(copy, node) for copy, first in read):
+        raise Refused("a tensor may be written before it is read")
+    made = _changed(call, group)
+    if not is_fused(made):
+        raise Refused("torch has no fused kernel for it so")
+    wanted = example(node)
+    result = after(attended(made), group.together())
+    if not same(result.shape, wanted.shape) or result.dtype != wanted.dtype:
+        raise Refused("the result would have another form")
+    _laid(result, wanted)
+
+
+def _changed(call: dict[str, Any], group: Group) -> dict[str, Any]:
+    """The arguments afterwards, as fake tensors."""
+    made = {name: map_arg(part, example) for name, part in call.items() if name != "enable_gqa"}
+    heads, mask = made["query"].shape[1], made.get("attn_mask")
+    made |= {"query": after(made["query"], group.apart())}
+    if mask is not None:
+        made |= {"attn_mask": after(mask, group.of_mask(mask.shape, heads))}
+    return made | {"key": example(group.keys), "value": example(group.values)}
+
+
+def _laid(result: Tensor, wanted: Tensor) -> Calls:
+    """What gives a result the other's strides, but those of one element. Raises `Refused`."""
+    strides = _strides(wanted)
+    for calls in LAYOUTS:
+        if same(_strides(after(result, calls)), strides):
+            return calls
+    raise Refused("the result would lie otherwise in memory")
+
+
+def _strides(x: Tensor) -> list[Any]:
+    sizes = zip(x.shape, x.stride(), strict=True)
+    return [step for size, step in sizes if not same((size,), (1,))]

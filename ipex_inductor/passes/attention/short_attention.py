@@ -1,0 +1,85 @@
+"""Attention over few keys on a CPU, by a kernel of ours where it was measured to beat torch's.
+
+Torch's kernel for the CPU goes over keys in parts and converts what its products take; while a
+head's scores fit the cache, whole rows and products on packed pairs take half the time and less.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ipex_inductor.reporting.decisions import GraphReport
+from ipex_inductor.target.device import architecture
+
+Node = torch.fx.Node
+aten = torch.ops.aten
+
+TORCHS = aten._scaled_dot_product_flash_attention_for_cpu.default
+# Up to how many queries and keys, and how wide a head, it is faster, by CPU and dtype.
+FASTER: Mapping[tuple[str, torch.dtype], tuple[float, int, int]] = {
+    ("x86-64:avx512_bf16", torch.bfloat16): (math.inf, 1024, 256),
+    ("x86-64:avx512_bf16", torch.float32): (math.inf, 1024, 256),
+    ("x86-64:avx2", torch.float32): (math.inf, 1024, 128),
+    ("x86-64:avx2", torch.bfloat16): (6, 1024, 128),
+}
+LANES = 16  # what a head's width is a multiple of
+
+
+def shorten(graph: torch.fx.Graph, report: GraphReport, why_not: Callable[[], str | None]) -> None:
+    """Give attention over few keys to our kernel; for inference alone, as it has no gradient.
+
+    `why_not` is asked where that would be faster: why there is no kernel here, or None.
+    """
+    found = [n for n in graph.find_nodes(op="call_function", target=TORCHS) if _is_faster(n)]
+    if not found or why_not() is not None:
+        return
+    for node in found:
+        q, k, v, *rest = node.args
+        causal = rest[1] if len(rest) > 1 else node.kwargs.get("is_causal", False)
+        scale = node.kwargs.get("scale")
+        scale = q.meta["val"].shape[3] ** -0.5 if scale is None else scale
+        (result,) = node.users
+        with graph.inserting_before(node):
+            call = graph.call_function(
+                torch.ops.ipex.short_attention.default,
+                (q, k, v, node.kwargs.get("attn_mask"), causal, scale),
+            )
+        call.meta = dict(result.meta)
+        result.replace_all_uses_with(call)
+        graph.erase_node(result)
+        graph.erase_node(node)
+    report.add("choice", "attention over few keys", f"{len(found)} by our kernel")
+
+
+def _is_faster(node: Node) -> bool:
+    """Whether our kernel can do it, and was measured to be faster on such sizes."""
+    q, k, v, *rest = node.args
+    mask = node.kwargs.get("attn_mask")
+    values: list[torch.Tensor] = [t.meta["val"] for t in (q, k, v, mask) if isinstance(t, Node)]
+    sizes = [size for value in values for size in value.shape]
+    first, second = values[:2]
+    bounds = FASTER.get((architecture(), first.dtype))
+    if bounds is None or not all(isinstance(size, int) and size > 0 for size in sizes):
+        return False
+    queries, most, widest = bounds
+    batch, heads, keys, width = second.shape
+    return (
+        [(user.target, user.args[1]) for user in node.users] == [(operator.getitem, 0)]
+        and all(value.dtype == first.dtype and value.device.type == "cpu" for value in values)
+        and tuple(first.shape) == (batch, heads, first.shape[2], width)
+        and values[2].shape == second.shape
+        and first.shape[2] <= queries
+        and keys <= most
+        and width % LANES == 0
+        and width <= widest
+        and first.stride(3) == 1  # so the result, which lies as it, has its rows whole
+        and not (rest[:1] or [node.kwargs.get("dropout_p", 0.0)])[0]
+        and _is_number(node.kwargs.get("scale"))
+    )
+
+
+def _is_number(scale: Any) -> bool:
+    return scale is None or (isinstance(scale, int | float) and math.isfinite(scale))

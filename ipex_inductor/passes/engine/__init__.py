@@ -1,0 +1,1 @@
+"""Rules, the ops that they match, and what every pass asks of a graph."""

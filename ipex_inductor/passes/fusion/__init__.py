@@ -1,0 +1,1 @@
+"""Fuse GEMMs and convolutions with what is computed before and behind them."""

@@ -1,0 +1,120 @@
+"""Linear layers on the same input, of any widths, as one product on their weights side by side.
+
+One call then does what three did; the weights are put side by side in the prologue. On a CPU that
+pays while the input has few rows (`benchmarks/shared_input.py`), on a GPU always, as it is filled
+better and what follows reads its columns in place (`benchmarks/nlp.py`).
+"""
+
+import operator
+from collections.abc import Container, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from ipex_inductor.passes.engine.source import user_line
+from ipex_inductor.passes.engine.whole_ops import inline
+from ipex_inductor.passes.weights.packing import is_transpose, why_not
+from ipex_inductor.reporting.decisions import GraphReport
+
+Node = torch.fx.Node
+aten = torch.ops.aten
+
+NAME = "linear|linear"
+OURS = ("aten", "ipex", "prims")  # ops that ask for strides when they run
+FEW = 16  # rows up to which one call beats several on a CPU
+
+
+def join_linears(graph: torch.fx.Graph, weights: Container[Node], report: GraphReport) -> None:
+    """Join every group of linear layers that share their input; say why for those that do not."""
+    for group in _groups(graph, weights):
+        reason = _why_not(group)
+        if reason is None:
+            _join(graph, group)
+            counters["ipex"][NAME] += 1
+        kind, facts = ("missed", reason) if reason else ("fired", f"{len(group)} layers")
+        report.add(kind, NAME, facts, user_line(group[0]))
+
+
+def _groups(graph: torch.fx.Graph, weights: Container[Node]) -> list[list[Node]]:
+    """Products on weights, two or more on one input, with a bias or all without."""
+    found: dict[Any, list[Node]] = {}
+    for node in graph.nodes:
+        if node.op != "call_function" or node.target not in (aten.addmm.default, aten.mm.default):
+            continue
+        *bias, x, transposed = node.args
+        if node.kwargs or not is_transpose(transposed):
+            continue
+        parameters = (*bias, transposed.args[0])
+        # What is computed from weights may stand behind the first of the group.
+        if all(n in weights and n.op == "placeholder" for n in parameters):
+            found.setdefault((node.target, *_source(x)), []).append(node)
+    return [group for group in found.values() if len(group) > 1]
+
+
+def _source(x: Any) -> tuple[Any, ...]:
+    """Each layer views its input as a matrix anew: what is viewed, and as what."""
+    shape = str(x.meta["val"].shape)  # symbols have no hash
+    return (x.args[0] if x.target is aten.view.default else x), shape
+
+
+def _why_not(group: Sequence[Node]) -> str | None:
+    rows = group[0].meta["val"].shape[0]
+    for node in group:
+        *bias, _, _ = node.args
+        if bias and bias[0].meta["val"].shape != node.meta["val"].shape[1:]:  # type: ignore[union-attr]
+            return "an addend is no bias"
+    if _on_gpu(group):
+        dtypes = {n.meta["val"].dtype for node in group for n in node.all_input_nodes}
+        return "of several dtypes" if len(dtypes) > 1 else None
+    if not isinstance(rows, int):
+        return "the number of rows is not known"
+    if rows > FEW:
+        return f"{rows} rows: several calls are as fast from {FEW + 1} on"
+    return why_not(*(node.meta["val"] for node in group))
+
+
+def _on_gpu(group: Sequence[Node]) -> bool:
+    value: Tensor = group[0].meta["val"]
+    return value.device.type == "cuda"
+
+
+def _join(graph: torch.fx.Graph, group: Sequence[Node]) -> None:
+    """Compute the joint product where the first stands, and give each its share of the columns."""
+    # Columns of a product lie far apart: a CPU's kernels read copies faster.
+    copied = tuple(not _on_gpu(group) or _counts_on_strides(node) for node in group)
+    first: Any = group[0]
+    biases = [node.args[0] for node in group] if len(first.args) == 3 else []
+    weights = [node.args[-1].args[0] for node in group]  # type: ignore[union-attr]
+    with graph.inserting_before(first):
+        joint = graph.call_function(_product, (copied, first.args[-2], *weights, *biases))
+        shares = [graph.call_function(operator.getitem, (joint, i)) for i in range(len(group))]
+    joint.meta = {key: value for key, value in first.meta.items() if key != "val"}
+    for node, share in zip(group, shares, strict=True):
+        node.replace_all_uses_with(share)
+        graph.erase_node(node)
+    inline(graph, joint, _product)
+
+
+def _counts_on_strides(node: Node) -> bool:
+    """Whether strides that were traced are used later: by `as_strided`, ops of others, callers."""
+    for user in node.users:
+        op = user.target
+        if not isinstance(op, torch._ops.OpOverload) or op.namespace not in OURS:
+            return True
+        if "as_strided" in str(op) or op is aten.view.dtype:
+            return True
+        if (op.is_view or op is aten._unsafe_view.default) and _counts_on_strides(user):
+            return True
+    return False
+
+
+def _product(copied: Sequence[bool], x: Tensor, *weights_and_biases: Tensor) -> list[Tensor]:
+    """The columns of each; those of which it is said are copied, as what follows was traced."""
+    count = len(copied)
+    weights, biases = weights_and_biases[:count], weights_and_biases[count:]
+    joint = F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
+    shares = torch.split(joint, [len(weight) for weight in weights], -1)
+    return [s.contiguous() if own else s for s, own in zip(shares, copied, strict=True)]

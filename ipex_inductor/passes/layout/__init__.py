@@ -1,0 +1,1 @@
+"""Choose memory layouts, and fold batch norms."""

@@ -1,0 +1,1 @@
+"""Match the steps of optimizers."""

@@ -1,0 +1,262 @@
+"""Terms of what tensors hold after a graph, as updates: lines of kernels, and their operands."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ipex_inductor.ops.update import Held, Row, Update
+from ipex_inductor.passes.optimizer.terms import Cell, Term, Terms, UnreadError
+
+# Python's ints that stand in lines. Floats are numbers, or each rate would be a kernel of its own.
+LITERALS = (-1, 0, 1, 2)
+SINGLE = "as_float32({})"  # of fp64
+LINES = {
+    "add": "{} + {}",
+    "sub": "{} - {}",
+    "mul": "{} * {}",
+    "div": "{} / {}",
+    "neg": "-{}",
+    "sqrt": "sqrt({})",
+    "pow": "pow({}, {})",
+    "maximum": "maximum({}, {})",
+    # as torch's
+    "lerp": "where({2} < 0.5, {0} + {2} * ({1} - {0}), {1} - ({1} - {0}) * (1 - {2}))",
+}
+
+
+class Writing:
+    """The updates of a graph with those operands, read to its end.
+
+    Raises `UnreadError` where terms of `singles` are no numbers.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        cells: Sequence[Cell],
+        examples: Sequence[Tensor],
+        singles: set[Term],
+    ) -> None:
+        self.cells = cells
+        self.examples = examples
+        self.device = _device(examples)
+        self.leaves = [terms.make("leaf", n) for n in range(len(cells))]
+        self.written = [n for n, c in enumerate(cells) if c.term is not self.leaves[n]]
+        self.counters = self._counters(terms)
+        counted = set(self.counters.values())
+        self.elements = [n for n in self.written if n not in counted]
+        # Of what has one element, a row reads one number, ...
+        self.scalars = {
+            n for n, c in enumerate(cells) if c.single and n not in self.elements
+        } | counted
+        self._scalar: dict[Term, bool] = {}
+        # ... but not of the gradients of parameters of one element.
+        self.scalars -= self._gradients(singles) - counted
+        self._scalar = {}
+        if not all(map(self._is_scalar, singles)):
+            raise UnreadError("a tensor of one element that is combined with larger ones")
+
+    def updates(self) -> dict[Update, list[Row]]:
+        """All rows, those of one update together."""
+        found: dict[Update, list[Row]] = {}
+        counted: set[int] = set()
+        for operands in self._rows():
+            update, row = self._row(operands)
+            if row.step in counted:
+                raise UnreadError("a step that several parameters count")
+            counted |= set() if row.step is None else {row.step}
+            found.setdefault(update, []).append(row)
+        if not found:
+            raise UnreadError("no tensor is written")
+        numbers = {n for rows in found.values() for row in rows for n in row.numbers}
+        if any(isinstance(n, Held) and n.operand in counted for n in numbers):
+            raise UnreadError("a step that one parameter counts and another reads")
+        return found
+
+    def _counters(self, terms: Terms) -> dict[Term, int]:
+        """Steps: numbers that grow by 1, and that other tensors are computed with."""
+        ones = terms.constant(1), terms.constant(1.0)
+        found = {
+            self.cells[n].term: n
+            for n in self.written
+            if self.cells[n].single
+            and self.cells[n].term in [terms.make("add", self.leaves[n], one) for one in ones]
+        }
+        others = [self.cells[n].term for n in self.written if self.cells[n].term not in found]
+        return {term: found[term] for term in _below(others) if term in found}
+
+    def _gradients(self, singles: set[Term]) -> set[int]:
+        """Operands that only one row reads, of the row's shape, and none as a number."""
+        readers: dict[int, list[int]] = {}
+        for operands in self._rows():
+            for leaf in {leaf for n in operands for leaf in _leaves(self.cells[n].term)}:
+                readers.setdefault(leaf, []).append(operands[0])
+        numbers = {leaf for term in singles for leaf in _leaves(term)}
+        return {
+            leaf
+            for leaf, rows in readers.items()
+            if len(rows) == 1
+            and leaf not in numbers
+            and self.cells[leaf].shape == self.cells[rows[0]].shape
+        }
+
+    def _is_scalar(self, term: Term) -> bool:
+        """Whether a row has one value of it."""
+        if term not in self._scalar:
+            for each in _below([term]):
+                self._scalar[each] = each.op == "const" or (
+                    each.args[0] in self.scalars
+                    if each.op == "leaf"
+                    else all(self._scalar[a] for a in each.args)
+                )
+        return self._scalar[term]
+
+    def _rows(self) -> Iterator[list[int]]:
+        """Operands that are written, together where they depend on the same; the last one first.
+
+        What is written last is the parameter itself, in every optimizer of torch's.
+        """
+        above: dict[int, int] = {}
+
+        def top(n: int) -> int:
+            while above.setdefault(n, n) != n:
+                n = above[n]
+            return n
+
+        for n in self.elements:
+            for leaf in _leaves(self.cells[n].term):
+                if leaf not in self.scalars:
+                    above[top(leaf)] = top(n)
+        rows: dict[int, list[int]] = {}
+        for n in sorted(self.elements, key=lambda n: self.cells[n].last):
+            rows.setdefault(top(n), []).append(n)
+        for row in rows.values():
+            yield [row[-1], *row[:-1]]
+
+    def _row(self, operands: Sequence[int]) -> tuple[Update, Row]:
+        ends = [self.cells[n].term for n in operands]
+        below = _below(ends)
+        names = self._names(operands, below)
+        if any(self.cells[n].shape != self.cells[operands[0]].shape for n in names):
+            raise UnreadError("tensors of several shapes in one update")
+        steps = {self.counters[term] for term in below if term in self.counters}
+        if any(self.examples[n].device != self.device for n in (*names, *steps)):
+            raise UnreadError("a tensor of the host is updated, or updates those of a GPU")
+        if len(steps) > 1:
+            raise UnreadError("a parameter with two steps")
+        text = {self.leaves[n]: name for n, name in names.items()}
+        for n in steps:
+            text |= {self.cells[n].term: "now", self.leaves[n]: "before"}
+        numbers: dict[str, float | Held] = {}
+        scalars = ["now = step", "before = step - 1"] if steps else []
+        lines: list[str] = []
+        read = {a for term in below for a in term.terms}
+        rounded = self._rounded(below) if "float64" in map(self._dtype, operands) else set()
+        for term in below:
+            if term in text:
+                continue
+            if term.op in ("leaf", "const"):
+                text[term] = _number(term, numbers)
+            elif term.op.startswith("as_") and not (term in ends and term in read):
+                text[term] = text[term.args[0]]  # stored, and not what anybody reads
+            else:
+                known = scalars if self._is_scalar(term) else lines
+                text[term] = f"{'s' if known is scalars else 't'}{len(known)}"
+                line = _line(term, text, SINGLE if term in rounded else "{}")
+                known.append(f"{text[term]} = {line}")
+        kept = [names[n] for n in operands]
+        lines += [f"{name}_new = {text[end]}" for name, end in zip(kept, ends, strict=True)]
+        lines += [f"{name} = {name}_new" for name in kept]
+        update = Update(
+            columns=tuple((name, dtype_name(self.examples[n])) for n, name in names.items()),
+            stored=tuple(kept),
+            numbers=tuple((name, self._held_as(n)) for name, n in numbers.items()),
+            counted="".join(dtype_name(self.examples[n]) for n in steps),
+            scalars=tuple(scalars),
+            lines=tuple(lines),
+        )
+        return update, Row(tuple(names), next(iter(steps), None), tuple(numbers.values()))
+
+    def _rounded(self, below: Sequence[Term]) -> set[Term]:
+        """What torch computes in fp32, though elements are fp64: what is made of a rate in fp32.
+
+        Of the ops, that is, which eager steps have as well: `rate * x` and `rate / x`, where x is
+        a number of Python's or comes of the step, and sums and products with constants after that.
+        """
+        counted = set(self.counters.values())
+        rates = {
+            self.leaves[n]
+            for n in self.scalars - counted
+            if self._dtype(n) == "float32" and self.cells[n].term is self.leaves[n]
+        }
+        found: set[Term] = set()
+        made: set[Term] = set()  # of them, or of the opposite
+        for term in below:
+            others = [a in made for a in term.terms if a.op != "const"]
+            follows = term.op in ("add", "sub", "mul") and any(others) and all(others)
+            if follows or (term.op in ("mul", "div") and term.terms[0] in rates):
+                found.add(term)
+            if term in found or (term.op == "neg" and term.terms[0] in made):
+                made.add(term)
+        return {term for term in found if self._is_scalar(term)}
+
+    def _dtype(self, operand: int) -> str:
+        return dtype_name(self.examples[operand])
+
+    def _held_as(self, number: float | Held) -> str:
+        """The dtype of a number that a device holds; the host knows the others."""
+        example = self.examples[number.operand] if isinstance(number, Held) else None
+        return "" if example is None or example.device.type == "cpu" else dtype_name(example)
+
+    def _names(self, operands: Sequence[int], below: Sequence[Term]) -> dict[int, str]:
+        """The columns of a row: what is written, then what is read."""
+        names = {n: f"state{place}" if place else "param" for place, n in enumerate(operands)}
+        leaves = [term.args[0] for term in below if term.op == "leaf"]
+        read = [n for n in leaves if n not in names and n not in self.scalars]
+        return names | {n: f"grad{place}" for place, n in enumerate(read)}
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """As `float32`."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _device(examples: Sequence[Tensor]) -> torch.device:
+    """Where the tensors are; beside those of a GPU, the host may hold numbers."""
+    found = {t.device for t in examples} or {torch.device("cpu")}
+    there = {device for device in found if device.type != "cpu"} or found
+    if len(there) > 1:
+        raise UnreadError("tensors of several devices")
+    return there.pop()
+
+
+def _number(term: Term, numbers: dict[str, float | Held]) -> str:
+    value = term.args[0]
+    if term.op == "const" and type(value) is int and value in LITERALS:
+        return str(value) if value >= 0 else f"({value})"
+    name = f"n{len(numbers)}"
+    numbers[name] = Held(value) if term.op == "leaf" else float(value)
+    return name
+
+
+def _line(term: Term, text: Mapping[Term, str], rounded: str) -> str:
+    """With all that is read, and what comes of it, `rounded`."""
+    form = LINES.get(term.op) or f"{term.op}({{}})"
+    return rounded.format(form.format(*(rounded.format(text[a]) for a in term.args)))
+
+
+def _below(terms: Sequence[Term]) -> list[Term]:
+    """These and all they are made of, each after what it is made of."""
+    found: set[Term] = set()
+    left = list(terms)
+    while left:
+        term = left.pop()
+        if term not in found:
+            found.add(term)
+            left += term.terms
+    return sorted(found, key=lambda each: each.serial)
+
+
+def _leaves(term: Term) -> list[int]:
+    return [each.args[0] for each in _below([term]) if each.op == "leaf"]

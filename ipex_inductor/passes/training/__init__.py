@@ -1,0 +1,1 @@
+"""Rewrite graphs of training steps."""

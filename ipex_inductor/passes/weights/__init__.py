@@ -1,0 +1,1 @@
+"""Preprocess weights once, and notice when one changes."""

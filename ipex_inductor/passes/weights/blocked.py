@@ -1,0 +1,138 @@
+"""Products on weights in blocks, by a kernel of ours, where it was measured to beat oneDNN's own.
+
+Linear layers, and convolutions of one pixel in channels-last graphs. What counts is how much one
+product does and how much is set up for it at each call (`benchmarks/blocked.py`).
+"""
+
+import math
+import operator
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from ipex_inductor import compat
+from ipex_inductor.ops.blocked import COLUMNS, pair
+from ipex_inductor.passes.attention import short_attention
+from ipex_inductor.passes.weights.packing import Product
+from ipex_inductor.target.device import architecture
+from ipex_inductor.templates.cpu import cpu_library
+
+Node = torch.fx.Node
+ipex = torch.ops.ipex
+
+BINARY = ("none", "add", "mul")
+UNARY = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
+
+
+class Bounds(NamedTuple):
+    """From how many columns of x on, and up to how many rows of it, it is faster.
+
+    Attributes:
+        depth: The fewest columns of x.
+        rows: The most rows of x.
+        deep: Or so many rows for each column.
+        products: The most multiplications, the zeros of the last vectors counted. Where there is a
+            bound, oneDNN is many times faster beyond it, so a size that may change is not taken.
+    """
+
+    depth: int
+    rows: int
+    deep: int = 0
+    products: float = math.inf
+
+
+# Where it is faster, by CPU and dtype: of linear layers, and of images. Of these oneDNN adds in
+# place, which takes less than a third tensor, the more so the less there is to add up for it.
+# On AMX oneDNN's products in bf16 are ten times as fast, so only what its 20 microseconds of
+# descriptors outweigh is ours.
+FASTER: Mapping[tuple[str, torch.dtype], tuple[Bounds, Bounds]] = {
+    ("x86-64:amx", torch.float32): (Bounds(1, 8192), Bounds(1, 0)),
+    ("x86-64:amx", torch.bfloat16): (Bounds(1, 8192, products=1 << 19), Bounds(1, 0)),
+    ("x86-64:avx512_bf16", torch.bfloat16): (Bounds(16, 8192), Bounds(64, 4096, 25)),
+    ("x86-64:avx512_bf16", torch.float32): (Bounds(1, 8192), Bounds(64, 4096, 25)),
+    ("x86-64:avx512_bf16", torch.float16): (Bounds(16, 8192), Bounds(64, 0)),
+    ("x86-64:avx2", torch.float32): (Bounds(128, 4096), Bounds(128, 64)),
+    ("x86-64:avx2", torch.bfloat16): (Bounds(128, 4096), Bounds(128, 0)),  # a net's are in fp32
+}
+# Multiplications with the zeros that fill the last vectors; as many take 20 microseconds.
+WASTE = 1 << 20
+VECTOR = 16  # columns, on AVX-512
+# Columns of a block that lie together, where they are not all of it.
+PANEL = {"x86-64:avx2": 16}
+# What Dynamo calls of which such products, or attention over few keys, may come.
+SOURCES = {F.linear, F.conv2d, F.scaled_dot_product_attention, operator.matmul}
+SOURCES |= {torch.matmul, torch.mm, torch.addmm, torch.conv2d}
+
+
+def begin_building(gm: torch.fx.GraphModule) -> None:
+    """Have the kernels compiled while Dynamo's graph is traced, if some of it may want them."""
+    offered = {arch for arch, _ in {*FASTER, *short_attention.FASTER}}
+    if architecture() in offered and any(node.target in SOURCES for node in gm.graph.nodes):
+        cpu_library.begin()
+
+
+def in_blocks(product: Product) -> Product | None:
+    """The same product on a weight in blocks; None where oneDNN's is kept."""
+    x, _, bias, other, *window, binary, unary, scalars, form = product.args(product.weight)
+    image = product.op is ipex.conv.default
+    value = product.weight.meta["val"]
+    if (image and (not _is_one_pixel(product.shape, window) or form != "channels_last")) or (
+        binary not in BINARY
+        or unary not in UNARY
+        or scalars
+        or not _is_faster(x.meta["val"], value, image)
+    ):
+        return None
+    words = binary, unary, image
+    columns = product.shape[0]
+    paired = pair(value.dtype)
+    panel = PANEL.get(architecture(), COLUMNS)
+    count = -(-columns // COLUMNS) * (COLUMNS // panel)
+    shape = (count, product.shape[1] // paired, panel, paired)
+    return Product(
+        ipex.blocked.default,
+        product.weight,
+        shape,
+        lambda packed: (x, packed, bias, other, columns, *words),
+        lambda g: g.call_function(ipex.blocks.default, (product.weight, panel)),
+        strides=(shape[1] * panel * paired, panel * paired, paired, 1),
+    )
+
+
+def _is_one_pixel(shape: tuple[int, ...], window: list[Any]) -> bool:
+    """Whether a convolution is a product: its window one pixel, no stride, no groups."""
+    stride, padding, _, transposed, _, groups = window
+    steps = list(stride) == [1, 1] and not any(padding)
+    return len(shape) == 4 and shape[2:] == (1, 1) and steps and not transposed and groups == 1
+
+
+def _filled(columns: int) -> int:
+    """Return how many columns the kernel adds up: of the last block one, two or all vectors."""
+    whole, rest = columns // COLUMNS * COLUMNS, columns % COLUMNS
+    return whole + next(some for some in (0, VECTOR, 2 * VECTOR, COLUMNS) if some >= rest)
+
+
+def _is_faster(x: torch.Tensor, weight: torch.Tensor, image: bool) -> bool:
+    """Return whether it was measured to be for products of these sizes.
+
+    Of a layer whose number of rows may change, the present one counts; an image's sizes are known.
+    """
+    columns, depth = weight.shape[:2]
+    both, sizes = FASTER.get((architecture(), weight.dtype)), compat.hints(x)
+    if both is None or None in sizes or depth % pair(weight.dtype):
+        return False
+    bounds = both[image]
+    changes = any(isinstance(size, torch.SymInt) for size in x.shape)
+    if changes and (image or bounds.products < math.inf):
+        return False
+    rows = math.prod(sizes) // depth
+    filled = _filled(columns)
+    most = max(bounds.rows, bounds.deep * depth)
+    return (
+        depth >= bounds.depth
+        and rows <= most
+        and rows * depth * filled <= bounds.products
+        and rows * depth * (filled - columns) <= WASTE
+    )

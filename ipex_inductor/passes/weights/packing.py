@@ -1,0 +1,234 @@
+"""oneDNN's layout for every weight of a linear layer or convolution that is a parameter.
+
+Runs on the inference graph that goes to the inner compiler: packing is work on weights alone, so
+the prologue takes it out of the graph. What cannot be packed is written in torch's ops again, and
+what oneDNN cannot fuse behind a product stays an op of torch's behind it.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Container
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipex_inductor import compat
+from ipex_inductor.ops import conv, epilogue, linear
+from ipex_inductor.ops.epilogue import UNARY
+from ipex_inductor.passes.engine.packable import NO_EPILOGUE, attempt, varies
+from ipex_inductor.passes.engine.packable import PACKERS as PACKERS
+from ipex_inductor.passes.engine.packable import READERS as READERS
+from ipex_inductor.passes.engine.packable import Product as Product
+from ipex_inductor.passes.engine.packable import also_in as also_in
+from ipex_inductor.passes.engine.packable import is_transpose as is_transpose
+from ipex_inductor.passes.engine.packable import onednn_dtypes as onednn_dtypes
+from ipex_inductor.passes.engine.packable import packable as packable
+from ipex_inductor.passes.engine.packable import why_not as why_not
+from ipex_inductor.passes.engine.source import user_line
+from ipex_inductor.passes.engine.whole_ops import inline, keep_strides
+from ipex_inductor.reporting.decisions import GraphReport
+from ipex_inductor.templates.cpu import cached_primitives as kept
+
+Node = torch.fx.Node
+WhyPlain = Callable[[Product], str | None]
+aten, ipex = torch.ops.aten, torch.ops.ipex
+
+ARRANGED = {
+    ipex.blocked.default: "by our kernel, in blocks",
+    ipex.winograd.default: "by our kernel, Winograd's way",
+    kept.KEPT_CONV: "by oneDNN's primitives, kept",
+}
+
+
+def transpose_weights(graph: torch.fx.Graph, weights: Container[Node]) -> None:
+    """Let every matrix product on one of `weights` take it as a linear layer does: transposed.
+
+    `x @ w` becomes `x @ transpose(transpose(w))`: the inner one is work on weights alone, which the
+    prologue does when it packs, and what matches `linear` matches this too.
+    """
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target not in (aten.addmm.default, aten.mm.default):
+            continue
+        x, weight = node.args[-2:]
+        if (
+            weight not in weights
+            or is_transpose(weight)
+            or why_not(x.meta["val"], weight.meta["val"])
+        ):
+            continue
+        with graph.inserting_before(node):
+            for _ in range(2):
+                value = weight.meta["val"].t()
+                weight = graph.call_function(aten.permute.default, (weight, [1, 0]))
+                weight.meta["val"] = value
+        node.args = (*node.args[:-1], weight)
+
+
+def fit_to_kernels(
+    graph: torch.fx.Graph,
+    weights: Container[Node],
+    report: GraphReport,
+    why_plain: WhyPlain | None = None,
+) -> None:
+    """Rewrite every product on one of `weights` that oneDNN has in another form only.
+
+    Of an epilogue that oneDNN does not have, what it does have stays with the product, and the rest
+    follows in torch's ops. A convolution over a line becomes one over a plane of height one, but
+    for those that `why_plain` has a reason to leave plain.
+    """
+    transpose_weights(graph, weights)
+    for node, _ in packable(graph, weights):
+        split = _split_epilogue(node)
+        if split is not None:
+            inline(graph, node, split)
+            report.add("choice", name_of(node), "oneDNN's product, then Inductor's own kernel")
+    for node, product in packable(graph, weights):
+        line = product.op is ipex.conv.default and len(product.shape) == 3
+        if line and not (why_plain and attempt(node, functools.partial(why_plain, product))):
+            _lay_over_a_plane(graph, node)
+
+
+def pack_weights(
+    graph: torch.fx.Graph,
+    weights: Container[Node],
+    report: GraphReport,
+    arrange: Callable[[Product], Product | None] | None = None,
+    why_plain: WhyPlain | None = None,
+) -> None:
+    """Give every product whose weight is among `weights` that weight packed by oneDNN.
+
+    Or as another product has it that `arrange` makes of oneDNN's; without one, `why_plain` may have
+    a reason to leave it to torch's own kernel.
+    """
+    for node in graph.nodes:
+        if node.target in READERS and (reason := varies(node)):
+            report.add("missed", "packed weights", reason, user_line(node))
+    arranged: Counter[Any] = Counter()
+    left: set[Node] = set()
+    for node, product in packable(graph, weights):
+        other = attempt(node, functools.partial(arrange, product)) if arrange else None
+        if other is None and product.weight.meta["val"].dtype not in onednn_dtypes():
+            continue
+        if why_plain and other is None:
+            reason = attempt(node, functools.partial(why_plain, product))
+            if reason:
+                report.add("missed", "packed weights", reason, user_line(node))
+                left.add(node)
+                continue
+        call = attempt(node, functools.partial(_packed, graph, node, other or product))
+        if call is None:
+            continue
+        arranged.update([other.op] if other else [])
+        node.replace_all_uses_with(call)
+        graph.erase_node(node)
+        keep_strides(graph, call)
+    for op, count in arranged.items():
+        report.add("choice", "products on packed weights", f"{count} {ARRANGED[op]}")
+    for node in list(graph.nodes):
+        if node.target in REFERENCES and not node.args[-1]:
+            if node not in left:
+                report.add("missed", str(node.target), "its weight is not packed: unfused again")
+            inline(graph, node, REFERENCES[node.target])
+
+
+def _packed(graph: torch.fx.Graph, node: Node, product: Product) -> Node:
+    """Return a call of `product`, on its weight packed, before `node`; no new nodes if it fails."""
+    last = node.prev
+    try:
+        with graph.inserting_before(node):
+            packed = product.pack(graph)
+            # What torch reports as the strides of oneDNN's opaque layout.
+            strides = product.strides or (1, *[0] * (len(product.shape) - 1))
+            packed.meta["val"] = product.weight.meta["val"].new_empty_strided(
+                product.shape, strides, dtype=product.dtype
+            )
+            call = graph.call_function(product.op, product.args(packed))
+    except Exception:
+        while node.prev is not last:
+            graph.erase_node(node.prev)
+        raise
+    call.meta = dict(node.meta)
+    return call
+
+
+def _fuses(node: Node, binary: Any, unary: Any) -> bool:
+    """Whether one call of oneDNN has this behind the product `node`, which is an `ipex` op.
+
+    A grouped convolution with an addend is two calls inside torch, and fails in bf16 with a relu.
+    """
+    if unary != "none" and not UNARY[unary].word:
+        return False
+    if node.target is ipex.linear.default:
+        return "none" in (binary, unary)
+    transposed, groups = node.args[7], node.args[9]
+    if transposed or groups != 1 or not (compat.adds_to_one_pixel() or _has_pixels(node)):
+        return bool(binary == "none")
+    return binary == "none" or unary in ("none", "relu")
+
+
+def _has_pixels(node: Node) -> bool:
+    """Whether the result is known to be larger than one pixel."""
+    return any(isinstance(size, int) and size > 1 for size in node.meta["val"].shape[2:])
+
+
+def _split_epilogue(node: Node) -> Callable[..., Tensor] | None:
+    """The op of `node` as what oneDNN has of it and torch's ops behind; None if it has all."""
+    if node.target not in REFERENCES:
+        return None
+    *_, binary, unary, _, _ = node.args
+    if _fuses(node, binary, unary):
+        return None
+    kept = binary if _fuses(node, binary, "none") else "none"
+    rest = "none" if kept == binary else binary
+    op: Any = node.target
+
+    def call(x: Tensor, weight: Tensor, bias: Tensor | None, other: Any, *more: Any) -> Tensor:
+        *window, _, _, scalars, packed = more
+        first, second = (None, other) if kept == "none" else (other, None)
+        product = op(x, weight, bias, first, *window, kept, "none", [], packed)
+        return epilogue.apply(product, second, str(rest), str(unary), scalars)
+
+    return call
+
+
+def _lay_over_a_plane(graph: torch.fx.Graph, node: Node) -> None:
+    """Replace `node`, a convolution over a line, by `ipex::conv` over a plane of height one.
+
+    The node's strides are kept, by which the result's format is chosen later. What torch would give
+    over a plane says nothing of them: eager's results over a line are contiguous.
+    """
+    x, weight, bias, *more = node.args
+    plain = node.target is aten.convolution.default
+    ours: Any = [None, *more, *NO_EPILOGUE[1:], ""] if plain else more
+    other, stride, padding, dilation, transposed, extra, *rest = ours
+
+    def call(op: Any, args: Any, value: Tensor) -> Node:
+        made = graph.call_function(op, args)
+        made.meta = {**node.meta, "val": value}
+        return made
+
+    def wide(line: Any) -> Node:
+        return call(aten.unsqueeze.default, (line, 2), line.meta["val"].unsqueeze(2))
+
+    with graph.inserting_before(node):
+        window = ([1, *stride], [0, *padding], [1, *dilation], transposed, [0, *extra])
+        tensors = (wide(x), wide(weight), bias, None if other is None else wide(other))
+        value = node.meta["val"].unsqueeze(2)
+        plane = call(ipex.conv.default, (*tensors, *window, *rest), value)
+        line = call(aten.squeeze.dim, (plane, 2), value.squeeze(2))
+    node.replace_all_uses_with(line)
+    graph.erase_node(node)
+
+
+def name_of(node: Node) -> str:
+    """What `node` computes, in the words of the rules: `conv+add+relu`."""
+    words = [str(word) for word in node.args[-4:-2] if word != "none"]
+    return "+".join([str(node.target.__name__).split(".")[0], *words])  # type: ignore[union-attr]
+
+
+# Our ops as torch's, for those whose weight is not a parameter.
+REFERENCES: dict[Any, Callable[..., Tensor]] = {
+    ipex.linear.default: lambda *args: linear.reference(*args[:-1]),
+    ipex.conv.default: lambda *args: conv.reference(*args[:-1]),
+}

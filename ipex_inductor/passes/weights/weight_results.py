@@ -1,0 +1,304 @@
+"""Results of one weight-only program on one set of weights, which graphs of a process share."""
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+
+from ipex_inductor.errors import DroppedWeightError
+from ipex_inductor.passes.weights import weight_access
+from ipex_inductor.passes.weights.program import Program
+from ipex_inductor.passes.weights.weight_access import open_storage
+from ipex_inductor.passes.weights.weight_reader import any_reader
+from ipex_inductor.reporting import decisions
+from ipex_inductor.templates.tensor_reader import freed, write_watch
+from ipex_inductor.templates.tensor_reader.weights_cpp import Hashes, reader
+from ipex_inductor.templates.tensor_reader.weights_triton import DeviceHashes, hash_on_device
+from ipex_inductor.templates.tensor_reader.write_watch import WatchedPages
+
+State = tuple[int, ...]  # versions, then addresses
+
+_shared: "weakref.WeakValueDictionary[Any, Part]" = weakref.WeakValueDictionary()
+
+
+class User(Protocol):
+    """What uses results, and asks for them by `current`."""
+
+    current: Any  # None: they are asked for again
+
+    def die(self) -> None:
+        """Give them up: a weight died."""
+
+
+class Part:
+    """What one program returned for one set of weights; it lives as long as a snapshot holds it.
+
+    Attributes:
+        hashes: the contents of each weight that it was computed from; None: not compared.
+        watched: addresses of the weights' storages.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.captured = False
+        self.values: list[torch.Tensor] = []
+        self.hashes: list[Hashes | DeviceHashes | None] = [None] * len(program.inputs)
+        self.storages: list[weakref.ref[torch.UntypedStorage]] = []
+        self.users: tuple[weakref.ref[User], ...] = ()
+        self.watched: tuple[int, ...] = ()
+        self._weights: list[weakref.ref[_Life]] = []
+        self._own: list[torch.Tensor] = []  # the values whose storage is no weight's
+        self._state: State | None = None
+        self._ran = False  # on the weights in that state
+        self._alone = False  # the weights' storage is released: nothing is left to compute from
+
+    def is_of(self, state: State) -> bool:
+        """Return whether the values are those of weights in that state."""
+        return bool(state) and self._state == state
+
+    def observe(self, weights: Sequence[torch.Tensor], state: State, watched: bool) -> None:
+        """Note the contents of `weights`, and accesses to them from now on.
+
+        Raises `DroppedWeightError` if a weight's storage is released.
+
+        Args:
+            watched: have the kernel note writes.
+        """
+        if any(map(freed.is_freed, weights)):
+            came = "one that was packed otherwise, as for other sizes, and freed"
+            raise DroppedWeightError("a weight with data", came, freed.TODO)
+        self._alone = False
+        for weight in weights:
+            _life(weight).parts = [part for part in _life(weight).parts if part is not self]
+        self.storages, self._weights = [], []  # what happens to the old ones no longer matters
+        self.hashes = [None] * len(weights)  # their pages are watched no more
+        self.drop()
+        storages = [open_storage(w) for w in weights]
+        self.storages = [weakref.ref(s, _calls(self, Part.drop)) for s in storages]
+        self._weights = [weakref.ref(_life(w), _calls(self, Part.free)) for w in weights]
+        self.watched = tuple({s._cdata for s in storages})
+        weight_access.watch(weights, self)
+        self.hashes = [_hashes(weight, watched) for weight in weights]
+        self._state, self._ran = state, False
+
+    def watch_writes(self) -> bool:
+        """Have the kernel note writes from now on; return whether it did not of some before."""
+        begun = False
+        for number, content in enumerate(self.hashes):
+            if not isinstance(content, Hashes) or content.pages:
+                continue
+            pages = _watch(content.address, content.size)
+            if pages is not None:
+                self.hashes[number] = replace(content, pages=pages)
+                begun = True
+        return begun
+
+    def update(self, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the values; run the program if the weights were observed since it last ran."""
+        if self._ran:
+            return self.values
+        storages = [open_storage(w) for w in weights]
+        try:
+            values = _settle(self.values, self.program.run(weights), self._own)
+        except BaseException:
+            self._state = None
+            raise
+        self.values, self._ran = values, True
+        self._own = [v for v in values if storage_of(v) not in storages]
+        return values
+
+    def free_weights(self, weights: Sequence[torch.Tensor]) -> bool:
+        """Release the weights' storage if nothing else has it; return whether that was done."""
+        if self._alone or len(self._own) < len(self.values):
+            return False
+        if why := freed.free(weights):
+            decisions.log.info("plain weights are not freed: %s", why)
+            return False
+        self._state = state_of_part(any_reader().read(tuple(weights)), tuple)
+        self._alone, self.hashes = True, [None] * len(weights)
+        for user in self.users:  # they know the weights by where they lay
+            if (snapshot := user()) is not None:
+                snapshot.current = None
+        for weight in weights:
+            _life(weight).parts.append(self)
+        return True
+
+    def is_current(self) -> bool:
+        """Return whether all contents that the values were computed from are as they were."""
+        return self.find_outdated() is None
+
+    def find_outdated(self) -> int | None:
+        """Return the number of the first weight that is not known to be as it was."""
+        if self._alone:
+            return None
+        for number, (hashes, ref) in enumerate(zip(self.hashes, self.storages, strict=False)):
+            storage = ref()
+            if hashes is None or storage is None or not _holds(storage, hashes):
+                return number
+            if isinstance(hashes, DeviceHashes):
+                if not hashes.is_same():
+                    return number
+            elif any_reader().hashes(hashes.address, hashes.size).words != hashes.words:
+                return number
+        return None
+
+    def outdate(self) -> int:
+        """As `drop`, if the values can be computed again."""
+        return 0 if self._alone else self.drop()
+
+    def outdate_storages(self) -> None:
+        """Outdate all results computed from weights in these storages, of other graphs too."""
+        for storage in self.watched:
+            weight_access.outdate(storage)
+
+    def drop(self) -> int:
+        """Have the values computed again at their next use; return how many were up to date."""
+        valid = len(self.values) if self._state else 0
+        self._state = None
+        weight_access.unwatch(self.watched, self)
+        for user in self.users:
+            snapshot = user()
+            if snapshot is not None:
+                snapshot.current = None
+        if not self.captured:
+            self.values, self._own = [], []
+        return valid
+
+    def free(self) -> None:
+        """Drop the values and their addresses: nothing can ask for them again."""
+        self.drop()
+        self.values, self._own = [], []
+        for user in self.users:
+            snapshot = user()
+            if snapshot is not None:
+                snapshot.die()
+
+
+class _Life:
+    """Carried by a weight, and dead with it.
+
+    A weak reference to the weight itself would keep users from `torch.utils.swap_tensors`, which
+    `module.to` and `load_state_dict` may use.
+    """
+
+    __slots__ = ("__weakref__", "parts")
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []  # computed from a weight whose storage is released
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return OrderedDict, ()  # a saved weight is loaded without this package
+
+
+def _life(weight: torch.Tensor) -> _Life:
+    carried = vars(weight)
+    if not isinstance(carried.get("_ipex_life"), _Life):
+        carried["_ipex_life"] = _Life()
+    life: _Life = carried["_ipex_life"]
+    return life
+
+
+def _calls(part: Part, method: Callable[[Part], object]) -> Callable[[object], None]:
+    """Return a callback that does not keep `part` alive."""
+    weak = weakref.ref(part)
+
+    def call(_: object) -> None:
+        alive = weak()
+        if alive is not None:
+            method(alive)
+
+    return call
+
+
+def shared_part(program: Program, key: tuple[int, ...], captured: bool) -> Part:
+    """Return the part of the weights with these identities, shared by the process's graphs."""
+    part = _shared.setdefault((program.text, key), Part(program))
+    part.captured |= captured
+    return part
+
+
+def state_of_part(read: bytes, own: Callable[[Sequence[Any]], tuple[Any, ...]]) -> State:
+    """Return what was read of the weights of a part, which is found by their identities."""
+    numbers = memoryview(read).cast("q").tolist()
+    count = len(numbers) // 3
+    blocks = numbers[count : 2 * count], numbers[2 * count :]
+    return tuple(n for block in blocks for n in own(block)) if numbers else ()
+
+
+def _hashes(weight: torch.Tensor, watched: bool) -> Hashes | DeviceHashes | None:
+    """Return the contents of a weight's memory; None if nothing can compare them."""
+    if not weight.numel():
+        return Hashes(0, 0, b"")
+    steps = zip(weight.shape, weight.stride(), strict=True)
+    elements = 1 + sum((size - 1) * stride for size, stride in steps)
+    address, size = weight.data_ptr(), elements * weight.element_size()
+    if weight.device.type != "cpu":
+        return hash_on_device(address, size, weight.device)
+    pages = _watch(address, size) if watched else None  # first: a write behind it shows
+    (owner,) = any_reader().owners((weight,))
+    is_own = owner.deleter == any_reader().allocator  # else a mapped file, or pinned memory
+    return replace(any_reader().hashes(address, size), pages=pages, in_turn=not is_own)
+
+
+def _watch(address: int, size: int) -> WatchedPages | None:
+    """Have the kernel note writes to memory; return None where it does not."""
+    kernel = write_watch.kernel() if reader() else None  # Python's reader asks for no notes
+    try:
+        return kernel.watch(address, size) if kernel else None
+    except write_watch.UnwatchableError as error:
+        decisions.log.info("writes to %d bytes of weights are not noted: %s", size, error.strerror)
+        return None
+
+
+def _holds(storage: torch.UntypedStorage, hashes: Hashes | DeviceHashes) -> bool:
+    """Return whether that memory still is the storage's."""
+    if not hashes.size:
+        return True
+    begin = storage.data_ptr()
+    return begin <= hashes.address and hashes.address + hashes.size <= begin + storage.nbytes()
+
+
+def storage_of(value: torch.Tensor) -> torch.UntypedStorage | None:
+    """Return the storage, None for oneDNN's opaque tensors."""
+    return open_storage(value) if value.layout == torch.strided else None
+
+
+def addresses_of(part: Part) -> list[int]:
+    """Return the addresses of the weights' storages that are alive."""
+    return [storage._cdata for storage in (ref() for ref in part.storages) if storage is not None]
+
+
+def _settle(
+    old: list[torch.Tensor], new: list[torch.Tensor], own: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Return the new values, at the old addresses where they fit.
+
+    Args:
+        own: the old values that share no storage with a weight.
+    """
+
+    def fits(a: torch.Tensor, b: torch.Tensor) -> bool:
+        same = a is not b and a.device == b.device and a.dtype == b.dtype and a.shape == b.shape
+        strided = a.layout == b.layout == torch.strided
+        return same and strided and a.stride() == b.stride() and any(a is o for o in own)
+
+    with torch.inference_mode(False), torch.no_grad():
+        return [_write(a, b) if fits(a, b) else b for a, b in zip(old or new, new, strict=True)]
+
+
+def _write(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """Write what has the same shape and strides to `old`, elements of which may share memory."""
+    if torch._debug_has_internal_overlap(old) != 1:  # which is what `copy_` refuses
+        return old.copy_(new)
+    span = 1 + sum((size - 1) * step for size, step in zip(old.shape, old.stride(), strict=True))
+    if old.numel():
+        old.as_strided((span,), (1,)).copy_(new.as_strided((span,), (1,)))
+    return old
+
+
+def all_parts() -> list[Part]:
+    """Return the results that any graph of the process uses."""
+    return list(_shared.values())

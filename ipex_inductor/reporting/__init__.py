@@ -1,0 +1,1 @@
+"""Record decisions, and print tables of them."""

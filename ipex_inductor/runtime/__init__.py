@@ -1,0 +1,1 @@
+"""Settings of the process that computes: threads, memory and garbage collection."""

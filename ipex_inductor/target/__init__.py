@@ -1,0 +1,1 @@
+"""Name the devices that kernels are compiled for."""

@@ -1,0 +1,1 @@
+"""Write calls of kernels and templates, for every family."""

@@ -1,0 +1,410 @@
+"""Our own Triton templates of convolutions: offered beside a library's calls, lowered where chosen.
+
+Each is an op of ours that leaves bias and epilogue to Inductor, which fuses them into the kernel.
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._inductor import ir
+from torch._inductor.lowering import register_lowering
+from torch._inductor.virtualized import V
+
+from ipex_inductor.autotune.record import Problem
+from ipex_inductor.lowerings.common.calls import DTYPES, is_channels_last
+from ipex_inductor.lowerings.common.templated import (
+    Grid,
+    behind,
+    calls,
+    dense,
+    is_xe,
+    node,
+    template,
+    why_no_product,
+)
+from ipex_inductor.lowerings.problem.workload import empty, named
+from ipex_inductor.ops.depthwise import taps
+from ipex_inductor.ops.grouped import Blocks
+from ipex_inductor.ops.stem import arranged, image_of, rows_of, runs, sides
+from ipex_inductor.templates.triton import (
+    conv_depthwise,
+    conv_grouped,
+    conv_small_channel,
+    conv_strips,
+)
+
+FEW_CHANNELS = 4
+# Triton cuts fp32 off to TF32 where libraries round, and is farther off than verification allows.
+NO_TF32 = "without TF32 its products in fp32 are slow"
+STAGES = 2  # for templates without a loop, in which there is nothing to overlap
+
+
+def why_not_ours(problem: Problem) -> str | None:
+    """What no template of ours has."""
+    operands, given = named(problem), problem.constants
+    x, weight = operands["x"], operands["weight"]
+    if not problem.arch.startswith(("sm_", "gfx", "xe:")):
+        return f"our templates are not for {problem.arch}"
+    if problem.symbols:
+        return "its sizes vary"
+    if given["transposed"] or len(x.shape) != 4:
+        return "it is transposed or not over a plane"
+    if {len(ints(given[name])) for name in ("stride", "dilation")} != {2}:
+        return "its strides are one number for both sides"
+    dtypes = {operand.dtype for operand in operands.values()}
+    if len(dtypes) != 1 or not dtypes <= DTYPES:
+        return f"no template has it in {', '.join(sorted(dtypes))}"
+    if any(size == 0 for operand in operands.values() for size in operand.shape):
+        return "a size is zero"
+    if "other" in operands and not is_channels_last(operands["other"]):
+        return "what is added is not channels-last"
+    if not is_channels_last(weight) and not is_channels_last(x):
+        return "its result is not channels-last"
+    return None
+
+
+def why_not_multiplied(problem: Problem) -> str | None:
+    """What no template has that multiplies matrices of many channels."""
+    x = named(problem)["x"]
+    if reason := why_not_ours(problem):
+        return reason
+    if x.dtype == "float32":
+        return NO_TF32
+    if no_product := why_no_product(problem.arch, x.dtype):
+        return no_product
+    return None if is_channels_last(x) else "its input is not channels-last"
+
+
+def both(padding: Any) -> list[int]:
+    """Of rows and of columns: "valid" comes as one zero."""
+    return [*padding] * 2 if len(padding) == 1 else [*padding]
+
+
+def kernel(
+    name: str,
+    source: str,
+    grid: Grid,
+    inputs: tuple[Any, ...],
+    warps: int,
+    given: Mapping[str, Any],
+    stages: int = STAGES,
+) -> Any:
+    """The template of that name as a node whose epilogue Inductor fuses."""
+    x, _ = inputs
+    size = ints(V.graph.current_node.meta["val"].shape)
+    result = ir.FixedLayout(x.get_device(), x.get_dtype(), size)
+    known = template(f"ipex_{name}", source, grid)
+    return node(known, inputs, result, warps, stages, ALLOW_TF32=False, **given)
+
+
+def with_epilogue(
+    rows: Tensor,
+    like: Tensor,
+    size: Sequence[int],
+    bias: Tensor | None,
+    other: Tensor | None,
+    *words: Any,
+) -> Tensor:
+    """The image of so many `rows`, in the dtype of `like`, with bias and epilogue in torch's ops.
+
+    Those are of rows too: Inductor only fuses loops into a template that are like the template's.
+    """
+    *_, binary, unary, scalars, _ = words
+    if bias is not None:
+        rows = rows + bias
+    added = other if other is None else rows_of(other)
+    made = behind(rows, like.dtype, added, binary, unary, scalars)
+    return image_of(made, len(like), *size)
+
+
+# Few channels.
+
+
+def _why_not_stem(tile: conv_small_channel.Tile, problem: Problem) -> str | None:
+    operands, given = named(problem), problem.constants
+    x, weight = operands["x"], operands["weight"]
+    if len(weight.shape) == 4 and (int(weight.shape[1]) > FEW_CHANNELS or given["groups"] != 1):
+        return "it has more than a few channels"
+    reason = why_not_ours(problem)
+    if reason is not None:
+        return reason
+    if no_product := why_no_product(problem.arch, x.dtype):
+        return no_product
+    last = is_channels_last(x)
+    if not last and not empty(x, torch.device("meta")).is_contiguous():
+        return "its input is neither channels-last nor contiguous"
+    if given["dilation"] != (1, 1):
+        return "its window is dilated"
+    image, window = ints(x.shape[1:]), ints(weight.shape[2:])
+    found = runs(image, window, ints(given["stride"]), both(ints(given["padding"])), last)
+    widest = conv_small_channel.XE_WIDEST if is_xe(problem.arch) else conv_small_channel.WIDEST
+    fits = conv_small_channel.fits(tile, int(weight.shape[0]), found, widest)
+    return None if fits else "the tile does not fit"
+
+
+def is_product(problem: Problem) -> bool:
+    """Whether the rows of its image are those of a matrix: its window is one pixel."""
+    weight, given = named(problem)["weight"], problem.constants
+    once = {*weight.shape[2:], *ints(given["stride"])} == {1} and given["groups"] == 1
+    return once and {*ints(given["padding"])} == {0}
+
+
+def ints(sizes: Any) -> list[int]:
+    """Sizes that do not vary, of a problem or of a node of Inductor's."""
+    return [int(size) for size in sizes]
+
+
+def is_last(x: Tensor) -> bool:
+    """Whether an image lies channels-last."""
+    return x.is_contiguous(memory_format=torch.channels_last)
+
+
+def stem_matrix(
+    tile: Any,
+    x: Tensor,
+    weight: Tensor,
+    bias: Any,
+    other: Any,
+    stride: list[int],
+    padding: list[int],
+    *_: Any,
+) -> Tensor:
+    """A stem's weight as its templates read it."""
+    last = is_last(x)
+    found = runs(x.shape[1:], weight.shape[2:], stride, both(padding), last)
+    return arranged(weight, found, last)
+
+
+def _stem(
+    tile: conv_small_channel.Tile, matrix: Tensor, x: Tensor, weight: Tensor, *rest: Any
+) -> Tensor:
+    bias, other, stride, padding, *words = rest
+    window = [*weight.shape[2:]], stride, both(padding)
+    rows = torch.ops.ipex.conv_stem(x, matrix, *window, is_last(x), [*astuple(tile)])
+    size = sides(x.shape[2:], *window)
+    return with_epilogue(rows, x, size, bias, other, *words)
+
+
+def _lower_stem(
+    x: Any,
+    matrix: Any,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    last: bool,
+    tile: list[int],
+) -> Any:
+    x, matrix = dense(x, last), dense(matrix)
+    chosen = conv_small_channel.Tile(*tile)
+    batch, channels, height, width = ints(x.get_size())
+    constants = conv_small_channel.constants(
+        batch,
+        (channels, height, width),
+        ints(matrix.get_size())[1],
+        window,
+        stride,
+        padding,
+        last,
+        chosen,
+    )
+    return _kernel("stem", (x, matrix), chosen.num_warps, constants)
+
+
+# A channel a group.
+
+
+def _why_not_depthwise(tile: Any, problem: Problem) -> str | None:
+    operands, given = named(problem), problem.constants
+    x, weight = operands["x"], operands["weight"]
+    if given["groups"] == 1 or not given["groups"] == x.shape[1] == weight.shape[0]:
+        return "its channels are not each by itself"
+    reason = why_not_ours(problem)
+    if reason is not None:
+        return reason
+    if not is_channels_last(x):
+        return "its input is not channels-last"
+    taps_ = math.prod(ints(weight.shape[2:]))
+    return None if taps_ <= conv_depthwise.MOST_TAPS else "its window is too large"
+
+
+def _taps(tile: Any, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    return taps(weight)
+
+
+def _depthwise(
+    template: str,
+    tile: conv_depthwise.Tile | conv_strips.Tile,
+    taps_: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    *rest: Any,
+) -> Tensor:
+    bias, other, stride, padding, dilation, *words = rest
+    window = [*weight.shape[2:]], stride, both(padding), dilation
+    rows = torch.ops.ipex.conv_depthwise(x, taps_, *window, template, [*astuple(tile)])
+    size = sides(x.shape[2:], *window)
+    return with_epilogue(rows, x, size, bias, other, *words)
+
+
+def _lower_depthwise(
+    x: Any,
+    taps_: Any,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    template: str,
+    tile: list[int],
+) -> Any:
+    x, taps_ = dense(x, last=True), dense(taps_)
+    known = {"depthwise": conv_depthwise, "strips": conv_strips}[template]
+    chosen = known.Tile(*tile)
+    batch, *image = ints(x.get_size())
+    constants = known.constants(batch, image, window, stride, padding, dilation, chosen)
+    return _kernel(template, (x, taps_), chosen.num_warps, constants)
+
+
+# Groups of several channels.
+
+
+def _why_not_grouped(tile: conv_grouped.Tile, problem: Problem) -> str | None:
+    operands, given = named(problem), problem.constants
+    x, weight = operands["x"], operands["weight"]
+    if given["groups"] == 1 or given["groups"] == x.shape[1] == weight.shape[0]:
+        return "it is not in groups of several channels"
+    if reason := why_not_multiplied(problem):
+        return reason
+    if math.prod(ints(weight.shape[2:])) > conv_grouped.MOST_PLACES:
+        return "its window is too large"
+    if tile.BLOCK_N > conv_grouped.WIDE and not problem.arch.startswith("sm_90"):
+        return "its sums fit where tensor cores read shared memory, and were timed on Hopper alone"
+    fits = conv_grouped.fits(tile, ints(weight.shape), *ints([given["groups"]]))
+    return None if fits else "the tile does not fit"
+
+
+def _blocks_of(tile: conv_grouped.Tile, weight: Tensor, groups: int) -> Blocks:
+    found = tile.blocks(weight.shape, groups)
+    assert found is not None
+    return found
+
+
+def _grouped_matrix(tile: conv_grouped.Tile, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    return _blocks_of(tile, weight, rest[7]).of_weight(weight)
+
+
+def _grouped(
+    tile: conv_grouped.Tile, blocks: Tensor, x: Tensor, weight: Tensor, *rest: Any
+) -> Tensor:
+    bias, other, stride, padding, dilation, _, _, groups, *_ = rest
+    window = [*weight.shape[2:]], stride, both(padding), dilation
+    sizes = groups, len(weight), [*astuple(tile)]
+    rows = torch.ops.ipex.conv_grouped(x, blocks, *window, *sizes)
+    size = sides(x.shape[2:], *window)
+    return with_epilogue(rows, x, size, bias, other, *rest[5:])
+
+
+def _lower_grouped(
+    x: Any,
+    blocks: Any,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    columns: int,
+    tile: list[int],
+) -> Any:
+    x, blocks = dense(x, last=True), dense(blocks)
+    chosen = conv_grouped.Tile(*tile)
+    batch, *image = ints(x.get_size())
+    around = window, stride, padding, dilation
+    constants = conv_grouped.constants(batch, image, columns, groups, *around, chosen)
+    return _kernel("grouped", (x, blocks), chosen.num_warps, constants)
+
+
+# All of them.
+
+
+def _kernel(name: str, inputs: tuple[Any, ...], warps: int, given: Mapping[str, Any]) -> Any:
+    return kernel(name, SOURCES[name], GRIDS[name], inputs, warps, given)
+
+
+SOURCES = {
+    "stem": conv_small_channel.SOURCE,
+    "depthwise": conv_depthwise.SOURCE,
+    "strips": conv_strips.SOURCE,
+    "grouped": conv_grouped.SOURCE,
+}
+
+
+def in_blocks(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
+    """A grid with a program for each block of rows and columns."""
+    return cdiv(rows, meta["BLOCK_M"]), cdiv(columns, meta["BLOCK_N"]), 1
+
+
+def counted(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
+    """A grid of as many blocks as the constants say, by blocks of columns."""
+    return meta["BLOCKS"], cdiv(columns, meta["BLOCK_N"]), 1
+
+
+def in_a_row(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
+    """The blocks of the same pixels one after the other, which find them in the cache."""
+    return cdiv(rows, meta["BLOCK_M"]) * meta["BLOCKS_N"], 1, 1
+
+
+GRIDS: dict[str, Grid] = {
+    "stem": in_blocks,
+    "depthwise": counted,
+    "strips": counted,
+    "grouped": in_a_row,
+}
+
+
+FAMILIES: dict[str, tuple[Any, ...]] = {
+    "stem": (
+        conv_small_channel.TILES,
+        _stem,
+        _why_not_stem,
+        stem_matrix,
+        conv_small_channel.XE_TILES,
+    ),
+    "depthwise": (
+        conv_depthwise.TILES,
+        functools.partial(_depthwise, "depthwise"),
+        _why_not_depthwise,
+        _taps,
+        conv_depthwise.XE_TILES,
+    ),
+    "strips": (
+        conv_strips.TILES,
+        functools.partial(_depthwise, "strips"),
+        _why_not_depthwise,
+        _taps,
+    ),
+    "grouped": (
+        conv_grouped.TILES,
+        _grouped,
+        _why_not_grouped,
+        _grouped_matrix,
+        conv_grouped.XE_TILES,
+    ),
+}
+CALLS = tuple(
+    call
+    for name, family in FAMILIES.items()
+    for call in calls(f"ipex.triton.{name}", SOURCES[name], *family)
+)
+
+
+def register() -> None:
+    """Add the lowerings of these ops to Inductor's registry."""
+    depthwise = torch.ops.ipex.conv_depthwise.default
+    register_lowering(torch.ops.ipex.conv_stem.default, type_promotion_kind=None)(_lower_stem)
+    register_lowering(depthwise, type_promotion_kind=None)(_lower_depthwise)
+    grouped = torch.ops.ipex.conv_grouped.default
+    register_lowering(grouped, type_promotion_kind=None)(_lower_grouped)

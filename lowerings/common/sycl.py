@@ -1,0 +1,242 @@
+"""`ipex::sycl_*`: whether this machine has the kernels that a graph would call, and as choices.
+
+The operators are calls to Inductor; templates/sycl/calls.py is what they run. On the CPU an option
+has them taken. On Intel's GPUs they stand beside torch's oneDNN as choices, with any epilogue.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipex_inductor.aot_cache.digest import digest_fields
+from ipex_inductor.aot_cache.log_once import say
+from ipex_inductor.autotune.record import Choice, Problem
+from ipex_inductor.errors import SyclAbsentError
+from ipex_inductor.lowerings.common.calls import DTYPES, Call, is_channels_last
+from ipex_inductor.lowerings.problem.workload import named
+from ipex_inductor.templates.sycl.kernel import DTYPES as WORDS
+from ipex_inductor.templates.sycl.kernel import HEAD, part
+from ipex_inductor.templates.sycl.source import Source as Source
+from ipex_inductor.templates.sycl.tiles import ENGINES, blocks, tiles
+
+PRODUCT, GROUPED = "ipex.sycl.product", "ipex.sycl.grouped"
+TEXTS = {  # by the template, what its digest is of
+    PRODUCT: (
+        *(*HEAD, "engine.cpp", "matrix.cpp", "lanes.cpp"),
+        *("rows.cpp", "window.cpp", "product.cpp"),
+    ),
+    GROUPED: (*HEAD, "grouped.cpp"),
+}
+
+
+def installed() -> str:
+    """What runs kernels here, in words."""
+    from ipex_inductor.templates.sycl import wheels
+
+    try:
+        here = wheels.runtime()
+    except SyclAbsentError:
+        return "absent"
+    return f"{here.named}, CPU device {here.cpu_version or 'absent'}"
+
+
+def register() -> None:
+    """Put the kernels behind the operators."""
+    from ipex_inductor.templates.sycl import calls
+
+    calls.register()
+
+
+def why_not(dtype: torch.dtype, gather: str, few: bool, binary: str, unary: str) -> str:
+    """Why there is no kernel on the CPU, or ""; it is compiled and loaded, unless it was before.
+
+    `gather`: "rows", "window", or "groups"; `few`: it is for one row.
+    """
+    reason = _why_not_on(torch.device("cpu"), dtype, gather, few, binary, unary)
+    if reason and dtype in WORDS:  # which was asked for by name
+        say(f"SYCL's CPU device does not compute, oneDNN does: {reason}")
+    return reason
+
+
+def _why_not_on(
+    device: torch.device,
+    dtype: torch.dtype,
+    gather: str,
+    few: bool,
+    binary: str,
+    unary: str,
+    block: str = "",
+) -> str:
+    from ipex_inductor.templates.sycl import calls
+    from ipex_inductor.templates.sycl.product import Epilogue
+
+    found = calls.kernel(device, dtype, gather, few, Epilogue(binary, unary), block)
+    return found if isinstance(found, str) else ""
+
+
+# As choices on Intel's GPUs.
+
+
+def arch_of(problem: Problem) -> str:
+    """Its architecture without the device's name: `xe:20.1`."""
+    return ":".join(problem.arch.split(":")[:2])
+
+
+def source_for(problem: Problem, choice: Choice) -> Source:
+    """The kernel that `choice`, one of ours, runs for `problem`."""
+    from ipex_inductor.templates.sycl import calls
+    from ipex_inductor.templates.sycl.product import Epilogue
+
+    dtype, block = WORDS[_dtype(problem)], str(choice.parameters["block"])
+    epilogue = Epilogue(*_words(problem))
+    return calls.source_of(arch_of(problem), dtype, _gather(problem), False, epilogue, block)[0]
+
+
+def is_ours(choice: Choice) -> bool:
+    """Whether it is a kernel in SYCL."""
+    return choice.name in TEXTS
+
+
+def _dtype(problem: Problem) -> torch.dtype:
+    found: torch.dtype = getattr(torch, named(problem)["x"].dtype)
+    return found
+
+
+def _words(problem: Problem) -> tuple[str, str]:
+    return str(problem.constants["binary"]), str(problem.constants["unary"])
+
+
+def _gather(problem: Problem) -> str:
+    if problem.op != str(torch.ops.ipex.conv.default):
+        return "rows"
+    return "window" if problem.constants["groups"] == 1 else "groups"
+
+
+def _pack(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    packed: Tensor = torch.ops.ipex.sycl_packed(weight, [], 1)
+    return packed
+
+
+def _pack_window(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+    *rest: Any,
+) -> Tensor:
+    packed: Tensor = torch.ops.ipex.sycl_packed(weight, dilation, groups)
+    return packed
+
+
+def _linear(
+    block: str,
+    packed: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    binary: str,
+    unary: str,
+    scalars: list[float],
+    form: bool,
+) -> Tensor:
+    words = binary, unary, scalars, block
+    result: Tensor = torch.ops.ipex.sycl_linear(x, packed, weight.shape[0], bias, other, *words)
+    return result
+
+
+def _conv(
+    block: str,
+    packed: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+    binary: str,
+    unary: str,
+    scalars: list[float],
+    form: str,
+) -> Tensor:
+    """The result lies as the image does."""
+    both = [*padding] * 2 if len(padding) == 1 else padding  # "valid" comes as one zero
+    last = x.is_contiguous(memory_format=torch.channels_last)
+    result: Tensor = torch.ops.ipex.sycl_conv(
+        *(x, packed, weight.shape[0], bias, other, [*weight.shape[2:]], stride, both, dilation),
+        *(groups, binary, unary, scalars, last, block),
+    )
+    return result
+
+
+def _why_not(block: str, problem: Problem) -> str | None:
+    operands, arch = named(problem), arch_of(problem)
+    if arch not in ENGINES:
+        return f"no kernel in SYCL is for {problem.arch}"
+    dtypes = {operand.dtype for operand in operands.values()}
+    if len(dtypes) != 1 or not dtypes <= DTYPES:
+        return f"no kernel in SYCL is for {', '.join(sorted(dtypes))}"
+    sizes = [size for operand in operands.values() for size in operand.shape]
+    if 0 in sizes:
+        return "a size is zero"
+    if not all(isinstance(size, int) for size in operands["weight"].shape):
+        return "the sizes of its weight vary"
+    if block and block not in [tile.block for tile in tiles(arch, WORDS[_dtype(problem)])]:
+        return f"{arch} has no block of {block} in {dtypes.pop()}"
+    return None
+
+
+def _why_not_conv(block: str, problem: Problem) -> str | None:
+    x, given = named(problem)["x"], problem.constants
+    if given["transposed"]:
+        return "no kernel in SYCL is for transposed convolutions"
+    if len(x.shape) != 4:
+        return "it is not over a plane"
+    if (given["groups"] == 1) != bool(block):
+        return "it is grouped" if block else "it is not grouped"
+    lies = problem.symbols or is_channels_last(x) or x.stride[-1] == 1
+    return _why_not(block, problem) if lies else "its image lies neither way"
+
+
+def _ready(block: str, problem: Problem, device: torch.device) -> str:
+    """Why the kernel is not to be had on `device`, or ""; it is compiled and loaded."""
+    binary, unary = _words(problem)
+    return _why_not_on(device, _dtype(problem), _gather(problem), False, binary, unary, block)
+
+
+def _call(
+    name: str,
+    body: Callable[..., Tensor],
+    why_not: Callable[[str, Problem], str | None],
+    arrange: Callable[..., Tensor],
+    block: str,
+) -> Call:
+    return Call(
+        name,
+        functools.partial(body, block),
+        functools.partial(why_not, block),
+        parameters={"block": block},
+        version=digest_fields({"source": "".join(map(part, TEXTS[name]))})[:12],
+        arrange=arrange,
+        ready=functools.partial(_ready, block),
+    )
+
+
+LINEAR_CALLS = tuple(_call(PRODUCT, _linear, _why_not, _pack, block) for block in blocks())
+CONV_CALLS = (
+    *(_call(PRODUCT, _conv, _why_not_conv, _pack_window, block) for block in blocks()),
+    _call(GROUPED, _conv, _why_not_conv, _pack_window, ""),
+)

@@ -1,0 +1,61 @@
+"""Lower `ipex::kept_conv` to a cached primitive of oneDNN, called from Python or C++."""
+
+import json
+from typing import Any
+
+from torch._inductor import ir
+from torch._inductor.lowering import register_lowering
+from torch._inductor.virtualized import V
+
+from ipex_inductor.lowerings.gemm.blocked import OurCall, address, expressions, without_gaps
+from ipex_inductor.ops.kept import Geometry
+from ipex_inductor.templates.cpu import cached_primitives
+
+NAME = "ipex_kept"  # in generated code
+
+
+class KeptCall(OurCall):
+    """In C++ of the primitive, which Python makes."""
+
+    imported = cached_primitives.__name__
+
+    def in_cpp(self) -> str:
+        """The statements."""
+        x, arranged, *rest = map(address, self.inputs)
+        geometry = Geometry.of(self.constant_args[0])
+        bias = rest[0] if geometry.biased else "nullptr"
+        other = rest[-1] if geometry.added else "nullptr"
+        pointers = ", ".join((x, arranged, bias, other, address(self)))
+        words = json.dumps(self.constant_args)
+        return f'{{ static IpexKept kept{{R"({words})"}}; kept({pointers}); }}'
+
+
+def _kept(
+    x: Any,
+    arranged: Any,
+    bias: Any,
+    other: Any,
+    geometry: list[int],
+    unary: str,
+    scalars: list[float],
+    tag: int,
+) -> Any:
+    tensors = [without_gaps(x, image=True), without_gaps(arranged)]
+    tensors += [] if bias is None else [without_gaps(bias)]
+    tensors += [] if other is None else [without_gaps(other, image=True)]
+    value = V.graph.current_node.meta["val"]
+    layout = ir.FixedLayout(x.get_device(), x.get_dtype(), *expressions(value))
+    constants = tuple(geometry), unary, tuple(scalars), tag
+    return ir.TensorBox.create(KeptCall(layout, tensors, constants, python_kernel_name=NAME))
+
+
+def why_not(packaged: bool = False) -> str | None:
+    """Why generated code, or a package's, cannot call them, None when it can."""
+    if packaged:
+        return "neither packages nor code for other CPUs calls them"
+    return cached_primitives.why_not() or cached_primitives.why_no_more()
+
+
+def register() -> None:
+    """Add the lowering to Inductor's registry."""
+    register_lowering(cached_primitives.KEPT_CONV, type_promotion_kind=None)(_kept)

@@ -1,0 +1,202 @@
+"""Convolutions of many channels in Triton: products that gather their rows, or fetch them as boxes.
+
+As those of `conv_templates.py`: offered beside a library's calls, lowered where chosen.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import astuple
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._inductor.lowering import register_lowering
+
+from ipex_inductor.autotune.record import Operand, Problem
+from ipex_inductor.lowerings.common.conv_templates import (
+    both,
+    in_a_row,
+    ints,
+    is_product,
+    kernel,
+    why_not_multiplied,
+    with_epilogue,
+)
+from ipex_inductor.lowerings.common.templated import (
+    aligned,
+    calls,
+    dense,
+    facts,
+    in_turns,
+    is_xe,
+)
+from ipex_inductor.lowerings.problem import selector_hook
+from ipex_inductor.lowerings.problem.workload import named
+from ipex_inductor.ops.fprop import rows_of_weight
+from ipex_inductor.ops.stem import sides
+from ipex_inductor.templates.triton import conv_fprop, conv_tma, weight_stationary
+
+Tile = conv_fprop.Tile | conv_tma.Tile
+# Batch, image, channels of the result; window, stride, padding, dilation.
+Shape = tuple[int, list[int], int, list[int], list[int], list[int], list[int]]
+
+
+def _why_not(problem: Problem) -> str | None:
+    """What neither has."""
+    operands, given = named(problem), problem.constants
+    x = operands["x"]
+    if given["groups"] != 1 or int(x.shape[1]) < conv_fprop.FEWEST_CHANNELS:
+        return "it is grouped, or of few channels"
+    if reason := why_not_multiplied(problem):
+        return reason
+    short = int(x.shape[1]) <= weight_stationary.MOST_TERMS and not is_xe(problem.arch)
+    return "as a streamed product it is faster" if short and is_product(problem) else None
+
+
+def _why_not_fprop(tile: conv_fprop.Tile, problem: Problem) -> str | None:
+    reason = _why_not(problem)
+    if reason is not None:
+        return reason
+    out_channels, channels, *window = ints(named(problem)["weight"].shape)
+    if math.prod(window) > conv_fprop.MOST_PLACES:
+        return "its window is too large"
+    wide = tile.BLOCK_N > conv_fprop.NARROW and problem.arch.startswith("sm_")
+    if wide and _intensity(problem) > conv_fprop.MOST_INTENSE:
+        return "it is bound by arithmetic, where cuDNN is faster"
+    return None if conv_fprop.fits(tile, channels, out_channels) else "the tile does not fit"
+
+
+def _why_not_boxes(tile: conv_tma.Tile, problem: Problem) -> str | None:
+    reason = _why_not(problem)
+    if reason is not None:
+        return reason
+    out_channels, channels, *window = ints(named(problem)["weight"].shape)
+    if math.prod(window) > conv_tma.MOST_PLACES:
+        return "its window is too large"
+    image, elements = named(problem)["x"], _pixels(problem) * out_channels
+    return why_not_in_boxes(tile, problem, image, [channels], out_channels, elements)
+
+
+def why_not_in_boxes(
+    tile: conv_tma.Tile,
+    problem: Problem,
+    image: Operand,
+    terms: Sequence[int],
+    out_channels: int,
+    elements: int,
+) -> str | None:
+    """Why boxes are not for so many `elements` of a result, summed up from `terms` channels.
+
+    `image` is what is read in steps of the problem's stride.
+    """
+    if not problem.arch.startswith("sm_90"):
+        return "it is for Hopper's copy engine"
+    if any(channels % conv_tma.FEWEST_TERMS for channels in terms):
+        return "its channels are no whole steps"
+    stride = ints(problem.constants["stride"])
+    if any(size % step for size, step in zip(ints(image.shape[2:]), stride, strict=True)):
+        return "its strides do not divide the image"
+    if not conv_tma.fits(tile, out_channels):
+        return "the tile does not fit"
+    multiprocessors, room = facts(problem.arch)
+    if shared_by_boxes(tile, terms, getattr(torch, image.dtype)) > room:
+        return "it takes more shared memory than there is"
+    blocks = elements / (tile.BLOCK_M * tile.BLOCK_N)
+    return None if 2 * blocks >= multiprocessors else "it has too few blocks"
+
+
+def shared_by_boxes(tile: conv_tma.Tile, terms: Sequence[int], dtype: torch.dtype) -> int:
+    """Bytes of shared memory of a program whose largest step is of one of these channels."""
+    return tile.shared(max(map(conv_tma.terms_of, terms)), dtype.itemsize)
+
+
+def _pixels(problem: Problem) -> int:
+    operands, given = named(problem), problem.constants
+    batch, _, *size = ints(operands["x"].shape)
+    stride, padding, dilation = (ints(given[name]) for name in ("stride", "padding", "dilation"))
+    window = ints(operands["weight"].shape[2:])
+    return batch * math.prod(sides(size, window, stride, both(padding), dilation))
+
+
+def _intensity(problem: Problem) -> float:
+    """Operations a byte, of image, result and addend."""
+    operands, pixels = named(problem), _pixels(problem)
+    x, weight = ints(operands["x"].shape), ints(operands["weight"].shape)
+    made = pixels * weight[0] * (2 if "other" in operands else 1)
+    size: int = getattr(torch, operands["x"].dtype).itemsize
+    return 2 * pixels * math.prod(weight) / (size * (math.prod(x) + made))
+
+
+def _weight_rows(tile: Any, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    return rows_of_weight(weight)
+
+
+def _conv(template: str) -> Any:
+    def body(tile: Tile, rows: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+        bias, other, stride, padding, dilation, *words = rest
+        window = [*weight.shape[2:]], stride, both(padding), dilation
+        made = torch.ops.ipex.conv_fprop(x, rows, *window, template, [*astuple(tile)])
+        return with_epilogue(made, x, sides(x.shape[2:], *window), bias, other, *words)
+
+    return body
+
+
+def _lower(
+    x: Any,
+    rows: Any,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    template: str,
+    tile: list[int],
+) -> Any:
+    inputs = dense(x, last=True), dense(rows)
+    batch, *image = ints(x.get_size())
+    shape = batch, image, ints(rows.get_size())[0], window, stride, padding, dilation
+    lower = {"fprop": _lower_fprop, "boxes": _lower_boxes}[template]
+    return lower(inputs, shape, tile)
+
+
+def _lower_fprop(inputs: tuple[Any, Any], shape: Shape, tile: list[int]) -> Any:
+    chosen = conv_fprop.Tile(*tile)
+    known = conv_fprop.constants(*shape, chosen)
+    source, warps, stages = conv_fprop.SOURCE, chosen.num_warps, chosen.num_stages
+    return kernel("fprop", source, in_a_row, inputs, warps, known, stages)
+
+
+def _lower_boxes(inputs: tuple[Any, Any], shape: Shape, tile: list[int]) -> Any:
+    chosen = conv_tma.Tile(*tile)
+    x, rows = (aligned(each, conv_tma.VECTOR) for each in inputs)
+    multiprocessors, room = facts(selector_hook.arch_of(x.get_device()))
+    shared = shared_by_boxes(chosen, shape[1][:1], x.get_dtype())
+    programs = multiprocessors * max(1, room // shared)
+    known = conv_tma.constants(*shape, chosen, programs)
+    source, warps, stages = conv_tma.SOURCE, chosen.num_warps, chosen.num_stages
+    return kernel("boxes", source, in_turns, (x, rows), warps, known, stages)
+
+
+CALLS = (
+    *calls(
+        "ipex.triton.fprop",
+        conv_fprop.SOURCE,
+        conv_fprop.TILES,
+        _conv("fprop"),
+        _why_not_fprop,
+        _weight_rows,
+        conv_fprop.XE_TILES,
+    ),
+    *calls(
+        "ipex.triton.boxes",
+        conv_tma.SOURCE,
+        conv_tma.TILES,
+        _conv("boxes"),
+        _why_not_boxes,
+        _weight_rows,
+    ),
+)
+
+
+def register() -> None:
+    """Add the lowering to Inductor's registry."""
+    register_lowering(torch.ops.ipex.conv_fprop.default, type_promotion_kind=None)(_lower)

@@ -1,0 +1,150 @@
+"""What computes `ipex::conv_weight_grad` on a GPU: the library, or our template of few channels."""
+
+import math
+from dataclasses import astuple
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._inductor import ir
+from torch._inductor.lowering import register_lowering
+from torch._inductor.virtualized import V
+from torch._prims_common import suggest_memory_format
+
+from ipex_inductor.autotune.record import Problem
+from ipex_inductor.lowerings.common.calls import DTYPES, Call, always, is_channels_last
+from ipex_inductor.lowerings.common.conv_templates import FEW_CHANNELS, NO_TF32, ints
+from ipex_inductor.lowerings.common.templated import calls, dense, facts, node, template
+from ipex_inductor.lowerings.problem import selector_hook
+from ipex_inductor.lowerings.problem.workload import empty, named
+from ipex_inductor.ops.conv_weight import reference
+from ipex_inductor.ops.stem import Runs, restored, runs
+from ipex_inductor.templates.triton import conv_small_channel_weight
+from ipex_inductor.templates.triton.conv_small_channel_weight import Tile
+
+
+def _why_not(tile: Tile, problem: Problem) -> str | None:
+    operands, given = named(problem), problem.constants
+    grad, x, weight = (operands[name] for name in ("grad", "x", "weight"))
+    if not problem.arch.startswith(("sm_", "gfx")):
+        return f"our templates are not for {problem.arch}"
+    if problem.symbols:
+        return "its sizes vary"
+    if len(x.shape) != 4 or {len(ints(given[n])) for n in ("stride", "padding", "dilation")} != {2}:
+        return "it is not over a plane"
+    if given["groups"] != 1 or int(x.shape[1]) > FEW_CHANNELS:
+        return "it has more than a few channels"
+    if given["dilation"] != (1, 1):
+        return "its window is dilated"
+    dtypes = {operand.dtype for operand in operands.values()}
+    if len(dtypes) != 1 or not dtypes <= DTYPES:
+        return f"no template has it in {', '.join(sorted(dtypes))}"
+    if x.dtype == "float32":
+        return NO_TF32
+    if any(size == 0 for operand in operands.values() for size in operand.shape):
+        return "a size is zero"
+    if not is_channels_last(grad):
+        return "its gradient is not channels-last"
+    last = is_channels_last(x)
+    if not last and not empty(x, torch.device("meta")).is_contiguous():
+        return "its input is neither channels-last nor contiguous"
+    window, stride, padding = (ints(s) for s in (weight.shape[2:], *_around(problem)))
+    return _why_not_tile(tile, problem, runs(ints(x.shape[1:]), window, stride, padding, last))
+
+
+def _around(problem: Problem) -> tuple[Any, Any]:
+    return problem.constants["stride"], problem.constants["padding"]
+
+
+def _why_not_tile(tile: Tile, problem: Problem, found: Runs) -> str | None:
+    grad = named(problem)["grad"]
+    if not conv_small_channel_weight.fits(tile, int(grad.shape[1]), found):
+        return "the tile does not fit"
+    _, room = facts(problem.arch)
+    itemsize = getattr(torch, grad.dtype).itemsize
+    if not tile.fitting(room, conv_small_channel_weight.terms_of(found), itemsize):
+        return "its stages take more shared memory than there is"
+    return None
+
+
+def _computed(
+    tile: Tile,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    """Parts are added up and rounded once, in torch's ops."""
+    last, window = x.is_contiguous(memory_format=torch.channels_last), [*weight.shape[2:]]
+    found = runs(x.shape[1:], window, stride, padding, last)
+    terms, pixels = conv_small_channel_weight.terms_of(found), grad.numel() // len(weight)
+    multiprocessors, room = facts(selector_hook.arch_of(x.device))
+    fitting = tile.fitting(room, terms, x.element_size())
+    sizes = pixels, len(weight), terms, tile, multiprocessors * max(1, fitting)
+    around = window, stride, padding, last
+    each = conv_small_channel_weight.division(*sizes) * tile.BLOCK_M
+    columns = math.prod(tile.parts(terms)) * tile.BLOCK_K
+    sums = torch.ops.ipex.conv_stem_weight(grad, x, *around, each, columns, [*astuple(tile)])
+    matrix = sums.view(-1, len(weight), columns).sum(0).t()
+    made = restored(matrix, found, x.shape[1], window, last).to(grad.dtype)
+    return made.contiguous(memory_format=_format(x, weight))
+
+
+def _format(x: Tensor, weight: Tensor) -> torch.memory_format:
+    """As cuDNN gives it: channels-last where either is."""
+    last = torch.channels_last
+    given = {suggest_memory_format(each) for each in (x, weight)}
+    return last if last in given else torch.contiguous_format
+
+
+def _grid(rows: Any, columns: Any, meta: Any) -> tuple[Any, ...]:
+    return meta["PROGRAMS"], meta["BLOCKS"], 1
+
+
+def _lower(
+    grad: Any,
+    x: Any,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    last: bool,
+    pixels: int,
+    terms: int,
+    tile: list[int],
+) -> Any:
+    grad, x = dense(grad, last=True), dense(x, last)
+    chosen = Tile(*tile)
+    batch, *image = ints(x.get_size())
+    around = window, stride, padding, last
+    channels, steps = ints(grad.get_size())[1], pixels // chosen.BLOCK_M
+    size = ints(V.graph.current_node.meta["val"].shape)
+    return node(
+        template("ipex_stem_weight", conv_small_channel_weight.SOURCE, _grid),
+        (grad, x),
+        ir.FixedLayout(x.get_device(), torch.float32, size),
+        chosen.num_warps,
+        chosen.num_stages,
+        ALLOW_TF32=False,
+        **conv_small_channel_weight.constants(batch, image, channels, *around, steps, chosen),
+    )
+
+
+# The first is what Inductor does.
+CALLS = (
+    Call("aten.convolution_backward", reference, always),
+    *calls(
+        conv_small_channel_weight.NAME,
+        conv_small_channel_weight.SOURCE,
+        conv_small_channel_weight.TILES,
+        _computed,
+        _why_not,
+    ),
+)
+
+
+def register() -> None:
+    """Add the lowering to Inductor's registry."""
+    register_lowering(torch.ops.ipex.conv_stem_weight.default, type_promotion_kind=None)(_lower)

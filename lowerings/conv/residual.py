@@ -1,0 +1,200 @@
+"""`ipex::conv_shortcut`: both products in one kernel of ours, where that is faster than apart.
+
+Apart means that the graph stays as it is: what each convolution gets is chosen as of any other.
+"""
+
+import functools
+import math
+from dataclasses import astuple
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+from torch._inductor import ir
+from torch._inductor.lowering import register_lowering
+
+from ipex_inductor.autotune.record import Operand, Problem
+from ipex_inductor.lowerings.common.calls import Call, is_channels_last
+from ipex_inductor.lowerings.common.conv_templates import ints, why_not_multiplied, with_epilogue
+from ipex_inductor.lowerings.common.templated import (
+    aligned,
+    calls,
+    dense,
+    facts,
+    in_turns,
+    is_xe,
+    node,
+    template,
+)
+from ipex_inductor.lowerings.conv import conv
+from ipex_inductor.lowerings.conv.conv_many import shared_by_boxes, why_not_in_boxes
+from ipex_inductor.lowerings.gemm.weight_stationary import why_not_streams, why_too_few
+from ipex_inductor.lowerings.problem import selector_hook
+from ipex_inductor.lowerings.problem.workload import named
+from ipex_inductor.templates.triton import conv_tma, weight_stationary
+from ipex_inductor.templates.triton import residual as shortcut
+
+STREAMED, BOXES = "ipex.triton.shortcut_streamed", "ipex.triton.shortcut_boxes"
+# Of the convolution that adds, as an op of ours.
+ADDING: dict[str, Any] = {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1]}
+ADDING |= {"transposed": False, "output_padding": [0, 0], "groups": 1}
+ADDING |= {"binary": "add", "unary": "relu", "scalars": [], "packed": ""}
+
+
+def apart(problem: Problem) -> Problem:
+    """The convolution that adds what the other one made."""
+    x, weight, bias, *_ = problem.operands
+    batch, _, height, width = ints(x.shape)
+    out = int(weight.shape[0])
+    size, stride = (batch, out, height, width), (height * width * out, 1, width * out, out)
+    operands = x, weight, bias, Operand(size, stride, x.dtype)
+    given = {k: tuple(v) if isinstance(v, list) else v for k, v in ADDING.items()}
+    op = str(torch.ops.ipex.conv.default)
+    return replace(problem, op=op, operands=operands, constants=given, epilogue="")
+
+
+def _why_varied(problem: Problem) -> str | None:
+    return "its sizes vary" if problem.symbols else None
+
+
+def _why_not_apart(call: Call, problem: Problem) -> str | None:
+    return _why_varied(problem) or call.why_not(apart(problem))
+
+
+def _apart(call: Call, x: Tensor, weight: Tensor, bias: Tensor, *shortcut: Any) -> Tensor:
+    source, projection, stride = shortcut
+    beside = torch.conv2d(source, projection, None, stride)
+    return call.body(x, weight, bias, beside, *ADDING.values())
+
+
+def _calls_apart() -> tuple[Call, ...]:
+    """Of what adds: those that a library has, and products of rows. The first is Inductor's.
+
+    What arranges a weight first is left out: it is for windows, or slower than these.
+    """
+    return tuple(
+        Call(
+            call.name,
+            functools.partial(_apart, call),
+            functools.partial(_why_not_apart, call),
+            parameters=call.parameters,
+            version=call.version,
+            apart=True,
+        )
+        for call in conv.CALLS
+        if call.arrange is None
+        and not call.name.startswith("ipex.sycl")
+        and (call.epilogues is None or ("add", "relu") in call.epilogues)
+    )
+
+
+def _why_not(problem: Problem) -> str | None:
+    """What neither template has."""
+    if reason := _why_varied(problem) or why_not_multiplied(apart(problem)):
+        return reason
+    operands = named(problem)
+    source, projection = operands["source"], operands["projection"]
+    if {source.dtype, projection.dtype} != {operands["x"].dtype}:
+        return "its factors are of several dtypes"
+    if 0 in (*source.shape, *projection.shape):
+        return "a size is zero"
+    if not is_channels_last(source):
+        return "the shortcut's input is not channels-last"
+    return "no template has it on Intel's GPUs" if is_xe(problem.arch) else None
+
+
+def _sizes(problem: Problem) -> tuple[int, int, tuple[int, int]]:
+    """Rows, columns, and the terms of both sums."""
+    operands = named(problem)
+    batch, terms, *image = ints(operands["x"].shape)
+    out, other_terms = int(operands["weight"].shape[0]), int(operands["source"].shape[1])
+    return batch * math.prod(image), out, (terms, other_terms)
+
+
+def _why_not_streamed(tile: weight_stationary.Tile, problem: Problem) -> str | None:
+    if reason := _why_not(problem):
+        return reason
+    rows, columns, terms = _sizes(problem)
+    if reason := why_not_streams(tile, rows, columns, terms):
+        return reason
+    itemsize = getattr(torch, problem.operands[0].dtype).itemsize
+    _, room = facts(problem.arch)
+    return why_too_few(tile, min(tile.programs, room // shortcut.shared(tile, *terms, itemsize)))
+
+
+def _why_not_boxes(tile: conv_tma.Tile, problem: Problem) -> str | None:
+    if reason := _why_not(problem):
+        return reason
+    rows, columns, terms = _sizes(problem)
+    source = named(problem)["source"]
+    return why_not_in_boxes(tile, problem, source, terms, columns, rows * columns)
+
+
+def _together(kind: str, tile: Any, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    bias, source, projection, stride = rest
+    matrices = weight.flatten(1), bias, source, projection.flatten(1)
+    rows = torch.ops.ipex.shortcut_rows(x, *matrices, stride, kind, [*astuple(tile)])
+    return with_epilogue(rows, x, x.shape[2:], None, None, "none", "relu", [], "")
+
+
+def _lower(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    source: Any,
+    projection: Any,
+    stride: list[int],
+    kind: str,
+    tile: list[int],
+) -> Any:
+    x, source = (dense(image, last=True) for image in (x, source))
+    weight, bias, projection = map(dense, (weight, bias, projection))
+    batch, *image = ints(x.get_size())
+    read, columns = ints(source.get_size())[1:], ints(weight.get_size())[0]
+    multiprocessors, room = facts(selector_hook.arch_of(x.get_device()))
+    chosen: weight_stationary.Tile | conv_tma.Tile
+    if kind == "boxes":
+        chosen, text = conv_tma.Tile(*tile), shortcut.BOXES
+        x, weight, source, projection = (
+            aligned(each, conv_tma.VECTOR) for each in (x, weight, source, projection)
+        )
+        fitting = room // shared_by_boxes(chosen, (image[0], read[0]), x.get_dtype())
+    else:
+        chosen, text = weight_stationary.Tile(*tile), shortcut.STREAMED
+        taken = shortcut.shared(chosen, image[0], read[0], x.get_dtype().itemsize)
+        fitting = min(chosen.programs, room // taken)
+    programs = multiprocessors * max(1, fitting)
+    return node(
+        template(f"ipex_shortcut_{kind}", text, in_turns),
+        (x, weight, source, projection, bias),
+        ir.FixedLayout(x.get_device(), torch.float32, [batch * math.prod(image[1:]), columns]),
+        chosen.num_warps,
+        chosen.num_stages,
+        ALLOW_TF32=False,
+        **shortcut.constants(batch, image, read, columns, stride, chosen, programs),
+    )
+
+
+CALLS = (
+    *_calls_apart(),
+    *calls(
+        STREAMED,
+        shortcut.STREAMED,
+        shortcut.STREAMED_TILES,
+        functools.partial(_together, "streamed"),
+        _why_not_streamed,
+    ),
+    *calls(
+        BOXES,
+        shortcut.BOXES,
+        shortcut.BOXES_TILES,
+        functools.partial(_together, "boxes"),
+        _why_not_boxes,
+    ),
+)
+
+
+def register() -> None:
+    """Add the lowering to Inductor's registry."""
+    register_lowering(torch.ops.ipex.shortcut_rows.default, type_promotion_kind=None)(_lower)

@@ -1,0 +1,1 @@
+"""Lower linear layers and other GEMMs."""

@@ -1,0 +1,115 @@
+"""`ipex::linear` to oneDNN's linear with a fused epilogue; on a GPU to cuBLASLt's."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._inductor import ir
+from torch._inductor.lowering import register_lowering
+
+from ipex_inductor.autotune.record import Problem
+from ipex_inductor.lowerings.common import sycl
+from ipex_inductor.lowerings.common.calls import (
+    ACTIVATIONS,
+    Call,
+    addmm_activation,
+    always,
+    why_not,
+)
+from ipex_inductor.lowerings.common.onednn import OneDnnCall
+from ipex_inductor.lowerings.gemm import persistent, skinny, software_pipelined, weight_stationary
+from ipex_inductor.lowerings.problem.workload import named
+from ipex_inductor.ops import epilogue
+from ipex_inductor.ops.epilogue import UNARY
+from ipex_inductor.ops.linear import reference
+from ipex_inductor.templates.triton.software_pipelined import VECTOR
+
+
+def _linear(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    other: Any,
+    binary: str,
+    unary: str,
+    scalars: list[float],
+    packed: bool,
+) -> Any:
+    """A call on a plain weight (training) or a packed one, which has no strides to ask for."""
+    op, word = torch.ops.mkldnn._linear_pointwise, UNARY[unary]
+    tensors = [_contiguous(x), weight if packed else _contiguous(weight)]
+    constants: list[Any] = [word.word, scalars, word.algorithm]
+    if other is not None:
+        tensors.insert(1, _contiguous(other))
+        constants = [binary]
+    if bias is None:
+        constants.insert(0, None)
+    else:
+        tensors.append(_contiguous(bias))  # oneDNN does not look at its stride
+    size = [*x.get_size()[:-1], weight.get_size()[0]]
+    layout = ir.FixedLayout(x.get_device(), x.get_dtype(), size)
+    overload = op.default if other is None else op.binary
+    return ir.TensorBox.create(OneDnnCall(overload, layout, tensors, constants))
+
+
+def _contiguous(x: Any) -> Any:
+    return ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(x))
+
+
+def _plain(*args: Any) -> Tensor:
+    return reference(*args[:-1])
+
+
+def _addmm_activation(
+    x: Tensor, weight: Tensor, bias: Tensor, other: None, binary: str, unary: str, *rest: Any
+) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    return addmm_activation(rows, weight, bias, unary).view(*x.shape[:-1], -1)
+
+
+def _why_not_activation(problem: Problem) -> str | None:
+    bias = named(problem).get("bias")
+    if bias is None:
+        return "cuBLASLt's epilogue is behind a bias"
+    if bias.stride != (1,):
+        return "its bias is not contiguous"
+    return why_not(problem)
+
+
+def _padded(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    """Rows of zeros below the weight, so that those of a product are whole vectors."""
+    return F.pad(weight, (0, 0, 0, -len(weight) % (VECTOR // weight.itemsize)))
+
+
+def _cut(padded: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    columns = len(weight)
+    below = bias if bias is None else F.pad(bias, (0, len(padded) - columns))
+    product = F.linear(x, padded, below)[..., :columns].contiguous()
+    return epilogue.apply(product, *rest[:-1])
+
+
+def _why_not_padded(problem: Problem) -> str | None:
+    if reason := why_not(problem):
+        return reason
+    return (
+        None if software_pipelined.is_uneven(problem) else "its rows are whole vectors as they are"
+    )
+
+
+# What computes it on a GPU; the first is what Inductor does.
+CALLS = (
+    Call("aten.addmm", _plain, always),
+    Call("cublaslt.addmm_activation", _addmm_activation, _why_not_activation, ACTIVATIONS),
+    Call("aten.addmm_padded", _cut, _why_not_padded, arrange=_padded),
+    *skinny.CALLS,
+    *weight_stationary.LINEAR_CALLS,
+    *persistent.LINEAR_CALLS,
+    *software_pipelined.LINEAR_CALLS,
+    *sycl.LINEAR_CALLS,
+)
+
+
+def register() -> None:
+    """Add the lowerings of this family to Inductor's registry."""
+    register_lowering(torch.ops.ipex.linear.default, type_promotion_kind=None)(_linear)

@@ -1,0 +1,1 @@
+"""Lower fused optimizer steps."""

@@ -1,0 +1,185 @@
+"""Updates that were read from a graph, on an NVIDIA GPU: two launches each, and no waiting."""
+
+import functools
+from array import array
+from collections.abc import Callable, Sequence
+from operator import itemgetter, or_
+
+import torch
+from torch import Tensor
+
+from ipex_inductor.errors import DeviceError
+from ipex_inductor.lowerings.optimizer.step_rows import bits
+from ipex_inductor.ops.update import Held, Row, Update
+from ipex_inductor.templates.build import cuda
+from ipex_inductor.templates.build.cpp import NotBuiltError, given
+from ipex_inductor.templates.optimizer.step_cuda import (
+    ROWS,
+    VECTOR,
+    On,
+    Room,
+    Sent,
+    chunks_of,
+    loaded,
+    tile,
+)
+from ipex_inductor.templates.optimizer.update_triton import (
+    scalars_signature,
+    step_signature,
+    table_names,
+    update_triton_source,
+)
+
+WORD = 8  # bytes
+EVEN = VECTOR // WORD
+
+
+_captured: list["CudaKernel"] = []  # nobody says when a graph that may read their tables is gone
+
+
+class CudaKernel:
+    """One update of all its rows: a launch that makes their scalars, then one for the elements.
+
+    A CUDA graph may have both: they read steps and rates where they lie. Raises `NotBuiltError`.
+    """
+
+    def __init__(self, update: Update, rows: Sequence[Row], examples: Sequence[Tensor]) -> None:
+        self._update, self._device = update, examples[rows[0].columns[0]].device
+        self._scalars = _kernel(update, self._device, "scalars")
+        _kernel(update, self._device, "step")
+        self._count, self._width = len(rows), len(update.columns) + 1
+        block, _ = tile(update.columns)
+        self._blocks = [-(-examples[row.columns[0]].numel() // block) for row in rows]
+        self._words = _Words(update, rows, examples)
+        self._sent = Sent(self._device)
+        self._chunks: dict[frozenset[int], list[tuple[cuda.Kernel, Room]]] = {}
+        self._table: Room | None = None
+
+    def ready(self, addresses: Sequence[int], given: Sequence[Tensor]) -> Callable[[], None]:
+        """The launches on the current stream; all that can fail has happened.
+
+        Raises `NotBuiltError`, and `DeviceError` where a graph is captured before any step ran.
+        """
+        words = self._words.of(addresses, given)
+        launches = self._launches(words)
+        assert self._table is not None
+        with On(self._device) as stream:
+            begin, table = self._sent.address(words, stream), self._table.address(stream)
+            places = [(step, len(chunks), chunks.address(stream)) for step, chunks in launches]
+        if torch.cuda.is_current_stream_capturing() and self not in _captured:
+            _captured.append(self)
+        steps, numbers = (begin + WORD * at for at in (self._words.steps, self._words.numbers))
+
+        def launch() -> None:
+            blocks = -(-self._count // ROWS)
+            self._scalars(blocks, stream, (steps, self._count, numbers, table))
+            for step, count, chunks in places:
+                step(count, stream, (begin, chunks, table))
+
+        return launch
+
+    def _launches(self, words: "array[int]") -> list[tuple[cuda.Kernel, Room]]:
+        """A kernel for rows of whole vectors, and one for others, with the chunks of each."""
+        loose = self._loose(words)
+        if loose not in self._chunks:
+            if torch.cuda.is_current_stream_capturing():
+                todo = "Take a step outside of the graph first, with tensors aligned as they are."
+                raise DeviceError("a step that ran before", "one that is captured", todo)
+            self._chunks[loose] = [
+                (
+                    _kernel(self._update, self._device, "step", aligned),
+                    Room(chunks_of(array("q", blocks), self._device)),
+                )
+                for aligned, blocks in self._split(loose)
+                if any(blocks)
+            ]
+        if self._table is None:
+            size = self._count * len(table_names(self._update))
+            real = getattr(torch, self._update.real)
+            self._table = Room(torch.empty(size, dtype=real, device=self._device))
+        return self._chunks[loose]
+
+    def _loose(self, words: "array[int]") -> frozenset[int]:
+        """Rows of which an address is no multiple of a vector."""
+        end = self._count * self._width
+        columns = [words[place : end : self._width] for place in range(self._width - 1)]
+        if not any(functools.reduce(or_, each) % VECTOR for each in columns):
+            return frozenset()
+        rows = enumerate(zip(*columns, strict=True))
+        return frozenset(row for row, each in rows if any(a % VECTOR for a in each))
+
+    def _split(self, loose: frozenset[int]) -> list[tuple[bool, list[int]]]:
+        """The blocks of each row, if it is aligned, and if it is not."""
+        numbered = [*enumerate(self._blocks)]
+        return [
+            (True, [0 if row in loose else blocks for row, blocks in numbered]),
+            (False, [blocks if row in loose else 0 for row, blocks in numbered]),
+        ]
+
+
+class _Words:
+    """What kernels are sent, in one piece: rows, then their steps and groups, then numbers.
+
+    `steps` and `numbers` are where the parts begin.
+    """
+
+    def __init__(self, update: Update, rows: Sequence[Row], examples: Sequence[Tensor]) -> None:
+        groups = {row.numbers: None for row in rows}
+        numbered = {numbers: place for place, numbers in enumerate(groups)}
+        numbers = [n for of in groups for n in of]
+        dtypes = [dtype for _, dtype in update.numbers] * len(groups)
+        here = zip(numbers, dtypes, strict=True)
+        read = [n.operand for n, dtype in here if isinstance(n, Held) and not dtype]
+        self._read = {operand: place for place, operand in enumerate(dict.fromkeys(read))}
+        self._constants: dict[int, int] = {}
+        self._begin = len(examples), len(examples) + len(self._read)
+        places: list[int] = []
+        for row in rows:
+            places += (*row.columns, self._constant(examples[row.columns[0]].numel()))
+        places += [self._constant(0)] * (-len(places) % EVEN)
+        self.steps = len(places)
+        for row in rows:
+            step = self._constant(0) if row.step is None else row.step
+            places += (step, self._constant(numbered[row.numbers]))
+        self.numbers = len(places)
+        places += map(self._number, numbers)
+        self._pick = itemgetter(*places)
+
+    def of(self, addresses: Sequence[int], given: Sequence[Tensor]) -> "array[int]":
+        """With the operands' addresses; numbers are read that the host holds."""
+        read = (bits(float(given[n])) for n in self._read)
+        return array("q", self._pick([*addresses, *read, *self._constants]))
+
+    def _number(self, number: float | Held) -> int:
+        if not isinstance(number, Held):
+            return self._constant(bits(number))
+        place = self._read.get(number.operand)
+        return number.operand if place is None else self._begin[0] + place
+
+    def _constant(self, word: int) -> int:
+        return self._begin[1] + self._constants.setdefault(word, len(self._constants))
+
+
+def _kernel(update: Update, device: torch.device, name: str, aligned: bool = True) -> cuda.Kernel:
+    return given(_kernel_or_why(update, device, name, aligned))
+
+
+@functools.lru_cache(maxsize=256)
+def _kernel_or_why(
+    update: Update, device: torch.device, name: str, aligned: bool
+) -> cuda.Kernel | str:
+    block, warps = tile(update.columns)
+    elements = {"ALIGNED": VECTOR if aligned else 1, "BLOCK": block}
+    signature = step_signature if name == "step" else scalars_signature
+    try:
+        return loaded(
+            update_triton_source(update),
+            name,
+            device,
+            {"template": "update", **vars(update)},
+            signature(update),
+            elements if name == "step" else {"BLOCK": ROWS},
+            warps if name == "step" else 1,
+        )
+    except NotBuiltError as error:
+        return str(error)

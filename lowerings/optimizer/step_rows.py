@@ -1,0 +1,40 @@
+"""The rows of an update as a table, of which addresses and numbers are filled in at each call."""
+
+import struct
+from array import array
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ipex_inductor.ops.update import Held, Row
+from ipex_inductor.templates.optimizer.step_cpp import CHUNK, Table
+
+
+class Rows:
+    """A row for each tensor, in chunks for C++ or SYCL; `numbers` are the groups', in turn."""
+
+    def __init__(self, rows: Sequence[Row], examples: Sequence[Tensor], chunk: int = CHUNK) -> None:
+        self.table = Table(chunk)
+        self._places: list[tuple[int, int]] = []  # in the rows, and the operand whose address it is
+        groups: dict[tuple[float | Held, ...], int] = {}
+        for row in rows:
+            columns = row.columns if row.step is None else (*row.columns, row.step)
+            begin = len(self.table.rows)
+            self._places += [(begin + place, n) for place, n in enumerate(columns)]
+            group = groups.setdefault(row.numbers, len(groups))
+            # Of addresses, the step's, the group; as the template says.
+            self.table.add((*(0 for _ in row.columns), 0, group), examples[row.columns[0]].numel())
+        self.numbers = [n for group in groups for n in group]
+
+    def at(self, addresses: Sequence[int]) -> "array[int]":
+        """All rows, for operands at those addresses."""
+        rows = array("q", self.table.rows)
+        for place, operand in self._places:
+            rows[place] = addresses[operand]
+        return rows
+
+
+def bits(number: float) -> int:
+    """Of an fp64, as the word of a table."""
+    (word,) = struct.unpack("q", struct.pack("d", number))
+    return int(word)

@@ -1,0 +1,51 @@
+"""Updates that were read from a graph, on an Intel GPU: two launches each, and no waiting."""
+
+import functools
+from array import array
+from collections.abc import Callable, Sequence
+from itertools import cycle
+
+import torch
+from torch import Tensor
+
+from ipex_inductor.lowerings.optimizer.step_rows import Rows, bits
+from ipex_inductor.ops.update import Held, Row, Update
+from ipex_inductor.templates.build.cpp import NotBuiltError
+from ipex_inductor.templates.sycl.step import CHUNK, Sent, update_of
+
+
+class SyclKernel:
+    """One update of all its rows: a launch that makes their scalars, then one for the elements.
+
+    Numbers that tensors on the device hold are read there. Raises `NotBuiltError`.
+    """
+
+    def __init__(self, update: Update, rows: Sequence[Row], examples: Sequence[Tensor]) -> None:
+        self._device = examples[rows[0].columns[0]].device
+        self._step = update_of(update, self._device)
+        self._rows = Rows(rows, examples, CHUNK)
+        dtypes = cycle(dtype for _, dtype in update.numbers)
+        self._numbers = [*zip(self._rows.numbers, dtypes, strict=False)]
+        self._sent = [Sent(self._device) for _ in range(3)]
+
+    def ready(self, addresses: Sequence[int], given: Sequence[Tensor]) -> Callable[[], None]:
+        """The launches on the current stream, with tables that are there or on their way.
+
+        Raises `NotBuiltError`; also while a graph is captured, which would keep these tables.
+        """
+        if self._device.type == "xpu" and torch.xpu.is_current_stream_capturing():
+            raise NotBuiltError("a graph is captured, and tables of kernels are one step's")
+        numbers = array("q", (self._word(n, on, addresses, given) for n, on in self._numbers))
+        table = self._rows.table
+        tables = self._rows.at(addresses), table.chunks, numbers
+        rows, chunks, sent = (to(here) for to, here in zip(self._sent, tables, strict=True))
+        run = functools.partial(self._step.run, rows, table.count, chunks, len(table.chunks) // 3)
+        return functools.partial(run, self._step.table(table.count), sent)
+
+    def _word(
+        self, number: float | Held, on: str, addresses: Sequence[int], given: Sequence[Tensor]
+    ) -> int:
+        """A number, or the address of one that lies on the device in the dtype `on`."""
+        if not isinstance(number, Held):
+            return bits(number)
+        return addresses[number.operand] if on else bits(float(given[number.operand]))

@@ -1,0 +1,1 @@
+"""Lower pointwise ops and reductions."""

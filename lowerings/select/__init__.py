@@ -1,0 +1,1 @@
+"""Choose a kernel: records, models and libraries."""

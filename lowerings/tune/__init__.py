@@ -1,0 +1,1 @@
+"""Measure candidates, compiled beside one another."""

@@ -1,0 +1,1 @@
+"""Compile kernels, and load them."""

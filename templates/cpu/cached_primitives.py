@@ -1,0 +1,305 @@
+"""Convolutions of a oneDNN beside torch's own (extra `[onednn]`), whose primitives are kept.
+
+Torch makes oneDNN's descriptors anew at each call, which takes as long as a small convolution.
+"""
+
+import ctypes
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ipex_inductor.aot_cache.key import pairs
+from ipex_inductor.aot_cache.toolkit import ONEDNN, version_of
+from ipex_inductor.ops.defining import op
+from ipex_inductor.ops.kept import Geometry, reference
+from ipex_inductor.reporting.decisions import warn_once
+from ipex_inductor.templates.build.cpp import NotBuiltError, load
+
+LIBRARY = "libdnnl.so.3"
+TYPES = {torch.float32: 3, torch.bfloat16: 2}  # by their numbers there
+ERRORS = {
+    -4: "all libraries of this process see another oneDNN, as of LD_PRELOAD",
+    -3: "another version than 3.2 with OpenMP",
+    -2: "its layout has no name",
+    -1: "no such library",
+    1: "out of memory",
+    3: "no kernel",
+}
+# What may come last: oneDNN's number of it, its alpha and beta as torch gives them to its own
+# oneDNN. An activation with scalars has them there.
+UNARY: Mapping[str, tuple[float, ...]] = {
+    "none": (0,),
+    "gelu": (0x31,),
+    "gelu_tanh": (0x2B,),
+    "hardsigmoid": (0x28, 1 / 6, 1 / 2),
+    "hardswish": (0x34, 1 / 6, 1 / 2),
+    "hardtanh": (0x2E,),
+    "leaky_relu": (0x20,),
+    "relu": (0x20,),
+    "sigmoid": (0x29,),
+    "silu": (0x2C, 1),
+    "tanh": (0x21,),
+}
+_TAG, _POINTER = ctypes.c_int64, ctypes.c_void_p
+SIGNATURES = {
+    "open": [ctypes.c_char_p],
+    "layout": [_POINTER] * 4,
+    "arrange": [_POINTER, _TAG, _POINTER, _POINTER],
+    "begin": [_POINTER, _POINTER, _TAG, _POINTER],
+    "run": [_POINTER] * 6,
+}
+
+
+class _Unary(ctypes.Structure):
+    _fields_ = (
+        ("algorithm", ctypes.c_int),
+        ("alpha", ctypes.c_float),
+        ("beta", ctypes.c_float),
+    )
+
+    def __init__(self, unary: str, scalars: Sequence[float]) -> None:
+        algorithm, *around = *UNARY[unary], *scalars
+        super().__init__(int(algorithm), *around)
+
+
+ROOM = 1024  # geometries, of which a primitive each takes 0.1 MiB that oneDNN gives back half of
+_met: set[tuple[Any, ...]] = set()  # those of graphs compiled here, and of cached ones that ran
+
+
+class KeptError(RuntimeError):
+    """What oneDNN did not do; the text says why."""
+
+
+@functools.cache
+def why_not() -> str | None:
+    """Why there is no such library here, None when there is."""
+    try:
+        _library()
+    except (NotBuiltError, KeptError) as error:
+        return str(error)
+    return None
+
+
+def installed() -> str:
+    """The version of the wheel, "" without it."""
+    return version_of(ONEDNN)
+
+
+def path() -> str:
+    """Where the wheel has its library. Raises `KeptError`."""
+    if not installed():
+        raise KeptError(f"{ONEDNN} is not installed (extra [onednn])")
+    for file in distribution(ONEDNN).files or []:
+        if file.name == LIBRARY:
+            return str(Path(str(file.locate())).resolve())
+    raise KeptError(f"{ONEDNN} has no {LIBRARY}")
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    found, torchs = path(), str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+    source = Path(__file__).with_name("cached_primitives.cpp").read_text
+    library = load(source, pairs({"template": "kept"}), portable=True)
+    for name, takes in SIGNATURES.items():
+        getattr(library, f"kept_{name}").argtypes = takes
+    if code := library.kept_open(found.encode()):
+        raise KeptError(f"{found}: {_said(code)}")
+    if _openmp(found) != _openmp(torchs):
+        raise KeptError(f"{found}: its threads would be others than torch's")
+    return library
+
+
+def _openmp(library: str) -> int | None:
+    """Which OpenMP a library has: the address of a function of it."""
+    try:
+        function = ctypes.CDLL(library).omp_get_max_threads
+    except (AttributeError, OSError):
+        return None
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
+def _said(code: int) -> str:
+    return ERRORS.get(code, f"oneDNN's error {code}")
+
+
+def _numbers(flat: Sequence[int]) -> Any:
+    return (ctypes.c_int64 * len(flat))(*flat)
+
+
+def layout(
+    geometry: Geometry, unary: str = "none", scalars: Sequence[float] = ()
+) -> tuple[int, int]:
+    """The format tag that oneDNN wants the weight in, and its bytes there. Raises `KeptError`.
+
+    For the number of threads that is set: behind another tag than it wants stands a slow kernel.
+    """
+    return _layout(geometry, unary, tuple(scalars), torch.get_num_threads())
+
+
+@functools.cache
+def _layout(
+    geometry: Geometry, unary: str, scalars: tuple[float, ...], threads: int
+) -> tuple[int, int]:
+    tag, size = ctypes.c_int64(), ctypes.c_int64()
+    given = _numbers(geometry.flat()), ctypes.byref(_Unary(unary, scalars))
+    code = _library().kept_layout(*given, ctypes.byref(tag), ctypes.byref(size))
+    if code:
+        raise KeptError(_said(code))
+    _met.add((*geometry.flat(), unary, scalars, threads))
+    return tag.value, size.value
+
+
+def why_no_more() -> str | None:
+    """Why no further graph of this process is to have such calls, None if it may."""
+    full = len(_met) >= ROOM
+    return f"there are {ROOM} geometries in this process already" if full else None
+
+
+def arrange(groups: int, tag: int, weight: Tensor, arranged: Tensor) -> None:
+    """`weight` [O, C / groups, h, w], contiguous, into the memory of `arranged`."""
+    given = _numbers((TYPES[weight.dtype], groups, *weight.shape))
+    code = _library().kept_arrange(given, tag, weight.data_ptr(), arranged.data_ptr())
+    if code:
+        raise KeptError(_said(code))
+
+
+class Primitive:
+    """A convolution on a weight in layout `tag`, by a number of threads. Raises `KeptError`."""
+
+    def __init__(self, geometry: Geometry, unary: str, scalars: Sequence[float], tag: int) -> None:
+        self.geometry = geometry
+        self._library, found = _library(), ctypes.c_void_p()
+        given = _numbers(geometry.flat()), ctypes.byref(_Unary(unary, scalars))
+        code = self._library.kept_begin(*given, tag, ctypes.byref(found))
+        if code:
+            raise KeptError(_said(code))
+        self.address = found.value or 0
+
+    def run(self, x: Tensor, arranged: Tensor, bias: Any, other: Any, out: Tensor) -> None:
+        """`out` = the convolution of `x` with its epilogue. Raises `KeptError`."""
+        code = self._library.kept_run(
+            self.address,
+            x.data_ptr(),
+            arranged.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            None if other is None else other.data_ptr(),
+            out.data_ptr(),
+        )
+        if code:
+            raise KeptError(_said(code))
+
+
+@functools.cache
+def _primitive(
+    numbers: tuple[int, ...], unary: str, scalars: tuple[float, ...], tag: int, threads: int
+) -> Primitive:
+    """oneDNN makes it for so many threads."""
+    _met.add((*numbers, unary, scalars, threads))
+    return Primitive(Geometry.of(numbers), unary, scalars, tag)
+
+
+def primitive(words: str) -> int:
+    """The address of a primitive, for C++. Raises `KeptError`.
+
+    words: the last four arguments of `call`, as JSON with its infinities.
+    """
+    if reason := why_not():
+        raise KeptError(f"{reason}; torch.compile makes code without it")
+    numbers, unary, scalars, tag = json.loads(words)
+    return _primitive(tuple(numbers), unary, tuple(scalars), tag, torch.get_num_threads()).address
+
+
+def address(name: str) -> int:
+    """Where a function of the library lies, for C++ that calls it. Raises `KeptError`."""
+    found = ctypes.cast(_library()[name], ctypes.c_void_p).value
+    assert found is not None
+    return found
+
+
+def call(x: Tensor, arranged: Tensor, *rest: Any, out: Tensor) -> None:
+    """What Inductor's code calls: `rest` is bias and other if there are any, and what is known."""
+    *tensors, numbers, unary, scalars, tag = rest
+    gone, given = why_not() is not None, (tuple(numbers), unary, tuple(scalars), tag)
+    kept = None if gone else _primitive(*given, torch.get_num_threads())
+    geometry = kept.geometry if kept else Geometry.of(numbers)
+    bias = tensors[0] if geometry.biased else None
+    other = tensors[-1] if geometry.added else None
+    if kept:
+        kept.run(x, arranged, bias, other, out)
+    else:  # of a cache that was filled where there is one; the weight lies as torch has it
+        out.copy_(reference(x, arranged, bias, other, geometry, unary, scalars))
+
+
+@op("kept_weight")
+def kept_weight(weight: Tensor, groups: int, tag: int, size: int) -> Tensor:
+    """`laid_out` as an op."""
+    return laid_out(weight, groups, tag, size)
+
+
+def laid_out(weight: Tensor, groups: int, tag: int, size: int) -> Tensor:
+    """A weight [O, C / groups, h, w] in oneDNN's layout `tag`, of `size` elements.
+
+    Without the library it lies as torch has it, and is read so.
+    """
+    if why_not() is not None:
+        warn_once(f"a compiled graph runs slowly, without oneDNN's kept primitives: {why_not()}")
+        return F.pad(weight.flatten(), (0, size - weight.numel()))
+    arranged = weight.new_empty(size)
+    arrange(groups, tag, weight.contiguous(), arranged)
+    return arranged
+
+
+@kept_weight.register_fake
+def _(weight: Tensor, groups: int, tag: int, size: int) -> Tensor:
+    return weight.new_empty(size)
+
+
+@op("kept_conv")
+def kept_conv(
+    x: Tensor,
+    arranged: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    geometry: list[int],
+    unary: str,
+    scalars: list[float],
+    tag: int,
+) -> Tensor:
+    """`unary(convolution(x, weight, bias) + other, *scalars)`, words of `ops/epilogue.py`.
+
+    x [B, C, H, W], other and the result [B, O, H', W'], all channels-last; bias [O]. `geometry`
+    (`ops/kept.py`) says which of bias and other there are; weight in oneDNN's layout `tag`.
+    """
+    out = _result(x, Geometry.of(geometry))
+    tensors = [t for t in (bias, other) if t is not None]
+    call(x, arranged, *tensors, geometry, unary, scalars, tag, out=out)
+    return out
+
+
+@kept_conv.register_fake
+def _(
+    x: Tensor,
+    arranged: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    geometry: list[int],
+    unary: str,
+    scalars: list[float],
+    tag: int,
+) -> Tensor:
+    return _result(x, Geometry.of(geometry))
+
+
+KEPT_WEIGHT, KEPT_CONV = torch.ops.ipex.kept_weight.default, torch.ops.ipex.kept_conv.default
+
+
+def _result(x: Tensor, given: Geometry) -> Tensor:
+    sizes = given.batch, given.made, *given.out
+    return x.new_empty(sizes).contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,442 @@
+"""The same kernels of optimizer steps in Triton, for GPUs."""
+
+from collections.abc import Callable, Iterable, Iterator
+from textwrap import indent
+
+from ipex_inductor.templates.optimizer.step import StepKernel, assignments, scalar_names
+
+TYPES = {
+    "float64": "tl.float64",
+    "float32": "tl.float32",
+    "float16": "tl.float16",
+    "bfloat16": "tl.bfloat16",
+    "int16": "tl.int16",
+}
+Columns = tuple[tuple[str, str], ...]  # names and dtypes
+SIXTEEN_BITS = {"float16", "bfloat16"}
+ROW = 3  # numbers of a row of `scalars`: the address of its step, its group, how far it is
+
+_WORDS = """\
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+@triton.jit
+def where(condition, a, b):
+    return tl.where(condition, a, b)
+
+
+@triton.jit
+def sqrt(x):
+    return {sqrt}
+
+
+@triton.jit
+def pow(a, b):
+    return libdevice.pow(tl.cast(a, tl.float64), tl.cast(b, tl.float64))
+
+
+@triton.jit
+def maximum(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def joined(upper, lower):
+    wide = upper.to(tl.uint16, bitcast=True).to(tl.uint32) << 16
+    return (wide | lower.to(tl.uint16, bitcast=True).to(tl.uint32)).to(tl.float32, bitcast=True)
+
+
+"""
+_HEAD = '''\
+@triton.jit
+def {name}({arguments}, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
+    """A program is a chunk: a row, and which part of its tensors; a row ends with their size."""
+'''
+_OWN = """\
+    chunk = tl.program_id(0).to(tl.int64)
+    number = tl.load(chunks + 2 * chunk).to(tl.int64)
+    block = tl.load(chunks + 2 * chunk + 1).to(tl.int64)
+"""
+_ROW = """\
+    begin = BLOCK * block
+    row = rows + {width} * number
+    size = tl.load(row + {width} - 1)
+"""
+_BOTH = '''\
+@triton.jit
+def step({arguments}, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
+    """A program takes norms of a chunk, or steps it (`~block`) when those of its row are known.
+
+    They take turns as they begin: whom one waits for is on its way, however many there is room for.
+    Counters only grow, so what they were `before` this launch follows from the turn.
+    """
+    turn = tl.atomic_add(counters, 1, sem="relaxed")
+    before = turn // tl.num_programs(0)
+    chunk = turn % tl.num_programs(0)
+    number = tl.load(chunks + 2 * chunk).to(tl.int64)
+    block = tl.load(chunks + 2 * chunk + 1).to(tl.int64)
+    counters += 1
+    if block >= 0:
+        norms_of(before, chunk, number, block, {given}, ALIGNED, BLOCK)
+    else:
+        done = counters + number
+        count = tl.cdiv(tl.load(rows + {width} * number + {width} - 1), {blocks} * BLOCK)
+        known = (before + 1) * (count + 1)
+        while tl.atomic_add(done, 0, sem="acquire") < known:
+            while tl.load(done, volatile=True) < known:
+                pass
+        step_of(before, chunk, number, ~block, {given}, ALIGNED, BLOCK)
+'''
+# The last program of a row adds up what all of them found, in their order.
+_LAST = """\
+    tl.debug_barrier()
+    count = tl.cdiv(size, {blocks} * BLOCK)
+    if tl.atomic_add(counters + number, 1, sem="acq_rel") == {last}:
+        parts += {norms} * (chunk - block)
+        index = tl.arange(0, BLOCK // 8)
+"""
+_SCALARS_OF = '''\
+@triton.jit
+def scalars_of(
+    begin, rows, count, numbers, rates, scale, left, table, BLOCK: tl.constexpr
+):
+    """A block of rows: their steps are counted, and what `step` reads of them is made.
+
+    Gradients are to be taken `scale` times, and rows to be `left` as they are unless that is 0.
+    """
+    row = begin + tl.arange(0, BLOCK)
+    inside = row < count
+    address = tl.load(rows + {row} * row, mask=inside, other=0)
+    group = tl.load(rows + {row} * row + 1, mask=inside, other=0)
+    far = tl.load(rows + {row} * row + 2, mask=inside, other=0)
+    first = far != 0
+    counted = address.to(tl.pointer_type({counted}))
+    here = inside & (address != 0)
+    step = tl.where(here, tl.load(counted, mask=here, other=0).to(tl.float64), far) + 1.0
+    live = left + tl.zeros([BLOCK], tl.float32) == 0
+    tl.store(counted, step.to({counted}), mask=here & live)
+'''
+_SCALARS = '''
+
+@triton.jit
+def scalars(
+    rows, count, numbers, rates, times, divisor, factor, found_inf, table, BLOCK: tl.constexpr
+):
+    """A program is a block of rows.
+
+    Gradients are to be taken `times`, over what `divisor` points to, times `factor`'s; addresses
+    may be 0, for what is not there.
+    """
+    left = 0.0
+    if found_inf != 0:
+        left = tl.load(found_inf.to(tl.pointer_type(tl.float32)))
+    scale = times
+    if divisor != 0:
+        scale = scale / tl.load(divisor.to(tl.pointer_type(tl.float32))).to(tl.float64)
+    if factor != 0:
+        scale = scale * tl.load(factor.to(tl.pointer_type(tl.float64)))
+    begin = BLOCK * tl.program_id(0)
+    scalars_of(begin, rows, count, numbers, rates, scale, left, table, BLOCK)
+'''
+
+
+def triton_source(kernel: StepKernel, tabled: bool = False) -> str:
+    """A module with the kernel `step`, and what is to run before it.
+
+    `step` is given the group's numbers and what the formula makes of them, the same for all rows;
+    or, if it is `tabled`, a table that `scalars` made, with these for each row, and whether the row
+    is to be left as it is. Where norms of tensors take part, its programs first take those, make
+    `ratios` of them, a row each, and then step. Of `sharded` tensors a kernel `norms` puts sums
+    where a row says, before its size, and `step` makes ratios of those that it finds at the next.
+    """
+    lines = [*(_of_table(kernel) if tabled else ()), *_ratios(kernel)]
+    blocks = blocks_of(kernel)
+    lines += of_chunk(kernel.columns, lambda inside: _element(kernel, inside, tabled), blocks)
+    body = indent("\n".join(lines), " " * 4)
+    given, width = signature(kernel, tabled), _width(kernel)
+    made = [head("step", given, width) + body]
+    if kernel.rule.norms:
+        norms = _norms(kernel, tabled)
+        if kernel.sharded:
+            made.append(head("norms", norms_signature(kernel, tabled), width) + norms)
+        else:
+            every = ", ".join(given)
+            both = _BOTH.format(arguments=every, given=every, width=width, blocks=blocks)
+            parts = _part("norms_of", given, width) + norms, _part("step_of", given, width) + body
+            made = [*parts, both]
+    made += [scalars_of(kernel) + _SCALARS] * tabled
+    return words(_sixteen_bits(kernel)) + "\n\n\n".join(made)
+
+
+def blocks_of(kernel: StepKernel) -> int:
+    """Blocks of a chunk, one after the other.
+
+    Where norms are taken its beginning and end take long; large blocks are as good (`WITH_NORMS`).
+    """
+    return 2 if kernel.rule.norms and len(kernel.columns) > 3 else 1
+
+
+def signature(kernel: StepKernel, tabled: bool = False) -> dict[str, str]:
+    """Triton's types of the arguments of `step`: tables of addresses first."""
+    norms = kernel.rule.norms and not kernel.sharded
+    tables = {"ratios": f"*{_real(kernel)}", **_sums_of(kernel)} if norms else {}
+    return {**_TABLES, **tables, **_numbers(kernel, tabled)}
+
+
+def norms_signature(kernel: StepKernel, tabled: bool = False) -> dict[str, str]:
+    """Triton's types of the arguments of `norms`."""
+    return {**_TABLES, **_sums_of(kernel), **_numbers(kernel, tabled)}
+
+
+_TABLES = {"rows": "*i64", "chunks": "*i32"}
+
+
+def _sums_of(kernel: StepKernel) -> dict[str, str]:
+    """Where chunks add up."""
+    return {"parts": f"*{_real(kernel)}", "counters": "*i64"}
+
+
+def _numbers(kernel: StepKernel, tabled: bool) -> dict[str, str]:
+    if tabled:
+        return {"table": f"*{_real(kernel)}"}
+    return dict.fromkeys(scalar_names(kernel), _real(kernel))
+
+
+def scalars_signature(kernel: StepKernel) -> dict[str, str]:
+    """Triton's types of the arguments of `scalars`."""
+    own = {"rows": "*i64", "count": "i32", "numbers": "*fp64", "rates": "*i64", "times": "fp64"}
+    addresses = dict.fromkeys(("divisor", "factor", "found_inf"), "i64")
+    return {**own, **addresses, "table": signature(kernel, tabled=True)["table"]}
+
+
+def _real(kernel: StepKernel) -> str:
+    return kernel.real.replace("float", "fp")
+
+
+def head(name: str, arguments: Iterable[str], width: int) -> str:
+    """The first lines of a kernel whose programs are chunks, and whose rows are of that width."""
+    return _HEAD.format(name=name, arguments=", ".join(arguments)) + _OWN + _ROW.format(width=width)
+
+
+def _part(name: str, arguments: Iterable[str], width: int) -> str:
+    """The same of a function that such a kernel calls."""
+    every = ", ".join(("before", "chunk", "number", "block", *arguments))
+    return _HEAD.format(name=name, arguments=every) + _ROW.format(width=width)
+
+
+def _width(kernel: StepKernel) -> int:
+    """The columns, for shards where sums are, their own and those of all, and the size."""
+    return len(kernel.columns) + 2 * kernel.sharded + 1
+
+
+def of_chunk(
+    columns: Columns, block: Callable[[str], Iterable[str]], blocks: int = 1
+) -> Iterator[str]:
+    """A chunk's `block` of lines, in so many `blocks`, of pointers named as columns are, with `_`.
+
+    `block` is given its mask, or "". Where a tensor ends, narrow blocks go round: masks for all
+    elements at once would take registers that keep other programs off the processor.
+    """
+    for number, (name, dtype) in enumerate(columns):
+        pointer = f"tl.load(row + {number}).to(tl.pointer_type({TYPES[dtype]}))"
+        yield f"{name}_at = tl.multiple_of({pointer}, ALIGNED)"
+    if blocks == 1:
+        yield from _of_block(columns, block)
+        return
+    yield f"end = tl.minimum({blocks} * (begin + BLOCK), size)"
+    yield f"for begin in range({blocks} * begin, end, BLOCK):"
+    yield from (f"    {line}" for line in _of_block(columns, block))
+
+
+def _of_block(columns: Columns, block: Callable[[str], Iterable[str]]) -> Iterator[str]:
+    yield "if begin + BLOCK <= size:"
+    yield "    place = begin + tl.arange(0, BLOCK)"
+    yield from (f"    {line}" for line in (*_places(columns), *block("")))
+    yield "else:"
+    yield "    for narrow in range(begin, size, BLOCK // 4):"
+    yield "        place = narrow + tl.arange(0, BLOCK // 4)"
+    yield "        inside = place < size"
+    yield from (f"        {line}" for line in (*_places(columns), *block("inside")))
+
+
+def _places(columns: Columns) -> Iterator[str]:
+    yield from (f"{name}_ = {name}_at + place" for name, _ in columns)
+
+
+def _of_table(kernel: StepKernel) -> Iterator[str]:
+    """The scalars of a row, and whether it is to be written."""
+    names = scalar_names(kernel)
+    yield f"table += {len(names) + 1} * number"
+    yield from (f"{name} = tl.load(table + {k})" for k, name in enumerate(names))
+    yield f"left = tl.load(table + {len(names)})"
+
+
+LIVE = "live = left + tl.zeros(place.shape, tl.float32) == 0"
+
+
+def _ratios(kernel: StepKernel) -> Iterator[str]:
+    """What follows from norms: other programs made it, or all processes have made their sums."""
+    ratios = assignments(kernel.rule.ratios(kernel.on))
+    if not kernel.sharded:
+        for k, (name, _) in enumerate(ratios):
+            place = f"ratios + {len(ratios)} * number + {k}"  # of another processor, maybe
+            yield f"{name} = tl.load({place}, cache_modifier='.cg')"
+        return
+    yield _sums("total", len(kernel.columns) + 1)
+    for k, name in enumerate(kernel.rule.norms):
+        yield f"norm_{name} = sqrt(tl.load(total + {k}))"
+    for name, value in ratios:
+        yield f"{name} = ({value}).to({TYPES[kernel.real]})"
+
+
+def _sums(name: str, place: int) -> str:
+    return f"{name} = tl.load(row + {place}).to(tl.pointer_type(tl.float64))"
+
+
+def _norms(kernel: StepKernel, tabled: bool) -> str:
+    """What comes before norms are known, the sums of a chunk, and of a row, and what they make."""
+    norms, real = kernel.rule.norms, TYPES[kernel.real]
+    before = assignments(kernel.rule.before(kernel.on))
+    stored = [name for name in kernel.rule.state(kernel.on) if name in dict(before)]
+
+    def block(mask: str) -> Iterator[str]:
+        more = f", mask={mask}, other=0" * bool(mask)
+        written = " & ".join([mask] * bool(mask) + ["live"] * tabled)
+        where = f", mask={written}" * bool(written)
+        yield from [LIVE] * tabled
+        yield from _operands(kernel, more)
+        yield from (f"{name} = {value}" for name, value in before)
+        yield from (f"tl.store({name}_, {name}{where})" for name in stored)
+        for name in norms:
+            square = f"{name} * {name}"
+            yield f"sum_{name} += tl.sum({f'where({mask}, {square}, 0)' if mask else square})"
+
+    lines = [
+        *(_of_table(kernel) if tabled else ()),
+        *(f"sum_{name} = tl.zeros([], {real})" for name in norms),
+        *of_chunk(kernel.columns, block, blocks_of(kernel)),
+        *(f"tl.store(parts + {len(norms)} * chunk + {k}, sum_{n})" for k, n in enumerate(norms)),
+    ]
+    last = [f"norm_{name} = tl.zeros([BLOCK // 8], tl.float64)" for name in norms]
+    last.append("for begin in range(0, count, BLOCK // 8):")
+    for k, name in enumerate(norms):
+        part = f"parts + {len(norms)} * (begin + index) + {k}, mask=begin + index < count, other=0"
+        last.append(f"    norm_{name} += tl.load({part}, cache_modifier='.cg').to(tl.float64)")
+    if kernel.sharded:
+        last.append(_sums("own", len(kernel.columns)))
+        last += [f"tl.store(own + {k}, tl.sum(norm_{name}))" for k, name in enumerate(norms)]
+        last.append("tl.store(counters + number, 0)")
+    else:
+        last += [f"norm_{name} = sqrt(tl.sum(norm_{name}))" for name in norms]
+        ratios = assignments(kernel.rule.ratios(kernel.on))
+        last += [
+            f"tl.store(ratios + {len(ratios)} * number + {k}, ({value}).to({real}))"
+            for k, (_, value) in enumerate(ratios)
+        ]
+        last += ["tl.debug_barrier()", 'tl.atomic_add(counters + number, 1, sem="acq_rel")']
+    which = "count - 1" if kernel.sharded else "before * (count + 1) + count - 1"
+    body = indent("\n".join(lines), " " * 4) + "\n"
+    body += _LAST.format(norms=len(norms), last=which, blocks=blocks_of(kernel))
+    return body + indent("\n".join(last), " " * 8) + "\n"
+
+
+def scalars_of(kernel: StepKernel) -> str:
+    """A function that other kernels call: what all elements of a row share.
+
+    fp64, as in C++; a group's rate may be a tensor, which counts instead of its number. Of fp64
+    its address is odd.
+    """
+    begin = _SCALARS_OF.format(row=ROW, counted=TYPES[kernel.counted or "float32"])
+    own = kernel.rule.numbers
+    loads = (
+        f"{name} = tl.load(numbers + {len(own)} * group + {number}, mask=inside, other=0)"
+        for number, name in enumerate(own)
+    )
+    rate = (
+        "rate_ = tl.load(rates + group, mask=inside, other=0)",
+        "wide = rate_ % 2 != 0",
+        "narrow = (rate_ != 0) & ~wide",
+        "given = tl.load(rate_.to(tl.pointer_type(tl.float32)), mask=narrow, other=0)",
+        "lr = tl.where(narrow, given.to(tl.float64), lr)",
+        "given = tl.load((rate_ - 1).to(tl.pointer_type(tl.float64)), mask=wide, other=0)",
+        "lr = tl.where(wide, given, lr)",
+    )
+    made = (f"{name} = {value}" for name, value in assignments(kernel.rule.scalars(kernel.on)))
+    names = scalar_names(kernel)
+    real = TYPES[kernel.real]
+    stores = (
+        f"tl.store(table + {len(names) + 1} * row + {k}, {_full(name)}.to({real}), mask=inside)"
+        for k, name in enumerate((*names, "left"))
+    )
+    return begin + indent("\n".join((*loads, *rate, *made, *stores)), " " * 4) + "\n"
+
+
+def words(coarse: bool) -> str:
+    """What all lines may call.
+
+    Square roots are rounded as IEEE has it; if `coarse`, for 16 bits, a bit less so (2^-23), and in
+    a third of the time.
+    """
+    rounded = "tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)"
+    return _WORDS.format(sqrt="tl.sqrt(x)" if coarse else rounded)
+
+
+def _sixteen_bits(kernel: StepKernel) -> bool:
+    return {kernel.param, *kernel.state} <= SIXTEEN_BITS and not kernel.rest
+
+
+def _full(name: str) -> str:
+    """One number for all rows is to become one a row."""
+    return f"({name} + tl.zeros([BLOCK], tl.float64))"
+
+
+def _element(kernel: StepKernel, inside: str, tabled: bool) -> Iterator[str]:
+    """A block loaded where it is `inside`, stepped, stored where it is `live`; no mask for all.
+
+    Nothing waits for `live` but the stores.
+    """
+    live = " & ".join([inside] * bool(inside) + ["live"] * tabled)
+    masks = (f", mask={inside}" * bool(inside), f", mask={live}" * bool(live))
+    yield from [LIVE] * tabled
+    yield from _lines(kernel, *masks, masks[0])
+
+
+def _operands(kernel: StepKernel, loaded: str) -> Iterator[str]:
+    """All columns in the precision of the arithmetic; what is not read, the compiler leaves out."""
+    real = TYPES[kernel.real]
+    for name, _ in kernel.columns:
+        yield f"{name} = tl.load({name}_{loaded})"
+    if kernel.rest == "int16":
+        yield "param = joined(param, rest)"
+    elif kernel.rest:  # where somebody wrote the parameter since, that counts
+        yield f"seen = rest.to({TYPES[kernel.param]}) == param"
+        yield "param = where(seen, rest, param.to(tl.float32))"
+    for name, _ in kernel.columns:
+        if name != "rest":
+            yield f"{name} = {name}.to({real})"
+    if kernel.scaled:
+        yield f"grad = (grad * scale).to({TYPES[kernel.grad]}).to({real})"
+
+
+def _lines(kernel: StepKernel, loaded: str, stored: str, zeroed: str) -> Iterator[str]:
+    yield from _operands(kernel, loaded)
+    for name, value in assignments(kernel.rule.update(kernel.on)):
+        yield f"{name} = {value}"
+    done = dict(assignments(kernel.rule.before(kernel.on)))
+    for name in kernel.rule.state(kernel.on):
+        if name not in done:
+            yield f"tl.store({name}_, {name}{stored})"
+    if kernel.rest == "int16":
+        yield "bits = param.to(tl.uint32, bitcast=True)"
+        yield "upper = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)"
+        yield "lower = bits.to(tl.uint16).to(tl.int16, bitcast=True)"
+        yield f"tl.store(param_, upper{stored})"
+        yield f"tl.store(rest_, lower{stored})"
+    else:
+        if kernel.rest:
+            yield f"tl.store(rest_, param{stored})"
+        yield f"tl.store(param_, param.to({TYPES[kernel.param]}){stored})"
+    if kernel.zeroed:
+        yield f"tl.store(grad_, tl.zeros(grad_.shape, {TYPES[kernel.grad]}){zeroed})"

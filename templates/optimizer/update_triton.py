@@ -1,0 +1,127 @@
+"""Updates that were read from graphs, in Triton: the lines that C++ has, for GPUs."""
+
+import re
+from dataclasses import replace
+from textwrap import indent
+
+from ipex_inductor.ops.update import Update
+from ipex_inductor.templates.optimizer.step import assignments
+from ipex_inductor.templates.optimizer.step_triton import SIXTEEN_BITS, TYPES, head, of_chunk, words
+
+_ROUNDED = """\
+@triton.jit
+def as_{name}(x):
+    return tl.cast(tl.cast(x, tl.float32), tl.{name}).to(tl.float32)
+
+
+"""
+_SINGLE = """\
+@triton.jit
+def as_float32(x):
+    return tl.cast(tl.cast(x, tl.float32), tl.float64)
+
+
+"""
+_SCALARS = '''\
+@triton.jit
+def scalars(rows, count, numbers, table, BLOCK: tl.constexpr):
+    """A program is a block of rows: it counts their steps, and makes what `step` reads of them.
+
+    A row is the address of its step, and its group; numbers are a group's, fp64 or addresses.
+    """
+    row = BLOCK * tl.program_id(0) + tl.arange(0, BLOCK)
+    inside = row < count
+    group = tl.load(rows + 2 * row + 1, mask=inside, other=0)
+'''
+_COUNTED = """\
+counted = tl.load(rows + 2 * row, mask=inside, other=0).to(tl.pointer_type({dtype}))
+step = tl.load(counted, mask=inside, other=0).to(tl.float64) + 1.0
+tl.store(counted, step.to({dtype}), mask=inside)
+"""
+
+
+def update_triton_source(update: Update) -> str:
+    """A module with `scalars`, and `step`, which is to run after it and reads its table."""
+    update = _inverted(update)
+    names, real = table_names(update), TYPES[update.real]
+    lines = [f"table += {len(names)} * number"]
+    lines += [f"{name} = tl.load(table + {k})" for k, name in enumerate(names)]
+    lines += of_chunk(update.columns, lambda inside: _element(update, real, inside))
+    step = head("step", step_signature(update), len(update.columns) + 1) + indent(
+        "\n".join(lines), " " * 4
+    )
+    rounded = "".join(_ROUNDED.format(name=name) for name in sorted(SIXTEEN_BITS))
+    rounded += _SINGLE * any("as_float32(" in line for line in update.scalars)
+    coarse = {dtype for _, dtype in update.columns} <= SIXTEEN_BITS
+    return f"{words(coarse)}{rounded}{step}\n\n\n{_scalars(update, names, real)}"
+
+
+def step_signature(update: Update) -> dict[str, str]:
+    """Triton's types of the arguments of `step`."""
+    return {"rows": "*i64", "chunks": "*i32", "table": _table(update)}
+
+
+def scalars_signature(update: Update) -> dict[str, str]:
+    """Triton's types of the arguments of `scalars`."""
+    return {"rows": "*i64", "count": "i32", "numbers": "*i64", "table": _table(update)}
+
+
+def table_names(update: Update) -> tuple[str, ...]:
+    """What all elements of a row share: the columns of the table."""
+    update = _inverted(update)
+    made = (name for name, _ in (*update.numbers, *assignments(update.scalars)))
+    read = set(re.findall(r"\w+", " ".join(value for _, value in assignments(update.lines))))
+    return tuple(name for name in made if name in read)
+
+
+def _inverted(update: Update) -> Update:
+    """Elements are multiplied by what is 1 / a scalar instead of divided by that.
+
+    That errs by an ulp, as GPUs' divisions do, which are many instructions.
+    """
+    shared = {name for name, _ in (*update.numbers, *assignments(update.scalars))}
+    inverses: dict[str, str] = {}
+    lines = []
+    for name, value in assignments(update.lines):
+        divided, _, by = value.rpartition(" / ")
+        if divided and by in shared:
+            inverses[by] = f"over_{by} = 1 / {by}"
+            lines.append(f"{name} = {divided} * over_{by}")
+        else:
+            lines.append(f"{name} = {value}")
+    return replace(update, lines=tuple(lines), scalars=(*update.scalars, *inverses.values()))
+
+
+def _table(update: Update) -> str:
+    return f"*{update.real}".replace("float", "fp")
+
+
+def _scalars(update: Update, names: tuple[str, ...], real: str) -> str:
+    lines = []
+    for k, (name, dtype) in enumerate(update.numbers):
+        word = f"tl.load(numbers + {len(update.numbers)} * group + {k}, mask=inside, other=0)"
+        if dtype:
+            word = f"tl.load({word}.to(tl.pointer_type({TYPES[dtype]})), mask=inside, other=0)"
+        lines.append(f"{name} = {word}.to(tl.float64{'' if dtype else ', bitcast=True'})")
+    if update.counted:
+        lines += _COUNTED.format(dtype=TYPES[update.counted]).splitlines()
+    lines += update.scalars
+    lines += [
+        f"tl.store(table + {len(names)} * row + {k}, tl.cast({name}, {real}), mask=inside)"
+        for k, name in enumerate(names)
+    ]
+    return _SCALARS + indent("\n".join(lines), " " * 4) + "\n"
+
+
+def _element(update: Update, real: str, inside: str) -> list[str]:
+    """A block loaded, computed and stored; no mask for all of it."""
+    mask = f", mask={inside}" if inside else ""
+    return [
+        *(f"{name} = tl.load({name}_{mask}).to({real})" for name, _ in update.columns),
+        *update.lines,
+        *(
+            f"tl.store({name}_, tl.cast(tl.cast({name}, {real}), {TYPES[dtype]}){mask})"
+            for name, dtype in update.columns
+            if name in update.stored
+        ),
+    ]

@@ -1,0 +1,1 @@
+"""Read tensors' addresses, versions and contents outside of Python."""

@@ -1,0 +1,93 @@
+"""Weights on the CPU whose data is freed while they stay what they are in all else.
+
+Shape, strides and identity stay, so what Dynamo guards holds; whoever asks for the data, torch's
+ops, `copy_` and `torch.save` too, gets a `RuntimeError` of `WORDS`. `p.data = ...`,
+`load_state_dict(..., assign=True)` and `swap_tensors` give a weight data again.
+"""
+
+import ctypes
+import functools
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ipex_inductor.aot_cache.key import pairs
+from ipex_inductor.templates.build.cpp import NotBuiltError, load
+from ipex_inductor.templates.tensor_reader.fields import place_of_impl
+
+TODO = "Load it again (load_state_dict(..., assign=True)) or leave out option drop_plain_weights."
+WORDS = (
+    "expected a weight with data; got one that is packed for a compiled graph and whose plain data "
+    f"is freed. {TODO}"
+)
+_open_storage = torch.Tensor.untyped_storage  # as it is before accesses to weights are noted
+_freed: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # by where the storage lies
+
+
+def any_is() -> bool:
+    """Whether there is such a weight in this process."""
+    return bool(_freed)
+
+
+def is_freed(weight: torch.Tensor) -> bool:
+    """Whether it is one."""
+    return bool(_freed) and _open_storage(weight)._cdata in _freed
+
+
+def address(weight: torch.Tensor) -> int:
+    """Where its data lies; of one without, a number that its storage has alone."""
+    return -_open_storage(weight)._cdata if is_freed(weight) else weight.data_ptr()
+
+
+def free(weights: Sequence[torch.Tensor]) -> str:
+    """Free the data of all of them, or of none and say why. No op of another thread may read it."""
+    storages = [_open_storage(weight) for weight in weights]  # held: their holders are counted
+    try:
+        if not all(map(_is_alone, weights)):
+            return "another tensor has a part of them, or they are not the CPU's own"
+        for weight, storage in zip(weights, storages, strict=True):
+            key = storage._cdata
+            _library().free_data(id(weight), _place(), WORDS.encode())
+            _freed[key] = weakref.ref(storage, functools.partial(_freed.pop, key))
+    except NotBuiltError as error:
+        return str(error)
+    return ""
+
+
+def _is_alone(weight: torch.Tensor) -> bool:
+    """Whether all of its storage is its own, and that is on the CPU."""
+    whole = _open_storage(weight).nbytes() == weight.nbytes > 0 and weight.device.type == "cpu"
+    plain = type(weight) in (torch.Tensor, torch.nn.Parameter) and not is_freed(weight)
+    return whole and plain and _holders(weight) == _holders_of_one()
+
+
+def _holders(weight: torch.Tensor) -> int:
+    held = _open_storage(weight)  # in Python, of which torch may count the object
+    count: int = _library().holders(id(weight), _place())
+    del held
+    return count
+
+
+@functools.cache
+def _holders_of_one() -> int:
+    """Of a storage that one tensor has."""
+    return _holders(torch.nn.Parameter(torch.zeros(8, device="cpu")))
+
+
+@functools.cache
+def _place() -> int:
+    return place_of_impl()
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """Raises `NotBuiltError`."""
+    source = Path(__file__).with_name("freed.cpp").read_text
+    library = load(source, pairs({"template": "freed weights"}), with_torch=True)
+    address, place = ctypes.c_void_p, ctypes.c_int64
+    library.holders.argtypes, library.holders.restype = [address, place], ctypes.c_int64
+    library.free_data.argtypes = [address, place, ctypes.c_char_p]
+    library.free_data.restype = None
+    return library

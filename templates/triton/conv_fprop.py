@@ -1,0 +1,129 @@
+"""Triton for a convolution of many channels: a product for each place of the window, in turn.
+
+Where the window is one pixel that is one product of the image's own rows. Places are written out,
+and only the loop over channels is a loop: Triton 3.6 is known to compile one loop over both wrongly
+where a block has 8 warps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ipex_inductor.ops.stem import sides
+from ipex_inductor.templates.triton.geometry import geometry
+
+# To Inductor's hooks, or those of who renders it alone.
+SOURCE = """\
+{{def_kernel("X", "W")}}
+    block = tl.program_id(0).to(INDEX_DTYPE)
+    pixel = block // BLOCKS_N * BLOCK_M + tl.arange(0, BLOCK_M)
+    out = block % BLOCKS_N * BLOCK_N + tl.arange(0, BLOCK_N)
+{%- if not DENSE %}
+    line = pixel // OUT_W
+    top = line % OUT_H * STRIDE_H - PADDING_H
+    left = pixel % OUT_W * STRIDE_W - PADDING_W
+    begin = (line // OUT_H * IN_H + top) * IN_W + left
+{%- endif %}
+    term = tl.arange(0, BLOCK_K)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+{%- for i in range(WINDOW_H) %}
+{%- for j in range(WINDOW_W) %}
+{%- if DENSE %}
+    inside = pixel < PIXELS
+    rows = X + (pixel * CHANNELS)[:, None] + term[None, :]
+{%- else %}
+    y = top + {{i * DILATION_H}}
+    x = left + {{j * DILATION_W}}
+    inside = (pixel < PIXELS) & (y >= 0) & (y < IN_H) & (x >= 0) & (x < IN_W)
+    rows = X + ((begin + {{i * DILATION_H}} * IN_W + {{j * DILATION_W}}) * CHANNELS)[:, None]
+    rows += term[None, :]
+{%- endif %}
+    columns = W + (out * (WINDOW_H * WINDOW_W * CHANNELS))[None, :] + term[:, None]
+    columns += {{i * WINDOW_W + j}} * CHANNELS
+    for k in range(0, CHANNELS, BLOCK_K):
+{%- if CHANNELS % BLOCK_K %}
+        there = k + term < CHANNELS
+        given = tl.load(rows + k, mask=inside[:, None] & there[None, :], other=0.0)
+        factors = tl.load(columns + k, mask=(out < OUT_C)[None, :] & there[:, None], other=0.0)
+{%- else %}
+        given = tl.load(rows + k, mask=inside[:, None], other=0.0)
+        factors = tl.load(columns + k, mask=(out < OUT_C)[None, :], other=0.0)
+{%- endif %}
+        acc = tl.dot(given, factors, acc, allow_tf32=ALLOW_TF32)
+{%- endfor %}
+{%- endfor %}
+    idx_m = pixel[:, None]
+    idx_n = out[None, :]
+    mask = (pixel < PIXELS)[:, None] & (out < OUT_C)[None, :]
+    {{store_output(("idx_m", "idx_n"), "acc", "mask", val_shape=("BLOCK_M", "BLOCK_N"))}}
+"""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Output pixels, channels and terms that a program takes at a time; its warps and stages."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    num_warps: int
+    num_stages: int
+
+
+# The winners of 26 of the records of the H200 are of the first two and of 128 x 32.
+TILES = (
+    Tile(128, 64, 32, 4, 4),
+    Tile(64, 64, 64, 4, 4),
+    Tile(128, 64, 64, 4, 3),
+    Tile(128, 128, 64, 8, 3),
+    Tile(128, 256, 64, 8, 3),
+    Tile(128, 32, 64, 4, 4),
+    Tile(256, 32, 64, 8, 3),
+)
+# For Intel's GPUs, with 16 lanes a warp: so many warps that nothing spills of 256 registers a
+# thread (`benchmarks/triton_xe.py`). None was timed.
+XE_TILES = (
+    Tile(64, 64, 32, 16, 2),
+    Tile(64, 64, 64, 32, 2),
+    Tile(32, 64, 64, 16, 2),
+    Tile(64, 32, 64, 8, 2),
+)
+# Operations a byte. On an H200 plain tiles of Triton beat cuDNN's fused convolution where there
+# were 28, 43 and 85, and lost to it where there were 21, 57, 113 and more.
+MOST_INTENSE = 100
+# So few channels are made slowly by cuDNN: 3x3 of 128 to 32 (DenseNet) at 198 of 989 Tflop/s.
+NARROW = 32
+MOST_PLACES = 9  # of a window, that are written out
+FEWEST_CHANNELS = 16  # or a step is mostly padding
+
+
+def fits(tile: Tile, channels: int, out_channels: int) -> bool:
+    """Whether a block is no wider than the result, and as deep as there are channels."""
+    wide = (
+        out_channels <= NARROW if tile.BLOCK_N == NARROW else max(64, out_channels) >= tile.BLOCK_N
+    )
+    return wide and (64 if channels > 32 else 32) == tile.BLOCK_K
+
+
+def constants(
+    batch: int,
+    image: Sequence[int],
+    out_channels: int,
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    tile: Tile,
+) -> dict[str, Any]:
+    """What the template is rendered with but ALLOW_TF32."""
+    out_height, out_width = sides(image[1:], window, stride, padding, dilation)
+    return {
+        "DENSE": (*window, *stride, *padding) == (1, 1, 1, 1, 0, 0),
+        "PIXELS": batch * out_height * out_width,
+        "OUT_C": out_channels,
+        "BLOCKS_N": -(-out_channels // tile.BLOCK_N),
+        **geometry(image, window, stride, padding, dilation),
+        "BLOCK_M": tile.BLOCK_M,
+        "BLOCK_N": tile.BLOCK_N,
+        "BLOCK_K": tile.BLOCK_K,
+    }

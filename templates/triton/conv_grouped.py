@@ -1,0 +1,141 @@
+"""Triton for a convolution in groups of several channels: a product for each place of the window.
+
+A block of the result is of as many groups as fit into one, whose weight has zeros where a channel
+meets another group's (`ops/grouped.py`). So each place is one small product for tensor cores. Where
+a channel is infinite, zeros make NaN of it: then a block is computed again, group by group.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ipex_inductor.ops.grouped import Blocks
+from ipex_inductor.ops.stem import sides
+from ipex_inductor.templates.triton.geometry import geometry
+
+# To Inductor's hooks, or those of who renders it alone.
+SOURCE = """\
+{%- macro add_places(sums, those) %}
+{%- for i in range(WINDOW_H) %}
+{%- for j in range(WINDOW_W) %}
+    y = top + {{i * DILATION_H}}
+    x = left + {{j * DILATION_W}}
+    inside = (pixel < PIXELS) & (y >= 0) & (y < IN_H) & (x >= 0) & (x < IN_W)
+    shifted = rows + ({{i * DILATION_H}} * IN_W + {{j * DILATION_W}}) * CHANNELS
+    given = tl.load(shifted, mask=inside[:, None] & {{those}}[None, :], other=0.0)
+    weight = tl.load(factors + {{i * WINDOW_W + j}} * BLOCK_K * BLOCK_N)
+    {{sums}} = tl.dot(given, weight, {{sums}}, allow_tf32=ALLOW_TF32)
+{%- endfor %}
+{%- endfor %}
+{%- endmacro %}
+{{def_kernel("X", "W")}}
+    block = tl.program_id(0).to(INDEX_DTYPE)
+    pixel = block // BLOCKS_N * BLOCK_M + tl.arange(0, BLOCK_M)
+    bundle = block % BLOCKS_N
+    line = pixel // OUT_W
+    top = line % OUT_H * STRIDE_H - PADDING_H
+    left = pixel % OUT_W * STRIDE_W - PADDING_W
+    begin = (line // OUT_H * IN_H + top) * IN_W + left
+    term = tl.arange(0, BLOCK_K)
+    column = tl.arange(0, BLOCK_N)
+    there = (term < SIZE * TERMS) & (bundle * SIZE * TERMS + term < CHANNELS)
+    rows = X + bundle * (SIZE * TERMS) + (begin * CHANNELS)[:, None] + term[None, :]
+    factors = W + bundle * (PLACES * BLOCK_K * BLOCK_N)
+    factors += (term * BLOCK_N)[:, None] + column[None, :]
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+{{- add_places("acc", "there") }}
+{%- if SIZE > 1 %}
+    if tl.max(tl.max((acc != acc).to(tl.int32), 0), 0) > 0:
+        for group in tl.range(SIZE, num_stages=1):
+            own = there & (term // TERMS == group)
+            alone = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+{{- add_places("alone", "own") | indent(8) }}
+            acc = tl.where((column // COLUMNS == group)[None, :], alone, acc)
+{%- endif %}
+    idx_m = pixel[:, None]
+    idx_n = bundle * (SIZE * COLUMNS) + column[None, :]
+    mask = (pixel < PIXELS)[:, None] & ((column < SIZE * COLUMNS)[None, :] & (idx_n < OUT_C))
+    {{store_output(("idx_m", "idx_n"), "acc", "mask", val_shape=("BLOCK_M", "BLOCK_N"))}}
+"""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Output pixels, channels and terms that a program takes at a time; its warps."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    num_warps: int
+
+    def blocks(self, shape: Sequence[int], groups: int) -> Blocks | None:
+        """How a weight [O, C / groups, h, w] lies in such blocks; None where no group fits."""
+        return Blocks.fitting(shape, groups, self.BLOCK_K, self.BLOCK_N)
+
+
+# Of 24 and 48 channels a group the best two of each problem are within 18 %.
+TILES = (
+    Tile(128, 16, 16, 4),
+    Tile(256, 16, 16, 4),
+    Tile(64, 32, 32, 4),
+    Tile(128, 32, 32, 4),
+    Tile(256, 32, 32, 8),
+    Tile(64, 64, 64, 4),
+    Tile(128, 64, 64, 8),  # by four warps it spills, on an A100 and in Triton 3.9
+    Tile(128, 128, 128, 8),  # 72 channels a group: 370 us on an H100, by 64 pixels 621, cuDNN 635
+)
+# For Intel's GPUs, with 16 lanes a warp: so many warps that nothing spills
+# (`benchmarks/triton_xe.py`). None was timed.
+XE_TILES = (
+    Tile(64, 16, 16, 4),
+    Tile(128, 16, 16, 8),
+    Tile(64, 32, 32, 8),
+    Tile(128, 32, 32, 16),
+)
+LEAST = 16  # terms and columns of a product that tensor cores have
+MOST_GROUPS = 4  # of a larger block, of which the rest is zeros; not measured either
+WIDE = 64  # columns; of a block of more than that zeros would be most
+MOST_PLACES = 25  # of a window, that are written out
+
+
+def fits(tile: Tile, shape: Sequence[int], groups: int) -> bool:
+    """Whether more than half of a block is filled, by few groups, or there is none smaller."""
+    found = tile.blocks(shape, groups)
+    if found is None:
+        return False
+    least = tile.BLOCK_N == tile.BLOCK_K == LEAST
+    columns, terms = found.size * (shape[0] // groups), found.size * shape[1]
+    filled = 2 * columns > tile.BLOCK_N and 2 * terms > tile.BLOCK_K
+    most = 1 if tile.BLOCK_N > WIDE else MOST_GROUPS
+    return least or (filled and found.size <= most)
+
+
+def constants(
+    batch: int,
+    image: Sequence[int],
+    out_channels: int,
+    groups: int,
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    tile: Tile,
+) -> dict[str, Any]:
+    """What the template is rendered with but ALLOW_TF32."""
+    out_height, out_width = sides(image[1:], window, stride, padding, dilation)
+    each = image[0] // groups
+    blocks = tile.blocks((out_channels, each, *window), groups)
+    assert blocks is not None
+    return {
+        "PIXELS": batch * out_height * out_width,
+        "OUT_C": out_channels,
+        "PLACES": window[0] * window[1],
+        "SIZE": blocks.size,
+        "TERMS": each,
+        "COLUMNS": out_channels // groups,
+        "BLOCKS_N": blocks.count,
+        **geometry(image, window, stride, padding, dilation),
+        "BLOCK_M": tile.BLOCK_M,
+        "BLOCK_N": tile.BLOCK_N,
+        "BLOCK_K": tile.BLOCK_K,
+    }

@@ -1,0 +1,154 @@
+"""Triton for the gradient of a stem's weight: gathered as by
+`templates/triton/conv_small_channel.py`, summed up.
+
+A program goes through a part of the pixels and keeps the sums of all terms, or of as many as fit
+into registers, so that the gradient, by far the largest, is read once. It is the left factor,
+transposed: Hopper's tensor cores read both from shared memory as they are, and terms are needed in
+multiples of BLOCK_K only, as each accumulator has so many.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ipex_inductor.ops.stem import Runs, runs
+from ipex_inductor.templates.triton.conv_small_channel import NARROWEST, WIDEST, gathering
+
+NAME = "ipex.triton.stem_weight"
+
+# To Inductor's hooks, or those of who renders it alone. What lies beside a window is loaded with it
+# and multiplied as it is: its sums are cut off.
+SOURCE = """\
+{{def_kernel("GRAD", "X")}}
+    program = tl.program_id(0)
+    out = tl.program_id(1) % BLOCKS_N * BLOCK_N + tl.arange(0, BLOCK_N)
+    first = tl.program_id(1) // BLOCKS_N * (PARTS * BLOCK_K)
+{%- for part in range(PARTS) %}
+    term{{part}} = first + {{part}} * BLOCK_K + tl.arange(0, BLOCK_K)
+    run{{part}} = term{{part}} // WIDTH
+    at{{part}} = term{{part}} % WIDTH
+    acc{{part}} = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+{%- endfor %}
+    for step in tl.range(0, STEPS, num_stages=STAGES):
+        pixel = (program * STEPS + step).to(INDEX_DTYPE) * BLOCK_M + tl.arange(0, BLOCK_M)
+        line = pixel // OUT_W
+        image = line // OUT_H
+        column = pixel % OUT_W
+        top = (line % OUT_H) * STRIDE_H - PADDING_H
+        left = column * STEP - BEFORE
+        begin = image * IMAGE + left
+        there = (pixel < PIXELS)[:, None]
+        grad = tl.load(
+            GRAD + pixel[:, None] * OUT_C + out[None, :],
+            mask=there & (out < OUT_C)[None, :], other=0.0,
+        )
+{%- for part in range(PARTS) %}
+        row = top[:, None] + (run{{part}} % WINDOW_H)[None, :]
+        # Unsigned, so that what is before the image is beyond it.
+        inside = (row.to(tl.uint32) < IN_H) & there & (run{{part}} < RUNS)[None, :]
+        inside = inside & ((left[:, None] + at{{part}}[None, :]).to(tl.uint32) < IN_W)
+        place = row * LINE + ((run{{part}} // WINDOW_H) * PLANE + at{{part}})[None, :]
+        given = tl.load(X + (begin[:, None] + place), mask=inside, other=0.0)
+        acc{{part}} = tl.dot(tl.trans(grad), given, acc{{part}}, allow_tf32=ALLOW_TF32)
+{%- endfor %}
+{%- for part in range(PARTS) %}
+    idx_m = (program * OUT_C + out)[:, None]
+    idx_n = term{{part}}[None, :]
+    mask = (out < OUT_C)[:, None] & (idx_n < TERMS)
+    {{store_output(("idx_m", "idx_n"), "acc" ~ part, "mask", val_shape=("BLOCK_N", "BLOCK_K"))}}
+{%- endfor %}
+"""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Pixels of a step, channels, terms of an accumulator; most programs of a multiprocessor."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    num_warps: int
+    num_stages: int
+    programs: int
+
+    def shared(self, terms: int, itemsize: int) -> int:
+        """Bytes of shared memory: the stages of both factors."""
+        columns = self.BLOCK_N + self.parts(terms)[1] * self.BLOCK_K
+        return itemsize * self.num_stages * self.BLOCK_M * columns
+
+    def fitting(self, room: int, terms: int, itemsize: int) -> int:
+        """How many programs a multiprocessor of so much shared memory holds."""
+        return min(self.programs, room // self.shared(terms, itemsize))
+
+    def parts(self, terms: int) -> tuple[int, int]:
+        """How many programs share the terms, and how many accumulators each has."""
+        all_of_them = -(-terms // self.BLOCK_K)
+        most = min(MOST, max(1, SUMS * self.num_warps // (self.BLOCK_N * self.BLOCK_K)))
+        shared = -(-all_of_them // most)
+        return shared, -(-all_of_them // shared)
+
+
+SUMS = 4096  # that a warp keeps, 128 a thread
+MOST = 8  # accumulators, which are written out
+FEW = 32  # terms, for which any tile will do
+TILES = (
+    Tile(32, 16, 32, 4, 4, 4),
+    Tile(128, 16, 32, 4, 3, 3),
+    Tile(32, 32, 32, 4, 4, 4),
+    Tile(128, 32, 32, 4, 3, 3),
+    Tile(32, 64, 32, 4, 4, 3),
+    Tile(64, 64, 32, 4, 3, 2),
+    Tile(128, 64, 32, 4, 3, 1),
+    Tile(64, 64, 64, 4, 3, 2),
+    Tile(64, 128, 16, 4, 3, 2),
+    Tile(64, 128, 64, 4, 3, 2),
+)
+
+
+def fits(tile: Tile, out_channels: int, found: Runs) -> bool:
+    """Whether `tile` is as wide as there are channels, and its accumulators are not for nothing."""
+    width = min(WIDEST, max(NARROWEST, 1 << (out_channels - 1).bit_length()))
+    return width == tile.BLOCK_N and (tile.BLOCK_K <= FEW or 2 * terms_of(found) > tile.BLOCK_K)
+
+
+def terms_of(found: Runs) -> int:
+    """How many terms a pixel has, with what lies beside the window."""
+    return found.count * found.width
+
+
+def division(pixels: int, out_channels: int, terms: int, tile: Tile, programs: int) -> int:
+    """How many steps a program takes, where so many `programs` fit on the device at once."""
+    blocks = -(-out_channels // tile.BLOCK_N) * tile.parts(terms)[0]
+    return -(-pixels // (tile.BLOCK_M * max(1, programs // blocks)))
+
+
+def constants(
+    batch: int,
+    image: Sequence[int],
+    out_channels: int,
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    last: bool,
+    steps: int,
+    tile: Tile,
+) -> dict[str, Any]:
+    """What the template is rendered with but ALLOW_TF32; `image` is [C, H, W] of the input."""
+    around = window, stride, padding, last
+    found = gathering(batch, image, *around)
+    shared, parts = tile.parts(terms_of(runs(image, *around)))
+    blocks = -(-out_channels // tile.BLOCK_N)
+    return {
+        **found,
+        "OUT_C": out_channels,
+        "TERMS": shared * parts * tile.BLOCK_K,
+        "STEPS": steps,
+        "STAGES": tile.num_stages,
+        "PARTS": parts,
+        "PROGRAMS": -(-found["PIXELS"] // (steps * tile.BLOCK_M)),
+        "BLOCKS": blocks * shared,
+        "BLOCKS_N": blocks,
+        "BLOCK_M": tile.BLOCK_M,
+        "BLOCK_N": tile.BLOCK_N,
+        "BLOCK_K": tile.BLOCK_K,
+    }

@@ -1,0 +1,114 @@
+"""Triton for a product of many terms where no copy engine writes the result: a block a program.
+
+Operands come by plain loads, some steps before they are multiplied, as Triton pipelines the loop.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ipex_inductor.templates.triton import persistent
+
+NAME = "ipex.triton.pipelined"
+
+# To Inductor's hooks, or those of who renders it alone. Beyond the last row and column those are
+# read again, and what comes of it is not stored: loads need no mask.
+SOURCE = """\
+{%- if BIASED %}{{def_kernel("X", "W", "BIAS")}}{% else %}{{def_kernel("X", "W")}}{% endif %}
+    # Neighbours share rows and columns, which the cache then has.
+    block = tl.program_id(0)
+    within = block % (GROUP_M * BLOCKS_N)
+    above = block // (GROUP_M * BLOCKS_N) * GROUP_M
+    high = tl.minimum(BLOCKS_M - above, GROUP_M)
+    row = tl.arange(0, BLOCK_M).to(INDEX_DTYPE) + (above + within % high) * BLOCK_M
+    column = tl.arange(0, BLOCK_N).to(INDEX_DTYPE) + within // high * BLOCK_N
+    term = tl.arange(0, BLOCK_K)
+{%- set read = "tl.minimum(row, ROWS - 1)" if ROWS % BLOCK_M else "row" %}
+{%- set used = "tl.minimum(column, COLUMNS - 1)" if COLUMNS % BLOCK_N else "column" %}
+    given = X + ({{read}} * TERMS)[:, None] + term[None, :]
+    weights = W + ({{used}} * TERMS)[None, :] + term[:, None]
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for k in tl.range(0, TERMS, BLOCK_K, num_stages=STAGES):
+{%- if TERMS % BLOCK_K %}
+        there = term < TERMS - k
+        left = tl.load(given + k, mask=there[None, :], other=0.0)
+        right = tl.load(weights + k, mask=there[:, None], other=0.0)
+{%- else %}
+        left = tl.load(given + k)
+        right = tl.load(weights + k)
+{%- endif %}
+        acc = tl.dot(left, right, acc, allow_tf32=ALLOW_TF32)
+{%- if BIASED %}
+    bias = tl.load(BIAS + column{{", mask=column < COLUMNS, other=0.0" if COLUMNS % BLOCK_N}})
+    acc += bias.to(tl.float32)[None, :]
+{%- endif %}
+    idx_m = row[:, None]
+    idx_n = column[None, :]
+    mask = (row < ROWS)[:, None]{{" & (column < COLUMNS)[None, :]" if COLUMNS % BLOCK_N}}
+    {{store_output(("idx_m", "idx_n"), "acc", "mask", val_shape=("BLOCK_M", "BLOCK_N"))}}
+"""
+
+
+# Hopper and Blackwell have the copy engine: there these are for results whose rows it cannot write.
+UNEVEN = ("sm_90", "sm_10")
+BARRIER = 16  # bytes
+
+
+@dataclass(frozen=True)
+class Tile(persistent.Tile):
+    """Rows, columns and terms of a block, its warps and stages."""
+
+    def shared(self, itemsize: int, arch: str = "") -> int:
+        """Bytes of shared memory: all stages, or the result in rows.
+
+        Before Hopper all but the one in registers; behind it, with a barrier.
+        """
+        later = arch.startswith(UNEVEN)
+        held = self.num_stages - (not later)
+        step = (self.BLOCK_M + self.BLOCK_N) * self.BLOCK_K
+        return itemsize * max(held * step, self.BLOCK_M * self.BLOCK_N) + BARRIER * later
+
+    def is_full(self, lanes: int) -> bool:
+        """Whether the sums take half of the registers of a thread; `lanes` are those of a warp."""
+        return self.BLOCK_M * self.BLOCK_N // (lanes * self.num_warps) >= 128
+
+
+CDNA = ("gfx908", "gfx90a", "gfx94", "gfx95")
+# By how architectures begin: Ampere's and Ada's; later ones'; CDNA's, with 64 lanes a warp and a
+# stage in registers. Common sizes; behind a bias and an addend nothing spills. Timed were Hopper's,
+# where one of 64 rows and 256 columns was never the best and is left out.
+TILES = {
+    ("sm_8",): (
+        Tile(128, 256, 32, 8, 3),
+        Tile(256, 128, 32, 8, 3),
+        Tile(128, 128, 32, 4, 4),
+        Tile(128, 128, 64, 8, 5),
+        Tile(128, 64, 32, 4, 4),
+        Tile(64, 64, 64, 4, 4),
+    ),
+    UNEVEN: (
+        Tile(128, 256, 64, 8, 3),
+        Tile(128, 128, 64, 8, 3),
+        Tile(64, 128, 64, 4, 3),
+        Tile(64, 64, 64, 4, 4),
+    ),
+    CDNA: (
+        Tile(256, 128, 64, 8, 2),
+        Tile(128, 256, 64, 8, 2),
+        Tile(128, 128, 64, 4, 2),
+        Tile(128, 64, 64, 4, 2),
+        Tile(64, 64, 64, 4, 2),
+    ),
+}
+FEWEST_TERMS = 256  # fewer are streamed
+VECTOR = 16  # bytes: rows begin at multiples, or nothing is copied to shared memory in flight
+EVERY = 2**31  # blocks, or more than any
+
+
+def tiles(arch: str) -> tuple[Tile, ...]:
+    """Those for that architecture; none where there are better ways."""
+    return next((found for start, found in TILES.items() if arch.startswith(start)), ())
+
+
+def constants(rows: int, columns: int, terms: int, biased: bool, tile: Tile) -> dict[str, Any]:
+    """What the template is rendered with but ALLOW_TF32."""
+    return persistent.constants(rows, columns, terms, biased, tile, programs=EVERY)
