@@ -52,7 +52,7 @@ def show(source: Source) -> None:
         gpu = device.XpuDevice(0)  # which knows nothing
         if wanted == "SPIR-V":
             key = binaries.native_key(source, gpu.arch, gpu.driver)
-            (binaries.opened.store().folder.path / f"{key.digest}.entry").unlink()
+            (binaries.default_store.store().folder.path / f"{key.digest}.entry").unlink()
         began = time.perf_counter()
         module = gpu.load(source)
         kernels = [module.kernel(entry.name) for entry in source.entries]

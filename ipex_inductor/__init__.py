@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ipex_inductor.ipex_api.moved import MOVED, keep_old_names
 from ipex_inductor.reporting.decisions import report
 from ipex_inductor.runtime.gc_pause import pause_while_dynamo_is_imported
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 pause_while_dynamo_is_imported()
+keep_old_names()
 
 # Imported at first use, with all that they need.
 _HOMES = {
@@ -64,6 +66,8 @@ __all__ = ["derived_memory", "explain", "refresh", "report", *_HOME]
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
+        return import_module(f"ipex_inductor.{name}")
+    if f"ipex_inductor.{name}" in MOVED:
         return import_module(f"ipex_inductor.{name}")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)

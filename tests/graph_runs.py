@@ -52,7 +52,7 @@ for step in told["steps"]:
         model.linear.weight.grad = None
         model(x).square().sum().backward()
         torch.testing.assert_close(found, model.linear.weight.grad)
-    from ipex_inductor import decisions
+    from ipex_inductor.reporting import decisions
     outcomes.append([(e.subject, e.reason) for r in decisions.reports() for e in r.events
                      if e.kind == "cache"])
     folders = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"

@@ -78,12 +78,12 @@ class StepKernel:
 
 def cpp_source(kernel: StepKernel) -> str:
     """A library in C++ with `step`, and `norms` for shards; see there for their arguments."""
-    return rendered("step.cpp.jinja", kept="double", counting=True, **parts_of(kernel))
+    return rendered("optimizer/step.cpp.jinja", kept="double", counting=True, **parts_of(kernel))
 
 
 def update_source(update: Update) -> str:
     """The same for an update that was read from a graph; its lines are all there is."""
-    return rendered("step.cpp.jinja", kept="double", counting=True, **parts_of_update(update))
+    return rendered("optimizer/step.cpp.jinja", kept="double", counting=True, **parts_of_update(update))
 
 
 def parts_of(kernel: StepKernel) -> dict[str, Any]:
@@ -161,10 +161,11 @@ def _paired(real: str, columns: Iterable[tuple[str, str]]) -> bool:
 
 
 def rendered(template: str, **given: Any) -> str:
-    """A file of this room, with all it asks for."""
+    """Return the template, a path below `templates/`, with these values."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    files = FileSystemLoader(Path(__file__).parent, encoding="utf-8")
+    here = Path(__file__).parent
+    files = FileSystemLoader([here.parent, here], encoding="utf-8")
     environment = Environment(loader=files, undefined=StrictUndefined, keep_trailing_newline=True)
     return environment.get_template(template).render(given)
 

@@ -98,17 +98,17 @@ def _edited(function: Callable[..., Any], old: str, new: str) -> Any:
     return code
 
 
-FOLDING = "passes.folding:"
-PRODUCTS = "passes.products:"
-RULE = "passes.rule:"
-EPILOGUE = "passes.epilogue:"
-PACKING = "passes.packing:"
-PACKABLE = "passes.packable:"
-SHARED = "passes.shared_input:"
-ATTENTION = "passes.attention:"
-SCORES = "passes.scores:"
-LINEAR = "passes.linear:"
-CONV = "passes.conv:"
+FOLDING = "passes.layout.folding:"
+PRODUCTS = "passes.engine.products:"
+RULE = "passes.engine.rule:"
+EPILOGUE = "passes.fusion.epilogue:"
+PACKING = "passes.weights.packing:"
+PACKABLE = "passes.engine.packable:"
+SHARED = "passes.fusion.shared_input:"
+ATTENTION = "passes.attention.attention:"
+SCORES = "passes.attention.scores:"
+LINEAR = "passes.fusion.linear:"
+CONV = "passes.fusion.conv:"
 
 FAULTS = (
     # Batch norm folding: the arithmetic
@@ -554,19 +554,19 @@ FAULTS = (
     Fault("a line strided across", PACKING + "_lay_over_a_plane", "[1, *stride]", "[*stride, 1]"),
     Fault(
         "derived weights in another order",
-        "passes.prologue:_replace_by_inputs",
+        "passes.weights.prologue:_replace_by_inputs",
         "enumerate(outputs)",
         "enumerate(reversed(outputs))",
     ),
     Fault(
         "copies of what others write dropped",
-        "passes.noops:_is_own",
+        "passes.fusion.noops:_is_own",
         "len(node.users) != 1",
         "False",
     ),
     Fault(
         "first of several results for all",
-        "passes.whole_ops:_replace",
+        "passes.engine.whole_ops:_replace",
         "result[user.args[1]]",
         "result[0]",
     ),

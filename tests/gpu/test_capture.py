@@ -497,7 +497,7 @@ def test_another_device_is_current_and_the_rest():
 CHILD = """
 import json, torch
 from torch import nn
-from ipex_inductor import decisions
+from ipex_inductor.reporting import decisions
 from ipex_inductor.capture.policy import NAME, WARM_UP
 torch.manual_seed(0)
 model = nn.Sequential(*(m for _ in range(8) for m in (nn.Linear(64, 64), nn.GELU()))).cuda().eval()

@@ -380,7 +380,7 @@ import json, sys, time
 import torch
 form, second, backend = sys.argv[1], sys.argv[2] == "second", sys.argv[3]
 if second:
-    from ipex_inductor.templates import gpu
+    from ipex_inductor.templates.build import gpu
     def built(*args):
         raise AssertionError("a kernel was compiled")
     gpu._built = built
@@ -408,7 +408,7 @@ spent["first step"] = time.monotonic() - begun
 phases = torch._dynamo.utils.compilation_time_metrics
 spent["phases"] = {name: round(sum(times), 2) for name, times in phases.items() if sum(times) > 0.1}
 if backend == "ipex":
-    from ipex_inductor import decisions
+    from ipex_inductor.reporting import decisions
     spent["report"] = [str(e) for r in decisions.reports() for e in r.events]
 def per_step(call):
     call()

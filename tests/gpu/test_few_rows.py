@@ -114,7 +114,7 @@ def in_chain(run, sets, call):
 
 
 def test_a_weight_with_gaps_between_its_rows_and_a_turned_input():
-    call = next(c for c in library.linear.few_rows.CALLS if c.parameters["columns"] == 32)
+    call = next(c for c in library.linear.skinny.CALLS if c.parameters["columns"] == 32)
     x = torch.randn(515, 5, device="cuda").t()
     weight = torch.randn(64, 600, device="cuda")[:, 3:518]
     body = call.body

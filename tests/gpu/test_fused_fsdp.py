@@ -21,9 +21,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim import AdamW
-from ipex_inductor.optim import FusedStep, Lamb, Lars, again, fuse_step
+from ipex_inductor.optim import FusedStep, Lamb, Lars, fuse_step
+from ipex_inductor.optim import plan_replay as again
 from ipex_inductor.optim.planning import plan
-from ipex_inductor.templates import cuda
+from ipex_inductor.templates.build import cuda
 
 rank, size = int(sys.argv[1]), int(sys.argv[3])
 torch.cuda.set_device(rank)

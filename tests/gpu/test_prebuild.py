@@ -31,7 +31,8 @@ from test_prebuild_gpu import make, make_step
 from torch._inductor.fx_passes import pad_mm
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 import ipex_inductor
-from ipex_inductor import backend, decisions
+from ipex_inductor import backend
+from ipex_inductor.reporting import decisions
 
 compiled, timed, started = [], [], []
 sys.addaudithook(

@@ -26,7 +26,7 @@ with torch.no_grad():
     for _ in range(2):
         # A sum of 1024 values below 2.5 in another order: some roundings of 1e-7 each.
         torch.testing.assert_close(call(x), model(x), rtol=1e-5, atol=1e-5)
-from ipex_inductor import decisions
+from ipex_inductor.reporting import decisions
 events = [e.subject for r in decisions.reports() for e in r.events if e.kind == "cache"]
 timed = counters["inductor"]["coordesc_tuning_bench"]
 print(json.dumps({"outcome": events, "timed": timed, "compiled": sum(compiled)}))

@@ -500,7 +500,7 @@ import json, sys, hashlib, torch
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 from torch.utils.checkpoint import checkpoint
-from ipex_inductor import decisions
+from ipex_inductor.reporting import decisions
 
 torch.manual_seed(0)
 a, b = torch.randn(3, 40, 24), torch.randn(3, 24, 56)
@@ -731,7 +731,7 @@ def test_the_models_choice_is_part_of_the_key(database, model, monkeypatch):
 def test_without_a_model_nothing_is_looked_at(database, monkeypatch):
     """As on every CPU: neither lowered to learn, nor is a model read, nor anything asked."""
     learned = counted(monkeypatch, choices, "offered")
-    read = counted(monkeypatch, select.guess, "load")
+    read = counted(monkeypatch, select.predictor, "load")
     code_of(compiled(fn, database), A, B)
     assert not learned
     assert not read

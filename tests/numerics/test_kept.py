@@ -640,7 +640,7 @@ def test_torchs_caches_know_the_library_and_the_threads_too(op_by_op, monkeypatc
         found.append(identified())
     finally:
         torch.set_num_threads(usual)
-    monkeypatch.setattr(request.graph_files, "onednn", lambda: "")
+    monkeypatch.setattr(request.graph_cache, "onednn", lambda: "")
     found.append(identified())
     assert found[0] == found[1]
     assert len(set(found)) == 3

@@ -50,7 +50,7 @@ def test_only_graphs_on_cpus_are_of_a_number_of_threads(kind, differ, monkeypatc
     gm = torch.fx.symbolic_trace(nn.Identity())
 
     def identity(wheel, threads):
-        monkeypatch.setattr(request.graph_files, "onednn", lambda: wheel)
+        monkeypatch.setattr(request.graph_cache, "onednn", lambda: wheel)
         monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
         asked = request.Request(gm, [], resolve(None, {"autotune": "inductor"}, {}, {}))
         vars(asked)["places"] = {torch.device(kind)}
@@ -102,7 +102,7 @@ def test_another_openmp_than_torchs_is_refused(monkeypatch):
 
 OPEN = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).kept_open(sys.argv[2].encode()))"
 
-NAMED = "from ipex_inductor import graph_files; print(graph_files.onednn())"
+NAMED = "from ipex_inductor.compiler import graph_cache as graph_files; print(graph_files.onednn())"
 
 
 @pytest.mark.skipif(bool(cached_primitives.why_not()), reason="onednn-cpu-gomp is not installed")

@@ -257,7 +257,7 @@ import sys
 sys.path.insert(0, {tests!r})
 import torch
 from numerics import test_blocked, test_short_attention as test
-from ipex_inductor.templates import short_attention
+from ipex_inductor.templates.cpu import short_attention
 assert short_attention.why_not() is None, short_attention.why_not()
 for dtype in test.DTYPES:
     for sizes in test.SIZES[:4]:

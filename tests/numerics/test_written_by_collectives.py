@@ -14,7 +14,7 @@ RANKS = textwrap.dedent(
     import os, sys, torch, torch.distributed as dist
     import torch._inductor.compile_fx
     from torch import nn
-    from ipex_inductor.passes import weight_snapshot
+    from ipex_inductor.passes.weights import weight_snapshot
 
     weight_snapshot.UNPAID = 1000  # or weights that change so often are read as they are
 

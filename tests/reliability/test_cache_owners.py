@@ -287,7 +287,8 @@ EXPLOIT = """
 import os, pickle, sys
 from pathlib import Path
 from keys import blob, key
-from ipex_inductor.aot_cache import lock, remote, room
+from ipex_inductor.aot_cache import lock, remote
+from ipex_inductor.aot_cache import quota as room
 from ipex_inductor.aot_cache.key import nearest
 from ipex_inductor.aot_cache.store import Store
 import fsspec.implementations.local

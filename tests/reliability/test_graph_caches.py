@@ -14,7 +14,7 @@ from torch import nn
 import torch.nn.functional as F
 from torch._dynamo.utils import counters
 from torch.testing._internal.two_tensor import TwoTensor
-from ipex_inductor import decisions
+from ipex_inductor.reporting import decisions
 
 class Model(nn.Module):
     def __init__(self, subclass):

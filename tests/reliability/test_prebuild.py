@@ -203,7 +203,7 @@ def test_a_weight_in_blocks_is_arranged_where_no_op_of_ours_is_known(tmp_path):
     weight, step = torch.randn(128, 64), 'program._function("ipex::blocks.default")'
     torch.save((weight, blocked.arranged(weight, 16)), tmp_path / "saved")
     code = (
-        "import sys, torch; from ipex_inductor.passes import program;"
+        "import sys, torch; from ipex_inductor.passes.weights import program;"
         f"weight, want = torch.load({str(tmp_path / 'saved')!r});"
         f"assert torch.equal({step}(weight, 16), want);"
         "assert 'torch._dynamo' not in sys.modules"

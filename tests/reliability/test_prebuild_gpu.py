@@ -387,7 +387,8 @@ from torch._dynamo.utils import counters
 sys.path.insert(0, sys.argv[1])
 from test_prebuild_gpu import make, make_step
 import ipex_inductor
-from ipex_inductor import backend, compat, graph_files
+from ipex_inductor import backend, compat
+from ipex_inductor.compiler import graph_cache as graph_files
 from ipex_inductor.errors import BundleError
 from ipex_inductor.prebuild import described as describing, graphs
 from ipex_inductor.target.device import described

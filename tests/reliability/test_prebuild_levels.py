@@ -74,7 +74,7 @@ launched = []
 sys.addaudithook(lambda event, args: event == "subprocess.Popen" and launched.append(str(args[1])))
 import torch
 import ipex_inductor, made_for_levels
-from ipex_inductor import decisions
+from ipex_inductor.reporting import decisions
 from torch._inductor import codecache
 from torch._dynamo.utils import counters
 
@@ -318,7 +318,7 @@ def test_the_very_cpus_own_entry_comes_first(monkeypatch):
     low, high = (x86_levels.LEVELS[f"x86-64:{name}"] for name in ("avx2", "avx512"))
     there = set()
     monkeypatch.setattr(
-        graph_cache.opened, "store", lambda: SimpleNamespace(holds=there.__contains__)
+        graph_cache.default_store, "store", lambda: SimpleNamespace(holds=there.__contains__)
     )
 
     def found():

@@ -203,7 +203,8 @@ def test_our_triton_templates_are_choices_in_tiles_for_intels_gpus(name, dtype, 
         tiles_ = [tuple(choice.parameters.values()) for choice in choices]
         assert len({*tiles_}) == len(tiles_)
         if kind != "few_rows":
-            module = importlib.import_module(f"ipex_inductor.templates.conv_{kind}")
+            file = {"stem": "small_channel", "boxes": "tma"}.get(kind, kind)
+            module = importlib.import_module(f"ipex_inductor.templates.triton.conv_{file}")
             assert {*tiles_} <= {tuple(vars(tile).values()) for tile in module.XE_TILES}
 
 

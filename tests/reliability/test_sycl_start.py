@@ -18,7 +18,7 @@ MARGIN = 10
 SCRIPT = """
 import json, sys, time
 import torch
-from ipex_inductor.aot_cache import opened
+from ipex_inductor.aot_cache import default_store as opened
 from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.templates.sycl import binaries, device, wheels
 from sycl_device import axpy

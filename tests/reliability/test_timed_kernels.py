@@ -26,7 +26,8 @@ import torch, triton
 from torch import nn
 from torch._inductor.runtime import triton_heuristics as heuristics
 from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
-from ipex_inductor import compat, timed_kernels
+from ipex_inductor import compat
+from ipex_inductor.compiler import timed_kernels
 from ipex_inductor.aot_cache import workroom
 from ipex_inductor.prebuild import described, graphs
 from ipex_inductor.target.device import described as target

@@ -245,7 +245,7 @@ def test_the_next_compile_is_told_its_begin_and_its_end_once(fails):
 IMPORTED = """
 import gc, sys, torch, ipex_inductor
 usual = gc.get_threshold(), gc.isenabled()
-from ipex_inductor import collector
+from ipex_inductor.runtime import gc_pause as collector
 assert sys.meta_path[0] is collector._DynamosFinder
 begun = []
 gc.callbacks.append(lambda phase, info: phase == "start" and begun.append(info["generation"]))

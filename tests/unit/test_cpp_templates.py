@@ -157,7 +157,7 @@ def test_a_closed_descriptor_makes_no_two_libraries_one(home):
     """As daemons do: the loader compares names before it opens anything."""
     script = (
         "import os\n"
-        "from ipex_inductor.templates import cpp\n"
+        "from ipex_inductor.templates.build import cpp\n"
         "def made(n): return cpp.load("
         "lambda: f'extern \"C\" int answer() {{ return {n}; }}', (('n', n),))\n"
         "one = made(1); os.closerange(3, 256); two = made(2)\n"

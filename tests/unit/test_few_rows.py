@@ -336,7 +336,7 @@ def test_the_result_is_rounded_once(dtype):
 
 def test_shapes_with_several_leading_dimensions():
     x, weight = torch.randn(2, 1, 3, 40), torch.randn(4096, 40)
-    call = library.linear.few_rows.CALLS[-1]
+    call = library.linear.skinny.CALLS[-1]
     result = call.body(x, weight, None, None, "none", "relu", [], False)
     torch.testing.assert_close(result, torch.relu(x @ weight.t()))
 
@@ -357,8 +357,8 @@ def test_inductor_knows_the_lowering_and_the_template():
     assert torch.ops.ipex.few_rows.default in known
     for one_row in (True, False):
         assert inductor_source(one_row).count("{{store_output(") == 1
-        template = library.linear.few_rows._template(one_row, skinny.USUAL)
-        assert template is library.linear.few_rows._template(
+        template = library.linear.skinny._template(one_row, skinny.USUAL)
+        assert template is library.linear.skinny._template(
             one_row, skinny.USUAL
         )  # a name is taken once
 

@@ -1,10 +1,17 @@
 """What importing costs, and what it must not do."""
 
+import importlib
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
+
+import pytest
+
+import ipex_inductor
+from ipex_inductor.ipex_api import moved
 
 IMPORT = """
 import json, sys, time
@@ -51,3 +58,15 @@ def test_torch_lists_the_backend_without_importing_us():
         " any(m.startswith('ipex_inductor') for m in sys.modules))"
     )
     assert python(code).split() == ["True", "False"]
+
+
+@pytest.mark.parametrize("name", sorted(moved.MOVED))
+def test_a_module_that_moved_is_found_by_its_old_name(name):
+    old, new = importlib.import_module(name), importlib.import_module(moved.MOVED[name])
+    names = [each for each in vars(new) if not each.startswith("_")]
+    assert names
+    with pytest.warns(DeprecationWarning, match=re.escape(moved.MOVED[name])):
+        assert all(getattr(old, each) is getattr(new, each) for each in names)
+    assert getattr(ipex_inductor, name.rpartition(".")[2]) is old
+    with pytest.raises(AttributeError), pytest.warns(DeprecationWarning, match="is ipex"):
+        old.no_such_name  # noqa: B018

@@ -55,8 +55,9 @@ from functools import partial
 from itertools import product
 import numpy
 import torch
-from ipex_inductor.optim import Lamb, Lars, batches, batches_cuda, norms
-from ipex_inductor.templates import cuda, gpu
+from ipex_inductor.optim import Lamb, Lars, norms
+from ipex_inductor.optim import launch_groups as batches, launch_groups_cuda as batches_cuda
+from ipex_inductor.templates.build import cuda, gpu
 from ipex_inductor.templates.optimizer.step import StepKernel
 
 numpy.seterr(over="ignore")

@@ -193,7 +193,7 @@ def test_why_the_next_process_compiles_again(monkeypatch):
 GRAPH = "the graph of mine.py:11"
 PROGRAM = """
 import torch
-from ipex_inductor import progress
+from ipex_inductor.compiler import progress
 progress.FIRST, progress.SECOND, progress.PAUSE = 0.0, 0.05, 0.0
 
 class Mine(torch.nn.Module):

@@ -176,7 +176,7 @@ from torch._dynamo.utils import counters
 from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
 from torch._subclasses import FakeTensorMode
 from ipex_inductor import lowerings
-from ipex_inductor.lowerings import together
+from ipex_inductor.lowerings.tune import parallel_compile as together
 from ipex_inductor.lowerings.problem.workload import empty
 from ipex_inductor.prebuild import described as described_gpu
 from ipex_inductor.target.device import described

@@ -1,0 +1,30 @@
+"""Modules that documents named before they moved; kept for version 0.1."""
+
+import sys
+import warnings
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+MOVED = {
+    "ipex_inductor.compat_ipex": "ipex_inductor.ipex_api.compat_ipex",
+    "ipex_inductor.ipex_names": "ipex_inductor.ipex_api.ipex_names",
+    "ipex_inductor.parameter_wrapper": "ipex_inductor.ipex_api.parameter_wrapper",
+}
+
+
+class MovedModule(ModuleType):
+    """A module under its old name, whose attributes are those of the new one."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # the import system asks for its own attributes
+            raise AttributeError(name)
+        home = MOVED[self.__name__]
+        warnings.warn(f"{self.__name__} is {home} now", DeprecationWarning, stacklevel=2)
+        return getattr(import_module(home), name)
+
+
+def keep_old_names() -> None:
+    """Make the old names importable; import nothing else."""
+    for name in MOVED:
+        sys.modules.setdefault(name, MovedModule(name))
