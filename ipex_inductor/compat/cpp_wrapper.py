@@ -14,6 +14,7 @@ from torch.utils._filelock import FileLock
 BY_NAME = "generate_fallback_kernel_with_runtime_lookup"
 _wrapping: contextvars.ContextVar[bool] = contextvars.ContextVar("wrapping", default=False)
 _usual: dict[str, Any] = {}  # Inductor's own, which others get
+_standing_in = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -31,25 +32,37 @@ def wrapping() -> Iterator[None]:
         _wrapping.reset(token)
 
 
-@functools.cache
 def _stand_in() -> None:
     from torch._inductor import codecache
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
-    _usual.update(compile=codecache._worker_compile_cpp, by_name=getattr(CppWrapperCpu, BY_NAME))
-    _usual.update(write_end=CppWrapperCpu.generate_end)
-    codecache._worker_compile_cpp = _compile_cpp
-    setattr(CppWrapperCpu, BY_NAME, _by_name)
-    CppWrapperCpu.generate_end = _write_end  # type: ignore[method-assign]
+    with _standing_in:
+        if _usual:
+            return
+        _usual["compile"] = codecache._worker_compile_cpp
+        _usual["by_name"] = getattr(CppWrapperCpu, BY_NAME)
+        _usual["write_end"] = CppWrapperCpu.generate_end
+        codecache._worker_compile_cpp = _compile_cpp
+        setattr(CppWrapperCpu, BY_NAME, _by_name)
+        CppWrapperCpu.generate_end = _write_end  # type: ignore[method-assign]
 
 
-@functools.lru_cache(maxsize=4096)
 def convert_size(size: int) -> torch.Tensor:
     """Return `size` as a tensor, the one that it became before where it did.
 
     Inductor's C++ takes dynamic sizes as tensors, which it only reads. To make one takes 2 to 3
-    microseconds, and a graph has several sizes.
+    microseconds, and a graph has several sizes. Under a dispatch mode or a transform a new one is
+    made, as that may be a fake or wrapped one.
     """
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    if transformed or torch._C._len_torch_dispatch_stack():
+        return torch.tensor(size, device="cpu")
+    return cached_size(size)
+
+
+@functools.lru_cache(maxsize=4096)
+def cached_size(size: int) -> torch.Tensor:
+    """Return the tensor of `size` that later calls get too."""
     return torch.tensor(size, device="cpu")
 
 
@@ -75,7 +88,12 @@ class _CachesSizes:
 
 
 def _write_end(self: Any, result: Any) -> None:
-    _usual["write_end"](self, _CachesSizes(result) if _wrapping.get() else result)
+    from torch._inductor.ir import TensorBox
+    from torch._inductor.virtualized import V
+
+    has_sizes = not all(isinstance(x, TensorBox) for x in V.graph.graph_inputs.values())
+    buffer = _CachesSizes(result) if has_sizes and _wrapping.get() else result
+    _usual["write_end"](self, buffer)
 
 
 def check_has_cpp(gm: torch.fx.GraphModule) -> None:

@@ -83,7 +83,8 @@ def cpp_source(kernel: StepKernel) -> str:
 
 def update_source(update: Update) -> str:
     """The same for an update that was read from a graph; its lines are all there is."""
-    return rendered("optimizer/step.cpp.jinja", kept="double", counting=True, **parts_of_update(update))
+    parts = parts_of_update(update)
+    return rendered("optimizer/step.cpp.jinja", kept="double", counting=True, **parts)
 
 
 def parts_of(kernel: StepKernel) -> dict[str, Any]:

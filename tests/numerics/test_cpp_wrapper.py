@@ -14,6 +14,8 @@ from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.cpp_builder import CppBuilder
 from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.graph import GraphLowering
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from ipex_inductor import compat
 from ipex_inductor.compiler import graph_cache
@@ -161,14 +163,29 @@ def test_others_have_python(how: dict[str, object], trains: bool) -> None:
 def test_a_dynamic_size_is_converted_to_a_tensor_once() -> None:
     model = Mlp().eval()
     fn = compiled(model, dynamic=True)
-    compat.cpp_wrapper.convert_size.cache_clear()
+    compat.cpp_wrapper.cached_size.cache_clear()
     (source,) = code_of(fn, X)
     assert IN_CPP in source
     assert "convert_size(arg)" in source
     for rows in (4, 7, 4, 7, 4):
         x = torch.randn(rows, 32)
         torch.testing.assert_close(fn(x), model(x), rtol=1e-5, atol=1e-5)  # 32 sums of fp32
-    assert compat.cpp_wrapper.convert_size.cache_info().misses == 2
+    assert compat.cpp_wrapper.cached_size.cache_info().misses == 2
+
+
+@pytest.mark.parametrize("mode", [FunctionalTensorMode, FakeTensorMode])
+@torch.no_grad()
+def test_a_size_made_under_a_mode_is_not_kept(mode: type) -> None:
+    compat.cpp_wrapper.cached_size.cache_clear()
+    plain = compat.cpp_wrapper.convert_size(5)
+    with mode():
+        other = compat.cpp_wrapper.convert_size(5)
+        compat.cpp_wrapper.convert_size(6)
+    assert type(other) is not torch.Tensor
+    assert type(compat.cpp_wrapper.convert_size(6)) is torch.Tensor
+    assert compat.cpp_wrapper.convert_size(5) is plain
+    torch.func.functionalize(lambda x: x + compat.cpp_wrapper.convert_size(7))(X)
+    assert not torch._is_functional_tensor(compat.cpp_wrapper.convert_size(7))
 
 
 def test_inductor_converts_dynamic_sizes_its_own_way() -> None:

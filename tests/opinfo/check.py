@@ -77,7 +77,7 @@ def _judge(todo: dict[Case, list[int]]) -> list[Row]:
         row = rows[case] = _judge_alone(case, todo[case])
         if row.status == "pass":
             plain = plain or _compiled_and_compared(todo, "inductor")
-            row.status = "both" if case in plain.wrong else "together"
+            row.status = "both" if plain.error or case in plain.wrong else "together"
             row.reason = f"wrong in a graph with others alone: {wrong}"
     return [*rows.values()]
 
