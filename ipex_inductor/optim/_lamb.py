@@ -87,7 +87,6 @@ class Lamb(Optimizer):
         if group["weight_decay"]:
             update.add_(param, alpha=group["weight_decay"])
         weight_norm, update_norm = param.norm(), update.norm()
-        ratio = torch.where(
-            (weight_norm > 0) & (update_norm > 0), weight_norm / update_norm, 1.0
-        )  # without a GPU sync
+        # `where` stays on the device, so the host does not wait for a GPU.
+        ratio = torch.where((weight_norm > 0) & (update_norm > 0), weight_norm / update_norm, 1.0)
         param.addcmul_(update, ratio * group["lr"], value=-1)

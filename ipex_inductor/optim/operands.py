@@ -103,7 +103,7 @@ def _has_memory(tensor: Tensor) -> bool:
 
 
 def _same_layout(first: Tensor, second: Tensor) -> bool:
-    """Return whether both tensors have one shape and equal strides, or are both contiguous."""
+    """Return whether shapes are equal, and strides too unless both tensors are contiguous."""
     return first.shape == second.shape and (
         first.stride() == second.stride() or (first.is_contiguous() and second.is_contiguous())
     )
