@@ -12,7 +12,7 @@ from ipex_inductor.optim.step import hooked, steps_alone
 
 
 class GradScaler(torch.amp.GradScaler):
-    """`torch.amp.GradScaler`, with equal arguments, errors, state dicts and decisions about the scale.
+    """`torch.amp.GradScaler`, with equal arguments, errors, state dicts and scale decisions.
 
     For an optimizer with a `FusedStep` on an NVIDIA GPU, `step` reads gradients once to detect
     infinite values and NaN, and does not write them, as torch does there. The clipped norm comes
