@@ -91,7 +91,7 @@ class CudaBatch:
 
     @property
     def counts(self) -> bool:
-        """Whether the host counts the steps of its parameters."""
+        """Return whether the host counts the steps of its parameters."""
         return len(self._cells) > 0
 
     def as_far(self) -> bool:

@@ -63,9 +63,9 @@ def grad_of(grad: Tensor, held: Tensor) -> Tensor:
         raise LeftError(f"gradients of {grad.dtype} for {held.dtype}")
     if not _has_memory(grad):
         raise LeftError("gradients without memory of their own")
-    return (
-        grad if _same_layout(grad, held) else torch.empty_like(held, dtype=grad.dtype).copy_(grad)
-    )
+    if _same_layout(grad, held):
+        return grad
+    return torch.empty_like(held, dtype=grad.dtype).copy_(grad)
 
 
 def known_state(

@@ -39,12 +39,12 @@ class Plan:
 
     @property
     def lasts(self) -> bool:
-        """Whether the plan holds for the next step if only addresses of gradients change."""
+        """Return whether the plan holds for the next step if only gradient addresses change."""
         return not (self.left or self.fresh or self.copied)
 
     @property
     def as_far(self) -> bool:
-        """Whether step counters on the host still hold the values that this plan wrote."""
+        """Return whether step counters on the host still hold the values that this plan wrote."""
         for batch in self.batches.values():  # runs before each step
             if isinstance(batch, OnGpu) and not batch.as_far():
                 return False

@@ -20,7 +20,7 @@ from ipex_inductor.optim.weights import Trained
 
 
 class Asked(NamedTuple):
-    """Arguments of `plan` beside the optimizer."""
+    """Arguments of `plan` other than the optimizer and its weights."""
 
     scaled: bool
     zeroed: bool

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,6 +34,15 @@ from ipex_inductor.templates.optimizer.step_cuda import VECTOR
 from ipex_inductor.templates.tensor_reader.step_counters import DTYPES, is_whole
 
 
+@dataclass(frozen=True)
+class _StepOptions:
+    """Options of a step; see `plan`."""
+
+    scaled: bool
+    zeroed: bool
+    waits: bool = True
+
+
 def plan(
     optimizer: Optimizer,
     weights: Mapping[nn.Parameter, Trained],
@@ -55,6 +65,7 @@ def plan(
     """
     refuse_strangers(optimizer)
     norms = FORMULAS[type(optimizer).__name__].norms
+    options = _StepOptions(scaled, zeroed, waits)
     step_plan = Plan(shares=shares_of(optimizer, len(norms)) if norms else {})
     reasons: dict[Key | None, str] = {}  # by mesh, where other processes may have kernels
     shared = overlapping(_iter_written(optimizer, weights))
@@ -72,14 +83,13 @@ def plan(
             try:
                 if param in shared:
                     raise LeftError("parameters or states that share memory")
-                _add(step_plan, optimizer, number, flags, param, weights, scaled, zeroed, waits)
+                _add(step_plan, optimizer, number, flags, param, weights, options)
             except (LeftError, NotBuiltError) as reason:
                 step_plan.left[param] = str(reason)
                 step_plan.unbuilt |= {str(reason)} if isinstance(reason, NotBuiltError) else set()
                 reasons.setdefault(_adds_to(step_plan, param), str(reason))
-    agreed = [
-        agree(optimizer, key, shares, reasons.get(key)) for key, shares in step_plan.shares.items()
-    ]
+    meshes = step_plan.shares.items()
+    agreed = [agree(optimizer, key, shares, reasons.get(key)) for key, shares in meshes]
     return step_plan if all(agreed) else plan(optimizer, weights, scaled, zeroed, waits)
 
 
@@ -122,9 +132,7 @@ def _add(
     flags: frozenset[str],
     param: nn.Parameter,
     weights: Mapping[nn.Parameter, Trained],
-    scaled: bool,
-    zeroed: bool,
-    waits: bool,
+    options: _StepOptions,
 ) -> None:
     """Add `param` and its tensors to a batch of the plan.
 
@@ -135,9 +143,7 @@ def _add(
         flags: flags of the formula that are on.
         param: the parameter; it has a gradient.
         weights: master weights by parameter.
-        scaled: see `plan`.
-        zeroed: see `plan`.
-        waits: see `plan`.
+        options: whether gradients are scaled and zeroed, and whether the host waits.
 
     Raises:
         LeftError: no kernel steps the parameter.
@@ -157,13 +163,13 @@ def _add(
     step = state["step"].dtype if "step" in state else _step_dtype(group)
     dtypes = [held.dtype, rest[0].dtype if rest else None, grad.dtype]
     states = [state[n].dtype if n in state else fresh for n in names]
-    kernel = _kernel(name, flags, dtypes, states, step, scaled, zeroed, adds_to is not None)
+    kernel = _kernel(name, flags, dtypes, states, step, options, adds_to is not None)
     first = bool(names) and not state
     if first:
         counted = {"step": _begun_step(group, held, step)} if rule.counts else {}
         state = counted | {n: torch.zeros_like(param, dtype=fresh).detach() for n in names}
     columns = [held, *rest, grad, *(local(state[n]) for n in names)]
-    looks = not waits or rate_on(group, held.device) is not None
+    looks = not options.waits or rate_on(group, held.device) is not None
     counter = state.get("step")
     batch = _batch(step_plan, kernel, columns, number, counter, first, looks)
     if first:
@@ -173,7 +179,7 @@ def _add(
     addresses = [*(t.data_ptr() for t in columns), *norm_addresses]
     batch.add(addresses, held.numel(), counter, first, number)
     step_plan.held += columns
-    step_plan.written += [p for p in columns if p is not grad or zeroed]
+    step_plan.written += [p for p in columns if p is not grad or options.zeroed]
     step_plan.written += [state["step"]] if rule.counts else []
     if grad.data_ptr() != local(param.grad).data_ptr():
         step_plan.copied.append(param.grad)
@@ -208,8 +214,7 @@ def _kernel(
     dtypes: Sequence[torch.dtype | None],
     states: Sequence[torch.dtype],
     step: torch.dtype,
-    scaled: bool,
-    zeroed: bool,
+    options: _StepOptions,
     sharded: bool,
 ) -> StepKernel:
     """Return the description of the kernel that steps a parameter.
@@ -220,8 +225,7 @@ def _kernel(
         dtypes: of the parameter, of its low bits or master weight (or None), of the gradient.
         states: dtypes of the states.
         step: dtype of the step counter.
-        scaled: whether gradients are multiplied by a scale.
-        zeroed: whether the kernel sets gradients to 0.
+        options: whether gradients are scaled and zeroed.
         sharded: whether norms are summed over processes.
     """
     param, rest, grad = (NAMES[dtype] if dtype else "" for dtype in dtypes)
@@ -233,8 +237,8 @@ def _kernel(
         grad=grad,
         state=tuple(map(NAMES.__getitem__, states)),
         counted=NAMES[step] if FORMULAS[name].counts else "",
-        scaled=scaled,
-        zeroed=zeroed,
+        scaled=options.scaled,
+        zeroed=options.zeroed,
         sharded=sharded,
     )
 
@@ -248,7 +252,7 @@ def expected(
     are skipped.
     """
     groups_by_kernel: dict[StepKernel, list[Mapping[str, Any]]] = {}
-    name = type(optimizer).__name__
+    name, options = type(optimizer).__name__, _StepOptions(scaled, zeroed)
     for group in optimizer.param_groups:
         with suppress(LeftError):
             flags = flags_of(optimizer, group)
@@ -261,9 +265,8 @@ def expected(
                 dtypes = [param.dtype, rest, param.dtype]
                 sharded = bool(FORMULAS[name].norms) and is_sharded(param)
                 kinds = flags, dtypes, states, _step_dtype(group)
-                kernel_groups = groups_by_kernel.setdefault(
-                    _kernel(name, *kinds, scaled, zeroed, sharded), []
-                )
+                kernel = _kernel(name, *kinds, options, sharded)
+                kernel_groups = groups_by_kernel.setdefault(kernel, [])
                 if not any(group is listed for listed in kernel_groups):
                     kernel_groups.append(group)
     return groups_by_kernel
@@ -335,6 +338,5 @@ def _step_dtype(group: Mapping[str, Any]) -> torch.dtype:
 def _begun_step(group: Mapping[str, Any], held: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a step counter of 0 on the device where torch would count the steps."""
     counts_on_device = held.is_cuda and (group.get("capturable") or group.get("fused"))
-    return torch.zeros(
-        (), dtype=dtype, device=held.device if counts_on_device else torch.device("cpu")
-    )
+    device = held.device if counts_on_device else torch.device("cpu")
+    return torch.zeros((), dtype=dtype, device=device)

@@ -186,8 +186,6 @@ def _copies(param: Any, dims: Sequence[int]) -> int:
 def _send_to_device(values: list[Any], device: torch.device) -> Tensor:
     """Return the values in fp64 on `device`, copied without a wait."""
     host_tensor = torch.tensor(values, dtype=torch.float64, device="cpu")
-    return (
-        host_tensor
-        if device.type == "cpu"
-        else host_tensor.pin_memory().to(device, non_blocking=True)
-    )
+    if device.type == "cpu":
+        return host_tensor
+    return host_tensor.pin_memory().to(device, non_blocking=True)

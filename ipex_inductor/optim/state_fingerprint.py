@@ -30,9 +30,8 @@ log = logging.getLogger("ipex_inductor")
 
 PLAIN = {Tensor, nn.Parameter}
 LASTING = {float, int, bool, str, type(None)}  # types whose values never change in place
-Named = tuple[
-    list[list[nn.Parameter]], list[tuple[str, ...]]
-]  # parameters, and names of states, by group
+# Parameters, and names of the states that a step reads, by group.
+Named = tuple[list[list[nn.Parameter]], list[tuple[str, ...]]]
 ASKED = (type, Tensor.size, Tensor.stride, attrgetter("dtype"))  # properties of each tensor
 
 
@@ -229,9 +228,9 @@ def _look_at_groups(
 ) -> Look | None:
     """Return the fingerprint of plain tensors, read by C++ if possible."""
     read = _reader()
-    return (
-        _in_python(optimizer, named) if read is None else _read(read, optimizer, named, last_facts)
-    )
+    if read is None:
+        return _in_python(optimizer, named)
+    return _read(read, optimizer, named, last_facts)
 
 
 def _read(

@@ -171,7 +171,7 @@ def _zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:
 
 
 def _wide(cast_value: Any, value: Any, param: Tensor) -> Any:
-    """Return `cast_value`, which torch made of `value`, or a fp32 copy of `value`.
+    """Return `cast_value`, which torch made of `value`, or an fp32 copy of `value`.
 
     It is a copy if torch has cast floating-point values to the dtype of the parameter.
     """
@@ -188,11 +188,8 @@ def _reduce(optimizer: Optimizer, _: Any) -> tuple[Any, ...]:
     """Return how to copy and pickle a wrapped optimizer, as torch keeps only three attributes."""
     attributes = vars(optimizer)
     state = {**optimizer.__getstate__(), TABLE: attributes[TABLE]}
-    return (
-        _revive,
-        (type(optimizer), {k: attributes[k] for k in kernels.KEPT if k in attributes}),
-        state,
-    )
+    kept_attributes = {k: attributes[k] for k in kernels.KEPT if k in attributes}
+    return _revive, (type(optimizer), kept_attributes), state
 
 
 def _revive(kind: type[Optimizer], attributes: dict[str, Any]) -> Optimizer:
