@@ -1,7 +1,7 @@
 """Optimizers: master weights for low-precision training, fused steps, Lamb and Lars.
 
-Averages of weights: who reads parameters, as `torch.optim.swa_utils.AveragedModel` does, sees low
-precision, in which small differences are lost. State dicts hold fp32, so average an fp32 twin:
+Weight averaging: code that reads parameters, as `torch.optim.swa_utils.AveragedModel` does, sees
+low precision, which loses small differences. State dicts hold fp32, so average an fp32 twin:
 `twin = copy.deepcopy(model); averaged = AveragedModel(twin)` before `optimize`, and after a step
 `twin.load_state_dict(model.state_dict()); averaged.update_parameters(twin)`.
 """

@@ -16,8 +16,16 @@ class Lamb(Optimizer):
 
     `m = b1 m + (1 - b1) g`, `v = b2 v + (1 - b2) g^2`, `u = m' / (sqrt(v') + eps) + weight_decay w`
     with bias-corrected m' and v', `w -= lr |w| / |u| u`. The ratio is 1 if either norm is 0, and is
-    not clamped. `fused` is in old code: `fuse_step` fuses. `capturable`: steps are counted where
-    parameters are, as a CUDA graph needs it. Sparse gradients raise.
+    not clamped. Sparse gradients raise `RuntimeError`.
+
+    Args:
+        params: parameters or parameter groups.
+        lr: learning rate.
+        betas: decay rates of the first and the second moment, in [0, 1).
+        eps: added to the square root of the second moment.
+        weight_decay: factor of the parameter that is added to the update.
+        fused: kept as an attribute for old code; `fuse_step` fuses the step.
+        capturable: keep the step counters on the device of the parameters, for CUDA graphs.
     """
 
     fused = False
@@ -40,17 +48,17 @@ class Lamb(Optimizer):
         self.fused = fused
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Checkpoints of IPEX count steps in an int."""
+        """Restore the state; step counts that IPEX checkpoints store as int become tensors."""
         super().__setstate__(state)
         for group in self.param_groups:
             group.setdefault("capturable", False)
-        for own in self.state.values():
-            if "step" in own and not isinstance(own["step"], Tensor):
-                own["step"] = torch.tensor(float(own["step"]))
+        for param_state in self.state.values():
+            if "step" in param_state and not isinstance(param_state["step"], Tensor):
+                param_state["step"] = torch.tensor(float(param_state["step"]))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; `closure` computes the loss anew and returns it."""
+        """Update all parameters once; `closure` recomputes the loss, which is returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -61,23 +69,24 @@ class Lamb(Optimizer):
                     self._update(param, param.grad, self.state[param], group)
         return loss
 
-    def _update(self, param: Tensor, grad: Tensor, own: dict[str, Any], group: Any) -> None:
+    def _update(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: Any) -> None:
         if grad.is_sparse:
             raise RuntimeError("Lamb does not support sparse gradients")
-        if not own:
-            place = param.device if group["capturable"] else torch.device("cpu")
-            own["step"] = torch.zeros((), device=place)
-            own["exp_avg"] = torch.zeros_like(param)
-            own["exp_avg_sq"] = torch.zeros_like(param)
+        if not state:
+            step_device = param.device if group["capturable"] else torch.device("cpu")
+            state["step"] = torch.zeros((), device=step_device)
+            state["exp_avg"] = torch.zeros_like(param)
+            state["exp_avg_sq"] = torch.zeros_like(param)
         first, second = group["betas"]
-        own["step"] += 1
-        step = own["step"] if group["capturable"] else own["step"].item()
-        m = own["exp_avg"].lerp_(grad, 1 - first)
-        v = own["exp_avg_sq"].mul_(second).addcmul_(grad, grad, value=1 - second)
+        state["step"] += 1
+        step = state["step"] if group["capturable"] else state["step"].item()
+        m = state["exp_avg"].lerp_(grad, 1 - first)
+        v = state["exp_avg_sq"].mul_(second).addcmul_(grad, grad, value=1 - second)
         update = (v / (1 - second**step)).sqrt_().add_(group["eps"])
         update = torch.div(m / (1 - first**step), update, out=update)
         if group["weight_decay"]:
             update.add_(param, alpha=group["weight_decay"])
-        above, below = param.norm(), update.norm()
-        ratio = torch.where((above > 0) & (below > 0), above / below, 1.0)  # no wait for a GPU
+        weight_norm, update_norm = param.norm(), update.norm()
+        # `where` stays on the device, so the host does not wait for a GPU.
+        ratio = torch.where((weight_norm > 0) & (update_norm > 0), weight_norm / update_norm, 1.0)
         param.addcmul_(update, ratio * group["lr"], value=-1)

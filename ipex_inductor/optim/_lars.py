@@ -15,8 +15,17 @@ class Lars(Optimizer):
     """Layer-wise adaptive rate scaling; You et al. 2017, arXiv:1708.03888.
 
     `t = eeta |w| / (|g| + weight_decay |w| + epsilon)`, 1 if |w| or |g| is 0; then SGD with
-    momentum and weight decay at the rate `lr t`. A group with `lars=False` keeps its rate. `fused`
-    is in old code: `fuse_step` fuses. Sparse gradients raise.
+    momentum and weight decay at the rate `lr t`. A group with `lars=False` keeps its rate. Sparse
+    gradients raise `RuntimeError`.
+
+    Args:
+        params: parameters or parameter groups.
+        lr: learning rate.
+        momentum: momentum factor of SGD.
+        eeta: trust coefficient.
+        weight_decay: factor of the parameter that is added to the gradient.
+        epsilon: added to the denominator of the trust ratio.
+        fused: kept as an attribute for old code; `fuse_step` fuses the step.
     """
 
     fused = True
@@ -47,7 +56,7 @@ class Lars(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; `closure` computes the loss anew and returns it."""
+        """Update all parameters once; `closure` recomputes the loss, which is returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -65,12 +74,12 @@ class Lars(Optimizer):
         update = grad.add(param, alpha=decay) if decay else grad.clone()
         rate = group["lr"] * _trust(param, grad, group) if group["lars"] else group["lr"]
         if group["momentum"]:
-            own = self.state[param]
-            if own.get("momentum_buffer") is None:
-                own["momentum_buffer"] = update
+            state = self.state[param]
+            if state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = update
             else:
-                own["momentum_buffer"].mul_(group["momentum"]).add_(update)
-            update = own["momentum_buffer"]
+                state["momentum_buffer"].mul_(group["momentum"]).add_(update)
+            update = state["momentum_buffer"]
         if isinstance(rate, Tensor):
             param.addcmul_(update, rate, value=-1)
         else:
@@ -78,9 +87,12 @@ class Lars(Optimizer):
 
 
 def _trust(param: Tensor, grad: Tensor, group: Any) -> Tensor:
-    weight, slope = param.norm(), grad.norm()
-    below = slope + group["weight_decay"] * weight + group["epsilon"]
-    return torch.where((weight > 0) & (slope > 0), group["eeta"] * weight / below, 1.0)
+    """Return the trust ratio of a parameter as a tensor on its device."""
+    weight_norm, grad_norm = param.norm(), grad.norm()
+    scaled_norm = grad_norm + group["weight_decay"] * weight_norm + group["epsilon"]
+    return torch.where(
+        (weight_norm > 0) & (grad_norm > 0), group["eeta"] * weight_norm / scaled_norm, 1.0
+    )
 
 
 def create_optimizer_lars(
@@ -92,12 +104,19 @@ def create_optimizer_lars(
     epsilon: float,
     fused: bool = True,
 ) -> Lars:
-    """`Lars` on all parameters of `model`.
+    """Return a `Lars` optimizer of all parameters of `model`.
 
-    `bn_bias_separately`: normalisation layers and biases get plain SGD without weight decay.
+    Args:
+        model: the module whose parameters are stepped.
+        lr: learning rate.
+        momentum: momentum factor of SGD.
+        weight_decay: factor of the parameter that is added to the gradient.
+        bn_bias_separately: step normalization layers and biases by plain SGD without weight decay.
+        epsilon: added to the denominator of the trust ratio.
+        fused: see `Lars`.
     """
     plain = _norms_and_biases(model) if bn_bias_separately else []
-    scaled = [p for p in model.parameters() if all(p is not other for other in plain)]
+    scaled = [p for p in model.parameters() if all(p is not excluded for excluded in plain)]
     groups: list[dict[str, Any]] = [{"params": scaled}]
     if bn_bias_separately:
         groups.append({"params": plain, "weight_decay": 0, "lars": False})
@@ -113,9 +132,10 @@ NORMS = (
 
 
 def _norms_and_biases(model: nn.Module) -> list[nn.Parameter]:
-    own = (
+    """Return the parameters of normalization layers and all biases, each once."""
+    params = (
         (name, param, isinstance(module, NORMS))
         for module in model.modules()
         for name, param in module.named_parameters(recurse=False)
     )
-    return list(dict.fromkeys(p for name, p, norm in own if norm or name.endswith("bias")))
+    return list(dict.fromkeys(p for name, p, norm in params if norm or name.endswith("bias")))

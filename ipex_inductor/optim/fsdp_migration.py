@@ -1,7 +1,7 @@
-"""Optimizers that step what `fully_shard` (FSDP2) has made of their parameters.
+"""Migration of optimizers to the shards that `fully_shard` (FSDP2) makes of their parameters.
 
-torch would have an optimizer made anew, of the shards. That one would know nothing of full
-precision, so the one that does goes over to them, with all that it keeps of each parameter.
+torch asks users to create a new optimizer for the shards. A new one would not know the full
+precision, so the existing optimizer is moved to the shards with all state of each parameter.
 """
 
 from typing import Any
@@ -16,9 +16,9 @@ from ipex_inductor.optim.weights import SHARDED, TABLE, Place, find_shards
 
 
 def follow(optimizer: Optimizer) -> None:
-    """Find what was sharded; have `optimizer`, if it is a wrapped one, step the shards.
+    """Find sharded parameters and have a wrapped `optimizer` step their shards.
 
-    Raises `ArgumentError` where it keeps something of one that cannot be cut alike.
+    Raises `ArgumentError` if a state tensor does not have the shape of its parameter.
     """
     find_shards()
     if Place.sharded:
@@ -27,27 +27,33 @@ def follow(optimizer: Optimizer) -> None:
 
 @torch.no_grad()
 def _follow(optimizer: Optimizer) -> None:
+    """Replace parameters of a wrapped optimizer by their shards, with state and gradients."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     shards = {p: vars(p)[SHARDED] for p in params if SHARDED in vars(p)}
-    own, state = vars(optimizer), optimizer.state
-    if TABLE not in own or not shards:
+    attributes, state = vars(optimizer), optimizer.state
+    if TABLE not in attributes or not shards:
         return
-    kept = {p: _cut_state(state[p], p, shard) for p, shard in shards.items() if p in state}
+    shard_states = {p: _cut_state(state[p], p, shard) for p, shard in shards.items() if p in state}
     for group in optimizer.param_groups:
         group["params"] = [shards.get(p, p) for p in group["params"]]
-    own[TABLE] = {weight.param: weight for weight in own[TABLE].values()}
+    attributes[TABLE] = {weight.param: weight for weight in attributes[TABLE].values()}
     for param, shard in shards.items():
-        if param in kept:
+        if param in shard_states:
             del state[param]
-            state[shard] = kept[param]
+            state[shard] = shard_states[param]
         if param.grad is not None and shard.grad is None:
             shard.grad = whole(cut(param.grad, shard), shard)
 
 
 def _cut_state(state: dict[str, Any], param: Tensor, shard: Tensor) -> dict[str, Any]:
+    """Return the state of `param` cut as `shard` is; scalars stay.
+
+    Raises `ArgumentError` for a tensor of another shape than `param`.
+    """
+
     def cut_one(name: str, value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dim() == 0:
-            return value  # steps taken, say
+            return value  # the step counter, for example
         if value.shape != param.shape:
             raise ArgumentError(
                 "an optimizer that keeps numbers and tensors in the shapes of its parameters",

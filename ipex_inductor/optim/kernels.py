@@ -1,4 +1,4 @@
-"""One step by kernels, and what is done with the gradients in the same pass."""
+"""One optimizer step by kernels, and the work on gradients that is done in one pass with it."""
 
 import logging
 from collections import Counter
@@ -37,37 +37,40 @@ from ipex_inductor.templates.optimizer.formulas import FORMULAS
 
 log = logging.getLogger("ipex_inductor")
 
-# Attributes of an optimizer: IPEX's name for one that is fused, ours, and GradScaler's.
+# Attributes of an optimizer: IPEX's name for a fused one, our options, and GradScaler's.
 FUSED, OPTIONS, SCALES = "fused", "_ipex_step_options", "_step_supports_amp_scaling"
-KNOB = "fuse_update_step"  # of `optimize`
-KEPT = (FUSED, OPTIONS, SCALES)  # by copies and pickles
+KNOB = "fuse_update_step"  # the option of `optimize`
+KEPT = (FUSED, OPTIONS, SCALES)  # attributes that copies and pickles keep
 _said: set[tuple[str, str]] = set()
 
 
 @dataclass
 class Options:
-    """What a step does beside stepping; see `FusedStep`."""
+    """Extra work of a step: clipping, zeroing and reports; see `FusedStep`."""
 
     clip_norm: float | None = None
     zero_grad: bool = False
     grad_norm: Tensor | None = None  # of the last step
-    report: GraphReport | None = None  # of the model, where it is noted what torch itself steps
+    report: GraphReport | None = None  # of the model; notes the parameters that torch steps
 
 
 def wanted(optimizer: Optimizer) -> bool:
-    """Whether the step is to be done by kernels where they can."""
+    """Return whether kernels step what they support of `optimizer`."""
     return OPTIONS in vars(optimizer)
 
 
 def at_once(optimizer: Optimizer) -> bool:
-    """Whether the step is like the last one and of nothing beside; it is done then."""
+    """Repeat the last step if nothing changed and no extra work is pending.
+
+    Returns whether the step was done.
+    """
     if torch.compiler.is_compiling() or get_eval_frame_callback() is not None:
         return False  # see `step`
-    given = vars(optimizer)
-    options = given.get(OPTIONS)
-    if options is None or "_opt_called" not in given or has_tables() or Place.sharded:
+    attributes = vars(optimizer)
+    options = attributes.get(OPTIONS)
+    if options is None or "_opt_called" not in attributes or has_tables() or Place.sharded:
         return False
-    if _around(optimizer, options) or not unchanged(optimizer):
+    if _has_extra_work(optimizer, options) or not unchanged(optimizer):
         return False
     options.grad_norm = None
     return True
@@ -76,34 +79,47 @@ def at_once(optimizer: Optimizer) -> bool:
 def step(
     optimizer: Optimizer,
     weights: Mapping[nn.Parameter, Trained],
-    own: Callable[[Container[nn.Parameter]], None],
+    step_rest: Callable[[Container[nn.Parameter]], None],
 ) -> None:
-    """Kernels for the parameters they can take; `own` for the rest, first, as it may raise."""
-    # Dynamo is to stay out, as kernels are called by address; where it is not there, for nothing.
-    followed = torch.compiler.is_dynamo_compiling() or get_eval_frame_callback() is not None
-    (_undisturbed if followed else _look_and_step)(optimizer, weights, own)
+    """Step parameters by kernels where they are supported, and the others by `step_rest`.
+
+    Args:
+        optimizer: the fused optimizer.
+        weights: master weights by parameter.
+        step_rest: steps the parameters it gets by torch's code; called first, as it may raise.
+    """
+    # Kernels are called by address, so Dynamo must not trace them. Disabling it costs time, so
+    # that is only done where Dynamo is active.
+    traced = torch.compiler.is_dynamo_compiling() or get_eval_frame_callback() is not None
+    (_undisturbed if traced else _look_and_step)(optimizer, weights, step_rest)
 
 
 def _look_and_step(
     optimizer: Optimizer,
     weights: Mapping[nn.Parameter, Trained],
-    own: Callable[[Container[nn.Parameter]], None],
+    step_rest: Callable[[Container[nn.Parameter]], None],
 ) -> None:
+    """Repeat the last step if nothing changed, else plan a new one."""
     options: Options = vars(optimizer)[OPTIONS]
-    if _around(optimizer, options) or not repeated(optimizer, weights):
-        _step(optimizer, options, weights, own)
+    if _has_extra_work(optimizer, options) or not repeated(optimizer, weights):
+        _step(optimizer, options, weights, step_rest)
     else:
         options.grad_norm = None
 
 
-_undisturbed = _disable_dynamo(_look_and_step)  # torch.compiler.disable would import Dynamo now
+_undisturbed = _disable_dynamo(_look_and_step)  # torch.compiler.disable would import Dynamo here
 
 
-def _around(optimizer: Optimizer, options: Options) -> bool:
-    """Whether something is to be done to gradients, or what GradScaler found is to be read."""
-    given = vars(optimizer)
-    asked = options.zero_grad or options.clip_norm is not None
-    return asked or "grad_scale" in given or "found_inf" in given or deferred(optimizer) is not None
+def _has_extra_work(optimizer: Optimizer, options: Options) -> bool:
+    """Return whether gradients are to be changed, or state of GradScaler is to be read."""
+    attributes = vars(optimizer)
+    changes_grads = options.zero_grad or options.clip_norm is not None
+    return (
+        changes_grads
+        or "grad_scale" in attributes
+        or "found_inf" in attributes
+        or deferred(optimizer) is not None
+    )
 
 
 @torch.no_grad()
@@ -111,93 +127,98 @@ def _step(
     optimizer: Optimizer,
     options: Options,
     weights: Mapping[nn.Parameter, Trained],
-    own: Callable[[Container[nn.Parameter]], None],
+    step_rest: Callable[[Container[nn.Parameter]], None],
 ) -> None:
-    """Any step: a new plan, or what is to be done around one."""
-    seen, last = looked(optimizer, weights)
-    if seen is None:
+    """Do one step with a new or a reused plan, and the extra work around it."""
+    fingerprint, last = looked(optimizer, weights)
+    if fingerprint is None:
         grads = _gradients(optimizer)
     else:
-        grads = seen.grads if options.zero_grad or options.clip_norm is not None else []
-    norm, scale = _scale(optimizer, options, seen, grads)
-    # What is one's gradient in part would be 0 before the other has read it.
-    zeroed = options.zero_grad and apart(last, seen, grads)
+        grads = fingerprint.grads if options.zero_grad or options.clip_norm is not None else []
+    norm, scale = _scale(optimizer, options, fingerprint, grads)
+    # A gradient that shares memory would be 0 before its other owner has read it.
+    zeroed = options.zero_grad and apart(last, fingerprint, grads)
 
-    asked = Asked(scale is not None, zeroed, waits=scale is None or _waits(optimizer, scale))
-    made = planned(optimizer, weights, asked, last, seen)
-    _refuse_capture(optimizer, made)
-    if scale and not made.looks_itself(scale):
+    request = Asked(scale is not None, zeroed, waits=scale is None or _waits(optimizer, scale))
+    step_plan = planned(optimizer, weights, request, last, fingerprint)
+    _refuse_capture(optimizer, step_plan)
+    if scale and not step_plan.looks_itself(scale):
         scale.written()
         options.grad_norm = norm
         if scale.found_inf is not None and scale.found_inf.item():
-            made.written = []
+            step_plan.written = []
             _zero(grads if options.zero_grad else ())
             return
-        made.load_ahead(scale)
+        step_plan.load_ahead(scale)
         scale = scale.read()
     scale = scale or UNSCALED
-    numbers = numbers_of(made, optimizer, scale)
-    if made.left:
-        _tell(optimizer, made)
-        with _unscaled(optimizer, made.left, scale.number):
-            own(made.left)
-    run(made, optimizer, numbers, scale)
+    numbers = numbers_of(step_plan, optimizer, scale)
+    if step_plan.left:
+        _tell(optimizer, step_plan)
+        with _hide_scaler(optimizer, step_plan.left, scale.number):
+            step_rest(step_plan.left)
+    run(step_plan, optimizer, numbers, scale)
     options.grad_norm = norm
-    keep(optimizer, weights, asked, made)
+    keep(optimizer, weights, request, step_plan)
     if options.zero_grad:
-        _zero([*made.copied, *(p.grad for p in made.left)] if zeroed else grads)
+        _zero([*step_plan.copied, *(p.grad for p in step_plan.left)] if zeroed else grads)
 
 
 def _waits(optimizer: Optimizer, scale: Scale) -> bool:
-    """Whether the host has to know if the step is left out, as it counts them."""
+    """Return whether the host must know if the step is skipped, because it counts the steps."""
     rule, groups = FORMULAS[type(optimizer).__name__], optimizer.param_groups
-    there = all(group.get("capturable") or group.get("fused") for group in groups)
-    return rule.counts and scale.found_inf is not None and not there
+    counts_on_device = all(group.get("capturable") or group.get("fused") for group in groups)
+    return rule.counts and scale.found_inf is not None and not counts_on_device
 
 
 def _scale(
-    optimizer: Optimizer, options: Options, seen: Look | None, grads: list[Tensor]
+    optimizer: Optimizer, options: Options, fingerprint: Look | None, grads: list[Tensor]
 ) -> tuple[Tensor | None, Scale | None]:
-    """The norm of gradients, and what they are to be multiplied by: GradScaler's, what clips them.
+    """Return the norm of gradients and their scale: GradScaler's, and the one that clips them.
 
-    As `torch.nn.utils.clip_grad_norm_` does: by `clip / (norm + 1e-6)`, never by more than 1, and
-    by NaN if that is the norm. That of scaled fp16 would often be beyond fp16.
+    As `torch.nn.utils.clip_grad_norm_` does: the factor is `clip / (norm + 1e-6)`, at most 1, and
+    NaN if the norm is NaN. The norm of scaled fp16 gradients would often overflow in fp16.
     """
-    given = (getattr(optimizer, name, None) for name in ("grad_scale", "found_inf"))
-    # Of no gradients at all, GradScaler makes the number 0.
-    divisor, found_inf = (value if isinstance(value, Tensor) else None for value in given)
+    tensors = (getattr(optimizer, name, None) for name in ("grad_scale", "found_inf"))
+    # Without any gradient, GradScaler passes the number 0 instead of a tensor.
+    divisor, found_inf = (value if isinstance(value, Tensor) else None for value in tensors)
     norm, factor = None, None
-    late = deferred(optimizer)  # and what GradScaler has handed over is not written yet
-    if late is not None:
-        found_inf = late.found_inf
-    read = read_of(optimizer, options.clip_norm, divisor, seen)
-    if late is not None and late is not read:
-        late.run()
+    pending = deferred(optimizer)  # what GradScaler has passed is not written yet
+    if pending is not None:
+        found_inf = pending.found_inf
+    read = read_of(optimizer, options.clip_norm, divisor, fingerprint)
+    if pending is not None and pending is not read:
+        pending.run()
     if options.clip_norm is not None:
         clipped = read.clipped if read else None
-        norm, factor = clipped or _clipped(options.clip_norm, grads, divisor)
+        norm, factor = clipped or _clip_with_torch(options.clip_norm, grads, divisor)
     if factor is None and divisor is None and found_inf is None:
         return norm, None
     return norm, Scale(factor=factor, divisor=divisor, found_inf=found_inf, reading=read)
 
 
-def _clipped(clip: float, grads: list[Tensor], divisor: Tensor | None) -> Clip:
-    """The same by torch's operations."""
+def _clip_with_torch(clip: float, grads: list[Tensor], divisor: Tensor | None) -> Clip:
+    """Return the norm of `grads` over `divisor` and its clip factor by torch operations."""
     norm: Any = total_norm(grads) if any(map(is_sharded, grads)) else None
     if norm is None:
-        wide = [grad.float() if grad.dtype is torch.float16 else grad for grad in grads]
-        norm = torch.nn.utils.get_total_norm(wide)
+        upcast = [grad.float() if grad.dtype is torch.float16 else grad for grad in grads]
+        norm = torch.nn.utils.get_total_norm(upcast)
         norm = norm.full_tensor() if is_sharded(norm) else norm
     norm = norm if divisor is None else norm / divisor.to(norm.device)
     return Clip(norm, (clip / (norm.double() + 1e-6)).clamp(max=1.0))
 
 
 @contextmanager
-def _unscaled(optimizer: Optimizer, params: Iterable[nn.Parameter], scale: float) -> Iterator[None]:
-    """While open, torch's own step finds gradients times `scale`, and nothing of GradScaler's."""
-    own = vars(optimizer)
-    theirs: dict[str, Any] = {
-        name: own.pop(name) for name in ("grad_scale", "found_inf") if name in own
+def _hide_scaler(
+    optimizer: Optimizer, params: Iterable[nn.Parameter], scale: float
+) -> Iterator[None]:
+    """Scale gradients of `params` and hide GradScaler's attributes while torch's step runs.
+
+    Gradients and attributes are restored afterwards.
+    """
+    attributes = vars(optimizer)
+    scaler_attributes: dict[str, Any] = {
+        name: attributes.pop(name) for name in ("grad_scale", "found_inf") if name in attributes
     }
     grads: dict[nn.Parameter, Any] = {p: p.grad for p in params if scale != 1.0}
     try:
@@ -207,29 +228,37 @@ def _unscaled(optimizer: Optimizer, params: Iterable[nn.Parameter], scale: float
     finally:
         for param, grad in grads.items():
             param.grad = grad
-        own.update(theirs)
+        attributes.update(scaler_attributes)
 
 
-def _refuse_capture(optimizer: Optimizer, made: Plan) -> None:
-    """As torch does for Adam: a graph would count no steps that the host counts."""
+def _refuse_capture(optimizer: Optimizer, step_plan: Plan) -> None:
+    """Raise `RuntimeError` if a captured graph would not count steps that the host counts.
+
+    torch does so for Adam.
+    """
     if not capturing():
         return
     name = type(optimizer).__name__
-    if any(isinstance(b, CudaBatch | CountingBatch) and b.counts for b in made.batches.values()):
+    if any(
+        isinstance(b, CudaBatch | CountingBatch) and b.counts for b in step_plan.batches.values()
+    ):
         raise RuntimeError(f"a CUDA graph of a step of {name} needs groups with capturable=True")
-    if any(isinstance(b, SyclBatch) for b in made.batches.values()):
+    if any(isinstance(b, SyclBatch) for b in step_plan.batches.values()):
         raise RuntimeError(f"no graph can have a step of {name}, whose scalars the host makes")
 
 
 def _gradients(optimizer: Optimizer) -> list[Tensor]:
-    """All there are; refuses sparse ones as torch does, but before anything is updated."""
+    """Return all gradients of `optimizer`.
+
+    Sparse gradients are refused as by torch, but before anything is updated.
+    """
     grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
     refuse_sparse(optimizer, grads)
     return grads
 
 
 def refuse_sparse(optimizer: Optimizer, grads: list[Tensor]) -> None:
-    """Raise what torch's step would, for gradients that it does not take."""
+    """Raise the error of torch's step for sparse gradients that it does not support."""
     if not any(grad.is_sparse for grad in grads):
         return
     name = type(optimizer).__name__
@@ -243,19 +272,20 @@ def refuse_sparse(optimizer: Optimizer, grads: list[Tensor]) -> None:
 
 
 def _zero(grads: Any) -> None:
+    """Fill gradients with zeros."""
     for grad in grads:
         grad.zero_()
 
 
-def _tell(optimizer: Optimizer, made: Plan) -> None:
-    """Each reason once; a warning where something of the machine is missing."""
+def _tell(optimizer: Optimizer, step_plan: Plan) -> None:
+    """Log and report each reason once; warn if a tool of the machine is missing."""
     name, report = type(optimizer).__name__, vars(optimizer)[OPTIONS].report
-    for reason, count in Counter(made.left.values()).items():
-        said = f"torch itself steps {count} parameters: {reason}"
-        missed = Event("missed", KNOB, said, name)
-        if report is not None and missed not in report.events:
-            report.events.append(missed)
+    for reason, count in Counter(step_plan.left.values()).items():
+        message = f"torch itself steps {count} parameters: {reason}"
+        event = Event("missed", KNOB, message, name)
+        if report is not None and event not in report.events:
+            report.events.append(event)
         if (name, reason) not in _said:
             _said.add((name, reason))
-            level = logging.WARNING if reason in made.unbuilt else logging.INFO
-            log.log(level, "%s: %s", name, said)
+            level = logging.WARNING if reason in step_plan.unbuilt else logging.INFO
+            log.log(level, "%s: %s", name, message)

@@ -1,4 +1,4 @@
-"""The parameters that one kernel in SYCL steps, as a table of addresses: on an Intel GPU."""
+"""Launch groups on an Intel GPU: parameters that one SYCL kernel steps, as a table of addresses."""
 
 import functools
 from array import array
@@ -17,12 +17,19 @@ from ipex_inductor.templates.tensor_reader.step_counters import Cells
 
 
 class SyclBatch:
-    """Those of one group and count of steps, which the host counts; launched, never waited for."""
+    """Parameters of one group and one step count, which the host counts.
+
+    Launches are asynchronous; the host never waits for them.
+    """
 
     def __init__(self, kernel: StepKernel, device: torch.device, group: int, far: float) -> None:
-        """`far`: how many steps were before this one, or whether it is the first.
+        """Load the kernel; raises `NotBuiltError`.
 
-        Raises `NotBuiltError`.
+        Args:
+            kernel: the step kernel.
+            device: the GPU.
+            group: index of the parameter group.
+            far: number of steps before this one; if steps are not counted, whether it is the first.
         """
         self._kernel, self._device, self._group = kernel, device, group
         self._step = given(_step(kernel, device))
@@ -36,47 +43,64 @@ class SyclBatch:
     def add(
         self, addresses: list[int], elements: int, step: Tensor | None, first: bool, group: int
     ) -> None:
-        """See `Batch`."""
-        self._table.add((*addresses, 0, 0), elements)  # steps and groups are the host's
+        """Add one parameter; see `Batch`.
+
+        Args:
+            addresses: of its tensors, in the order of the kernel's columns.
+            elements: number of elements of the parameter.
+            step: its step counter on the host; None if steps are not counted.
+            first: not used.
+            group: not used: a batch belongs to one group.
+        """
+        self._table.add((*addresses, 0, 0), elements)  # the host handles steps and groups
         if step is not None:
             self._cells.add(step.data_ptr())
 
     def as_far(self) -> bool:
-        """Whether all steps are as far as they were left here."""
+        """Return whether all step counters still hold the value that this batch wrote."""
         return self._cells.stand()
 
     def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
-        """See `Batch`; with what the formula makes of them, once a row."""
-        return self._made_of(own_numbers(groups[self._group], self._kernel.numbers, scale.number))
+        """Return the numbers of the group and the derived scalars, once a row; see `Batch`."""
+        return self._scalars_per_row(
+            own_numbers(groups[self._group], self._kernel.numbers, scale.number)
+        )
 
     def next_numbers(self, numbers: "array[float]") -> "array[float]":
-        """See `Batch`; the group's own come first."""
-        return self._made_of(numbers[: len(self._kernel.numbers)])
+        """Return the numbers of the next step; see `Batch`.
 
-    def _made_of(self, own: Sequence[float]) -> "array[float]":
+        The numbers of the group itself come first in `numbers`.
+        """
+        return self._scalars_per_row(numbers[: len(self._kernel.numbers)])
+
+    def _scalars_per_row(self, group_numbers: Sequence[float]) -> "array[float]":
+        """Return the scalars of the next step, repeated for each row; norm slots are 0."""
         far = self._cells.far
-        made = self._scalars(far + 1 if len(self._cells) else far, *own)
-        left = (0.0,) * (self._step.scalars - len(made))  # for what norms make
-        return array("d", (*made, *left) * self._table.count)
+        scalars = self._scalars(far + 1 if len(self._cells) else far, *group_numbers)
+        norm_slots = (0.0,) * (self._step.scalars - len(scalars))  # for what norms make
+        return array("d", (*scalars, *norm_slots) * self._table.count)
 
     def prepare(self) -> None:
-        """See `Batch`; the allocator has what a step needs from the last one."""
+        """Do nothing: the allocator reuses the memory of the last step; see `Batch`."""
 
     def take_norms(self, numbers: "array[float]", scale: Scale) -> None:
-        """See `Batch`; shards with norms are left to torch."""
+        """Do nothing: shards with norms are left to torch; see `Batch`."""
 
     def run(self, numbers: "array[float]", scale: Scale) -> None:
-        """See `Batch`; on the current stream."""
+        """Launch the step on the current stream; see `Batch`."""
         count, chunks = self._table.count, self._table.chunks
         table = torch.tensor(numbers, dtype=self._step.real).to(self._device, non_blocking=True)
-        places = self._rows(self.rows), count, self._chunks(chunks), len(chunks) // 3
-        self._step.run(*places, table)
+        row_arguments = self._rows(self.rows), count, self._chunks(chunks), len(chunks) // 3
+        self._step.run(*row_arguments, table)
         self._cells.become(self._cells.after())
 
 
 @functools.lru_cache(maxsize=256)
 def _step(kernel: StepKernel, device: torch.device) -> Step | str:
-    """Or why there is none: what failed once would cost every step as much."""
+    """Return the kernel, or the reason why it cannot be built.
+
+    Failures are cached, as each attempt to compile would slow down every step.
+    """
     try:
         return step_of(kernel, device)
     except NotBuiltError as error:

@@ -1,4 +1,4 @@
-"""One reading of all gradients on a GPU: their norm, and whether one of them is not finite."""
+"""One pass over all gradients on a GPU: their norm, and whether one of them is not finite."""
 
 import functools
 import logging
@@ -34,49 +34,53 @@ from ipex_inductor.templates.optimizer.step_cuda import (
 
 log = logging.getLogger("ipex_inductor")
 
-BLOCK, TURNS, WARPS = 2048, 8, 8  # elements of a program's block, and how many blocks it takes
-CHUNK = BLOCK * TURNS
-REGISTERS = 80  # that the sums take; what comes after them would take 128, and their places
-ROWS = 32 * WARPS  # whose scalars a program makes at a time, one a thread
+BLOCK, TURNS, WARPS = 2048, 8, 8  # elements of a block, blocks of a program, warps of a program
+CHUNK = BLOCK * TURNS  # elements
+REGISTERS = 80  # of a thread; the sums need 80, and the code after them would use 128
+ROWS = 32 * WARPS  # rows whose scalars a program computes at a time, one a thread
 
 
 class Clip(NamedTuple):
-    """The norm of all gradients, and what they are multiplied by (fp64), on their device."""
+    """The norm of all gradients and the factor that clips them (fp64), on their device."""
 
     norm: Tensor
     factor: Tensor
 
 
-# Of the last reading: what it followed from, and how it is done, or that torch does it; a look at
-# gradients alone has other facts than one at all.
+# The facts of the last reading and its kernels, or None if torch does it. The key says whether the
+# fingerprint covers all tensors; one of gradients alone has other facts.
 _known: "weakref.WeakKeyDictionary[Optimizer, dict[bool, tuple[list[Any], Reading | None]]]"
 _known = weakref.WeakKeyDictionary()
 _deferred: "weakref.WeakKeyDictionary[Optimizer, Read]" = weakref.WeakKeyDictionary()
-_captured: "list[Reading]" = []  # nobody says when a graph that may read their tables is gone
+_captured: "list[Reading]" = []  # graphs may read their tables; the end of a graph is not known
 
 
 def read_of(
-    optimizer: Optimizer, clip: float | None, divisor: Tensor | None, seen: Look | None
+    optimizer: Optimizer, clip: float | None, divisor: Tensor | None, fingerprint: Look | None
 ) -> "Read | None":
-    """What reads the gradients, as they were `seen`, for this step; it is to be launched.
+    """Return the pending or a new reading of the gradients for this step; the caller launches it.
 
-    For their norm over `divisor`, and what clips it to `clip`, or for what was `deferred`. None
-    where nothing is to be read, or torch is to do it: not all plain and on one GPU, or not read so
-    before a graph is captured.
+    It computes their norm over `divisor` and the factor that clips it to `clip`, or it was
+    deferred by `found_inf`. None if nothing is to be read, or if torch has to do it: gradients
+    that are not all plain and on one GPU, or a graph capture before the first such reading.
     """
-    left = _deferred.get(optimizer)
-    if left is not None and left.clip == clip and left.is_of(seen or gradients(optimizer)):
-        return left
-    return None if clip is None else _read(optimizer, clip, divisor, False, seen)
+    pending = _deferred.get(optimizer)
+    if (
+        pending is not None
+        and pending.clip == clip
+        and pending.is_of(fingerprint or gradients(optimizer))
+    ):
+        return pending
+    return None if clip is None else _read(optimizer, clip, divisor, False, fingerprint)
 
 
 def found_inf(
     optimizer: Optimizer, scale: Tensor, clip: float | None, defer: bool = False
 ) -> Tensor | None:
-    """1 if a gradient is not finite, else 0 (fp32, on their device); nobody waits for it.
+    """Return a flag (fp32, on the device): 1 if a gradient is not finite, else 0, without a sync.
 
-    If that may be `defer`red it is written by the step that follows, or by `settle`; with what
-    `clip` needs, over `scale`. None where torch is to look: as with `read_of`, or there are none.
+    With `defer` the step that follows or `settle` writes it, along with what `clip` needs, over
+    `scale`. None if torch has to look: see `read_of`, or there are no gradients.
     """
     read = _read(optimizer, clip if defer else None, scale, True, None)
     if read is None:
@@ -89,12 +93,12 @@ def found_inf(
 
 
 def deferred(optimizer: Optimizer) -> "Read | None":
-    """What `found_inf` has left to the step."""
+    """Return the reading that `found_inf` has deferred to the step, or None."""
     return _deferred.get(optimizer)
 
 
 def settle(optimizer: Optimizer) -> Tensor | None:
-    """Nothing stays deferred, whatever became of the step: what was found, if something was."""
+    """Launch a deferred reading if the step has not; return its flag, or None if there is none."""
     read = _deferred.pop(optimizer, None)
     if read is None:
         return None
@@ -103,41 +107,57 @@ def settle(optimizer: Optimizer) -> Tensor | None:
 
 
 def _read(
-    optimizer: Optimizer, clip: float | None, divisor: Tensor | None, looks: bool, seen: Look | None
+    optimizer: Optimizer,
+    clip: float | None,
+    divisor: Tensor | None,
+    looks: bool,
+    fingerprint: Look | None,
 ) -> "Read | None":
-    now = _now(optimizer, seen)
-    if now is None or not now.grads:
+    """Return a new reading, or None if torch has to read the gradients.
+
+    Args:
+        optimizer: the optimizer whose gradients are read.
+        clip: the norm to clip to, or None.
+        divisor: GradScaler's scale, or None.
+        looks: whether the flag `found_inf` is written.
+        fingerprint: state of the tensors if it is known.
+    """
+    current = _now(optimizer, fingerprint)
+    if current is None or not current.grads:
         return None
-    reading = _reading(optimizer, now, seen is not None)
+    reading = _reading(optimizer, current, fingerprint is not None)
     if reading is None or not reading.takes(divisor):
         return None
     try:
-        return Read(reading, now, clip, divisor, looks)
+        return Read(reading, current, clip, divisor, looks)
     except NotBuiltError as error:
         _tell(str(error))
         return None
 
 
-def _now(optimizer: Optimizer, seen: Look | None) -> Look | None:
-    here: Any = torch.cuda
-    return (seen or gradients(optimizer)) if here.is_initialized() else None
+def _now(optimizer: Optimizer, fingerprint: Look | None) -> Look | None:
+    """Return the given or a new fingerprint of the gradients, or None if CUDA is not in use."""
+    cuda_module: Any = torch.cuda
+    return (fingerprint or gradients(optimizer)) if cuda_module.is_initialized() else None
 
 
-def _reading(optimizer: Optimizer, seen: Look, whole: bool) -> "Reading | None":
-    of, captured = _known.setdefault(optimizer, {}), capturing()
-    if whole not in of or of[whole][0] != seen.facts:
-        if captured:  # there is no pinned memory to be had for a new one
+def _reading(optimizer: Optimizer, fingerprint: Look, whole: bool) -> "Reading | None":
+    """Return the cached reading of gradients of these forms, or a new one outside of capture."""
+    by_kind, in_capture = _known.setdefault(optimizer, {}), capturing()
+    if whole not in by_kind or by_kind[whole][0] != fingerprint.facts:
+        if in_capture:  # a new one needs pinned memory, which capture forbids
             return None
-        of[whole] = seen.facts, _made(seen.grads)
-    _, reading = of[whole]
-    if captured and reading is not None and reading not in _captured:
+        by_kind[whole] = fingerprint.facts, _made(fingerprint.grads)
+    _, reading = by_kind[whole]
+    if in_capture and reading is not None and reading not in _captured:
         _captured.append(reading)
     return reading
 
 
 def _made(grads: list[Tensor]) -> "Reading | None":
+    """Return a reading of `grads` if all are plain and on one GPU, else None."""
     devices = {grad.device for grad in grads}
-    # Of a DTensor there is a part here, and a norm is of the whole.
+    # This process holds a part of a DTensor, and the norm is of the whole tensor.
     plain = all(g.dtype in REALS and is_dense(g) and not is_sharded(g) for g in grads)
     if len(devices) != 1 or not plain:
         return None
@@ -147,6 +167,7 @@ def _made(grads: list[Tensor]) -> "Reading | None":
 
 @functools.cache
 def _tell(reason: str) -> None:
+    """Warn once that torch takes norms of gradients."""
     log.warning(
         "torch itself takes norms of gradients, and looks for what is not finite: %s", reason
     )
@@ -154,20 +175,21 @@ def _tell(reason: str) -> None:
 
 @functools.cache
 def _tell_apart(reason: str) -> None:
+    """Warn once that the scalars of a step take a launch of their own."""
     log.warning("the scalars of a step are a launch of their own: %s", reason)
 
 
 class Read:
-    """One reading, which is launched once: what it writes then, and where from.
+    """One reading of gradients, which is launched once, and the tensors that it writes.
 
-    `clip`: what the norm is clipped to; without, none is taken. `looks`: `found_inf` is written.
+    `clip`: the norm to clip to; no norm is computed without it. `looks`: `found_inf` is written.
     Raises `NotBuiltError`.
     """
 
     def __init__(
         self,
         reading: "Reading",
-        seen: Look,
+        fingerprint: Look,
         clip: float | None,
         divisor: Tensor | None,
         looks: bool,
@@ -175,20 +197,26 @@ class Read:
         self.clip, self.clipped = clip, reading.clipped() if clip is not None else None
         self.found_inf = reading.found() if looks else None
         self._reading, self._divisor = reading, divisor
-        self._grads, self._addresses = seen.grads, seen.addresses  # which are to stay in memory
+        # The reference keeps gradients in memory.
+        self._grads, self._addresses = fingerprint.grads, fingerprint.addresses
         self._done = False
         reading.load(self.clip is not None, looks, None)
 
-    def is_of(self, seen: Look | None) -> bool:
-        """Whether these are its gradients."""
-        if seen is None or self._done or seen.addresses != self._addresses:
+    def is_of(self, fingerprint: Look | None) -> bool:
+        """Return whether `fingerprint` is of the gradients of this reading, and it has not run."""
+        if fingerprint is None or self._done or fingerprint.addresses != self._addresses:
             return False
-        return all(map(operator.is_, seen.grads, self._grads))
+        return all(map(operator.is_, fingerprint.grads, self._grads))
 
     def run(self, scalars: "Scalars | None" = None, found_inf: Tensor | None = None) -> bool:
-        """Read, on the current stream, unless that is done; returns whether `scalars` were made.
+        """Launch the reading on the current stream unless it has run.
 
-        `found_inf`: what somebody else found, for these.
+        Args:
+            scalars: scalars of a step that may be computed in the same launch.
+            found_inf: flag to use if this reading writes none itself.
+
+        Returns:
+            Whether `scalars` were computed.
         """
         if self._done:
             return False
@@ -203,7 +231,7 @@ class Read:
         return scalars is not None
 
     def makes(self, kernel: StepKernel) -> bool:
-        """Whether it can make the scalars of that kernel; what does so is loaded then."""
+        """Return whether it can compute the scalars of `kernel`; loads the code for them."""
         try:
             self._reading.load(self.clip is not None, self.found_inf is not None, kernel)
         except NotBuiltError as error:
@@ -213,7 +241,7 @@ class Read:
 
 
 class Reading:
-    """Gradients of these forms, all on one GPU."""
+    """Kernels and memory that read gradients of given dtypes, sizes and alignments on one GPU."""
 
     def __init__(self, grads: list[Tensor], device: torch.device) -> None:
         self._device = device
@@ -228,21 +256,21 @@ class Reading:
         self._counters: Room | None = None
 
     def takes(self, divisor: Tensor | None) -> bool:
-        """Whether kernels can read it."""
+        """Return whether kernels can read `divisor`: None, or fp32 on this GPU."""
         fits = divisor is not None and divisor.dtype is torch.float32
         return divisor is None or (fits and divisor.device == self._device)
 
     def clipped(self) -> Clip:
-        """Room for a norm, in fp32 (fp64 if a gradient is), and what clips it."""
+        """Return memory for a norm, in fp32 (fp64 if a gradient is), and its clip factor."""
         norm = torch.empty((), dtype=getattr(torch, self._real), device=self._device)
         return Clip(norm, torch.empty((), dtype=torch.float64, device=self._device))
 
     def found(self) -> Tensor:
-        """Room for what was found."""
+        """Return memory for the flag of values that are not finite (fp32)."""
         return torch.empty((), dtype=torch.float32, device=self._device)
 
     def load(self, squares: bool, looks: bool, kernel: StepKernel | None) -> None:
-        """Have the kernels that `run` needs. Raises `NotBuiltError`."""
+        """Load the kernels that `run` needs; raises `NotBuiltError`."""
         for part in self._parts:
             part.kernel(self._real, squares, looks, kernel)
 
@@ -256,32 +284,42 @@ class Reading:
         looks: bool,
         scalars: "Scalars | None",
     ) -> None:
-        """Launch them; what the last program does all of them are told."""
+        """Launch the kernels; all of them get the arguments of the last program's work.
+
+        Args:
+            addresses: of the gradients, in their order.
+            clip: the norm to clip to, or None.
+            divisor: GradScaler's scale (fp32), or None.
+            clipped: memory for the norm and the clip factor, or None.
+            found_inf: flag (fp32) of values that are not finite, or None.
+            looks: whether `found_inf` is written; it is read otherwise.
+            scalars: scalars of a step to compute as well, or None.
+        """
         with On(self._device) as stream:
-            around = (0 if t is None else t.data_ptr() for t in (divisor, found_inf))
-            last: list[Any] = [self._count, *around]
+            scaler_tensors = (0 if t is None else t.data_ptr() for t in (divisor, found_inf))
+            last: list[Any] = [self._count, *scaler_tensors]
             if clipped is not None:
                 last += [clip, clipped.norm.data_ptr(), clipped.factor.data_ptr()]
             kernel = scalars.kernel if scalars else None
             last += scalars.arguments if scalars else ()
             counters, self._counters = self._counters or _counters(self._device), None
-            summed = self._sums.address(stream), counters.address(stream)
-            before = 0
+            sum_addresses = self._sums.address(stream), counters.address(stream)
+            first_chunk = 0
             for part in self._parts:
                 launch = part.kernel(self._real, clipped is not None, looks, kernel)
-                arguments = (*part.tables(addresses, stream), *summed, before, *last)
+                arguments = (*part.tables(addresses, stream), *sum_addresses, first_chunk, *last)
                 launch(part.count, stream, arguments)
-                before += part.count
-            self._counters = counters  # 0 again, as all were launched
+                first_chunk += part.count
+            self._counters = counters  # the last program has reset them to 0
 
 
 def _counters(device: torch.device) -> Room:
-    """How many programs are done, and whether one found what is not finite."""
+    """Return zeroed counters: programs that are done, and whether a value is not finite."""
     return Room(torch.zeros(2, dtype=torch.int32, device=device))
 
 
 class _Part:
-    """Those of one dtype, all of them aligned or not: a launch."""
+    """Gradients of one dtype, all of them aligned or none, which one launch reads."""
 
     def __init__(
         self,
@@ -294,14 +332,14 @@ class _Part:
         self.kernel = functools.partial(parts, dtype, aligned, device)
         self._numbers = numbers
         self._rows = array("q", (n for number in numbers for n in (0, sizes[number])))
-        # Where all are empty, somebody has to say that their norm is 0.
+        # An empty gradient takes one program, so that a norm of 0 is written if all are empty.
         blocks = array("q", (-(-sizes[number] // CHUNK) or 1 for number in numbers))
         self.count = sum(blocks)
         self._chunks = Room(chunks_of(blocks, device))
         self._sent = Sent(device)
 
     def tables(self, addresses: "array[int]", stream: int) -> tuple[int, int]:
-        """Where kernels find rows, and chunks."""
+        """Return the addresses of the tables of rows and of chunks."""
         self._rows[::2] = array("q", (addresses[number] for number in self._numbers))
         return self._sent.address(self._rows, stream), self._chunks.address(stream)
 
@@ -329,7 +367,7 @@ def _parts_or_why(
 
 
 def parts(*which: Any) -> cuda.Kernel:
-    """What reads gradients: their dtype, whether they are aligned, the device; see `Reading`.
+    """Return the kernel that reads gradients of a dtype and alignment on a device; see `Reading`.
 
     Raises `NotBuiltError`.
     """

@@ -1,4 +1,4 @@
-"""The memory of a parameter and of all that its step reads and writes, as a kernel takes it."""
+"""Memory of a parameter and of all tensors that its step reads and writes, as kernels take it."""
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,12 @@ NAMES = {getattr(torch, name): name for name in C_TYPES}
 REALS = {dtype: name for dtype, name in NAMES.items() if dtype.is_floating_point}
 
 
-class LeftError(Exception):  # no error: a parameter goes another way
-    """Why a parameter is left to the optimizer's own step."""
+class LeftError(Exception):  # not a failure: the parameter is stepped in another way
+    """The reason why a parameter is left to the optimizer's own step."""
 
 
 def held_of(param: nn.Parameter) -> Tensor:
-    """The memory of `param`, for a kernel; raises `LeftError` if it is not one dense block."""
+    """Return the memory of `param` for kernels; raises `LeftError` unless it is one dense block."""
     held = local(param) if is_sharded(param) else param.detach()
     if type(held) is not Tensor:
         raise LeftError(f"a {type(held).__name__}")
@@ -39,17 +39,20 @@ def held_of(param: nn.Parameter) -> Tensor:
 
 
 def rest_of(weight: Trained, held: Tensor) -> list[Tensor]:
-    """What `held` cannot hold, in its layout; raises `LeftError` for another."""
+    """Return the lower bits or the master weight of `weight`, in the layout of `held`.
+
+    Raises `LeftError` for another layout.
+    """
     rest = local(weight.rest)
-    if rest.dtype != RESTS.get(type(weight)) or not _alike(rest, held):
+    if rest.dtype != RESTS.get(type(weight)) or not _same_layout(rest, held):
         raise LeftError("a master weight of another layout")
     return [rest]
 
 
 def grad_of(grad: Tensor, held: Tensor) -> Tensor:
-    """The gradient, in the layout of the parameter: a copy, if it has another.
+    """Return the gradient in the layout of the parameter; one in another layout is copied.
 
-    Raises `LeftError` for one that no kernel reads.
+    Raises `LeftError` for a gradient that no kernel reads.
     """
     if grad.layout is not torch.strided:
         raise LeftError("sparse gradients")
@@ -60,42 +63,47 @@ def grad_of(grad: Tensor, held: Tensor) -> Tensor:
         raise LeftError(f"gradients of {grad.dtype} for {held.dtype}")
     if not _has_memory(grad):
         raise LeftError("gradients without memory of their own")
-    return grad if _alike(grad, held) else torch.empty_like(held, dtype=grad.dtype).copy_(grad)
+    if _same_layout(grad, held):
+        return grad
+    return torch.empty_like(held, dtype=grad.dtype).copy_(grad)
 
 
 def known_state(
     optimizer: Optimizer, param: nn.Parameter, names: tuple[str, ...], held: Tensor
 ) -> dict[str, Tensor]:
-    """What the formula reads of the state of `param`; nothing if that is to be made.
+    """Return the state of `param` that the formula reads; an empty one if it is still to be made.
 
-    Raises `LeftError` for a state that a kernel cannot take, or that lacks something.
+    Raises `LeftError` for a state that a kernel cannot take or that lacks a tensor.
     """
     counts = FORMULAS[type(optimizer).__name__].counts
-    own = optimizer.state.get(param, {})
-    known = {n: own[n] for n in (*["step"] * counts, *names) if own.get(n) is not None}
-    if not known and type(optimizer) is not Adagrad and (not counts or not own):
+    param_state = optimizer.state.get(param, {})
+    state = {
+        n: param_state[n] for n in (*["step"] * counts, *names) if param_state.get(n) is not None
+    }
+    if not state and type(optimizer) is not Adagrad and (not counts or not param_state):
         return {}
-    if len(known) != len(names) + counts:
+    if len(state) != len(names) + counts:
         raise LeftError("a state that lacks what the step reads")
-    for name, value in known.items():
+    for name, value in state.items():
         if not isinstance(value, Tensor):
             raise LeftError(f"a state {name!r} that is a {type(value).__name__}")
         tensor = local(value)
-        places = (held.device, torch.device("cpu")) if name == "step" else (held.device,)
-        if tensor.device not in places or tensor.dtype not in REALS:
+        devices = (held.device, torch.device("cpu")) if name == "step" else (held.device,)
+        if tensor.device not in devices or tensor.dtype not in REALS:
             raise LeftError(f"a state {name!r} of {tensor.dtype} on {tensor.device}")
-        odd = tensor.is_neg() or not _has_memory(tensor)
-        if name != "step" and (odd or not _alike(tensor, held)):
+        unusable = tensor.is_neg() or not _has_memory(tensor)
+        if name != "step" and (unusable or not _same_layout(tensor, held)):
             raise LeftError(f"a state {name!r} of another layout")
-    return known
+    return state
 
 
 def _has_memory(tensor: Tensor) -> bool:
-    """A functional tensor has none, though it looks like any other."""
+    """Return whether `tensor` has memory; a functional tensor has none."""
     return not tensor.numel() or bool(tensor.data_ptr())
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and (
-        one.stride() == other.stride() or (one.is_contiguous() and other.is_contiguous())
+def _same_layout(first: Tensor, second: Tensor) -> bool:
+    """Return whether shapes are equal, and strides too unless both tensors are contiguous."""
+    return first.shape == second.shape and (
+        first.stride() == second.stride() or (first.is_contiguous() and second.is_contiguous())
     )

@@ -1,4 +1,4 @@
-"""A step that is planned: kernels with what they take of an optimizer, to be run and run again."""
+"""The plan of a step: kernels and what they read of an optimizer, to be run repeatedly."""
 
 import ctypes
 import functools
@@ -15,74 +15,75 @@ from ipex_inductor.optim.launch_groups_sycl import SyclBatch
 from ipex_inductor.optim.sharded_norms import Key, Shares
 from ipex_inductor.templates.tensor_reader.look_cpp import bump
 
-OnGpu = CudaBatch | CountingBatch | SyclBatch  # whose steps the host may count
+OnGpu = CudaBatch | CountingBatch | SyclBatch  # launches whose steps the host may count
 
 
 @dataclass
 class Plan:
-    """One step: kernels with what they take, and whom the optimizer's own step is to take.
+    """One step: kernels with their tensors, and the parameters that torch's own step takes.
 
-    `held` and `written` are let go when the kernels have run.
+    `held` and `written` are released when the kernels have run.
     """
 
     batches: dict[tuple[Any, ...], Batch] = field(default_factory=dict)  # by kernel, and device
     left: dict[nn.Parameter, str] = field(default_factory=dict)
-    unbuilt: set[str] = field(default_factory=set)  # of the reasons, those that a user may mend
+    unbuilt: set[str] = field(default_factory=set)  # the reasons that a user can fix
     written: list[Tensor] = field(default_factory=list)
     held: list[Tensor] = field(default_factory=list)  # alive until the kernels have run
-    copied: list[Tensor] = field(default_factory=list)  # gradients of which kernels get copies
-    fresh: dict[nn.Parameter, dict[str, Tensor]] = field(default_factory=dict)  # states to begin
-    grads: list[tuple["array[int]", int]] = field(default_factory=list)  # where addresses stand
-    shares: dict[Key, Shares] = field(default_factory=dict)  # of norms that other processes add to
+    copied: list[Tensor] = field(default_factory=list)  # gradients that kernels get copies of
+    fresh: dict[nn.Parameter, dict[str, Tensor]] = field(default_factory=dict)  # first states
+    grads: list[tuple["array[int]", int]] = field(default_factory=list)  # table, position in it
+    shares: dict[Key, Shares] = field(default_factory=dict)  # sums of norms over processes
     _columns: "list[Column] | None" = None
-    _ran: list[CudaBatch] | None = None  # where nothing else ran, and as it stands
+    _ran: list[CudaBatch] | None = None  # set if only these batches ran and nothing has moved
 
     @property
     def lasts(self) -> bool:
-        """Whether it holds for the next step, if nothing but gradients' addresses changes."""
+        """Return whether the plan holds for the next step if only gradient addresses change."""
         return not (self.left or self.fresh or self.copied)
 
     @property
     def as_far(self) -> bool:
-        """Whether steps that the host counts are where this left them."""
-        for batch in self.batches.values():  # before each step
+        """Return whether step counters on the host still hold the values that this plan wrote."""
+        for batch in self.batches.values():  # runs before each step
             if isinstance(batch, OnGpu) and not batch.as_far():
                 return False
         return True
 
     @functools.cached_property
     def turns(self) -> bytes:
-        """Of those whose steps the host counts, for `Reader.again`: where they lie."""
+        """Addresses of the launch slots whose steps the host counts, for `Reader.again`."""
         counting = (b for b in self.batches.values() if isinstance(b, OnGpu))
         return bytes(array("q", [ctypes.addressof(batch.turn) for batch in counting]))
 
     def ready(self) -> bool:
-        """Whether `Reader.again` may take all turns, which is the whole step then."""
+        """Return whether `Reader.again` may replay all launches, which are the whole step then."""
         return self._ran is not None and all(batch.ready() for batch in self._ran)
 
     def have(self, numbers: list["array[float]"]) -> bool:
-        """Have `Reader.again` launch the next step with these; whether that may."""
+        """Pass `numbers` to `Reader.again` for the next step; return whether it may launch it."""
         if self._ran is None or not all(batch.stays() for batch in self._ran):
             return False
-        for batch, its in zip(self._ran, numbers, strict=True):
-            batch.have(its, 1)
+        for batch, group_numbers in zip(self._ran, numbers, strict=True):
+            batch.have(group_numbers, 1)
         return True
 
     def withdraw(self) -> None:
-        """Nobody launches what is known ahead: a step that is not the expected one comes first."""
+        """Drop precomputed numbers, because another step than the expected one comes first."""
         for batch in self._ran or ():
             batch.turn.left = 0
 
     def look_ahead(self, numbers: list["array[float]"], steps: int) -> None:
-        """Have numbers of so many steps, unless some are known, of groups that stay as they are."""
-        for batch, its in zip(self._ran or (), numbers, strict=False):
+        """Precompute numbers of `steps` steps of unchanged groups, unless some are left."""
+        for batch, group_numbers in zip(self._ran or (), numbers, strict=False):
             if not batch.turn.left:
-                batch.look_ahead(its, steps)
+                batch.look_ahead(group_numbers, steps)
 
     def load_ahead(self, scale: Scale) -> None:
-        """Have what the next step launches instead where it need not wait, as states have begun.
+        """Load the code that the next step launches instead, once states exist.
 
-        That may be captured, and nothing can be loaded then.
+        That step need not wait for the GPU. It may be captured, and nothing can be loaded during
+        capture.
         """
         batches = [*self.batches.values()]
         if self.fresh and len(batches) == 1 and scale.reading is not None:
@@ -91,18 +92,19 @@ class Plan:
                 scale.reading.makes(batch.kernel)
 
     def move(self, addresses: "array[int]") -> None:
-        """Gradients lie there now."""
+        """Write the new addresses of gradients to the tables of the launches."""
         self._ran = None
         if self._columns is None:
             self._columns = _columns(self.grads)
-        for rows, places, numbers in self._columns:
-            whole = len(numbers) == len(addresses)
-            rows[places] = addresses if whole else array("q", [addresses[n] for n in numbers])
+        for rows, columns, numbers in self._columns:
+            takes_all = len(numbers) == len(addresses)
+            rows[columns] = addresses if takes_all else array("q", [addresses[n] for n in numbers])
 
     def looks_itself(self, scale: Scale) -> bool:
-        """Whether the host need not read any tensor of `scale`: one GPU takes all, and reads it.
+        """Return whether the host need not read any tensor of `scale`, as the only GPU reads it.
 
-        Where that may find that the step is left out, it is to count, and states cannot begin.
+        If the GPU may find that the step is skipped, it has to count steps, and states cannot
+        begin.
         """
         batches = [b for b in self.batches.values() if isinstance(b, CountingBatch)]
         if self.left or len(batches) < len(self.batches):
@@ -112,51 +114,52 @@ class Plan:
         return len({b.device for b in batches}) == 1 and scale.is_on(batches[0].device)
 
 
-# Of a table of addresses: where the gradients' stand, and which of all gradients they are.
+# A table of addresses, the slice that holds gradients, and the indices of these gradients.
 Column = tuple["array[int]", slice, list[int]]
 
 
 def _columns(grads: list[tuple["array[int]", int]]) -> list[Column]:
+    """Return where each table of addresses holds gradients; rows of a table have one width."""
     tables: dict[int, tuple[array[int], list[int], list[int]]] = {}
-    for number, (rows, place) in enumerate(grads):
-        _, places, numbers = tables.setdefault(id(rows), (rows, [], []))
-        places.append(place)
+    for number, (rows, column) in enumerate(grads):
+        _, columns, numbers = tables.setdefault(id(rows), (rows, [], []))
+        columns.append(column)
         numbers.append(number)
     return [  # rows of one table are of one width
-        (rows, slice(places[0], None, len(rows) // len(places)), numbers)
-        for rows, places, numbers in tables.values()
+        (rows, slice(columns[0], None, len(rows) // len(columns)), numbers)
+        for rows, columns, numbers in tables.values()
     ]
 
 
-def numbers_of(made: Plan, optimizer: Optimizer, scale: Scale) -> list["array[float]"]:
-    """What each kernel is given of the groups; raises what a number that is none raises."""
-    return [batch.numbers(optimizer.param_groups, scale) for batch in made.batches.values()]
+def numbers_of(plan: Plan, optimizer: Optimizer, scale: Scale) -> list["array[float]"]:
+    """Return each kernel's numbers of the groups; a hyperparameter that is no number raises."""
+    return [batch.numbers(optimizer.param_groups, scale) for batch in plan.batches.values()]
 
 
-def next_numbers(made: Plan, last: list["array[float]"]) -> list["array[float]"]:
-    """The same at the next step, of groups that hold what they held at the `last`."""
-    given = zip(made.batches.values(), last, strict=True)
-    return [batch.next_numbers(numbers) for batch, numbers in given]
+def next_numbers(plan: Plan, last: list["array[float]"]) -> list["array[float]"]:
+    """Return the numbers of the next step, for groups that have not changed since the `last`."""
+    pairs = zip(plan.batches.values(), last, strict=True)
+    return [batch.next_numbers(numbers) for batch, numbers in pairs]
 
 
-def run(made: Plan, optimizer: Optimizer, numbers: list["array[float]"], scale: Scale) -> None:
-    """Step all that is not left; what was fresh is not any more."""
-    given = [*zip(made.batches.values(), numbers, strict=True)]
-    for batch, _ in given:  # memory may be short: before anything is handed over
+def run(plan: Plan, optimizer: Optimizer, numbers: list["array[float]"], scale: Scale) -> None:
+    """Step all parameters that are not left to torch; states of the plan's `fresh` begin."""
+    launches = [*zip(plan.batches.values(), numbers, strict=True)]
+    for batch, _ in launches:  # allocation may fail, so it comes before anything is written
         batch.prepare()
-    if len(given) != 1:  # several kernels, of which none could do it in passing
+    if len(launches) != 1:  # several kernels: none of them can write it in passing
         scale.written()
-    for param, state in made.fresh.items():
+    for param, state in plan.fresh.items():
         optimizer.state[param].update(state)
-    if made.shares:
-        for batch, its in given:
-            batch.take_norms(its, scale)
-        for shares in made.shares.values():
+    if plan.shares:
+        for batch, batch_numbers in launches:
+            batch.take_norms(batch_numbers, scale)
+        for shares in plan.shares.values():
             shares.add_up()
-    for batch, its in given:
-        batch.run(its, scale)
-    if made.written:
-        bump(made.written)
-    made.held, made.written, made.fresh = [], [], {}
-    ran = [batch for batch, _ in given if isinstance(batch, CudaBatch)]
-    made._ran = ran if len(ran) == len(given) and made.lasts else None
+    for batch, batch_numbers in launches:
+        batch.run(batch_numbers, scale)
+    if plan.written:
+        bump(plan.written)
+    plan.held, plan.written, plan.fresh = [], [], {}
+    ran = [batch for batch, _ in launches if isinstance(batch, CudaBatch)]
+    plan._ran = ran if len(ran) == len(launches) and plan.lasts else None

@@ -1,4 +1,4 @@
-"""The last plan of an optimizer, taken again while nothing but numbers and gradients changed."""
+"""Reuse of the last plan of an optimizer while only numbers and gradients have changed."""
 
 from array import array
 from collections.abc import Mapping
@@ -20,186 +20,203 @@ from ipex_inductor.optim.weights import Trained
 
 
 class Asked(NamedTuple):
-    """What `plan` is asked for beside the optimizer."""
+    """Arguments of `plan` other than the optimizer and its weights."""
 
     scaled: bool
     zeroed: bool
     waits: bool
 
 
-AHEAD = 32  # steps
-ALONE = Asked(scaled=False, zeroed=False, waits=True)  # a step, and nothing beside
+AHEAD = 32  # most steps whose numbers are precomputed
+ALONE = Asked(scaled=False, zeroed=False, waits=True)  # a plain step without extra work
 
 
 @dataclass
 class Known:
-    """A plan, and what it followed from."""
+    """A plan and the facts that it follows from."""
 
     facts: list[Any]
     asked: Asked
     made: Plan
-    addresses: "array[int]"  # of the gradients, as they stand in its rows
-    plain: bool  # of `ALONE`, no DTensors; what is written has versions: inference tensors have not
-    on_cuda: bool  # some of it lies there, so CUDA is in use, and no other kind of GPU
-    groups: Groups | None = None  # as they stood at the last step that was `unchanged`
-    apart: "tuple[array[int], bool] | None" = None  # whether those at these addresses are
-    ahead: int = 0  # for how many steps numbers were made at once
+    addresses: "array[int]"  # of the gradients, as the plan has them
+    plain: bool  # `ALONE`, without DTensors and inference tensors, which have no versions
+    on_cuda: bool  # some tensors are on CUDA devices, so no other kind of GPU is used
+    groups: Groups | None = None  # groups at the last step that `unchanged` repeated
+    apart: "tuple[array[int], bool] | None" = None  # addresses, and the result of `apart`
+    ahead: int = 0  # number of steps whose numbers were precomputed
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """Copies and pickles of an optimizer's attributes have None: they are yet to look."""
+        """Copy and pickle as None, so that copies of an optimizer plan their own step."""
         return type(None), ()
 
 
-_captured: list[Plan] = []  # nobody says when a graph that may read their tables is gone
-KNOWN = "_ipex_last_step"  # an attribute, as its groups may lead back to the optimizer
+_captured: list[Plan] = []  # graphs may read their tables; the end of a graph is not known
+KNOWN = "_ipex_last_step"  # an attribute: its groups may refer to the optimizer
 
 
 def looked(
     optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained]
 ) -> tuple[Look | None, Known | None]:
-    """What is seen now, and what the last step of the optimizer left, if all is as it was."""
+    """Return a new fingerprint, and the last step of `optimizer` if its facts are equal."""
     last = vars(optimizer).get(KNOWN)
-    seen = look(optimizer, weights, last.facts if last else ())
-    return seen, last if last and seen and last.facts == seen.facts else None
+    fingerprint = look(optimizer, weights, last.facts if last else ())
+    return fingerprint, last if last and fingerprint and last.facts == fingerprint.facts else None
 
 
-def apart(last: Known | None, seen: Look | None, grads: list[Tensor]) -> bool:
-    """Whether no two gradients share memory; what is `known` of those at the same addresses."""
-    if last is None or seen is None:
+def apart(last: Known | None, fingerprint: Look | None, grads: list[Tensor]) -> bool:
+    """Return whether no two gradients share memory; cached for gradients at equal addresses."""
+    if last is None or fingerprint is None:
         return not overlapping(enumerate(grads))
-    if last.apart is None or last.apart[0] != seen.addresses:
-        last.apart = seen.addresses, not overlapping(enumerate(grads))
+    if last.apart is None or last.apart[0] != fingerprint.addresses:
+        last.apart = fingerprint.addresses, not overlapping(enumerate(grads))
     return last.apart[1]
 
 
-def taken(last: Known | None, seen: Look | None, asked: Asked) -> Plan | None:
-    """The last plan, for the gradients that are `seen`, if it was asked for the same."""
-    if not (last and seen and last.asked == asked and last.made.as_far):
+def taken(last: Known | None, fingerprint: Look | None, request: Asked) -> Plan | None:
+    """Return the last plan with the current addresses of gradients, if `request` is equal."""
+    if not (last and fingerprint and last.asked == request and last.made.as_far):
         return None
-    made = last.made
-    if last.addresses != seen.addresses:
-        made.move(seen.addresses)
-        last.addresses = seen.addresses
-    made.written = seen.held + seen.parts if asked.zeroed else seen.held
-    return made
+    step_plan = last.made
+    if last.addresses != fingerprint.addresses:
+        step_plan.move(fingerprint.addresses)
+        last.addresses = fingerprint.addresses
+    step_plan.written = fingerprint.held + fingerprint.parts if request.zeroed else fingerprint.held
+    return step_plan
 
 
 def repeated(optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained]) -> bool:
-    """Whether this step is like the last one and of nothing beside; it is done then.
+    """Run the last plan if nothing but gradients changed and nothing else is requested.
 
-    Not while a graph is captured.
+    Returns whether the step was done. Nothing is done while a graph is captured.
     """
     if not weights and unchanged(optimizer):
         return True
     last = vars(optimizer).get(KNOWN)
     if last is None or last.asked != ALONE or _captures(last):
         return False
-    seen, known = looked(optimizer, weights)
-    made = taken(known, seen, ALONE)
-    if made is None:
+    fingerprint, unchanged_step = looked(optimizer, weights)
+    step_plan = taken(unchanged_step, fingerprint, ALONE)
+    if step_plan is None:
         return False
-    run(made, optimizer, numbers_of(made, optimizer, UNSCALED), UNSCALED)
+    run(step_plan, optimizer, numbers_of(step_plan, optimizer, UNSCALED), UNSCALED)
     return True
 
 
 def unchanged(optimizer: Optimizer) -> bool:
-    """The same in less time, of plain parameters without `weights`; versions are counted first.
+    """Repeat a step of plain parameters without master weights by a faster path.
 
-    Where all is on GPUs and stays as it is, one call of C++ looks and launches, with numbers that
-    are known ahead, of more steps the longer groups hold the same.
+    Returns whether the step was done. Versions of written tensors are counted first. If all
+    tensors are on GPUs and unchanged, one C++ call compares and launches, with precomputed
+    numbers. More steps are precomputed the longer the groups stay unchanged.
     """
     last = vars(optimizer).get(KNOWN)
     if last is None or not last.plain or _captures(last):
         return False
-    made, groups, steady = last.made, last.groups, True
-    around = last.facts[0], last.addresses, made.turns
-    seen = again(optimizer, groups, *around, take=True) if groups and made.ready() else None
-    if seen is not None and seen.taken:
+    step_plan, groups, steady = last.made, last.groups, True
+    last_facts = last.facts[0], last.addresses, step_plan.turns
+    comparison = (
+        again(optimizer, groups, *last_facts, take=True) if groups and step_plan.ready() else None
+    )
+    if comparison is not None and comparison.taken:
         return True
-    if seen is None:
+    if comparison is None:
         groups = _groups(optimizer, last)
         if groups is None:
             return False
         steady = groups.numbers is not None
     assert groups is not None
     if groups.numbers is None:
-        groups.numbers = numbers_of(made, optimizer, UNSCALED)
+        groups.numbers = numbers_of(step_plan, optimizer, UNSCALED)
     else:
-        groups.numbers = next_numbers(made, groups.numbers)
-    if seen is None:
-        seen = again(optimizer, groups, *around, take=made.have(groups.numbers))
-    taken = seen is not None and seen.taken
-    if not taken:
-        made.withdraw()
-    if seen is None:
+        groups.numbers = next_numbers(step_plan, groups.numbers)
+    if comparison is None:
+        comparison = again(optimizer, groups, *last_facts, take=step_plan.have(groups.numbers))
+    replayed = comparison is not None and comparison.taken
+    if not replayed:
+        step_plan.withdraw()
+    if comparison is None:
         return False
-    if not taken:
-        if seen.addresses is not last.addresses:
-            made.move(seen.addresses)
-            last.addresses = seen.addresses
-        run(made, optimizer, groups.numbers, UNSCALED)  # `seen` keeps gradients in memory
-    last.ahead = min(AHEAD, 2 * last.ahead + 1) if taken and steady and groups.lasting else 0
-    made.look_ahead(groups.numbers, last.ahead)
+    if not replayed:
+        if comparison.addresses is not last.addresses:
+            step_plan.move(comparison.addresses)
+            last.addresses = comparison.addresses
+        # `comparison` keeps gradients in memory until the kernels have run.
+        run(step_plan, optimizer, groups.numbers, UNSCALED)
+    last.ahead = min(AHEAD, 2 * last.ahead + 1) if replayed and steady and groups.lasting else 0
+    step_plan.look_ahead(groups.numbers, last.ahead)
     return True
 
 
 def _groups(optimizer: Optimizer, last: Known) -> Groups | None:
-    """The optimizer's, if what is read of them is what the last plan followed from."""
+    """Return the groups if the plan's facts of them still hold, else None."""
     if last.groups is None or not last.groups.still(optimizer):
         last.groups = None
         try:
-            found = Groups(optimizer)
+            groups = Groups(optimizer)
         except (LeftError, KeyError, TypeError):
             return None
-        last.groups = found if found.facts == last.facts[1:] else None
+        last.groups = groups if groups.facts == last.facts[1:] else None
     return last.groups
 
 
 def planned(
     optimizer: Optimizer,
     weights: Mapping[nn.Parameter, Trained],
-    asked: Asked,
+    request: Asked,
     last: Known | None,
-    seen: Look | None,
+    fingerprint: Look | None,
 ) -> Plan:
-    """The plan of this step: `plan`'s. Raises `DeviceError` for a new one in a CUDA graph."""
-    made = taken(last, seen, asked)
-    if made is not None:
-        return made
+    """Return the plan of this step: the last one if it still holds, else a new one.
+
+    Args:
+        optimizer: the fused optimizer.
+        weights: master weights by parameter.
+        request: arguments of `plan`.
+        last: the last step, if its facts are equal.
+        fingerprint: current state of the tensors, if it could be read.
+
+    Raises:
+        DeviceError: a new plan is needed while a CUDA graph is captured.
+    """
+    step_plan = taken(last, fingerprint, request)
+    if step_plan is not None:
+        return step_plan
     if capturing():
-        todo = "Take a step like it outside of the graph first."
-        raise DeviceError("a step like the last one", "another, while a graph is captured", todo)
-    return plan(optimizer, weights, **asked._asdict())
+        advice = "Take a step like it outside of the graph first."
+        raise DeviceError("a step like the last one", "another, while a graph is captured", advice)
+    return plan(optimizer, weights, **request._asdict())
 
 
 def keep(
-    optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained], asked: Asked, made: Plan
+    optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained], request: Asked, step_plan: Plan
 ) -> None:
-    """Remember what was just run; what a graph has captured, for good."""
-    if capturing() and not any(made is each for each in _captured):
-        _captured.append(made)
+    """Remember the plan that was just run; plans captured by a graph are kept forever."""
+    if capturing() and not any(step_plan is captured for captured in _captured):
+        _captured.append(step_plan)
     last = vars(optimizer).get(KNOWN)
-    if last and last.made is made:
+    if last and last.made is step_plan:
         return
-    seen = look(optimizer, weights) if made.lasts else None
-    if seen is None:
+    fingerprint = look(optimizer, weights) if step_plan.lasts else None
+    if fingerprint is None:
         vars(optimizer).pop(KNOWN, None)
     else:
-        plain = asked == ALONE and type(seen.facts[0]) is bytes
-        plain = plain and not any(tensor.is_inference() for tensor in seen.held)
-        on_cuda = any(tensor.is_cuda for tensor in seen.held)
-        vars(optimizer)[KNOWN] = Known(seen.facts, asked, made, seen.addresses, plain, on_cuda)
+        plain = request == ALONE and type(fingerprint.facts[0]) is bytes
+        plain = plain and not any(tensor.is_inference() for tensor in fingerprint.held)
+        on_cuda = any(tensor.is_cuda for tensor in fingerprint.held)
+        vars(optimizer)[KNOWN] = Known(
+            fingerprint.facts, request, step_plan, fingerprint.addresses, plain, on_cuda
+        )
 
 
 def capturing() -> bool:
-    """Whether what is launched now goes into a graph of a GPU's."""
-    here: Any
-    for here in (torch.cuda, torch.xpu):
-        if here.is_initialized() and here.is_current_stream_capturing():
+    """Return whether launches on the current stream of a GPU are captured in a graph."""
+    backend: Any
+    for backend in (torch.cuda, torch.xpu):
+        if backend.is_initialized() and backend.is_current_stream_capturing():
             return True
     return False
 
 
-def _captures(known: Known) -> bool:
-    """The same for a step like this one, in less time where CUDA is in use."""
-    return torch._C._cuda_isCurrentStreamCapturing() if known.on_cuda else capturing()
+def _captures(last: Known) -> bool:
+    """Return `capturing()` for a step like the last one, faster where CUDA is in use."""
+    return torch._C._cuda_isCurrentStreamCapturing() if last.on_cuda else capturing()

@@ -1,7 +1,8 @@
-"""Which kernels step which tensors of an optimizer, and which tensors are left to its own step."""
+"""Plans of steps: kernels with the tensors they step, and tensors left to the optimizer itself."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,6 +34,15 @@ from ipex_inductor.templates.optimizer.step_cuda import VECTOR
 from ipex_inductor.templates.tensor_reader.step_counters import DTYPES, is_whole
 
 
+@dataclass(frozen=True)
+class _StepOptions:
+    """Options of a step; see `plan`."""
+
+    scaled: bool
+    zeroed: bool
+    waits: bool = True
+
+
 def plan(
     optimizer: Optimizer,
     weights: Mapping[nn.Parameter, Trained],
@@ -40,23 +50,32 @@ def plan(
     zeroed: bool = False,
     waits: bool = True,
 ) -> Plan:
-    """What a step of `optimizer` is now, with the state that torch would have made for it.
+    """Return the plan of the next step of `optimizer`, with the states that torch would create.
 
-    Unless the host `waits`, GPUs make scalars, of what it need not read. Raises `ArgumentError` for
-    parameters with master weights that the optimizer does not know.
+    Args:
+        optimizer: the fused optimizer.
+        weights: master weights by parameter.
+        scaled: whether gradients are multiplied by a scale.
+        zeroed: whether kernels set gradients to 0.
+        waits: whether the host waits for the scale. Otherwise GPUs compute scalars, from tensors
+            that the host need not read.
+
+    Raises:
+        ArgumentError: a parameter has a master weight that the optimizer does not know.
     """
     refuse_strangers(optimizer)
     norms = FORMULAS[type(optimizer).__name__].norms
-    made = Plan(shares=shares_of(optimizer, len(norms)) if norms else {})
-    missed: dict[Key | None, str] = {}  # what others, on that mesh, may have kernels for
-    shared = overlapping(_written(optimizer, weights))
+    options = _StepOptions(scaled, zeroed, waits)
+    step_plan = Plan(shares=shares_of(optimizer, len(norms)) if norms else {})
+    reasons: dict[Key | None, str] = {}  # by mesh, where other processes may have kernels
+    shared = overlapping(_iter_written(optimizer, weights))
     for number, group in enumerate(optimizer.param_groups):
         try:
             flags = flags_of(optimizer, group)
             if len(set(group["params"])) < len(group["params"]):
                 raise LeftError("a group that has a parameter twice")
         except LeftError as reason:
-            made.left |= {p: str(reason) for p in group["params"] if p.grad is not None}
+            step_plan.left |= {p: str(reason) for p in group["params"] if p.grad is not None}
             continue
         for param in group["params"]:
             if param.grad is None:
@@ -64,25 +83,26 @@ def plan(
             try:
                 if param in shared:
                     raise LeftError("parameters or states that share memory")
-                _add(made, optimizer, number, flags, param, weights, scaled, zeroed, waits)
+                _add(step_plan, optimizer, number, flags, param, weights, options)
             except (LeftError, NotBuiltError) as reason:
-                made.left[param] = str(reason)
-                made.unbuilt |= {str(reason)} if isinstance(reason, NotBuiltError) else set()
-                missed.setdefault(_adds_to(made, param), str(reason))
-    agreed = [agree(optimizer, key, each, missed.get(key)) for key, each in made.shares.items()]
-    return made if all(agreed) else plan(optimizer, weights, scaled, zeroed, waits)
+                step_plan.left[param] = str(reason)
+                step_plan.unbuilt |= {str(reason)} if isinstance(reason, NotBuiltError) else set()
+                reasons.setdefault(_adds_to(step_plan, param), str(reason))
+    meshes = step_plan.shares.items()
+    agreed = [agree(optimizer, key, shares, reasons.get(key)) for key, shares in meshes]
+    return step_plan if all(agreed) else plan(optimizer, weights, scaled, zeroed, waits)
 
 
-def _adds_to(made: Plan, param: Any) -> Key | None:
-    """The shares that are to have the sums of `param`, if it has a gradient that is cut alike."""
-    keys = (key for key, shares in made.shares.items() if param in shares)
+def _adds_to(step_plan: Plan, param: Any) -> Key | None:
+    """Return the key of the shares that sum norms of `param`, if its gradient is cut like it."""
+    keys = (key for key, shares in step_plan.shares.items() if param in shares)
     return next(keys, None) if same_places(param, param.grad) else None
 
 
-def _written(
+def _iter_written(
     optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained]
 ) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """What a step may write, and whose it is."""
+    """Yield each tensor that a step may write, with the parameter that owns it."""
     for param in (p for group in optimizer.param_groups for p in group["params"]):
         yield param, param
         if param in weights:
@@ -93,7 +113,7 @@ def _written(
 
 
 def flags_of(optimizer: Optimizer, group: Mapping[str, Any]) -> frozenset[str]:
-    """Which of the formula's flags are on; raises `LeftError` for a group that no kernel takes."""
+    """Return the formula's flags that are on; raises `LeftError` for an unsupported group."""
     if group.get("differentiable"):
         raise LeftError("differentiable=True")
     for beta in group.get("betas", ()):
@@ -106,54 +126,67 @@ def flags_of(optimizer: Optimizer, group: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _add(
-    made: Plan,
+    step_plan: Plan,
     optimizer: Optimizer,
     number: int,
     flags: frozenset[str],
     param: nn.Parameter,
     weights: Mapping[nn.Parameter, Trained],
-    scaled: bool,
-    zeroed: bool,
-    waits: bool,
+    options: _StepOptions,
 ) -> None:
+    """Add `param` and its tensors to a batch of the plan.
+
+    Args:
+        step_plan: the plan to extend.
+        optimizer: the fused optimizer.
+        number: index of the parameter group.
+        flags: flags of the formula that are on.
+        param: the parameter; it has a gradient.
+        weights: master weights by parameter.
+        options: whether gradients are scaled and zeroed, and whether the host waits.
+
+    Raises:
+        LeftError: no kernel steps the parameter.
+        NotBuiltError: the kernel cannot be built.
+    """
     name, group = type(optimizer).__name__, optimizer.param_groups[number]
     rule, weight = FORMULAS[name], weights.get(param)
     assert param.grad is not None
     held = held_of(param)
     _refuse(rule, group, param, held)
-    adds_to = _sums_of(made, rule, param)
+    adds_to = _sums_of(step_plan, rule, param)
     rest = rest_of(weight, held) if weight else []
     grad = grad_of(param.grad, held)
     names = rule.state(flags)
-    known = known_state(optimizer, param, names, held)
+    state = known_state(optimizer, param, names, held)
     fresh = torch.float32 if rest else held.dtype
-    step = known["step"].dtype if "step" in known else _step_dtype(group)
+    step = state["step"].dtype if "step" in state else _step_dtype(group)
     dtypes = [held.dtype, rest[0].dtype if rest else None, grad.dtype]
-    states = [known[n].dtype if n in known else fresh for n in names]
-    kernel = _kernel(name, flags, dtypes, states, step, scaled, zeroed, adds_to is not None)
-    first = bool(names) and not known
+    states = [state[n].dtype if n in state else fresh for n in names]
+    kernel = _kernel(name, flags, dtypes, states, step, options, adds_to is not None)
+    first = bool(names) and not state
     if first:
         counted = {"step": _begun_step(group, held, step)} if rule.counts else {}
-        known = counted | {n: torch.zeros_like(param, dtype=fresh).detach() for n in names}
-    columns = [held, *rest, grad, *(local(known[n]) for n in names)]
-    looks = not waits or rate_on(group, held.device) is not None
-    last = known.get("step")
-    batch = _batch(made, kernel, columns, number, last, first, looks)
+        state = counted | {n: torch.zeros_like(param, dtype=fresh).detach() for n in names}
+    columns = [held, *rest, grad, *(local(state[n]) for n in names)]
+    looks = not options.waits or rate_on(group, held.device) is not None
+    counter = state.get("step")
+    batch = _batch(step_plan, kernel, columns, number, counter, first, looks)
     if first:
-        made.fresh[param] = known
-    made.grads.append((batch.rows, len(batch.rows) + 1 + len(rest)))
-    places = made.shares[adds_to].places(param) if adds_to else []
-    addresses = [*(t.data_ptr() for t in columns), *places]
-    batch.add(addresses, held.numel(), last, first, number)
-    made.held += columns
-    made.written += [p for p in columns if p is not grad or zeroed]
-    made.written += [known["step"]] if rule.counts else []
+        step_plan.fresh[param] = state
+    step_plan.grads.append((batch.rows, len(batch.rows) + 1 + len(rest)))
+    norm_addresses = step_plan.shares[adds_to].places(param) if adds_to else []
+    addresses = [*(t.data_ptr() for t in columns), *norm_addresses]
+    batch.add(addresses, held.numel(), counter, first, number)
+    step_plan.held += columns
+    step_plan.written += [p for p in columns if p is not grad or options.zeroed]
+    step_plan.written += [state["step"]] if rule.counts else []
     if grad.data_ptr() != local(param.grad).data_ptr():
-        made.copied.append(param.grad)
+        step_plan.copied.append(param.grad)
 
 
 def _refuse(rule: Formula, group: Mapping[str, Any], param: nn.Parameter, held: Tensor) -> None:
-    """Raise `LeftError` where others count the steps, or the gradient is cut otherwise."""
+    """Raise `LeftError` if kernels cannot count the steps, or the gradient is cut differently."""
     if not held.is_cuda and group.get("capturable"):
         raise LeftError(f"capturable=True on a device of type {held.device.type}")
     if held.device.type == "xpu" and rule.counts and group.get("fused"):
@@ -162,11 +195,14 @@ def _refuse(rule: Formula, group: Mapping[str, Any], param: nn.Parameter, held: 
         raise LeftError("gradients that are distributed otherwise than their parameters")
 
 
-def _sums_of(made: Plan, rule: Formula, param: nn.Parameter) -> Key | None:
-    """The shares that are to have its sums, if it is cut and the formula has norms of it."""
+def _sums_of(step_plan: Plan, rule: Formula, param: nn.Parameter) -> Key | None:
+    """Return the key of the shares that sum norms of `param`, or None if it needs none.
+
+    Raises `LeftError` if its norms cannot be summed over processes.
+    """
     if not (rule.norms and is_sharded(param)):
         return None
-    adds_to = _adds_to(made, param)
+    adds_to = _adds_to(step_plan, param)
     if adds_to is None:
         raise LeftError("norms of whole tensors, of which other processes hold parts")
     return adds_to
@@ -178,11 +214,20 @@ def _kernel(
     dtypes: Sequence[torch.dtype | None],
     states: Sequence[torch.dtype],
     step: torch.dtype,
-    scaled: bool,
-    zeroed: bool,
+    options: _StepOptions,
     sharded: bool,
 ) -> StepKernel:
-    """`dtypes`: of the parameter, of what it cannot hold, of the gradient."""
+    """Return the description of the kernel that steps a parameter.
+
+    Args:
+        name: name of the formula.
+        flags: flags of the formula that are on.
+        dtypes: of the parameter, of its low bits or master weight (or None), of the gradient.
+        states: dtypes of the states.
+        step: dtype of the step counter.
+        options: whether gradients are scaled and zeroed.
+        sharded: whether norms are summed over processes.
+    """
     param, rest, grad = (NAMES[dtype] if dtype else "" for dtype in dtypes)
     return StepKernel(
         formula=name,
@@ -192,8 +237,8 @@ def _kernel(
         grad=grad,
         state=tuple(map(NAMES.__getitem__, states)),
         counted=NAMES[step] if FORMULAS[name].counts else "",
-        scaled=scaled,
-        zeroed=zeroed,
+        scaled=options.scaled,
+        zeroed=options.zeroed,
         sharded=sharded,
     )
 
@@ -201,12 +246,13 @@ def _kernel(
 def expected(
     optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained], scaled: bool, zeroed: bool
 ) -> dict[StepKernel, list[Mapping[str, Any]]]:
-    """The kernels of a first step, each with the groups that have it, wherever parameters will be.
+    """Return the kernels of a first step with their groups, whatever device parameters will be on.
 
-    Gradients are taken to have their parameter's dtype. What no kernel takes is not among them.
+    Gradients are assumed to have the dtypes of their parameters. Parameters that no kernel takes
+    are skipped.
     """
-    found: dict[StepKernel, list[Mapping[str, Any]]] = {}
-    name = type(optimizer).__name__
+    groups_by_kernel: dict[StepKernel, list[Mapping[str, Any]]] = {}
+    name, options = type(optimizer).__name__, _StepOptions(scaled, zeroed)
     for group in optimizer.param_groups:
         with suppress(LeftError):
             flags = flags_of(optimizer, group)
@@ -219,14 +265,15 @@ def expected(
                 dtypes = [param.dtype, rest, param.dtype]
                 sharded = bool(FORMULAS[name].norms) and is_sharded(param)
                 kinds = flags, dtypes, states, _step_dtype(group)
-                having = found.setdefault(_kernel(name, *kinds, scaled, zeroed, sharded), [])
-                if not any(group is each for each in having):
-                    having.append(group)
-    return found
+                kernel = _kernel(name, *kinds, options, sharded)
+                kernel_groups = groups_by_kernel.setdefault(kernel, [])
+                if not any(group is listed for listed in kernel_groups):
+                    kernel_groups.append(group)
+    return groups_by_kernel
 
 
 def _batch(
-    made: Plan,
+    step_plan: Plan,
     kernel: StepKernel,
     columns: list[Tensor],
     group: int,
@@ -234,23 +281,38 @@ def _batch(
     first: bool,
     looks: bool,
 ) -> Batch:
-    """Where a parameter belongs; `looks`: a GPU makes its scalars, though the host may count."""
+    """Return the batch that steps a parameter.
+
+    Args:
+        step_plan: the plan; it gets a new batch if none fits.
+        kernel: the step kernel.
+        columns: memory of the parameter, its low bits or master weight, gradient and states.
+        group: index of the parameter group.
+        step: step counter, or None if steps are not counted.
+        first: whether this is the first step.
+        looks: whether a GPU computes the scalars, even if the host counts the steps.
+    """
     device = columns[0].device
     if device.type == "cpu":
-        return _made(made, CpuBatch, kernel)
+        return _made(step_plan, CpuBatch, kernel)
     if device.type == "xpu":
-        return _made(made, SyclBatch, kernel, device, group, _far(step, first))
+        return _made(step_plan, SyclBatch, kernel, device, group, _far(step, first))
     aligned = not any(t.data_ptr() % VECTOR for t in columns)
     if step is not None and step.is_cuda:
-        return _made(made, CountingBatch, kernel, device, aligned)
+        return _made(step_plan, CountingBatch, kernel, device, aligned)
     far = _far(step, first)
     if looks and is_whole(far):
-        return _made(made, CountingBatch, kernel, device, aligned, None if step is None else far)
-    return _made(made, CudaBatch, kernel, device, aligned, group, far)
+        return _made(
+            step_plan, CountingBatch, kernel, device, aligned, None if step is None else far
+        )
+    return _made(step_plan, CudaBatch, kernel, device, aligned, group, far)
 
 
 def _far(step: Tensor | None, first: bool) -> float:
-    """How many steps were before this one, or whether it is the first; of those the host counts."""
+    """Return the number of steps before this one; without a counter, whether it is the first.
+
+    Raises `LeftError` for a counter that the host cannot read.
+    """
     if step is None:
         return float(first)
     if step.device.type != "cpu":
@@ -260,19 +322,21 @@ def _far(step: Tensor | None, first: bool) -> float:
     return float(step)
 
 
-def _made(made: Plan, kind: type[Batch], *which: Any) -> Batch:
-    if (kind, *which) not in made.batches:
-        made.batches[kind, *which] = kind(*which)
-    return made.batches[kind, *which]
+def _made(step_plan: Plan, kind: type[Batch], *arguments: Any) -> Batch:
+    """Return the batch of `kind` with these arguments, which is created once a plan."""
+    if (kind, *arguments) not in step_plan.batches:
+        step_plan.batches[kind, *arguments] = kind(*arguments)
+    return step_plan.batches[kind, *arguments]
 
 
 def _step_dtype(group: Mapping[str, Any]) -> torch.dtype:
-    """As torch makes it."""
+    """Return the dtype in which torch counts the steps of `group`."""
     double = torch.get_default_dtype() is torch.float64 and not group.get("fused")
     return torch.float64 if double else torch.float32
 
 
 def _begun_step(group: Mapping[str, Any], held: Tensor, dtype: torch.dtype) -> Tensor:
-    """No step yet, where torch would count them."""
-    there = held.is_cuda and (group.get("capturable") or group.get("fused"))
-    return torch.zeros((), dtype=dtype, device=held.device if there else torch.device("cpu"))
+    """Return a step counter of 0 on the device where torch would count the steps."""
+    counts_on_device = held.is_cuda and (group.get("capturable") or group.get("fused"))
+    device = held.device if counts_on_device else torch.device("cpu")
+    return torch.zeros((), dtype=dtype, device=device)

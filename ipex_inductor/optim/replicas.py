@@ -1,7 +1,7 @@
-"""Replicas of a model: `DistributedDataParallel` broadcasts parameters, which are not all of it.
+"""Replicas of a model: `DistributedDataParallel` broadcasts parameters, which hold only part of it.
 
-Low-precision parameters have fp32 values; what of those the parameters cannot hold goes the same
-way, from the first process to the others, when DDP takes the model.
+Low-precision parameters have fp32 values. The bits that parameters cannot hold are broadcast from
+the first process to all other processes when DDP takes the model.
 """
 
 import functools
@@ -17,11 +17,12 @@ from ipex_inductor.optim.weights import Trained, weights_of
 
 @functools.cache
 def watch() -> None:
-    """From now on in this process, agree on the values of models that DDP takes."""
-    register_module_module_registration_hook(_registered)
+    """Synchronize master weights of every model that DDP takes from now on in this process."""
+    register_module_module_registration_hook(_broadcast_rests)
 
 
-def _registered(parent: Any, name: str, module: Any) -> None:
+def _broadcast_rests(parent: Any, name: str, module: Any) -> None:
+    """Broadcast the rests of master weights when `module` is registered in DDP."""
     if isinstance(parent, DistributedDataParallel) and name == "module":
         weights = weights_of(module).values()
         rests = [weight.rest for weight in weights if isinstance(weight, Trained)]
@@ -31,11 +32,11 @@ def _registered(parent: Any, name: str, module: Any) -> None:
 
 @torch.no_grad()
 def _broadcast(tensors: list[Tensor], group: Any) -> None:
-    """Give all processes of `group` the values of its first, whatever dtypes its backend knows."""
-    # As DDP does before it sends anything: of other shapes it would not end.
+    """Copy the values of the first process of `group` to all of it, byte by byte."""
+    # As DDP does before any broadcast: with unequal shapes, a broadcast would hang.
     torch.distributed.utils._verify_param_shape_across_processes(group, tensors)
     for tensor in tensors:
-        copied = tensor.clone(memory_format=torch.contiguous_format)  # no view of `tensor`
-        sent = copied.flatten().view(torch.uint8)
-        torch.distributed.broadcast(sent, group=group, group_src=0)
-        tensor.copy_(sent.view(tensor.dtype).view(tensor.shape))
+        copy = tensor.clone(memory_format=torch.contiguous_format)  # no view of `tensor`
+        payload = copy.flatten().view(torch.uint8)
+        torch.distributed.broadcast(payload, group=group, group_src=0)
+        tensor.copy_(payload.view(tensor.dtype).view(tensor.shape))

@@ -1,4 +1,4 @@
-"""torch's GradScaler, which leaves to fused steps what they do anyway: read all gradients."""
+"""torch's GradScaler, which leaves reading all gradients to fused steps."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from ipex_inductor.optim.step import hooked, steps_alone
 
 
 class GradScaler(torch.amp.GradScaler):
-    """`torch.amp.GradScaler`, in every argument, error, state dict and decision about the scale.
+    """`torch.amp.GradScaler`, with equal arguments, errors, state dicts and scale decisions.
 
-    For an optimizer with a `FusedStep` on a GPU of NVIDIA, `step` reads gradients once to see
-    whether one is infinite or NaN, and writes none, as torch does there; the norm that is clipped
-    comes out of the same reading. Finite gradients are never called infinite, whatever their norm.
+    For an optimizer with a `FusedStep` on an NVIDIA GPU, `step` reads gradients once to detect
+    infinite values and NaN, and does not write them, as torch does there. The clipped norm comes
+    out of that reading. Finite gradients are never reported as infinite, whatever their norm.
     Everything else (other optimizers, CPUs, sparse or sharded gradients, parameters on several
     GPUs, graphs captured before such a step ran, after `unscale_`) is torch's own.
 
@@ -24,33 +24,35 @@ class GradScaler(torch.amp.GradScaler):
     """
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        """See `torch.amp.GradScaler.step`."""
+        """Step `optimizer` unless a gradient is not finite; see `torch.amp.GradScaler.step`."""
         try:
             return super().step(optimizer, *args, **kwargs)
         finally:
-            found = settle(optimizer)
-            if found is not None and hasattr(optimizer, "found_inf"):  # by a step that raised
-                optimizer.found_inf = found
+            flag = settle(optimizer)
+            if flag is not None and hasattr(optimizer, "found_inf"):  # left by a step that raised
+                optimizer.found_inf = flag
 
     def _check_inf_per_device(self, optimizer: Optimizer) -> dict[Any, Tensor]:
-        """What torch asks before a step that unscales by itself."""
+        """Return the flags of non-finite values by device, before a step that unscales."""
         scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
-        found = None
+        flag = None
         if _is_fused(optimizer):
             options: kernels.Options = vars(optimizer)[kernels.OPTIONS]
-            found = found_inf(optimizer, scale, options.clip_norm, defer=_is_next(optimizer))
-        if found is None:
+            flag = found_inf(optimizer, scale, options.clip_norm, defer=_is_next(optimizer))
+        if flag is None:
             return super()._check_inf_per_device(optimizer)
-        per_device = {found.device: found}
+        per_device = {flag.device: flag}
         self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = per_device
         return per_device
 
 
 def _is_fused(optimizer: Optimizer) -> bool:
+    """Return whether `optimizer` has a `FusedStep`."""
     return kernels.wanted(optimizer) and kernels.SCALES in vars(optimizer)
 
 
 def _is_next(optimizer: Optimizer) -> bool:
-    """Whether our step is what comes next, and nothing of others that would look or write."""
-    scaled = getattr(optimizer, "grad_scale", None) is not None  # of which more is not known yet
-    return not (scaled or hooked(optimizer)) and steps_alone(optimizer)
+    """Return whether our step reads gradients next, without hooks or wrappers before it."""
+    # If the user has set a scale, the product with it is not known yet.
+    scale_set = getattr(optimizer, "grad_scale", None) is not None
+    return not (scale_set or hooked(optimizer)) and steps_alone(optimizer)

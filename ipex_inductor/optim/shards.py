@@ -1,6 +1,6 @@
-"""Parameters that `fully_shard` (FSDP2) has sharded: DTensors, of which each process holds a part.
+"""Parameters that `fully_shard` (FSDP2) has sharded: DTensors with a part in each process.
 
-Before torch.distributed.tensor is imported there is none, so nothing here imports it.
+No DTensor exists before torch.distributed.tensor is imported, so nothing here imports it.
 """
 
 import sys
@@ -11,39 +11,39 @@ from torch import Tensor, nn
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Whether `tensor` is a DTensor."""
-    home = sys.modules.get("torch.distributed.tensor")
-    return home is not None and isinstance(tensor, home.DTensor)
+    """Return whether `tensor` is a DTensor."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def is_kind_of_shards(kind: type) -> bool:
-    """Whether that is DTensor itself."""
-    home = sys.modules.get("torch.distributed.tensor")
-    return home is not None and kind is home.DTensor
+    """Return whether `kind` is the class DTensor itself."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and kind is module.DTensor
 
 
-def same_mesh(one: Any, other: Any) -> bool:
-    """Whether two DTensors are cut among the same processes."""
-    return bool(one.device_mesh == other.device_mesh)
+def same_mesh(first: Any, second: Any) -> bool:
+    """Return whether two DTensors are distributed over one mesh."""
+    return bool(first.device_mesh == second.device_mesh)
 
 
-def same_places(one: Any, other: Any) -> bool:
-    """Whether each process holds of both DTensors the same part."""
-    return is_sharded(other) and same_mesh(one, other) and one.placements == other.placements
+def same_places(first: Any, second: Any) -> bool:
+    """Return whether both tensors are DTensors that are cut in one way over one mesh."""
+    return is_sharded(second) and same_mesh(first, second) and first.placements == second.placements
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of `tensor` that this process holds, as a view without gradients."""
+    """Return the part of `tensor` that this process holds, as a view without gradients."""
     if not is_sharded(tensor):
         return tensor.detach()
-    given: Any = tensor
-    part: Tensor = given._local_tensor
-    # What `to_local` gives of a detached one counts versions of its own, and takes 20 us.
-    return part.detach() if type(part) is Tensor else given.detach().to_local()
+    dtensor: Any = tensor
+    part: Tensor = dtensor._local_tensor
+    # The result of `to_local` on a detached DTensor has its own version counter, and takes 20 us.
+    return part.detach() if type(part) is Tensor else dtensor.detach().to_local()
 
 
 def whole(part: Tensor, like: Tensor) -> Tensor:
-    """The tensor of which this process holds `part`, sharded as `like` is."""
+    """Return the tensor of which this process holds `part`, sharded as `like` is."""
     if not is_sharded(like):
         return part
     spec: Any = like
@@ -58,9 +58,9 @@ def whole(part: Tensor, like: Tensor) -> Tensor:
 
 
 def cut(full: Tensor, like: Any) -> Tensor:
-    """What this process holds of `full` once that is sharded as `like` is: in memory of its own.
+    """Return this process's part of `full` once that is sharded as `like`, in new memory.
 
-    Each process cuts what it has. So does `fully_shard`, which sends nothing either.
+    Each process cuts its own copy, as `fully_shard` does, so nothing is communicated.
     """
     *_, placement = like.placements
     if placement.is_shard():
@@ -72,9 +72,10 @@ def cut(full: Tensor, like: Any) -> Tensor:
 
 
 def replaces(value: Any, param: Tensor) -> bool:
-    """Whether `fully_shard` may have made `value` of `param`: cut on the last dimension of a mesh.
+    """Return whether `fully_shard` may have made `value` of `param`.
 
-    Where it is cut otherwise as well, by tensor parallelism, values came from another process.
+    If so, `value` is cut on the last mesh dimension alone. If tensor parallelism cuts another
+    dimension as well, values came from another process.
     """
     return (
         is_sharded(value)
@@ -85,15 +86,16 @@ def replaces(value: Any, param: Tensor) -> bool:
 
 
 def is_managed(module: nn.Module) -> bool:
-    """Whether FSDP2 has sharded parameters of `module`: it left a hook there."""
+    """Return whether FSDP2 has sharded parameters of `module`, as its hook there shows."""
     return any(map(_is_fsdps, module._load_state_dict_post_hooks.values()))
 
 
 def put_back(module: nn.Module) -> None:
-    """Have FSDP2 put shards in the place of what it had gathered, as it does for state dicts."""
+    """Have FSDP2 replace gathered parameters by shards, as it does for state dicts."""
     for hook in filter(_is_fsdps, module._state_dict_pre_hooks.values()):
         hook(module, "", False)
 
 
 def _is_fsdps(hook: Any) -> bool:
+    """Return whether `hook` belongs to FSDP."""
     return getattr(hook, "__module__", "").startswith("torch.distributed.fsdp.")

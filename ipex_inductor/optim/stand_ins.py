@@ -1,7 +1,7 @@
-"""PyTorch's own step of parameters in low precision, on fp32 stand-ins.
+"""PyTorch's own step of low-precision parameters, on temporary fp32 copies.
 
-It does the arithmetic, and so exactly as it would for fp32 parameters: a chunk of parameters at a
-time is put together, stepped and cut again.
+torch does the arithmetic, exactly as for fp32 parameters: a chunk of parameters at a time is joined
+to fp32, stepped and split again.
 """
 
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -17,7 +17,7 @@ from ipex_inductor.optim.shards import is_sharded, local
 from ipex_inductor.optim.weights import Trained
 from ipex_inductor.templates.optimizer.formulas import FORMULAS
 
-CHUNK = 2**22  # elements that are fp32 at a time, 16 MiB, and as much for their gradients
+CHUNK = 2**22  # elements in fp32 at a time: 16 MiB, and 16 MiB for their gradients
 
 
 def step_in_chunks(
@@ -26,8 +26,8 @@ def step_in_chunks(
     plain: Callable[..., Any],
     only: Container[nn.Parameter] | None = None,
 ) -> None:
-    """`plain`, the step of the optimizer's class, on a chunk after the other; see `_chunks`."""
-    # The largest first: where memory is short for it, nothing is written.
+    """Run `plain`, the step of the optimizer's class, chunk by chunk; see `_chunks`."""
+    # The largest chunk comes first: if memory is too short for it, nothing has been written.
     chunks = sorted(_chunks(optimizer, weights, only), key=_elements, reverse=True)
     if len(chunks) > 1:
         _rehearse(optimizer, weights, [p for chunk in chunks for p in chunk])
@@ -46,9 +46,20 @@ def whole_step(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """`plain` on all parameters at once; it evaluates `closure` when, and as often as, it likes.
+    """Run `plain` on all parameters at once; it evaluates `closure` as often as it needs.
 
-    For the loss the model takes over what `plain` made of the weights until then.
+    For the loss, the model gets the weights as `plain` has changed them so far.
+
+    Args:
+        optimizer: the wrapped optimizer.
+        weights: master weights by parameter.
+        plain: the step to run.
+        closure: recomputes and returns the loss, or None.
+        args: further positional arguments of `plain`.
+        kwargs: further keyword arguments of `plain`.
+
+    Returns:
+        The result of `plain`.
     """
     params = [p for group in optimizer.param_groups for p in group["params"]]
     with _stand_ins(optimizer, params, weights) as fulls:
@@ -58,14 +69,14 @@ def whole_step(
             with torch.no_grad():
                 for param, full in fulls.items():
                     weights[param].store(full)
-            with _swapped(optimizer, {fulls.get(p, p): p for p in params}):
+            with _swap_params(optimizer, {fulls.get(p, p): p for p in params}):
                 loss = closure()
             for param, full in fulls.items():
                 full.grad = _wide_grad(param)
             return loss
 
-        given = () if closure is None else (evaluate,)
-        return plain(*given, *args, **kwargs)
+        closure_args = () if closure is None else (evaluate,)
+        return plain(*closure_args, *args, **kwargs)
 
 
 def _chunks(
@@ -73,10 +84,10 @@ def _chunks(
     weights: Mapping[nn.Parameter, Trained],
     only: Container[nn.Parameter] | None,
 ) -> Iterator[list[nn.Parameter]]:
-    """Parameters with a gradient, at most CHUNK elements of `weights` at a time, but one at least.
+    """Yield lists of parameters with gradients, at most CHUNK elements of `weights` each.
 
-    Of those in `only`, if that is given. For optimizers that are known to treat each parameter by
-    itself.
+    A list has at least one parameter. With `only`, other parameters are skipped. This is for
+    optimizers that are known to step each parameter independently.
     """
     chunk: list[nn.Parameter] = []
     size = 0
@@ -94,17 +105,20 @@ def _chunks(
 
 
 def _elements(chunk: list[nn.Parameter]) -> int:
-    """0 with DTensors, for whose norms processes meet in the order of the groups."""
+    """Return the number of elements of a chunk; 0 if it has DTensors.
+
+    Processes meet for norms of DTensors in the order of the groups, so these chunks are not sorted.
+    """
     return 0 if any(map(is_sharded, chunk)) else sum(param.numel() for param in chunk)
 
 
 def _room(
     optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained], chunk: list[nn.Parameter]
 ) -> list[Tensor]:
-    """Memory as a first step takes it for the states that it keeps of `chunk`.
+    """Return memory as large as the states that a first step of `chunk` allocates.
 
-    Held until then, so that none is short after chunks before it were written; it is no more than
-    all of them have in the end.
+    It is held until that step, so that memory cannot run out after earlier chunks were written. It
+    is no more than the final size of all states.
     """
     rule, stepped = FORMULAS[type(optimizer).__name__], set(chunk)
     room: list[Tensor] = []
@@ -120,9 +134,9 @@ def _room(
 def _rehearse(
     optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained], params: list[nn.Parameter]
 ) -> None:
-    """A step of tensors without elements: what torch refuses of a group it refuses before a write.
+    """Step tensors without elements, so that torch refuses a group before anything is written.
 
-    One for each kind of `params` in a group, with such a state as theirs.
+    There is one tensor for each kind of `params` in a group, with a state like theirs.
     """
     kernels.refuse_sparse(optimizer, [p.grad for p in params if p.grad is not None])
     state, stepped = optimizer.state, set(params)
@@ -137,17 +151,20 @@ def _rehearse(
             empty[param] = torch.empty(0, dtype=dtype, device=device)
             empty[param].grad = torch.empty_like(empty[param])
     try:
-        for param, nothing in empty.items():
+        for param, placeholder in empty.items():
             if param in state:
-                state[nothing] = {name: _emptied(name, v) for name, v in state[param].items()}
-        with _swapped(optimizer, empty):
+                state[placeholder] = {
+                    name: _empty_state(name, v) for name, v in state[param].items()
+                }
+        with _swap_params(optimizer, empty):
             type(optimizer).step.__wrapped__(optimizer)  # type: ignore[attr-defined]
     finally:
-        for nothing in empty.values():
-            state.pop(nothing, None)
+        for placeholder in empty.values():
+            state.pop(placeholder, None)
 
 
-def _emptied(name: str, value: Any) -> Any:
+def _empty_state(name: str, value: Any) -> Any:
+    """Return an empty tensor for a state; the step counter is copied."""
     if not isinstance(value, Tensor):
         return value
     return local(value).clone() if name == "step" else local(value).new_empty(0)
@@ -157,12 +174,12 @@ def _emptied(name: str, value: Any) -> Any:
 def _stand_ins(
     optimizer: Optimizer, chunk: list[nn.Parameter], weights: Mapping[nn.Parameter, Trained]
 ) -> Iterator[dict[nn.Parameter, Tensor]]:
-    """While open, `chunk` is all the optimizer knows, and `weights` among it are fp32 tensors."""
+    """Have `optimizer` step `chunk` alone while open, with fp32 copies for `weights` among it."""
     state = optimizer.state
     with torch.no_grad():
         fulls = {p: _full(p, weights[p]) for p in chunk if p in weights}
     try:
-        with _swapped(optimizer, {p: fulls.get(p, p) for p in chunk}):
+        with _swap_params(optimizer, {p: fulls.get(p, p) for p in chunk}):
             for param, full in fulls.items():
                 if param in state:
                     state[full] = state[param]
@@ -177,24 +194,25 @@ def _stand_ins(
 
 
 @contextmanager
-def _swapped(optimizer: Optimizer, now: Mapping[Any, Any]) -> Iterator[None]:
-    """While open, groups have `now[p]` for p, and nothing for others."""
-    held = [group["params"] for group in optimizer.param_groups]
+def _swap_params(optimizer: Optimizer, replacements: Mapping[Any, Any]) -> Iterator[None]:
+    """Have groups hold `replacements[p]` for each p while open, and no other parameters."""
+    old_params = [group["params"] for group in optimizer.param_groups]
     try:
         for group in optimizer.param_groups:
-            group["params"] = [now[p] for p in group["params"] if p in now]
+            group["params"] = [replacements[p] for p in group["params"] if p in replacements]
         yield
     finally:
-        for group, params in zip(optimizer.param_groups, held, strict=True):
+        for group, params in zip(optimizer.param_groups, old_params, strict=True):
             group["params"] = params
 
 
 def _full(param: nn.Parameter, weight: Trained) -> Tensor:
-    """The weight in fp32 with the gradient in fp32."""
+    """Return the weight in fp32 with its gradient in fp32."""
     full = weight.full().detach()
     full.grad = _wide_grad(param)
     return full
 
 
 def _wide_grad(param: nn.Parameter) -> Tensor | None:
+    """Return the gradient of `param` upcast to fp32, or None."""
     return None if param.grad is None else param.grad.to(torch.float32)

@@ -1,8 +1,8 @@
-"""What the plan of a step follows from, read of hundreds of tensors before each step.
+"""Fingerprint of all facts that the plan of a step follows from, read before each step.
 
-Nothing is held but types, addresses, dtypes and layouts, and how DTensors are cut. C++ reads
-tensors where it can be had, of DTensors what is here; where not, one question after the other is
-put to all tensors at once, with no line of Python for each.
+Only types, addresses, dtypes, layouts and the sharding of DTensors are held, of hundreds of
+tensors. C++ reads tensors if its library can be built, and local parts of DTensors. Otherwise one
+property after the other is read of all tensors at once, without a line of Python for each.
 """
 
 import functools
@@ -29,68 +29,81 @@ from ipex_inductor.templates.tensor_reader.look_cpp import Reader, reader
 log = logging.getLogger("ipex_inductor")
 
 PLAIN = {Tensor, nn.Parameter}
-LASTING = {float, int, bool, str, type(None)}  # of which a value is never another
-Named = tuple[list[list[nn.Parameter]], list[tuple[str, ...]]]  # of groups, and of their states
-ASKED = (type, Tensor.size, Tensor.stride, attrgetter("dtype"))  # of every tensor
+LASTING = {float, int, bool, str, type(None)}  # types whose values never change in place
+# Parameters, and names of the states that a step reads, by group.
+Named = tuple[list[list[nn.Parameter]], list[tuple[str, ...]]]
+ASKED = (type, Tensor.size, Tensor.stride, attrgetter("dtype"))  # properties of each tensor
 
 
 @dataclass
 class Look:
-    """Facts, which two steps of one plan have alike; what is written; where gradients are.
+    """Facts that are equal for two steps of one plan, the written tensors, and gradient addresses.
 
-    A tensor is given by its type, address, sizes, strides and dtype, a gradient by all but its
-    address, of which it counts whether a GPU may read it in vectors.
+    A tensor is described by its type, address, sizes, strides and dtype. For a gradient, the
+    address is replaced by whether a GPU may read it in vectors.
     """
 
     facts: list[Any]
-    held: list[Tensor]  # those parameters that have a gradient first; of DTensors what is here
+    held: list[Tensor]  # parameters with a gradient, then states; local parts of DTensors
     addresses: "array[int]"
-    kept: object  # as long as the gradients are to be in memory
-    whole: list[Tensor] = field(default_factory=list)  # DTensors, of which parts are held
+    kept: object  # keeps gradients in memory
+    whole: list[Tensor] = field(default_factory=list)  # DTensors whose parts are in `held`
 
     @functools.cached_property
     def grads(self) -> list[Tensor]:
-        """Gradients as Python has them, of which most steps need none."""
+        """Gradients as Python objects, which most steps do not need."""
         return [p.grad for p in self.held[: len(self.addresses)] if p.grad is not None]
 
     @functools.cached_property
     def parts(self) -> list[Tensor]:
-        """What is here of the gradients."""
+        """Local parts of the gradients."""
         return self.grads
 
 
 def look(
-    optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained], known: Sequence[Any] = ()
+    optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained], last_facts: Sequence[Any] = ()
 ) -> Look | None:
-    """What a plan follows from now; None for other tensors, or none: that is for `plan` to tell.
+    """Return the fingerprint of the next step of `optimizer`, or None if only `plan` can judge it.
 
-    `known`: facts that these may be again.
+    That is so for tensors that are not plain and for states that are missing.
+
+    Args:
+        optimizer: the fused optimizer.
+        weights: master weights by parameter.
+        last_facts: facts of an earlier fingerprint, which may be equal.
     """
     facts: list[Any] = []
     try:
         named = _groups(optimizer, facts)
-        found = _found(optimizer, named, known) or _of_shards(optimizer, named)
-        if found is None:
+        fingerprint = _look_at_groups(optimizer, named, last_facts) or _of_shards(optimizer, named)
+        if fingerprint is None:
             return None
-        found.facts += facts
+        fingerprint.facts += facts
         if not weights:
-            return found
-        rests = [weights.get(p) for p in found.whole or found.held if isinstance(p, nn.Parameter)]
+            return fingerprint
+        rests = [
+            weights.get(p)
+            for p in fingerprint.whole or fingerprint.held
+            if isinstance(p, nn.Parameter)
+        ]
     except (LeftError, KeyError, TypeError):
         return None
-    held = _here([weight.rest for weight in rests if weight], found.facts)
+    held = _here([weight.rest for weight in rests if weight], fingerprint.facts)
     if {*map(type, held)} - PLAIN:
         return None
-    found.facts += (*map(type, rests), *map(Tensor.data_ptr, held), *_forms(held))
-    found.held += held
-    return found
+    fingerprint.facts += (*map(type, rests), *map(Tensor.data_ptr, held), *_forms(held))
+    fingerprint.held += held
+    return fingerprint
 
 
 class Groups:
-    """Groups as they stand, and what kernels are given of them (`numbers`, where that is known)."""
+    """Parameter groups at one time, and the numbers that kernels get of them, if known."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        """Raises what `flags_of` does, and `KeyError`, `TypeError` for what holds no groups."""
+        """Read the groups.
+
+        Raises as `flags_of` does, and `KeyError` or `TypeError` for invalid groups.
+        """
         self.facts: list[Any] = []
         self.named = _groups(optimizer, self.facts)
         self.numbers: list[array[float]] | None = None
@@ -98,7 +111,10 @@ class Groups:
         self.lasting = all(map(_lasts, self.held))
 
     def still(self, optimizer: Optimizer) -> bool:
-        """Whether all they hold is the same, but for rates: of other rates no numbers are known."""
+        """Return whether the groups hold equal values, except for learning rates.
+
+        Another rate is stored, and the numbers are dropped.
+        """
         groups = optimizer.param_groups
         if not self.lasting or len(groups) != len(self.held):
             return False
@@ -114,14 +130,14 @@ class Groups:
 
 
 def _lasts(group: Mapping[str, Any]) -> bool:
-    """Whether nothing a group holds changes in its place, but who its parameters are."""
-    values = (each for name, each in group.items() if name != "params")
-    flat = chain.from_iterable(each if type(each) is tuple else [each] for each in values)
+    """Return whether no value of a group can change in place, except for its parameters."""
+    values = (value for name, value in group.items() if name != "params")
+    flat = chain.from_iterable(value if type(value) is tuple else [value] for value in values)
     return {*map(type, flat)} <= LASTING and type(group["params"]) is list
 
 
 class Seen(NamedTuple):
-    """The same tensors: where gradients lie, what keeps them, whether all turns were taken."""
+    """Result of `again`: addresses of gradients, their holder, and whether all launches ran."""
 
     addresses: "array[int]"
     kept: object
@@ -136,32 +152,40 @@ def again(
     turns: bytes,
     take: bool,
 ) -> Seen | None:
-    """What is seen, if the tensors of `groups` have these facts; None if not.
+    """Return the gradients' addresses if the tensors of `groups` still have these facts, else None.
 
-    Also if no reader counts versions, or steps are not where `turns` have them. Versions of what a
-    step writes are counted else, so whatever may refuse to step comes before. If groups hold what
-    they held, and gradients are where they were, that may `take` the turns.
+    None as well if no reader counts versions, or if step counters differ from the values in
+    `turns`. Versions of tensors that a step writes are counted otherwise, so call this after all
+    that may refuse the step.
+
+    Args:
+        optimizer: the fused optimizer.
+        groups: the groups at the last step.
+        facts: facts of the last plan.
+        last: addresses of gradients at the last step.
+        turns: addresses of the launch slots.
+        take: whether to run the launches as well, if groups and gradients have not changed.
     """
     read, state = _reader(), optimizer.state
     if read is None or not read.counts or not isinstance(state, dict):
         return None
     held = groups.held if take else None
-    around = optimizer.param_groups, held, *groups.named
-    told = read.again(*around, state, facts, turns, last.tobytes())
-    if not told:
-        return None if told is None else Seen(last, None, True)
-    kept, *moved = told
-    return Seen(array("q", *moved) if moved else last, kept, False)
+    tables = optimizer.param_groups, held, *groups.named
+    result = read.again(*tables, state, facts, turns, last.tobytes())
+    if not result:
+        return None if result is None else Seen(last, None, True)
+    grad_holder, *moved = result
+    return Seen(array("q", *moved) if moved else last, grad_holder, False)
 
 
 def gradients(optimizer: Optimizer) -> Look | None:
-    """The same of parameters and gradients alone."""
+    """Return the fingerprint of parameters and gradients alone."""
     groups = [_list(group["params"]) for group in optimizer.param_groups]
-    return _found(optimizer, (groups, [()] * len(groups)))
+    return _look_at_groups(optimizer, (groups, [()] * len(groups)))
 
 
 def _groups(optimizer: Optimizer, facts: list[Any]) -> Named:
-    """Of all groups; into `facts` what else a plan reads of them."""
+    """Return parameters and state names of all groups; append other facts of them to `facts`."""
     name = type(optimizer).__name__
     groups, names = [], []
     for group in optimizer.param_groups:
@@ -173,105 +197,117 @@ def _groups(optimizer: Optimizer, facts: list[Any]) -> Named:
 
 
 def _list(params: Any) -> list[nn.Parameter]:
+    """Return `params` as a list."""
     return params if type(params) is list else [*params]
 
 
 @functools.cache
 def _states(name: str, flags: frozenset[str]) -> tuple[str, ...]:
-    """What a step reads of a state."""
+    """Return the names of the state that a step reads."""
     rule = FORMULAS[name]
     return ("step",) * rule.counts + rule.state(flags)
 
 
 def _place(rate: Any) -> Any:
-    """Where a rate is, if that is a tensor."""
+    """Return device and dtype of a learning rate if it is a tensor, else None."""
     return (rate.device, rate.dtype) if isinstance(rate, Tensor) else None
 
 
 @functools.cache
 def _reader() -> Reader | None:
-    found = reader()
-    if isinstance(found, Reader):
-        return found
-    log.info("tensors of an optimizer are looked at by Python before each step: %s", found)
+    """Return the C++ reader; None, which is logged once, if it cannot be built."""
+    library = reader()
+    if isinstance(library, Reader):
+        return library
+    log.info("tensors of an optimizer are looked at by Python before each step: %s", library)
     return None
 
 
-def _found(optimizer: Optimizer, named: Named, known: Sequence[Any] = ()) -> Look | None:
-    """What is there of groups."""
+def _look_at_groups(
+    optimizer: Optimizer, named: Named, last_facts: Sequence[Any] = ()
+) -> Look | None:
+    """Return the fingerprint of plain tensors, read by C++ if possible."""
     read = _reader()
-    return _in_python(optimizer, named) if read is None else _read(read, optimizer, named, known)
+    if read is None:
+        return _in_python(optimizer, named)
+    return _read(read, optimizer, named, last_facts)
 
 
-def _read(read: Reader, optimizer: Optimizer, named: Named, known: Sequence[Any]) -> Look | None:
+def _read(
+    read: Reader, optimizer: Optimizer, named: Named, last_facts: Sequence[Any]
+) -> Look | None:
+    """Return the fingerprint of plain tensors, read by C++."""
     state = optimizer.state
     if not isinstance(state, dict):
         return None
-    before = known[0] if known and isinstance(known[0], bytes) else b""
-    told = read.look(*named, state, before)
-    return Look([told.facts], told.held, told.addresses, told.gradients) if told else None
+    last_bytes = last_facts[0] if last_facts and isinstance(last_facts[0], bytes) else b""
+    result = read.look(*named, state, last_bytes)
+    return Look([result.facts], result.held, result.addresses, result.gradients) if result else None
 
 
 def _of_shards(optimizer: Optimizer, named: Named) -> Look | None:
-    """The same, where some are DTensors."""
+    """Return the fingerprint of tensors among which there are DTensors, else None."""
     if not any(map(is_sharded, chain.from_iterable(named[0]))):
         return None
-    facts, owners, owned = _listed(optimizer, named)
+    facts, owners, owned = _list_tensors(optimizer, named)
     held, grads = _here(owners, facts), _here(owned, facts)
     read = _reader()
-    told = _asked(held, grads) if read is None else read.tell(held, grads)
-    if told is None:
+    result = _read_in_python(held, grads) if read is None else read.tell(held, grads)
+    if result is None:
         return None
-    seen = Look([*facts, *told[0]], held, told[1], grads, owners)
-    seen.grads, seen.parts = owned, grads
-    return seen
+    fingerprint = Look([*facts, *result[0]], held, result[1], grads, owners)
+    fingerprint.grads, fingerprint.parts = owned, grads
+    return fingerprint
 
 
 def _here(tensors: list[Any], facts: list[Any]) -> list[Any]:
-    """What this process holds of each; into `facts` how those that are DTensors are cut."""
+    """Return the local parts of `tensors`; append the specs of DTensors to `facts`."""
     kinds = {*map(type, tensors)} - PLAIN
     if len(kinds) != 1 or not is_kind_of_shards(*kinds):
-        return tensors  # all are plain, or some are nobody's whom a kernel steps
-    # Not by `to_local`, which takes 20 us. What says how a tensor is cut is mostly one object.
+        return tensors  # all are plain, or no kernel steps some of them
+    # `to_local` would take 20 us. Most tensors share one spec object.
     facts += (t._spec if type(t) in kinds else None for t in tensors)
     return [t._local_tensor if type(t) in kinds else t for t in tensors]
 
 
 def _in_python(optimizer: Optimizer, named: Named) -> Look | None:
-    """The same, from Python."""
-    facts, held, grads = _listed(optimizer, named)
-    told = _asked(held, grads)
-    if told is None:
+    """Return the fingerprint of plain tensors, read by Python."""
+    facts, held, grads = _list_tensors(optimizer, named)
+    result = _read_in_python(held, grads)
+    if result is None:
         return None
-    seen = Look([*facts, *told[0]], held, told[1], grads)
-    seen.grads = grads
-    return seen
+    fingerprint = Look([*facts, *result[0]], held, result[1], grads)
+    fingerprint.grads = grads
+    return fingerprint
 
 
-def _listed(optimizer: Optimizer, named: Named) -> tuple[list[Any], list[Any], list[Any]]:
-    """Who has no gradient; parameters that have one, and their states; gradients."""
+def _list_tensors(optimizer: Optimizer, named: Named) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return three lists: which parameters have no gradient, written tensors, and gradients.
+
+    Written tensors are the parameters that have a gradient, and their states.
+    """
     facts: list[Any] = []
     held: list[Any] = []
     grads: list[Any] = []
     all_states: list[Any] = []
     for params, names in zip(*named, strict=True):
-        given = [*map(attrgetter("grad"), params)]
-        absent = [grad is None for grad in given]
+        group_grads = [*map(attrgetter("grad"), params)]
+        absent = [grad is None for grad in group_grads]
         facts.append(absent)
         if any(absent):
-            there = [*map(not_, absent)]
-            params, given = [*compress(params, there)], [*compress(given, there)]
+            present = [*map(not_, absent)]
+            params, group_grads = [*compress(params, present)], [*compress(group_grads, present)]
         held += params
-        grads += given
+        grads += group_grads
         if names:
             states: Iterator[Any] = map(optimizer.state.get, params)
-            found = map(itemgetter(*names), states)
-            all_states += chain.from_iterable(found) if len(names) > 1 else found
+            group_states = map(itemgetter(*names), states)
+            all_states += chain.from_iterable(group_states) if len(names) > 1 else group_states
     return facts, held + all_states, grads
 
 
-def _asked(held: list[Any], grads: list[Any]) -> "tuple[list[Any], array[int]] | None":
-    """Facts of plain tensors, and addresses of gradients; None for others."""
+def _read_in_python(held: list[Any], grads: list[Any]) -> "tuple[list[Any], array[int]] | None":
+    """Return facts of plain tensors and addresses of gradients; None for other tensors."""
     if {*map(type, held), *map(type, grads)} - PLAIN:
         return None
     if {*map(attrgetter("layout"), grads)} - {torch.strided}:
@@ -286,5 +322,6 @@ def _asked(held: list[Any], grads: list[Any]) -> "tuple[list[Any], array[int]] |
 
 
 def _forms(tensors: list[Tensor]) -> Iterator[Any]:
-    for ask in ASKED:
-        yield from map(ask, tensors)
+    """Yield type, size, stride and dtype of all tensors, one property after the other."""
+    for read_form in ASKED:
+        yield from map(read_form, tensors)

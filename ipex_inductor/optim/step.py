@@ -1,4 +1,4 @@
-"""The methods of an optimizer that steps by kernels, or whose parameters have master weights."""
+"""Methods of an optimizer that steps by kernels, or whose parameters have master weights."""
 
 import functools
 from collections.abc import Callable, Container, Mapping
@@ -29,45 +29,45 @@ from ipex_inductor.optim.weights import (
 def wrap(optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained] | None = None) -> None:
     """Have `optimizer` step `weights` in fp32 and keep its state of them in fp32.
 
-    `optimizer._original_step` is the step it had. Wrapped twice, it learns of more weights.
+    `optimizer._original_step` is the step it had. Wrapping it again adds more weights.
     """
-    own = vars(optimizer)
-    known = own.get(TABLE)
-    own[TABLE] = {**(known or {}), **(weights or {})}
+    attributes = vars(optimizer)
+    held_weights = attributes.get(TABLE)
+    attributes[TABLE] = {**(held_weights or {}), **(weights or {})}
     replicas.watch()
-    if known is None:
-        own["_original_step"] = optimizer.step
+    if held_weights is None:
+        attributes["_original_step"] = optimizer.step
         methods = METHODS if users_step(optimizer) is None else {**METHODS, "step": _patched_step}
         for name, method in methods.items():
-            own[name] = MethodType(method, optimizer)
+            attributes[name] = MethodType(method, optimizer)
 
 
 def users_step(optimizer: Optimizer) -> Callable[..., Any] | None:
-    """What somebody had put in the place of the class's step; LR schedulers alone do not count."""
+    """Return the step that replaces the one of the class, or None; LR schedulers do not count."""
     original = vars(optimizer).get("_original_step", optimizer.step)
     scheduled = hasattr(original, "_wrapped_by_lr_sched")
-    below = getattr(original, "__wrapped__" if scheduled else "__func__", None)
-    return None if below is type(optimizer).step else original
+    original_function = getattr(original, "__wrapped__" if scheduled else "__func__", None)
+    return None if original_function is type(optimizer).step else original
 
 
 def steps_alone(optimizer: Optimizer) -> bool:
-    """Whether `optimizer.step` is ours, and nothing of anybody's around it but hooks."""
+    """Return whether `optimizer.step` is ours, with no wrapper around it except hooks."""
     return getattr(vars(optimizer).get("step"), "__func__", None) is METHODS["step"]
 
 
-@_disable_dynamo  # torch 2.11's raises at attributes of an optimizer that are new
-def _called(optimizer: Optimizer) -> None:
-    """Tell LR schedulers."""
+@_disable_dynamo  # Dynamo of torch 2.11 raises at new attributes of an optimizer
+def _mark_called(optimizer: Optimizer) -> None:
+    """Mark the step as called, for LR schedulers."""
     optimizer._opt_called = True  # type: ignore[attr-defined]  # torch does not declare it
 
 
 def _step(
     optimizer: Optimizer, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any
 ) -> Any:
-    """One step of the optimizer's class."""
+    """Do one step of the optimizer's class."""
     if not vars(optimizer).get("_opt_called"):
-        _called(optimizer)
-    plain = type(optimizer).step.__wrapped__  # type: ignore[attr-defined]  # hooks ran already
+        _mark_called(optimizer)
+    plain = type(optimizer).step.__wrapped__  # type: ignore[attr-defined]  # hooks have run
     weights, fused = _live(optimizer), kernels.wanted(optimizer)
     if not (weights or fused) or (type(optimizer) in SPLIT_OPTIMIZERS and (args or kwargs)):
         return plain(optimizer, closure, *args, **kwargs)
@@ -82,33 +82,36 @@ def _step(
         step_in_chunks(optimizer, weights, plain)
         return loss
 
-    def own(only: Container[nn.Parameter]) -> None:
+    def step_rest(only: Container[nn.Parameter]) -> None:
+        """Step the parameters in `only` by torch."""
         step_in_chunks(optimizer, weights, plain, only)
 
-    kernels.step(optimizer, weights, own)
+    kernels.step(optimizer, weights, step_rest)
     return loss
 
 
 def _patched_step(
     optimizer: Optimizer, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any
 ) -> Any:
-    """One step of what somebody has put there, which calls the class's, with its hooks."""
+    """Do one step of a user's function, which calls the step of the class, with its hooks."""
     _before_step(optimizer)
     optimizer._opt_called = True  # type: ignore[attr-defined]
-    given = users_step(optimizer)
-    assert given is not None
-    return whole_step(optimizer, _live(optimizer), given, closure, args, kwargs)
+    user_step = users_step(optimizer)
+    assert user_step is not None
+    return whole_step(optimizer, _live(optimizer), user_step, closure, args, kwargs)
 
 
 def _live(optimizer: Optimizer) -> dict[nn.Parameter, Trained]:
-    """The weights this optimizer steps, each as its parameter stands now."""
-    known = vars(optimizer)[TABLE]
-    if not known:  # a parameter's hash takes longer than all else here
+    """Return the weights this optimizer steps, without parameters that have left low precision."""
+    held_weights = vars(optimizer)[TABLE]
+    if not held_weights:  # early exit: hashing parameters is the slowest part
         return {}
-    weights = {p: known[p] for g in optimizer.param_groups for p in g["params"] if p in known}
+    weights = {
+        p: held_weights[p] for g in optimizer.param_groups for p in g["params"] if p in held_weights
+    }
     weights = {p: weight for p, weight in weights.items() if weight.live()}
     if weights:
-        refuse_differentiable(optimizer)  # groups come and change
+        refuse_differentiable(optimizer)  # groups may have changed
     return weights
 
 
@@ -123,23 +126,30 @@ def refuse_differentiable(optimizer: Optimizer) -> None:
 
 
 def _load_state_dict(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-    """torch's own, which casts state to the parameter's dtype; state of our weights stays fp32."""
+    """Load a state dict by torch, but keep the state of our weights in fp32.
+
+    torch itself casts state to the dtype of the parameter.
+    """
     follow(optimizer)
     loaded: dict[str, Any] = {}
 
-    def note(_: Optimizer, given: dict[str, Any]) -> None:
-        loaded.update(given)
+    def note(_: Optimizer, raw_state: dict[str, Any]) -> None:
+        """Store the state dict as other hooks have left it."""
+        loaded.update(raw_state)
 
     def widen(_: Optimizer) -> None:
+        """Replace state that torch has cast to low precision by the loaded values in fp32."""
         params = [p for group in optimizer.param_groups for p in group["params"]]
         keys = [key for group in loaded["param_groups"] for key in group["params"]]
         weights = _live(optimizer)
         for key, param in zip(keys, params, strict=True):
             if param in weights and key in loaded["state"]:
-                state, given = optimizer.state[param], loaded["state"][key]
-                state.update({name: _wide(state[name], given[name], param) for name in given})
+                state, loaded_state = optimizer.state[param], loaded["state"][key]
+                state.update(
+                    {name: _wide(state[name], loaded_state[name], param) for name in loaded_state}
+                )
 
-    first = optimizer.register_load_state_dict_pre_hook(note)  # after all others
+    first = optimizer.register_load_state_dict_pre_hook(note)  # runs after all other hooks
     second = optimizer.register_load_state_dict_post_hook(widen, prepend=True)
     try:
         type(optimizer).load_state_dict(optimizer, state_dict)
@@ -149,35 +159,44 @@ def _load_state_dict(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
 
 
 def _state_dict(optimizer: Optimizer) -> dict[str, Any]:
-    """torch's own, of the parameters as they stand now."""
+    """Return torch's state dict of the parameters, or of their shards."""
     follow(optimizer)
     return type(optimizer).state_dict(optimizer)
 
 
 def _zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:
-    """torch's own, of the parameters as they stand now."""
+    """Run torch's `zero_grad` on the parameters, or on their shards."""
     follow(optimizer)
     type(optimizer).zero_grad(optimizer, set_to_none)
 
 
-def _wide(cast: Any, given: Any, param: Tensor) -> Any:
-    """What torch made of `given`, but fp32 and no alias where torch went for the param's dtype."""
-    if not isinstance(given, Tensor) or not given.is_floating_point() or cast.dtype != param.dtype:
-        return cast
-    return given.to(param.device, torch.float32, copy=True)
+def _wide(cast_value: Any, value: Any, param: Tensor) -> Any:
+    """Return `cast_value`, which torch made of `value`, or an fp32 copy of `value`.
+
+    It is a copy if torch has cast floating-point values to the dtype of the parameter.
+    """
+    if (
+        not isinstance(value, Tensor)
+        or not value.is_floating_point()
+        or cast_value.dtype != param.dtype
+    ):
+        return cast_value
+    return value.to(param.device, torch.float32, copy=True)
 
 
 def _reduce(optimizer: Optimizer, _: Any) -> tuple[Any, ...]:
-    """Copies and pickles are wrapped as well; torch keeps three attributes of an optimizer."""
-    own = vars(optimizer)
-    state = {**optimizer.__getstate__(), TABLE: own[TABLE]}
-    return _revive, (type(optimizer), {k: own[k] for k in kernels.KEPT if k in own}), state
+    """Return how to copy and pickle a wrapped optimizer, as torch keeps only three attributes."""
+    attributes = vars(optimizer)
+    state = {**optimizer.__getstate__(), TABLE: attributes[TABLE]}
+    kept_attributes = {k: attributes[k] for k in kernels.KEPT if k in attributes}
+    return _revive, (type(optimizer), kept_attributes), state
 
 
-def _revive(kind: type[Optimizer], own: dict[str, Any]) -> Optimizer:
+def _revive(kind: type[Optimizer], attributes: dict[str, Any]) -> Optimizer:
+    """Return a wrapped optimizer of `kind`, without state."""
     optimizer = kind.__new__(kind)
     wrap(optimizer)
-    vars(optimizer).update(own)
+    vars(optimizer).update(attributes)
     return optimizer
 
 
@@ -186,30 +205,33 @@ _profiled_step = Optimizer.profile_hook_step(_step)  # step hooks, profiler
 
 @functools.wraps(_step)
 def _hooked_step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-    """The same in less time, where this thread has no profiler and nobody else a hook before it."""
+    """Do one step with its hooks, faster than torch's wrapper.
+
+    With a profiler in this thread or others' pre-hooks, torch's wrapper runs.
+    """
     if torch._C._autograd._profiler_enabled() or hooked(optimizer):
         return _profiled_step(optimizer, *args, **kwargs)
-    after = optimizer._optimizer_step_post_hooks, optimizers._global_optimizer_post_hooks
+    post_hooks = optimizer._optimizer_step_post_hooks, optimizers._global_optimizer_post_hooks
     with torch._C._profiler._RecordFunctionFast(f"Optimizer.step#{type(optimizer).__name__}.step"):
         out = None
         if args or kwargs or not kernels.at_once(optimizer):
             _before_step(optimizer)
             out = _step(optimizer, *args, **kwargs)
         optimizer._optimizer_step_code()
-        for hooks in after:
+        for hooks in post_hooks:
             for hook in hooks.values():
                 hook(optimizer, (optimizer, *args), kwargs)
     return out
 
 
 def hooked(optimizer: Optimizer) -> bool:
-    """Whether others asked to be called before a step of it."""
-    of_all = len(optimizers._global_optimizer_pre_hooks) - OWN_HOOKS
-    return of_all > 0 or bool(optimizer._optimizer_step_pre_hooks)
+    """Return whether pre-hooks other than ours are registered for the step of `optimizer`."""
+    global_hooks = len(optimizers._global_optimizer_pre_hooks) - OWN_HOOKS
+    return global_hooks > 0 or bool(optimizer._optimizer_step_pre_hooks)
 
 
 for _ours in (_hooked_step, _patched_step):
-    vars(_ours)["_wrapped_by_lr_sched"] = True  # or they warn
+    vars(_ours)["_wrapped_by_lr_sched"] = True  # LR schedulers warn without it
 
 METHODS: dict[str, Callable[..., Any]] = {
     "step": _hooked_step,
@@ -221,18 +243,21 @@ METHODS: dict[str, Callable[..., Any]] = {
 
 
 def _before_step(optimizer: Optimizer, *_: Any) -> None:
-    """Look where the parameters are now, and whether this is the optimizer to step them."""
+    """Find shards of the parameters, and check that this optimizer may step them."""
     if torch.compiler.is_compiling():
         return
     if has_tables() or Place.sharded:
         follow(optimizer)
         _refuse_displaced([p for group in optimizer.param_groups for p in group["params"]])
-    if not kernels.wanted(optimizer):  # else wherever a plan is made
+    if not kernels.wanted(optimizer):  # otherwise each new plan checks it
         refuse_strangers(optimizer)
 
 
 def _refuse_displaced(params: list[Tensor]) -> None:
-    """What came for a low-precision parameter would train without its lower bits."""
+    """Raise `ArgumentError` for a low-precision parameter that has been replaced.
+
+    The replacement would train without the lower bits.
+    """
     for module, name in displaced(params):
         raise ArgumentError(
             "the parameters that `optimize` gave master weights, or what fully_shard made of them",
@@ -245,4 +270,4 @@ def _refuse_displaced(params: list[Tensor]) -> None:
 
 
 optimizers.register_optimizer_step_pre_hook(_before_step)
-OWN_HOOKS = 1  # of all optimizers
+OWN_HOOKS = 1  # number of our hooks that are global to all optimizers
