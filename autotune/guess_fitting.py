@@ -68,22 +68,22 @@ def fit(records: Iterable[Record]) -> tuple[Guesser, list[Held]]:
     templates = {key: fitting.seen(p, pools[key]) for key, p in problems.items()}
     dtypes = fitting.dtypes_of((p, templates[key]) for key, p in problems.items())
     candidates = (_measurement_of(p, pools[key], templates[key]) for key, p in problems.items())
-    measurements = [k for k in candidates if k and k.problem.operands[0].dtype in dtypes]
-    families = families_of([k.problem for k in measurements])
+    measurements = [m for m in candidates if m and m.problem.operands[0].dtype in dtypes]
+    families = families_of([m.problem for m in measurements])
     predictions = []
     for family in sorted(set(families)):
-        training = [k for k, f in zip(measurements, families, strict=True) if f != family]
+        training = [m for m, f in zip(measurements, families, strict=True) if f != family]
         model, libraries = _model(training, arch, dtypes), _libraries(training)
         templates_by_kind = _templates(training, [f for f in families if f != family])
-        held_out = (k for k, f in zip(measurements, families, strict=True) if f == family)
+        held_out = (m for m, f in zip(measurements, families, strict=True) if f == family)
         predictions += [
             h
-            for k in held_out
-            for h in _predict_held_out(k, family, model, libraries, templates_by_kind)
+            for m in held_out
+            for h in _predict_held_out(m, family, model, libraries, templates_by_kind)
         ]
     classes = tuple(
         _class(kind, measurements, families, [h for h in predictions if h.kind == kind])
-        for kind in sorted({k.kind for k in measurements})
+        for kind in sorted({m.kind for m in measurements})
     )
     return Guesser(
         _model(measurements, arch, dtypes), _libraries(measurements), classes
@@ -91,9 +91,9 @@ def fit(records: Iterable[Record]) -> tuple[Guesser, list[Held]]:
 
 
 def families_of(problems: Sequence[Problem]) -> list[int]:
-    """Return a family number for each problem; problems that share sizes, also transitively, share it.
+    """Return the number of each problem's family: problems that share sizes, also transitively.
 
-    Linear layers share sizes of their weight; batched GEMMs share their count and largest size.
+    Single GEMMs share N or K of their weight; batched GEMMs share their count and largest size.
     """
     first: dict[tuple[int, int], int] = {}
     family = [*range(len(problems))]
@@ -223,7 +223,7 @@ def _predict_held_out(
     """Return the held-out predictions of the measured templates that might be taken.
 
     Args:
-        known: the measurements of a problem of the family.
+        measurement: the measurements of a problem of the family.
         family: the number of the held-out family.
         model: the cost model, fitted on other families.
         libraries: the model of the library's kernels, fitted on other families.
