@@ -119,7 +119,7 @@ class Pool:
         }
 
     def best(self) -> Estimate | None:
-        """Return the choice to use: library calls first among ties with the fastest, then by name."""
+        """Return the choice to use: of ties with the fastest, a library call, else the first by name."""
         times = {key: s.middle() for key, s in self.samples.items() if s.timings and not s.failed}
         key = _best({key: (self.samples[key].choice, time) for key, time in times.items()})
         return self.samples[key].estimate() if key else None
