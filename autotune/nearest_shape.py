@@ -3,10 +3,10 @@
 Neighbors share op, constants, dtypes, layouts and kernel size, and their channels are of one kind.
 In both or in neither, the rows that a linear layer writes start at whole vectors: libraries are
 slow if they do not.
-Only templates are taken this way, since everything else is the default anyway: a template must have
-been the best, or the two best, in the nearest problems of two weights other than the problem's own.
-The gain of a small-channel convolution does not depend on its kernel size, so the second neighbor
-may have another one there.
+Only templates are taken this way, since everything else is the default anyway. In the nearest
+problems of two weights other than the problem's own, a template must have won clearly, or both best
+choices must be templates. The gain of a small-channel convolution does not depend on its kernel
+size, so the second neighbor may have another one there.
 """
 
 import math
@@ -22,7 +22,7 @@ CONVOLUTION = "ipex.conv.default"
 SHORTCUT, POOL = "ipex.conv_shortcut.default", "ipex.conv_pool.default"
 PREACTIVATED = "ipex.conv_preactivated.default"
 AGREE = 2  # neighbors of different weights that must agree
-MARGIN = 1.15  # gain over the library, where a table has its time: unless two templates won
+MARGIN = 1.15  # gain over the library, if its time is among the two best that a table has
 FARTHEST = 4.0  # doublings of all sizes together, to the nearest neighbor
 FARTHER = {"few": math.inf, "others": 6.0}  # held-out templates won even there
 TILE = 3.0  # doublings of a tile's sizes
@@ -48,10 +48,8 @@ def kind(problem: Problem, window: bool = True) -> Kind | None:
     operands = tuple((o.dtype, len(o.shape), _layout(o)) for o in problem.operands)
     if problem.op == PREACTIVATED:
         operands = tuple(dict.fromkeys(operands))
-        separate = not problem.constants[
-            "more"
-        ]  # a separate part reads no concatenated activations
-        constants += (("columns", problem.operands[1].shape[0] if separate else 0),)
+        single = not problem.constants["more"]  # one part: no concatenated activations
+        constants += (("columns", problem.operands[1].shape[0] if single else 0),)
     settings = tuple(sorted(problem.settings.items()))
     shared = problem.op, problem.arch, constants, problem.epilogue, settings, operands
     if problem.op in LAYERS:

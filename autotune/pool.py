@@ -119,7 +119,11 @@ class Pool:
         }
 
     def best(self) -> Estimate | None:
-        """Return the choice to use: of ties with the fastest, a library call, else the first by name."""
+        """Return the choice to use.
+
+        Of the choices that tie with the fastest, a library call comes first, then the order of
+        canonical forms decides.
+        """
         times = {key: s.middle() for key, s in self.samples.items() if s.timings and not s.failed}
         key = _best({key: (self.samples[key].choice, time) for key, time in times.items()})
         return self.samples[key].estimate() if key else None

@@ -120,7 +120,7 @@ class Guesser(Value, frozen=True):
     classes: tuple[Class, ...]
 
     def guess(self, problem: Problem, choices: Iterable[Choice]) -> Guess | str:
-        """Return the fastest of `choices` by prediction, or the reason for no prediction."""
+        """Return the fastest usable template by prediction, or the reason for no prediction."""
         problem_class = self.of(problem)
         reason = self._why_not(problem) or (problem_class and problem_class.why_not(problem))
         if problem_class is None or reason:

@@ -35,13 +35,13 @@ def points(problem: Problem) -> tuple[Problem, ...]:
 
 def holds(varying: Problem, exact: Problem) -> bool:
     """Return True if `exact` is `varying` at sizes within its ranges."""
-    matching = (varying.op, varying.epilogue, varying.arch) == (
+    equal = (varying.op, varying.epilogue, varying.arch) == (
         exact.op,
         exact.epilogue,
         exact.arch,
     )
     ranks = [[len(o.shape) for o in problem.operands] for problem in (varying, exact)]
-    if not matching or exact.symbols or ranks[0] != ranks[1]:
+    if not equal or exact.symbols or ranks[0] != ranks[1]:
         return False
     pairs = zip(varying.operands, exact.operands, strict=True)
     sizes = itertools.chain(*(zip(v.shape, e.shape, strict=True) for v, e in pairs))
