@@ -119,10 +119,12 @@ def _note_archs(records: Iterable[Record], archs: set[str], cross: bool) -> Iter
 
 
 def _rank(row: Row) -> tuple[bool, float, bytes]:
+    """Return the sort key of a row: failures first, then by size of effect."""
     return row.verdict is not Verdict.FAILED, -abs(row.effect), row.key
 
 
 def _row(key: bytes, a: Pool | None, b: Pool | None) -> Row:
+    """Return the row of a problem, given its pools in A and B."""
     before, after = (side.best_known() if side else None for side in (a, b))
     if before is None and after is None:
         return Row(key, Verdict.SAME if a and b else Verdict.ONLY_A if a else Verdict.ONLY_B)

@@ -69,7 +69,7 @@ class Records:
         for file in opened(self.sources):
             for number, line in self._lines(file):
                 try:
-                    sha256, record = self._parsed(line)
+                    sha256, record = self._parse(line)
                 except (ValueError, msgspec.MsgspecError) as error:
                     self.refused.append(Refusal(Path(file.name), number, str(error)))
                 else:
@@ -90,7 +90,7 @@ class Records:
             if _problem(line) in self._only:
                 yield number, line
 
-    def _parsed(self, line: bytes) -> tuple[bytes, Record]:
+    def _parse(self, line: bytes) -> tuple[bytes, Record]:
         """Return the digest and the record of a line; raise `ValueError` if it is refused."""
         name, body = whole(line)
         record = records.decode(body)

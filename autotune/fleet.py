@@ -77,7 +77,12 @@ def spread(
     """Run `work` on each job, on one core of the cluster each; yield results as they finish.
 
     An exception of `work` is yielded as text. A job whose machine is lost runs on another one.
-    `address` and the errors raised are as for `measured`.
+    Raises `MissingPackageError` if Ray is not installed.
+
+    Args:
+        jobs: the arguments of `work`.
+        work: the function to run.
+        address: the Ray cluster; None for the one of this process, or a new one on this machine.
     """
     ray = _ray()
     started = not ray.is_initialized()

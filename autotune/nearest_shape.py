@@ -71,7 +71,7 @@ class Known(NamedTuple):
 
 
 def by_kind(problems: Iterable[Problem]) -> dict[Kind, list[Known]]:
-    """Return the problems that may be neighbors by kind, as `near` takes them."""
+    """Return the problems that may be neighbors, by kind."""
     neighbors: dict[Kind, list[Known]] = {}
     for problem in problems:
         for shared in {kind(problem), _judged_by(problem)}:

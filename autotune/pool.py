@@ -28,13 +28,13 @@ class Estimate:
     p50: float
     noise: float
 
-    def effect(self, other: "Estimate") -> float:
-        """Return the logarithm of the ratio of `other`'s time to this one's."""
-        return math.log(other.p50 / self.p50)
+    def effect(self, rival: "Estimate") -> float:
+        """Return the logarithm of the ratio of `rival`'s time to this one's."""
+        return math.log(rival.p50 / self.p50)
 
-    def noise_against(self, other: "Estimate") -> float:
+    def noise_against(self, rival: "Estimate") -> float:
         """Return the standard error of `effect`."""
-        return math.hypot(self.noise, other.noise)
+        return math.hypot(self.noise, rival.noise)
 
 
 @dataclass(slots=True)
@@ -55,11 +55,11 @@ class Samples:
         elif outcome.predicted is None:
             self.failed = True
 
-    def join(self, other: "Samples") -> None:
+    def join(self, more: "Samples") -> None:
         """Add all measurements of this choice from another pool."""
-        self.timings += other.timings
-        self.reported += other.reported
-        self.failed |= other.failed
+        self.timings += more.timings
+        self.reported += more.reported
+        self.failed |= more.failed
 
     def estimate(self) -> Estimate:
         """Return the median of the medians with its noise.
@@ -97,9 +97,9 @@ class Pool:
                 self.samples[key] = Samples(choice)
             self.samples[key].add(outcome)
 
-    def join(self, other: "Pool") -> None:
+    def join(self, more: "Pool") -> None:
         """Add all samples of another pool of this problem."""
-        for key, samples in other.samples.items():
+        for key, samples in more.samples.items():
             self.samples.setdefault(key, Samples(samples.choice)).join(samples)
 
     def estimates(self) -> dict[bytes, Estimate]:

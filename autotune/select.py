@@ -103,10 +103,10 @@ def nearest(
     It complements `lookup`, which covers this torch and the problem itself, and returns only
     choices in `offered`. The order is: the problem itself by another torch; other sizes by this
     torch; other sizes by any torch; and then all of these for equivalent problems
-    (`fallback_sources.alike`).
+    (`fallback_sources`).
     """
     selections: dict[bytes, Selection] = {}
-    failures = _failed_choices(offered, database)
+    failures = _failed_equivalents(offered, database)
     sources = [*zip(SOURCES, (database, SHIPPED), strict=True)]
     folders = [(source, f, batched(f)) for source, f in sources if f is not None and f.exists()]
     for key, choices in offered.items():
@@ -133,18 +133,18 @@ def derived(
     if not covered:
         return {}
     selections: dict[bytes, Selection] = {}
-    failures, families = _failed_choices(covered, database), batched(SHIPPED)
+    failures, families = _failed_equivalents(covered, database), batched(SHIPPED)
     for key, problem in covered.items():
         may = {*map(encode, offered[key])} - failures.get(key, set())
         stand_in = replace(problem, arch=table_of(problem.arch))
         for label, equivalent in fallback_sources.alike(stand_in):
-            places = (
+            candidates = (
                 *_itself(equivalent, SHIPPED, families),
                 *_near_sizes(equivalent, SHIPPED, families),
             )
             sources = (
                 (place, f"derived from {stand_in.arch}{size_label}{label}")
-                for size_label, place in places
+                for size_label, place in candidates
             )
             best = next(
                 filter(None, (_best_of(place, may, origin) for place, origin in sources)), None
@@ -166,7 +166,7 @@ def neighboring(
     """
     problems = {key: decode_problem(key) for key in offered}
     covered = {k: p for k, p in problems.items() if p.op.startswith("ipex.") and table_of(p.arch)}
-    failures = _failed_choices(covered, database) if covered else {}
+    failures = _failed_equivalents(covered, database) if covered else {}
     selections: dict[bytes, Selection] = {}
     winners: dict[bytes, bool] = {}
     for key, problem in covered.items():
@@ -249,7 +249,9 @@ def _folders() -> list[Path]:
     return [*([own.default_folder()] if own.trusted() else []), SHIPPED]
 
 
-def _failed_choices(problems: Collection[bytes], database: Path | None) -> dict[bytes, set[bytes]]:
+def _failed_equivalents(
+    problems: Collection[bytes], database: Path | None
+) -> dict[bytes, set[bytes]]:
     """Return by problem the choices that failed, under any torch, on it or an equivalent."""
     equivalents = {
         key: [encode(p) for _, p in fallback_sources.alike(decode_problem(key))] for key in problems
