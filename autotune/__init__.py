@@ -1,1 +1,1 @@
-"""Measured kernel choice: candidates judged and raced, records as data, merged and compared."""
+"""Measured kernel choice: candidates are verified and raced; records are merged and compared."""

@@ -1,6 +1,6 @@
-"""Convolutions that differ in their batch alone, linear layers in their rows.
+"""Families of problems that differ only in batch (convolutions) or in rows (linear layers).
 
-What is best for one is likely for another.
+The best choice for one member of a family is likely the best for another.
 """
 
 import math
@@ -10,25 +10,30 @@ from msgspec.structs import replace
 
 from ipex_inductor.autotune.record import Operand, Problem, encode
 
-# How many times more or less may say something. Of a convolution any: its images are large. Few
-# rows of a linear layer leave multiprocessors idle where many do not.
-LAYERS = ("ipex.linear.default", "ipex.gated_linear.default")  # of rows, not of images
+# The largest ratio of batches or rows at which one problem says something of another. A convolution
+# has no limit: its activations are large. Few rows of a linear layer leave multiprocessors idle
+# where many do not.
+LAYERS = (
+    "ipex.linear.default",
+    "ipex.gated_linear.default",
+)  # have rows, not activations
 FARTHEST = {"ipex.conv.default": math.inf} | dict.fromkeys(LAYERS, 2.0)
 FARTHEST |= {"ipex.conv_weight_grad.default": math.inf, "ipex.conv_shortcut.default": math.inf}
 FARTHEST |= {"ipex.conv_preactivated.default": math.inf}
-# Whether a pool is worth it depends on how many images there are: a program goes down each.
+# Whether a fused pool pays off depends on the batch: one program walks down each activation.
 FARTHEST |= {"ipex.conv_pool.default": 2.0}
 WORDS = dict.fromkeys(FARTHEST, "a batch of {}") | dict.fromkeys(LAYERS, "{} rows")
-# Which operands they are, else the second.
+# Positions of the weights among the operands; (1,) for all other ops.
 WEIGHTS = {"ipex.conv_weight_grad.default": (2,), "ipex.conv_shortcut.default": (1, 4)}
 WEIGHTS |= {"ipex.gated_linear.default": (1, 2)}
 Batches = Mapping[bytes, Sequence[tuple[int, bytes]]]
 
 
 def family(problem: Problem) -> tuple[bytes, int] | None:
-    """What problems have in common that differ in their batch or rows alone, and those; else None.
+    """Return the key of a problem's family and its batch or row count; None if it has none.
 
-    Rows that follow one another are the same whatever dimensions number them.
+    Problems of one family differ in batch or rows alone. The key is the canonical form of the
+    problem without that size. Contiguous rows count as equal whatever leading dimensions they have.
     """
     shape = problem.operands[0].shape if problem.operands else ()
     images = problem.op not in LAYERS
@@ -43,11 +48,13 @@ def family(problem: Problem) -> tuple[bytes, int] | None:
 
 
 def _without_batch(operand: Operand, batch: tuple[int, ...]) -> Operand:
+    """Return a 4-d operand of this batch with its batch set to 0; others unchanged."""
     is_image = len(operand.shape) == 4 and operand.shape[:1] == batch
     return replace(operand, shape=(0, *operand.shape[1:])) if is_image else operand
 
 
 def _without_rows(operand: Operand, leading: tuple[int, ...]) -> Operand:
+    """Return a contiguous operand of these leading sizes as 2-d with 0 rows; others unchanged."""
     sizes = [n for n in operand.shape if isinstance(n, int)]
     follow = [*operand.stride] == [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
     if operand.shape[:-1] != leading or not follow:
@@ -55,15 +62,19 @@ def _without_rows(operand: Operand, leading: tuple[int, ...]) -> Operand:
     return replace(operand, shape=(0, sizes[-1]), stride=(sizes[-1], 1))
 
 
-def near(problem: Problem, known: Batches) -> list[tuple[int, bytes]]:
-    """Batches or rows, and canonical forms of the same problem that are `known`, nearest first."""
-    found = family(problem)
-    if found is None or found[1] == 0:
+def near(problem: Problem, batches_by_family: Batches) -> list[tuple[int, bytes]]:
+    """Return the known members of the problem's family, the nearest first, without itself.
+
+    Each is its batch or row count and its canonical form. Members further away than `FARTHEST`
+    allows for the op are left out.
+    """
+    problem_family = family(problem)
+    if problem_family is None or problem_family[1] == 0:
         return []
-    itself, farthest = encode(problem), math.log(FARTHEST[problem.op])
+    own_key, farthest = encode(problem), math.log(FARTHEST[problem.op])
     distances = [
-        (abs(math.log(batch / found[1])), -batch, other)
-        for batch, other in known.get(found[0], ())
-        if batch and other != itself
+        (abs(math.log(batch / problem_family[1])), -batch, key)
+        for batch, key in batches_by_family.get(problem_family[0], ())
+        if batch and key != own_key
     ]
-    return [(-less, other) for distance, less, other in sorted(distances) if distance <= farthest]
+    return [(-negated, key) for distance, negated, key in sorted(distances) if distance <= farthest]

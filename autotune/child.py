@@ -1,7 +1,7 @@
-"""Measuring in a process of its own, so that a choice that crashes or hangs costs that choice.
+"""Measure in a separate process, so that a choice that crashes or hangs costs only that choice.
 
-The parent writes a problem a line and reads answers a line; which choice is at work stands in a
-file both have mapped, because a pipe that is read while clocks run would cost the parent's core.
+The parent writes one problem a line and reads one answer a line. The number of the running choice
+is in a file that both processes map: reading a pipe during timing would cost the parent a core.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ import msgspec
 
 from ipex_inductor.autotune.record import Choice, Outcome, Problem, Record, encode
 
-PATIENCE = 300.0  # seconds that one choice may take for one step: compiling is the longest
+PATIENCE = 300.0  # seconds one choice may take for one step; compilation is the longest
 POLL = 0.25
-_WORD = 8  # bytes: how often something began; the number of the choice at work, or -1
-CRASHES = 8  # of one problem, before it is given up
+_WORD = 8  # bytes of each field: a counter of starts, and the running choice or -1
+CRASHES = 8  # crashes of one problem before it is given up
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What the child is asked: a problem, what of it failed before, how many seconds it has."""
+    """A request to the child: a problem, its earlier failures, and the time limit in seconds."""
 
     problem: Problem
     out: tuple[Outcome, ...]
@@ -36,7 +36,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the child says: first the choices, then a record or why there is none."""
+    """A message from the child: first the choices, then a record or the reason for its lack."""
 
     choices: tuple[Choice, ...] = ()
     record: Record | None = None
@@ -48,11 +48,11 @@ SPENT = "the budget is spent"
 
 
 class Refused(Exception):
-    """A problem that cannot be measured here, with the reason."""
+    """Raised for a problem that cannot be measured here, with the reason."""
 
 
 class Child:
-    """A process that measures problems, started when it is needed and anew when it died.
+    """A process that measures problems, started on demand and restarted after it died.
 
     `command` starts it; it must call `serve`. `patience` is in seconds.
     """
@@ -70,7 +70,11 @@ class Child:
         self.close()
 
     def tune(self, problem: Problem, seconds: float) -> Record:
-        """Measure all choices of `problem`. Raises `Refused` if nothing can be."""
+        """Return a record of all choices of `problem`; raise `Refused` if none can be measured.
+
+        A choice at which the process crashes or hangs is recorded as failed, and the process is
+        restarted, at most `CRASHES` times. `seconds` is the time limit for all choices together.
+        """
         out: list[Outcome] = []
         deadline = time.monotonic() + seconds
         while True:
@@ -93,7 +97,7 @@ class Child:
                 out.append(Outcome(choices[at], reason=f"it {died}"))
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process and its compilers, and close its pipes and files."""
         if self._process is None:
             return
         process, self._process = self._process, None
@@ -109,9 +113,10 @@ class Child:
         self._answers = b""
 
     def _start(self) -> None:
+        """Start the process unless it runs; map the status file that both share."""
         if self._process is not None:
             return
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115  for as long as the process
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         self._file.write(bytes(2 * _WORD))
         self._file.flush()
         self._status = mmap.mmap(self._file.fileno(), 2 * _WORD)
@@ -122,18 +127,19 @@ class Child:
             self._process = subprocess.Popen(
                 [*self._command, *map(str, fds)],
                 stdin=subprocess.PIPE,
-                stdout=2,  # what libraries print is no answer
+                stdout=2,  # output of libraries must not mix with answers
                 pass_fds=fds,
                 start_new_session=True,  # Ctrl-C is the parent's to handle
             )
         except BaseException:
-            for opened in (self._pipe, self._status, self._file):
-                opened.close()
+            for resource in (self._pipe, self._status, self._file):
+                resource.close()
             raise
         finally:
             os.close(writing)
 
     def _send(self, task: Task) -> None:
+        """Write one task to the process; a broken pipe is left for `_answer` to report."""
         assert self._process is not None
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died: the answer will say so
@@ -141,31 +147,33 @@ class Child:
             self._process.stdin.flush()
 
     def _answer(self) -> Answer:
-        """The next line. Raises `_Died` if the process ended, or had to be, before it came."""
+        """Return the next answer; raise `_Died` if the process ended or hung before it came."""
         assert self._process is not None
-        seen, since = b"", time.monotonic()
+        last_status, changed_at = b"", time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(self._pipe, selectors.EVENT_READ)
             while b"\n" not in self._answers:
                 if selector.select(POLL):
-                    read = self._pipe.read(1 << 16)
-                    if not read:
+                    data = self._pipe.read(1 << 16)
+                    if not data:
                         raise self._end()
-                    self._answers += read
+                    self._answers += data
                 elif self._process.poll() is not None:
-                    raise self._end()  # compilers of its own may still hold the pipe
-                now = self._status[:]
-                if now != seen:
-                    seen, since = now, time.monotonic()
-                elif time.monotonic() - since > self._patience:
+                    raise self._end()  # its compilers may still hold the pipe open
+                status = self._status[:]
+                if status != last_status:
+                    last_status, changed_at = status, time.monotonic()
+                elif time.monotonic() - changed_at > self._patience:
                     raise _Died(f"hung: nothing happened for {self._patience:g} seconds")
         line, self._answers = self._answers.split(b"\n", 1)
         return msgspec.json.decode(line, type=Answer)
 
     def _doing(self) -> int:
+        """Return the number of the running choice; -1 for none."""
         return int.from_bytes(self._status[_WORD:], "little", signed=True)
 
     def _end(self) -> "_Died":
+        """Wait for the process to end and return an exception that says how it ended."""
         assert self._process is not None
         code = self._process.wait()
         if code == -signal.SIGKILL:
@@ -175,7 +183,10 @@ class Child:
 
 
 class _Died(Exception):
-    """How the process ended, as a predicate; `killed` by somebody else, which no choice does."""
+    """Raised when the process ended; the message is a predicate, such as "crashed with SIGSEGV".
+
+    `killed` says that it was killed from outside, which is not the fault of a choice.
+    """
 
     def __init__(self, how: str, killed: bool = False) -> None:
         super().__init__(how)
@@ -183,24 +194,24 @@ class _Died(Exception):
 
 
 class Say:
-    """What the child tells while it measures."""
+    """Messages from the child to the parent during measurement."""
 
     def __init__(self, answers: Any, status: mmap.mmap) -> None:
         self._answers, self._status, self._begun = answers, status, 0
 
     def choices(self, choices: tuple[Choice, ...]) -> None:
-        """Which ones there are; their order is that of the numbers."""
+        """Send the choices; `doing` refers to them by their position."""
         self.answer(Answer(choices=choices))
 
     def doing(self, number: int) -> None:
-        """The choice that is at work from now on, -1 for none."""
+        """Publish the number of the choice that runs from now on; -1 for none."""
         self._begun += 1
         self._status[:] = self._begun.to_bytes(_WORD, "little") + number.to_bytes(
             _WORD, "little", signed=True
         )
 
     def answer(self, answer: Answer) -> None:
-        """One line to the parent."""
+        """Write one answer to the parent, as a line."""
         self._answers.write(encode(answer) + b"\n")
         self._answers.flush()
 
@@ -208,8 +219,13 @@ class Say:
 def serve(
     make: Callable[[Say], Callable[[Problem, Sequence[Outcome], float], Record]],
 ) -> None:
-    """The child's main loop: a task a line until the parent closes the pipe."""
-    import torch  # which whoever only reads this module's types need not wait for
+    """Run the child's main loop: one task a line until the parent closes the pipe.
+
+    `make` builds the function that measures: it takes a problem, the earlier failures and a time
+    limit in seconds, and returns a record. An exception is answered with its message as the reason;
+    only `torch.AcceleratorError` ends the process.
+    """
+    import torch  # here: the parent needs only this module's types
 
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     writing, shared = map(int, sys.argv[-2:])
@@ -223,14 +239,14 @@ def serve(
             try:
                 answer = Answer(record=tune(task.problem, task.out, task.seconds))
             except torch.AcceleratorError:
-                raise  # the device answers nothing any more: the choice at work is to blame
+                raise  # the device is unusable: the running choice is at fault
             except Exception as error:
                 answer = Answer(reason=f"{type(error).__name__}: {error}"[:2000])
             say.answer(answer)
 
 
 def _end_with(parent: int) -> None:
-    """End this process and its compilers when `parent` did, whatever the other threads do."""
+    """End this process and its compilers once `parent` has ended."""
     while os.getppid() == parent:
         time.sleep(1)
     os.killpg(0, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Two sets of records side by side: what changed, by how much, and if that is more than noise."""
+"""Comparison of two sets of records: changes, their size, and their significance over noise."""
 
 import math
 from collections import Counter
@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from ipex_inductor.autotune.pool import Estimate, Pool, pool
 from ipex_inductor.autotune.record import Problem, Record, decode_problem
 
-# Standard errors of a difference that noise alone exceeds in 0.3 % of the cases; a difference of
-# twice that band is found in 99.9 %.
+# In standard errors of a difference: noise alone exceeds it in 0.3 % of the cases, and a difference
+# of twice this band is detected in 99.9 %.
 BAND = 3.0
 
 
 class Verdict(StrEnum):
-    """What became of one problem from A to B."""
+    """The change of one problem from A to B."""
 
     SAME = "same choice"
     NOISE = "within noise"
@@ -29,7 +29,7 @@ class Verdict(StrEnum):
 
 
 class Exit(Enum):
-    """How a comparison ends, as an exit code."""
+    """Exit codes of a comparison."""
 
     NOTHING_WORSE = 0
     REGRESSIONS = 1
@@ -38,7 +38,10 @@ class Exit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One problem: the choices of both sides; `effect` is log(B / A), `band` what noise may do."""
+    """One problem: the choices of both sides, their difference, and the noise of that.
+
+    `effect` is log(time in B / time in A); `band` is the largest effect that noise may cause.
+    """
 
     key: bytes  # the problem's canonical form
     verdict: Verdict
@@ -49,28 +52,31 @@ class Row:
 
     @property
     def problem(self) -> Problem:
-        """As a value; that of any architecture where architectures are compared."""
+        """The problem as a value; its architecture is "any" if architectures are compared."""
         return decode_problem(self.key)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows, what fails first, then the largest effects; and what they come to."""
+    """All rows (failures first, then by size of effect), and their summary."""
 
     rows: tuple[Row, ...]
     reason: str = ""  # why they cannot be compared
 
     def count(self) -> Counter[Verdict]:
-        """How many problems there are of each verdict."""
+        """Return the number of problems of each verdict."""
         return Counter(row.verdict for row in self.rows)
 
     def geometric_mean(self) -> float | None:
-        """How many times as long B takes, over what both have; None if they share nothing."""
+        """Return the geometric mean of B's times relative to A's; None without common problems."""
         effects = [row.effect for row in self.rows if row.a and row.b]
         return math.exp(math.fsum(effects) / len(effects)) if effects else None
 
     def exit(self) -> Exit:
-        """Regressions are what is slower beyond noise, and what nothing runs for any more."""
+        """Return the exit code.
+
+        Regressions are problems that are slower beyond noise, or that no choice runs for in B.
+        """
         if self.reason:
             return Exit.NOT_COMPARABLE
         worse = {Verdict.SLOWER, Verdict.FAILED} & self.count().keys()
@@ -78,15 +84,19 @@ class Comparison:
 
 
 def compare(a: Iterable[Record], b: Iterable[Record], cross: bool = False) -> Comparison:
-    """Lay B beside A. `cross` compares architectures: problems are then the same but for those."""
+    """Compare the records of B with those of A, problem by problem.
+
+    With `cross`, architectures are compared: problems match if they differ only in architecture.
+    """
     architectures: tuple[set[str], set[str]] = (set(), set())
     sides = [
-        pool(_noted(side, seen, cross)) for side, seen in zip((a, b), architectures, strict=True)
+        pool(_note_archs(side, archs, cross))
+        for side, archs in zip((a, b), architectures, strict=True)
     ]
-    names = [", ".join(sorted(seen)) for seen in architectures]
+    names = [", ".join(sorted(archs)) for archs in architectures]
     if not cross and all(architectures) and not set.intersection(*architectures):
         return Comparison((), f"A is of {names[0]}, B of {names[1]}")
-    if cross and any(len(seen) > 1 for seen in architectures):
+    if cross and any(len(archs) > 1 for archs in architectures):
         return Comparison((), f"one architecture each: A is of {names[0]}, B of {names[1]}")
     rows = (_row(key, sides[0].get(key), sides[1].get(key)) for key in sides[0] | sides[1])
     reason = "" if sides[0].keys() & sides[1].keys() else "A and B have no problem in common"
@@ -94,22 +104,27 @@ def compare(a: Iterable[Record], b: Iterable[Record], cross: bool = False) -> Co
 
 
 def of_any(record: Record) -> Record:
-    """The same with a problem of any architecture, as where architectures are compared."""
+    """Return the record with its problem's architecture set to "any", to compare architectures."""
     return replace(record, problem=replace(record.problem, arch="any"))
 
 
-def _noted(records: Iterable[Record], seen: set[str], cross: bool) -> Iterator[Record]:
-    """The same, their architectures noted, and made one if all are compared."""
+def _note_archs(records: Iterable[Record], archs: set[str], cross: bool) -> Iterator[Record]:
+    """Yield the records and add their architectures to `architectures`.
+
+    With `cross`, the records' own architecture is replaced by "any".
+    """
     for record in records:
-        seen.add(record.problem.arch)
+        archs.add(record.problem.arch)
         yield of_any(record) if cross else record
 
 
 def _rank(row: Row) -> tuple[bool, float, bytes]:
+    """Return the sort key of a row: failures first, then by size of effect."""
     return row.verdict is not Verdict.FAILED, -abs(row.effect), row.key
 
 
 def _row(key: bytes, a: Pool | None, b: Pool | None) -> Row:
+    """Return the row of a problem, given its pools in A and B."""
     before, after = (side.best_known() if side else None for side in (a, b))
     if before is None and after is None:
         return Row(key, Verdict.SAME if a and b else Verdict.ONLY_A if a else Verdict.ONLY_B)

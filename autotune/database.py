@@ -1,8 +1,8 @@
 """Records on disk: JSON lines with a digest each, one file a writer, merged as they are read.
 
-Writers share no file, so there are no locks; a record is acknowledged once it is on the disk.
-Readers take what is whole, known and possible, and say what they refused: a line cut off by a
-crash, a changed byte, a choice that there is not.
+Writers share no file, so writing needs no locks. A record is acknowledged once it is on the disk.
+Readers take lines that are complete, unchanged and valid, and report the refused ones: a line cut
+off by a crash, a changed byte, or a choice that does not exist.
 """
 
 import fcntl
@@ -26,15 +26,15 @@ from ipex_inductor.autotune.space import why_refused
 SUFFIX = ".jsonl"
 _HEAD, _MIDDLE, _TAIL = b'{"record":', b',"sha256":"', b'"}\n'
 _PROBLEM, _OUTCOMES = b'{"problem":', b',"outcomes":['
-_TRIES = 3  # files of one writer that somebody else may remove, one after the other
-_SYMBOLS = b',"symbols":['  # in a problem that has any
+_TRIES = 3  # files of one writer that may be removed in succession before it gives up
+_SYMBOLS = b',"symbols":['  # present in a dynamic-size problem
 _BATCHED = tuple(f'"op":"{op}"'.encode() for op in batches.FARTHEST)
 _DIGEST = 64  # hexadecimal digits of SHA-256
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A line that was not used: where it stands, why, and whether it ends as lines do."""
+    """A line that was not used: its place, the reason, and whether it ends with a newline."""
 
     path: Path
     line: int
@@ -42,17 +42,17 @@ class Refusal:
     ended: bool = True
 
     def __str__(self) -> str:
-        """`file:line: reason`, as compilers write it."""
+        """Return `file:line: reason`, as compilers write it."""
         return f"{self.path}:{self.line}: {self.reason}"
 
 
 class Records:
-    """The records of these files and folders, each once, read anew by every loop over them.
+    """The records of files and folders, each once; every loop reads them again.
 
-    `refused` tells what the last loop did not take. With `known` that is also what names a choice
-    that is not registered here: who only looks may want it, who runs choices must not. With `only`,
-    lines of other problems (in canonical form) are passed over unread. Raises `FileNotFoundError`
-    for a source that is not there.
+    `refused` lists the lines that the last loop refused. With `known`, a line with an unregistered
+    choice is refused too: readers that run choices need that, readers that only display records do
+    not. With `only`, lines of other problems (in canonical form) are skipped without parsing.
+    Raises `FileNotFoundError` for a missing source.
     """
 
     def __init__(
@@ -64,32 +64,34 @@ class Records:
         self.refused: list[Refusal] = []
 
     def __iter__(self) -> Iterator[Record]:
-        """One by one, so that no more of them need be held than their reader wants."""
-        self.refused, met = [], set()
+        """Yield the records one by one, so that the reader need not hold them all."""
+        self.refused, digests = [], set()
         for file in opened(self.sources):
             for number, line in self._lines(file):
                 try:
-                    name, record = self._parsed(line)
+                    sha256, record = self._parse(line)
                 except (ValueError, msgspec.MsgspecError) as error:
                     self.refused.append(Refusal(Path(file.name), number, str(error)))
                 else:
-                    if name not in met:
-                        met.add(name)
+                    if sha256 not in digests:
+                        digests.add(sha256)
                         yield record
 
     def _lines(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        """Yield the number and text of the lines of a file that may be wanted."""
         if self._only is None:
             yield from enumerate(file, 1)
             return
-        places = index_of(file).places
-        wanted = (place for key in self._only for place in places.get(hash(key), ()))
-        for start, number in sorted(wanted):
+        positions = index_of(file).places
+        selected = (position for key in self._only for position in positions.get(hash(key), ()))
+        for start, number in sorted(selected):
             file.seek(start)
             line = file.readline()
             if _problem(line) in self._only:
                 yield number, line
 
-    def _parsed(self, line: bytes) -> tuple[bytes, Record]:
+    def _parse(self, line: bytes) -> tuple[bytes, Record]:
+        """Return the digest and the record of a line; raise `ValueError` if it is refused."""
         name, body = whole(line)
         record = records.decode(body)
         reason = why_refused(record, self.known)
@@ -99,10 +101,10 @@ class Records:
 
 
 class Shard:
-    """The file that one writer appends to, made with the first record and locked for as long.
+    """The file that one writer appends to, created with the first record and locked while open.
 
-    The lock is for who would remove it (`merging.compact`), not against other writers: a forked
-    child must open its own, as two writers of one file could tear each other's lines.
+    The lock protects it from removal (`merging.compact`), not from other writers. A forked child
+    must open its own shard: two writers of one file could tear each other's lines.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -110,10 +112,10 @@ class Shard:
         self._file: int | None = None
 
     def append(self, record: Record) -> str:
-        """Write one record; it is on the disk when its digest comes back.
+        """Write one record and return its digest once it is on the disk.
 
-        Raises `ValueError` for a record that no reader would take, and `OSError` if the disk does
-        not take it: then nothing of it stays.
+        Raises `ValueError` for a record that readers would refuse, and `OSError` if the disk does
+        not take it; then nothing of it remains.
         """
         reason = why_refused(record)
         if reason is not None:
@@ -126,13 +128,16 @@ class Shard:
         raise OSError(f"somebody removes the files of {self._folder} as they are written")
 
     def close(self) -> None:
-        """End the shard; the next record starts another."""
+        """Close the file; the next record starts another."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
     def _wrote(self, line: bytes) -> bool:
-        """False if the file was removed, before it was locked or by somebody who asks no locks."""
+        """Write and sync a line; return False if the file has been removed.
+
+        That can happen before it is locked, or by a process that ignores locks.
+        """
         if self._file is None:
             self._file = self._open()
         end = os.fstat(self._file).st_size
@@ -146,23 +151,24 @@ class Shard:
         return os.fstat(self._file).st_nlink > 0
 
     def _open(self) -> int:
+        """Create and lock a new file in the folder, and return its descriptor."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self._folder / f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
-        with suppress(OSError):  # a file system without locks, on which nobody can compact
+        with suppress(OSError):  # file systems without locks, where `compact` cannot run
             fcntl.flock(file, fcntl.LOCK_EX)
         sync_folder(self._folder)
         return file
 
 
 def write(path: Path, given: Iterable[Record]) -> None:
-    """One file with these records, each once, ordered by digest; it replaces `path` whole."""
+    """Replace `path` atomically by these records, each once, ordered by digest."""
     lines = dict(map(_line, given))
     write_lines(path, (lines[name] for name in sorted(lines)))
 
 
 def add(folder: Path, given: Iterable[Record]) -> Path:
-    """One more file in `folder`, which is made if need be; named by what it holds."""
+    """Add a file of these records to `folder`, named by its content, and return its path."""
     lines = dict(map(_line, given))
     content = b"".join(lines[name] for name in sorted(lines))
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -172,12 +178,12 @@ def add(folder: Path, given: Iterable[Record]) -> Path:
 
 
 def name_of(kind: str, content: bytes) -> str:
-    """Of a file that takes no other's place."""
+    """Return a file name of this kind that is unique to its content."""
     return f"{kind}-{hashlib.sha256(content).hexdigest()[:16]}{SUFFIX}"
 
 
 def write_lines(path: Path, lines: Iterable[bytes]) -> None:
-    """Replace `path` whole or not at all; it is on the disk when this returns."""
+    """Replace `path` atomically; it is on the disk when this returns."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with open(part, "wb") as file:
@@ -191,31 +197,31 @@ def write_lines(path: Path, lines: Iterable[bytes]) -> None:
 
 
 def digest(record: Record) -> str:
-    """The SHA-256 of its canonical form."""
+    """Return the SHA-256 of the record's canonical form."""
     return _line(record)[0]
 
 
 def opened(sources: Iterable[Path]) -> Iterator[BinaryIO]:
-    """Every file of these files and folders, each once, open to read until the next is asked for.
+    """Yield every file of these files and folders once, open for reading until the next one.
 
-    A file that goes while its folder is read was merged into another, so the folder is listed
-    again until it shows nothing new.
+    A file that disappears while its folder is read was merged into another one, so the folder is
+    listed again until it shows no new file.
     """
     done: set[Path] = set()
     for source in sources:
         may_go = (FileNotFoundError,) if source.is_dir() else ()
-        while todo := sorted(set(_listed(source)) - done):
-            done.update(todo)
-            for path in todo:
+        while new_files := sorted(set(_record_files(source)) - done):
+            done.update(new_files)
+            for path in new_files:
                 with suppress(*may_go), open(path, "rb") as file:
                     yield file
 
 
 @dataclass(frozen=True)
 class Index:
-    """Where in a file the lines of each problem stand; problems of many sizes, and of one batch.
+    """The line positions of each problem in a file; dynamic-size problems; families of problems.
 
-    By hash, so that it is small: whoever goes there reads what stands there.
+    `places` is keyed by hash to be small, so readers must check the line itself.
     """
 
     places: dict[int, list[tuple[int, int]]]  # start and number of a line
@@ -223,81 +229,84 @@ class Index:
     batches: dict[bytes, list[tuple[int, bytes]]]  # by family, with canonical forms
 
 
-_indices: dict[str, tuple[tuple[int, ...], Index]] = {}  # of files as they were
+_indices: dict[str, tuple[tuple[int, ...], Index]] = {}  # by file name, with the stamp of the file
 
 
 def index_of(file: BinaryIO) -> Index:
-    """Of an open file, which is read once for as long as it does not change."""
-    now = os.fstat(file.fileno())
-    stamp = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns)
-    known = _indices.get(str(file.name))
-    if known is None or known[0] != stamp:
-        known = _indices[str(file.name)] = stamp, _indexed(file)
-    return known[1]
+    """Return the index of an open file; cached until the file changes."""
+    stat = os.fstat(file.fileno())
+    stamp = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    entry = _indices.get(str(file.name))
+    if entry is None or entry[0] != stamp:
+        entry = _indices[str(file.name)] = stamp, _indexed(file)
+    return entry[1]
 
 
 def varying(source: Path) -> dict[bytes, Problem]:
-    """All problems in a file or folder whose sizes vary, by canonical form: nothing is checked."""
+    """Return all dynamic-size problems of a file or folder by canonical form, unvalidated."""
     return {key: p for file in opened([source]) for key, p in index_of(file).varying.items()}
 
 
 def batched(source: Path) -> dict[bytes, list[tuple[int, bytes]]]:
-    """The problems in a file or folder whose like may be of another size, by `batches.family`."""
-    found: dict[bytes, list[tuple[int, bytes]]] = {}
+    """Return the problems of a file or folder by family (see `batches.family`)."""
+    families: dict[bytes, list[tuple[int, bytes]]] = {}
     for file in opened([source]):
         for kind, problems in index_of(file).batches.items():
-            found.setdefault(kind, []).extend(problems)
-    return found
+            families.setdefault(kind, []).extend(problems)
+    return families
 
 
 def _indexed(file: BinaryIO) -> Index:
-    places: dict[int, list[tuple[int, int]]] = {}
-    found: dict[bytes, Problem] = {}
-    alike: dict[bytes, list[tuple[int, bytes]]] = {}
+    """Return the index of an open file, built by one pass over its lines."""
+    positions: dict[int, list[tuple[int, int]]] = {}
+    dynamic: dict[bytes, Problem] = {}
+    families: dict[bytes, list[tuple[int, bytes]]] = {}
     start = 0
     for number, line in enumerate(file, 1):
         key = _problem(line)
-        is_new = bool(key) and hash(key) not in places
+        is_new = bool(key) and hash(key) not in positions
         if key:
-            places.setdefault(hash(key), []).append((start, number))
+            positions.setdefault(hash(key), []).append((start, number))
         if is_new and (_SYMBOLS in key or any(op in key for op in _BATCHED)):
             with suppress(msgspec.MsgspecError):
                 problem = records.decode_problem(key)
                 if problem.symbols:
-                    found[key] = problem
+                    dynamic[key] = problem
                 elif kind := batches.family(problem):
-                    alike.setdefault(kind[0], []).append((kind[1], key))
+                    families.setdefault(kind[0], []).append((kind[1], key))
         start += len(line)
-    return Index(places, found, alike)
+    return Index(positions, dynamic, families)
 
 
-def _listed(source: Path) -> Iterable[Path]:
+def _record_files(source: Path) -> Iterable[Path]:
+    """Return the record files of a folder, or the file itself."""
     return source.glob(f"*{SUFFIX}") if source.is_dir() else [source]
 
 
 def _problem(line: bytes) -> bytes:
-    """What stands in the place of the problem, which is the first field of a record."""
+    """Return the bytes in the place of a line's problem, the first field of a record."""
     end = line.find(_OUTCOMES)
     return line[len(_HEAD) + len(_PROBLEM) : end] if line.startswith(_HEAD + _PROBLEM) else b""
 
 
 def whole(line: bytes) -> tuple[bytes, bytes]:
-    """The digest and the JSON of a line as `write` makes them; raises `ValueError` for any other.
+    """Return the digest and the JSON of a line as `write` makes it; raise `ValueError` for others.
 
-    The digest is of the bytes as they stand: no byte of a line can change unseen.
+    The digest covers the bytes as they are, so no change of a line goes unnoticed.
     """
     end = len(line) - len(_TAIL) - _DIGEST
     start = end - len(_MIDDLE)
     framed = line.startswith(_HEAD) and line.endswith(_TAIL) and line[start:end] == _MIDDLE
     if not framed or start < len(_HEAD):
         raise ValueError("not a whole record: cut off, or no line of ours")
-    body, said = line[len(_HEAD) : start], line[end : end + _DIGEST]
-    if hashlib.sha256(body).hexdigest().encode() != said:
+    body, stated = line[len(_HEAD) : start], line[end : end + _DIGEST]
+    if hashlib.sha256(body).hexdigest().encode() != stated:
         raise ValueError("changed after it was written: the digest is another")
-    return said, body
+    return stated, body
 
 
 def _line(record: Record) -> tuple[str, bytes]:
+    """Return the digest and the line of a record."""
     body = records.encode(record)
     name = hashlib.sha256(body).hexdigest()
     return name, _HEAD + body + _MIDDLE + name.encode() + _TAIL

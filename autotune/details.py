@@ -1,4 +1,4 @@
-"""Of each problem all that was measured, a line a choice: what people look at."""
+"""All measurements of each problem, one line a choice, for reports."""
 
 import statistics
 from collections.abc import Container, Iterable
@@ -21,8 +21,8 @@ from ipex_inductor.autotune.record import (
 class Line:
     """One choice over all records: medians of the percentiles, in microseconds; the worst error.
 
-    `noise` is that of the pooled p50. `reported` is what other tools say it takes, unverified,
-    `predicted` the cost model. Registers are a thread's, shared memory a block's in bytes.
+    `noise` is that of the pooled p50. `reported` is the unverified time of other tools, `predicted`
+    that of the cost model. Registers are per thread, shared memory is in bytes per block.
     """
 
     choice: Choice
@@ -46,7 +46,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """One problem: the best choice first, then by time, then what failed."""
+    """One problem: the best choice first, then the others by time, then the failures."""
 
     key: bytes  # the problem's canonical form
     lines: tuple[Line, ...]
@@ -54,14 +54,17 @@ class Details:
 
     @property
     def problem(self) -> Problem:
-        """As a value."""
+        """The problem as a value."""
         return decode_problem(self.key)
 
 
 def details(
     records: Iterable[Record], wanted: Container[bytes] | None = None
 ) -> dict[bytes, Details]:
-    """By the problem's canonical form, in its order; only of `wanted` ones, if any are named."""
+    """Return the details of each problem by canonical form, in that order.
+
+    With `wanted`, only of these problems.
+    """
     groups: dict[bytes, list[Record]] = {}
     for record in records:
         key = encode(record.problem)
@@ -71,6 +74,7 @@ def details(
 
 
 def _details(key: bytes, records: list[Record]) -> Details:
+    """Return the details of one problem from all its records."""
     outcomes: dict[bytes, list[Outcome]] = {}
     pooled = Pool()
     for record in records:
@@ -79,16 +83,17 @@ def _details(key: bytes, records: list[Record]) -> Details:
             outcomes.setdefault(encode(outcome.choice), []).append(outcome)
     best, estimates = pooled.best(), pooled.estimates()
     lines = []
-    for name, found in outcomes.items():
+    for name, choice_outcomes in outcomes.items():
         estimate = estimates.get(name)
         chosen = best is not None and estimate is not None and best.choice == estimate.choice
-        lines.append(_line(found, chosen, estimate.noise if estimate else None))
+        lines.append(_line(choice_outcomes, chosen, estimate.noise if estimate else None))
     provenance = {encode(record.provenance): record.provenance for record in records}
     dated = sorted(provenance.items(), key=lambda item: (item[1].date, item[0]))
-    return Details(key, tuple(sorted(lines, key=_rank)), tuple(each for _, each in dated))
+    return Details(key, tuple(sorted(lines, key=_rank)), tuple(source for _, source in dated))
 
 
 def _line(outcomes: list[Outcome], best: bool, noise: float | None) -> Line:
+    """Return the line of one choice from all its outcomes."""
     timings = [o.timing for o in outcomes if o.timing]
     worst = max(outcomes, key=_share_of_tolerance)
     return Line(
@@ -113,16 +118,19 @@ def _line(outcomes: list[Outcome], best: bool, noise: float | None) -> Line:
 
 
 def _median(values: Iterable[Any]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+    """Return the median of the values that are not None; None without any."""
+    present = [value for value in values if value is not None]
+    return statistics.median(present) if present else None
 
 
 def _share_of_tolerance(outcome: Outcome) -> float:
+    """Return the error relative to its tolerance; -1 for an unverified outcome."""
     if outcome.error is None or outcome.tolerance is None:
         return -1.0
     return outcome.error / outcome.tolerance if outcome.tolerance else outcome.error
 
 
 def _rank(line: Line) -> tuple[bool, bool, float, bytes]:
-    known = line.p50 or line.reported or line.predicted
-    return not line.best, bool(line.reasons) or known is None, known or 0.0, encode(line.choice)
+    """Return the sort key of a line: the best first, failures last, then by time."""
+    time = line.p50 or line.reported or line.predicted
+    return not line.best, bool(line.reasons) or time is None, time or 0.0, encode(line.choice)

@@ -1,4 +1,4 @@
-"""What stands in for a measurement that nobody made: another torch's, another GPU's, a like one."""
+"""Substitutes for missing measurements: another torch's, another GPU's, or a similar problem's."""
 
 import re
 import tomllib
@@ -13,73 +13,74 @@ from ipex_inductor.autotune.record import Problem, encode
 from ipex_inductor.autotune.space import of_this_torch
 
 FILE = Path(__file__).with_name("derived.toml")
-UNTIMED = "cudnn.benchmark"  # a setting that many scripts make, with which nothing was measured
+UNTIMED = "cudnn.benchmark"  # a common setting, without measurements of its own
 
 
 def gpus() -> dict[str, str]:
-    """GPUs that nobody measured, and whose table stands in for each."""
-    found: dict[str, str] = _read()["gpus"]
-    return found
+    """Return the GPUs without measurements, and for each the GPU whose table it uses."""
+    stand_ins: dict[str, str] = _read()["gpus"]
+    return stand_ins
 
 
 def may(problem: Problem) -> bool:
-    """Whether another torch's word on it counts: of ops of ours on NVIDIA's GPUs."""
+    """Return True if another torch's records count for it: an op of ours on an NVIDIA GPU."""
     return problem.op.startswith("ipex.") and problem.arch.startswith("sm_")
 
 
 def alike(problem: Problem) -> list[tuple[str, Problem]]:
-    """The problem, then those that stand in for it and nothing else is known of: in words, and it.
+    """Return the problem and its equivalents, which serve if it has no records, with their labels.
 
-    A convolution as if cuDNN timed no kernels of its own (`torch.backends.cudnn.benchmark`); fp16
-    as bf16, which takes the same bytes and, on these GPUs, as long to multiply.
+    A convolution with `torch.backends.cudnn.benchmark` is treated as without it; fp16 is treated as
+    bf16, which has the same size and, on these GPUs, the same GEMM throughput.
     """
-    found = [("", problem)]
+    variants = [("", problem)]
     if not may(problem):
-        return found
+        return variants
     if problem.settings == {UNTIMED: True}:
-        found.append((f" without {UNTIMED}", replace(problem, settings={})))
+        variants.append((f" without {UNTIMED}", replace(problem, settings={})))
     if {operand.dtype for operand in problem.operands} == {"float16"}:
         bf16 = tuple(replace(operand, dtype="bfloat16") for operand in problem.operands)
-        found += [(f"{told} in bfloat16", replace(p, operands=bf16)) for told, p in found]
-    return found
+        variants += [(f"{label} in bfloat16", replace(p, operands=bf16)) for label, p in variants]
+    return variants
 
 
 def take_over(of: Pool) -> str:
-    """Have what the newest torch that stands in for this one measured be this one's; which it is.
+    """Adopt the samples of the newest torch that may stand in for this one; return its name.
 
-    What failed by any of them counts too. Inductor's own templates are left out: the torch that
-    measured them wrote them.
+    Failures under any such torch count too. Inductor's own templates are left out, because they
+    belong to the torch that measured them. Returns "" if no such torch has timings.
     """
     from ipex_inductor import compat
 
-    theirs: dict[str, list[Samples]] = {}
-    here: dict[bytes, Samples] = {}
+    foreign: dict[str, list[Samples]] = {}
+    adopted: dict[bytes, Samples] = {}
     for key, samples in of.samples.items():
         torch = samples.choice.template.partition(",")[0]
         if of_this_torch(samples.choice):
-            here[key] = samples
+            adopted[key] = samples
         elif not samples.choice.name.startswith("inductor.") and _stands_in(torch):
-            theirs.setdefault(torch, []).append(samples)
-    timed = [t for t, all_of_it in theirs.items() if any(s.timings for s in all_of_it)]
-    newest = max(timed, key=lambda t: [*map(int, re.findall(r"\d+", t))], default="")
-    for torch, all_of_it in theirs.items():
-        for samples in all_of_it:
+            foreign.setdefault(torch, []).append(samples)
+    timed_torches = [t for t, its_samples in foreign.items() if any(s.timings for s in its_samples)]
+    newest = max(timed_torches, key=lambda t: [*map(int, re.findall(r"\d+", t))], default="")
+    for torch, its_samples in foreign.items():
+        for samples in its_samples:
             if torch == newest or samples.failed:
                 _, comma, version = samples.choice.template.partition(",")
                 choice = replace(samples.choice, template=compat.TEMPLATES + comma + version)
-                here.setdefault(encode(choice), Samples(choice)).join(samples)
-    of.samples = here
+                adopted.setdefault(encode(choice), Samples(choice)).join(samples)
+    of.samples = adopted
     return newest
 
 
 @cache
 def _read() -> dict[str, Any]:
+    """Return the contents of `derived.toml`."""
     return tomllib.loads(FILE.read_text())
 
 
-def _stands_in(of: str) -> bool:
-    """Whether what that torch's records say of our ops is taken here too."""
-    from ipex_inductor import compat  # who only looks at records needs no torch
+def _stands_in(torch: str) -> bool:
+    """Return True if that torch's records of our ops count for this torch."""
+    from ipex_inductor import compat  # here: reading records alone needs no torch
 
-    these = {".".join(each.split(".")[:2]) for each in (of, compat.TEMPLATES)}
-    return len(these) == 1 or these <= {f"torch {each}" for each in _read()["torches"]}
+    releases = {".".join(name.split(".")[:2]) for name in (torch, compat.TEMPLATES)}
+    return len(releases) == 1 or releases <= {f"torch {name}" for name in _read()["torches"]}

@@ -1,4 +1,4 @@
-"""Fit the cost model to records, and say how good it is on problems that it has not seen."""
+"""Fit the cost model to records, and measure its quality on held-out problems."""
 
 import math
 import statistics
@@ -16,24 +16,24 @@ from ipex_inductor.autotune.pool import Pool, pool
 from ipex_inductor.autotune.record import Choice, Problem, Record, decode_problem
 from ipex_inductor.errors import ArgumentError
 
-FEWEST = 20  # problems of a dtype, of which a tenth is held out at a time
+FEWEST = 20  # problems of a dtype; a tenth of them is held out at a time
 FOLDS = 10
-STEPS, ENOUGH = 400, 1e-7  # of L-BFGS at most; what it gains by one at least
-RIDGE = 1e-3  # on all factors that depend on a tile's shape
-HUBER = 0.3  # beyond that relative error what is far off counts linearly
-WORD = 0.3  # the weight of a time by another tool's word
-PAIRS = 5  # of such a time and our own, or nothing is known of what it has besides the kernel
+STEPS, ENOUGH = 400, 1e-7  # of L-BFGS: most iterations, least gain of one
+RIDGE = 1e-3  # penalty on all factors that depend on the tile's shape
+HUBER = 0.3  # relative error above which the loss is linear
+WORD = 0.3  # weight of a time that another tool reported
+PAIRS = 5  # fewest pairs of such a time and our own to estimate its overhead
 
-# The factors before any record: half of the peak rate, two thirds of the bandwidth, 0.4 us a step.
+# Initial factors: half of the peak rate, two thirds of the bandwidth, 0.4 us a step.
 FIRST, FIRST_LAUNCH = (0.5, 0.0, 0.35, -0.9), 0.4
 
 
 @dataclass(frozen=True)
 class Quality:
-    """What the model is worth, each problem predicted by a model fitted on others.
+    """The quality of the model: each problem is predicted by a model fitted on others.
 
-    `lost`: by what share the best of so many templates, ranked by the model, is slower than the
-    best of all templates (mean, worst).
+    `error` is the median relative error. `lost` gives, for each number of top-ranked templates, how
+    much slower their best is than the best of all templates (mean, worst), as a share.
     """
 
     error: float
@@ -42,7 +42,7 @@ class Quality:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Logarithms of the times of templates; what the model sees of each; whose problem's it is."""
+    """Training rows, one a timed template: log times, model inputs, weights and problem numbers."""
 
     times: Tensor
     parts: Tensor
@@ -52,15 +52,15 @@ class _Rows:
 
     @property
     def count(self) -> int:
-        """Of problems."""
+        """The number of problems."""
         return int(self.problems.max()) + 1
 
 
 def fit(records: Iterable[Record]) -> tuple[Model, Quality]:
-    """The model of the records' one architecture, and its quality.
+    """Return the model of the records' one architecture, and its quality.
 
-    Of dtypes with 20 problems or more that have templates. Raises `ArgumentError` if there are
-    none, for several architectures, and for one without a description.
+    It covers dtypes with 20 problems or more that have templates. Raises `ArgumentError` if there
+    are none, for several architectures, and for one without a description.
     """
     pools = pool(records)
     problems = {key: decode_problem(key) for key in pools}
@@ -68,18 +68,18 @@ def fit(records: Iterable[Record]) -> tuple[Model, Quality]:
     extra = _besides([*pools.values()])
     templates = [(problems[key], seen(problems[key], pools[key], extra)) for key in sorted(pools)]
     dtypes = dtypes_of(templates)
-    kept = [known for p, known in templates if known and p.operands[0].dtype in dtypes]
-    quality = _held_out(_rows(kept))
-    return model_of(kept, arch, dtypes, quality.error), quality
+    samples = [timed for p, timed in templates if timed and p.operands[0].dtype in dtypes]
+    quality = _held_out(_rows(samples))
+    return model_of(samples, arch, dtypes, quality.error), quality
 
 
-Seen = tuple[Choice, float, float, cost.Parts]  # of a template: its time and what that counts for
+Seen = tuple[Choice, float, float, cost.Parts]  # a template, its time in microseconds, its weight
 
 
 def model_of(
     problems: Sequence[Sequence[Seen]], arch: str, dtypes: tuple[str, ...], error: float
 ) -> Model:
-    """The model of what was seen of each of some problems."""
+    """Return the model fitted on the timed templates of each problem."""
     factors, launch = _fit(_rows(problems))
     names = {choice.name for templates in problems for choice, *_ in templates}
     tiles = tuple(tuple(row) for row in factors.tolist())
@@ -87,32 +87,33 @@ def model_of(
 
 
 def dtypes_of(templates: Iterable[tuple[Problem, Sequence[Seen]]]) -> tuple[str, ...]:
-    """The dtypes of which enough is known. Raises `ArgumentError` if there are none."""
-    counts = Counter(p.operands[0].dtype for p, known in templates if known)
+    """Return the dtypes with enough problems; raise `ArgumentError` if there are none."""
+    counts = Counter(p.operands[0].dtype for p, timed in templates if timed)
     dtypes = tuple(sorted(dtype for dtype, count in counts.items() if count >= FEWEST))
     if not dtypes:
-        came = ", ".join(f"{n} of {dtype}" for dtype, n in sorted(counts.items())) or "none"
-        todo = "Record more: ipex-inductor autotune run."
-        raise ArgumentError(f"{FEWEST} problems of a dtype with templates", came, todo)
+        counted = ", ".join(f"{n} of {dtype}" for dtype, n in sorted(counts.items())) or "none"
+        advice = "Record more: ipex-inductor autotune run."
+        raise ArgumentError(f"{FEWEST} problems of a dtype with templates", counted, advice)
     return dtypes
 
 
 def seen(problem: Problem, pooled: Pool, extra: float | None = None) -> list[Seen]:
-    """The templates that were timed; with `extra`, or else those that another tool has timed.
+    """Return the timed templates of a problem; with `extra`, including other tools' times.
 
-    `extra`: the microseconds that the other's times have besides.
+    `extra` is the overhead in microseconds that is subtracted from other tools' times.
     """
     measured = pooled.estimates()
     times = [(e.choice, e.p50, 1.0) for e in measured.values()]
     if extra is not None:
-        told = (e for key, e in pooled.reported().items() if key not in measured)
-        times += [(e.choice, max(e.p50 - extra, 0.3 * e.p50), WORD) for e in told]
-    found = ((c, t, w, cost.parts_of(problem, c)) for c, t, w in times if c.kind == "template")
-    return [(c, t, w, parts) for c, t, w, parts in found if parts is not None]
+        reported = (e for key, e in pooled.reported().items() if key not in measured)
+        times += [(e.choice, max(e.p50 - extra, 0.3 * e.p50), WORD) for e in reported]
+    candidates = ((c, t, w, cost.parts_of(problem, c)) for c, t, w in times if c.kind == "template")
+    return [(c, t, w, parts) for c, t, w, parts in candidates if parts is not None]
 
 
 def _rows(problems: Sequence[Sequence[Seen]]) -> _Rows:
-    flat = [(i, *each) for i, templates in enumerate(problems) for each in templates]
+    """Return the training rows of the timed templates of each problem."""
+    flat = [(i, *row) for i, templates in enumerate(problems) for row in templates]
     return _Rows(
         tensor([math.log(time) for _, _, time, _, _ in flat]),
         tensor([parts.times for *_, parts in flat]).log(),
@@ -123,35 +124,38 @@ def _rows(problems: Sequence[Sequence[Seen]]) -> _Rows:
 
 
 def _besides(pools: Sequence[Pool]) -> float | None:
-    """Microseconds that another tool's times have and ours have not: a launch, mostly."""
+    """Return the overhead in other tools' times, in microseconds: mostly a launch.
+
+    It is the median difference to our own times of the same choices; None for fewer than `PAIRS`.
+    """
     pairs = [
-        told.p50 - measured[key].p50
-        for each in pools
-        for measured in [each.estimates()]
-        for key, told in each.reported().items()
+        report.p50 - measured[key].p50
+        for pooled in pools
+        for measured in [pooled.estimates()]
+        for key, report in pooled.reported().items()
         if key in measured
     ]
     return statistics.median(pairs) if len(pairs) >= PAIRS else None
 
 
 def _fit(rows: _Rows, mask: Tensor | None = None) -> tuple[Tensor, float]:
-    """The factors, and the launch, of the rows in `mask`."""
+    """Return the factors and the launch time fitted on the rows in `mask`; None means all rows."""
     mask = torch.ones_like(rows.problems, dtype=torch.bool) if mask is None else mask
     factors = torch.zeros(4, rows.features.shape[1], dtype=torch.float64)
     factors[:, 0] = tensor(FIRST)
     launch = tensor([FIRST_LAUNCH])
 
     def loss() -> Tensor:
-        found = _predicted(rows, mask, factors, launch)
-        off = functional.huber_loss(found, rows.times[mask], reduction="none", delta=HUBER)
-        return (rows.weights[mask] * off).mean() + RIDGE * factors[:, 1:].square().sum()
+        times = _predict_times(rows, mask, factors, launch)
+        errors = functional.huber_loss(times, rows.times[mask], reduction="none", delta=HUBER)
+        return (rows.weights[mask] * errors).mean() + RIDGE * factors[:, 1:].square().sum()
 
     minimize(loss, [factors, launch])
     return factors, float(launch)
 
 
 def minimize(loss: Callable[[], Tensor], parameters: Sequence[Tensor]) -> None:
-    """Change `parameters` so that `loss`, which reads them, is least."""
+    """Change `parameters` in place to minimize `loss`, which reads them."""
     optimizer = torch.optim.LBFGS(
         [parameter.requires_grad_() for parameter in parameters],
         max_iter=STEPS,
@@ -161,9 +165,9 @@ def minimize(loss: Callable[[], Tensor], parameters: Sequence[Tensor]) -> None:
 
     def step() -> float:
         optimizer.zero_grad()
-        found = loss()
-        found.backward()  # type: ignore[no-untyped-call]
-        return float(found.detach())
+        value = loss()
+        value.backward()  # type: ignore[no-untyped-call]
+        return float(value.detach())
 
     optimizer.step(step)  # type: ignore[no-untyped-call]
     for parameter in parameters:
@@ -171,43 +175,44 @@ def minimize(loss: Callable[[], Tensor], parameters: Sequence[Tensor]) -> None:
 
 
 def _held_out(rows: _Rows) -> Quality:
-    """Every tenth problem in turns, predicted by what the others teach."""
+    """Return the quality by cross-validation: each fold is predicted by a fit on the others."""
     fold = torch.arange(rows.count) % FOLDS
-    found = torch.zeros_like(rows.times)
+    predicted = torch.zeros_like(rows.times)
     for number in range(FOLDS):
-        out = fold[rows.problems] == number
-        factors, launch = _fit(rows, ~out)
-        found[out] = _predicted(rows, out, factors, tensor([launch]))
+        held_out = fold[rows.problems] == number
+        factors, launch = _fit(rows, ~held_out)
+        predicted[held_out] = _predict_times(rows, held_out, factors, tensor([launch]))
     ranked = []
     for i in range(rows.count):
         mine = rows.problems == i
-        ranked.append(sorted(zip(found[mine].tolist(), rows.times[mine].tolist(), strict=True)))
+        ranked.append(sorted(zip(predicted[mine].tolist(), rows.times[mine].tolist(), strict=True)))
     lost = {}
     for first in (1, 5, 8, 12):
         shares = [min(t for _, t in r[:first]) - min(t for _, t in r) for r in ranked]
         lost[first] = (math.expm1(statistics.fmean(shares)), math.expm1(max(shares)))
-    return Quality(math.expm1(float((found - rows.times).abs().median())), lost)
+    return Quality(math.expm1(float((predicted - rows.times).abs().median())), lost)
 
 
-def _predicted(rows: _Rows, mask: Tensor, factors: Tensor, launch: Tensor) -> Tensor:
+def _predict_times(rows: _Rows, mask: Tensor, factors: Tensor, launch: Tensor) -> Tensor:
+    """Return the predicted log times of the rows in `mask`."""
     return larger(rows.parts[mask] + rows.features[mask] @ factors.t(), launch)
 
 
 def larger(times: Tensor, least: Tensor) -> Tensor:
-    """As `cost.larger`, of rows."""
-    every = torch.cat([times, least.expand(times.shape[0], 1)], 1)
-    return torch.logsumexp(SHARPNESS * every, 1) / SHARPNESS
+    """Return the smooth maximum of each row, as `cost.larger` does for one."""
+    padded = torch.cat([times, least.expand(times.shape[0], 1)], 1)
+    return torch.logsumexp(SHARPNESS * padded, 1) / SHARPNESS
 
 
 def tensor(values: object) -> Tensor:
-    """In the precision that models are fitted in."""
+    """Return `values` as a float64 tensor, the precision of fitting."""
     return torch.tensor(values, dtype=torch.float64)
 
 
 def one(names: set[str]) -> str:
-    """The one architecture. Raises `ArgumentError` for several, and for one nobody described."""
+    """Return the one architecture; raise `ArgumentError` for several or an unknown one."""
     if len(names) != 1 or not all(map(cost.described, names)):
-        came = ", ".join(sorted(names)) or "no records"
-        todo = "Name databases of one; `ipex-inductor doctor` lists what is described."
-        raise ArgumentError("records of one described GPU", came, todo)
+        listed = ", ".join(sorted(names)) or "no records"
+        advice = "Name databases of one; `ipex-inductor doctor` lists what is described."
+        raise ArgumentError("records of one described GPU", listed, advice)
     return names.pop()

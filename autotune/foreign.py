@@ -1,7 +1,7 @@
-"""What other tools measured, as records that say so: times as reported, and nothing made up.
+"""Import of measurements by other tools, as records with the times that the tools report.
 
-They are there to look at and to compare. Nobody verified the results here and nobody knows the
-noise, so selection never sees them (`space.why_refused`, `pool.Pool.best`).
+They serve display and comparison only. Their results are not verified and their noise is unknown,
+so selection ignores them (`space.why_refused`, `pool.Pool.best`).
 """
 
 from collections.abc import Callable
@@ -26,33 +26,33 @@ FORMATS: dict[str, Callable[[Path, Told, str], Parsed]] = {
 
 @dataclass
 class Imported:
-    """Records, and the lines (or entries of a JSON list) that make none."""
+    """The imported records, and the lines (or entries of a JSON list) that were refused."""
 
     records: list[Record] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
 
 
 def read(path: Path, form: str, told: Told) -> Imported:
-    """The records of a file in one of `FORMATS`; raises `ArgumentError` if it is no such file.
+    """Return the records of a file in one of `FORMATS`; raise `ArgumentError` for other files.
 
-    When they were measured nobody says: they get the date of the file, so the same file makes the
-    same records.
+    The date of the records is the file's, since the tools do not store when they measured. So
+    importing a file twice gives equal records.
     """
     date = datetime.fromtimestamp(path.stat().st_mtime, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    found = Imported()
+    imported = Imported()
     for line, parsed in FORMATS[form](path, told, date):
-        made = _checked(parsed) if isinstance(parsed, Record) else parsed
-        if isinstance(made, Record):
-            found.records.append(made)
+        result = _check_record(parsed) if isinstance(parsed, Record) else parsed
+        if isinstance(result, Record):
+            imported.records.append(result)
         else:
-            found.refused.append(Refusal(path, line, made))
-    return found
+            imported.refused.append(Refusal(path, line, result))
+    return imported
 
 
-def _checked(record: Record) -> Record | str:
-    """As it will be read: its types are checked only then."""
+def _check_record(record: Record) -> Record | str:
+    """Return the record as decoded from its JSON, or the reason why it is invalid."""
     try:
-        again = decode(encode(record))
+        decoded = decode(encode(record))
     except msgspec.MsgspecError as error:
         return str(error)
-    return why_refused(again) or again
+    return why_refused(decoded) or decoded

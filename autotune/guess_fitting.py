@@ -1,8 +1,8 @@
-"""Fit what guesses to measurements, and find the classes of problems where it may.
+"""Fit the predictor to measurements, and find the classes of problems it may be used for.
 
-Whole families of sizes are held out, one after the other, and predicted by what the others teach.
-A template is taken in a class where all that the margin would have taken did win, in three families
-at least; the margin in each family is the one that the others make.
+Whole families of sizes are held out in turn and predicted by a fit on the others. A template is
+used in a class only if every template that the margin would have taken did win, in at least three
+families; the margin used in a family is the one derived from the other families.
 """
 
 import math
@@ -21,17 +21,17 @@ from ipex_inductor.autotune.pool import Pool, pool
 from ipex_inductor.autotune.predictor import Class, Guesser, Libraries, LibraryParts
 from ipex_inductor.autotune.record import Choice, Problem, Record, decode_problem, encode
 
-FAMILIES = 3  # that a template was measured in, and as many again with one of them held out
-ERRORS = 3.0  # standard deviations among families that a margin is beyond their mean error
-LEAST = 1.1  # of a margin: unmeasured, a gain must be worth more than what ties when measured
-FACTOR, LAUNCH, BEHIND = 0.4, 1.0, (0.3, 0.3)  # of a library's kernel, before any record
+FAMILIES = 3  # fewest families with a template, both in training and held out
+ERRORS = 3.0  # standard deviations by which a margin exceeds the mean error of families
+LEAST = 1.1  # smallest margin: a predicted gain must exceed what counts as a tie if measured
+FACTOR, LAUNCH, BEHIND = 0.4, 1.0, (0.3, 0.3)  # initial values for a library's kernel
 
 Kind = tuple[str, bool]
 
 
 @dataclass(frozen=True)
 class Known:
-    """What was measured of a problem: microseconds of the library's best, and of templates."""
+    """The measurements of a problem: microseconds of the library's best, and of templates."""
 
     problem: Problem
     library: float
@@ -41,13 +41,13 @@ class Known:
 
     @property
     def kind(self) -> Kind:
-        """Of its class."""
+        """The kind of the problem's class."""
         return predictor.kind_of(self.problem)
 
 
 @dataclass(frozen=True)
 class Held:
-    """A template in a family that was held out: its gain over the library, as said and as is."""
+    """A template in a held-out family: its predicted and measured gain over the library."""
 
     kind: Kind
     family: int
@@ -58,7 +58,7 @@ class Held:
 
 
 def fit(records: Iterable[Record]) -> tuple[Guesser, list[Held]]:
-    """What guesses on the records' one architecture, and what it said of families held out.
+    """Return the predictor for the records' one architecture, and its held-out predictions.
 
     Raises `ArgumentError` as `fitting.fit`.
     """
@@ -67,27 +67,33 @@ def fit(records: Iterable[Record]) -> tuple[Guesser, list[Held]]:
     arch = fitting.one({problem.arch for problem in problems.values()})
     templates = {key: fitting.seen(p, pools[key]) for key, p in problems.items()}
     dtypes = fitting.dtypes_of((p, templates[key]) for key, p in problems.items())
-    found = (_known(p, pools[key], templates[key]) for key, p in problems.items())
-    known = [k for k in found if k and k.problem.operands[0].dtype in dtypes]
-    families = families_of([k.problem for k in known])
-    held = []
+    candidates = (_measurement_of(p, pools[key], templates[key]) for key, p in problems.items())
+    measurements = [m for m in candidates if m and m.problem.operands[0].dtype in dtypes]
+    families = families_of([m.problem for m in measurements])
+    predictions = []
     for family in sorted(set(families)):
-        others = [k for k, f in zip(known, families, strict=True) if f != family]
-        model, libraries = _model(others, arch, dtypes), _libraries(others)
-        may = _templates(others, [f for f in families if f != family])
-        mine = (k for k, f in zip(known, families, strict=True) if f == family)
-        held += [h for k in mine for h in _held(k, family, model, libraries, may)]
+        training = [m for m, f in zip(measurements, families, strict=True) if f != family]
+        model, libraries = _model(training, arch, dtypes), _libraries(training)
+        templates_by_kind = _templates(training, [f for f in families if f != family])
+        held_out = (m for m, f in zip(measurements, families, strict=True) if f == family)
+        predictions += [
+            h
+            for m in held_out
+            for h in _predict_held_out(m, family, model, libraries, templates_by_kind)
+        ]
     classes = tuple(
-        _class(kind, known, families, [h for h in held if h.kind == kind])
-        for kind in sorted({k.kind for k in known})
+        _class(kind, measurements, families, [h for h in predictions if h.kind == kind])
+        for kind in sorted({m.kind for m in measurements})
     )
-    return Guesser(_model(known, arch, dtypes), _libraries(known), classes), held
+    return Guesser(
+        _model(measurements, arch, dtypes), _libraries(measurements), classes
+    ), predictions
 
 
 def families_of(problems: Sequence[Problem]) -> list[int]:
-    """A number for each: the same for those that share sizes, also by way of others.
+    """Return the number of each problem's family: problems that share sizes, also transitively.
 
-    A layer shares sizes of its weight; products in a batch their number and largest size.
+    Single GEMMs share N or K of their weight; batched GEMMs share their count and largest size.
     """
     first: dict[tuple[int, int], int] = {}
     family = [*range(len(problems))]
@@ -99,37 +105,37 @@ def families_of(problems: Sequence[Problem]) -> list[int]:
 
 
 def judged(held: Iterable[Held]) -> dict[int, bool | None]:
-    """By family: whether all won that the margin of the other families would have taken.
+    """Return by family whether all templates won that the margin of the others would take.
 
-    None for a family of which it would have taken nothing.
+    The value is None for a family in which it would take none.
     """
     held = [*held]
     errors = errors_of(held)
-    found: dict[int, bool | None] = {}
+    verdicts: dict[int, bool | None] = {}
     for family in errors:
-        least = margin([error for other, error in errors.items() if other != family])
-        taken = [h for h in held if h.family == family and h.predicted >= least]
-        found[family] = all(h.measured > 1 for h in taken) if taken else None
-    return found
+        required = margin([error for number, error in errors.items() if number != family])
+        taken = [h for h in held if h.family == family and h.predicted >= required]
+        verdicts[family] = all(h.measured > 1 for h in taken) if taken else None
+    return verdicts
 
 
 def errors_of(held: Iterable[Held]) -> dict[int, float]:
-    """By family: the logarithm of how much too much gain was said at worst."""
+    """Return by family the largest overestimate of a gain, as a logarithm."""
     errors: defaultdict[int, list[float]] = defaultdict(list)
-    for each in held:
-        errors[each.family].append(math.log(each.predicted / each.measured))
-    return {family: max(found) for family, found in errors.items()}
+    for prediction in held:
+        errors[prediction.family].append(math.log(prediction.predicted / prediction.measured))
+    return {family: max(values) for family, values in errors.items()}
 
 
 def margin(errors: Sequence[float]) -> float:
-    """The gain that must be said, by the errors of families; endless where that is not known."""
+    """Return the predicted gain to require, given the errors of families; inf for less than two."""
     if len(errors) < 2:
         return math.inf
     return max(LEAST, math.exp(statistics.fmean(errors) + ERRORS * statistics.stdev(errors)))
 
 
-def _known(problem: Problem, pooled: Pool, templates: Sequence[Seen]) -> Known | None:
-    """None for what no model can learn from."""
+def _measurement_of(problem: Problem, pooled: Pool, templates: Sequence[Seen]) -> Known | None:
+    """Return the measurements of a problem; None if the models cannot be fitted on it."""
     times = [e.p50 for e in pooled.estimates().values() if e.choice.kind == "library"]
     parts = predictor.library_parts(problem)
     if problem.settings or not times or parts is None:
@@ -137,88 +143,107 @@ def _known(problem: Problem, pooled: Pool, templates: Sequence[Seen]) -> Known |
     return Known(problem, min(times), parts, tuple(templates), pooled.failed())
 
 
-def _model(known: Sequence[Known], arch: str, dtypes: tuple[str, ...]) -> Model:
-    return fitting.model_of([k.templates for k in known if k.templates], arch, dtypes, 0.0)
+def _model(measurements: Sequence[Known], arch: str, dtypes: tuple[str, ...]) -> Model:
+    """Return the cost model fitted on the templates of these problems."""
+    return fitting.model_of([k.templates for k in measurements if k.templates], arch, dtypes, 0.0)
 
 
-def _libraries(known: Sequence[Known]) -> Libraries:
-    """The library's kernels: a loss as that of templates, of far fewer factors."""
-    ops = sorted({k.problem.op for k in known})
-    times = tensor([math.log(k.library) for k in known])
-    parts = tensor([k.parts.times for k in known]).log()
-    of_op = tensor([[float(k.problem.op == op) for op in ops] for k in known])
-    odd = tensor([[float(k.parts.odd)] for k in known])
-    moved = tensor([k.parts.behind for k in known])
-    # Factors of arithmetic and traffic, apart for each op, by ridge near their common one.
-    common, apart = tensor([FACTOR, FACTOR]), torch.zeros(len(ops), 2, dtype=torch.float64)
-    oddly, launch, behind = torch.zeros(1, 2, dtype=torch.float64), tensor([LAUNCH]), tensor(BEHIND)
+def _libraries(measurements: Sequence[Known]) -> Libraries:
+    """Return the model of the library's kernels, fitted with the loss of the cost model."""
+    ops = sorted({k.problem.op for k in measurements})
+    times = tensor([math.log(k.library) for k in measurements])
+    parts = tensor([k.parts.times for k in measurements]).log()
+    of_op = tensor([[float(k.problem.op == op) for op in ops] for k in measurements])
+    odd = tensor([[float(k.parts.odd)] for k in measurements])
+    moved = tensor([k.parts.behind for k in measurements])
+    # Factors of arithmetic and traffic for each op; the ridge keeps them near the common ones.
+    common, by_op = tensor([FACTOR, FACTOR]), torch.zeros(len(ops), 2, dtype=torch.float64)
+    unaligned, launch, epilogues = (
+        torch.zeros(1, 2, dtype=torch.float64),
+        tensor([LAUNCH]),
+        tensor(BEHIND),
+    )
 
     def loss() -> torch.Tensor:
-        product = larger(parts + common + of_op @ apart + odd @ oddly, launch).exp()
-        epilogue = (moved > 0) * (moved * behind[0].exp() + behind[1].exp())
-        found = (product + epilogue).log()
-        ridge = RIDGE * (apart.square().sum() + oddly.square().sum())
-        return functional.huber_loss(found, times, delta=fitting.HUBER) + ridge
+        product = larger(parts + common + of_op @ by_op + odd @ unaligned, launch).exp()
+        epilogue = (moved > 0) * (moved * epilogues[0].exp() + epilogues[1].exp())
+        predicted = (product + epilogue).log()
+        ridge = RIDGE * (by_op.square().sum() + unaligned.square().sum())
+        return functional.huber_loss(predicted, times, delta=fitting.HUBER) + ridge
 
-    minimize(loss, [common, apart, oddly, launch, behind])
-    factors = {op: _pair(common + apart[i]) for i, op in enumerate(ops)}
-    return Libraries(factors, _pair(oddly[0]), float(launch), _pair(behind))
+    minimize(loss, [common, by_op, unaligned, launch, epilogues])
+    factors = {op: _pair(common + by_op[i]) for i, op in enumerate(ops)}
+    return Libraries(factors, _pair(unaligned[0]), float(launch), _pair(epilogues))
 
 
 def _pair(values: torch.Tensor) -> tuple[float, float]:
+    """Return the two values of a tensor."""
     first, second = values.tolist()
     return first, second
 
 
 def _judged_often(held: Iterable[Held]) -> tuple[Choice, ...]:
-    """The templates that were judged in enough families, as all are that may be taken."""
+    """Return the templates with held-out predictions in enough families to be taken."""
     families: defaultdict[bytes, set[int]] = defaultdict(set)
     choices = {}
-    for each in held:
-        key = encode(each.template)
-        choices[key] = each.template
-        families[key].add(each.family)
+    for prediction in held:
+        key = encode(prediction.template)
+        choices[key] = prediction.template
+        families[key].add(prediction.family)
     return tuple(choices[key] for key in sorted(choices) if len(families[key]) >= FAMILIES)
 
 
-def _templates(known: Sequence[Known], families: Sequence[int]) -> dict[Kind, dict[bytes, Choice]]:
-    """By class: what was measured in enough families of it, and failed in no record at all."""
-    met: defaultdict[Kind, defaultdict[bytes, set[int]]] = defaultdict(lambda: defaultdict(set))
+def _templates(
+    measurements: Sequence[Known], families: Sequence[int]
+) -> dict[Kind, dict[bytes, Choice]]:
+    """Return by class the templates measured in enough families that never failed."""
+    families_by_template: defaultdict[Kind, defaultdict[bytes, set[int]]] = defaultdict(
+        lambda: defaultdict(set)
+    )
     choices = {}
-    for each, family in zip(known, families, strict=True):
-        for choice, *_ in each.templates:
+    for measurement, family in zip(measurements, families, strict=True):
+        for choice, *_ in measurement.templates:
             key = encode(choice)
             choices[key] = choice
-            met[each.kind][key].add(family)
-    failed = {key for each in known for key in each.failed}
+            families_by_template[measurement.kind][key].add(family)
+    failed = {key for measurement in measurements for key in measurement.failed}
     return {
         kind: {k: choices[k] for k in sorted(f) if len(f[k]) >= FAMILIES and k not in failed}
-        for kind, f in met.items()
+        for kind, f in families_by_template.items()
     }
 
 
-def _held(
-    known: Known,
+def _predict_held_out(
+    measurement: Known,
     family: int,
     model: Model,
     libraries: Libraries,
     may: Mapping[Kind, Mapping[bytes, Choice]],
 ) -> list[Held]:
-    """All templates that might be taken and that were measured."""
-    library = libraries.microseconds(known.problem)
-    found = []
-    for choice, time, *_ in known.templates:
-        said = model.microseconds(known.problem, choice)
-        if said and library and encode(choice) in may.get(known.kind, {}):
-            gains = library / said, known.library / time
-            found.append(Held(known.kind, family, known.problem, choice, *gains))
-    return found
+    """Return the held-out predictions of the measured templates that might be taken.
+
+    Args:
+        measurement: the measurements of a problem of the family.
+        family: the number of the held-out family.
+        model: the cost model, fitted on other families.
+        libraries: the model of the library's kernels, fitted on other families.
+        may: by class, the templates that may be taken, by canonical form.
+    """
+    library = libraries.microseconds(measurement.problem)
+    predictions = []
+    for choice, time, *_ in measurement.templates:
+        microseconds = model.microseconds(measurement.problem, choice)
+        if microseconds and library and encode(choice) in may.get(measurement.kind, {}):
+            gains = library / microseconds, measurement.library / time
+            predictions.append(Held(measurement.kind, family, measurement.problem, choice, *gains))
+    return predictions
 
 
 def _class(
-    kind: Kind, known: Sequence[Known], families: Sequence[int], held: Sequence[Held]
+    kind: Kind, measurements: Sequence[Known], families: Sequence[int], held: Sequence[Held]
 ) -> Class:
-    mine = [(k.problem, f) for k, f in zip(known, families, strict=True) if k.kind == kind]
+    """Return the class of this kind; it has no templates if the held-out predictions fail it."""
+    mine = [(k.problem, f) for k, f in zip(measurements, families, strict=True) if k.kind == kind]
     count, verdict = len({family for _, family in mine}), judged(held)
     won = sum(good is True for good in verdict.values())
     measures = [m for p, _ in mine if (m := predictor.measures(p))]

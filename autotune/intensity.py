@@ -1,4 +1,4 @@
-"""How much arithmetic a problem asks for each byte it moves: where it stands below the roof."""
+"""Arithmetic intensity of problems: operations per byte moved, as in the roofline model."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Extent:
-    """`count` products of a matrix of `rows` by `terms` with one of `terms` by `columns`."""
+    """The size of `count` GEMMs: M is `rows`, N is `columns`, K is `terms`."""
 
     count: int
     rows: int
@@ -31,21 +31,24 @@ Extents = Callable[[Sequence[Shape], Problem], Extent | None]
 
 
 def intensity(problem: Problem) -> float | None:
-    """Operations a byte of operands and result, each moved once.
+    """Return the operations per byte of operands and result, each moved once.
 
-    None for what is neither a matrix product nor a convolution, or has sizes by symbols.
+    None for an op that is neither a GEMM nor a convolution, and for dynamic sizes.
     """
-    found = extent(problem)
-    if found is None or any(o.dtype not in _BYTES for o in problem.operands):
+    size = extent(problem)
+    if size is None or any(o.dtype not in _BYTES for o in problem.operands):
         return None
-    moved = found.result * _BYTES[problem.operands[0].dtype]
+    moved = size.result * _BYTES[problem.operands[0].dtype]
     for operand in problem.operands:
         moved += math.prod(map(int, operand.shape)) * _BYTES[operand.dtype]
-    return 2 * found.result * found.terms / moved if moved else None
+    return 2 * size.result * size.terms / moved if moved else None
 
 
 def extent(problem: Problem) -> Extent | None:
-    """As `intensity`, the matrix product that it is or that a convolution comes to."""
+    """Return the size of the GEMM that the problem is, or that its convolution amounts to.
+
+    None as for `intensity`.
+    """
     name = problem.op.removesuffix(".default").rpartition(".")[2]
     shapes = [_numbers(o) for o in problem.operands]
     if name not in _RESULTS or None in shapes:
@@ -54,46 +57,60 @@ def extent(problem: Problem) -> Extent | None:
 
 
 def _numbers(operand: Operand) -> Shape | None:
+    """Return the operand's shape; None if a size is dynamic."""
     sizes = tuple(size for size in operand.shape if isinstance(size, int))
     return sizes if len(sizes) == len(operand.shape) else None
 
 
 def _product(first: int) -> Extents:
-    """Of the operands, which are factors; those of an epilogue come behind them."""
+    """Return the function that gives a GEMM's extent; its factors start at operand `first`.
+
+    The operands of an epilogue follow the factors.
+    """
 
     def of(shapes: Sequence[Shape], problem: Problem) -> Extent | None:
-        left, right = shapes[first : first + 2] if len(shapes) > first + 1 else ((), ())
-        if len(left) < 2 or len(right) != len(left) or left[-1] != right[-2]:
+        """Return the extent of the GEMM; None if the shapes do not match."""
+        lhs, rhs = shapes[first : first + 2] if len(shapes) > first + 1 else ((), ())
+        if len(lhs) < 2 or len(rhs) != len(lhs) or lhs[-1] != rhs[-2]:
             return None
-        return Extent(math.prod(left[:-2]), left[-2], right[-1], left[-1])
+        return Extent(math.prod(lhs[:-2]), lhs[-2], rhs[-1], lhs[-1])
 
     return of
 
 
 def _linear(shapes: Sequence[Shape], problem: Problem) -> Extent | None:
-    left, right = shapes[:2] if len(shapes) > 1 else ((), ())
-    if not left or len(right) != 2 or left[-1] != right[-1]:
+    """Return the extent of a linear layer; None if the shapes do not match."""
+    lhs, rhs = shapes[:2] if len(shapes) > 1 else ((), ())
+    if not lhs or len(rhs) != 2 or lhs[-1] != rhs[-1]:
         return None
-    return Extent(1, math.prod(left[:-1]), right[0], left[-1])
+    return Extent(1, math.prod(lhs[:-1]), rhs[0], lhs[-1])
 
 
 def _convolution(shapes: Sequence[Shape], problem: Problem) -> Extent | None:
+    """Return the extent of the GEMM of a convolution; None if it is not supported."""
     x, weight = shapes[:2] if len(shapes) > 1 else ((), ())
-    kernel, given = weight[2:], problem.constants
-    windows = [given.get(name) for name in ("stride", "padding", "dilation")]
-    known = [window for window in windows if isinstance(window, tuple)]
-    if given.get("transposed") or not kernel or [len(w) for w in known] != 3 * [len(kernel)]:
+    kernel, constants = weight[2:], problem.constants
+    values = [constants.get(name) for name in ("stride", "padding", "dilation")]
+    parameters = [value for value in values if isinstance(value, tuple)]
+    if (
+        constants.get("transposed")
+        or not kernel
+        or [len(w) for w in parameters] != 3 * [len(kernel)]
+    ):
         return None
-    if len(x) != len(weight) or 0 in known[0]:
+    if len(x) != len(weight) or 0 in parameters[0]:
         return None
-    places = zip(x[2:], kernel, *known, strict=True)
-    size = [(n + 2 * pad - far * (k - 1) - 1) // step + 1 for n, k, step, pad, far in places]
-    if min(size) <= 0:
+    dimensions = zip(x[2:], kernel, *parameters, strict=True)
+    output = [
+        (n + 2 * pad - dilation * (k - 1) - 1) // step + 1
+        for n, k, step, pad, dilation in dimensions
+    ]
+    if min(output) <= 0:
         return None
-    groups = given.get("groups", 1)
+    groups = constants.get("groups", 1)
     if type(groups) is not int or groups < 1:
         return None
-    return Extent(groups, x[0] * math.prod(size), weight[0] // groups, math.prod(weight[1:]))
+    return Extent(groups, x[0] * math.prod(output), weight[0] // groups, math.prod(weight[1:]))
 
 
 _RESULTS: dict[str, Extents] = {

@@ -1,9 +1,9 @@
-"""Several ways to compute one thing, verified and then timed side by side, with the noise of it.
+"""Verify several ways to compute one result, then time them side by side with their noise.
 
-A candidate is judged before its clock starts. Rounds are interleaved, so that whatever slows the
-machine down slows all of them; the inputs of one call are long out of the caches at its next, and
-move from block to block; the slow half drops out early, with what was measured of it; and where
-noise leaves open who wins, it goes on.
+A candidate is verified before it is timed. Rounds are interleaved, so that a slowdown of the
+machine affects all candidates; the inputs of a call have left the caches by its next one, and move
+in memory from block to block. The slower half drops out early and keeps its measurements; if noise
+leaves the winner open, the race goes on.
 """
 
 import itertools
@@ -23,37 +23,37 @@ from ipex_inductor.autotune.record import Choice, Outcome, Timing
 Run = Callable[[Sequence[Tensor]], Tensor]
 Round = Callable[[], float]  # one round of a candidate: microseconds a call
 
-# How many blocks of rounds a stage of successive halving adds for those that are still in. In each
-# block what a candidate reads and writes lies elsewhere in memory, which changes what kernels of an
-# H200 take by 0.3 to 3 %, and is most of what sets two processes apart.
+# Blocks of rounds that each stage of successive halving adds for the remaining candidates. In each
+# block a candidate's inputs and results lie elsewhere in memory. That changes the time of kernels
+# on an H200 by 0.3 to 3 %, which is most of the difference between two processes.
 STAGES, ROUNDS = (1, 1, 2, 4), 8
-FEWEST = 3  # rounds of everybody, or there is nothing to say
-KEPT = 2  # at least so many stay in to the end: a winner is one against something
-# And what is within that share of the fastest: one block tells a difference to 2 or 3 % only,
-# and it may still tie.
+FEWEST = 3  # rounds that every candidate needs for a result
+KEPT = 2  # candidates that stay to the end at least: a winner needs a rival
+# Candidates within this share of the fastest stay too: one block resolves a difference to 2 or 3 %
+# only, so they may still tie.
 NEAR = 0.08
 
-# Then those go on of whom it is open whether they tie with the fastest, until that is so many
-# standard errors from being otherwise; to so many blocks in all, which halve the noise that the
-# stages leave, and for no more than so many seconds: what is still open then is worth little.
+# Then candidates that may tie with the fastest go on until that is decided by SURE standard errors,
+# up to MOST blocks in all, which halve the noise that the stages leave, and LONGEST seconds: a
+# difference that is still open then is worth little.
 SURE, MOST, LONGEST = 3.0, 32, 5.0
 
-# What this process cannot blame a choice for: memory is the machine's, and after an error of the
-# device every call fails, so that the process must end; its parent knows who was at work.
+# Errors that say nothing about a choice: memory belongs to the machine, and after an error of the
+# device every call fails, so the process must end; its parent knows the running choice.
 FATAL = (torch.OutOfMemoryError, torch.AcceleratorError)
 
-PLACE = 0.01  # what one place in memory may change, relatively, where too few were tried to tell
-TOLD_BY = 4  # blocks, and more: their medians tell the noise
+PLACE = 0.01  # assumed relative change by a place in memory, with too few blocks to measure it
+TOLD_BY = 4  # fewest blocks whose medians give the noise
 
-# Of the result against the same computed in fp64, in units of the largest value there: so many
-# times what torch's own kernel is off by, and so many roundings of the result's dtype.
+# Tolerance of the largest error against fp64, in units of the largest value there: a multiple of
+# the error of torch's own kernel, plus a number of roundings of the result's dtype.
 ERRORS, ROUNDINGS = 4.0, 1.0
-# The same of the root mean square, which no few elements that torch rounds badly can widen: a sum
-# of a thousand products that lacks one of them is off by more.
+# Tolerance of the root mean square error, which a few elements that torch rounds badly cannot
+# widen: a sum of a thousand products that lacks one of them exceeds it.
 MEAN_ERRORS, MEAN_ROUNDINGS = 2.0, 0.25
 
-# What a result has in common with torch's. How far apart the elements of a dimension lie says
-# nothing where there is but one.
+# Properties that a result must share with torch's. The stride of a dimension with one element has
+# no meaning.
 SAME: Mapping[str, Callable[[Tensor], object]] = {
     "shape": lambda t: tuple(t.shape),
     "dtype": lambda t: t.dtype,
@@ -65,7 +65,7 @@ SAME: Mapping[str, Callable[[Tensor], object]] = {
 class Candidate:
     """One way to compute the result from the inputs; `run` writes none of them.
 
-    `takes` is what an outcome says of the kernel: registers, spills, shared_memory.
+    `takes` holds facts about the kernel for the outcome: registers, spills, shared_memory.
     """
 
     choice: Choice
@@ -73,24 +73,25 @@ class Candidate:
     takes: Mapping[str, int] = field(default_factory=dict)
 
 
-Place = Callable[[], Callable[[Run], Round]]  # inputs anew, and how to time a run on them
+Place = Callable[[], Callable[[Run], Round]]  # allocates the inputs anew; returns how to time a run
 
 
 class Clock(Protocol):
-    """How the rounds of a candidate are timed on one kind of device."""
+    """The interface of timers: how rounds of a candidate are timed on one kind of device."""
 
     def prepare(self, run: Run, buffers: Sequence[Sequence[Tensor]], sizes: int = 1) -> Round:
-        """A round over `buffers`, warm and ready to be repeated.
+        """Return a warmed-up round over `buffers` that can be repeated.
 
-        They are of so many `sizes` in turns, all of which count alike.
+        The buffers have `sizes` different sizes in turn, all weighted equally.
         """
 
 
 class Judge:
-    """The result as it should be, and how far from it a candidate may be.
+    """The reference result, and the tolerance of a candidate's error.
 
-    `exact` is computed in float64, `eager` by torch's own kernels in the dtype and layout to be
-    had. What either has no finite value for is not judged; if that is nearly all, `ValueError`.
+    `exact` is computed in float64, `eager` by torch's own kernels in the required dtype and layout.
+    Elements that are not finite in either are ignored. Raises `ValueError` if that leaves less than
+    a quarter.
     """
 
     def __init__(self, exact: Tensor, eager: Tensor) -> None:
@@ -108,11 +109,11 @@ class Judge:
         self._mean_tolerance = MEAN_ERRORS * mean + MEAN_ROUNDINGS * rounding
 
     def error(self, result: Tensor) -> float:
-        """The largest difference, in units of the largest exact value; NaN where one is."""
+        """Return the largest error in units of the largest exact value; NaN if there is a NaN."""
         return self._errors(result)[0]
 
     def why_wrong(self, result: Tensor) -> str | None:
-        """What is wrong with `result`; None if it may be used."""
+        """Return the defect of `result`; None if it may be used."""
         for what, of in SAME.items():
             got, want = of(result), of(self.eager)
             if got != want:
@@ -125,7 +126,7 @@ class Judge:
         return None
 
     def _errors(self, result: Tensor) -> tuple[float, float]:
-        """The largest error, and the root of the mean square."""
+        """Return the largest error and the root mean square error."""
         off = (result.double()[self._judged] - self._exact) / self._unit
         if not off.numel():
             return 0.0, 0.0
@@ -134,7 +135,7 @@ class Judge:
 
 @dataclass
 class Runner:
-    """A candidate that is in the race, and its rounds so far; or why it cannot be timed."""
+    """A candidate in the race and its rounds so far; or the reason why it cannot be timed."""
 
     candidate: Candidate
     error: float
@@ -142,29 +143,31 @@ class Runner:
     failure: str = ""
 
     def p50(self, blocks: int | None = None) -> float:
-        """The median of the first so many blocks, or of all."""
+        """Return the median of the first `blocks` blocks, or of all."""
         return statistics.median(itertools.chain(*self.blocks[:blocks]))
 
 
 def verified(candidate: Candidate, judge: Judge, inputs: Sequence[Tensor]) -> Outcome | float:
-    """The error of what the candidate computes, or the outcome that says why it is out.
+    """Return the error of the candidate's result, or the outcome with the reason to reject it.
 
-    It gets copies: what it may write is not what others are judged by.
+    The candidate gets copies of `inputs`, so that it cannot change the inputs of other candidates.
     """
-    given = [copy(t) for t in inputs]
+    copies = [copy(t) for t in inputs]
     try:
-        result = candidate.run(given)
+        result = candidate.run(copies)
     except FATAL:
         raise
     except Exception as error:
         return Outcome(candidate.choice, reason=first_line(error))
     reason = judge.why_wrong(result)
-    if reason is None and not all(map(_same, inputs, given)):
+    if reason is None and not all(map(_same, inputs, copies)):
         reason = "it writes its inputs"
     if reason is not None:
         error_found = judge.error(result) if result.shape == judge.eager.shape else math.nan
-        known = error_found if math.isfinite(error_found) else None
-        return Outcome(candidate.choice, reason=reason, error=known, tolerance=judge.tolerance)
+        finite_error = error_found if math.isfinite(error_found) else None
+        return Outcome(
+            candidate.choice, reason=reason, error=finite_error, tolerance=judge.tolerance
+        )
     return judge.error(result)
 
 
@@ -177,12 +180,19 @@ def race(
     deadline: float = math.inf,
     say: Callable[[Runner], None] = lambda runner: None,
 ) -> None:
-    """Time `runners` in turns, the slow half of them dropping out after each stage.
+    """Time `runners` in turn; the slower half drops out after each stage.
 
-    After the last one those go on of whom it is open who wins, to `most` blocks in all. Past
-    `deadline` (of `time.monotonic`) nothing begins but the first few rounds, and nothing after a
-    block for which memory was short, but that the first one raises `torch.OutOfMemoryError`. It is
-    nobody's failure. `say` hears whose turn is next.
+    After the last stage, candidates that may still win go on. No round but the first few starts
+    after the deadline. If memory runs out, the race ends with the complete rounds so far; only in
+    the first block is `torch.OutOfMemoryError` raised, as no candidate is at fault.
+
+    Args:
+        runners: the verified candidates; their blocks are filled in.
+        place: allocates the inputs of a block anew, and returns how to time a run on them.
+        stages: blocks that each stage adds.
+        most: blocks of a candidate in all.
+        deadline: a time of `time.monotonic`.
+        say: called with the runner that runs next.
     """
     running, until = list(runners), deadline
     ends = [*itertools.accumulate(stages)]
@@ -206,10 +216,11 @@ def race(
 
 
 def timings(runners: Sequence[Runner]) -> list[Timing]:
-    """What the rounds of each of a race come to.
+    """Return the timing of each runner of a race.
 
-    Who dropped out early saw the machine at other times, and had fewer places in memory, than who
-    stayed: its times are put in proportion, and its noise is as theirs would be.
+    A candidate that dropped out early ran at other times and at fewer memory places than one that
+    stayed. So its times are scaled by the drift of the others, and with few blocks its noise
+    includes the variation between places that the others show.
     """
     most = max(len(r.blocks) for r in runners)
     stayed = [r for r in runners if len(r.blocks) == most]
@@ -218,18 +229,18 @@ def timings(runners: Sequence[Runner]) -> list[Timing]:
 
 
 def noise_of(blocks: Sequence[Sequence[float]], place: float) -> float:
-    """The standard error of the median of all rounds in `blocks`, relatively.
+    """Return the relative standard error of the median of all rounds in `blocks`.
 
-    From the medians of the blocks; where these are few from their rounds, and from what another
-    `place` in memory changes.
+    It follows from the medians of the blocks; with few blocks, from their rounds and from `place`,
+    the relative change by another place in memory.
     """
     if len(blocks) >= TOLD_BY:
         return OF_MEDIAN * _of_blocks(blocks) / math.sqrt(len(blocks))
     times = [*itertools.chain(*blocks)]
     if len(times) < 2:
-        return 1.0  # nothing is known
-    own = OF_MEDIAN * statistics.stdev(times) / math.sqrt(len(times)) / statistics.median(times)
-    return math.hypot(own, place / math.sqrt(len(blocks)))
+        return 1.0  # one round says nothing of the noise
+    noise = OF_MEDIAN * statistics.stdev(times) / math.sqrt(len(times)) / statistics.median(times)
+    return math.hypot(noise, place / math.sqrt(len(blocks)))
 
 
 def _block(
@@ -239,7 +250,15 @@ def _block(
     deadline: float,
     say: Callable[[Runner], None],
 ) -> list[Runner]:
-    """One more block of all that can be timed at this place in memory; these are in."""
+    """Time one more block of the runners; return the ones that can be timed.
+
+    Args:
+        running: the runners still in the race.
+        prepare: prepares a round of a run at this place in memory.
+        fewest: rounds to run even after the deadline.
+        deadline: a time of `time.monotonic`.
+        say: called with the runner that runs next.
+    """
     rounds: list[tuple[Runner, Round]] = []
     for runner in running:
         say(runner)
@@ -255,14 +274,14 @@ def _block(
         if number >= max(1, fewest) and time.monotonic() >= deadline:
             break
         turn = number % max(1, len(rounds))
-        for runner, round in [*rounds[turn:], *rounds[:turn]]:  # nobody always follows the same
+        for runner, round in [*rounds[turn:], *rounds[:turn]]:  # rotated, so predecessors vary
             say(runner)
             runner.blocks[-1].append(round())
     return [runner for runner, _ in rounds]
 
 
 def _fast(running: Sequence[Runner]) -> list[Runner]:
-    """The faster half, and who is near the fastest."""
+    """Return the faster half, and the runners near the fastest."""
     ordered = sorted(running, key=Runner.p50)
     half = max(KEPT, len(ordered) // 2)
     near = ordered[0].p50() * (1 + NEAR) if ordered else 0.0
@@ -270,28 +289,29 @@ def _fast(running: Sequence[Runner]) -> list[Runner]:
 
 
 def _open(running: Sequence[Runner]) -> list[Runner]:
-    """The fastest, and who may or may not tie with it; nobody once all of that is settled."""
+    """Return the fastest and the runners that may tie with it; none once all are decided."""
     fastest = min(running, key=Runner.p50, default=None)
-    others = [r for r in running if fastest and r is not fastest and not _settled(fastest, r)]
-    return [fastest, *others] if fastest and others else []
+    undecided = [r for r in running if fastest and r is not fastest and not _is_decided(fastest, r)]
+    return [fastest, *undecided] if fastest and undecided else []
 
 
-def _settled(fastest: Runner, other: Runner) -> bool:
-    """Whether more blocks would hardly change if `other` ties.
+def _is_decided(fastest: Runner, rival: Runner) -> bool:
+    """Return True if more blocks would hardly change whether `rival` ties with the fastest.
 
-    A library call that is the fastest wins unless it loses by more than a tie. By pairs of blocks:
-    what slowed both at one place says nothing of their difference.
+    A library call that is the fastest wins unless it loses by more than a tie. Blocks are compared
+    in pairs, so that a slowdown of both at one place cancels.
     """
-    pairs = zip(fastest.blocks, other.blocks, strict=True)
+    pairs = zip(fastest.blocks, rival.blocks, strict=True)
     effects = [math.log(statistics.median(b) / statistics.median(a)) for a, b in pairs]
     if len(effects) < 2:
         return False
     error = OF_MEDIAN * statistics.stdev(effects) / math.sqrt(len(effects))
     edge = TIE_SHARE if fastest.candidate.choice.kind != "library" else -TIE_SHARE
-    return abs(math.log(other.p50() / fastest.p50()) - edge) > SURE * error
+    return abs(math.log(rival.p50() / fastest.p50()) - edge) > SURE * error
 
 
 def _timing(runner: Runner, stayed: Sequence[Runner], place: float) -> Timing:
+    """Return the timing of a runner, its times scaled by the drift of the runners that stayed."""
     count = len(runner.blocks)
     drift = statistics.median(r.p50() / r.p50(count) for r in stayed)
     ordered = sorted(time * drift for time in itertools.chain(*runner.blocks))
@@ -300,17 +320,18 @@ def _timing(runner: Runner, stayed: Sequence[Runner], place: float) -> Timing:
 
 
 def _of_place(runner: Runner) -> float:
+    """Return the relative change between places in memory; `PLACE` with too few blocks."""
     return _of_blocks(runner.blocks) if len(runner.blocks) >= TOLD_BY else PLACE
 
 
 def _of_blocks(blocks: Sequence[Sequence[float]]) -> float:
-    """How far blocks are from each other, relatively."""
+    """Return the relative standard deviation of the medians of blocks."""
     medians = [*map(statistics.median, blocks)]
     return statistics.stdev(medians) / statistics.median(medians)
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:
-    """By linear interpolation, as numpy's."""
+    """Return a percentile of sorted values by linear interpolation, as numpy does."""
     at = share * (len(ordered) - 1)
     low = math.floor(at)
     high = min(low + 1, len(ordered) - 1)
@@ -318,20 +339,20 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def copy(tensor: Tensor) -> Tensor:
-    """With its strides; what is one element to it is one element to the copy."""
+    """Return a copy with the tensor's strides; expanded dimensions stay expanded."""
     stride = tensor.stride()
     size = [n if step else min(n, 1) for n, step in zip(tensor.shape, stride, strict=True)]
-    own = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
-    return own.copy_(tensor.as_strided(size, stride)).expand(tensor.shape)
+    result = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
+    return result.copy_(tensor.as_strided(size, stride)).expand(tensor.shape)
 
 
 def _same(before: Tensor, after: Tensor) -> bool:
-    """To the bit, so that NaN is itself."""
+    """Return True if the tensors are bitwise equal, so that NaN equals itself."""
     flat = (t.contiguous().reshape(-1).view(torch.uint8) for t in (before, after))
     return torch.equal(*flat)
 
 
 def first_line(error: Exception) -> str:
-    """Of a message that may go on for pages."""
+    """Return the type and first line of an error, at most 500 characters."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0].strip() if lines else ''}"[:500]

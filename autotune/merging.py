@@ -1,6 +1,6 @@
-"""Many files made one, line by line: what another version of ours wrote is carried unread.
+"""Merging of record files into one, line by line; lines of other package versions stay unparsed.
 
-Nothing is removed before what it held is on the disk elsewhere, nor what a writer still has open.
+A file is removed only when its content is on the disk elsewhere and no writer has it open.
 """
 
 import fcntl
@@ -23,7 +23,7 @@ from ipex_inductor.autotune.database import (
 
 @dataclass(frozen=True)
 class Merged:
-    """The file, how many records it holds, the lines left out, and the files removed since."""
+    """The file, its number of records, the refused lines, and the files removed."""
 
     path: Path | None
     records: int
@@ -32,9 +32,9 @@ class Merged:
 
 
 def merge(path: Path, sources: Iterable[Path]) -> Merged:
-    """Write `path`: every whole line of these files and folders once, ordered by digest.
+    """Write `path`: every valid line of these files and folders once, ordered by digest.
 
-    The same lines give the same bytes, whatever files they come in.
+    Equal sets of lines give equal bytes, whatever files they come from.
     """
     lines: dict[bytes, bytes] = {}
     refused = [refusal for file in opened(sources) for refusal in _read(file, lines)]
@@ -43,54 +43,54 @@ def merge(path: Path, sources: Iterable[Path]) -> Merged:
 
 
 def compact(folder: Path) -> Merged:
-    """Make one file of all in `folder` that nobody writes to, and remove those.
+    """Merge all files in `folder` that no writer has open into one, and remove them.
 
-    The new file is named by its content, so it takes no other's place. A file with a line that was
-    refused stays, but for a last line that a killed writer left unfinished.
+    The new file is named by its content, so it replaces no other. A file with a refused line stays,
+    unless that is a last line that a killed writer left unfinished.
     """
     lines: dict[bytes, bytes] = {}
     refused: list[Refusal] = []
-    with ExitStack() as held:
-        spent: dict[Path, BinaryIO] = {}
+    with ExitStack() as locks:
+        merged_files: dict[Path, BinaryIO] = {}
         for path in sorted(folder.glob(f"*{SUFFIX}")):
-            file = _locked(path, held)
+            file = _open_locked(path, locks)
             if file is not None:
-                bad = list(_read(file, lines))
-                refused += bad
-                if not any(refusal.ended for refusal in bad):
-                    spent[path] = file
+                file_refusals = list(_read(file, lines))
+                refused += file_refusals
+                if not any(refusal.ended for refusal in file_refusals):
+                    merged_files[path] = file
         content = b"".join(lines[name] for name in sorted(lines))
         target = folder / name_of("merged", content)
-        spent.pop(target, None)
-        if not spent:
+        merged_files.pop(target, None)
+        if not merged_files:
             return Merged(None, len(lines), tuple(refused))
         write_lines(target, [content])
-        removed = tuple(path for path, file in spent.items() if _as_read(path, file))
+        removed = tuple(path for path, file in merged_files.items() if _as_read(path, file))
         for path in removed:
             path.unlink()
     return Merged(target, len(lines), tuple(refused), removed)
 
 
-def _locked(path: Path, held: ExitStack) -> BinaryIO | None:
-    """The file, locked until `held` ends; None if its writer lives or somebody else compacts it."""
+def _open_locked(path: Path, locks: ExitStack) -> BinaryIO | None:
+    """Return the file, locked until `locks` ends; None if a writer or another merge has it."""
     with suppress(OSError):
-        # To write, or locks fail on network disks.
-        file = held.enter_context(path.open("r+b"))
+        # Opened for writing, because locks fail on network disks otherwise.
+        file = locks.enter_context(path.open("r+b"))
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return file
     return None
 
 
 def _as_read(path: Path, file: BinaryIO) -> bool:
-    """Whether what has this name still is the file that was read, and no longer than then."""
+    """Return True if this path still is the file that was read, and no longer than then."""
     with suppress(FileNotFoundError):
-        found = os.stat(path)
-        return os.path.samestat(found, os.fstat(file.fileno())) and found.st_size == file.tell()
+        stat = os.stat(path)
+        return os.path.samestat(stat, os.fstat(file.fileno())) and stat.st_size == file.tell()
     return False
 
 
 def _read(file: BinaryIO, lines: dict[bytes, bytes]) -> Iterator[Refusal]:
-    """Add the whole lines of `file`; what is not whole comes back."""
+    """Add the valid lines of `file` to `lines` by digest, and yield the refused ones."""
     for number, line in enumerate(file, 1):
         try:
             lines.setdefault(whole(line)[0], line)

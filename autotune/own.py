@@ -1,4 +1,4 @@
-"""The database that selection trusts: in our own folder, while nobody else can write that."""
+"""The default database that selection trusts while no other user can write to it."""
 
 import functools
 import logging
@@ -10,21 +10,23 @@ log = logging.getLogger("ipex_inductor")
 
 
 def default_folder() -> Path:
-    """Where tuning writes and selection reads unless told otherwise; need not exist."""
+    """Return the folder that tuning writes and selection reads by default; it may not exist."""
     return home() / RECORDS
 
 
 def trusted() -> bool:
-    """Whether nobody else can write that folder, which need not be there yet; the log says so once.
+    """Return True if no other user can write the default folder; log the reason once if not.
 
-    A folder that the caller names is the caller's choice, and not judged here.
+    The folder need not exist. A folder that the caller names is the caller's choice and not
+    checked.
     """
-    found = state(default_folder())
-    if not found.private:
-        _say(found.reason)
-    return found.private
+    folder_state = state(default_folder())
+    if not folder_state.private:
+        _say(folder_state.reason)
+    return folder_state.private
 
 
 @functools.cache
 def _say(reason: str) -> None:
+    """Log the reason, once each."""
     log.warning("autotune records are not used: %s", reason)

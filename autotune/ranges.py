@@ -1,4 +1,4 @@
-"""Problems whose sizes vary, and those of one size each: which says what of the other."""
+"""Problems of dynamic size, and the exact problems they cover."""
 
 import ast
 import itertools
@@ -12,7 +12,7 @@ from ipex_inductor.autotune.record import Problem, Size
 
 
 def sized(problem: Problem, sizes: Mapping[str, int]) -> Problem:
-    """The problem with these sizes for its symbols."""
+    """Return the problem with its symbols replaced by these sizes."""
     operands = tuple(
         replace(o, shape=_numbers(o.shape, sizes), stride=_numbers(o.stride, sizes))
         for o in problem.operands
@@ -21,9 +21,9 @@ def sized(problem: Problem, sizes: Mapping[str, int]) -> Problem:
 
 
 def points(problem: Problem) -> tuple[Problem, ...]:
-    """The sizes at which it is measured: in the middle of every range, and at its end.
+    """Return the problems at which a dynamic one is measured: mid-range, and all upper ends.
 
-    In the middle no two symbols are alike, so that what is traced there keeps them apart.
+    In the middle, no two symbols have one size, so that tracing there keeps them distinct.
     """
     if not problem.symbols:
         return (problem,)
@@ -34,35 +34,40 @@ def points(problem: Problem) -> tuple[Problem, ...]:
 
 
 def holds(varying: Problem, exact: Problem) -> bool:
-    """Whether `exact` is `varying` at sizes in its ranges."""
-    alike = (varying.op, varying.epilogue, varying.arch) == (exact.op, exact.epilogue, exact.arch)
+    """Return True if `exact` is `varying` at sizes within its ranges."""
+    equal = (varying.op, varying.epilogue, varying.arch) == (
+        exact.op,
+        exact.epilogue,
+        exact.arch,
+    )
     ranks = [[len(o.shape) for o in problem.operands] for problem in (varying, exact)]
-    if not alike or exact.symbols or ranks[0] != ranks[1]:
+    if not equal or exact.symbols or ranks[0] != ranks[1]:
         return False
     pairs = zip(varying.operands, exact.operands, strict=True)
     sizes = itertools.chain(*(zip(v.shape, e.shape, strict=True) for v, e in pairs))
-    found = {name: size for name, size in sizes if isinstance(name, str) and isinstance(size, int)}
+    values = {name: size for name, size in sizes if isinstance(name, str) and isinstance(size, int)}
     ranges = {s.name: range(s.low, s.high + 1) for s in varying.symbols}
-    if found.keys() != ranges.keys() or any(n not in ranges[name] for name, n in found.items()):
+    if values.keys() != ranges.keys() or any(n not in ranges[name] for name, n in values.items()):
         return False
     try:
-        return sized(varying, found) == exact
+        return sized(varying, values) == exact
     except (KeyError, SyntaxError, ZeroDivisionError, RecursionError):  # no expression of sizes
         return False
 
 
 def text(problem: Problem) -> str:
-    """Its ranges, as they are shown."""
+    """Return the ranges of a problem as text."""
     return ", ".join(f"{s.low}..{s.high}" for s in problem.symbols)
 
 
 def width(problem: Problem) -> tuple[int, float]:
-    """How much it leaves open: how many sizes, and how far they go."""
+    """Return how wide the ranges are: the number of symbols and the product of their ratios."""
     return len(problem.symbols), math.prod(s.high / max(1, s.low) for s in problem.symbols)
 
 
-def _numbers(sizes: Sequence[Size], known: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(n if isinstance(n, int) else number(n, known) for n in sizes)
+def _numbers(sizes: Sequence[Size], symbol_values: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the sizes with expressions evaluated."""
+    return tuple(n if isinstance(n, int) else number(n, symbol_values) for n in sizes)
 
 
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -73,15 +78,16 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 }
 
 
-def number(text: str, known: Mapping[str, int]) -> int:
-    """The value of an expression like `64*s0`. Raises `KeyError` for what is none."""
+def number(text: str, symbol_values: Mapping[str, int]) -> int:
+    """Return the value of an expression like `64*s0`; raise `KeyError` for any other text."""
 
     def value(node: ast.expr) -> int:
+        """Return the value of a node."""
         match node:
             case ast.Constant(value=int(number)):
                 return number
             case ast.Name(id=name):
-                return known[name]
+                return symbol_values[name]
             case ast.BinOp(left=left, op=op, right=right):
                 return _OPERATORS[type(op)](value(left), value(right))
         raise KeyError(text)

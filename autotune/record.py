@@ -1,8 +1,8 @@
-"""What was measured, as values: a problem, the choices for it, and one measurement of all of them.
+"""Measurements as values: a problem, its choices, and one measurement of all of them.
 
-A record is one JSON object, in canonical form (fields in order, keys sorted) and with nothing that
-depends on who wrote it, so that equal records are equal bytes. Types and ranges are checked as it
-is read; `space.why_refused` checks what types cannot say.
+A record is one JSON object in canonical form (fields in order, keys sorted) that does not depend on
+its writer, so equal records are equal bytes. Reading checks types and ranges; `space.why_refused`
+checks the rest.
 """
 
 from typing import Annotated, Any, Literal
@@ -14,16 +14,16 @@ Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Name = Annotated[str, Meta(min_length=1, max_length=1000)]
-Size = Natural | Name  # a number, or an expression of the problem's symbols: "64*s0"
+Size = Natural | Name  # an integer, or an expression of symbols: "64*s0"
 Constant = bool | int | float | str | tuple[int | float, ...] | None
 
 
 class Value(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
-    """Base of all that is recorded; never part of a cycle, so the collector need not look."""
+    """Base of all recorded values; never part of a cycle, so the garbage collector skips it."""
 
 
 class Operand(Value, frozen=True):
-    """A tensor that the op takes: sizes and strides in elements, and torch's name of the dtype."""
+    """A tensor operand: sizes and strides in elements, and torch's name of the dtype."""
 
     shape: tuple[Size, ...]
     stride: tuple[Size, ...]
@@ -31,7 +31,7 @@ class Operand(Value, frozen=True):
 
 
 class Symbol(Value, frozen=True):
-    """A size that varies, and the sizes it was measured to stand for, both included."""
+    """A dynamic size, and the inclusive range of sizes that it was measured for."""
 
     name: Name
     low: Natural
@@ -39,12 +39,12 @@ class Symbol(Value, frozen=True):
 
 
 class Problem(Value, frozen=True):
-    """What is to be computed, where: all that may decide which kernel is the best.
+    """An op on operands on one architecture: everything that may decide which kernel is best.
 
-    `op` is torch's name of it ("aten.addmm.default"), `constants` its arguments that are no
-    tensors, and the length of a list of them, `epilogue` what follows it, as an expression, `arch`
-    a target's. `settings` are those of the process that the op obeys: threads on a CPU, the
-    precision of fp32 products on a GPU.
+    `op` is torch's name of it ("aten.addmm.default"). `constants` are its non-tensor arguments, and
+    the length of a list of tensors. `epilogue` is the expression that follows the op, `arch` the
+    target's architecture. `settings` are process settings that the op obeys: threads on a CPU, the
+    precision of fp32 GEMMs on a GPU.
     """
 
     op: Name
@@ -57,7 +57,7 @@ class Problem(Value, frozen=True):
 
 
 class Choice(Value, frozen=True):
-    """One way to compute it: a library call, or a template with parameters and its digest."""
+    """One way to compute a problem: a library call, or a template with parameters and digest."""
 
     kind: Literal["library", "template"]
     name: Name
@@ -66,9 +66,9 @@ class Choice(Value, frozen=True):
 
 
 class Timing(Value, frozen=True):
-    """Microseconds a call took: percentiles of `rounds`, and how far p50 may be off, relatively.
+    """Percentiles of the microseconds of a call over `rounds`, and the relative error of p50.
 
-    `noise` is the standard error of p50, as blocks of the rounds show it.
+    `noise` is the standard error of p50, estimated from blocks of the rounds.
     """
 
     p20: Positive
@@ -79,13 +79,13 @@ class Timing(Value, frozen=True):
 
 
 class Outcome(Value, frozen=True):
-    """What became of one choice: a timing, after the result was verified; or why there is none.
+    """The result of one choice: a timing of a verified result, or the reason for its lack.
 
-    `error` is the largest difference from the reference, `tolerance` what was allowed, both in
-    units of the reference's largest value. `bandwidth` and `rate` are shares of the peak.
-    `reported` is the only word of another tool's: microseconds, not verified, of unknown noise. In
-    a record of ours it stands for what was too slow by that to be measured beside the others.
-    `predicted` is the same by the word of our cost model.
+    `error` is the largest difference from the reference, `tolerance` the allowed one, both in units
+    of the reference's largest value. `bandwidth` and `rate` are shares of the peak. `reported` is a
+    time by another tool in microseconds, unverified and of unknown noise; it stands alone. In a
+    record of ours it marks a choice that was too slow by that time to be measured with the rest.
+    `predicted` marks one that was too slow by our cost model.
     """
 
     choice: Choice
@@ -103,15 +103,15 @@ class Outcome(Value, frozen=True):
 
 
 class Provenance(Value, frozen=True):
-    """When and on what it was measured; versions are those that the choices run with.
+    """The time and place of a measurement; versions are those that the choices run with.
 
-    `source` is the tool that reported it, "" where we measured.
+    `source` is the tool that reported it, "" for our own measurements.
     """
 
     date: Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]  # UTC
     device: Name
     torch: Name
-    package: Name  # the digest of our sources
+    package: Name  # digest of this package's sources
     driver: str = ""
     triton: str = ""
     toolkit: str = ""
@@ -132,15 +132,15 @@ _decoder = msgspec.json.Decoder(Record)
 
 
 def encode(value: Any) -> bytes:
-    """The canonical JSON of any of these: equal values give equal bytes."""
+    """Return the canonical JSON of a value: equal values give equal bytes."""
     return _encoder.encode(value)
 
 
 def decode(line: bytes) -> Record:
-    """The record in `line`. Raises `msgspec.DecodeError` that says what is wrong."""
+    """Return the record in `line`; raise `msgspec.DecodeError` with the reason if invalid."""
     return _decoder.decode(line)
 
 
 def decode_problem(key: bytes) -> Problem:
-    """The problem that `encode` made `key` of."""
+    """Return the problem that `encode` made `key` of."""
     return msgspec.json.decode(key, type=Problem)

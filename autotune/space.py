@@ -1,4 +1,4 @@
-"""Which choices there are: a row from a file is used only if it names one of them."""
+"""The registered choices; a row from a file is used only if it names one of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _Typed = frozenset[tuple[type, bool | int | str]]  # values with their types, as
 
 @dataclass(frozen=True)
 class _Space:
-    """What the parameters of one choice may be; those beyond `required` may be left out."""
+    """The allowed parameters of one choice; the ones not in `required` may be omitted."""
 
     values: dict[str, _Typed]
     required: frozenset[str]
@@ -23,22 +23,29 @@ _SPACES: dict[tuple[str, str], _Space] = {}  # by kind and name
 def register(
     kind: str, name: str, optional: Mapping[str, Values] | None = None, **parameters: Values
 ) -> None:
-    """Make the choices of one library call or template known, with all that its parameters may be.
+    """Register the choices of a library call or template, with all values of its parameters.
 
-    Raises `ValueError` if that name is registered with other parameters.
+    Args:
+        kind: "library" or "template".
+        name: the name of the library call or template.
+        optional: values of the parameters that may be omitted.
+        parameters: values of the required parameters.
+
+    Raises:
+        ValueError: if the name is registered with other parameters.
     """
-    given = {**(optional or {}), **parameters}
-    typed = {key: frozenset((type(v), v) for v in values) for key, values in given.items()}
+    all_values = {**(optional or {}), **parameters}
+    typed = {key: frozenset((type(v), v) for v in values) for key, values in all_values.items()}
     space = _Space(typed, frozenset(parameters))
     if _SPACES.setdefault((kind, name), space) != space:
         raise ValueError(f"{kind} {name} is registered with other parameters")
 
 
 def why_refused(record: Record, known: bool = True) -> str | None:
-    """What is wrong with a record whose types are right; None if it may be used.
+    """Return the reason why a well-typed record may not be used; None if it may.
 
-    `known`: its choices must be of a registered space, as for all that may run. Those of other
-    tools are of none.
+    With `known`, its choices must be registered, as for everything that may run. Choices of other
+    tools are never registered.
     """
     problem, source = record.problem, record.provenance.source
     if not problem.symbols and any(type(n) is str for o in problem.operands for n in o.shape):
@@ -57,7 +64,10 @@ def why_refused(record: Record, known: bool = True) -> str | None:
 
 
 def _why_not_from(source: str, outcome: Outcome) -> str | None:
-    """Nothing in such a record may look as if we had measured it, or rule out a choice."""
+    """Return the reason to refuse another tool's outcome; None to accept it.
+
+    Such an outcome must not look as if measured here, and must not rule out a choice.
+    """
     if outcome.reported is None:
         return f"{outcome.choice.name} of {source} has no reported time"
     if outcome.timing or outcome.reason or outcome.error is not None or outcome.predicted:
@@ -66,7 +76,10 @@ def _why_not_from(source: str, outcome: Outcome) -> str | None:
 
 
 def _why_not(outcome: Outcome, raced: bool) -> str | None:
-    """What was passed over as slow, by a word only, must have been so for others."""
+    """Return the reason to refuse an outcome of ours; None to accept it.
+
+    A choice may be skipped as slow, by a reported or predicted time, only if others were timed.
+    """
     name, timing = outcome.choice.name, outcome.timing
     if outcome.reported is not None or outcome.predicted is not None:
         alone = outcome.reported is None or outcome.predicted is None
@@ -84,22 +97,24 @@ def _why_not(outcome: Outcome, raced: bool) -> str | None:
 
 
 def of_this_torch(choice: Choice) -> bool:
-    """Whether it is none of another torch's templates, which are not to be had here."""
-    from ipex_inductor import compat  # who only looks at records needs no torch
+    """Return True unless the choice is a template of another torch version."""
+    from ipex_inductor import compat  # here: reading records alone needs no torch
 
-    of, _, _ = choice.template.partition(",")  # what follows is our template's own version
+    of, _, _ = choice.template.partition(",")  # the rest is our template's version
     return not of.startswith("torch ") or of == compat.TEMPLATES
 
 
 def why_unknown(choice: Choice) -> str | None:
-    """Why there is no such choice; None if there is."""
+    """Return the reason why a choice does not exist; None if it does."""
     space = _SPACES.get((choice.kind, choice.name))
     if space is None:
         return f"there is no {choice.kind} {choice.name}"
-    given = choice.parameters.keys()
-    if not space.required <= given <= space.values.keys():
-        wanted, had = (", ".join(sorted(names)) or "none" for names in (space.values, given))
-        return f"{choice.name} has the parameters {wanted}, not {had}"
+    parameter_names = choice.parameters.keys()
+    if not space.required <= parameter_names <= space.values.keys():
+        wanted, names_given = (
+            ", ".join(sorted(names)) or "none" for names in (space.values, parameter_names)
+        )
+        return f"{choice.name} has the parameters {wanted}, not {names_given}"
     for name, value in choice.parameters.items():
         if (type(value), value) not in space.values[name]:
             return f"{choice.name} has no {name}={value!r}"

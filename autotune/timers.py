@@ -1,4 +1,4 @@
-"""How a round is timed on each kind of device, and how much memory defeats its caches."""
+"""Timers for each kind of device, and buffers large enough to defeat its caches."""
 
 import itertools
 import math
@@ -13,27 +13,27 @@ from torch import Tensor
 
 from ipex_inductor.autotune.measure import Clock, Round, Run, copy
 
-# A sample on the CPU lasts at least so long, a captured graph on a GPU so long, in microseconds:
-# far above what a clock resolves, far below what an interruption lasts.
+# Least duration of a sample on a CPU and of a captured graph on a GPU, in microseconds: far above
+# the resolution of a clock, far below the length of an interruption.
 CPU_SAMPLE, GPU_SAMPLE = 200.0, 400.0
-CPU_SAMPLES = 4  # the least of them is the round's: what disturbs a CPU only adds
-WARM = 3  # calls before the first that counts
+CPU_SAMPLES = 4  # the round is the least of them, since disturbances only add time
+WARM = 3  # warm-up calls
 
 MOST_BUFFERS, MOST_BYTES = 256, 1 << 30
-FEWEST_BUFFERS = 8  # of a GPU: where one of them lies counts for less
-# Of a GPU's free memory, at most so much thrice lies between its buffers and where the last ones
-# lay: a process that frees little gets the same pages again, and keeps what they are good at.
+FEWEST_BUFFERS = 8  # on a GPU: with more, the address of one matters less
+# Largest share of a GPU's free memory in each of the three allocations that separate new buffers
+# from the old: without them a process gets the old pages again, with whatever suits them.
 JUNK = 0.125
 LEAST_JUNK, CPU_JUNK = 1 << 20, 256 << 20  # bytes
 UNKNOWN_CACHE = 32 << 20
-LARGEST_CPU_CACHE = 64 << 20  # shared by more cores than work on one op
+LARGEST_CPU_CACHE = 64 << 20  # larger caches serve more cores than one op uses
 
 
 class CpuClock:
-    """Wall time of samples, which go on where the last one stopped in the row of buffers."""
+    """Wall time of samples; each continues in the row of buffers where the last one stopped."""
 
     def prepare(self, run: Run, buffers: Sequence[Sequence[Tensor]], sizes: int = 1) -> Round:
-        """See `Clock`."""
+        """Return a round of samples; see `Clock`."""
         once = min(_sample(run, buffers[:sizes]) for _ in range(WARM))
         calls = sizes * max(1, math.ceil(CPU_SAMPLE / once))
         endless = itertools.cycle(buffers)
@@ -46,13 +46,13 @@ class CpuClock:
 
 
 class EventClock:
-    """Events around calls that are submitted one by one: for devices without graphs."""
+    """Events around calls that are submitted one by one, for devices without graphs."""
 
     def __init__(self, device: Any) -> None:
         self._device = device  # torch.cuda, torch.xpu
 
     def prepare(self, run: Run, buffers: Sequence[Sequence[Tensor]], sizes: int = 1) -> Round:
-        """See `Clock`."""
+        """Return a round between two events; see `Clock`."""
         self._warm(run, buffers)
         repeat = self._repeat(run, buffers)
         calls = [*buffers] * repeat
@@ -64,11 +64,14 @@ class EventClock:
         return _resting(lambda: self._between(body) / len(calls))
 
     def _warm(self, run: Run, buffers: Sequence[Sequence[Tensor]]) -> None:
+        """Run each set of inputs once and wait for the device."""
         for inputs in buffers:
             run(inputs)
         self._device.synchronize()
 
     def _repeat(self, run: Run, buffers: Sequence[Sequence[Tensor]]) -> int:
+        """Return how often to repeat all calls for a round of `GPU_SAMPLE`."""
+
         def body() -> None:
             for inputs in buffers:
                 run(inputs)
@@ -76,7 +79,7 @@ class EventClock:
         return max(1, math.ceil(GPU_SAMPLE / self._between(body)))
 
     def _between(self, body: Any) -> float:
-        """Microseconds of the device from before `body` to after it."""
+        """Return the device's microseconds between events around `body`."""
         start, end = (self._device.Event(enable_timing=True) for _ in range(2))
         start.record()
         body()
@@ -86,14 +89,14 @@ class EventClock:
 
 
 class GraphClock(EventClock):
-    """A captured graph of many calls, so that what a host takes to submit them does not count."""
+    """A captured graph of many calls, which excludes the host's time to submit them."""
 
     def __init__(self, device: Any) -> None:
         super().__init__(device)
-        self._side = device.Stream()  # one for all: cuBLAS keeps a workspace for each
+        self._side = device.Stream()  # one for all, since cuBLAS keeps a workspace for each
 
     def prepare(self, run: Run, buffers: Sequence[Sequence[Tensor]], sizes: int = 1) -> Round:
-        """See `Clock`."""
+        """Return a round that replays a captured graph; see `Clock`."""
         self._side.wait_stream(self._device.current_stream())
         with self._device.stream(self._side):
             self._warm(run, buffers)
@@ -105,12 +108,12 @@ class GraphClock(EventClock):
                 run(inputs)
         graph.replay()
         self._device.synchronize()
-        # The graph knows addresses only: that `buffers` stay is for this closure to see to.
+        # The graph holds only addresses, so this closure keeps `buffers` alive.
         return _resting(lambda: self._between(graph.replay) / (repeat * len(buffers)))
 
 
 def clock_of(device: torch.device) -> Clock:
-    """The best there is for `device`."""
+    """Return the best timer for `device`."""
     if device.type == "cuda":
         return GraphClock(torch.cuda)
     if device.type == "xpu":
@@ -119,7 +122,7 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def buffers_against_caches(device: torch.device, size: int) -> int:
-    """How many sets of inputs of `size` bytes are larger than `device`'s last cache, twice."""
+    """Return how many sets of inputs of `size` bytes exceed the last cache twice over."""
     wanted = math.ceil(2 * _cache(device) / max(1, size))
     if device.type != "cpu":
         wanted = max(wanted, FEWEST_BUFFERS)
@@ -128,12 +131,15 @@ def buffers_against_caches(device: torch.device, size: int) -> int:
 
 
 def moved(buffers: Sequence[Sequence[Tensor]], seed: int) -> list[list[Tensor]]:
-    """Copies of `buffers`, elsewhere in memory for each `seed`; no captured graph may be alive."""
+    """Return copies of `buffers` at other addresses for each `seed`.
+
+    No captured graph may be alive.
+    """
     device = buffers[0][0].device
     if device.type == "cuda":
-        torch._C._cuda_clearCublasWorkspaces()  # made anew by the next capture, elsewhere too
+        torch._C._cuda_clearCublasWorkspaces()  # the next capture allocates them elsewhere
     if device.type != "cpu":
-        getattr(torch, device.type).empty_cache()  # or they would lie where others lay before
+        getattr(torch, device.type).empty_cache()  # else the allocator would reuse old addresses
     junk = [torch.empty(n, dtype=torch.uint8, device=device) for n in _junk(device, seed)]
     result = [[*map(copy, inputs)] for inputs in buffers]
     del junk
@@ -141,7 +147,7 @@ def moved(buffers: Sequence[Sequence[Tensor]], seed: int) -> list[list[Tensor]]:
 
 
 def _junk(device: torch.device, seed: int) -> list[int]:
-    """How many bytes lie in between, thrice."""
+    """Return the sizes in bytes of three allocations that shift the addresses of copies."""
     most = CPU_JUNK
     if device.type != "cpu":
         free, _ = getattr(torch, device.type).mem_get_info(device)
@@ -150,32 +156,33 @@ def _junk(device: torch.device, seed: int) -> list[int]:
 
 
 def _resting(round: Round) -> Round:
-    """Idle for as long as each round took: large products at a stretch would lower the clock.
+    """Return a round followed by an equal pause: GEMMs without pauses would lower the clock.
 
-    On an H200 by a tenth within a tenth of a second, and of two kernels one more than the other.
+    On an H200 by a tenth within a tenth of a second, and not equally for two kernels.
     """
 
-    def rested() -> float:
+    def run_and_rest() -> float:
         start = time.monotonic()
-        found = round()
+        time_taken = round()
         time.sleep(time.monotonic() - start)
-        return found
+        return time_taken
 
-    return rested
+    return run_and_rest
 
 
 def _cache(device: torch.device) -> int:
+    """Return the size of the device's last cache in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
     if device.type == "cpu":
         names = ("SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE")
-        found = (os.sysconf(n) for n in names if n in os.sysconf_names)
-        return min(next((n for n in found if n > 0), UNKNOWN_CACHE), LARGEST_CPU_CACHE)
+        sizes = (os.sysconf(n) for n in names if n in os.sysconf_names)
+        return min(next((n for n in sizes if n > 0), UNKNOWN_CACHE), LARGEST_CPU_CACHE)
     return UNKNOWN_CACHE
 
 
 def _sample(run: Run, buffers: Sequence[Sequence[Tensor]]) -> float:
-    """Microseconds that one call on each of `buffers` takes, together."""
+    """Return the microseconds of one call on each of `buffers`, in sum."""
     start = time.perf_counter_ns()
     for inputs in buffers:
         run(inputs)

@@ -1,4 +1,4 @@
-"""What other tools' files say, and what they leave to the user."""
+"""Shared parts of the importers: facts from the user that files lack, and units of time."""
 
 import math
 from collections.abc import Iterator
@@ -7,13 +7,13 @@ from typing import Any
 
 from ipex_inductor.autotune.record import Record
 
-MICROSECONDS = 1000.0  # of the milliseconds that both report
+MICROSECONDS = 1000.0  # in a millisecond, the unit of both tools
 UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class Told:
-    """What a file may leave out, and the user says."""
+    """Facts that the user supplies because the imported file may lack them."""
 
     arch: str | None = None
     device: str | None = None
@@ -22,14 +22,17 @@ class Told:
     op: str | None = None
 
 
-# A line or entry, counted from one, and the record it makes or the reason why it makes none.
+# The number of a line or entry, from one, and its record or the reason why there is none.
 Parsed = Iterator[tuple[int, Record | str]]
 
 
-def microseconds(told: Any) -> float | None:
-    """Of milliseconds, which all report; None for what is no time, as that of what failed."""
+def microseconds(milliseconds: Any) -> float | None:
+    """Return milliseconds, the unit of both tools, in microseconds; None if it is no time.
+
+    A failed choice has no finite positive time.
+    """
     try:
-        time = float(told) * MICROSECONDS
+        time = float(milliseconds) * MICROSECONDS
     except (TypeError, ValueError):
         return None
     return time if 0 < time < math.inf else None

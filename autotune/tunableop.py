@@ -1,8 +1,8 @@
-"""The results that TunableOp of torch writes, one line a product and its fastest solution.
+"""Import of results of torch's TunableOp: one line a GEMM, with its fastest solution.
 
-Names and sizes are as TunableGemm.h and GemmCommon.h (torch/include/ATen/cuda/tunable) write them:
-BLAS's, columns first, so that m and n, a and b are the other way round than torch's. Torch 2.15 may
-write `*` for a size that varies: such lines are of no problem, and refused.
+Names and sizes follow TunableGemm.h and GemmCommon.h (torch/include/ATen/cuda/tunable). They are
+BLAS's, column-major, so m and n, and a and b, are swapped relative to torch's. Torch 2.15 may write
+`*` for a dynamic size: such lines belong to no one problem and are refused.
 """
 
 import re
@@ -43,18 +43,18 @@ _DTYPES = {
 }
 
 
-def tunableop(path: Path, told: Told, date: str) -> Parsed:
-    """A record of each line; raises `ArgumentError` for another kind of file."""
+def tunableop(path: Path, hints: Told, date: str) -> Parsed:
+    """Yield a record of each line; raise `ArgumentError` for another kind of file."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     rows = [line.split(",", 4) for line in lines]
     validators = _validators(path, rows)
-    arch = told.arch or validators.get("GCN_ARCH_NAME", "").partition(":")[0]
+    arch = hints.arch or validators.get("GCN_ARCH_NAME", "").partition(":")[0]
     if not arch:
         raise ArgumentError("an architecture", f"none in {path}", "Say it: --arch sm_90.")
     tools = (f"{k} {v}" for k, v in validators.items() if k not in {"PT_VERSION", "GCN_ARCH_NAME"})
     by = Provenance(
         date,
-        told.device or UNKNOWN,
+        hints.device or UNKNOWN,
         validators["PT_VERSION"],
         UNKNOWN,
         toolkit=", ".join(tools),
@@ -66,21 +66,24 @@ def tunableop(path: Path, told: Told, date: str) -> Parsed:
 
 
 def _validators(path: Path, rows: Iterable[list[str]]) -> dict[str, str]:
-    """The versions that the file says it is of."""
-    found: dict[str, str] = {}
+    """Return the versions that the file states; raise `ArgumentError` if they differ or lack."""
+    versions: dict[str, str] = {}
     for row in rows:
         if row[0] == "Validator" and len(row) > 2:
             name, value = row[1], ",".join(row[2:])
-            if found.setdefault(name, value) != value:
-                came = f"{name} {found[name]} and {value} in {path}"
-                raise ArgumentError("results of one machine", came, "Import each file by itself.")
-    if "PT_VERSION" not in found:
-        todo = "TunableOp writes it as its first lines."
-        raise ArgumentError("a line Validator,PT_VERSION,...", f"{path} without one", todo)
-    return found
+            if versions.setdefault(name, value) != value:
+                conflict = f"{name} {versions[name]} and {value} in {path}"
+                raise ArgumentError(
+                    "results of one machine", conflict, "Import each file by itself."
+                )
+    if "PT_VERSION" not in versions:
+        advice = "TunableOp writes it as its first lines."
+        raise ArgumentError("a line Validator,PT_VERSION,...", f"{path} without one", advice)
+    return versions
 
 
 def _row(row: list[str], arch: str, by: Provenance) -> Record | str:
+    """Return the record of a line, or the reason why it is refused."""
     if len(row) < 4:
         return "it has no operator, sizes, solution and time"
     name, sizes = _GEMM.fullmatch(row[0]), _SIZES.fullmatch(row[1])
@@ -92,15 +95,20 @@ def _row(row: list[str], arch: str, by: Provenance) -> Record | str:
     if time is None:
         return f"its time is {row[3]!r}"
     op, solution = _OPS[name[1]], row[2]
-    own = solution == "Default"  # what torch calls without TunableOp
-    choice = Choice("library", op if own else "tunableop", {} if own else {"solution": solution})
+    is_default = solution == "Default"  # torch's call without TunableOp
+    choice = Choice(
+        "library", op if is_default else "tunableop", {} if is_default else {"solution": solution}
+    )
     operands = _gemm_operands(name, {key: int(n) for key, n in sizes.groupdict().items() if n})
     problem = Problem(f"{op}.default", operands, arch, _PRECISIONS.get(name[2], {}))
     return Record(problem, (Outcome(choice, reported=time),), by)
 
 
 def _gemm_operands(name: re.Match[str], sizes: dict[str, int]) -> tuple[Operand, ...]:
-    """Alpha, beta, activations and the strides of batches are not told: taken as torch's usual."""
+    """Return the operands of a GEMM.
+
+    Alpha, beta, activation and batch strides are not in the file; torch's defaults are assumed.
+    """
     dtype, (m, n, k) = _DTYPES[name[2]], (sizes[size] for size in "mnk")
     batch = (sizes["batch"],) if "batch" in sizes else ()
     matrices = (
@@ -114,7 +122,16 @@ def _gemm_operands(name: re.Match[str], sizes: dict[str, int]) -> tuple[Operand,
 def _matrix(
     batch: tuple[int, ...], rows: int, columns: int, leading: int | None, turned: bool, dtype: str
 ) -> Operand:
-    """`leading` elements lie between its rows, or between its columns if it is `turned`."""
+    """Return a matrix operand.
+
+    Args:
+        batch: the batch size, or empty.
+        rows: rows of the matrix.
+        columns: columns of the matrix.
+        leading: elements between its rows, or between its columns if `turned`; None if dense.
+        turned: whether it is column-major.
+        dtype: torch's name of the dtype.
+    """
     inner, outer = (rows, columns) if turned else (columns, rows)
     leading = leading or inner
     stride = (1, leading) if turned else (leading, 1)

@@ -1,4 +1,4 @@
-"""Problems and choices in a line each, for people."""
+"""One-line texts of problems, choices and provenance."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,7 +9,10 @@ _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "
 
 
 def problem(value: Problem) -> str:
-    """`aten.mm.default + relu bf16[64x32] bf16[32x16] out_dtype=None on sm_90`."""
+    """Return the problem in one line.
+
+    For example `aten.mm.default + relu bf16[64x32] bf16[32x16] out_dtype=None on sm_90`.
+    """
     epilogue = f" + {value.epilogue}" if value.epilogue else ""
     ranges = [f"{s.name}={s.low}..{s.high}" for s in value.symbols]
     pairs = (*_pairs(value.constants), *_pairs(value.settings))
@@ -18,26 +21,32 @@ def problem(value: Problem) -> str:
 
 
 def choice(value: Choice) -> str:
-    """`tiled flat=False tile=64x64 warps=2`."""
+    """Return text like `tiled flat=False tile=64x64 warps=2`."""
     return plain(" ".join([value.name, *_pairs(value.parameters)]))
 
 
 def provenance(by: Provenance) -> str:
-    """`measured 2026-11-21T12:00:00Z on NVIDIA H200: torch 2.13.0, driver 580.1`."""
+    """Return text like `measured 2026-11-21T12:00:00Z on NVIDIA H200: torch 2.13.0`.
+
+    The versions of driver, Triton and toolkit follow, if they are known.
+    """
     versions = (("driver", by.driver), ("triton", by.triton), ("toolkit", by.toolkit))
-    told = [f"torch {by.torch}", *(f"{name} {version}" for name, version in versions if version)]
+    versions_used = [
+        f"torch {by.torch}",
+        *(f"{name} {version}" for name, version in versions if version),
+    ]
     who = f"reported by {by.source}" if by.source else "measured"
     clock = [f"clock {by.clock}"] if by.clock else []
-    return plain(f"{who} {by.date} on {by.device}: {', '.join([*told, *clock])}")
+    return plain(f"{who} {by.date} on {by.device}: {', '.join([*versions_used, *clock])}")
 
 
 def plain(text: str) -> str:
-    """What a file says, without what a terminal would obey."""
+    """Return the text with unprintable characters replaced: they might control a terminal."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _operand(value: Operand) -> str:
-    """Strides are said where they are not those of a dense tensor in its own order."""
+    """Return the operand as text; strides appear only if it is not dense in order."""
     if not value.stride:
         strides = ":?" if value.shape else ""
     elif value.stride == _dense(value.shape):
@@ -49,6 +58,7 @@ def _operand(value: Operand) -> str:
 
 
 def _dense(shape: tuple[Any, ...]) -> tuple[int, ...] | None:
+    """Return the strides of a dense tensor; None for dynamic sizes."""
     strides, step = [], 1
     for size in reversed(shape):
         if type(size) is not int:
@@ -59,4 +69,5 @@ def _dense(shape: tuple[Any, ...]) -> tuple[int, ...] | None:
 
 
 def _pairs(values: dict[str, Any]) -> Iterable[str]:
+    """Return `name=value` texts, sorted by name."""
     return (f"{name}={value}" for name, value in sorted(values.items()))
