@@ -33,13 +33,13 @@ class Compared:
         return f"{self.entry[:12]} comes out the same, {self.sources} sources"
 
 
-def compare(entry: str, kept: Mapping[str, bytes], built: Mapping[str, bytes]) -> Compared:
-    """Compare the files `built` by a recompilation with the files `kept` in an entry.
+def compare(entry: str, entry_files: Mapping[str, bytes], built: Mapping[str, bytes]) -> Compared:
+    """Compare the files `built` by a recompilation with `entry_files`, which the entry holds.
 
     Files that only the entry has are no difference: they may be built later, as a backward graph is
     when it is first needed.
     """
-    before, after = _codes(kept), _codes(built)
+    before, after = _codes(entry_files), _codes(built)
     result = Compared(entry, len(after))
     stored = {*before.values()}
     unmatched = {name: code for name, code in before.items() if code not in {*after.values()}}

@@ -34,7 +34,7 @@ class Key:
     toolkit: Pairs  # ptxas, lld, IGC or g++: paths, versions, flags
     triton: str  # version, "" where it takes no part
     torch: str  # version and build: "2.13.0+cu130"
-    environment: Pairs  # `knobs.environment()`
+    environment: Pairs  # `env_fingerprint.environment()`
 
     # Made at once, not when asked for: a fork could leave the lock of `cached_property` held.
     framed: bytes = field(init=False, repr=False, compare=False)  # the fields, as entries hold them

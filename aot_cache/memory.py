@@ -1,4 +1,4 @@
-"""In-memory tier: entries that could not be written to a disk, up to a number of bytes."""
+"""Memory tier of the kernel cache: entries that no disk took, up to a number of bytes."""
 
 LIMIT = 256 << 20  # bytes
 
