@@ -166,10 +166,10 @@ def _signer(head: Head, manifest: bytes) -> Signer | None:
     message = head.first + manifest
     if not head.signed:
         if checksum(message) != head.signature:
-            raise CorruptError("its checksum is of something else: it was changed")
+            raise CorruptError("its checksum does not match: it was changed")
         return None
     if not is_signed(message, head.public, head.signature):
-        raise CorruptError("its signature is of something else: it was changed")
+        raise CorruptError("its signature does not match: it was changed")
     names = [name for name, key in trust.trusted().items() if key == head.public]
     return Signer(head.public, *names[:1])
 
@@ -235,4 +235,6 @@ def _read(file: int, at: int, size: int) -> bytes:
 def _bad(path: Path, why: object) -> BundleError:
     """Return the `BundleError` for a bundle that cannot be read or is not whole."""
     actual = f"{path}: {why.strerror if isinstance(why, OSError) else why}"
-    return BundleError("a whole bundle, as it was packed", actual, "Get it again, or pack it anew.")
+    return BundleError(
+        "a whole bundle, as it was packed", actual, "Download it again, or pack it again."
+    )

@@ -101,7 +101,7 @@ def _parts(head: bytes, size: int) -> tuple[slice, slice, slice]:
         raise CorruptError("it is cut off")
     magic, version, key, meta, blob = _FIRST.unpack_from(head)
     if magic != MAGIC or version != VERSION:
-        raise CorruptError("it does not begin as entries do")
+        raise CorruptError("its magic number or version is not that of an entry")
     if HEAD + key + meta + blob != size:
         raise CorruptError("its length is another than it says")
     if reason := _why_too_large(key, meta, blob):

@@ -187,7 +187,7 @@ def why_missed(store: Store, *keys: Key) -> tuple[str, Iterator[str]]:
     if not candidates:
         return IN_NONE, graph_text.kept(other_metas)
     _, differences = min(candidates, key=lambda near: len(near[1]))
-    return "; ".join(differences) or "its entry is not to be read", iter(())
+    return "; ".join(differences) or "its entry cannot be read", iter(())
 
 
 class VectorChecks:

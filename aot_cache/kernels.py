@@ -89,4 +89,4 @@ def why_missed(key: Key, store: Store) -> str:
     match = nearest(key, store.keys())
     if match is None:
         return "there is none of its kind"
-    return "; ".join(match[1]) or "its entry is not to be read"
+    return "; ".join(match[1]) or "its entry cannot be read"

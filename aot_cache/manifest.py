@@ -121,7 +121,7 @@ def read_head(data: bytes, size: int) -> Head:
         raise CorruptError("it is cut off")
     magic, version, manifest, entries, public = _FIRST.unpack_from(data)
     if magic != MAGIC or version != VERSION:
-        raise CorruptError("it does not begin as bundles do")
+        raise CorruptError("its magic number or version is not that of a bundle")
     head = Head(manifest, entries, public, data[_FIRST.size : HEAD])
     if manifest > MANIFEST_LIMIT or head.size != size:
         raise CorruptError("its length is another than it says")

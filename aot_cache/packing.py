@@ -198,7 +198,9 @@ def _publish_file(out: Path) -> Iterator[BinaryIO]:
         sync_folder(out.parent)
     except OSError as error:
         actual = f"{error.filename or out}: {error.strerror}"
-        raise ArgumentError("a file that can be written", actual, "Check path and room.") from None
+        raise ArgumentError(
+            "a file that can be written", actual, "Check the path and the free space."
+        ) from None
     finally:
         with suppress(OSError):
             disk.unlink(temp)

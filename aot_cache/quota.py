@@ -72,5 +72,5 @@ def quota_of(text: str) -> int:
     """
     match = re.fullmatch(r"(\d+(?:\.\d*)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if match is None:
-        raise ArgumentError("a size such as 512M or 8GiB", repr(text), "Write it so.")
+        raise ArgumentError("a size such as 512M or 8GiB", repr(text), "Use that form.")
     return int(float(match[1]) * (1 << 10 * " KMGT".index(match[2].upper() or " ")))

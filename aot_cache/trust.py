@@ -126,4 +126,6 @@ def _prefix(public: bytes, bundle: str) -> str:
 def _trust_error(error: Exception) -> UntrustedError:
     """Return the `UntrustedError` for an error of the folder."""
     expected = "a folder of trusted keys that only you can write"
-    return UntrustedError(expected, str(error), "Mend that: it decides whose code runs.")
+    return UntrustedError(
+        expected, str(error), "Fix its owner and mode: its keys decide whose code runs."
+    )

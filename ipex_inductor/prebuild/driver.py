@@ -51,7 +51,7 @@ def _built() -> Mapping[str, bytes] | str:
             return f"{type(error).__name__}: {error}"
         paths = [path for path in Path(folder).rglob("*") if path.is_file()]
         modules = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-    return modules if len(modules) == len(LINKAGES) else "Triton looks for it elsewhere"
+    return modules if len(modules) == len(LINKAGES) else "Triton looks for it under another name"
 
 
 def _build(compiler: str, linkage: str, folder: Path) -> None:

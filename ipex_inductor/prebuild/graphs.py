@@ -120,7 +120,8 @@ def prebuild(
         ArgumentError: the model is in train mode without `training`, cannot be copied, or lacks a
             dimension of `dynamic`.
         OptionError: the mode times kernels.
-        Exception: errors of `described.device`, `x86_levels.check`, `steps.load_step` and compilation.
+        Exception: errors of `described.device`, `x86_levels.check`, `steps.load_step` and
+            compilation.
     """
     checked(model, mode, training)
     kernels_only = _why_kernels_only(target)
@@ -199,7 +200,7 @@ def _as_level(target: Target) -> Iterator[described.Made]:
     """Compile for a level of x86-64; raise `CompilerNotFoundError` without a compiler."""
     level = x86_levels.check(target)
     if toolkit.compiler() is None:
-        advice = "Install one (`apt-get install g++`); who uses the bundle needs none."
+        advice = "Install one (`apt-get install g++`); users of the bundle need none."
         raise CompilerNotFoundError("a C++ compiler that builds graphs for CPUs", "none", advice)
     with x86_levels.ahead(level):
         yield described.Made()

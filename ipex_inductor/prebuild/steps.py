@@ -42,7 +42,7 @@ def load_step(optimizer: Optimizer, device: torch.device, scaler: bool = False) 
     """
     name = type(optimizer).__name__
     if type(optimizer) not in FUSED_OPTIMIZERS or not has_kernels(device):
-        advice = "Leave it out: it runs as torch has it."
+        advice = "Leave it out: its step then runs as in torch."
         raise ArgumentError("an optimizer with a fused step there", f"{name} on {device}", advice)
     state = vars(optimizer)
     options = state.get(kernels.OPTIONS) or kernels.Options()

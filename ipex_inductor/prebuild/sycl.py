@@ -162,7 +162,7 @@ def _of_step(optimizer: Optimizer, scaler: bool) -> dict[Source, str]:
     """
     name = type(optimizer).__name__
     if type(optimizer) not in FUSED_OPTIMIZERS:
-        advice = "Leave it out: it runs as torch has it."
+        advice = "Leave it out: its step then runs as in torch."
         raise ArgumentError("an optimizer with a fused step there", name, advice)
     state = vars(optimizer)
     options = state.get(steps.OPTIONS) or steps.Options()
