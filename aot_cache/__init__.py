@@ -1,4 +1,4 @@
-"""What outlives a process: where our files live, what a key is made of, the kernel cache.
+"""Kernel cache and everything else that outlives a process: cache folder, keys, bundles.
 
-Everything read back from a disk is judged here before anything else may use it.
+Everything read back from a disk is verified here before any other package uses it.
 """

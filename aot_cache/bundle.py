@@ -1,9 +1,9 @@
-"""A bundle that was verified whole, and serves its entries as a layer that is only read.
+"""Verified bundles, which serve their entries as a read-only tier of the kernel cache.
 
-Who signed it is what counts: with a good signature of a trusted key it does not matter whose the
-file is or who can write it, because every entry is held against the signed manifest again when it
-is read, from the descriptor that was verified. One that nobody we trust has signed is used only if
-the caller allows it, and then the file and its folder are judged as those of layers are.
+Trust follows the signature. With a valid signature of a trusted key, the file's owner and mode do
+not matter: every entry is checked against the signed manifest again when it is read, through the
+file descriptor that was verified. A bundle without a trusted signature is used only if the caller
+allows it, and then the file and its folder are checked as those of layers are.
 """
 
 import hashlib
@@ -39,14 +39,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Signer:
-    """Who signed a bundle: the name of the key here, "" if it is not trusted."""
+    """The signer of a bundle: the name of its key on this machine, "" if it is not trusted."""
 
     public: bytes
     name: str = ""
 
     @property
     def trusted(self) -> bool:
-        """Whether the key is one of those trusted here."""
+        """Return whether the signer's key is trusted on this machine."""
         return bool(self.name)
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Signer:
 
 
 class Bundle:
-    """The entries of a verified bundle; made by `open_bundle`. Forked children may use it too."""
+    """The entries of a verified bundle, created by `open_bundle`; usable in forked children."""
 
     def __init__(self, path: Path, file: int, manifest: Manifest, signer: Signer | None) -> None:
         self.path, self.manifest, self.signer = path, manifest, signer
@@ -71,7 +71,7 @@ class Bundle:
         weakref.finalize(self, disk.close, file)
 
     def read(self, name: str) -> bytes | None:
-        """The bytes under a name; None if there are none to be had."""
+        """Return the bytes stored under `name`; None if they are missing or cannot be used."""
         try:
             return self.load(name)
         except FileNotFoundError:
@@ -81,9 +81,12 @@ class Bundle:
             return None
 
     def load(self, name: str, head: bool = False) -> bytes:
-        """The bytes of an entry, or its key and metadata, which are not verified.
+        """Return the bytes of an entry; with `head`, its key and metadata alone, unverified.
 
-        Raises `FileNotFoundError`, `OSError`, and `CorruptError` if the file was changed meanwhile.
+        Raises:
+            FileNotFoundError: the bundle has no entry of that name.
+            OSError: the file cannot be read.
+            CorruptError: the file was changed after it was opened.
         """
         if name not in self._where:
             raise FileNotFoundError(name)
@@ -98,7 +101,7 @@ class Bundle:
         return data
 
     def files(self) -> Iterator[File]:
-        """The entries, as files of a folder; none was used before the bundle was made."""
+        """Yield the entries as files of a folder; their time of last use is the bundle's serial."""
         for name, (_, item) in self._where.items():
             yield File(name, item.size, float(self.manifest.serial))
 
@@ -106,17 +109,23 @@ class Bundle:
 def open_bundle(
     path: Path, allow_unsigned: bool = False, allow_older: bool = False, accepts: bool = True
 ) -> Bundle:
-    """Verify all of a bundle: signature, manifest, then every byte; no entry is read before.
+    """Open a bundle and verify signature, manifest and every byte before an entry is read.
 
-    `allow_unsigned`: also without a signature, or with that of a key that is not trusted, from a
-    place that only you (or root) can write. `allow_older`: also if a newer one was accepted before.
-    `accepts`: from now on older ones are not; False for who only looks.
-    Raises `BundleError`, of which `UntrustedError` and `OlderBundleError` are kinds.
+    Args:
+        path: File of the bundle.
+        allow_unsigned: Also accept a bundle without a signature, or signed by an untrusted key, if
+            only you (or root) can write it and its folder.
+        allow_older: Also accept a bundle although a newer one was accepted before.
+        accepts: Record the bundle as accepted, so that older ones are refused from now on; False
+            for callers that only inspect it.
+
+    Raises:
+        BundleError: The bundle is not whole; `UntrustedError` and `OlderBundleError` are kinds.
     """
     path = path.absolute()
-    file = _opened(path)
+    file = _open_file(path)
     try:
-        bundle = _verified(path, file, allow_unsigned, allow_older)
+        bundle = _verify_bundle(path, file, allow_unsigned, allow_older)
     except BaseException as error:
         disk.close(file)
         if isinstance(error, OSError | CorruptError):
@@ -127,15 +136,16 @@ def open_bundle(
     return bundle
 
 
-def _verified(path: Path, file: int, allow_unsigned: bool, allow_older: bool) -> Bundle:
-    found = disk.fstat(file)
-    if not stat.S_ISREG(found.st_mode):
+def _verify_bundle(path: Path, file: int, allow_unsigned: bool, allow_older: bool) -> Bundle:
+    """Return the verified bundle read from the descriptor `file`; it stays open on an error."""
+    status = disk.fstat(file)
+    if not stat.S_ISREG(status.st_mode):
         raise CorruptError("it is no regular file")
-    head = read_head(_read(file, 0, min(HEAD, found.st_size)), found.st_size)
+    head = read_head(_read(file, 0, min(HEAD, status.st_size)), status.st_size)
     text = _read(file, HEAD + head.entries, head.manifest)
     signer = _signer(head, text)
     if not (signer and signer.trusted):
-        _check_place(path, found, signer, allow_unsigned)
+        _check_place(path, status, signer, allow_unsigned)
     manifest = read_manifest(text, head)
     if signer and not allow_older:
         _check_age(path, manifest, signer)
@@ -143,7 +153,8 @@ def _verified(path: Path, file: int, allow_unsigned: bool, allow_older: bool) ->
     return Bundle(path, file, manifest, signer)
 
 
-def _opened(path: Path) -> int:
+def _open_file(path: Path) -> int:
+    """Open a bundle for reading; raise `BundleError` for symbolic links and missing files."""
     try:
         return disk.open(path, os.O_RDONLY | GUARDED)
     except OSError as error:
@@ -151,48 +162,50 @@ def _opened(path: Path) -> int:
 
 
 def _signer(head: Head, manifest: bytes) -> Signer | None:
-    """Who signed this, None if nobody; raises `CorruptError` for a signature that is bad."""
+    """Return the signer, None if unsigned; raise `CorruptError` if the signature is invalid."""
     message = head.first + manifest
     if not head.signed:
         if checksum(message) != head.signature:
-            raise CorruptError("its checksum is of something else: it was changed")
+            raise CorruptError("its checksum does not match: it was changed")
         return None
     if not is_signed(message, head.public, head.signature):
-        raise CorruptError("its signature is of something else: it was changed")
+        raise CorruptError("its signature does not match: it was changed")
     names = [name for name, key in trust.trusted().items() if key == head.public]
     return Signer(head.public, *names[:1])
 
 
 def _check_place(
-    path: Path, found: os.stat_result, signer: Signer | None, allow_unsigned: bool
+    path: Path, status: os.stat_result, signer: Signer | None, allow_unsigned: bool
 ) -> None:
-    """Raises `UntrustedError` for a bundle without a trusted signature, unless ours and allowed."""
-    came = f"{path}, signed by {signer}" if signer else f"{path}, which is unsigned"
+    """Raise `UntrustedError` without a trusted signature, unless private and allowed."""
+    actual = f"{path}, signed by {signer}" if signer else f"{path}, which is unsigned"
     if not allow_unsigned:
-        todo = (
+        advice = (
             "If you know whose key that is: ipex-inductor cache trust add NAME FILE."
             if signer
             else "Sign it with `ipex-inductor cache sign`, or allow it: allow_unsigned=True."
         )
-        raise UntrustedError("a bundle signed by a key that you trust", came, todo)
-    where = state(path.parent, layer=True)
-    refused = why_refused(found, layer=True)
-    if refused or not where.private:
-        came += f": {f'it {refused}' if refused else where.reason}"
-        todo = "Have it signed, or copy it from where you trust it to a folder of yours."
-        raise UntrustedError("an unsigned bundle that only you can write", came, todo)
+        raise UntrustedError("a bundle signed by a key that you trust", actual, advice)
+    folder = state(path.parent, layer=True)
+    refused = why_refused(status, layer=True)
+    if refused or not folder.private:
+        actual += f": {f'it {refused}' if refused else folder.reason}"
+        advice = "Have it signed, or copy it from where you trust it to a folder of yours."
+        raise UntrustedError("an unsigned bundle that only you can write", actual, advice)
 
 
 def _check_age(path: Path, manifest: Manifest, signer: Signer) -> None:
+    """Raise `OlderBundleError` if a bundle with a larger serial was accepted before."""
     newest = trust.newest(signer.public, manifest.name)
     if manifest.serial < newest:
-        came = f"{path}, with serial {manifest.serial}"
-        todo = "Get the newer one, or allow this: allow_older=True."
+        actual = f"{path}, with serial {manifest.serial}"
+        advice = "Get the newer one, or allow this: allow_older=True."
         expected = f"a bundle {manifest.name!r} that is no older than serial {newest}, seen before"
-        raise OlderBundleError(expected, came, todo)
+        raise OlderBundleError(expected, actual, advice)
 
 
 def _check_entries(file: int, manifest: Manifest) -> None:
+    """Raise `CorruptError` if the SHA-256 of an entry differs from the manifest's."""
     at = HEAD
     for item in manifest.entries:
         digest, end = hashlib.sha256(), at + item.size
@@ -205,7 +218,10 @@ def _check_entries(file: int, manifest: Manifest) -> None:
 
 
 def _read(file: int, at: int, size: int) -> bytes:
-    """Exactly that many bytes: never mapped, as who cuts a mapped file kills its readers."""
+    """Return exactly `size` bytes at an offset; raise `CorruptError` if the file is shorter.
+
+    The file is never memory-mapped: truncating a mapped file kills the processes that read it.
+    """
     parts = []
     while size:
         part = disk.pread(file, size, at)
@@ -217,5 +233,8 @@ def _read(file: int, at: int, size: int) -> bytes:
 
 
 def _bad(path: Path, why: object) -> BundleError:
-    came = f"{path}: {why.strerror if isinstance(why, OSError) else why}"
-    return BundleError("a whole bundle, as it was packed", came, "Get it again, or pack it anew.")
+    """Return the `BundleError` for a bundle that cannot be read or is not whole."""
+    actual = f"{path}: {why.strerror if isinstance(why, OSError) else why}"
+    return BundleError(
+        "a whole bundle, as it was packed", actual, "Download it again, or pack it again."
+    )

@@ -1,7 +1,8 @@
-"""Whether a graph that is compiled again comes out as its entry has it.
+"""Comparison of a recompiled graph with its cache entry.
 
-Torch generates the same sources each time, but for comments that number graphs and name folders.
-Its pickles hold times, and compiled objects the folder that they were built in: no two are equal.
+Torch generates identical sources each time, except for comments that number graphs and name
+folders. Only sources are compared: pickles hold times, and compiled objects hold the folder they
+were built in, so two of them are never equal.
 """
 
 import re
@@ -16,9 +17,10 @@ _COMMENTS = {kind: re.compile(rb"^\s*" + s + rb".*\n?", re.MULTILINE) for kind, 
 
 @dataclass
 class Compared:
-    """A graph that was compiled though its entry was there.
+    """The result of recompiling a graph that has an entry.
 
-    `sources`: how many were generated; `differing`: what of them the entry has otherwise, in words.
+    `sources`: number of generated sources; `differing`: one text for each source that differs from
+    the entry.
     """
 
     entry: str
@@ -31,37 +33,40 @@ class Compared:
         return f"{self.entry[:12]} comes out the same, {self.sources} sources"
 
 
-def compare(entry: str, kept: Mapping[str, bytes], built: Mapping[str, bytes]) -> Compared:
-    """Hold the files `built` anew against those that the entry of that name holds.
+def compare(entry: str, entry_files: Mapping[str, bytes], built: Mapping[str, bytes]) -> Compared:
+    """Compare the files `built` by a recompilation with `entry_files`, which the entry holds.
 
-    What only the entry has may be built later: a backward graph is when it is first needed.
+    Files that only the entry has are no difference: they may be built later, as a backward graph is
+    when it is first needed.
     """
-    there, here = _codes(kept), _codes(built)
-    found = Compared(entry, len(here))
-    known = {*there.values()}
-    gone = {name: code for name, code in there.items() if code not in {*here.values()}}
-    for name, code in here.items():
-        if code not in known:
-            found.differing.append(f"{name}: {_difference(name, code, gone)}")
-    return found
+    before, after = _codes(entry_files), _codes(built)
+    result = Compared(entry, len(after))
+    stored = {*before.values()}
+    unmatched = {name: code for name, code in before.items() if code not in {*after.values()}}
+    for name, code in after.items():
+        if code not in stored:
+            result.differing.append(f"{name}: {_difference(name, code, unmatched)}")
+    return result
 
 
 def _codes(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the source files by name, without their comment lines."""
     kinds = {name: PurePath(name).suffix for name in sorted(files)}
     return {n: _COMMENTS[k].sub(b"", files[n]) for n, k in kinds.items() if k in SIGNS}
 
 
-def _difference(name: str, code: bytes, gone: Mapping[str, bytes]) -> str:
-    """Where it first differs from what the entry has in its place: what it shares most lines with.
+def _difference(name: str, code: bytes, unmatched: Mapping[str, bytes]) -> str:
+    """Return the first line that differs from the entry's most similar source.
 
-    An entry also has what only its first compilation needed.
+    The candidates are the entry's unmatched sources with that suffix, which include files that only
+    its first compilation needed; the most similar one shares the most lines.
     """
     kind, lines = PurePath(name).suffix, code.splitlines()
-    others = [gone[at].splitlines() for at in gone if PurePath(at).suffix == kind]
-    nearest = max(others, key=lambda other: len({*other} & {*lines}), default=[])
-    for here, there in zip_longest(lines, nearest, fillvalue=b""):
-        if here != there:
-            return f"{_text(here)!r} here, {_text(there)!r} there"
+    sources = [unmatched[file].splitlines() for file in unmatched if PurePath(file).suffix == kind]
+    nearest = max(sources, key=lambda source: len({*source} & {*lines}), default=[])
+    for built_line, stored_line in zip_longest(lines, nearest, fillvalue=b""):
+        if built_line != stored_line:
+            return f"{_text(built_line)!r} here, {_text(stored_line)!r} there"
     return "its line ends"
 
 

@@ -1,4 +1,4 @@
-"""The stores of this process: in our home; with what the environment names, and of this machine."""
+"""Default stores of this process, in the cache folder, with the tiers the environment names."""
 
 import functools
 from pathlib import Path
@@ -13,7 +13,7 @@ HEADERS = 1 << 30  # bytes of precompiled headers, 26 MB each
 
 
 def store() -> Store | None:
-    """The store in our home; None where that must not be used, which is said once."""
+    """Return the kernel cache in the cache folder; None, logged once, if that must not be used."""
     try:
         return _store_in(default_folder())
     except OptionError as error:
@@ -22,9 +22,9 @@ def store() -> Store | None:
 
 
 def headers() -> Store | None:
-    """Return the store of precompiled headers, which only the compiler here can read.
+    """Return the store of precompiled headers, which only this machine's compiler can read.
 
-    They are in no bundle and on no remote. None where our home must not be used: said once.
+    They are in no bundle and on no remote. None, logged once, if the cache folder must not be used.
     """
     try:
         return _headers_in(home() / "headers" / "1")
@@ -46,7 +46,8 @@ def _headers_in(folder: Path) -> Store | None:
 
 
 def _is_usable(folder: Path) -> bool:
-    found = ensure(folder)
-    if not found.usable:
-        say(f"{found.reason}: what is compiled is not kept")
-    return found.usable
+    """Create the folder if needed and return whether it can be used; log why not."""
+    folder_state = ensure(folder)
+    if not folder_state.usable:
+        say(f"{folder_state.reason}: what is compiled is not kept")
+    return folder_state.usable

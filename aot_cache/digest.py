@@ -1,4 +1,4 @@
-"""SHA-256 identities: of our own sources, and of the named fields of a key.
+"""SHA-256 identities of the package's own sources and of the named fields of a key.
 
 Both frame every value with its type and length, so that no two inputs share one byte string.
 """
@@ -65,12 +65,12 @@ SUFFIXES = frozenset({".cpp", ".h", ".jinja", ".py", ".toml"})
 
 
 def sources() -> Iterator[tuple[str, Path]]:
-    """Every source file with the name of its package, ordered by the two names."""
+    """Yield every source file with the name of its package, ordered by the two names."""
     for room in sorted(ROOMS):
         spec = find_spec(room)
         if spec is None or not spec.submodule_search_locations:
-            todo = "Reinstall ipex-inductor: its folders were moved or removed."
-            raise IpexError(f"the package {room}", "nothing importable by that name", todo)
+            advice = "Reinstall ipex-inductor: its folders were moved or removed."
+            raise IpexError(f"the package {room}", "nothing importable by that name", advice)
         files = (
             file for folder in spec.submodule_search_locations for file in Path(folder).iterdir()
         )
@@ -81,15 +81,15 @@ def sources() -> Iterator[tuple[str, Path]]:
 
 @functools.cache
 def source_digest() -> str:
-    """The identity of this package's sources: the same in a checkout, editable and from a wheel."""
+    """Return the identity of this package's sources, equal in checkout, editable and wheel."""
     whole = hashlib.sha256(b"ipex_inductor sources 1\n")
     for room, file in sources():
-        whole.update(_framed((room, file.name, file.read_bytes())))
+        whole.update(_frame((room, file.name, file.read_bytes())))
     return whole.hexdigest()
 
 
 def digest_fields(fields: Mapping[str, object]) -> str:
-    """The identity of named fields in the order given.
+    """Return the identity of named fields in the order given.
 
     Values are str, int, bool, float, None, bytes, or tuples of these; anything else (subclasses
     too) raises `TypeError`, because what cannot be framed exactly cannot be part of a key.
@@ -98,25 +98,25 @@ def digest_fields(fields: Mapping[str, object]) -> str:
 
 
 def digest_framed(framed: bytes) -> str:
-    """What `digest_fields` gives for the fields that `frame_fields` framed."""
+    """Return the value of `digest_fields` for fields that `frame_fields` has framed."""
     return hashlib.sha256(b"ipex_inductor fields 1\n" + framed).hexdigest()
 
 
 def frame_fields(fields: Mapping[str, object]) -> bytes:
-    """Named fields as bytes that no other fields share; raises `TypeError` as `digest_fields`."""
+    """Return named fields as unambiguous bytes; raise `TypeError` as `digest_fields` does."""
     parts = []
     for name, value in fields.items():
         try:
-            parts.append(_framed((name, value)))
+            parts.append(_frame((name, value)))
         except KeyError as error:
             raise TypeError(f"field {name!r}: no digest of {error.args[0].__name__}") from None
     return b"".join(parts)
 
 
 def unframe_fields(framed: bytes) -> dict[str, Any]:
-    """The fields that `frame_fields` framed; raises `ValueError` for bytes it cannot have made."""
+    """Return the fields that `frame_fields` framed; raise `ValueError` for any other bytes."""
     try:
-        fields = dict(_unframed(framed, _DEPTH))
+        fields = dict(_unframe(framed, _DEPTH))
         whole = frame_fields(fields)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"not framed fields: {error}") from None
@@ -125,15 +125,15 @@ def unframe_fields(framed: bytes) -> dict[str, Any]:
     return fields
 
 
-def _framed(value: object) -> bytes:
-    """Type tag, length of the payload, payload; one-to-one over all values."""
+def _frame(value: object) -> bytes:
+    """Return type tag, length of the payload, payload; one-to-one over all values."""
     tag, encode = _ENCODERS[type(value)]
     payload = encode(value)
     return tag + len(payload).to_bytes(_LENGTH, "big") + payload
 
 
-def _unframed(data: bytes, depth: int) -> Iterator[Any]:
-    """The values framed one after the other in `data`, tuples nested `depth` deep at most."""
+def _unframe(data: bytes, depth: int) -> Iterator[Any]:
+    """Yield the values framed one after the other in `data`; tuples nest up to `depth`."""
     at = 0
     while at < len(data):
         start = at + 1 + _LENGTH
@@ -141,7 +141,7 @@ def _unframed(data: bytes, depth: int) -> Iterator[Any]:
         if not start <= end <= len(data) or depth == 0:
             raise ValueError("cut off, or nested too deep")
         tag, payload = data[at : at + 1], data[start:end]
-        yield tuple(_unframed(payload, depth - 1)) if tag == b"t" else _DECODERS[tag](payload)
+        yield tuple(_unframe(payload, depth - 1)) if tag == b"t" else _DECODERS[tag](payload)
         at = end
 
 
@@ -154,7 +154,7 @@ _ENCODERS: dict[type, tuple[bytes, Callable[[Any], bytes]]] = {
     float: (b"f", lambda v: v.hex().encode()),  # tells 0.0 from -0.0; every nan is one value
     str: (b"s", lambda v: v.encode("utf-8", "surrogatepass")),
     bytes: (b"y", bytes),
-    tuple: (b"t", lambda v: b"".join(map(_framed, v))),
+    tuple: (b"t", lambda v: b"".join(map(_frame, v))),
 }
 _DECODERS: dict[bytes, Callable[[bytes], Any]] = {
     b"n": lambda _: None,

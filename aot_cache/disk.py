@@ -1,4 +1,4 @@
-"""The system calls of the kernel cache: one place, so that tests can make the k-th of them fail."""
+"""System calls of the kernel cache, in one place so that tests can make the k-th one fail."""
 
 from fcntl import flock
 from os import (

@@ -9,7 +9,7 @@
     metadata  a canonical JSON object
     blob
 
-The digest shows accidents. That nobody else wrote an entry is for the folder to say.
+The digest detects accidental damage. Protection from other writers comes from the folder's checks.
 """
 
 import hashlib
@@ -30,21 +30,21 @@ HEAD = _FIRST.size + _DIGEST
 
 
 class CorruptError(ValueError):
-    """Bytes that are no whole entry, or not the entry that they should be."""
+    """Bytes that are not a whole entry, or not the expected entry."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What is kept under a key: the code, and what must be known to run it, as plain JSON."""
+    """The value stored under a key: the code, and the metadata needed to run it, as plain JSON."""
 
     meta: Mapping[str, Any]
     blob: bytes
 
 
 def pack(framed_key: bytes, meta: Mapping[str, Any], blob: bytes) -> bytes:
-    """The bytes of an entry.
+    """Return the bytes of an entry.
 
-    Raises `TypeError` for metadata that JSON would give back otherwise, `ValueError` for too much.
+    Raises `TypeError` for metadata that JSON would change, `ValueError` if a part is too large.
     """
     text = _canonical(meta)
     first = _FIRST.pack(MAGIC, VERSION, len(framed_key), len(text), len(blob))
@@ -55,21 +55,21 @@ def pack(framed_key: bytes, meta: Mapping[str, Any], blob: bytes) -> bytes:
 
 
 def unpack(data: bytes, framed_key: bytes) -> Entry:
-    """The entry of that key; raises `CorruptError` for any other bytes."""
+    """Return the entry of that key; raise `CorruptError` for any other bytes."""
     key, meta, blob = _parts(data, len(data))
     if data[key] != framed_key:
         raise CorruptError("it holds another key")
-    return _checked(data, meta, blob)
+    return _decode_entry(data, meta, blob)
 
 
 def unpack_any(data: bytes) -> tuple[bytes, Entry]:
-    """The framed key and the entry of whatever key; raises `CorruptError`."""
+    """Return the framed key and the entry, whatever its key; raise `CorruptError` if damaged."""
     key, meta, blob = _parts(data, len(data))
-    return data[key], _checked(data, meta, blob)
+    return data[key], _decode_entry(data, meta, blob)
 
 
 def is_whole(head: bytes, size: int) -> bool:
-    """Whether a file of `size` bytes that begins so is as long as it says."""
+    """Return whether a file of `size` bytes has the length that its `head` states."""
     with suppress(CorruptError):
         _parts(head, size)
         return True
@@ -77,28 +77,31 @@ def is_whole(head: bytes, size: int) -> bool:
 
 
 def head_end(head: bytes, size: int) -> int:
-    """Where the metadata ends in a file of `size` bytes that begins so; the key, if `head` does.
+    """Return the offset where the metadata ends, or the key if `head` is cut before that.
 
-    Raises `CorruptError`.
+    `size`: bytes of the whole file, which begins with `head`. Raises `CorruptError`.
     """
     key, meta, _ = _parts(head, size)
     return int(meta.stop if meta.stop <= len(head) else key.stop)
 
 
 def key_and_meta(head: bytes) -> tuple[bytes, bytes]:
-    """The framed key and the metadata of what `head_end` ends, unverified; nothing that is cut."""
+    """Return the framed key and the metadata of an entry's head, both unverified.
+
+    `head`: the bytes up to the offset that `head_end` returns. Metadata that is cut gives b"".
+    """
     _, _, key, meta, _ = _FIRST.unpack_from(head)
-    told = head[HEAD + key : HEAD + key + meta]
-    return head[HEAD : HEAD + key], told if len(told) == meta else b""
+    meta_bytes = head[HEAD + key : HEAD + key + meta]
+    return head[HEAD : HEAD + key], meta_bytes if len(meta_bytes) == meta else b""
 
 
 def _parts(head: bytes, size: int) -> tuple[slice, slice, slice]:
-    """Where key, metadata and blob stand."""
+    """Return the slices of key, metadata and blob; raise `CorruptError` for a bad head."""
     if len(head) < HEAD:
         raise CorruptError("it is cut off")
     magic, version, key, meta, blob = _FIRST.unpack_from(head)
     if magic != MAGIC or version != VERSION:
-        raise CorruptError("it does not begin as entries do")
+        raise CorruptError("its magic number or version is not that of an entry")
     if HEAD + key + meta + blob != size:
         raise CorruptError("its length is another than it says")
     if reason := _why_too_large(key, meta, blob):
@@ -108,6 +111,7 @@ def _parts(head: bytes, size: int) -> tuple[slice, slice, slice]:
 
 
 def _canonical(meta: Mapping[str, Any]) -> bytes:
+    """Return metadata as canonical JSON; raise `TypeError` if decoding changes it."""
     with suppress(TypeError, OverflowError, RecursionError, msgspec.MsgspecError):
         text = msgspec.json.encode(meta, order="deterministic")
         if type(meta) is dict and msgspec.json.decode(text) == meta:
@@ -116,20 +120,22 @@ def _canonical(meta: Mapping[str, Any]) -> bytes:
 
 
 def _why_too_large(key: int, meta: int, blob: int) -> str:
+    """Return why parts of these lengths, in bytes, exceed a limit, "" if they do not."""
     fits = key <= KEY_LIMIT and meta <= META_LIMIT and HEAD + key + meta + blob <= LIMIT
     return "" if fits else f"key, metadata or blob is too large: {key}, {meta}, {blob} bytes"
 
 
-def _checked(data: bytes, meta: slice, blob: slice) -> Entry:
+def _decode_entry(data: bytes, meta: slice, blob: slice) -> Entry:
+    """Return the entry after checking digest and metadata; raise `CorruptError`."""
     if _digest(data[: _FIRST.size], memoryview(data)[HEAD:]) != data[_FIRST.size : HEAD]:
         raise CorruptError("it changed after it was written: the digest is another")
     try:
-        found = msgspec.json.decode(data[meta])
+        decoded = msgspec.json.decode(data[meta])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CorruptError(f"its metadata is no JSON: {error}") from None
-    if type(found) is not dict:
+    if type(decoded) is not dict:
         raise CorruptError("its metadata is no JSON object")
-    return Entry(found, data[blob])
+    return Entry(decoded, data[blob])
 
 
 def _digest(*parts: bytes | memoryview) -> bytes:

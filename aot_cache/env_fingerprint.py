@@ -1,6 +1,6 @@
-"""The census of what may change code from outside: environment variables and settings.
+"""Environment variables and settings that may change generated code, and their values.
 
-env_fingerprint.toml says of every name what it changes, or why it cannot change code that is kept.
+env_fingerprint.toml lists for every name what it changes, or why it cannot change cached code.
 """
 
 import functools
@@ -17,9 +17,10 @@ from ipex_inductor.aot_cache.key import Pairs, pairs
 
 @dataclass(frozen=True)
 class Census:
-    """Names by class, each with its reason; `prefixes` begin names that are in the key unlisted.
+    """Names by class, each with its reason.
 
-    Those of `host` are of the key too, but of code for a CPU alone.
+    Unlisted names that begin with one of `prefixes` are part of the key. Names in `host` are part
+    of the key too, but only for CPU code.
     """
 
     key: Mapping[str, str]
@@ -30,7 +31,7 @@ class Census:
     host: frozenset[str]
 
     def in_key(self, name: str, host: bool = True) -> bool:
-        """Whether the value of this environment variable is part of keys."""
+        """Return whether the value of this environment variable is part of keys."""
         if name in self.host:
             return host
         return name in self.key or (name not in self.neutral and name.startswith(self.prefixes))
@@ -38,40 +39,40 @@ class Census:
 
 @functools.cache
 def census() -> Census:
-    """What env_fingerprint.toml says."""
+    """Return the contents of env_fingerprint.toml."""
     file = tomllib.loads(Path(__file__).with_name("env_fingerprint.toml").read_text("utf-8"))
-    of = file["settings"]
+    settings = file["settings"]
     return Census(
         key=file["key"],
         neutral=file["neutral"],
-        settings_key=of["key"],
-        settings_neutral=of["neutral"],
+        settings_key=settings["key"],
+        settings_neutral=settings["neutral"],
         prefixes=tuple(file["prefixes"]),
         host=frozenset(file["host"]),
     )
 
 
 def environment(env: Mapping[str, str] = os.environ, host: bool = True) -> Pairs:
-    """The variables that are set and may change code, as they are spelt: unset is not "0".
+    """Return the variables that are set and may change code, as spelled: unset is not "0".
 
-    Without `host`, those that may change what Triton compiles for a GPU.
+    Without `host`, only the variables that may change what Triton compiles for a GPU.
     """
     names = census()
     return pairs({name: value for name, value in env.items() if names.in_key(name, host)})
 
 
 def triton_settings() -> Pairs:
-    """What this program set on Triton's knobs without the environment, where it may change code.
+    """Return the Triton knobs that this program set itself, where they may change code.
 
-    Raises `TypeError` for a value that has no exact digest, such as a hook that adds passes: what
-    is compiled under it cannot be kept.
+    Knobs set through the environment are not included. Raises `TypeError` for a value that has no
+    exact digest, such as a hook that adds passes: code compiled under it cannot be cached.
     """
     knobs = sys.modules.get("triton.knobs")
     return pairs(dict(_set_on(knobs)) if knobs else {})
 
 
 def inductor_settings() -> Pairs:
-    """Inductor's config whole, as its own caches digest it."""
+    """Return the digest of Inductor's whole config, computed as its own caches do."""
     from torch._inductor import config
 
     digest = config.get_hash()
@@ -79,6 +80,7 @@ def inductor_settings() -> Pairs:
 
 
 def _set_on(knobs: Any) -> Iterator[tuple[str, object]]:
+    """Yield the name and value of each Triton knob that is set and may change code."""
     names = census()
     for group_name, group in vars(knobs).items():
         if not isinstance(group, knobs.base_knobs):
@@ -95,7 +97,7 @@ def _set_on(knobs: Any) -> Iterator[tuple[str, object]]:
 
 
 def _read_at_import(group_name: str, group: type) -> Iterator[tuple[str, object]]:
-    """Knobs that hold what the environment said when Triton was imported."""
+    """Yield knobs that hold values read from the environment when Triton was imported."""
     for name, value in vars(group).items():
         if value and type(value) in (bool, int, str) and not name.startswith("_"):
             yield f"triton.knobs.{group_name}.{name} at import", value

@@ -1,7 +1,7 @@
-"""A folder of entries: read without locks, published whole and durably, and nobody else's.
+"""Folders of entries: read without locks, published atomically and durably, private to the user.
 
-The folder is judged with all above it when first used, and again whenever it is not the same; each
-file is judged on the descriptor it is read from.
+A folder and all its ancestors are checked when it is first used, and again whenever its identity
+has changed. Each file is checked on the descriptor it is read from.
 """
 
 import errno
@@ -21,15 +21,15 @@ from ipex_inductor.aot_cache.log_once import say
 SUFFIX = ".entry"
 MEMORY_ONLY = "kernels are kept in memory only"
 _TEMP, _LOCK = ".tmp", ".lock"
-TOUCH_AFTER = 3600.0  # s; how exactly it is known when an entry was last used
-DEAD_AFTER = 3600.0  # s; then a temporary file that nobody holds was left by a killed writer
-_CHUNK = 2 << 20  # bytes read before the length they state is believed; a key is shorter
+TOUCH_AFTER = 3600.0  # s; resolution of an entry's time of last use
+DEAD_AFTER = 3600.0  # s; older unlocked temporary files were left by a killed writer
+_CHUNK = 2 << 20  # bytes read before the stated length is trusted; a key is shorter
 GUARDED = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class RefusedError(Exception):
-    """A file or folder that is not ours alone, or not of the kind it should be."""
+    """A file or folder that other users can write, or of the wrong kind."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class Folder:
         self.origin = f"{path}" if writable else f"the layer {path}"
         self._at = str(self.path)
         self._layer = not writable
-        self._judged: tuple[int, ...] | None = None  # the identity of a folder found to be ours
+        self._judged: tuple[int, ...] | None = None  # identity of a folder that passed
         self._why_not_written = ""
 
     # --- reading
 
     def read(self, name: str) -> bytes | None:
-        """The bytes under a name; None if there are none to be had, which is said unless usual."""
+        """Return the bytes under a name; None if they cannot be had, logged unless just missing."""
         try:
             return self.load(name, use=not self._layer)
         except FileNotFoundError:
@@ -68,11 +68,11 @@ class Folder:
         return None
 
     def load(self, name: str, head: bool = False, use: bool = False) -> bytes:
-        """The bytes of a file that is ours, or its key and metadata; `use` is noted.
+        """Return the bytes of a private file; with `head`, its key and metadata; record the `use`.
 
-        Raises `RefusedError`, `OSError`, and `CorruptError` if there is no end of a key.
+        Raises `RefusedError`, `OSError`, and `CorruptError` if the end of the key is unknown.
         """
-        self._judge()
+        self._check_folder()
         path = f"{self._at}/{name}"
         try:
             file = disk.open(path, os.O_RDONLY | GUARDED)
@@ -81,29 +81,32 @@ class Folder:
                 raise RefusedError(f"{path} is a symbolic link: not used") from None
             raise
         try:
-            found = disk.fstat(file)
-            if reason := why_refused(found, self._layer):
+            status = disk.fstat(file)
+            if reason := why_refused(status, self._layer):
                 raise RefusedError(f"{path} {reason}: not used")
-            if use and disk.time() - found.st_mtime > TOUCH_AFTER:
+            if use and disk.time() - status.st_mtime > TOUCH_AFTER:
                 with suppress(OSError):  # it may have gone to a read-only mount
                     disk.utime(file)
-            return _bytes(file, found.st_size, head)
+            return _bytes(file, status.st_size, head)
         finally:
             disk.close(file)
 
     def files(self, suffix: str = SUFFIX) -> Iterator[File]:
-        """The files with that ending, in no order; nothing where the folder is not to be used."""
-        self._judge()
+        """Yield the files with that suffix, unordered.
+
+        Raises `RefusedError` if the folder must not be used, `OSError` if it cannot be read.
+        """
+        self._check_folder()
         for name in disk.listdir(self._at):
             if name.endswith(suffix):
                 with suppress(FileNotFoundError):
-                    found = disk.lstat(f"{self._at}/{name}")
-                    yield File(name, found.st_size, found.st_mtime)
+                    status = disk.lstat(f"{self._at}/{name}")
+                    yield File(name, status.st_size, status.st_mtime)
 
     # --- writing
 
     def publish(self, name: str, data: bytes) -> None:
-        """Put `data` under `name` whole or not at all; it is on the disk when this returns.
+        """Write `data` under `name` atomically; it is on the disk when this returns.
 
         Raises `RefusedError` or `OSError`, and then leaves nothing behind.
         """
@@ -111,7 +114,7 @@ class Folder:
         temp = f"{self._at}/.{name}.{secrets.token_hex(8)}{_TEMP}"
         file = disk.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | GUARDED, 0o600)
         try:
-            with suppress(OSError):  # for who reaps; there are disks without locks
+            with suppress(OSError):  # so that `reap` spares it; some disks have no locks
                 disk.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _write(file, data)
             disk.fsync(file)
@@ -125,30 +128,31 @@ class Folder:
         sync_folder(self.path)
 
     def check_writable(self) -> None:
-        """Make the folder if need be; raises `RefusedError` with the reason it is not written."""
-        self._judge(make=True)
+        """Create the folder if needed; raise `RefusedError` if it must not be written."""
+        self._check_folder(make=True)
         if self._layer or self._why_not_written:
             raise RefusedError(f"{self._why_not_written or self._at}: {MEMORY_ONLY}")
 
     def remove(self, name: str) -> bool:
-        """Whether the file went by this call."""
+        """Remove a file and return whether this call removed it."""
         with suppress(OSError):
             disk.unlink(f"{self._at}/{name}")
             return True
         return False
 
     def reap(self) -> int:
-        """Remove what killed processes left: old temporary files and locks that nobody holds."""
-        left = [*self.files(_TEMP), *self.files(_LOCK)]
-        dead = [f for f in left if abs(disk.time() - f.used) > DEAD_AFTER]
-        return sum(self._unheld(f.name) and self.remove(f.name) for f in dead)
+        """Remove old temporary and lock files that killed processes left; return the count."""
+        leftovers = [*self.files(_TEMP), *self.files(_LOCK)]
+        dead = [f for f in leftovers if abs(disk.time() - f.used) > DEAD_AFTER]
+        return sum(self._is_unlocked(f.name) and self.remove(f.name) for f in dead)
 
     def lock_path(self, name: str) -> str:
-        """The file that who builds this entry holds; raises `RefusedError` where none can be."""
+        """Return the lock file for building an entry; raise `RefusedError` if none can be made."""
         self.check_writable()
         return f"{self._at}/.{name}{_LOCK}"
 
-    def _unheld(self, name: str) -> bool:
+    def _is_unlocked(self, name: str) -> bool:
+        """Return whether no process holds a lock on that file."""
         with suppress(OSError):
             file = disk.open(f"{self._at}/{name}", os.O_RDONLY | GUARDED)
             try:
@@ -158,40 +162,40 @@ class Folder:
                 disk.close(file)
         return False
 
-    # --- judging
+    # --- checking
 
-    def _judge(self, make: bool = False) -> None:
-        """Raises `RefusedError` if others can write the folder, `OSError` if it is not there."""
+    def _check_folder(self, make: bool = False) -> None:
+        """Raise `RefusedError` if others can write the folder, `OSError` if it is missing."""
         try:
             if self._judged and _identity(disk.lstat(self._at)) == self._judged:
                 return
         except OSError:
             self._judged = None
-        found = ensure(self.path) if make else state(self.path, layer=self._layer)
-        if self._layer and not found.exists:
+        checked = ensure(self.path) if make else state(self.path, layer=self._layer)
+        if self._layer and not checked.exists:
             raise RefusedError(f"{self._at} is not there: not used")
-        if not found.private or (make and not found.exists):
-            raise RefusedError(f"{found.reason}: {'not used' if self._layer else MEMORY_ONLY}")
+        if not checked.private or (make and not checked.exists):
+            raise RefusedError(f"{checked.reason}: {'not used' if self._layer else MEMORY_ONLY}")
         self._judged = _identity(disk.lstat(self._at))
-        self._why_not_written = found.reason
+        self._why_not_written = checked.reason
 
 
-def why_refused(found: os.stat_result, layer: bool) -> str:
-    """Why a file is not read, "" if it is; a `layer` is only read, and so may be root's."""
-    if not stat.S_ISREG(found.st_mode):
+def why_refused(status: os.stat_result, layer: bool) -> str:
+    """Return why a file must not be read, "" if it may be; a `layer` may belong to root."""
+    if not stat.S_ISREG(status.st_mode):
         return "is no regular file"
-    if found.st_uid != os.geteuid() and not (layer and found.st_uid == 0):
-        return f"belongs to uid {found.st_uid}"
-    if found.st_mode & _OTHERS_WRITE:
-        return f"has mode {stat.S_IMODE(found.st_mode):04o}: others can write it"
-    # Package managers link equal files of a layer; here it is a name that somebody else gave.
-    if found.st_nlink > 1 and not layer:
+    if status.st_uid != os.geteuid() and not (layer and status.st_uid == 0):
+        return f"belongs to uid {status.st_uid}"
+    if status.st_mode & _OTHERS_WRITE:
+        return f"has mode {stat.S_IMODE(status.st_mode):04o}: others can write it"
+    # Package managers hard-link equal files of a layer; elsewhere a second name is another user's.
+    if status.st_nlink > 1 and not layer:
         return "has another name elsewhere"
     return ""
 
 
 def sync_folder(path: Path) -> None:
-    """Keep the names in a folder: without this a new one may be gone after a power loss."""
+    """Flush a folder's names to disk: without this a new name may be lost on power failure."""
     file = disk.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         disk.fsync(file)
@@ -199,13 +203,13 @@ def sync_folder(path: Path) -> None:
         disk.close(file)
 
 
-def _identity(found: os.stat_result) -> tuple[int, ...]:
-    """Mode, inode, device, links and owner; and who we are."""
-    return (*found[:5], os.geteuid())
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    """Return mode, inode, device, links and owner of a file, and our effective user."""
+    return (*status[:5], os.geteuid())
 
 
 def _bytes(file: int, size: int, head: bool) -> bytes:
-    """All of a file, but no more than the beginning of a large one that is none of ours."""
+    """Return all bytes of a file; only the first chunk of a large one that is no entry."""
     first = disk.read(file, min(size, _CHUNK))
     if head:
         return first[: entry.head_end(first, size)]
@@ -219,6 +223,7 @@ def _bytes(file: int, size: int, head: bool) -> bytes:
 
 
 def _write(file: int, data: bytes) -> None:
+    """Write all of `data`, however many calls that takes."""
     view = memoryview(data)
     while view:
         view = view[disk.write(file, view) :]

@@ -1,4 +1,4 @@
-"""The text of a graph beside what was compiled of it: tells what sets another graph apart."""
+"""Texts of compiled graphs, stored beside the code to explain how another graph differs."""
 
 import base64
 import functools
@@ -21,20 +21,23 @@ _ALIAS = re.compile(r"\w+ = \w+")
 
 
 class _Kept(msgspec.Struct):
-    """Of an entry's metadata."""
+    """The part of an entry's metadata that holds a graph's text."""
 
     graph: str = ""
 
 
 @functools.lru_cache(maxsize=1)
 def keeping(text: str) -> Mapping[str, str]:
-    """What an entry's metadata has of it: it packed, to a tenth of the size."""
+    """Return a graph's text as fields of metadata, compressed to about a tenth of its size.
+
+    Empty for no text, or one that is over `LARGEST` bytes compressed.
+    """
     packed = base64.b85encode(zlib.compress(text.encode())).decode() if text else ""
     return {"graph": packed} if 0 < len(packed) <= LARGEST else {}
 
 
 def kept(metas: Iterable[bytes]) -> Iterator[str]:
-    """The texts in metadata, as JSON, that has one."""
+    """Yield the graph texts found in metadata given as JSON; skip metadata without one."""
     for meta in metas:
         with suppress(ValueError, zlib.error, msgspec.MsgspecError):
             packed = msgspec.json.decode(meta, type=_Kept).graph
@@ -43,37 +46,40 @@ def kept(metas: Iterable[bytes]) -> Iterator[str]:
                 yield zlib.decompressobj().decompress(data, LONGEST).decode()
 
 
-def difference(here: str, others: Iterable[str]) -> str:
-    """Where the most alike of `others`, the first of these, first differs from `here`, in words.
+def difference(text: str, stored: Iterable[str]) -> str:
+    """Return where `text` first differs from the most similar of `stored`, "" if none is similar.
 
-    "" if none is alike.
+    Among equally similar texts the first is used.
     """
-    ours = _lines(here)
-    count = _counted(ours)
-    told = ((_share(count, _counted(lines)), lines) for lines in map(_lines, others))
-    alike, theirs = max(told, key=lambda pair: pair[0], default=(0.0, ours))
-    if alike < UNLIKE or ours == theirs:
+    ours = _lines(text)
+    count = _count_lines(ours)
+    rated = ((_share(count, _count_lines(lines)), lines) for lines in map(_lines, stored))
+    similarity, theirs = max(rated, key=lambda pair: pair[0], default=(0.0, ours))
+    if similarity < UNLIKE or ours == theirs:
         return ""
     pairs = zip(ours, theirs, strict=False)
-    same = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
-    return f"{_said(ours, same)} here, {_said(theirs, same)} there"
+    first = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
+    return f"{_format_line(ours, first)} here, {_format_line(theirs, first)} there"
 
 
 def _lines(text: str) -> list[str]:
-    """The inputs on a line each; nothing of what a line frees, nor other names of inputs."""
+    """Return one line per input and op, without freed names and plain aliases."""
     lines = (_FREED.sub("", line).strip() for line in _INPUT.sub("\n", text).splitlines())
     bare = (line.removesuffix("):") for line in lines)
     return [line for line in bare if line and not _ALIAS.fullmatch(line)]
 
 
-def _counted(lines: list[str]) -> Counter[str]:
+def _count_lines(lines: list[str]) -> Counter[str]:
+    """Count lines, ignoring the numbers in names, which shift when an op is added."""
     return Counter(_NUMBERS.sub("", line) for line in lines)
 
 
 def _share(ours: Counter[str], theirs: Counter[str]) -> float:
+    """Return the share of lines that two graphs have in common, from 0 to 1."""
     return (ours & theirs).total() / max(ours.total(), theirs.total(), 1)
 
 
-def _said(lines: list[str], number: int) -> str:
+def _format_line(lines: list[str], number: int) -> str:
+    """Return a line for display, cut to `WIDTH` characters."""
     line = lines[number] if number < len(lines) else "nothing more"
     return line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."

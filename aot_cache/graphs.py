@@ -1,7 +1,8 @@
-"""The kernel cache's entries of compiled graphs: the files that torch needs so as to build nothing.
+"""Kernel cache entries of compiled graphs: the files that torch needs so as to build nothing.
 
-A key here only finds the entry. Whether what lies in it fits is for torch to say, whose own keys
-are in the names of the files; if they do not, torch builds, and the entry gets the new files too.
+A key here only finds the entry. Torch decides whether its files fit, by its own keys, which are
+in the names of the files. If they do not fit, torch builds, and the new files are added to the
+entry.
 """
 
 import logging
@@ -25,47 +26,47 @@ log = logging.getLogger("ipex_inductor")
 KIND, CHECKS = "graph", "vector checks"
 NOTHING = "nothing to compare"
 IN_NONE, MOST_ALIKE = "it is in no entry", "; the graph most like it differs first in: "
-COMPARED = 30  # entries whose text is read for a graph that is in none
+COMPARED = 30  # entries whose text is read for a graph without an entry
 
 compared: list[Compared] = []  # by this process, under `IPEX_AOT_VERIFY`
 
 
 @dataclass
 class GraphFiles:
-    """The files of one graph, in a folder that torch works in. Raises `OSError` if there is none.
+    """The files of one graph, in a folder that torch works in. Raises `OSError` without one.
 
     `outcome`: "hit" if torch built nothing, "miss" if there was no entry, "outdated" if torch built
-    something though there was one; "same", "different" or "nothing to compare" if it was made to
-    (`IPEX_AOT_VERIFY`).
-    `reason` says why, or what was found.
+    something although there was one; "same", "different" or "nothing to compare" if the graph was
+    recompiled on purpose (`IPEX_AOT_VERIFY`).
+    `reason`: why, or the result of the comparison.
     """
 
-    key: Key | None  # None: nothing is to be read or kept
-    keeps: bool = True  # False: what a run would find is told, and the entry stays as it is
-    text: str = ""  # of the graph, which tells what sets another one apart
-    others: tuple[Key, ...] = ()  # under which it could have been as well
+    key: Key | None  # None: neither read from nor write to the cache
+    keeps: bool = True  # False: report what a run would find, and leave the entry unchanged
+    text: str = ""  # of the graph, to explain how another one differs
+    others: tuple[Key, ...] = ()  # alternative keys of this graph
     folder: Path = field(init=False)
     outcome: str = field(init=False, default="miss")
     reason: str = field(init=False, default="nothing is to be kept")
     _begun: bool = field(init=False, default=False)
     _waited: str = field(init=False, default="")
     _known: frozenset[str] = field(init=False, default=frozenset())
-    _kept: Mapping[str, bytes] | None = field(init=False, default=None)  # to be compared with only
+    _kept: Mapping[str, bytes] | None = field(init=False, default=None)  # used for comparison only
 
     def __post_init__(self) -> None:
         room = workroom.room()
-        own = room / self.key.digest[:32] if self.key else None
-        self.folder = own if own and self.keeps else room / os.urandom(16).hex()
-        if own and own.is_dir():
+        graph_folder = room / self.key.digest[:32] if self.key else None
+        self.folder = graph_folder if graph_folder and self.keeps else room / os.urandom(16).hex()
+        if graph_folder and graph_folder.is_dir():
             self.outcome, self.reason = "hit", "compiled before by this process"
             self.folder.mkdir(mode=0o700, exist_ok=self.keeps)
             self._known = frozenset(workroom.files_in(self.folder))
             return
         store = default_store.store()
-        found = store.find(self.key) if self.key and store else None
-        if found:
+        match = store.find(self.key) if self.key and store else None
+        if match:
             try:
-                self._use(*found)
+                self._use(*match)
             except (OSError, ValueError) as error:
                 say(f"a graph is compiled anew: {error}")
                 shutil.rmtree(self.folder, ignore_errors=True)
@@ -73,22 +74,22 @@ class GraphFiles:
 
     @contextmanager
     def alone(self, before_waiting: Callable[[], None] | None) -> Iterator[None]:
-        """Inside, torch compiles what is missing, if it can be in this process alone.
+        """Return a context in which only this process compiles the graph, where possible.
 
-        What another one compiles at the same time is waited for, and then lies in the folder; not
-        if `before_waiting` is None. Said again for a backward, of which an entry knows nothing
-        until somebody has needed it.
+        If another process compiles it at that time, wait and take its files; with `before_waiting`
+        None, neither lock nor wait. Entered a second time for the backward graph, which an entry
+        lacks until a process has needed it.
         """
         first, self._begun = not self._begun, True
-        found = first and self.outcome == "hit"
+        is_hit = first and self.outcome == "hit"
         part = "" if first else "-backward"
-        with nullcontext() if found or not before_waiting else self._lock(part, before_waiting):
+        with nullcontext() if is_hit or not before_waiting else self._lock(part, before_waiting):
             if first and self.outcome == "miss":
                 self._say_missed()
             yield
 
     def keep(self) -> None:
-        """Put what torch has built into the entry. Never raises for what the disk says."""
+        """Add the files that torch has built to the entry; disk errors are logged, not raised."""
         try:
             workroom.complete(self.folder)
             new = frozenset(workroom.files_in(self.folder)) - self._known
@@ -106,13 +107,14 @@ class GraphFiles:
             if self.key and store:
                 blob = workroom.packed(self.folder)
                 self._known |= new
-                why = self.reason.partition(MOST_ALIKE)[0]  # a line of another graph stays here
+                why = self.reason.partition(MOST_ALIKE)[0]  # without the line of another graph
                 meta = {"files": len(self._known), "why": why, **graph_text.keeping(self.text)}
                 store.put(self.key, meta, blob)
         except OSError as error:
             say(f"a graph is not kept: {error.strerror}")
 
     def _use(self, entry: Entry, origin: str) -> None:
+        """Unpack an entry into the folder, or hold its files for comparison only."""
         if use.recompiles():
             self._kept = workroom.unpacked(entry.blob)
             self.outcome, self.reason = NOTHING, "torch generated no source"
@@ -122,6 +124,7 @@ class GraphFiles:
         self.outcome, self.reason = "hit", f"{files}, all verified, from {origin}"
 
     def _lock(self, part: str, before_waiting: Callable[[], None]) -> AbstractContextManager[None]:
+        """Return the context that waits for other compilations; a null context if disabled."""
         store = default_store.store()
         path = store.lock_path(self.key, part) if self.key and self.keeps and store else None
         if path is None or use.recompiles():
@@ -129,63 +132,66 @@ class GraphFiles:
         return single_flight.alone(path, self._take, before_waiting)
 
     def _take(self, waited: float) -> bool:
-        """Whether another process has put something new into the entry: then it is here too."""
+        """Return whether another process has added files to the entry, and unpack them."""
         if waited:
             self._waited = f"waited {waited:.1f} s for who compiled it"
         store, before = default_store.store(), self._known
-        found = store.come(self.key) if self.key and store else None
+        match = store.come(self.key) if self.key and store else None
         try:
-            if found and before:  # a backward's: what was found at first stays as it is
-                self._known |= workroom.unpack(found[0].blob, self.folder, _is_too_new)
-            elif found:
-                self._use(*found)
+            if match and before:  # a backward graph: the forward's outcome stays
+                self._known |= workroom.unpack(match[0].blob, self.folder, _is_too_new)
+            elif match:
+                self._use(*match)
                 self.reason += f", {self._waited}" if waited else ""
         except (OSError, ValueError) as error:
             say(f"a graph is compiled anew: {error}")
         return len(self._known) > len(before)
 
     def _say_missed(self) -> None:
+        """Set and log the reason why the cache has no entry for this graph."""
         store = default_store.store()
         if self.key and store:
             self.reason, texts = why_missed(store, self.key, *self.others)
             differs = graph_text.difference(self.text, texts) if self.text else ""
-            alike = f"{MOST_ALIKE}{differs}" if differs else ""
-            self.reason += (f"; {self._waited}, in vain" if self._waited else "") + alike
+            most_alike = f"{MOST_ALIKE}{differs}" if differs else ""
+            self.reason += (f"; {self._waited}, in vain" if self._waited else "") + most_alike
             log.info("kernel cache: a graph is compiled: %s", self.reason)
 
-    def _compare(self, name: str, kept: Mapping[str, bytes]) -> None:
+    def _compare(self, name: str, stored: Mapping[str, bytes]) -> None:
+        """Compare the recompiled files with the entry's, and record and log the result."""
         built = {file: (self.folder / file).read_bytes() for file in workroom.files_in(self.folder)}
-        found = compare(name, kept, built)
-        if not found.sources:
+        result = compare(name, stored, built)
+        if not result.sources:
             return
-        self.outcome, self.reason = "different" if found.differing else "same", str(found)
-        level = logging.WARNING if found.differing else logging.INFO
-        log.log(level, "kernel cache: compiled again, %s", found)
-        compared[:] = [*(each for each in compared if each.entry != name), found]
+        self.outcome, self.reason = "different" if result.differing else "same", str(result)
+        level = logging.WARNING if result.differing else logging.INFO
+        log.log(level, "kernel cache: compiled again, %s", result)
+        compared[:] = [*(earlier for earlier in compared if earlier.entry != name), result]
 
 
 def why_missed(store: Store, *keys: Key) -> tuple[str, Iterator[str]]:
-    """In the user's words: what sets the nearest entry of this graph apart from its keys.
+    """Return how the nearest entry of this graph differs from its keys, for the user.
 
-    Of a graph that is in no entry, the texts of other graphs too, of those that were used last.
+    If no entry holds the graph, also return the texts of up to `COMPARED` other graphs, the most
+    recently used first.
     """
     graph = _graph(keys[0].fields)
-    alike: list[Mapping[str, Any]] = []
-    others: list[bytes] = []
-    for found in store.heads():
-        if _graph(found.key) == graph:
-            alike.append(found.key)
-        elif found.key.get("kind") == KIND and len(others) < COMPARED:
-            others.append(found.meta)
-    told = [near for key in keys if (near := nearest(key, alike))]
-    if not told:
-        return IN_NONE, graph_text.kept(others)
-    _, apart = min(told, key=lambda near: len(near[1]))
-    return "; ".join(apart) or "its entry is not to be read", iter(())
+    same_graph: list[Mapping[str, Any]] = []
+    other_metas: list[bytes] = []
+    for head in store.heads():
+        if _graph(head.key) == graph:
+            same_graph.append(head.key)
+        elif head.key.get("kind") == KIND and len(other_metas) < COMPARED:
+            other_metas.append(head.meta)
+    candidates = [near for key in keys if (near := nearest(key, same_graph))]
+    if not candidates:
+        return IN_NONE, graph_text.kept(other_metas)
+    _, differences = min(candidates, key=lambda near: len(near[1]))
+    return "; ".join(differences) or "its entry cannot be read", iter(())
 
 
 class VectorChecks:
-    """Which vector instructions compiler and CPU together can do, as tried once a machine."""
+    """Results of the vector instruction checks of compiler and CPU, stored per machine."""
 
     def __init__(self, key: Key) -> None:
         self._key = key
@@ -193,17 +199,17 @@ class VectorChecks:
         self._kept = 0
 
     def answers(self) -> MutableMapping[str, bool]:
-        """What is known; read when first asked for."""
+        """Return the known results, which are read from the store on first use."""
         if self._answers is None:
             store = default_store.store()
             entry = store.get(self._key) if store else None
-            found = entry.meta if entry else {}
-            self._answers = {name: v for name, v in found.items() if type(v) is bool}
+            stored = entry.meta if entry else {}
+            self._answers = {name: v for name, v in stored.items() if type(v) is bool}
             self._kept = len(self._answers)
         return self._answers
 
     def keep(self) -> None:
-        """Keep what was tried since."""
+        """Store the results if new ones were added since they were read."""
         store = default_store.store()
         if store and self._answers and len(self._answers) > self._kept:
             self._kept = len(self._answers)
@@ -211,7 +217,10 @@ class VectorChecks:
 
 
 def _is_too_new(name: str, data: bytes) -> bool:
-    """Whether a file is a library that cannot be loaded here; then torch or Triton builds it."""
+    """Return whether a file is a library that this machine's glibc cannot load.
+
+    Such a file is left out and logged; torch or Triton then builds it.
+    """
     why = glibc.why_not(data) if name.endswith(".so") else ""
     if why:
         say(f"{name.rpartition('/')[2]} of an entry is built anew: {why}")
@@ -219,6 +228,7 @@ def _is_too_new(name: str, data: bytes) -> bool:
 
 
 def _graph(fields: Mapping[str, Any]) -> object:
+    """Return the identity of the graph in a key's fields, None if there is none."""
     with suppress(TypeError, ValueError):
         return dict(fields.get("problem", ())).get("graph")
     return None

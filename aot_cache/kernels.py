@@ -1,4 +1,4 @@
-"""The kernel cache's entries of kernels of our own: the binary, and what made it."""
+"""Kernel cache entries of this package's own kernels: the binary, and its provenance."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ _looked_for: ContextVar[list[Key] | None] = ContextVar("looked_for", default=Non
 
 @contextmanager
 def looked_for() -> Iterator[list[Key]]:
-    """The keys of all kernels that are asked for inside, in this thread."""
+    """Collect the keys of all kernels requested inside the context, in this thread."""
     keys: list[Key] = []
     token = _looked_for.set(keys)
     try:
@@ -29,7 +29,7 @@ def looked_for() -> Iterator[list[Key]]:
 
 
 def kernel(key: Key, build: Callable[[], tuple[dict[str, Any], bytes]]) -> Entry:
-    """The kernel of that key, built by one process while the others wait for it.
+    """Return the kernel of that key, built by one process while others wait for it.
 
     Raises what `build` raises.
     """
@@ -38,16 +38,16 @@ def kernel(key: Key, build: Callable[[], tuple[dict[str, Any], bytes]]) -> Entry
     if store is None:
         return Entry(*build())
 
-    def told() -> tuple[dict[str, Any], bytes]:
+    def log_and_build() -> tuple[dict[str, Any], bytes]:
         if log.isEnabledFor(logging.INFO):
             log.info("kernel cache: %s is compiled: %s", key.kind, why_missed(key, store))
         return build()
 
-    return store.compile_once(key, told)
+    return store.compile_once(key, log_and_build)
 
 
 def either(*keys: Key) -> Iterator[Entry]:
-    """The kernels of those keys that are on this machine, in this order."""
+    """Yield the kernels of those keys that are on this machine, in this order."""
     store = default_store.store()
     for key in keys:
         if store and store.holds(key) and (entry := store.get(key)):
@@ -56,32 +56,37 @@ def either(*keys: Key) -> Iterator[Entry]:
 
 
 def by_any_compiler(key: Key) -> Iterator[Entry]:
-    """For where there is none: the kernel of that key, then those by others, if all else is alike.
+    """Yield the kernel of that key, then those that other compilers built, all else equal.
 
-    The one that was asked for may not be the one that can be loaded here.
+    For machines without a compiler: the kernel of the requested key may not be loadable there.
     """
     if (store := default_store.store()) is None:
         return
     if entry := store.get(key):
         _note(key)
         yield entry
-    for found in list(store.keys()):
-        if found.get("kind") != key.kind or not {"toolkit", "triton"} <= found.keys():
+    for fields in list(store.keys()):
+        if fields.get("kind") != key.kind or not {"toolkit", "triton"} <= fields.keys():
             continue
-        other = replace(key, toolkit=found["toolkit"], triton=found["triton"])
-        if other != key and other.fields == dict(found) and (entry := store.get(other)):
-            _note(other)
+        other_key = replace(key, toolkit=fields["toolkit"], triton=fields["triton"])
+        if (
+            other_key != key
+            and other_key.fields == dict(fields)
+            and (entry := store.get(other_key))
+        ):
+            _note(other_key)
             yield entry
 
 
 def _note(key: Key) -> None:
+    """Record a requested key for `looked_for`."""
     if (keys := _looked_for.get()) is not None:
         keys.append(key)
 
 
 def why_missed(key: Key, store: Store) -> str:
-    """In the user's words: what sets this kernel's nearest entry apart from it."""
-    found = nearest(key, store.keys())
-    if found is None:
+    """Return how this kernel's nearest entry differs from it, for the user."""
+    match = nearest(key, store.keys())
+    if match is None:
         return "there is none of its kind"
-    return "; ".join(found[1]) or "its entry is not to be read"
+    return "; ".join(match[1]) or "its entry cannot be read"

@@ -1,4 +1,4 @@
-"""What a kernel is kept under: everything that its code depends on, by name.
+"""Cache keys of kernels: everything that the code depends on, by name.
 
 A key is written into its entry and read back, so that a miss can be explained by the field that
 differs from the nearest entry.
@@ -18,7 +18,7 @@ Pairs = tuple[tuple[str, Value], ...]  # named values in the order given
 
 @dataclass(frozen=True)
 class Key:
-    """The fields of a key, in the order they are framed; `TypeError` for what cannot be framed.
+    """The fields of a key, in framing order; `TypeError` for values that cannot be framed.
 
     Two keys are equal if and only if their digests are.
     """
@@ -34,7 +34,7 @@ class Key:
     toolkit: Pairs  # ptxas, lld, IGC or g++: paths, versions, flags
     triton: str  # version, "" where it takes no part
     torch: str  # version and build: "2.13.0+cu130"
-    environment: Pairs  # `knobs.environment()`
+    environment: Pairs  # `env_fingerprint.environment()`
 
     # Made at once, not when asked for: a fork could leave the lock of `cached_property` held.
     framed: bytes = field(init=False, repr=False, compare=False)  # the fields, as entries hold them
@@ -51,7 +51,7 @@ class Key:
 
     @property
     def fields(self) -> dict[str, Value]:
-        """By name, in order."""
+        """Return the fields by name, in framing order."""
         return {name: getattr(self, name) for name in _NAMES}
 
 
@@ -59,7 +59,7 @@ _NAMES = tuple(f.name for f in fields(Key) if f.init)
 _PAIRS = tuple(f.name for f in fields(Key) if f.init and f.type == "Pairs")
 _TEXTS = tuple(f.name for f in fields(Key) if f.init and f.type == "str")
 
-# How a difference between one-value fields is said; {there} is the entry's value, {here} ours.
+# Texts for fields with one value; {there} is the entry's value, {here} ours.
 _WORDS = {
     "architecture": "built for {there}, running on {here}",
     "source": "built by other sources of ipex_inductor",
@@ -67,79 +67,86 @@ _WORDS = {
 
 
 def pairs(values: Mapping[str, Value]) -> Pairs:
-    """The form that keys take named values in, ordered by name."""
+    """Return named values in the form that keys take, ordered by name."""
     return tuple(sorted(values.items()))
 
 
-def differing(wanted: Key, found: Mapping[str, Value]) -> tuple[str, ...]:
-    """What sets `wanted` apart from the fields of an entry, in the user's words; () if nothing.
+def differing(wanted: Key, stored: Mapping[str, Value]) -> tuple[str, ...]:
+    """Return how `wanted` differs from the fields of an entry, for the user; () if it does not.
 
-    `found` may come from another version of ours, with fields that we do not know.
+    `stored` may come from another version of this package, with unknown fields.
     """
-    return tuple(_differences(wanted.fields, found))
+    return tuple(_differences(wanted.fields, stored))
 
 
 def nearest(
     wanted: Key, entries: Iterable[Mapping[str, Value]]
 ) -> tuple[Mapping[str, Value], tuple[str, ...]] | None:
-    """Of the fields of entries (`Store.keys`), those with the fewest differences, and these.
+    """Return the entry's fields with the fewest differences from `wanted`, and the differences.
 
-    Only entries of the same kind count; None if there is none.
+    `entries`: fields of keys, as `Store.keys` yields them. Only entries of that kind count; None if
+    there is none.
     """
-    same_kind = (found for found in entries if found.get("kind") == wanted.kind)
-    told = ((found, differing(wanted, found)) for found in same_kind)
-    return min(told, key=lambda pair: len(pair[1]), default=None)
+    same_kind = (stored for stored in entries if stored.get("kind") == wanted.kind)
+    candidates = ((stored, differing(wanted, stored)) for stored in same_kind)
+    return min(candidates, key=lambda pair: len(pair[1]), default=None)
 
 
 def read(framed: bytes) -> dict[str, Value]:
-    """The fields in an entry, whichever version of ours wrote it; raises `ValueError`."""
-    found = unframe_fields(framed)
-    if type(found.get("kind")) is not str:
+    """Return the fields in an entry, whichever version wrote it; raise `ValueError` if invalid."""
+    key_fields = unframe_fields(framed)
+    if type(key_fields.get("kind")) is not str:
         raise ValueError("not a key: no kind")
-    return found
+    return key_fields
 
 
-def _differences(wanted: Mapping[str, Value], found: Mapping[str, Value]) -> Iterator[str]:
-    for name in dict.fromkeys([*wanted, *found]):
-        here, there = wanted.get(name), found.get(name)
-        if _same(here, there):
+def _differences(wanted: Mapping[str, Value], stored: Mapping[str, Value]) -> Iterator[str]:
+    """Yield a text for each field that differs."""
+    for name in dict.fromkeys([*wanted, *stored]):
+        ours, theirs = wanted.get(name), stored.get(name)
+        if _same(ours, theirs):
             continue
-        if name in _PAIRS and _is_pairs(here) and _is_pairs(there):
-            yield from _pair_differences(name, here, there)
+        if name in _PAIRS and _is_pairs(ours) and _is_pairs(theirs):
+            yield from _pair_differences(name, ours, theirs)
         elif name in _WORDS:
-            yield _WORDS[name].format(here=here, there=there)
+            yield _WORDS[name].format(here=ours, there=theirs)
         else:
-            yield f"{name}: {_said(here)} here, {_said(there)} there"
+            yield f"{name}: {_format_value(ours)} here, {_format_value(theirs)} there"
 
 
-def _pair_differences(field: str, here: Pairs, there: Pairs) -> Iterator[str]:
-    ours, theirs = dict(here), dict(there)
-    names = dict.fromkeys([*ours, *theirs])
-    told = [n for n in names if n not in ours or n not in theirs or not _same(ours[n], theirs[n])]
-    for name in told:
+def _pair_differences(field: str, wanted: Pairs, stored: Pairs) -> Iterator[str]:
+    """Yield a text for each named value of a field that differs."""
+    ours, theirs = dict(wanted), dict(stored)
+    keys = dict.fromkeys([*ours, *theirs])
+    changed = [n for n in keys if n not in ours or n not in theirs or not _same(ours[n], theirs[n])]
+    for name in changed:
         prefix = name if field == "environment" else f"{field}: {name}"
-        mine = _said(ours[name]) if name in ours else "unset"
-        yield f"{prefix}={mine} here, {_said(theirs[name]) if name in theirs else 'unset'} there"
-    if not told:
+        mine = _format_value(ours[name]) if name in ours else "unset"
+        other_value = _format_value(theirs[name]) if name in theirs else "unset"
+        yield f"{prefix}={mine} here, {other_value} there"
+    if not changed:
         yield f"{field}: in another order"
 
 
 def _same(one: Value, two: Value) -> bool:
-    """Exactly: 1 is not True, 0.0 is not -0.0."""
+    """Return whether two values are exactly equal: 1 is not True, 0.0 is not -0.0."""
     return frame_fields({"": one}) == frame_fields({"": two})
 
 
-def _said(value: Value) -> str:
+def _format_value(value: Value) -> str:
+    """Return a value for display."""
     return value if isinstance(value, str) and value else repr(value)
 
 
 def _is_pairs(value: Value) -> TypeGuard[Pairs]:
+    """Return whether a value is a tuple of pairs that begin with a name."""
     return isinstance(value, tuple) and all(
         isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in value
     )
 
 
 def _check_pairs(name: str, value: Value) -> None:
+    """Raise `TypeError` unless a field holds pairs with distinct names."""
     if not _is_pairs(value):
         raise TypeError(f"field {name!r}: expected pairs of a name and a value, got {value!r}")
     if len({pair[0] for pair in value}) != len(value):

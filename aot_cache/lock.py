@@ -1,9 +1,11 @@
-"""One process builds, the others wait: saves work, and nothing is wrong if it does not hold.
+"""Single-builder locks: one process builds, the others wait.
 
-The lock is `flock` on a file that lives as long as it is held. Its holder touches it every second,
-so that who waits for a stopped or lost one, or for a forked child that inherited the lock, goes on
-alone. `filelock` has no such sign, and its fallback without `flock` outlives a killed holder.
-The file is marked once it is held, so that a marked one that nobody holds is a killed holder's.
+They save work; nothing breaks if they do not hold.
+
+The lock is `flock` on a file that lives as long as it is held. Its holder touches the file every
+second, so that waiters on a stopped or lost holder, or on a forked child that inherited the lock,
+continue alone. `filelock` has no such sign, and its fallback without `flock` outlives a killed
+holder. The file is marked once it is held, so that a marked and unlocked file is a killed holder's.
 """
 
 import fcntl
@@ -19,16 +21,18 @@ from dataclasses import dataclass
 from ipex_inductor.aot_cache import disk
 
 PULSE = 1.0  # s between two signs of life
-PATIENCE = 6.0  # s without one
+PATIENCE = 6.0  # s without a sign of life
 _FIRST_PAUSE, _LONGEST_PAUSE = 1e-3, 0.05  # s between two tries
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
 class Lock:
-    """`file`: locked, or None. `waited`: s; 0.0 if nobody else held it.
+    """The result of `held`.
 
-    `left`: who held it last did not release it, but was killed.
+    `file`: descriptor of the locked file, or None. `waited`: seconds; 0.0 if no other process held
+    it.
+    `left`: the last holder did not release it, but was killed.
     """
 
     file: int | None
@@ -43,11 +47,12 @@ def _nothing() -> None: ...
 def held(
     path: str, longest: float = math.inf, before_waiting: Callable[[], None] = _nothing
 ) -> Iterator[Lock]:
-    """Holds the lock `path`, or has waited for long enough: until no sign came, or `longest` s.
+    """Hold the lock `path`, or stop waiting when no sign of life comes, or after `longest` s.
 
-    A lock that cannot be had (no file, no locks on that disk) is not waited for.
+    A lock that cannot be had (no file, no locks on that disk) is not waited for. `before_waiting`
+    is called once, when the lock is found held.
     """
-    lock = _acquired(path, longest, before_waiting)
+    lock = _acquire(path, longest, before_waiting)
     if lock.file is None:
         yield lock
         return
@@ -62,8 +67,8 @@ def held(
         _release(path, lock.file)
 
 
-def _acquired(path: str, longest: float, before_waiting: Callable[[], None]) -> Lock:
-    """The lock, if it is to be had."""
+def _acquire(path: str, longest: float, before_waiting: Callable[[], None]) -> Lock:
+    """Return the lock, with `file` None if it could not be had in time."""
     begun = since = time.monotonic()
     last, pause, waited = 0, _FIRST_PAUSE, 0.0
     while time.monotonic() - since < PATIENCE and waited < longest:
@@ -84,7 +89,7 @@ def _acquired(path: str, longest: float, before_waiting: Callable[[], None]) -> 
 
 
 def _marked(file: int) -> bool:
-    """Whether it was marked; from now on it is."""
+    """Return whether the file was already marked, and mark it."""
     with suppress(OSError):
         marked = disk.fstat(file).st_size > 0
         if not marked:
@@ -94,21 +99,22 @@ def _marked(file: int) -> bool:
 
 
 def _tried(path: str) -> tuple[int | None, int]:
-    """The file, if it could be locked, and the last sign of life of whoever holds it."""
+    """Return the file, if it could be locked, and the last sign of life of its holder."""
     file = disk.open(path, _FLAGS, 0o600)
-    ours = False
+    is_ours = False
     try:
-        found = disk.fstat(file)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        status = disk.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             raise OSError(f"{path} is no file of ours")
-        ours = _locked(file) and _is_at(path, found)
-        return (file if ours else None), found.st_mtime_ns
+        is_ours = _locked(file) and _is_at(path, status)
+        return (file if is_ours else None), status.st_mtime_ns
     finally:
-        if not ours:
+        if not is_ours:
             disk.close(file)
 
 
 def _locked(file: int) -> bool:
+    """Return whether the file could be locked without waiting."""
     try:
         disk.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -116,23 +122,25 @@ def _locked(file: int) -> bool:
     return True
 
 
-def _is_at(path: str, found: os.stat_result) -> bool:
-    """Whether the file still has its name: who held it before may have removed it meanwhile."""
+def _is_at(path: str, status: os.stat_result) -> bool:
+    """Return whether the file still has its name: its last holder may have removed it."""
     with suppress(FileNotFoundError):
-        return os.path.samestat(disk.lstat(path), found)
+        return os.path.samestat(disk.lstat(path), status)
     return False
 
 
 def _signs_of_life(file: int, done: threading.Event) -> None:
+    """Touch the file every `PULSE` seconds until `done` is set."""
     while not done.wait(PULSE):
         with suppress(OSError):
             disk.utime(file)
 
 
 def _release(path: str, file: int) -> None:
+    """Remove the lock file, then unlock and close it; ignore errors."""
     with suppress(OSError):
         disk.unlink(path)
-    with suppress(OSError):  # in words, as a forked child may hold the file open
+    with suppress(OSError):  # explicitly, as a forked child may hold the file open
         disk.flock(file, fcntl.LOCK_UN)
     with suppress(OSError):
         disk.close(file)

@@ -1,4 +1,4 @@
-"""What the cache has to say, each thing once a process."""
+"""Warnings of the kernel cache, each logged once per process."""
 
 import functools
 import logging
@@ -8,5 +8,5 @@ log = logging.getLogger("ipex_inductor")
 
 @functools.lru_cache(maxsize=1024)
 def say(text: str) -> None:
-    """One line in the log, the first time."""
+    """Log a warning, the first time that this text is given."""
     log.warning("kernel cache: %s", text)

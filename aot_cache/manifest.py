@@ -9,7 +9,8 @@
     manifest  canonical JSON, with the length and the SHA-256 of every entry
 
 Nothing is between the parts nor behind them, so the signature covers every byte of the file. Names
-are digests of keys: there are no paths in it. Without a signature the same shows accidents.
+are digests of keys: there are no paths in it. Without a signature the checksum detects accidental
+damage.
 """
 
 import hashlib
@@ -39,7 +40,7 @@ _Serial = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Item(msgspec.Struct, frozen=True):
-    """What a manifest says of an entry; kind, architecture and so on are its key's."""
+    """A manifest's record of an entry; kind, architecture and so on are copied from its key."""
 
     key: _Digest  # of the key: the entry's name
     size: _Size  # bytes of the entry
@@ -51,7 +52,7 @@ class Item(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What is in a bundle; of two of one name and signer, that with the larger serial is newer."""
+    """The contents of a bundle; of two with one name and signer, the larger serial is newer."""
 
     name: _Name
     serial: _Serial  # seconds since 1970 unless chosen
@@ -60,13 +61,13 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Bytes of all entries."""
+        """Return the bytes of all entries."""
         return sum(item.size for item in self.entries)
 
 
 @dataclass(frozen=True)
 class Head:
-    """Where the parts of a bundle end, and who says so."""
+    """The head of a bundle: lengths of its parts, public key and signature."""
 
     manifest: int  # bytes
     entries: int  # bytes
@@ -75,45 +76,52 @@ class Head:
 
     @property
     def signed(self) -> bool:
-        """Whether there is a signature, good or bad."""
+        """Return whether there is a signature, valid or not."""
         return self.public != _UNSIGNED
 
     @property
     def size(self) -> int:
-        """Bytes of the whole file."""
+        """Return the bytes of the whole file."""
         return HEAD + self.entries + self.manifest
 
     @property
     def first(self) -> bytes:
-        """What stands before the signature, which covers it."""
+        """Return the bytes before the signature, which covers them."""
         return _FIRST.pack(MAGIC, VERSION, self.manifest, self.entries, self.public)
 
 
 def item_of(name: str, size: int, sha256: str, key: Mapping[str, Any]) -> Item:
-    """What a manifest says of the entry with that key; raises `CorruptError` for a strange one."""
+    """Return the manifest's record of an entry; raise `CorruptError` for a malformed key.
+
+    Args:
+        name: Digest of the key, which is the entry's name.
+        size: Bytes of the entry.
+        sha256: Digest of these bytes.
+        key: Fields of the key.
+    """
     kind, arch, source, torch, triton = (
-        _plain(key.get(field, ""))
+        _to_text(key.get(field, ""))
         for field in ("kind", "architecture", "source", "torch", "triton")
     )
     try:
-        tools = {_plain(tool): _plain(version) for tool, version in key.get("toolkit", ())}
+        tools = {_to_text(tool): _to_text(version) for tool, version in key.get("toolkit", ())}
     except (TypeError, ValueError):
         raise CorruptError("the toolkit of its key is no pairs of names and values") from None
     return Item(name, size, sha256, kind, arch, {**tools, "torch": torch, "triton": triton}, source)
 
 
 def checksum(message: bytes) -> bytes:
-    """What stands in the place of a signature where there is none."""
+    """Return the SHA-512 that takes the place of a signature in an unsigned bundle."""
     return hashlib.sha512(message).digest()
 
 
 def read_head(data: bytes, size: int) -> Head:
-    """The head of a file of `size` bytes; raises `CorruptError`."""
+    """Return the head of a file of `size` bytes; raise `CorruptError` if it is invalid."""
     if len(data) < HEAD:
         raise CorruptError("it is cut off")
     magic, version, manifest, entries, public = _FIRST.unpack_from(data)
     if magic != MAGIC or version != VERSION:
-        raise CorruptError("it does not begin as bundles do")
+        raise CorruptError("its magic number or version is not that of a bundle")
     head = Head(manifest, entries, public, data[_FIRST.size : HEAD])
     if manifest > MANIFEST_LIMIT or head.size != size:
         raise CorruptError("its length is another than it says")
@@ -121,26 +129,26 @@ def read_head(data: bytes, size: int) -> Head:
 
 
 def read_manifest(data: bytes, head: Head) -> Manifest:
-    """What `write_manifest` wrote, and nothing else; raises `CorruptError`."""
+    """Return the manifest that `write_manifest` wrote; raise `CorruptError` for other bytes."""
     try:
-        found = msgspec.json.decode(data, type=Manifest)
-        again = write_manifest(found)
+        manifest = msgspec.json.decode(data, type=Manifest)
+        rewritten = write_manifest(manifest)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CorruptError(f"its manifest is none: {error}") from None
-    keys = [item.key for item in found.entries]
-    if keys != sorted(set(keys)) or found.size != head.entries or again != data:
+    keys = [item.key for item in manifest.entries]
+    if keys != sorted(set(keys)) or manifest.size != head.entries or rewritten != data:
         raise CorruptError("its manifest is not as ours are, or does not fit the file")
-    return found
+    return manifest
 
 
 def write_manifest(manifest: Manifest) -> bytes:
-    """As JSON that has one spelling; raises `ValueError` for one that is too large."""
+    """Return the manifest as canonical JSON; raise `ValueError` if it is too large."""
     data = msgspec.json.encode(manifest, order="deterministic")
     if len(data) > MANIFEST_LIMIT:
         raise ValueError(f"a manifest of {len(data)} bytes: make several bundles")
     return data
 
 
-def _plain(value: object) -> str:
-    """As text that JSON can hold."""
+def _to_text(value: object) -> str:
+    """Return a value as text that JSON can hold."""
     return str(value).encode("utf-8", "replace").decode()

@@ -1,10 +1,10 @@
-"""Entries of this process alone: what could not be put on a disk, a bounded number of bytes."""
+"""Memory tier of the kernel cache: entries that no disk took, up to a number of bytes."""
 
 LIMIT = 256 << 20  # bytes
 
 
 class Memory:
-    """The entries that were kept last; no lock, so that a fork cannot leave it held."""
+    """The entries that were kept last; without a lock, so that a fork cannot leave one held."""
 
     label = origin = "memory"
 
@@ -13,11 +13,11 @@ class Memory:
         self._limit = limit
 
     def read(self, name: str) -> bytes | None:
-        """The bytes under a name, if they are held."""
+        """Return the bytes under a name, None if they are not held."""
         return self._entries.get(name)
 
     def keep(self, name: str, data: bytes) -> None:
-        """Hold `data`; what was kept first goes where it is too much."""
+        """Hold `data`; drop the oldest entries if the limit is exceeded."""
         self._entries.pop(name, None)
         self._entries[name] = data
         excess = sum(map(len, list(self._entries.values()))) - self._limit
@@ -27,5 +27,5 @@ class Memory:
             excess -= len(self._entries.pop(oldest, b""))
 
     def forget(self, name: str) -> None:
-        """Let go of what the disk has by now."""
+        """Drop an entry that is on the disk by now."""
         self._entries.pop(name, None)

@@ -1,4 +1,4 @@
-"""Entries from elsewhere into a store, each verified first."""
+"""Import of entries from folders and bundles into a store, each verified first."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from ipex_inductor.aot_cache.store import Store
 
 @dataclass(frozen=True)
 class Merged:
-    """How many entries were found, how many of them the store now has, and why not the others."""
+    """Number of entries found, number that the store now has, and why others were refused."""
 
     found: int
     held: int
@@ -18,17 +18,17 @@ class Merged:
 
 
 def merge(store: Store, sources: Iterable[Folder | Bundle]) -> Merged:
-    """Put every good entry of the sources into the store's folder; what that has already stays.
+    """Import every valid entry of the sources into the store's folder; existing ones stay.
 
-    Raises `RefusedError` and `OSError` for a folder that cannot be used; what is wrong with one
-    entry only keeps that one out.
+    Raises `RefusedError` and `OSError` for a folder that cannot be used; an error in one entry
+    skips only that entry.
     """
-    found, held, refused = 0, 0, []
+    count, held, refused = 0, 0, []
     for source in sources:
         for file in source.files():
-            found += 1
+            count += 1
             try:
                 held += store.adopt(file.name, source.load(file.name))
             except (OSError, RefusedError, ValueError) as error:
                 refused.append(f"{file.name} in {source.label}: {error}")
-    return Merged(found, held, tuple(refused))
+    return Merged(count, held, tuple(refused))

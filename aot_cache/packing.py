@@ -1,4 +1,4 @@
-"""Bundles are made here: of entries that are verified first, with or without a signature."""
+"""Creation and signing of bundles from entries that are verified first."""
 
 import hashlib
 import os
@@ -41,7 +41,7 @@ Wanted = Callable[[Mapping[str, Any]], bool]  # of the fields of a key
 
 @dataclass(frozen=True)
 class Packed:
-    """What is in a new bundle, and why other entries are not, by name."""
+    """The manifest of a new bundle, and the reasons why entries were left out, by name."""
 
     manifest: Manifest
     refused: Mapping[str, str]
@@ -55,15 +55,25 @@ def pack(
     key: Path | None = None,
     serial: int | None = None,
 ) -> Packed:
-    """Put the wanted entries of a folder into the new file `out`, signed with the private `key`.
+    """Pack the wanted entries of a folder into the new file `out`; skip damaged entries.
 
-    Bad entries are left out. `serial` is the time unless given; where a bundle was accepted, those
-    of its name and key with a smaller one no longer are. Raises `ArgumentError` where there is
-    nothing to pack, or `out` is there already; `KeyFileError`; `RefusedError` and `OSError` for
-    a folder that cannot be used.
+    Args:
+        folder: Folder of entries.
+        out: File of the new bundle.
+        name: Name of the bundle.
+        wanted: Function of a key's fields that selects entries.
+        key: File of the private key to sign with; None for an unsigned bundle.
+        serial: Serial of the bundle, by default the time in seconds since 1970. Where this bundle
+            is accepted, bundles of its name and key with a smaller serial are refused from then on.
+
+    Raises:
+        ArgumentError: there is nothing to pack, or `out` exists already.
+        KeyFileError: the private key cannot be used.
+        RefusedError: the folder must not be used.
+        OSError: the folder cannot be read.
     """
     refused: dict[str, str] = {}
-    entries = _chosen(folder, wanted, refused)
+    entries = _select_entries(folder, wanted, refused)
     return Packed(_new(out, name, entries, key, serial), refused)
 
 
@@ -74,10 +84,18 @@ def pack_entries(
     key: Path | None = None,
     serial: int | None = None,
 ) -> Manifest:
-    """Put these entries into the new file `out`; the rest as for `pack`."""
+    """Pack these entries into the new file `out`.
+
+    Args:
+        out: File of the new bundle.
+        name: Name of the bundle.
+        entries: Entries by key.
+        key: As for `pack`.
+        serial: As for `pack`.
+    """
     packed = (
-        (entry_key, entry.pack(entry_key.framed, each.meta, each.blob))
-        for entry_key, each in sorted(entries.items(), key=lambda pair: pair[0].digest)
+        (entry_key, entry.pack(entry_key.framed, value.meta, value.blob))
+        for entry_key, value in sorted(entries.items(), key=lambda pair: pair[0].digest)
     )
     items = (
         (item_of(k.digest, len(data), hashlib.sha256(data).hexdigest(), k.fields), data)
@@ -93,37 +111,46 @@ def _new(
     key: Path | None,
     serial: int | None,
 ) -> Manifest:
+    """Write a bundle to a file that must not exist yet; raise `ArgumentError` if it does.
+
+    Args:
+        out: File of the new bundle.
+        name: Name of the bundle.
+        entries: Items of the manifest with the bytes of their entries, by name.
+        key: File of the private key, None for an unsigned bundle.
+        serial: Serial of the bundle, None for the time in seconds since 1970.
+    """
     check_name(name)
     signer = private_key(key) if key else None
     if os.path.lexists(out):
-        todo = "Remove it, or choose another name."
-        raise ArgumentError("a file to write that is not there yet", f"{out}, which is", todo)
+        advice = "Remove it, or choose another name."
+        raise ArgumentError("a file to write that is not there yet", f"{out}, which is", advice)
     by = {"ipex_inductor": __version__, "python": platform.python_version()}
     about = Manifest(name, int(time.time()) if serial is None else serial, by, ())
-    return _written(out, about, entries, signer)
+    return _write_bundle(out, about, entries, signer)
 
 
 def sign(path: Path, key: Path) -> Manifest:
-    """Sign a bundle, instead of whoever did before: the file is verified and then replaced.
+    """Sign a bundle, replacing any earlier signature: the file is verified and then replaced.
 
-    Raises `KeyFileError`; `BundleError` for one that is not whole, or that nobody vouches for and
-    others can write.
+    Raises `KeyFileError`; `BundleError` for a bundle that is not whole, or that has no trusted
+    signature and that others can write.
     """
     signer = private_key(key)
     bundle = open_bundle(path, allow_unsigned=True, allow_older=True, accepts=False)
     entries = ((item, bundle.load(item.key + SUFFIX)) for item in bundle.manifest.entries)
-    return _written(bundle.path, bundle.manifest, entries, signer)
+    return _write_bundle(bundle.path, bundle.manifest, entries, signer)
 
 
-def _chosen(
+def _select_entries(
     folder: Folder, wanted: Wanted, refused: dict[str, str]
 ) -> Iterator[tuple[Item, bytes]]:
-    """The wanted entries by name, each verified; `refused` gets the reasons for the bad ones."""
-    for found in sorted(survey(folder), key=lambda found: found.file.name):
-        name = found.file.name
-        if found.why:
-            refused[name] = found.why
-        elif wanted(found.key):
+    """Yield the wanted entries by name, each verified; add reasons for bad ones to `refused`."""
+    for candidate in sorted(survey(folder), key=lambda candidate: candidate.file.name):
+        name = candidate.file.name
+        if candidate.why:
+            refused[name] = candidate.why
+        elif wanted(candidate.key):
             try:
                 data = folder.load(name)
                 fields = checked(name, data)
@@ -135,14 +162,14 @@ def _chosen(
                 yield item, data
 
 
-def _written(
+def _write_bundle(
     out: Path,
     about: Manifest,
     entries: Iterable[tuple[Item, bytes]],
     signer: "Ed25519PrivateKey | None",
 ) -> Manifest:
-    """A bundle of these entries; only one of them is in memory at a time."""
-    with _published(out) as file:
+    """Write a bundle of these entries; only one of them is in memory at a time."""
+    with _publish_file(out) as file:
         file.write(bytes(HEAD))
         items = [(item, file.write(data))[0] for item, data in entries]
         if not items:
@@ -159,8 +186,8 @@ def _written(
 
 
 @contextmanager
-def _published(out: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name when it is whole and on the disk; else nothing is left of it."""
+def _publish_file(out: Path) -> Iterator[BinaryIO]:
+    """Yield a file that gets its name once it is whole and on the disk; else remove it."""
     temp = out.with_name(f".{out.name}.{secrets.token_hex(8)}.tmp")
     try:
         with open(disk.open(temp, _NEW, 0o644), "w+b") as file:
@@ -170,8 +197,10 @@ def _published(out: Path) -> Iterator[BinaryIO]:
         disk.rename(temp, out)
         sync_folder(out.parent)
     except OSError as error:
-        came = f"{error.filename or out}: {error.strerror}"
-        raise ArgumentError("a file that can be written", came, "Check path and room.") from None
+        actual = f"{error.filename or out}: {error.strerror}"
+        raise ArgumentError(
+            "a file that can be written", actual, "Check the path and the free space."
+        ) from None
     finally:
         with suppress(OSError):
             disk.unlink(temp)

@@ -1,7 +1,7 @@
-"""Entries that are shared over a network, by any protocol that fsspec knows: file, s3, gs, http ...
+"""Entries shared over a network, by any protocol that fsspec knows: file, s3, gs, http ...
 
-A remote that does not answer in time, or fails, costs that once and is not asked again by this
-process. What comes from it is judged as any entry is: by key and digest.
+A remote that does not answer in time, or fails, costs that once and is not used again by this
+process. Its entries are verified like any others: by key and digest.
 """
 
 import os
@@ -19,10 +19,10 @@ _T = TypeVar("_T")
 
 
 class Remote:
-    """The entries below a URL; `write_back` also puts there what is compiled here.
+    """The entries below a URL; with `write_back`, entries compiled here are also uploaded.
 
-    `options` are fsspec's for the protocol (endpoint, profile, ...). `why_dead` says why it is not
-    asked any more, if it is not.
+    `options` are fsspec's for the protocol (endpoint, profile, ...). `why_dead`: why the remote is
+    no longer used, "" if it is.
     """
 
     def __init__(
@@ -36,18 +36,19 @@ class Remote:
         self.why_dead = ""
 
     def read(self, name: str) -> bytes | None:
-        """The bytes under a name, None if there are none or the remote is dead."""
+        """Return the bytes under a name, None if there are none or the remote is dead."""
         return self._asked(lambda: self._fetched(name))
 
     def write(self, name: str, data: bytes) -> bool:
-        """Put an entry there, if that was asked for; whether it is."""
+        """Upload an entry if `write_back` is set; return whether it was uploaded."""
         return self.write_back and self._asked(lambda: self._put(name, data)) is not None
 
     def _fetched(self, name: str) -> bytes | None:
+        """Return the bytes of an entry, None if it is missing or larger than an entry may be."""
         files, folder = self._open()
         path = f"{folder}/{name}"
         try:
-            size = files.info(path)["size"] or 0  # asked first: an entry must fit into memory
+            size = files.info(path)["size"] or 0  # checked first: an entry must fit into memory
             if size > LIMIT:
                 say(f"{path} in {self.label} is not fetched: {size} bytes are no entry")
                 return None
@@ -56,6 +57,7 @@ class Remote:
             return None
 
     def _put(self, name: str, data: bytes) -> bool:
+        """Upload an entry; create the folder if the protocol needs one."""
         files, folder = self._open()
         try:
             files.pipe_file(f"{folder}/{name}", data)
@@ -65,7 +67,7 @@ class Remote:
         return True
 
     def _open(self) -> tuple[Any, str]:
-        """The file system of this process: fsspec's must not be used after a fork."""
+        """Return the file system of this process: fsspec's must not be used after a fork."""
         if self._opened is None or self._opened[0] != os.getpid():
             from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
@@ -73,22 +75,24 @@ class Remote:
         return self._opened[1], self._opened[2].rstrip("/")
 
     def _asked(self, call: Callable[[], _T]) -> _T | None:
+        """Run a call in a thread; return None, and mark the remote dead, if it fails."""
         if self.why_dead:
             return None
         answer: queue.SimpleQueue[_T | Exception | None] = queue.SimpleQueue()
         threading.Thread(target=_answer, args=(call, answer), daemon=True).start()
         try:
-            found = answer.get(timeout=self._timeout)
+            result = answer.get(timeout=self._timeout)
         except queue.Empty:
-            found = TimeoutError(f"no answer in {self._timeout:g} s")
-        if isinstance(found, Exception):
-            self.why_dead = f"{found or type(found).__name__}"
+            result = TimeoutError(f"no answer in {self._timeout:g} s")
+        if isinstance(result, Exception):
+            self.why_dead = f"{result or type(result).__name__}"
             say(f"{self.label} is not asked again by this process: {self.why_dead}")
             return None
-        return found
+        return result
 
 
 def _answer(call: Callable[[], _T | None], answer: "queue.SimpleQueue[Any]") -> None:
+    """Put the result of a call, or its exception, into a queue."""
     try:
         answer.put(call())
     except Exception as error:  # whatever a protocol's library raises

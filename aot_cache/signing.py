@@ -1,6 +1,6 @@
-"""Ed25519: key pairs in files as OpenSSL has them (PEM), signatures, and their check.
+"""Ed25519: key pairs in PEM files as OpenSSL writes them, signatures, and their verification.
 
-All of it is the library `cryptography`'s, imported when first needed.
+All of it uses the library `cryptography`, which is imported when first needed.
 """
 
 import os
@@ -21,31 +21,38 @@ _READABLE = stat.S_IRWXG | stat.S_IRWXO
 
 
 def new_pair(private: Path, public: Path) -> bytes:
-    """Write a new pair, the private key for its owner's eyes alone; the public key's 32 bytes.
+    """Write a new key pair, the private key readable by its owner alone.
 
-    Raises `KeyFileError` if a file is there already, `OSError`.
+    Returns:
+        The 32 bytes of the public key.
+
+    Raises:
+        KeyFileError: a file exists already.
+        OSError: a file cannot be written.
     """
     _require()
     from cryptography.hazmat.primitives import serialization as s
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     key = Ed25519PrivateKey.generate()
-    plain = s.NoEncryption()
-    text = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, plain)
+    unencrypted = s.NoEncryption()
+    text = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, unencrypted)
     raw = key.public_key().public_bytes_raw()
     for path, data, mode in ((private, text, 0o600), (public, to_pem(raw), 0o644)):
         try:
             file = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         except FileExistsError:
-            todo = "Name another one: a key that was used must not be lost."
-            raise KeyFileError("a file that is not there yet", f"{path}, which is", todo) from None
+            advice = "Name another one: a key that was used must not be lost."
+            raise KeyFileError(
+                "a file that is not there yet", f"{path}, which is", advice
+            ) from None
         with os.fdopen(file, "wb") as opened:
             opened.write(data)
     return raw
 
 
 def private_key(path: Path) -> "Ed25519PrivateKey":
-    """The key to sign with; raises `KeyFileError`, also for one that others can read."""
+    """Return the key to sign with; raise `KeyFileError`, also if others can read its file."""
     _require()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -62,12 +69,12 @@ def private_key(path: Path) -> "Ed25519PrivateKey":
 
 
 def public_key(path: Path) -> bytes:
-    """The 32 bytes of the public key in a file; raises `KeyFileError`."""
+    """Return the 32 bytes of the public key in a file; raise `KeyFileError` if it has none."""
     return from_pem(_read(path, private=False), path)
 
 
 def from_pem(data: bytes, path: Path) -> bytes:
-    """The 32 bytes of a public key; `path` is for the `KeyFileError`."""
+    """Return the 32 bytes of a public key; `path` is for the message of the `KeyFileError`."""
     _require()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -83,7 +90,7 @@ def from_pem(data: bytes, path: Path) -> bytes:
 
 
 def to_pem(public: bytes) -> bytes:
-    """The file of a public key."""
+    """Return the PEM file of a public key of 32 bytes."""
     _require()
     from cryptography.hazmat.primitives import serialization as s
 
@@ -92,7 +99,7 @@ def to_pem(public: bytes) -> bytes:
 
 
 def is_signed(message: bytes, public: bytes, signature: bytes) -> bool:
-    """Whether the owner of that key signed `message`."""
+    """Return whether `signature` of `message` is valid for the public key."""
     _require()
     from cryptography.exceptions import InvalidSignature
 
@@ -110,30 +117,32 @@ def _public(raw: bytes) -> Any:
 
 
 def _read(path: Path, private: bool) -> bytes:
-    """A key's file, which the user named: links are followed, as secrets are mounted as such."""
+    """Return a key file's bytes; links are followed, as secrets are often mounted as links."""
     try:
         file = disk.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        came = f"{path}: {error.strerror}"
-        raise KeyFileError("a key's file", came, "Check the path.") from None
+        actual = f"{path}: {error.strerror}"
+        raise KeyFileError("a key's file", actual, "Check the path.") from None
     try:
-        found = disk.fstat(file)
-        if private and found.st_mode & _READABLE:
-            came = f"{path}, which has mode {stat.S_IMODE(found.st_mode):04o}"
-            todo = "If nobody has read it, chmod 600 it; else make a new one."
-            raise KeyFileError("a private key that only you can read", came, todo)
-        return disk.read(file, _LIMIT) if stat.S_ISREG(found.st_mode) else b""
+        status = disk.fstat(file)
+        if private and status.st_mode & _READABLE:
+            actual = f"{path}, which has mode {stat.S_IMODE(status.st_mode):04o}"
+            advice = "If nobody has read it, chmod 600 it; else make a new one."
+            raise KeyFileError("a private key that only you can read", actual, advice)
+        return disk.read(file, _LIMIT) if stat.S_ISREG(status.st_mode) else b""
     finally:
         disk.close(file)
 
 
 def _no_key(kind: str, path: Path) -> KeyFileError:
+    """Return the error for a file that holds no Ed25519 key."""
     expected = f"an Ed25519 {kind} key in PEM, without a password"
-    todo = "Make a pair with `ipex-inductor cache trust new NAME`."
-    return KeyFileError(expected, f"{path}, which holds none", todo)
+    advice = "Make a pair with `ipex-inductor cache trust new NAME`."
+    return KeyFileError(expected, f"{path}, which holds none", advice)
 
 
 def _require() -> None:
+    """Raise `MissingPackageError` if `cryptography` is not installed."""
     if find_spec("cryptography") is None:
-        todo = 'Run: pip install "ipex-inductor[sign]"'
-        raise MissingPackageError("cryptography, for signatures", "no such package", todo)
+        advice = 'Run: pip install "ipex-inductor[sign]"'
+        raise MissingPackageError("cryptography, for signatures", "no such package", advice)

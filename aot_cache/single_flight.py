@@ -1,8 +1,8 @@
-"""Who compiles a graph holds its lock, and others of this machine wait for what comes of it.
+"""Single-flight compilation: one process compiles a graph, others on the machine wait for it.
 
 One thread of a process holds such a lock or waits for one, never both, and no other thread of it
-does either meanwhile. So whoever is waited for waits for nobody, and no two wait for each other,
-whatever graphs they compile inside of one another or in their threads.
+does either at that time. So a process that is waited for never waits itself, and no two wait for
+each other, whatever graphs they compile inside of one another or in their threads.
 """
 
 import logging
@@ -23,11 +23,17 @@ _busy = threading.Lock()
 def alone(
     path: str, look: Callable[[float], bool], before_waiting: Callable[[], None]
 ) -> Iterator[None]:
-    """Inside, this process may be the only one that compiles the graph whose lock is `path`.
+    """Hold the lock `path` of a graph, so that only this process compiles it, where possible.
 
-    `look`: take what has come, after so many s of waiting; whether that is all there is to do.
-    Where it is not though somebody was waited for, he failed, is stopped or takes too long: then
-    nobody waits for the next one. One who was killed is waited for again, in whoever came first.
+    If another process held the lock but its result is missing, because it failed, is stopped or
+    takes too long, this process compiles without holding the lock. If the holder was killed, this
+    process compiles with the lock held, and others wait for it.
+
+    Args:
+        path: Lock file of the graph.
+        look: Takes the result of another process, given the seconds waited; returns whether it is
+            complete.
+        before_waiting: Called once before this process waits.
     """
     if not _busy.acquire(blocking=False):
         yield
@@ -49,7 +55,7 @@ def alone(
 
 
 def _renew_lock() -> None:
-    """A child holds nothing, whatever the thread did that it did not get."""
+    """Replace the lock in a forked child, which does not inherit the thread that held it."""
     global _busy
     _busy = threading.Lock()
 

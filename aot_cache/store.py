@@ -1,8 +1,8 @@
-"""The kernel cache: entries under keys: in memory, a folder of ours, layers, bundles, and remotes.
+"""The kernel cache: entries by key, in memory, a private folder, layers, bundles and remotes.
 
-Never torn (an entry is published whole), never stale (the key names all that its code depends on),
-never a stranger's (owner and mode are judged), and never in the way: what a disk or a network does
-is a miss and a line in the log.
+Entries are never torn (each is published whole), never stale (the key names all that its code
+depends on) and never another user's (owner and mode are checked). Errors of a disk or a network
+are misses and lines in the log.
 """
 
 import os
@@ -28,20 +28,26 @@ from ipex_inductor.aot_cache.use import in_use
 
 Build = Callable[[], tuple[dict[str, Any], bytes]]
 Tier = Memory | Folder | Bundle | Remote
-Event = tuple[str, str, int]  # what, in which tier ("" for all together), how much
+Event = tuple[str, str, int]  # event, tier ("" for all together), number
 
 
 def default_folder() -> Path:
-    """Where kernels are kept unless told otherwise, by the version of the format of entries."""
+    """Return the default folder of the kernel cache, by version of the entry format."""
     return home() / "kernels" / "1"
 
 
 class Store:
-    """Entries in `folder`, then in `layers` and `bundles` (only read), then in `remotes`.
+    """Entries in `folder`, then in `layers` and `bundles` (read-only), then in `remotes`.
 
-    `bundles` are those the process uses unless given. The folder holds at most `quota` bytes. No
-    method raises for what a disk or a network does. Threads may share a store; a forked child may
-    go on with its parent's.
+    Args:
+        folder: Folder of entries, by default `default_folder()`.
+        layers: Further folders, never written.
+        remotes: Remotes, or their URLs.
+        bundles: Bundles; by default those the process uses at the time of each call.
+        quota: Bytes that the folder may hold.
+
+    No method raises for errors of a disk or a network. Threads may share a store; a forked child
+    may continue to use its parent's.
     """
 
     def __init__(
@@ -62,22 +68,22 @@ class Store:
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
-        """Those it was given, else those the process uses now."""
+        """Return the bundles given to the store, else the bundles the process uses now."""
         return in_use() if self._bundles is None else self._bundles
 
     def get(self, key: Key) -> Entry | None:
-        """The entry of that key, verified; None if no tier has a good one."""
-        found = self.find(key)
-        return found[0] if found else None
+        """Return the entry of that key, verified; None if no tier has a valid one."""
+        match = self.find(key)
+        return match[0] if match else None
 
     def find(self, key: Key) -> tuple[Entry, str] | None:
-        """As `get`, and where it was, in words."""
-        found, events = self._found(key)
-        self._count((*events, ("hits" if found else "misses", "", 1)))
-        return found
+        """Return the verified entry and a text that names its origin; None as for `get`."""
+        match, events = self._search(key)
+        self._count((*events, ("hits" if match else "misses", "", 1)))
+        return match
 
     def holds(self, key: Key) -> bool:
-        """Whether there is an entry under that key, good or not; no remote is asked."""
+        """Return whether there is an entry under that key, valid or not; skip remotes."""
         name = key.digest + SUFFIX
         if self._memory.read(name) is not None:
             return True
@@ -89,40 +95,40 @@ class Store:
         return False
 
     def come(self, key: Key) -> tuple[Entry, str] | None:
-        """As `find`, but only what another process has put into our folder meanwhile."""
-        found, events = self._found(key, (self.folder,))
-        if found:
+        """Return the entry, as `find`, if another process has put it into our folder meanwhile."""
+        match, events = self._search(key, (self.folder,))
+        if match:
             self._count((*events, ("hits", "", 1)))
-        return found
+        return match
 
     def lock_path(self, key: Key, part: str = "") -> str | None:
-        """What who builds this entry, or a part of it, holds; None where nothing is written."""
+        """Return the lock file for building this entry, or a part of it; None if not writable."""
         try:
             return self.folder.lock_path(key.digest + part)
         except (OSError, RefusedError):
             return None
 
     def put(self, key: Key, meta: dict[str, Any], blob: bytes) -> bool:
-        """Keep an entry; whether it is on the disk, and will be after a power loss.
+        """Store an entry; return whether it is on the disk, where it survives a power loss.
 
-        What the disk does not take is kept in memory. Raises `TypeError` for metadata that is no
-        plain JSON.
+        An entry that the disk does not take is kept in memory. Raises `TypeError` for metadata that
+        is not plain JSON.
         """
         try:
             data = pack(key.framed, meta, blob)
         except ValueError as error:
             say(f"an entry is not kept: {error}")
             return False
-        kept = self._keep(key.digest + SUFFIX, data)
+        is_on_disk = self._keep(key.digest + SUFFIX, data)
         for remote in self.remotes:
             remote.write(key.digest + SUFFIX, data)
-        return kept
+        return is_on_disk
 
     def adopt(self, name: str, data: bytes) -> bool:
-        """Keep an entry as it was packed elsewhere under that name; whether the folder has it.
+        """Store an entry that was packed elsewhere; return whether the folder has it.
 
-        A good one that is there already stays. Raises `ValueError` for what is no entry of that
-        name.
+        A valid entry that exists already stays. Raises `ValueError` for data that is no entry of
+        that name.
         """
         checked(name, data)
         with suppress(OSError, RefusedError, ValueError):
@@ -131,46 +137,47 @@ class Store:
         return self._keep(name, data)
 
     def compile_once(self, key: Key, build: Build) -> Entry:
-        """The entry of that key, built by one process while the others wait for it.
+        """Return the entry of that key, built by one process while others wait for it.
 
-        Who has waited in vain builds it too. Raises what `build` raises.
+        A process that has waited in vain builds it too. Raises what `build` raises.
         """
         if entry := self.get(key):
             return entry
         with self._alone(key):
-            found, events = self._found(key)
-            if found:
+            match, events = self._search(key)
+            if match:
                 self._count(events)
-                return found[0]
+                return match[0]
             meta, blob = build()
             self.put(key, meta, blob)
             return Entry(meta, blob)
 
     def keys(self) -> Iterator[Mapping[str, Any]]:
-        """The fields of every key but those of remotes, unverified: to explain, not to run."""
-        return (found.key for found in self.heads())
+        """Yield the fields of all keys except remotes', unverified: to explain, not to run."""
+        return (head.key for head in self.heads())
 
     def heads(self) -> Iterator[Found]:
-        """As `keys`, with the metadata; of each folder what was used last comes first."""
+        """Yield keys with metadata, as `keys` does; most recently used first in each folder."""
         folders: tuple[Folder | Bundle, ...] = (self.folder, *self.layers, *self.bundles)
         for folder in folders:
             with suppress(OSError, RefusedError):
-                yield from (found for found in survey(folder) if found.key)
+                yield from (head for head in survey(folder) if head.key)
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """What happened in this process, by event and tier ("" for all tiers together).
+        """Return the number of events in this process, by event and tier ("" for all together).
 
         Events are hits, misses, corrupt, bytes read, bytes written, evicted, reaped.
         """
         return dict(self._counts)
 
     def _tiers(self) -> tuple[Tier, ...]:
+        """Return all tiers in the order they are searched."""
         return (self.folder, self._memory, *self.layers, *self.bundles, *self.remotes)
 
-    def _found(
+    def _search(
         self, key: Key, tiers: tuple[Tier, ...] | None = None
     ) -> tuple[tuple[Entry, str] | None, list[Event]]:
-        """The entry with its origin, and what happened on the way to it."""
+        """Return the entry with its origin, and the events of the search."""
         name = key.digest + SUFFIX
         events: list[Event] = []
         for tier in self._tiers() if tiers is None else tiers:
@@ -190,7 +197,7 @@ class Store:
         return None, events
 
     def _keep(self, name: str, data: bytes) -> bool:
-        """Into the folder, or else into memory; whether it is in the folder."""
+        """Write an entry to the folder, or else to memory; return whether it is in the folder."""
         try:
             self.folder.check_writable()
             swept = self._room.take(len(data))
@@ -212,10 +219,12 @@ class Store:
         return True
 
     def _alone(self, key: Key) -> AbstractContextManager[object]:
+        """Return the context in which only this process builds that entry, where possible."""
         path = self.lock_path(key)
         return lock.held(path) if path else nullcontext()
 
     def _count(self, events: Iterable[Event]) -> None:
+        """Add events to the counters."""
         with _counting:
             for event, tier, by in events:
                 self._counts[event, tier] += by
@@ -225,7 +234,7 @@ _counting = threading.Lock()
 
 
 def _renew_lock() -> None:
-    """A child would wait for ever for a thread that it did not get."""
+    """Replace the lock in a forked child, which would wait forever for a missing thread."""
     global _counting
     _counting = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""What lies in a folder of entries, for who looks at all of it: nothing here is run or counted."""
+"""Listing of all entries in a folder: nothing is run, and no use is counted."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from ipex_inductor.aot_cache.folder import SUFFIX, File, Folder, RefusedError
 
 @dataclass(frozen=True)
 class Found:
-    """A file under the name of an entry, and the fields of its key; empty, with why, if it is bad.
+    """A file with an entry's name, and the fields of its key; if bad, empty fields and `why`.
 
-    `refused`: it is bad because of whose or what it is. `meta` is what is kept with it, as JSON.
+    `refused`: it is bad because of its owner, mode or kind. `meta`: the entry's metadata, as JSON.
     """
 
     file: File
@@ -26,10 +26,10 @@ class Found:
 
 
 def survey(folder: Folder | Bundle, whole: bool = False) -> Iterator[Found]:
-    """Every entry, the one used last first; `whole` verifies all of it, not its key alone.
+    """Yield every entry, most recently used first; `whole` verifies all of it, not its key alone.
 
-    Raises `RefusedError` for a folder that is not ours, `OSError` for one that cannot be read; one
-    that is not there is empty.
+    Raises `RefusedError` for a folder that is not private, `OSError` for one that cannot be read; a
+    missing folder is empty.
     """
     try:
         files = sorted(folder.files(), key=lambda file: -file.used)
@@ -38,7 +38,7 @@ def survey(folder: Folder | Bundle, whole: bool = False) -> Iterator[Found]:
     for file in files:
         try:
             data = folder.load(file.name, head=not whole)
-            key = checked(file.name, data) if whole else _named(file.name, key_and_meta(data)[0])
+            key = checked(file.name, data) if whole else _read_key(file.name, key_and_meta(data)[0])
             yield Found(file, key, meta=key_and_meta(data)[1])
         except FileNotFoundError:  # evicted meanwhile
             continue
@@ -49,12 +49,13 @@ def survey(folder: Folder | Bundle, whole: bool = False) -> Iterator[Found]:
 
 
 def checked(name: str, data: bytes) -> Mapping[str, Any]:
-    """The fields of the key of a whole entry under that name; raises `ValueError` for any other."""
-    return _named(name, unpack_any(data)[0])
+    """Return the key fields of a whole entry of that name; raise `ValueError` for any other."""
+    return _read_key(name, unpack_any(data)[0])
 
 
-def _named(name: str, framed: bytes) -> Mapping[str, Any]:
-    found = keys.read(framed)
+def _read_key(name: str, framed: bytes) -> Mapping[str, Any]:
+    """Return the fields of a framed key; raise `CorruptError` if the name is another key's."""
+    fields = keys.read(framed)
     if digest_framed(framed) + SUFFIX != name:
         raise CorruptError("its name is that of another key")
-    return found
+    return fields

@@ -1,4 +1,4 @@
-"""Which C++ compiler is here, as keys name it."""
+"""The C++ compiler of this machine, as keys name it."""
 
 import functools
 import importlib.metadata
@@ -12,18 +12,18 @@ ONEDNN = "onednn-cpu-gomp"
 
 
 def compiler() -> str | None:
-    """The path of the first of Inductor's compilers that is here."""
+    """Return the path of the first of Inductor's compilers that is installed, None without any."""
     return _path(compat.cxx())
 
 
 def compiler_named() -> str:
-    """That compiler, told by path and size: it is not run for that; "none" if there is none."""
-    return _named(compiler())
+    """Return that compiler's path and size, without running it; "none" if there is none."""
+    return _describe_compiler(compiler())
 
 
 @functools.cache
 def version_of(package: str) -> str:
-    """The version of an installed package, "" where it is not."""
+    """Return the version of an installed package, "" if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -31,14 +31,18 @@ def version_of(package: str) -> str:
 
 
 @functools.cache
-def _path(named: tuple[str | None, ...]) -> str | None:
-    found = (shutil.which(name) for name in named if name)
-    return next((path for path in found if path), None)
+def _path(programs: tuple[str | None, ...]) -> str | None:
+    """Return the path of the first of these programs that is installed."""
+    paths = (shutil.which(name) for name in programs if name)
+    return next((path for path in paths if path), None)
 
 
 @functools.cache
-def _named(path: str | None) -> str:
+def _describe_compiler(path: str | None) -> str:
+    """Return the real path and the size of a compiler as one text, "none" for None."""
     if path is None:
         return "none"
-    real = os.path.realpath(path)  # not what is run: ccache and clang go by the name they have
+    real = os.path.realpath(
+        path
+    )  # for identity only: ccache and clang act by the name they are run under
     return f"{real}, {os.stat(real).st_size} bytes"

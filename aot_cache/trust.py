@@ -1,7 +1,7 @@
-"""Whose bundles are used: public keys by name, and how new a bundle each has had accepted.
+"""Trusted signers: public keys by name, and the newest serial accepted of each bundle.
 
-All of it lies in `home()/trust`, whose owner and mode are judged as those of any folder of ours:
-who can write there decides whose code runs.
+All of it is in `home()/trust`, whose owner and mode are checked like those of any private folder:
+writers of that folder decide whose code runs.
 """
 
 import hashlib
@@ -21,27 +21,27 @@ _KEY, _ACCEPTED = ".pub", ".accepted"
 
 
 def trust_folder() -> Path:
-    """Where the keys lie."""
+    """Return the folder of the keys."""
     return home() / "trust"
 
 
 def check_name(name: str) -> None:
-    """Raises `ArgumentError` for what cannot be the name of a key or a bundle."""
+    """Raise `ArgumentError` for a text that cannot be the name of a key or a bundle."""
     if not re.fullmatch(NAME, name):
         expected = "a name of up to 64 letters, digits, dots, dashes and underscores"
         raise ArgumentError(expected, repr(name), "Choose another one.")
 
 
 def check_free(name: str, public: bytes = b"") -> None:
-    """Raises `ArgumentError` for a name that is another key's than `public`, or that is none."""
+    """Raise `ArgumentError` for an invalid name, or one of a key other than `public`."""
     check_name(name)
     if trusted().get(name, public) != public:
-        todo = f"Choose another one, or first run: ipex-inductor cache trust rm {name}"
-        raise ArgumentError("a name for a key", f"{name!r}, which is another key's", todo)
+        advice = f"Choose another one, or first run: ipex-inductor cache trust rm {name}"
+        raise ArgumentError("a name for a key", f"{name!r}, which is another key's", advice)
 
 
 def trusted() -> dict[str, bytes]:
-    """The public keys by name; raises `UntrustedError` for a folder that others can write."""
+    """Return the public keys by name; raise `UntrustedError` if others can write the folder."""
     folder = _folder()
     names = sorted(name for name in _names(folder, _KEY))
     read = ((name, _read(folder, name + _KEY)) for name in names)
@@ -49,31 +49,31 @@ def trusted() -> dict[str, bytes]:
 
 
 def add(name: str, public: bytes) -> None:
-    """Trust a key; raises `ArgumentError` for a name that is taken or none, `UntrustedError`."""
+    """Trust a key; raise `ArgumentError` for an invalid or used name, `UntrustedError`."""
     check_free(name, public)
     try:
         _folder().publish(name + _KEY, to_pem(public))
     except (OSError, RefusedError) as error:
-        raise _refused(error) from None
+        raise _trust_error(error) from None
 
 
 def remove(name: str) -> bool:
-    """Trust a key no longer; whether it was. What was accepted from it is not forgotten."""
+    """Stop trusting a key and return whether it was trusted; accepted serials are kept."""
     return name in trusted() and _folder().remove(name + _KEY)
 
 
 def newest(public: bytes, bundle: str) -> int:
-    """The serial of the newest bundle of that name and key that was accepted, -1 if none was."""
+    """Return the largest accepted serial of bundles of that name and key, -1 without any."""
     prefix = _prefix(public, bundle)
-    found = (name.removeprefix(prefix) for name in _names(_folder(), _ACCEPTED, prefix))
-    return max((int(serial) for serial in found if serial.isdecimal()), default=-1)
+    serials = (name.removeprefix(prefix) for name in _names(_folder(), _ACCEPTED, prefix))
+    return max((int(serial) for serial in serials if serial.isdecimal()), default=-1)
 
 
 def accept(public: bytes, bundle: str, serial: int) -> None:
-    """Remember that one was accepted: what is older no longer is.
+    """Record that a bundle was accepted, so that older ones are refused from now on.
 
-    A name for each serial, so that of two processes at once the newer one counts. Where nothing can
-    be written this is said, and an older bundle would pass.
+    Each serial has a file of its own, so that of two concurrent processes the newer serial counts.
+    If the folder cannot be written this is logged, and an older bundle would be accepted later.
     """
     if serial <= newest(public, bundle):
         return
@@ -89,11 +89,15 @@ def accept(public: bytes, bundle: str, serial: int) -> None:
 
 
 def _folder() -> Folder:
+    """Return the folder of trust as a folder of files."""
     return Folder(trust_folder(), "trust")
 
 
 def _names(folder: Folder, suffix: str, prefix: str = "") -> Iterator[str]:
-    """What stands before the suffix in the names of files; none where there is no folder."""
+    """Yield the file names with that suffix and prefix, without the suffix; none if missing.
+
+    Raises `UntrustedError` if the folder cannot be read or others can write it.
+    """
     try:
         for file in folder.files(suffix):
             if file.name.startswith(prefix):
@@ -101,11 +105,11 @@ def _names(folder: Folder, suffix: str, prefix: str = "") -> Iterator[str]:
     except FileNotFoundError:
         return
     except (OSError, RefusedError) as error:
-        raise _refused(error) from None
+        raise _trust_error(error) from None
 
 
 def _read(folder: Folder, name: str) -> bytes:
-    """A trusted key; nothing, which is said, for a file that is none or not ours alone."""
+    """Return a trusted key; b"", logged, for a file that is not private or not a key."""
     with suppress(FileNotFoundError):
         try:
             return from_pem(folder.load(name), folder.path / name)
@@ -115,9 +119,13 @@ def _read(folder: Folder, name: str) -> bytes:
 
 
 def _prefix(public: bytes, bundle: str) -> str:
+    """Return the prefix of the files that record accepted serials of a bundle and key."""
     return hashlib.sha256(public + bundle.encode()).hexdigest() + "-"
 
 
-def _refused(error: Exception) -> UntrustedError:
+def _trust_error(error: Exception) -> UntrustedError:
+    """Return the `UntrustedError` for an error of the folder."""
     expected = "a folder of trusted keys that only you can write"
-    return UntrustedError(expected, str(error), "Mend that: it decides whose code runs.")
+    return UntrustedError(
+        expected, str(error), "Fix its owner and mode: its keys decide whose code runs."
+    )

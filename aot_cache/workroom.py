@@ -1,8 +1,8 @@
-"""Where torch keeps its files while it compiles: folders that a process made, and that go with it.
+"""Folders in which torch keeps its files while it compiles, created and removed by a process.
 
-Torch runs whatever lies in its cache folder. Under backend `ipex` that is a new folder a graph, in
-one of mode 0700 that this process made, with nothing in it but what came verified out of an entry:
-what a stranger planted, a killed process tore or a disk flipped never lies there.
+Torch runs whatever is in its cache folder. With backend `ipex` that is a new folder per graph,
+inside a folder of mode 0700 that this process created, with only files from verified entries in
+it. So files that another user planted, a killed process tore or a disk damaged are never run.
 """
 
 import atexit
@@ -27,7 +27,7 @@ from ipex_inductor.aot_cache.log_once import say
 from ipex_inductor.errors import OptionError
 
 _HELD = ".held"  # locked by the process whose room it is, and by its forked children
-_PASSING = (".lock", ".tmp")  # of torch: nothing of these is worth keeping
+_PASSING = (".lock", ".tmp")  # suffixes of torch's transient files, which are not kept
 _SMALLER = b"zlib\n"  # which begins no framed fields
 _LIST = "__grp__"  # begins the names of Triton's lists of a kernel's files
 _DEPTH = 8  # folders, of a file in an entry
@@ -36,10 +36,10 @@ _lock = threading.Lock()
 
 
 def room() -> Path:
-    """The folder of this process, which nobody else uses; raises `OSError` if none can be made.
+    """Return the private folder of this process; raise `OSError` if none can be made.
 
-    In our home; where that is not to be had, or torch could not compile there, in the folder for
-    temporary files.
+    It is in the cache folder; if that must not be used, or torch could not compile there, it is in
+    the folder for temporary files.
     """
     global _made
     with _lock:
@@ -49,14 +49,14 @@ def room() -> Path:
 
 
 def is_one(path: str) -> bool:
-    """Whether this lies in the room of some process: what a child was told by a parent of ours."""
+    """Return whether a path is in such a folder of any process, such as a parent of this one."""
     with suppress(OptionError):
         return Path(path).is_relative_to(home() / "torch")
     return False
 
 
 def files_in(folder: Path) -> Iterator[str]:
-    """The names below `folder` of what is worth keeping, with "/", in order."""
+    """Yield the names below `folder` of files worth keeping, with "/", in order."""
     for above, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
@@ -66,21 +66,21 @@ def files_in(folder: Path) -> Iterator[str]:
 
 
 def packed(folder: Path) -> bytes:
-    """All files below `folder` with their names, as one value."""
+    """Pack all files below `folder` with their names into one value."""
     return frame_fields({name: (folder / name).read_bytes() for name in files_in(folder)})
 
 
 def smaller(blob: bytes) -> bytes:
-    """The same, to be carried: a sixth, which takes longer to unpack."""
+    """Compress packed files for transport: a sixth of the size, which takes longer to unpack."""
     return _SMALLER + zlib.compress(blob)
 
 
 def unpack(
     blob: bytes, folder: Path, without: Callable[[str, bytes], bool] = lambda name, data: False
 ) -> frozenset[str]:
-    """Write what `packed` packed into `folder`, `without` some files; the names.
+    """Write files that `packed` packed into `folder`, except existing files; return all names.
 
-    What is there already stays as it is.
+    Files for which `without(name, data)` is true are left out.
 
     Raises `ValueError`, before anything is written, for names that could lead out of it, `OSError`.
     """
@@ -91,16 +91,16 @@ def unpack(
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(FileExistsError), open(path, "xb") as file:
             try:
-                file.write(_listed(path, data) if path.name.startswith(_LIST) else data)
+                file.write(_update_paths(path, data) if path.name.startswith(_LIST) else data)
                 file.flush()
             except OSError:
-                path.unlink()  # no part of one stays where torch looks
+                path.unlink()  # leave no partial file where torch looks
                 raise
     return frozenset(files)
 
 
-def _listed(path: Path, data: bytes) -> bytes:
-    """Triton's list of the files beside it, by where they are now: it names each by its path."""
+def _update_paths(path: Path, data: bytes) -> bytes:
+    """Return Triton's list of a kernel's files with the paths they have now."""
     with suppress(ValueError, KeyError, TypeError):
         files = json.loads(data)["child_paths"]
         return json.dumps({"child_paths": {n: str(path.with_name(n)) for n in files}}).encode()
@@ -108,7 +108,7 @@ def _listed(path: Path, data: bytes) -> bytes:
 
 
 def unpacked(blob: bytes) -> dict[str, bytes]:
-    """The files that `packed` packed; raises `ValueError` for names that could lead out."""
+    """Return the files that `packed` packed; raise `ValueError` for names that could lead out."""
     if blob.startswith(_SMALLER):
         try:
             blob = zlib.decompress(blob[len(_SMALLER) :])
@@ -125,21 +125,22 @@ def unpacked(blob: bytes) -> dict[str, bytes]:
 
 
 def complete(folder: Path) -> None:
-    """Bring in what was built of sources in `folder` for other graphs of this process.
+    """Copy libraries built of sources in `folder` for other graphs of this process into it.
 
-    What a process has loaded already torch does not build again, and the next process would miss.
+    Torch does not rebuild what a process has loaded already, and the next process would miss it.
     """
     for source in [*folder.rglob("*.cpp")]:
         stem = source.relative_to(folder).with_suffix("")
-        built = f"{stem.name}.*"
-        if len([*source.parent.glob(built)]) > 1:
+        pattern = f"{stem.name}.*"
+        if len([*source.parent.glob(pattern)]) > 1:
             continue
-        for other in folder.parent.glob(f"*/{stem.parent.as_posix()}/{built}"):
-            if not (source.parent / other.name).exists() and other.suffix not in _PASSING:
-                shutil.copyfile(other, source.parent / other.name)
+        for library in folder.parent.glob(f"*/{stem.parent.as_posix()}/{pattern}"):
+            if not (source.parent / library.name).exists() and library.suffix not in _PASSING:
+                shutil.copyfile(library, source.parent / library.name)
 
 
 def _make() -> Path:
+    """Create this process's folder and lock it, so that other processes do not remove it."""
     path = None
     with suppress(OSError, OptionError):
         above = ensure(home() / "torch")
@@ -151,31 +152,35 @@ def _make() -> Path:
             say(f"{reason}: torch's files lie in {tempfile.gettempdir()} meanwhile")
     path = path or Path(tempfile.mkdtemp(prefix="ipex_inductor_"))
     # Left open, as it is locked for as long as this process or a forked child of it lives.
-    held = os.open(path / _HELD, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with suppress(OSError):  # there are disks without locks
-        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    lock_file = os.open(path / _HELD, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with suppress(OSError):  # some disks have no locks
+        fcntl.flock(lock_file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     atexit.register(_leave, os.getpid(), path)
     return path
 
 
 def _why_not_in(folder: Path) -> str:
-    """Why torch cannot compile in a folder, "" if it can: it splits its compiler's command line."""
+    """Return why torch cannot compile in a folder: it splits its compiler's command line.
+
+    "" if it can.
+    """
     needs_quotes = any(letter.isspace() or letter in "\"'\\" for letter in str(folder))
     return f"no compiler of torch's can be told of {folder}" if needs_quotes else ""
 
 
 def _leave(pid: int, path: Path) -> None:
+    """Remove the folder at exit of the process that created it."""
     if os.getpid() != pid:  # a forked child inherits what is done at exit
         return
     try:
         if torchs := sys.modules.get("torch._inductor.async_compile"):
-            torchs.shutdown_compile_workers()  # who write there until they end
+            torchs.shutdown_compile_workers()  # they write there until they end
     finally:
         shutil.rmtree(path, ignore_errors=True)
 
 
 def _reap(above: Path) -> None:
-    """Remove the rooms of killed processes."""
+    """Remove the folders of killed processes."""
     for path in above.iterdir():
         with suppress(OSError):
             if time.time() - path.lstat().st_mtime > DEAD_AFTER and _is_dead(path):
@@ -183,21 +188,22 @@ def _reap(above: Path) -> None:
 
 
 def _is_dead(path: Path) -> bool:
+    """Return whether no process holds the lock of a folder."""
     try:
-        held = os.open(path / _HELD, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        lock_file = os.open(path / _HELD, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return path.is_dir()
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     finally:
-        os.close(held)
+        os.close(lock_file)
     return True
 
 
 def _renew_lock() -> None:
-    """A child would wait for ever for a thread that it did not get."""
+    """Replace the lock in a forked child, which would wait forever for a missing thread."""
     global _lock
     _lock = threading.Lock()
 

@@ -1,5 +1,6 @@
-"""Models compiled ahead, for processes that compile nothing: `exporting` makes, `loading` runs.
+"""Ahead-of-time compilation of models, for processes that compile nothing.
 
-A package is an entry of the kernel cache in a bundle: native code that takes weights as it takes
-inputs, and the weight prologue as data. Whoever loads it needs neither Dynamo nor Inductor.
+`exporting` makes packages, `loading` runs them. A package is an entry of the kernel cache in a
+bundle: native code that takes weights as it takes inputs, and the weight preprocessing as data.
+Loading one needs neither Dynamo nor Inductor.
 """

@@ -1,4 +1,4 @@
-"""What is changed in this process while a device that is not here is described, and put back."""
+"""Reversible changes of attributes, made while an absent device is described."""
 
 import contextlib
 from collections.abc import Callable
@@ -6,10 +6,10 @@ from typing import Any
 
 
 class Changes(contextlib.ExitStack):
-    """Attributes that are put back at the end, or removed where there were none."""
+    """Attributes that are restored at the end, or removed where there were none."""
 
     def set(self, owner: Any, **values: Any) -> None:
-        """Give `owner` these attributes."""
+        """Set these attributes of `owner`, and restore the former values on exit."""
         for name, value in values.items():
             if name in vars(owner):
                 self.callback(setattr, owner, name, vars(owner)[name])
@@ -19,5 +19,5 @@ class Changes(contextlib.ExitStack):
 
 
 def always(answer: Any) -> Callable[..., Any]:
-    """A function of anything that gives `answer`."""
+    """Return a function that takes any arguments and returns `answer`."""
     return lambda *_, **__: answer

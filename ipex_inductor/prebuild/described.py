@@ -1,7 +1,7 @@
-"""A GPU that is not here, as torch, Inductor and Triton see it while something is compiled for it.
+"""Description of an absent GPU to torch, Inductor and Triton, while code is compiled for it.
 
-Nothing runs on it: tensors are fake, kernels are compiled and not loaded. All that is changed in
-the process for that is changed by `device` and put back at its end.
+Nothing runs on it: tensors are fake, kernels are compiled and not loaded. All changes of the
+process for that are made by `device` and undone at its end.
 """
 
 import contextlib
@@ -38,10 +38,10 @@ SOURCE = Path(__file__).with_name("described.cpp")
 
 @dataclass
 class Made:
-    """What was compiled inside `device`: Triton kernels by name.
+    """The results of compilation inside `device`: Triton kernels by name.
 
-    `untimed` had several configurations, of which Inductor times all where it can; `unlaunched`
-    are those for whose launcher Triton is asked again where they run.
+    `untimed`: kernels with several configurations, all of which Inductor times where it can.
+    `unlaunched`: kernels for which Triton must build a launcher where they run.
     """
 
     kernels: list[str] = field(default_factory=list)
@@ -49,31 +49,33 @@ class Made:
     unlaunched: list[str] = field(default_factory=list)
 
     def note(self, name: str, configs: int) -> None:
-        """One more kernel, and how many configurations there were; none if it was found."""
+        """Record a kernel and the number of its configurations, 0 if it was found in a cache."""
         self.kernels.append(name)
         self.untimed += [name] * (configs > 1)
 
 
 @contextlib.contextmanager
 def device(target: Target) -> Iterator[Made]:
-    """`cuda:0` is `target` meanwhile, in this process; it compiles in this thread alone.
+    """Describe `target` as `cuda:0` of this process, which then compiles in this thread alone.
 
-    Raises `TargetError` for what is no GPU of NVIDIA or AMD, `DeviceError` where torch sees a real
-    one, `CompilerNotFoundError` where the guard below torch cannot be built.
+    Raises:
+        TargetError: the target is not a GPU of NVIDIA or AMD.
+        DeviceError: torch sees a real GPU.
+        CompilerNotFoundError: the device guard below torch cannot be built.
     """
     if target.kind not in ("cuda", "hip"):
         raise TargetError(
             "a GPU of NVIDIA or AMD", str(target), "Others are compiled where they are."
         )
     if torch.cuda.is_available():
-        todo = "Hide it: CUDA_VISIBLE_DEVICES= (empty), before torch is imported."
-        raise DeviceError("a process that sees no GPU", torch.cuda.get_device_name(), todo)
+        advice = "Hide it: CUDA_VISIBLE_DEVICES= (empty), before torch is imported."
+        raise DeviceError("a process that sees no GPU", torch.cuda.get_device_name(), advice)
     guard = guard_of(SOURCE)
     for name in FIRST:
         importlib.import_module(name)
     interfaces = importlib.import_module("torch._dynamo.device_interface")
     interfaces.get_interface_for_device("cuda")  # registers all of them, as torch finds them
-    made, properties = Made(), _properties(target)
+    compiled, properties = Made(), _properties(target)
     with Changes() as changes:
         changes.callback(forget_answers)
         prefers = int(compat.prefers_cudnn_attention(int(properties.major)))
@@ -83,23 +85,23 @@ def device(target: Target) -> Iterator[Made]:
         describe_to_dynamo(changes, interfaces.CudaInterface, "cuda", properties)
         describe_to_fake_tensors(changes)
         describe_to_passes(changes)
-        _describe_to_inductor(changes, made)
+        _describe_to_inductor(changes, compiled)
         _describe_to_triton(changes, target)
         changes.set(cuda, Kernel=_Unloaded)
         forget_answers()
         with compat.compiles_in_this_process():
-            yield made
+            yield compiled
 
 
 class _Unloaded:
-    """In the place of a kernel of ours that the driver would load."""
+    """A stand-in for a kernel of this package that the driver would load."""
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
 
 
 def _properties(target: Target) -> SimpleNamespace:
-    """What torch.cuda.get_device_properties would say."""
+    """Return the values of torch.cuda.get_device_properties for the target."""
     major, minor = (
         (int(target.arch[3:-1]), int(target.arch[-1])) if target.kind == "cuda" else _gfx(target)
     )
@@ -122,10 +124,12 @@ def _properties(target: Target) -> SimpleNamespace:
 
 
 def _gfx(target: Target) -> tuple[int, int]:
+    """Return major and minor version of an AMD architecture."""
     return int(target.arch[3:-2]), int(target.arch[-2], 16)  # gfx942 is 9.4, stepping 2
 
 
 def _describe_cuda(changes: Changes, properties: SimpleNamespace, target: Target) -> None:
+    """Have the functions of torch.cuda describe the target."""
     capability, memory = (properties.major, properties.minor), properties.total_memory
     answers: dict[str, Any] = {
         "is_available": True,
@@ -151,12 +155,15 @@ def _describe_cuda(changes: Changes, properties: SimpleNamespace, target: Target
     changes.set(torch.cuda, **{name: always(answer) for name, answer in answers.items()})
     changes.set(torch.cuda, get_rng_state=lambda *_, **__: torch.zeros(16, dtype=torch.uint8))
     changes.set(torch._C, _cuda_getCurrentRawStream=always(0))
-    ours, other = ("cuda", "hip") if target.kind == "cuda" else ("hip", "cuda")
-    built: Any = torch.version
-    changes.set(built, **{ours: getattr(built, ours) or compat.TOOLKITS[ours], other: None})
+    present, absent = ("cuda", "hip") if target.kind == "cuda" else ("hip", "cuda")
+    version: Any = torch.version
+    changes.set(
+        version, **{present: getattr(version, present) or compat.TOOLKITS[present], absent: None}
+    )
 
 
-def _describe_to_inductor(changes: Changes, made: Made) -> None:
+def _describe_to_inductor(changes: Changes, compiled: Made) -> None:
+    """Have Inductor compile Triton kernels without loading them, and record them."""
     from torch._inductor.runtime.triton_heuristics import (
         CachingAutotuner,
         StaticTritonCompileResult,
@@ -171,19 +178,19 @@ def _describe_to_inductor(changes: Changes, made: Made) -> None:
         reload_kernel: Any = None,
         static_triton_bundle_key: str | None = None,
     ) -> None:
-        """Up to where a kernel would be loaded."""
+        """Compile the kernel, and stop where it would be loaded."""
         self._reload_kernel = reload_kernel
-        made.note(self.fn.__name__, _compile_first(self))
-        # Whoever loads it shall not compile another one because of the registers it takes.
+        compiled.note(self.fn.__name__, _compile_first(self))
+        # A loading process must not compile a variant because of the registers the kernel takes.
         self.inductor_meta["dynamic_scale_rblock"] = False
         if not self.is_statically_launchable():
-            made.unlaunched.append(self.fn.__name__)
+            compiled.unlaunched.append(self.fn.__name__)
         elif static_triton_bundle_key is not None:
             TritonBundler.put_static_autotuner(static_triton_bundle_key, self)
 
-    def can_statically_launch(kernel: Any, *about: Any) -> Any:
+    def can_statically_launch(kernel: Any, *arguments: Any) -> Any:
         _name_whole(kernel)
-        return launchable(kernel, *about)
+        return launchable(kernel, *arguments)
 
     static = staticmethod(can_statically_launch)
     changes.set(StaticTritonCompileResult, can_statically_launch=static)
@@ -191,9 +198,9 @@ def _describe_to_inductor(changes: Changes, made: Made) -> None:
 
 
 def _name_whole(kernel: Any) -> None:
-    """Have a binary lie under its kernel's name also where that is long.
+    """Store a binary under its kernel's full name, even if that is long.
 
-    Triton cuts the names of its files at 150 characters; the launcher looks for whole ones.
+    Triton cuts the names of its files at 150 characters; the launcher looks for full ones.
     """
     from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
     from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
@@ -206,25 +213,26 @@ def _name_whole(kernel: Any) -> None:
 
 
 def _compile_first(kernel: Any) -> int:
-    """Compile one configuration, so that where it runs none is timed; how many there were.
+    """Compile one configuration, so that none is timed at run time; return how many there were.
 
-    Inductor lists first what it would take if it had no more than one. Where that one does not
-    compile (it needs more memory than the GPU has) it is the next.
+    Inductor lists first the configuration it would use if it had only one. If that one does not
+    compile (it needs more memory than the GPU has), the next one is used.
     """
     from torch._inductor.runtime.triton_heuristics import NoTritonConfigsError
 
-    offered = list(kernel.configs or ())
-    for config in offered[:-1]:
+    configs = list(kernel.configs or ())
+    for config in configs[:-1]:
         kernel.configs = [config]
         with contextlib.suppress(NoTritonConfigsError):
             kernel._precompile_worker()
-            return len(offered)
-    kernel.configs = offered[-1:]
+            return len(configs)
+    kernel.configs = configs[-1:]
     kernel._precompile_worker()
-    return len(offered)
+    return len(configs)
 
 
 def _describe_to_triton(changes: Changes, target: Target) -> None:
+    """Replace Triton's driver by one that describes the target."""
     from torch._inductor.runtime import triton_helpers
     from triton.backends.compiler import GPUTarget  # type: ignore[import-untyped]
     from triton.runtime import driver  # type: ignore[import-untyped]

@@ -1,8 +1,8 @@
-"""An Intel GPU that is not here, as torch and Inductor see it while graphs for it are read.
+"""Description of an absent Intel GPU to torch and Inductor, while graphs for it are read.
 
-torch makes fake tensors on `xpu` in builds without it too; autograd wants a guard. Inductor lowers
-such graphs and writes their code; Triton compiles none of it here, as its builds for other GPUs
-have no code generator for these. Kernels in SYCL are noted where they would be loaded.
+torch makes fake tensors on `xpu` in builds without it too; autograd needs a device guard. Inductor
+lowers such graphs and writes their code; Triton compiles none of it here, as its builds for other
+GPUs have no code generator for these. SYCL kernels are recorded where they would be loaded.
 """
 
 import contextlib
@@ -38,21 +38,21 @@ GIB = 1 << 30
 
 @contextlib.contextmanager
 def device(target: Target) -> Iterator[list[Source]]:
-    """`xpu:0` is `target` meanwhile, in this process; gives the sources whose kernels were asked.
+    """Describe `target` as `xpu:0` of this process; yield the sources of requested kernels.
 
-    Raises `TargetError` for what is no Intel GPU, `DeviceError` where torch sees a real one.
+    Raises `TargetError` if it is not an Intel GPU, `DeviceError` where torch sees a real one.
     """
     if target.kind != "xpu":
         raise TargetError("an Intel GPU", str(target), "See described.device for others.")
     if torch.xpu.is_available():
-        todo = "Hide it: ZE_AFFINITY_MASK, or ONEAPI_DEVICE_SELECTOR=opencl:cpu."
-        raise DeviceError("a process that sees no GPU", torch.xpu.get_device_name(), todo)
+        advice = "Hide it: ZE_AFFINITY_MASK, or ONEAPI_DEVICE_SELECTOR=opencl:cpu."
+        raise DeviceError("a process that sees no GPU", torch.xpu.get_device_name(), advice)
     guard = guard_of(SOURCE)
     for name in FIRST:
         importlib.import_module(name)
     interfaces = importlib.import_module("torch._dynamo.device_interface")
     interfaces.get_interface_for_device("cpu")  # registers all of them, as torch finds them
-    asked: list[Source] = []
+    requested: list[Source] = []
     with Changes() as changes:
         changes.callback(_forget)
         guard.ipex_describe_xpu()
@@ -63,37 +63,38 @@ def device(target: Target) -> Iterator[list[Source]]:
         describe_to_fake_tensors(changes)
         describe_to_passes(changes)
         _describe_to_triton(changes, target)
-        described: Any = _Described(target, asked)
+        described: Any = _Described(target, requested)
         changes.set(sycl_device, XpuDevice=lambda index: described)
         _forget()
         with compat.compiles_in_this_process():
-            yield asked
+            yield requested
 
 
 class _Described:
-    """In the place of a device that would load kernels: it has all that they need."""
+    """A stand-in for a device that would load kernels, with all properties they need."""
 
     waits = False
 
-    def __init__(self, target: Target, asked: list[Source]) -> None:
-        self.name, self.arch, self._asked = target.name, target.arch, asked
+    def __init__(self, target: Target, requested: list[Source]) -> None:
+        self.name, self.arch, self._asked = target.name, target.arch, requested
         self.facts = {"type": "gpu", "matrix": True, "fp16": True, "fp64": True}
 
     def load(self, source: Source) -> SimpleNamespace:
-        """Note it; its kernels are in nobody's way until they are launched."""
+        """Record a source and return a stand-in for its kernels, which are never launched."""
         if source not in self._asked:
             self._asked.append(source)
         return SimpleNamespace(kernel=always(None))
 
 
 def _forget() -> None:
+    """Clear the caches that hold facts about the GPU."""
     forget_answers()
     sycl_device.device_of.cache_clear()
     calls.forget()
 
 
 def _properties(target: Target) -> SimpleNamespace:
-    """What torch.xpu.get_device_properties would say."""
+    """Return the values of torch.xpu.get_device_properties for the target."""
     major, minor = map(int, target.arch.removeprefix("xe:").split("."))
     return SimpleNamespace(
         name=target.name,
@@ -113,6 +114,7 @@ def _properties(target: Target) -> SimpleNamespace:
 
 
 def _describe_xpu(changes: Changes, properties: SimpleNamespace) -> None:
+    """Have the functions of torch.xpu describe the target."""
     answers: dict[str, Any] = {
         "is_available": True,
         "_is_compiled": True,
@@ -137,7 +139,7 @@ def _describe_xpu(changes: Changes, properties: SimpleNamespace) -> None:
 
 
 def _describe_to_triton(changes: Changes, target: Target) -> None:
-    """Its driver, which templates of Inductor's ask while they are listed."""
+    """Replace Triton's driver, which Inductor's templates query while they are listed."""
     from triton.backends.compiler import GPUTarget  # type: ignore[import-untyped]
     from triton.runtime import driver  # type: ignore[import-untyped]
 
@@ -151,5 +153,5 @@ def _describe_to_triton(changes: Changes, target: Target) -> None:
         is_active=always(True),
     )
     changes.set(driver, _active=stub)
-    # Written beside each of our templates; a Triton without a code generator has none to tell.
+    # Written beside each template; a Triton without a code generator has no hash of its own.
     changes.set(torch.utils._triton, triton_hash_with_backend=always(f"none for {target.arch}"))

@@ -1,4 +1,4 @@
-"""What of torch is told of a GPU that is not here, and forgets of it, whosever GPU it is."""
+"""Facts about an absent GPU that torch is given, and cleared of, for any GPU vendor."""
 
 import functools
 import sys
@@ -17,7 +17,7 @@ from ipex_inductor.templates.build import cpp
 
 INDEX = 0  # the only GPU there is
 
-# What is imported before anything is changed: it binds functions of torch.cuda, or looks for GPUs.
+# Imported before anything is changed: these bind functions of torch.cuda, or look for GPUs.
 FIRST = (
     "torch._dynamo.device_interface",
     "torch._inductor.codecache",
@@ -27,7 +27,7 @@ FIRST = (
     "torch._inductor.triton_bundler",
     "triton",
 )
-# Modules, and classes in them, whose caches hold what they were told of the GPU.
+# Modules, and classes in them, whose caches hold facts about the GPU.
 REMEMBERING = (
     "ipex_inductor.lowerings.problem.selector_hook",
     "ipex_inductor.lowerings.optimizer.step_cuda",
@@ -45,7 +45,7 @@ REMEMBERING = (
 
 @functools.cache
 def guard_of(source: Path) -> Any:
-    """The library of that file, which the kernel cache has for each torch and compiler.
+    """Return the library built from that file, cached for each torch and compiler.
 
     Raises `CompilerNotFoundError`.
     """
@@ -53,43 +53,49 @@ def guard_of(source: Path) -> Any:
     try:
         return cpp.load(source.read_text, pairs(name), True)
     except cpp.NotBuiltError as error:
-        todo = "`apt-get install g++`, or set CXX; `ipex-inductor doctor` checks it."
+        advice = "`apt-get install g++`, or set CXX; `ipex-inductor doctor` checks it."
         raise CompilerNotFoundError(
-            "a C++ compiler that builds the guard of described devices", str(error), todo
+            "a C++ compiler that builds the guard of described devices", str(error), advice
         ) from error
 
 
 def describe_to_dynamo(
     changes: Changes, usual: Any, kind: str, properties: SimpleNamespace
 ) -> None:
-    """Have Dynamo's interface `usual` of a kind of GPU say what torch's module of it says by now.
+    """Have Dynamo's interface of a GPU kind use the current functions of torch's module.
 
-    It bound functions of that at import.
+    The interface bound functions of that module at import.
+
+    Args:
+        changes: Takes the undo actions.
+        usual: The interface class of that kind.
+        kind: "cuda" or "xpu".
+        properties: Device properties that workers see.
     """
-    from torch._dynamo.device_interface import device_interfaces as known
+    from torch._dynamo.device_interface import device_interfaces
 
-    here: Any = getattr(torch, kind)
+    module: Any = getattr(torch, kind)
     bound = (
         *("current_device", "device_count", "get_device_properties", "is_bf16_supported"),
         *("memory_allocated", "set_device", "synchronize"),
     )
-    members = {name: staticmethod(getattr(here, name)) for name in bound}
+    members = {name: staticmethod(getattr(module, name)) for name in bound}
     members |= {"get_raw_stream": staticmethod(always(0))}
     members |= {
         name: staticmethod(always(INDEX)) for name in ("exchange_device", "maybe_exchange_device")
     }
-    asked = {"current_device": INDEX, "get_device_properties": properties}
-    worker = {name: staticmethod(always(answer)) for name, answer in asked.items()}
+    answers = {"current_device": INDEX, "get_device_properties": properties}
+    worker = {name: staticmethod(always(answer)) for name, answer in answers.items()}
     members["Worker"] = type("Worker", (usual.Worker,), worker)  # type: ignore[assignment]
-    before = dict(known)
-    changes.callback(known.update, before)
-    changes.callback(known.clear)
+    before = dict(device_interfaces)
+    changes.callback(device_interfaces.update, before)
+    changes.callback(device_interfaces.clear)
     described = type("DescribedInterface", (usual,), members)
-    known.update(dict.fromkeys((kind, f"{kind}:{INDEX}"), described))
+    device_interfaces.update(dict.fromkeys((kind, f"{kind}:{INDEX}"), described))
 
 
 def describe_to_fake_tensors(changes: Changes) -> None:
-    """Let fake tensors be made without a device."""
+    """Let fake tensors be created without a device."""
     from torch._subclasses import fake_tensor
 
     changes.set(fake_tensor, init_gpu_context=always(None))
@@ -98,7 +104,7 @@ def describe_to_fake_tensors(changes: Changes) -> None:
 
 
 def describe_to_passes(changes: Changes) -> None:
-    """Let Inductor's passes over graphs neither compute on the device nor time it."""
+    """Keep Inductor's graph passes from computing on the device or timing it."""
     from torch._inductor.constant_folding import ConstantFolder
     from torch._inductor.fx_passes import pad_mm
 
@@ -106,36 +112,38 @@ def describe_to_passes(changes: Changes) -> None:
     on_cpu: Any = _OnCpu
 
     def run_node(self: Any, node: Any) -> Any:
-        with on_cpu():  # it computes what is constant, of real tensors
+        with on_cpu():  # it computes constants from real tensors
             return evaluate(self, node)
 
     changes.set(ConstantFolder, run_node=run_node)
-    changes.set(pad_mm, _should_pad=always(False))  # that is timed
+    changes.set(pad_mm, _should_pad=always(False))  # it would time kernels
 
 
 class _OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes on the CPU what is to be made on the GPU."""
+    """Creates tensors on the CPU that are to be created on the GPU."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*map(_moved, args), **{n: _moved(v) for n, v in (kwargs or {}).items()})
+        return func(*map(_to_cpu, args), **{n: _to_cpu(v) for n, v in (kwargs or {}).items()})
 
 
-def _moved(value: Any) -> Any:
+def _to_cpu(value: Any) -> Any:
+    """Return the CPU device for a GPU device, any other value unchanged."""
     on_gpu = isinstance(value, torch.device) and value.type in ("cuda", "xpu")
     return torch.device("cpu") if on_gpu else value
 
 
 def forget_answers() -> None:
-    """Forget what was remembered of the GPU that is, or that was described."""
-    for place in REMEMBERING:
-        for owner in _loaded(place):
+    """Clear all caches of facts about the real GPU or the described one."""
+    for path in REMEMBERING:
+        for owner in _find_owners(path):
             for value in vars(owner).values():
                 cached = getattr(value, "__func__", value)
                 if isinstance(cached, functools._lru_cache_wrapper):
                     cached.cache_clear()
 
 
-def _loaded(place: str) -> Iterator[Any]:
+def _find_owners(place: str) -> Iterator[Any]:
+    """Yield the module or class of that path, if its module is imported."""
     if place in sys.modules:
         yield sys.modules[place]
     module, _, name = place.rpartition(".")

@@ -1,4 +1,4 @@
-"""What is to be compiled ahead: models with the inputs that they will get."""
+"""Models with example inputs, to be compiled ahead of time."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,33 +30,44 @@ class Example:
     training: bool = False
 
     @classmethod
-    def all_of(cls, name: str, made: object) -> list[Self]:
-        """Of what a function returns: a model, its inputs or a list of such tuples, and more.
+    def all_of(cls, name: str, value: object) -> list[Self]:
+        """Return an example for each set of inputs in the return value of a user's function.
 
-        More are ranges of sizes (`Dynamic`) and an optimizer. Raises `ArgumentError` for others.
+        Args:
+            name: Name of the function.
+            value: (model, inputs), inputs being a tuple or a list of tuples; ranges of sizes
+                (`Dynamic`) and an optimizer may follow.
+
+        Raises:
+            ArgumentError: the value has another form.
         """
-        match made:
-            case (nn.Module() as model, (tuple() | list()) as given, *more):
-                sets = [given] if isinstance(given, tuple) else given
-                ranges = [each for each in more if isinstance(each, Mapping)]
-                steps = [each for each in more if isinstance(each, Optimizer)]
-                plain = len(more) == len(ranges) + len(steps) and len(ranges) < 2 > len(steps)
-                if sets and plain and all(isinstance(each, tuple) for each in sets):
+        match value:
+            case (nn.Module() as model, (tuple() | list()) as inputs, *more):
+                sets = [inputs] if isinstance(inputs, tuple) else inputs
+                ranges = [part for part in more if isinstance(part, Mapping)]
+                steps = [part for part in more if isinstance(part, Optimizer)]
+                is_complete = len(more) == len(ranges) + len(steps) and len(ranges) < 2 > len(steps)
+                if sets and is_complete and all(isinstance(one, tuple) for one in sets):
                     dynamic: Dynamic | None = next(iter(ranges), None)
                     optimizer: Optimizer | None = next(iter(steps), None)
                     return [
-                        cls(f"{name} #{n}" if n else name, model, each, {}, dynamic, optimizer)
-                        for n, each in enumerate(sets)
+                        cls(f"{name} #{n}" if n else name, model, one, {}, dynamic, optimizer)
+                        for n, one in enumerate(sets)
                     ]
-        came = ", ".join(type(part).__name__ for part in made) if isinstance(made, tuple) else made
+        actual = (
+            ", ".join(type(part).__name__ for part in value) if isinstance(value, tuple) else value
+        )
         raise ArgumentError(
             f"{name} to return (model, tuple of inputs), the model a torch.nn.Module",
-            str(came),
+            str(actual),
             "Return such a pair; ranges of sizes and an optimizer may follow.",
         )
 
     def as_asked(self, dtype: torch.dtype | None, training: bool) -> Self:
-        """In train mode or eval mode, floating point in `dtype`; an optimizer only in training."""
+        """Return the example in train or eval mode, with floating point cast to `dtype`.
+
+        The optimizer is kept only in training.
+        """
 
         def cast(value: Any) -> Any:
             floats = isinstance(value, Tensor) and value.is_floating_point()
@@ -68,32 +79,34 @@ class Example:
         return replace(self, model=model, inputs=inputs, training=training, optimizer=optimizer)
 
     def sized(self, line: str) -> Self:
-        """With inputs of these sizes, as `8x3x224x224 8` or `1x16..512`, a range, at its end.
+        """Return the example with inputs of other sizes, all zeros.
 
-        Raises `ArgumentError` for what is no size, or not one for each tensor.
+        `line`: sizes of each tensor, as `8x3x224x224 8`, or ranges, as `1x16..512`, whose inputs
+        have the largest size. Raises `ArgumentError` for a text without sizes, or not one for each
+        tensor.
         """
-        words, inputs = line.split(), list(self.inputs)
+        texts, inputs = line.split(), list(self.inputs)
         dynamic: dict[int | str | Where, dict[int, Range]] = {}
         tensors = [n for n, value in enumerate(inputs) if isinstance(value, Tensor)]
         try:
-            for n, word in zip(tensors, words, strict=True):
-                ranges = [[int(size) for size in part.split("..")] for part in word.split("x")]
-                inputs[n] = _alike(inputs[n], [sizes[-1] for sizes in ranges])
+            for n, text in zip(tensors, texts, strict=True):
+                ranges = [[int(size) for size in part.split("..")] for part in text.split("x")]
+                inputs[n] = _zeros_like(inputs[n], [sizes[-1] for sizes in ranges])
                 dims: dict[int, Range] = {
                     d: (s[0], s[1]) for d, s in enumerate(ranges) if len(s) == 2
                 }
                 dynamic |= {n: dims} if dims else {}
         except (IndexError, RuntimeError, ValueError) as error:
-            todo = f"Give sizes as 8x3x224x224 for each of {len(tensors)} tensors."
-            raise ArgumentError("sizes of inputs", f"{line!r}: {error}", todo) from None
+            advice = f"Give sizes as 8x3x224x224 for each of {len(tensors)} tensors."
+            raise ArgumentError("sizes of inputs", f"{line!r}: {error}", advice) from None
         return replace(
             self, name=f"{self.name} {line}", inputs=tuple(inputs), dynamic=dynamic or None
         )
 
     def recorded(self, line: str) -> Self:
-        """With inputs as a run recorded them (`ipex_inductor.record`, `IPEX_RECORD`).
+        """Return the example with inputs recorded by a run (`ipex_inductor.record`, `IPEX_RECORD`).
 
-        Raises `ArgumentError` for a record of another model, or what is none.
+        Raises `ArgumentError` for a record of another model, or an invalid one.
         """
         record = Record.of(line)
         record.check(self.model.forward)
@@ -109,13 +122,13 @@ class Example:
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    """The lines of a file, or of all in a folder, each once; but for comments.
+    """Yield the distinct lines of a file, or of all files in a folder, without comments.
 
     Raises `ArgumentError` where there are none.
     """
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     try:
-        lines = [_plain(line) for f in files for line in f.read_text().splitlines()]
+        lines = [_strip_comment(line) for f in files for line in f.read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError("a file of text", f"{path}: {error}", "Check the path.") from None
     if not any(lines):
@@ -123,14 +136,17 @@ def lines_of(path: Path) -> Iterator[str]:
     yield from dict.fromkeys(filter(None, lines))
 
 
-def _plain(line: str) -> str:
-    """Without a comment; records, in JSON, have none, but perhaps a text with that sign."""
+def _strip_comment(line: str) -> str:
+    """Return a line without its comment; records, in JSON, are kept whole as they have none."""
     return line.strip() if line.startswith("{") else line.partition("#")[0].strip()
 
 
-def _alike(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    made = torch.zeros(shape, dtype=tensor.dtype)
-    last = torch.channels_last
-    turned = tensor.dim() == 4 and tensor.is_contiguous(memory_format=last)
-    plain = tensor.is_contiguous()
-    return made.to(memory_format=last) if turned and not plain else made
+def _zeros_like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return zeros of that shape, with the dtype and memory format of a tensor."""
+    zeros = torch.zeros(shape, dtype=tensor.dtype)
+    channels_last = torch.channels_last
+    is_channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=channels_last)
+    is_contiguous = tensor.is_contiguous()
+    return (
+        zeros.to(memory_format=channels_last) if is_channels_last and not is_contiguous else zeros
+    )

@@ -1,7 +1,7 @@
-"""Models into packages: exported, through our passes, compiled by AOTInductor with weights apart.
+"""Packages of models: exported, optimized by our passes, compiled by AOTInductor without weights.
 
-Weights are inputs of the code, so nothing of them is in it, and oneDNN's packed ones can be handed
-over as they are; what is derived from weights is a program, which runs when they are loaded.
+Weights are inputs of the code, so the code holds none of them, and oneDNN's packed weights can be
+passed directly. Weight preprocessing is a program that runs when weights are loaded.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ Source = tuple[str, int | str]  # ("input", 0), ("weight", "conv.bias") or ("der
 
 @dataclass(frozen=True)
 class Packaged:
-    """A bundle with a package: what is in it, what was decided, and whether it was compiled now."""
+    """The result of `package`: manifest, decisions, and whether code was compiled now."""
 
     manifest: Manifest
     report: GraphReport
@@ -74,18 +74,31 @@ def package(
     key: str | os.PathLike[str] | None = None,
     serial: int | None = None,
 ) -> Packaged:
-    """Compile `model` for this kind of CPU, or for others and for GPUs, into the new bundle `path`.
+    """Compile `model` without its weights for CPUs or GPUs, into the new bundle `path`.
 
-    Without its weights. `targets` are levels of x86-64 and GPUs, which need not be here, and a
-    package is made for each; model and inputs are on the CPU in any case.
     `ipex_inductor.load(path, weights=state_dict)` runs it, on inputs of the shapes and dtypes of
-    `example_inputs` and `kwargs`. `mode` and `options` are those of `torch.compile`; `name` (that
-    of the file), the private `key` to sign with and `serial` those of `cache pack`. Raises
-    `ArgumentError` for a model that cannot be packaged (in train mode, with effects, or that
-    returns views of its inputs) or a file that is there; `DeviceError` for one that is not on the
-    CPU, or where torch is not built for that GPU; `TargetError` for a GPU that is none of NVIDIA's
-    and for a CPU that is none of x86-64's, or other than this one's family; what torch.export and
-    `described.device` raise.
+    `example_inputs` and `kwargs`.
+
+    Args:
+        model: Module in eval mode, on the CPU.
+        example_inputs: Positional arguments of a call, on the CPU.
+        path: File of the new bundle.
+        targets: Levels of x86-64 and GPUs, which need not be present; one package is made for each.
+            Without targets, this machine's kind of CPU.
+        kwargs: Keyword arguments of that call.
+        mode: As for `torch.compile`.
+        options: As for `torch.compile`.
+        name: Name of the bundle, by default that of the file.
+        key: File of the private key to sign with.
+        serial: As for `cache pack`.
+
+    Raises:
+        ArgumentError: the model cannot be packaged (in train mode, with effects, or it returns
+            views of its inputs), or the file exists.
+        DeviceError: the model is not on the CPU, or torch is not built for that GPU.
+        TargetError: a GPU is not of NVIDIA; a CPU is not x86-64, or of another family than this
+            one.
+        Exception: errors of torch.export and `described.device`.
     """
     out = Path(path)
     if os.path.lexists(out):
@@ -96,22 +109,24 @@ def package(
             x86_levels.check(target)
             continue
         if target.kind != "cuda":
-            todo = "Others get graphs (`--arch` without `--package`)."
-            raise TargetError("a GPU of NVIDIA", str(target), todo)
+            advice = "Others get graphs (`--arch` without `--package`)."
+            raise TargetError("a GPU of NVIDIA", str(target), advice)
         if why := compat.why_not_for(target.kind):
-            todo = "Install the build of torch that the GPU's machine has; it needs no GPU."
-            raise DeviceError(f"torch for {target}", why, todo)
-    made = [_made(model, example_inputs, t, kwargs, mode, options) for t in targets or (None,)]
-    entries = {key: entry for key, entry, _ in made}
+            advice = "Install the build of torch that the GPU's machine has; it needs no GPU."
+            raise DeviceError(f"torch for {target}", why, advice)
+    packages = [
+        _make_entry(model, example_inputs, t, kwargs, mode, options) for t in targets or (None,)
+    ]
+    entries = {key: entry for key, entry, _ in packages}
     bundled = packing.pack_entries(
         out, name or out.stem, entries, Path(key) if key else None, serial
     )
-    compiled = any(fresh for *_, fresh in made)
+    compiled = any(fresh for *_, fresh in packages)
     events = [Event(*event) for entry in entries.values() for event in entry.meta["events"]]
     return Packaged(bundled, GraphReport(events, "passes" if compiled else "cache"), compiled)
 
 
-def _made(
+def _make_entry(
     model: nn.Module,
     example_inputs: Sequence[Any],
     target: Target | None,
@@ -119,11 +134,20 @@ def _made(
     mode: str | None,
     options: Mapping[str, Any] | None,
 ) -> tuple[Key, Entry, bool]:
-    """The entry for a GPU, or for this CPU, its key, and whether it was compiled now."""
-    fake_tensors: Any = FakeTensorMode  # which has no types
+    """Return the key, the entry, and whether it was compiled now rather than cached.
+
+    Args:
+        model: Module in eval mode.
+        example_inputs: Positional arguments.
+        target: GPU or level of x86-64; None for this CPU.
+        kwargs: Keyword arguments.
+        mode: As for `torch.compile`.
+        options: As for `torch.compile`.
+    """
+    fake_tensors: Any = FakeTensorMode  # without type annotations
     with torch.no_grad():
-        given, named = pytree.tree_map(_plain, (tuple(example_inputs), dict(kwargs or {})))
-        call = _Exported.of(model, given, named)
+        args, named = pytree.tree_map(_expand_memory, (tuple(example_inputs), dict(kwargs or {})))
+        call = _Exported.of(model, args, named)
     with ExitStack() as stack, torch.no_grad():
         if target and target.kind == "cpu":
             stack.enter_context(x86_levels.described(x86_levels.check(target)))
@@ -132,63 +156,65 @@ def _made(
             stack.enter_context(fake_tensors(allow_non_fake_inputs=True))
             call = call.on(torch.device("cuda", INDEX))
         ahead = Ahead.of(call.gm, call.tensors, mode, options)
-        found = ahead.key(KIND, call.problem())
-        # Code of the user's that a compilation runs is in no key.
+        key = ahead.key(KIND, call.problem())
+        # User code that a compilation runs is in no key.
         store = None if ahead.runs_users_code else default_store.store()
-        kept = store.get(found) if store else None
-        entry = kept or _compiled(call, ahead)
-    if store and not kept:
-        store.put(found, dict(entry.meta), entry.blob)
-    return found, entry, kept is None
+        cached = store.get(key) if store else None
+        entry = cached or _compile_entry(call, ahead)
+    if store and not cached:
+        store.put(key, dict(entry.meta), entry.blob)
+    return key, entry, cached is None
 
 
 def _check(model: nn.Module) -> None:
+    """Raise `ArgumentError` or `DeviceError` unless this is a module in eval mode on the CPU."""
     if not isinstance(model, nn.Module) or model.training:
-        came = "one in train mode" if isinstance(model, nn.Module) else type(model).__name__
-        raise ArgumentError("a module in eval mode", came, "Call model.eval() first.")
-    places = {t.device.type for t in (*model.parameters(), *model.buffers())}
-    if places - {"cpu"}:
-        came = f"one on {', '.join(sorted(places))}"
-        raise DeviceError("a model on the CPU", came, "Packages are for CPUs: model.to('cpu').")
+        actual = "one in train mode" if isinstance(model, nn.Module) else type(model).__name__
+        raise ArgumentError("a module in eval mode", actual, "Call model.eval() first.")
+    devices = {t.device.type for t in (*model.parameters(), *model.buffers())}
+    if devices - {"cpu"}:
+        actual = f"one on {', '.join(sorted(devices))}"
+        raise DeviceError("a model on the CPU", actual, "Packages are for CPUs: model.to('cpu').")
 
 
 @dataclass(frozen=True)
 class _Exported:
-    """An exported model as a flat graph: tensors in, tensors out, its parameters attributes."""
+    """An exported model as a flat graph: tensors in, tensors out, parameters as attributes."""
 
     gm: torch.fx.GraphModule
     tensors: list[Tensor]
-    numbers: list[int]  # of the leaves that `tensors` are
+    numbers: list[int]  # positions of `tensors` among the leaves
     leaves: list[Any]
     keywords: tuple[str, ...]
     arguments: str
     results: str
     returned: list[Any]  # the number of a tensor, or a constant
-    saved: frozenset[str]  # what a state dict has
-    constants: dict[str, bytes]  # what it has not
+    saved: frozenset[str]  # names in the state dict
+    constants: dict[str, bytes]  # tensors that it lacks
 
     @classmethod
     def of(cls, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "_Exported":
+        """Export a model; raise `ArgumentError` if inputs, outputs or weights cannot be used."""
         program, gm = compat.exported(model, args, kwargs)
         leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
         _refuse_odd(leaves, "input")
         saved = frozenset(model.state_dict())
-        if lost := {name for name, _ in gm.named_parameters()} - saved:
-            todo = "Its weights could not be given to `load`: remove the hook that renames them."
+        if missing := {name for name, _ in gm.named_parameters()} - saved:
+            advice = "Its weights could not be given to `load`: remove the hook that renames them."
             wanted = "a model whose state dict has its parameters by their names"
-            raise ArgumentError(wanted, f"one that lacks {', '.join(sorted(lost))}", todo)
+            raise ArgumentError(wanted, f"one that lacks {', '.join(sorted(missing))}", advice)
         gm.graph.set_codegen(torch.fx.graph.CodeGen())
         placeholders = gm.graph.find_nodes(op="placeholder")
         for node, leaf in zip(placeholders, leaves, strict=True):
-            if not isinstance(leaf, Tensor):  # the graph is for that value alone
+            if not isinstance(leaf, Tensor):  # the graph is specialized for that value
                 gm.graph.erase_node(node)
         (end,) = gm.graph.find_nodes(op="output")
         returned = list(end.args[0])
-        nodes = [each for each in returned if isinstance(each, torch.fx.Node)]
-        _refuse_odd([each for each in returned if not isinstance(each, torch.fx.Node)], "output")
+        nodes = [value for value in returned if isinstance(value, torch.fx.Node)]
+        _refuse_odd([value for value in returned if not isinstance(value, torch.fx.Node)], "output")
         end.args = (tuple(nodes),)
         gm.recompile()
-        counted = iter(range(len(nodes)))
+        counter = iter(range(len(nodes)))
         numbers = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         return cls(
             gm,
@@ -198,78 +224,82 @@ class _Exported:
             tuple(kwargs),
             pytree.treespec_dumps(spec),
             pytree.treespec_dumps(program.call_spec.out_spec),
-            [("tensor", next(counted)) if each in nodes else ("fixed", each) for each in returned],
+            [
+                ("tensor", next(counter)) if value in nodes else ("fixed", value)
+                for value in returned
+            ],
             saved,
             {name: _bytes(t) for name, t in _tensors(gm).items() if name not in saved},
         )
 
     def on(self, device: torch.device) -> "_Exported":
-        """The same of fake tensors on a GPU, but for the constants."""
+        """Return the model with fake tensors on a GPU; `constants` keeps its bytes."""
 
-        def moved(value: Any) -> Any:
+        def move(value: Any) -> Any:
+            """Return a tensor or device on the GPU, any other value unchanged."""
             if isinstance(value, Tensor):
-                made = torch.empty_strided(
+                fake = torch.empty_strided(
                     value.shape, value.stride(), dtype=value.dtype, device=device
                 )
-                return nn.Parameter(made, False) if isinstance(value, nn.Parameter) else made
+                return nn.Parameter(fake, False) if isinstance(value, nn.Parameter) else fake
             return device if isinstance(value, torch.device) else value
 
         for name, tensor in _tensors(self.gm).items():
             owner, _, last = name.rpartition(".")
             module = self.gm.get_submodule(owner)
-            own = module._parameters if last in module._parameters else module._buffers
-            if last in own:
-                own[last] = moved(tensor)
+            tensors = module._parameters if last in module._parameters else module._buffers
+            if last in tensors:
+                tensors[last] = move(tensor)
             else:
-                setattr(module, last, moved(tensor))
+                setattr(module, last, move(tensor))
         for _, module in _graphs(self.gm):
             for node in module.graph.nodes:
-                node.args, node.kwargs = pytree.tree_map(moved, (node.args, node.kwargs))
+                node.args, node.kwargs = pytree.tree_map(move, (node.args, node.kwargs))
             module.recompile()
-        return replace(self, tensors=[moved(tensor) for tensor in self.tensors])
+        return replace(self, tensors=[move(tensor) for tensor in self.tensors])
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a GPU computes."""
+        """Return whether a GPU computes."""
         tensors = (*self.tensors, *_tensors(self.gm).values())
         return any(tensor.device.type == "cuda" for tensor in tensors)
 
-    def described(self, leaf: Tensor) -> Described:
-        """An input as it is where the code runs."""
+    def describe(self, leaf: Tensor) -> Described:
+        """Return the description of an input on the device where the code runs."""
         about = described(leaf)
         return msgspec.structs.replace(about, device="cuda") if self.on_gpu else about
 
     def problem(self) -> dict[str, Any]:
-        """What code and metadata depend on beside the graph's text."""
+        """Return the facts beside the graph's text that code and metadata depend on."""
         fixed = [leaf for leaf in self.leaves if not isinstance(leaf, Tensor)]
-        own = (*self.gm.named_parameters(), *self.gm.named_buffers())
+        weights = (*self.gm.named_parameters(), *self.gm.named_buffers())
         return {
             "call": (self.arguments, self.results, self.keywords, repr(fixed), repr(self.returned)),
             "inputs": tuple(repr(described(t)) for t in self.tensors),
-            "weights": tuple((name, repr(described(tensor))) for name, tensor in own),
+            "weights": tuple((name, repr(described(tensor))) for name, tensor in weights),
             "constants": tuple((n, _digest(data)) for n, data in sorted(self.constants.items())),
         }
 
 
 def _tensors(gm: torch.fx.GraphModule) -> dict[str, Tensor]:
-    """Parameters, buffers, literals and attributes that are plain tensors, by name."""
-    own: dict[str, Tensor] = {**dict(gm.named_parameters()), **dict(gm.named_buffers())}
+    """Return parameters, buffers, literals and attributes that are plain tensors, by name."""
+    tensors: dict[str, Tensor] = {**dict(gm.named_parameters()), **dict(gm.named_buffers())}
     for prefix, module in _graphs(gm):
         for node in module.graph.find_nodes(op="get_attr"):
             value = operator.attrgetter(node.target)(module)
-            own |= {prefix + node.target: value} if isinstance(value, Tensor) else {}
-    return own
+            tensors |= {prefix + node.target: value} if isinstance(value, Tensor) else {}
+    return tensors
 
 
 def _graphs(gm: torch.fx.GraphModule) -> Iterator[tuple[str, torch.fx.GraphModule]]:
-    """A graph and the bodies of its higher-order ops, each with what its names begin with."""
+    """Yield a graph and the bodies of its higher-order ops, each with the prefix of its names."""
     for name, module in gm.named_modules():
         if isinstance(module, torch.fx.GraphModule):
             yield f"{name}." * bool(name), module
 
 
 class _Made:
-    """What comes out of one compilation: the inner compiler, and who gets the programs."""
+    """The collected results of one compilation: inner compiler and consumer of programs."""
 
     def __init__(self, call: _Exported, level: str) -> None:
         self._call, self._level = call, level
@@ -283,12 +313,12 @@ class _Made:
     def compile(
         self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any
     ) -> Any:
-        """The inner compiler: of a graph that takes only what it reads."""
+        """Compile a graph as Inductor's inner compiler, which takes only inputs that are read."""
         if why := compat.why_not_ahead():
-            todo = "Package the part of it that computes, in eval mode."
-            raise ArgumentError("a model that only computes", why, todo)
-        self.takes, self.weights = [], {}  # it may be compiled anew, without templates
-        kept: list[Any] = []
+            advice = "Package the part of it that computes, in eval mode."
+            raise ArgumentError("a model that only computes", why, advice)
+        self.takes, self.weights = [], {}  # it may be compiled again, without templates
+        inputs: list[Any] = []
         static: list[int] = []
         derived = 0
         for number, node in enumerate(gm.graph.find_nodes(op="placeholder")):
@@ -303,14 +333,14 @@ class _Made:
                 source = ("input", self._call.numbers[about.idx])
             if node.users:
                 self.takes.append(source)
-                static += [len(kept)] * (source[0] != "input")
-                kept.append(example_inputs[number])
+                static += [len(inputs)] * (source[0] != "input")
+                inputs.append(example_inputs[number])
             else:
                 gm.graph.erase_node(node)
         gm.recompile()
         kwargs["static_input_idxs"] = static
         on_gpu = self._call.on_gpu
-        library, self.needs = compat.compile_ahead(gm, kept, self._level, on_gpu, **kwargs)
+        library, self.needs = compat.compile_ahead(gm, inputs, self._level, on_gpu, **kwargs)
         ipex = torch.ops.ipex
         ours = {ipex.blocked.default, ipex.short_attention.default, ipex.winograd.default}
         if cpu_library.is_paired() and any(node.target in ours for node in gm.graph.nodes):
@@ -321,62 +351,70 @@ class _Made:
         return _never
 
     def join(self, inner: Any, programs: Iterable[Program], *_: Any, **__: Any) -> Any:
-        """The weight prologue."""
+        """Record the weight preprocessing and return `inner` unchanged."""
         self.parts = tuple(part_of(program, self._names) for program in programs)
         return inner
 
 
 def _never(_: Any) -> Any:
+    """Raise `AssertionError`, since the code is for another process."""
     raise AssertionError("compiled for another process")
 
 
 _never._boxed_call = True  # type: ignore[attr-defined]
 
 
-def _compiled(call: _Exported, ahead: Ahead) -> Entry:
+def _compile_entry(call: _Exported, ahead: Ahead) -> Entry:
+    """Compile an exported model and return its entry."""
     level = x86_levels.LEVELS.get(architecture())
-    made = _Made(call, level.march if level else "")
-    ahead.compile(made.compile, made.join)
-    constants = {name: call.constants[name] for name in made.weights if name in call.constants}
+    compilation = _Made(call, level.march if level else "")
+    ahead.compile(compilation.compile, compilation.join)
+    constants = {
+        name: call.constants[name] for name in compilation.weights if name in call.constants
+    }
     leaves = [leaf if isinstance(leaf, Tensor) else None for leaf in call.leaves]
     about = Package(
         format=FORMAT,
-        needs=tuple(made.needs),
+        needs=tuple(compilation.needs),
         keywords=call.keywords,
         arguments=call.arguments,
         results=call.results,
-        leaves=tuple(None if leaf is None else call.described(leaf) for leaf in leaves),
+        leaves=tuple(None if leaf is None else call.describe(leaf) for leaf in leaves),
         fixed=tuple(None if isinstance(leaf, Tensor) else encoded(leaf) for leaf in call.leaves),
         returned=tuple(v if kind == "tensor" else None for kind, v in call.returned),
         returned_fixed=tuple(encoded(v) if kind == "fixed" else None for kind, v in call.returned),
-        weights={n: d for n, d in made.weights.items() if n not in constants},
-        constants={n: made.weights[n] for n in constants},
+        weights={n: d for n, d in compilation.weights.items() if n not in constants},
+        constants={n: compilation.weights[n] for n in constants},
         device="cuda" if call.on_gpu else "cpu",
-        parts=made.parts,
-        takes=tuple(made.takes),
+        parts=compilation.parts,
+        takes=tuple(compilation.takes),
         events=tuple((e.kind, e.subject, e.reason, e.where) for e in ahead.report.events),
     )
-    files = made.files | {CONSTANT + name: data for name, data in constants.items()}
+    files = compilation.files | {CONSTANT + name: data for name, data in constants.items()}
     return Entry(msgspec.json.decode(msgspec.json.encode(about)), frame_fields(files))
 
 
-def _plain(value: Any) -> Any:
-    """An input without repeated memory, which no other could be copied to."""
+def _expand_memory(value: Any) -> Any:
+    """Return an input without repeated memory, because a tensor cannot be copied into such."""
     return value.contiguous() if isinstance(value, Tensor) and 0 in value.stride() else value
 
 
 def _refuse_odd(leaves: Iterable[Any], what: str) -> None:
+    """Raise `ArgumentError` for a leaf that is neither a tensor nor a plain value."""
     for leaf in leaves:
         if not isinstance(leaf, Tensor | bool | int | float | str | None):
-            came = f"an {what} that is a {type(leaf).__name__}"
-            raise ArgumentError("tensors and plain values", came, "Wrap the model in one of these.")
+            actual = f"an {what} that is a {type(leaf).__name__}"
+            raise ArgumentError(
+                "tensors and plain values", actual, "Wrap the model in one of these."
+            )
 
 
 def _digest(data: bytes) -> str:
+    """Return the SHA-256 of the data as hexadecimal text."""
     return hashlib.sha256(data).hexdigest()
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    """The elements in order, whatever their layout."""
+    """Return a tensor's elements in logical order, regardless of its strides."""
     flat = tensor.detach().contiguous().flatten()
     return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""

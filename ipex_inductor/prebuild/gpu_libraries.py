@@ -1,4 +1,4 @@
-"""AOTInductor's libraries for a GPU that is not here, which hold the kernels' binaries."""
+"""AOTInductor libraries for an absent GPU, which hold the kernels' binaries."""
 
 import contextlib
 import importlib.util
@@ -15,18 +15,18 @@ from ipex_inductor.prebuild.changes import Changes, always
 from ipex_inductor.prebuild.described import Made, device
 from ipex_inductor.target.device import Target
 
-HOST = "march=x86-64-v2"  # of what a package does on the host, which is no loop
+HOST = "march=x86-64-v2"  # instruction set of a package's host code, which has no loops
 
 
 @contextlib.contextmanager
 def packaging(target: Target) -> Iterator[Made]:
-    """`device`, in which AOTInductor makes libraries that hold the kernels' binaries.
+    """Enter `device` with AOTInductor building libraries that hold the kernels' binaries.
 
-    Its C++ is compiled with the headers of CUDA that come with Triton, and linked with a driver's
-    library that has nothing in it: the real one is there where it is loaded. Raises what `device`
+    Their C++ is compiled with the CUDA headers that come with Triton, and linked with an empty
+    driver library: the real one is present where the library is loaded. Raises what `device`
     raises.
     """
-    with device(target) as made, Changes() as changes, tempfile.TemporaryDirectory() as folder:
+    with device(target) as compiled, Changes() as changes, tempfile.TemporaryDirectory() as folder:
         from torch._inductor import cpp_builder
         from torch._inductor.codegen.wrapper import PythonWrapperCodegen
         from triton.compiler import CompiledKernel  # type: ignore[import-untyped]
@@ -39,14 +39,14 @@ def packaging(target: Target) -> Iterator[Made]:
             return [HOST if flag == "march=native" else flag for flag in flags], linked
 
         changes.set(cpp_builder, _get_optimization_cflags=portable)
-        changes.set(CompiledKernel, _init_handles=_unloaded)
+        changes.set(CompiledKernel, _init_handles=_skip_loading)
         changes.set(PythonWrapperCodegen, generate_and_run_autotune_block=_save_kernels)
-        yield made
+        yield compiled
 
 
 @contextlib.contextmanager
 def _compiling_with(headers: str, libraries: str) -> Iterator[None]:
-    """g++ looks there first."""
+    """Have g++ search these folders first for headers and libraries."""
     before = {"CPATH": os.environ.get("CPATH"), "LIBRARY_PATH": os.environ.get("LIBRARY_PATH")}
     first = {"CPATH": headers, "LIBRARY_PATH": libraries}
     os.environ.update({n: os.pathsep.join(filter(None, (first[n], before[n]))) for n in first})
@@ -59,47 +59,53 @@ def _compiling_with(headers: str, libraries: str) -> Iterator[None]:
 
 
 def _headers() -> str:
-    """CUDA's, of Triton's wheel, and those they include, of NVIDIA's: torch's wheel lacks both."""
+    """Return the include path: CUDA's headers of Triton's wheel, and NVIDIA's core headers.
+
+    torch's wheel lacks both. Raises `CompilerNotFoundError` without the core headers.
+    """
     import triton  # type: ignore[import-untyped]
     from torch.utils import cpp_extension
 
     wheels = importlib.util.find_spec("nvidia")
-    places = [*((wheels and wheels.submodule_search_locations) or ()), cpp_extension.CUDA_HOME]
-    found = [next(Path(place).rglob("nv/target"), None) for place in places if place]
-    core = [path.parents[1] for path in found if path]
+    folders = [*((wheels and wheels.submodule_search_locations) or ()), cpp_extension.CUDA_HOME]
+    matches = [next(Path(folder).rglob("nv/target"), None) for folder in folders if folder]
+    core = [path.parents[1] for path in matches if path]
     if not core:
-        todo = "pip install --no-deps nvidia-cuda-cccl, of the CUDA that torch was built with."
-        raise CompilerNotFoundError("CUDA's core headers (nv/target)", "none", todo)
-    own = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
-    return os.pathsep.join(map(str, (own, core[0])))
+        advice = "pip install --no-deps nvidia-cuda-cccl, of the CUDA that torch was built with."
+        raise CompilerNotFoundError("CUDA's core headers (nv/target)", "none", advice)
+    include = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
+    return os.pathsep.join(map(str, (include, core[0])))
 
 
 def _empty_driver(folder: Path) -> Path:
-    """A folder with a libcuda.so for the linker."""
+    """Build an empty libcuda.so for the linker in a folder, and return the folder.
+
+    Raises `CompilerNotFoundError` if the compiler cannot link.
+    """
     compiler = toolkit.compiler() or "g++"
-    named = subprocess.run(
+    libstdcxx = subprocess.run(
         [compiler, "-print-file-name=libstdc++.so"], capture_output=True, text=True
     ).stdout.strip()
-    if not Path(named).is_absolute():  # a second one in torch's process crashes it
-        todo = "Install its libstdc++.so (libstdc++-NN-dev)."
-        raise CompilerNotFoundError("a compiler that links libstdc++.so", compiler, todo)
-    asked = ("-shared", "-x", "c++", "/dev/null", "-Wl,-soname,libcuda.so.1")
-    command = [compiler, *asked, "-o", str(folder / "libcuda.so")]
+    if not Path(libstdcxx).is_absolute():  # a second libstdc++ in torch's process crashes it
+        advice = "Install its libstdc++.so (libstdc++-NN-dev)."
+        raise CompilerNotFoundError("a compiler that links libstdc++.so", compiler, advice)
+    flags = ("-shared", "-x", "c++", "/dev/null", "-Wl,-soname,libcuda.so.1")
+    command = [compiler, *flags, "-o", str(folder / "libcuda.so")]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        todo = "`ipex-inductor doctor` checks it."
-        raise CompilerNotFoundError("a compiler that links", done.stderr.strip()[:500], todo)
+        advice = "`ipex-inductor doctor` checks it."
+        raise CompilerNotFoundError("a compiler that links", done.stderr.strip()[:500], advice)
     return folder
 
 
-def _unloaded(kernel: Any) -> None:
-    """In the place of what would load a binary into the GPU."""
+def _skip_loading(kernel: Any) -> None:
+    """Set a kernel's handles to placeholders instead of loading a binary into the GPU."""
     kernel.module, kernel.function, kernel._run = None, 0, always(None)
     kernel.n_regs, kernel.n_spills, kernel.n_max_threads = 0, 0, 1024
 
 
 def _save_kernels(wrapper: Any) -> None:
-    """In the place of timing them: each kernel's first configuration is what the library holds."""
+    """Compile and save kernels without timing: the library holds each one's first configuration."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     wrapper.kernel_autotune_defs.splice("async_compile.wait(globals())\ndel async_compile")

@@ -1,7 +1,7 @@
-"""Graphs for `torch.compile`, compiled for a GPU that is not here, or for a level of CPUs.
+"""Graphs for `torch.compile`, compiled ahead for an absent GPU or for a level of CPUs.
 
-They become entries of the kernel cache under the keys that they are looked for by where that device
-is, if torch is the same build there.
+They become entries of the kernel cache, under the keys that are looked up on that device if torch
+is the same build there.
 """
 
 import copy
@@ -43,20 +43,21 @@ from ipex_inductor.templates.tensor_reader import weights_cpp, weights_triton
 Tensor = torch.Tensor
 GPU = torch.device("cuda", describing.INDEX)
 Range = tuple[int, int] | None  # the least size and the largest; None: any
-# By input, its number or name, or that and what leads to a tensor in it; and by dimension.
+# Keyed by input (number, name, or the path to a tensor in it), then by dimension.
 Dynamic = Mapping[int | str | Where, Mapping[int, Range]]
 CPU = torch.device("cpu")
-# What generated code imports where it calls our library for CPUs.
-CALLS = tuple(each.__name__.encode() for each in (blocked, short_attention, winograd))
+# Names that generated code imports where it calls our library for CPUs.
+CALLS = tuple(module.__name__.encode() for module in (blocked, short_attention, winograd))
 TIMED = ("max-autotune", "max-autotune-no-cudagraphs")
 
 
 @dataclass(frozen=True)
 class Prebuilt:
-    """What was compiled for one target.
+    """The results of compilation for one target.
 
-    `kernels_only`: why no graph is kept, "" where `entries` are what that GPU will find. `own` are
-    kernels of ours, which it finds whatever torch it has.
+    `kernels_only`: why no graph is cached, "" if `entries` are the graphs that the target will
+    find.
+    `own`: kernels of this package, which it finds whatever torch it has.
     """
 
     target: Target
@@ -68,13 +69,13 @@ class Prebuilt:
     events: tuple[Event, ...] = ()
     seconds: float = 0.0
     unbuilt: str = ""  # why Triton's module for the driver is not in it
-    gate: tuple[Mapping[str, Any], ...] = ()  # of each kernel in SYCL, what its binary says
-    native: str = ""  # of those, who made native code, or why nobody
-    failed: tuple[str, ...] = ()  # what was asked for and is not there
+    gate: tuple[Mapping[str, Any], ...] = ()  # of each SYCL kernel, facts from its binary
+    native: str = ""  # compiler of their native code, or why there is none
+    failed: tuple[str, ...] = ()  # what was requested and could not be built
 
     @property
     def missing(self) -> list[str]:
-        """What will be compiled after all where the GPU is."""
+        """Return descriptions of everything that must still be compiled on the target."""
         lost = 0 if self.kernels_only else self.graphs - len(self.entries)
         graphs = [f"{lost} of {self.graphs} graphs, which could not be kept"] if lost else []
         kernels = () if self.kernels_only else self.made.unlaunched
@@ -98,39 +99,58 @@ def prebuild(
 ) -> Prebuilt:
     """Compile `model` as `torch.compile(model, backend="ipex")` does on `target`.
 
-    For the shapes, dtypes and strides of `example_inputs` and `kwargs`; where `dynamic` gives a
-    dimension of an input a range, for all sizes in it, if `torch._dynamo.mark_dynamic` asks for the
-    same range there. With gradients and backward graphs if it is for `training`, under
-    `torch.no_grad()` if not. With the kernels of the fused
-    step of an `optimizer` of the model, for `steps.load_step`. Nothing is timed: records, tables
-    and models choose. Raises `ArgumentError` for a model in train mode without `training` or that
-    cannot be copied, or a dimension that is not there, `OptionError` for a mode that times kernels,
-    what `described.device`, `levels.check` and `steps.load_step` raise, and what does not compile.
+    The code is for the shapes, dtypes and strides of `example_inputs` and `kwargs`. Nothing is
+    timed: records, tables and models choose.
+
+    Args:
+        model: Module to compile.
+        example_inputs: Positional arguments of a call.
+        target: GPU or level of x86-64.
+        kwargs: Keyword arguments of that call.
+        dynamic: Ranges of dimensions of inputs; the code is for all sizes in a range, if
+            `torch._dynamo.mark_dynamic` requests an equal range on the target.
+        training: Compile with gradients and backward graphs; without it, under `torch.no_grad()`.
+        optimizer: Also compile the kernels of the fused step of this optimizer of the model, as
+            `steps.load_step` does.
+        scaler: The step runs under `GradScaler`.
+        mode: As for `torch.compile`.
+        options: As for `torch.compile`.
+
+    Raises:
+        ArgumentError: the model is in train mode without `training`, cannot be copied, or lacks a
+            dimension of `dynamic`.
+        OptionError: the mode times kernels.
+        Exception: errors of `described.device`, `x86_levels.check`, `steps.load_step` and
+            compilation.
     """
     checked(model, mode, training)
     kernels_only = _why_kernels_only(target)
     began = time.perf_counter()
     with _building(target, training, cached=not kernels_only) as building:
-        given = (model, tuple(example_inputs), dict(kwargs or {}))
-        twin, args, named = described_as(given, _place(target))
+        call = (model, tuple(example_inputs), dict(kwargs or {}))
+        twin, args, named = described_as(call, _place(target))
         marked(args, named, dynamic)
-        graphs = _compiled(twin, args, named, mode, options)
+        graphs = _compile_graphs(twin, args, named, mode, options)
         if optimizer is not None:
             load_step(optimizer, _place(target), scaler)
-        kept = {} if kernels_only else _graphs(_kept(files.key for files in building.found))
+        entries = (
+            {}
+            if kernels_only
+            else _graphs(_read_entries(files.key for files in building.graph_files))
+        )
         if target.kind == "cpu":
-            _look_into(kept, building.made)
-        elif target.kind == "cuda" and kept:
+            _look_into(entries, building.compiled)
+        elif target.kind == "cuda" and entries:
             for writes in (True, False):
                 weights_triton.load_kernel(_place(target), writes)
-    modules, unbuilt = _module_for_driver() if kept and target.kind == "cuda" else ({}, "")
+    modules, unbuilt = _module_for_driver() if entries and target.kind == "cuda" else ({}, "")
     return Prebuilt(
         target,
         kernels_only,
-        {key: _ready(entry, modules) for key, entry in kept.items()},
-        _kept([*building.own, *(_reader_of_weights() if kept else ())]),
+        {key: _ready(entry, modules) for key, entry in entries.items()},
+        _read_entries([*building.kernel_keys, *(_reader_of_weights() if entries else ())]),
         graphs,
-        building.made,
+        building.compiled,
         tuple(event for report in building.reports for event in report.events),
         time.perf_counter() - began,
         unbuilt,
@@ -139,78 +159,92 @@ def prebuild(
 
 @dataclass(frozen=True)
 class _Building:
-    """What comes to light while something is compiled."""
+    """The objects collected while code is compiled."""
 
-    made: described.Made
-    found: list[GraphFiles]
-    own: list[Key]
+    compiled: described.Made
+    graph_files: list[GraphFiles]
+    kernel_keys: list[Key]
     reports: list[decisions.GraphReport]
 
 
 @contextmanager
 def _building(target: Target, training: bool, cached: bool) -> Iterator[_Building]:
-    """The process as if that device were here, with or without torch's caches of graphs."""
-    fake_tensors: Any = FakeTensorMode  # which has no types
+    """Enter the described device, with or without torch's caches of graphs."""
+    fake_tensors: Any = FakeTensorMode  # without type annotations
     with (
         nullcontext() if cached else compat.graph_caches_off(),
-        _described(target) as made,
+        _describe(target) as compiled,
         fake_tensors(allow_non_fake_inputs=True),
         torch.set_grad_enabled(training),
         compat.backward_too(),
         compat.dynamo_unchanged(),
-        graph_cache.looked_for() as found,
-        kernels.looked_for() as own,
+        graph_cache.looked_for() as graph_files,
+        kernels.looked_for() as kernel_keys,
         decisions.capturing() as reports,
     ):
-        yield _Building(made, found, own, reports)
+        yield _Building(compiled, graph_files, kernel_keys, reports)
 
 
 def _place(target: Target) -> torch.device:
+    """Return the device of fake tensors for a target."""
     return CPU if target.kind == "cpu" else GPU
 
 
-def _described(target: Target) -> AbstractContextManager[described.Made]:
+def _describe(target: Target) -> AbstractContextManager[described.Made]:
+    """Return the context in which the process compiles for a target."""
     return _as_level(target) if target.kind == "cpu" else described.device(target)
 
 
 @contextmanager
 def _as_level(target: Target) -> Iterator[described.Made]:
+    """Compile for a level of x86-64; raise `CompilerNotFoundError` without a compiler."""
     level = x86_levels.check(target)
     if toolkit.compiler() is None:
-        todo = "Install one (`apt-get install g++`); who uses the bundle needs none."
-        raise CompilerNotFoundError("a C++ compiler that builds graphs for CPUs", "none", todo)
+        advice = "Install one (`apt-get install g++`); users of the bundle need none."
+        raise CompilerNotFoundError("a C++ compiler that builds graphs for CPUs", "none", advice)
     with x86_levels.ahead(level):
         yield described.Made()
 
 
-def _look_into(kept: Mapping[Key, Entry], made: described.Made) -> None:
-    """Note the libraries of graphs for CPUs, and have ours too where they call it."""
+def _look_into(entries: Mapping[Key, Entry], compiled: described.Made) -> None:
+    """Record the libraries of CPU graphs, and build our library too if they call it."""
     calls = False
-    for entry in kept.values():
+    for entry in entries.values():
         files = workroom.unpacked(entry.blob)
-        made.kernels += (Path(name).stem for name in files if name.endswith(".so"))
-        calls |= any(each in data for data in files.values() for each in CALLS)
+        compiled.kernels += (Path(name).stem for name in files if name.endswith(".so"))
+        calls |= any(symbol in data for data in files.values() for symbol in CALLS)
     if calls:
         cpu_library.ship_library()
 
 
 def _why_kernels_only(target: Target) -> str:
-    """Why no graph can be kept. Raises `ArgumentError` where torch's folder is not ours."""
+    """Return why no graph can be cached, "" if graphs can.
+
+    Raises `ArgumentError` if torch's cache folder is not ours.
+    """
     why = compat.why_not_for(target.kind)
     if not why and (elsewhere := graph_cache.why_not_ours()):
-        todo = "Unset TORCHINDUCTOR_CACHE_DIR: what is not verified is not packed."
-        raise ArgumentError("Inductor's files in a folder of ours", elsewhere, todo)
+        advice = "Unset TORCHINDUCTOR_CACHE_DIR: what is not verified is not packed."
+        raise ArgumentError("Inductor's files in a folder of ours", elsewhere, advice)
     return why
 
 
-def _compiled(
+def _compile_graphs(
     model: nn.Module,
     args: Sequence[Any],
     named: Mapping[str, Any],
     mode: str | None,
     options: Mapping[str, Any] | None,
 ) -> int:
-    """Compile each graph of a call, which runs on as it is; how many there were."""
+    """Compile each graph of a call, which continues eagerly; return the number of graphs.
+
+    Args:
+        model: Module with fake tensors.
+        args: Positional arguments.
+        named: Keyword arguments.
+        mode: As for `torch.compile`.
+        options: As for `torch.compile`.
+    """
     graphs = 0
 
     def compile_and_go_on(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
@@ -225,7 +259,7 @@ def _compiled(
 
 
 def _module_for_driver() -> tuple[Mapping[str, bytes], str]:
-    """Triton's module for the driver, as files; or none, and why."""
+    """Return Triton's driver module as files and ""; or no files and the reason."""
     try:
         return driver.files(), ""
     except driver.NoModuleError as error:
@@ -233,22 +267,22 @@ def _module_for_driver() -> tuple[Mapping[str, bytes], str]:
 
 
 def _reader_of_weights() -> list[Key]:
-    """The key of what checks the weights at each call."""
-    with kernels.looked_for() as read:
-        weights_cpp.reader.__wrapped__()  # also where this process has it already
-    return read
+    """Return the key of the library that checks the weights at each call."""
+    with kernels.looked_for() as keys:
+        weights_cpp.reader.__wrapped__()  # bypasses the cache, as this process may have it already
+    return keys
 
 
 def prebuild_step(optimizer: Optimizer, target: Target, *, scaler: bool = False) -> Prebuilt:
-    """The kernels of `optimizer`'s fused step on `target`, and no graph; see `steps.load_step`.
+    """Compile the kernels of `optimizer`'s fused step for `target`, and no graph.
 
-    Raises what that, `described.device` and `levels.check` raise.
+    See `steps.load_step`; raises what that, `described.device` and `x86_levels.check` raise.
     """
     began = time.perf_counter()
-    with _described(target), kernels.looked_for() as ours:
+    with _describe(target), kernels.looked_for() as keys:
         load_step(optimizer, _place(target), scaler)
-    own, seconds = _kept(ours), time.perf_counter() - began
-    return Prebuilt(target, compat.why_not_for(target.kind), own=own, seconds=seconds)
+    entries, seconds = _read_entries(keys), time.perf_counter() - began
+    return Prebuilt(target, compat.why_not_for(target.kind), own=entries, seconds=seconds)
 
 
 def pack(
@@ -259,22 +293,34 @@ def pack(
     key: str | os.PathLike[str] | None = None,
     serial: int | None = None,
 ) -> Manifest:
-    """Put what was built into the new bundle `path`; `name`, `key` and `serial` as `cache pack`'s.
+    """Pack compiled entries into the new bundle `path`.
 
-    Raises `ArgumentError` where there is nothing to pack, or a file of that name.
+    Args:
+        done: Results of `prebuild` and `prebuild_step`.
+        path: File of the new bundle.
+        name: Name of the bundle, by default that of the file.
+        key: As for `cache pack`.
+        serial: As for `cache pack`.
+
+    Raises:
+        ArgumentError: there is nothing to pack, or the file exists.
     """
     entries = {k: entry for one in done for k, entry in (one.entries | one.own).items()}
     out = Path(path)
     return packing.pack_entries(out, name or out.stem, entries, Path(key) if key else None, serial)
 
 
-def _kept(keys: Iterable[Key | None]) -> dict[Key, Entry]:
+def _read_entries(keys: Iterable[Key | None]) -> dict[Key, Entry]:
+    """Return the cached entries of those keys."""
     store = default_store.store()
     return {key: entry for key in keys if key and store and (entry := store.get(key))}
 
 
 def _graphs(entries: dict[Key, Entry]) -> dict[Key, Entry]:
-    """Those with a graph that torch has kept: of others it has the code alone, compiled anew."""
+    """Return the entries with a graph that torch has cached; others hold code alone.
+
+    Code without its graph would be compiled again.
+    """
 
     def has_graph(entry: Entry) -> bool:
         return any(name.startswith(compat.KEPT_GRAPHS) for name in workroom.unpacked(entry.blob))
@@ -283,20 +329,20 @@ def _graphs(entries: dict[Key, Entry]) -> dict[Key, Entry]:
 
 
 def _ready(entry: Entry, more: Mapping[str, bytes]) -> Entry:
-    """With `more` files than torch made, to be carried."""
+    """Return a compressed entry for transport, with `more` files added to torch's."""
     blob = frame_fields({**workroom.unpacked(entry.blob), **more}) if more else entry.blob
     return Entry(entry.meta, workroom.smaller(blob))
 
 
 def marked(args: Sequence[Any], named: Mapping[str, Any], dynamic: Dynamic | None) -> None:
-    """Let Dynamo know which sizes vary. Raises `ArgumentError` for one that is not there."""
+    """Mark the varying sizes for Dynamo; raise `ArgumentError` for a missing dimension."""
     for which, dims in (dynamic or {}).items():
         path = which if isinstance(which, tuple) else (which,)
         _mark(_at(args if isinstance(path[0], int) else named, path), which, dims)
 
 
 def _at(holder: Any, path: Where) -> Any:
-    """What is there; None for nothing."""
+    """Return the value at a path of indices and names, None if there is none."""
     for key in path:
         try:
             holder = holder[key]
@@ -306,28 +352,32 @@ def _at(holder: Any, path: Where) -> Any:
 
 
 def _mark(tensor: Any, which: int | str | Where, dims: Mapping[int, Range]) -> None:
+    """Mark dimensions of a tensor as dynamic; raise `ArgumentError` if a range does not fit."""
     for dim, sizes in dims.items():
         size = tensor.shape[dim] if isinstance(tensor, Tensor) and 0 <= dim < tensor.dim() else None
         least, most = sizes or (size, size)
         if size is None or least is None or most is None or not least <= size <= most:
-            came = f"dimension {dim} of input {which!r}: {sizes} around {size}"
-            raise ArgumentError("ranges of sizes that the example has", came, "Check both.")
+            actual = f"dimension {dim} of input {which!r}: {sizes} around {size}"
+            raise ArgumentError("ranges of sizes that the example has", actual, "Check both.")
         limits = {"min": least, "max": most} if sizes else {}
         torch._dynamo.mark_dynamic(tensor, dim, **limits)
 
 
 def checked(model: nn.Module, mode: str | None, training: bool) -> None:
-    """Raise `OptionError` or `ArgumentError` for what cannot be compiled ahead."""
+    """Raise `OptionError` or `ArgumentError` if the model cannot be compiled ahead."""
     if mode in TIMED:
-        todo = "Tune where that GPU is; its records are used here without a mode."
-        raise OptionError("a mode in which no kernel is timed", f"mode {mode!r}", todo)
+        advice = "Tune where that GPU is; its records are used here without a mode."
+        raise OptionError("a mode in which no kernel is timed", f"mode {mode!r}", advice)
     if model.training and not training:
-        todo = "Call model.eval() first, or ask for training."
-        raise ArgumentError("a module in eval mode", "one in train mode", todo)
+        advice = "Call model.eval() first, or ask for training."
+        raise ArgumentError("a module in eval mode", "one in train mode", advice)
 
 
 def described_as(value: Any, device: torch.device) -> Any:
-    """A copy whose tensors are fake ones on that device, each once, with the same strides."""
+    """Return a copy whose tensors are fake ones on that device, with equal strides.
+
+    A tensor that occurs several times becomes one fake tensor.
+    """
     fakes: dict[int, Tensor] = {}
 
     def fake(tensor: Tensor) -> Tensor:
@@ -343,20 +393,23 @@ def described_as(value: Any, device: torch.device) -> Any:
 
 
 def _twin(model: nn.Module, fakes: Mapping[int, Tensor]) -> nn.Module:
+    """Return a copy of a module with its tensors replaced; raise `ArgumentError` on failure."""
     try:
         return copy.deepcopy(model, dict(fakes))
     except Exception as error:
-        came = f"{type(error).__name__}: {error}"
-        raise ArgumentError("a model that can be copied", came, "See copy.deepcopy.") from error
+        actual = f"{type(error).__name__}: {error}"
+        raise ArgumentError("a model that can be copied", actual, "See copy.deepcopy.") from error
 
 
 def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    """Yield parameters and buffers of a module."""
     yield from model.parameters()
     yield from model.buffers()
 
 
 def _fake(device: torch.device, tensor: Tensor) -> Tensor:
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    """Return an empty tensor on the device, with the tensor's shape, strides and dtype."""
+    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(made, tensor.requires_grad)
-    return made.requires_grad_(tensor.requires_grad)
+        return nn.Parameter(fake, tensor.requires_grad)
+    return fake.requires_grad_(tensor.requires_grad)

@@ -1,4 +1,4 @@
-"""What a package says of its code: how it is called, and what it takes, as plain JSON data."""
+"""The metadata of a package: how its code is called, and what it takes, as plain JSON data."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 
 class Described(msgspec.Struct, frozen=True):
-    """A tensor that code was compiled for."""
+    """The dtype, shape, strides and device of a tensor that code was compiled for."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -26,7 +26,7 @@ class Described(msgspec.Struct, frozen=True):
     device: str = "cpu"
 
     def why_not(self, value: object, device: torch.device) -> str:
-        """Why this cannot be handed over to code on `device`, "" if it can."""
+        """Return why a value cannot be passed to code on `device`, "" if it can."""
         if not isinstance(value, Tensor):
             return f"a {type(value).__name__}"
         same = plain(value.dtype) == self.dtype and tuple(value.shape) == self.shape
@@ -35,7 +35,7 @@ class Described(msgspec.Struct, frozen=True):
         return f"{plain(value.dtype)}{list(value.shape)} on {value.device}"
 
     def laid_out(self, value: Tensor) -> Tensor:
-        """It, or a copy that has the strides."""
+        """Return the tensor, or a copy that has the required strides."""
         value = value.detach().resolve_conj().resolve_neg()
         if value.stride() == self.strides or not value.numel():
             return value
@@ -46,7 +46,7 @@ class Described(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A `Step`; see `encoded` for its arguments."""
+    """A `Step` as JSON; see `encoded` for its arguments."""
 
     op: str
     args: tuple[Any, ...]
@@ -62,7 +62,7 @@ class Part(msgspec.Struct, frozen=True):
 
     @property
     def program(self) -> Program:
-        """What `run`s."""
+        """Return the program to run on the weights."""
         steps = (
             Step(c.op, decoded(c.args), tuple((n, decoded(v)) for n, v in c.kwargs.items()))
             for c in self.calls
@@ -72,16 +72,16 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Package(msgspec.Struct, frozen=True):
-    """The metadata of an entry.
+    """The metadata of a package's entry.
 
-    A leaf of the arguments is a tensor, or the constant that the code was made for; so are those of
-    the result, tensors being what the code returns, by number.
+    A leaf of the arguments is a tensor, or the constant that the code was compiled for. Leaves of
+    the result are tensors, given as their number among the code's outputs, or constants.
     """
 
     format: int
     needs: tuple[str, ...]  # capabilities of the CPU, beyond those of its architecture
     keywords: tuple[str, ...]
-    arguments: str  # how leaves make arguments and result, as torch writes it
+    arguments: str  # tree structure of arguments and result, as torch serializes it
     results: str
     leaves: tuple[Described | None, ...]
     fixed: tuple[Any, ...]
@@ -90,19 +90,19 @@ class Package(msgspec.Struct, frozen=True):
     weights: dict[str, Described]  # of the state dict
     constants: dict[str, Described]  # tensors of the model that its state dict does not have
     parts: tuple[Part, ...]
-    takes: tuple[tuple[str, int | str], ...]  # what the code takes: ("input", 0), ("weight", "w")
-    events: tuple[tuple[str, str, str, str], ...]  # what was decided when it was compiled
-    device: str = "cpu"  # or "cuda": what computes
+    takes: tuple[tuple[str, int | str], ...]  # inputs of the code: ("input", 0), ("weight", "w")
+    events: tuple[tuple[str, str, str, str], ...]  # decisions of the compilation
+    device: str = "cpu"  # or "cuda": the device that computes
 
 
 def described(value: Tensor) -> Described:
-    """What code for this tensor takes; sizes and strides are numbers."""
+    """Return the description of a tensor; sizes and strides become plain integers."""
     shape, strides = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
     return Described(plain(value.dtype), shape, strides, value.device.type)
 
 
 def part_of(program: Program, names: Mapping[int, str]) -> Part:
-    """A program by the names of its inputs; raises `ArgumentError` for what is no plain data."""
+    """Return a program with its inputs by name; raise `ArgumentError` if it is not plain data."""
     calls = (
         Call(s.op, tuple(map(encoded, s.args)), {n: encoded(v) for n, v in s.kwargs})
         for s in program.steps
@@ -112,16 +112,19 @@ def part_of(program: Program, names: Mapping[int, str]) -> Part:
 
 
 def plain(value: object) -> str:
-    """`float32` of `torch.float32`."""
+    """Return the name of a torch value without the prefix: `float32` for `torch.float32`."""
     return str(value).removeprefix("torch.")
 
 
-# Values of torch's that ops take, by what they are called in JSON; a key no user's value can have.
+# torch values that ops take, by their key in JSON, which no user's value can have.
 _NAMED = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 
 
 def encoded(value: Any) -> Any:
-    """An argument of an op as JSON: lists, plain values, or an object of one key, as {"ref": 3}."""
+    """Return an op's argument as JSON: lists, plain values, or one-key objects, as {"ref": 3}.
+
+    Raises `ArgumentError` for other values.
+    """
     if isinstance(value, Ref):
         return {"ref": value.index}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -135,12 +138,14 @@ def encoded(value: Any) -> Any:
     for name, kind in _NAMED.items():
         if isinstance(value, kind):
             return {name: plain(value)}
-    came = f"a {type(value).__name__}"
-    raise ArgumentError("a weight prologue of plain values", came, "Compile it without packaging.")
+    actual = f"a {type(value).__name__}"
+    raise ArgumentError(
+        "a weight prologue of plain values", actual, "Compile it without packaging."
+    )
 
 
 def decoded(value: Any) -> Any:
-    """The argument that `encoded` wrote."""
+    """Return the argument that `encoded` wrote."""
     if isinstance(value, list | tuple):
         return [decoded(part) for part in value]
     if not isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""Kernels of fused optimizer steps, compiled for a GPU or a level of CPUs that is not here.
+"""Kernels of fused optimizer steps, compiled for an absent GPU or a level of CPUs.
 
-They are entries of the kernel cache that depend on nothing of torch: any build of it finds them.
+They are entries of the kernel cache that do not depend on torch: any build of it finds them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,59 +25,74 @@ ALIGNMENTS = (True, False)  # gradients that are views into one buffer may lie a
 
 
 def load_step(optimizer: Optimizer, device: torch.device, scaler: bool = False) -> None:
-    """Have all that the first `FusedStep` of `optimizer` loads once it is on `device`.
+    """Compile everything that the first `FusedStep` of `optimizer` loads on `device`.
 
-    On the CPU that is described; torch itself looks at gradients there and takes their norms.
-    With what was asked of the step that it has (`clip_norm`, `zero_grad`) and, for `scaler`, under
-    `GradScaler`; gradients have their parameters' dtypes. Raises `ArgumentError` for an optimizer
-    without a fused step, `NotBuiltError` for what does not compile.
+    On the CPU, which stands for the described one, torch itself reads gradients and computes their
+    norms. The options of the optimizer's step (`clip_norm`, `zero_grad`) apply; gradients have
+    their parameters' dtypes.
+
+    Args:
+        optimizer: Optimizer with a fused step.
+        device: Device of the parameters.
+        scaler: The step runs under `GradScaler`.
+
+    Raises:
+        ArgumentError: the optimizer has no fused step there.
+        NotBuiltError: a kernel does not compile.
     """
     name = type(optimizer).__name__
     if type(optimizer) not in FUSED_OPTIMIZERS or not has_kernels(device):
-        todo = "Leave it out: it runs as torch has it."
-        raise ArgumentError("an optimizer with a fused step there", f"{name} on {device}", todo)
-    own = vars(optimizer)
-    options = own.get(kernels.OPTIONS) or kernels.Options()
+        advice = "Leave it out: its step then runs as in torch."
+        raise ArgumentError("an optimizer with a fused step there", f"{name} on {device}", advice)
+    state = vars(optimizer)
+    options = state.get(kernels.OPTIONS) or kernels.Options()
     scaled, clips = scaler or options.clip_norm is not None, options.clip_norm is not None
-    found = expected(optimizer, own.get(TABLE, {}), scaled, options.zero_grad)
+    step_kernels = expected(optimizer, state.get(TABLE, {}), scaled, options.zero_grad)
     if device.type == "cpu":
-        for kernel in found:
+        for kernel in step_kernels:
             ship(partial(cpp_source, kernel), pairs(kernel.problem))
         reader.__wrapped__()  # also where this process has it already
         return
-    tables = {k: {t for g in groups for t in _tables(k, g, scaler)} for k, groups in found.items()}
-    for (kernel, made), aligned in product(tables.items(), ALIGNMENTS):
-        for tabled in made:
+    tables = {
+        k: {t for g in groups for t in _tables(k, g, scaler)} for k, groups in step_kernels.items()
+    }
+    for (kernel, variants), aligned in product(tables.items(), ALIGNMENTS):
+        for tabled in variants:
             before = ["scalars"] * tabled + ["norms"] * launch_groups_cuda.adds_up(kernel)
             for name in ("step", *before):
                 launch_groups_cuda.kernel_of(kernel, device, aligned, name, tabled)
-    counting = [kernel for kernel, made in tables.items() if True in made]
-    for which in _readings(found, counting, clips, scaler):
+    counting = [kernel for kernel, variants in tables.items() if True in variants]
+    for which in _readings(step_kernels, counting, clips, scaler):
         for aligned in ALIGNMENTS:
             norms.parts(which[0], aligned, device, *which[1:])
     reader.__wrapped__()
 
 
 def _tables(kernel: StepKernel, group: Mapping[str, Any], scaler: bool) -> set[bool]:
-    """Whether scalars are a table, which the GPU makes, as `CountingBatch` has it.
+    """Return the forms that scalars may have: True for a table that the GPU makes.
 
-    Nobody knows where a rate that is a tensor will lie.
+    `CountingBatch` uses such tables. Both forms are needed for a learning rate that is a tensor, as
+    its device is not known ahead.
     """
     counts = kernel.rule.counts
-    there = counts and (group.get("capturable") or group.get("fused"))
-    if there or (kernel.scaled and not (counts and scaler)):
+    is_table = counts and (group.get("capturable") or group.get("fused"))
+    if is_table or (kernel.scaled and not (counts and scaler)):
         return {True}
     return {True, False} if isinstance(group["lr"], torch.Tensor) else {False}
 
 
 def _readings(
-    found: Mapping[StepKernel, Any], counting: list[StepKernel], clips: bool, scaler: bool
+    step_kernels: Mapping[StepKernel, Any], counting: list[StepKernel], clips: bool, scaler: bool
 ) -> Iterator[tuple[str, str, bool, bool, StepKernel | None]]:
-    """What reads gradients before a step: dtype, that of the norm, what it is for, scalars."""
-    grads = dict.fromkeys(kernel.grad for kernel in found)
+    """Yield the kernels that read gradients before a step, as arguments of `norms.parts`.
+
+    Each is gradient dtype, dtype of the norm, whether squares are summed, whether infinite and NaN
+    elements are looked for, and the kernel whose scalars it makes, or None.
+    """
+    grads = dict.fromkeys(kernel.grad for kernel in step_kernels)
     real = "float64" if "float64" in grads else "float32"
-    asked = [(True, False)] * clips + [(clips, True), (False, True)] * scaler
-    makes_scalars = counting if len(found) == 1 else []
-    for grad, (squares, looks) in product(grads, dict.fromkeys(asked)):
+    purposes = [(True, False)] * clips + [(clips, True), (False, True)] * scaler
+    makes_scalars = counting if len(step_kernels) == 1 else []
+    for grad, (squares, looks) in product(grads, dict.fromkeys(purposes)):
         for kernel in (None, *makes_scalars):
             yield grad, real, squares, looks, kernel

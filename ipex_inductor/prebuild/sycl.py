@@ -1,7 +1,7 @@
-"""Kernels in SYCL for an Intel GPU that is not here: SPIR-V, and native code where ocloc is.
+"""SYCL kernels for an absent Intel GPU: SPIR-V, and native code where ocloc is installed.
 
-They are entries of the kernel cache under the keys that the runtime looks for. Native code is kept
-only if its binary says what was promised of it.
+They are entries of the kernel cache under the keys that the runtime looks up. Native code is kept
+only if its binary confirms the promised properties.
 """
 
 import time
@@ -51,24 +51,39 @@ def prebuild(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Prebuilt:
-    """All kernels in SYCL that there are to choose from for `model` on `target`.
+    """Compile all SYCL kernels that may be chosen for `model` on `target`.
 
-    In inference those of its linear layers and convolutions, in all blocks; in training, for which
-    products have none, those of the fused step of `optimizer`. With the libraries by which a
-    process calls them, so that none is compiled there. Takes what `graphs.prebuild` takes, and
-    raises what that and `described_xpu.device` do; `SyclAbsentError` where nothing compiles.
+    For inference these are the kernels of linear layers and convolutions, in all block sizes. For
+    training, where GEMMs have no SYCL kernels, they are those of the fused step of `optimizer`. The
+    libraries by which a process calls them are included, so that none is compiled on the target.
+
+    Args:
+        model: Module to compile.
+        example_inputs: Positional arguments of a call.
+        target: Intel GPU.
+        kwargs: Keyword arguments of that call.
+        dynamic: As for `graphs.prebuild`.
+        training: Compile no kernels of graphs.
+        optimizer: Also compile the kernels of this optimizer's fused step.
+        scaler: The step runs under `GradScaler`.
+        mode: As for `torch.compile`.
+        options: As for `torch.compile`.
+
+    Raises:
+        SyclAbsentError: no SYCL compiler can be used.
+        Exception: errors of `graphs.prebuild` and `described_xpu.device`.
     """
     checked(model, mode, training)
     began = time.perf_counter()
-    found = (
+    sources = (
         {}
         if training
         else _of_graphs(model, example_inputs, target, kwargs, dynamic, mode, options)
     )
     if optimizer is not None:
-        found |= _of_step(optimizer, scaler)
+        sources |= _of_step(optimizer, scaler)
     done = _Built(target)
-    for source, name in found.items():
+    for source, name in sources.items():
         done.add(source, name)
     done.entries |= _libraries(optimizer is not None)
     seconds = time.perf_counter() - began
@@ -92,12 +107,23 @@ def _of_graphs(
     mode: str | None,
     options: Mapping[str, Any] | None,
 ) -> dict[Source, str]:
-    found: dict[Source, str] = {}
-    fake_tensors: Any = FakeTensorMode  # which has no types
+    """Return the sources of all candidate kernels of the model's graphs, with their names.
+
+    Args:
+        model: Module to compile.
+        example_inputs: Positional arguments of a call.
+        target: Intel GPU.
+        kwargs: Keyword arguments of that call.
+        dynamic: As for `graphs.prebuild`.
+        mode: As for `torch.compile`.
+        options: As for `torch.compile`.
+    """
+    sources: dict[Source, str] = {}
+    fake_tensors: Any = FakeTensorMode  # without type annotations
 
     def learn(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         eager = copied(gm)
-        found.update(sycl_kernels(gm, inputs, mode, options))
+        sources.update(sycl_kernels(gm, inputs, mode, options))
         return eager.forward
 
     with (
@@ -106,43 +132,49 @@ def _of_graphs(
         torch.no_grad(),
         compat.dynamo_unchanged(),
     ):
-        given = (model, tuple(example_inputs), dict(kwargs or {}))
-        twin, args, named = described_as(given, XPU)
+        call = (model, tuple(example_inputs), dict(kwargs or {}))
+        twin, args, named = described_as(call, XPU)
         marked(args, named, dynamic)
         compiled: Any = torch.compile(twin, backend=learn)
         compiled(*args, **named)
-    return found
+    return sources
 
 
 def _libraries(steps: bool) -> dict[Key, Entry]:
-    """What a process compiles before the first kernel; for `steps`, what looks at their tensors."""
-    with kernels.looked_for() as read:
+    """Return the libraries a process needs before its first kernel, as entries of the cache.
+
+    `steps`: include the library that reads the tensors of optimizer steps.
+    """
+    with kernels.looked_for() as keys:
         if steps:
             reader.__wrapped__()  # also where this process has it already
     store = default_store.store()
-    found = {key: entry for key in read if store and (entry := store.get(key))}
-    return dict([shim.shipped()]) | found
+    entries = {key: entry for key in keys if store and (entry := store.get(key))}
+    return dict([shim.shipped()]) | entries
 
 
 def _of_step(optimizer: Optimizer, scaler: bool) -> dict[Source, str]:
-    """As `optim/launch_groups_sycl.py` asks for them; gradients have their parameters' dtypes.
+    """Return the sources of a fused step's kernels, as `optim/launch_groups_sycl.py` requests them.
 
-    Norms of Lamb and Lars are kernels of the same source, and what clips gradients or unscales them
-    is a number of it; the norm that is clipped is torch's own there.
+    Gradients have their parameters' dtypes. Norms of Lamb and Lars are kernels of each step's
+    source; clipping and unscaling of gradients are numbers passed to it. The norm used for clipping
+    is torch's own there. Raises `ArgumentError` for an optimizer without a fused step.
     """
     name = type(optimizer).__name__
     if type(optimizer) not in FUSED_OPTIMIZERS:
-        todo = "Leave it out: it runs as torch has it."
-        raise ArgumentError("an optimizer with a fused step there", name, todo)
-    own = vars(optimizer)
-    options = own.get(steps.OPTIONS) or steps.Options()
+        advice = "Leave it out: its step then runs as in torch."
+        raise ArgumentError("an optimizer with a fused step there", name, advice)
+    state = vars(optimizer)
+    options = state.get(steps.OPTIONS) or steps.Options()
     scaled = scaler or options.clip_norm is not None
-    found = expected(optimizer, own.get(TABLE, {}), scaled, options.zero_grad)
-    return {step_source(k, counting=False): f"{name} {k.param} {k.rest}".strip() for k in found}
+    step_kernels = expected(optimizer, state.get(TABLE, {}), scaled, options.zero_grad)
+    return {
+        step_source(k, counting=False): f"{name} {k.param} {k.rest}".strip() for k in step_kernels
+    }
 
 
 class _Built:
-    """What was compiled so far. Raises `SyclAbsentError`."""
+    """The kernels compiled so far. Raises `SyclAbsentError`."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -152,15 +184,17 @@ class _Built:
         self.ocloc, self.lacking = "", ""
         self._compiler = next((d for d in shim.shim().devices if d["type"] == "cpu"), None)
         if self._compiler is None:
-            todo = 'pip install "ipex-inductor[sycl-cpu]"'
-            raise SyclAbsentError("SYCL's CPU device, for which its compiler starts", "none", todo)
+            advice = 'pip install "ipex-inductor[sycl-cpu]"'
+            raise SyclAbsentError(
+                "SYCL's CPU device, for which its compiler starts", "none", advice
+            )
         try:
             self.ocloc = ocloc.named()
         except MissingPackageError as error:
             self.lacking = f"none: {error}"
 
     def add(self, source: Source, name: str) -> None:
-        """Compile it, and hold it against the gate."""
+        """Compile a source, and check its binary against the promised properties."""
         try:
             key = binaries.spirv_key(source)
             spirv = self.entries[key] = binaries.spirv(source, lambda: self._spirv(source))
@@ -171,18 +205,20 @@ class _Built:
         self.failed += [f"kernel {name}: {row['wrong']}" for row in rows if row["wrong"]]
 
     def _spirv(self, source: Source) -> bytes:
+        """Return the SPIR-V of a source."""
         assert self._compiler is not None
         return worker.compiled(source, self._compiler, native=False).spirv
 
     def _native(self, source: Source, spirv: bytes) -> Iterator[dict[str, Any]]:
+        """Compile native code and yield its facts; keep the entry only if none is wrong."""
         arch = self.target.arch
         key = binaries.native_key(source, arch, self.ocloc)
         entry = kernels.kernel(key, lambda: (source.manifest, ocloc.native(source, spirv, arch)))
         promised = "matrix" in source.needs
         wrong = False
         for facts in zebin.facts(entry.blob):
-            said = facts.wrong(self.target, promised)
-            wrong = wrong or bool(said)
-            yield asdict(facts) | {"wrong": said}
+            fault = facts.wrong(self.target, promised)
+            wrong = wrong or bool(fault)
+            yield asdict(facts) | {"wrong": fault}
         if not wrong:
             self.entries[key] = entry
