@@ -100,11 +100,9 @@ def kernel(
     try:
         sycl_device = device_of(device)
         cpu = device.type == "cpu"
-        arch, by = (
-            (CPU, engines(sycl_device))
-            if cpu
-            else (sycl_device.arch, (bool(sycl_device.facts["matrix"]),))
-        )
+        arch = CPU if cpu else sycl_device.arch
+        matrix = bool(sycl_device.facts["matrix"])
+        by: tuple[int, ...] = engines(sycl_device) if cpu else (matrix,)
         if arch not in ENGINES:
             return f"no kernel in SYCL is for {arch}"
         try:
@@ -187,7 +185,7 @@ def _conv(
     last: bool,
     block: str = "",
 ) -> Tensor:
-    strides_and_paddings = stride, padding, dilation
+    spacing = stride, padding, dilation
 
     def run(loaded: Kernel) -> Tensor:
         device, source, tile = loaded
@@ -205,17 +203,6 @@ def _conv(
     gather = GROUPS if groups > 1 else "window"
     return _compute(
         kernel(x.device, x.dtype, gather, False, Epilogue(binary, unary), block),
-        *(
-            run,
-            conv_in_torch,
-            x,
-            weight,
-            columns,
-            bias,
-            other,
-            window,
-            *strides_and_paddings,
-            groups,
-        ),
+        *(run, conv_in_torch, x, weight, columns, bias, other, window, *spacing, groups),
         *(binary, unary, scalars, last),
     )

@@ -23,22 +23,9 @@ def native(source: Source, spirv: bytes, arch: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         spirv_file, output = Path(folder, "given.spv"), Path(folder, "made")
         spirv_file.write_bytes(spirv)
-        command = [
-            _ocloc(),
-            "compile",
-            "-spirv_input",
-            "-file",
-            str(spirv_file),
-            "-device",
-            _name(arch),
-        ]
-        command += [
-            "-output",
-            str(output),
-            "-output_no_suffix",
-            "-options",
-            " ".join(source.native),
-        ]
+        command = [_ocloc(), "compile", "-spirv_input", "-file", str(spirv_file)]
+        command += ["-device", _name(arch), "-output", str(output), "-output_no_suffix"]
+        command += ["-options", " ".join(source.native)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
         file = output.with_suffix(".bin")
         if done.returncode or not file.exists():
