@@ -32,14 +32,13 @@ def place_of_impl() -> int:
     tensors = [torch.empty(n, device="cpu") for n in range(4)]
     tensors += [nn.Parameter(tensor) for tensor in tensors]
 
-    def stands(word: int) -> bool:
-        values = (ctypes.c_void_p.from_address(id(t) + WORD * word).value for t in tensors)
+    def stands(index: int) -> bool:
+        values = (ctypes.c_void_p.from_address(id(t) + WORD * index).value for t in tensors)
         return all(value == t._cdata for value, t in zip(values, tensors, strict=True))
 
     word_count = vars(torch._C)["TensorBase"].__basicsize__ // WORD
-    offsets = [
-        WORD * word for word in range(2, word_count) if stands(word)
-    ]  # the first two are Python's own
+    # The first two words are Python's own.
+    offsets = [WORD * index for index in range(2, word_count) if stands(index)]
     if len(offsets) != 1:
         raise NotBuiltError("a tensor's object does not hold its TensorImpl where it did")
     return offsets[0]
@@ -67,13 +66,12 @@ def dtype() -> int:
     kinds = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int16, torch.int64)
     tensors = [[torch.empty(n, 3, dtype=d, device="cpu") for n in (2, 2, 5)] for d in kinds]
 
-    def tells(word: int) -> bool:
-        numbers = [{_word(t, word) & 0xFFFF for t in group} for group in tensors]
-        return all(len(values) == 1 for values in numbers) and len(set.union(*numbers)) == len(
-            kinds
-        )
+    def tells(index: int) -> bool:
+        numbers = [{_word(t, index) & 0xFFFF for t in group} for group in tensors]
+        is_one_a_dtype = all(len(values) == 1 for values in numbers)
+        return is_one_a_dtype and len(set.union(*numbers)) == len(kinds)
 
-    matches = [word for word in range(2, IMPL_WORDS) if tells(word)]
+    matches = [index for index in range(2, IMPL_WORDS) if tells(index)]
     if len(matches) != 1:
         raise NotBuiltError("a TensorImpl does not hold its dtype where it did")
     return matches[0]
@@ -145,9 +143,8 @@ def version() -> tuple[int, int]:
     for number, base in enumerate(bases):
         for _ in range(3 * number):
             base.add_(1)
-    groups = [
-        (base, base.detach(), base.data) for base in bases
-    ]  # the last of a group has a counter of its own
+    # The last tensor of a group has a counter of its own.
+    groups = [(base, base.detach(), base.data) for base in bases]
 
     def points(place: int) -> bool:
         addresses = [[_word(t, place) for t in group] for group in groups]

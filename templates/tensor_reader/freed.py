@@ -46,9 +46,8 @@ def free(weights: Sequence[torch.Tensor]) -> str:
 
     No op of another thread may read the weights meanwhile.
     """
-    storages = [
-        _open_storage(weight) for weight in weights
-    ]  # kept alive: references to them are counted
+    # Kept alive, as references to them are counted.
+    storages = [_open_storage(weight) for weight in weights]
     try:
         if not all(map(_is_alone, weights)):
             return "another tensor has a part of them, or they are not the CPU's own"

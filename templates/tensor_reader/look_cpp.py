@@ -56,9 +56,8 @@ class Reader:
         source = Path(__file__).with_name("look.cpp").read_text
         library = load(source, pairs({"template": "look"}), portable=True)
         try:
-            torch_library = ctypes.CDLL(
-                torch._C.__file__
-            )  # includes the libraries it is linked with
+            # It includes the libraries that it is linked with.
+            torch_library = ctypes.CDLL(torch._C.__file__)
             functions = [address_of(getattr(torch_library, name)) for name in ASKED]
             strided = torch_library.aoti_torch_layout_strided()
         except (AttributeError, OSError) as error:
@@ -70,8 +69,8 @@ class Reader:
             *fields.negative_key(),
             fields.python_object(torch_library),
         )
-        places = *key_places, _undefined(torch_library), fields.dtype(), fields.dimensions()
-        self._words = array("q", (*objects, strided, *places))
+        offsets = *key_places, _undefined(torch_library), fields.dtype(), fields.dimensions()
+        self._words = array("q", (*objects, strided, *offsets))
         self._places = [table.buffer_info()[0] for table in (self._torch, self._words)]
         pointer, py_object = ctypes.c_void_p, ctypes.py_object
         prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[py_object] * 6)
@@ -105,8 +104,7 @@ class Reader:
 
         Returns:
             None if a tensor is not plain or its memory is not, if a gradient is negated when it is
-                read, or
-            if a state is missing.
+            read, or if a state is missing.
         """
         held: list[Tensor] = []
         results: list[Any] = []
@@ -148,8 +146,7 @@ class Reader:
 
         Returns:
             None if something has changed. Otherwise a list with an object that keeps the gradients
-                in
-            memory and, if they moved, their addresses; it is empty if turns were launched.
+            in memory and, if they moved, their addresses; it is empty if turns were launched.
 
         Raises:
             DeviceError: if the driver reports an error.

@@ -26,11 +26,8 @@ WORD, WORDS = 4, 128  # bytes of a word, words that share one hash
 ROWS, WARPS = 32, 4  # hashes that one program computes
 MOST = 1 << 23  # bytes that a launch compares in turn, at most
 SLOTS = 64  # unfinished launches of a comparer, at most
-SPIN, BUSY, PATIENCE = (
-    30e-6,
-    1e-3,
-    2.0,
-)  # seconds of a wait: spinning, yielding to other threads, in all
+# Seconds of a wait: spinning, yielding to other threads, in all.
+SPIN, BUSY, PATIENCE = 30e-6, 1e-3, 2.0
 NAP = 50e-6  # seconds between checks after `BUSY`
 WEIGHT = 4  # numbers of a weight in the table: address, words, address of its hashes, first block
 
