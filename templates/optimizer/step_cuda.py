@@ -116,9 +116,8 @@ class On:
         self._guard: Any = None
 
     def __enter__(self) -> int:
-        if (
-            torch._C._cuda_getDevice() != self._device.index
-        ):  # CUDA is initialised, as there is a kernel
+        # CUDA is initialised by now, as there is a kernel.
+        if torch._C._cuda_getDevice() != self._device.index:
             self._guard = torch.cuda.device(self._device)
             self._guard.__enter__()
         return int(torch._C._cuda_getCurrentRawStream(self._device.index))

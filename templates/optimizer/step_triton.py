@@ -287,7 +287,8 @@ def _ratios(kernel: StepKernel) -> Iterator[str]:
     ratios = assignments(kernel.rule.ratios(kernel.on))
     if not kernel.sharded:
         for k, (name, _) in enumerate(ratios):
-            place = f"ratios + {len(ratios)} * number + {k}"  # possibly written by another multiprocessor
+            # Another multiprocessor may have written it, so it is read from the L2 cache.
+            place = f"ratios + {len(ratios)} * number + {k}"
             yield f"{name} = tl.load({place}, cache_modifier='.cg')"
         return
     yield _sums("total", len(kernel.columns) + 1)
