@@ -21,7 +21,7 @@ class Launch(NamedTuple):
     stream: int
     tables: tuple[int, ...]
     fields: dict[str, int]  # of a `Turn`
-    kept: tuple[Any, ...]  # keeps the arguments' memory and the kernel alive
+    kept: tuple[Any, ...]  # the arguments, with adjacent numbers, and the kernel: kept alive
 
 
 class Kernel:

@@ -70,9 +70,8 @@ class _Unary(ctypes.Structure):
 
 
 ROOM = 1024  # geometries, of which a primitive each takes 0.1 MiB that oneDNN gives back half of
-_met: set[tuple[Any, ...]] = (
-    set()
-)  # geometries of graphs compiled here, and of cached graphs that ran
+# Geometries of graphs compiled here, and of cached graphs that ran.
+_met: set[tuple[Any, ...]] = set()
 
 
 class KeptError(RuntimeError):

@@ -113,16 +113,8 @@ def declared(inside: bool) -> str:
     macro = INSIDE if inside else Path(__file__).with_name("in_python.cpp").read_text()
     functions = [PRODUCT.format(dtype=dtype) for dtype in PRODUCTS.values()]
     functions += [DECLARED.format(dtype=dtype) for dtype in NAMES.values()]
-    guarded = (
-        "#ifndef IPEX_KERNELS",
-        "#define IPEX_KERNELS",
-        ADDRESS,
-        macro,
-        *functions,
-        "#endif",
-        "",
-    )
-    return "\n".join(guarded)
+    guard = "#ifndef IPEX_KERNELS", "#define IPEX_KERNELS"
+    return "\n".join((*guard, ADDRESS, macro, *functions, "#endif", ""))
 
 
 def address(name: str) -> int:
