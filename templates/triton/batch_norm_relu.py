@@ -131,9 +131,8 @@ TILES = (
 )
 # Blocks of at most SMALL elements are too many beyond MOST for each multiprocessor.
 SMALL, MOST = 64 * 64, 4
-FEWEST_PART = (
-    4  # blocks for under 1 / 4 of all multiprocessors are too few, if a smaller tile exists
-)
+# Blocks for under 1 / FEWEST_PART of all multiprocessors are too few, if a smaller tile exists.
+FEWEST_PART = 4
 FEWEST = 16  # M, N and K of a GEMM on tensor cores
 
 

@@ -160,17 +160,13 @@ def constants(
         tile: the block sizes.
         programs: how many fit on the device at once.
     """
-    geometry_constants = geometry(image, window, stride, padding, dilation)
+    shape_constants = geometry(image, window, stride, padding, dilation)
+    sizes = batch, shape_constants["OUT_H"], shape_constants["OUT_W"]
     terms = terms_of(image[0])
     return {
         "OUT_C": out_channels,
-        **geometry_constants,
-        **blocks(
-            (batch, geometry_constants["OUT_H"], geometry_constants["OUT_W"]),
-            out_channels,
-            tile,
-            programs,
-        ),
+        **shape_constants,
+        **blocks(sizes, out_channels, tile, programs),
         # Padding as whole strides, so that nothing negative is divided.
         "ABOVE": -(-padding[0] // stride[0]),
         "BESIDE": -(-padding[1] // stride[1]),

@@ -78,7 +78,7 @@ class Tile(persistent.Tile):
         return stages + 2 * self.BLOCK_M * self.BLOCK_N + 64
 
 
-# The tiles of `templates/triton/persistent.py` for two sums a column.
+# The tiles of `templates/triton/persistent.py`, half as wide: each column has two sums.
 TILES = (Tile(128, 128, 64, 8, 3), Tile(128, 64, 64, 4, 3))
 
 

@@ -147,8 +147,8 @@ _END = """\
     column = columns[None, :]
 """
 # Each part stores its sums and exchanges the word, which is HERE if the other part came first. The
-# word is not initialised: unwritten memory holds these 64 bits by chance as rarely as two digests of
-# 64 bits collide, and the last part resets them. Addition of two terms is commutative, so no result
+# word is not initialised: unwritten memory holds these 64 bits by chance as rarely as two 64-bit
+# digests collide, and the last part resets them. Addition of two terms is commutative, so no result
 # depends on which part was last.
 _JOINED = """\
     WORD: tl.constexpr = 16
