@@ -1,6 +1,6 @@
 """Facts about hundreds of tensors read by one call of C++, instead of one by one from Python.
 
-The step counters of optimizers, which lie in as many places, are read and written too.
+The step counters of optimizers, each in a place of its own, are read and written too.
 """
 
 import ctypes
@@ -69,7 +69,12 @@ class Reader:
             *fields.negative_key(),
             fields.python_object(torch_library),
         )
-        offsets = *key_places, _undefined(torch_library), fields.dtype(), fields.dimensions()
+        offsets = (
+            *key_places,
+            _find_undefined_gradient(torch_library),
+            fields.dtype(),
+            fields.dimensions(),
+        )
         self._words = array("q", (*objects, strided, *offsets))
         self._places = [table.buffer_info()[0] for table in (self._torch, self._words)]
         pointer, py_object = ctypes.c_void_p, ctypes.py_object
@@ -169,7 +174,7 @@ class Reader:
         return [facts], array("q", addresses)
 
     def bump(self, tensors: list[Tensor]) -> None:
-        """Increment the versions of tensors; torch does it for those the library skips."""
+        """Increment the versions of tensors; torch does it for tensors that the library skips."""
         done = self._bump(tensors) if self._bump is not None else 0
         if done < len(tensors):
             torch.autograd.graph.increment_version(tensors[done:])
@@ -190,7 +195,7 @@ class Reader:
 
 
 @torch.inference_mode(False)
-def _undefined(torch_library: ctypes.CDLL) -> int:
+def _find_undefined_gradient(torch_library: ctypes.CDLL) -> int:
     """Return the TensorImpl of a missing gradient. Raises `NotBuiltError`."""
     ask = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address_of(torch_library[GRADIENT]))
     plain, trained, empty = (torch.empty(n, device="cpu") for n in range(3))

@@ -1,4 +1,4 @@
-"""Step counters kept by the host, of which each tensor has one, and the launches that read them."""
+"""Step counters kept by the host, one a tensor, and the launches that read them."""
 
 import ctypes
 from array import array

@@ -112,7 +112,7 @@ def fits(tile: Tile, out_channels: int, found: Runs) -> bool:
 
 
 def terms_of(found: Runs) -> int:
-    """Return the elements of K that a pixel has, with those beside the kernel."""
+    """Return the elements of K that a pixel has, including elements beside the kernel."""
     return found.count * found.width
 
 

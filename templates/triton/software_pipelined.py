@@ -70,7 +70,7 @@ class Tile(persistent.Tile):
         return itemsize * max(held * step, self.BLOCK_M * self.BLOCK_N) + BARRIER * later
 
     def is_full(self, lanes: int) -> bool:
-        """Return whether sums take half of a thread's registers; `lanes` are those of a warp."""
+        """Return whether sums take half of a thread's registers, with `lanes` threads a warp."""
         return self.BLOCK_M * self.BLOCK_N // (lanes * self.num_warps) >= 128
 
 
