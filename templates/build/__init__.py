@@ -1,1 +1,1 @@
-"""Compile kernels, and load them."""
+"""Compilers of kernels, and loaders of the compiled code."""

@@ -1,7 +1,7 @@
-"""C++ templates compiled and loaded: from the kernel cache where it has them, else by the compiler.
+"""C++ templates compiled and loaded: from the kernel cache if it has them, else by the compiler.
 
-What is loaded was verified a moment before and lies in memory that nobody else can reach: no file
-on a disk is opened by the loader.
+A library is verified just before it is loaded, from memory that no other process can reach: the
+loader opens no file on a disk.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ T = TypeVar("T")
 KIND = "cpp"
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
 LINKED = ("-shared", "-fPIC")
-# A kernel runs on whatever CPU has its architecture, so nothing of this machine alone may enter.
+# A kernel runs on any CPU of its architecture, so no flag may depend on this machine.
 WIDE = {"x86-64-v4": ("-mprefer-vector-width=512",)}
-# Variables that change what the compiler makes of a source; `toolkit` says which compiler.
+# Variables that change the compiler's output; `toolkit` says which compiler it is.
 READ = frozenset(
     {"CPATH", "CPLUS_INCLUDE_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH", "LIBRARY_PATH"}
 )
@@ -44,9 +44,9 @@ class NotBuiltError(RuntimeError):
 
 
 def given(found: T | str) -> T:
-    """What was found; raises `NotBuiltError` with the reason that is there instead.
+    """Return `found`, or raise `NotBuiltError` with the reason if it is a string.
 
-    Reasons are what callers remember: what failed once would cost every step as much.
+    Callers remember reasons, as repeating a failure would cost as much at every step.
     """
     if isinstance(found, str):
         raise NotBuiltError(found)
@@ -56,43 +56,45 @@ def given(found: T | str) -> T:
 def load(
     source: Callable[[], str], problem: Pairs, with_torch: bool = False, portable: bool = False
 ) -> ctypes.CDLL:
-    """A library for the CPU here; `problem` names it in the cache's words.
+    """Return a library for this CPU, compiled or from the cache. Raises `NotBuiltError`.
 
-    `source` is asked for if it must be compiled. `with_torch`: it uses torch's own C++, and so fits
-    this torch alone. `portable`: it computes nothing, so that one for any CPU of this kind, by any
-    compiler, is as good. Raises `NotBuiltError`.
+    Args:
+        source: returns the C++ source; called only to compile it.
+        problem: names the library in the cache.
+        with_torch: it uses torch's own C++, and so fits this torch alone.
+        portable: it computes nothing, so one for any CPU of this kind, by any compiler, will do.
     """
     compiler, key = toolkit.compiler(), key_of(problem, with_torch, portable)
     try:
         if compiler is None:
-            return _opened_of(kernels.by_any_compiler(key))
+            return _open_first(kernels.by_any_compiler(key))
         with contextlib.suppress(OSError, NotBuiltError):
             if portable:
-                return _opened_of(kernels.by_any_compiler(key))
-            return _opened_of(kernels.either(key, _shipped(key)))
+                return _open_first(kernels.by_any_compiler(key))
+            return _open_first(kernels.either(key, _shipping_key(key)))
         build = functools.partial(_built, source, compiler, with_torch, _arch(portable))
-        return _opened(kernels.kernel(key, build).blob)
-    except OSError as error:  # no room for the compiler, or a loader that misses a library
+        return _open_library(kernels.kernel(key, build).blob)
+    except OSError as error:  # no disk space for the compiler, or a missing library
         raise NotBuiltError(f"a C++ kernel is not to be had: {error}") from error
 
 
 def ship(source: Callable[[], str], problem: Pairs, with_torch: bool = False) -> None:
-    """Have a library for others in the cache, for the CPU that is described: nothing is loaded.
+    """Store a library for others in the cache, for the target CPU, without loading it.
 
-    Whatever their compiler is, where they have none by their own. Raises `NotBuiltError`.
+    They may use it with any compiler, if they have none by their own. Raises `NotBuiltError`.
     """
-    compiler, key = toolkit.compiler(), _shipped(key_of(problem, with_torch))
+    compiler, key = toolkit.compiler(), _shipping_key(key_of(problem, with_torch))
     if compiler is None:
         raise NotBuiltError("no C++ compiler is here")
     kernels.kernel(key, lambda: _built(source, compiler, with_torch, architecture()))
 
 
-def _shipped(key: Key) -> Key:
+def _shipping_key(key: Key) -> Key:
     return replace(key, toolkit=pairs({"c++": "any"}), environment=())
 
 
 def key_of(problem: Pairs, with_torch: bool = False, portable: bool = False) -> Key:
-    """What a kernel's entry is found by: the source follows from ours and from `problem`."""
+    """Return the cache key of a kernel; `problem` and our sources determine its C++ source."""
     arch = _arch(portable)
     read = () if portable else READ
     return Key(
@@ -119,7 +121,7 @@ def _flags(arch: str) -> tuple[str, ...]:
 
 
 def _level(arch: str) -> tuple[str, tuple[str, ...]]:
-    """What a kernel for that architecture is built for, and the flags that say so."""
+    """Return the CPU level that an architecture's kernels are built for, and its flags."""
     if arch not in LEVELS:
         return arch, ()
     march = LEVELS[arch].march
@@ -129,13 +131,13 @@ def _level(arch: str) -> tuple[str, tuple[str, ...]]:
 def _built(
     source: Callable[[], str], compiler: str, with_torch: bool, arch: str
 ) -> tuple[dict[str, Any], bytes]:
-    """What the entry says of it, and the library as bytes."""
+    """Return the entry's metadata, and the compiled library as bytes."""
     flags = _flags(arch)
     with tempfile.TemporaryDirectory() as folder:
-        written, library = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
-        written.write_text(source())
-        torchs = compat.cxx_flags() if with_torch else ()
-        command = [compiler, *flags, "-o", str(library), str(written), *torchs]
+        source_file, library = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
+        source_file.write_text(source())
+        torch_flags = compat.cxx_flags() if with_torch else ()
+        command = [compiler, *flags, "-o", str(library), str(source_file), *torch_flags]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         if done.returncode:
             raise NotBuiltError(f"{compiler} failed: {done.stderr.strip()[:2000]}")
@@ -143,7 +145,7 @@ def _built(
 
 
 def why_not_taken(source: str, arch: str) -> str | None:
-    """Why the compiler does not take a source for CPUs of that architecture, None if it does."""
+    """Return why the compiler refuses a source for an architecture, None if it accepts it."""
     compiler = toolkit.compiler()
     if compiler is None:
         return "no C++ compiler is here"
@@ -157,12 +159,12 @@ def why_not_taken(source: str, arch: str) -> str | None:
     return f"{compiler}: {done.stderr.strip()[:500]}" if done.returncode else None
 
 
-def _opened_of(entries: Iterable[Entry]) -> ctypes.CDLL:
-    """The first that the loader here takes; else raises what it said of the last of them."""
+def _open_first(entries: Iterable[Entry]) -> ctypes.CDLL:
+    """Return the first library that the loader accepts; raise the last one's error if none."""
     failed: OSError | None = None
     for entry in entries:
         try:
-            return _opened(entry.blob)
+            return _open_library(entry.blob)
         except OSError as error:  # by a compiler whose run-time library is not here
             failed = error
     raise failed or NotBuiltError("no C++ compiler is here, and no cache has the kernel")
@@ -171,8 +173,11 @@ def _opened_of(entries: Iterable[Entry]) -> ctypes.CDLL:
 _loads = itertools.count()
 
 
-def _opened(blob: bytes) -> ctypes.CDLL:
-    """By a name that was never used: the loader knows libraries apart by their names first."""
+def _open_library(blob: bytes) -> ctypes.CDLL:
+    """Return the library in `blob`, loaded by a name that was never used before.
+
+    The loader identifies libraries by their names first.
+    """
     fd = os.memfd_create("ipex_kernel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(fd, "wb") as memory:
         memory.write(blob)

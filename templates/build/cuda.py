@@ -11,21 +11,21 @@ from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.errors import DeviceError
 
 C_VALUES = {"fp32": ctypes.c_float, "fp64": ctypes.c_double, "i32": ctypes.c_int32}
-SCRATCH = 2  # pointers that Triton's kernels take behind their own; null, as ours need none
+SCRATCH = 2  # extra pointers after the arguments of Triton's kernels; null, as ours need none
 WARP = 32
 
 
 class Launch(NamedTuple):
-    """A launch that `Reader.again` makes with other numbers, as long as this is there."""
+    """A launch that `Reader.again` repeats with other numbers, as long as this object exists."""
 
     stream: int
     tables: tuple[int, ...]
     fields: dict[str, int]  # of a `Turn`
-    kept: tuple[Any, ...]  # arguments, of which numbers lie side by side, and the kernel
+    kept: tuple[Any, ...]  # the arguments, with adjacent numbers, and the kernel: kept alive
 
 
 class Kernel:
-    """One kernel in the context that is current. Raises `DeviceError` for what the driver says."""
+    """A kernel in the current context. Raises `DeviceError` for errors of the driver."""
 
     def __init__(self, entry: Entry) -> None:
         module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
@@ -43,28 +43,35 @@ class Kernel:
         self._lock = threading.Lock()  # of the arguments, until the driver has copied them
 
     def __call__(self, blocks: int, stream: int, arguments: Sequence[float]) -> None:
-        """Run `blocks` of it; the driver copies the arguments at once."""
+        """Launch `blocks` programs on a stream; the driver copies the arguments at once."""
         with self._lock:
-            for value, given in zip(self._values, arguments, strict=False):
-                value.value = given
+            for value, argument in zip(self._values, arguments, strict=False):
+                value.value = argument
             block, shared, pointers = self._block, self._shared, self._pointers
             self._stream.value = stream
-            said = self._launch(
+            status = self._launch(
                 self._function, blocks, 1, 1, block, 1, 1, shared, self._stream, pointers, None
             )
-        if said:
-            raise_launch(said)
+        if status:
+            raise_launch(status)
 
     def launch(self, blocks: int, stream: int, tables: tuple[int, ...], numbers: int) -> Launch:
-        """That of so many blocks, given `tables`, and behind them so many numbers of one dtype."""
+        """Return the launch of `blocks` programs with `tables` and `numbers` numbers of one dtype.
+
+        Args:
+            blocks: the number of programs.
+            stream: the address of the stream.
+            tables: the addresses that are the first arguments.
+            numbers: how many numbers follow them, adjacent in memory.
+        """
         values, pointers = _room(self._kinds)
-        for value, given in zip(values, tables, strict=False):
-            value.value = given
+        for value, table in zip(values, tables, strict=False):
+            value.value = table
         wide = numbers > 0 and self._kinds[len(tables)] is C_VALUES["fp64"]
-        room = array("d" if wide else "f", [0.0] * numbers)
-        first, _ = room.buffer_info()
+        number_array = array("d" if wide else "f", [0.0] * numbers)
+        first, _ = number_array.buffer_info()
         for n in range(numbers):
-            pointers[len(tables) + n] = first + n * room.itemsize
+            pointers[len(tables) + n] = first + n * number_array.itemsize
         fields = {
             "driver": ctypes.cast(self._launch, ctypes.c_void_p).value or 0,
             "function": self._function.value or 0,
@@ -77,31 +84,31 @@ class Kernel:
             "each": numbers,
             "doubles": int(wide),
         }
-        return Launch(stream, tables, fields, (values, pointers, room, self))
+        return Launch(stream, tables, fields, (values, pointers, number_array, self))
 
 
 def _room(kinds: Sequence[Any]) -> tuple[list[Any], Any]:
-    """Room for arguments of these types, and its addresses."""
+    """Return storage for arguments of these types, and the array of its addresses."""
     values = [kind() for kind in kinds]
     return values, (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
 
 
 def _call(name: str, *arguments: object) -> None:
-    said = getattr(_driver(), name)(*arguments)
-    if said:
-        _raise(name, said)
+    status = getattr(_driver(), name)(*arguments)
+    if status:
+        _raise(name, status)
 
 
-def raise_launch(said: int) -> None:
-    """Raise `DeviceError` for what the driver said of a launch."""
-    _raise("cuLaunchKernel", said)
+def raise_launch(status: int) -> None:
+    """Raise `DeviceError` for the driver's status of a launch."""
+    _raise("cuLaunchKernel", status)
 
 
-def _raise(name: str, said: int) -> None:
+def _raise(name: str, status: int) -> None:
     text = ctypes.c_char_p()
-    _driver().cuGetErrorString(said, ctypes.byref(text))
-    told = (text.value or b"").decode() or f"error {said}"
-    raise DeviceError("a kernel that the device runs", f"{name}: {told}", "Report it.")
+    _driver().cuGetErrorString(status, ctypes.byref(text))
+    description = (text.value or b"").decode() or f"error {status}"
+    raise DeviceError("a kernel that the device runs", f"{name}: {description}", "Report it.")
 
 
 @functools.cache

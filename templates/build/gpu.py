@@ -1,4 +1,4 @@
-"""Triton templates compiled for GPUs that need not be here: from the kernel cache, or by Triton."""
+"""Triton templates compiled for GPUs, present or not: from the kernel cache, or by Triton."""
 
 import functools
 import importlib.metadata
@@ -30,17 +30,30 @@ def binary(
     constants: Mapping[str, Any] = NOTHING,
     options: Mapping[str, Any] = NOTHING,
 ) -> Entry | None:
-    """The kernel `name` of a module in Triton as machine code, with what a launch must know.
+    """Return the kernel `name` of a Triton module as machine code, with the metadata for a launch.
 
-    `signature`: Triton's type of each argument that is no constant, in order; pointers are of
-    multiples of 16 bytes. The metadata of the entry: `name` of the function, `num_warps`, `shared`
-    (bytes), `signature`. None where Triton is not installed and no cache has it. Raises
-    `TargetError` for a target that Triton does not compile for.
+    The metadata of the entry: `name` of the function, `num_warps`, `shared` (bytes), `signature`.
+
+    Args:
+        source: the module's text.
+        name: the kernel's name.
+        target: the GPU to compile for.
+        problem: names the kernel in the cache.
+        signature: Triton's type of each argument that is no constant, in order; pointers are
+            multiples of 16 bytes.
+        constants: the constant arguments.
+        options: Triton's options.
+
+    Returns:
+        None if Triton is not installed and no cache has the kernel.
+
+    Raises:
+        TargetError: for a target that Triton does not compile for.
     """
     kind = BINARIES.get(target.kind)
     if kind is None:
-        todo = "Kernels for a CPU are in C++."
-        raise TargetError("a target of CUDA or HIP", str(target), todo)
+        remedy = "Kernels for a CPU are in C++."
+        raise TargetError("a target of CUDA or HIP", str(target), remedy)
     key = Key(
         kind=kind,
         source=source_digest(),
@@ -48,7 +61,7 @@ def binary(
         options=(*pairs({**constants, **options}), ("kernel", f"{name}({', '.join(signature)})")),
         problem=problem,
         architecture=target.arch,
-        toolkit=(),  # Triton brings its own, or the environment says
+        toolkit=(),  # Triton brings its own, or the environment names it
         triton=_version(),
         torch="",
         environment=pairs(
@@ -61,10 +74,10 @@ def binary(
     if not _version():
         return next(kernels.by_any_compiler(key), None)
 
-    def built() -> tuple[dict[str, Any], bytes]:
+    def build() -> tuple[dict[str, Any], bytes]:
         return _built(source, name, target, kind, signature, constants, options)
 
-    return kernels.kernel(key, built)
+    return kernels.kernel(key, build)
 
 
 def _built(
@@ -82,8 +95,8 @@ def _built(
 
     aligned = [["tt.divisibility", 16]]
     with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
-        triton.knobs.cache.dir = folder  # its own cache verifies nothing
-        made = triton.compile(
+        triton.knobs.cache.dir = folder  # Triton's own cache verifies nothing
+        compiled = triton.compile(
             ASTSource(
                 _module(source)[name],
                 {**signature, **dict.fromkeys(constants, "constexpr")},
@@ -91,17 +104,17 @@ def _built(
                 attrs={(n,): aligned for n, type_ in enumerate(signature.values()) if "*" in type_},
             ),
             target=GPUTarget(target.kind, _arch(target), target.subgroup or 32),
-            # Where nothing is said products and sums are joined, whatever Triton's default becomes.
+            # By default products and sums are fused, whatever Triton's default becomes.
             options={"enable_fp_fusion": True, **options},
         )
-    meta = made.metadata
-    told = {
+    meta = compiled.metadata
+    metadata = {
         "name": meta.name,
         "num_warps": meta.num_warps,
         "shared": meta.shared,
         "signature": list(signature.values()),
     }
-    return told, made.asm[kind]
+    return metadata, compiled.asm[kind]
 
 
 def _arch(target: Target) -> int | str:
@@ -109,7 +122,7 @@ def _arch(target: Target) -> int | str:
 
 
 def _module(source: str) -> dict[str, Any]:
-    """The names of a module, run; Triton reads functions as text, so that is to be found."""
+    """Return the names of a module, run; Triton reads functions as text, which it finds here."""
     file = f"<ipex_inductor template {hash(source):x}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     names = {"__name__": file}

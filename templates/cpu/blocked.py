@@ -1,4 +1,4 @@
-"""Products on weights in blocks: `blocked.cpp`, and how Inductor's code calls it."""
+"""GEMMs on weights in blocks: `blocked.cpp`, and how Inductor's code calls it."""
 
 import ctypes
 import functools
@@ -14,7 +14,7 @@ from ipex_inductor.templates.cpu.cpu_library import PRODUCTS, library, why_not
 assert ops  # which registers ipex::blocked
 log = logging.getLogger("ipex_inductor")
 
-BINARY = ("none", "add", "mul")  # by their numbers there
+BINARY = ("none", "add", "mul")  # by their numbers in blocked.cpp
 UNARY = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
 ARGUMENTS: tuple[Any, ...] = (*[ctypes.c_int64] * 4, *[ctypes.c_void_p] * 5, *[ctypes.c_int32] * 2)
 
@@ -27,15 +27,18 @@ def _kernel(dtype: torch.dtype) -> Any:
 
 
 def call(x: Tensor, blocks: Tensor, *rest: Any, out: Tensor) -> None:
-    """`out` = what `ipex::blocked` computes: what Inductor's code calls.
+    """Write `ipex::blocked` to `out`; called by Inductor's code.
 
-    rest: bias and other if there are any, then columns, whether there is a bias, and the numbers of
-    the words. x [rows, K], and out and other [rows, columns], lie without gaps in their shapes; of
-    four dimensions they are channels-last images.
+    Args:
+        x: [M, K], without gaps; of four dimensions channels-last.
+        blocks: the weight in blocks.
+        rest: the bias and the addend, if any, then the number of columns N, whether there is a
+            bias, and the numbers of the binary and the unary operation.
+        out: [M, N], as is the addend; both are laid out as x.
     """
     *tensors, columns, biased, binary, unary = rest
     rows = out.numel() // columns
-    if why_not() is not None:  # of a cache that was filled where there is one
+    if why_not() is not None:  # the graph was cached where there was one
         _in_torchs_ops(x, blocks, *rest, out=out)
     elif rows:
         _kernel(x.dtype)(
@@ -49,12 +52,12 @@ def call(x: Tensor, blocks: Tensor, *rest: Any, out: Tensor) -> None:
 
 
 def _in_torchs_ops(x: Tensor, blocks: Tensor, *rest: Any, out: Tensor) -> None:
-    """The same, slowly."""
+    """Compute `call` with torch's ops, which is slow."""
     _say_once()
     *tensors, columns, biased, binary, unary = rest
-    bias, other = tensors[0] if biased else None, tensors[-1] if binary else None
-    words = columns, BINARY[binary], UNARY[unary], x.dim() == 4
-    out.copy_(torch.ops.ipex.blocked(x, blocks, bias, other, *words))
+    bias, addend = tensors[0] if biased else None, tensors[-1] if binary else None
+    options = columns, BINARY[binary], UNARY[unary], x.dim() == 4
+    out.copy_(torch.ops.ipex.blocked(x, blocks, bias, addend, *options))
 
 
 @functools.cache

@@ -1,6 +1,6 @@
-"""Convolutions of a oneDNN beside torch's own (extra `[onednn]`), whose primitives are kept.
+"""Convolutions of a separate oneDNN (extra `[onednn]`), with cached primitives.
 
-Torch makes oneDNN's descriptors anew at each call, which takes as long as a small convolution.
+Torch creates oneDNN's descriptors at each call, which takes as long as a small convolution.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ from ipex_inductor.reporting.decisions import warn_once
 from ipex_inductor.templates.build.cpp import NotBuiltError, load
 
 LIBRARY = "libdnnl.so.3"
-TYPES = {torch.float32: 3, torch.bfloat16: 2}  # by their numbers there
+TYPES = {torch.float32: 3, torch.bfloat16: 2}  # by their numbers in oneDNN
 ERRORS = {
     -4: "all libraries of this process see another oneDNN, as of LD_PRELOAD",
     -3: "another version than 3.2 with OpenMP",
@@ -32,8 +32,8 @@ ERRORS = {
     1: "out of memory",
     3: "no kernel",
 }
-# What may come last: oneDNN's number of it, its alpha and beta as torch gives them to its own
-# oneDNN. An activation with scalars has them there.
+# The last operation: oneDNN's number, and the alpha and beta that torch gives to its own oneDNN.
+# An activation with scalars has them there.
 UNARY: Mapping[str, tuple[float, ...]] = {
     "none": (0,),
     "gelu": (0x31,),
@@ -65,21 +65,22 @@ class _Unary(ctypes.Structure):
     )
 
     def __init__(self, unary: str, scalars: Sequence[float]) -> None:
-        algorithm, *around = *UNARY[unary], *scalars
-        super().__init__(int(algorithm), *around)
+        algorithm, *coefficients = *UNARY[unary], *scalars
+        super().__init__(int(algorithm), *coefficients)
 
 
 ROOM = 1024  # geometries, of which a primitive each takes 0.1 MiB that oneDNN gives back half of
-_met: set[tuple[Any, ...]] = set()  # those of graphs compiled here, and of cached ones that ran
+# Geometries of graphs compiled here, and of cached graphs that ran.
+_met: set[tuple[Any, ...]] = set()
 
 
 class KeptError(RuntimeError):
-    """What oneDNN did not do; the text says why."""
+    """A failure of oneDNN; the text says why."""
 
 
 @functools.cache
 def why_not() -> str | None:
-    """Why there is no such library here, None when there is."""
+    """Return why this library cannot be used, None if it can."""
     try:
         _library()
     except (NotBuiltError, KeptError) as error:
@@ -88,12 +89,12 @@ def why_not() -> str | None:
 
 
 def installed() -> str:
-    """The version of the wheel, "" without it."""
+    """Return the version of the wheel, "" without it."""
     return version_of(ONEDNN)
 
 
 def path() -> str:
-    """Where the wheel has its library. Raises `KeptError`."""
+    """Return the path of the wheel's library. Raises `KeptError`."""
     if not installed():
         raise KeptError(f"{ONEDNN} is not installed (extra [onednn])")
     for file in distribution(ONEDNN).files or []:
@@ -104,20 +105,20 @@ def path() -> str:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    found, torchs = path(), str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+    library_path, torchs = path(), str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
     source = Path(__file__).with_name("cached_primitives.cpp").read_text
     library = load(source, pairs({"template": "kept"}), portable=True)
     for name, takes in SIGNATURES.items():
         getattr(library, f"kept_{name}").argtypes = takes
-    if code := library.kept_open(found.encode()):
-        raise KeptError(f"{found}: {_said(code)}")
-    if _openmp(found) != _openmp(torchs):
-        raise KeptError(f"{found}: its threads would be others than torch's")
+    if code := library.kept_open(library_path.encode()):
+        raise KeptError(f"{library_path}: {_describe_error(code)}")
+    if _openmp(library_path) != _openmp(torchs):
+        raise KeptError(f"{library_path}: its threads would be others than torch's")
     return library
 
 
 def _openmp(library: str) -> int | None:
-    """Which OpenMP a library has: the address of a function of it."""
+    """Return the address of a function of a library's OpenMP runtime, None without OpenMP."""
     try:
         function = ctypes.CDLL(library).omp_get_max_threads
     except (AttributeError, OSError):
@@ -125,7 +126,7 @@ def _openmp(library: str) -> int | None:
     return ctypes.cast(function, ctypes.c_void_p).value
 
 
-def _said(code: int) -> str:
+def _describe_error(code: int) -> str:
     return ERRORS.get(code, f"oneDNN's error {code}")
 
 
@@ -136,9 +137,10 @@ def _numbers(flat: Sequence[int]) -> Any:
 def layout(
     geometry: Geometry, unary: str = "none", scalars: Sequence[float] = ()
 ) -> tuple[int, int]:
-    """The format tag that oneDNN wants the weight in, and its bytes there. Raises `KeptError`.
+    """Return the format tag that oneDNN prefers for the weight, and its bytes in that layout.
 
-    For the number of threads that is set: behind another tag than it wants stands a slow kernel.
+    Raises `KeptError`. The tag depends on the number of threads that is set: with another tag
+    oneDNN uses a slow kernel.
     """
     return _layout(geometry, unary, tuple(scalars), torch.get_num_threads())
 
@@ -148,26 +150,26 @@ def _layout(
     geometry: Geometry, unary: str, scalars: tuple[float, ...], threads: int
 ) -> tuple[int, int]:
     tag, size = ctypes.c_int64(), ctypes.c_int64()
-    given = _numbers(geometry.flat()), ctypes.byref(_Unary(unary, scalars))
-    code = _library().kept_layout(*given, ctypes.byref(tag), ctypes.byref(size))
+    arguments = _numbers(geometry.flat()), ctypes.byref(_Unary(unary, scalars))
+    code = _library().kept_layout(*arguments, ctypes.byref(tag), ctypes.byref(size))
     if code:
-        raise KeptError(_said(code))
+        raise KeptError(_describe_error(code))
     _met.add((*geometry.flat(), unary, scalars, threads))
     return tag.value, size.value
 
 
 def why_no_more() -> str | None:
-    """Why no further graph of this process is to have such calls, None if it may."""
+    """Return why further graphs of this process get no such calls, None if they may."""
     full = len(_met) >= ROOM
     return f"there are {ROOM} geometries in this process already" if full else None
 
 
 def arrange(groups: int, tag: int, weight: Tensor, arranged: Tensor) -> None:
-    """`weight` [O, C / groups, h, w], contiguous, into the memory of `arranged`."""
-    given = _numbers((TYPES[weight.dtype], groups, *weight.shape))
-    code = _library().kept_arrange(given, tag, weight.data_ptr(), arranged.data_ptr())
+    """Copy `weight` [O, C / groups, h, w], contiguous, to `arranged` in the layout `tag`."""
+    shape = _numbers((TYPES[weight.dtype], groups, *weight.shape))
+    code = _library().kept_arrange(shape, tag, weight.data_ptr(), arranged.data_ptr())
     if code:
-        raise KeptError(_said(code))
+        raise KeptError(_describe_error(code))
 
 
 class Primitive:
@@ -175,15 +177,23 @@ class Primitive:
 
     def __init__(self, geometry: Geometry, unary: str, scalars: Sequence[float], tag: int) -> None:
         self.geometry = geometry
-        self._library, found = _library(), ctypes.c_void_p()
-        given = _numbers(geometry.flat()), ctypes.byref(_Unary(unary, scalars))
-        code = self._library.kept_begin(*given, tag, ctypes.byref(found))
+        self._library, handle = _library(), ctypes.c_void_p()
+        arguments = _numbers(geometry.flat()), ctypes.byref(_Unary(unary, scalars))
+        code = self._library.kept_begin(*arguments, tag, ctypes.byref(handle))
         if code:
-            raise KeptError(_said(code))
-        self.address = found.value or 0
+            raise KeptError(_describe_error(code))
+        self.address = handle.value or 0
 
     def run(self, x: Tensor, arranged: Tensor, bias: Any, other: Any, out: Tensor) -> None:
-        """`out` = the convolution of `x` with its epilogue. Raises `KeptError`."""
+        """Write the convolution of `x` with its epilogue to `out`. Raises `KeptError`.
+
+        Args:
+            x: the activation [B, C, H, W], channels-last.
+            arranged: the weight in the primitive's layout.
+            bias: [O], or None.
+            other: the addend of the epilogue, of the result's shape, or None.
+            out: the result, channels-last.
+        """
         code = self._library.kept_run(
             self.address,
             x.data_ptr(),
@@ -193,22 +203,31 @@ class Primitive:
             out.data_ptr(),
         )
         if code:
-            raise KeptError(_said(code))
+            raise KeptError(_describe_error(code))
 
 
 @functools.cache
 def _primitive(
     numbers: tuple[int, ...], unary: str, scalars: tuple[float, ...], tag: int, threads: int
 ) -> Primitive:
-    """oneDNN makes it for so many threads."""
+    """Return the cached primitive of a geometry; oneDNN makes it for `threads` threads.
+
+    Args:
+        numbers: the geometry as numbers.
+        unary: the unary operation of the epilogue.
+        scalars: the scalars of that operation.
+        tag: the layout of the weight.
+        threads: the number of threads.
+    """
     _met.add((*numbers, unary, scalars, threads))
     return Primitive(Geometry.of(numbers), unary, scalars, tag)
 
 
 def primitive(words: str) -> int:
-    """The address of a primitive, for C++. Raises `KeptError`.
+    """Return the address of a primitive, for C++. Raises `KeptError`.
 
-    words: the last four arguments of `call`, as JSON with its infinities.
+    Args:
+        words: the last four arguments of `call`, as JSON with its infinities.
     """
     if reason := why_not():
         raise KeptError(f"{reason}; torch.compile makes code without it")
@@ -217,36 +236,44 @@ def primitive(words: str) -> int:
 
 
 def address(name: str) -> int:
-    """Where a function of the library lies, for C++ that calls it. Raises `KeptError`."""
-    found = ctypes.cast(_library()[name], ctypes.c_void_p).value
-    assert found is not None
-    return found
+    """Return the address of a function of the library, for C++. Raises `KeptError`."""
+    function_address = ctypes.cast(_library()[name], ctypes.c_void_p).value
+    assert function_address is not None
+    return function_address
 
 
 def call(x: Tensor, arranged: Tensor, *rest: Any, out: Tensor) -> None:
-    """What Inductor's code calls: `rest` is bias and other if there are any, and what is known."""
+    """Write a convolution to `out`; called by Inductor's code.
+
+    Args:
+        x: the activation [B, C, H, W], channels-last.
+        arranged: the weight in oneDNN's layout.
+        rest: the bias and the addend, if any, then the geometry's numbers, the unary operation, its
+            scalars and the tag of the layout.
+        out: the result, channels-last.
+    """
     *tensors, numbers, unary, scalars, tag = rest
-    gone, given = why_not() is not None, (tuple(numbers), unary, tuple(scalars), tag)
-    kept = None if gone else _primitive(*given, torch.get_num_threads())
-    geometry = kept.geometry if kept else Geometry.of(numbers)
+    is_missing, problem = why_not() is not None, (tuple(numbers), unary, tuple(scalars), tag)
+    cached = None if is_missing else _primitive(*problem, torch.get_num_threads())
+    geometry = cached.geometry if cached else Geometry.of(numbers)
     bias = tensors[0] if geometry.biased else None
-    other = tensors[-1] if geometry.added else None
-    if kept:
-        kept.run(x, arranged, bias, other, out)
-    else:  # of a cache that was filled where there is one; the weight lies as torch has it
-        out.copy_(reference(x, arranged, bias, other, geometry, unary, scalars))
+    addend = tensors[-1] if geometry.added else None
+    if cached:
+        cached.run(x, arranged, bias, addend, out)
+    else:  # the graph was cached where there was a library; the weight has torch's layout
+        out.copy_(reference(x, arranged, bias, addend, geometry, unary, scalars))
 
 
 @op("kept_weight")
 def kept_weight(weight: Tensor, groups: int, tag: int, size: int) -> Tensor:
-    """`laid_out` as an op."""
+    """Return a weight in oneDNN's layout: `laid_out` as an op."""
     return laid_out(weight, groups, tag, size)
 
 
 def laid_out(weight: Tensor, groups: int, tag: int, size: int) -> Tensor:
-    """A weight [O, C / groups, h, w] in oneDNN's layout `tag`, of `size` elements.
+    """Return a weight [O, C / groups, h, w] in oneDNN's layout `tag`, of `size` elements.
 
-    Without the library it lies as torch has it, and is read so.
+    Without the library it stays in torch's layout, and is read accordingly.
     """
     if why_not() is not None:
         warn_once(f"a compiled graph runs slowly, without oneDNN's kept primitives: {why_not()}")
@@ -272,10 +299,20 @@ def kept_conv(
     scalars: list[float],
     tag: int,
 ) -> Tensor:
-    """`unary(convolution(x, weight, bias) + other, *scalars)`, words of `ops/epilogue.py`.
+    """Return `unary(convolution(x, weight, bias) + other, *scalars)`; see `ops/epilogue.py`.
 
-    x [B, C, H, W], other and the result [B, O, H', W'], all channels-last; bias [O]. `geometry`
-    (`ops/kept.py`) says which of bias and other there are; weight in oneDNN's layout `tag`.
+    Args:
+        x: the activation [B, C, H, W], channels-last.
+        arranged: the weight in oneDNN's layout `tag`.
+        bias: [O], or None.
+        other: the addend, as the result, or None.
+        geometry: the numbers of `ops/kept.py`, which say if there are a bias and an addend.
+        unary: the unary operation.
+        scalars: the scalars of the unary operation.
+        tag: the layout of the weight.
+
+    Returns:
+        [B, O, H', W'], channels-last.
     """
     out = _result(x, Geometry.of(geometry))
     tensors = [t for t in (bias, other) if t is not None]
@@ -300,6 +337,6 @@ def _(
 KEPT_WEIGHT, KEPT_CONV = torch.ops.ipex.kept_weight.default, torch.ops.ipex.kept_conv.default
 
 
-def _result(x: Tensor, given: Geometry) -> Tensor:
-    sizes = given.batch, given.made, *given.out
+def _result(x: Tensor, geometry: Geometry) -> Tensor:
+    sizes = geometry.batch, geometry.made, *geometry.out
     return x.new_empty(sizes).contiguous(memory_format=torch.channels_last)

@@ -1,7 +1,6 @@
-"""Our kernels for CPUs in C++: products on weights in blocks, short attention,
-convolutions.
+"""C++ kernels for CPUs: GEMMs on weights in blocks, short attention, convolutions.
 
-One library that Python calls and C++ of Inductor's, or part of a package's code.
+One library that Python and Inductor's C++ call, or part of a package's code.
 """
 
 import ctypes
@@ -25,7 +24,7 @@ END = """
 PAIRED = ("x86-64:avx512_bf16", "x86-64:amx")  # CPUs that multiply pairs of bf16
 NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 PRODUCTS = {**NAMES, torch.float16: "float16"}  # the last by CPUs that convert it
-# How generated C++ calls them, of each dtype.
+# The signatures by which generated C++ calls the kernels of each dtype.
 PRODUCT = """
 IPEX_KERNEL(product_{dtype}, (int64_t, int64_t, int64_t, int64_t, const void*, const void*,
                               const void*, const void*, void*, int32_t, int32_t))
@@ -48,15 +47,15 @@ INSIDE = '#define IPEX_KERNEL(name, takes) extern "C" void name takes;'  # of th
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The library, built at the first call and kept in the kernel cache. Raises `NotBuiltError`.
+    """Return the library, built at the first call and stored in the kernel cache.
 
-    Attention uses oneDNN's micro-kernel where torch has it here, else ours.
+    Raises `NotBuiltError`. Attention uses oneDNN's micro-kernel if this torch has it, else our own.
     """
     return load(source, _problem(), with_torch=True)
 
 
 def ship_library() -> None:
-    """Have it in the cache for others that have the CPU that is described. As `cpp.ship`."""
+    """Store the library in the cache for others with the target CPU, as `cpp.ship` does."""
     ship(source, _problem(), with_torch=True)
 
 
@@ -66,13 +65,13 @@ def _problem() -> Pairs:
 
 @functools.cache
 def begin() -> None:
-    """Have it built in another thread; who wants it meanwhile waits for that one's entry."""
+    """Start to build the library in another thread; others wait for its entry in the cache."""
     threading.Thread(target=why_not, name="ipex cpu kernels", daemon=True).start()
 
 
 @functools.cache
 def why_not() -> str | None:
-    """Why there is no library here, None when there is."""
+    """Return why there is no library here, None if there is."""
     try:
         library()
     except NotBuiltError as error:
@@ -81,9 +80,9 @@ def why_not() -> str | None:
 
 
 def why_not_in_cpp() -> str | None:
-    """Why the compiler here does not take them for the CPU that is compiled for, None if it does.
+    """Return why the compiler does not accept the kernels for the target CPU, None if it does.
 
-    It must be GCC, and know that CPU's bf16.
+    It must be GCC, and support that CPU's bf16.
     """
     return _why_not_taken(architecture())
 
@@ -94,32 +93,32 @@ def _why_not_taken(arch: str) -> str | None:
 
 
 def is_paired() -> bool:
-    """Whether the CPU that is compiled for multiplies pairs of bf16."""
+    """Return whether the target CPU multiplies pairs of bf16."""
     return architecture() in PAIRED
 
 
 def source(beside_torch: bool = False) -> str:
-    """In C++, for that CPU; `beside_torch`: as part of code that has torch's headers."""
+    """Return the C++ for the target CPU; `beside_torch`: as part of code with torch's headers."""
     settings = {"BF16_PRODUCTS": is_paired(), "BESIDE_TORCH": beside_torch}
     defined = (f"#define {name} {value:d}" for name, value in settings.items())
-    parts = (Path(__file__).with_name(name).read_text() for name in PARTS)
-    return "\n".join(["#ifndef BF16_PRODUCTS", *defined, *parts, END])
+    texts = (Path(__file__).with_name(name).read_text() for name in PARTS)
+    return "\n".join(["#ifndef BF16_PRODUCTS", *defined, *texts, END])
 
 
 def declared(inside: bool) -> str:
-    """Their declarations in C++, and what gives them a tensor's address.
+    """Return the kernels' declarations in C++, and a function that returns a tensor's address.
 
-    `inside`: code that has their `source` in it; else they are those of `library`.
+    `inside`: for code that contains their `source`; else they declare functions of `library`.
     """
-    how = INSIDE if inside else Path(__file__).with_name("in_python.cpp").read_text()
+    macro = INSIDE if inside else Path(__file__).with_name("in_python.cpp").read_text()
     functions = [PRODUCT.format(dtype=dtype) for dtype in PRODUCTS.values()]
     functions += [DECLARED.format(dtype=dtype) for dtype in NAMES.values()]
-    guarded = "#ifndef IPEX_KERNELS", "#define IPEX_KERNELS", ADDRESS, how, *functions, "#endif", ""
-    return "\n".join(guarded)
+    guard = "#ifndef IPEX_KERNELS", "#define IPEX_KERNELS"
+    return "\n".join((*guard, ADDRESS, macro, *functions, "#endif", ""))
 
 
 def address(name: str) -> int:
-    """Where a function of the library lies, for C++ that calls it. Raises `NotBuiltError`."""
-    found = ctypes.cast(library()[name], ctypes.c_void_p).value
-    assert found is not None
-    return found
+    """Return the address of a function of the library, for C++. Raises `NotBuiltError`."""
+    function_address = ctypes.cast(library()[name], ctypes.c_void_p).value
+    assert function_address is not None
+    return function_address

@@ -19,12 +19,17 @@ ARGUMENTS: tuple[Any, ...] = (ctypes.c_void_p, ctypes.c_float, *[ctypes.c_void_p
 
 
 def call(q: Tensor, k: Tensor, v: Tensor, *rest: Any, out: Tensor) -> None:
-    """`out` = what `ipex::short_attention` computes: what Inductor's code calls.
+    """Write `ipex::short_attention` to `out`; called by Inductor's code.
 
-    rest: the mask if there is one, then `causal` and the scale.
+    Args:
+        q: the query [B, heads, queries, width].
+        k: the key [B, heads, keys, width].
+        v: the value [B, heads, keys, width].
+        rest: the mask, if any, then `causal` and the scale.
+        out: the result, as q.
     """
     *masks, causal, scale = rest
-    if why_not() is not None:  # of a cache that was filled where there is one
+    if why_not() is not None:  # the graph was cached where there was one
         _say_once()
         mask = masks[0] if masks else None
         out.copy_(torch.ops.ipex.short_attention(q, k, v, mask, causal, scale))
@@ -40,7 +45,7 @@ def call(q: Tensor, k: Tensor, v: Tensor, *rest: Any, out: Tensor) -> None:
 
 
 def lies_in_rows(x: Tensor) -> bool:
-    """Whether a row has no gaps, and of 16 bits begins where pairs of numbers do."""
+    """Return whether rows have no gaps and, for 16 bits, begin at whole pairs of elements."""
     stride = x.stride()
     return stride[3] == 1 and (x.element_size() == 4 or stride[2] % 2 == 0)
 
@@ -48,7 +53,14 @@ def lies_in_rows(x: Tensor) -> bool:
 def sizes_of(
     q: Sequence[int], keys: int, causal: bool, strides: Sequence[Sequence[int]]
 ) -> list[int]:
-    """`Sizes` of the C++: of the query's shape, and where q, k, v, result and mask lie."""
+    """Return the numbers of `Sizes` of the C++.
+
+    Args:
+        q: the query's shape.
+        keys: the number of keys.
+        causal: whether attention is causal.
+        strides: of q, k, v, the result and the mask.
+    """
     batch, heads, queries, width = q
     *lines, mask = strides
     steps = (n for line in lines for n in line[:3])

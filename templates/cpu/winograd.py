@@ -1,4 +1,4 @@
-"""Convolutions of 3 x 3 pixels: `winograd.cpp`, and how Inductor's code calls it."""
+"""Convolutions with 3 x 3 kernels: `winograd.cpp`, and how Inductor's code calls it."""
 
 import ctypes
 import functools
@@ -20,24 +20,28 @@ ARGUMENTS: tuple[Any, ...] = (*[ctypes.c_void_p] * 6, ctypes.c_int32)
 
 
 def call(x: Tensor, weight: Tensor, *rest: Any, out: Tensor) -> None:
-    """`out` = what `ipex::winograd` computes: what Inductor's code calls.
+    """Write `ipex::winograd` to `out`; called by Inductor's code.
 
-    rest: bias and other if there are any, then the padding, whether there is a bias, an addend, and
-    the number of the word. x, other and out are channels-last without gaps.
+    Args:
+        x: the activation [B, C, H, W], channels-last without gaps.
+        weight: the transformed weight.
+        rest: the bias and the addend, if any, then the padding, whether there is a bias, whether
+            there is an addend, and the number of the unary operation.
+        out: the result, channels-last without gaps, as is the addend.
     """
     *tensors, padding, biased, added, unary = rest
-    bias, other = tensors[0] if biased else None, tensors[-1] if added else None
-    if why_not() is not None:  # of a cache that was filled where there is one
+    bias, addend = tensors[0] if biased else None, tensors[-1] if added else None
+    if why_not() is not None:  # the graph was cached where there was one
         warn_once(f"a compiled graph runs slowly, without our convolutions: {why_not()}")
-        words = [*padding], BINARY[added], UNARY[unary]
-        out.copy_(torch.ops.ipex.winograd(x, weight, bias, other, *words))
+        options = [*padding], BINARY[added], UNARY[unary]
+        out.copy_(torch.ops.ipex.winograd(x, weight, bias, addend, *options))
         return
-    pointers = (None if t is None else t.data_ptr() for t in (x, weight, bias, other, out))
+    pointers = (None if t is None else t.data_ptr() for t in (x, weight, bias, addend, out))
     _kernel(x.dtype)(_plane(x.shape, out.shape, padding), *pointers, unary)
 
 
 def plane_of(x: Sequence[int], out: Sequence[int], padding: Sequence[int]) -> list[int]:
-    """`Plane` of the C++: of the shapes of an image and of the result."""
+    """Return the numbers of `Plane` of the C++, from the shapes of an activation and a result."""
     return [*x, out[1], *padding, *out[2:]]
 
 

@@ -1,12 +1,12 @@
-"""What an optimizer does to one element, in lines that are Python and C++ alike.
+"""Optimizer formulas of one element, in lines that are valid Python and C++.
 
 Lines are assignments of `+ - * /`, comparisons, and calls of `sqrt`, `pow`, `maximum`, `where`.
-`scalars` (fp64, once a tensor and step) read the group's numbers and `step`, or `first`; what they
-make is read by `update` (fp32, fp64 for fp64 parameters, each element), which reads and writes
-`param`, `grad` and the state. Where a norm of a whole tensor takes part there are two passes:
-`before` and the sums of squares of `norms`, then `ratios` (fp64, once a tensor) of `norm_...`.
+`scalars` (fp64, once a tensor and step) read the group's numbers and `step`, or `first`. Their
+results are read by `update` (fp32, fp64 for fp64 parameters, each element), which reads and writes
+`param`, `grad` and the state. If a norm of a whole tensor takes part there are two passes: `before`
+and the sums of squares of `norms`, then `ratios` (fp64, once a tensor) of `norm_...`.
 
-torch's formulas are those of its `_single_tensor_` functions, read in 2.13.
+torch's formulas are those of its `_single_tensor_` functions, as of 2.13.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,14 +22,14 @@ def _none(_: Flags) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Formula:
-    """One optimizer: its numbers, the flags that change its code, its state by flag, its lines."""
+    """An optimizer: its numbers, the flags that change its code, its state by flag, its lines."""
 
     numbers: tuple[str, ...]
     flags: tuple[str, ...]
     state: Callable[[Flags], tuple[str, ...]]
     scalars: Lines
     update: Lines
-    counts: bool = True  # steps, in the state; else the scalars read `first`
+    counts: bool = True  # whether the state counts steps; else the scalars read `first`
     norms: tuple[str, ...] = ()
     before: Lines = _none
     ratios: Lines = _none

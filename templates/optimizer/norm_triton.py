@@ -1,4 +1,4 @@
-"""One reading of gradients in Triton: sums of their squares, and whether one is not finite."""
+"""A single pass over gradients in Triton: sums of squares, and a check that all are finite."""
 
 from textwrap import indent
 
@@ -78,23 +78,26 @@ _SCALARS = """\
 for at in range(0, {count}, ROWS):
     scalars_of(at, {rows}, {count}, numbers, rates, scale, left, table, ROWS)
 """
-_ROW = {"rows": "steps", "count": "stepped"}  # names of those of `scalars`, here
+_ROW = {"rows": "steps", "count": "stepped"}  # names in `parts` of the arguments of `scalars`
 
 
 def parts_source(
     grad: str, real: str, squares: bool, looks: bool, kernel: StepKernel | None = None
 ) -> str:
-    """A module with the kernel `parts`, for gradients of that dtype.
+    """Return a module with the kernel `parts`, for gradients of a dtype.
 
-    `squares`: it writes the norm, in the precision of `real`, and what clips it to `clip`. `looks`:
-    it writes to `found_inf` whether a gradient is not finite; else it may read that there. Of
-    `kernel` it runs `scalars` as well.
+    Args:
+        grad: the gradients' dtype.
+        real: the dtype of the norm.
+        squares: whether the kernel writes the norm, and the factor that clips it to `clip`.
+        looks: whether it writes to `found_inf` if a gradient is not finite; else it may read that.
+        kernel: a step whose `scalars` the kernel computes as well, or None.
     """
-    own = _real(grad)
+    precision = _real(grad)
     turn = _TURN + _LOOK * looks + _SQUARE * squares
 
     def lines(mask: str, masked: str) -> str:
-        return indent(turn.format(mask=mask, masked=masked, real=own), " " * 8).rstrip()
+        return indent(turn.format(mask=mask, masked=masked, real=precision), " " * 8).rstrip()
 
     inside = "inside = begin + BLOCK * turn + tl.arange(0, BLOCK) < size\n    "
     last = _FOUND if looks else _TOLD
@@ -105,7 +108,7 @@ def parts_source(
     parts = _PARTS.format(
         arguments=", ".join(parts_signature(real, squares, kernel)),
         type=TYPES[grad],
-        real=own,
+        real=precision,
         whole=lines("", ""),
         partly=lines(inside, ", mask=inside, other=0"),
         stores=_WRONG * looks + _SUM * squares,
@@ -116,16 +119,18 @@ def parts_source(
 
 
 def parts_signature(real: str, squares: bool, kernel: StepKernel | None = None) -> dict[str, str]:
-    """Triton's types of the arguments of `parts`."""
-    given = {"rows": "*i64", "chunks": "*i32", "sums": "*fp64", "counters": "*i32"}
-    given |= {"before": "i32", "count": "i32", "divisor": "i64", "found_inf": "i64"}
+    """Return Triton's types of the arguments of `parts`."""
+    types = {"rows": "*i64", "chunks": "*i32", "sums": "*fp64", "counters": "*i32"}
+    types |= {"before": "i32", "count": "i32", "divisor": "i64", "found_inf": "i64"}
     if squares:
-        given |= {"clip": "fp64", "norm": f"*{_real(real)}".replace("tl.float", "fp")}
-        given["factor"] = "*fp64"
+        types |= {"clip": "fp64", "norm": f"*{_real(real)}".replace("tl.float", "fp")}
+        types["factor"] = "*fp64"
     if kernel is not None:
-        own = scalars_signature(kernel)
-        given |= {_ROW.get(n, n): own[n] for n in ("rows", "count", "numbers", "rates", "table")}
-    return given
+        scalar_types = scalars_signature(kernel)
+        types |= {
+            _ROW.get(n, n): scalar_types[n] for n in ("rows", "count", "numbers", "rates", "table")
+        }
+    return types
 
 
 def _real(grad: str) -> str:

@@ -1,4 +1,4 @@
-"""Kernels of optimizer steps: one kind of parameters, all of them in one call."""
+"""Optimizer-step kernels: one kind of parameters, all of them in one call."""
 
 import functools
 import math
@@ -22,14 +22,14 @@ C_TYPES = {
 
 @dataclass(frozen=True)
 class StepKernel:
-    """What sets the code of one step apart from another's; dtypes are names, as `float32`.
+    """The properties that determine the code of a step; dtypes are names, as `float32`.
 
-    `rest` is what a low-precision parameter cannot hold: its lower halves (`int16`), its fp32
-    master (`float32`), or nothing (""). `state` has a dtype for each state of the formula,
-    `counted` that of `step`, where the formula reads it. `scaled`: gradients are multiplied by the
-    number `scale`, and rounded; `zeroed`: they are 0 afterwards. `sharded`: the norms are those of
-    tensors of which other processes have parts; `norms` takes the sums of squares, a call of its
-    own, and `step` reads what all of them make.
+    `rest` holds what a low-precision parameter cannot: its lower halves (`int16`), its fp32 master
+    (`float32`), or nothing (""). `state` has a dtype for each state of the formula, `counted` that
+    of `step`, if the formula reads it. `scaled`: gradients are multiplied by the number `scale`,
+    and rounded; `zeroed`: they are set to 0 afterwards. `sharded`: norms are of tensors whose parts
+    lie in several processes; `norms` sums the squares in a call of its own, and `step` reads the
+    norms of all processes.
     """
 
     formula: str
@@ -45,50 +45,50 @@ class StepKernel:
 
     @property
     def rule(self) -> Formula:
-        """The formula itself."""
+        """Return the formula."""
         return FORMULAS[self.formula]
 
     @cached_property
     def on(self) -> frozenset[str]:
-        """The flags as formulas ask for them."""
+        """Return the flags as a set, as formulas take them."""
         return frozenset(self.flags)
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
-        """The tensors of a row, by name and dtype, in order."""
+        """Return the tensors of a row, by name and dtype, in order."""
         rest = (("rest", self.rest),) if self.rest else ()
         state = zip(self.rule.state(self.on), self.state, strict=True)
         return (("param", self.param), *rest, ("grad", self.grad), *state)
 
     @property
     def real(self) -> str:
-        """The dtype of the arithmetic."""
+        """Return the dtype of the arithmetic."""
         return "float64" if self.param == "float64" else "float32"
 
     @cached_property
     def numbers(self) -> tuple[str, ...]:
-        """A group's numbers, in order."""
+        """Return the names of a group's numbers, in order."""
         return self.rule.numbers + ("scale",) * self.scaled
 
     @property
     def problem(self) -> dict[str, Any]:
-        """The fields, as keys of the kernel cache name them."""
+        """Return the fields, as keys of the kernel cache name them."""
         return {"template": "step", **{f.name: getattr(self, f.name) for f in fields(self)}}
 
 
 def cpp_source(kernel: StepKernel) -> str:
-    """A library in C++ with `step`, and `norms` for shards; see there for their arguments."""
+    """Return a C++ library with `step`, and `norms` for shards; it documents their arguments."""
     return rendered("optimizer/step.cpp.jinja", kept="double", counting=True, **parts_of(kernel))
 
 
 def update_source(update: Update) -> str:
-    """The same for an update that was read from a graph; its lines are all there is."""
+    """Return a C++ library with the `step` of an update that was read from a graph."""
     parts = parts_of_update(update)
     return rendered("optimizer/step.cpp.jinja", kept="double", counting=True, **parts)
 
 
 def parts_of(kernel: StepKernel) -> dict[str, Any]:
-    """What templates in C++ or SYCL ask for."""
+    """Return the values that C++ and SYCL templates are rendered with."""
     rule, on = kernel.rule, kernel.on
     states = rule.state(on)
     before, update = assignments(rule.before(on)), assignments(rule.update(on))
@@ -119,13 +119,13 @@ def parts_of(kernel: StepKernel) -> dict[str, Any]:
         "scaled": kernel.scaled,
         "zeroed": kernel.zeroed,
         "sharded": kernel.sharded,
-        "paired": _paired(kernel.real, kernel.columns),
+        "paired": _is_paired(kernel.real, kernel.columns),
         "arithmetic": True,
     }
 
 
 def parts_of_update(update: Update) -> dict[str, Any]:
-    """The same of an update that was read from a graph."""
+    """Return the template values of an update that was read from a graph."""
     scalars, lines = assignments(update.scalars), assignments(update.lines)
     dtypes = dict(update.columns)
     return {
@@ -151,55 +151,55 @@ def parts_of_update(update: Update) -> dict[str, Any]:
         "scaled": False,
         "zeroed": False,
         "sharded": False,
-        "paired": _paired(update.real, update.columns),
-        "arithmetic": False,  # but functions, which may make any NaN
+        "paired": _is_paired(update.real, update.columns),
+        "arithmetic": False,  # but functions, which may produce any NaN
     }
 
 
-def _paired(real: str, columns: Iterable[tuple[str, str]]) -> bool:
-    """Whether two elements are taken at once, that share a word in each tensor."""
+def _is_paired(real: str, columns: Iterable[tuple[str, str]]) -> bool:
+    """Return whether all tensors are bf16, so that two elements are read as one word."""
     return real == "float32" and {dtype for _, dtype in columns} == {"bfloat16"}
 
 
-def rendered(template: str, **given: Any) -> str:
-    """Return the template, a path below `templates/`, with these values."""
+def rendered(template: str, **values: Any) -> str:
+    """Return the template, a path below `templates/`, rendered with all its values."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     here = Path(__file__).parent
     files = FileSystemLoader([here.parent, here], encoding="utf-8")
     environment = Environment(loader=files, undefined=StrictUndefined, keep_trailing_newline=True)
-    return environment.get_template(template).render(given)
+    return environment.get_template(template).render(values)
 
 
 @functools.lru_cache(maxsize=256)
 def scalars_function(kernel: StepKernel) -> Callable[..., tuple[float, ...]]:
-    """Of a count and a group's numbers: these, and what the formula makes of them.
+    """Return a function of a count and a group's numbers that computes all scalars, in fp64.
 
-    In fp64, as the C++ kernel does itself; `scalar_names` are their names. The count is which step
-    this is, or, where the formula does not count, whether it is the first.
+    It computes as the C++ kernel does; `scalar_names` are the names of its results. The count is
+    the number of the step or, if the formula does not count, whether it is the first.
     """
     counted = "step" if kernel.rule.counts else "first"
     lines = (f"    {name} = {value}" for name, value in assignments(kernel.rule.scalars(kernel.on)))
-    found = ", ".join(f"float({name})" for name in scalar_names(kernel))
+    results = ", ".join(f"float({name})" for name in scalar_names(kernel))
     source = [
         f"def scalars({counted}, {', '.join(kernel.numbers)}):",
         *lines,
-        f"    return {found},",
+        f"    return {results},",
     ]
-    words: dict[str, Any] = {
+    namespace: dict[str, Any] = {
         "sqrt": math.sqrt,
         "where": lambda condition, a, b: a if condition else b,
     }
-    exec("\n".join(source), words)  # our own lines
-    return cast(Callable[..., tuple[float, ...]], words["scalars"])
+    exec("\n".join(source), namespace)  # lines of `formulas.py` alone
+    return cast(Callable[..., tuple[float, ...]], namespace["scalars"])
 
 
 def scalar_names(kernel: StepKernel) -> tuple[str, ...]:
-    """What all elements of a tensor share: the numbers, and what the formula makes of them."""
-    made = (name for name, _ in assignments(kernel.rule.scalars(kernel.on)))
-    return tuple(dict.fromkeys((*kernel.numbers, *made)))
+    """Return the names of the scalars that all elements of a tensor share."""
+    computed = (name for name, _ in assignments(kernel.rule.scalars(kernel.on)))
+    return tuple(dict.fromkeys((*kernel.numbers, *computed)))
 
 
 def assignments(lines: Iterable[str]) -> list[tuple[str, str]]:
-    """Lines as names and what is assigned to them."""
+    """Return lines as pairs of a name and the value assigned to it."""
     return [(name, value) for name, _, value in (line.partition(" = ") for line in lines)]

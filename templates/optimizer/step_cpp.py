@@ -1,4 +1,4 @@
-"""Step kernels in C++ as functions, and the tables that a call of one takes."""
+"""C++ step kernels as functions, and the tables that a call takes."""
 
 import ctypes
 from array import array
@@ -11,14 +11,20 @@ from torch import Tensor
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.templates.build.cpp import load
 
-CHUNK = 1 << 16  # elements that one thread takes at a time
-ALONE = 1 << 15  # elements in all, up to which one thread is faster than several
+CHUNK = 1 << 16  # elements that a thread processes at a time
+ALONE = 1 << 15  # elements in total, up to which one thread is faster than several
 
 
 def function_of(
     source: Callable[[], str], problem: Mapping[str, Any], name: str = "step"
 ) -> Callable[..., None]:
-    """The function `name`; `problem` names it in the cache. Raises `NotBuiltError`."""
+    """Return the function `name` of a library, compiled or from the cache. Raises `NotBuiltError`.
+
+    Args:
+        source: returns the C++ source.
+        problem: names the library in the cache.
+        name: the function's name.
+    """
     function = getattr(load(source, pairs(problem)), name)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     function.argtypes = (pointer, number, pointer, number, pointer, number)
@@ -27,7 +33,7 @@ def function_of(
 
 
 class Table:
-    """Tensors that one call steps: a row of addresses each, cut into chunks for the threads."""
+    """Tensors that one call steps: a row of addresses each, split into chunks for threads."""
 
     def __init__(self, chunk: int = CHUNK) -> None:
         self.rows, self.chunks = array("q"), array("q")
@@ -35,7 +41,7 @@ class Table:
         self._chunk = chunk
 
     def add(self, row: Iterable[int], elements: int) -> None:
-        """One more, of so many elements."""
+        """Add a row of addresses, of tensors with that many elements."""
         for begin in range(0, elements, self._chunk):
             self.chunks.extend((self.count, begin, min(begin + self._chunk, elements)))
         self.rows.extend(row)
@@ -45,7 +51,7 @@ class Table:
     def step(
         self, function: Callable[..., None], rows: "array[int]", numbers: "array[float]"
     ) -> None:
-        """Call it on `rows`, which are these or others like them, and the groups' numbers."""
+        """Call `function` on `rows`, laid out as this table's, and the groups' numbers."""
         function(
             rows.buffer_info()[0],
             self.count,
@@ -57,7 +63,7 @@ class Table:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether its elements fill a block of memory, each once, in whatever order."""
+    """Return whether elements fill a block of memory, each once, in any order."""
     return tensor.is_contiguous() or fill_block(tensor.shape, tensor.stride())
 
 

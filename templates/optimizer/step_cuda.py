@@ -1,4 +1,4 @@
-"""Step kernels of NVIDIA GPUs as launches, and the tables that a launch takes."""
+"""Launches of step kernels on NVIDIA GPUs, and the tables that a launch takes."""
 
 import ctypes
 import math
@@ -17,7 +17,7 @@ from ipex_inductor.templates.build import cuda
 from ipex_inductor.templates.build.cpp import NotBuiltError
 from ipex_inductor.templates.build.gpu import binary
 
-VECTOR = 16  # bytes, of which addresses are multiples where a GPU is to read whole vectors
+VECTOR = 16  # bytes; the alignment of addresses at which a GPU can read whole vectors
 Tiles = tuple[tuple[float, int, int], ...]
 # Elements of a block and warps of its program, by the bytes of one row's element, at most, on an
 # H200 (`benchmarks/optimizer_gpu.py --tiles`): few bytes need whole vectors of each.
@@ -25,19 +25,19 @@ TILES: Tiles = ((6, 512, 2), (8, 1024, 2), (math.inf, 1024, 8))
 # With norms, which are added up once a program, by a row's tensors, at most (on an H100); of fp64
 # such a program would take all registers.
 WITH_NORMS: Tiles = ((3, 4096, 8), (5, 2048, 4))
-ROWS = 32  # whose scalars one program makes
-# A sum takes rounded products, so what is folded into a step is rounded as it is by itself.
+ROWS = 32  # rows whose scalars one program computes
+# Sums take rounded products, so an operation folded into a step rounds as it does on its own.
 APART = {"enable_fp_fusion": False}
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Whether there are steps for that device: in C++, Triton or SYCL."""
+    """Return whether there are step kernels for a device: in C++, Triton or SYCL."""
     cuda = device.type == "cuda" and torch.version.hip is None
     return cuda or device.type in ("cpu", "xpu")
 
 
 def tile(columns: tuple[tuple[str, str], ...], norms: bool = False) -> tuple[int, int]:
-    """The elements of a block, and warps, for rows of those names and dtypes."""
+    """Return the elements of a block, and warps, for rows of these names and dtypes."""
     if norms and all(dtype != "float64" for _, dtype in columns):
         size, tiles = len(columns), WITH_NORMS
     else:
@@ -55,57 +55,69 @@ def loaded(
     warps: int,
     registers: int | None = None,
 ) -> cuda.Kernel:
-    """The kernel `name` of that source on that GPU. Raises `NotBuiltError`.
+    """Return the kernel `name` of a Triton module, loaded on a GPU. Raises `NotBuiltError`.
 
-    `registers`: of a thread, at most.
+    Args:
+        source: the module's text.
+        name: the kernel's name.
+        device: the GPU.
+        problem: names the kernel in the cache.
+        signature: Triton's type of each argument that is no constant.
+        constants: the constant arguments.
+        warps: of a program.
+        registers: of a thread, at most; None: no limit.
     """
     try:
         with torch.cuda.device(device):
             torch.cuda.current_stream().query()  # there is a current context from now on
             options = {"num_warps": warps, **APART} | ({"maxnreg": registers} if registers else {})
-            made = binary(
+            entry = binary(
                 source, name, current(device), pairs(problem), signature, constants, options
             )
-            if made is not None:
-                return cuda.Kernel(made)
+            if entry is not None:
+                return cuda.Kernel(entry)
     except Exception as error:  # Triton's, its assembler's, the driver's
-        said = f"a Triton kernel is not to be had: {type(error).__name__}: {error}"
-        raise NotBuiltError(said) from error
+        message = f"a Triton kernel is not to be had: {type(error).__name__}: {error}"
+        raise NotBuiltError(message) from error
     raise NotBuiltError("Triton is not installed, and no cache has the kernel")
 
 
 def chunks_of(counts: "array[int]", device: torch.device) -> Tensor:
-    """Which row a program is of, and which chunk of it: [programs, 2] int32."""
-    return _sent(_counted(counts), device)
+    """Return the row and the chunk of each program, on the GPU: [programs, 2] int32."""
+    return _send_chunks(_count_chunks(counts), device)
 
 
 def turns_of(counts: "array[int]", device: torch.device) -> Tensor:
-    """The same for programs that go through all rows twice; the second time `~` of the chunk."""
-    chunks = _counted(counts)
+    """Return the row and the chunk of programs that process all rows twice: [programs, 2] int32.
+
+    The second time the chunk is inverted (`~`).
+    """
+    chunks = _count_chunks(counts)
     row, part = chunks.unbind(1)
-    return _sent(torch.cat((chunks, torch.stack((row, ~part), dim=1))), device)
+    return _send_chunks(torch.cat((chunks, torch.stack((row, ~part), dim=1))), device)
 
 
-def _counted(counts: "array[int]") -> Tensor:
-    each = torch.tensor(counts, device="cpu")
-    row = torch.repeat_interleave(each)
-    part = torch.arange(len(row), device="cpu") - (each.cumsum(0) - each)[row]
+def _count_chunks(counts: "array[int]") -> Tensor:
+    chunk_counts = torch.tensor(counts, device="cpu")
+    row = torch.repeat_interleave(chunk_counts)
+    part = torch.arange(len(row), device="cpu") - (chunk_counts.cumsum(0) - chunk_counts)[row]
     return torch.stack((row, part), dim=1)
 
 
-def _sent(chunks: Tensor, device: torch.device) -> Tensor:
+def _send_chunks(chunks: Tensor, device: torch.device) -> Tensor:
     return chunks.int().pin_memory().to(device, non_blocking=True)
 
 
 class On:
-    """While open, a GPU is the current one; the address of its current stream."""
+    """A context in which a GPU is the current one; it returns its current stream's address."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._guard: Any = None
 
     def __enter__(self) -> int:
-        if torch._C._cuda_getDevice() != self._device.index:  # CUDA runs, or there were no kernel
+        # CUDA is initialised by now, as there is a kernel.
+        if torch._C._cuda_getDevice() != self._device.index:
             self._guard = torch.cuda.device(self._device)
             self._guard.__enter__()
         return int(torch._C._cuda_getCurrentRawStream(self._device.index))
@@ -116,13 +128,13 @@ class On:
 
 
 def stream_on(device: torch.device) -> int | None:
-    """The address of a GPU's current stream, if it is the current one."""
-    there = torch._C._cuda_getDevice() == device.index
-    return int(torch._C._cuda_getCurrentRawStream(device.index)) if there else None
+    """Return the address of a GPU's current stream; None if another GPU is current."""
+    is_current = torch._C._cuda_getDevice() == device.index
+    return int(torch._C._cuda_getCurrentRawStream(device.index)) if is_current else None
 
 
 class Room:
-    """Memory of a GPU, made on the current stream; the allocator hears of others that use it."""
+    """GPU memory from the current stream; the allocator is informed of other streams' use."""
 
     def __init__(self, held: Tensor) -> None:
         self._held, self._address, self._count = held, held.data_ptr(), len(held)
@@ -133,7 +145,7 @@ class Room:
         return self._count
 
     def address(self, stream: int) -> int:
-        """Where kernels on `stream`, the current one, find it."""
+        """Return its address for kernels on `stream`, the current one."""
         if stream not in self._streams:
             self._held.record_stream(torch.cuda.current_stream(self._held.device))
             self._streams.add(stream)
@@ -141,17 +153,17 @@ class Room:
 
 
 class _Stage(NamedTuple):
-    """Pinned memory, and when a copy from it is through."""
+    """Pinned memory, and the event that ends a copy from it."""
 
     memory: Tensor
     sent: Any  # an event
 
 
 class Sent:
-    """A table on a GPU as it was last sent there; the host never waits for it.
+    """A table on a GPU as it was last copied there; the host never waits for the copy.
 
-    It lies where it lay as long as the stream is the same, which orders copies behind the kernels
-    that read the last one. A CUDA graph sends its own at each replay, from memory that is its own.
+    Its address stays as long as the stream does, which orders copies after the kernels that read
+    the last table. A CUDA graph copies a table of its own at each replay, from memory of its own.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -159,12 +171,12 @@ class Sent:
         self._known: array[Any] | None = None
         self._stream: torch.cuda.Stream | None = None
         self._there: Tensor | None = None
-        self._stages: deque[_Stage] = deque()  # the one that was sent first is the first
+        self._stages: deque[_Stage] = deque()  # in the order of their copies
         self._spare: Tensor | None = None  # pinned: none can be had while a graph is captured
         self._captured: list[Tensor] = []
 
     def address(self, values: "array[Any]", stream: int) -> int:
-        """Where kernels on `stream`, the current one, find `values`."""
+        """Return the address of `values` for kernels on `stream`, the current one."""
         if torch.cuda.is_current_stream_capturing():
             return self._capture(values)
         if self._stream is None or self._stream.cuda_stream != stream:
@@ -177,22 +189,22 @@ class Sent:
         return self._there.data_ptr()
 
     def _send(
-        self, values: "array[Any]", there: Tensor | None, stream: torch.cuda.Stream
+        self, values: "array[Any]", buffer: Tensor | None, stream: torch.cuda.Stream
     ) -> Tensor:
         size = len(values) * values.itemsize
-        if there is None or there.numel() != size or there.is_inference():
-            there = torch.empty(size, dtype=torch.uint8, device=self._device)
+        if buffer is None or buffer.numel() != size or buffer.is_inference():
+            buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
         stage = self._stage(size)
         ctypes.memmove(stage.memory.data_ptr(), values.buffer_info()[0], size)
-        there.copy_(stage.memory, non_blocking=True)
+        buffer.copy_(stage.memory, non_blocking=True)
         stage.sent.record(stream)
         self._stages.append(stage)
         if self._spare is None or self._spare.numel() != size:
             self._spare = _pinned(size)
-        return there
+        return buffer
 
     def _stage(self, size: int) -> _Stage:
-        """One that nothing is read from any more: the host may be many steps ahead."""
+        """Return pinned memory with no copy in progress: the host may be many steps ahead."""
         if self._stages and self._stages[0].memory.numel() != size:
             self._stages.clear()
         if self._stages and self._stages[0].sent.query():
@@ -204,12 +216,12 @@ class Sent:
         size = len(values) * values.itemsize
         spare, self._spare = self._spare, None
         if spare is None or spare.numel() != size:
-            todo = "Take a step outside of the graph first, and between two captures."
-            raise DeviceError("a step that ran before", "one that is captured", todo)
+            remedy = "Take a step outside of the graph first, and between two captures."
+            raise DeviceError("a step that ran before", "one that is captured", remedy)
         ctypes.memmove(spare.data_ptr(), values.buffer_info()[0], size)
-        there = spare.to(self._device, non_blocking=True)
-        self._captured += [spare, there]
-        return there.data_ptr()
+        buffer = spare.to(self._device, non_blocking=True)
+        self._captured += [spare, buffer]
+        return buffer.data_ptr()
 
 
 def _pinned(size: int) -> Tensor:

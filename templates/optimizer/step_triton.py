@@ -1,4 +1,4 @@
-"""The same kernels of optimizer steps in Triton, for GPUs."""
+"""Optimizer-step kernels in Triton, for GPUs."""
 
 from collections.abc import Callable, Iterable, Iterator
 from textwrap import indent
@@ -143,50 +143,54 @@ def scalars(
 
 
 def triton_source(kernel: StepKernel, tabled: bool = False) -> str:
-    """A module with the kernel `step`, and what is to run before it.
+    """Return a module with the kernel `step`, and the kernels that run before it.
 
-    `step` is given the group's numbers and what the formula makes of them, the same for all rows;
-    or, if it is `tabled`, a table that `scalars` made, with these for each row, and whether the row
-    is to be left as it is. Where norms of tensors take part, its programs first take those, make
-    `ratios` of them, a row each, and then step. Of `sharded` tensors a kernel `norms` puts sums
-    where a row says, before its size, and `step` makes ratios of those that it finds at the next.
+    `step` takes the group's numbers and the formula's scalars, equal for all rows; or, if `tabled`,
+    a table that `scalars` wrote, with these for each row and whether to leave the row unchanged. If
+    norms of tensors take part, its programs first sum them, compute the `ratios` of each row, and
+    then step. For `sharded` tensors a kernel `norms` writes sums to an address that a row holds
+    before its size, and `step` computes ratios from the sums at the next address.
     """
     lines = [*(_of_table(kernel) if tabled else ()), *_ratios(kernel)]
     blocks = blocks_of(kernel)
     lines += of_chunk(kernel.columns, lambda inside: _element(kernel, inside, tabled), blocks)
     body = indent("\n".join(lines), " " * 4)
-    given, width = signature(kernel, tabled), _width(kernel)
-    made = [head("step", given, width) + body]
+    arguments, width = signature(kernel, tabled), _width(kernel)
+    kernels = [head("step", arguments, width) + body]
     if kernel.rule.norms:
         norms = _norms(kernel, tabled)
         if kernel.sharded:
-            made.append(head("norms", norms_signature(kernel, tabled), width) + norms)
+            kernels.append(head("norms", norms_signature(kernel, tabled), width) + norms)
         else:
-            every = ", ".join(given)
+            every = ", ".join(arguments)
             both = _BOTH.format(arguments=every, given=every, width=width, blocks=blocks)
-            parts = _part("norms_of", given, width) + norms, _part("step_of", given, width) + body
-            made = [*parts, both]
-    made += [scalars_of(kernel) + _SCALARS] * tabled
-    return words(_sixteen_bits(kernel)) + "\n\n\n".join(made)
+            parts = (
+                _part("norms_of", arguments, width) + norms,
+                _part("step_of", arguments, width) + body,
+            )
+            kernels = [*parts, both]
+    kernels += [scalars_of(kernel) + _SCALARS] * tabled
+    return words(_sixteen_bits(kernel)) + "\n\n\n".join(kernels)
 
 
 def blocks_of(kernel: StepKernel) -> int:
-    """Blocks of a chunk, one after the other.
+    """Return the number of blocks of a chunk, which a program processes one after the other.
 
-    Where norms are taken its beginning and end take long; large blocks are as good (`WITH_NORMS`).
+    With norms, the beginning and the end of a program take long; large blocks are as good
+    (`WITH_NORMS`).
     """
     return 2 if kernel.rule.norms and len(kernel.columns) > 3 else 1
 
 
 def signature(kernel: StepKernel, tabled: bool = False) -> dict[str, str]:
-    """Triton's types of the arguments of `step`: tables of addresses first."""
+    """Return Triton's types of the arguments of `step`: tables of addresses first."""
     norms = kernel.rule.norms and not kernel.sharded
     tables = {"ratios": f"*{_real(kernel)}", **_sums_of(kernel)} if norms else {}
     return {**_TABLES, **tables, **_numbers(kernel, tabled)}
 
 
 def norms_signature(kernel: StepKernel, tabled: bool = False) -> dict[str, str]:
-    """Triton's types of the arguments of `norms`."""
+    """Return Triton's types of the arguments of `norms`."""
     return {**_TABLES, **_sums_of(kernel), **_numbers(kernel, tabled)}
 
 
@@ -194,7 +198,7 @@ _TABLES = {"rows": "*i64", "chunks": "*i32"}
 
 
 def _sums_of(kernel: StepKernel) -> dict[str, str]:
-    """Where chunks add up."""
+    """Return the arguments that hold the sums of chunks."""
     return {"parts": f"*{_real(kernel)}", "counters": "*i64"}
 
 
@@ -205,10 +209,10 @@ def _numbers(kernel: StepKernel, tabled: bool) -> dict[str, str]:
 
 
 def scalars_signature(kernel: StepKernel) -> dict[str, str]:
-    """Triton's types of the arguments of `scalars`."""
-    own = {"rows": "*i64", "count": "i32", "numbers": "*fp64", "rates": "*i64", "times": "fp64"}
+    """Return Triton's types of the arguments of `scalars`."""
+    types = {"rows": "*i64", "count": "i32", "numbers": "*fp64", "rates": "*i64", "times": "fp64"}
     addresses = dict.fromkeys(("divisor", "factor", "found_inf"), "i64")
-    return {**own, **addresses, "table": signature(kernel, tabled=True)["table"]}
+    return {**types, **addresses, "table": signature(kernel, tabled=True)["table"]}
 
 
 def _real(kernel: StepKernel) -> str:
@@ -216,28 +220,30 @@ def _real(kernel: StepKernel) -> str:
 
 
 def head(name: str, arguments: Iterable[str], width: int) -> str:
-    """The first lines of a kernel whose programs are chunks, and whose rows are of that width."""
+    """Return the first lines of a kernel with a chunk a program and rows of width `width`."""
     return _HEAD.format(name=name, arguments=", ".join(arguments)) + _OWN + _ROW.format(width=width)
 
 
 def _part(name: str, arguments: Iterable[str], width: int) -> str:
-    """The same of a function that such a kernel calls."""
+    """Return the first lines of a function that a kernel of `head` calls."""
     every = ", ".join(("before", "chunk", "number", "block", *arguments))
     return _HEAD.format(name=name, arguments=every) + _ROW.format(width=width)
 
 
 def _width(kernel: StepKernel) -> int:
-    """The columns, for shards where sums are, their own and those of all, and the size."""
+    """Return a row's width: columns, of shards both sums' addresses, and the size."""
     return len(kernel.columns) + 2 * kernel.sharded + 1
 
 
 def of_chunk(
     columns: Columns, block: Callable[[str], Iterable[str]], blocks: int = 1
 ) -> Iterator[str]:
-    """A chunk's `block` of lines, in so many `blocks`, of pointers named as columns are, with `_`.
+    """Yield the lines that run `block` on a chunk, with a pointer `NAME_` for each column.
 
-    `block` is given its mask, or "". Where a tensor ends, narrow blocks go round: masks for all
-    elements at once would take registers that keep other programs off the processor.
+    The chunk has `blocks` blocks.
+
+    `block` takes the mask, or "". At the end of a tensor, narrow blocks are used in a loop: masks
+    for all elements at once would take registers that keep other programs off the multiprocessor.
     """
     for number, (name, dtype) in enumerate(columns):
         pointer = f"tl.load(row + {number}).to(tl.pointer_type({TYPES[dtype]}))"
@@ -266,7 +272,7 @@ def _places(columns: Columns) -> Iterator[str]:
 
 
 def _of_table(kernel: StepKernel) -> Iterator[str]:
-    """The scalars of a row, and whether it is to be written."""
+    """Yield the lines that load the scalars of a row, and whether it is to be written."""
     names = scalar_names(kernel)
     yield f"table += {len(names) + 1} * number"
     yield from (f"{name} = tl.load(table + {k})" for k, name in enumerate(names))
@@ -277,11 +283,12 @@ LIVE = "live = left + tl.zeros(place.shape, tl.float32) == 0"
 
 
 def _ratios(kernel: StepKernel) -> Iterator[str]:
-    """What follows from norms: other programs made it, or all processes have made their sums."""
+    """Yield the lines that load the ratios, or compute them from all processes' sums."""
     ratios = assignments(kernel.rule.ratios(kernel.on))
     if not kernel.sharded:
         for k, (name, _) in enumerate(ratios):
-            place = f"ratios + {len(ratios)} * number + {k}"  # of another processor, maybe
+            # Another multiprocessor may have written it, so it is read from the L2 cache.
+            place = f"ratios + {len(ratios)} * number + {k}"
             yield f"{name} = tl.load({place}, cache_modifier='.cg')"
         return
     yield _sums("total", len(kernel.columns) + 1)
@@ -296,7 +303,7 @@ def _sums(name: str, place: int) -> str:
 
 
 def _norms(kernel: StepKernel, tabled: bool) -> str:
-    """What comes before norms are known, the sums of a chunk, and of a row, and what they make."""
+    """Return the lines before norms are known: a chunk's sums, a row's sums, and ratios."""
     norms, real = kernel.rule.norms, TYPES[kernel.real]
     before = assignments(kernel.rule.before(kernel.on))
     stored = [name for name in kernel.rule.state(kernel.on) if name in dict(before)]
@@ -343,16 +350,16 @@ def _norms(kernel: StepKernel, tabled: bool) -> str:
 
 
 def scalars_of(kernel: StepKernel) -> str:
-    """A function that other kernels call: what all elements of a row share.
+    """Return a function that other kernels call to compute the scalars that a row's elements share.
 
-    fp64, as in C++; a group's rate may be a tensor, which counts instead of its number. Of fp64
-    its address is odd.
+    Computed in fp64, as in C++. A group's rate may be a tensor, which then counts instead of its
+    number; the address of an fp64 rate is odd.
     """
     begin = _SCALARS_OF.format(row=ROW, counted=TYPES[kernel.counted or "float32"])
-    own = kernel.rule.numbers
+    numbers = kernel.rule.numbers
     loads = (
-        f"{name} = tl.load(numbers + {len(own)} * group + {number}, mask=inside, other=0)"
-        for number, name in enumerate(own)
+        f"{name} = tl.load(numbers + {len(numbers)} * group + {number}, mask=inside, other=0)"
+        for number, name in enumerate(numbers)
     )
     rate = (
         "rate_ = tl.load(rates + group, mask=inside, other=0)",
@@ -363,20 +370,20 @@ def scalars_of(kernel: StepKernel) -> str:
         "given = tl.load((rate_ - 1).to(tl.pointer_type(tl.float64)), mask=wide, other=0)",
         "lr = tl.where(wide, given, lr)",
     )
-    made = (f"{name} = {value}" for name, value in assignments(kernel.rule.scalars(kernel.on)))
+    computed = (f"{name} = {value}" for name, value in assignments(kernel.rule.scalars(kernel.on)))
     names = scalar_names(kernel)
     real = TYPES[kernel.real]
     stores = (
         f"tl.store(table + {len(names) + 1} * row + {k}, {_full(name)}.to({real}), mask=inside)"
         for k, name in enumerate((*names, "left"))
     )
-    return begin + indent("\n".join((*loads, *rate, *made, *stores)), " " * 4) + "\n"
+    return begin + indent("\n".join((*loads, *rate, *computed, *stores)), " " * 4) + "\n"
 
 
 def words(coarse: bool) -> str:
-    """What all lines may call.
+    """Return the functions that all lines may call.
 
-    Square roots are rounded as IEEE has it; if `coarse`, for 16 bits, a bit less so (2^-23), and in
+    Square roots are rounded as IEEE requires; if `coarse`, for 16 bits, with an error of 2^-23, in
     a third of the time.
     """
     rounded = "tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)"
@@ -388,14 +395,14 @@ def _sixteen_bits(kernel: StepKernel) -> bool:
 
 
 def _full(name: str) -> str:
-    """One number for all rows is to become one a row."""
+    """Return an expression that broadcasts a number to one a row."""
     return f"({name} + tl.zeros([BLOCK], tl.float64))"
 
 
 def _element(kernel: StepKernel, inside: str, tabled: bool) -> Iterator[str]:
-    """A block loaded where it is `inside`, stepped, stored where it is `live`; no mask for all.
+    """Yield the lines that load a block if `inside`, step it, and store it if `live`.
 
-    Nothing waits for `live` but the stores.
+    Only the stores wait for `live`; without a mask the block is whole.
     """
     live = " & ".join([inside] * bool(inside) + ["live"] * tabled)
     masks = (f", mask={inside}" * bool(inside), f", mask={live}" * bool(live))
@@ -404,13 +411,13 @@ def _element(kernel: StepKernel, inside: str, tabled: bool) -> Iterator[str]:
 
 
 def _operands(kernel: StepKernel, loaded: str) -> Iterator[str]:
-    """All columns in the precision of the arithmetic; what is not read, the compiler leaves out."""
+    """Yield the loads of all columns, in the arithmetic's precision; unused ones are dropped."""
     real = TYPES[kernel.real]
     for name, _ in kernel.columns:
         yield f"{name} = tl.load({name}_{loaded})"
     if kernel.rest == "int16":
         yield "param = joined(param, rest)"
-    elif kernel.rest:  # where somebody wrote the parameter since, that counts
+    elif kernel.rest:  # a parameter written since then replaces its master
         yield f"seen = rest.to({TYPES[kernel.param]}) == param"
         yield "param = where(seen, rest, param.to(tl.float32))"
     for name, _ in kernel.columns:

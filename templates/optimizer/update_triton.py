@@ -1,4 +1,4 @@
-"""Updates that were read from graphs, in Triton: the lines that C++ has, for GPUs."""
+"""Updates read from graphs, in Triton: the lines of the C++ kernels, for GPUs."""
 
 import re
 from dataclasses import replace
@@ -41,8 +41,8 @@ tl.store(counted, step.to({dtype}), mask=inside)
 
 
 def update_triton_source(update: Update) -> str:
-    """A module with `scalars`, and `step`, which is to run after it and reads its table."""
-    update = _inverted(update)
+    """Return a module with `scalars`, and `step`, which runs after it and reads its table."""
+    update = _replace_divisions(update)
     names, real = table_names(update), TYPES[update.real]
     lines = [f"table += {len(names)} * number"]
     lines += [f"{name} = tl.load(table + {k})" for k, name in enumerate(names)]
@@ -57,27 +57,27 @@ def update_triton_source(update: Update) -> str:
 
 
 def step_signature(update: Update) -> dict[str, str]:
-    """Triton's types of the arguments of `step`."""
+    """Return Triton's types of the arguments of `step`."""
     return {"rows": "*i64", "chunks": "*i32", "table": _table(update)}
 
 
 def scalars_signature(update: Update) -> dict[str, str]:
-    """Triton's types of the arguments of `scalars`."""
+    """Return Triton's types of the arguments of `scalars`."""
     return {"rows": "*i64", "count": "i32", "numbers": "*i64", "table": _table(update)}
 
 
 def table_names(update: Update) -> tuple[str, ...]:
-    """What all elements of a row share: the columns of the table."""
-    update = _inverted(update)
-    made = (name for name, _ in (*update.numbers, *assignments(update.scalars)))
+    """Return the columns of the table: the scalars that all elements of a row share."""
+    update = _replace_divisions(update)
+    computed = (name for name, _ in (*update.numbers, *assignments(update.scalars)))
     read = set(re.findall(r"\w+", " ".join(value for _, value in assignments(update.lines))))
-    return tuple(name for name in made if name in read)
+    return tuple(name for name in computed if name in read)
 
 
-def _inverted(update: Update) -> Update:
-    """Elements are multiplied by what is 1 / a scalar instead of divided by that.
+def _replace_divisions(update: Update) -> Update:
+    """Return the update with divisions by a scalar replaced by products with its inverse.
 
-    That errs by an ulp, as GPUs' divisions do, which are many instructions.
+    The error is an ulp, as of GPUs' divisions, which take many instructions.
     """
     shared = {name for name, _ in (*update.numbers, *assignments(update.scalars))}
     inverses: dict[str, str] = {}
@@ -99,10 +99,10 @@ def _table(update: Update) -> str:
 def _scalars(update: Update, names: tuple[str, ...], real: str) -> str:
     lines = []
     for k, (name, dtype) in enumerate(update.numbers):
-        word = f"tl.load(numbers + {len(update.numbers)} * group + {k}, mask=inside, other=0)"
+        load = f"tl.load(numbers + {len(update.numbers)} * group + {k}, mask=inside, other=0)"
         if dtype:
-            word = f"tl.load({word}.to(tl.pointer_type({TYPES[dtype]})), mask=inside, other=0)"
-        lines.append(f"{name} = {word}.to(tl.float64{'' if dtype else ', bitcast=True'})")
+            load = f"tl.load({load}.to(tl.pointer_type({TYPES[dtype]})), mask=inside, other=0)"
+        lines.append(f"{name} = {load}.to(tl.float64{'' if dtype else ', bitcast=True'})")
     if update.counted:
         lines += _COUNTED.format(dtype=TYPES[update.counted]).splitlines()
     lines += update.scalars
@@ -114,7 +114,7 @@ def _scalars(update: Update, names: tuple[str, ...], real: str) -> str:
 
 
 def _element(update: Update, real: str, inside: str) -> list[str]:
-    """A block loaded, computed and stored; no mask for all of it."""
+    """Return the lines that load, compute and store a block; without a mask it is whole."""
     mask = f", mask={inside}" if inside else ""
     return [
         *(f"{name} = tl.load({name}_{mask}).to({real})" for name, _ in update.columns),

@@ -1,1 +1,1 @@
-"""Kernels in SYCL: compiled in a child, kept in the kernel cache, run on Intel GPUs and CPUs."""
+"""SYCL kernels for Intel GPUs and CPUs, compiled in a child process and cached."""

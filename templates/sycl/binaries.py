@@ -1,4 +1,4 @@
-"""Kernels in SYCL as entries of the kernel cache: SPIR-V for all devices, native code for each."""
+"""SYCL kernels as entries of the kernel cache: SPIR-V for all devices, native code for each."""
 
 import functools
 import hashlib
@@ -13,17 +13,20 @@ from ipex_inductor.templates.sycl import wheels
 from ipex_inductor.templates.sycl.source import Source
 
 SPIRV, NATIVE = "spirv", "sycl-native"  # kinds of entries
-ANY = "spirv"  # the architecture of code that is for none
-READ = ("CL_CONFIG_", "IGC_", "NEOReadDebugKeys", "SYCL_PROGRAM_")  # by compilers of devices
+ANY = "spirv"  # the architecture of code for no architecture in particular
+READ = ("CL_CONFIG_", "IGC_", "NEOReadDebugKeys", "SYCL_PROGRAM_")  # variables of device compilers
 
 
 def spirv(source: Source, build: Callable[[], bytes]) -> Entry:
-    """SPIR-V of `source`, built by one process while others wait; raises what `build` raises."""
+    """Return the SPIR-V of `source`; one process builds it, and what `build` raises is raised."""
     return kernels.kernel(spirv_key(source), lambda: (source.manifest, build()))
 
 
 def stored_spirv(source: Source, arch: str) -> Entry | None:
-    """What the cache has of it: by the compiler here, for GPUs then by any, as a bundle may."""
+    """Return the cached SPIR-V of `source`, or None.
+
+    For GPUs the SPIR-V may come from any compiler, as in a bundle; otherwise from this machine's.
+    """
     key, store = spirv_key(source), default_store.store()
     if arch.startswith("xe:"):
         return next(kernels.by_any_compiler(key), None)
@@ -31,7 +34,10 @@ def stored_spirv(source: Source, arch: str) -> Entry | None:
 
 
 def stored_native(source: Source, arch: str, driver: str) -> Iterator[Entry]:
-    """Native code for an architecture: by this driver's compiler first, for GPUs then by any."""
+    """Yield the cached native code for an architecture.
+
+    Code by this driver's compiler comes first, then, for GPUs, code by any compiler.
+    """
     key, store = native_key(source, arch, driver), default_store.store()
     if store is None:
         return
@@ -42,20 +48,23 @@ def stored_native(source: Source, arch: str, driver: str) -> Iterator[Entry]:
 
 
 def keep_native(source: Source, arch: str, driver: str, code: bytes) -> None:
-    """Have it found by `stored_native`."""
+    """Store native code in the cache, where `stored_native` finds it."""
     if store := default_store.store():
         store.put(native_key(source, arch, driver), source.manifest, code)
 
 
 def spirv_key(source: Source) -> Key:
-    """What SPIR-V is kept under."""
+    """Return the cache key of the SPIR-V of `source`."""
     return _key(source, SPIRV, ANY, {"sycl": wheels.runtime().version})
 
 
 def native_key(source: Source, arch: str, compiler: str) -> Key:
-    """What native code is kept under: `arch` as targets name it, a CPU's with its name.
+    """Return the cache key of the native code of `source`.
 
-    `compiler`: a driver's version, or ocloc's.
+    Args:
+        source: the rendered source.
+        arch: the architecture as targets name it; of a CPU, with its name.
+        compiler: the version of a driver, or of ocloc.
     """
     return _key(source, NATIVE, arch, {"device's compiler": compiler})
 

@@ -1,7 +1,7 @@
-"""Kernels behind `ipex::sycl_*`: on Intel's GPUs, and on the CPU's SYCL device.
+"""Kernels behind `ipex::sycl_*`: on Intel GPUs, and on the CPU's SYCL device.
 
-Where a graph from a cache meets none (the runtime is gone, or another, or a kernel fails), torch's
-ops compute the same, and one line says why.
+If a cached graph finds no kernel (the runtime is missing or another one, or a kernel fails),
+torch's ops compute the result, and one log line says why.
 """
 
 import functools
@@ -33,7 +33,7 @@ GATHERS = ("rows", "window", GROUPS)
 
 
 class Kernel(NamedTuple):
-    """What a call runs, loaded: `tile` is that of a product, None for groups."""
+    """A loaded kernel of a call; `tile` is the tile of a GEMM, None for grouped convolutions."""
 
     device: Device
     source: Source
@@ -42,7 +42,7 @@ class Kernel(NamedTuple):
 
 @functools.cache
 def register() -> None:
-    """Have the operators run kernels on CPUs and Intel's GPUs (once a process)."""
+    """Register the operators' SYCL kernels for CPUs and Intel GPUs (once a process)."""
     for kind in ("cpu", "xpu"):
         sycl_linear.register_kernel(kind)(_linear)
         sycl_conv.register_kernel(kind)(_conv)
@@ -57,16 +57,25 @@ def source_of(
     block: str = "",
     *by: Any,
 ) -> tuple[Source, Tile | None]:
-    """The kernel of an architecture (`CPU`, `xe:20.1`), and the tile of a product.
+    """Return the kernel source for an architecture (`CPU`, `xe:20.1`), and the tile of a GEMM.
 
-    `gather` is one of `GATHERS`; where no `block` is named that for `few` rows, or many;
-    `by`: what `tiles` takes behind a dtype. Raises `KeyError` for what the tables do not have.
+    Args:
+        arch: the architecture.
+        dtype: the dtype's name in kernels, such as `bf16`.
+        gather: one of `GATHERS`.
+        few: use the tile for few rows (small M) instead of many, if no `block` is named.
+        epilogue: the operations after the sums.
+        block: the name of a tile, or "".
+        by: the arguments of `tiles` after the dtype.
+
+    Raises:
+        KeyError: if the tables do not have it.
     """
     if gather == GROUPS:
         return grouped.source(arch, dtype, epilogue), None
-    known = tiles(arch, dtype, *by)
-    named = {tile.block: tile for tile in known}
-    tile = named[block] if block else known[-1] if few else known[0]
+    candidates = tiles(arch, dtype, *by)
+    tiles_by_block = {tile.block: tile for tile in candidates}
+    tile = tiles_by_block[block] if block else candidates[-1] if few else candidates[0]
     return product.source(tile, arch, gather, dtype, dtype, epilogue), tile
 
 
@@ -74,44 +83,60 @@ def source_of(
 def kernel(
     device: torch.device, dtype: torch.dtype, gather: str, few: bool, epilogue: Epilogue, block: str
 ) -> Kernel | str:
-    """What `source_of` says, loaded on that device; or why there is none, which is asked once."""
+    """Return the kernel of `source_of`, loaded on a device, or the reason why there is none.
+
+    The result is cached, so a failure is not tried again.
+
+    Args:
+        device: a CPU or an Intel GPU.
+        dtype: the dtype of the tensors.
+        gather: one of `GATHERS`.
+        few: whether M is small.
+        epilogue: the operations after the sums.
+        block: the name of a tile, or "".
+    """
     if dtype not in DTYPES:
         return f"no kernel in SYCL is for {dtype}"
     try:
-        on = device_of(device)
+        sycl_device = device_of(device)
         cpu = device.type == "cpu"
-        arch, by = (CPU, engines(on)) if cpu else (on.arch, (bool(on.facts["matrix"]),))
+        arch = CPU if cpu else sycl_device.arch
+        matrix = bool(sycl_device.facts["matrix"])
+        by: tuple[int, ...] = engines(sycl_device) if cpu else (matrix,)
         if arch not in ENGINES:
             return f"no kernel in SYCL is for {arch}"
         try:
             source, tile = source_of(arch, DTYPES[dtype], gather, few, epilogue, block, *by)
         except KeyError as error:
             return f"no kernel in SYCL has the block {error}"
-        on.load(source)
+        sycl_device.load(source)
     except (SyclError, DeviceError) as error:
         return str(error).partition("\n")[0]
-    return Kernel(on, source, tile)
+    return Kernel(sycl_device, source, tile)
 
 
 def engines(device: Device) -> tuple[bool, int, bool]:
-    """What the CPU's device multiplies by: `matrix`, `vector` and `dots` of `tiles`."""
+    """Return the arguments `matrix`, `vector` and `dots` of `tiles` for the CPU's device."""
     facts = device.facts
     return bool(facts["matrix"]), int(facts["vector"]), bool(facts["dots"])
 
 
 def forget() -> None:
-    """Ask again what devices there are."""
+    """Forget the loaded kernels, so that devices are looked up again."""
     kernel.cache_clear()
 
 
-def _computed(
-    found: Kernel | str, run: Callable[[Kernel], Tensor], instead: Callable[..., Tensor], *args: Any
+def _compute(
+    loaded: Kernel | str,
+    run: Callable[[Kernel], Tensor],
+    instead: Callable[..., Tensor],
+    *args: Any,
 ) -> Tensor:
-    """By the kernel; by torch's ops where there is none, or it fails."""
-    reason = found
-    if isinstance(found, Kernel):
+    """Return the result of the kernel, or of torch's ops if there is none or it fails."""
+    reason = loaded
+    if isinstance(loaded, Kernel):
         try:
-            return run(found)
+            return run(loaded)
         except SyclError as error:
             reason = str(error).partition("\n")[0]
     say(f"a compiled graph runs in torch's ops what it has kernels in SYCL for: {reason}")
@@ -131,13 +156,13 @@ def _linear(
 ) -> Tensor:
     few = math.prod(x.shape[:-1]) == 1
 
-    def run(found: Kernel) -> Tensor:
-        device, made, tile = found
+    def run(loaded: Kernel) -> Tensor:
+        device, source, tile = loaded
         assert tile is not None
-        given = words.scalars(unary, scalars)
-        return product.linear(device, made, tile, x, weight, columns, bias, other, given)
+        scalar_pair = words.scalars(unary, scalars)
+        return product.linear(device, source, tile, x, weight, columns, bias, other, scalar_pair)
 
-    return _computed(
+    return _compute(
         kernel(x.device, x.dtype, "rows", few, Epilogue(binary, unary), block),
         *(run, linear_in_torch, x, weight, columns, bias, other, binary, unary, scalars),
     )
@@ -160,22 +185,24 @@ def _conv(
     last: bool,
     block: str = "",
 ) -> Tensor:
-    around = stride, padding, dilation
+    spacing = stride, padding, dilation
 
-    def run(found: Kernel) -> Tensor:
-        device, made, tile = found
-        seen = Window((*window,), (*stride,), (*padding,), (*dilation,))
-        given = words.scalars(unary, scalars)
+    def run(loaded: Kernel) -> Tensor:
+        device, source, tile = loaded
+        geometry = Window((*window,), (*stride,), (*padding,), (*dilation,))
+        scalar_pair = words.scalars(unary, scalars)
         result = (
-            grouped.conv(device, made, x, weight, seen, groups, bias, other, given)
+            grouped.conv(device, source, x, weight, geometry, groups, bias, other, scalar_pair)
             if tile is None
-            else product.conv(device, made, tile, x, weight, columns, seen, bias, other, given)
+            else product.conv(
+                device, source, tile, x, weight, columns, geometry, bias, other, scalar_pair
+            )
         )
         return result if last else result.contiguous()
 
     gather = GROUPS if groups > 1 else "window"
-    return _computed(
+    return _compute(
         kernel(x.device, x.dtype, gather, False, Epilogue(binary, unary), block),
-        *(run, conv_in_torch, x, weight, columns, bias, other, window, *around, groups),
+        *(run, conv_in_torch, x, weight, columns, bias, other, window, *spacing, groups),
         *(binary, unary, scalars, last),
     )

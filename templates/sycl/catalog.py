@@ -1,4 +1,4 @@
-"""Every kernel of ours for an architecture: what is compiled ahead, and held against the gate."""
+"""Every SYCL kernel for an architecture: compiled ahead of time, and held against limits."""
 
 import itertools
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from ipex_inductor.templates.sycl.source import Source
 from ipex_inductor.templates.sycl.tiles import Tile, tiles
 
 FLOATS = ("bf16", "fp16", "fp32")
-EPILOGUE = Epilogue("add", "gelu")  # the dearest of registers
+EPILOGUE = Epilogue("add", "gelu")  # the one that takes most registers
 GATED = Epilogue("none", "silu", True)
 STEPS = {  # the dtypes of a parameter, the rest of it, its gradient and its states
     "fp32": ("float32", "", "float32", "float32"),
@@ -22,7 +22,7 @@ STEPS = {  # the dtypes of a parameter, the rest of it, its gradient and its sta
 
 @dataclass(frozen=True)
 class Listed:
-    """One source; `engine`: it promises to use the matrix engine."""
+    """A kernel source; `engine`: it is required to use the matrix engine."""
 
     name: str
     source: Source
@@ -30,7 +30,7 @@ class Listed:
 
 
 def listed(arch: str) -> Iterator[Listed]:
-    """Products of every tile, the other templates, and every optimizer's step."""
+    """Yield the GEMM kernels of every tile, the other templates, and every optimizer step."""
     for dtype in (*FLOATS, "int8"):
         for tile in tiles(arch, dtype):
             yield from _products(arch, dtype, tile)
@@ -43,18 +43,18 @@ def listed(arch: str) -> Iterator[Listed]:
 
 
 def _products(arch: str, dtype: str, tile: Tile) -> Iterator[Listed]:
-    made = "bf16" if dtype == "int8" else dtype
+    out_dtype = "bf16" if dtype == "int8" else dtype
     blocks = f"{dtype} {tile.MT}x{tile.NT} of {tile.TM}x{tile.TN}"
     for gather, name in (("rows", "linear"), ("window", "conv")):
-        source = product.source(tile, arch, gather, dtype, made, EPILOGUE)
+        source = product.source(tile, arch, gather, dtype, out_dtype, EPILOGUE)
         yield Listed(f"{name} {blocks}", source, tile.matrix)
     if dtype != "int8" and tile.pairs:
-        source = product.source(tile, arch, "rows", dtype, made, GATED)
+        source = product.source(tile, arch, "rows", dtype, out_dtype, GATED)
         yield Listed(f"gated {blocks}", source, tile.matrix)
 
 
 def _step(formula: str, param: str, rest: str, grad: str, state: str) -> StepKernel:
-    """With every flag on."""
+    """Return the step kernel of a formula with every flag on."""
     rule = FORMULAS[formula]
     states = (state,) * len(rule.state(frozenset(rule.flags)))
     counted = "float32" if rule.counts else ""

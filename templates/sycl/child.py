@@ -1,7 +1,7 @@
-"""The process that compiles: `python -m ipex_inductor.templates.sycl.child FOLDER`, see `worker`.
+"""The compiling process: `python -m ipex_inductor.templates.sycl.child FOLDER`, see `worker`.
 
-It reads its task from standard input. What it made lies in the folder: `spirv`, `native`, and
-`said.json`. It imports no torch, as starting is half of its time.
+It reads its task from standard input and writes its results to the folder: `spirv`, `native`, and
+`said.json`. It does not import torch, as the import would double its start-up time.
 """
 
 import json
@@ -13,16 +13,16 @@ from ipex_inductor.templates.sycl.binding import Shim, ShimError
 
 
 def main() -> None:
-    """Do the task."""
+    """Compile the task from standard input, and write the results to the folder."""
     folder, task = Path(sys.argv[1]), json.load(sys.stdin)
     try:
-        said = _made(folder, task)
+        report = _compile_task(folder, task)
     except ShimError as error:
-        said = {"error": str(error), "log": error.log}
-    (folder / "said.json").write_text(json.dumps(said))
+        report = {"error": str(error), "log": error.log}
+    (folder / "said.json").write_text(json.dumps(report))
 
 
-def _made(folder: Path, task: dict[str, Any]) -> dict[str, Any]:
+def _compile_task(folder: Path, task: dict[str, Any]) -> dict[str, Any]:
     shim = Shim(task["libsycl"], task["shim"], task["cpu"])
     number = next((n for n, d in enumerate(shim.devices) if _is(d, task["device"])), None)
     if number is None:

@@ -20,9 +20,9 @@ from ipex_inductor.templates.sycl.wheels import CPU_DRIVER
 
 
 class Device:
-    """One of SYCL's devices: `facts` are what it says of itself, `arch` as keys name it."""
+    """A SYCL device: `facts` is what SYCL reports of it, `arch` its architecture in cache keys."""
 
-    waits = False  # until a kernel that was called is done
+    waits = False  # whether a call returns only when the kernel is done
 
     def __init__(self, number: int, arch: str) -> None:
         self.facts: Mapping[str, Any] = shim().devices[number]
@@ -33,109 +33,115 @@ class Device:
 
     @property
     def queue(self) -> int:
-        """Where launches go now."""
+        """Return the queue that launches currently go to."""
         raise NotImplementedError
 
     def wait(self) -> None:
-        """Until all that was launched on the queue is done. Raises `SyclDeviceError`."""
-        with _saying(f"launches on {self.name} to end"):
+        """Wait until all launches on the queue are done. Raises `SyclDeviceError`."""
+        with _raising_device_error(f"launches on {self.name} to end"):
             shim().wait(self.queue)
 
     def load(self, source: Source) -> "Module":
-        """Its kernels: native code from the cache, else SPIR-V from it, else compiled.
+        """Return a source's kernels: cached native code, else cached SPIR-V, else compiled.
 
-        Raises `SyclCompileError`; `SyclDeviceError` where the device lacks what the source needs,
-        or refuses the code.
+        Raises:
+            SyclCompileError: if the source does not compile.
+            SyclDeviceError: if the device lacks what the source needs, or refuses the code.
         """
         with self._lock:
             if source not in self._modules:
-                self._modules[source] = self._loaded(source)
+                self._modules[source] = self._load_module(source)
             return self._modules[source]
 
-    def _loaded(self, source: Source) -> "Module":
+    def _load_module(self, source: Source) -> "Module":
         if lacking := [need for need in source.needs if not self.facts[need]]:
-            came = f"{self.name} without {', '.join(lacking)}"
+            device_name = f"{self.name} without {', '.join(lacking)}"
             wanted = f"a device with {', '.join(source.needs)}"
-            raise SyclDeviceError(wanted, came, "Another template may do without.")
-        for origin, tried in (
+            raise SyclDeviceError(wanted, device_name, "Another template may do without.")
+        for origin, find_module in (
             ("native", self._native),
             ("SPIR-V", self._spirv),
-            ("source", self._compiled),
+            ("source", self._compile),
         ):
-            if module := tried(source):
+            if module := find_module(source):
                 return Module(self, source, module, origin)
         raise AssertionError("compiling returns a module or raises")
 
     def _native(self, source: Source) -> int | None:
-        """None where the cache has none that the driver takes."""
+        """Return a module of cached native code, None if the driver takes none of it."""
         for entry in binaries.stored_native(source, self.arch, self.driver):
             try:
-                module, log = shim().load(self.queue, entry.blob, True, _joined(source.native))
+                module, log = shim().load(
+                    self.queue, entry.blob, True, _join_options(source.native)
+                )
             except ShimError as error:
                 say(f"native code of {source.named} is not used: {_first_line(error)}")
                 continue
             if log:  # drivers compile code for another GPU again, from the SPIR-V in it
-                said = log.partition("\n")[0]
-                say(f"native code of {source.named} is not {self.arch}'s to its driver: {said}")
+                message = log.partition("\n")[0]
+                say(f"native code of {source.named} is not {self.arch}'s to its driver: {message}")
                 self._keep(source, module)
             return module
         return None
 
     def _spirv(self, source: Source) -> int | None:
         entry = binaries.stored_spirv(source, self.arch)
-        return self._built(source, entry.blob) if entry else None
+        return self._build_from_spirv(source, entry.blob) if entry else None
 
-    def _compiled(self, source: Source) -> int:
-        """In a child, for this device too: what its compiler crashes on is not to come here."""
+    def _compile(self, source: Source) -> int:
+        """Compile in a child process, for this device too, and return the module.
+
+        A compiler that crashes on a source then does not end this process.
+        """
         natives = []
 
         def build() -> bytes:
-            made = worker.compiled(source, self.facts)
-            natives.append(made.native)
-            return made.spirv
+            compiled = worker.compiled(source, self.facts)
+            natives.append(compiled.native)
+            return compiled.spirv
 
         spirv = binaries.spirv(source, build).blob
         if not natives:  # another process was first
-            return self._native(source) or self._built(source, spirv)
+            return self._native(source) or self._build_from_spirv(source, spirv)
         binaries.keep_native(source, self.arch, self.driver, natives[0])
         return self._into(source, natives[0], native=True)
 
-    def _built(self, source: Source, spirv: bytes) -> int:
-        """By the driver's compiler, here; what came of it is kept."""
+    def _build_from_spirv(self, source: Source, spirv: bytes) -> int:
+        """Return SPIR-V compiled by the driver in this process, and cache its native code."""
         module = self._into(source, spirv, native=False)
         self._keep(source, module)
         return module
 
     def _keep(self, source: Source, module: int) -> None:
-        with _saying(f"native code of {source.named}"):
+        with _raising_device_error(f"native code of {source.named}"):
             binaries.keep_native(source, self.arch, self.driver, shim().native(module))
 
     def _into(self, source: Source, code: bytes, native: bool) -> int:
-        with _saying(f"code of {source.named} for {self.name}"):
-            return shim().load(self.queue, code, native, _joined(source.native))[0]
+        with _raising_device_error(f"code of {source.named} for {self.name}"):
+            return shim().load(self.queue, code, native, _join_options(source.native))[0]
 
 
 class CpuDevice(Device):
-    """The CPU, by Intel's driver: its kernels are given tensors of the CPU as they lie.
+    """The CPU by Intel's driver: kernels take CPU tensors without a copy.
 
-    It uses all cores that the process may. Raises `SyclAbsentError`.
+    It uses all cores that the process may use. Raises `SyclAbsentError`.
     """
 
     waits = True
 
     def __init__(self) -> None:
         wanted = {"type": "cpu", "backend": "opencl", "system_memory": True}
-        number = _numbered(wanted)
+        number = _find_device(wanted)
         if number is None:
-            todo = f'pip install "ipex-inductor[sycl-cpu]", which brings {CPU_DRIVER}.'
-            raise SyclAbsentError("SYCL's CPU device", _seen(), todo)
+            remedy = f'pip install "ipex-inductor[sycl-cpu]", which brings {CPU_DRIVER}.'
+            raise SyclAbsentError("SYCL's CPU device", _list_devices(), remedy)
         super().__init__(number, str(current("cpu")))
-        with _saying("a queue"):
+        with _raising_device_error("a queue"):
             self._queue = shim().queue(number)
 
     @property
     def queue(self) -> int:
-        """One for all launches, in order."""
+        """Return the one in-order queue of all launches."""
         return self._queue
 
 
@@ -150,12 +156,12 @@ class XpuDevice(Device):
 
     @property
     def queue(self) -> int:
-        """The current stream's."""
-        theirs = torch._C._xpu_getCurrentRawStream(self.index)
-        if theirs not in self._queues:
-            with _saying("the queue of a stream"):
-                self._queues[theirs] = shim().queue_of(theirs)
-        return self._queues[theirs]
+        """Return the queue of the current stream."""
+        stream = torch._C._xpu_getCurrentRawStream(self.index)
+        if stream not in self._queues:
+            with _raising_device_error("the queue of a stream"):
+                self._queues[stream] = shim().queue_of(stream)
+        return self._queues[stream]
 
 
 class Module:
@@ -167,14 +173,14 @@ class Module:
 
     @functools.cache  # noqa: B019  modules live as long as their device, and that as the process
     def kernel(self, name: str) -> "Kernel":
-        """The kernel of that name in the source."""
-        with _saying(f"the kernel {name}"):
-            found = shim().kernel(self.device.queue, self._module, name)
-        return Kernel(self.device, name, found, self.source)
+        """Return the kernel with that name in the source."""
+        with _raising_device_error(f"the kernel {name}"):
+            handle = shim().kernel(self.device.queue, self._module, name)
+        return Kernel(self.device, name, handle, self.source)
 
 
 class Kernel:
-    """One kernel, launched with pointers (or tensors) and numbers; sizes are of work-items."""
+    """A kernel, launched with pointers (or tensors) and numbers; sizes are in work-items."""
 
     def __init__(self, device: Device, name: str, kernel: int, source: Source) -> None:
         entry = source.entry(name)
@@ -186,9 +192,9 @@ class Kernel:
     def __call__(
         self, given: Sequence[Tensor | float], whole: Sequence[int], group: Sequence[int]
     ) -> None:
-        """Run it on `whole`, in groups of `group`, the fastest dimension last.
+        """Run the kernel on `whole` work-items, in groups of `group`, the fastest dimension last.
 
-        On the host's memory it is done on return, on a GPU's it is on the stream. Raises
+        On host memory the kernel is done on return; on a GPU it is on the stream. Raises
         `SyclDeviceError`.
         """
         self._run(given, whole, group, self.device.waits)
@@ -196,25 +202,33 @@ class Kernel:
     def enqueue(
         self, given: Sequence[Tensor | float], whole: Sequence[int], group: Sequence[int]
     ) -> None:
-        """The same, not waited for; tensors must live until `Device.wait`."""
+        """Launch the kernel on `whole` work-items without waiting for it.
+
+        The tensors must live until `Device.wait`. Raises `SyclDeviceError`.
+        """
         self._run(given, whole, group, False)
 
     def _run(
         self,
-        given: Sequence[Tensor | float],
+        arguments: Sequence[Tensor | float],
         whole: Sequence[int],
         group: Sequence[int],
         wait: bool,
     ) -> None:
-        values = [v.data_ptr() if isinstance(v, Tensor) else v for v in given]
-        with self._lock, _saying(f"{self.name} to run on {self.device.name}"):
+        values = [v.data_ptr() if isinstance(v, Tensor) else v for v in arguments]
+        with self._lock, _raising_device_error(f"{self.name} to run on {self.device.name}"):
             self._arguments.fill(values, whole, group)
             self._launch(self.device.queue, self._kernel, self._arguments, wait)
 
 
 @functools.cache
 def device_of(device: torch.device) -> Device:
-    """That device of torch's. Raises `SyclAbsentError`, and `DeviceError` for what has no SYCL."""
+    """Return the SYCL device of a torch device.
+
+    Raises:
+        SyclAbsentError: if SYCL is missing.
+        DeviceError: if the device is neither a CPU nor an Intel GPU.
+    """
     if device.type == "cpu":
         return CpuDevice()
     if device.type == "xpu":
@@ -222,21 +236,21 @@ def device_of(device: torch.device) -> Device:
     raise DeviceError("a CPU or an Intel GPU", str(device), "Triton serves other GPUs.")
 
 
-def _numbered(wanted: Mapping[str, Any]) -> int | None:
-    """The first of SYCL's devices that is so."""
+def _find_device(wanted: Mapping[str, Any]) -> int | None:
+    """Return the number of the first SYCL device with all these facts, or None."""
     for number, facts in enumerate(shim().devices):
         if all(facts[name] == value for name, value in wanted.items()):
             return number
     return None
 
 
-def _seen() -> str:
+def _list_devices() -> str:
     return ", ".join(f"{d['name']} ({d['backend']})" for d in shim().devices) or "no device"
 
 
 @contextmanager
-def _saying(expected: str) -> Iterator[None]:
-    """What SYCL says becomes a `SyclDeviceError`."""
+def _raising_device_error(expected: str) -> Iterator[None]:
+    """Raise a `ShimError` of the block as a `SyclDeviceError`."""
     try:
         yield
     except ShimError as error:
@@ -248,5 +262,5 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
-def _joined(options: Sequence[str]) -> str:
+def _join_options(options: Sequence[str]) -> str:
     return " ".join(options)

@@ -1,4 +1,4 @@
-"""The loop that adds up products of pairs of bf16, in the assembly of CPUs with AVX-512 bf16."""
+"""The inner loop of GEMMs on pairs of bf16, in the assembly of CPUs with AVX-512 bf16."""
 
 from ipex_inductor.ops.sycl import COLUMNS, WORD
 from ipex_inductor.templates.sycl.tiles import Tile
@@ -9,19 +9,19 @@ ROWS, WEIGHT, PAIRS, SUMS = "%0", "%1", "%2", "%3"  # operands, in the order of 
 
 
 def add_up(tile: Tile) -> str:
-    """The macros `ADD_UP`, that loop for a tile, and `CHANGED`, the registers it writes.
+    """Return the macro `ADD_UP`, that loop for a tile, and `CHANGED`, the registers it writes.
 
-    It adds to SUMS [MT, NT vectors] what PAIRS pairs of each row and of the weight's panel make:
-    ROWS are STEP numbers apart, and the panel's pairs COLUMNS words.
+    The loop adds to SUMS [MT, NT vectors] the products of PAIRS pairs of each row and of the
+    weight's panel: ROWS are STEP elements apart, and the panel's pairs COLUMNS words.
     """
     rows, vectors = range(tile.MT), range(tile.NT)
     keys = [(i, j) for i in rows for j in vectors]
     total = {key: f"%%zmm{n}" for n, key in enumerate(keys)}
-    place = {key: f"{n * VECTOR}({SUMS})" for n, key in enumerate(keys)}
+    operand = {key: f"{n * VECTOR}({SUMS})" for n, key in enumerate(keys)}
     factor = [f"%%zmm{len(keys) + j}" for j in vectors]
     pair = f"%%zmm{len(keys) + tile.NT}"
     assert len(keys) + tile.NT < REGISTERS
-    lines = [f"vmovups {place[key]}, {total[key]}" for key in keys]
+    lines = [f"vmovups {operand[key]}, {total[key]}" for key in keys]
     lines.append("1:")
     lines += [f"vmovups {j * VECTOR}({WEIGHT}), {factor[j]}" for j in vectors]
     for i in rows:
@@ -29,7 +29,7 @@ def add_up(tile: Tile) -> str:
         lines += [f"vdpbf16ps {factor[j]}, {pair}, {total[i, j]}" for j in vectors]
     lines += [f"add ${WORD}, {ROWS}", f"add ${COLUMNS * WORD}, {WEIGHT}"]
     lines += [f"dec {PAIRS}", "jnz 1b"]
-    lines += [f"vmovups {total[key]}, {place[key]}" for key in keys]
+    lines += [f"vmovups {total[key]}, {operand[key]}" for key in keys]
     text = "\\n".join(lines)
-    changed = ", ".join(f'"zmm{n}"' for n in range(REGISTERS))
-    return f'#define ADD_UP "{text}"\n#define CHANGED {changed}\n'
+    registers = ", ".join(f'"zmm{n}"' for n in range(REGISTERS))
+    return f'#define ADD_UP "{text}"\n#define CHANGED {registers}\n'

@@ -1,4 +1,4 @@
-"""Convolutions in groups in SYCL, each channel by itself among them, without a matrix engine."""
+"""Grouped and depthwise convolutions in SYCL, without a matrix engine."""
 
 import torch
 from torch import Tensor
@@ -13,15 +13,15 @@ from ipex_inductor.templates.sycl.product import Epilogue
 from ipex_inductor.templates.sycl.source import Entry, Source
 from ipex_inductor.templates.sycl.tiles import CPU, LANES
 
-PIXELS = 4  # of a row that share what is read of a weight; derived: no registers are spilled
-SUB_GROUPS = {CPU: 1}  # of a work-group, where there is a reason
-USUAL = 8
+PIXELS = 4  # of a row that share each weight load; derived: no registers are spilled
+SUB_GROUPS = {CPU: 1}  # of a work-group, for architectures that differ from the default
+USUAL = 8  # sub-groups of a work-group by default
 
 _ARGUMENTS = ("*",) * 5 + ("i32",) * 17 + ("fp32",) * 2
 
 
 def source(arch: str, dtype: str, epilogue: Epilogue) -> Source:
-    """The kernel `grouped`, summing in fp32 and rounding once."""
+    """Return the kernel `grouped`, which sums in fp32 and rounds once."""
     sizes = {"SG": LANES, "SUB_GROUPS": SUB_GROUPS.get(arch, USUAL), "PIXELS": PIXELS}
     text = (
         head()
@@ -51,26 +51,35 @@ def conv(
     other: Tensor | None = None,
     scalars: tuple[float, float] = (0.0, 0.0),
 ) -> Tensor:
-    """`made` on x [B, C, H, W] with a weight of `by_groups`, bias [O], other as the result.
+    """Return the grouped convolution of x [B, C, H, W] as [B, O, H', W'], channels-last.
 
-    The result [B, O, H', W'] is channels-last.
+    Args:
+        device: the device of the tensors.
+        made: a kernel of `source`.
+        x: the activation [B, C, H, W].
+        weight: a weight laid out by `by_groups`.
+        window: the kernel size, stride, padding and dilation.
+        groups: the number of groups.
+        bias: [O], or None.
+        other: the second operand of the epilogue, of the result's shape, or None.
+        scalars: the scalars of the unary operation.
     """
     x = x.contiguous(memory_format=torch.channels_last)
     batch, channels, *image = x.shape
-    *_, of_each, out_channels = weight.shape
+    *_, channels_per_group, out_channels = weight.shape
     height, width = sides(image, window.size, window.stride, window.padding, window.dilation)
     out = x.new_empty((batch, height, width, out_channels))
     if not out.numel():
         return out.permute(0, 3, 1, 2)
-    beside = other.contiguous(memory_format=torch.channels_last) if other is not None else 0
+    addend = other.contiguous(memory_format=torch.channels_last) if other is not None else 0
     teams = SUB_GROUPS.get(CPU if device.waits else "", USUAL)
-    given = (
-        *(x, weight, 0 if bias is None else bias.contiguous(), beside, out, batch * height),
+    arguments = (
+        *(x, weight, 0 if bias is None else bias.contiguous(), addend, out, batch * height),
         *(*image, channels, height, width, out_channels),
         *(*window.size, *window.stride, *window.padding, *window.dilation),
-        *(of_each, out_channels // groups, *scalars),
+        *(channels_per_group, out_channels // groups, *scalars),
     )
     blocks = batch * height * -(-width // PIXELS)
     whole = -(-out_channels // LANES), -(-blocks // teams) * teams * LANES
-    device.load(made).kernel("grouped")(given, whole, (1, teams * LANES))
+    device.load(made).kernel("grouped")(arguments, whole, (1, teams * LANES))
     return out.permute(0, 3, 1, 2)

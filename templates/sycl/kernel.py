@@ -1,4 +1,4 @@
-"""What every kernel text of ours begins with, and torch's dtypes in the kernels' words."""
+"""The common head of all SYCL kernel sources, and the kernels' names of torch's dtypes."""
 
 import functools
 import re
@@ -21,31 +21,31 @@ NATIVE_BF16 = "-DNATIVE_BF16"  # Intel's GPUs round by an instruction, which the
 
 @functools.cache
 def part(name: str) -> str:
-    """A file of this folder."""
+    """Return the text of a file in this folder."""
     return Path(__file__).with_name(name).read_text("utf-8")
 
 
 def rolled(text: str) -> str:
-    """`text` with no loop written out, neither by its own word nor by a driver."""
+    """Return `text` with no loop unrolled, neither by its own pragmas nor by a driver."""
     text = re.sub(r"^ *#pragma (?:no)?unroll\n", "", text, flags=re.MULTILINE)
     return re.sub(r"^ *for \(", r"#pragma nounroll\n\g<0>", text, flags=re.MULTILINE)
 
 
 def head() -> str:
-    """What they begin with."""
+    """Return the common head of all kernel sources."""
     return "".join(map(part, HEAD))
 
 
 def constants(values: Mapping[str, int]) -> str:
-    """Their definitions."""
+    """Return C++ definitions of integer constants."""
     return "".join(f"constexpr int {name} = {int(value)};\n" for name, value in values.items())
 
 
 def types(names: Mapping[str, str]) -> str:
-    """Definitions of types."""
+    """Return C++ definitions of type names."""
     return "".join(f"using {name} = {value};\n" for name, value in names.items())
 
 
 def options(arch: str) -> tuple[str, ...]:
-    """Those of the compiler to SPIR-V."""
+    """Return the options of the compiler to SPIR-V for an architecture."""
     return () if arch == CPU else (NATIVE_BF16,)

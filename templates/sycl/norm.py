@@ -1,4 +1,4 @@
-"""layer_norm and rms_norm in SYCL, with the addition before them."""
+"""layer_norm and rms_norm in SYCL, fused with an addition before them."""
 
 from torch import Tensor
 
@@ -9,13 +9,13 @@ from ipex_inductor.templates.sycl.source import Entry, Source
 from ipex_inductor.templates.sycl.tiles import CPU, LANES
 
 SUB_GROUPS = {CPU: 1}  # that share a row; on a CPU a barrier costs more than it hides
-USUAL = 16
+USUAL = 16  # sub-groups of a work-group by default
 
 _ARGUMENTS = ("*",) * 6 + ("i32", "i64", "i64", "fp32")
 
 
 def source(arch: str, dtype: str, centred: bool) -> Source:
-    """The kernel `norm`: of layer_norm if `centred`, or else of rms_norm. Sums are fp32.
+    """Return the kernel `norm`: layer_norm if `centred`, else rms_norm. Sums are fp32.
 
     layer_norm: `(x - mean) / sqrt(mean((x - mean)^2) + epsilon) * weight + bias` (Ba et al. 2016);
     rms_norm: `x / sqrt(mean(x^2) + epsilon) * weight` (Zhang, Sennrich 2019).
@@ -40,23 +40,30 @@ def norm(
     epsilon: float,
     other: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`made` over the last dimension of x (+ other): the result, and what was normalised.
+    """Normalise the last dimension of x (+ other); return the result and the normalised sum.
 
-    weight and bias [x.shape[-1]], other as x; all of x's dtype.
+    Args:
+        device: the device of the tensors.
+        made: a kernel of `source`.
+        x: the input, of the dtype of all other tensors.
+        weight: [x.shape[-1]], or None.
+        bias: [x.shape[-1]], or None.
+        epsilon: added to the mean of squares.
+        other: of x's shape, added before, or None.
     """
     size = x.shape[-1]
     y = x.new_empty(x.shape)
     added = x if other is None else x.new_empty(x.shape)
     if not x.numel():
         return y, added
-    rows, beside = _rows(x), None if other is None else _rows(other)
+    rows, addend = _rows(x), None if other is None else _rows(other)
     teams = SUB_GROUPS.get(CPU if device.waits else "", USUAL)
-    known = [0 if t is None else t.contiguous() for t in (weight, bias)]
-    given = (
-        *(rows, 0 if beside is None else beside, *known, 0 if beside is None else added, y),
-        *(size, rows.stride(0), 0 if beside is None else beside.stride(0), epsilon),
+    parameters = [0 if t is None else t.contiguous() for t in (weight, bias)]
+    arguments = (
+        *(rows, 0 if addend is None else addend, *parameters, 0 if addend is None else added, y),
+        *(size, rows.stride(0), 0 if addend is None else addend.stride(0), epsilon),
     )
-    device.load(made).kernel("norm")(given, (len(rows) * teams * LANES,), (teams * LANES,))
+    device.load(made).kernel("norm")(arguments, (len(rows) * teams * LANES,), (teams * LANES,))
     return y, added
 
 

@@ -1,4 +1,4 @@
-"""Native code for Intel's GPUs that are not here, by Intel's offline compiler `ocloc`."""
+"""Native code for Intel GPUs that are not installed here, by the offline compiler `ocloc`."""
 
 import functools
 import shutil
@@ -14,36 +14,39 @@ PATIENCE = 300.0  # seconds
 
 
 def native(source: Source, spirv: bytes, arch: str) -> bytes:
-    """What a GPU of that architecture (`xe:12.60`) runs of `spirv`, which was made of `source`.
+    """Return the native code of `spirv`, built from `source`, for a GPU (`arch`: `xe:12.60`).
 
-    Raises `MissingPackageError` without an ocloc on the PATH, `SyclCompileError` where it fails.
+    Raises:
+        MissingPackageError: if no ocloc is on the PATH.
+        SyclCompileError: if ocloc fails.
     """
     with tempfile.TemporaryDirectory() as folder:
-        given, made = Path(folder, "given.spv"), Path(folder, "made")
-        given.write_bytes(spirv)
-        command = [_ocloc(), "compile", "-spirv_input", "-file", str(given), "-device", _name(arch)]
-        command += ["-output", str(made), "-output_no_suffix", "-options", " ".join(source.native)]
+        spirv_file, output = Path(folder, "given.spv"), Path(folder, "made")
+        spirv_file.write_bytes(spirv)
+        command = [_ocloc(), "compile", "-spirv_input", "-file", str(spirv_file)]
+        command += ["-device", _name(arch), "-output", str(output), "-output_no_suffix"]
+        command += ["-options", " ".join(source.native)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-        file = made.with_suffix(".bin")
+        file = output.with_suffix(".bin")
         if done.returncode or not file.exists():
-            came = f"status {done.returncode}"
+            status = f"status {done.returncode}"
             log = done.stdout + done.stderr
-            raise SyclCompileError(f"{source.named} for {arch} by ocloc", came, "See log.", log)
+            raise SyclCompileError(f"{source.named} for {arch} by ocloc", status, "See log.", log)
         return file.read_bytes()
 
 
 @functools.cache
 def named() -> str:
-    """As keys name it: `ocloc 26.27.39122`. Raises `MissingPackageError`."""
+    """Return ocloc's name in cache keys: `ocloc 26.27.39122`. Raises `MissingPackageError`."""
     done = subprocess.run([_ocloc(), "--version"], capture_output=True, text=True)
     return f"ocloc {done.stdout.strip().rpartition(' ')[2]}"
 
 
 def _ocloc() -> str:
-    if found := shutil.which("ocloc"):
-        return found
+    if path := shutil.which("ocloc"):
+        return path
     raise MissingPackageError("ocloc", "none on the PATH", "`make ocloc` unpacks Debian's.")
 
 
 def _name(arch: str) -> str:
-    return next(name for name, known in NAMES.items() if known == arch)
+    return next(name for name, arch_of_name in NAMES.items() if arch_of_name == arch)

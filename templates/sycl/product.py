@@ -1,4 +1,4 @@
-"""Products of rows with a packed weight in SYCL, with their epilogues: linear and convolution."""
+"""GEMMs of rows with a packed weight in SYCL, with their epilogues: linear and convolution."""
 
 import math
 from collections.abc import Sequence
@@ -18,15 +18,16 @@ from ipex_inductor.templates.sycl.tiles import CPU, LARGE, Tile, itemsize
 
 _POINTERS = ("*",) * 8
 _SIZES = ("i32",) * 5 + ("i64",) * 2 + ("fp32",) * 2
-ENGINE, DOTS, LANES = ("engine.cpp", "matrix.cpp"), ("dots.cpp",), ("lanes.cpp",)  # make sums
+# The files that compute sums.
+ENGINE, DOTS, LANES = ("engine.cpp", "matrix.cpp"), ("dots.cpp",), ("lanes.cpp",)
 GEOMETRY = {"rows": ("i64",), "window": ("i32",) * 12}  # how rows are gathered
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What is done to sums, after a bias: `unary(binary(sum, other))`, of `ops/epilogue.py`.
+    """Operations on the sums, after a bias: `unary(binary(sum, other))`, of `ops/epilogue.py`.
 
-    `gated`: `unary(sum) * second`, of a second product of the same rows.
+    `gated`: `unary(sum) * second`, with a second GEMM of equal rows (GLU).
     """
 
     binary: str = "none"
@@ -35,9 +36,18 @@ class Epilogue:
 
 
 def source(tile: Tile, arch: str, gather: str, given: str, made: str, epilogue: Epilogue) -> Source:
-    """The kernel `product`: rows x [M, K] of `given`, gathered as `gather`, to `made` [M, N].
+    """Return the kernel `product`: a GEMM of rows [M, K] to [M, N], with its epilogue.
 
-    int8 is summed in int32, and scaled a column; all else in fp32. Rounded once, at the end.
+    int8 is summed in int32 and scaled a column, all else in fp32. Results are rounded once, at the
+    end.
+
+    Args:
+        tile: the tile of the GEMM.
+        arch: the architecture.
+        gather: how rows are gathered, a key of `GEOMETRY`.
+        given: the dtype of the rows.
+        made: the dtype of the result.
+        epilogue: the operations after the sums.
     """
     dtypes = {"In": given, "Out": made, "Sum": "int" if given == "int8" else "float"}
     sizes = asdict(tile) | {
@@ -86,18 +96,29 @@ def linear(
     gated: tuple[Tensor, Tensor | None] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """`made` on rows: x [..., K], a weight of `packed`, bias, scale [columns], other as the result.
+    """Return the linear layer of x [..., K] with a packed weight, as [..., columns].
 
-    `gated` is the weight and bias of the second product. The result [..., columns] is of `dtype`,
-    or of x's.
+    Args:
+        device: the device of the tensors.
+        made: a kernel of `source` with gather `rows`.
+        tile: the tile of that kernel.
+        x: the activation [..., K].
+        weight: a weight of `packed`.
+        columns: N, the columns of the result.
+        bias: [columns], or None.
+        other: the second operand of the epilogue, of the result's shape, or None.
+        scalars: the scalars of the unary operation.
+        scale: of each column of int8 sums [columns], or None.
+        gated: the weight and the bias of the second GEMM of a GLU, or None.
+        dtype: of the result; x's if None.
     """
     rows = _rows(x)
     size = (*x.shape[:-1], columns)
     out = x.new_empty(size, dtype=dtype or x.dtype)
-    beside = _rows(other.expand(size)) if other is not None else None
+    addend = _rows(other.expand(size)) if other is not None else None
     sizes = (1, rows.shape[1])
     _launch(
-        device, made, tile, rows, weight, _rows(out), bias, beside, scalars, scale, gated,
+        device, made, tile, rows, weight, _rows(out), bias, addend, scalars, scale, gated,
         sizes, (rows.stride(0),),
     )  # fmt: skip
     return out
@@ -117,21 +138,33 @@ def conv(
     scale: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """`made` on windows: x [B, C, H, W], a weight of `packed_window`, other as the result.
+    """Return the convolution of x [B, C, H, W] as [B, columns, H', W'], channels-last.
 
-    The result [B, columns, H', W'] is channels-last.
+    Args:
+        device: the device of the tensors.
+        made: a kernel of `source` with gather `window`.
+        tile: the tile of that kernel.
+        x: the activation [B, C, H, W].
+        weight: a weight of `packed_window`.
+        columns: N, the output channels.
+        window: the kernel size, stride, padding and dilation.
+        bias: [columns], or None.
+        other: the second operand of the epilogue, of the result's shape, or None.
+        scalars: the scalars of the unary operation.
+        scale: of each column of int8 sums [columns], or None.
+        dtype: of the result; x's if None.
     """
     x = x.contiguous(memory_format=torch.channels_last)
     batch, channels, *image = x.shape
     height, width = sides(image, window.size, window.stride, window.padding, window.dilation)
     out = x.new_empty((batch, height, width, columns), dtype=dtype or x.dtype)
-    beside = _rows(other.permute(0, 2, 3, 1)) if other is not None else None
+    addend = _rows(other.permute(0, 2, 3, 1)) if other is not None else None
     geometry = (
         *(*image, channels, height, width, window.across),
         *(*window.stride, *window.padding, *window.dilation),
     )
     _launch(
-        device, made, tile, x, weight, out.flatten(0, 2), bias, beside, scalars, scale, None,
+        device, made, tile, x, weight, out.flatten(0, 2), bias, addend, scalars, scale, None,
         (window.runs, window.terms(channels)), geometry,
     )  # fmt: skip
     return out.permute(0, 3, 1, 2)
@@ -139,7 +172,7 @@ def conv(
 
 def _launch(
     device: Device,
-    made: Source,
+    kernel_source: Source,
     tile: Tile,
     x: Tensor,
     weight: Tensor,
@@ -156,18 +189,18 @@ def _launch(
         return
     rows, columns = out.shape
     second, second_bias = gated or (None, None)
-    known = [t.contiguous() if t is not None else None for t in (bias, second_bias, scale)]
-    pointers = (x, weight, second, *known, other, out)
+    vectors = [t.contiguous() if t is not None else None for t in (bias, second_bias, scale)]
+    pointers = (x, weight, second, *vectors, other, out)
     line = other.stride(0) if other is not None else 0
     sizes = (rows, columns, *terms, len(weight) * COLUMNS, line, out.stride(0), *scalars)
-    given = [0 if each is None else each for each in (*pointers, *sizes, *geometry)]
+    arguments = [0 if argument is None else argument for argument in (*pointers, *sizes, *geometry)]
     groups = -(-columns // tile.columns), -(-rows // tile.rows)
-    device.load(made).kernel("product")(
-        given, (groups[0], groups[1] * tile.threads), (1, tile.threads)
+    device.load(kernel_source).kernel("product")(
+        arguments, (groups[0], groups[1] * tile.threads), (1, tile.threads)
     )
 
 
 def _rows(x: Tensor) -> Tensor:
-    """[..., K] as [M, K] whose rows are each one piece."""
+    """Return x [..., K] as [M, K] whose rows are each contiguous."""
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()

@@ -1,4 +1,4 @@
-"""shim.cpp as a library: built on first use by g++ against the wheels here, or from the cache."""
+"""shim.cpp as a library: built on first use by g++ against the installed wheels, or cached."""
 
 import functools
 import platform
@@ -27,31 +27,31 @@ _lock = threading.Lock()
 
 
 def shim() -> Shim:
-    """SYCL in this process. Raises `SyclAbsentError`; what failed once is not tried again."""
-    return _loaded()[0]
+    """Return this process's SYCL. Raises `SyclAbsentError`; a failure is not tried again."""
+    return _load_shim()[0]
 
 
 def written(folder: str | Path) -> Path:
-    """The library as a file in that folder, which is the caller's alone.
+    """Write the library to a folder that the caller alone uses, and return its path.
 
     Raises `SyclAbsentError`.
     """
-    return _file(folder, _loaded()[1])
+    return _file(folder, _load_shim()[1])
 
 
 def shipped() -> tuple[Key, Entry]:
-    """It for others, whatever their compiler is. Raises `SyclAbsentError`."""
-    return key_of(wheels.runtime()), Entry({"flags": [*FLAGS]}, _loaded()[1])
+    """Return the library's cache key and entry for a bundle. Raises `SyclAbsentError`."""
+    return key_of(wheels.runtime()), Entry({"flags": [*FLAGS]}, _load_shim()[1])
 
 
-def key_of(here: Runtime) -> Key:
-    """What it is kept under: each version of SYCL has its own."""
+def key_of(runtime: Runtime) -> Key:
+    """Return the cache key of the library, which differs by version of SYCL."""
     return Key(
         kind=KIND,
         source=source_digest(),
         tables=(),
         options=pairs({"flags": " ".join(FLAGS)}),
-        problem=pairs({"sycl": here.named}),
+        problem=pairs({"sycl": runtime.named}),
         architecture=platform.machine(),
         toolkit=pairs({"c++": toolkit.compiler_named()}),
         triton="",
@@ -60,30 +60,30 @@ def key_of(here: Runtime) -> Key:
     )
 
 
-def _loaded() -> tuple[Shim, bytes]:
+def _load_shim() -> tuple[Shim, bytes]:
     with _lock:
-        found = _shim()
-    if isinstance(found, SyclAbsentError):
-        raise found
-    return found
+        result = _shim()
+    if isinstance(result, SyclAbsentError):
+        raise result
+    return result
 
 
 @functools.cache
 def _shim() -> tuple[Shim, bytes] | SyclAbsentError:
-    said = ""
+    message = ""
     try:
-        here = wheels.runtime()
-        wheels.check_process(here)
-        for blob in _blobs(here):
+        runtime = wheels.runtime()
+        wheels.check_process(runtime)
+        for blob in _blobs(runtime):
             with tempfile.TemporaryDirectory() as folder:
                 try:
-                    return Shim(here.library, _file(folder, blob), here.cpu), blob
+                    return Shim(runtime.library, _file(folder, blob), runtime.cpu), blob
                 except (ShimError, OSError) as error:
-                    said = str(error)
+                    message = str(error)
     except SyclAbsentError as error:
         return error
-    todo = f"pip install --force-reinstall {wheels.RUNTIME}=={here.version}"
-    return SyclAbsentError(f"{here.named} to load", said, todo)
+    remedy = f"pip install --force-reinstall {wheels.RUNTIME}=={runtime.version}"
+    return SyclAbsentError(f"{runtime.named} to load", message, remedy)
 
 
 def _file(folder: str | Path, blob: bytes) -> Path:
@@ -92,31 +92,41 @@ def _file(folder: str | Path, blob: bytes) -> Path:
     return file
 
 
-def _blobs(here: Runtime) -> Iterator[bytes]:
-    """What caches and bundles have, by whatever compiler; where none of it loads, by that here."""
-    compiler, key = toolkit.compiler(), key_of(here)
-    none = True
+def _blobs(runtime: Runtime) -> Iterator[bytes]:
+    """Yield the cached libraries by any compiler, then one built by this machine's compiler.
+
+    Raises `SyclAbsentError` if there is neither.
+    """
+    compiler, key = toolkit.compiler(), key_of(runtime)
+    is_absent = True
     for entry in kernels.by_any_compiler(key):
-        none = False
+        is_absent = False
         yield entry.blob
     if compiler is not None:
-        yield kernels.kernel(key, functools.partial(_built, here, compiler)).blob
-    elif none:
-        todo = "`apt-get install g++`, or set CXX: it is needed once."
-        raise SyclAbsentError("a C++ compiler, as no cache has SYCL's functions", "none", todo)
+        yield kernels.kernel(key, functools.partial(_built, runtime, compiler)).blob
+    elif is_absent:
+        remedy = "`apt-get install g++`, or set CXX: it is needed once."
+        raise SyclAbsentError("a C++ compiler, as no cache has SYCL's functions", "none", remedy)
 
 
-def _built(here: Runtime, compiler: str) -> tuple[dict[str, Any], bytes]:
+def _built(runtime: Runtime, compiler: str) -> tuple[dict[str, Any], bytes]:
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, "shim.so")
         command = [
             *(compiler, *FLAGS, str(Path(__file__).with_name("shim.cpp")), "-o", str(library)),
-            *(f"-I{here.include}", f"-L{here.library.parent}", f"-l:{here.soname}", "-ldl"),
+            *(
+                f"-I{runtime.include}",
+                f"-L{runtime.library.parent}",
+                f"-l:{runtime.soname}",
+                "-ldl",
+            ),
         ]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         if done.returncode:
-            said = next((x for x in done.stderr.splitlines() if "error" in x), "no message")
-            todo = f"`ipex-inductor doctor` says what is missing; the headers are {here.include}."
-            came = f"{compiler} failed: {said}"
-            raise SyclAbsentError(f"C++ against {here.named}", came, todo, done.stderr)
+            message = next((x for x in done.stderr.splitlines() if "error" in x), "no message")
+            remedy = (
+                f"`ipex-inductor doctor` says what is missing; the headers are {runtime.include}."
+            )
+            failure = f"{compiler} failed: {message}"
+            raise SyclAbsentError(f"C++ against {runtime.named}", failure, remedy, done.stderr)
         return {"flags": list(FLAGS)}, library.read_bytes()

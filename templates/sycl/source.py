@@ -1,4 +1,4 @@
-"""A kernel in SYCL as text, with what compiling and launching it must know."""
+"""A SYCL kernel as text, with the facts that compiling and launching need."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,9 +8,9 @@ from ipex_inductor.errors import ArgumentError
 
 POINTER = "*"
 SCALARS = ("i32", "i64", "fp32", "fp64")
-ASPECTS = ("fp16", "fp64", "matrix", "dots")  # of a device, that a kernel may need
+ASPECTS = ("fp16", "fp64", "matrix", "dots")  # features of a device that a kernel may need
 
-# What Intel's compiler takes and must not be given, with what happens.
+# Text that Intel's compiler accepts but that must not occur in a source, with the reason.
 BANNED = {
     "sycl/sycl.hpp": "takes a second to parse; include what is used",
     "sycl/builtins.hpp": "takes 0.6 s to parse; lean.cpp has the compiler's own words",
@@ -23,10 +23,10 @@ BANNED = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One kernel of a source, a free function that is `extern "C"`.
+    """A kernel of a source, a free function that is `extern "C"`.
 
-    `arguments`: the kind of each in order, a pointer ("*") or one of `SCALARS`. `dims`: of its
-    range. `sub_group`: the size it asks for, 0 for the device's own.
+    `arguments`: the kind of each in order, a pointer ("*") or one of `SCALARS`. `dims`: the
+    dimensions of its range. `sub_group`: the size it requires, 0 for the device's own.
     """
 
     name: str
@@ -36,17 +36,18 @@ class Entry:
 
     def __post_init__(self) -> None:
         if odd := {*self.arguments} - {POINTER, *SCALARS}:
-            todo = f"Kinds are {POINTER!r} and {', '.join(SCALARS)}."
-            raise ArgumentError("kinds of arguments", f"{sorted(odd)} of {self.name}", todo)
+            remedy = f"Kinds are {POINTER!r} and {', '.join(SCALARS)}."
+            raise ArgumentError("kinds of arguments", f"{sorted(odd)} of {self.name}", remedy)
 
 
 @dataclass(frozen=True)
 class Source:
     """A rendered source with its kernels.
 
-    `options` are those of the compiler to SPIR-V (`-D...`, `-ffp-contract=off`), `native` those of
-    the device's (`-ze-opt-large-register-file`). `needs`: of `ASPECTS`, what a device must have.
-    `problem` names it in keys, for people. Raises `ArgumentError` for text that is known to crash.
+    `options` are for the compiler to SPIR-V (`-D...`, `-ffp-contract=off`), `native` for the
+    device's compiler (`-ze-opt-large-register-file`). `needs`: the `ASPECTS` that a device must
+    have. `problem` names it in cache keys, for people. Raises `ArgumentError` for text that is
+    known to crash.
     """
 
     text: str
@@ -57,25 +58,25 @@ class Source:
     problem: Pairs = ()
 
     def __post_init__(self) -> None:
-        for word, why in BANNED.items():
-            if word in self.text:
-                raise ArgumentError(f"a source without {word}", "one with it", f"It {why}.")
+        for banned, why in BANNED.items():
+            if banned in self.text:
+                raise ArgumentError(f"a source without {banned}", "one with it", f"It {why}.")
         if odd := {*self.needs} - {*ASPECTS}:
-            todo = f"Aspects are {', '.join(ASPECTS)}."
-            raise ArgumentError("aspects of a device", f"{sorted(odd)}", todo)
+            remedy = f"Aspects are {', '.join(ASPECTS)}."
+            raise ArgumentError("aspects of a device", f"{sorted(odd)}", remedy)
 
     @property
     def named(self) -> str:
-        """Its kernels, in words."""
+        """Return the names of the kernels, joined by commas."""
         return ", ".join(entry.name for entry in self.entries)
 
     def entry(self, name: str) -> Entry:
-        """The kernel of that name."""
+        """Return the kernel of that name."""
         return next(entry for entry in self.entries if entry.name == name)
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What the cache's entries say of it, as plain JSON."""
+        """Return the metadata for cache entries, as plain JSON."""
         return {
             "entries": [
                 {

@@ -1,4 +1,4 @@
-"""Kernels of optimizer steps in SYCL: the lines that C++ and Triton have, called as C++ is."""
+"""Optimizer-step kernels in SYCL, with the formula lines and calling form of the C++ ones."""
 
 import re
 from array import array
@@ -16,9 +16,9 @@ from ipex_inductor.templates.optimizer.step import StepKernel, parts_of, parts_o
 from ipex_inductor.templates.sycl.device import device_of
 from ipex_inductor.templates.sycl.source import Entry, Source
 
-CHUNK = 1 << 12  # elements that a group of a GPU's takes
-ROWS = 32  # of a group, where a work-item is a row
-GROUP = 256  # work-items of a GPU's that share a chunk
+CHUNK = 1 << 12  # elements that a work-group of a GPU processes
+ROWS = 32  # work-items of a group in kernels with a work-item a row
+GROUP = 256  # work-items of a GPU's work-group, which share a chunk
 ARGUMENTS = {
     "scalars": ("*", "i64", "*", "*"),
     "before": ("*", "*", "*", "*"),
@@ -31,46 +31,49 @@ PRECISE = ("-cl-fp32-correctly-rounded-divide-sqrt",)
 
 
 def step_function(kernel: StepKernel) -> "Step":
-    """`kernel` on SYCL's CPU device, called as C++'s is. Raises `NotBuiltError`."""
+    """Return `kernel` on SYCL's CPU device, callable as in C++. Raises `NotBuiltError`."""
     return Step(step_source(kernel), parts_of(kernel), torch.device("cpu"))
 
 
 def update_function(update: Update) -> "Step":
-    """The same for an update that was read from a graph."""
+    """Return an update read from a graph, on SYCL's CPU device. Raises `NotBuiltError`."""
     return update_of(update, torch.device("cpu"))
 
 
 def update_of(update: Update, device: torch.device) -> "Step":
-    """The same on that device, with numbers that lie there. Raises `NotBuiltError`."""
+    """Return an update read from a graph, on a device, with numbers in that device's memory.
+
+    Raises `NotBuiltError`.
+    """
     return Step(update_source(update), parts_of_update(update), device)
 
 
 def step_of(kernel: StepKernel, device: torch.device) -> "Step":
-    """`kernel` on that device; the host makes all scalars. Raises `NotBuiltError`."""
+    """Return `kernel` on a device; the host makes all scalars. Raises `NotBuiltError`."""
     return Step(step_source(kernel, counting=False), parts_of(kernel), device)
 
 
 def step_source(kernel: StepKernel, counting: bool = True) -> Source:
-    """A step of all parameters of a kind, as `step` in C++.
+    """Return the source of a step of all parameters of a kind, as `step` in C++.
 
-    Kernels in order: `scalars` counts steps and makes what all elements of a row share, in fp64;
-    `before` and `ratios` where norms take part; `update`. Without `counting` there is no `scalars`:
-    its table is the caller's, and no fp64 is needed but for parameters.
+    Kernels in order: `scalars` counts steps and computes in fp64 the scalars shared by all elements
+    of a row; `before` and `ratios` if norms take part; `update`. Without `counting` there is no
+    `scalars`: the caller provides its table, and fp64 is needed for fp64 parameters alone.
     """
     parts = parts_of(kernel)
-    # By words on a CPU alone: a GPU may read them only where they are aligned, as bf16 may not be.
+    # Pairs of bf16 are read as words on a CPU alone: a GPU needs them aligned, and bf16 may not be.
     return _source(parts | {"paired": parts["paired"] and counting}, kernel.problem, counting)
 
 
 def update_source(update: Update) -> Source:
-    """The same for an update that was read from a graph."""
+    """Return the source of an update that was read from a graph."""
     problem = {"template": "update", **vars(update)}
     return _source(parts_of_update(update) | {"paired": False}, problem, counting=True)
 
 
 def _source(parts: dict[str, Any], problem: dict[str, Any], counting: bool) -> Source:
     lines = ("before_lines", "update_lines", "ratio_lines")
-    parts |= {name: [(n, _typed(value)) for n, value in parts[name]] for name in lines}
+    parts |= {name: [(n, _type_literals(value)) for n, value in parts[name]] for name in lines}
     names = [*["scalars"] * counting, *["before", "ratios"] * bool(parts["norms"]), "update"]
     types = {kind for _, kind in parts["columns"]} | {*parts["held"].values(), parts["counted"]}
     doubles = counting or parts["real"] == "double"
@@ -83,15 +86,15 @@ def _source(parts: dict[str, Any], problem: dict[str, Any], counting: bool) -> S
     )
 
 
-def _typed(line: str) -> str:
-    """Numbers in it have the type of the arithmetic, not C++'s fp64, which a GPU may lack."""
+def _type_literals(line: str) -> str:
+    """Give literals in a line the arithmetic's type, not C++'s fp64, which a GPU may lack."""
     return re.sub(r"(?<![\w.])(\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+)", r"Real(\1)", line)
 
 
 class Step:
-    """Those kernels on a device. Raises `NotBuiltError`.
+    """The kernels of a step on a device. Raises `NotBuiltError`.
 
-    `scalars` are how many a row has, of the dtype `real`.
+    `scalars` is the number of scalars of a row, of the dtype `real`.
     """
 
     def __init__(self, source: Source, parts: Mapping[str, Any], device: torch.device) -> None:
@@ -102,7 +105,7 @@ class Step:
         except (SyclError, DeviceError) as error:
             raise NotBuiltError(f"a SYCL kernel is not to be had: {error}") from error
         self._device, self.real = device, REALS[parts["real"]]
-        self.scalars = max(1, len(parts["scalars"]))  # no struct has nothing in it
+        self.scalars = max(1, len(parts["scalars"]))  # a struct is never empty
         self._norms = len(parts["norms"])
         # Of the CPU one vector: several each go through the chunk (64 took three times as long).
         self._group = self._on.facts["vector"] if self._on.waits else GROUP
@@ -110,11 +113,20 @@ class Step:
     def __call__(
         self, rows: int, row_count: int, chunks: int, chunk_count: int, numbers: int, _: int = 0
     ) -> None:
-        """As C++'s `step`, of which it counts them; it uses the threads that it has."""
+        """Run the step on host tables, with the argument order of C++'s `step`.
+
+        Args:
+            rows: address of the table of rows.
+            row_count: the number of rows.
+            chunks: address of the table of chunks.
+            chunk_count: the number of chunks.
+            numbers: address of the groups' numbers.
+            _: the number of threads in C++, unused: SYCL uses its own threads.
+        """
         self.run(rows, row_count, chunks, chunk_count, self.table(row_count), numbers)
 
     def table(self, rows: int) -> Tensor:
-        """Room for the scalars of so many."""
+        """Return uninitialised memory for the scalars of that many rows."""
         return torch.empty(rows * self.scalars, dtype=self.real, device=self._device)
 
     def run(
@@ -126,9 +138,18 @@ class Step:
         table: Tensor,
         numbers: Tensor | int = 0,
     ) -> None:
-        """On tables that the device reads; that of scalars is made of `numbers`, or is whole."""
+        """Run the step on tables that the device reads.
+
+        Args:
+            rows: the table of rows, or its address.
+            row_count: the number of rows.
+            chunks: the table of chunks, or its address.
+            chunk_count: the number of chunks.
+            table: the scalars of each row, written by the kernel `scalars` or complete already.
+            numbers: the groups' numbers, or their address, from which `scalars` computes the table.
+        """
         parts = torch.empty(chunk_count * max(1, self._norms), dtype=self.real, device=self._device)
-        given: dict[str, tuple[Tensor | float, ...]] = {
+        arguments: dict[str, tuple[Tensor | float, ...]] = {
             "scalars": (rows, row_count, numbers, table),
             "before": (rows, chunks, table, parts),
             "ratios": (chunks, chunk_count, row_count, table, parts),
@@ -139,16 +160,17 @@ class Step:
             group = ROWS if a_row else self._group
             whole = -(-row_count // ROWS) * ROWS if a_row else chunk_count * group
             if whole:  # tensors without elements have steps too
-                kernel.enqueue(given[kernel.name], (whole,), (group,))
+                kernel.enqueue(arguments[kernel.name], (whole,), (group,))
         if self._on.waits:
             self._on.wait()
 
 
 class Sent:
-    """A table where kernels of a device read it, sent there when it is another than the last.
+    """A table in a device's memory, copied again only if its values have changed.
 
-    The host does not wait for it: torch copies to an Intel GPU from memory of its own. On another
-    stream it is sent again, as neither the copy nor the allocator would wait for that one.
+    The host does not wait for the copy: torch copies to an Intel GPU from memory of its own. On
+    another stream the table is copied again, as neither the copy nor the allocator would wait for
+    that stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -157,10 +179,12 @@ class Sent:
         self._there = torch.empty(0)
 
     def __call__(self, table: "array[Any]") -> Tensor:
-        """Where it is, for kernels that are launched on the current stream."""
+        """Return the table on the device, for kernels launched on the current stream."""
         if self._known != (queue := self._on.queue, table):
             self._known = queue, table[:]
             dtype = {"q": torch.int64, "d": torch.float64}[table.typecode]
-            here = torch.frombuffer(table[:], dtype=dtype) if table else torch.empty(0, dtype=dtype)
-            self._there = here.to(self._device, non_blocking=True)
+            host_table = (
+                torch.frombuffer(table[:], dtype=dtype) if table else torch.empty(0, dtype=dtype)
+            )
+            self._there = host_table.to(self._device, non_blocking=True)
         return self._there

@@ -1,4 +1,4 @@
-"""How products are cut, by architecture: the shapes of matrix engines, and blocks as tables."""
+"""Tilings of GEMMs by architecture: the shapes of matrix engines, and tables of blocks."""
 
 from dataclasses import dataclass, replace
 
@@ -8,11 +8,11 @@ LARGE = "-ze-opt-large-register-file"  # 256 registers a thread on Intel's GPUs,
 
 @dataclass(frozen=True)
 class Tile:
-    """A sub-group of SG lanes makes MT x NT tiles of TM x TN sums, TK terms at a time.
+    """The work of a sub-group: SG lanes compute MT x NT tiles of TM x TN sums, TK of K at a time.
 
-    SGM x SGN sub-groups are a work-group; it gathers STEP terms of its rows at a time. `matrix`:
-    by a matrix engine, whose shape TM, TN and TK are; `dots`: by a CPU's products of pairs of bf16,
-    a vector for a row of a tile; otherwise a lane has a column. TM is 1 but for engines.
+    SGM x SGN sub-groups are a work-group, which gathers STEP of K of its rows at a time. `matrix`:
+    by a matrix engine, whose shape is TM, TN and TK; `dots`: by a CPU's products of pairs of bf16,
+    a vector for a row of a tile; otherwise a lane has a column. TM is 1 except for engines.
     """
 
     TM: int
@@ -30,23 +30,23 @@ class Tile:
 
     @property
     def rows(self) -> int:
-        """Of a work-group."""
+        """Return the rows (M) of a work-group."""
         return self.TM * self.MT * self.SGM
 
     @property
     def columns(self) -> int:
-        """Of a work-group."""
+        """Return the columns (N) of a work-group."""
         return self.TN * self.NT * self.SGN
 
     @property
     def block(self) -> str:
-        """Its name, as graphs and records have it: `4x4 by 4x4` tiles and sub-groups."""
+        """Return the name in graphs and records: `4x4 by 4x4` tiles and sub-groups."""
         lanes = "" if self.matrix else " in pairs" if self.dots else " in lanes"
         return f"{self.MT}x{self.NT} by {self.SGM}x{self.SGN}{lanes}"
 
     @property
     def pairs(self) -> bool:
-        """Whether it may hold the sums of two products; `dots` has memory for those of one."""
+        """Return whether the sums of two GEMMs fit (GLU); `dots` has memory for one GEMM."""
         if self.dots:
             return False
         most = MOST_PAIRED[self.TN if self.matrix else 0] * (1 + self.large)
@@ -55,15 +55,15 @@ class Tile:
 
     @property
     def threads(self) -> int:
-        """Work-items of a work-group."""
+        """Return the work-items of a work-group."""
         return self.SGM * self.SGN * self.SG
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A matrix engine: rows, columns and lanes; the bytes of a row that it multiplies at a time.
+    """A matrix engine: rows, columns, lanes, and `depth`, the bytes of a row per multiplication.
 
-    `blocks` are those of `Tile`: MT, NT, SGM, SGN, large.
+    `blocks` are fields of `Tile`: MT, NT, SGM, SGN, large.
     """
 
     rows: int
@@ -78,7 +78,7 @@ class Engine:
 # architecture (`make sycl-aot`) and within its local memory; their speed was measured nowhere.
 WIDE_BLOCKS = ((4, 4, 4, 4, True), (4, 2, 4, 4, False), (2, 2, 2, 4, False), (1, 2, 1, 4, False))
 NARROW_BLOCKS = ((4, 2, 4, 4, True), (2, 2, 4, 4, False), (1, 2, 1, 4, False))
-# Derived too, for what no engine multiplies: fp32, and terms that do not fill a step.
+# Derived too, for GEMMs without an engine: fp32, and a K that does not fill a step.
 XE_LANES = ((8, 2, 2, 4, False), (4, 2, 4, 2, False), (1, 2, 1, 4, False))
 # Of AMX the driver's compiler crashes on more rows than columns, and on 4 x 4.
 AMX_BLOCKS = ((2, 2, 1, 1, False), (1, 2, 1, 1, False))
@@ -102,7 +102,7 @@ ENGINES = {
     "xe:20.1": XE_WIDE,  # BMG
     "xe:20.4": XE_WIDE,  # LNL
     "xe:30.0": XE_WIDE,  # PTL
-    CPU: AMX,  # where it has that
+    CPU: AMX,  # if the CPU has it
 }
 NAMES = {
     "pvc": "xe:12.60",
@@ -114,23 +114,29 @@ NAMES = {
 }
 
 LANES = 16
-XE_STEP, CPU_STEP = 32, 256  # terms that are gathered at a time
-DOTS_STEP = 32  # terms between which sums lie in memory
+XE_STEP, CPU_STEP = 32, 256  # elements of K that are gathered at a time
+DOTS_STEP = 32  # elements of K after which sums are stored to memory
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of a number."""
+    """Return the bytes of an element."""
     return {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}[dtype]
 
 
 def tiles(
     arch: str, dtype: str, matrix: bool = True, vector: int = 16, dots: bool = False
 ) -> tuple[Tile, ...]:
-    """Those for products of `dtype` on an architecture, the widest first.
+    """Return the tiles for GEMMs of `dtype` on an architecture, the widest first.
 
-    With `matrix` its engine's come before those without, if it has one for that type; `vector`:
-    the floats that a CPU adds at once; `dots`: whether it multiplies pairs of bf16. Raises
-    `KeyError` for an architecture that the tables lack.
+    Args:
+        arch: the architecture.
+        dtype: the dtype's name in kernels, such as `bf16`.
+        matrix: put the matrix engine's tiles first, if there is one for the dtype.
+        vector: the floats in a vector register of a CPU.
+        dots: whether a CPU multiplies pairs of bf16.
+
+    Raises:
+        KeyError: if the tables lack the architecture.
     """
     engine = ENGINES[arch]
     on_cpu = CPU_LANES[16 if vector >= 16 else 8], CPU_STEP
@@ -145,19 +151,19 @@ def tiles(
         STEP=max(step, engine.depth),
         matrix=True,
     )
-    found = [(shape, block) for block in engine.blocks if matrix and dtype in engine.dtypes]
+    shapes = [(shape, block) for block in engine.blocks if matrix and dtype in engine.dtypes]
     if dots and dtype == "bf16" and arch == CPU and vector >= 16:
         pairs = replace(few, TK=DOTS_STEP, dots=True)
-        found += [(pairs, block) for block in CPU_DOTS]
-    found += [(few, block) for block in lanes]
+        shapes += [(pairs, block) for block in CPU_DOTS]
+    shapes += [(few, block) for block in lanes]
     return tuple(
         replace(tile, MT=m, NT=n, SGM=down, SGN=across, large=large)
-        for tile, (m, n, down, across, large) in found
+        for tile, (m, n, down, across, large) in shapes
     )
 
 
 def blocks() -> tuple[str, ...]:
-    """The names of all that are for Intel's GPUs."""
+    """Return the names of all tiles for Intel GPUs."""
     archs = (arch for arch in ENGINES if arch != CPU)
-    found = (tile.block for arch in archs for tile in tiles(arch, "bf16"))
-    return tuple(dict.fromkeys(found))
+    names = (tile.block for arch in archs for tile in tiles(arch, "bf16"))
+    return tuple(dict.fromkeys(names))

@@ -1,4 +1,4 @@
-"""Intel's SYCL as pip has installed it: where its library and headers are, and which version."""
+"""Intel's SYCL as installed by pip: its library, its headers and its version."""
 
 import functools
 import re
@@ -12,13 +12,13 @@ from ipex_inductor.errors import SyclAbsentError
 RUNTIME, CPU_DRIVER = "intel-sycl-rt", "intel-opencl-rt"
 INSTALL = 'pip install "ipex-inductor[sycl-cpu]", or [sycl] for Intel GPUs alone'
 VERSIONS = {"libsycl.so.8": "2025.3.*", "libsycl.so.9": "2026.*"}  # of the runtime, by soname
-# What its compiler must be told: the first of these looks for a library that no wheel has.
+# Options that the compiler needs, by soname: without it 8 looks for a library that no wheel has.
 OPTIONS = {"libsycl.so.8": ("-fno-sycl-device-lib=all",)}
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """An installed SYCL: `library` is its libsycl, `cpu` the CPU's driver, if that is there."""
+    """An installed SYCL: `library` is its libsycl, `cpu` the CPU's driver, if installed."""
 
     version: str
     library: Path
@@ -27,68 +27,68 @@ class Runtime:
 
     @property
     def soname(self) -> str:
-        """As the loader knows it: `libsycl.so.9`."""
+        """Return the library's name for the loader: `libsycl.so.9`."""
         return self.library.name
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What its compiler must be told always."""
+        """Return the options that the compiler always needs."""
         return OPTIONS.get(self.soname, ())
 
     @property
     def include(self) -> Path:
-        """The headers, which the wheel puts beside its libraries."""
+        """Return the folder of the headers, which the wheel puts beside its libraries."""
         return self.library.parents[1] / "include"
 
     @property
     def named(self) -> str:
-        """As keys name it."""
+        """Return the name in cache keys."""
         return f"{self.soname} of {RUNTIME} {self.version}"
 
 
 @functools.cache
 def runtime() -> Runtime:
-    """What is installed. Raises `SyclAbsentError`."""
-    found = _installed(RUNTIME, r"libsycl\.so\.\d+")
-    if found is None:
+    """Return the installed SYCL. Raises `SyclAbsentError`."""
+    package = _find_package(RUNTIME, r"libsycl\.so\.\d+")
+    if package is None:
         raise SyclAbsentError(f"the package {RUNTIME}", "none installed", f"{INSTALL}.")
-    version, library = found
+    version, library = package
     if library is None:
-        todo = f"pip install --force-reinstall {RUNTIME}=={version}"
-        raise SyclAbsentError("SYCL's library", f"{RUNTIME} {version} without it", todo)
-    cpu_version, cpu = _installed(CPU_DRIVER, r"libintelocl\.so") or ("", None)
+        remedy = f"pip install --force-reinstall {RUNTIME}=={version}"
+        raise SyclAbsentError("SYCL's library", f"{RUNTIME} {version} without it", remedy)
+    cpu_version, cpu = _find_package(CPU_DRIVER, r"libintelocl\.so") or ("", None)
     return Runtime(version, library, cpu, cpu_version)
 
 
 def is_installed() -> bool:
-    """Whether its package is there, whole or not."""
-    return _installed(RUNTIME, "") is not None
+    """Return whether SYCL's package is installed, complete or not."""
+    return _find_package(RUNTIME, "") is not None
 
 
-def check_process(here: Runtime) -> None:
-    """Raise `SyclAbsentError` where another SYCL is loaded: neither knows the other's queues."""
+def check_process(installed: Runtime) -> None:
+    """Raise `SyclAbsentError` if another SYCL is loaded, as queues would not be shared."""
     for file in mapped("libsycl.so."):
         soname = ".".join(file.name.split(".")[:3])
-        if soname != here.soname:
-            came = f"{file} in this process (torch's), and {here.named} installed"
-            todo = f'pip install "{RUNTIME}=={VERSIONS.get(soname, f"the one of {soname}")}"'
-            raise SyclAbsentError("one SYCL", came, todo)
+        if soname != installed.soname:
+            conflict = f"{file} in this process (torch's), and {installed.named} installed"
+            remedy = f'pip install "{RUNTIME}=={VERSIONS.get(soname, f"the one of {soname}")}"'
+            raise SyclAbsentError("one SYCL", conflict, remedy)
 
 
 def mapped(prefix: str) -> Iterator[Path]:
-    """The files in this process's memory whose names begin so."""
+    """Yield the files mapped into this process whose names begin with `prefix`."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     files = {Path(fields[5]) for line in lines if len(fields := line.split(maxsplit=5)) == 6}
     yield from (file for file in sorted(files) if file.name.startswith(prefix))
 
 
-def _installed(package: str, name: str) -> tuple[str, Path | None] | None:
-    """The version of a package, and its file of that name; None if it is not installed."""
+def _find_package(package: str, name: str) -> tuple[str, Path | None] | None:
+    """Return the version of a package and its file of that name; None if not installed."""
     try:
-        installed = metadata.distribution(package)
+        package_files = metadata.distribution(package)
     except metadata.PackageNotFoundError:
         return None
     # `files` would make an object of each of some thousand headers.
-    listed = re.search(rf"^(.*/{name}),", installed.read_text("RECORD") or "", re.MULTILINE)
-    file = Path(str(installed.locate_file(listed[1]))).resolve() if listed else None
-    return installed.version, file if file and file.is_file() else None
+    record = re.search(rf"^(.*/{name}),", package_files.read_text("RECORD") or "", re.MULTILINE)
+    file = Path(str(package_files.locate_file(record[1]))).resolve() if record else None
+    return package_files.version, file if file and file.is_file() else None

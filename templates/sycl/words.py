@@ -1,4 +1,4 @@
-"""The words of `ops/epilogue.py` in C++: a float `x`, and two scalars where they take any."""
+"""The operations of `ops/epilogue.py` in C++: on a float `x`, with up to two scalars."""
 
 from collections.abc import Sequence
 
@@ -32,7 +32,7 @@ GATED = "gated"
 
 
 def functions(binary: str, unary: str) -> str:
-    """Definitions of `binary(x, other)` and `unary(x, first, second)`."""
+    """Return definitions of `binary(x, other)` and `unary(x, first, second)`."""
     return (
         f"static inline float binary(float x, float other) {{ return {BINARY[binary]}; }}\n"
         "static inline float unary(float x, float first, float second) "
@@ -41,10 +41,13 @@ def functions(binary: str, unary: str) -> str:
 
 
 def scalars(unary: str, given: Sequence[float]) -> tuple[float, float]:
-    """What `unary` takes besides x. Raises `ArgumentError` for more than that, or fewer."""
-    usual = USUAL.get(unary, ())
-    count = max(len(usual), unary == "pow")
+    """Return the two scalars of `unary`, torch's defaults if not given.
+
+    Raises `ArgumentError` for too many of them, or too few.
+    """
+    defaults = USUAL.get(unary, ())
+    count = max(len(defaults), unary == "pow")
     if len(given) > count or (unary == "pow" and not given):
         raise ArgumentError(f"{count} scalars of {unary}", f"{[*given]}", "See ops/epilogue.py.")
-    first, second = (*given, *usual[len(given) :], 0.0, 0.0)[:2]
+    first, second = (*given, *defaults[len(given) :], 0.0, 0.0)[:2]
     return first, second

@@ -1,4 +1,4 @@
-"""SYCL's source to code, in a process of its own: Intel's compiler may end it, or never end."""
+"""SYCL source compiled in a separate process: Intel's compiler may end it, or never finish."""
 
 import json
 import signal
@@ -15,15 +15,15 @@ from ipex_inductor.templates.sycl import shim, wheels
 from ipex_inductor.templates.sycl.source import Source
 
 COMMAND = (sys.executable, "-P", "-m", "ipex_inductor.templates.sycl.child")
-# Kernels of a source stay together, though one needs fp64 and another does not, and keep arguments
-# that they do not read, which 2025.3 takes from them.
+# Kernels of a source stay in one module, though one may need fp64 and another not. They keep unread
+# arguments, which 2025.3 would remove.
 ALWAYS = ("-fsycl-device-code-split=off", "-fno-sycl-dead-args-optimization")
 PATIENCE = 120.0  # seconds; a template takes one
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """SPIR-V, for all devices, and what one device runs of it, if that was asked for."""
+    """SPIR-V, for all devices, and the native code of one device, if requested."""
 
     spirv: bytes
     native: bytes
@@ -36,28 +36,40 @@ def compiled(
     native: bool = True,
     patience: float = PATIENCE,
 ) -> Compiled:
-    """`source` by the compiler for a device like that, as `Shim.devices` describes them.
+    """Return `source` compiled for a device like `device`, as `Shim.devices` describes it.
 
-    `native`: for the device itself too. Raises `SyclCompileError` where the compiler refuses the
-    source, crashes, or takes longer than `patience`; `SyclAbsentError`.
+    Args:
+        source: the rendered source.
+        device: the facts of the device.
+        native: compile for the device itself too.
+        patience: seconds.
+
+    Raises:
+        SyclCompileError: if the compiler refuses the source, crashes, or takes longer than
+            `patience`.
+        SyclAbsentError: if SYCL is missing.
     """
-    here = wheels.runtime()
+    runtime = wheels.runtime()
     with tempfile.TemporaryDirectory() as folder:
         task = {
-            "libsycl": str(here.library),
+            "libsycl": str(runtime.library),
             "shim": str(shim.written(folder)),
-            "cpu": str(here.cpu) if here.cpu else None,
+            "cpu": str(runtime.cpu) if runtime.cpu else None,
             "device": {"name": device["name"], "backend": device["backend"]},
             "text": source.text,
-            "options": (*ALWAYS, *here.options, *source.options),
+            "options": (*ALWAYS, *runtime.options, *source.options),
             "native": " ".join(source.native) if native else None,
         }
         _run(source, folder, json.dumps(task), patience)
-        said = json.loads(Path(folder, "said.json").read_text())
-        if said["error"]:
-            raise _refused(source, said["error"].splitlines(), f"{said['error']}\n{said['log']}")
-        made = {name: Path(folder, name).read_bytes() for name in ("spirv", "native")[: 1 + native]}
-        return Compiled(made["spirv"], made.get("native", b""), said["log"])
+        report = json.loads(Path(folder, "said.json").read_text())
+        if report["error"]:
+            raise _compile_error(
+                source, report["error"].splitlines(), f"{report['error']}\n{report['log']}"
+            )
+        outputs = {
+            name: Path(folder, name).read_bytes() for name in ("spirv", "native")[: 1 + native]
+        }
+        return Compiled(outputs["spirv"], outputs.get("native", b""), report["log"])
 
 
 def _run(source: Source, folder: str, task: str, patience: float) -> None:
@@ -72,19 +84,19 @@ def _run(source: Source, folder: str, task: str, patience: float) -> None:
             start_new_session=True,  # Ctrl-C is the parent's to handle
         )
     except subprocess.TimeoutExpired as error:
-        came = f"none after {patience:g} seconds"
-        raise _error(source, came, "It was ended.", str(error.stderr or "")) from None
+        failure = f"none after {patience:g} seconds"
+        raise _error(source, failure, "It was ended.", str(error.stderr or "")) from None
     if done.returncode:
         crashed = done.returncode < 0
-        how = signal.Signals(-done.returncode).name if crashed else f"status {done.returncode}"
-        todo = "The process was its own." if crashed else done.stderr.strip().rpartition("\n")[2]
-        raise _error(source, f"an end of the compiler by {how}", todo, done.stderr)
+        ending = signal.Signals(-done.returncode).name if crashed else f"status {done.returncode}"
+        remedy = "The process was its own." if crashed else done.stderr.strip().rpartition("\n")[2]
+        raise _error(source, f"an end of the compiler by {ending}", remedy, done.stderr)
 
 
-def _refused(source: Source, lines: list[str], log: str) -> SyclCompileError:
-    said = next((line.strip() for line in lines if "error" in line), lines[0])
-    return _error(source, said, "The log has the rest.", log)
+def _compile_error(source: Source, lines: list[str], log: str) -> SyclCompileError:
+    message = next((line.strip() for line in lines if "error" in line), lines[0])
+    return _error(source, message, "The log has the rest.", log)
 
 
-def _error(source: Source, came: str, todo: str, log: str) -> SyclCompileError:
-    return SyclCompileError(f"code of {source.named}", came, todo, log)
+def _error(source: Source, failure: str, remedy: str, log: str) -> SyclCompileError:
+    return SyclCompileError(f"code of {source.named}", failure, remedy, log)

@@ -1,6 +1,6 @@
-"""What native code for Intel's GPUs says of itself: its `.ze_info`, and what must hold of it.
+"""The `.ze_info` of native code for Intel GPUs, and the limits that it must keep.
 
-The file is ELF; the section is YAML of a fixed form, of which a few plain fields are read.
+The file is ELF; the section is YAML of a fixed form, from which a few plain fields are read.
 """
 
 import re
@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from ipex_inductor.target.device import Target
 
 _HEADER, _SECTION = "<QIHHHHHH", "<IIQQQQIIQQ"  # from e_shoff on; a section's header
-_NONE = "Intel_Symbol_Table_Void_Program"  # stands for what lies outside of kernels
+_NONE = "Intel_Symbol_Table_Void_Program"  # the name of the entry for everything outside of kernels
 MOST_REGISTERS = 256
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Of one kernel: bytes but for lanes, registers of a thread, and whether it has such code."""
+    """Facts of a kernel: sizes in bytes, except the lanes and the registers of a thread.
+
+    `engine`: whether the code uses the matrix engine; `stack_calls`: whether it calls by a stack.
+    """
 
     kernel: str
     lanes: int
@@ -28,7 +31,10 @@ class Facts:
     stack_calls: bool
 
     def wrong(self, target: Target, engine: bool) -> str:
-        """Why this is not fit for `target`, or ""; `engine`: its matrix engine was promised."""
+        """Return why the kernel is not fit for `target`, or "".
+
+        `engine`: whether it is required to use the matrix engine.
+        """
         rules = {
             f"spills {self.spilled} bytes": self.spilled > 0,
             f"has {self.private} bytes of private memory": self.private > 0,
@@ -37,11 +43,11 @@ class Facts:
             f"needs {self.registers} registers": self.registers > MOST_REGISTERS,
             f"needs {self.local} bytes of local memory": self.local > (target.shared_memory or 0),
         }
-        return "; ".join(said for said, found in rules.items() if found)
+        return "; ".join(reason for reason, is_broken in rules.items() if is_broken)
 
 
 def facts(code: bytes) -> tuple[Facts, ...]:
-    """Of each kernel in it. Raises `ValueError` for what is no such file."""
+    """Return the facts of each kernel in native code. Raises `ValueError` for another file."""
     info = _sections(code).get(".ze_info")
     if info is None:
         raise ValueError("no native code for Intel's GPUs: no section .ze_info")
@@ -55,11 +61,11 @@ def _kernels(info: str) -> list[str]:
 
 
 def _facts(kernel: str) -> Facts:
-    about = kernel.partition("payload_arguments:")[0]
-    said = dict(re.findall(r"^ {6}(\w+): +(\S+)$", about, re.MULTILINE))
+    header = kernel.partition("payload_arguments:")[0]
+    fields = dict(re.findall(r"^ {6}(\w+): +(\S+)$", header, re.MULTILINE))
 
     def number(name: str) -> int:
-        return int(said.get(name, 0))
+        return int(fields.get(name, 0))
 
     return Facts(
         kernel.split(maxsplit=1)[0],
@@ -68,8 +74,8 @@ def _facts(kernel: str) -> Facts:
         number("slm_size"),
         number("spill_size"),
         number("private_size"),
-        said.get("has_dpas") == "true",
-        said.get("has_stack_calls") == "true",
+        fields.get("has_dpas") == "true",
+        fields.get("has_stack_calls") == "true",
     )
 
 

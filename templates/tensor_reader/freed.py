@@ -1,8 +1,8 @@
-"""Weights on the CPU whose data is freed while they stay what they are in all else.
+"""CPU weights whose released storage leaves shape, strides and identity as they were.
 
-Shape, strides and identity stay, so what Dynamo guards holds; whoever asks for the data, torch's
-ops, `copy_` and `torch.save` too, gets a `RuntimeError` of `WORDS`. `p.data = ...`,
-`load_state_dict(..., assign=True)` and `swap_tensors` give a weight data again.
+Dynamo's guards therefore still hold. Any access to the data, by torch's ops, `copy_` and
+`torch.save` too, raises a `RuntimeError` of `WORDS`. `p.data = ...`, `load_state_dict(...,
+assign=True)` and `swap_tensors` give a weight data again.
 """
 
 import ctypes
@@ -22,28 +22,32 @@ WORDS = (
     "expected a weight with data; got one that is packed for a compiled graph and whose plain data "
     f"is freed. {TODO}"
 )
-_open_storage = torch.Tensor.untyped_storage  # as it is before accesses to weights are noted
-_freed: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # by where the storage lies
+_open_storage = torch.Tensor.untyped_storage  # torch's own, before accesses to weights are tracked
+_freed: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # by the storage's address
 
 
 def any_is() -> bool:
-    """Whether there is such a weight in this process."""
+    """Return whether this process has a weight with released storage."""
     return bool(_freed)
 
 
 def is_freed(weight: torch.Tensor) -> bool:
-    """Whether it is one."""
+    """Return whether the storage of a weight is released."""
     return bool(_freed) and _open_storage(weight)._cdata in _freed
 
 
 def address(weight: torch.Tensor) -> int:
-    """Where its data lies; of one without, a number that its storage has alone."""
+    """Return the address of a weight's data; if released, a number unique to its storage."""
     return -_open_storage(weight)._cdata if is_freed(weight) else weight.data_ptr()
 
 
 def free(weights: Sequence[torch.Tensor]) -> str:
-    """Free the data of all of them, or of none and say why. No op of another thread may read it."""
-    storages = [_open_storage(weight) for weight in weights]  # held: their holders are counted
+    """Release the storage of all weights, or of none; return "" or the reason.
+
+    No op of another thread may read the weights meanwhile.
+    """
+    # Kept alive, as references to them are counted.
+    storages = [_open_storage(weight) for weight in weights]
     try:
         if not all(map(_is_alone, weights)):
             return "another tensor has a part of them, or they are not the CPU's own"
@@ -57,14 +61,14 @@ def free(weights: Sequence[torch.Tensor]) -> str:
 
 
 def _is_alone(weight: torch.Tensor) -> bool:
-    """Whether all of its storage is its own, and that is on the CPU."""
+    """Return whether a weight is a plain CPU tensor that alone owns all of its storage."""
     whole = _open_storage(weight).nbytes() == weight.nbytes > 0 and weight.device.type == "cpu"
     plain = type(weight) in (torch.Tensor, torch.nn.Parameter) and not is_freed(weight)
     return whole and plain and _holders(weight) == _holders_of_one()
 
 
 def _holders(weight: torch.Tensor) -> int:
-    held = _open_storage(weight)  # in Python, of which torch may count the object
+    held = _open_storage(weight)  # its Python object may count as a reference
     count: int = _library().holders(id(weight), _place())
     del held
     return count
@@ -72,7 +76,7 @@ def _holders(weight: torch.Tensor) -> int:
 
 @functools.cache
 def _holders_of_one() -> int:
-    """Of a storage that one tensor has."""
+    """Return the number of references to a storage that a single tensor owns."""
     return _holders(torch.nn.Parameter(torch.zeros(8, device="cpu")))
 
 
@@ -83,7 +87,7 @@ def _place() -> int:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """Raises `NotBuiltError`."""
+    """Return the library of freed.cpp. Raises `NotBuiltError`."""
     source = Path(__file__).with_name("freed.cpp").read_text
     library = load(source, pairs({"template": "freed weights"}), with_torch=True)
     address, place = ctypes.c_void_p, ctypes.c_int64

@@ -1,6 +1,6 @@
-"""Facts about hundreds of tensors in one call of C++, which Python would ask for one by one.
+"""Facts about hundreds of tensors read by one call of C++, instead of one by one from Python.
 
-And the steps they count, which lie in as many places.
+The step counters of optimizers, each in a place of its own, are read and written too.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ from ipex_inductor.templates.tensor_reader import fields
 GRADIENT = "_ZNK3c1010TensorImpl4gradEv"  # c10::TensorImpl::grad() const
 # torch::autograd::impl::bump_version(const at::Tensor&)
 BUMP = "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"
-# `Torch`, in its order: its stable C interface, and what else it exports, tried before it is used.
+# `Torch` of look.cpp, in order: torch's stable C interface, and other exports, verified before use.
 ASKED = (
     *("aoti_torch_get_data_ptr", "aoti_torch_get_layout"),
     *("aoti_torch_assign_tensors", GRADIENT),
@@ -32,20 +32,23 @@ _CELLS = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double)
 
 
 class Seen(NamedTuple):
-    """What was read: types, dtypes, sizes, strides, addresses; of a gradient what a vector needs.
+    """Facts read from tensors: types, dtypes, sizes, strides and addresses.
 
-    `facts` are bytes, those that were `known`, if they are the same. `held` are parameters that
-    have a gradient, and then states; `gradients` stay in memory as long as what is here for them.
+    Of gradients they hold what vectorised access needs.
+
+    `facts` are bytes, the object passed as `known` if they are equal. `held` are the parameters
+    with a gradient, and then states; `gradients` keeps the gradients in memory as long as this
+    exists.
     """
 
     facts: bytes
-    addresses: "array[int]"  # of gradients
+    addresses: "array[int]"  # addresses of gradients
     held: list[Tensor]
     gradients: object
 
 
 class Reader:
-    """The library. Raises `NotBuiltError`."""
+    """The library of look.cpp. Raises `NotBuiltError`."""
 
     def __init__(self) -> None:
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
@@ -53,25 +56,35 @@ class Reader:
         source = Path(__file__).with_name("look.cpp").read_text
         library = load(source, pairs({"template": "look"}), portable=True)
         try:
-            theirs = ctypes.CDLL(torch._C.__file__)  # and what it is linked with
-            asked = [address_of(getattr(theirs, name)) for name in ASKED]
-            strided = theirs.aoti_torch_layout_strided()
+            # It includes the libraries that it is linked with.
+            torch_library = ctypes.CDLL(torch._C.__file__)
+            functions = [address_of(getattr(torch_library, name)) for name in ASKED]
+            strided = torch_library.aoti_torch_layout_strided()
         except (AttributeError, OSError) as error:
             raise NotBuiltError(f"torch's C interface is not to be had: {error}") from error
-        self._torch = array("q", (*asked, address_of(getattr(theirs, BUMP, 0))))
-        known = map(id, (None, Tensor, nn.Parameter, GRAD))
-        where = fields.place_of_impl(), *fields.negative_key(), fields.python_object(theirs)
-        found = *where, _undefined(theirs), fields.dtype(), fields.dimensions()
-        self._words = array("q", (*known, strided, *found))
-        self._places = [each.buffer_info()[0] for each in (self._torch, self._words)]
-        pointer, thing = ctypes.c_void_p, ctypes.py_object
-        prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[thing] * 6)
-        self._look = prototype(address_of(library.look))  # holds Python's lock
-        prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[thing] * 9)
+        self._torch = array("q", (*functions, address_of(getattr(torch_library, BUMP, 0))))
+        objects = map(id, (None, Tensor, nn.Parameter, GRAD))
+        key_places = (
+            fields.place_of_impl(),
+            *fields.negative_key(),
+            fields.python_object(torch_library),
+        )
+        offsets = (
+            *key_places,
+            _find_undefined_gradient(torch_library),
+            fields.dtype(),
+            fields.dimensions(),
+        )
+        self._words = array("q", (*objects, strided, *offsets))
+        self._places = [table.buffer_info()[0] for table in (self._torch, self._words)]
+        pointer, py_object = ctypes.c_void_p, ctypes.py_object
+        prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[py_object] * 6)
+        self._look = prototype(address_of(library.look))  # called with Python's lock held
+        prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[py_object] * 9)
         self._again = prototype(address_of(library.again))
-        prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[thing] * 3)
+        prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[py_object] * 3)
         self._tell = prototype(address_of(library.tell))
-        prototype = ctypes.PYFUNCTYPE(ctypes.c_int64, pointer, pointer, thing)
+        prototype = ctypes.PYFUNCTYPE(ctypes.c_int64, pointer, pointer, py_object)
         bump = functools.partial(prototype(address_of(library.bump)), *self._places)
         self._bump = bump if self._torch[-1] and _bumps(bump) else None
         self._are, self._become = library.are, library.become
@@ -86,21 +99,28 @@ class Reader:
         state: dict[Tensor, Any],
         known: bytes,
     ) -> Seen | None:
-        """Read groups of parameters with their gradients, of each that has one the states by name.
+        """Read parameters with their gradients and, for each with a gradient, its states by name.
 
-        None for what is no plain tensor of plain memory, or a gradient that is negated when it is
-        read, or a state that is not there.
+        Args:
+            groups: the parameters of each group.
+            names: the names of the states of each group.
+            state: the optimizer's state by parameter.
+            known: the facts of the last call, or no bytes.
+
+        Returns:
+            None if a tensor is not plain or its memory is not, if a gradient is negated when it is
+            read, or if a state is missing.
         """
         held: list[Tensor] = []
-        told: list[Any] = []
-        if not self._look(*self._places, groups, names, state, known, held, told):
+        results: list[Any] = []
+        if not self._look(*self._places, groups, names, state, known, held, results):
             return None
-        facts, addresses, gradients = told
+        facts, addresses, gradients = results
         return Seen(facts, array("q", addresses), held, gradients)
 
     @property
     def counts(self) -> bool:
-        """Whether versions are counted here, which `again` does."""
+        """Return whether the library can count versions, which `again` does."""
         return self._bump is not None
 
     def again(
@@ -114,72 +134,93 @@ class Reader:
         turns: bytes,
         addresses: bytes,
     ) -> list[Any] | None:
-        """Whether facts are the `known` ones, and steps as far as `turns` have them, by address.
+        """Check that the facts equal `known` and that the steps are as far as `turns` record them.
 
-        If so, versions are counted of all that a step writes. What there is then is what gradients
-        stay in memory with; and their addresses, if they moved from there. With `held`, which the
-        groups must hold too, all turns are taken where nothing moved, and there is nothing then.
-        Raises `DeviceError` for what the driver says.
+        If so, the version of everything that a step writes is counted. With `held`, which the
+        groups must hold too, all turns are launched if nothing moved.
+
+        Args:
+            groups: the optimizer's parameter groups.
+            held: the groups whose values must be unchanged, or None.
+            params: the parameters of each group.
+            names: the names of the states of each group.
+            state: the optimizer's state by parameter.
+            known: the facts of the last look.
+            turns: the addresses of `Turn` structures.
+            addresses: the addresses of the gradients then.
+
+        Returns:
+            None if something has changed. Otherwise a list with an object that keeps the gradients
+            in memory and, if they moved, their addresses; it is empty if turns were launched.
+
+        Raises:
+            DeviceError: if the driver reports an error.
         """
-        told: list[Any] = []
-        given = groups, held, params, names, state, known, turns, addresses, told
-        found = self._again(*self._places, *given)
-        if found < 0:
-            raise_launch(-found)
-        return told if found else None
+        results: list[Any] = []
+        arguments = groups, held, params, names, state, known, turns, addresses, results
+        status = self._again(*self._places, *arguments)
+        if status < 0:
+            raise_launch(-status)
+        return results if status else None
 
     def tell(
         self, held: list[Tensor], grads: list[Tensor]
     ) -> "tuple[list[bytes], array[int]] | None":
-        """The same facts of these, and the addresses of gradients; None for what is not plain."""
-        told: list[bytes] = []
-        if not self._tell(*self._places, held, grads, told):
+        """Return the facts of tensors and the addresses of gradients; None if not plain."""
+        results: list[bytes] = []
+        if not self._tell(*self._places, held, grads, results):
             return None
-        facts, addresses = told
+        facts, addresses = results
         return [facts], array("q", addresses)
 
     def bump(self, tensors: list[Tensor]) -> None:
-        """As `torch.autograd.graph.increment_version`, which does what is left here."""
+        """Increment the versions of tensors; torch does it for tensors that the library skips."""
         done = self._bump(tensors) if self._bump is not None else 0
         if done < len(tensors):
             torch.autograd.graph.increment_version(tensors[done:])
 
     def are(self, cells: "array[int]", wide: bool, value: float) -> bool:
-        """Whether that is the number at each of these addresses: fp32, or `wide`, fp64."""
+        """Return whether the number at each address is `value`.
+
+        Args:
+            cells: the addresses.
+            wide: whether the numbers are fp64, else fp32.
+            value: the number.
+        """
         return bool(self._are(*cells.buffer_info(), wide, value))
 
     def become(self, cells: "array[int]", wide: bool, value: float) -> None:
-        """Write it there."""
+        """Write a number to each address, as fp64 if `wide`, else fp32."""
         self._become(*cells.buffer_info(), wide, value)
 
 
 @torch.inference_mode(False)
-def _undefined(theirs: ctypes.CDLL) -> int:
-    """The TensorImpl of gradients that are not there. Raises `NotBuiltError`."""
-    ask = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address_of(theirs[GRADIENT]))
+def _find_undefined_gradient(torch_library: ctypes.CDLL) -> int:
+    """Return the TensorImpl of a missing gradient. Raises `NotBuiltError`."""
+    ask = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address_of(torch_library[GRADIENT]))
     plain, trained, empty = (torch.empty(n, device="cpu") for n in range(3))
     tensors = [plain, trained.requires_grad_(), nn.Parameter(empty)]
     grads = [torch.empty_like(tensor) for tensor in tensors[1:]]
 
-    def told() -> list[int | None]:
+    def read_gradients() -> list[int | None]:
         return [ctypes.c_void_p.from_address(ask(t._cdata)).value for t in tensors]
 
-    before = told()
+    before = read_gradients()
     for tensor, grad in zip(tensors[1:], grads, strict=True):
         tensor.grad = grad
-    during = told()
+    during = read_gradients()
     for tensor in tensors[1:]:
         tensor.grad = None
-    undefined, there = before[0], [grad._cdata for grad in grads]
-    alike = {*before, *told()} == {undefined} and during == [undefined, *there]
-    if alike and undefined:
+    undefined, defined = before[0], [grad._cdata for grad in grads]
+    is_expected = {*before, *read_gradients()} == {undefined} and during == [undefined, *defined]
+    if is_expected and undefined:
         return undefined
     raise NotBuiltError("a TensorImpl does not tell its gradient as it did")
 
 
 @torch.inference_mode(False)
 def _bumps(bump: Callable[..., int]) -> bool:
-    """Whether it does what torch's own call does to tensors of several kinds."""
+    """Return whether `bump` does what torch's own call does to tensors of several kinds."""
     base = torch.zeros(3, device="cpu")
     tensors = [base, base[1:], nn.Parameter(base.clone()), torch.zeros(0, device="cpu")]
     with torch.inference_mode():
@@ -191,13 +232,13 @@ def _bumps(bump: Callable[..., int]) -> bool:
 
 
 def address_of(function: Any) -> int:
-    """Where a function of a library lies."""
+    """Return the address of a function of a library."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 @functools.cache
 def reader() -> Reader | str:
-    """The library, or why there is none."""
+    """Return the reader, or the reason why there is none."""
     try:
         return Reader()
     except NotBuiltError as error:
@@ -205,9 +246,9 @@ def reader() -> Reader | str:
 
 
 def bump(tensors: list[Tensor]) -> None:
-    """Count one more version of each, as `torch.autograd.graph.increment_version` does."""
-    found = reader()
-    if isinstance(found, Reader):
-        found.bump(tensors)
+    """Increment the version of each tensor, as `torch.autograd.graph.increment_version` does."""
+    library = reader()
+    if isinstance(library, Reader):
+        library.bump(tensors)
     else:
         torch.autograd.graph.increment_version(tensors)

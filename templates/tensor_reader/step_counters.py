@@ -1,4 +1,4 @@
-"""Steps that the host counts, of which each tensor has one, and what is launched by them."""
+"""Step counters kept by the host, one a tensor, and the launches that read them."""
 
 import ctypes
 from array import array
@@ -13,12 +13,12 @@ _NUMBERS = ("numbers", "each", "doubles", "ahead", "left")
 
 
 def is_whole(far: float) -> bool:
-    """Whether so many steps are a whole number, as tables of GPUs have it."""
+    """Return whether a step count is a whole number that fp64 holds exactly (below 2^53)."""
     return far.is_integer() and abs(far) < 2**53
 
 
 class Turn(ctypes.Structure):
-    """`Turn` of look.cpp: cells that are as `far`, and a launch whose numbers are known `ahead`."""
+    """`Turn` of look.cpp: cells at the count `far`, and a launch with numbers known `ahead`."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("cells", "count", "wide")),
@@ -30,39 +30,39 @@ class Turn(ctypes.Structure):
 
 
 class Cells:
-    """Cells of one of these dtypes, all as `far`, read and written all at once.
+    """Step counters of one dtype, all at the count `far`, read and written together.
 
-    By C++ where it can be had, also in turns that `Reader.again` takes.
+    By C++ if it can be built; then also in turns that `Reader.again` launches.
     """
 
     def __init__(self, dtype: str, far: float = 0.0) -> None:
         self._addresses = array("q")
         self._type = DTYPES.get(dtype)
         self.turn = Turn(far=far, wide=dtype == "float64")
-        found = reader()
-        self._reader = found if isinstance(found, Reader) else None
+        library = reader()
+        self._reader = library if isinstance(library, Reader) else None
 
     def __len__(self) -> int:
         return len(self._addresses)
 
     @property
     def far(self) -> float:
-        """The number in each of them, as it was left here."""
+        """Return the count in each cell, as it was last written here."""
         return float(self.turn.far)
 
     def add(self, address: int) -> None:
-        """One more, which is there as long as this."""
+        """Add the cell at an address, which must exist as long as this object."""
         self._addresses.append(address)
         self.turn.cells, self.turn.count = self._addresses.buffer_info()
 
     def stand(self) -> bool:
-        """Whether all are still as far."""
+        """Return whether all cells still hold the count `far`."""
         if self._reader is not None:
             return self._reader.are(self._addresses, self.turn.wide, self.far)
         return all(cell.value == self.far for cell in self._each())
 
     def become(self, far: float) -> None:
-        """Write it to all."""
+        """Write a count to all cells."""
         self.turn.far = far
         if self._reader is not None:
             self._reader.become(self._addresses, self.turn.wide, far)
@@ -71,7 +71,7 @@ class Cells:
             cell.value = far
 
     def after(self) -> float:
-        """Where they are after a step; where none are, whether there was none before."""
+        """Return the count after the next step; 0.0 without cells."""
         return self.far + 1 if self._addresses else 0.0
 
     def _each(self) -> list[Any]:

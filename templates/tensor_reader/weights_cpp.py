@@ -1,4 +1,4 @@
-"""Read and compare hundreds of weights in one call of C++: identity, version, address, contents."""
+"""Identity, version, address and contents of hundreds of weights, read by one call of C++."""
 
 import ctypes
 import functools
@@ -19,7 +19,7 @@ from ipex_inductor.templates.tensor_reader.fields import WORD
 from ipex_inductor.templates.tensor_reader.look_cpp import address_of
 from ipex_inductor.templates.tensor_reader.write_watch import WatchedPages
 
-# As in weights.cpp, bytes: those that share one hash, and of which the kernel is asked at once.
+# As in weights.cpp: bytes that share one hash, and bytes that one query to the kernel covers.
 BLOCK, ASK = 128, 1 << 22
 SAME, FACTS = -1, -2  # results of `Changed`; others number a weight whose contents differ
 # Inputs of a graph, what `read` returned, and contents or None; returns as `Reader.changed` says.
@@ -31,9 +31,12 @@ class Hashes:
     """The contents of one weight's memory: a hash for each block from `address` on.
 
     Attributes:
-        pages: those inside of it whose writes the kernel has noted since; None: none.
-        in_turn: whether those are compared in turn, too, as what the kernel does not note may
-            change them: another process the file that is mapped there, or a device.
+        address: of the first byte.
+        size: bytes.
+        words: the hashes.
+        pages: the whole pages inside of the weight whose writes the kernel notes; None: none.
+        in_turn: whether `pages` are also compared in turn, as the kernel does not note every write:
+            another process may change a mapped file, and a device may write.
     """
 
     address: int
@@ -44,7 +47,7 @@ class Hashes:
 
     @property
     def blocks(self) -> int:
-        """The number of hashes."""
+        """Return the number of hashes."""
         return -(-self.size // BLOCK)
 
 
@@ -52,11 +55,11 @@ class Contents:
     """The contents of several weights, in the order of `Reader.changed`; None: not compared.
 
     Args:
-        weights: what each was when the results in use were computed from it.
-        limits: bytes that are compared in turn at each call, after a sample of each weight: of
-            those that the kernel does not watch, and of all in a forked process, where it watches
-            none. If the first is at least the size of all, all are compared.
-        asks: pieces of watched weights about whose writes the kernel is asked at each call.
+        weights: the contents when the results in use were computed from them.
+        limits: bytes compared in turn at each call, after a sample of each weight: of memory that
+            the kernel does not watch, and of all memory in a forked process, where it watches none.
+            If the first is at least the size of all, all are compared.
+        asks: pieces of watched weights whose writes are queried from the kernel at each call.
     """
 
     def __init__(
@@ -71,20 +74,22 @@ class Contents:
         numbers = [len(weights), total, *limits, asks, pagemap]
         numbers += [time.perf_counter_ns() | 1, 0, 0, 0, 0]
         for weight in weights:
-            words = ctypes.cast(ctypes.c_char_p(weight.words), ctypes.c_void_p) if weight else None
-            if weight is None or words is None or not words.value:
+            hash_address = (
+                ctypes.cast(ctypes.c_char_p(weight.words), ctypes.c_void_p) if weight else None
+            )
+            if weight is None or hash_address is None or not hash_address.value:
                 numbers += [0] * 6
                 continue
             pages = weight.pages
             ends = (pages.begin, pages.begin + pages.size) if pages else (0, 0)
-            numbers += [weight.address, weight.size, words.value, *ends, weight.in_turn]
+            numbers += [weight.address, weight.size, hash_address.value, *ends, weight.in_turn]
         self.numbers = array("q", numbers)
         self.address = self.numbers.buffer_info()[0]
 
     def protect(self, number: int) -> None:
-        """Have writes to a weight noted from now on, if they are at all.
+        """Have the kernel note writes to a weight from now on, if it watches that weight.
 
-        Raises `UnwatchableError` if other memory was mapped there.
+        Raises `UnwatchableError` if other memory has been mapped there.
         """
         weight = self.weights[number]
         if weight is not None and weight.pages is not None:
@@ -92,12 +97,12 @@ class Contents:
 
     @property
     def unwatched(self) -> int:
-        """Bytes whose writes the kernel does not note."""
+        """Return the bytes whose writes the kernel does not note."""
         return self.total - sum(w.pages.size for w in self.weights if w and w.pages)
 
 
 class Owner(NamedTuple):
-    """Addresses of what a tensor shares with others; 0: it has none."""
+    """Addresses of what a tensor shares with others; 0 if it has none."""
 
     counter: int  # of its version
     storage: int
@@ -106,7 +111,7 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True)
 class Reader:
-    """Functions of C++ that read tensors."""
+    """C++ functions that read tensors."""
 
     read: Callable[[tuple[torch.Tensor, ...]], bytes]
     """Return identities, versions (-1: inference tensor) and addresses, a block of int64 each.
@@ -123,7 +128,7 @@ class Reader:
     """The function that frees what torch allocates on a CPU."""
 
     def owners(self, tensors: Sequence[torch.Tensor]) -> "list[Owner]":
-        """Return what each tensor shares with others."""
+        """Return the version counter, the storage and its deleter of each tensor."""
         numbers = memoryview(self._owners(tuple(tensors))).cast("q").tolist()
         count = len(tensors)
         blocks = (numbers[n * count : (n + 1) * count] for n in range(3))
@@ -134,10 +139,10 @@ class Reader:
         return self._counters(tensors)
 
     def changed(self, numbers: Sequence[int]) -> Changed:
-        """Return a function that compares the graph inputs with these numbers in place.
+        """Return a function that compares the graph inputs at the positions `numbers`.
 
         It returns `SAME`, `FACTS` if an identity, version or address differs, or the position in
-        `numbers` of a weight whose contents were found to differ, or which the kernel saw written.
+        `numbers` of a weight whose contents differ or which the kernel saw written.
         """
         array = (ctypes.c_int64 * len(numbers))(*numbers)
         call = functools.partial(self._changed, array, len(numbers))
@@ -149,9 +154,9 @@ class Reader:
 
     def hashes(self, address: int, size: int) -> Hashes:
         """Return the contents of `size` bytes of this process's memory."""
-        words = bytes(4 * -(-size // BLOCK))
-        self._hash(address, size, words)
-        return Hashes(address, size, words)
+        block_hashes = bytes(4 * -(-size // BLOCK))
+        self._hash(address, size, block_hashes)
+        return Hashes(address, size, block_hashes)
 
 
 @functools.cache
@@ -169,22 +174,22 @@ def _reader() -> Reader:
     source = Path(__file__).with_name("weights.cpp").read_text
     library = load(source, pairs({"template": "weights"}), portable=True)
     pointer, thing, number = ctypes.c_void_p, ctypes.py_object, ctypes.c_int64
-    places = _places()  # lives as long as the functions that are given it
+    offsets = _places()  # kept alive by the functions that hold it
     read = ctypes.PYFUNCTYPE(thing, pointer, thing)  # holds Python's lock
     changed = ctypes.PYFUNCTYPE(number, pointer, pointer, number, thing, thing, pointer)
     hashed = ctypes.CFUNCTYPE(None, pointer, number, ctypes.c_char_p)
     stored = ctypes.PYFUNCTYPE(number, pointer, thing)
     built = Reader(
-        functools.partial(read(address_of(library.state)), ctypes.byref(places)),
-        functools.partial(read(address_of(library.owners)), ctypes.byref(places)),
-        functools.partial(read(address_of(library.counters)), ctypes.byref(places)),
-        functools.partial(changed(address_of(library.changed)), ctypes.byref(places)),
+        functools.partial(read(address_of(library.state)), ctypes.byref(offsets)),
+        functools.partial(read(address_of(library.owners)), ctypes.byref(offsets)),
+        functools.partial(read(address_of(library.counters)), ctypes.byref(offsets)),
+        functools.partial(changed(address_of(library.changed)), ctypes.byref(offsets)),
         hashed(address_of(library.hash_blocks)),
-        functools.partial(stored(address_of(library.storage_of)), ctypes.byref(places)),
+        functools.partial(stored(address_of(library.storage_of)), ctypes.byref(offsets)),
     )
     _check(built)
-    (own,) = built.owners([torch.empty(1, device="cpu")])
-    return replace(built, allocator=own.deleter)
+    (owner,) = built.owners([torch.empty(1, device="cpu")])
+    return replace(built, allocator=owner.deleter)
 
 
 class _Places(ctypes.Structure):
@@ -201,14 +206,14 @@ def _places() -> _Places:
     version, number = fields.version()
     storage, offset, data = fields.storage()
     dtype = fields.dtype()
-    words = (WORD * word for word in (version, storage, offset, dtype))
+    impl_offsets = (WORD * impl_word for impl_word in (version, storage, offset, dtype))
     sizes = (ctypes.c_int8 * 256)(*fields.sizes(dtype))
-    behind = (number, WORD * data, WORD * fields.deleter(storage))
-    return _Places(fields.place_of_impl(), *words, *behind, sizes)
+    other_offsets = (number, WORD * data, WORD * fields.deleter(storage))
+    return _Places(fields.place_of_impl(), *impl_offsets, *other_offsets, sizes)
 
 
 def _check(built: Reader) -> None:
-    """Raise `NotBuiltError` unless it reads of several kinds of tensors what torch reads."""
+    """Raise `NotBuiltError` unless several kinds of tensors read as torch reads them."""
     with torch.inference_mode(False), torch.no_grad():
         base = torch.zeros(8, device="cpu")
         kinds = [base[2:], torch.nn.Parameter(base.clone()), torch.zeros(0, device="cpu")]
@@ -216,18 +221,18 @@ def _check(built: Reader) -> None:
             for _ in range(3 * number + 1):
                 tensor.add_(1)
         tensors = (*kinds, base)
-    found = built.read(tensors)
+    facts_read = built.read(tensors)
     facts = map(id, tensors), (t._version for t in tensors), (t.data_ptr() for t in tensors)
-    right = [*memoryview(found).cast("q")] == [number for block in facts for number in block]
-    same = built.changed(range(len(tensors)))([*tensors], found, None) == SAME
+    right = [*memoryview(facts_read).cast("q")] == [number for block in facts for number in block]
+    same = built.changed(range(len(tensors)))([*tensors], facts_read, None) == SAME
     owners = built.owners(tensors)
     counters = [owner.counter for owner in owners]
-    apart = counters[0] == counters[3] and len({*counters}) == 3
+    counters_differ = counters[0] == counters[3] and len({*counters}) == 3
     storages = [_storage(t) for t in tensors]
     stored = storages == [owner.storage for owner in owners] == [*map(built.storage_of, tensors)]
     versions = [*memoryview(built.counters(tensors)).cast("q")]
     counted = versions == [*(t._version for t in tensors), 2, 1, 1, 2]
-    if not (right and same and apart and stored and counted):
+    if not (right and same and counters_differ and stored and counted):
         raise NotBuiltError("a tensor's version or address is not where it was")
 
 

@@ -1,7 +1,7 @@
-"""Hash and compare the contents of weights on an NVIDIA GPU, by one kernel a call.
+"""Hashes of the contents of weights on an NVIDIA GPU, computed and compared by one kernel a call.
 
-The kernel runs in the current stream. It writes what it found to pinned memory of the host, so that
-the host need not wait for what was put into the stream behind it.
+The kernel runs in the current stream. It writes its result to pinned host memory, so the host need
+not wait for work put into the stream after it.
 """
 
 import ctypes
@@ -24,10 +24,11 @@ from ipex_inductor.templates.optimizer.step_cuda import On, loaded
 
 WORD, WORDS = 4, 128  # bytes of a word, words that share one hash
 ROWS, WARPS = 32, 4  # hashes that one program computes
-MOST = 1 << 23  # bytes compared in turn by a launch
-SLOTS = 64  # launches of a comparer that may be under way
-SPIN, BUSY, PATIENCE = 30e-6, 1e-3, 2.0  # seconds of a wait: held, letting others run, altogether
-NAP = 50e-6  # seconds between looks behind `BUSY`
+MOST = 1 << 23  # bytes that a launch compares in turn, at most
+SLOTS = 64  # unfinished launches of a comparer, at most
+# Seconds of a wait: spinning, yielding to other threads, in all.
+SPIN, BUSY, PATIENCE = 30e-6, 1e-3, 2.0
+NAP = 50e-6  # seconds between checks after `BUSY`
 WEIGHT = 4  # numbers of a weight in the table: address, words, address of its hashes, first block
 
 SOURCE = '''\
@@ -104,6 +105,7 @@ class DeviceHashes:
     """The contents of one weight's memory on a GPU: a hash for each block.
 
     Attributes:
+        address: of the first byte.
         size: bytes.
         words: the hashes, int32 on that GPU.
     """
@@ -150,10 +152,9 @@ class Comparer:
         self._waits = True
 
     def launch(self) -> int | None:
-        """Begin to compare a sample of each weight and some blocks in turn; return the ticket.
+        """Launch a comparison of samples and of some blocks in turn; return its ticket.
 
-        None while a program captures a graph of its own, or as many launches are under way as there
-        are slots.
+        None while a program captures a graph of its own, or if no slot is free.
         """
         samples = len(self._weights)
         ticket = self._launch(False, samples=samples, rows=samples + self._in_turn)
@@ -164,24 +165,24 @@ class Comparer:
     def find_differing(self, ticket: int) -> int | None:
         """Wait for a launch; return the number of a weight that differs, or None.
 
-        That stays so until `forget`, as several threads may ask. The stream may wait for what this
-        thread does next. So a wait ends after `PATIENCE`, and there is none until a launch has been
-        faster: what differs shows at one of the next calls.
+        The result stays until `forget`, as several threads may read it. The stream may be waiting
+        for this thread's next work, so a wait ends after `PATIENCE`, and later calls do not wait
+        until a launch has been faster: a difference then shows at one of the next calls.
         """
-        seen, slot = self._seen, 1 + ticket % SLOTS
-        if seen[slot] >= ticket:
+        results, slot = self._seen, 1 + ticket % SLOTS
+        if results[slot] >= ticket:
             self._waits = True
-        elif self._waits and not _wait(lambda: seen[slot] >= ticket):
+        elif self._waits and not _wait(lambda: results[slot] >= ticket):
             self._waits = False
             decisions.warn_once(
                 f"a stream of {self._device} was busy for {PATIENCE:.0f} s. Writes to weights that "
                 "torch does not see show a call later there. Call "
                 "ipex_inductor.refresh(model) after such writes."
             )
-        return seen[0] - 1 if seen[0] else None
+        return results[0] - 1 if results[0] else None
 
     def forget(self) -> None:
-        """Take back what was found: the weights are as they were."""
+        """Clear the difference that was found: the weights are as they were."""
         self._seen[0] = 0
 
     def are_same(self) -> bool:
@@ -215,7 +216,7 @@ class Comparer:
         return ticket
 
     def __del__(self) -> None:
-        """Leave what a launch still reads and writes until it is done."""
+        """Keep the memory of unfinished launches alive until they are done."""
         last = getattr(self, "_last", None)
         if not last or not any(last) or sys.is_finalizing():
             return
@@ -227,16 +228,18 @@ class Comparer:
             _pending.append((arrived, (self._table, self._state, self._weights)))
 
 
-def _map_found(found: Tensor) -> "ctypes.Array[ctypes.c_int64]":
-    return (ctypes.c_int64 * (1 + SLOTS)).from_address(found.data_ptr())
+def _map_found(pinned: Tensor) -> "ctypes.Array[ctypes.c_int64]":
+    return (ctypes.c_int64 * (1 + SLOTS)).from_address(pinned.data_ptr())
 
 
-def _have_arrived(found: Tensor, tickets: Sequence[int]) -> bool:
-    return all(seen >= ticket for seen, ticket in zip(_map_found(found)[1:], tickets, strict=True))
+def _have_arrived(pinned: Tensor, tickets: Sequence[int]) -> bool:
+    return all(
+        arrived >= ticket for arrived, ticket in zip(_map_found(pinned)[1:], tickets, strict=True)
+    )
 
 
 def _wait(is_done: Callable[[], bool]) -> bool:
-    """Wait until `is_done`; return whether it was within `PATIENCE`."""
+    """Wait until `is_done`; return whether it was true within `PATIENCE`."""
     begin = time.perf_counter()
     while not is_done():
         waited = time.perf_counter() - begin
@@ -260,14 +263,14 @@ def _kernel(device: torch.device, writes: bool) -> cuda.Kernel:
 
 
 def load_kernel(device: torch.device, writes: bool) -> cuda.Kernel:
-    """Load that kernel from the kernel cache, compiled first if need be. Raises `NotBuiltError`."""
+    """Return that kernel from the kernel cache, or compile it. Raises `NotBuiltError`."""
     constants = {"WRITES": int(writes), "ROWS": ROWS, "WORDS": WORDS}
     problem: dict[str, Any] = {"template": "weights"}
     return loaded(SOURCE, "hash_blocks", device, problem, SIGNATURE, constants, WARPS)
 
 
 def hash_on_device(address: int, size: int, device: torch.device) -> DeviceHashes | None:
-    """Return the contents of `size` bytes of a GPU; None where no kernel for it can be had.
+    """Return the contents of `size` bytes of a GPU; None if no kernel for it can be built.
 
     None, too, while a program captures a graph of its own.
     """
@@ -279,8 +282,8 @@ def hash_on_device(address: int, size: int, device: torch.device) -> DeviceHashe
         return None
     _, count = _whole_words(address, size)
     with torch.inference_mode(False):
-        words = torch.empty(-(-count // WORDS), dtype=torch.int32, device=device)
-    hashes = DeviceHashes(address, size, words)
+        hash_tensor = torch.empty(-(-count // WORDS), dtype=torch.int32, device=device)
+    hashes = DeviceHashes(address, size, hash_tensor)
     try:
         return hashes if Comparer([hashes]).hash_all() else None
     except (NotBuiltError, DeviceError) as error:
@@ -295,6 +298,6 @@ def is_captured(device: torch.device) -> bool:
 
 
 def _whole_words(address: int, size: int) -> tuple[int, int]:
-    """Return where the words begin that hold these bytes, and how many they are."""
+    """Return the address and the number of the words that hold these bytes."""
     begin = address // WORD * WORD
     return begin, -(-(address + size - begin) // WORD)

@@ -1,9 +1,9 @@
-"""Have the kernel note writes to memory, by asynchronous write protection (Linux 6.7 and later).
+"""Kernel-noted writes to memory, by asynchronous write protection (Linux 6.7 and later).
 
 A protected page is written as any other, after one fault of about a microsecond that ends its
 protection. `PAGEMAP_SCAN`, which `weights.cpp` calls, then reports it as written. See
 `Documentation/admin-guide/mm/userfaultfd.rst` and `pagemap.rst` of the kernel. Writes of other
-processes, to shared memory or to a file that is mapped, and of devices do not show.
+processes, to shared memory or to a mapped file, and writes of devices are not noted.
 """
 
 import contextlib
@@ -17,19 +17,19 @@ import weakref
 from dataclasses import dataclass
 
 PAGE = mmap.PAGESIZE
-LEAST = 4 * PAGE  # bytes; less is compared as fast as the kernel is asked
+LEAST = 4 * PAGE  # bytes; comparing less is as fast as querying the kernel
 MOST_RANGES = 8192  # each may be two mappings more, of which a process has some 65,000
 # Of the kernel's headers (uapi/linux/userfaultfd.h, fs.h, mman.h), as older ones lack most of it.
 SYSCALLS = {"x86_64": 323, "aarch64": 282}  # userfaultfd
-USER_MODE_ONLY = 1  # what a process without privileges may ask for
+USER_MODE_ONLY = 1  # the mode of processes without privileges
 API, API_WRITE_PROTECT_ASYNC = 0xAA, 1 << 15
 REGISTER_WRITE_PROTECT, WRITE_PROTECT = 1 << 1, 1
 WIPE_ON_FORK = 18
 
 
-def ioctl_number(direction: int, kind: int, number: int, words: int) -> int:
-    """Return the number of an ioctl whose argument is a structure of so many int64."""
-    return direction << 30 | 8 * words << 16 | kind << 8 | number
+def ioctl_number(direction: int, kind: int, number: int, word_count: int) -> int:
+    """Return the number of an ioctl whose argument is a structure of `word_count` int64."""
+    return direction << 30 | 8 * word_count << 16 | kind << 8 | number
 
 
 UFFDIO_API = ioctl_number(3, 0xAA, 0x3F, 3)
@@ -50,12 +50,12 @@ class WatchedPages:
     def __init__(self, kernel: "Kernel", begin: int, size: int) -> None:
         self.kernel, self.begin, self.size = kernel, begin, size
         if _is_any(self, SCAN_WATCHED):  # as pages of a weight that shares them
-            self._register()  # writes that others have not yet asked for show here, too
+            self._register()  # writes that its other users have not queried yet show here, too
         else:
             self.protect()
 
     def protect(self) -> None:
-        """Note writes from now on; those before no longer show.
+        """Note writes from now on; earlier ones no longer show.
 
         Raises `UnwatchableError` for memory of a kind that the kernel does not watch.
         """
@@ -63,7 +63,7 @@ class WatchedPages:
         self.kernel.ioctl(UFFDIO_WRITEPROTECT, self.begin, self.size, WRITE_PROTECT)
 
     def _register(self) -> None:
-        """Have the kernel watch; pages that it did not watch before show as written."""
+        """Have the kernel watch; pages not watched before show as written."""
         self.kernel.ioctl(UFFDIO_REGISTER, self.begin, self.size, REGISTER_WRITE_PROTECT, 0)
 
     def __del__(self) -> None:
@@ -89,8 +89,8 @@ class Kernel:
     def watch(self, address: int, size: int) -> WatchedPages | None:
         """Return the watched whole pages inside of `size` bytes; None if they are not worth it.
 
-        Writes that others have not yet asked for still show. Raises `UnwatchableError` for
-        memory of a kind that the kernel does not watch.
+        Writes that have not been queried yet still show. Raises `UnwatchableError` for memory of a
+        kind that the kernel does not watch.
         """
         begin = -(-address // PAGE) * PAGE
         inside = (address + size) // PAGE * PAGE - begin
@@ -105,14 +105,14 @@ class Kernel:
         return pages
 
     def is_of_this_process(self) -> bool:
-        """Return whether this process opened it: a forked one must not touch its parent's."""
+        """Return whether this process opened it; a forked one must not use it."""
         return bool(ctypes.c_int64.from_address(self.pagemap).value)
 
-    def ioctl(self, number: int, *words: int) -> None:
+    def ioctl(self, number: int, *arguments: int) -> None:
         """Call userfaultfd; raise `UnwatchableError` if it refuses."""
         if not self.is_of_this_process():
             raise UnwatchableError(0, "it concerns the process that this one was forked from")
-        _ioctl(self.faults, number, *words)
+        _ioctl(self.faults, number, *arguments)
 
 
 @functools.cache
@@ -122,8 +122,8 @@ def _libc() -> ctypes.CDLL:
     return library
 
 
-def _ioctl(file: int, number: int, *words: int) -> int:
-    result = int(_libc().ioctl(file, number, (ctypes.c_uint64 * len(words))(*words)))
+def _ioctl(file: int, number: int, *arguments: int) -> int:
+    result = int(_libc().ioctl(file, number, (ctypes.c_uint64 * len(arguments))(*arguments)))
     if result < 0:
         raise UnwatchableError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result
@@ -135,7 +135,7 @@ _opened: Kernel | None = None
 def kernel() -> Kernel | None:
     """Return the kernel's service for this process, None if it offers none.
 
-    A forked process may be refused what its parent had, as by its limit of open files.
+    A forked process may be refused what its parent had, for example by its limit of open files.
     """
     global _opened
     if why_not():
@@ -186,11 +186,11 @@ def is_written(pages: WatchedPages) -> bool:
 
 
 def _is_any(pages: WatchedPages, category: int) -> bool:
-    """Return whether any of `pages` is of a category of `PAGEMAP_SCAN`."""
-    found = (ctypes.c_uint64 * 3)()  # a page_region
-    where, end = ctypes.addressof(found), pages.begin + pages.size
+    """Return whether any of `pages` has a category of `PAGEMAP_SCAN`."""
+    region = (ctypes.c_uint64 * 3)()  # a page_region
+    region_address, end = ctypes.addressof(region), pages.begin + pages.size
     file = ctypes.c_int64.from_address(pages.kernel.pagemap).value
-    sizes = 8 * 12, 0, pages.begin, end, 0, where, 1, 1
+    sizes = 8 * 12, 0, pages.begin, end, 0, region_address, 1, 1
     return bool(_ioctl(file, PAGEMAP_SCAN, *sizes, 0, category, 0, category))
 
 

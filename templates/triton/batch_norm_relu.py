@@ -1,9 +1,10 @@
-"""Triton for a convolution of one pixel of what a batch norm and a relu make of several images.
+"""Triton template of BN+ReLU+conv1x1 on several concatenated activations.
 
-Apart, all their channels are read, written side by side and read again, which is most of what a
-DenseNet moves. Here nothing is: each part is read where it lies, and what is loaded is scaled,
-shifted and cut off on its way to the tensor cores, which take it from registers. The first part is
-as wide as it likes; the others are alike, and so narrow that a step of the sum takes whole ones.
+Unfused, all their channels are read, concatenated and read again, which is most of a DenseNet's
+memory traffic. Here each part is read from its own tensor, and the loaded values are scaled,
+shifted and clamped on their way to the tensor cores, which take them from registers. The first part
+may have any number of channels; the others are alike, and so narrow that a step of K takes whole
+parts.
 """
 
 from dataclasses import dataclass
@@ -11,8 +12,8 @@ from typing import Any
 
 NAME = "ipex.triton.preactivated"
 
-# To Inductor's hooks, or those of who renders it alone. Beyond the last row and column those are
-# read again, and what comes of it is not stored.
+# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
+# Beyond the last row and column these are read again, and the results are not stored.
 SOURCE = """\
 {%- set parts = namespace(names=[]) %}
 {%- for i in range(PARTS) %}{% set parts.names = parts.names + ["P%d" % i] %}{% endfor %}
@@ -94,7 +95,7 @@ SOURCE = """\
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows, columns and terms of a block, its warps and stages."""
+    """Rows (M), columns (N) and K of a block, its warps and stages."""
 
     BLOCK_M: int
     BLOCK_N: int
@@ -103,13 +104,16 @@ class Tile:
     num_stages: int
 
     def shared(self, itemsize: int) -> int:
-        """Bytes of shared memory: stages, of what goes through registers one less; or a result.
+        """Return the bytes of shared memory: of the stages, or of a result if that is more.
 
-        Of the weight there is a step more, which a first part of one step leaves there.
+        The operand that goes through registers has one stage less. The weight has one more, which a
+        first part of a single step leaves there.
         """
-        left = (self.num_stages - 1) * (self.BLOCK_M * itemsize + 8)
-        right = (self.num_stages + 1) * self.BLOCK_N * itemsize
-        return max((left + right) * self.BLOCK_K, self.BLOCK_M * self.BLOCK_N * itemsize)
+        activation_bytes = (self.num_stages - 1) * (self.BLOCK_M * itemsize + 8)
+        weight_bytes = (self.num_stages + 1) * self.BLOCK_N * itemsize
+        return max(
+            (activation_bytes + weight_bytes) * self.BLOCK_K, self.BLOCK_M * self.BLOCK_N * itemsize
+        )
 
 
 # Of 29 on an H200 within 0.5 % of the fastest each in all, for 19 layers of DenseNet-121 with 64
@@ -125,19 +129,20 @@ TILES = (
     Tile(16, 32, 64, 2, 5),
     Tile(16, 16, 64, 2, 8),
 )
-# Elements of a block, and less, of which more than so many for each multiprocessor are too many.
+# Blocks of at most SMALL elements are too many beyond MOST for each multiprocessor.
 SMALL, MOST = 64 * 64, 4
-FEWEST_PART = 4  # blocks for a part of all multiprocessors are too few, where smaller ones are left
-FEWEST = 16  # rows, columns and terms of a product
+# Blocks for under 1 / FEWEST_PART of all multiprocessors are too few, if a smaller tile exists.
+FEWEST_PART = 4
+FEWEST = 16  # M, N and K of a GEMM on tensor cores
 
 
 def lane(each: int) -> int:
-    """Columns of a step that a part of so many channels takes."""
+    """Return the columns of a step that a part of `each` channels takes."""
     return max(FEWEST, 1 << (each - 1).bit_length()) if each else 0
 
 
 def fits(tile: Tile, rows: int, columns: int, multiprocessors: int) -> bool:
-    """Whether blocks are no wider than the result, and neither too few nor too many."""
+    """Return whether blocks are no wider than the result, and neither too few nor too many."""
     narrow = max(FEWEST, 1 << (columns - 1).bit_length()) >= tile.BLOCK_N
     blocks = -(-rows // tile.BLOCK_M) * -(-columns // tile.BLOCK_N)
     small = tile.BLOCK_M * tile.BLOCK_N
@@ -148,9 +153,16 @@ def fits(tile: Tile, rows: int, columns: int, multiprocessors: int) -> bool:
 def constants(
     rows: int, columns: int, first: int, each: int, parts: int, biased: bool, tile: Tile
 ) -> dict[str, Any]:
-    """What the template is rendered with but ALLOW_TF32: `parts` of `each` channels behind `first`.
+    """Return the constants that the template is rendered with, except ALLOW_TF32.
 
-    `each` are at most what a step takes.
+    Args:
+        rows: M.
+        columns: N.
+        first: the channels of the first part.
+        each: the channels of every other part, at most as many as a step takes.
+        parts: the number of other parts.
+        biased: whether there is a bias.
+        tile: the block sizes.
     """
     blocks = -(-rows // tile.BLOCK_M), -(-columns // tile.BLOCK_N)
     return {

@@ -1,8 +1,8 @@
-"""Triton for a convolution of each channel by itself, which is bound by memory and by loads.
+"""Triton template of a depthwise convolution, which is bound by memory and by loads.
 
-A program makes some rows of some columns of an image, for some channels side by side. For a column
-of the window it holds the weights of all its rows; each row of the image is loaded once for that
-column, and goes into all rows of the result that it takes part in.
+A program computes some rows of some columns of an image, for adjacent channels. For a column of the
+kernel it holds the weights of all rows; each row of the image is loaded once for that column, and
+added to all rows of the result that it takes part in.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import Any
 from ipex_inductor.ops.stem import sides
 from ipex_inductor.templates.triton.geometry import geometry
 
-# To Inductor's hooks, or those of who renders it alone.
+# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
 SOURCE = """\
 {{def_kernel("X", "W")}}
     block = tl.program_id(0).to(INDEX_DTYPE)
@@ -74,7 +74,7 @@ SOURCE = """\
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows (2 or 4), columns and channels that a program makes, and its warps."""
+    """Rows (2 or 4), columns and channels that a program computes, and its warps."""
 
     BLOCK_H: int
     BLOCK_W: int
@@ -96,7 +96,7 @@ XE_TILES = (
     Tile(2, 8, 64, 8),
     Tile(2, 4, 32, 4),
 )
-MOST_TAPS = 49  # that are written out
+MOST_TAPS = 49  # taps that are unrolled
 
 
 def constants(
@@ -108,7 +108,17 @@ def constants(
     dilation: Sequence[int],
     tile: Tile,
 ) -> dict[str, Any]:
-    """What the template is rendered with; `image` is [C, H, W] of the input."""
+    """Return the constants that the template is rendered with.
+
+    Args:
+        batch: the number of images.
+        image: [C, H, W] of the input.
+        window: [h, w] of the kernel.
+        stride: of the kernel.
+        padding: of the input.
+        dilation: of the kernel.
+        tile: the block sizes.
+    """
     out_height, out_width = sides(image[1:], window, stride, padding, dilation)
     blocks = -(-out_height // tile.BLOCK_H), -(-out_width // tile.BLOCK_W)
     return {

@@ -1,8 +1,8 @@
-"""Triton for a convolution of many channels: a product for each place of the window, in turn.
+"""Triton template of a convolution of many channels: a GEMM for each tap, one after the other.
 
-Where the window is one pixel that is one product of the image's own rows. Places are written out,
-and only the loop over channels is a loop: Triton 3.6 is known to compile one loop over both wrongly
-where a block has 8 warps.
+With a 1x1 kernel it is a single GEMM of the activation's own rows. Taps are unrolled, and only the
+loop over channels is a loop: Triton 3.6 is known to miscompile one loop over both if a block has 8
+warps.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import Any
 from ipex_inductor.ops.stem import sides
 from ipex_inductor.templates.triton.geometry import geometry
 
-# To Inductor's hooks, or those of who renders it alone.
+# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
 SOURCE = """\
 {{def_kernel("X", "W")}}
     block = tl.program_id(0).to(INDEX_DTYPE)
@@ -61,7 +61,7 @@ SOURCE = """\
 
 @dataclass(frozen=True)
 class Tile:
-    """Output pixels, channels and terms that a program takes at a time; its warps and stages."""
+    """Output pixels (M), channels (N) and K of a program's step; its warps and stages."""
 
     BLOCK_M: int
     BLOCK_N: int
@@ -91,14 +91,14 @@ XE_TILES = (
 # Operations a byte. On an H200 plain tiles of Triton beat cuDNN's fused convolution where there
 # were 28, 43 and 85, and lost to it where there were 21, 57, 113 and more.
 MOST_INTENSE = 100
-# So few channels are made slowly by cuDNN: 3x3 of 128 to 32 (DenseNet) at 198 of 989 Tflop/s.
+# cuDNN is slow for so few output channels: 3x3 of 128 to 32 (DenseNet) at 198 of 989 Tflop/s.
 NARROW = 32
-MOST_PLACES = 9  # of a window, that are written out
+MOST_PLACES = 9  # taps that are unrolled
 FEWEST_CHANNELS = 16  # or a step is mostly padding
 
 
 def fits(tile: Tile, channels: int, out_channels: int) -> bool:
-    """Whether a block is no wider than the result, and as deep as there are channels."""
+    """Return whether a block is no wider than the result, and as deep as the channels need."""
     wide = (
         out_channels <= NARROW if tile.BLOCK_N == NARROW else max(64, out_channels) >= tile.BLOCK_N
     )
@@ -115,7 +115,18 @@ def constants(
     dilation: Sequence[int],
     tile: Tile,
 ) -> dict[str, Any]:
-    """What the template is rendered with but ALLOW_TF32."""
+    """Return the constants that the template is rendered with, except ALLOW_TF32.
+
+    Args:
+        batch: the number of images.
+        image: [C, H, W] of the input.
+        out_channels: the channels of the result.
+        window: [h, w] of the kernel.
+        stride: of the kernel.
+        padding: of the input.
+        dilation: of the kernel.
+        tile: the block sizes.
+    """
     out_height, out_width = sides(image[1:], window, stride, padding, dilation)
     return {
         "DENSE": (*window, *stride, *padding) == (1, 1, 1, 1, 0, 0),

@@ -1,8 +1,8 @@
-"""Triton for a convolution in groups of several channels: a product for each place of the window.
+"""Triton template of a grouped convolution with several channels a group: a GEMM for each tap.
 
-A block of the result is of as many groups as fit into one, whose weight has zeros where a channel
-meets another group's (`ops/grouped.py`). So each place is one small product for tensor cores. Where
-a channel is infinite, zeros make NaN of it: then a block is computed again, group by group.
+A block of the result covers as many groups as fit into it; its weight has zeros where a channel
+meets another group's (`ops/grouped.py`). So each tap is a small GEMM on tensor cores. If a channel
+is infinite, zeros make NaN of it: then the block is computed again, group by group.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from ipex_inductor.ops.grouped import Blocks
 from ipex_inductor.ops.stem import sides
 from ipex_inductor.templates.triton.geometry import geometry
 
-# To Inductor's hooks, or those of who renders it alone.
+# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
 SOURCE = """\
 {%- macro add_places(sums, those) %}
 {%- for i in range(WINDOW_H) %}
@@ -61,7 +61,7 @@ SOURCE = """\
 
 @dataclass(frozen=True)
 class Tile:
-    """Output pixels, channels and terms that a program takes at a time; its warps."""
+    """Output pixels (M), channels (N) and K that a program takes at a time; its warps."""
 
     BLOCK_M: int
     BLOCK_N: int
@@ -69,7 +69,7 @@ class Tile:
     num_warps: int
 
     def blocks(self, shape: Sequence[int], groups: int) -> Blocks | None:
-        """How a weight [O, C / groups, h, w] lies in such blocks; None where no group fits."""
+        """Return the layout of a weight [O, C / groups, h, w] in blocks; None if no group fits."""
         return Blocks.fitting(shape, groups, self.BLOCK_K, self.BLOCK_N)
 
 
@@ -92,22 +92,22 @@ XE_TILES = (
     Tile(64, 32, 32, 8),
     Tile(128, 32, 32, 16),
 )
-LEAST = 16  # terms and columns of a product that tensor cores have
-MOST_GROUPS = 4  # of a larger block, of which the rest is zeros; not measured either
-WIDE = 64  # columns; of a block of more than that zeros would be most
-MOST_PLACES = 25  # of a window, that are written out
+LEAST = 16  # K and N of a GEMM on tensor cores
+MOST_GROUPS = 4  # groups of a larger block, whose rest is zeros; not measured either
+WIDE = 64  # columns; a wider block would be mostly zeros
+MOST_PLACES = 25  # taps that are unrolled
 
 
 def fits(tile: Tile, shape: Sequence[int], groups: int) -> bool:
-    """Whether more than half of a block is filled, by few groups, or there is none smaller."""
-    found = tile.blocks(shape, groups)
-    if found is None:
+    """Return whether few groups fill over half of a block, or there is no smaller block."""
+    weight_blocks = tile.blocks(shape, groups)
+    if weight_blocks is None:
         return False
     least = tile.BLOCK_N == tile.BLOCK_K == LEAST
-    columns, terms = found.size * (shape[0] // groups), found.size * shape[1]
+    columns, terms = weight_blocks.size * (shape[0] // groups), weight_blocks.size * shape[1]
     filled = 2 * columns > tile.BLOCK_N and 2 * terms > tile.BLOCK_K
     most = 1 if tile.BLOCK_N > WIDE else MOST_GROUPS
-    return least or (filled and found.size <= most)
+    return least or (filled and weight_blocks.size <= most)
 
 
 def constants(
@@ -121,17 +121,29 @@ def constants(
     dilation: Sequence[int],
     tile: Tile,
 ) -> dict[str, Any]:
-    """What the template is rendered with but ALLOW_TF32."""
+    """Return the constants that the template is rendered with, except ALLOW_TF32.
+
+    Args:
+        batch: the number of images.
+        image: [C, H, W] of the input.
+        out_channels: the channels of the result.
+        groups: the number of groups.
+        window: [h, w] of the kernel.
+        stride: of the kernel.
+        padding: of the input.
+        dilation: of the kernel.
+        tile: the block sizes.
+    """
     out_height, out_width = sides(image[1:], window, stride, padding, dilation)
-    each = image[0] // groups
-    blocks = tile.blocks((out_channels, each, *window), groups)
+    group_channels = image[0] // groups
+    blocks = tile.blocks((out_channels, group_channels, *window), groups)
     assert blocks is not None
     return {
         "PIXELS": batch * out_height * out_width,
         "OUT_C": out_channels,
         "PLACES": window[0] * window[1],
         "SIZE": blocks.size,
-        "TERMS": each,
+        "TERMS": group_channels,
         "COLUMNS": out_channels // groups,
         "BLOCKS_N": blocks.count,
         **geometry(image, window, stride, padding, dilation),

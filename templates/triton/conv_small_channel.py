@@ -1,10 +1,9 @@
-"""Triton for a convolution of few channels: the product of `ops/stem.py`, gathered as it goes.
+"""Triton template of a small-channel convolution: the GEMM of `ops/stem.py`, gathered as it goes.
 
-Against an image of three channels a window of 7 x 7 has 147 terms, which padded to 160 are five
-steps of a matrix product. Runs of neighbours begin at even places, so that a load takes two of them
-or more, and steps are written out, without a loop: the loads of the next one stand before the
-product of this one, and Triton 3.6 is known to compile flattened loops over terms wrongly where a
-block has 8 warps. So there are 4 at most, too.
+On an image of three channels a kernel of 7 x 7 has K = 147, which padded to 160 is five steps of a
+GEMM. Runs of adjacent elements begin at even places, so that a load takes two of them or more.
+Steps are unrolled: the loads of the next one stand before the GEMM of this one, and Triton 3.6 is
+known to miscompile flattened loops over K if a block has 8 warps. So there are 4 at most, too.
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,8 @@ from typing import Any
 
 from ipex_inductor.ops.stem import TERMS, Runs, runs, sides
 
-# To Inductor's hooks (`def_kernel`, `store_output`, INDEX_DTYPE) or those of who renders it alone.
+# Rendered with Inductor's hooks (`def_kernel`, `store_output`, INDEX_DTYPE), or with the hooks of a
+# caller that renders it alone.
 SOURCE = """\
 {{def_kernel("X", "W")}}
     pixel = tl.program_id(0).to(INDEX_DTYPE) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -59,7 +59,7 @@ SOURCE = """\
 
 @dataclass(frozen=True)
 class Tile:
-    """Output pixels, channels and terms that a program takes at a time, and its warps."""
+    """Output pixels (M), channels (N) and K that a program takes at a time, and its warps."""
 
     BLOCK_M: int
     BLOCK_N: int
@@ -89,12 +89,12 @@ XE_TILES = (
     Tile(128, 32, 32, 16),
     Tile(64, 64, 32, 16),
 )
-NARROWEST, WIDEST, XE_WIDEST = 16, 128, 64  # blocks of channels
-MOST_STEPS = 24  # that are written out
+NARROWEST, WIDEST, XE_WIDEST = 16, 128, 64  # channels of a block
+MOST_STEPS = 24  # steps that are unrolled
 
 
 def fits(tile: Tile, out_channels: int, found: Runs, widest: int = WIDEST) -> bool:
-    """Whether `tile` is as wide as there are channels, and a window of few of its steps."""
+    """Return whether `tile` is as wide as the channels, and few of its steps cover a kernel."""
     width = min(widest, max(NARROWEST, 1 << (out_channels - 1).bit_length()))
     return width == tile.BLOCK_N and found.terms // tile.BLOCK_K <= MOST_STEPS
 
@@ -109,13 +109,24 @@ def constants(
     last: bool,
     tile: Tile,
 ) -> dict[str, Any]:
-    """What the template is rendered with but ALLOW_TF32; `image` is [C, H, W] of the input."""
-    found = runs(image, window, stride, padding, last)
+    """Return the constants that the template is rendered with, except ALLOW_TF32.
+
+    Args:
+        batch: the number of images.
+        image: [C, H, W] of the input.
+        out_channels: the channels of the result.
+        window: [h, w] of the kernel.
+        stride: of the kernel.
+        padding: of the input.
+        last: whether the input is channels-last.
+        tile: the block sizes.
+    """
+    element_runs = runs(image, window, stride, padding, last)
     assert TERMS % tile.BLOCK_K == 0
     return {
         **gathering(batch, image, window, stride, padding, last),
         "OUT_C": out_channels,
-        "STEPS": -(-found.count * found.width // tile.BLOCK_K),
+        "STEPS": -(-element_runs.count * element_runs.width // tile.BLOCK_K),
         "BLOCK_M": tile.BLOCK_M,
         "BLOCK_N": tile.BLOCK_N,
         "BLOCK_K": tile.BLOCK_K,
@@ -130,10 +141,19 @@ def gathering(
     padding: Sequence[int],
     last: bool,
 ) -> dict[str, int]:
-    """What says where the terms of a window lie in an image."""
+    """Return the constants that locate the elements of a kernel in an image.
+
+    Args:
+        batch: the number of images.
+        image: [C, H, W] of the input.
+        window: [h, w] of the kernel.
+        stride: of the kernel.
+        padding: of the input.
+        last: whether the input is channels-last.
+    """
     channels, height, width = image
     unit = channels if last else 1
-    found = runs(image, window, stride, padding, last)
+    element_runs = runs(image, window, stride, padding, last)
     out_height, out_width = sides(image[1:], window, stride, padding)
     return {
         "PIXELS": batch * out_height * out_width,
@@ -147,10 +167,10 @@ def gathering(
         "STEP": stride[1] * unit,
         "STRIDE_H": stride[0],
         "PADDING_H": padding[0],
-        "BEFORE": padding[1] * unit + found.shift,
+        "BEFORE": padding[1] * unit + element_runs.shift,
         "WINDOW_H": window[0],
-        "RUNS": found.count,
-        "LENGTH": found.length,
-        "SHIFT": found.shift,
-        "WIDTH": found.width,
+        "RUNS": element_runs.count,
+        "LENGTH": element_runs.length,
+        "SHIFT": element_runs.shift,
+        "WIDTH": element_runs.width,
     }

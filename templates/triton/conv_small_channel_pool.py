@@ -1,14 +1,14 @@
-"""Triton for a convolution of few channels with relu and a max pool behind it, in one kernel.
+"""Triton template of a small-channel convolution with ReLU and a max pool after it, in one kernel.
 
-A program goes down an image, a line of the convolution at a time, by the product of
-`templates/triton/conv_small_channel.py`. Of lines it keeps the greatest, rounded as a convolution
-of its own would have been, so of 3 x 3 windows by steps of 2 each line is computed once. Of a
+A program goes down an image, a line of the convolution at a time, by the GEMM of
+`templates/triton/conv_small_channel.py`. It keeps the maximum of lines, rounded as a separate
+convolution would round it, so for 3 x 3 windows with stride 2 each line is computed once. Of a
 window's three columns two are a pair; the third is the first of the next pair, which `tl.gather`
-brings.
+fetches.
 
-Terms and edges are counted anew in each line, from a zero that the compiler does not know: it would
-keep them all in registers, of which there are enough for three programs a multiprocessor then, not
-for four.
+K and edges are counted again in each line, from a zero that the compiler cannot see: otherwise it
+would keep them all in registers, which would then suffice for three programs a multiprocessor
+instead of four.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ from ipex_inductor.ops.stem import sides
 from ipex_inductor.ops.stem_pool import AROUND, STEP, WINDOW
 from ipex_inductor.templates.triton import conv_small_channel
 
-# To Inductor's hooks (`def_kernel`, `store_output`, INDEX_DTYPE) or those of who renders it alone.
+# Rendered with Inductor's hooks (`def_kernel`, `store_output`, INDEX_DTYPE), or with the hooks of a
+# caller that renders it alone.
 SOURCE = """\
 {%- macro unknown(name, pad) %}
 {%- if PTX %}
@@ -111,7 +112,7 @@ tl.maximum({{a}}, {{b}}, propagate_nan=tl.PropagateNan.ALL)
 
 @dataclass(frozen=True)
 class Tile:
-    """Columns of the convolution, channels and terms of a step, lines of the result, and warps."""
+    """Columns of the convolution, channels and K of a step, lines of the result, and warps."""
 
     BLOCK_M: int
     BLOCK_N: int
@@ -120,20 +121,20 @@ class Tile:
     num_warps: int = 4
 
 
-# By 64 columns, 32 terms and 4 warps a line takes the least: of 128 columns, 8 warps or 16 terms an
-# H200 took a tenth more and up to twice as long.
+# A line is fastest with 64 columns, K = 32 and 4 warps: with 128 columns, 8 warps or K = 16 an H200
+# took a tenth more and up to twice as long.
 TILES = tuple(Tile(64, wide, 32, lines) for wide in (32, 64) for lines in (16, 8, 4, 2))
-NARROWEST, WIDEST = 32, 64  # blocks of channels
+NARROWEST, WIDEST = 32, 64  # channels of a block
 
 
 def fits(tile: Tile, out_channels: int, terms: int) -> bool:
-    """Whether `tile` is as wide as there are channels, and a window of few of its steps."""
+    """Return whether `tile` is as wide as the channels, and few of its steps cover a kernel."""
     width = min(WIDEST, max(NARROWEST, 1 << (out_channels - 1).bit_length()))
     return width == tile.BLOCK_N and terms // tile.BLOCK_K <= conv_small_channel.MOST_STEPS
 
 
 def pooled(size: Sequence[int]) -> tuple[int, int]:
-    """The height and width of the pool's result, of a convolution's."""
+    """Return the height and width of the pool's result for a convolution's height and width."""
     return sides(size, (WINDOW,) * 2, (STEP,) * 2, (AROUND,) * 2)
 
 
@@ -149,19 +150,29 @@ def constants(
     biased: bool,
     ptx: bool,
 ) -> dict[str, Any]:
-    """What the template is rendered with but ALLOW_TF32; `image` is [C, H, W] of the input.
+    """Return the constants that the template is rendered with, except ALLOW_TF32.
 
-    `ptx`: words of NVIDIA's assembler are understood.
+    Args:
+        batch: the number of images.
+        image: [C, H, W] of the input.
+        out_channels: the channels of the result.
+        window: [h, w] of the kernel.
+        stride: of the kernel.
+        padding: of the input.
+        last: whether the input is channels-last.
+        tile: the block sizes.
+        biased: whether there is a bias.
+        ptx: whether inline assembly of NVIDIA GPUs may be used.
     """
-    alike = conv_small_channel.Tile(tile.BLOCK_M, tile.BLOCK_N, tile.BLOCK_K)
-    around = window, stride, padding, last, alike
-    known = conv_small_channel.constants(batch, image, out_channels, *around)
-    height, width = pooled((known["OUT_H"], known["OUT_W"]))
-    # A column more than pairs of them is read on the left, which is the one before the first.
+    conv_tile = conv_small_channel.Tile(tile.BLOCK_M, tile.BLOCK_N, tile.BLOCK_K)
+    options = window, stride, padding, last, conv_tile
+    conv_constants = conv_small_channel.constants(batch, image, out_channels, *options)
+    height, width = pooled((conv_constants["OUT_H"], conv_constants["OUT_W"]))
+    # A column more than the pairs is read on the left, before the first pair.
     blocks = -(-width // ((tile.BLOCK_M - 1) // 2))
     groups = -(-height // tile.BLOCK_H)
     return {
-        **known,
+        **conv_constants,
         "POOL_H": height,
         "POOL_W": width,
         "POOLED": -(-width // blocks),

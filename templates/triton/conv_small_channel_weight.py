@@ -1,10 +1,10 @@
-"""Triton for the gradient of a stem's weight: gathered as by
-`templates/triton/conv_small_channel.py`, summed up.
+"""Triton template of a small-channel convolution's weight gradient.
 
-A program goes through a part of the pixels and keeps the sums of all terms, or of as many as fit
-into registers, so that the gradient, by far the largest, is read once. It is the left factor,
-transposed: Hopper's tensor cores read both from shared memory as they are, and terms are needed in
-multiples of BLOCK_K only, as each accumulator has so many.
+The input is gathered as by `templates/triton/conv_small_channel.py`. A program goes through a part
+of the pixels and keeps the sums of all of K, or of as many as fit into registers, so that the
+gradient, by far the largest, is read once. It is the left factor, transposed: Hopper's tensor cores
+read both from shared memory as they are, and K needs multiples of BLOCK_K only, as each accumulator
+has so many.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from ipex_inductor.templates.triton.conv_small_channel import NARROWEST, WIDEST,
 
 NAME = "ipex.triton.stem_weight"
 
-# To Inductor's hooks, or those of who renders it alone. What lies beside a window is loaded with it
-# and multiplied as it is: its sums are cut off.
+# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
+# Elements beside a kernel are loaded and multiplied too: their sums are cut off.
 SOURCE = """\
 {{def_kernel("GRAD", "X")}}
     program = tl.program_id(0)
@@ -62,7 +62,7 @@ SOURCE = """\
 
 @dataclass(frozen=True)
 class Tile:
-    """Pixels of a step, channels, terms of an accumulator; most programs of a multiprocessor."""
+    """Pixels of a step, channels, accumulator columns; most programs of a multiprocessor."""
 
     BLOCK_M: int
     BLOCK_N: int
@@ -72,25 +72,25 @@ class Tile:
     programs: int
 
     def shared(self, terms: int, itemsize: int) -> int:
-        """Bytes of shared memory: the stages of both factors."""
+        """Return the bytes of shared memory: the stages of both factors."""
         columns = self.BLOCK_N + self.parts(terms)[1] * self.BLOCK_K
         return itemsize * self.num_stages * self.BLOCK_M * columns
 
     def fitting(self, room: int, terms: int, itemsize: int) -> int:
-        """How many programs a multiprocessor of so much shared memory holds."""
+        """Return how many programs a multiprocessor with `room` bytes of shared memory holds."""
         return min(self.programs, room // self.shared(terms, itemsize))
 
     def parts(self, terms: int) -> tuple[int, int]:
-        """How many programs share the terms, and how many accumulators each has."""
+        """Return how many programs share K, and how many accumulators each has."""
         all_of_them = -(-terms // self.BLOCK_K)
         most = min(MOST, max(1, SUMS * self.num_warps // (self.BLOCK_N * self.BLOCK_K)))
         shared = -(-all_of_them // most)
         return shared, -(-all_of_them // shared)
 
 
-SUMS = 4096  # that a warp keeps, 128 a thread
-MOST = 8  # accumulators, which are written out
-FEW = 32  # terms, for which any tile will do
+SUMS = 4096  # sums that a warp keeps, 128 a thread
+MOST = 8  # accumulators, which are unrolled
+FEW = 32  # elements of K, for which any tile will do
 TILES = (
     Tile(32, 16, 32, 4, 4, 4),
     Tile(128, 16, 32, 4, 3, 3),
@@ -106,18 +106,26 @@ TILES = (
 
 
 def fits(tile: Tile, out_channels: int, found: Runs) -> bool:
-    """Whether `tile` is as wide as there are channels, and its accumulators are not for nothing."""
+    """Return whether `tile` is as wide as the channels, and its accumulators are mostly used."""
     width = min(WIDEST, max(NARROWEST, 1 << (out_channels - 1).bit_length()))
     return width == tile.BLOCK_N and (tile.BLOCK_K <= FEW or 2 * terms_of(found) > tile.BLOCK_K)
 
 
 def terms_of(found: Runs) -> int:
-    """How many terms a pixel has, with what lies beside the window."""
+    """Return the elements of K that a pixel has, including elements beside the kernel."""
     return found.count * found.width
 
 
 def division(pixels: int, out_channels: int, terms: int, tile: Tile, programs: int) -> int:
-    """How many steps a program takes, where so many `programs` fit on the device at once."""
+    """Return the steps of a program, if `programs` fit on the device at once.
+
+    Args:
+        pixels: of the result.
+        out_channels: the channels of the result.
+        terms: K.
+        tile: the block sizes.
+        programs: how many fit on the device at once.
+    """
     blocks = -(-out_channels // tile.BLOCK_N) * tile.parts(terms)[0]
     return -(-pixels // (tile.BLOCK_M * max(1, programs // blocks)))
 
@@ -133,19 +141,31 @@ def constants(
     steps: int,
     tile: Tile,
 ) -> dict[str, Any]:
-    """What the template is rendered with but ALLOW_TF32; `image` is [C, H, W] of the input."""
-    around = window, stride, padding, last
-    found = gathering(batch, image, *around)
-    shared, parts = tile.parts(terms_of(runs(image, *around)))
+    """Return the constants that the template is rendered with, except ALLOW_TF32.
+
+    Args:
+        batch: the number of images.
+        image: [C, H, W] of the input.
+        out_channels: the channels of the result.
+        window: [h, w] of the kernel.
+        stride: of the kernel.
+        padding: of the input.
+        last: whether the input is channels-last.
+        steps: of a program.
+        tile: the block sizes.
+    """
+    options = window, stride, padding, last
+    gather_constants = gathering(batch, image, *options)
+    shared, parts = tile.parts(terms_of(runs(image, *options)))
     blocks = -(-out_channels // tile.BLOCK_N)
     return {
-        **found,
+        **gather_constants,
         "OUT_C": out_channels,
         "TERMS": shared * parts * tile.BLOCK_K,
         "STEPS": steps,
         "STAGES": tile.num_stages,
         "PARTS": parts,
-        "PROGRAMS": -(-found["PIXELS"] // (steps * tile.BLOCK_M)),
+        "PROGRAMS": -(-gather_constants["PIXELS"] // (steps * tile.BLOCK_M)),
         "BLOCKS": blocks * shared,
         "BLOCKS_N": blocks,
         "BLOCK_M": tile.BLOCK_M,

@@ -1,8 +1,8 @@
-"""Triton for a convolution of each channel by itself, in strips: bound by its multiplications.
+"""Triton template of a depthwise convolution in strips, which is bound by its multiplications.
 
-A thread has some channels of one place of the image. It holds all weights of theirs in registers
-while it goes along a band of rows, and makes a few rows and columns of the result at a time: each
-pixel that these read is loaded and widened once, for all of them.
+A thread has some channels of one place of the image. It holds all of their weights in registers
+while it goes along a band of rows, and computes a few rows and columns of the result at a time:
+each pixel that these read is loaded and upcast once, for all of them.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import Any
 from ipex_inductor.ops.stem import sides
 from ipex_inductor.templates.triton.geometry import geometry
 
-# To Inductor's hooks, or those of who renders it alone.
+# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
 SOURCE = """\
 {{def_kernel("X", "W")}}
 {%- set whole = CHANNELS % BLOCK_N == 0 %}
@@ -100,7 +100,7 @@ TILES = (
     Tile(4, 4, 64, 1),
     Tile(4, 4, 32, 1),
 )
-STRIPS = 7  # that a program makes at most, by the weights it has loaded
+STRIPS = 7  # strips that a program computes with the weights it has loaded, at most
 
 
 def constants(
@@ -112,7 +112,17 @@ def constants(
     dilation: Sequence[int],
     tile: Tile,
 ) -> dict[str, Any]:
-    """What the template is rendered with; `image` is [C, H, W] of the input."""
+    """Return the constants that the template is rendered with.
+
+    Args:
+        batch: the number of images.
+        image: [C, H, W] of the input.
+        window: [h, w] of the kernel.
+        stride: of the kernel.
+        padding: of the input.
+        dilation: of the kernel.
+        tile: the block sizes.
+    """
     out_height, out_width = sides(image[1:], window, stride, padding, dilation)
     bands, strips = -(-out_height // tile.BLOCK_H), -(-out_width // tile.BLOCK_W)
     parts = -(-strips // STRIPS)

@@ -1,10 +1,10 @@
-"""Triton for a convolution of many channels by boxes of Hopper's copy engine.
+"""Triton template of a convolution of many channels by TMA tiles (Hopper).
 
-A block of pixels is a box of images, lines and columns; what a place of the window reads of it is
-another box, which the engine fetches, with zeros where it lies beside the image: no addresses, no
-masks. The weight is the left factor: Triton takes only a right one from where it lies in shared
-memory when it has to be reshaped, as a box is to rows; a left one goes through registers. Programs
-go through blocks in turns, as in `persistent.py`.
+A block of pixels is a TMA tile of images, lines and columns; a tap reads another tile, which TMA
+fetches, with zeros outside of the image: no addresses, no masks. The weight is the left factor:
+Triton reads an operand that has to be reshaped, as a TMA tile has to be to rows, from shared memory
+in place only if it is the right one; a left one goes through registers. Programs are persistent, as
+in `persistent.py`.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from typing import Any
 
 from ipex_inductor.templates.triton.geometry import geometry
 
-# To Inductor's hooks, or those of who renders it alone.
+# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
 SOURCE = """\
 {%- set strided = STRIDE_H * STRIDE_W > 1 %}
 {{def_kernel("X", "W")}}
@@ -82,7 +82,7 @@ SOURCE = """\
 
 @dataclass(frozen=True)
 class Tile:
-    """Output pixels and channels of a block, its warps and stages."""
+    """Output pixels (M) and channels (N) of a block, its warps and stages."""
 
     BLOCK_M: int
     BLOCK_N: int
@@ -90,7 +90,7 @@ class Tile:
     num_stages: int
 
     def shared(self, terms: int, itemsize: int) -> int:
-        """Bytes of shared memory that the stages take, and what is turned in it at the end."""
+        """Return the bytes of shared memory of the stages, and of the final transposition."""
         return self.num_stages * (self.BLOCK_M + self.BLOCK_N) * terms * itemsize + 9000
 
 
@@ -103,27 +103,27 @@ TILES = (
     Tile(128, 128, 4, 4),
     Tile(128, 256, 8, 3),
 )
-NARROWEST = 64  # columns: a group of warps multiplies so many
-FEWEST_TERMS, TERMS = 16, 64  # of a step, which channels are a multiple of; 64 are 128 bytes
-VECTOR = 16  # bytes: a tensor begins at a multiple, as the copy engine needs
+NARROWEST = 64  # columns that a warp group multiplies
+FEWEST_TERMS, TERMS = 16, 64  # channels of a step, of which C is a multiple; 64 are 128 bytes
+VECTOR = 16  # bytes; the alignment of a tensor that TMA needs
 MOST_PLACES = 49
 
 
 def fits(tile: Tile, out_channels: int) -> bool:
-    """Whether a block is no wider than the result."""
+    """Return whether a block is no wider than the result."""
     return max(NARROWEST, 1 << (out_channels - 1).bit_length()) >= tile.BLOCK_N
 
 
 def terms_of(channels: int) -> int:
-    """Channels of a step: as many as divide them, so that none reads another place's."""
+    """Return the channels of a step: a divisor, so that no step reads another tap's."""
     return min(TERMS, channels & -channels)
 
 
 def box(pixels: int, batch: int, height: int, width: int) -> tuple[int, int, int]:
-    """Images, lines and columns of a block of so many pixels.
+    """Return the images, lines and columns of a TMA tile of so many pixels.
 
-    Those that leave least of all blocks empty; then those of the fewest images and the most alike
-    sides, whose windows share most of what they read.
+    It leaves the least of all blocks empty; of several, it has the fewest images and the most equal
+    sides, whose taps share most of what they read.
     """
 
     def waste(sides: tuple[int, int, int]) -> tuple[int, int, int]:
@@ -147,13 +147,26 @@ def constants(
     tile: Tile,
     programs: int,
 ) -> dict[str, Any]:
-    """What the template is rendered with but ALLOW_TF32; `programs` fit on the device at once."""
-    known = geometry(image, window, stride, padding, dilation)
+    """Return the constants that the template is rendered with, except ALLOW_TF32.
+
+    Args:
+        batch: the number of images.
+        image: [C, H, W] of the input.
+        out_channels: the channels of the result.
+        window: [h, w] of the kernel.
+        stride: of the kernel.
+        padding: of the input.
+        dilation: of the kernel.
+        tile: the block sizes.
+        programs: how many fit on the device at once.
+    """
+    shape_constants = geometry(image, window, stride, padding, dilation)
+    sizes = batch, shape_constants["OUT_H"], shape_constants["OUT_W"]
     terms = terms_of(image[0])
     return {
         "OUT_C": out_channels,
-        **known,
-        **blocks((batch, known["OUT_H"], known["OUT_W"]), out_channels, tile, programs),
+        **shape_constants,
+        **blocks(sizes, out_channels, tile, programs),
         # Padding as whole strides, so that nothing negative is divided.
         "ABOVE": -(-padding[0] // stride[0]),
         "BESIDE": -(-padding[1] // stride[1]),
@@ -168,7 +181,7 @@ def constants(
 def blocks(
     sizes: tuple[int, int, int], out_channels: int, tile: Tile, programs: int
 ) -> dict[str, int]:
-    """How a result of those images, lines and columns falls into boxes, and those to programs."""
+    """Return the constants that divide a result into TMA tiles, and these among programs."""
     sides = box(tile.BLOCK_M, *sizes)
     boxes = [-(-size // side) for size, side in zip(sizes, sides, strict=True)]
     columns = -(-out_channels // tile.BLOCK_N)

@@ -1,4 +1,4 @@
-"""What every template of a convolution is told of its image and window."""
+"""Constants of an activation and a kernel, shared by all convolution templates."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,17 @@ def geometry(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> dict[str, int]:
-    """Constants of a window [h, w] on an image [C, H, W]."""
+    """Return the constants of a kernel [h, w] on an image [C, H, W].
+
+    Args:
+        image: [C, H, W] of the input.
+        window: [h, w] of the kernel.
+        stride: of the kernel.
+        padding: of the input.
+        dilation: of the kernel.
+    """
     channels, *size = image
-    each = {
+    pairs = {
         "IN": size,
         "OUT": sides(size, window, stride, padding, dilation),
         "WINDOW": window,
@@ -23,6 +31,6 @@ def geometry(
         "DILATION": dilation,
     }
     sized = {
-        f"{n}_{side}": v for n, both in each.items() for side, v in zip("HW", both, strict=True)
+        f"{n}_{side}": v for n, both in pairs.items() for side, v in zip("HW", both, strict=True)
     }
     return {"CHANNELS": channels, **sized}

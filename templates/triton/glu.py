@@ -1,7 +1,7 @@
-"""Triton for a gated pair of products of many terms: as many programs as run at once, in turns.
+"""Triton template of a GLU (a gated pair of GEMMs) with a large K, by persistent programs.
 
-As `templates/triton/persistent.py`; a block of rows is multiplied by both weights as it comes, and
-one block is written: the activation of one product, times the other.
+As in `templates/triton/persistent.py`, but a block of rows is multiplied by both weights as it is
+loaded, and one block is written: the activation of one GEMM, times the other.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ from ipex_inductor.templates.triton import persistent
 
 NAME = "ipex.triton.gated"
 
-# To Inductor's hooks, or those of who renders it alone. Activations are `ops/gelu.py`'s.
+# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
+# Activations are those of `ops/gelu.py`.
 SOURCE = """\
 {%- if BIASED %}{{def_kernel("X", "G", "W", "GATE_BIAS", "BIAS")}}
 {%- else %}{{def_kernel("X", "G", "W")}}{% endif %}
@@ -69,21 +70,31 @@ UNARY = ("silu", "gelu", "gelu_tanh")
 
 @dataclass(frozen=True)
 class Tile(persistent.Tile):
-    """Rows, columns of the result and terms of a block, its warps and stages."""
+    """Rows (M), columns (N) and K of a block, its warps and stages."""
 
     def shared(self, itemsize: int) -> int:
-        """Bytes of shared memory: stages of three factors, barriers, and the result's rows."""
+        """Return the bytes of shared memory: stages of three factors, barriers, result rows."""
         stages = self.num_stages * (self.BLOCK_M + 2 * self.BLOCK_N) * self.BLOCK_K * itemsize
         return stages + 2 * self.BLOCK_M * self.BLOCK_N + 64
 
 
-# Of twice as many sums as columns: those of `templates/triton/persistent.py`.
+# The tiles of `templates/triton/persistent.py`, half as wide: each column has two sums.
 TILES = (Tile(128, 128, 64, 8, 3), Tile(128, 64, 64, 4, 3))
 
 
 def constants(
     rows: int, columns: int, terms: int, biased: bool, unary: str, tile: Tile, programs: int
 ) -> dict[str, Any]:
-    """What the template is rendered with but ALLOW_TF32; `programs` fit on the device at once."""
-    known = persistent.constants(rows, columns, terms, biased, tile, programs)
-    return {**known, "SILU": unary == "silu", "TANH": unary == "gelu_tanh"}
+    """Return the constants that the template is rendered with, except ALLOW_TF32.
+
+    Args:
+        rows: M.
+        columns: N.
+        terms: K.
+        biased: whether there is a bias.
+        unary: the activation, one of `UNARY`.
+        tile: the block sizes.
+        programs: how many fit on the device at once.
+    """
+    gemm_constants = persistent.constants(rows, columns, terms, biased, tile, programs)
+    return {**gemm_constants, "SILU": unary == "silu", "TANH": unary == "gelu_tanh"}

@@ -1,8 +1,10 @@
-"""Triton for sums of columns and of their squares: every number is read once, by 16 bytes.
+"""Triton template of sums of columns and of their squares, reading each element once.
 
-A program takes a block of columns, and of rows every so many-th block: it adds to blocks of sums
-in registers, and joins the rows of those at its end. What it stores is of one channel by the other,
-so that who adds up the parts of a channel finds them side by side.
+Loads are of 16 bytes.
+
+A program takes a block of columns and every n-th block of rows: it adds to blocks of sums in
+registers, and joins the rows of these at its end. It stores the parts of a channel side by side for
+the kernel that adds them up.
 """
 
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from typing import Any
 
 from ipex_inductor.ops.moments import SAMPLES, sampled
 
-# To Inductor's hooks, or those of who renders it alone.
+# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
 SOURCE = """\
 {{def_kernel("X")}}
     program = tl.program_id(0)
@@ -64,21 +66,21 @@ class Tile:
 
 # On an H200 the best of twelve for nearly all shapes of ResNet-50, within 1 % for the rest.
 TILE = Tile(128, 64, 8, 3, 2)
-# By architecture, how many numbers an image has at least for whose channels it was measured to be
-# faster than Inductor's kernels (1.05 to 1.9 times; of half as many it was slower).
+# By architecture, the least elements of an activation for which it was measured to be faster than
+# Inductor's kernels (1.05 to 1.9 times; for half as many it was slower).
 FASTER = {"sm_90": 128 * 256 * 14 * 14}
-VECTOR = 8  # numbers of 16 bits that a load takes
+VECTOR = 8  # elements of 16 bits that a load takes
 
 
 def parts_of(rows: int, columns: int, tile: Tile, multiprocessors: int) -> int:
-    """How many programs share a block of columns, so that all have as many blocks but for one."""
+    """Return how many programs share a block of columns, with equal numbers of row blocks."""
     blocks, wide = -(-rows // tile.BLOCK_M), -(-columns // tile.BLOCK_C)
-    each = -(-blocks // max(1, multiprocessors * tile.programs // wide))
-    return -(-blocks // each)
+    blocks_per_part = -(-blocks // max(1, multiprocessors * tile.programs // wide))
+    return -(-blocks // blocks_per_part)
 
 
 def constants(rows: int, columns: int, parts: int, tile: Tile) -> dict[str, Any]:
-    """What the template is rendered with."""
+    """Return the constants that the template is rendered with."""
     return {
         "ROWS": rows,
         "COLUMNS": columns,

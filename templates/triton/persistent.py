@@ -1,8 +1,8 @@
-"""Triton for a product of many terms: as many programs as run at once, in turns.
+"""Triton template of a GEMM with a large K, by persistent programs.
 
-Operands come by Hopper's copy engine, as descriptors say (by plain loads where there is none). Both
-loops are flattened into one, so that the next block's operands are on their way while this one's
-epilogue is computed.
+Operands are loaded by TMA, as descriptors say (by plain loads without TMA). Both loops are
+flattened into one, so that the next block's operands are loading while this one's epilogue is
+computed.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Any
 
 NAME = "ipex.triton.persistent"
 
-# To Inductor's hooks, or those of who renders it alone.
+# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
 SOURCE = """\
 {%- if BIASED %}{{def_kernel("X", "W", "BIAS")}}{% else %}{{def_kernel("X", "W")}}{% endif %}
     given = tl.make_tensor_descriptor(X, [ROWS, TERMS], [TERMS, 1], [BLOCK_M, BLOCK_K])
@@ -43,7 +43,7 @@ SOURCE = """\
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows, columns and terms of a block, its warps and stages."""
+    """Rows (M), columns (N) and K of a block, its warps and stages."""
 
     BLOCK_M: int
     BLOCK_N: int
@@ -52,24 +52,33 @@ class Tile:
     num_stages: int
 
     def shared(self, itemsize: int) -> int:
-        """Bytes of shared memory: stages, barriers, and what is turned into rows at the end."""
+        """Return the bytes of shared memory: stages, barriers, and the final transposition."""
         stages = self.num_stages * (self.BLOCK_M + self.BLOCK_N) * self.BLOCK_K * itemsize
         return stages + self.BLOCK_M * self.BLOCK_N + 64
 
 
-# The fastest of 15 on an H200 for 768, 1024 and 4096 terms; warps of one role each were slower.
-# Two programs a multiprocessor are for what is bound by memory too: one adds while one multiplies.
+# The fastest of 15 on an H200 for K of 768, 1024 and 4096; warp specialization was slower. Two
+# programs a multiprocessor help if memory is a limit too: one adds while the other multiplies.
 TILES = (Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 4, 3))
-MOST_ADDED = 128 * 128  # of a block to which something is added: Triton 3.6 spills of larger ones
+MOST_ADDED = 128 * 128  # elements of a block with an addend: Triton 3.6 spills for larger ones
 GROUP = 8  # blocks of rows that share columns
 FEWEST = {"rows": 1024, "terms": 256}
-VECTOR = 16  # bytes: a row begins at a multiple, as the copy engine needs
+VECTOR = 16  # bytes; the alignment of a row that TMA needs
 
 
 def constants(
     rows: int, columns: int, terms: int, biased: bool, tile: Tile, programs: int
 ) -> dict[str, Any]:
-    """What the template is rendered with but ALLOW_TF32; `programs` fit on the device at once."""
+    """Return the constants that the template is rendered with, except ALLOW_TF32.
+
+    Args:
+        rows: M.
+        columns: N.
+        terms: K.
+        biased: whether there is a bias.
+        tile: the block sizes.
+        programs: how many fit on the device at once.
+    """
     blocks = -(-rows // tile.BLOCK_M), -(-columns // tile.BLOCK_N)
     return {
         "ROWS": rows,

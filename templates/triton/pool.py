@@ -1,15 +1,16 @@
-"""Triton for a max pool in training: behind a batch norm and a relu, and its backward.
+"""Triton templates of a max pool in training: after a batch norm and ReLU, and its backward.
 
-Places are those of a window, so they are numbers that the kernel is written with, and an element
-costs a load, a comparison and a selection for each place. Inductor's own backward computes indices
-of the image for each element by itself, and takes ten times as long as memory does.
+Offsets are taps of the pool's window, so they are constants of the kernel, and an element costs a
+load, a comparison and a selection for each tap. Inductor's own backward computes indices of the
+image for each element, and takes ten times as long as memory does.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# To Inductor's hooks, or those of who renders it alone. OFFSETS is written.
+# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
+# OFFSETS is written.
 FORWARD = """\
 {{def_kernel("X", "MEAN", "RSTD", "WEIGHT", "BIAS", "OFFSETS")}}
     pixel = tl.program_id(0).to(INDEX_DTYPE) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -51,7 +52,7 @@ FORWARD = """\
     {{store_output(("idx_m", "idx_n"), "best", "mask", val_shape=("BLOCK_M", "BLOCK_N"))}}
 """
 
-# A step of the window, in both directions, has pixels that are in the same windows.
+# The pixels of a step of the window, in both directions, are in equal windows.
 BACKWARD = """\
 {{def_kernel("GRAD", "OFFSETS")}}
     step = tl.program_id(0).to(INDEX_DTYPE) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -114,12 +115,12 @@ TILES = (Tile(16, 64, 4), Tile(32, 32, 4), Tile(64, 16, 4))
 
 
 def tile_for(channels: int) -> Tile:
-    """The widest that is filled."""
+    """Return the widest tile that the channels fill."""
     return next((tile for tile in TILES if channels >= tile.BLOCK_N), TILES[-1])
 
 
 def windows(window: Sequence[int], stride: Sequence[int]) -> tuple[int, int]:
-    """How many windows a pixel may be in, in both directions."""
+    """Return how many windows a pixel may be in, in both directions."""
     down, along = (-(-size // step) for size, step in zip(window, stride, strict=True))
     return down, along
 
@@ -133,10 +134,20 @@ def constants(
     padding: Sequence[int],
     tile: Tile,
 ) -> dict[str, Any]:
-    """What both templates are rendered with; `image` is [C, H, W], `pooled` [H', W']."""
+    """Return the constants that both templates are rendered with.
+
+    Args:
+        batch: the number of images.
+        image: [C, H, W] of the input.
+        pooled: [H', W'] of the result.
+        window: [h, w] of the pool.
+        stride: of the pool.
+        padding: of the input.
+        tile: the block sizes.
+    """
     channels, *size = image
     steps = [-(-(n + pad) // by) for n, pad, by in zip(size, padding, stride, strict=True)]
-    each = {
+    pairs = {
         "IN": size,
         "OUT": pooled,
         "WINDOW": window,
@@ -146,7 +157,7 @@ def constants(
         "PADDING": padding,
     }
     sized = {
-        f"{n}_{side}": v for n, both in each.items() for side, v in zip("HW", both, strict=True)
+        f"{n}_{side}": v for n, both in pairs.items() for side, v in zip("HW", both, strict=True)
     }
     return {
         "PIXELS": batch * pooled[0] * pooled[1],

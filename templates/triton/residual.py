@@ -1,8 +1,8 @@
-"""Triton for two products that are added: a convolution of one pixel and that of its shortcut.
+"""Triton templates of two added GEMMs: a 1x1 convolution and that of its residual shortcut.
 
-Apart, the shortcut's result is written and read again, which is most of what both move. Streamed,
-both weights stay in shared memory, as in `streamed.py`; by boxes of Hopper's copy engine they do
-not have to fit, as in `conv_boxes.py`.
+Unfused, the shortcut's result is written and read again, which is most of the memory traffic of
+both. In `STREAMED` both weights stay in shared memory, as in `weight_stationary.py`; in `BOXES`, by
+TMA tiles, they do not have to fit, as in `conv_tma.py`.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import Any
 
 from ipex_inductor.templates.triton import conv_tma, weight_stationary
 
-# To Inductor's hooks, or those of who renders it alone.
+# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
 STREAMED = """\
 {{def_kernel("X", "W", "S", "P", "BIAS")}}
     first = tl.program_id(0)
@@ -119,7 +119,7 @@ BOXES_TILES = (
 
 
 def shared(tile: weight_stationary.Tile, terms: int, other_terms: int, itemsize: int) -> int:
-    """Bytes of shared memory, streamed: blocks of both weights, stages of both images, a result."""
+    """Return the bytes of shared memory of `STREAMED`: weights, stages of both inputs, a result."""
     both = weight_stationary.depth(terms) + weight_stationary.depth(other_terms)
     return itemsize * (tile.BLOCK_N * both + tile.BLOCK_M * (tile.num_stages * both + tile.BLOCK_N))
 
@@ -133,11 +133,18 @@ def constants(
     tile: weight_stationary.Tile | conv_tma.Tile,
     programs: int,
 ) -> dict[str, Any]:
-    """What the template is rendered with but ALLOW_TF32; `programs` fit on the device at once.
+    """Return the constants that the template is rendered with, except ALLOW_TF32.
 
-    `image` [C, H, W] and `source` [D, H', W'] as they are read.
+    Args:
+        batch: the number of images.
+        image: [C, H, W] of the input.
+        source: [D, H', W'] of the shortcut's input.
+        out_channels: the channels of the result.
+        stride: of the shortcut.
+        tile: the block sizes.
+        programs: how many fit on the device at once.
     """
-    known = {
+    values = {
         "OUT_C": out_channels,
         "BIASED": True,
         "TERMS": image[0],
@@ -155,12 +162,12 @@ def constants(
     if isinstance(tile, conv_tma.Tile):
         sizes = batch, image[1], image[2]
         steps = map(conv_tma.terms_of, (image[0], source[0]))
-        known |= conv_tma.blocks(sizes, out_channels, tile, programs)
-        return known | dict(zip(("BLOCK_K", "OTHER_K"), steps, strict=True))
+        values |= conv_tma.blocks(sizes, out_channels, tile, programs)
+        return values | dict(zip(("BLOCK_K", "OTHER_K"), steps, strict=True))
     rows = batch * image[1] * image[2]
     blocks = -(-rows // tile.BLOCK_M), -(-out_channels // tile.BLOCK_N)
     step = min(blocks[0], max(1, programs // blocks[1]))
-    return known | {
+    return values | {
         "ROWS": rows,
         "BLOCKS_M": blocks[0],
         "BLOCKS_N": blocks[1],

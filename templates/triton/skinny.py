@@ -1,25 +1,24 @@
-"""Products of few rows in Triton: limited by memory, so the weight is read once, at its speed.
+"""Skinny GEMMs in Triton: limited by memory, so the weight is read once, at the memory's speed.
 
-A program has BLOCK_N rows of the weight and, of each, the part of `TERMS` terms that is its own.
-What loads it waits for is hidden by as many bytes in flight: a GPU needs its bandwidth times its
-latency of them, an H200 about 26 kB on each multiprocessor.
+A program has BLOCK_N rows of the weight and, of each, its part of `TERMS` of K. The latency of its
+loads is hidden by bytes in flight: a GPU needs as many as its bandwidth times its latency, an H200
+about 26 kB on each multiprocessor.
 """
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 NAME = "ipex.few_rows"
-MOST = 32  # rows: beyond, the product is no longer limited by memory alone
+MOST = 32  # rows: beyond, the GEMM is no longer limited by memory alone
 WIDE = 16  # rows of a tile of tensor cores: fewer are filled up with zeros
 
 
 class Tile(NamedTuple):
-    """How one program goes about it; `step` is how many bytes of a weight's row it loads at a time.
+    """The work of one program; `step` is the bytes of a weight's row that it loads at a time.
 
-    `parts`: programs that share a row of the weight. `swapped`: the weight is the left
-    factor, which Hopper's tensor cores read from shared memory as it is (from 64 rows on).
-    `joined`: of two parts, whichever is there last adds the other's sums to its own, so that one
-    kernel is all.
+    `parts`: programs that share a row of the weight. `swapped`: the weight is the left factor,
+    which Hopper's tensor cores read from shared memory as it is (from 64 rows on). `joined`: of two
+    parts, the one that ends last adds the other's sums to its own, so that one kernel is enough.
     """
 
     columns: int
@@ -31,16 +30,16 @@ class Tile(NamedTuple):
     joined: bool = False
 
     def fields(self) -> dict[str, int | bool]:
-        """As records have it, which say `joined` where it is true."""
+        """Return the fields as in records, with `joined` only if it is true."""
         return {k: v for k, v in self._asdict().items() if v or k != "joined"}
 
     def terms(self, size: int, itemsize: int) -> int:
-        """How many of `size` terms one program adds up: whole steps."""
+        """Return how much of a K of `size` a program adds up: whole steps."""
         step = self.step // itemsize
         return -(-size // (self.parts * step)) * step
 
     def parameters(self, rows: int, size: int, itemsize: int) -> dict[str, int | bool]:
-        """The constants of a kernel for x [rows, size] of so many bytes an element."""
+        """Return the constants of a kernel for x [rows, size] of `itemsize` bytes an element."""
         block = 1 if rows == 1 else WIDE if rows <= WIDE else MOST
         return {
             "BLOCK_M": block,
@@ -52,24 +51,24 @@ class Tile(NamedTuple):
         }
 
     def blocks(self, columns: int) -> int:
-        """Programs that share no row of the weight."""
+        """Return the number of programs that share no row of the weight."""
         return -(-columns // self.columns)
 
     def workspace(self, rows: int, columns: int) -> int:
-        """Bytes in which parts that are `joined` meet: a word and the sums of either part."""
+        """Return the bytes for `joined` parts: a word and the sums of each part, a block."""
         block = self.parameters(rows, 1, 1)["BLOCK_M"]
         return self.blocks(columns) * (WORD + self.parts * 4 * block * self.columns)
 
     def shared(self, rows: int, itemsize: int) -> int:
-        """Bytes of shared memory, at most: its stages of x and the weight, or a sum over warps."""
+        """Return the bytes of shared memory, at most: stages of x and weight, or a warp sum."""
         block = self.parameters(rows, 1, itemsize)["BLOCK_M"]
         return (block + self.columns) * self.step * self.stages * (self.stages > 1) + (1 << 12)
 
 
-USUAL = Tile(1, 1, 1, 1, 1)  # not joined
+USUAL = Tile(1, 1, 1, 1, 1)  # the default: not joined
 
 # One row is multiplied and summed without tensor cores: four or eight loads of 16 bytes a thread
-# are in flight, or, with stages, those that wait in shared memory.
+# are in flight; with stages, loads wait in shared memory instead.
 ONE_ROW = (
     Tile(1, 4096, 1, 4, 1),
     Tile(4, 2048, 1, 4, 1),
@@ -84,24 +83,24 @@ ROWS = (
     Tile(64, 256, 1, 4, 5),
     Tile(64, 256, 1, 4, 5, True),
 )
-NOT_XE = (*ONE_ROW[2:4], ROWS[3])  # for Intel's GPUs: two spill there, one is Hopper's
+NOT_XE = (*ONE_ROW[2:4], ROWS[3])  # not for Intel GPUs: two spill there, one is for Hopper
 PARTS = (1, 2, 4, 8)
 # Two parts that become one result in the same kernel.
 JOINED = tuple(t._replace(parts=2, joined=True) for t in ROWS[2:])
-WORD = 16  # bytes, of which eight say that a part is there
+WORD = 16  # bytes, of which eight mark a stored part
 
 
 def tiles(one_row: bool) -> Iterator[Tile]:
-    """Those for one row, or for more, each with every number of parts; then the others."""
-    usual = ONE_ROW if one_row else ROWS
+    """Yield the tiles for one row, or for more, with each number of parts; then joined ones."""
+    base_tiles = ONE_ROW if one_row else ROWS
     for parts in PARTS:
-        for t in usual:
+        for t in base_tiles:
             yield t._replace(parts=parts)
     yield from () if one_row else JOINED
 
 
-# `{names}` are filled in by `inductor_source` and `source`. The rows of the weight beyond the last
-# are the last again, so that no load of it has a mask; those of x beyond the last are not loaded.
+# `{names}` are filled in by `inductor_source` and `source`. Rows of the weight beyond the last are
+# the last one again, so that its loads need no mask; rows of x beyond the last are not loaded.
 _BEGIN = """\
     part = tl.program_id(1)
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -147,10 +146,10 @@ _END = """\
     row = (part * M + tl.arange(0, BLOCK_M))[:, None]
     column = columns[None, :]
 """
-# Each part leaves its sums and takes what the word was, which is HERE if the other one was there
-# before. Nobody sets it up: that memory which nobody wrote holds those 64 bits by chance is as
-# likely as that two digests of as many bits are the same, and the last one takes them away again.
-# Two terms have one sum whatever their order, so no result depends on who was last.
+# Each part stores its sums and exchanges the word, which is HERE if the other part came first. The
+# word is not initialised: unwritten memory holds these 64 bits by chance as rarely as two 64-bit
+# digests collide, and the last part resets them. Addition of two terms is commutative, so no result
+# depends on which part was last.
 _JOINED = """\
     WORD: tl.constexpr = 16
     HERE: tl.constexpr = 0xE83B80A7A8D912D
@@ -176,9 +175,9 @@ def _body(one_row: bool, how: Tile, **names: str) -> str:
 
 
 def inductor_source(one_row: bool, how: Tile = USUAL) -> str:
-    """A template of Inductor's, which puts an epilogue behind it: x [M, K], weight [N, K].
+    """Return a template for Inductor, which adds an epilogue: x [M, K], weight [N, K].
 
-    Of `how` only what is not a constant of the kernel.
+    Of `how` only the properties are used that are no constants of the kernel.
     """
     sizes = {"M": ("X", 0), "N": ("W", 0), "K": ("X", 1)}
     head = '{{def_kernel("X", "W")}}\n' + "".join(
@@ -202,9 +201,9 @@ def inductor_source(one_row: bool, how: Tile = USUAL) -> str:
 
 
 def source(one_row: bool, how: Tile = USUAL) -> str:
-    """A module with the kernel `product`: x [M, K], weight [N, K] to fp32 [parts, M, N].
+    """Return a module with the kernel `product`: x [M, K], weight [N, K] to fp32 [parts, M, N].
 
-    What is `joined` is one part, and has bytes to work in after y.
+    A `joined` kernel writes one part, and takes a workspace after y.
     """
     strides = ("x_stride", "x_step", "weight_stride")
     tile = USUAL.parameters(1, 1, 1)

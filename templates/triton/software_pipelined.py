@@ -1,6 +1,7 @@
-"""Triton for a product of many terms where no copy engine writes the result: a block a program.
+"""Triton template of a GEMM with a large K whose result TMA does not write: a block a program.
 
-Operands come by plain loads, some steps before they are multiplied, as Triton pipelines the loop.
+Operands are loaded by plain loads, some steps before they are multiplied, as Triton pipelines the
+loop.
 """
 
 from dataclasses import dataclass
@@ -10,8 +11,9 @@ from ipex_inductor.templates.triton import persistent
 
 NAME = "ipex.triton.pipelined"
 
-# To Inductor's hooks, or those of who renders it alone. Beyond the last row and column those are
-# read again, and what comes of it is not stored: loads need no mask.
+# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
+# Beyond the last row and column these are read again, and the results are not stored: loads need no
+# mask.
 SOURCE = """\
 {%- if BIASED %}{{def_kernel("X", "W", "BIAS")}}{% else %}{{def_kernel("X", "W")}}{% endif %}
     # Neighbours share rows and columns, which the cache then has.
@@ -48,19 +50,19 @@ SOURCE = """\
 """
 
 
-# Hopper and Blackwell have the copy engine: there these are for results whose rows it cannot write.
+# Hopper and Blackwell have TMA: there these are for results whose rows it cannot write.
 UNEVEN = ("sm_90", "sm_10")
 BARRIER = 16  # bytes
 
 
 @dataclass(frozen=True)
 class Tile(persistent.Tile):
-    """Rows, columns and terms of a block, its warps and stages."""
+    """Rows (M), columns (N) and K of a block, its warps and stages."""
 
     def shared(self, itemsize: int, arch: str = "") -> int:
-        """Bytes of shared memory: all stages, or the result in rows.
+        """Return the bytes of shared memory: all stages, or the result in rows.
 
-        Before Hopper all but the one in registers; behind it, with a barrier.
+        Before Hopper one stage less, which is in registers; from Hopper on, with a barrier.
         """
         later = arch.startswith(UNEVEN)
         held = self.num_stages - (not later)
@@ -68,7 +70,7 @@ class Tile(persistent.Tile):
         return itemsize * max(held * step, self.BLOCK_M * self.BLOCK_N) + BARRIER * later
 
     def is_full(self, lanes: int) -> bool:
-        """Whether the sums take half of the registers of a thread; `lanes` are those of a warp."""
+        """Return whether sums take half of a thread's registers, with `lanes` threads a warp."""
         return self.BLOCK_M * self.BLOCK_N // (lanes * self.num_warps) >= 128
 
 
@@ -99,16 +101,24 @@ TILES = {
         Tile(64, 64, 64, 4, 2),
     ),
 }
-FEWEST_TERMS = 256  # fewer are streamed
-VECTOR = 16  # bytes: rows begin at multiples, or nothing is copied to shared memory in flight
-EVERY = 2**31  # blocks, or more than any
+FEWEST_TERMS = 256  # K; smaller GEMMs are weight-stationary
+VECTOR = 16  # bytes; the alignment of rows that asynchronous copies need
+EVERY = 2**31  # programs; more than there are blocks
 
 
 def tiles(arch: str) -> tuple[Tile, ...]:
-    """Those for that architecture; none where there are better ways."""
-    return next((found for start, found in TILES.items() if arch.startswith(start)), ())
+    """Return the tiles for an architecture; none if another template is better there."""
+    return next((arch_tiles for start, arch_tiles in TILES.items() if arch.startswith(start)), ())
 
 
 def constants(rows: int, columns: int, terms: int, biased: bool, tile: Tile) -> dict[str, Any]:
-    """What the template is rendered with but ALLOW_TF32."""
+    """Return the constants that the template is rendered with, except ALLOW_TF32.
+
+    Args:
+        rows: M.
+        columns: N.
+        terms: K.
+        biased: whether there is a bias.
+        tile: the block sizes.
+    """
     return persistent.constants(rows, columns, terms, biased, tile, programs=EVERY)

@@ -1,8 +1,8 @@
-"""Triton for a product of many rows with a small weight, which is bound by memory.
+"""Triton template of a weight-stationary GEMM: many rows and a small weight, bound by memory.
 
-A program keeps its block of the weight in shared memory, and goes through rows: what it multiplies
-and what an epilogue adds to the result are on their way some blocks before they are needed, as
-Triton pipelines every load of a loop that says how many stages it has.
+A program keeps its block of the weight in shared memory, and goes through rows: the operands, and
+addends of an epilogue, are loading some blocks before they are needed, as Triton pipelines every
+load of a loop with a number of stages.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Any
 
 NAME = "ipex.triton.streamed"
 
-# To Inductor's hooks, or those of who renders it alone.
+# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
 SOURCE = """\
 {%- if BIASED %}{{def_kernel("X", "W", "BIAS")}}{% else %}{{def_kernel("X", "W")}}{% endif %}
     first = tl.program_id(0)
@@ -47,7 +47,7 @@ SOURCE = """\
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows and columns of a block, its warps and stages, and most programs of a multiprocessor."""
+    """Rows (M) and columns (N) of a block, warps, stages; programs of a multiprocessor, at most."""
 
     BLOCK_M: int
     BLOCK_N: int
@@ -56,15 +56,15 @@ class Tile:
     programs: int
 
     def shared(self, terms: int, itemsize: int, added: bool) -> int:
-        """Bytes of shared memory: a block of the weight, stages of x, and of an addend one less.
+        """Return the bytes of shared memory: a weight block, the stages of x, and the result.
 
-        And the result, which is turned there into rows before it is written.
+        An addend has one stage less. The result is transposed there to rows before it is written.
         """
         staged = self.num_stages * depth(terms) + (self.num_stages - 1) * self.BLOCK_N * added
         return itemsize * (self.BLOCK_N * depth(terms) + self.BLOCK_M * (staged + self.BLOCK_N))
 
     def fitting(self, room: int, terms: int, itemsize: int, added: bool) -> int:
-        """How many programs a multiprocessor of so much shared memory holds."""
+        """Return how many programs a multiprocessor with `room` bytes of shared memory holds."""
         return min(self.programs, room // self.shared(terms, itemsize, added))
 
 
@@ -76,27 +76,36 @@ TILES = (
     Tile(64, 128, 8, 3, 2),
     Tile(64, 64, 4, 3, 4),
 )
-FEWEST_ROWS = 4096  # or a program has too few blocks for a pipeline
-MOST_TERMS = 256  # which a block takes at once
+FEWEST_ROWS = 4096  # with fewer, a program has too few blocks for a pipeline
+MOST_TERMS = 256  # K, which a block takes at once
 NARROWEST = 64  # columns of a block
-IN_FLIGHT = 3  # stages of all programs of a multiprocessor: fewer were up to 1.6 times slower
+IN_FLIGHT = 3  # stages of all programs of a multiprocessor; fewer were up to 1.6 times slower
 
 
 def fits(tile: Tile, columns: int) -> bool:
-    """Whether a block is no wider than the result, nor much narrower."""
+    """Return whether a block is no wider than the result, nor much narrower."""
     wide = max(NARROWEST, 1 << (columns - 1).bit_length())
     return tile.BLOCK_N in (wide, wide // 2) or (tile.BLOCK_N >= 2 * NARROWEST and wide > 256)
 
 
 def depth(terms: int) -> int:
-    """The terms of a block, a power of two."""
+    """Return the K of a block, a power of two."""
     return max(16, 1 << (terms - 1).bit_length())
 
 
 def constants(
     rows: int, columns: int, terms: int, biased: bool, tile: Tile, programs: int
 ) -> dict[str, Any]:
-    """What the template is rendered with but ALLOW_TF32; `programs` fit on the device at once."""
+    """Return the constants that the template is rendered with, except ALLOW_TF32.
+
+    Args:
+        rows: M.
+        columns: N.
+        terms: K.
+        biased: whether there is a bias.
+        tile: the block sizes.
+        programs: how many fit on the device at once.
+    """
     blocks = -(-rows // tile.BLOCK_M), -(-columns // tile.BLOCK_N)
     step = min(blocks[0], max(1, programs // blocks[1]))
     return {
