@@ -1,4 +1,4 @@
-"""The `ipex-inductor` command: one file a verb, imported when that verb is called."""
+"""The `ipex-inductor` command: one file per verb, imported when that verb is called."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ import typer
 from ipex_inductor import __version__
 from ipex_inductor.cli.verbs import Verbs, table
 
-# Each is the function of the same name in the module of the same name.
+# Each verb is the function of the same name in the module of the same name.
 VERBS = {
     "autotune": "Measured kernel choices: show, compare, merge, import and export them.",
     "bisect": "Which rule, fold or prologue is behind a wrong or a slow result.",
@@ -21,8 +21,8 @@ VERBS = {
 }
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"ipex-inductor {__version__}")
         raise typer.Exit
 

@@ -4,7 +4,7 @@ import typer
 
 from ipex_inductor.cli.verbs import Verbs, table
 
-# Each is the function `cache_<verb>` in the module of that name.
+# Each verb is the function `cache_<verb>` in the module of that name.
 VERBS = {
     "gc": "Remove what killed processes left, and what was not used for longest beyond the quota.",
     "ls": "Every entry: what it is, for which device, how large, and when it was last used.",
