@@ -1,4 +1,4 @@
-"""Stores of one sum to several tensors of 16 bits: C++ of torch 2.13 declares a name twice."""
+"""Workaround for one sum stored to several 16-bit tensors, which torch 2.13 declares twice in C++."""
 
 import contextlib
 import functools
@@ -11,7 +11,7 @@ _in_blocks: ContextVar[bool] = ContextVar("stores of reductions in blocks", defa
 
 @contextlib.contextmanager
 def stores_in_blocks() -> Iterator[None]:
-    """Inside, a store of a reduction that declares a name again has a block of its own."""
+    """Put a reduction's store that declares a name again into a block of its own, meanwhile."""
     _install()
     token = _in_blocks.set(True)
     try:
@@ -22,7 +22,7 @@ def stores_in_blocks() -> Iterator[None]:
 
 @functools.cache
 def _install() -> None:
-    """Follow each store of a reduction; nothing is changed outside `stores_in_blocks`."""
+    """Wrap the stores of reductions; nothing changes outside `stores_in_blocks`."""
     from torch._inductor.codegen.common import DeferredLine
     from torch._inductor.codegen.cpp import CppVecKernel
 
