@@ -109,27 +109,25 @@ def mend_fused_sgd() -> None:
         has_sparse_grad: bool,
         **options: Any,
     ) -> None:
-        own_indices = [] if has_sparse_grad else [n for n, p in enumerate(params) if mended(p)]
-        usual_indices = [n for n in range(len(params)) if n not in {*own_indices}]
+        affected = [] if has_sparse_grad else [n for n, p in enumerate(params) if mended(p)]
+        unaffected = [n for n in range(len(params)) if n not in {*affected}]
         first = bool(options["momentum"]) and all(b is None for b in momentum_buffer_list)
-        if usual_indices:
-            usual_buffers = [momentum_buffer_list[n] for n in usual_indices if momentum_buffer_list]
+        if unaffected:
+            buffers = [momentum_buffer_list[n] for n in unaffected if momentum_buffer_list]
             lists = (
-                [params[n] for n in usual_indices],
-                [grads[n] for n in usual_indices],
-                usual_buffers,
+                [params[n] for n in unaffected],
+                [grads[n] for n in unaffected],
+                buffers,
             )
             usual(*lists, grad_scale, found_inf, has_sparse_grad=has_sparse_grad, **options)
-            for n, buffer in zip(
-                usual_indices, usual_buffers, strict=False
-            ):  # none without momentum
+            for n, buffer in zip(unaffected, buffers, strict=False):  # none without momentum
                 momentum_buffer_list[n] = buffer
-        for n in own_indices if first else ():
+        for n in affected if first else ():
             momentum_buffer_list[n] = torch.empty_like(grads[n])
         mended_sgd(
-            [params[n] for n in own_indices],
-            [grads[n] for n in own_indices],
-            [momentum_buffer_list[n] for n in own_indices if momentum_buffer_list],  # type: ignore[misc]
+            [params[n] for n in affected],
+            [grads[n] for n in affected],
+            [momentum_buffer_list[n] for n in affected if momentum_buffer_list],  # type: ignore[misc]
             is_first_step=first,
             grad_scale=grad_scale,
             found_inf=found_inf,

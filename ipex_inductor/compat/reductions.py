@@ -1,4 +1,7 @@
-"""Workaround for one sum stored to several 16-bit tensors, which torch 2.13 declares twice in C++."""
+"""Workaround for sums stored to several 16-bit tensors, in C++ of torch 2.13.
+
+It declares a name twice there.
+"""
 
 import contextlib
 import functools
