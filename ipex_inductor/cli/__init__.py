@@ -10,14 +10,14 @@ from ipex_inductor.cli.verbs import Verbs, table
 # Each verb is the function of the same name in the module of the same name.
 VERBS = {
     "autotune": "Measured kernel choices: show, compare, merge, import and export them.",
-    "bisect": "Which rule, fold or prologue is behind a wrong or a slow result.",
-    "cache": "The kernel cache: what is in it, is it whole, make room, ship it as signed bundles.",
+    "bisect": "Find the rule, fold or prologue behind a wrong or a slow result.",
+    "cache": "The kernel cache: list, verify and free entries, ship them as signed bundles.",
     "config": "The options of backend `ipex`: values in force, where they come from, what they do.",
     "demo": "Compile whole models with backend `ipex`; compare it with Inductor.",
-    "doctor": "What this machine has of all that is needed, and what to do about the rest.",
-    "explain": "What backend `ipex` does to a model, graph by graph, and why not more.",
-    "launch": "Instances of a program, each on cores of its own, with allocator and logs.",
-    "prebuild": "A model compiled ahead into a bundle, for processes that compile nothing.",
+    "doctor": "Check this machine for all that is needed, and say how to fix the rest.",
+    "explain": "Show what backend `ipex` does to a model, graph by graph, and why not more.",
+    "launch": "Run instances of a program, each on its own cores, with allocator and logs.",
+    "prebuild": "Compile a model into a bundle, for processes that compile nothing.",
 }
 
 

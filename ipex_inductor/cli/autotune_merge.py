@@ -23,7 +23,7 @@ def autotune_merge(
     databases: Databases,
     as_json: AsJson = False,
 ) -> None:
-    """Write one file with every record of the databases once: the same bytes in any order.
+    """Write one file with every record of the databases once: equal bytes in any order.
 
     Nothing is removed. Damaged lines are left out and reported on stderr; choices that this version
     does not know are kept. To add to a file, name it among the databases too.

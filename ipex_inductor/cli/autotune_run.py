@@ -20,7 +20,7 @@ from ipex_inductor.reporting.listing import Listing, number
 
 
 class Engine(StrEnum):
-    """Where problems are measured: on this machine or on a Ray cluster."""
+    """Places where problems are measured: this machine or a Ray cluster."""
 
     LOCAL = "local"
     RAY = "ray"

@@ -7,9 +7,9 @@ from ipex_inductor.cli.verbs import Verbs, table
 # Each verb is the function `cache_trust_<verb>` in the module of that name.
 VERBS = {
     "add": "Trust a public key: bundles that it signed are used.",
-    "ls": "The keys that are trusted here, by name.",
+    "ls": "List the keys that are trusted here, by name.",
     "new": "Make a pair of keys: a private one to sign with, a public one to hand out.",
-    "rm": "Trust a key no longer.",
+    "rm": "Stop trusting a key.",
 }
 
 

@@ -143,14 +143,14 @@ def _package(
     module, inputs = load_model(model, dtype, batch, Device.CPU)
     from ipex_inductor.prebuild.exporting import package as packaged
 
-    done = packaged(module, inputs, out, targets=targets, mode=mode, name=name, key=key)
-    compiled = "compiled" if done.compiled else "from the kernel cache"
+    packed = packaged(module, inputs, out, targets=targets, mode=mode, name=name, key=key)
+    compiled = "compiled" if packed.compiled else "from the kernel cache"
     if as_json:
-        facts = {"compiled": done.compiled, "report": done.report.to_dict()}
-        say_json(bundle_facts(out, done.manifest) | facts)
+        facts = {"compiled": packed.compiled, "report": packed.report.to_dict()}
+        say_json(bundle_facts(out, packed.manifest) | facts)
     else:
         unsigned = "" if key else "; it is not signed"
-        say(f"{bundle_line(out, done.manifest)}; {compiled}{unsigned}", done.report.summary())
+        say(f"{bundle_line(out, packed.manifest)}; {compiled}{unsigned}", packed.report.summary())
 
 
 Place = tuple[str, str]  # the label of a target, and the name of an example
@@ -210,8 +210,8 @@ def _progress(count: int) -> "Iterator[Any]":
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("", total=count)
 
-        def advance(what: str, done: int) -> None:
-            progress.update(task, advance=done, description=plain(what)[:60])
+        def advance(what: str, finished: int) -> None:
+            progress.update(task, advance=finished, description=plain(what)[:60])
 
         yield advance
 
@@ -234,10 +234,10 @@ def _finish(
     """
     from ipex_inductor.prebuild import graphs
 
-    done = [result for result in built.values() if not isinstance(result, str)]
+    prebuilt = [result for result in built.values() if not isinstance(result, str)]
     packed = None
-    if out is not None and any(result.entries or result.own for result in done):
-        packed = graphs.pack(done, out, name=name, key=key)
+    if out is not None and any(result.entries or result.own for result in prebuilt):
+        packed = graphs.pack(prebuilt, out, name=name, key=key)
     missing = {place: _missing(result, out is not None) for place, result in built.items()}
     if as_json:
         facts = bundle_facts(out, packed) if out and packed else {"path": None}

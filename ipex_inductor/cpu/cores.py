@@ -23,7 +23,10 @@ class Core(NamedTuple):
 
 
 def parse(text: str) -> list[int]:
-    """Return the numbers of a list like "0-3,8", as in Linux and the launcher; raise `CoresError`."""
+    """Return the numbers of a list like "0-3,8", as Linux and the launcher write it.
+
+    Raises `CoresError`.
+    """
     numbers: list[int] = []
     for part in filter(None, text.strip().split(",")):
         match = _RANGE.fullmatch(part)
@@ -81,7 +84,7 @@ def get_core_list_of_node_id(node_id: int) -> list[int]:
 
 
 def shared_out(items: Sequence[int], count: int) -> list[list[int]]:
-    """Return `items` in `count` runs; the first runs are one longer if the lengths differ."""
+    """Return `items` in `count` runs; the first ones are one longer if there is a remainder."""
     size, longer = divmod(len(items), count)
     ends = [size * i + min(i, longer) for i in range(count + 1)]
     return [list(items[a:b]) for a, b in pairwise(ends)]

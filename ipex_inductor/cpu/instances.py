@@ -111,7 +111,7 @@ class _Watched:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                process_group=0,  # a Ctrl-C in the terminal reaches the launcher, which passes it on
+                process_group=0,  # the launcher alone gets a Ctrl-C, and passes it on once
                 preexec_fn=lambda: _prepare(instance),
             )
         except OSError as error:

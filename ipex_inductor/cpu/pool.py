@@ -154,7 +154,7 @@ def _check_core_ids(core_ids: Iterable[int]) -> list[int]:
 
 
 def _of_node(node_id: int) -> list[int]:
-    """Return the usable cores of a NUMA node, or all; no warning, as the user named none of them."""
+    """Return the usable cores of a NUMA node, or all if none is, without a warning about others."""
     ours = [core for core in get_core_list_of_node_id(node_id) if core in AVAILABLE]
     return ours or get_core_list_of_node_id(node_id)
 

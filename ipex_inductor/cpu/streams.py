@@ -33,10 +33,10 @@ def get_default_num_streams(cpu_pool: CPUPool) -> int:
 
 
 class MultiStreamModule(torch.nn.Module):
-    """Module that runs `model` in `num_streams` threads, each on a share of the pool and of the batch.
+    """Module that runs `model` in several threads, each on a share of the pool and of the batch.
 
-    Cores and batch are shared out evenly; the first streams take one more if the shares differ. For
-    a batch smaller than `num_streams` each of the first streams has one sample. Raises
+    Cores and batch are shared out evenly; the first streams take one more if it does not come out
+    even. For a batch smaller than `num_streams` each of the first streams has one sample. Raises
     `OptionError` and `ArgumentError`.
 
     Args:

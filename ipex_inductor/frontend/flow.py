@@ -148,7 +148,7 @@ def hooked(module: nn.Module) -> bool:
 
 
 def _trace_sequentials(model: nn.Module) -> Flow:
-    """Return the flow of `nn.Sequential`s alone, whose forward is torch's and calls each child once.
+    """Return the flow of `nn.Sequential`s alone: torch's forward, which calls each child once.
 
     A trace of other forwards would hold for no call: `is None`, `isinstance`, and flags are not
     seen.
