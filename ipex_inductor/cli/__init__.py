@@ -1,4 +1,4 @@
-"""The `ipex-inductor` command: one file a verb, imported when that verb is called."""
+"""The `ipex-inductor` command: one file per verb, imported when that verb is called."""
 
 from typing import Annotated
 
@@ -7,22 +7,22 @@ import typer
 from ipex_inductor import __version__
 from ipex_inductor.cli.verbs import Verbs, table
 
-# Each is the function of the same name in the module of the same name.
+# Each verb is the function of the same name in the module of the same name.
 VERBS = {
     "autotune": "Measured kernel choices: show, compare, merge, import and export them.",
-    "bisect": "Which rule, fold or prologue is behind a wrong or a slow result.",
-    "cache": "The kernel cache: what is in it, is it whole, make room, ship it as signed bundles.",
+    "bisect": "Find the rule, fold or prologue behind a wrong or a slow result.",
+    "cache": "The kernel cache: list, verify and free entries, ship them as signed bundles.",
     "config": "The options of backend `ipex`: values in force, where they come from, what they do.",
     "demo": "Compile whole models with backend `ipex`; compare it with Inductor.",
-    "doctor": "What this machine has of all that is needed, and what to do about the rest.",
-    "explain": "What backend `ipex` does to a model, graph by graph, and why not more.",
-    "launch": "Instances of a program, each on cores of its own, with allocator and logs.",
-    "prebuild": "A model compiled ahead into a bundle, for processes that compile nothing.",
+    "doctor": "Check this machine for all that is needed, and say how to fix the rest.",
+    "explain": "Show what backend `ipex` does to a model, graph by graph, and why not more.",
+    "launch": "Run instances of a program, each on its own cores, with allocator and logs.",
+    "prebuild": "Compile a model into a bundle, for processes that compile nothing.",
 }
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"ipex-inductor {__version__}")
         raise typer.Exit
 

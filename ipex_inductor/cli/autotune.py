@@ -1,4 +1,4 @@
-"""`ipex-inductor autotune`: the verbs over databases of measured kernel choices."""
+"""`ipex-inductor autotune`: the verbs that work on databases of measured kernel choices."""
 
 from typing import Any
 
@@ -7,32 +7,35 @@ import typer
 from ipex_inductor.cli.verbs import Verbs, table
 from ipex_inductor.errors import ArgumentError
 
-# Each is the function `autotune_<verb>` in the module of that name.
+# Each verb is the function `autotune_<verb>` in the module of that name.
 VERBS = {
-    "compact": "Make one file of a database's many, while others may write to it.",
-    "compare": "Two databases side by side: what changed, by how much, is it more than noise.",
-    "export": "The table of winners that selection needs, the same bytes for the same records.",
-    "fit": "The cost model of the records' architecture, and what it is worth.",
-    "import": "Take in records, TunableOp's results or Inductor's log of matrix products.",
-    "merge": "One file of several databases, whatever their order.",
-    "regret": "Repeated tunings: do they choose the same, and what does it cost where not.",
+    "compact": "Merge a database's files into one; safe while others write to it.",
+    "compare": "Compare two databases: what changed, by how much, is it more than noise.",
+    "export": "Write the table of winners for selection; equal records give equal bytes.",
+    "fit": "Fit the cost model of the records' architecture, and report its quality.",
+    "import": "Import records, TunableOp's results or Inductor's log of GEMMs.",
+    "merge": "Merge several databases into one file, in any order.",
+    "regret": "Compare repeated tunings: do they agree, and what does a difference cost.",
     "run": "Measure the choices of a model's or a list's problems, and keep the records.",
-    "show": "What was measured of each problem: every choice, the best, and when and where.",
+    "show": "Show the measurements of each problem: every choice, the best, when and where.",
 }
 
 
 class _Verbs(Verbs):
+    """The group of `autotune` verbs; file errors become an `ArgumentError`."""
+
     prefix = "autotune_"
 
     def invoke(self, ctx: Any) -> Any:
+        """Run the verb; raise `ArgumentError` for a file that cannot be read or written."""
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # whoever reads has read enough
+        except BrokenPipeError:  # the reader of the output closed it early
             raise
         except OSError as error:
-            came = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-            todo = "Check the path, its mode, and the disk."
-            raise ArgumentError("files that can be read and written", came, todo) from None
+            reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            advice = "Check the path, its mode, and the disk."
+            raise ArgumentError("files that can be read and written", reason, advice) from None
 
 
 autotune = typer.Typer(name="autotune", cls=_Verbs, no_args_is_help=True, add_completion=False)

@@ -1,4 +1,4 @@
-"""`ipex-inductor autotune compact`: one file of a database's many."""
+"""`ipex-inductor autotune compact`: merge the files of a database into one."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,10 +14,10 @@ def autotune_compact(
     database: Annotated[Path, typer.Argument(metavar="DB", help="A folder of record files.")],
     as_json: AsJson = False,
 ) -> None:
-    """Make one file of all that nobody writes to, and then remove those.
+    """Merge the record files that no writer has open into one file, then remove the originals.
 
-    Safe at any time: files that a writer has open stay, and nothing goes before what it held is on
-    the disk. A file with a damaged line stays, and the line is told on stderr.
+    Safe at any time: files that a writer has open stay, and no file is removed before its records
+    are on the disk. A file with a damaged line stays, and the line is reported on stderr.
     """
     if not database.is_dir():
         raise ArgumentError("a folder of record files", str(database), "Check the path.")

@@ -50,10 +50,10 @@ def autotune_compare(
     everything: Everything = False,
     as_json: AsJson = False,
 ) -> None:
-    """Of each problem: the same choice, within noise, faster, slower, or on one side only.
+    """Compare two databases by problem: same choice, within noise, faster, slower, or one-sided.
 
-    Ends with 0 where nothing is worse in B, 1 where something is slower beyond noise or runs no
-    more, 2 where they cannot be compared.
+    Ends with 0 if nothing is worse in B, 1 if something is slower beyond noise or no longer runs, 2
+    if the databases cannot be compared.
     """
     if html is not None:
         check_plotly()
@@ -75,7 +75,15 @@ def autotune_compare(
 def _write_page(
     path: Path, result: Comparison, sides: tuple[Records, Records], cross: bool, count: int
 ) -> None:
-    """The first rows, and the details of no others: there may be more than a browser can hold."""
+    """Write the HTML page for the first `count` rows only: a browser may not hold all of them.
+
+    Args:
+        path: the file to write.
+        result: the comparison of both sides.
+        sides: the records of A and of B.
+        cross: whether one architecture is compared with another.
+        count: how many rows get a row and details on the page.
+    """
     rows = result.rows[:count]
     keys = {row.key for row in rows}
     a, b = (details(map(of_any, side) if cross else side, keys) for side in sides)
@@ -88,7 +96,10 @@ def _write_page(
 
 
 def facts(result: Comparison) -> dict[str, Any]:
-    """Everything, as plain data; `effect` and `band` are logarithms of B's time over A's."""
+    """Return the comparison as plain data.
+
+    `effect` and `band` are logarithms of the ratio of B's time to A's.
+    """
     return {
         "verdict": result.exit().name.lower(),
         "reason": result.reason,
@@ -99,7 +110,7 @@ def facts(result: Comparison) -> dict[str, Any]:
 
 
 def shown(result: Comparison, rows: int) -> list[Any]:
-    """The first rows as a table, how many more there are, and what it comes to."""
+    """Return the first rows as a table, the number of rows left out, and the summary lines."""
     table = Listing("problem", "verdict", "A", "B", number("B/A"), number("noise"))
     for row in result.rows[:rows]:
         verdict = Text(row.verdict, COLORS.get(row.verdict, ""))
@@ -111,10 +122,12 @@ def shown(result: Comparison, rows: int) -> list[Any]:
 
 
 def summary(result: Comparison) -> list[str]:
-    """How many problems there are of each verdict, the mean, and the verdict over all."""
+    """Return the number of problems per verdict, the geometric mean, and the overall verdict."""
     count, mean = result.count(), result.geometric_mean()
-    told = ", ".join(f"{count[verdict]} {verdict.value}" for verdict in Verdict if count[verdict])
-    lines = [f"{len(result.rows)} problems: {told}"] if result.rows else []
+    verdict_counts = ", ".join(
+        f"{count[verdict]} {verdict.value}" for verdict in Verdict if count[verdict]
+    )
+    lines = [f"{len(result.rows)} problems: {verdict_counts}"] if result.rows else []
     lines += [f"B takes {mean:.3f} times as long as A (geometric mean)"] if mean else []
     return [*lines, f"verdict: {SAID[result.exit()]}{f': {result.reason}' * bool(result.reason)}"]
 

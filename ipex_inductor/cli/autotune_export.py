@@ -1,4 +1,4 @@
-"""`ipex-inductor autotune export`: the table of winners."""
+"""`ipex-inductor autotune export`: write the table of winners."""
 
 from pathlib import Path
 from typing import Annotated
@@ -28,24 +28,24 @@ def autotune_export(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write what selection needs: each problem's winner and runner-up, and when they were measured.
+    """Write what kernel selection reads: each problem's winner and runner-up, and their dates.
 
-    The same records give the same bytes. What other tools report is left out.
+    Equal records give equal bytes. Times reported by other tools are left out.
     """
     read = records(database)
     if out.exists() and out.resolve() in {
         database.resolve(),
         *map(Path.resolve, database.glob("*")),
     }:
-        todo = "Write it elsewhere: it would replace what it is made of."
-        raise ArgumentError("a file that is no part of the database", str(out), todo)
+        advice = "Write it elsewhere: it would replace what it is made of."
+        raise ArgumentError("a file that is no part of the database", str(out), advice)
     with no_collector():
         table = list(winners(read, arch or ()))
         say_refused(read)
         if not table:
-            wanted = f" for {', '.join(arch)}" if arch else ""
-            todo = "Check the database and --arch."
-            raise ArgumentError(f"a problem with a winner{wanted}", "none", todo)
+            arch_text = f" for {', '.join(arch)}" if arch else ""
+            advice = "Check the database and --arch."
+            raise ArgumentError(f"a problem with a winner{arch_text}", "none", advice)
         write(out, table)
     if as_json:
         say_json({"file": str(out), "problems": len(table)})

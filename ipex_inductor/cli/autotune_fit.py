@@ -1,4 +1,4 @@
-"""`ipex-inductor autotune fit`: the cost models of the records' architecture."""
+"""`ipex-inductor autotune fit`: fit the cost models of the records' architecture."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -26,10 +26,10 @@ def autotune_fit(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fit the model that ranks what is to be measured, and the one that chooses where nothing is.
+    """Fit the model that ranks candidates and the one that chooses where nothing is measured.
 
-    It says how good the first is on problems that it was not fitted on, a tenth at a time, and
-    where the second may choose, as families of sizes say that it was not fitted on.
+    Prints how good the first is on problems that it was not fitted on, a tenth at a time, and where
+    the second may choose, judged by families of sizes that it was not fitted on.
     """
     from ipex_inductor.autotune import fitting, guess_fitting
 
@@ -38,8 +38,8 @@ def autotune_fit(
     guesser, _ = guess_fitting.fit(read)
     say_refused(read)
     folder = into or default_folder()
-    if into is None and not (found := ensure(folder)).usable:
-        raise ArgumentError("a home that only you can write", found.reason, "Name one by --into.")
+    if into is None and not (state := ensure(folder)).usable:
+        raise ArgumentError("a home that only you can write", state.reason, "Name one by --into.")
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / file_name(model.arch)
     for name, fitted in ((file_name, model), (predictor.file_name, guesser)):
@@ -57,18 +57,21 @@ def autotune_fit(
     )
     for count, (mean, worst) in quality.lost.items():
         lost.add_row(str(count), f"{mean:.1%}", f"{worst:.1%}")
-    said = (
+    summary = (
         f"{model.problems} problems of {model.arch}, median error {model.error:.0%} on the others"
     )
-    say(lost, f"{said}: {file}", _chooses(guesser))
+    say(lost, f"{summary}: {file}", _chooses(guesser))
 
 
 def _chooses(guesser: Guesser) -> Listing:
+    """Return a table of the operation classes: the predictor's templates or the library."""
     table = Listing("unmeasured", "gets")
-    for each in guesser.classes:
-        taken = f"one of {len(each.templates)} templates, if {each.margin:.3g} times as fast"
+    for op_class in guesser.classes:
+        choice_text = (
+            f"one of {len(op_class.templates)} templates, if {op_class.margin:.3g} times as fast"
+        )
         table.add_row(
-            each.op + " with an epilogue" * each.behind,
-            f"the library's: {each.reason}" if each.reason else taken,
+            op_class.op + " with an epilogue" * op_class.behind,
+            f"the library's: {op_class.reason}" if op_class.reason else choice_text,
         )
     return table

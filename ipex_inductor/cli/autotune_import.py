@@ -1,4 +1,4 @@
-"""`ipex-inductor autotune import`: records from elsewhere, and what other tools measured."""
+"""`ipex-inductor autotune import`: add records of other databases, or times of other tools."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -21,7 +21,7 @@ from ipex_inductor.errors import ArgumentError
 
 
 class Format(StrEnum):
-    """What `--format` takes."""
+    """The file formats that `--format` accepts."""
 
     RECORDS = "records"
     TUNABLEOP = "tunableop"
@@ -46,24 +46,24 @@ def autotune_import(
     """Add the records of other files to a database, or the times that other tools report.
 
     Records are checked by their digests. TunableOp's results and Inductor's log
-    (TORCHINDUCTOR_MM_LOGGING_FILE) become records that say where they are from: `show` and
-    `compare` read them, selection never uses them, as nobody verified what they timed.
+    (TORCHINDUCTOR_MM_LOGGING_FILE) become records that name their source: `show` and `compare` read
+    them, selection never uses them, as their kernels were not verified.
     """
     check_there(files)
     if into.exists() and not into.is_dir():
         raise ArgumentError("a folder to import into", f"{into}, a file", "Name a folder.")
-    told = Told(arch, device, torch, dtype, op)
-    found = _records(files) if form is Format.RECORDS else _foreign(files, form, told)
-    say_refused(found)
-    if not found.records:
-        todo = "Check --format, and the lines above."
-        raise ArgumentError(f"something to import ({form})", "no record", todo)
-    path = add(into, found.records)
+    defaults = Told(arch, device, torch, dtype, op)
+    imported = _records(files) if form is Format.RECORDS else _foreign(files, form, defaults)
+    say_refused(imported)
+    if not imported.records:
+        advice = "Check --format, and the lines above."
+        raise ArgumentError(f"something to import ({form})", "no record", advice)
+    path = add(into, imported.records)
     if as_json:
-        refused = [str(refusal) for refusal in found.refused]
-        say_json({"file": str(path), "records": len(found.records), "refused": refused})
+        refused = [str(refusal) for refusal in imported.refused]
+        say_json({"file": str(path), "records": len(imported.records), "refused": refused})
     else:
-        say(f"{len(found.records)} records in {path}")
+        say(f"{len(imported.records)} records in {path}")
 
 
 def _records(files: list[Path]) -> Imported:
@@ -71,10 +71,10 @@ def _records(files: list[Path]) -> Imported:
     return Imported(list(read_again), read_again.refused)
 
 
-def _foreign(files: list[Path], form: Format, told: Told) -> Imported:
-    """Every file is read before anything is written."""
-    read_each = [read(path, form, told) for path in files]
+def _foreign(files: list[Path], form: Format, defaults: Told) -> Imported:
+    """Read all files of another tool before anything is written."""
+    read_each = [read(path, form, defaults) for path in files]
     return Imported(
-        [record for each in read_each for record in each.records],
-        [refusal for each in read_each for refusal in each.refused],
+        [record for imported in read_each for record in imported.records],
+        [refusal for imported in read_each for refusal in imported.refused],
     )

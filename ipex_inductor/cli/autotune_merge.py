@@ -1,4 +1,4 @@
-"""`ipex-inductor autotune merge`: one file of several databases."""
+"""`ipex-inductor autotune merge`: merge several databases into one file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -23,15 +23,15 @@ def autotune_merge(
     databases: Databases,
     as_json: AsJson = False,
 ) -> None:
-    """Write one file with every record of the databases once: the same bytes in any order.
+    """Write one file with every record of the databases once: equal bytes in any order.
 
-    Nothing is removed. Damaged lines are left out and told on stderr; choices that this version
+    Nothing is removed. Damaged lines are left out and reported on stderr; choices that this version
     does not know are kept. To add to a file, name it among the databases too.
     """
     check_there(databases)
-    if out.exists() and not any(_holds(each, out) for each in databases):
-        todo = "Remove it, or name it among the databases to keep its records."
-        raise ArgumentError("a file to write that is not there yet", f"{out}, which is", todo)
+    if out.exists() and not any(_holds(database, out) for database in databases):
+        advice = "Remove it, or name it among the databases to keep its records."
+        raise ArgumentError("a file to write that is not there yet", f"{out}, which is", advice)
     merged = merge(out, databases)
     say_refused(merged)
     if as_json:
@@ -41,5 +41,5 @@ def autotune_merge(
 
 
 def _holds(database: Path, file: Path) -> bool:
-    """Whether what is merged has all that `file` has."""
+    """Return whether `database` is `file`, or the folder that contains it."""
     return database.samefile(file.parent if database.is_dir() else file)

@@ -1,4 +1,4 @@
-"""`ipex-inductor autotune regret`: do repeated tunings agree."""
+"""`ipex-inductor autotune regret`: check whether repeated tunings agree."""
 
 import math
 import statistics
@@ -45,57 +45,64 @@ def autotune_regret(
     everything: Everything = False,
     as_json: AsJson = False,
 ) -> None:
-    """Repeated tunings: how often they choose the same, and what it costs where they do not.
+    """Compare repeated tunings: how often they choose the same kernel, and what a difference costs.
 
-    Regret is by what share of time a database's winner is slower than the best choice, both as all
-    databases together have it.
+    Regret is the share of time by which a database's winner is slower than the best choice, both
+    timed by all databases together.
     """
     if len(databases) < 2:
-        todo = "Name each tuning's database."
-        raise ArgumentError("two databases or more", str(len(databases)), todo)
+        advice = "Name each tuning's database."
+        raise ArgumentError("two databases or more", str(len(databases)), advice)
     with no_collector():
-        read = [records(each) for each in databases]
-        found = regret(read)
+        read = [records(database) for database in databases]
+        result = regret(read)
         say_refused(*read)
-        if not found.rows:
-            todo = "Give databases of the same problems and architecture."
-            raise ArgumentError("databases that share a problem", "none that does", todo)
-        missed = _missed(found, max_regret, min_identical, min_agreement)
+        if not result.rows:
+            advice = "Give databases of the same problems and architecture."
+            raise ArgumentError("databases that share a problem", "none that does", advice)
+        missed = _list_exceeded_limits(result, max_regret, min_identical, min_agreement)
         if as_json:
-            say_json(_facts(found, list(map(str, databases)), missed))
+            say_json(_facts(result, list(map(str, databases)), missed))
         else:
-            say(*_shown(found, len(found.rows) if everything else ROWS), *missed)
+            say(*_format_report(result, len(result.rows) if everything else ROWS), *missed)
     raise typer.Exit(EXCEEDED if missed else 0)
 
 
-def _missed(
-    found: Regret,
+def _list_exceeded_limits(
+    result: Regret,
     max_regret: float | None,
     min_identical: float | None,
     min_agreement: float | None,
 ) -> list[str]:
-    """Which of the limits asked for do not hold."""
-    missed = []
-    if max_regret is not None and found.worst() > max_regret:
-        missed.append(f"the worst regret is more than {max_regret:.2%}")
-    if min_identical is not None and found.identical() < min_identical:
-        missed.append(f"fewer than {min_identical:.1%} of the winners are identical")
-    if min_agreement is not None and min(found.agreements()) < min_agreement:
-        missed.append(f"two of them agree on less than {min_agreement:.1%} of the problems")
-    return missed
+    """Return a message for each given limit that the result exceeds.
+
+    Args:
+        result: the regret of the databases.
+        max_regret: the largest accepted share of time lost by a winner.
+        min_identical: the least accepted share of problems on which all databases agree.
+        min_agreement: the least accepted share of problems on which two databases agree.
+    """
+    exceeded = []
+    if max_regret is not None and result.worst() > max_regret:
+        exceeded.append(f"the worst regret is more than {max_regret:.2%}")
+    if min_identical is not None and result.identical() < min_identical:
+        exceeded.append(f"fewer than {min_identical:.1%} of the winners are identical")
+    if min_agreement is not None and min(result.agreements()) < min_agreement:
+        exceeded.append(f"two of them agree on less than {min_agreement:.1%} of the problems")
+    return exceeded
 
 
-def _facts(found: Regret, databases: list[str], missed: list[str]) -> dict[str, Any]:
+def _facts(result: Regret, databases: list[str], missed: list[str]) -> dict[str, Any]:
     return {
         "databases": databases,
-        "problems": len(found.rows),
-        "alone": found.alone,
-        "identical": found.identical(),
-        "agreements": found.agreements(),
-        "worst": found.worst(),
-        "mean": found.mean(),
+        "problems": len(result.rows),
+        "alone": result.alone,
+        "identical": result.identical(),
+        "agreements": result.agreements(),
+        "worst": result.worst(),
+        "mean": result.mean(),
         "missed": missed,
-        "rows": [_fact(row) for row in found.rows],
+        "rows": [_fact(row) for row in result.rows],
     }
 
 
@@ -109,9 +116,9 @@ def _fact(row: Row) -> dict[str, Any]:
     }
 
 
-def _shown(found: Regret, count: int) -> Iterator[Any]:
-    """Where they differ, and what it comes to."""
-    differ = [row for row in found.rows if row.identical < 1.0]
+def _format_report(result: Regret, count: int) -> Iterator[Any]:
+    """Yield a table of the problems whose winners differ, then the summary lines."""
+    differ = [row for row in result.rows if row.identical < 1.0]
     if differ:
         table = Listing("problem", "winners", number("agree"), number("regret"))
         for row in differ[:count]:
@@ -122,23 +129,24 @@ def _shown(found: Regret, count: int) -> Iterator[Any]:
         if len(differ) > count:
             yield f"and {len(differ) - count} more rows (--all)"
         yield ""
-    same = len(found.rows) - len(differ)
-    yield f"identical winners: {same} of {len(found.rows)} problems ({found.identical():.1%})"
-    agreements = found.agreements()
+    same = len(result.rows) - len(differ)
+    yield f"identical winners: {same} of {len(result.rows)} problems ({result.identical():.1%})"
+    agreements = result.agreements()
     mean, least = statistics.fmean(agreements), min(agreements)
     yield f"two of them agree on {mean:.1%} of the problems, those that differ most on {least:.1%}"
-    yield f"regret: worst {_percent(found.worst())}, mean {_percent(found.mean())}"
-    if found.alone:
-        yield f"{found.alone} problems have a winner in fewer than two databases: left out"
+    yield f"regret: worst {_percent(result.worst())}, mean {_percent(result.mean())}"
+    if result.alone:
+        yield f"{result.alone} problems have a winner in fewer than two databases: left out"
 
 
 def _winners(row: Row) -> str:
-    """Each winner once, with the regret it costs."""
+    """Return each distinct winner with its regret, one per line."""
     costs = {words.choice(w): r for w, r in zip(row.winners, row.regrets, strict=True) if w}
     return "\n".join(f"{name}: {_percent(cost)}" for name, cost in costs.items())
 
 
 def _percent(share: float | None) -> str:
+    """Return a share as a percentage, "" if unknown."""
     if share is None:
         return ""
     return f"{share:.2%}" if math.isfinite(share) else "fails elsewhere"

@@ -1,4 +1,4 @@
-"""`ipex-inductor autotune run`: measure the choices of a model, or of problems in a file."""
+"""`ipex-inductor autotune run`: measure the kernel choices of a model or of a list of problems."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
@@ -20,13 +20,13 @@ from ipex_inductor.reporting.listing import Listing, number
 
 
 class Engine(StrEnum):
-    """Where problems are measured."""
+    """Places where problems are measured: this machine or a Ray cluster."""
 
     LOCAL = "local"
     RAY = "ray"
 
 
-STOPPED = 130  # as shells say of what Ctrl-C ended
+STOPPED = 130  # the exit code of shells for a process that Ctrl-C ended
 
 
 def autotune_run(
@@ -67,8 +67,8 @@ def autotune_run(
     Ctrl-C keeps what was measured. Exit code 1 if something could not be measured.
     """
     if (model is None) == (shapes is None):
-        came = "neither" if model is None else "both"
-        raise ArgumentError("a MODEL or --shapes FILE", came, "Give one of the two.")
+        actual = "neither" if model is None else "both"
+        raise ArgumentError("a MODEL or --shapes FILE", actual, "Give one of the two.")
     machine = _target(device, arch)
     problems = (
         _from_file(shapes, machine, device)
@@ -76,17 +76,17 @@ def autotune_run(
         else _from_model(str(model), mode, dtype, batch, device, train)
     )
     folder = into or default_folder()
-    known = {} if again else lookup([encode(p) for p in problems], folder)
-    todo = [p for p in problems if not (s := known.get(encode(p))) or not s.measured]
-    source = _source(todo, budget, engine, address, device)
-    measured, stopped = _measured(source, len(todo), folder)
-    found = lookup([encode(p) for p in problems], folder)
-    reasons = {encode(p): told for p, told in measured if isinstance(told, str)}
-    rows = [(p, found.get(encode(p)), reasons.get(encode(p), "")) for p in problems]
+    known_selections = {} if again else lookup([encode(p) for p in problems], folder)
+    pending = [p for p in problems if not (s := known_selections.get(encode(p))) or not s.measured]
+    source = _source(pending, budget, engine, address, device)
+    outcomes, stopped = _collect_outcomes(source, len(pending), folder)
+    selections = lookup([encode(p) for p in problems], folder)
+    reasons = {encode(p): outcome for p, outcome in outcomes if isinstance(outcome, str)}
+    rows = [(p, selections.get(encode(p)), reasons.get(encode(p), "")) for p in problems]
     if as_json:
         say_json({"database": str(folder), "problems": list(map(_facts, rows))})
     else:
-        _say(rows, folder, len(problems) - len(todo))
+        _say(rows, folder, len(problems) - len(pending))
     if stopped:
         raise typer.Exit(STOPPED)
     if reasons:
@@ -94,16 +94,19 @@ def autotune_run(
 
 
 def _target(device: Device, arch: str | None) -> str:
-    """What this machine's device is. Raises `DeviceError` if it is to be another."""
+    """Return this machine's target for `device`; raise `DeviceError` if it is not `arch`."""
     from ipex_inductor.target import device as target
 
-    here = str(target.current(device.value))
-    if arch is not None and here != str(target.described(arch)):
-        raise DeviceError(f"target {arch}", here, "Run this on that device, or leave out --arch.")
-    return here
+    current = str(target.current(device.value))
+    if arch is not None and current != str(target.described(arch)):
+        raise DeviceError(
+            f"target {arch}", current, "Run this on that device, or leave out --arch."
+        )
+    return current
 
 
 def _from_file(file: Path, arch: str, device: Device) -> list[Problem]:
+    """Return the distinct problems of a file; raise `ArgumentError` if it is not text."""
     from ipex_inductor.lowerings.problem import settings, shapes
 
     try:
@@ -117,6 +120,16 @@ def _from_file(file: Path, arch: str, device: Device) -> list[Problem]:
 def _from_model(
     name: str, mode: str | None, dtype: Dtype | None, batch: int, device: Device, train: bool
 ) -> list[Problem]:
+    """Return the problems that compiling a model poses.
+
+    Args:
+        name: a named model or MODULE:FUNCTION.
+        mode: the mode of torch.compile.
+        dtype: the dtype of weights and inputs, None to leave them.
+        batch: the batch size of the named models.
+        device: the device to compile for.
+        train: whether the model is in train mode, with its backward.
+    """
     import torch
 
     from ipex_inductor.compiler.kernel_selection import problems_of
@@ -128,31 +141,44 @@ def _from_model(
 
 
 def _source(
-    todo: Sequence[Problem], budget: float, engine: Engine, address: str | None, device: Device
+    pending: Sequence[Problem], budget: float, engine: Engine, address: str | None, device: Device
 ) -> Iterator[Tuned]:
+    """Return an iterator that measures the pending problems, here or on a Ray cluster.
+
+    Args:
+        pending: the problems to measure.
+        budget: seconds in all.
+        engine: this machine, or a Ray cluster.
+        address: the address of the Ray cluster.
+        device: the device of the problems; anything but a CPU takes one GPU per worker.
+    """
     from ipex_inductor.autotune import fleet
     from ipex_inductor.lowerings.select.selection import COMMAND, here
 
     if engine is Engine.LOCAL:
-        return here(todo, budget)
+        return here(pending, budget)
     gpus = int(device is not Device.CPU)
-    return fleet.measured(todo, budget, COMMAND, gpus=gpus, cpus=_threads(todo), address=address)
+    return fleet.measured(
+        pending, budget, COMMAND, gpus=gpus, cpus=_threads(pending), address=address
+    )
 
 
 def _threads(problems: Sequence[Problem]) -> int:
-    """Of a CPU, what every problem was read for; each worker needs that many to itself."""
+    """Return the largest thread count of the problems' settings: each worker reserves as many."""
     counts = (p.settings.get("threads") for p in problems)
     return max((count for count in counts if isinstance(count, int)), default=1)
 
 
-def _measured(source: Iterable[Tuned], count: int, folder: Path) -> tuple[list[Tuned], bool]:
-    """What came of each, and whether the user stopped it before the last."""
+def _collect_outcomes(
+    source: Iterable[Tuned], count: int, folder: Path
+) -> tuple[list[Tuned], bool]:
+    """Return the outcomes of all problems, and whether Ctrl-C stopped the run before the end."""
     from ipex_inductor.lowerings.select.selection import tuned
 
     done: list[Tuned] = []
     try:
-        for each in _with_progress(tuned(source, folder), count):
-            done.append(each)
+        for outcome in _with_progress(tuned(source, folder), count):
+            done.append(outcome)
     except KeyboardInterrupt:
         return done, True
     return done, False
@@ -165,15 +191,16 @@ def _with_progress(measured: Iterable[Tuned], count: int) -> Iterator[Tuned]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
         task = progress.add_task("measuring", total=count)
-        for problem, told in measured:
+        for problem, outcome in measured:
             progress.update(task, advance=1, description=words.problem(problem)[:60])
-            yield problem, told
+            yield problem, outcome
 
 
 _Row = tuple[Problem, Selection | None, str]
 
 
-def _say(rows: Sequence[_Row], folder: Path, known: int) -> None:
+def _say(rows: Sequence[_Row], folder: Path, known_count: int) -> None:
+    """Print a table of the problems' choices and a summary line."""
     table = Listing("problem", "choice", number("us"), number("library's us"))
     for problem, selection, reason in rows:
         best = selection and selection.best
@@ -186,7 +213,7 @@ def _say(rows: Sequence[_Row], folder: Path, known: int) -> None:
         )
     unknown = sum(selection is None for _, selection, _ in rows)
     tail = f", {unknown} without a choice" if unknown else ""
-    say(table, f"{len(rows)} problems, {known} known before{tail}: {folder}")
+    say(table, f"{len(rows)} problems, {known_count} known before{tail}: {folder}")
 
 
 def _facts(row: _Row) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the verbs over databases share: their arguments, and how they speak."""
+"""Shared options, input and output of the `autotune` verbs."""
 
 import gc
 import os
@@ -26,11 +26,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="The facts as JSON on stdou
 Everything = Annotated[bool, typer.Option("--all", help="Every row, however many.")]
 
 ROWS, REFUSALS = 40, 5  # shown unless --all; shown always
-READER_LEFT = 141  # as shells say of what a closed pipe ended: neither of a verdict's codes
+READER_LEFT = 141  # the exit code of shells for SIGPIPE; no verdict uses it
 
 
 def check_there(sources: Iterable[Path]) -> None:
-    """Raises `ArgumentError` for a database that is not there."""
+    """Raise `ArgumentError` for a database that does not exist."""
     for source in sources:
         if not source.exists():
             expected = "a file of records, or a folder of such files"
@@ -38,18 +38,18 @@ def check_there(sources: Iterable[Path]) -> None:
 
 
 def records(*sources: Path) -> Records:
-    """What these hold, choices unknown here too, as nothing is run; raises `ArgumentError`."""
+    """Return the records of `sources`, also of choices unknown here; raise `ArgumentError`."""
     check_there(sources)
     return Records(*sources, known=False)
 
 
 def say_refused(*read: Records | Merged | Imported) -> None:
-    """On stderr: how many lines were not used, and the first of them."""
-    say_reasons("lines", [str(refusal) for each in read for refusal in each.refused])
+    """Report on stderr how many lines were refused, and the first of them."""
+    say_reasons("lines", [str(refusal) for source in read for refusal in source.refused])
 
 
 def say_reasons(what: str, reasons: Sequence[str]) -> None:
-    """On stderr: how many of these were refused, and the first reasons; nothing for none."""
+    """Report on stderr how many items were refused, and the first reasons; nothing for none."""
     if reasons:
         print(f"{len(reasons)} {what} refused:", file=sys.stderr)
         for reason in reasons[:REFUSALS]:
@@ -59,7 +59,7 @@ def say_reasons(what: str, reasons: Sequence[str]) -> None:
 
 
 def say(*parts: Any) -> None:
-    """Listings and lines on stdout, as wide as the terminal; whole where there is none."""
+    """Print listings and lines on stdout, as wide as the terminal, in full width without one."""
     console = Console()
     with console.capture() as text:
         show(console, *parts)
@@ -67,13 +67,13 @@ def say(*parts: Any) -> None:
 
 
 def say_json(facts: dict[str, Any]) -> None:
-    """As JSON on stdout; what is not finite is null."""
+    """Print `facts` as JSON on stdout; non-finite numbers become null."""
     _write(msgspec.json.format(msgspec.json.encode({"schema": 1} | facts), indent=2).decode())
     _write("\n")
 
 
 def merged_facts(merged: Merged) -> dict[str, Any]:
-    """What became of the files, as plain data."""
+    """Return the result of a merge as plain data."""
     return {
         "file": merged.path and str(merged.path),
         "records": merged.records,
@@ -84,7 +84,7 @@ def merged_facts(merged: Merged) -> dict[str, Any]:
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """Records are never part of a cycle; to look for one takes a third of the time."""
+    """Pause the garbage collector: records form no cycles; a scan takes a third of the time."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -99,6 +99,6 @@ def _write(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python would try again at its end, and complain.
+        # Otherwise Python flushes stdout again at exit and prints the error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(READER_LEFT) from None

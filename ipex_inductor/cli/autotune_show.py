@@ -1,4 +1,4 @@
-"""`ipex-inductor autotune show`: what was measured of each problem."""
+"""`ipex-inductor autotune show`: list the measurements of each problem."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
@@ -35,70 +35,72 @@ def autotune_show(
     everything: Everything = False,
     as_json: AsJson = False,
 ) -> None:
-    """Of each problem: every choice, the best of them, and when and on what it was measured.
+    """List the choices of each problem, the best of them, and when and on what they were measured.
 
     Times are microseconds: medians of the percentiles over all records. "best" is what selection
-    would use; "reported" are times of other tools, which nobody verified here, and "predicted"
-    those of the cost model. With --winners there is only that table, the slowest first; bandwidth
+    would use; "reported" are times of other tools, which were not verified here, and "predicted"
+    times of the cost model. With --winners only that table is printed, the slowest first; bandwidth
     and rate are shares of the device's peak.
     """
     with no_collector():
         read = records(*databases)
-        found = [
-            each
-            for each in details(read).values()
-            if problem.casefold() in words.problem(each.problem).casefold()
+        entries = [
+            entry
+            for entry in details(read).values()
+            if problem.casefold() in words.problem(entry.problem).casefold()
         ]
         say_refused(read)
         if as_json:
-            say_json({"problems": [_fact(each) for each in found]})
+            say_json({"problems": [_fact(entry) for entry in entries]})
         else:
-            shown = _winners if winners else _shown
-            say(*shown(found, len(found) if everything else ROWS))
+            format_entries = _winners if winners else _format_problems
+            say(*format_entries(entries, len(entries) if everything else ROWS))
 
 
 def _fact(of: Details) -> dict[str, Any]:
     return {"problem": msgspec.Raw(of.key), "choices": of.lines, "provenance": of.provenance}
 
 
-def _shown(found: list[Details], count: int) -> Iterator[Any]:
-    for each in found[:count]:
-        yield Text(words.problem(each.problem), "bold")
-        yield _table(each.lines)
-        yield from _share_of_the_roof(each.lines)
-        yield from map(words.provenance, each.provenance)
+def _format_problems(entries: list[Details], count: int) -> Iterator[Any]:
+    """Yield the title, table, roofline and provenance of the first `count` problems."""
+    for entry in entries[:count]:
+        yield Text(words.problem(entry.problem), "bold")
+        yield _table(entry.lines)
+        yield from _share_of_the_roof(entry.lines)
+        yield from map(words.provenance, entry.provenance)
         yield ""
-    yield from _left_out(found, count)
+    yield from _left_out(entries, count)
 
 
-def _winners(found: list[Details], count: int) -> Iterator[Any]:
-    """The slowest first."""
-    best = [(line, each) for each in found for line in each.lines if line.best]
+def _winners(entries: list[Details], count: int) -> Iterator[Any]:
+    """Yield a table of the best choices, the slowest first."""
+    best = [(line, entry) for entry in entries for line in entry.lines if line.best]
     best.sort(key=lambda pair: -(pair[0].p50 or 0))
     choice = Column("the best choice", overflow="fold", min_width=18)
     table = Listing("problem", choice, *map(number, ("p50", "bandwidth", "rate")))
-    for line, each in best[:count]:
+    for line, entry in best[:count]:
         shares = ("" if s is None else f"{s:.0%}" for s in (line.bandwidth, line.rate))
         chosen, took = words.choice(line.choice), _microseconds(line.p50)
-        table.add_row(*map(Text, (words.problem(each.problem), chosen, took, *shares)))
+        table.add_row(*map(Text, (words.problem(entry.problem), chosen, took, *shares)))
     yield table
     yield from _left_out(best, count)
 
 
-def _left_out(found: Sequence[Any], count: int) -> Iterator[str]:
-    if len(found) > count:
-        yield f"and {len(found) - count} more problems (--all, --problem TEXT)"
-    if not found:
+def _left_out(rows: Sequence[Any], count: int) -> Iterator[str]:
+    """Yield a line about the problems that are not shown."""
+    if len(rows) > count:
+        yield f"and {len(rows) - count} more problems (--all, --problem TEXT)"
+    if not rows:
         yield "no problem"
 
 
 def _share_of_the_roof(lines: Iterable[Line]) -> Iterator[str]:
-    """How near the best comes to what its device can do at most, where that is known."""
+    """Yield the best choice's shares of the device's peak bandwidth and rate, where known."""
     for best in filter(lambda line: line.best, lines):
         peaks = {"bandwidth": best.bandwidth, "rate": best.rate}
-        known = [f"{share:.0%} of the peak {name}" for name, share in peaks.items() if share]
-        if known:
-            yield f"best: {', '.join(known)}"
+        shares = [f"{share:.0%} of the peak {name}" for name, share in peaks.items() if share]
+        if shares:
+            yield f"best: {', '.join(shares)}"
 
 
 def _table(lines: Iterable[Line]) -> Any:
@@ -107,8 +109,11 @@ def _table(lines: Iterable[Line]) -> Any:
     table = Listing("", choice, *times, number("error"), number("n"))
     for line in lines:
         words_only = {"reported": line.reported, "predicted": line.predicted}
-        told = next((each for each in words_only.items() if each[1]), ("", None))
-        mark, p50 = ("best" if line.best else "", line.p50) if line.p50 else told
+        unmeasured = next(
+            (label_and_time for label_and_time in words_only.items() if label_and_time[1]),
+            ("", None),
+        )
+        mark, p50 = ("best" if line.best else "", line.p50) if line.p50 else unmeasured
         cells = (
             "; ".join([words.choice(line.choice), *map(words.plain, line.reasons)]),
             *map(_microseconds, (line.p20, p50, line.p80)),

@@ -1,4 +1,4 @@
-"""`ipex-inductor bisect`: the rule, fold or prologue behind a wrong or a slow result."""
+"""`ipex-inductor bisect`: find the rule, fold or prologue behind a wrong or a slow result."""
 
 import json
 from collections.abc import Mapping
@@ -58,15 +58,15 @@ def bisect(
 
 
 def facts(finding: Finding, ratios: Mapping[str, float]) -> dict[str, Any]:
-    """The finding as plain data; `options` are those of torch.compile that avoid the fault."""
+    """Return the finding as plain data; `options` of torch.compile avoid the fault."""
     from ipex_inductor.cli.bisect_runs import options_without
 
-    told = {**asdict(finding), "off": sorted(finding.off), "ratios": dict(ratios)}
-    return {"schema": 1, **told, "options": options_without(finding.off)}
+    values = {**asdict(finding), "off": sorted(finding.off), "ratios": dict(ratios)}
+    return {"schema": 1, **values, "options": options_without(finding.off)}
 
 
 def show(finding: Finding, ratios: Mapping[str, float], console: Console) -> None:
-    """Print what was found and how to avoid it."""
+    """Print the finding and how to avoid it."""
     from ipex_inductor.cli.bisect_runs import options_without
 
     for part, ratio in ratios.items():
@@ -75,8 +75,8 @@ def show(finding: Finding, ratios: Mapping[str, float], console: Console) -> Non
         case "fine":
             console.print(Text("Nothing is wrong: no part of ours makes a difference.", "green"))
         case "not ours":
-            said = f"Plain Inductor is wrong too, so it is not ours: {finding.detail}"
-            console.print(Text(said, "yellow"), soft_wrap=True)
+            message = f"Plain Inductor is wrong too, so it is not ours: {finding.detail}"
+            console.print(Text(message, "yellow"), soft_wrap=True)
         case _:
             for parts in finding.culprits:
                 console.print(Text(f"Culprit: {' together with '.join(parts)}", "red bold"))

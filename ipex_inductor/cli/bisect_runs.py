@@ -23,21 +23,21 @@ OTHERS = {m.NAME for m in (channels_last, foreach, moments, plain, pool, upcast)
 PARTS = RULE_NAMES | masks.NAMES | OTHERS
 TOGETHER = "all of them together"
 
-# As torch's own benchmarks have it; with an fp64 reference it bounds the distance from that.
-TOLERANCE = {1: 1e-1, 2: 1e-2}  # by bytes an element
+# The tolerance of torch's own benchmarks; it bounds the distance from an fp64 reference.
+TOLERANCE = {1: 1e-1, 2: 1e-2}  # by bytes per element
 
 Say = Callable[[str], None]
 
 
 def options_without(off: Parts) -> dict[str, Any]:
-    """The options of `torch.compile` that switch these parts off."""
+    """Return the options of `torch.compile` that switch off the parts `off`."""
     rules = sorted(off - {PROLOGUE})
     options: dict[str, Any] = {"rules": ",".join(f"-{name}" for name in rules)} if rules else {}
     return options | ({"weight_prologue": False} if {PROLOGUE, REST} & off else {})
 
 
 class Trial:
-    """A model on its inputs, to be compiled again and again with other parts off."""
+    """A model and its inputs, compiled repeatedly with different parts switched off."""
 
     def __init__(
         self, model: torch.nn.Module, inputs: tuple[Any, ...], mode: str | None, say: Say
@@ -47,33 +47,41 @@ class Trial:
         self._truth: Any = None
 
     def check(self, off: Parts | None) -> Outcome:
-        """Whether the result is wrong, by the rule of `torch._dynamo.utils.same`."""
+        """Compile with the parts `off` and check the result as `torch._dynamo.utils.same` does.
+
+        None stands for plain Inductor. An exception of the compiled model counts as a bad result;
+        an `IpexError` is raised.
+        """
         self._say(_without(off))
         if self._eager is None:
             self._eager, self._truth = self._call(self._model), self._reference()
-        seen: list[GraphReport] = []
+        reports: list[GraphReport] = []
         torch.compiler.reset()
         try:
-            _, got = self._compile(off, seen)
+            _, result = self._compile(off, reports)
         except IpexError:
             raise
         except Exception as error:
             text = " ".join(str(error).split())[:200]
-            return Outcome(True, _fired(seen), f"it raises {type(error).__name__}: {text}")
-        detail = difference(self._eager, got, self._truth)
-        return Outcome(detail is not None, _fired(seen), detail or "")
+            return Outcome(
+                True, _find_applied_parts(reports), f"it raises {type(error).__name__}: {text}"
+            )
+        detail = difference(self._eager, result, self._truth)
+        return Outcome(detail is not None, _find_applied_parts(reports), detail or "")
 
     def find_slow(self, percent: float, seconds: float) -> tuple[Finding, dict[str, float]]:
-        """The parts without which the model is faster by more than `percent`.
+        """Return the parts without which the model is over `percent` faster, and all ratios.
 
-        One at a time against the whole, interleaved; the ratios of the minima are returned too.
-        Who is over the limit is timed again, and must be over it again.
+        Parts are timed one at a time against the whole, interleaved; the ratios are those of the
+        minima. A part over the limit is timed again and must be over it again.
         """
-        seen: list[GraphReport] = []
+        reports: list[GraphReport] = []
         torch.compiler.reset()
         self._say(_without(Parts()))
-        self._compile(Parts(), seen)
-        candidates: dict[str, Parts | None] = {p: Parts({p}) for p in sorted(_fired(seen))}
+        self._compile(Parts(), reports)
+        candidates: dict[str, Parts | None] = {
+            p: Parts({p}) for p in sorted(_find_applied_parts(reports))
+        }
         candidates |= {TOGETHER: None}
         ratios = {name: self._slowdown(off, seconds) for name, off in candidates.items()}
         limit = 1 + percent / 100
@@ -83,12 +91,14 @@ class Trial:
         if not slow:
             return Finding("fine"), ratios
         single = [name for name in slow if name != TOGETHER]
-        culprits = tuple((name,) for name in single) or (tuple(sorted(_fired(seen))),)
+        culprits = tuple((name,) for name in single) or (
+            tuple(sorted(_find_applied_parts(reports))),
+        )
         detail = "; ".join(f"{name} costs {ratios[name] - 1:.0%}" for name in single or slow)
         return Finding("found", culprits, Parts(p for c in culprits for p in c), detail), ratios
 
     def _slowdown(self, off: Parts | None, seconds: float) -> float:
-        """Time with everything on over time without `off`."""
+        """Return the time with every part on, divided by the time without `off`."""
         self._say(f"timing {_without(off)}")
         torch.compiler.reset()
         whole, less = (self._compile(parts, [])[0] for parts in (Parts(), off))
@@ -99,14 +109,14 @@ class Trial:
         return float(times["whole"]["min_ms"] / times["less"]["min_ms"])
 
     def _compile(
-        self, off: Parts | None, seen: list[GraphReport]
+        self, off: Parts | None, reports: list[GraphReport]
     ) -> tuple[Callable[..., Any], Any]:
-        """The compiled model and the result of its first call; None for plain Inductor."""
+        """Return the compiled model and its first result; `off` None is plain Inductor."""
         run: Callable[..., Any]
         if off is None:
             run = torch.compile(self._model, mode=self._mode)
         else:
-            run = compiled(self._model, seen, mode=self._mode, options=options_without(off))
+            run = compiled(self._model, reports, mode=self._mode, options=options_without(off))
         with compat.graph_caches_off():
             return run, self._call(run)
 
@@ -114,10 +124,10 @@ class Trial:
         buffers = list(self._model.buffers())
         with torch.no_grad(), unchanged(buffers):
             torch.manual_seed(0)
-            return _cloned(run(*_cloned(self._inputs)))
+            return _clone_tensors(run(*_clone_tensors(self._inputs)))
 
     def _reference(self) -> Any:
-        """The result in float64, or None for a model that cannot be run so."""
+        """Return the result in float64, or None for a model that cannot be run in it."""
         try:
             with torch.no_grad(), unchanged([]):
                 torch.manual_seed(0)
@@ -128,32 +138,33 @@ class Trial:
 
 
 def difference(eager: Any, got: Any, truth: Any) -> str | None:
-    """What is wrong with `got`, None if it is as near to the float64 `truth` as eager's result."""
+    """Return what is wrong with `got`, None if it is as near to the float64 `truth` as eager is."""
     from torch._dynamo.utils import same
 
-    theirs, ours, exact = map(_tensors, (eager, got, truth))
-    if [(t.shape, t.dtype) for t in ours] != [(t.shape, t.dtype) for t in theirs]:
+    eager_tensors, result_tensors, exact = map(_tensors, (eager, got, truth))
+    if [(t.shape, t.dtype) for t in result_tensors] != [(t.shape, t.dtype) for t in eager_tensors]:
         return "the shapes or dtypes of the outputs differ from eager's"
-    said: list[str] = []
-    narrowest = min((t.element_size() for t in theirs if t.is_floating_point()), default=8)
+    messages: list[str] = []
+    narrowest = min((t.element_size() for t in eager_tensors if t.is_floating_point()), default=8)
     right = same(
-        theirs,
-        ours,
+        eager_tensors,
+        result_tensors,
         fp64_ref=None if truth is None else exact,
         tol=TOLERANCE.get(narrowest, 1e-4),
         equal_nan=True,
-        log_error=lambda text, *args, **_: said.append(text % args),
+        log_error=lambda text, *args, **_: messages.append(text % args),
     )
-    return None if right else "; ".join(said) or "the values differ from eager's"
+    return None if right else "; ".join(messages) or "the values differ from eager's"
 
 
-def _fired(seen: list[GraphReport]) -> Parts:
-    """The rules that fired, and the weight prologue where there was one."""
-    events = (e for graph in seen for e in graph.events if e.kind in ("fired", "hoisted"))
+def _find_applied_parts(reports: list[GraphReport]) -> Parts:
+    """Return the applied rules, with the weight prologue if it was applied."""
+    events = (e for graph in reports for e in graph.events if e.kind in ("fired", "hoisted"))
     return Parts(e.subject for e in events) & PARTS
 
 
 def _without(off: Parts | None) -> str:
+    """Return a description of the parts that stay on."""
     if off is None:
         return "plain Inductor"
     on = PARTS - off
@@ -168,5 +179,5 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _cloned(tree: Any) -> Any:
+def _clone_tensors(tree: Any) -> Any:
     return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, tree)

@@ -1,4 +1,4 @@
-"""Which of many parts make something bad: a search that knows nothing of compilers."""
+"""Search for the parts that together make a result bad, independent of compilers."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 Parts = frozenset[str]
 
-REST = "*"  # all that is done with every named part off, and not by plain Inductor
+REST = "*"  # whatever backend `ipex` still does with every named part off
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run with some parts off gave: bad or not, how, and the parts that took part."""
+    """Result of a run with some parts off: bad or not, the detail, and the applied parts."""
 
     bad: bool
     fired: Parts = frozenset()
@@ -32,10 +32,10 @@ class Finding:
 
 
 def search(run: Callable[[Parts | None], Outcome], parts: Parts) -> Finding:
-    """Find all culprits among `parts`; `run` gets those that are off, None for plain Inductor.
+    """Find all culprits among `parts`; `run` gets the parts that are off, None for plain Inductor.
 
-    A part may take part only where another one is off, so what is found is switched off and all
-    the rest tried again until the result is right: at most 2 log2(parts) runs a culprit.
+    A part may apply only while another one is off, so each culprit found is switched off and the
+    rest is tried again until the result is right: at most 2 log2(parts) runs per culprit.
     """
     run = functools.cache(run)
     first = run(Parts())
@@ -63,19 +63,21 @@ def search(run: Callable[[Parts | None], Outcome], parts: Parts) -> Finding:
 
 
 def minimal(parts: Sequence[str], bad: Callable[[Parts], bool]) -> list[str]:
-    """A smallest subset that is bad, none of whose members can be spared.
+    """Return a minimal subset of `parts` that is bad: no member can be left out.
 
-    Junker's QuickXplain: `bad` must hold for all of `parts` and not for none of them.
+    Junker's QuickXplain: `bad` must hold for all of `parts` and not for the empty set.
     """
 
-    def needed(given: Parts, new: bool, rest: Sequence[str]) -> list[str]:
-        if new and bad(given):
+    def find_minimum(fixed: Parts, changed: bool, rest: Sequence[str]) -> list[str]:
+        if changed and bad(fixed):
             return []
         if len(rest) == 1:
             return list(rest)
-        left, right = rest[: len(rest) // 2], rest[len(rest) // 2 :]
-        of_right = needed(given | Parts(left), True, right)
-        of_left = needed(given | Parts(of_right), bool(of_right), left)
-        return of_left + of_right
+        first_half, second_half = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+        second_minimum = find_minimum(fixed | Parts(first_half), True, second_half)
+        first_minimum = find_minimum(
+            fixed | Parts(second_minimum), bool(second_minimum), first_half
+        )
+        return first_minimum + second_minimum
 
-    return needed(Parts(), False, parts)
+    return find_minimum(Parts(), False, parts)

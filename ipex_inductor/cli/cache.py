@@ -4,18 +4,18 @@ import typer
 
 from ipex_inductor.cli.verbs import Verbs, table
 
-# Each is the function `cache_<verb>` in the module of that name.
+# Each verb is the function `cache_<verb>` in the module of that name.
 VERBS = {
-    "gc": "Remove what killed processes left, and what was not used for longest beyond the quota.",
-    "ls": "Every entry: what it is, for which device, how large, and when it was last used.",
-    "merge": "Entries of other folders and of bundles into yours, each verified.",
-    "pack": "Entries into one file, a bundle, to ship them; signed with your key.",
-    "path": "Where kernels are kept, and whether that folder may be used.",
+    "gc": "Remove leftovers of killed processes, and least recently used entries beyond the quota.",
+    "ls": "List every entry: its kind, its device, its size, and when it was last used.",
+    "merge": "Put the entries of folders and bundles into your cache, each verified.",
+    "pack": "Pack entries into one file, a bundle, to ship them; signed with your key.",
+    "path": "Print the folder of the kernel cache, and whether it may be used.",
     "sign": "Sign a bundle with your key.",
-    "stats": "How many entries, how many bytes, of which kinds, and how much room is left.",
-    "trust": "Whose bundles are used: public keys by name.",
-    "unpack": "The entries of a bundle into your cache, all of it verified first.",
-    "why": "Why each graph was compiled: what set it apart from the nearest that was there.",
+    "stats": "Count entries and bytes by kind, and compare them with the quota.",
+    "trust": "Manage the public keys, by name, whose bundles are used.",
+    "unpack": "Put the entries of a bundle into your cache, all of it verified first.",
+    "why": "Show why each graph was compiled: how it differs from the nearest cached one.",
     "verify": "Read every entry whole, or compile it again; the exit code says what is wrong.",
 }
 

@@ -1,4 +1,4 @@
-"""`ipex-inductor cache gc`: make room now."""
+"""`ipex-inductor cache gc`: free space now."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -22,9 +22,9 @@ def cache_gc(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove what killed processes left, and beyond the quota what was not used for longest.
+    """Remove what killed processes left, then the least recently used entries beyond the quota.
 
-    Writers do the same by themselves. Who reads an entry meanwhile has it to its end.
+    Writers do this on their own as well. An entry that is being read stays readable to its end.
     """
     limit = use.quota() if quota is None else quota_of(quota)
     try:

@@ -1,4 +1,4 @@
-"""`ipex-inductor cache ls`: every entry."""
+"""`ipex-inductor cache ls`: list every entry."""
 
 from typing import Any
 
@@ -14,45 +14,45 @@ from ipex_inductor.reporting.listing import Listing, number
 def cache_ls(
     folder: InFolder = None, everything: Everything = False, as_json: AsJson = False
 ) -> None:
-    """Every entry, the one used last first. Use is noted once an hour; bytes are not verified."""
+    """List every entry, the last used first. Use is noted hourly; bytes are not verified."""
     with readable():
-        found = list(survey(opened(folder)))
+        entries = list(survey(opened(folder)))
     if as_json:
-        say_json({"entries": [_facts(each) for each in found]})
+        say_json({"entries": [_facts(entry) for entry in entries]})
         return
-    shown = found if everything else found[:ROWS]
-    made = "made with, or why it is bad"
-    table = Listing("entry", "kind", "for", number("size"), "last used", made)
-    for each in shown:
-        table.add_row(*(Text(plain(cell)) for cell in (each.file.name[:12], *_words(each))))
+    shown = entries if everything else entries[:ROWS]
+    heading = "made with, or why it is bad"
+    table = Listing("entry", "kind", "for", number("size"), "last used", heading)
+    for entry in shown:
+        table.add_row(*(Text(plain(cell)) for cell in (entry.file.name[:12], *_words(entry))))
     say(table)
-    if len(found) > len(shown):
-        say(f"and {len(found) - len(shown)} more (--all)")
+    if len(entries) > len(shown):
+        say(f"and {len(entries) - len(shown)} more (--all)")
 
 
-def _words(found: Found) -> tuple[str, ...]:
+def _words(entry: Found) -> tuple[str, ...]:
     names = ("kind", "architecture", "torch", "triton")
-    kind, arch, torch, triton = (str(found.key.get(name, "")) for name in names)
-    made = f"torch {torch}" + f", triton {triton}" * bool(triton)
-    return kind, arch, size(found.file.size), date(found.file.used), found.why or made
+    kind, arch, torch, triton = (str(entry.key.get(name, "")) for name in names)
+    versions = f"torch {torch}" + f", triton {triton}" * bool(triton)
+    return kind, arch, size(entry.file.size), date(entry.file.used), entry.why or versions
 
 
-def _facts(found: Found) -> dict[str, Any]:
+def _facts(entry: Found) -> dict[str, Any]:
     return {
-        "entry": found.file.name,
-        "bytes": found.file.size,
-        "used": found.file.used,
-        "key": _plain(found.key),
-        "why": found.why,
+        "entry": entry.file.name,
+        "bytes": entry.file.size,
+        "used": entry.file.used,
+        "key": _to_json_value(entry.key),
+        "why": entry.why,
     }
 
 
-def _plain(value: Any) -> Any:
-    """As JSON has it: bytes in hexadecimal, and text that is no Unicode as far as it goes."""
+def _to_json_value(value: Any) -> Any:
+    """Return `value` in JSON's types: bytes as hexadecimal, invalid Unicode replaced."""
     if isinstance(value, dict):
-        return {str(_plain(name)): _plain(inner) for name, inner in value.items()}
+        return {str(_to_json_value(name)): _to_json_value(inner) for name, inner in value.items()}
     if isinstance(value, tuple):
-        return [_plain(inner) for inner in value]
+        return [_to_json_value(inner) for inner in value]
     if isinstance(value, bytes):
         return value.hex()
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

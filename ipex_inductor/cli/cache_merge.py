@@ -22,8 +22,8 @@ def cache_merge(
 ) -> None:
     """Put the entries of folders and bundles into the kernel cache, each verified.
 
-    What the cache has already stays. Folders must be yours or root's and nobody else's to write.
-    Bad entries are told on stderr. Ends with 1 if the cache has not got every entry.
+    Entries that the cache has already stay. Folders must be writable by you or root only. Bad
+    entries are reported on stderr. Ends with 1 if an entry is missing from the cache afterwards.
     """
 
     def source(path: Path) -> Folder | Bundle:

@@ -1,4 +1,4 @@
-"""`ipex-inductor cache pack`: entries into one file."""
+"""`ipex-inductor cache pack`: write entries into one file."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,18 +32,18 @@ def cache_pack(
     folder: InFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one file with the entries of the kernel cache, signed if there is a key.
+    """Write one file with the entries of the kernel cache, signed if a key is given.
 
-    Each entry is verified first; bad ones are left out and told on stderr.
+    Each entry is verified first; bad ones are left out and reported on stderr.
     """
 
-    def wanted(fields: Mapping[str, Any]) -> bool:
-        return _is_for(fields.get("architecture"), arch) and (
-            not kind or fields.get("kind") in kind
+    def is_selected(key_fields: Mapping[str, Any]) -> bool:
+        return _is_for(key_fields.get("architecture"), arch) and (
+            not kind or key_fields.get("kind") in kind
         )
 
     with readable():
-        done = pack(opened(folder), out, name or out.stem, wanted, key, serial)
+        done = pack(opened(folder), out, name or out.stem, is_selected, key, serial)
     say_reasons("entries", [f"{entry}: {why}" for entry, why in done.refused.items()])
     if as_json:
         say_json(bundle_facts(out, done.manifest) | {"refused": dict(done.refused)})
@@ -51,6 +51,6 @@ def cache_pack(
         say(bundle_line(out, done.manifest) + ("" if key else "; it is not signed"))
 
 
-def _is_for(found: object, wanted: list[str] | None) -> bool:
-    """`sm_90` stands for every device of it."""
-    return not wanted or any(f"{found}:".startswith(f"{each}:") for each in wanted)
+def _is_for(architecture: object, selected: list[str] | None) -> bool:
+    """Return whether `architecture` is selected; `sm_90` stands for all its devices."""
+    return not selected or any(f"{architecture}:".startswith(f"{name}:") for name in selected)

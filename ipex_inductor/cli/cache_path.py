@@ -1,4 +1,4 @@
-"""`ipex-inductor cache path`: where kernels are kept."""
+"""`ipex-inductor cache path`: print the folder of the kernel cache."""
 
 from ipex_inductor.aot_cache.cache_root import state
 from ipex_inductor.aot_cache.store import default_folder
@@ -6,10 +6,10 @@ from ipex_inductor.cli.autotune_shared import AsJson, say, say_json
 
 
 def cache_path(as_json: AsJson = False) -> None:
-    """The folder of the kernel cache; a second line says why it is not used, if it is not."""
-    found = state(default_folder())
+    """Print the folder of the kernel cache; a second line says why it is not used, if it is not."""
+    root = state(default_folder())
     if as_json:
-        facts = {"path": str(found.path), "exists": found.exists, "usable": found.usable}
-        say_json(facts | {"reason": found.reason})
+        facts = {"path": str(root.path), "exists": root.exists, "usable": root.usable}
+        say_json(facts | {"reason": root.reason})
     else:
-        say(str(found.path), *([f"not used: {found.reason}"] if found.reason else []))
+        say(str(root.path), *([f"not used: {root.reason}"] if root.reason else []))

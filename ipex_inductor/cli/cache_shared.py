@@ -1,4 +1,4 @@
-"""What the verbs over the kernel cache share: their options, and how they speak of sizes."""
+"""Shared options and output of the `cache` verbs."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -32,27 +32,27 @@ AllowOlder = Annotated[
 
 
 def opened(path: Path | None) -> Folder:
-    """The folder of entries to look at."""
+    """Return the folder of entries to look at: `path`, or the default folder."""
     return Folder(path or default_folder(), "ours")
 
 
 @contextmanager
 def readable() -> Iterator[None]:
-    """Raises `ArgumentError` for a folder that others can write, or that cannot be read."""
+    """Raise `ArgumentError` for a folder that cannot be read, or that other users can write."""
     try:
         yield
     except FileNotFoundError:
         raise
     except RefusedError as error:
-        todo = "Mend that, or look at another one with --folder."
-        raise ArgumentError("a folder that only you can write", str(error), todo) from None
+        advice = "Mend that, or look at another one with --folder."
+        raise ArgumentError("a folder that only you can write", str(error), advice) from None
     except OSError as error:
-        came = f"{error.filename}: {error.strerror}"
-        raise ArgumentError("a folder that can be read", came, "Check the path.") from None
+        reason = f"{error.filename}: {error.strerror}"
+        raise ArgumentError("a folder that can be read", reason, "Check the path.") from None
 
 
 def size(count: float) -> str:
-    """`12.5 KiB`."""
+    """Return a size in bytes as text, such as `12.5 KiB`."""
     if count < 1024:
         return f"{count:.0f} B"
     power = min(4, int(math.log2(count) // 10))
@@ -60,12 +60,12 @@ def size(count: float) -> str:
 
 
 def date(seconds: float) -> str:
-    """In UTC, to the second."""
+    """Return a time as text in UTC, to the second."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def merge_into(folder: Path | None, sources: Iterable[Folder | Bundle], as_json: bool) -> None:
-    """Put entries into the kernel cache and tell of it; ends with 1 if it has not got all."""
+    """Put entries into the kernel cache and report it; exit with 1 if one is missing afterwards."""
     store = Store(folder, bundles=())
     with readable():
         done = merge(store, sources)
@@ -81,12 +81,12 @@ def merge_into(folder: Path | None, sources: Iterable[Folder | Bundle], as_json:
 
 
 def bundle_line(path: Path, manifest: Manifest) -> str:
-    """What a bundle is, for people."""
+    """Return one line that describes a bundle."""
     held = f"{len(manifest.entries)} entries ({size(manifest.size)})"
     return f"{path}: {plain(manifest.name)} {manifest.serial}, {held}"
 
 
 def bundle_facts(path: Path, manifest: Manifest) -> dict[str, Any]:
-    """The same as plain data."""
+    """Return the description of a bundle as plain data."""
     about = {"path": str(path), "name": manifest.name, "serial": manifest.serial}
     return about | {"entries": len(manifest.entries), "bytes": manifest.size}

@@ -1,4 +1,4 @@
-"""`ipex-inductor cache sign`: say that a bundle is good."""
+"""`ipex-inductor cache sign`: sign a bundle."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,9 +15,9 @@ def cache_sign(
     key: Annotated[Path, typer.Option(help="The private key; `cache trust new` makes one.")],
     as_json: AsJson = False,
 ) -> None:
-    """Sign a bundle, instead of whoever signed it before; its entries are verified first.
+    """Sign a bundle and replace its previous signature; its entries are verified first.
 
-    One without a signature that you trust must lie where only you can write it.
+    A bundle without a trusted signature must lie where only you can write it.
     """
     signed = sign(bundle, key)
     if as_json:

@@ -1,4 +1,4 @@
-"""`ipex-inductor cache stats`: how much there is."""
+"""`ipex-inductor cache stats`: summarize the kernel cache."""
 
 from collections import Counter
 
@@ -11,29 +11,32 @@ from ipex_inductor.reporting.listing import Listing, number
 
 
 def cache_stats(folder: InFolder = None, as_json: AsJson = False) -> None:
-    """Entries and bytes, in all and by kind; what was used first and last; what else lies there."""
-    at = opened(folder)
+    """Count entries and bytes, in all and by kind; show first and last use and temporary files."""
+    cache_dir = opened(folder)
     with readable():
-        found = list(survey(at))
-        left = [*at.files(".tmp"), *at.files(".lock")] if found else []
+        entries_found = list(survey(cache_dir))
+        temporary = [*cache_dir.files(".tmp"), *cache_dir.files(".lock")] if entries_found else []
     entries, held = Counter[str](), Counter[str]()
-    for each in found:
-        kind = plain(str(each.key.get("kind", "unreadable")))
+    for entry in entries_found:
+        kind = plain(str(entry.key.get("kind", "unreadable")))
         entries[kind] += 1
-        held[kind] += each.file.size
-    used, quota = [each.file.used for each in found], use.quota()
+        held[kind] += entry.file.size
+    use_times, quota = [entry.file.used for entry in entries_found], use.quota()
     if as_json:
         kinds = {kind: {"entries": n, "bytes": held[kind]} for kind, n in sorted(entries.items())}
-        facts = {"path": str(at.path), "entries": len(found), "bytes": held.total()}
-        span = {"used_first": min(used, default=None), "used_last": max(used, default=None)}
-        say_json(facts | span | {"quota": quota, "kinds": kinds, "temporary": len(left)})
+        facts = {"path": str(cache_dir.path), "entries": len(entries_found), "bytes": held.total()}
+        span = {
+            "used_first": min(use_times, default=None),
+            "used_last": max(use_times, default=None),
+        }
+        say_json(facts | span | {"quota": quota, "kinds": kinds, "temporary": len(temporary)})
         return
     table = Listing("kind", number("entries"), number("size"))
     for kind, count in sorted(entries.items()):
         table.add_row(kind, str(count), size(held[kind]))
-    table.add_row("in all", str(len(found)), size(held.total()))
-    say(f"{at.path}: {held.total() / quota:.1%} of {size(quota)}", table)
-    if used:
-        say(f"last used between {date(min(used))} and {date(max(used))}")
-    if left:
-        say(f"{len(left)} temporary files and locks, of which gc removes what nobody holds")
+    table.add_row("in all", str(len(entries_found)), size(held.total()))
+    say(f"{cache_dir.path}: {held.total() / quota:.1%} of {size(quota)}", table)
+    if use_times:
+        say(f"last used between {date(min(use_times))} and {date(max(use_times))}")
+    if temporary:
+        say(f"{len(temporary)} temporary files and locks, of which gc removes what nobody holds")

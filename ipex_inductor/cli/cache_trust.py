@@ -4,12 +4,12 @@ import typer
 
 from ipex_inductor.cli.verbs import Verbs, table
 
-# Each is the function `cache_trust_<verb>` in the module of that name.
+# Each verb is the function `cache_trust_<verb>` in the module of that name.
 VERBS = {
     "add": "Trust a public key: bundles that it signed are used.",
-    "ls": "The keys that are trusted here, by name.",
+    "ls": "List the keys that are trusted here, by name.",
     "new": "Make a pair of keys: a private one to sign with, a public one to hand out.",
-    "rm": "Trust a key no longer.",
+    "rm": "Stop trusting a key.",
 }
 
 
@@ -23,4 +23,4 @@ table(cache_trust, VERBS)
 
 @cache_trust.callback()
 def _trust() -> None:
-    """Whose bundles are used: Ed25519 public keys by name."""
+    """Ed25519 public keys, by name, whose bundles are used."""

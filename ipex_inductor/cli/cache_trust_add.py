@@ -16,7 +16,7 @@ def cache_trust_add(
 ) -> None:
     """Trust a public key: kernels of bundles that it signed will run here.
 
-    Compare what this prints with what whoever made the key says.
+    Compare the printed key with the one that its owner publishes.
     """
     public = public_key(file)
     trust.add(name, public)

@@ -1,13 +1,13 @@
-"""`ipex-inductor cache trust ls`: the keys that are trusted."""
+"""`ipex-inductor cache trust ls`: list the trusted keys."""
 
 from ipex_inductor.aot_cache.trust import trust_folder, trusted
 from ipex_inductor.cli.autotune_shared import AsJson, say, say_json
 
 
 def cache_trust_ls(as_json: AsJson = False) -> None:
-    """Every key that is trusted here: its name, and its 32 bytes in hexadecimal."""
-    found = {name: public.hex() for name, public in trusted().items()}
+    """List every key that is trusted here: its name, and its 32 bytes in hexadecimal."""
+    keys = {name: public.hex() for name, public in trusted().items()}
     if as_json:
-        say_json({"path": str(trust_folder()), "keys": found})
+        say_json({"path": str(trust_folder()), "keys": keys})
     else:
-        say(*(f"{name} {public}" for name, public in found.items()))
+        say(*(f"{name} {public}" for name, public in keys.items()))

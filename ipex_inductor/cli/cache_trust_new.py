@@ -1,4 +1,4 @@
-"""`ipex-inductor cache trust new`: a pair of keys."""
+"""`ipex-inductor cache trust new`: make a pair of keys."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +15,7 @@ def cache_trust_new(
     name: Annotated[str, typer.Argument(help="What you call it.")],
     into: Annotated[Path, typer.Option(help="The folder for both files.")] = Path(),
 ) -> None:
-    """Make NAME.key, to sign with and for nobody's eyes, and NAME.pub, to hand out; trust it here.
+    """Make NAME.key, the private key to sign with, and NAME.pub, the public one; trust it here.
 
     The files are PEM, as OpenSSL makes and reads them.
     """
@@ -24,7 +24,7 @@ def cache_trust_new(
     try:
         raw = new_pair(private, public)
     except OSError as error:
-        came = f"{error.filename}: {error.strerror}"
-        raise ArgumentError("a folder that can be written", came, "Check --into.") from None
+        reason = f"{error.filename}: {error.strerror}"
+        raise ArgumentError("a folder that can be written", reason, "Check --into.") from None
     trust.add(name, raw)
     say(f"private key: {private}", f"public key:  {public}", f"{name} {raw.hex()}")

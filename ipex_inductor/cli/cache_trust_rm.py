@@ -1,4 +1,4 @@
-"""`ipex-inductor cache trust rm`: trust a key no longer."""
+"""`ipex-inductor cache trust rm`: stop trusting a key."""
 
 from typing import Annotated
 
@@ -10,11 +10,11 @@ from ipex_inductor.errors import ArgumentError
 
 
 def cache_trust_rm(name: Annotated[str, typer.Argument(help="What you call it.")]) -> None:
-    """Trust a key no longer: its bundles are refused from the next process on.
+    """Stop trusting a key: its bundles are refused from the next process on.
 
-    How new a bundle of it was accepted is not forgotten.
+    The serial number of its newest accepted bundle is remembered.
     """
     if not trust.remove(name):
-        known = ", ".join(trust.trusted()) or "none"
-        raise ArgumentError("the name of a trusted key", repr(name), f"There are: {known}.")
+        names = ", ".join(trust.trusted()) or "none"
+        raise ArgumentError("the name of a trusted key", repr(name), f"There are: {names}.")
     say(f"{name} is not trusted any more")

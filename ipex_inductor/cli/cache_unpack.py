@@ -1,4 +1,4 @@
-"""`ipex-inductor cache unpack`: the entries of a bundle into the kernel cache."""
+"""`ipex-inductor cache unpack`: put the entries of a bundle into the kernel cache."""
 
 from pathlib import Path
 from typing import Annotated

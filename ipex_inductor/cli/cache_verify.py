@@ -1,4 +1,4 @@
-"""`ipex-inductor cache verify`: every entry, read whole, or compiled again."""
+"""`ipex-inductor cache verify`: read every entry whole, or compile it again."""
 
 import os
 from dataclasses import asdict
@@ -30,11 +30,11 @@ def cache_verify(
     folder: InFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read every entry and compare its digest, its key and its name; whose file is it?
+    """Read every entry and check its digest, its key, its name and the owner of its file.
 
     Ends with 0 if all are good, else with the sum of 1 (one is corrupt), 2 (one, or the folder,
-    belongs to somebody else or can be written by others), 4 (a graph of MODEL is generated
-    otherwise than its entry has it) and 8 (one had no entry, or nothing to compare). What is
+    belongs to another user or can be written by others), 4 (a graph of MODEL is generated
+    differently from its entry) and 8 (one had no entry, or nothing to compare). What is
     corrupt or others can write is never used.
     """
     if recompile is None:
@@ -42,33 +42,37 @@ def cache_verify(
     elif folder is None:
         code = _compile_again(recompile, as_json)
     else:
-        todo = "Name the home by IPEX_HOME; --folder is for reading."
-        raise ArgumentError("--recompile or --folder", "both", todo)
+        advice = "Name the home by IPEX_HOME; --folder is for reading."
+        raise ArgumentError("--recompile or --folder", "both", advice)
     if code:
         raise typer.Exit(code)
 
 
 def _read_all(folder: Path | None, as_json: bool) -> int:
+    """Verify every entry, print the bad ones, and return the exit code."""
     with readable():
         try:
-            found, why = list(survey(opened(folder), whole=True)), ""
+            entries, why = list(survey(opened(folder), whole=True)), ""
         except RefusedError as error:
-            found, why = [], str(error)
-    bad = [each for each in found if each.why]
-    code = CORRUPT * any(not each.refused for each in bad)
-    code |= REFUSED * bool(why or any(each.refused for each in bad))
+            entries, why = [], str(error)
+    bad = [entry for entry in entries if entry.why]
+    code = CORRUPT * any(not entry.refused for entry in bad)
+    code |= REFUSED * bool(why or any(entry.refused for entry in bad))
     if as_json:
-        good = {"entries": len(found), "bytes": sum(each.file.size for each in found)}
-        say_json(good | {"refused": why, "bad": [_facts(each) for each in bad], "code": code})
+        good = {"entries": len(entries), "bytes": sum(entry.file.size for entry in entries)}
+        say_json(good | {"refused": why, "bad": [_facts(entry) for entry in bad], "code": code})
     else:
-        say(*(plain(f"{each.file.name}: {each.why}") for each in bad), *filter(None, [plain(why)]))
-        held = size(sum(each.file.size for each in found))
-        say(f"{len(found) - len(bad)} of {len(found)} entries are good ({held})")
+        say(
+            *(plain(f"{entry.file.name}: {entry.why}") for entry in bad),
+            *filter(None, [plain(why)]),
+        )
+        held = size(sum(entry.file.size for entry in entries))
+        say(f"{len(entries) - len(bad)} of {len(entries)} entries are good ({held})")
     return code
 
 
 def _compile_again(name: str, as_json: bool) -> int:
-    """Run a model once under `IPEX_AOT_VERIFY`, and tell of each of its graphs."""
+    """Run a model once under `IPEX_AOT_VERIFY`, report each graph, and return the exit code."""
     model, inputs = load_model(name, None, 1, Device.CPU)
     os.environ["IPEX_AOT_VERIFY"] = "1"
     import torch
@@ -82,17 +86,17 @@ def _compile_again(name: str, as_json: bool) -> int:
     missing = [e.reason for e in outcomes if e.subject not in ("same", "different")]
     if not outcomes:
         missing.append("no graph was looked for in the kernel cache")
-    code = DIFFERENT * any(each.differing for each in compared)
+    code = DIFFERENT * any(graph.differing for graph in compared)
     code |= NOT_THERE * bool(missing)
     if as_json:
         say_json(
-            {"compared": [asdict(each) for each in compared], "missing": missing} | {"code": code}
+            {"compared": [asdict(graph) for graph in compared], "missing": missing} | {"code": code}
         )
         return code
     table = Listing("entry", number("sources"), "generated again")
-    for each in compared:
-        why = "\n".join(each.differing) or "the same"
-        table.add_row(*map(Text, (each.entry[:12], str(each.sources), plain(why))))
+    for graph in compared:
+        why = "\n".join(graph.differing) or "the same"
+        table.add_row(*map(Text, (graph.entry[:12], str(graph.sources), plain(why))))
     for why in missing:
         table.add_row("none", "", Text(plain(f"not compared: {why}")))
     say(
@@ -102,5 +106,5 @@ def _compile_again(name: str, as_json: bool) -> int:
     return code
 
 
-def _facts(found: Found) -> dict[str, Any]:
-    return {"entry": found.file.name, "why": found.why, "refused": found.refused}
+def _facts(entry: Found) -> dict[str, Any]:
+    return {"entry": entry.file.name, "why": entry.why, "refused": entry.refused}

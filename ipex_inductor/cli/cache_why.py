@@ -1,4 +1,4 @@
-"""`ipex-inductor cache why`: why graphs were compiled, and not found."""
+"""`ipex-inductor cache why`: explain why graphs were compiled."""
 
 from rich.text import Text
 
@@ -15,27 +15,28 @@ from ipex_inductor.reporting.listing import Listing
 def cache_why(
     folder: InFolder = None, everything: Everything = False, as_json: AsJson = False
 ) -> None:
-    """What set each compiled graph apart from the nearest one that was there, last used first."""
-    at = opened(folder)
+    """Show how each compiled graph differed from the nearest cached one, last used first."""
+    cache_dir = opened(folder)
     with readable():
-        graphs = [found for found in survey(at) if found.key.get("kind") == KIND]
+        graphs = [entry for entry in survey(cache_dir) if entry.key.get("kind") == KIND]
     shown = graphs if everything or as_json else graphs[:ROWS]
-    rows = [(found, _why(at, found)) for found in shown]
+    rows = [(entry, _why(cache_dir, entry)) for entry in shown]
     if as_json:
-        say_json({"graphs": [{"entry": found.file.name, "why": why} for found, why in rows]})
+        say_json({"graphs": [{"entry": entry.file.name, "why": why} for entry, why in rows]})
         return
     table = Listing("entry", "last used", "compiled because")
-    for found, why in rows:
-        cells = found.file.name[:12], date(found.file.used), why
+    for entry, why in rows:
+        cells = entry.file.name[:12], date(entry.file.used), why
         table.add_row(*(Text(plain(cell)) for cell in cells))
     say(table)
     if len(graphs) > len(shown):
         say(f"and {len(graphs) - len(shown)} more (--all)")
 
 
-def _why(folder: Folder, found: Found) -> str:
+def _why(folder: Folder, entry: Found) -> str:
+    """Return the reason that an entry recorded for its compilation, "" for none."""
     try:
-        why = unpack_any(folder.load(found.file.name))[1].meta.get("why", "")
+        why = unpack_any(folder.load(entry.file.name))[1].meta.get("why", "")
     except (OSError, RefusedError, ValueError) as error:
         return f"unknown: {error}"
     return why if isinstance(why, str) else ""

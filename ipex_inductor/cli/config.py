@@ -1,4 +1,4 @@
-"""`ipex-inductor config`: the options of backend `ipex` as they stand here."""
+"""`ipex-inductor config`: list the options of backend `ipex` with their values."""
 
 import json
 import os
@@ -30,7 +30,7 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """All our options, in the order of the config; raises `OptionError` for a bad environment."""
+    """Return our options, in the order of the config; raise `OptionError` for a bad environment."""
     values = resolve(None, None, {})
     return [
         Row(
@@ -48,14 +48,14 @@ def rows() -> list[Row]:
 def config(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """The options of backend `ipex`: value in force, where it comes from, what is accepted."""
-    found = rows()
+    """List the options of backend `ipex`: value in force, its source, and accepted values."""
+    options_found = rows()
     if as_json:
-        options = [asdict(row) for row in found]
+        options = [asdict(row) for row in options_found]
         typer.echo(json.dumps({"options": options, "inductor": INDUCTOR_KEYS}, indent=2))
         return
     table = Listing("option", "value", "accepts", "what it does")
-    for row in found:
+    for row in options_found:
         cells = (f"{row.name}\n{row.env}", f"{row.value!r}\n{row.source}", row.accepts, row.doc)
         table.add_row(*cells)
     show(Console(), table, INDUCTOR_KEYS)

@@ -34,12 +34,12 @@ from ipex_inductor.reporting import listing
 
 DEFAULT, QUICK = ("resnet50", "bert"), ("resnet50",)
 YARDSTICK = "inductor"
-BUSY = 0.05  # share of the processors; OpenMP teams that collide slow a model tenfold
+BUSY = 0.05  # share of the processors; colliding OpenMP teams slow a model tenfold
 LOG_TAIL = 20  # lines of a failed child's stderr
 
 
 class ChildError(IpexError, RuntimeError):
-    """A measuring process that died; `tail` is the end of what it wrote to stderr."""
+    """Error for a measuring process that died; `tail` is the end of its stderr."""
 
     def __init__(self, code: int, tail: str) -> None:
         super().__init__("a measuring process that ends well", f"exit code {code}", tail)
@@ -48,7 +48,7 @@ class ChildError(IpexError, RuntimeError):
 
 @dataclass(frozen=True)
 class Row:
-    """The facts about one contestant; no times unless `status` is "ok"."""
+    """Facts about one contestant; the times are set only if `status` is "ok"."""
 
     name: str
     title: str
@@ -71,7 +71,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """One model's rows, and where they were measured."""
+    """Rows of one model, and where they were measured."""
 
     model: str
     title: str
@@ -79,7 +79,7 @@ class Report:
     inputs: list[str]
     rows: list[Row]
     machine: Mapping[str, Any]
-    once: Mapping[str, float]  # what any process pays before its first contestant, in seconds
+    once: Mapping[str, float]  # seconds that any process spends before its first contestant
     took_s: Mapping[str, float]  # by step
     other_load: float | None = None  # share of the processors that others used during the timing
 
@@ -111,8 +111,8 @@ def demo(
     with tempfile.TemporaryDirectory(prefix="ipex-demo-", ignore_cleanup_errors=True) as folder:
         root, scratch = Path(folder), Path(folder, "scratch")
         scratch.mkdir()
-        given = dtype or usual_dtype(device)
-        job = Job("", "", given, batch, device, (), root, scratch, seconds)
+        cast_dtype = dtype or usual_dtype(device)
+        job = Job("", "", cast_dtype, batch, device, (), root, scratch, seconds)
         reports = run(names, job)
     command = repeat_command(names, job, reports[0].machine["device"])
     if as_json:
@@ -124,15 +124,15 @@ def demo(
 
 
 def usual_dtype(device: Device | None) -> Dtype:
-    """What nets are run in there: bf16, but on a CPU without instructions for it."""
+    """Return the default dtype of `device`: bf16, or fp32 on a CPU without bf16 instructions."""
     import torch
 
     from ipex_inductor.cli.demo_measure import default_device
 
     if (device or default_device()) != Device.CPU or torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return Dtype.BF16
-    said = "In fp32: oneDNN has no bf16 on this processor (--dtype bf16 asks for it all the same)."
-    Console(stderr=True).print(said, style="dim")
+    hint = "In fp32: oneDNN has no bf16 on this processor (--dtype bf16 asks for it all the same)."
+    Console(stderr=True).print(hint, style="dim")
     return Dtype.FP32
 
 
@@ -141,7 +141,7 @@ def run(names: tuple[str, ...] | list[str], job: Job) -> list[Report]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-        # A cold and a warm step for each that compiles, then load, eager, check and timing.
+        # Each compiling contestant has a cold and a warm step; then load, eager, check and timing.
         task = bar.add_task("", total=len(names) * (2 * len(CONTESTANTS) + 2))
         reports = []
         for number, name in enumerate(names):
@@ -155,21 +155,24 @@ def run(names: tuple[str, ...] | list[str], job: Job) -> list[Report]:
 
 
 def run_model(job: Job, step: Callable[[str], None]) -> Report:
-    """The report of one model: a cold process each, then one that measures all of them."""
+    """Return the report of one model.
+
+    Each compiling contestant has a cold process of its own; then one process measures all of them.
+    """
     times: dict[str, float] = {}
     job.folder.mkdir()
 
-    def timed(text: str) -> None:
+    def start_step(text: str) -> None:
         times[text] = time.monotonic()
         step(text)
 
     colds: dict[str, dict[str, Any]] = {}
     for contestant in CONTESTANTS[1:]:
-        timed(f"cold {contestant.title}")
+        start_step(f"cold {contestant.title}")
         colds[contestant.name] = cold(replace(job, task="cold", contestants=(contestant,)), step)
-    # ipex goes first: what is left of once-a-process costs then counts against us, not for us.
+    # ipex runs first, so that remaining once-per-process costs count against it.
     alive = tuple(c for c in reversed(CONTESTANTS) if "failed" not in colds.get(c.name, {}))
-    result = run_child(replace(job, task="measure", contestants=alive), timed)
+    result = run_child(replace(job, task="measure", contestants=alive), start_step)
     fresh = next(iter(colds.values())).get("start_s", 0.0)
     ends = [*list(times.values())[1:], time.monotonic()]
     return Report(
@@ -189,7 +192,7 @@ def run_model(job: Job, step: Callable[[str], None]) -> Report:
 
 
 def cold(job: Job, step: Callable[[str], None]) -> dict[str, Any]:
-    """The facts of one cold child; that it died is one of them."""
+    """Return the facts of one cold child process; a child that died is a fact too."""
     try:
         return run_child(job, step)
     except ChildError as error:
@@ -204,7 +207,7 @@ def run_child(job: Job, step: Callable[[str], None]) -> dict[str, Any]:
     with log.open("wb") as stderr:
         child = subprocess.Popen(
             command,
-            # Inductor keeps precompiled headers there, whatever its cache folder is.
+            # Inductor keeps precompiled headers in TMPDIR, whatever its cache folder is.
             env={**os.environ, "TMPDIR": str(job.scratch)},
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -215,7 +218,7 @@ def run_child(job: Job, step: Callable[[str], None]) -> dict[str, Any]:
             message = _last_message(child, step)
             code = 0 if message else child.wait()
         finally:
-            # Its compile workers too: they would go on writing into a folder that is removed.
+            # The group includes compile workers, which would write into a removed folder.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
@@ -230,7 +233,7 @@ def run_child(job: Job, step: Callable[[str], None]) -> dict[str, Any]:
 def merge(
     colds: Mapping[str, Mapping[str, Any]], measured: Mapping[str, Mapping[str, Any]]
 ) -> list[Row]:
-    """One row a contestant, with ratios; a row that is not "ok" carries no times."""
+    """Return one row per contestant, with ratios; a row that is not "ok" has no times."""
     rows = [row_of(c, colds.get(c.name, {}), measured.get(c.name, {})) for c in CONTESTANTS]
     best = {row.name: row.min_ms for row in rows}
     return [
@@ -244,7 +247,13 @@ def merge(
 
 
 def row_of(contestant: Contestant, cold: Mapping[str, Any], warm: Mapping[str, Any]) -> Row:
-    """The facts of one contestant from its cold process and the measuring process."""
+    """Return the row of one contestant.
+
+    Args:
+        contestant: the contestant.
+        cold: the facts of its cold process.
+        warm: the facts of the measuring process.
+    """
     row = Row(contestant.name, contestant.title, "failed")
     reason = cold.get("failed") or warm.get("failed")
     if reason or "correct" not in warm:
@@ -268,7 +277,7 @@ def row_of(contestant: Contestant, cold: Mapping[str, Any], warm: Mapping[str, A
 
 
 def exit_code(reports: list[Report]) -> int:
-    """1 for any wrong result, or where ipex or eager failed; a failed rival is no error of ours."""
+    """Return 1 if a result is wrong, or if ipex or eager failed; a failed rival does not count."""
     rows = [row for report in reports for row in report.rows]
     bad = any(
         row.status == "wrong" or (row.status == "failed" and row.name in ("ipex", "eager"))
@@ -278,16 +287,16 @@ def exit_code(reports: list[Report]) -> int:
 
 
 def repeat_command(names: tuple[str, ...] | list[str], job: Job, device: str) -> str:
-    """The command line that measures the same again, defaults spelt out."""
-    words = ["ipex-inductor", "demo", *(word for name in names for word in ("--model", name))]
-    words += ["--dtype", job.dtype, "--batch", str(job.batch)]
-    words += ["--device", device, "--seconds", f"{job.seconds:g}"]
+    """Return the command line that repeats the measurement, with defaults spelled out."""
+    args = ["ipex-inductor", "demo", *(arg for name in names for arg in ("--model", name))]
+    args += ["--dtype", job.dtype, "--batch", str(job.batch)]
+    args += ["--device", device, "--seconds", f"{job.seconds:g}"]
     threads = os.environ.get("OMP_NUM_THREADS")
-    return (f"OMP_NUM_THREADS={threads} " if threads else "") + shlex.join(words)
+    return (f"OMP_NUM_THREADS={threads} " if threads else "") + shlex.join(args)
 
 
 def show(reports: list[Report], command: str, console: Console) -> None:
-    """Print a table a model, what the machine was, and how to repeat it."""
+    """Print a table per model, the machine, and how to repeat the measurement."""
     for report in reports:
         listing.show(console, table(report))
         for row in report.rows:
@@ -313,7 +322,7 @@ HEADS = (
 
 
 def table(report: Report) -> listing.Listing:
-    """The comparison on one model; fits 80 columns as a table."""
+    """Return the comparison on one model as a table that fits 80 columns."""
     name = f"{report.title}, {report.dtype}, input {', '.join(report.inputs)}"
     shown = listing.Listing("", *map(listing.number, HEADS), title=name)
     for row in report.rows:
@@ -323,7 +332,7 @@ def table(report: Report) -> listing.Listing:
 
 
 def cells(row: Row) -> list[Text | str]:
-    """One line of the table."""
+    """Return the cells of one row of the table."""
     if row.status == "failed":
         return [row.title, Text("failed", "yellow")]
     if row.status == "wrong":
@@ -337,7 +346,7 @@ def cells(row: Row) -> list[Text | str]:
 
 
 def remarks(row: Row) -> list[Text]:
-    """What does not fit into the table: why a row has no times, and what ipex fused."""
+    """Return the lines below the table: why a row has no times, and what ipex fused."""
     lines = []
     if row.status == "failed":
         lines.append(Text(f"{row.title}: {row.reason}", "yellow"))
@@ -352,7 +361,7 @@ def remarks(row: Row) -> list[Text]:
 
 
 def footer(reports: list[Report], command: str) -> list[str]:
-    """Machine, meaning of the columns, and the command that repeats it."""
+    """Return notes on the machine, the columns, and the command that repeats the measurement."""
     facts, once = reports[0].machine, reports[0].once
     versions = f"torch {facts['torch']}, ipex_inductor {facts['ipex_inductor']}"
     return [
@@ -368,7 +377,7 @@ def footer(reports: list[Report], command: str) -> list[str]:
 
 
 def _last_message(child: "subprocess.Popen[str]", step: Callable[[str], None]) -> dict[str, Any]:
-    """The result or error; empty if the child ended without one."""
+    """Return the child's result or error; empty if it ended without one."""
     assert child.stdout is not None
     for line in child.stdout:
         message: dict[str, Any] = json.loads(line)

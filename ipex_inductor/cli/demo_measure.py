@@ -1,9 +1,9 @@
-"""The child process of `ipex-inductor demo`: one job in as JSON, steps and one result out.
+"""Child process of `ipex-inductor demo`: one job in as JSON, steps and one result out.
 
     python -m ipex_inductor.cli.demo_measure '<JSON of demo_models.Job>'
 
-It writes JSON lines to stdout: {"step": ...} as it goes, and at last {"result": ...} or, for what
-the user did wrong, {"error": [expected, came, todo]}. Whatever else prints goes to stderr.
+It writes JSON lines to stdout: {"step": ...} while it runs, and finally {"result": ...} or, for a
+user's error, {"error": [expected, came, todo]}. All other output goes to stderr.
 """
 
 import contextlib
@@ -39,7 +39,8 @@ WARM_UP = 2  # calls after the first; CUDA graphs record in the second and repla
 def use_folder(folder: Path, backend: str = "") -> None:
     """Send every on-disk compile cache, Inductor's, Triton's and ours, to `folder`.
 
-    To backend `ipex` torch's are not named, or it would leave them to torch, unverified.
+    For backend `ipex` torch's variables are unset, or it would leave those caches to torch,
+    unverified.
     """
     os.environ["IPEX_HOME"] = str(folder / "ipex")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
@@ -49,7 +50,7 @@ def use_folder(folder: Path, backend: str = "") -> None:
 
 
 class Tiny(torch.nn.Module):
-    """One of each kind of layer, so that compiling it loads what compiling any model loads."""
+    """Model with one layer of each kind, so that compiling it loads what any model loads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,12 +60,12 @@ class Tiny(torch.nn.Module):
         self.head = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 8))
 
     def forward(self, image: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A softmax over eight channels."""
+        """Return a softmax over eight channels."""
         return {"scores": self.head(self.conv(image).mean((2, 3))).softmax(-1)}
 
 
 def start(job: Job) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, float]]:
-    """The model and its inputs, and in seconds what a process pays once whatever the backend."""
+    """Return the model, its inputs, and the seconds that a process spends once for any backend."""
     use_folder(job.scratch)
     started = time.perf_counter()
     for module in ("torch._dynamo", "torch._inductor.compile_fx"):
@@ -81,8 +82,8 @@ def start(job: Job) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, float]]
 def start_compiler(dtype: torch.dtype, device: str) -> None:
     """Load Inductor's lazy tables, probe the C++ compiler, precompile its header.
 
-    Else all this were charged to the contestant that comes first. Compiled twice, with the graph
-    cache off and on: a hit passes by what a miss loads, and the other way round.
+    Otherwise all this would be charged to the first contestant. The model is compiled twice, with
+    the graph cache off and on: a hit skips what a miss loads, and vice versa.
     """
     tiny = Tiny().eval().to(device, dtype)
     for cached in (False, True):
@@ -94,13 +95,20 @@ def start_compiler(dtype: torch.dtype, device: str) -> None:
 def first_call(
     contestant: Contestant, model: torch.nn.Module, inputs: tuple[Any, ...], folder: Path
 ) -> tuple[Call, torch.Tensor, dict[str, Any]]:
-    """Wrap and call a model once: the callable, its output, and seconds and cache hits."""
+    """Wrap and call a model once; return the callable, its output, and seconds and cache hits.
+
+    Args:
+        contestant: the contestant to wrap the model for.
+        model: the model.
+        inputs: the model's positional arguments.
+        folder: the parent of the contestant's cache folder.
+    """
     use_folder(folder / contestant.name, contestant.backend or "")
     before = _counters()
     started = time.perf_counter()
     # Freezing is decided by Dynamo from the global config, so options= would come too late.
     with _inductor_config(freezing=contestant.freezing):
-        run = _compiled(contestant, model)
+        run = _compile_model(contestant, model)
         output = _first_tensor(run(*inputs)).clone()
         synchronize(output.device)
     seconds = time.perf_counter() - started
@@ -117,7 +125,10 @@ def first_call(
 
 
 def relative_rmse(output: torch.Tensor, truth: torch.Tensor) -> float:
-    """Distance of `output` from the fp64 `truth`, as a share of its size; inf for bad shapes."""
+    """Return the distance of `output` from the fp64 `truth`, relative to its norm.
+
+    Infinite if the shapes differ.
+    """
     if output.shape != truth.shape:
         return math.inf
     distance = (output.to(truth) - truth).norm() / truth.norm().clamp_min(1e-300)
@@ -125,10 +136,10 @@ def relative_rmse(output: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def error_limit(eager: torch.Tensor, truth: torch.Tensor) -> float:
-    """The largest error that passes, by the rule of `torch._dynamo.utils.same`.
+    """Return the largest error that passes, by the rule of `torch._dynamo.utils.same`.
 
-    RMSE(contestant, fp64) <= m * RMSE(eager, fp64) + tol / 10, with m = 3 and tol = 1e-2 for
-    16-bit floats, m = 2 (3 below 1000 elements) and tol = 1e-4 for fp32; here relative to fp64.
+    RMSE(contestant, fp64) <= m * RMSE(eager, fp64) + tol / 10, with m = 3 and tol = 1e-2 for 16-bit
+    floats, m = 2 (3 below 1000 elements) and tol = 1e-4 for fp32; here relative to fp64.
     """
     sixteen_bit = eager.element_size() == 2
     multiplier = 3 if sixteen_bit or eager.numel() < 1000 else 2
@@ -136,10 +147,10 @@ def error_limit(eager: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def time_rounds(calls: Mapping[str, Call], seconds: float, device: torch.device) -> dict[str, Any]:
-    """Milliseconds of each call, from turns taken round-robin for at least `seconds`.
+    """Return the milliseconds of each call, timed in round-robin turns for at least `seconds`.
 
-    All contestants meet the same disturbances. The first call of a turn is not counted: it finds
-    the other contestants' weights in the processor's caches, and its own in memory.
+    All contestants meet equal disturbances. The first call of a turn is not counted: it finds the
+    other contestants' weights in the processor's caches, and its own in memory.
     """
     samples: dict[str, list[float]] = {name: [] for name in calls}
     order, end, rounds = list(calls), time.perf_counter() + seconds, 0
@@ -157,7 +168,7 @@ def time_rounds(calls: Mapping[str, Call], seconds: float, device: torch.device)
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the device; the CPU has nothing to wait for."""
+    """Wait for the device; a no-op on the CPU."""
     if device.type != "cpu":
         getattr(torch, device.type).synchronize()
 
@@ -173,7 +184,7 @@ def cold(job: Job, say: Say) -> dict[str, Any]:
 
 
 def measure(job: Job, say: Say) -> dict[str, Any]:
-    """Second-process first calls, then the check against fp64, then the timing of who passed."""
+    """Measure warm first calls, check them against fp64, then time the contestants that passed."""
     say("load")
     model, inputs, once = start(job)
     device = torch.device(job.device or default_device())
@@ -184,7 +195,7 @@ def measure(job: Job, say: Say) -> dict[str, Any]:
         name = contestant.name
         say(f"warm {contestant.title}")
         with torch.no_grad(), _failure() as failed:
-            # Weights of its own, as it would have alone: shared ones could be cache hits.
+            # Each contestant has its own weights, as when alone: shared ones could be cache hits.
             calls[name], output, facts[name] = first_call(
                 contestant, copy.deepcopy(model), inputs, job.folder
             )
@@ -214,7 +225,7 @@ def measure(job: Job, say: Say) -> dict[str, Any]:
 def check(
     outputs: Mapping[str, list[torch.Tensor]], truth: torch.Tensor
 ) -> dict[str, dict[str, Any]]:
-    """Error and verdict of each contestant: the worst of its first call and of later ones."""
+    """Return error and verdict of each contestant: the worst of its first and later calls."""
     eager = outputs["eager"][0]
     limit = error_limit(eager, truth)
     verdicts = {}
@@ -230,12 +241,12 @@ def check(
 
 
 def default_device() -> str:
-    """The GPU where torch has one, else the CPU."""
+    """Return "cuda" where torch has a GPU, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What a reader must know to compare the figures with others."""
+    """Return the facts about the machine that comparisons of the figures need."""
     chip = _cpu_name() if device == "cpu" else getattr(torch, device).get_device_name()
     return {
         "torch": compat.VERSION,
@@ -246,7 +257,7 @@ def machine(device: str) -> dict[str, Any]:
     }
 
 
-def _compiled(contestant: Contestant, model: torch.nn.Module) -> Callable[..., Any]:
+def _compile_model(contestant: Contestant, model: torch.nn.Module) -> Callable[..., Any]:
     if contestant.backend is None:
         return model
     compiled: Callable[..., Any] = torch.compile(
@@ -273,7 +284,7 @@ def _fallbacks() -> list[str]:
 
 @contextlib.contextmanager
 def _failure() -> Iterator[list[str]]:
-    """Collects the reason of what was raised, in short; the whole of it goes to the log."""
+    """Collect a short reason of a raised exception; its traceback goes to the log."""
     reasons: list[str] = []
     try:
         yield reasons
@@ -288,13 +299,13 @@ def _first_tensor(output: Any) -> torch.Tensor:
         return output
     parts = output.values() if isinstance(output, Mapping) else output
     if isinstance(parts, str) or not hasattr(parts, "__iter__"):
-        came = type(output).__name__
-        raise OptionError("a model that returns tensors", came, "Wrap it so that it does.")
+        actual = type(output).__name__
+        raise OptionError("a model that returns tensors", actual, "Wrap it so that it does.")
     return _first_tensor(next(iter(parts)))
 
 
 def fp64_output(model: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
-    """The output of the same (already rounded) weights and inputs, computed in fp64."""
+    """Return the model's output in fp64, for its (already rounded) weights and inputs."""
 
     def widen(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -316,20 +327,20 @@ def _milliseconds(call: Call, device: torch.device) -> float:
 
 @contextlib.contextmanager
 def _other_load() -> Iterator[list[float | None]]:
-    """Collects the share of the processors that other processes used; None where unknown."""
+    """Collect the share of the processors that other processes used; None where unknown."""
     shares: list[float | None] = []
-    before, own, started = _busy_seconds(), time.process_time(), time.perf_counter()
+    before, own_seconds, started = _busy_seconds(), time.process_time(), time.perf_counter()
     yield shares
     after, wall = _busy_seconds(), time.perf_counter() - started
     if before is None or after is None:
         shares.append(None)
     else:
-        others = after - before - (time.process_time() - own)
-        shares.append(max(0.0, others / wall / (os.cpu_count() or 1)))
+        other_seconds = after - before - (time.process_time() - own_seconds)
+        shares.append(max(0.0, other_seconds / wall / (os.cpu_count() or 1)))
 
 
 def _busy_seconds() -> float | None:
-    """Seconds that the processors have spent on any process since boot (Linux)."""
+    """Return the seconds that the processors have spent on all processes since boot (Linux)."""
     try:
         with open("/proc/stat") as stat:
             user, nice, system, _idle, _iowait, *rest = map(int, stat.readline().split()[1:9])

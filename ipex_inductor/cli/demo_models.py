@@ -1,6 +1,6 @@
-"""What `ipex-inductor demo` compares: the models, the contestants, and a child process's job.
+"""Subjects of `ipex-inductor demo`: the models, the contestants, and a child process's job.
 
-Imports no torch at the top: the parent process and `--help` read the tables without it.
+The module imports no torch at the top: the parent process and `--help` read its tables without it.
 """
 
 import importlib
@@ -25,7 +25,7 @@ INSTALL = 'Run: pip install "ipex-inductor[demo]"'
 
 
 class Dtype(StrEnum):
-    """What the weights and inputs are cast to."""
+    """The dtypes that weights and inputs can be cast to."""
 
     BF16 = "bf16"
     FP16 = "fp16"
@@ -33,7 +33,7 @@ class Dtype(StrEnum):
 
 
 class Device(StrEnum):
-    """Where the models run."""
+    """The devices that models can run on."""
 
     CPU = "cpu"
     CUDA = "cuda"
@@ -89,9 +89,10 @@ CONTESTANTS = (
 
 @dataclass(frozen=True)
 class Job:
-    """What one child process is asked to do: task "cold" (first call only) or "measure".
+    """One child process's job: task "cold" (first call only) or "measure".
 
-    `folder` holds the caches of this model, one folder a contestant; `scratch` is for all children.
+    `folder` holds the caches of this model, one folder per contestant; all children share
+    `scratch`.
     """
 
     task: str
@@ -105,12 +106,12 @@ class Job:
     seconds: float
 
     def to_json(self) -> str:
-        """The job as one argument of a command line."""
+        """Return the job as one argument of a command line."""
         return json.dumps(asdict(self), default=str)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The job that `to_json` wrote."""
+        """Return the job that `to_json` wrote."""
         values = json.loads(text)
         values["contestants"] = tuple(Contestant(**c) for c in values["contestants"])
         paths = {key: Path(values[key]) for key in ("folder", "scratch")}
@@ -118,7 +119,7 @@ class Job:
 
 
 def title(name: str) -> str:
-    """How the model is called in a table."""
+    """Return the model's name in a table."""
     return MODELS[name].title if name in MODELS else name
 
 
@@ -127,8 +128,8 @@ def check_name(name: str) -> None:
     if ":" in name:
         return
     if name not in MODELS:
-        todo = "Name one of these, or a function of yours that returns (model, inputs)."
-        raise OptionError(f"{', '.join(MODELS)} or MODULE:FUNCTION", f"model {name!r}", todo)
+        advice = "Name one of these, or a function of yours that returns (model, inputs)."
+        raise OptionError(f"{', '.join(MODELS)} or MODULE:FUNCTION", f"model {name!r}", advice)
     if importlib.util.find_spec("transformers") is None:
         raise OptionError("transformers to be installed", "no such package", INSTALL)
 
@@ -136,10 +137,14 @@ def check_name(name: str) -> None:
 def load(
     name: str, dtype: str | None, batch: int, device: str
 ) -> tuple["torch.nn.Module", tuple[Any, ...]]:
-    """The model, in eval mode, and example inputs; the same weights in every process.
+    """Return the model in eval mode and example inputs, with equal weights in every process.
 
-    `batch` is for the named models; MODULE:FUNCTION brings inputs of its own, which `dtype` None
-    leaves as they are.
+    Args:
+        name: a named model, or MODULE:FUNCTION, which brings its own inputs.
+        dtype: the dtype of weights and floating-point inputs; None leaves MODULE:FUNCTION's as they
+            are.
+        batch: the batch size of the named models.
+        device: the device to move both to.
     """
     import torch
     from torch.utils._pytree import tree_map
@@ -173,10 +178,10 @@ def _from_config(arch: Architecture, batch: int) -> tuple["torch.nn.Module", tup
 
 
 def _fill_batch_norms(model: "torch.nn.Module") -> None:
-    """Statistics as after training: with fresh ones (0 and 1) a wrong folding goes unseen.
+    """Fill batch norms with statistics as after training: fresh ones (0 and 1) hide wrong folding.
 
     Gains of 0.7 keep the activations near 1; at 1 they grow to hundreds, and a mean that is lost in
-    one of the last layers drowns in them.
+    one of the last layers is too small to be seen.
     """
     import torch
 
@@ -189,23 +194,26 @@ def _fill_batch_norms(model: "torch.nn.Module") -> None:
 
 
 def _from_user(name: str) -> tuple["torch.nn.Module", tuple[Any, ...]]:
+    """Return the model and inputs of a user's MODULE:FUNCTION; raise `OptionError`."""
     import torch
 
     module, _, function = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        made = getattr(importlib.import_module(module), function)()
+        result = getattr(importlib.import_module(module), function)()
     except Exception as error:
-        came = f"{type(error).__name__}: {error}"
-        todo = "The current directory is importable; try the call in Python."
-        raise OptionError(f"{name} to be importable and to run", came, todo) from error
-    match made:
+        actual = f"{type(error).__name__}: {error}"
+        advice = "The current directory is importable; try the call in Python."
+        raise OptionError(f"{name} to be importable and to run", actual, advice) from error
+    match result:
         case (model, tuple(inputs)) if isinstance(model, torch.nn.Module):
             return model, inputs
-    came = ", ".join(type(part).__name__ for part in made) if isinstance(made, tuple) else made
+    actual = (
+        ", ".join(type(part).__name__ for part in result) if isinstance(result, tuple) else result
+    )
     raise OptionError(
         f"{name} to return (model, tuple of inputs), the model a torch.nn.Module",
-        str(came),
+        str(actual),
         "Return such a pair.",
     )

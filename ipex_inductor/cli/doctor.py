@@ -1,4 +1,4 @@
-"""`ipex-inductor doctor`: what this machine has, what it lacks, and what to do about it."""
+"""`ipex-inductor doctor`: check this machine, and say what to do about what is missing."""
 
 import importlib
 import json
@@ -36,7 +36,7 @@ OPENMP_PROGRAM = """#include <omp.h>
 #include <cstdio>
 int main() { std::printf("%d", omp_get_max_threads()); }
 """
-# What the driver of each vendor leaves behind, whether or not torch can use it.
+# Files that show each vendor's driver, whether or not torch can use it.
 GPU_TRACES = {
     "NVIDIA": ("/dev/nvidiactl",),
     "AMD": ("/dev/kfd",),
@@ -66,8 +66,8 @@ def _python_headers() -> Finding:
     header = Path(sysconfig.get_path("include"), "Python.h")
     if header.is_file():
         return "ok", str(header), ""
-    todo = "`apt-get install python3-dev` or `dnf install python3-devel` for this Python"
-    return "fail", f"{header} is missing; compiled graphs include it", todo
+    advice = "`apt-get install python3-dev` or `dnf install python3-devel` for this Python"
+    return "fail", f"{header} is missing; compiled graphs include it", advice
 
 
 def _torch() -> Finding:
@@ -79,8 +79,8 @@ def _torch() -> Finding:
     builds = [f"{kind} {version}" for kind, version in kinds.items() if version] or ["CPU"]
     detail = f"{compat.VERSION}, {' + '.join(builds)} build"
     if reason := compat.untested_reason(compat.VERSION):
-        todo = 'pip install "torch>=2.11,<2.16"; until then plain Inductor compiles'
-        return "warn", f"{detail}; {reason}", todo
+        advice = 'pip install "torch>=2.11,<2.16"; until then plain Inductor compiles'
+        return "warn", f"{detail}; {reason}", advice
     oldest, newest = (".".join(map(str, f(compat.TESTED))) for f in (min, max))
     return "ok", f"{detail}; tested are {oldest} to {newest}", ""
 
@@ -94,7 +94,7 @@ def _triton() -> Finding:
 
 
 def _compiler() -> Finding:
-    # As torch looks: CXX, else g++ and nothing else.
+    # torch looks for CXX, else for g++ and nothing else.
     cxx = os.environ.get("CXX", "g++")
     if shutil.which(cxx) is None:
         clang = shutil.which("clang++")
@@ -102,20 +102,22 @@ def _compiler() -> Finding:
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder, "omp.cpp"), Path(folder, "omp")
         source.write_text(OPENMP_PROGRAM)
-        done = _run(cxx, "-fopenmp", str(source), "-o", str(program))
-        done = done if done.returncode else _run(str(program))
-    if done.returncode:
-        said = next((line for line in done.stderr.splitlines() if "error" in line), "no message")
-        return "fail", f"{cxx} cannot build an OpenMP program: {said}", INSTALL_CXX
+        process = _run(cxx, "-fopenmp", str(source), "-o", str(program))
+        process = process if process.returncode else _run(str(program))
+    if process.returncode:
+        message = next(
+            (line for line in process.stderr.splitlines() if "error" in line), "no message"
+        )
+        return "fail", f"{cxx} cannot build an OpenMP program: {message}", INSTALL_CXX
     version = _run(cxx, "--version").stdout.partition("\n")[0]
-    return "ok", f"{version}; OpenMP with {done.stdout} threads", ""
+    return "ok", f"{version}; OpenMP with {process.stdout} threads", ""
 
 
 def _isa() -> Finding:
     from ipex_inductor.target import device
 
-    here = device.current("cpu")
-    return "ok", f"{here.arch}, {here.multiprocessors} cores ({here.name})", ""
+    target = device.current("cpu")
+    return "ok", f"{target.arch}, {target.multiprocessors} cores ({target.name})", ""
 
 
 def _gpu() -> Finding:
@@ -123,8 +125,8 @@ def _gpu() -> Finding:
 
     from ipex_inductor import compat
 
-    if found := Counter(_gpus(torch)):
-        return "ok", "; ".join(f"{count} x {gpu}" for gpu, count in found.items()), ""
+    if gpu_counts := Counter(_gpus(torch)):
+        return "ok", "; ".join(f"{count} x {gpu}" for gpu, count in gpu_counts.items()), ""
     traces = [vendor for vendor, paths in GPU_TRACES.items() if any(map(glob, paths))]
     if traces:
         detail = f"a driver for {' and '.join(traces)}, but torch {compat.VERSION} sees no GPU"
@@ -138,10 +140,10 @@ def _gpus(torch: Any) -> Iterator[str]:
     for kind in ("cuda", "xpu"):
         runtime = getattr(torch, kind)
         for index in range(runtime.device_count()):
-            here = device.current(torch.device(kind, index))
+            target = device.current(torch.device(kind, index))
             properties = runtime.get_device_properties(index)
-            version = getattr(properties, "driver_version", None) or _driver_version(here.kind)
-            yield f"{here.name} ({here.arch}, driver {version})"
+            version = getattr(properties, "driver_version", None) or _driver_version(target.kind)
+            yield f"{target.name} ({target.arch}, driver {version})"
 
 
 def _driver_version(kind: str) -> str:
@@ -170,19 +172,19 @@ def _torch_cache_folder() -> Finding:
 
     default = Path(_torch_default_folder())
     path = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default)
-    found = cache_root.state(path)
-    if found.usable:
-        at = str(path) if found.exists else f"{path}, made on first use"
+    state = cache_root.state(path)
+    if state.usable:
+        location = str(path) if state.exists else f"{path}, made on first use"
         whose = "backend `ipex` has its own" if path == default else "backend `ipex` uses it too"
-        return "ok", f"{at}; {whose}", ""
-    todo = "chmod 700 it, or set TORCHINDUCTOR_CACHE_DIR to a folder of your own"
-    return "warn", f"{found.reason}; torch unpickles what it finds there", todo
+        return "ok", f"{location}; {whose}", ""
+    advice = "chmod 700 it, or set TORCHINDUCTOR_CACHE_DIR to a folder of your own"
+    return "warn", f"{state.reason}; torch unpickles what it finds there", advice
 
 
 def _torch_default_folder() -> str:
     import torch
 
-    # As a module its parents would be imported too, and they create the folder.
+    # Importing the module would import its parents too, which create the folder.
     file = Path(torch.__file__).parent / "_inductor/runtime/cache_dir_utils.py"
     return str(runpy.run_path(str(file))["default_cache_dir"]())
 
@@ -199,14 +201,16 @@ def _write_watch() -> Finding:
 
 
 def _entry_point() -> Finding:
-    found = [e.value for e in metadata.entry_points(group="torch_dynamo_backends", name="ipex")]
-    if not found:
-        todo = "pip install ipex-inductor, or `pip install -e .` in a checkout"
-        return "fail", "not installed: torch.compile does not know backend `ipex`", todo
-    foreign = [value for value in found if not value.startswith("ipex_inductor.")]
+    entry_points = [
+        e.value for e in metadata.entry_points(group="torch_dynamo_backends", name="ipex")
+    ]
+    if not entry_points:
+        advice = "pip install ipex-inductor, or `pip install -e .` in a checkout"
+        return "fail", "not installed: torch.compile does not know backend `ipex`", advice
+    foreign = [value for value in entry_points if not value.startswith("ipex_inductor.")]
     if foreign:
         return "fail", f"backend `ipex` is also {', '.join(foreign)}", "uninstall that package"
-    return "ok", found[0], ""
+    return "ok", entry_points[0], ""
 
 
 CHECKS: Mapping[str, Callable[[], Finding]] = {
@@ -227,11 +231,11 @@ CHECKS: Mapping[str, Callable[[], Finding]] = {
 
 
 def examine(checks: Mapping[str, Callable[[], Finding]] = CHECKS) -> list[Check]:
-    """Run all checks; one that raises becomes a `fail` line with its error."""
-    return [_examined(name, check) for name, check in checks.items()]
+    """Run all checks; a check that raises becomes a `fail` line with its error."""
+    return [_run_check(name, check) for name, check in checks.items()]
 
 
-def _examined(name: str, check: Callable[[], Finding]) -> Check:
+def _run_check(name: str, check: Callable[[], Finding]) -> Check:
     try:
         return Check(name, *check())
     except IpexError as error:
@@ -248,21 +252,21 @@ def _table(checks: list[Check]) -> Listing:
     styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
     table = Listing("", "what", "found")
     for check in checks:
-        found = Text(check.detail)
+        cell = Text(check.detail)
         if check.todo:
-            found.append(f"\nto do: {check.todo}", style=styles[check.status])
-        table.add_row(Text(check.status, style=styles[check.status]), Text(check.name), found)
+            cell.append(f"\nto do: {check.todo}", style=styles[check.status])
+        table.add_row(Text(check.status, style=styles[check.status]), Text(check.name), cell)
     return table
 
 
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """What this machine has of all that is needed. Exit code 1 if anything that must work fails."""
-    found = examine()
+    """Check this machine for everything that is needed. Exit code 1 if a required part fails."""
+    checks = examine()
     if as_json:
-        typer.echo(json.dumps({"checks": [asdict(check) for check in found]}, indent=2))
+        typer.echo(json.dumps({"checks": [asdict(check) for check in checks]}, indent=2))
     else:
-        show(Console(), _table(found))
-    if any(check.status == "fail" for check in found):
+        show(Console(), _table(checks))
+    if any(check.status == "fail" for check in checks):
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""The checks of `doctor` that concern the kernel cache: our home, and all else that is asked."""
+"""Checks of `doctor` for the kernel cache: our own folder, layers, bundles, remotes and keys."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -20,15 +20,15 @@ _T = TypeVar("_T")
 
 
 def _home() -> Finding:
-    found = cache_root.state(cache_root.home(), probe=True)
-    if not found.private:
-        return "fail", found.reason, "fix that, or set IPEX_HOME to a folder of your own"
-    if not found.writable:
-        return "warn", found.reason, "set IPEX_HOME to a writable folder, or every start is cold"
-    if not found.exists:
-        return "ok", f"{found.path}, made on first use", ""
-    mode = found.path.stat().st_mode & 0o7777
-    return "ok", f"{found.path}, yours, mode {mode:04o}", ""
+    state = cache_root.state(cache_root.home(), probe=True)
+    if not state.private:
+        return "fail", state.reason, "fix that, or set IPEX_HOME to a folder of your own"
+    if not state.writable:
+        return "warn", state.reason, "set IPEX_HOME to a writable folder, or every start is cold"
+    if not state.exists:
+        return "ok", f"{state.path}, made on first use", ""
+    mode = state.path.stat().st_mode & 0o7777
+    return "ok", f"{state.path}, yours, mode {mode:04o}", ""
 
 
 def _entries() -> Finding:
@@ -37,59 +37,59 @@ def _entries() -> Finding:
             quota_of(text)
         except ArgumentError as error:
             return "warn", f"IPEX_AOT_QUOTA={text} is not used", f"expected {error.expected}"
-    at, quota = default_folder(), use.quota()
-    judged = cache_root.state(at)
-    if not judged.exists:
+    cache_dir, quota = default_folder(), use.quota()
+    state = cache_root.state(cache_dir)
+    if not state.exists:
         return "ok", f"none yet, {size(quota)} may be kept", ""
-    if not judged.usable:
-        return "fail", judged.reason, "fix that: until then nothing is kept"
-    found = list(survey(Folder(at, "ours")))
-    held = sum(each.file.size for each in found)
-    detail = f"{len(found)} in {at}, {size(held)} of {size(quota)}"
-    if bad := sum(bool(each.why) for each in found):
+    if not state.usable:
+        return "fail", state.reason, "fix that: until then nothing is kept"
+    entries = list(survey(Folder(cache_dir, "ours")))
+    held = sum(entry.file.size for entry in entries)
+    detail = f"{len(entries)} in {cache_dir}, {size(held)} of {size(quota)}"
+    if bad := sum(bool(entry.why) for entry in entries):
         return "warn", f"{detail}; {bad} are not used", "`ipex-inductor cache verify` names them"
     return "ok", detail, ""
 
 
 def _layers() -> Finding:
-    return _each("IPEX_AOT_LAYERS", use.layers(), _layer)
+    return _join_findings("IPEX_AOT_LAYERS", use.layers(), _layer)
 
 
 def _layer(path: Path) -> Finding:
-    judged = cache_root.state(path, layer=True)
-    if not judged.exists:
+    state = cache_root.state(path, layer=True)
+    if not state.exists:
         return "warn", f"{path} is not there", "make it, or take it out of IPEX_AOT_LAYERS"
-    if not judged.private:
-        return "warn", judged.reason, "a layer is used if only you or root can write it"
+    if not state.private:
+        return "warn", state.reason, "a layer is used if only you or root can write it"
     return "ok", str(path), ""
 
 
 def _bundles() -> Finding:
     named = os.environ.get("IPEX_AOT_BUNDLES", "").split(os.pathsep)
-    return _each("IPEX_AOT_BUNDLES", [Path(path) for path in named if path], _bundle)
+    return _join_findings("IPEX_AOT_BUNDLES", [Path(path) for path in named if path], _bundle)
 
 
 def _bundle(path: Path) -> Finding:
     try:
-        found = open_bundle(path, accepts=False)
+        bundle = open_bundle(path, accepts=False)
     except (BundleError, UntrustedError) as error:
         return "warn", f"{error.came}; expected {error.expected}", error.todo
-    return "ok", f"{found.origin}, {len(found.manifest.entries)} entries", ""
+    return "ok", f"{bundle.origin}, {len(bundle.manifest.entries)} entries", ""
 
 
 def _remotes() -> Finding:
-    return _each("IPEX_AOT_REMOTES", use.remotes(), _remote)
+    return _join_findings("IPEX_AOT_REMOTES", use.remotes(), _remote)
 
 
 def _remote(remote: Remote) -> Finding:
-    remote.read("asked by doctor")  # nobody has that; what counts is whether it says so
+    remote.read("asked by doctor")  # no such entry exists; only whether the remote answers counts
     if remote.why_dead:
-        todo = "check the URL and the credentials, and that fsspec's package for it is installed"
-        return "warn", f"{remote.label}: {remote.why_dead}", todo
+        advice = "check the URL and the credentials, and that fsspec's package for it is installed"
+        return "warn", f"{remote.label}: {remote.why_dead}", advice
     return "ok", f"{remote.label} answers" + ", written to as well" * remote.write_back, ""
 
 
-def _trusted() -> Finding:
+def _check_trusted_keys() -> Finding:
     try:
         names = list(trust.trusted())
     except (UntrustedError, KeyFileError) as error:
@@ -97,14 +97,14 @@ def _trusted() -> Finding:
     return "ok", ", ".join(names) or "none; signed bundles need `ipex-inductor cache trust add`", ""
 
 
-def _each(variable: str, named: Iterable[_T], check: Callable[[_T], Finding]) -> Finding:
-    """The findings of all as one, as bad as the worst."""
-    found = [check(each) for each in named]
-    if not found:
+def _join_findings(variable: str, named: Iterable[_T], check: Callable[[_T], Finding]) -> Finding:
+    """Return the findings of all items as one, with the worst status."""
+    findings = [check(item) for item in named]
+    if not findings:
         return "ok", f"none; {variable} names them", ""
-    worst = max((status for status, _, _ in found), key=("ok", "warn", "fail").index)
-    todo = dict.fromkeys(todo for _, _, todo in found if todo)
-    return worst, "; ".join(detail for _, detail, _ in found), "; ".join(todo)
+    worst = max((status for status, _, _ in findings), key=("ok", "warn", "fail").index)
+    advice = dict.fromkeys(advice for _, _, advice in findings if advice)
+    return worst, "; ".join(detail for _, detail, _ in findings), "; ".join(advice)
 
 
 CACHE_CHECKS: Mapping[str, Callable[[], Finding]] = {
@@ -113,5 +113,5 @@ CACHE_CHECKS: Mapping[str, Callable[[], Finding]] = {
     "cache layers": _layers,
     "cache bundles": _bundles,
     "cache remotes": _remotes,
-    "trusted keys": _trusted,
+    "trusted keys": _check_trusted_keys,
 }

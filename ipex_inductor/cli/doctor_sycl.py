@@ -1,4 +1,4 @@
-"""What `doctor` says of SYCL, and of the compiler for Intel GPUs that are not here."""
+"""Checks of `doctor` for the SYCL runtime, and for the compiler of absent Intel GPUs."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from ipex_inductor.cli.findings import Finding
 from ipex_inductor.errors import SyclAbsentError
 
-# In a child, because a broken runtime takes the process with it.
+# Runs in a child process, because a broken runtime can crash its process.
 PROGRAM = """
 import json
 from ipex_inductor.errors import SyclAbsentError
@@ -20,35 +20,35 @@ try:
 except SyclAbsentError as error:
     print(json.dumps([error.came, error.todo]))
 """
-PATIENCE = 120  # seconds: the first time g++ is at work
+PATIENCE = 120  # seconds; g++ compiles the shim the first time
 
 
 def _sycl() -> Finding:
     from ipex_inductor.templates.sycl import wheels
 
     try:
-        here = wheels.runtime()
+        runtime = wheels.runtime()
     except SyclAbsentError as error:
         if wheels.is_installed():
             return "warn", error.came, error.todo
-        wanted = 'Intel GPUs and options={"sycl": "cpu"}'
-        return "ok", f"no {wheels.RUNTIME}; only {wanted} use it", ""
-    done = subprocess.run(
+        users = 'Intel GPUs and options={"sycl": "cpu"}'
+        return "ok", f"no {wheels.RUNTIME}; only {users} use it", ""
+    process = subprocess.run(
         [sys.executable, "-P", "-c", PROGRAM], capture_output=True, text=True, timeout=PATIENCE
     )
-    if done.returncode:
-        said = done.stderr.strip().rpartition("\n")[2] or f"exit status {done.returncode}"
-        todo = f"pip install --force-reinstall {wheels.RUNTIME}=={here.version}"
-        return "warn", f"{here.named} does not work: {said}", todo
-    found = json.loads(done.stdout.splitlines()[-1])
-    if found and isinstance(found[0], str):
-        came, todo = found
-        return "warn", f"{here.named}: {came}", todo
-    if not found:
-        todo = 'pip install "ipex-inductor[sycl-cpu]" for the CPU; a GPU needs its driver'
-        return "warn", f"{here.named} sees no device", todo
-    devices = (f"{d['name']} ({d['type']}, {d['backend']} {d['driver']})" for d in found)
-    return "ok", f"{here.named}: {'; '.join(devices)}", ""
+    if process.returncode:
+        message = process.stderr.strip().rpartition("\n")[2] or f"exit status {process.returncode}"
+        advice = f"pip install --force-reinstall {wheels.RUNTIME}=={runtime.version}"
+        return "warn", f"{runtime.named} does not work: {message}", advice
+    devices_found = json.loads(process.stdout.splitlines()[-1])
+    if devices_found and isinstance(devices_found[0], str):
+        actual, advice = devices_found
+        return "warn", f"{runtime.named}: {actual}", advice
+    if not devices_found:
+        advice = 'pip install "ipex-inductor[sycl-cpu]" for the CPU; a GPU needs its driver'
+        return "warn", f"{runtime.named} sees no device", advice
+    devices = (f"{d['name']} ({d['type']}, {d['backend']} {d['driver']})" for d in devices_found)
+    return "ok", f"{runtime.named}: {'; '.join(devices)}", ""
 
 
 def _ocloc() -> Finding:

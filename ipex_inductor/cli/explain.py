@@ -1,4 +1,4 @@
-"""`ipex-inductor explain`: what the backend does to a model, and why not more."""
+"""`ipex-inductor explain`: show what the backend does to a model, and why not more."""
 
 from pathlib import Path
 from typing import Annotated, Any

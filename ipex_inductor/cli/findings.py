@@ -1,6 +1,6 @@
-"""What a check of `doctor` finds."""
+"""Types of the findings of `doctor`."""
 
 from typing import Literal
 
 Status = Literal["ok", "warn", "fail"]
-Finding = tuple[Status, str, str]  # status, detail, what to do
+Finding = tuple[Status, str, str]  # status, detail, advice

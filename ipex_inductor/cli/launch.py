@@ -1,4 +1,4 @@
-"""`ipex-inductor launch`: instances of a program, each on cores of its own."""
+"""`ipex-inductor launch`: run instances of a program, each pinned to its own cores."""
 
 import typer
 

@@ -1,4 +1,4 @@
-"""What the verbs that compile one model share: its name, how to load it, how to compile it."""
+"""Shared options of the verbs that compile one model: its name, how to load and compile it."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +25,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="The facts as JSON on stdou
 def load_model(
     name: str, dtype: Dtype | None, batch: int, device: Device
 ) -> tuple["torch.nn.Module", tuple[Any, ...]]:
-    """The model in eval mode with its inputs; raises `OptionError` when there is none."""
+    """Return the model in eval mode and its inputs; raise `OptionError` if there is no model."""
     check_name(name)
     return load(name, dtype, batch, device)

@@ -1,4 +1,4 @@
-"""`ipex-inductor prebuild`: models compiled ahead, into a bundle."""
+"""`ipex-inductor prebuild`: compile models ahead of time into a bundle."""
 
 import os
 import sys
@@ -70,45 +70,49 @@ def prebuild(
     FUNCTION returns (model, tuple of example inputs), or a list of such tuples; ranges of sizes,
     {input: {dimension: (least, most)}}, and an optimizer may follow. The current directory is
     importable. With --arch: graphs for torch.compile on that GPU, or on CPUs of that level, under
-    torch.no_grad() unless --train. Where torch is not built for such GPUs kernels are compiled and
-    no more: without --out that is all that is asked for. Exit code 1 if anything asked for is
-    missing.
+    torch.no_grad() unless --train. Where torch is not built for such GPUs only kernels are
+    compiled, which suffices without --out. Exit code 1 if a requested part is missing.
     """
     if not package and not arch:
-        todo = "Name one; graphs for this CPU: run the model, then `ipex-inductor cache pack`."
-        raise OptionError("--arch or --package", "neither", todo)
+        advice = "Name one; graphs for this CPU: run the model, then `ipex-inductor cache pack`."
+        raise OptionError("--arch or --package", "neither", advice)
     if package:
         if out is None:
             raise OptionError("--out", "no file to write", "Name one: -o model.ipexbundle")
         if train or shapes or from_log or Path(model).is_dir():
-            came = "--train, --shapes, --from-log or a folder"
-            raise OptionError("one model in eval mode to package", came, "Package it alone.")
+            refused_options = "--train, --shapes, --from-log or a folder"
+            raise OptionError(
+                "one model in eval mode to package", refused_options, "Package it alone."
+            )
         _package(model, out, arch or [], mode, dtype, batch, key, name, as_json)
         return
     if shapes and from_log:
         raise OptionError("--shapes or --from-log", "both", "Give one of the two.")
     targets = {str(target): target for target in _targets(arch or [])}
-    wanted, others = examples(model, dtype, batch, train, shapes, from_log)
-    say_reasons("records", others)
-    asked = Asked(model, dtype, batch, train, shapes, from_log, mode, os.getcwd())
-    built = dict(_built(targets, wanted, asked, engine, address))
-    built = {(label, each.name): built[label, each.name] for label in targets for each in wanted}
+    wanted, refused = examples(model, dtype, batch, train, shapes, from_log)
+    say_reasons("records", refused)
+    request = Asked(model, dtype, batch, train, shapes, from_log, mode, os.getcwd())
+    built = dict(_prebuild_all(targets, wanted, request, engine, address))
+    built = {
+        (label, example.name): built[label, example.name] for label in targets for example in wanted
+    }
     _finish(built, out, key, name, as_json)
 
 
 def _targets(archs: Sequence[str]) -> "list[Target]":
-    """Return the targets with these names; of an architecture alone the table's first, said so.
+    """Return the targets with these names; raise `TargetError` for an unknown one.
 
-    Raises `TargetError`.
+    A name that is an architecture alone becomes the first such target of the table, which is
+    reported.
     """
     from ipex_inductor.target.device import described, first_of
 
-    found = []
+    targets = []
     for name in archs:
         if first := first_of(name):
             print(f"--arch {name}: for {first}, the first of that architecture", file=sys.stderr)
-        found.append(first or described(name))
-    return found
+        targets.append(first or described(name))
+    return targets
 
 
 def _package(
@@ -122,56 +126,78 @@ def _package(
     name: str,
     as_json: bool,
 ) -> None:
+    """Compile one model into a package and report it.
+
+    Args:
+        model: the named model, or MODULE:FUNCTION.
+        out: the bundle to write.
+        archs: names of the targets, none for this kind of CPU.
+        mode: the mode of torch.compile.
+        dtype: the dtype of weights and inputs.
+        batch: the batch size of the named models.
+        key: the private key to sign with.
+        name: the name of the bundle.
+        as_json: whether to print JSON.
+    """
     targets = _targets(archs)
     module, inputs = load_model(model, dtype, batch, Device.CPU)
     from ipex_inductor.prebuild.exporting import package as packaged
 
-    done = packaged(module, inputs, out, targets=targets, mode=mode, name=name, key=key)
-    compiled = "compiled" if done.compiled else "from the kernel cache"
+    packed = packaged(module, inputs, out, targets=targets, mode=mode, name=name, key=key)
+    compiled = "compiled" if packed.compiled else "from the kernel cache"
     if as_json:
-        facts = {"compiled": done.compiled, "report": done.report.to_dict()}
-        say_json(bundle_facts(out, done.manifest) | facts)
+        facts = {"compiled": packed.compiled, "report": packed.report.to_dict()}
+        say_json(bundle_facts(out, packed.manifest) | facts)
     else:
         unsigned = "" if key else "; it is not signed"
-        say(f"{bundle_line(out, done.manifest)}; {compiled}{unsigned}", done.report.summary())
+        say(f"{bundle_line(out, packed.manifest)}; {compiled}{unsigned}", packed.report.summary())
 
 
-Place = tuple[str, str]  # a target, and an example
+Place = tuple[str, str]  # the label of a target, and the name of an example
 
 
-def _built(
+def _prebuild_all(
     targets: "Mapping[str, Target]",
     examples: "Sequence[Example]",
-    asked: Asked,
+    request: Asked,
     engine: Engine,
     address: str | None,
 ) -> "Iterator[tuple[Place, Prebuilt | str]]":
-    jobs = [Job(asked, n, label) for label in targets for n in range(len(examples))]
-    names = [each.name for each in examples]
+    """Yield the result of each example on each target: a `Prebuilt`, or the error's text.
+
+    Args:
+        targets: the targets by label.
+        examples: the models with their inputs.
+        request: the arguments of the verb, from which another process can read the examples anew.
+        engine: this process or a Ray cluster.
+        address: the address of the Ray cluster.
+    """
+    jobs = [Job(request, n, label) for label in targets for n in range(len(examples))]
+    names = [example.name for example in examples]
     with _progress(len(jobs)) as count:
         if engine is Engine.RAY:
-            for job, found in spread(jobs, done_elsewhere, address):
+            for job, prebuilt in spread(jobs, done_elsewhere, address):
                 count(f"{names[job.number]} for {job.label}", 1)
-                yield (job.label, names[job.number]), found
+                yield (job.label, names[job.number]), prebuilt
             return
         for job in jobs:
             count(f"{names[job.number]} for {job.label}", 0)
             try:
                 yield (
                     (job.label, names[job.number]),
-                    done(examples[job.number], targets[job.label], asked.mode),
+                    done(examples[job.number], targets[job.label], request.mode),
                 )
             except (CompilerNotFoundError, DeviceError, OptionError, TargetError):
-                raise  # which hold for all of them
+                raise  # these errors hold for all jobs
             except Exception as error:  # a model, or a compiler, must not hide the others
-                said = str(error).strip().splitlines() or [""]
-                yield (job.label, names[job.number]), f"{type(error).__name__}: {said[0]}"
+                message_lines = str(error).strip().splitlines() or [""]
+                yield (job.label, names[job.number]), f"{type(error).__name__}: {message_lines[0]}"
             count("", 1)
 
 
 @contextmanager
 def _progress(count: int) -> "Iterator[Any]":
-    """A bar on stderr; what is given is called with what begins, and how many are done."""
+    """Show a bar on stderr; yield a function of a description and a number of finished jobs."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -184,10 +210,10 @@ def _progress(count: int) -> "Iterator[Any]":
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("", total=count)
 
-        def told(what: str, done: int) -> None:
-            progress.update(task, advance=done, description=plain(what)[:60])
+        def advance(what: str, finished: int) -> None:
+            progress.update(task, advance=finished, description=plain(what)[:60])
 
-        yield told
+        yield advance
 
 
 def _finish(
@@ -197,17 +223,27 @@ def _finish(
     name: str,
     as_json: bool,
 ) -> None:
-    """Pack what was built, tell what it is, and end with 1 where something is missing."""
+    """Pack the results, report them, and exit with 1 if something is missing.
+
+    Args:
+        built: the result of each pair of target and example.
+        out: the bundle to write, None for none.
+        key: the private key to sign with.
+        name: the name of the bundle.
+        as_json: whether to print JSON.
+    """
     from ipex_inductor.prebuild import graphs
 
-    done = [each for each in built.values() if not isinstance(each, str)]
+    prebuilt = [result for result in built.values() if not isinstance(result, str)]
     packed = None
-    if out is not None and any(each.entries or each.own for each in done):
-        packed = graphs.pack(done, out, name=name, key=key)
-    missing = {place: _missing(each, out is not None) for place, each in built.items()}
+    if out is not None and any(result.entries or result.own for result in prebuilt):
+        packed = graphs.pack(prebuilt, out, name=name, key=key)
+    missing = {place: _missing(result, out is not None) for place, result in built.items()}
     if as_json:
         facts = bundle_facts(out, packed) if out and packed else {"path": None}
-        rows = [_facts(place, each) | {"missing": missing[place]} for place, each in built.items()]
+        rows = [
+            _facts(place, result) | {"missing": missing[place]} for place, result in built.items()
+        ]
         say_json(facts | {"targets": rows})
     else:
         _show(built, missing)
@@ -217,44 +253,44 @@ def _finish(
         raise typer.Exit(1)
 
 
-def _missing(each: "Prebuilt | str", bundled: bool) -> list[str]:
-    if isinstance(each, str):
-        return [each]
-    if bundled and each.kernels_only and each.graphs:
-        todo = "install the build of torch that the GPU's machine has; it needs no GPU"
-        return [f"its graphs: {each.kernels_only} ({todo})"]
-    return each.missing
+def _missing(result: "Prebuilt | str", bundled: bool) -> list[str]:
+    if isinstance(result, str):
+        return [result]
+    if bundled and result.kernels_only and result.graphs:
+        advice = "install the build of torch that the GPU's machine has; it needs no GPU"
+        return [f"its graphs: {result.kernels_only} ({advice})"]
+    return result.missing
 
 
-def _facts(place: Place, each: "Prebuilt | str") -> dict[str, Any]:
+def _facts(place: Place, result: "Prebuilt | str") -> dict[str, Any]:
     label, name = place
-    if isinstance(each, str):
+    if isinstance(result, str):
         return {"target": label, "model": name, "makes": "nothing"}
-    choices = [event for event in each.events if event.kind == "choice"]
+    choices = [event for event in result.events if event.kind == "choice"]
     return {
         "target": label,
         "model": name,
-        "makes": "kernels only" if each.kernels_only else "graphs",
-        "graphs": each.graphs,
-        "kernels": len(each.made.kernels),
-        "own_kernels": len(each.own),
-        "untimed": each.made.untimed,
+        "makes": "kernels only" if result.kernels_only else "graphs",
+        "graphs": result.graphs,
+        "kernels": len(result.made.kernels),
+        "own_kernels": len(result.own),
+        "untimed": result.made.untimed,
         "choices": [str(event) for event in choices],
         "chosen_by": _sources(choices),
-        "not_taken": [str(event) for event in each.events if event.kind == "missed"],
-        "bytes": sum(len(e.blob) for e in (each.entries | each.own).values()),
-        "seconds": round(each.seconds, 2),
-        "native": each.native,
-        "gate": [dict(row) for row in each.gate],
+        "not_taken": [str(event) for event in result.events if event.kind == "missed"],
+        "bytes": sum(len(e.blob) for e in (result.entries | result.own).values()),
+        "seconds": round(result.seconds, 2),
+        "native": result.native,
+        "gate": [dict(row) for row in result.gate],
     }
 
 
-def _show_gate(model: str, each: "Prebuilt") -> None:
-    """What binaries of kernels in SYCL say of themselves, and whether that is as promised."""
-    say(plain(f"{each.target}: {model}: kernels in SYCL; native code: {each.native}"))
+def _show_gate(model: str, result: "Prebuilt") -> None:
+    """Print the figures of each SYCL kernel's binary, and whether it meets its promises."""
+    say(plain(f"{result.target}: {model}: kernels in SYCL; native code: {result.native}"))
     figures = ("lanes", "registers", "local", "spilled", "private")
     table = Listing("kernel", *map(number, figures), "engine", "gate")
-    for row in each.gate:
+    for row in result.gate:
         cells = [row["name"], *(str(row.get(f, "")) for f in figures)]
         engine = {"True": "yes", "False": "no"}.get(str(row.get("engine")), "")
         table.add_row(*(Text(plain(c)) for c in (*cells, engine, row["wrong"] or "ok")))
@@ -262,12 +298,12 @@ def _show_gate(model: str, each: "Prebuilt") -> None:
 
 
 def _sources(choices: "Sequence[Any]") -> dict[str, int]:
-    """How many choices each source made; none where nothing is known."""
-    known = {"shipped": "table", "derived": "derived", "model": "model", "recorded": "record"}
+    """Return how many choices each source made; "nobody" counts choices without records."""
+    names = {"shipped": "table", "derived": "derived", "model": "model", "recorded": "record"}
     counts: dict[str, int] = {}
     for event in choices:
         source = next(
-            (name for word, name in known.items() if f", {word}" in event.reason), "nobody"
+            (name for label, name in names.items() if f", {label}" in event.reason), "nobody"
         )
         counts[source] = counts.get(source, 0) + 1
     return counts
@@ -275,19 +311,19 @@ def _sources(choices: "Sequence[Any]") -> dict[str, int]:
 
 def _show(built: "Mapping[Place, Prebuilt | str]", missing: dict[Place, list[str]]) -> None:
     figures = ("graphs", "kernels", "own", "untimed", "size", "seconds")
-    for (_, name), each in built.items():
-        if not isinstance(each, str) and each.native:
-            _show_gate(name, each)
+    for (_, name), result in built.items():
+        if not isinstance(result, str) and result.native:
+            _show_gate(name, result)
     table = Listing("target", "model", "makes", *map(number, figures), "chosen by")
-    for place, each in built.items():
-        facts = _facts(place, each)
+    for place, result in built.items():
+        facts = _facts(place, result)
         cells = [facts["target"], facts["model"], facts["makes"], *[""] * 7]
-        if not isinstance(each, str):
+        if not isinstance(result, str):
             counts = facts["graphs"], facts["kernels"], facts["own_kernels"], len(facts["untimed"])
             cells[3:] = [
                 *map(str, counts),
                 size(facts["bytes"]),
-                f"{each.seconds:.1f}",
+                f"{result.seconds:.1f}",
                 ", ".join(f"{source} {n}" for source, n in facts["chosen_by"].items()),
             ]
         table.add_row(*(Text(plain(cell)) for cell in cells))

@@ -1,4 +1,4 @@
-"""What `ipex-inductor prebuild` compiles: the models and the inputs that its arguments name."""
+"""Inputs of `ipex-inductor prebuild`: the models and the examples that its arguments name."""
 
 import importlib
 import importlib.util
@@ -27,48 +27,65 @@ def examples(
     shapes: Path | None,
     record: Path | None,
 ) -> "tuple[list[Example], list[str]]":
-    """All that is asked for, and why lines of a record are not of this model.
+    """Return the requested examples, and why lines of a record do not fit this model.
 
-    Raises `OptionError` where there is no model, `ArgumentError` for what cannot be read.
+    Args:
+        model: a named model, MODULE:FUNCTION, or a folder of model files.
+        dtype: the dtype of weights and inputs, None to leave them.
+        batch: the batch size of the named models.
+        train: whether the models are in train mode.
+        shapes: a file with a line for each set of inputs.
+        record: the folder that a run wrote with IPEX_RECORD.
+
+    Raises:
+        OptionError: there is no such model.
+        ArgumentError: a file or record cannot be read.
     """
     import torch
 
     from ipex_inductor.prebuild.examples import lines_of
 
-    named = getattr(torch, DTYPES[dtype]) if dtype else None
-    found = [each.as_asked(named, train) for each in _made(model, batch)]
-    if shapes or record:  # in the place of the inputs that came with it
-        found = [*{id(each.model): each for each in reversed(found)}.values()][::-1]
+    torch_dtype = getattr(torch, DTYPES[dtype]) if dtype else None
+    examples_found = [
+        example.as_asked(torch_dtype, train) for example in _load_examples(model, batch)
+    ]
+    if shapes or record:  # these replace the inputs that the function returned
+        examples_found = [
+            *{id(example.model): example for example in reversed(examples_found)}.values()
+        ][::-1]
     if shapes is not None:
-        found = [each.sized(line) for each in found for line in lines_of(shapes)]
+        examples_found = [
+            example.sized(line) for example in examples_found for line in lines_of(shapes)
+        ]
     if record is None:
-        return found, []
-    return _recorded(found, record)
+        return examples_found, []
+    return _match_records(examples_found, record)
 
 
-def _recorded(models: "list[Example]", folder: Path) -> "tuple[list[Example], list[str]]":
-    """Each model with each of the inputs that are its own; equal names are numbered."""
+def _match_records(models: "list[Example]", folder: Path) -> "tuple[list[Example], list[str]]":
+    """Return each model with each of its recorded inputs; repeated names are numbered."""
     from ipex_inductor.prebuild.examples import lines_of
 
-    known: list[Example] = []
-    others: list[str] = []
+    matched: list[Example] = []
+    refusals: list[str] = []
     names: Counter[str] = Counter()
     for line in lines_of(folder):
-        for each in models:
+        for model_example in models:
             try:
-                example = each.recorded(line)
+                example = model_example.recorded(line)
             except ArgumentError as error:
-                others.append(str(error))
+                refusals.append(str(error))
                 continue
             names[example.name] += 1
             number = f" #{names[example.name]}" if names[example.name] > 1 else ""
-            known.append(replace(example, name=example.name + number))
-    if not known:
-        raise ArgumentError("records of this model", "; ".join(others[:3]), "Check the folder.")
-    return known, others
+            matched.append(replace(example, name=example.name + number))
+    if not matched:
+        raise ArgumentError("records of this model", "; ".join(refusals[:3]), "Check the folder.")
+    return matched, refusals
 
 
-def _made(model: str, batch: int) -> "list[Example]":
+def _load_examples(model: str, batch: int) -> "list[Example]":
+    """Return the examples of a folder of model files, a named model, or MODULE:FUNCTION."""
     import torch
 
     from ipex_inductor.prebuild.examples import Example
@@ -78,32 +95,34 @@ def _made(model: str, batch: int) -> "list[Example]":
         files = sorted(f for f in Path(model).glob("*.py") if not f.name.startswith("_"))
         if not files:
             raise OptionError("a folder of model files", f"no .py in {model}", "Check the path.")
-        return [each for f in files for each in Example.all_of(f.stem, _called(f.stem, f))]
+        return [
+            example for f in files for example in Example.all_of(f.stem, _call_factory(f.stem, f))
+        ]
     if model in MODELS:
         return Example.all_of(model, load_model(model, None, batch, Device.CPU))
     check_name(model)
-    return Example.all_of(model, _called(model, None))
+    return Example.all_of(model, _call_factory(model, None))
 
 
-def _called(name: str, file: Path | None) -> Any:
-    """What the function returns."""
+def _call_factory(name: str, file: Path | None) -> Any:
+    """Return the result of the user's function; raise `OptionError` if it fails."""
     module, _, function = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         if file is None:
-            made = importlib.import_module(module)
+            module_or_file = importlib.import_module(module)
         else:
-            # A name of its own: a file may be called as a module that others import.
+            # The module's name is unique: the file's name may be that of an imported module.
             name = f"_ipex_prebuilt_{file.stem}"
             spec = importlib.util.spec_from_file_location(name, file)
             assert spec is not None
             assert spec.loader is not None
-            made = importlib.util.module_from_spec(spec)
-            sys.modules[name] = made
-            spec.loader.exec_module(made)
-        return getattr(made, function or FUNCTION)()
+            module_or_file = importlib.util.module_from_spec(spec)
+            sys.modules[name] = module_or_file
+            spec.loader.exec_module(module_or_file)
+        return getattr(module_or_file, function or FUNCTION)()
     except Exception as error:
-        came = f"{type(error).__name__}: {error}"
-        todo = "The current directory is importable; try the call in Python."
-        raise OptionError(f"{file or name} to be importable and to run", came, todo) from error
+        actual = f"{type(error).__name__}: {error}"
+        advice = "The current directory is importable; try the call in Python."
+        raise OptionError(f"{file or name} to be importable and to run", actual, advice) from error

@@ -1,4 +1,4 @@
-"""One model for one target, as a job that another process of a cluster can do."""
+"""One model for one target, as a job that another process of a cluster can run."""
 
 import functools
 import os
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the verb was given, in its folder."""
+    """Arguments of the verb, and the folder that it was run in."""
 
     model: str
     dtype: Dtype | None
@@ -32,7 +32,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Job:
-    """The example of that number, for a target."""
+    """Number of an example, and the label of the target to compile it for."""
 
     asked: Asked
     number: int
@@ -40,7 +40,7 @@ class Job:
 
 
 def done_elsewhere(job: Job) -> "Prebuilt":
-    """What comes of it, in a process that reads what was asked for anew."""
+    """Return the prebuilt example in a worker process that reads the examples anew."""
     from ipex_inductor.target.device import described
 
     os.chdir(job.asked.folder)
@@ -48,7 +48,7 @@ def done_elsewhere(job: Job) -> "Prebuilt":
 
 
 def done(example: "Example", target: "Target", mode: str | None) -> "Prebuilt":
-    """What comes of an example; raises what `graphs.prebuild` does."""
+    """Return the prebuilt example; raise what `graphs.prebuild` raises."""
     from ipex_inductor.prebuild import graphs, sycl
 
     prebuild = sycl.prebuild if target.kind == "xpu" else graphs.prebuild
@@ -65,6 +65,6 @@ def done(example: "Example", target: "Target", mode: str | None) -> "Prebuilt":
 
 
 @functools.lru_cache(maxsize=1)
-def _examples(asked: Asked) -> "Sequence[Example]":
-    a = asked
-    return examples(a.model, a.dtype, a.batch, a.train, a.shapes, a.record)[0]
+def _examples(request: Asked) -> "Sequence[Example]":
+    r = request
+    return examples(r.model, r.dtype, r.batch, r.train, r.shapes, r.record)[0]

@@ -11,21 +11,21 @@ from ipex_inductor.errors import IpexError
 
 
 class Verbs(TyperGroup):
-    """Lists every verb from a table; imports only the one that is called.
+    """Group that lists every verb from a table and imports only the one that is called.
 
-    A verb is the function, or the group, of the same name in the module of the same name; those of
-    a group inside another carry its name as a prefix.
+    A verb is the function, or the group, of its own name in the module of that name; the names of
+    verbs in a nested group carry the group's name as a prefix.
     """
 
     prefix = ""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command behind the name that stands for it in the table."""
+        """Return the command that the verb's name stands for in the table."""
         name, listed, rest = super().resolve_command(ctx, args)
         return name, listed and _load(str(name), self.prefix), rest
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the verb; an error of ours is a line, without a traceback."""
+        """Run the verb; print an error of ours as one line, without a traceback."""
         try:
             return super().invoke(ctx)
         except IpexError as error:
@@ -37,20 +37,20 @@ class Verbs(TyperGroup):
 
 
 def table(group: typer.Typer, verbs: Mapping[str, str]) -> None:
-    """List these verbs, each with its line of help."""
+    """List these verbs in `group`, each with its line of help."""
     for verb, line in verbs.items():
-        group.command(verb, short_help=line)(_listed)
+        group.command(verb, short_help=line)(_show_in_help)
 
 
 def _load(verb: str, prefix: str) -> Any:
     module = importlib.import_module(f"ipex_inductor.cli.{prefix}{verb}")
-    found = getattr(module, f"{prefix}{verb}")
-    if isinstance(found, typer.Typer):
-        return typer.main.get_command(found)
-    alone = typer.Typer(add_completion=False)
-    alone.command(verb)(found)
-    return typer.main.get_command(alone)
+    command = getattr(module, f"{prefix}{verb}")
+    if isinstance(command, typer.Typer):
+        return typer.main.get_command(command)
+    single = typer.Typer(add_completion=False)
+    single.command(verb)(command)
+    return typer.main.get_command(single)
 
 
-def _listed() -> None:
-    """Stands for a verb in `--help`."""
+def _show_in_help() -> None:
+    """Stand for a verb in `--help`."""

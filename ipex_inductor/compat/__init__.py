@@ -1,6 +1,6 @@
-"""Every difference between the torch versions we support; who asks says `compat.name`.
+"""Every difference between the torch versions that we support; callers write `compat.name`.
 
-One file a part of torch. No other file reads torch's version.
+Each file covers one part of torch. No other file reads torch's version.
 """
 
 from ipex_inductor.compat.aot_autograd import backward_at_once as backward_at_once

@@ -1,4 +1,4 @@
-"""AOT autograd: when it compiles backward graphs, what it says of inputs."""
+"""AOT autograd: when it compiles backward graphs, and how it describes inputs."""
 
 import contextlib
 import dataclasses
@@ -8,7 +8,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def backward_at_once() -> Iterator[None]:
-    """Backward graphs are compiled with their forward, and not when they are first needed."""
+    """Compile backward graphs with their forward, not when they are first needed."""
     from torch._functorch import config as functorch_config
 
     with functorch_config.patch(force_non_lazy_backward_lowering=True):
@@ -17,9 +17,10 @@ def backward_at_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def backward_too() -> Iterator[None]:
-    """Backward graphs are compiled with their forward, under the keys of those that come later.
+    """Compile backward graphs with their forward, under the keys of lazily compiled ones.
 
-    The setting for it (see `backward_at_once`) is in AOT autograd's key, so it is set behind that.
+    The setting of `backward_at_once` is in AOT autograd's key, so here it is set after the key is
+    made.
     """
     from torch._functorch._aot_autograd import graph_compile
     from torch._functorch._aot_autograd.schemas import AOTConfig
@@ -38,13 +39,15 @@ def backward_too() -> Iterator[None]:
 
 
 def _not_lazy(config: Any) -> Any:
+    """Return the AOT configuration with lazy backward lowering switched off."""
     return dataclasses.replace(config, force_non_lazy_backward_lowering=True)
 
 
 def unanalysed() -> contextlib.AbstractContextManager[Any]:
-    """What is called inside goes past AOT autograd's check of custom ops, if that is what is on.
+    """Skip AOT autograd's check of custom ops for the calls inside, if that mode is on.
 
-    A graph's first call is under it, each op at the price of some Python. For torch's ops and ours.
+    A graph's first call is under that mode, which costs some Python per op. For torch's ops and
+    ours.
     """
     from torch.utils import _python_dispatch as dispatch
 
@@ -56,7 +59,7 @@ def unanalysed() -> contextlib.AbstractContextManager[Any]:
 
 
 def static_inputs() -> list[int]:
-    """The numbers of the inputs that are parameters or buffers, while a graph is compiled."""
+    """Return the indices of the parameters and buffers among the inputs, during a compilation."""
     from torch._guards import TracingContext
 
     context = TracingContext.try_get()
@@ -65,9 +68,10 @@ def static_inputs() -> list[int]:
 
 
 def is_own_input(placeholder: Any) -> bool:
-    """Whether it is an input of the whole graph, and no part of a tensor subclass.
+    """Return whether `placeholder` is an input of the whole graph, not part of a tensor subclass.
 
-    AOT autograd describes the inputs of its graphs; the bodies of higher-order ops have none.
+    AOT autograd describes the inputs of its graphs; the bodies of higher-order ops have no
+    descriptions.
     """
     from torch._functorch._aot_autograd.descriptors import SubclassGetAttrAOTInput
 
@@ -76,9 +80,10 @@ def is_own_input(placeholder: Any) -> bool:
 
 
 def results_of(graph: Any) -> list[int] | None:
-    """Return the numbers of the outputs that a program sees, those of no gradient or mutation.
+    """Return the indices of the outputs that a program sees: no gradients, no mutations.
 
-    All, of a graph whose outputs AOT autograd did not describe; None if it describes others.
+    All indices for a graph without descriptions of AOT autograd; None if the descriptions do not
+    match the outputs.
     """
     from torch._functorch._aot_autograd import descriptors as kinds
 
@@ -87,8 +92,10 @@ def results_of(graph: Any) -> list[int] | None:
     if described is None:
         return list(range(len(output.args[0])))
     tokens = (kinds.ForwardTokenAOTOutput, kinds.BackwardTokenAOTOutput)
-    left = [d for d in described if not isinstance(d, tokens)]  # AOT autograd takes tokens away
-    if len(left) != len(output.args[0]):
+    descriptors = [
+        d for d in described if not isinstance(d, tokens)
+    ]  # AOT autograd takes tokens away
+    if len(descriptors) != len(output.args[0]):
         return None
-    seen = (kinds.PlainAOTOutput, kinds.SubclassGetAttrAOTOutput)
-    return [n for n, descriptor in enumerate(left) if isinstance(descriptor, seen)]
+    visible_kinds = (kinds.PlainAOTOutput, kinds.SubclassGetAttrAOTOutput)
+    return [n for n, descriptor in enumerate(descriptors) if isinstance(descriptor, visible_kinds)]

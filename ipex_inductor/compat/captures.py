@@ -1,4 +1,4 @@
-"""CUDA graphs: what torch's public names do not say."""
+"""CUDA graphs: state that torch's public names do not expose."""
 
 import contextlib
 from typing import Any
@@ -7,19 +7,22 @@ import torch
 
 
 def uncapturable(gm: Any) -> Any:
-    """The first node of which Inductor knows that it cannot be captured, None for none."""
+    """Return the first node that Inductor knows cannot be captured, None if all can be."""
     from torch._inductor.utils import get_first_incompatible_cudagraph_node
 
     return get_first_incompatible_cudagraph_node(gm)
 
 
 def is_traced() -> bool:
-    """Whether a mode sees torch's calls in this thread; the kernels of a graph it would not."""
+    """Return whether a dispatch mode sees torch's calls in this thread.
+
+    Such a mode would not see the kernels of a graph.
+    """
     return torch._C._len_torch_dispatch_stack() > 0
 
 
 def cudnn_settings() -> tuple[Any, ...]:
-    """What cuDNN reads at each call, and Dynamo does not look at before it."""
+    """Return the settings that cuDNN reads at each call, which Dynamo does not guard on."""
     c: Any = torch._C
     precision = c._get_fp32_precision_getter("cuda", "conv")
     flags = c._get_cudnn_enabled(), c._get_cudnn_benchmark(), c._get_cudnn_deterministic()
@@ -27,15 +30,15 @@ def cudnn_settings() -> tuple[Any, ...]:
 
 
 def drop_cublas_memory() -> None:
-    """Have cuBLAS ask anew for the memory that it works in, as Inductor does around its captures.
+    """Release cuBLAS's workspaces, as Inductor does around its captures; it allocates new ones.
 
-    What it asks for in a capture is the graph's then, and is not kept for others.
+    A workspace allocated in a capture belongs to the graph, and is not kept for other calls.
     """
     torch._C._cuda_clearCublasWorkspaces()
 
 
 def end_capture(device: int, pool: Any) -> None:
-    """After a capture that could not be ended: its pool takes no more memory, and goes.
+    """Stop allocations to the pool of a capture that could not be ended, and release the pool.
 
     Torch does neither then. If the capture could be ended, this does nothing.
     """

@@ -1,4 +1,4 @@
-"""What this build of torch and its libraries can do on which device."""
+"""Capabilities of this build of torch and its libraries, by device."""
 
 import os
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ import torch
 
 from ipex_inductor.compat import versions
 
-# What is said of a toolkit that this build of torch lacks, where a GPU is described to it.
+# Toolkit versions to assume for a target GPU if this build of torch lacks the toolkit.
 TOOLKITS = {"cuda": "13.0", "hip": "7.0"}
 
 
 def why_not_for(kind: str) -> str:
-    """Why graphs compiled here fit no device of that kind, "" if they do.
+    """Return why graphs compiled here fit no device of `kind`, "" if they do.
 
-    Torch finds them by the digest of its own files, so it must be the very build there.
+    Torch finds graphs by the digest of its own files, so both machines need an identical build.
     """
     built = {"cuda": torch.version.cuda, "hip": torch.version.hip}.get(kind)
     why_not = f"torch {versions.VERSION} is not built for {kind.upper()}"
@@ -23,9 +23,12 @@ def why_not_for(kind: str) -> str:
 
 
 def prefers_cudnn_attention(major: int) -> bool:
-    """Whether scaled_dot_product_attention asks cuDNN first on a GPU of NVIDIA of that capability.
+    """Return whether scaled_dot_product_attention tries cuDNN first on an NVIDIA GPU.
 
-    Since 2.11, with cuDNN from 9.15.1 on, which older builds of torch do not bring.
+    Since torch 2.11, with cuDNN from 9.15.1 on, which older builds of torch do not include.
+
+    Args:
+        major: the major compute capability of the GPU.
     """
     if torch.version.cuda is None or "TORCH_CUDNN_SDPA_DEPRIORITIZED" in os.environ:
         return False
@@ -34,7 +37,7 @@ def prefers_cudnn_attention(major: int) -> bool:
 
 
 def adds_to_one_pixel() -> bool:
-    """Whether oneDNN's convolution with an addend works where the result is one pixel wide.
+    """Return whether oneDNN's convolution with an addend works for outputs one pixel wide.
 
     In 2.11 it fails with "could not create a memory".
     """
@@ -52,9 +55,20 @@ def convolves_itself(
     output_padding: Sequence[int],
     groups: int,
 ) -> bool:
-    """Return whether torch computes a convolution in fp32 on a CPU itself, not by oneDNN.
+    """Return whether torch computes an fp32 convolution on a CPU itself, without oneDNN.
 
-    That depends on the number of threads, too. `sizes` are of the input, `kernel` of the weight.
+    The answer depends on the number of threads, too.
+
+    Args:
+        sizes: the shape of the activation.
+        kernel: the shape of the weight.
+        biased: whether the convolution has a bias.
+        stride: the stride in each spatial dimension.
+        padding: the padding in each spatial dimension.
+        dilation: the dilation in each spatial dimension.
+        transposed: whether the convolution is transposed.
+        output_padding: the output padding in each spatial dimension.
+        groups: the number of groups.
     """
     x, weight = (torch.empty(tuple(shape), device="cpu") for shape in (sizes, kernel))
     bias = torch.empty(kernel[0], device="cpu") if biased else None

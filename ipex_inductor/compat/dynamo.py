@@ -1,4 +1,4 @@
-"""Dynamo: when its compilations begin and end, what it keeps of them, its graphs and errors."""
+"""Dynamo: begin and end of its compilations, the state that it keeps, its graphs and errors."""
 
 import contextlib
 import re
@@ -13,10 +13,10 @@ from ipex_inductor.compat import versions
 
 
 def at_end_of_compile(call: Callable[[], None]) -> bool:
-    """Do `call` once Dynamo or AOT autograd is done with the compilation that goes on now.
+    """Do `call` once Dynamo or AOT autograd finishes the current compilation.
 
-    AOT autograd saves a lazily compiled backward after it was compiled. False if none goes on that
-    torch would tell the end of.
+    AOT autograd saves a lazily compiled backward after it was compiled. Return False if no
+    compilation is running whose end torch reports.
     """
     from torch._dynamo.callback import callback_handler
 
@@ -30,29 +30,29 @@ def at_end_of_compile(call: Callable[[], None]) -> bool:
 
 
 def around_next_compile(begin: Callable[[], None], end: Callable[[], None]) -> None:
-    """Do `begin` when Dynamo next begins to trace something, and `end` once it is done with it.
+    """Do `begin` when Dynamo next starts to trace, and `end` when that compilation is finished.
 
-    Nothing where Dynamo is not there yet: then nobody waits for it either.
+    Does nothing if Dynamo is not imported yet.
     """
     dynamos = sys.modules.get("torch._dynamo.callback")
     if dynamos is None:
         return
     starts = dynamos.callback_handler.start_callbacks
 
-    def begun(_: Any) -> None:
+    def run_begin(_: Any) -> None:
         begin()
-        at_end_of_compile(ended)
+        at_end_of_compile(run_end)
 
-    def ended() -> None:
-        if begun in starts:  # and not earlier: torch goes through the list as `begun` is called
-            starts.remove(begun)
+    def run_end() -> None:
+        if run_begin in starts:  # and not earlier: torch goes through the list as `begun` is called
+            starts.remove(run_begin)
         end()
 
-    starts.append(begun)
+    starts.append(run_begin)
 
 
 def hide_from_dynamo(module: str, functions: Iterable[Callable[..., Any]]) -> None:
-    """Have Dynamo neither compile nor trace these functions of a module, nor what they call."""
+    """Make Dynamo neither compile nor trace these functions of a module, nor their callees."""
     from torch._C._dynamo.eval_frame import set_code_exec_strategy
     from torch._dynamo import trace_rules
     from torch._dynamo.types import (  # type: ignore[attr-defined]
@@ -68,9 +68,9 @@ def hide_from_dynamo(module: str, functions: Iterable[Callable[..., Any]]) -> No
 
 @contextlib.contextmanager
 def compiling_alone() -> Iterator[None]:
-    """Hold off Dynamo's compilations, and leave callers of compiled code in other threads alone.
+    """Hold off Dynamo's compilations, and let callers of compiled code in other threads run.
 
-    Torch refuses compiled code while any thread traces; eager code runs there meanwhile.
+    Torch refuses compiled code while any thread traces; eager code runs in other threads meanwhile.
     """
     from torch._dynamo import config, convert_frame
     from torch.utils._python_dispatch import _disable_current_modes
@@ -96,17 +96,17 @@ def _run_at_end(_: Any) -> None:
 
 
 def tensors_unprinted() -> None:
-    """Until Dynamo is done with the compilation that goes on now, tensors print as their type.
+    """Print tensors as their type until Dynamo finishes the current compilation.
 
-    Up to 2.12 its guards by identity hold the text of each, which for a tensor of a GPU is a
-    hundred numbers that the host waits for, one by one. Other threads print as ever.
+    Up to 2.12 its identity guards hold the text of each tensor, which on a GPU means a hundred
+    elements that the host reads one by one. Other threads print as before.
     """
     torch_str: Any = torch._tensor_str
     printed, thread = torch_str._str, threading.get_ident()
 
     def brief(tensor: Any, **kwargs: Any) -> str:
-        here = threading.get_ident() == thread
-        return f"<{type(tensor).__name__}>" if here else printed(tensor, **kwargs)
+        is_this_thread = threading.get_ident() == thread
+        return f"<{type(tensor).__name__}>" if is_this_thread else printed(tensor, **kwargs)
 
     def restore() -> None:
         torch_str._str = printed
@@ -117,7 +117,7 @@ def tensors_unprinted() -> None:
 
 @contextlib.contextmanager
 def uncounted() -> Iterator[None]:
-    """Torch's counters are behind it what they were before."""
+    """Restore torch's counters at the end to their values at the beginning."""
     from torch._dynamo.utils import counters
 
     counts = {kind: group.copy() for kind, group in counters.items()}
@@ -133,10 +133,11 @@ def uncounted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def dynamo_unchanged() -> Iterator[list[Any]]:
-    """Dynamo forgets what it compiles inside: frames, counters, shapes seen, graph breaks.
+    """Make Dynamo forget what it compiles inside: frames, counters, observed shapes, graph breaks.
 
-    The list is filled at the end with the graph breaks: each has a `reason` and a `user_stack`. A
-    frame that had been compiled before keeps its old entries, and the new ones behind them.
+    The yielded list is filled at the end with the graph breaks: each has a `reason` and a
+    `user_stack`. A frame that had been compiled before keeps its old entries, followed by the new
+    ones.
     """
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
     from torch._dynamo import config
@@ -148,11 +149,11 @@ def dynamo_unchanged() -> Iterator[list[Any]]:
     def note(code: Any, new_code: Any) -> None:
         first.setdefault(id(code), (code, bool(_debug_get_cache_entry_list(code))))
 
-    known = len(graph_break_reasons)
+    earlier_breaks = len(graph_break_reasons)
     breaks: list[Any] = []
     handle = register_bytecode_hook(note)
     patches: dict[str, Any] = {
-        "automatic_dynamic_shapes": False,  # shapes met here must not make later ones symbolic
+        "automatic_dynamic_shapes": False,  # shapes used inside must not make later ones symbolic
         "recompile_limit": 1 << 16,
         "accumulated_recompile_limit": 1 << 16,
     }
@@ -161,8 +162,8 @@ def dynamo_unchanged() -> Iterator[list[Any]]:
             yield breaks
     finally:
         handle.remove()
-        breaks += graph_break_reasons[known:]
-        del graph_break_reasons[known:]
+        breaks += graph_break_reasons[earlier_breaks:]
+        del graph_break_reasons[earlier_breaks:]
         for code, compiled_before in first.values():
             if not compiled_before:
                 reset_code(code)
@@ -172,13 +173,13 @@ _CALLERS = re.compile(r"L\['(?:args'\]\[|kwargs'\]\['|)(\w+)(?:'\]|\])")
 
 
 def callers_name(placeholder: Any) -> str | None:
-    """What whoever calls a model calls this input of its Dynamo graph, or its number; else None."""
+    """Return the name or number of this Dynamo graph input in the model's call, else None."""
     input = placeholder.meta.get("grapharg")
     if input is None or input.source is None:
         return None
     name = input.source.name
-    found = _CALLERS.fullmatch(name() if callable(name) else name)
-    return found[1] if found else None
+    match = _CALLERS.fullmatch(name() if callable(name) else name)
+    return match[1] if match else None
 
 
 def traced_name() -> str:
@@ -196,9 +197,9 @@ def traced_name() -> str:
 
 
 def is_sharded(gm: Any) -> bool:
-    """Whether FSDP manages parameters of this Dynamo graph.
+    """Return whether FSDP manages parameters of this Dynamo graph.
 
-    It gathers them anew for each use, into the same tensors, and hides that from their versions.
+    FSDP gathers them again for each use, into existing tensors, without a change of their versions.
     """
     inputs = (node.meta.get("grapharg") for node in gm.graph.find_nodes(op="placeholder"))
     sources = (input.source for input in inputs if input is not None)
@@ -206,7 +207,10 @@ def is_sharded(gm: Any) -> bool:
 
 
 def is_control_flow(error: BaseException) -> bool:
-    """Whether Dynamo raised this to steer itself (restart, skip a frame), not to report a fault."""
+    """Return whether Dynamo raised `error` to steer itself, and not to report a fault.
+
+    It does so to restart or to skip a frame.
+    """
     from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
     from torch._inductor.exc import InductorError
 

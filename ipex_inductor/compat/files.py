@@ -1,4 +1,4 @@
-"""Where Inductor and Triton keep their files, what is loaded from them, what was asked of g++."""
+"""Files of Inductor and Triton: their folders, loaded kernels, and cached answers of g++."""
 
 import contextlib
 import os
@@ -10,15 +10,16 @@ from typing import Any
 from ipex_inductor.compat import versions
 
 Answers = Callable[[], MutableMapping[str, bool]]
-_compiling: list[tuple[Path, Answers]] = []  # in the order begun; the last one is in force
-_outside: dict[str, Any] = {}  # what was there before the first of them
+_compiling: list[tuple[Path, Answers]] = []  # in order of their start; the last one is in force
+_outside: dict[str, Any] = {}  # the state before the first of them
 _compiling_lock = threading.Lock()
 
 
 def named_folder() -> str | None:
-    """The folder that the user named for Inductor's files, by environment or around this call.
+    """Return the folder that the user named for Inductor's files, by environment or by option.
 
-    Importing Dynamo writes torch's own default into the environment; that is nobody's wish.
+    Importing Dynamo writes torch's own default into the environment; it does not count as the
+    user's.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -31,14 +32,18 @@ def named_folder() -> str | None:
 
 @contextlib.contextmanager
 def cache_folder(path: Path, answers: Answers) -> Iterator[None]:
-    """Inductor's and Triton's files go to `path` meanwhile, those of compile workers too.
+    """Send Inductor's and Triton's files to `path` meanwhile, also from compile workers.
 
-    By the environment: it is what torch reads anew each time and hands to its workers with each
+    This is done by the environment: torch reads it each time and hands it to its workers with each
     task. A Triton folder that the user named stays. C++ kernels that other compilations have loaded
     are not seen, nor do they see ours, or neither folder would be complete. Whether compiler and
-    CPU can do AVX2, AVX-512, AMX ... is answered from `answers`; Inductor would build and load a
-    library for each in every process. What is not answered is tried, and becomes an answer; what
-    compiles for a CPU that can do more is not tried again for one that can do less.
+    CPU support AVX2, AVX-512, AMX ... is answered from `answers`; Inductor would build and load a
+    library for each in every process. A missing answer is computed and stored; code that compiles
+    for a CPU with more features is not tried again for one with fewer.
+
+    Args:
+        path: the folder of the files.
+        answers: returns the mapping of questions to answers, which grows.
     """
     compilation = path, answers
     with _compiling_lock:
@@ -58,6 +63,7 @@ _loaded: dict[Any, dict[Any, Any]] = {}  # C++ kernels loaded inside `cache_fold
 
 
 def _remember() -> None:
+    """Save the state that `cache_folder` replaces, and replace it."""
     from torch._inductor.codecache import CppCodeCache
     from torch._inductor.cpu_vec_isa import VecISA
 
@@ -67,21 +73,21 @@ def _remember() -> None:
         kind.cache = _loaded.setdefault(kind, {})
     _outside["folder"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     _outside["triton"] = os.environ.get("TRITON_CACHE_DIR")
-    _outside["check_build"] = tried = VecISA.check_build
+    _outside["check_build"] = check_build = VecISA.check_build
 
     def check(isa: Any, code: str) -> bool:
-        known = _compiling[-1][1]() if _compiling else {}
-        question, *by_more = _questions(isa, code)
-        if question not in known:
-            known[question] = any(map(known.get, by_more)) or tried(isa, code)
-        return known[question]
+        results = _compiling[-1][1]() if _compiling else {}
+        key, *stronger_keys = _questions(isa, code)
+        if key not in results:
+            results[key] = any(map(results.get, stronger_keys)) or check_build(isa, code)
+        return results[key]
 
     vec_isa: Any = VecISA
     vec_isa.check_build = check
 
 
 def _questions(isa: Any, code: str) -> Iterator[str]:
-    """Whether it compiles that, and, which says so too, whether those do that can do more."""
+    """Yield the key of compiling `code` for `isa`, then keys of stronger ISAs that imply it."""
     from torch._inductor import cpu_vec_isa
 
     name, flags = type(isa).__name__, isa._arch_flags
@@ -93,7 +99,7 @@ def _questions(isa: Any, code: str) -> Iterator[str]:
 
 
 def _switch() -> None:
-    """Point to the compilation begun last; leave all as it was where none goes on."""
+    """Point to the folder of the newest compilation; restore everything if there is none."""
     from torch._inductor.codecache import CacheBase
     from torch._inductor.cpu_vec_isa import VecISA
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
@@ -112,8 +118,8 @@ def _switch() -> None:
             kind.cache = cache
         used_triton = os.path.exists(os.environ.get("TRITON_CACHE_DIR", ""))
         if triton is None and used_triton and versions.torch_minor() < (2, 15):
-            # A worker keeps what the last task said until another says otherwise. So it is said,
-            # as Inductor itself does as soon as it has a Triton kernel in this process.
+            # A worker keeps the setting of its last task until another task changes it. So it is
+            # set here, as Inductor does as soon as it has a Triton kernel in this process.
             triton = os.path.join(folder or default, "triton", "0")
     named = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": triton}
     os.environ.update({name: value for name, value in named.items() if value is not None})
@@ -124,7 +130,7 @@ def _switch() -> None:
 
 
 def _and_below(kind: Any) -> Iterator[Any]:
-    """A class and all below it."""
+    """Yield a class and all its subclasses."""
     yield kind
     for below in kind.__subclasses__():
         yield from _and_below(below)

@@ -1,7 +1,7 @@
-"""torch's fused SGD on the CPU in bf16 and fp16, which leaves whole vectors as they were.
+"""Workaround for torch's fused SGD on the CPU in bf16 and fp16, which skips whole vectors.
 
-Its kernel (torch 2.11 to 2.15) computes them and stores nothing; only what is left behind the last
-whole vector is updated.
+Its kernel (torch 2.11 to 2.15) computes whole vectors and stores nothing; only the remainder after
+the last whole vector is updated.
 """
 
 import functools
@@ -16,7 +16,7 @@ LOW = (torch.bfloat16, torch.float16)
 
 @functools.cache
 def skips_vectors() -> bool:
-    """Return whether this torch's kernel leaves whole vectors as they were."""
+    """Return whether this torch's kernel leaves whole vectors unchanged."""
     with torch.no_grad():
         param, grad = (torch.ones(256, dtype=torch.bfloat16) for _ in range(2))
         numbers: dict[str, Any] = {
@@ -52,7 +52,22 @@ def mended_sgd(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    """Do what `torch._fused_sgd_` is for: compute in fp32, and round once what is stored."""
+    """Do the step of `torch._fused_sgd_`, computed in fp32 and rounded once at each store.
+
+    Args:
+        params: parameters, updated in place.
+        grads: their gradients; unscaled in place if there is a `grad_scale`.
+        buffers: their momentum buffers, empty without momentum.
+        weight_decay: the factor of the parameter that is added to the gradient.
+        momentum: the momentum factor.
+        lr: the learning rate.
+        dampening: the share of the gradient that is kept out of the momentum.
+        nesterov: whether the momentum is Nesterov's.
+        maximize: whether the step ascends.
+        is_first_step: whether the momentum buffers are to be initialized.
+        grad_scale: the scale by which the gradients are divided, None for none.
+        found_inf: nothing is stored if it is positive.
+    """
     for number, (param, grad) in enumerate(zip(params, grads, strict=True)):
         unscaled = grad.float() if grad_scale is None else grad.float() / grad_scale
         if grad_scale is not None:
@@ -68,14 +83,15 @@ def mended_sgd(
 
 
 def _store(target: Tensor, value: Tensor, found_inf: Tensor | None) -> None:
+    """Store `value`, unless `found_inf` is positive."""
     target.copy_(value if found_inf is None else torch.where(found_inf > 0, target, value))
 
 
 @functools.cache
 def mend_fused_sgd() -> None:
-    """Have `torch.optim.SGD(fused=True)` step such parameters by `mended_sgd`, in this process.
+    """Make `torch.optim.SGD(fused=True)` step affected parameters by `mended_sgd`, in this process.
 
-    Dynamo does not trace torch's function, so a compiled step comes here as well.
+    Dynamo does not trace torch's function, so a compiled step calls the replacement as well.
     """
     from torch.optim import sgd
 
@@ -83,7 +99,7 @@ def mend_fused_sgd() -> None:
     usual = module._fused_sgd
 
     @functools.wraps(usual)
-    def stepped(
+    def step_params(
         params: list[Tensor],
         grads: list[Tensor],
         momentum_buffer_list: list[Tensor | None],
@@ -91,28 +107,32 @@ def mend_fused_sgd() -> None:
         found_inf: Tensor | None,
         *,
         has_sparse_grad: bool,
-        **given: Any,
+        **options: Any,
     ) -> None:
-        ours = [] if has_sparse_grad else [n for n, p in enumerate(params) if mended(p)]
-        others = [n for n in range(len(params)) if n not in {*ours}]
-        first = bool(given["momentum"]) and all(b is None for b in momentum_buffer_list)
-        if others:
-            held = [momentum_buffer_list[n] for n in others if momentum_buffer_list]
-            lists = [params[n] for n in others], [grads[n] for n in others], held
-            usual(*lists, grad_scale, found_inf, has_sparse_grad=has_sparse_grad, **given)
-            for n, buffer in zip(others, held, strict=False):  # none without momentum
+        affected = [] if has_sparse_grad else [n for n, p in enumerate(params) if mended(p)]
+        unaffected = [n for n in range(len(params)) if n not in {*affected}]
+        first = bool(options["momentum"]) and all(b is None for b in momentum_buffer_list)
+        if unaffected:
+            buffers = [momentum_buffer_list[n] for n in unaffected if momentum_buffer_list]
+            lists = (
+                [params[n] for n in unaffected],
+                [grads[n] for n in unaffected],
+                buffers,
+            )
+            usual(*lists, grad_scale, found_inf, has_sparse_grad=has_sparse_grad, **options)
+            for n, buffer in zip(unaffected, buffers, strict=False):  # none without momentum
                 momentum_buffer_list[n] = buffer
-        for n in ours if first else ():
+        for n in affected if first else ():
             momentum_buffer_list[n] = torch.empty_like(grads[n])
         mended_sgd(
-            [params[n] for n in ours],
-            [grads[n] for n in ours],
-            [momentum_buffer_list[n] for n in ours if momentum_buffer_list],  # type: ignore[misc]
+            [params[n] for n in affected],
+            [grads[n] for n in affected],
+            [momentum_buffer_list[n] for n in affected if momentum_buffer_list],  # type: ignore[misc]
             is_first_step=first,
             grad_scale=grad_scale,
             found_inf=found_inf,
-            **given,
+            **options,
         )
 
     disable: Any = torch.compiler.disable
-    module._fused_sgd = disable(stepped)
+    module._fused_sgd = disable(step_params)

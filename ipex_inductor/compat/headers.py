@@ -1,4 +1,4 @@
-"""Inductor's C++ kernels, compiled with their header precompiled."""
+"""Precompiled headers for Inductor's C++ kernels."""
 
 import contextlib
 import functools
@@ -12,7 +12,7 @@ from typing import Any
 HEADER = "torch/csrc/inductor/cpp_prefix.h"
 # Defined by Inductor's setting for headers of its own, which is off for graphs of ours.
 OWN = "-D TORCH_INDUCTOR_PRECOMPILE_HEADERS "
-Find = Callable[[str, str], Path | None]  # by where a kernel's library goes, and its command
+Find = Callable[[str, str], Path | None]  # from the path of a kernel's library, and its command
 log = logging.getLogger("ipex_inductor")
 
 
@@ -37,7 +37,7 @@ def kernel_command(isa: Any) -> str:
 def use_headers(find: Find) -> None:
     """Compile each kernel of this process with the header that `find` returns for it.
 
-    What Inductor compiles with a header of its own, or in two sources, stays as it is.
+    Kernels with a header of Inductor's own, or in two sources, are compiled as before.
     """
     from torch._inductor import codecache
     from torch._inductor.exc import CppCompileError
@@ -63,7 +63,7 @@ def use_headers(find: Find) -> None:
 
 
 def _header(find: Find, builder: Any) -> Path | None:
-    """Return the header that `find` has for a kernel that is to be compiled and reads it."""
+    """Return the header that `find` has for a kernel that is not compiled yet and includes it."""
     from torch._inductor.cpp_builder import is_gcc
 
     if not is_gcc():  # Clang refuses a header that is older than a file that it was made of.
@@ -78,7 +78,7 @@ def _header(find: Find, builder: Any) -> Path | None:
 
 
 def _command(builder: Any) -> str:
-    """Return what a kernel and its precompiled header must be compiled with alike."""
+    """Return the part of the command that a kernel and its precompiled header must share."""
     parts = (
         builder._compiler,
         builder._definitions_args,
@@ -86,5 +86,5 @@ def _command(builder: Any) -> str:
         builder._include_dirs_args,
         builder._passthrough_parameters_args,
     )
-    # What concerns the linker alone is left out: a header is not linked.
-    return " ".join(word for word in " ".join(parts).split() if word != "-shared")
+    # Flags for the linker alone are left out: a header is not linked.
+    return " ".join(flag for flag in " ".join(parts).split() if flag != "-shared")

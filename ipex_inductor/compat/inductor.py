@@ -13,10 +13,10 @@ from ipex_inductor.compat import versions
 
 
 def compile_inner(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
-    """Inductor's inner compiler with its graph cache on, also below a bundled autograd cache.
+    """Run Inductor's inner compiler with its graph cache on, also below a bundled autograd cache.
 
-    But for a graph without a call, for which Inductor then returns a bare function that a bundle
-    cannot hold.
+    The exception is a graph without a call, for which Inductor then returns a bare function that a
+    bundle cannot hold.
     """
     from torch._functorch import config as functorch_config
     from torch._inductor.compile_fx import compile_fx_inner
@@ -28,7 +28,7 @@ def compile_inner(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
 
 
 def plain_decompositions(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `inner_compile` with Inductor's own decomposition table.
+    """Return the arguments of `inner_compile` with Inductor's own decomposition table.
 
     From 2.13 on `compile_fx` hands a reduced table down to the inner compiler, where it makes
     FxGraphCache give up ("unpicklable type"). By then our joint pass has decomposed everything.
@@ -41,29 +41,29 @@ def plain_decompositions(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def computes_shared_parts_again() -> bool:
-    """Whether a concatenation on a GPU is one kernel also where others read its parts.
+    """Return whether a GPU concatenation stays one kernel if other ops read its operands.
 
-    It is a kernel that computes each part for all elements. 2.13 has parts that others read copied.
+    That kernel computes each operand for all elements. 2.13 copies operands with other readers.
     """
     return versions.torch_minor() < (2, 13)
 
 
 class _Lowered(BaseException):
-    """Ends a compilation after lowering; no `except Exception` on the way takes it for a fault."""
+    """Signal that ends a compilation after lowering; no `except Exception` catches it."""
 
 
 def _stop(_: Any) -> Any:
     raise _Lowered
 
 
-# Of `compile_fx` and `lower_inner` together: the scheduler calls this before it fuses anything.
+# Options of `compile_fx` for `lower_inner`: the scheduler calls this before it fuses anything.
 LOWER_ONLY: dict[str, Any] = {"_pre_fusion_custom_pass": _stop}
 
 
 def lower_inner(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
-    """`compile_inner` up to the lowering, under the options LOWER_ONLY; what comes back is no code.
+    """Run `compile_inner` up to the lowering, under the options LOWER_ONLY; the result is no code.
 
-    AOT autograd takes it for some, so that it goes on to the backward graph.
+    AOT autograd accepts the result as code, so that it continues with the backward graph.
     """
     try:
         return compile_inner(gm, example_inputs, **kwargs)
@@ -72,7 +72,7 @@ def lower_inner(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
 
 
 def read_inner(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
-    """`compile_inner` that compiles nothing: what there was to learn, passes before it said."""
+    """Replace `compile_inner` and compile nothing: earlier passes have given all the facts."""
 
     def never(inputs: Any) -> Any:
         raise AssertionError("not compiled")
@@ -82,7 +82,7 @@ def read_inner(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
 
 
 def reload_graph(graph: Any, constants: Any) -> Any:
-    """Code that came out of a cache, before its `post_compile`; ours does itself what is needed.
+    """Return code from a cache, ready for its `post_compile`; our code is returned as it is.
 
     Raises `RuntimeError` for a `CompiledFxGraph` that cannot be made callable again.
     """
@@ -99,7 +99,7 @@ def reload_graph(graph: Any, constants: Any) -> Any:
 
 @contextlib.contextmanager
 def graph_caches_off() -> Iterator[None]:
-    """What is compiled inside runs all passes and leaves nothing in Inductor's graph caches."""
+    """Run all passes for what is compiled inside, and store nothing in Inductor's graph caches."""
     from torch._functorch import config as functorch_config
     from torch._inductor import config
 
@@ -120,7 +120,7 @@ KEPT_GRAPHS = ("aotautograd/", "fxgraph/")  # begin the names of these caches' f
 
 
 def graph_caches_are_off() -> bool:
-    """Whether this is inside `graph_caches_off`."""
+    """Return whether the caller is inside `graph_caches_off`."""
     return _caches_off.get()
 
 
@@ -129,9 +129,10 @@ _caches_off = contextvars.ContextVar("caches_off", default=False)
 
 @functools.cache
 def name_system() -> None:
-    """Have Inductor name this system, for the process, without hashing Triton where that is lost.
+    """Make Inductor name this system for the process, without a hash of Triton that is dropped.
 
-    That takes 0.3 s, and without a CUDA or ROCm device 2.13 and 2.14 drop it. The name is the same.
+    The hash takes 0.3 s, and without a CUDA or ROCm device 2.13 and 2.14 drop it. The name is
+    equal.
     """
     from torch._inductor import codecache
 
@@ -146,7 +147,7 @@ def name_system() -> None:
 
 @contextlib.contextmanager
 def compiles_in_this_process() -> Iterator[None]:
-    """Inductor starts no workers for Triton's kernels."""
+    """Stop Inductor from starting workers for Triton's kernels."""
     from torch._inductor import config
 
     inductor: Any = config
@@ -156,17 +157,17 @@ def compiles_in_this_process() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_early_workers() -> Iterator[None]:
-    """Compile workers begin when there is a kernel to compile.
+    """Start compile workers only when there is a kernel to compile.
 
-    Not with a graph on a GPU, nor as one is loaded that was found: as many as there are cores, each
-    of which imports torch, for a graph that compiles nothing.
+    Otherwise they start with a GPU graph, or when a cached one is loaded: one per core, each of
+    which imports torch, for a graph that compiles nothing.
     """
     global _insiders
     with _workers_lock:
         if not _insiders:
-            for kind, name, made in _put_off():
+            for kind, name, replacement in _put_off():
                 _put_back.callback(setattr, kind, name, vars(kind)[name])
-                setattr(kind, name, made)
+                setattr(kind, name, replacement)
         _insiders += 1
     inside = _inside.set(True)
     try:
@@ -180,7 +181,10 @@ def no_early_workers() -> Iterator[None]:
 
 
 def _put_off() -> list[tuple[Any, str, Any]]:
-    """What is exchanged in Inductor's classes; for who is not inside it is as before."""
+    """Return the replacements in Inductor's classes as (class, name, function).
+
+    Outside of `no_early_workers` they behave as the originals.
+    """
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.output_code import CompiledFxGraph
 
@@ -195,7 +199,7 @@ def _put_off() -> list[tuple[Any, str, Any]]:
         return uses() if cls._ready_future or not _loading.get() else False
 
     @functools.wraps(loads)
-    def loaded(self: Any, constants: Any) -> str:
+    def load_graph(self: Any, constants: Any) -> str:
         token = _loading.set(_inside.get())
         try:
             return loads(self, constants)
@@ -205,11 +209,11 @@ def _put_off() -> list[tuple[Any, str, Any]]:
     return [
         (kind, "wakeup", classmethod(unless_inside)),
         (kind, "use_process_pool", classmethod(if_begun)),
-        (CompiledFxGraph, "after_deserialization", loaded),
+        (CompiledFxGraph, "after_deserialization", load_graph),
     ]
 
 
 _inside = contextvars.ContextVar("inside", default=False)
-_loading = contextvars.ContextVar("loading", default=False)  # a graph that was found
+_loading = contextvars.ContextVar("loading", default=False)  # a cached graph
 _insiders, _put_back = 0, contextlib.ExitStack()
 _workers_lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""What Inductor's lowerings do with their arguments."""
+"""Checks of what Inductor's lowerings do with their arguments."""
 
 import functools
 from contextlib import suppress
@@ -10,10 +10,10 @@ import torch
 
 @functools.cache
 def reads_samples_backwards() -> bool:
-    """Return whether 3-d fractional pooling takes the samples of depth and width for one another.
+    """Return whether 3-d fractional pooling swaps the random samples of depth and width.
 
-    Eager reads one random sample for each axis, of depth first. Torch 2.13 and 2.14 have a lowering
-    that reads them backwards; others may have none, or one that is right.
+    Eager reads one random sample for each axis, depth first. Torch 2.13 and 2.14 have a lowering
+    that reads them backwards; other versions may have no lowering, or a right one.
     """
     from torch._inductor import lowering
 
@@ -24,7 +24,7 @@ def reads_samples_backwards() -> bool:
 
     def loader(index: list[Any]) -> None:
         read.append(index[-1])
-        raise LookupError  # all that is asked is which sample is read
+        raise LookupError  # only the index of the sample is needed
 
     samples = SimpleNamespace(make_loader=lambda: loader, get_size=lambda: [1, 1, 3])
     sizes = {"in_sz": [9] * 3, "out_sz": [3] * 3, "kernel_sz": [2] * 3}

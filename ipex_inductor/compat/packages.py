@@ -1,4 +1,4 @@
-"""Graphs compiled ahead: exported, made a library, run from it."""
+"""Graphs compiled ahead of time: exported, compiled to a library, and run from it."""
 
 import ctypes
 import inspect
@@ -15,19 +15,19 @@ from ipex_inductor.compat.levels import compiles_for_levels
 def exported(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, torch.fx.GraphModule]:
-    """What torch.export makes of a model, and its graph, whose parameters are attributes."""
+    """Return torch.export's program of a model, and its graph with parameters as attributes."""
     program = torch.export.export(model, args, dict(kwargs), strict=False)
-    known = inspect.signature(program.module).parameters
-    guards = {"check_guards": False} if "check_guards" in known else {}
+    parameters = inspect.signature(program.module).parameters
+    guards = {"check_guards": False} if "check_guards" in parameters else {}
     module = program.module(**guards)
     module.meta["dynamo_compile_id"] = None  # so AOT autograd takes parameters for weights
     return program, module
 
 
 def why_not_ahead() -> str:
-    """What AOT autograd does around the graph that is compiled now, "" if that is nothing.
+    """Return what AOT autograd does around the graph that is being compiled, "" for nothing.
 
-    Only the graph itself is in a package.
+    A package contains the graph only.
     """
     from torch._functorch._aot_autograd.schemas import OutputType, SubclassCreationMeta
     from torch._guards import TracingContext
@@ -40,7 +40,7 @@ def why_not_ahead() -> str:
         return "it writes to inputs or buffers"
     if any(info.output_type not in inside for info in meta.output_info):
         return "it returns its inputs, or views of them or of one another"
-    if any(isinstance(each, SubclassCreationMeta) for each in meta.subclass_inp_meta):
+    if any(isinstance(input_meta, SubclassCreationMeta) for input_meta in meta.subclass_inp_meta):
         return "it has tensor subclasses"
     return "it has side effects" if meta.tokens else ""
 
@@ -48,10 +48,17 @@ def why_not_ahead() -> str:
 def compile_ahead(
     gm: Any, example_inputs: Any, level: str, on_gpu: bool, **kwargs: Any
 ) -> tuple[Path, list[str]]:
-    """Compile an inner graph to a library, and what that needs of a CPU beyond `level`.
+    """Compile an inner graph to a library; return it with the CPU features needed beyond `level`.
 
-    `level` is a value of `-march`; what torch before 2.13 compiles is for the CPU here alone, but
-    for graphs `on_gpu`, whose loops are none of the host's and whose kernels are in the library.
+    Torch before 2.13 compiles for this CPU only, except graphs `on_gpu`, whose loops do not run on
+    the host and whose kernels are in the library.
+
+    Args:
+        gm: the inner graph.
+        example_inputs: its example inputs.
+        level: a value of `-march`.
+        on_gpu: whether the graph runs on a GPU.
+        kwargs: the further arguments of Inductor's inner compiler.
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
@@ -72,14 +79,17 @@ def compile_ahead(
         able &= set(str(pick_vec_isa()).lower().split())
     kwargs = plain_decompositions(kwargs) | {"cpp_wrapper": True, "aot_mode": True}
     with inductor.patch(patches), V.set_aot_compilation(True):
-        found: Any = compile_fx_inner(gm, example_inputs, **kwargs)
-    return Path(getattr(found, "filename", found)), sorted(able)
+        compiled: Any = compile_fx_inner(gm, example_inputs, **kwargs)
+    return Path(getattr(compiled, "filename", compiled)), sorted(able)
 
 
 def package_runner(library: Path, device: str) -> Any:
-    """What runs a library that `compile_ahead` made; its `run` takes and gives lists of tensors."""
+    """Return the runner of a library that `compile_ahead` made.
+
+    Its `run` takes and returns lists of tensors.
+    """
     aoti: Any = torch._C._aoti
     if device == "cpu":
         return aoti.AOTIModelContainerRunnerCpu(str(library), 1)
-    ctypes.CDLL("libcuda.so.1", ctypes.RTLD_GLOBAL)  # which it was linked without
+    ctypes.CDLL("libcuda.so.1", ctypes.RTLD_GLOBAL)  # the library is not linked to it
     return aoti.AOTIModelContainerRunnerCuda(str(library), 1, device)

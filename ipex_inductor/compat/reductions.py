@@ -1,4 +1,7 @@
-"""Stores of one sum to several tensors of 16 bits: C++ of torch 2.13 declares a name twice."""
+"""Workaround for sums stored to several 16-bit tensors, in C++ of torch 2.13.
+
+It declares a name twice there.
+"""
 
 import contextlib
 import functools
@@ -11,7 +14,7 @@ _in_blocks: ContextVar[bool] = ContextVar("stores of reductions in blocks", defa
 
 @contextlib.contextmanager
 def stores_in_blocks() -> Iterator[None]:
-    """Inside, a store of a reduction that declares a name again has a block of its own."""
+    """Put a reduction's store that declares a name again into a block of its own, meanwhile."""
     _install()
     token = _in_blocks.set(True)
     try:
@@ -22,7 +25,7 @@ def stores_in_blocks() -> Iterator[None]:
 
 @functools.cache
 def _install() -> None:
-    """Follow each store of a reduction; nothing is changed outside `stores_in_blocks`."""
+    """Wrap the stores of reductions; nothing changes outside `stores_in_blocks`."""
     from torch._inductor.codegen.common import DeferredLine
     from torch._inductor.codegen.cpp import CppVecKernel
 

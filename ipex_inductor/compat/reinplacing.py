@@ -1,4 +1,4 @@
-"""Which functional ops Inductor writes in place of their operand."""
+"""Control over which functional ops Inductor rewrites in place."""
 
 import contextlib
 import functools
@@ -14,7 +14,7 @@ _unsafe: ContextVar[Unsafe | None] = ContextVar("unsafe", default=None)
 
 @contextlib.contextmanager
 def reinplacing_checked(unsafe: Unsafe) -> Iterator[None]:
-    """Inside, Inductor leaves the nodes out of place that `unsafe` names.
+    """Keep the nodes that `unsafe` names out of place, meanwhile.
 
     Args:
         unsafe: Gets the graph that Inductor is about to rewrite, and a function that gives the
@@ -30,24 +30,24 @@ def reinplacing_checked(unsafe: Unsafe) -> Iterator[None]:
 
 @functools.cache
 def _install() -> None:
-    """Put a check before Inductor's pass; it does nothing outside `reinplacing_checked`."""
+    """Insert a check before Inductor's pass; it does nothing outside `reinplacing_checked`."""
     from torch._inductor.fx_passes import reinplace
 
     module: Any = reinplace
     usual = module.reinplace_inplaceable_ops_core
 
-    def written(op: Any) -> Collection[int]:
-        found = module.inplaceable_ops.get(op) or module.inplaceable_foreach_ops.get(op)
+    def list_mutated_args(op: Any) -> Collection[int]:
+        inplace_op = module.inplaceable_ops.get(op) or module.inplaceable_foreach_ops.get(op)
         numbers: Collection[int] = ()
-        if found is not None:
-            numbers = getattr(found, "mutated_args", None) or (found.mutated_arg,)
+        if inplace_op is not None:
+            numbers = getattr(inplace_op, "mutated_args", None) or (inplace_op.mutated_arg,)
         return numbers
 
-    def checked(graph: torch.fx.Graph) -> Any:
+    def reinplace_checked(graph: torch.fx.Graph) -> Any:
         unsafe = _unsafe.get()
-        held = unsafe(graph, written) if unsafe else []
+        held = unsafe(graph, list_mutated_args) if unsafe else []
         targets = {node: node.target for node in held}
-        for node in held:  # under a name that the pass does not know
+        for node in held:  # the pass does not recognize the new target
             node.target = functools.partial(_call, node.target)
         try:
             return usual(graph)
@@ -55,7 +55,7 @@ def _install() -> None:
             for node, target in targets.items():
                 node.target = target
 
-    module.reinplace_inplaceable_ops_core = checked
+    module.reinplace_inplaceable_ops_core = reinplace_checked
 
 
 def _call(op: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Settings of torch and Inductor: names, types, what is not as torch comes with."""
+"""Settings of torch and Inductor: names, types, changes from the defaults."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -7,9 +7,9 @@ from typing import Any
 
 @functools.cache
 def inductor_option_types() -> Mapping[str, type | None]:
-    """Every option Inductor knows with its type, None where any value will do.
+    """Return every option of Inductor with its type, None where any value is accepted.
 
-    As torch.compile does, a type with parameters (`list[str]`, `X | None`) is not checked.
+    As in torch.compile, a type with parameters (`list[str]`, `X | None`) is not checked.
     """
     from torch._inductor import config
 
@@ -21,7 +21,7 @@ def inductor_option_types() -> Mapping[str, type | None]:
 
 
 def mode_options(mode: str) -> dict[str, Any]:
-    """Inductor's option values for a `torch.compile` mode."""
+    """Return Inductor's option values for a `torch.compile` mode."""
     from torch._inductor import list_mode_options
 
     return dict(list_mode_options(mode))
@@ -38,14 +38,14 @@ USERS_PASSES = (
 
 
 def as_pass_list(value: Any) -> list[Callable[..., Any]]:
-    """A custom-pass option as a list: 2.11 takes one pass or None, later versions also lists."""
+    """Return a custom-pass option as a list: 2.11 takes one pass or None, later also lists."""
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def uuids_of(passes: list[Callable[..., Any]]) -> list[str] | None:
-    """What distinguishes a user's passes to Inductor's caches; None if one has no uuid."""
+    """Return the uuids of a user's passes in Inductor's caches; None if one has no uuid."""
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
     uuids = [one.uuid() if isinstance(one, CustomGraphPass) else None for one in passes]
@@ -53,14 +53,14 @@ def uuids_of(passes: list[Callable[..., Any]]) -> list[str] | None:
 
 
 def inductor_changes() -> dict[str, Any]:
-    """Inductor's options that are not as torch comes with, of those that Inductor digests."""
+    """Return Inductor's options that differ from torch's defaults, if Inductor digests them."""
     from torch._inductor import config
 
-    known: dict[str, Any] = config._config  # type: ignore[attr-defined]
+    entries: dict[str, Any] = config._config  # type: ignore[attr-defined]
     prefixes = ["_", *getattr(config, "_cache_config_ignore_prefix", [])]
     changes = config._get_dict(ignored_prefixes=prefixes, skip_default=True)  # type: ignore[attr-defined]
-    # What was set and put back is among them.
-    return {n: v for n, v in changes.items() if n not in _CACHES and v != known[n].default}
+    # The dict also contains options that were set and restored.
+    return {n: v for n, v in changes.items() if n not in _CACHES and v != entries[n].default}
 
 
 _CACHES = frozenset(  # whether caches are on changes no code
@@ -70,14 +70,14 @@ _CACHES = frozenset(  # whether caches are on changes no code
 
 
 def caches_forbidden() -> bool:
-    """Whether the user told Inductor to keep nothing at all."""
+    """Return whether the user forbade Inductor to cache anything."""
     from torch._inductor import config
 
     return bool(config.force_disable_caches)
 
 
 def why_no_graph_cache() -> str:
-    """Return the setting by which Inductor keeps no graphs, "" if it keeps them."""
+    """Return the setting that stops Inductor from caching graphs, "" if it caches them."""
     from torch._inductor import config
 
     if config.force_disable_caches:
@@ -86,10 +86,10 @@ def why_no_graph_cache() -> str:
 
 
 def any_host(gm: Any) -> dict[str, Any]:
-    """Options for a graph of a GPU alone, so that Inductor's keys for it are the same on all hosts.
+    """Return options that make Inductor's keys for a GPU-only graph equal on all hosts.
 
-    Which g++ there is (CXX) is in them though it compiles nothing of the graph, and so is the class
-    of each parameter, which a fake one does not have: that annotation is removed.
+    The keys contain the host's g++ (CXX), though it compiles nothing of the graph, and the class of
+    each parameter, which a fake one does not have: that annotation is removed from the graph.
     """
     from torch._inductor import config
 
@@ -103,8 +103,8 @@ def any_host(gm: Any) -> dict[str, Any]:
 def register_log() -> None:
     """Make `ipex` a short name of our log in `torch._logging.set_logs(modules={"ipex": level})`.
 
-    TORCH_LOGS is parsed while torch is imported, before us, and takes a name it does not know for
-    a module's: `TORCH_LOGS="+ipex_inductor"`.
+    TORCH_LOGS is parsed while torch is imported, before us, and takes an unknown name for a
+    module's: `TORCH_LOGS="+ipex_inductor"`.
     """
     from torch._logging._internal import register_log as register
 

@@ -6,9 +6,9 @@ import torch
 
 
 def sizes(value: Any) -> Any:
-    """As `hints`, but a size that is a symbol stays one, with its range.
+    """Return the sizes of a tensor or a size; a symbolic size stays symbolic, with its range.
 
-    What torch compiled for a narrower one it would take, and then raise for what was asked for.
+    Otherwise torch would use code compiled for a narrower range, and raise for this one.
     """
     if isinstance(value, torch.SymInt):
         node: Any = value.node
@@ -17,7 +17,7 @@ def sizes(value: Any) -> Any:
 
 
 def hints(value: Any) -> Any:
-    """The sizes that a tensor, or a size, has now, symbols and all; None for one nobody knows."""
+    """Return the current sizes of a tensor or a size, symbols included; None for an unknown one."""
     if isinstance(value, torch.SymInt):
         return value.node.hint
     if isinstance(value, torch.Tensor):
@@ -26,7 +26,7 @@ def hints(value: Any) -> Any:
 
 
 def range_of(size: Any) -> tuple[int, int | None] | None:
-    """The least and largest value of a symbol, None for none; None for a constant."""
+    """Return the least and largest value of a symbol, None for no bound; None for a constant."""
     if not isinstance(size, torch.SymInt):
         return None
     node: Any = size.node

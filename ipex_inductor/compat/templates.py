@@ -1,4 +1,4 @@
-"""Inductor's templates of GPU kernels, which importing it compiles all of."""
+"""Lazy compilation of Inductor's templates of GPU kernels, all of which its import compiles."""
 
 import contextlib
 import sys
@@ -8,10 +8,10 @@ from typing import Any
 
 @contextlib.contextmanager
 def templates_compiled_when_used() -> Iterator[None]:
-    """Inside, Inductor's first import has Jinja compile none of its templates of kernels.
+    """Stop Inductor's first import from compiling its kernel templates with Jinja, meanwhile.
 
-    There are some twenty, which takes 0.15 s, and a graph that is found, or on a CPU, uses none.
-    Each is compiled at its first use, by whatever backend, and is then what it would have been.
+    There are some twenty, which takes 0.15 s, and a cached graph, or one on a CPU, uses none. Each
+    is compiled at its first use, by any backend, with the usual result.
     """
     if "torch._inductor.select_algorithm" in sys.modules:
         yield
@@ -19,16 +19,16 @@ def templates_compiled_when_used() -> Iterator[None]:
     from torch._inductor.codegen.common import KernelTemplate
 
     kind: Any = KernelTemplate
-    own, compiled = vars(kind)["_template_from_string"], kind._template_from_string
+    descriptor, compiled = vars(kind)["_template_from_string"], kind._template_from_string
     kind._template_from_string = staticmethod(lambda source: _later(compiled, source))
     try:
         yield
     finally:
-        kind._template_from_string = own
+        kind._template_from_string = descriptor
 
 
 def _later(compiled: Callable[[str], Any], source: str) -> Any:
-    """`compiled(source)` from when something of it is first asked for; Jinja is imported then."""
+    """Return a stand-in for `compiled(source)` that imports Jinja and compiles at first use."""
 
     class Later:
         def __getattr__(self, name: str) -> Any:

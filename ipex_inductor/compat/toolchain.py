@@ -1,4 +1,4 @@
-"""C++ compilers, what they are told, and the tools that torch brings itself."""
+"""C++ compilers, their flags, and the tools that torch itself ships."""
 
 import os
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from ipex_inductor.errors import CompilerNotFoundError
 
 
 def cxx() -> tuple[str | None, ...]:
-    """The C++ compilers that Inductor tries, in order."""
+    """Return the C++ compilers that Inductor tries, in order."""
     from torch._inductor import config
 
     named = config.cpp.cxx
@@ -19,15 +19,15 @@ def cxx() -> tuple[str | None, ...]:
 
 
 def cxx_flags() -> tuple[str, ...]:
-    """What g++ must be told for a source that uses torch's own C++."""
+    """Return the g++ flags for a source that uses torch's own C++."""
     root = Path(torch.__file__).parent
-    # The loader finds the libraries by the names of those that this process has loaded.
+    # The loader resolves the libraries by name: this process has loaded them already.
     linked = f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"
     return "-std=c++20", f"-I{root / 'include'}", *linked
 
 
 def compiler_missing(error: BaseException) -> CompilerNotFoundError | None:
-    """Our error for a missing C++ compiler when that is what made Inductor fail."""
+    """Return our error for a missing C++ compiler if that made Inductor fail, else None."""
     from torch._inductor.exc import InvalidCxxCompiler
 
     inner: BaseException | None = error
@@ -44,11 +44,14 @@ def compiler_missing(error: BaseException) -> CompilerNotFoundError | None:
 
 
 def without_torchs_own(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """These environment variables but for what torch itself says in them, on the way, for good.
+    """Return these environment variables without the values that torch itself sets for good.
 
-    It names Triton the ptxas in its own wheel once it compiles; its version tells which that is.
+    Once it compiles, torch points Triton to the ptxas in its own wheel, which torch's version
+    identifies.
     """
     ptxas = str(Path(torch.__file__).parent / "bin" / "ptxas")
-    found = {name: os.path.realpath(str(v)) for name, v in variables.items() if "PTXAS" in name}
-    own = {name for name, path in found.items() if path == os.path.realpath(ptxas)}
-    return {name: value for name, value in variables.items() if name not in own}
+    ptxas_paths = {
+        name: os.path.realpath(str(v)) for name, v in variables.items() if "PTXAS" in name
+    }
+    torchs_names = {name for name, path in ptxas_paths.items() if path == os.path.realpath(ptxas)}
+    return {name: value for name, value in variables.items() if name not in torchs_names}

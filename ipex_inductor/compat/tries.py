@@ -1,4 +1,4 @@
-"""What Inductor tries of the C++ compiler before it generates a first loop."""
+"""Early tries of the C++ compiler, which Inductor makes before it generates a first loop."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -10,13 +10,15 @@ _tried = False  # by this process
 
 @contextlib.contextmanager
 def vectors_tried(use_best: Callable[[Any], object] | None = None) -> Iterator[None]:
-    """Whether compiler and CPU can do AVX2, AVX-512 ... is tried while the graph is traced.
+    """Try whether compiler and CPU support AVX2, AVX-512 ... in the background of the tracing.
 
-    `use_best`: called, as soon as that is known, with the vectors that Inductor takes unless it is
-    told otherwise, for it to begin something.
+    Inductor tries it when it generates the first loop, and each try takes g++ two seconds, once per
+    machine. Results are stored where Inductor looks for them; tries not begun by the end are
+    dropped.
 
-    Inductor asks when it generates the first loop, and each answer takes g++ two seconds, once a
-    machine. Answers lie where Inductor looks for them; what nobody has begun by the end is left.
+    Args:
+        use_best: called, as soon as the result is known, with the vectors that Inductor uses by
+            default, to begin something with them.
     """
     from torch._inductor import cpu_vec_isa
 
@@ -29,8 +31,8 @@ def vectors_tried(use_best: Callable[[Any], object] | None = None) -> Iterator[N
     _tried = True
     has = {*cpu_vec_isa.x86_isa_checker()}
     tries = ThreadPoolExecutor(1, "ipex vectors")
-    best = [] if use_best is None else [use_best]  # until it was called
-    for isa in map(_apart, cpu_vec_isa.supported_vec_isa_list):
+    best = [] if use_best is None else [use_best]  # emptied by the call
+    for isa in map(_copy_isa, cpu_vec_isa.supported_vec_isa_list):
         if {*str(isa).split()} <= has:
             tries.submit(_try, isa, best)
     try:
@@ -40,13 +42,13 @@ def vectors_tried(use_best: Callable[[Any], object] | None = None) -> Iterator[N
 
 
 def _try(isa: Any, best: list[Callable[[Any], object]]) -> None:
-    """Try one; the first that works is the best, as Inductor lists them in that order."""
+    """Try one set of vectors; the first that works is the best, by the order of Inductor's list."""
     if isa and best:
         best.pop()(isa)
 
 
-def _apart(isa: Any) -> Any:
-    """One that is asked the same, and that torch does not take for its own: a try changes it."""
+def _copy_isa(isa: Any) -> Any:
+    """Return a copy of `isa` that torch does not take for its own, as a try changes it."""
     kind = type(isa)
-    same = {"__eq__": object.__eq__, "__hash__": object.__hash__}  # of what torch remembers
+    same = {"__eq__": object.__eq__, "__hash__": object.__hash__}  # for torch's memory of tries
     return type(kind.__name__, (kind,), same)()

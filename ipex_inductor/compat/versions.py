@@ -1,4 +1,4 @@
-"""Which torch this is, which ones we support, and which of them were tested."""
+"""Versions of torch: the installed one, the supported ones, and the tested ones."""
 
 import re
 
@@ -7,7 +7,7 @@ import torch
 from ipex_inductor.errors import UnsupportedTorchError
 
 VERSION = str(torch.__version__)
-# Whose templates Inductor's are, as choices hold it: with another torch they are others.
+# The origin of Inductor's templates in recorded choices: another torch has other templates.
 TEMPLATES = f"torch {VERSION.split('+')[0]}"
 OLDEST = (2, 11)
 TESTED = {
@@ -20,13 +20,13 @@ TESTED = {
 
 
 def torch_minor(version: str = VERSION) -> tuple[int, int]:
-    """The (major, minor) of a torch version string such as "2.13.0+cpu" or "2.16.0.dev2026"."""
+    """Return (major, minor) of a torch version such as "2.13.0+cpu" or "2.16.0.dev2026"."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def untested_reason(version: str = VERSION) -> str | None:
-    """Why our passes must stay out of this torch, or None when it is tested.
+    """Return why our passes must not run with this torch, or None if it is tested.
 
     Raises `UnsupportedTorchError` for a torch too old to fall back on.
     """

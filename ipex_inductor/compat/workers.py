@@ -1,4 +1,4 @@
-"""Inductor's compilers beside this process: how many, and code that does not wait for them."""
+"""Inductor's compile workers: how many, and code that does not wait for their kernels."""
 
 import contextlib
 import contextvars
@@ -9,14 +9,14 @@ from ipex_inductor.compat.inductor import compiles_in_this_process
 
 
 def compilers() -> int:
-    """How many kernels Inductor compiles at once: by its option for that, else one a core."""
+    """Return how many kernels Inductor compiles at once: by its option, else one per core."""
     from torch._inductor.async_compile import get_compile_threads
 
     return max(1, get_compile_threads())
 
 
 def start_workers() -> None:
-    """Begin to start those for Triton's kernels; until they are there this process compiles."""
+    """Begin to start workers for Triton's kernels; until they run this process compiles."""
     from torch._inductor.async_compile import AsyncCompile
 
     AsyncCompile.wakeup()
@@ -24,9 +24,9 @@ def start_workers() -> None:
 
 @contextlib.contextmanager
 def kernels_put_off() -> Iterator[Callable[[], None]]:
-    """What is compiled in this thread meanwhile does not wait for its kernels; what comes does.
+    """Compile in this thread without waiting for kernels, and yield a function that waits for them.
 
-    It raises what a kernel failed by, and must have returned before the code runs.
+    The function raises the error of a failed kernel, and must have returned before the code runs.
     """
     from torch._inductor.async_compile import AsyncCompile
 
@@ -63,7 +63,7 @@ def kernels_put_off() -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def compiles_anew_in_this_process() -> Iterator[None]:
-    """As `compiles_in_this_process`, also what failed in a worker, which Inductor remembers."""
+    """Compile in this process, also kernels that failed in a worker, which Inductor remembers."""
     from torch._inductor.async_compile import CompiledTritonKernels
 
     kernels: Any = CompiledTritonKernels

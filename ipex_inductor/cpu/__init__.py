@@ -1,4 +1,4 @@
-"""What users of IPEX know under `ipex.cpu`."""
+"""Names that users of IPEX know under `ipex.cpu`."""
 
 from importlib import import_module
 from typing import Any

@@ -1,4 +1,4 @@
-"""The cores of this machine, as Linux has them under /sys. No torch is imported."""
+"""Cores of this machine, read from Linux's /sys without importing torch."""
 
 import os
 import re
@@ -14,7 +14,7 @@ _RANGE = re.compile(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*")
 
 
 class Core(NamedTuple):
-    """A logical core: the physical one it is part of, and whether it is the first of that."""
+    """Logical core, with its physical core, and whether it is the first thread of that."""
 
     number: int
     node: int
@@ -23,7 +23,10 @@ class Core(NamedTuple):
 
 
 def parse(text: str) -> list[int]:
-    """Numbers as Linux and the launcher write them: "0-3,8". Raises `CoresError`."""
+    """Return the numbers of a list like "0-3,8", as Linux and the launcher write it.
+
+    Raises `CoresError`.
+    """
     numbers: list[int] = []
     for part in filter(None, text.strip().split(",")):
         match = _RANGE.fullmatch(part)
@@ -35,7 +38,7 @@ def parse(text: str) -> list[int]:
 
 
 def text(numbers: Iterable[int]) -> str:
-    """The shortest such list: "0-3,8"."""
+    """Return the shortest list of these numbers, such as "0-3,8"."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and runs[-1][-1] == number - 1:
@@ -46,39 +49,42 @@ def text(numbers: Iterable[int]) -> str:
 
 
 def available() -> frozenset[int]:
-    """The cores that this thread may use."""
+    """Return the cores that this thread may use."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
 
 
 def machine(system: Path = SYSTEM) -> list[Core]:
-    """All cores that are on, in order; one node where Linux tells of none."""
+    """Return all cores that are online, in order; one NUMA node if Linux reports none."""
     online = parse(_read(system / "cpu" / "online") or text(available()))
     nodes = {n: number for number in _nodes(system) for n in _on_node(number, system)}
     cores: list[Core] = []
-    seen: set[tuple[int, int]] = set()
+    physical_cores: set[tuple[int, int]] = set()
     for number in online:
-        place = system / f"cpu/cpu{number}/topology"
-        package, core = (_read(place / n) for n in ("physical_package_id", "core_id"))
+        topology = system / f"cpu/cpu{number}/topology"
+        package, core = (_read(topology / n) for n in ("physical_package_id", "core_id"))
         physical = (int(package or 0), int(core or number))
-        cores.append(Core(number, nodes.get(number, 0), physical, physical not in seen))
-        seen.add(physical)
+        cores.append(Core(number, nodes.get(number, 0), physical, physical not in physical_cores))
+        physical_cores.add(physical)
     return cores
 
 
 def get_core_list_of_node_id(node_id: int) -> list[int]:
-    """The cores of a NUMA node, a number a physical core. `CoresError`: there is no such node."""
+    """Return the cores of a NUMA node, one number per physical core.
+
+    Raises `CoresError` if there is no such node.
+    """
     cores = machine()
-    found = [core.number for core in cores if core.node == node_id and core.first]
-    if not found:
+    numbers = [core.number for core in cores if core.node == node_id and core.first]
+    if not numbers:
         nodes = text({core.node for core in cores})
         raise CoresError(f"a NUMA node of this machine ({nodes})", repr(node_id), "Name one.")
-    return found
+    return numbers
 
 
 def shared_out(items: Sequence[int], count: int) -> list[list[int]]:
-    """`items` in `count` runs, the first of them one longer where that does not come out even."""
+    """Return `items` in `count` runs; the first ones are one longer if there is a remainder."""
     size, longer = divmod(len(items), count)
     ends = [size * i + min(i, longer) for i in range(count + 1)]
     return [list(items[a:b]) for a, b in pairwise(ends)]

@@ -1,6 +1,6 @@
-"""Processes on cores of their own, watched by one: their output, their exit codes, their end.
+"""Processes pinned to their own cores, watched by one launcher: output, exit codes, end.
 
-Imports no torch, and starts no thread, so that what runs between fork and exec is safe.
+Imports no torch, and starts no thread, so that the code between fork and exec is safe.
 """
 
 import ctypes
@@ -19,8 +19,8 @@ from typing import IO, NoReturn
 
 from ipex_inductor.errors import OptionError
 
-GRACE = 10.0  # seconds between being asked to end and being ended
-TICK = 0.05  # seconds: how late the end of a process may be noticed
+GRACE = 10.0  # seconds between the first signal and SIGKILL
+TICK = 0.05  # seconds; the longest delay until the end of a process is noticed
 BIND = 2  # MPOL_BIND
 SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 PR_SET_PDEATHSIG = 1
@@ -30,7 +30,7 @@ _MEMPOLICY = SET_MEMPOLICY.get(os.uname().machine)
 
 @dataclass(frozen=True)
 class Instance:
-    """One process: its cores, the NUMA nodes of its memory, what is added to its environment."""
+    """One process: its cores, the NUMA nodes of its memory, and additions to its environment."""
 
     index: int
     command: tuple[str, ...]
@@ -41,16 +41,16 @@ class Instance:
 
 
 def become(instance: Instance) -> NoReturn:
-    """Be this instance from now on, with terminal, signals and exit code of one's own."""
+    """Replace this process by the instance; terminal, signals and exit code become its own."""
     settle(instance)
     os.execvpe(instance.command[0], instance.command, {**os.environ, **instance.settings})
 
 
 def settle(instance: Instance) -> None:
-    """Put this process on the cores and the memory of `instance`.
+    """Bind this process to the cores and the memory nodes of `instance`.
 
-    Where the system forbids to say whose memory (some containers do), Linux's rule stays: that of
-    the node whose core touches it first.
+    Where the system forbids to set the memory nodes (in some containers), Linux's default applies:
+    the node whose core touches the memory first.
     """
     os.sched_setaffinity(0, instance.cores)
     if _MEMPOLICY is not None:
@@ -62,39 +62,39 @@ def settle(instance: Instance) -> None:
 
 
 def run(instances: Sequence[Instance]) -> int:
-    """Start all, wait for all; the exit code of the first (by index) that failed, else 0.
+    """Start all instances and wait; return the exit code of the first failed one by index, else 0.
 
-    What ended by signal N counts as 128 + N. Asked to end (Ctrl-C, SIGTERM, SIGHUP) this asks each
-    instance and all that it started, once, and ends them where they have not after `GRACE`, or
-    when it is asked again. Raises `OptionError` where one cannot be started; then none runs.
+    An instance that signal N ended counts as 128 + N. On Ctrl-C, SIGTERM or SIGHUP the signal goes
+    once to each instance and all its children; they are killed after `GRACE` seconds, or on the
+    second signal. Raises `OptionError` if an instance cannot be started; then none runs.
     """
     watched: list[_Watched] = []
-    with _asked_to_end() as asked, selectors.DefaultSelector() as selector:
+    with _collect_end_signals() as signals, selectors.DefaultSelector() as selector:
         try:
             for instance in instances:
                 watched.append(_Watched(instance, len(instances) > 1))
                 selector.register(watched[-1].output, selectors.EVENT_READ, watched[-1])
-            told, deadline = 0, float("inf")
-            while any(each.runs() for each in watched):
+            sent, deadline = 0, float("inf")
+            while any(instance_process.runs() for instance_process in watched):
                 for key, _ in selector.select(TICK):
                     if not key.data.read():
                         selector.unregister(key.fileobj)
-                if told < len(asked) or time.monotonic() > deadline:
-                    kill = told or time.monotonic() > deadline
-                    _tell(watched, signal.SIGKILL if kill else asked[0])
-                    told, deadline = len(asked), time.monotonic() + GRACE
+                if sent < len(signals) or time.monotonic() > deadline:
+                    kill = sent or time.monotonic() > deadline
+                    _tell(watched, signal.SIGKILL if kill else signals[0])
+                    sent, deadline = len(signals), time.monotonic() + GRACE
         except BaseException:
             _tell(watched, signal.SIGKILL)
             raise
         finally:
-            codes = [each.close() for each in watched]
-    if asked:
-        return 128 + asked[0]
+            codes = [instance_process.close() for instance_process in watched]
+    if signals:
+        return 128 + signals[0]
     return next((code for code in codes if code), 0)
 
 
 class _Watched:
-    """An instance that was started: a group of processes, and what they print."""
+    """A started instance: a group of processes, and their output."""
 
     def __init__(self, instance: Instance, several: bool) -> None:
         self.instance = instance
@@ -111,25 +111,25 @@ class _Watched:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                process_group=0,  # a Ctrl-C in the terminal is ours to hand on, once
+                process_group=0,  # the launcher alone gets a Ctrl-C, and passes it on once
                 preexec_fn=lambda: _prepare(instance),
             )
         except OSError as error:
             if self._log is not None and instance.log is not None:
                 self._log.close()
                 instance.log.unlink()
-            todo = "Is the program there, and may it be run? May the log be written?"
-            raise OptionError("an instance that can be started", str(error), todo) from error
+            advice = "Is the program there, and may it be run? May the log be written?"
+            raise OptionError("an instance that can be started", str(error), advice) from error
         assert self.process.stdout is not None
         self.output = self.process.stdout
         os.set_blocking(self.output.fileno(), False)
 
     def runs(self) -> bool:
-        """Whether its first process has not ended."""
+        """Return whether the instance's first process is still running."""
         return self.process.poll() is None
 
     def read(self) -> bool:
-        """Hand on what was printed; whether more may come."""
+        """Pass on the available output; return whether more may come."""
         try:
             text = os.read(self.output.fileno(), 1 << 16)
         except BlockingIOError:
@@ -144,7 +144,7 @@ class _Watched:
         return bool(text)
 
     def close(self) -> int:
-        """Wait; the exit code. What lies in the pipe is handed on, and nothing is waited for."""
+        """Wait for the process, pass on what the pipe holds, and return the exit code."""
         code = self.process.wait()
         while _readable(self.output) and self.read():
             pass
@@ -161,7 +161,7 @@ class _Watched:
 
 
 def _readable(output: IO[bytes]) -> bool:
-    """Whether there is something to read, or the end."""
+    """Return whether `output` has data or its end to read, without waiting."""
     with selectors.DefaultSelector() as selector:
         selector.register(output, selectors.EVENT_READ)
         return bool(selector.select(0))
@@ -173,32 +173,32 @@ def _show(text: bytes) -> None:
 
 
 def _prepare(instance: Instance) -> None:
-    """In the child: its cores and memory; it ends when the launcher does, however that does."""
+    """Bind the child process to its cores and memory, and tie its life to the launcher's."""
     settle(instance)
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _tell(watched: Sequence[_Watched], number: int) -> None:
-    """Send a signal to each instance and all that it started."""
-    for each in watched:
+    """Send a signal to each instance and all its children."""
+    for process in watched:
         try:
-            os.killpg(each.process.pid, number)
+            os.killpg(process.process.pid, number)
         except ProcessLookupError:
             continue
 
 
 @contextmanager
-def _asked_to_end() -> Iterator[list[int]]:
-    """The signals that came meanwhile, in order."""
-    came: list[int] = []
+def _collect_end_signals() -> Iterator[list[int]]:
+    """Collect the end signals that arrive meanwhile, in order."""
+    received: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
-        came.append(number)
+        received.append(number)
 
-    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, note) for number in asked}
+    end_signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in end_signals}
     try:
-        yield came
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

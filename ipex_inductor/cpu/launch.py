@@ -1,7 +1,7 @@
-"""Instances of a program, each on cores of its own: the practical part of `ipexrun`.
+"""Instances of a program, each pinned to its own cores: the practical part of `ipexrun`.
 
 `python -m ipex_inductor.launch [options] script.py [arguments]`, `ipex-inductor launch`, and by its
-old name `ipexrun`, under which old imports of IPEX are found too. Imports no torch.
+old name `ipexrun`, which makes old imports of IPEX work too. Imports no torch.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from ipex_inductor.errors import CoresError, IpexError, OptionError
 
 LATENCY = 4  # cores of an instance in latency mode, as ipexrun had it
 
-# Files that a memory allocator may be installed as, without its development package too.
+# File names of memory allocators, also without their development packages.
 ALLOCATORS = {
     "tcmalloc": ("libtcmalloc.so*", "libtcmalloc_minimal.so*"),
     "jemalloc": ("libjemalloc.so*",),
@@ -36,13 +36,13 @@ PACKAGES = {
 JEMALLOC = "oversize_threshold:1,background_thread:true,metadata_thp:auto"
 JEMALLOC_BENCHMARK = (
     "oversize_threshold:1,background_thread:false,metadata_thp:always,"
-    "dirty_decay_ms:-1,muzzy_decay_ms:-1"  # keeps all memory that was ever used
+    "dirty_decay_ms:-1,muzzy_decay_ms:-1"  # keeps all used memory
 )
-# glibc gives blocks above 32 MiB back at once, and the kernel clears them again at the next call.
+# glibc returns blocks above 32 MiB at once, and the kernel clears them again at the next call.
 GLIBC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
 INTEL_OPENMP = {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"}
 
-# Options of ipexrun that old command lines have. The first are read over, the others refused.
+# Options of ipexrun in old command lines: the first two tables are ignored, the last is refused.
 WITHOUT_EFFECT = {
     "--multi-task-manager": "neither numactl nor taskset is needed",
     "--strategy": "instances are on neighbouring cores",
@@ -64,49 +64,50 @@ REFUSED = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be started: all of it known, nothing started."""
+    """Instances to start, fully resolved, with notes for the user; nothing is started yet."""
 
     instances: tuple[Instance, ...]
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """The commands, as one would type them."""
+        """Return the commands, as a user would type them."""
         return "\n".join(f"instance {i.index}: {_line(i)}" for i in self.instances)
 
 
 def main(arguments: Sequence[str] | None = None, as_ipex: bool = False) -> NoReturn:
-    """Start what the command line asks for and exit with its code, that of the first that failed.
+    """Start the instances of the command line and exit with the code of the first that failed.
 
-    `as_ipex`: as `--as-ipex`. What the command line has wrong is a line, and exit code 2.
+    `as_ipex` has the effect of `--as-ipex`. An error in the command line is printed as one line,
+    with exit code 2.
     """
     try:
-        asked = parser().parse_args(arguments)
-        asked.as_ipex |= as_ipex
-        made = plan(asked, os.environ, cores.machine(), cores.available())
-        for note in made.notes:
+        options = parser().parse_args(arguments)
+        options.as_ipex |= as_ipex
+        launch_plan = plan(options, os.environ, cores.machine(), cores.available())
+        for note in launch_plan.notes:
             print(f"launch: {note}", file=sys.stderr, flush=True)
-        raise SystemExit(_start(made, asked.dry_run))
+        raise SystemExit(_start(launch_plan, options.dry_run))
     except IpexError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
-def _start(made: Plan, dry_run: bool) -> int:
+def _start(launch_plan: Plan, dry_run: bool) -> int:
     if dry_run:
-        print(made)
+        print(launch_plan)
         return 0
-    if len(made.instances) == 1 and made.instances[0].log is None:
-        become(made.instances[0])
-    return run(made.instances)
+    if len(launch_plan.instances) == 1 and launch_plan.instances[0].log is None:
+        become(launch_plan.instances[0])
+    return run(launch_plan.instances)
 
 
 def ipexrun() -> NoReturn:
-    """The command `ipexrun`."""
+    """Run the command `ipexrun`."""
     main(as_ipex=True)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options; with dashes, and with underscores as older command lines have them."""
+    """Return the parser of the options, with dashes or, as in older command lines, underscores."""
     options = _Parser(
         prog="ipex-inductor launch",
         description="Start a program in one or more instances, each pinned to cores of its own.",
@@ -166,10 +167,13 @@ def plan(
     machine: Sequence[Core],
     available: frozenset[int],
 ) -> Plan:
-    """What `asked` comes to. Raises `OptionError` and `CoresError`.
+    """Return the plan for the options `asked`; raise `OptionError` or `CoresError`.
 
-    `here`: the environment, of which nothing is overwritten. `machine`: all cores; `available`: the
-    numbers of those that this process may use.
+    Args:
+        asked: the parsed command line.
+        here: the environment; its variables are not overwritten.
+        machine: all cores.
+        available: the numbers of the cores that this process may use.
     """
     notes = _Notes()
     for name, why in {**WITHOUT_EFFECT, **FLAGS_WITHOUT_EFFECT}.items():
@@ -178,8 +182,8 @@ def plan(
     pools = layout(asked, _pool(asked, machine, available), notes)
     chosen = cores.parse(asked.instance_idx) or range(len(pools))
     if max(chosen) >= len(pools):
-        there = f"indices of the {len(pools)} instances"
-        raise OptionError(there, asked.instance_idx, "The first is 0.")
+        expected = f"indices of the {len(pools)} instances"
+        raise OptionError(expected, asked.instance_idx, "The first is 0.")
     command = _command(asked)
     stamp = time.strftime("%Y%m%d%H%M%S")
     instances = []
@@ -199,14 +203,14 @@ def plan(
 def layout(
     asked: argparse.Namespace, pool: Sequence[Core], notes: "_Notes | None" = None
 ) -> list[list[Core]]:
-    """The cores of each instance. Raises `CoresError` where there are too few."""
+    """Return the cores of each instance; raise `CoresError` if there are too few."""
     notes = notes or _Notes()
     count, size = asked.ninstances, asked.ncores_per_instance
     if asked.latency_mode and asked.throughput_mode:
         raise OptionError("one mode", "--latency-mode and --throughput-mode", "Leave one out.")
     if min(count, size) < 0:
-        came = f"--ninstances {count} --ncores-per-instance {size}"
-        raise OptionError("numbers from 0", came, "0 leaves it to the launcher.")
+        actual = f"--ninstances {count} --ncores-per-instance {size}"
+        raise OptionError("numbers from 0", actual, "0 leaves it to the launcher.")
     if (asked.latency_mode or asked.throughput_mode) and (count or size):
         notes.add("--ninstances and --ncores-per-instance have no effect: a mode says them")
     nodes = sorted({core.node for core in pool})
@@ -217,98 +221,110 @@ def layout(
         count, size = 0, min(LATENCY, len(pool))
     if not asked.skip_cross_node_cores or (count and size):
         return _shared(pool, count, size)
-    each = -(-count // len(groups))  # instances of a node, where their number is given
-    return [part for group in groups for part in _shared(group, each, size)][: count or None]
+    instances_per_node = -(
+        -count // len(groups)
+    )  # instances of a node, where their number is given
+    return [part for group in groups for part in _shared(group, instances_per_node, size)][
+        : count or None
+    ]
 
 
 def _shared(pool: Sequence[Core], count: int, size: int) -> list[list[Core]]:
-    """`count` runs of `size` cores; 0 stands for as many as there are, of both for one instance."""
+    """Return `count` runs of `size` cores; 0 stands for as many as fit.
+
+    If both are 0, there is one instance with all cores.
+    """
     count = count or (len(pool) // size if size else 1)
     size = size or len(pool) // count
     if not size or not count or count * size > len(pool):
-        wanted = f"{count} instances of {size or 1} cores"
-        todo = "Ask for fewer; --use-logical-cores counts all threads of a core."
-        raise CoresError(f"at most {len(pool)} cores", wanted, todo)
+        request = f"{count} instances of {size or 1} cores"
+        advice = "Ask for fewer; --use-logical-cores counts all threads of a core."
+        raise CoresError(f"at most {len(pool)} cores", request, advice)
     return [list(pool[i * size : (i + 1) * size]) for i in range(count)]
 
 
 def _pool(
-    asked: argparse.Namespace, machine: Sequence[Core], available: frozenset[int]
+    options: argparse.Namespace, machine: Sequence[Core], available: frozenset[int]
 ) -> list[Core]:
-    """The cores to share out, neighbours beside each other."""
-    known = {core.number: core for core in machine if core.number in available}
-    if asked.cores_list:
-        numbers = cores.parse(asked.cores_list)
-        if lacking := set(numbers) - known.keys():
-            expected = f"cores this process may use ({cores.text(known)})"
+    """Return the cores to share out, sorted so that neighbors are adjacent."""
+    usable_cores = {core.number: core for core in machine if core.number in available}
+    if options.cores_list:
+        numbers = cores.parse(options.cores_list)
+        if lacking := set(numbers) - usable_cores.keys():
+            expected = f"cores this process may use ({cores.text(usable_cores)})"
             raise CoresError(expected, f"--cores-list {cores.text(lacking)}", "Name some of them.")
-        pool = [known[number] for number in dict.fromkeys(numbers)]
+        pool = [usable_cores[number] for number in dict.fromkeys(numbers)]
     else:
-        nodes = cores.parse(asked.nodes_list) or sorted({core.node for core in known.values()})
-        if lacking := set(nodes) - {core.node for core in known.values()}:
-            expected = f"nodes ({cores.text({core.node for core in known.values()})})"
+        nodes = cores.parse(options.nodes_list) or sorted(
+            {core.node for core in usable_cores.values()}
+        )
+        if lacking := set(nodes) - {core.node for core in usable_cores.values()}:
+            expected = f"nodes ({cores.text({core.node for core in usable_cores.values()})})"
             raise CoresError(expected, f"--nodes-list {cores.text(lacking)}", "Name some of them.")
-        pool = [core for core in known.values() if core.node in nodes]
-        if not asked.use_logical_cores:
-            seen: dict[tuple[int, int], Core] = {}
+        pool = [core for core in usable_cores.values() if core.node in nodes]
+        if not options.use_logical_cores:
+            first_threads: dict[tuple[int, int], Core] = {}
             for core in pool:
-                seen.setdefault(core.physical, core)
-            pool = list(seen.values())
+                first_threads.setdefault(core.physical, core)
+            pool = list(first_threads.values())
     return sorted(pool, key=lambda core: (core.node, core.physical, core.number))
 
 
-def _command(asked: argparse.Namespace) -> tuple[str, ...]:
-    if asked.no_python:
-        if shutil.which(asked.program) is None:
-            raise OptionError("a program that can be run", asked.program, "Is it on PATH?")
-        return (asked.program, *asked.arguments)
-    if not asked.module and not Path(asked.program).is_file():
-        todo = "-m runs a module, --no-python what is none of Python's."
-        raise OptionError("a script", asked.program, todo)
-    how = ("-m", "ipex_inductor.as_ipex") if asked.as_ipex else ()
-    module = ("-m",) if asked.module else ()
-    return (sys.executable, "-u", *how, *module, asked.program, *asked.arguments)
+def _command(options: argparse.Namespace) -> tuple[str, ...]:
+    if options.no_python:
+        if shutil.which(options.program) is None:
+            raise OptionError("a program that can be run", options.program, "Is it on PATH?")
+        return (options.program, *options.arguments)
+    if not options.module and not Path(options.program).is_file():
+        advice = "-m runs a module, --no-python what is none of Python's."
+        raise OptionError("a script", options.program, advice)
+    how = ("-m", "ipex_inductor.as_ipex") if options.as_ipex else ()
+    module = ("-m",) if options.module else ()
+    return (sys.executable, "-u", *how, *module, options.program, *options.arguments)
 
 
 def _settings(
-    asked: argparse.Namespace, size: int, here: Mapping[str, str], notes: "_Notes"
+    options: argparse.Namespace, size: int, environment: Mapping[str, str], notes: "_Notes"
 ) -> dict[str, str]:
-    """What is added to the environment of an instance; what is set there already stays."""
-    preload, wanted = [], {"OMP_NUM_THREADS": str(size)}
-    allocator = _allocator(asked.memory_allocator, notes)
+    """Return the variables to add for an instance; existing values are kept."""
+    preload, variables = [], {"OMP_NUM_THREADS": str(size)}
+    allocator = _allocator(options.memory_allocator, notes)
     if allocator:
         preload.append(allocator)
         if "jemalloc" in Path(allocator).name:
-            wanted["MALLOC_CONF"] = JEMALLOC_BENCHMARK if asked.benchmark else JEMALLOC
-    elif asked.memory_allocator == "auto":
-        wanted |= GLIBC
-    if asked.omp_runtime == "intel":
-        preload.append(_found("intel", ("libiomp5.so",)) or _missing("intel", "libiomp5.so"))
-        wanted |= INTEL_OPENMP
-    for name in [name for name in wanted if here.get(name, wanted[name]) != wanted[name]]:
-        notes.add(f"{name}={here[name]} is set and stays; it would be {wanted.pop(name)}")
-    loaded = list(filter(None, here.get("LD_PRELOAD", "").replace(" ", ":").split(":")))
+            variables["MALLOC_CONF"] = JEMALLOC_BENCHMARK if options.benchmark else JEMALLOC
+    elif options.memory_allocator == "auto":
+        variables |= GLIBC
+    if options.omp_runtime == "intel":
+        preload.append(_find_library("intel", ("libiomp5.so",)) or _missing("intel", "libiomp5.so"))
+        variables |= INTEL_OPENMP
+    for name in [
+        name for name in variables if environment.get(name, variables[name]) != variables[name]
+    ]:
+        notes.add(f"{name}={environment[name]} is set and stays; it would be {variables.pop(name)}")
+    loaded = list(filter(None, environment.get("LD_PRELOAD", "").replace(" ", ":").split(":")))
     names = {Path(library).name for library in loaded}
     added = [library for library in preload if Path(library).name not in names]
-    return wanted | ({"LD_PRELOAD": ":".join([*added, *loaded])} if added else {})
+    return variables | ({"LD_PRELOAD": ":".join([*added, *loaded])} if added else {})
 
 
-def _allocator(asked: str, notes: "_Notes") -> str | None:
-    if asked == "default":
+def _allocator(choice: str, notes: "_Notes") -> str | None:
+    """Return the library of the chosen allocator, None for the C library's."""
+    if choice == "default":
         return None
-    if asked != "auto":
-        return _found(asked, ALLOCATORS[asked]) or _missing(asked, ALLOCATORS[asked][0])
+    if choice != "auto":
+        return _find_library(choice, ALLOCATORS[choice]) or _missing(choice, ALLOCATORS[choice][0])
     for name, patterns in ALLOCATORS.items():
-        if found := _found(name, patterns):
-            return found
+        if library := _find_library(name, patterns):
+            return library
     names = " nor ".join(ALLOCATORS)
-    kept = "the C library's, which keeps large blocks"
-    notes.add(f"neither {names} is installed: memory is {kept} ({PACKAGES['tcmalloc']})")
+    source = "the C library's, which keeps large blocks"
+    notes.add(f"neither {names} is installed: memory is {source} ({PACKAGES['tcmalloc']})")
     return None
 
 
-def _found(name: str, patterns: Sequence[str]) -> str | None:
-    """The first library of that name where libraries are."""
+def _find_library(name: str, patterns: Sequence[str]) -> str | None:
+    """Return the first file that matches in the folders of libraries, None for none."""
     multiarch = sysconfig.get_config_var("MULTIARCH") or "x86_64-linux-gnu"
     system = ("/usr/local/lib", "/usr/local/lib64", f"/usr/lib/{multiarch}", "/usr/lib64")
     folders = (f"{sys.prefix}/lib", str(Path.home() / ".local/lib"), *system, "/usr/lib")
@@ -330,7 +346,7 @@ def _line(instance: Instance) -> str:
 
 @dataclass
 class _Notes:
-    """What the user should know, each once."""
+    """Notes for the user, without repetition."""
 
     said: list[str] = field(default_factory=list)
 
@@ -341,7 +357,7 @@ class _Notes:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Says of an option that is not carried why."""
+        """Explain an option that is not supported, then fail as argparse does."""
         refused = [name for name in REFUSED if name in message.replace("_", "-")]
         if refused:
             message = f"{refused[0]} is not carried. {REFUSED[refused[0]]}"

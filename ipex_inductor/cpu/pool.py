@@ -1,4 +1,4 @@
-"""A pool of cores, and what runs on it: a `with` block, a function, a task of its own."""
+"""A pool of cores, and code that runs on it: a `with` block, a function, or a task."""
 
 import contextvars
 import functools
@@ -25,35 +25,38 @@ AVAILABLE = openmp.places() or cores.available()  # before anything is pinned
 class CPUPool:
     """Cores for the threads of one computation.
 
-    `core_ids`: their numbers; else `node_id`: the physical cores of a NUMA node; else all that this
-    process may use. Cores it may not use are left out, with a warning. Raises `CoresError` where
-    none is left, and for what are no numbers of cores.
+    Cores that this process may not use are left out, with a warning. Raises `CoresError` if none is
+    left, or for invalid core numbers.
+
+    Args:
+        core_ids: the numbers of the cores; None for all that this process may use.
+        node_id: a NUMA node, whose physical cores are used if `core_ids` is None.
     """
 
     def __init__(self, core_ids: Iterable[int] | None = None, node_id: int | None = None) -> None:
         if core_ids is not None and node_id is not None:
             warnings.warn("core_ids are given, so node_id is not looked at", stacklevel=2)
         if core_ids is None:
-            asked = sorted(AVAILABLE) if node_id is None else _of_node(node_id)
+            requested = sorted(AVAILABLE) if node_id is None else _of_node(node_id)
         else:
-            asked = _checked(core_ids)
-        self.core_ids = [number for number in asked if number in AVAILABLE]
-        here = f"cores this process may use ({cores.text(AVAILABLE)})"
+            requested = _check_core_ids(core_ids)
+        self.core_ids = [number for number in requested if number in AVAILABLE]
+        usable = f"cores this process may use ({cores.text(AVAILABLE)})"
         if not self.core_ids:
-            raise CoresError(here, repr(asked), "Name some of them.")
-        if len(self.core_ids) < len(asked):
-            left = cores.text(set(asked) - set(self.core_ids))
-            warnings.warn(f"not among the {here}, and left out: {left}", stacklevel=2)
+            raise CoresError(usable, repr(requested), "Name some of them.")
+        if len(self.core_ids) < len(requested):
+            omitted = cores.text(set(requested) - set(self.core_ids))
+            warnings.warn(f"not among the {usable}, and left out: {omitted}", stacklevel=2)
 
     def __repr__(self) -> str:
         return f"CPUPool({self.core_ids})"
 
 
 class pin:
-    """`with pin(pool):`, or `@pin(pool)` on a function: what this thread calls runs on the pool.
+    """Pin the OpenMP threads of a `with pin(pool):` block, or of a function with `@pin(pool)`.
 
-    One OpenMP thread a core; behind it everything is as it was. Other threads are not concerned,
-    but for those that are started inside, which inherit the first core. May be nested. Raises
+    One OpenMP thread per core; afterwards the previous state is restored. Other threads are not
+    affected, except threads started inside, which inherit the first core. May be nested. Raises
     `ThreadsError` where threads cannot be pinned (`is_runtime_ext_enabled`).
     """
 
@@ -62,7 +65,7 @@ class pin:
         self.cpu_pool = cpu_pool
 
     def __enter__(self) -> Self:
-        pinned: AbstractContextManager[None] = _pinned(self.cpu_pool.core_ids)
+        pinned: AbstractContextManager[None] = _pin_threads(self.cpu_pool.core_ids)
         pinned.__enter__()
         _blocks().append(pinned)
         return self
@@ -71,29 +74,33 @@ class pin:
         _blocks().pop().__exit__(*error)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """`function`, pinned for each of its calls."""
+        """Return `function`, pinned for each of its calls."""
 
         @functools.wraps(function)
-        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        def run_pinned(*args: P.args, **kwargs: P.kwargs) -> R:
             with self:
                 return function(*args, **kwargs)
 
-        return called
+        return run_pinned
 
 
 class TaskFuture(Future[Any]):
-    """What becomes of a task's call; one of Python's own futures."""
+    """Future of a task's call; a `concurrent.futures.Future`."""
 
     def get(self, timeout: float | None = None) -> Any:
-        """The result, once it is there; raises what the call raised."""
+        """Return the result once it is available; raise what the call raised."""
         return self.result(timeout)
 
 
 class Task:
-    """A module with a thread of its own on a pool: `task(x)` gives a `TaskFuture` at once.
+    """Module with its own thread on a pool: `task(x)` returns a `TaskFuture` at once.
 
-    `module`: eager, compiled or of TorchScript, or any function. Calls run one after another, under
-    the caller's grad mode, autocast and context variables. Raises `ThreadsError` as `pin` does.
+    Calls run one after another, under the caller's grad mode, autocast and context variables.
+    Raises `ThreadsError` as `pin` does.
+
+    Args:
+        module: an eager, compiled or TorchScript module, or any function.
+        cpu_pool: the cores of its thread.
     """
 
     def __init__(self, module: Callable[..., Any], cpu_pool: CPUPool) -> None:
@@ -106,9 +113,9 @@ class Task:
         self._thread = self._worker.submit(_settle, cpu_pool.core_ids).result()
 
     def __call__(self, *args: Any, **kwargs: Any) -> TaskFuture:
-        """Have it run; does not wait, but for a call from the task itself, which runs here."""
+        """Start a call without waiting; a call from the task's own thread runs immediately."""
         future = TaskFuture()
-        call = functools.partial(_keep, future, _as_here(self._module), args, kwargs)
+        call = functools.partial(_keep, future, _capture_state(self._module), args, kwargs)
         if threading.get_ident() == self._thread:
             call()
         else:
@@ -116,12 +123,12 @@ class Task:
         return future
 
     def run_sync(self, *args: Any, **kwargs: Any) -> Any:
-        """Have it run, and wait for the result."""
+        """Run a call and wait for the result."""
         return self(*args, **kwargs).get()
 
 
 def is_runtime_ext_enabled() -> bool:
-    """Whether threads can be pinned here: on Linux, with OpenMP under torch."""
+    """Return whether threads can be pinned: on Linux, if torch uses OpenMP."""
     return openmp.can_bind()
 
 
@@ -129,11 +136,13 @@ def _check(cpu_pool: CPUPool) -> None:
     if not isinstance(cpu_pool, CPUPool):
         raise ArgumentError("a CPUPool", repr(cpu_pool), "Make one: CPUPool(core_ids=[0, 1]).")
     if not openmp.can_bind():
-        needed = "Linux, and a torch whose threads are OpenMP's"
-        raise ThreadsError(needed, "another", "Leave pools out here; `taskset` pins processes.")
+        requirement = "Linux, and a torch whose threads are OpenMP's"
+        raise ThreadsError(
+            requirement, "another", "Leave pools out here; `taskset` pins processes."
+        )
 
 
-def _checked(core_ids: Iterable[int]) -> list[int]:
+def _check_core_ids(core_ids: Iterable[int]) -> list[int]:
     try:
         numbers = list(core_ids)
     except TypeError:
@@ -145,7 +154,7 @@ def _checked(core_ids: Iterable[int]) -> list[int]:
 
 
 def _of_node(node_id: int) -> list[int]:
-    """Without a warning for those that are not ours: nobody named them."""
+    """Return the usable cores of a NUMA node, or all if none is, without a warning about others."""
     ours = [core for core in get_core_list_of_node_id(node_id) if core in AVAILABLE]
     return ours or get_core_list_of_node_id(node_id)
 
@@ -154,14 +163,14 @@ _local = threading.local()
 
 
 def _blocks() -> list[AbstractContextManager[None]]:
-    """The pinned blocks that this thread is in."""
+    """Return the pinned blocks that this thread is in."""
     blocks: list[AbstractContextManager[None]] = _local.__dict__.setdefault("blocks", [])
     return blocks
 
 
 @contextmanager
-def _pinned(core_ids: list[int]) -> Iterator[None]:
-    """Does nothing where this thread is on these cores already."""
+def _pin_threads(core_ids: list[int]) -> Iterator[None]:
+    """Pin this thread's OpenMP threads to the cores, unless they are already."""
     outer = getattr(_local, "cores", None)
     if outer == core_ids and torch.get_num_threads() == len(core_ids):
         yield
@@ -175,26 +184,28 @@ def _pinned(core_ids: list[int]) -> Iterator[None]:
 
 
 def _settle(core_ids: list[int]) -> int:
-    """Keep this thread on these cores; its number."""
+    """Keep this thread on these cores; return its identifier."""
     openmp.bind(core_ids, AVAILABLE)
     _local.cores = core_ids
     return threading.get_ident()
 
 
-def _as_here(module: Callable[..., Any]) -> Callable[..., Any]:
-    """`module` to be called in another thread, under what this one has set for itself."""
+def _capture_state(module: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `module` to be called in another thread under this thread's torch state."""
     context = contextvars.copy_context()
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    kept = torch.is_autocast_cache_enabled()
-    cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    cache_enabled = torch.is_autocast_cache_enabled()
+    autocast_dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
             if inference:
                 stack.enter_context(torch.inference_mode())
             stack.enter_context(torch.set_grad_enabled(grad))
-            if cast:
-                stack.enter_context(torch.autocast("cpu", cast, cache_enabled=kept))
+            if autocast_dtype:
+                stack.enter_context(
+                    torch.autocast("cpu", autocast_dtype, cache_enabled=cache_enabled)
+                )
             return context.run(module, *args, **kwargs)
 
     return call
@@ -203,7 +214,14 @@ def _as_here(module: Callable[..., Any]) -> Callable[..., Any]:
 def _keep(
     future: TaskFuture, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Run `call`, unless it was cancelled, and have `future` say what became of it."""
+    """Run `call`, unless it was cancelled, and set the outcome of `future`.
+
+    Args:
+        future: the future of the call.
+        call: the function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
     if not future.set_running_or_notify_cancel():
         return
     try:

@@ -1,4 +1,4 @@
-"""`ipex_inductor.optimize`: a model, and its optimizer, made ready in one call."""
+"""`ipex_inductor.optimize`: prepare a model, and its optimizer, in one call."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ from ipex_inductor.frontend.notes import Notes
 __all__ = ["disable_auto_channels_last", "enable_auto_channels_last", "optimize"]
 
 
-@torch.inference_mode(False)  # or the copies were tensors that nobody may write later
+@torch.inference_mode(False)  # otherwise the copies would be tensors that cannot be written later
 def optimize(
     model: Any,
     dtype: torch.dtype | None = None,
@@ -39,17 +39,41 @@ def optimize(
     graph_mode: bool | None = None,
     concat_linear: bool | None = None,
 ) -> Any:
-    """`model` made ready for inference (eval mode), or with its `optimizer` for training.
+    """Prepare `model` for inference (eval mode), or with its `optimizer` for training.
 
-    Returns the model, or (model, optimizer): copies unless `inplace`, of the same classes. `level`
-    O1 sets the knobs left at None; O0 sets none.
-    `dtype`: torch.bfloat16 or torch.float16 casts what gains by it; call the model under autocast.
-    `sample_input`: a tensor, tuple or dict of arguments that show how `forward` is called; copies
-    run on it, and what folds by it is right for calls that take the same way. `graph_mode`:
-    compiled with backend `ipex`. `ipex_inductor.report(model)`: what was done, and what not and
-    why. Load checkpoints before folding for inference.
+    Copies are returned unless `inplace`, of unchanged classes. Level O1 sets the knobs left at
+    None; O0 sets none. `ipex_inductor.report(model)` lists what was done, what was not, and why.
+    Load checkpoints before folding for inference.
 
-    Raises `PhaseError`, `LevelError`, `MixedDevicesError`, `WrappedModelError`, `ArgumentError`.
+    Args:
+        model: the model.
+        dtype: torch.bfloat16 or torch.float16 casts the parameters that gain by it; call the model
+            under autocast.
+        optimizer: the optimizer of a model in training mode, else None.
+        level: "O0" or "O1".
+        inplace: change the model and the optimizer themselves.
+        conv_bn_folding: fold batch norms into convolutions, in inference.
+        linear_bn_folding: fold batch norms into linear layers, in inference.
+        weights_prepack: lay weights out for oneDNN; compiled graphs do it.
+        replace_dropout_with_identity: replace dropouts by `nn.Identity`, in inference.
+        optimize_lstm: run `nn.LSTM` on oneDNN's kernel; torch does it.
+        split_master_weight_for_bf16: keep the low halves of fp32 master weights, in training.
+        fuse_update_step: fuse the optimizer's step, in training.
+        auto_kernel_selection: measure kernels; graphs in mode max-autotune do it.
+        sample_input: a tensor, tuple or dict of arguments that show how `forward` is called; copies
+            run on it, and a fold that relies on it is right for calls that take an equal path.
+        graph_mode: compile with backend `ipex`.
+        concat_linear: join linear layers; compiled graphs do it.
+
+    Returns:
+        The model, or (model, optimizer) if there is an optimizer.
+
+    Raises:
+        PhaseError: the optimizer does not fit the model's mode.
+        LevelError: there is no such level.
+        MixedDevicesError: parameters are on devices of several types.
+        WrappedModelError: the model is wrapped or compiled.
+        ArgumentError: an argument is wrong in another way.
     """
     knobs = resolve(
         level,
@@ -93,6 +117,15 @@ def optimize(
 def _prepare_inference(
     model: nn.Module, dtype: torch.dtype | None, sample_input: Any, knobs: Knobs, notes: Notes
 ) -> None:
+    """Replace dropouts, fold batch norms and cast parameters, as the knobs say.
+
+    Args:
+        model: the model, changed in place.
+        dtype: the dtype to cast to; others than bf16 and fp16 cast nothing.
+        sample_input: arguments that show how `forward` is called.
+        knobs: the knobs in force.
+        notes: the report.
+    """
     if "replace_dropout_with_identity" in knobs:
         replace_dropout(model, notes)
     if folding.is_wanted(model, knobs):
@@ -105,6 +138,10 @@ def _prepare_inference(
 
 
 def _flow(model: nn.Module, sample_input: Any, knobs: Knobs, notes: Notes) -> Flow:
+    """Return the flow of the sample, or of plain sequentials if the sample cannot be used.
+
+    The sample's flow counts only if the folded copy gives an equal result on it.
+    """
     flow = flow_of(model, sample_input, folding.is_watched)
     if sample_input is None:
         return flow

@@ -1,7 +1,7 @@
-"""Which parameters are held in low precision, and how modules that hold them are called.
+"""Low-precision parameters: which ones are cast, and how modules that hold them are called.
 
 The lists are those of IPEX: exact types, other modules keep fp32. Its contract is autocast around
-the model. Without autocast a cast module takes and gives the dtype it had, and computes in its own.
+the model. Without autocast a cast module takes and gives its former dtype, and computes in its own.
 """
 
 import sys
@@ -33,14 +33,14 @@ MIXED = (
 
 RECOMPUTING = (BasePruningMethod, SpectralNorm, WeightNorm)
 
-# An empty buffer with the dtype that a cast module had: what `.to(dtype)` makes of it, it has now.
+# An empty buffer with the dtype that a cast module had; `.to(dtype)` of the module changes it.
 PUBLIC = "_ipex_public"
 
 _MOST = frozenset({"Conv2d", "Conv3d", "ConvTranspose2d", "ConvTranspose3d", "Linear", "Embedding"})
 _TRAINED = _MOST | {"Conv1d", "EmbeddingBag", "ParameterList"}
 _TRANSFORMERS = "transformers.models"
 
-# By phase, and by device and dtype: classes of torch.nn, or full names. IPEX's GPU lists hold for
+# Classes of torch.nn, or full names, by phase, and by device and dtype. IPEX's GPU lists apply to
 # every GPU.
 CASTS: dict[str, dict[str, frozenset[str]]] = {
     "inference": {
@@ -65,9 +65,9 @@ ORIGINALS = {"inference": (torch.float32, *HALF), "training": (torch.float32,)}
 
 
 def castable(model: nn.Module, dtype: torch.dtype, phase: str, notes: Notes) -> list[nn.Parameter]:
-    """The parameters of `model` to hold in `dtype`.
+    """Return the parameters of `model` to hold in `dtype`.
 
-    A module is cast whole or not at all; so is all that shares a parameter with it.
+    A module is cast whole or not at all, together with all modules that share a parameter with it.
     """
     device = next((p.device.type for p in model.parameters()), "cpu")
     held = weights_of(model)
@@ -78,7 +78,7 @@ def castable(model: nn.Module, dtype: torch.dtype, phase: str, notes: Notes) -> 
     for name, module in model.named_modules():
         if _full_name(type(module)).startswith(BAG):
             notes.missed(KNOB, "tables of merged bags keep the dtype of their EmbeddingSpec", name)
-        if _recomputed(module):
+        if _is_recomputed(module):
             notes.missed(KNOB, "a hook computes its weight in every call", name)
     fit = {
         param
@@ -93,7 +93,7 @@ def castable(model: nn.Module, dtype: torch.dtype, phase: str, notes: Notes) -> 
 class Group:
     """Parameters that are cast together or not at all, and the classes of their modules.
 
-    Modules belong together that share a parameter, directly or through others.
+    Modules that share a parameter, directly or through others, are in one group.
     """
 
     classes: frozenset[type]
@@ -105,6 +105,8 @@ class Group:
         """Return whether `optimize` casts them to `dtype`: all classes are listed, all dtypes fit.
 
         Args:
+            dtype: the dtype to cast to.
+            device_type: the type of the model's device.
             phase: "inference" or "training".
             held: parameters of the model that are held in low precision already.
         """
@@ -117,25 +119,27 @@ class Group:
 
 def groups_of(model: nn.Module) -> list[Group]:
     """Return the groups that the parameters of `model` fall into."""
-    homes: dict[nn.Parameter, Group] = {}
-    for kind, own in _owners(model):
-        near = {homes[param] for param in own if param in homes}
-        classes = frozenset({kind}).union(*(group.classes for group in near))
-        joined = Group(classes, frozenset(own).union(*(group.params for group in near)))
-        homes |= dict.fromkeys(joined.params, joined)
-    return list(dict.fromkeys(homes.values()))
+    group_of: dict[nn.Parameter, Group] = {}
+    for kind, params in _owners(model):
+        neighbor_groups = {group_of[param] for param in params if param in group_of}
+        classes = frozenset({kind}).union(*(group.classes for group in neighbor_groups))
+        joined = Group(
+            classes, frozenset(params).union(*(group.params for group in neighbor_groups))
+        )
+        group_of |= dict.fromkeys(joined.params, joined)
+    return list(dict.fromkeys(group_of.values()))
 
 
 def cast(model: nn.Module, dtype: torch.dtype, notes: Notes) -> None:
-    """Hold the castable parameters of `model` in `dtype`; state dicts go on showing their own."""
-    found = castable(model, dtype, "inference", notes)
-    if not found and KNOB not in notes.report.count("missed"):
+    """Hold the castable parameters of `model` in `dtype`; state dicts keep the original dtypes."""
+    params = castable(model, dtype, "inference", notes)
+    if not params and KNOB not in notes.report.count("missed"):
         notes.missed(KNOB, NOTHING.format(dtype))
-    dtypes = cast_for_inference(model, found, dtype)
+    dtypes = cast_for_inference(model, params, dtype)
     announce(model, dtypes)
     for name, module in _owning(model, dtypes):
         if isinstance(module, nn.RNNBase):
-            module.flatten_parameters()  # cuDNN wants them side by side
+            module.flatten_parameters()  # cuDNN needs the weights contiguous
         notes.done(KNOB, f"to {dtype}", name)
 
 
@@ -147,16 +151,18 @@ def say_low(model: nn.Module, notes: Notes) -> None:
 
 
 def announce(model: nn.Module, dtypes: Mapping[nn.Parameter, torch.dtype]) -> None:
-    """Have the modules of torch.nn that own these parameters keep their dtypes without autocast."""
+    """Make the modules of torch.nn that own these parameters keep their dtypes without autocast."""
     if dtypes and _explain not in model._forward_hooks.values():
         model.register_forward_hook(_explain, always_call=True)
     for _, module in _owning(model, dtypes):
-        known = any(map(is_own_hook, module._forward_pre_hooks.values()))
+        has_hook = any(map(is_own_hook, module._forward_pre_hooks.values()))
         calls = _is_torchs(type(module)) and not isinstance(module, nn.ParameterList)
-        if calls and not known:
-            own = {name: p for name, p in module.named_parameters(recurse=False) if p in dtypes}
-            name, param = next(iter(own.items()))
-            # Next to the module: what hooks of the user's see and give is as it was.
+        if calls and not has_hook:
+            owned_params = {
+                name: p for name, p in module.named_parameters(recurse=False) if p in dtypes
+            }
+            name, param = next(iter(owned_params.items()))
+            # These hooks run next to the module: the user's hooks see and give unchanged dtypes.
             module.register_forward_pre_hook(partial(_narrow, owned=name), with_kwargs=True)
             public = torch.empty(0, dtype=dtypes[param], device=param.device)
             module.register_buffer(PUBLIC, public, persistent=False)
@@ -164,12 +170,12 @@ def announce(model: nn.Module, dtypes: Mapping[nn.Parameter, torch.dtype]) -> No
 
 
 def is_own_hook(hook: Any) -> bool:
-    """Whether `announce` registered it."""
+    """Return whether `announce` registered the hook."""
     return getattr(hook, "func", hook) in (_narrow, _widen, _explain)
 
 
 def _explain(model: nn.Module, *_: Any) -> None:
-    """Say where it comes from, if `forward` meets two dtypes without autocast."""
+    """Add an explanation to the error of a `forward` that meets two dtypes without autocast."""
     error = None if torch.compiler.is_compiling() else sys.exc_info()[1]
     held = {p.dtype for p in model.parameters()} & set(HALF)
     if isinstance(error, AssertionError) and "uniform original parameter dtype" in str(error):
@@ -183,7 +189,7 @@ def _explain(model: nn.Module, *_: Any) -> None:
 
 
 def _narrow(module: nn.Module, args: Any, kwargs: Any, *, owned: str) -> Any:
-    """Without autocast: floating point inputs in the dtype of the weights."""
+    """Cast floating-point inputs to the dtype of the weights, without autocast."""
     weight = getattr(module, owned)
     if torch.is_autocast_enabled(weight.device.type):
         return None
@@ -191,7 +197,7 @@ def _narrow(module: nn.Module, args: Any, kwargs: Any, *, owned: str) -> Any:
 
 
 def _widen(module: nn.Module, args: Any, result: Any, *, owned: str) -> Any:
-    """Without autocast: results in the dtype that the module had, or was moved to since."""
+    """Cast results to the dtype that the module had, or was moved to since, without autocast."""
     if torch.is_autocast_enabled(getattr(module, owned).device.type):
         return None
     return _to(getattr(module, PUBLIC).dtype, result)
@@ -213,21 +219,22 @@ def _full_name(kind: type) -> str:
 
 
 def _owners(model: nn.Module) -> Iterator[tuple[type, list[nn.Parameter]]]:
-    """Each module's class and own parameters; a list of parameters belongs to who holds it."""
+    """Yield each module's class and own parameters; a ParameterList counts as its parent."""
     held_by = {id(c): type(m) for m in model.modules() for c in m.children()}
     for module in model.modules():
         is_list = isinstance(module, nn.ParameterList)
         kind = held_by.get(id(module), type(module)) if is_list else type(module)
-        kind = nn.Module if _recomputed(module) else kind  # in no list
+        kind = nn.Module if _is_recomputed(module) else kind  # in no list
         yield kind, list(module.parameters(recurse=False))
 
 
-def _recomputed(module: nn.Module) -> bool:
-    """Whether its weight is no parameter, but what a hook of `nn.utils` makes of some."""
+def _is_recomputed(module: nn.Module) -> bool:
+    """Return whether a hook of `nn.utils` computes the module's weight from parameters."""
     return any(isinstance(hook, RECOMPUTING) for hook in module._forward_pre_hooks.values())
 
 
 def _owning(model: nn.Module, params: Iterable[nn.Parameter]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules, with their names, that directly own one of `params`."""
     chosen = set(params)
     for name, module in model.named_modules():
         if not chosen.isdisjoint(module.parameters(recurse=False)):

@@ -1,4 +1,4 @@
-"""What `optimize` refuses before it touches anything."""
+"""Checks of the arguments of `optimize`, before it changes anything."""
 
 import sys
 from typing import Any
@@ -17,7 +17,7 @@ from ipex_inductor.frontend import graph_mode
 
 DTYPES = (None, torch.float32, torch.bfloat16, torch.float16)
 
-# Where the class of a wrapper lives. A model can only be wrapped if that was imported.
+# The modules of wrapper classes. A model can only be wrapped if the module was imported.
 WRAPPERS = {
     "torch.nn.parallel": ("DistributedDataParallel", "DataParallel"),
     "torch.distributed.fsdp": ("FullyShardedDataParallel", "FSDPModule"),
@@ -28,8 +28,8 @@ WRAPPERS = {
 def check(model: Any, dtype: Any, optimizer: Any) -> None:
     """Raise a typed error for arguments that do not fit together."""
     if not isinstance(model, nn.Module):
-        came = f"a {type(model).__name__}"
-        raise ArgumentError("a torch.nn.Module", came, "Pass the model itself.")
+        actual = f"a {type(model).__name__}"
+        raise ArgumentError("a torch.nn.Module", actual, "Pass the model itself.")
     if dtype not in DTYPES and not _is_all(model, dtype):
         expected = "torch.float32, torch.bfloat16, torch.float16 or what all parameters are"
         raise ArgumentError(expected, repr(dtype), "Leave it out to keep the model's own.")
@@ -59,8 +59,8 @@ def _check_phase(model: nn.Module, optimizer: Any) -> None:
             "Leave it out, or call model.train() first.",
         )
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        came = f"a {type(optimizer).__name__}"
-        raise ArgumentError("a torch.optim.Optimizer", came, "Pass the one that steps the model.")
+        actual = f"a {type(optimizer).__name__}"
+        raise ArgumentError("a torch.optim.Optimizer", actual, "Pass the one that steps the model.")
     if optimizer is not None:
         _check_steps(model, optimizer)
 
@@ -95,9 +95,9 @@ def _check_unwrapped(model: nn.Module) -> None:
 
 
 def _loaded_wrappers() -> tuple[type, ...]:
-    homes = ((sys.modules.get(home), names) for home, names in WRAPPERS.items())
-    found = (getattr(home, name, None) for home, names in homes for name in names)
-    return tuple(kind for kind in found if isinstance(kind, type))
+    modules = ((sys.modules.get(module), names) for module, names in WRAPPERS.items())
+    attributes = (getattr(module, name, None) for module, names in modules for name in names)
+    return tuple(kind for kind in attributes if isinstance(kind, type))
 
 
 def _check_devices(model: nn.Module) -> None:
@@ -110,5 +110,5 @@ def _check_devices(model: nn.Module) -> None:
             "Move the model to one device first: model.to(device).",
         )
     if types == ["meta"]:
-        todo = "Give the model storage first: model.to_empty(device=...), then load its weights."
-        raise DeviceError("parameters with storage", "parameters on device 'meta'", todo)
+        advice = "Give the model storage first: model.to_empty(device=...), then load its weights."
+        raise DeviceError("parameters with storage", "parameters on device 'meta'", advice)

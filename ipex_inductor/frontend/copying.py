@@ -1,4 +1,4 @@
-"""A model and its optimizer copied together: the copy steps the copy, with the state it had."""
+"""Copies of a model with its optimizer: the new optimizer steps the new model, with its state."""
 
 import copy
 from typing import Any
@@ -12,9 +12,9 @@ from ipex_inductor.optim.weights import TABLE
 
 
 def copy_with_model(model: nn.Module, optimizer: Any = None) -> tuple[nn.Module, Any]:
-    """Deep copies of both: the new optimizer has the new model's parameters where it had the old's.
+    """Return deep copies of both; the new optimizer has the new model's parameters.
 
-    Others it goes on stepping itself: those of a loss function, say.
+    Parameters outside the model, such as those of a loss function, stay the originals.
 
     Raises `ArgumentError` for a model that cannot be copied.
     """
@@ -25,14 +25,14 @@ def copy_with_model(model: nn.Module, optimizer: Any = None) -> tuple[nn.Module,
             if id(param) in memo:
                 _carry(param, memo[id(param)], memo)
     except Exception as error:
-        todo = "optimize(..., inplace=True) changes the model itself and needs no copy."
-        came = f"{type(error).__name__}: {error}"
-        raise ArgumentError("a model that copy.deepcopy can copy", came, todo) from error
-    return copied, None if optimizer is None else _copied(optimizer, memo)
+        advice = "optimize(..., inplace=True) changes the model itself and needs no copy."
+        reason = f"{type(error).__name__}: {error}"
+        raise ArgumentError("a model that copy.deepcopy can copy", reason, advice) from error
+    return copied, None if optimizer is None else _copy_optimizer(optimizer, memo)
 
 
 def _carry(param: nn.Parameter, copied: nn.Parameter, memo: dict[int, Any]) -> None:
-    """What torch's copies of parameters lose: attributes and hooks."""
+    """Copy what torch's copies of parameters lose: attributes and hooks."""
     for name, value in vars(param).items():
         if name not in vars(copied):
             vars(copied)[name] = copy.deepcopy(value, memo)
@@ -44,17 +44,20 @@ def _carry(param: nn.Parameter, copied: nn.Parameter, memo: dict[int, Any]) -> N
 
 
 def warn_of_schedulers(optimizer: Any, notes: Notes) -> None:
-    """Say so if an LR scheduler drives `optimizer`: it will not drive the copy.
+    """Note that an LR scheduler which drives `optimizer` will not drive the copy.
 
-    That cannot be seen any more once the step is one of ours.
+    That can no longer be detected once the step is one of ours.
     """
     marked = hasattr(getattr(optimizer, "step", None), "_wrapped_by_lr_sched")
     if marked and TABLE not in vars(optimizer):
         notes.missed("scheduler", "it drives the optimizer that was copied: make it of the new one")
 
 
-def _copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
-    """torch keeps only defaults, state and groups; LBFGS, say, has more. The user's hooks stay."""
+def _copy_optimizer(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
+    """Return a copy with all attributes: torch copies only defaults, state and groups.
+
+    LBFGS, for example, has more. The user's hooks stay.
+    """
     params = (p for group in optimizer.param_groups for p in group["params"])
     memo |= {id(p): p for p in params if id(p) not in memo}
     copied = copy.deepcopy(optimizer, memo)
@@ -67,5 +70,5 @@ def _copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
 
 
 def _is_step(name: str, value: Any, optimizer: Optimizer) -> bool:
-    """Whether it is a step that somebody patched, or a method of the `optimizer` itself."""
+    """Return whether the attribute is a patched step, or a method bound to `optimizer`."""
     return name == "step" or getattr(value, "__self__", None) is optimizer

@@ -1,4 +1,4 @@
-"""What IPEX did in the model by itself, and torch or backend `ipex` do now: the report says who."""
+"""Report of what IPEX did in the model and torch or backend `ipex` do now."""
 
 from torch import nn
 
@@ -10,7 +10,7 @@ COMPILE = "graph_mode=True, or torch.compile(model, backend='ipex')"
 TUNE = "graph_mode=True, or torch.compile(model, backend='ipex', mode='max-autotune')"
 TORCH, GRAPH, TUNED = "torch", "graph", "tuned graph"
 
-# Who does it on a CPU, and how.
+# What handles each knob on a CPU, and how.
 CPU = {
     "optimize_lstm": (TORCH, "torch runs nn.LSTM on oneDNN's kernel by itself"),
     "weights_prepack": (GRAPH, "backend ipex lays weights out for oneDNN in inference"),
@@ -30,27 +30,27 @@ XPU = {
 
 
 def say_who(model: nn.Module, knobs: Knobs, compiled: bool, notes: Notes) -> None:
-    """Note for the knobs of which the frontend does nothing who does it, or why nobody does."""
+    """Note, for each knob that the frontend does not handle, what handles it, or why none does."""
     elsewhen = knobs.out_of_phase("training" if model.training else "inference")
     for knob, phase in elsewhen.items():
         notes.missed(knob, f"it takes effect in {phase} only")
     device = next((p.device.type for p in model.parameters()), "cpu")
-    known = CPU if device == "cpu" else ANY
+    owners = CPU if device == "cpu" else ANY
     for knob in sorted((knobs.on & CPU.keys()) - elsewhen.keys()):
-        who, how = known.get(knob, ("", f"it concerns oneDNN on CPUs, not {device}"))
-        if who == TORCH or (who and compiled):
+        owner, how = owners.get(knob, ("", f"it concerns oneDNN on CPUs, not {device}"))
+        if owner == TORCH or (owner and compiled):
             notes.left(knob, how)
-        elif who == GRAPH:  # whether the knob is set or not, so nothing asked for is refused
+        elif owner == GRAPH:  # compiled graphs do it whatever the knob says, so nothing is refused
             notes.left(knob, f"{how}, once the model is compiled: {COMPILE}")
         else:
-            reason = f"{how}: {TUNE}" if who else how
+            reason = f"{how}: {TUNE}" if owner else how
             notes.missed(knob, reason, text=XPU.get(knob, "") if device == "xpu" else "")
 
 
 def say_what_compiling_adds(model: nn.Module, compiled: bool, notes: Notes) -> None:
-    """Say that the model is no faster than before, if so, and what makes it faster.
+    """Note that the model is no faster than before, if so, and that compiling makes it faster.
 
-    Dropouts that became identities save a call each, and no arithmetic.
+    Dropouts replaced by identities save a call each, and no arithmetic.
     """
     if not compiled and not notes.report.count("fired").keys() - {DROPOUT}:
         what = f"optimize alone makes this {type(model).__name__} no faster in its dtype"

@@ -1,7 +1,7 @@
-"""Which modules of a model take what others give: read from a run, or from plain sequentials.
+"""Data flow between modules of a model, read from a run or from plain sequentials.
 
-A copy of the model runs, so that whatever `forward` stores is not stored in the user's, and on real
-tensors, as whatever it stores elsewhere (a cache of the process, say) is there to stay.
+A copy of the model runs, so that whatever `forward` stores is not stored in the user's model. It
+runs on real tensors, as whatever it stores elsewhere (a cache of the process, say) stays there.
 """
 
 import copy
@@ -24,14 +24,14 @@ from ipex_inductor.frontend.casting import is_own_hook
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 UNSAMPLED = "give a sample_input: without one only neighbours in plain nn.Sequentials fold"
 READS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-OUTSIDE = ""  # names whatever is no call of a watched module: an op of forward's, the caller
+OUTSIDE = ""  # the user of a value outside watched modules: an op of forward, or the caller
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a module with the single argument `x`, None if there were others.
+    """One call of a module with the single argument `x`, None for other arguments.
 
-    `shape` is that of the result y, None without a sample.
+    `y` is the result and `shape` is its shape, None without a sample.
     """
 
     x: Hashable
@@ -41,10 +41,10 @@ class Call:
 
 @dataclass
 class Flow:
-    """The calls of the watched modules by name, and who uses each value.
+    """Calls of the watched modules by name, and the users of each value.
 
-    `handled` names those whose parameters are used outside their call. `unseen` says why some calls
-    are not known, `reason` why none is. `result` is what the model gave on the sample.
+    `handled` names modules whose parameters are used outside their call. `unseen` says why some
+    calls are not known, `reason` why none is. `result` is the model's output for the sample.
     """
 
     reason: str = ""
@@ -56,7 +56,7 @@ class Flow:
     result: Any = None
 
     def call(self, name: str) -> Call | str:
-        """The one call of a module, or the reason why there is none to speak of."""
+        """Return the one call of a module, or the reason why there is not exactly one."""
         calls = self.calls.get(name, [])
         if not calls and self.unseen:
             return self.reason or self.unseen
@@ -65,7 +65,7 @@ class Flow:
         return calls[0]
 
     def note(self, name: str, call: Call) -> None:
-        """Module `name` was called."""
+        """Record that module `name` was called."""
         self.calls[name].append(call)
         self.makers[call.y] = name
 
@@ -74,7 +74,7 @@ Watch = Callable[[nn.Module], bool]
 
 
 def flow_of(model: nn.Module, sample_input: Any, watch: Watch) -> Flow:
-    """The flow of `model` in calls like that on `sample_input`, or in any call where that is None.
+    """Return the flow of `model` in calls like that on `sample_input`, or in any call without one.
 
     `watch` picks the modules to look at. A sample is a tensor, a tuple of arguments, or a dict of
     keyword arguments.
@@ -82,10 +82,10 @@ def flow_of(model: nn.Module, sample_input: Any, watch: Watch) -> Flow:
     if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
         return Flow("hooks on all modules of the process see what would be folded away")
     if sample_input is None:
-        return _chained(model)
+        return _trace_sequentials(model)
     try:
         twin = copy.deepcopy(model)
-        args, kwargs = _copied(sample_input)
+        args, kwargs = _copy_sample(sample_input)
     except Exception as error:
         return Flow(f"the model or its sample_input cannot be copied: {_first_line(error)}")
     return _run(twin, args, kwargs, watch)
@@ -94,16 +94,16 @@ def flow_of(model: nn.Module, sample_input: Any, watch: Watch) -> Flow:
 def differs(
     model: nn.Module, sample_input: Any, flow: Flow, change: Callable[[nn.Module], None]
 ) -> str | None:
-    """Why a copy of `model` after `change` is not as good on the sample; None if it is.
+    """Return why a copy of `model` after `change` is not as good on the sample; None if it is.
 
-    A change by `flow` is right if the flow is all that `forward` looks at. What never comes by it:
-    attributes of modules that are read, tensors that are read as Python numbers.
+    A change by `flow` is right if `forward` depends on nothing else. The flow does not show
+    attributes of modules that are read, nor tensors that are read as Python numbers.
     """
     twin = copy.deepcopy(model)
     change(twin)
     for module in twin.modules():
         _remove_hooks(module)
-    args, kwargs = _copied(sample_input)
+    args, kwargs = _copy_sample(sample_input)
     try:
         with torch.no_grad(), _random_state_kept(model):
             result = twin(*args, **kwargs)
@@ -115,12 +115,12 @@ def differs(
     return "folded, the sample_input gives another result: forward depends on more than its calls"
 
 
-def _copied(sample_input: Any) -> Any:
-    return copy.deepcopy(tree_map_only(torch.Tensor, _plain, arguments(sample_input)))
+def _copy_sample(sample_input: Any) -> Any:
+    return copy.deepcopy(tree_map_only(torch.Tensor, _detach_clone, arguments(sample_input)))
 
 
 def _is_close(old: Any, new: Any) -> bool:
-    """Whether floating point numbers differ by rounding alone: half their digits are the same."""
+    """Return whether two tensors agree to half of the dtype's digits, as after rounding."""
     if not isinstance(old, torch.Tensor) or not old.is_floating_point() or not old.numel():
         return True
     if not isinstance(new, torch.Tensor) or old.shape != new.shape:
@@ -131,7 +131,7 @@ def _is_close(old: Any, new: Any) -> bool:
 
 
 def arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A sample input as positional and keyword arguments."""
+    """Return a sample input as positional and keyword arguments."""
     if isinstance(sample_input, Mapping):
         return (), dict(sample_input)
     if isinstance(sample_input, (tuple, list)):
@@ -140,15 +140,18 @@ def arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether somebody sees or changes what goes into `module` or out of it."""
-    own = vars(module)
-    return "forward" in own or not all(is_own_hook(h) for kind in HOOKS for h in own[kind].values())
+    """Return whether a hook or a patched `forward` sees or changes what passes through `module`."""
+    attributes = vars(module)
+    return "forward" in attributes or not all(
+        is_own_hook(h) for kind in HOOKS for h in attributes[kind].values()
+    )
 
 
-def _chained(model: nn.Module) -> Flow:
-    """From `nn.Sequential`s alone: their forward calls each child once, and is nobody else's code.
+def _trace_sequentials(model: nn.Module) -> Flow:
+    """Return the flow of `nn.Sequential`s alone: torch's forward, which calls each child once.
 
-    A trace of other forwards would hold for no call: `is None`, `isinstance`, and flags go unseen.
+    A trace of other forwards would hold for no call: `is None`, `isinstance`, and flags are not
+    seen.
     """
     flow = Flow(unseen=UNSAMPLED)
     names = {module: name for name, module in model.named_modules()}
@@ -167,7 +170,10 @@ def _chained(model: nn.Module) -> Flow:
 
 
 def _run(model: nn.Module, args: Any, kwargs: Any, watch: Watch) -> Flow:
-    """From one call without the hooks of users: it holds for calls that take the same way."""
+    """Return the flow of one call without the user's hooks.
+
+    It holds for calls that take an equal path through the code.
+    """
     recorder = _Recorder(model, watch)
     try:
         with torch.no_grad(), _random_state_kept(model), recorder:
@@ -180,10 +186,10 @@ def _run(model: nn.Module, args: Any, kwargs: Any, watch: Watch) -> Flow:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the calls of the watched modules, and all ops on what they give.
+    """Dispatch mode that records the calls of the watched modules, and all ops on their results.
 
-    A value is its storage, which views and `.data` share. Weak references to one keep its address
-    from being used again.
+    A value is its storage, which views and `.data` share. Weak references to a storage keep its
+    address from being used again.
     """
 
     def __init__(self, model: nn.Module, watch: Watch) -> None:
@@ -197,8 +203,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 _remove_hooks(module)
                 self._see(module)
             if watch(module):
-                own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
-                for value in _storages(own):
+                tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+                for value in _storages(tensors):
                     self._owners[value].add(name)
                 self._hook(name, module)
 
@@ -218,14 +224,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         module.register_forward_hook(leave, with_kwargs=True)
 
     def _see(self, module: nn.Module) -> None:
-        """Hooks of the user's, which are not run, would see what goes in and out."""
+        """Mark the module's inputs and outputs as used, as its removed hooks would see them."""
 
-        def seen(module: nn.Module, *values: Any) -> None:
+        def mark_used(module: nn.Module, *values: Any) -> None:
             for value in _storages(values):
                 self.flow.users[value].add(OUTSIDE)
 
-        module.register_forward_pre_hook(seen, with_kwargs=True)
-        module.register_forward_hook(seen, with_kwargs=True)
+        module.register_forward_pre_hook(mark_used, with_kwargs=True)
+        module.register_forward_hook(mark_used, with_kwargs=True)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not READS_VALUES.isdisjoint(func.tags):
@@ -238,7 +244,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def finish(self) -> None:
-        """What is alive after the call is held by its result, or was stored somewhere."""
+        """Mark values alive after the call as used: its result or a stored object holds them."""
         if not all(map(_is_dead, self._given)):
             gc.collect()
         for value in self._given:
@@ -259,7 +265,7 @@ def _is_dead(storage: StorageWeakRef) -> bool:
     return bool(storage.expired())  # type: ignore[no-untyped-call]
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
+def _detach_clone(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone()  # inference tensors and those with a history cannot be copied
 
 

@@ -1,4 +1,4 @@
-"""Graph mode: the model itself runs compiled, still of its own class."""
+"""Graph mode: the model runs compiled and keeps its class."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,19 +14,19 @@ KNOB = "graph_mode"
 MARK = "_ipex_graph_mode"  # on the model: copies and pickles keep it
 
 
-def is_wanted(model: nn.Module, given: bool | None) -> bool:
-    """Whether the user asks for it, now or when `model` was last optimized."""
-    return is_on(model) if given is None else given
+def is_wanted(model: nn.Module, requested: bool | None) -> bool:
+    """Return whether the user wants graph mode, now or when `model` was last optimized."""
+    return is_on(model) if requested is None else requested
 
 
 def switch(model: nn.Module, on: bool, knobs: Knobs, notes: Notes) -> None:
-    """Have calls of `model` run through backend `ipex`, compiled at the first one, or eagerly.
+    """Make calls of `model` run through backend `ipex`, compiled at the first one, or eagerly.
 
-    torch leaves compiled code out of copies and pickles: those run eagerly until compiled again.
+    torch leaves compiled code out of copies and pickles: they run eagerly until compiled again.
     """
     if on:
         mode = "max-autotune" if "auto_kernel_selection" in knobs else None
-        with gc_pause.paused():  # the first one imports Dynamo
+        with gc_pause.paused():  # the first call of `compile` imports Dynamo
             model.compile(backend="ipex", mode=mode)
         model._compiled_call_impl = _unless_traced(model._compiled_call_impl, model._call_impl)
         vars(model)[MARK] = True
@@ -39,7 +39,7 @@ def switch(model: nn.Module, on: bool, knobs: Knobs, notes: Notes) -> None:
 
 
 def _unless_traced(compiled: Any, eager: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `compiled`, in whose place torch.jit and torch.fx trace the model's own code."""
+    """Return `compiled`, except under torch.jit and torch.fx, which trace the eager code."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return (eager if compat.is_traced_by_others() else compiled)(*args, **kwargs)
@@ -48,5 +48,5 @@ def _unless_traced(compiled: Any, eager: Callable[..., Any]) -> Callable[..., An
 
 
 def is_on(model: nn.Module) -> bool:
-    """Whether `optimize` left `model`, or what it is a copy of, in graph mode."""
+    """Return whether `optimize` left `model`, or the original of this copy, in graph mode."""
     return MARK in vars(model)

@@ -1,4 +1,4 @@
-"""The knobs of `optimize`: what a level switches on, and what the user switched himself."""
+"""Knobs of `optimize`: the defaults of each level, and the user's own settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ LEVELS = {
 }
 
 
-# What takes effect in one phase only.
+# The knobs that take effect in one phase only.
 PHASES = {
     "inference": (
         *("conv_bn_folding", "linear_bn_folding", "replace_dropout_with_identity"),
@@ -33,7 +33,10 @@ PHASES = {
 
 @dataclass(frozen=True)
 class Knobs:
-    """`on`: what is to be done. `asked`: what the user set himself, who is warned if it is not."""
+    """Knobs in force for one call of `optimize`.
+
+    `on`: what is to be done. `asked`: what the user set, with a warning if it is not done.
+    """
 
     on: frozenset[str]
     asked: frozenset[str]
@@ -42,15 +45,15 @@ class Knobs:
         return name in self.on
 
     def out_of_phase(self, phase: str) -> dict[str, str]:
-        """Those that have no effect in `phase`, with the phase in which they have."""
-        others = {name: other for other, names in PHASES.items() for name in names}
-        return {n: other for n, other in others.items() if other != phase and n in self.on}
+        """Return the knobs without effect in `phase`, with the phase where they have one."""
+        phases = {name: active for active, names in PHASES.items() for name in names}
+        return {n: active for n, active in phases.items() if active != phase and n in self.on}
 
 
-def resolve(level: str, given: Mapping[str, bool | None]) -> Knobs:
-    """The knobs of `level`, but for those `given` as True or False.
+def resolve(level: str, settings: Mapping[str, bool | None]) -> Knobs:
+    """Return the knobs of `level`, overridden by the settings that are True or False.
 
-    Raises `LevelError` for a level that there is not.
+    Raises `LevelError` for an unknown level.
     """
     if level not in LEVELS:
         raise LevelError(
@@ -59,6 +62,6 @@ def resolve(level: str, given: Mapping[str, bool | None]) -> Knobs:
             repr(level),
             "O0 does only what other arguments ask for, O1 is the default.",
         )
-    asked = frozenset(name for name, value in given.items() if value)
-    refused = {name for name, value in given.items() if value is not None and not value}
-    return Knobs((LEVELS[level] - refused) | asked, asked)
+    enabled = frozenset(name for name, value in settings.items() if value)
+    refused = {name for name, value in settings.items() if value is not None and not value}
+    return Knobs((LEVELS[level] - refused) | enabled, enabled)

@@ -1,4 +1,4 @@
-"""The channels-last policy: convolution weights laid out as the fast kernels of a device want."""
+"""The channels-last policy: the fastest layout of convolution weights on each device."""
 
 from enum import Enum
 from typing import Any
@@ -21,21 +21,24 @@ class Policy(Enum):
     NEVER = "never"
 
 
-_policy = Policy.AUTO  # of the process, as users of IPEX know it
+_policy = Policy.AUTO  # process-wide, as in IPEX
 
 
 def enable_auto_channels_last() -> None:
-    """From now on `optimize` makes convolution weights channels-last on every device, 1-D too."""
+    """Make `optimize` lay out convolution weights channels-last from now on.
+
+    This holds for every device, and for 1-D convolutions too.
+    """
     _set(Policy.ALWAYS)
 
 
 def disable_auto_channels_last() -> None:
-    """From now on `optimize` leaves the layout of convolution weights as it is."""
+    """Make `optimize` keep the layout of convolution weights from now on."""
     _set(Policy.NEVER)
 
 
 def policy() -> Policy:
-    """The one in force."""
+    """Return the policy in force."""
     return _policy
 
 
@@ -55,14 +58,14 @@ def lay_out(model: nn.Module, optimizer: Any, level: str, notes: Notes) -> None:
         notes.missed("channels_last", reason)
         return
     for name, module in convolutions:
-        weight = module.weight  # what a parametrization computes has no layout of its own
+        weight = module.weight  # a weight computed by a parametrization has no layout of its own
         if type(weight) is nn.Parameter:
             weight.data = _channels_last(weight.data)
             notes.done("channels_last", where=name)
 
 
 def _channels_last(weight: Tensor) -> Tensor:
-    if weight.dim() == 3:  # torch has no format for it: that of images with one row
+    if weight.dim() == 3:  # torch has no 3-d format: use that of an activation with one row
         return _channels_last(weight.unsqueeze(2)).squeeze(2)
     # `contiguous` leaves strides of dimensions of one element, for which DDP's buckets do not fit.
     return weight.to(memory_format=FORMATS[weight.dim()])
@@ -79,7 +82,7 @@ def _why_not(device: torch.device, level: str) -> str | None:
 
 
 def _gains(device: torch.device) -> bool:
-    """Whether the convolutions of `device` have channels-last kernels that are its fastest."""
+    """Return whether the fastest convolution kernels of `device` are channels-last."""
     if device.type == "cpu":
         return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
     if device.type == "cuda":  # tensor cores; MIOpen prefers channels first
@@ -90,6 +93,6 @@ def _gains(device: torch.device) -> bool:
     return False
 
 
-def _set(wanted: Policy) -> None:
+def _set(new_policy: Policy) -> None:
     global _policy
-    _policy = wanted
+    _policy = new_policy

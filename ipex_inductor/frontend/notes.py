@@ -1,4 +1,7 @@
-"""What `optimize` did, what it did not and why; the user is warned of what he asked for himself."""
+"""Report of what `optimize` did, what it did not, and why.
+
+A knob or argument that the user set without effect is logged as a warning.
+"""
 
 import logging
 from collections.abc import Collection
@@ -9,12 +12,12 @@ from ipex_inductor.reporting.decisions import GraphReport
 log = logging.getLogger("IPEX")  # the name and the prefix that users of IPEX filter by
 
 
-# Not done only if the user gave them.
+# Arguments whose events exist only if the user passed them.
 ARGUMENTS = frozenset({"dtype", "sample_input", "scheduler"})
 
 
 class Notes:
-    """Writes the report of one call. `asked` names the knobs that the user set; None is a trial."""
+    """Writer of the report of one call; `asked` names the user's knobs, None for a trial run."""
 
     def __init__(self, asked: Collection[str] | None) -> None:
         self.report = GraphReport(source="optimize")
@@ -23,29 +26,36 @@ class Notes:
         self._said: set[str] = set()
 
     def after(self, earlier: Any) -> GraphReport:
-        """This call's report, behind what an `earlier` one says and this one does not repeat."""
+        """Return this call's report, preceded by events of `earlier` that it does not repeat."""
         if isinstance(earlier, GraphReport):
-            again = set(self.report.events)
-            old = [event for event in earlier.events if event not in again]
+            repeated = set(self.report.events)
+            old = [event for event in earlier.events if event not in repeated]
             self.report.events[:0] = old
         return self.report
 
     def done(self, knob: str, reason: str = "", where: str = "") -> None:
-        """Something was changed in the model."""
+        """Record that something was changed in the model."""
         self.report.add("fired", knob, reason, where)
 
     def left(self, knob: str, reason: str) -> None:
-        """Somebody else does that as well: torch, or the graph passes."""
+        """Record that torch or the graph passes do this instead."""
         self.report.add("left", knob, reason)
 
     def hint(self, knob: str, reason: str) -> None:
-        """Note what would gain more, and log it as information: nothing asked for was refused."""
+        """Record what would gain more, and log it as information: no request was refused."""
         self.left(knob, reason)
         if self._aloud:
             log.info("%s", reason)
 
     def missed(self, knob: str, reason: str, where: str = "", text: str = "") -> None:
-        """It was not done. `text` is the message that users of IPEX know, else the reason is it."""
+        """Record that something was not done, and warn if the user asked for it.
+
+        Args:
+            knob: the knob or argument.
+            reason: why it was not done.
+            where: the name of the module, "" for the model.
+            text: the message that IPEX has for it, "" for one made of the reason.
+        """
         self.report.add("missed", knob, reason, where)
         text = text or f"{knob}: {reason}" + f" ({where})" * bool(where)
         if self._aloud and text not in self._said:

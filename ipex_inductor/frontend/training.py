@@ -23,7 +23,15 @@ NOT_FUSED = (
 def train(
     model: nn.Module, optimizer: Any, dtype: torch.dtype | None, knobs: Knobs, notes: Notes
 ) -> None:
-    """Cast what may be cast, with a master weight each, and fuse the step of `optimizer`."""
+    """Cast the castable parameters, with a master weight each, and fuse the step of `optimizer`.
+
+    Args:
+        model: the model in training mode, changed in place.
+        optimizer: its optimizer, changed in place.
+        dtype: the dtype to cast to; others than bf16 and fp16 cast nothing.
+        knobs: the knobs in force.
+        notes: the report.
+    """
     if dtype in HALF:
         _attach(model, optimizer, dtype, _splits(optimizer, dtype, knobs, notes), notes)
     if FUSE in knobs:
@@ -61,13 +69,13 @@ def _splits(optimizer: Any, dtype: torch.dtype, knobs: Knobs, notes: Notes) -> b
     elif FUSE not in knobs:
         reason = text = NOT_FUSED
     elif type(optimizer) not in SPLIT_OPTIMIZERS:
-        reason = text = _unsupported(optimizer)
+        reason = text = _describe_unsupported(optimizer)
     if reason:
         notes.missed(SPLIT, reason, text=text)
     return not reason
 
 
-def _unsupported(optimizer: Any) -> str:
+def _describe_unsupported(optimizer: Any) -> str:
     devices = (p.device.type for group in optimizer.param_groups for p in group["params"])
     device = next(devices, "cpu").upper()
     return (
