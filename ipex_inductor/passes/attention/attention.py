@@ -50,8 +50,9 @@ FEW: dict[tuple[str, torch.dtype], Callable[..., bool]] = {
     ("x86-64:avx512_bf16", torch.bfloat16): lambda b, h, q, k: k <= 1024,
     ("x86-64:avx512_bf16", torch.float32): lambda b, h, q, k: b * h * q * k < 2**21,
 }
-# The most keys and the largest width for which cuDNN's kernel, torch's first choice, is slower: 1.7
-# to 3.6 times in windows of 49 and 64 with a bias, in bf16 on an H200 (benchmarks/attention_gpu.py).
+# The most keys and the largest width for which cuDNN's kernel, torch's first choice, is slower:
+# 1.7 to 3.6 times in windows of 49 and 64 with a bias, in bf16 on an H200
+# (benchmarks/attention_gpu.py).
 WINDOWS = {"sm_90": (64, 32)}
 NOTE = "with so few scores Inductor's own is faster on this CPU (benchmarks/left_to_inductor.py)"
 
