@@ -70,7 +70,7 @@ class Scores:
 
     @property
     def filled(self) -> bool:
-        """Whether scores are replaced by a constant in some step."""
+        """True if some step replaces scores by a constant."""
         return any(step is _fill for step, _, _ in self.steps)
 
 

@@ -1,4 +1,4 @@
-"""What a graph computes from none of its inputs: the value, now."""
+"""Values of nodes that depend on no input of their graph, computed now."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ class _Varies(Exception):
 
 
 def number(node: Any) -> float | None:
-    """A number, or the one element of a constant tensor, rounded as that is."""
+    """Return `node` if it is a number, or the element of a one-element constant; else None."""
     if isinstance(node, (int, float)):
         return node
     with unset_fake_temporarily():
@@ -25,7 +25,7 @@ def number(node: Any) -> float | None:
 
 
 def constant(node: Any, elements: int = LARGEST) -> Tensor | None:
-    """The value of `node` if it depends on no input and has at most so many `elements`."""
+    """Return the value of `node` if it depends on no input and has at most `elements`; else None."""
     try:
         with unset_fake_temporarily(), torch.no_grad():
             return _computed(node, elements)  # type: ignore[no-any-return]

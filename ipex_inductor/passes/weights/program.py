@@ -103,7 +103,7 @@ class Program:
 
     @functools.cached_property
     def is_known(self) -> bool:
-        """Whether all ops are torch's or ours, not a user's, whose schema may be wrong."""
+        """True if all ops are torch's or ours; the schema of a user's op may be wrong."""
         return all(step.op.startswith(KNOWN) for step in self.steps)
 
     def run(self, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
