@@ -25,15 +25,15 @@ def number(node: Any) -> float | None:
 
 
 def constant(node: Any, elements: int = LARGEST) -> Tensor | None:
-    """Return the value of `node` if it depends on no input and has at most `elements`; else None."""
+    """Return the value of `node` if it depends on no input and is small enough; else None."""
     try:
         with unset_fake_temporarily(), torch.no_grad():
-            return _computed(node, elements)  # type: ignore[no-any-return]
+            return _compute(node, elements)  # type: ignore[no-any-return]
     except _Varies:
         return None
 
 
-def _computed(node: Any, elements: int = LARGEST) -> Any:
+def _compute(node: Any, elements: int = LARGEST) -> Any:
     value = node.meta.get("val") if isinstance(node, Node) else None
     if not isinstance(value, Tensor) or not isinstance(node.target, torch._ops.OpOverload):
         raise _Varies
@@ -41,5 +41,5 @@ def _computed(node: Any, elements: int = LARGEST) -> Any:
         raise _Varies
     if torch.Tag.nondeterministic_seeded in node.target.tags or node.target._schema.is_mutable:
         raise _Varies
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), _computed)
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), _compute)
     return node.target(*args, **kwargs)

@@ -53,7 +53,7 @@ class Refused(Exception):
 
 
 def example(node: Any) -> Any:
-    """Return the fake tensor that Dynamo or torch.export stored for a node; None if there is none."""
+    """Return the fake tensor that Dynamo or torch.export stored for a node, or None."""
     return node.meta.get("example_value", node.meta.get("val")) if isinstance(node, Node) else None
 
 

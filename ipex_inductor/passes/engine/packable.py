@@ -310,10 +310,10 @@ def _known_product(sizes: Any) -> int | None:
 
 def _guard(read: Callable[[Node], Product | None]) -> Callable[[Node], Product | None]:
     @functools.wraps(read)
-    def guarded(node: Node) -> Product | None:
+    def read_if_static(node: Node) -> Product | None:
         return None if varies(node) else attempt(node, lambda: read(node))
 
-    return guarded
+    return read_if_static
 
 
 READERS: dict[Any, Callable[[Node], Product | None]] = {

@@ -21,7 +21,7 @@ RESHAPES = (
 )
 
 
-Build = Callable[..., Node]  # takes an op, its arguments and its fake `value`; returns a new node
+Build = Callable[..., Node]  # takes an op, its arguments and its fake `value`; returns a node
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def product_before(norm: Node) -> tuple[Product | None, list[Node]]:
 
 
 def product_after(norm: Node) -> tuple[Product | None, list[Node]]:
-    """Return a product that reads the result of `norm`, and the nodes between; it reads the last."""
+    """Return a product that reads the result of `norm`, and the nodes between, first to last."""
     node = next((user for user in norm.users if user.args[1] == 0), norm)
     between = [node]
     while len(node.users) == 1 and next(iter(node.users)).target in RESHAPES:

@@ -94,7 +94,7 @@ def inline(
     traced = None if traced_before is None or key is None else traced_before.get(key)
     if traced is None:
         decompositions = select_decomp_table() if table is None else table
-        traced = _traced(fn, node, inputs, decompositions, restrides)
+        traced = _trace(fn, node, inputs, decompositions, restrides)
         if traced_before is not None and key is not None:
             traced_before[key] = traced
     copies = dict(zip(_placeholders(traced.graph), inputs, strict=True))
@@ -227,7 +227,7 @@ def _placeholders(graph: torch.fx.Graph) -> list[torch.fx.Node]:
     return [node for node in graph.nodes if node.op == "placeholder"]
 
 
-def _traced(
+def _trace(
     fn: Callable[..., Any],
     node: torch.fx.Node,
     inputs: list[torch.fx.Node],

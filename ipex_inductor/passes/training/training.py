@@ -30,7 +30,7 @@ from ipex_inductor.reporting.decisions import GraphReport
 Why = Callable[[Mapping[str, Any]], str | None]
 
 # The fewest multiplications of a linear layer in fp32. Below, torch's kernel and a second one for
-# the epilogue take 0.2 (of few) to 1.0 times as long as oneDNN's call on a weight that is not packed
+# the epilogue take 0.2 (of few) to 1.0 times as long as oneDNN's call on an unpacked weight
 # (`python benchmarks/plain.py --only linear`).
 LEAST = 1 << 26
 
