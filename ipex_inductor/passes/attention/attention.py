@@ -117,7 +117,7 @@ def _check(product: Product, scores: Scores) -> None:
             with kernels:
                 _attend(q, k, v, mask)
     except RuntimeError as error:
-        raise Refused(f"torch's attention does not take these: {error}") from error
+        raise Refused(f"torch's attention rejects these: {error}") from error
     if not kernels.fused:
         raise Refused("torch has no fused kernel for these shapes and strides")
 

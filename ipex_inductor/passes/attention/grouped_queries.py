@@ -80,7 +80,7 @@ class Group:
         if by_head == heads and (by_row == self.rows):
             return new + self.apart()
         if by_head != 1:
-            raise Refused("the mask is not by heads and rows as the scores are")
+            raise Refused("the mask does not have the heads and rows of the scores")
         if by_row == 1:
             return []
         return [*new, ("expand", -1, self.times, -1, -1), ("unsqueeze", 1), ("flatten", 2, 3)]
@@ -222,11 +222,11 @@ def _check(node: Node, group: Group) -> None:
         raise Refused("a tensor may be written before it is read")
     fake_call = _change_arguments(call, group)
     if not is_fused(fake_call):
-        raise Refused("torch has no fused kernel for it so")
+        raise Refused("torch has no fused kernel for the rewritten call")
     wanted = example(node)
     result = after(attended(fake_call), group.together())
     if not same(result.shape, wanted.shape) or result.dtype != wanted.dtype:
-        raise Refused("the result would have another form")
+        raise Refused("the result would have another shape or dtype")
     _match_strides(result, wanted)
 
 
@@ -251,7 +251,7 @@ def _match_strides(result: Tensor, wanted: Tensor) -> Calls:
     for calls in LAYOUTS:
         if same(_strides(after(result, calls)), strides):
             return calls
-    raise Refused("the result would lie otherwise in memory")
+    raise Refused("the result would have other strides")
 
 
 def _strides(x: Tensor) -> list[Any]:

@@ -124,7 +124,7 @@ def _check_add(node: Node, between: Between) -> str | None:
     if not isinstance(mask, Node) or len(shape(mask)) < 2:
         return "that what is added is no matrix"
     if dtype(mask) == torch.bool:
-        return "that truth values are added"
+        return "that a boolean mask is added"
     return None if same(shape(node), shape(scores)) else "that a mask widens the scores"
 
 
@@ -133,7 +133,7 @@ def _check_dropout(node: Node, between: Between) -> str | None:
     drop = _dropout_of(x)
     if drop is None or (isinstance(factor, (int, float)) and math.isclose(factor * (1 - drop), 1)):
         return None
-    return "how dropout is made up for"
+    return "how dropout is rescaled"
 
 
 def _check_div(node: Node, between: Between) -> str | None:

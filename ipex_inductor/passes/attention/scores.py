@@ -254,7 +254,7 @@ def _read_view(node: Node) -> Scores:
         return _queried(product)
     source, shapes = node.args[0], [tuple(shape(n)) for n in (node.args[0], node)]
     if not all(isinstance(size, int) for sizes in shapes for size in sizes):
-        raise Refused("a view of unknown size is between")
+        raise Refused("a view of unknown size is between softmax and product")
     if shapes[0][-2:] != shapes[1][-2:]:
         raise Refused("a view between changes rows or columns")
     return _read(source).then(_view, *shapes)

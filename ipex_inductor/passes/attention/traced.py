@@ -62,7 +62,7 @@ def attended(call: Mapping[str, Any], seen_by: AbstractContextManager[Any] = _NO
             # `seen_by` is innermost, so that no call is answered from fake tensors' cache.
             return ATTEND(**call)
     except Exception as error:
-        raise Refused(f"torch's attention does not take it so: {error}") from error
+        raise Refused(f"torch's attention rejects the call: {error}") from error
 
 
 def is_fused(call: Mapping[str, Any]) -> bool:

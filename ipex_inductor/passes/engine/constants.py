@@ -12,6 +12,8 @@ LARGEST = 1 << 22  # elements of a tensor that is computed
 
 
 class _Varies(Exception):
+    """Raised if a value depends on an input, or is too large."""
+
     pass
 
 

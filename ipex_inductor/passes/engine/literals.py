@@ -133,7 +133,7 @@ def _check_kind(node: Node, name: str) -> None:
 
 def _check_sizes(fake: Any) -> None:
     if not isinstance(fake, FakeTensor) or fake.layout is not torch.strided or fake.is_nested:
-        raise Refused("it comes of what is no plain tensor")
+        raise Refused("it is computed from something other than a plain tensor")
     if any(isinstance(size, torch.SymInt) for size in (*fake.shape, *fake.stride())):
         raise Refused("its sizes vary")
     steps = zip(fake.shape, fake.stride(), strict=True)

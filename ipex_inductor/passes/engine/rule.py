@@ -106,6 +106,8 @@ class Rule:
 
 @dataclass(frozen=True)
 class _Run:
+    """The state of one `apply_rules`."""
+
     off: frozenset[str]
     weights: Container[torch.fx.Node]
     report: GraphReport

@@ -83,9 +83,9 @@ def why_not_gated(
     if x.device.type == SYCL or torch.version.hip:
         return f"no fused pair for {'ROCm' if torch.version.hip else SYCL} yet"
     if _has_few_rows(x):
-        return "of few rows the layers are joined, or have an epilogue each"
+        return "for few rows the layers are joined, or get an epilogue each"
     if weight.shape != gate.shape or (bias is None) != (gate_bias is None):
-        return "both layers are not alike"
+        return "the layers differ in weight shape or bias"
     biases = (one_bias for one_bias in (bias, gate_bias) if one_bias is not None)
     if any(one_bias.shape != weight.shape[:1] for one_bias in biases):
         return "an addend is no bias"

@@ -242,7 +242,7 @@ def _odd_weights(values: Sequence[torch.Tensor]) -> str | None:
     if any(value.dtype not in FLOATS for value in values):
         return f"weights of {', '.join(str(value.dtype) for value in values)}"
     if not all(isinstance(size, int) for value in values for size in value.shape):
-        return "a weight has no fixed shape"
+        return "a weight has a dynamic shape"
     return next(filter(None, map(_empty, values)), None)
 
 
@@ -260,7 +260,7 @@ def _empty(value: torch.Tensor) -> str | None:
 def _why_changed(x: torch.Tensor, y: torch.Tensor) -> str | None:
     """Return a reason if batch norm of `x` gives a `y` of another dtype or layout."""
     if x.dtype != y.dtype:
-        return f"it makes {y.dtype} of {x.dtype}"
+        return f"it converts {x.dtype} to {y.dtype}"
     pairs = zip(x.shape, x.stride(), y.stride(), strict=True)  # one element has no stride
     same = all(statically_known_true(n == 1) or statically_known_true(a == b) for n, a, b in pairs)
     return None if same else "it changes the layout"

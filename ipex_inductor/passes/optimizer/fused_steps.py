@@ -95,7 +95,7 @@ def read(reading: Reading, node: Node) -> None:
     if any(options.get(key) is not None for key in SCALER):
         raise UnreadError("a fused step of torch's under a GradScaler")
     if len(node.args) != len(names):
-        raise UnreadError("a fused step of torch's whose lists are not in a row")
+        raise UnreadError("a fused step of torch's with keyword lists")
     on = frozenset(flag for flag in rule.flags if options.get(flag))
     on |= {"decoupled_weight_decay"} if name == "AdamW" else frozenset()
     numbers: dict[str, Any] = {key: _number(reading, options[key]) for key in rule.numbers}

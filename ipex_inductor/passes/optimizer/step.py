@@ -40,13 +40,13 @@ def program_of(gm: torch.fx.GraphModule) -> tuple[Program, list[Tensor]]:
         elif node.target is torch._C._set_grad_enabled:
             follows = bool(node.args[0])
         elif follows:
-            raise UnreadError("autograd follows what is computed")
+            raise UnreadError("autograd records the computation")
         elif node.op == "call_function" and node.target in FUSED_STEPS:
             fused_steps.read(reading, node)
         else:
             reading.read(node)
     if follows != begun:
-        raise UnreadError("gradients are switched on or off for what comes after")
+        raise UnreadError("gradients are switched on or off for later code")
     held_count = operands.inputs + len(operands.attributes)
     examples = operands.examples
     writing = Writing(terms, operands.cells, examples, reading.singles)
@@ -96,13 +96,13 @@ class _Operands:
             return None
         cell = values.get(value) if isinstance(value, torch.fx.Node) else None
         if not isinstance(cell, Cell) or cell in self.cells or value.target in ALIASES:
-            raise UnreadError("an output that is no tensor of its own")
+            raise UnreadError("an output that is not a new tensor")
         if cell.operand is None:
             node, index = cell.origin
             example: Any = node.meta.get("example_value")
             example = _check_tensor(example if index is None else example[index])
             if tuple(example.shape) != cell.shape:
-                raise UnreadError("an output of another shape than what it is made of")
+                raise UnreadError("an output whose shape differs from its source")
             cell.operand = len(self.cells)
             output_cell = self._add(example, cell.origin)
             output_cell.term, output_cell.last = cell.term, cell.last

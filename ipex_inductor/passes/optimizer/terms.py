@@ -55,7 +55,7 @@ class Terms:
             try:
                 return self.constant(float(FOLDED[op](*(a.args[0] for a in args))))
             except (ArithmeticError, ValueError) as error:
-                raise UnreadError(f"a constant that is none: {error}") from error
+                raise UnreadError(f"a constant that cannot be computed: {error}") from error
         return self._known.setdefault((op, *args), Term(op, args, len(self._known)))
 
     def constant(self, value: float) -> Term:
@@ -248,7 +248,7 @@ class Reading:
                 else self._one(node, None, call, args, named_values)
             )
         except TypeError as error:
-            raise UnreadError(f"`{name}` in a form that is not known: {error}") from error
+            raise UnreadError(f"`{name}` with unsupported arguments: {error}") from error
 
     def _method(self, name: str) -> _Call | str | None:
         if name in (*ALIASES, "item"):
@@ -259,7 +259,7 @@ class Reading:
     def _alias(self, node: Node, name: str) -> Any:
         cell = self._value(node.args[0])
         if not isinstance(cell, Cell):
-            raise UnreadError(f"`{name}` of what is no tensor")
+            raise UnreadError(f"`{name}` of something other than a tensor")
         if name != "item":
             return cell
         self.singles.add(cell.term)

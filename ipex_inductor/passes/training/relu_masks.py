@@ -137,7 +137,7 @@ def _why_not(node: Node, normed: Mapping[str, Node]) -> str | None:
     if not any(is_backward(user) for link in _chain(normed["weight"]) for user in link.users):
         return "the norm's backward does not read its weight"
     if sorted(str(n.target) for n in _readers(node)) != sorted(map(str, READERS)):
-        return "not the norm's backward alone reads it"
+        return "the norm's backward is not its only reader"
     return None
 
 

@@ -104,7 +104,7 @@ def _why_not_conv(values: Mapping[str, Any]) -> str | None:
     if values["x"].dim() == 3:
         return "a convolution over a line is left to Inductor"
     if not all(statically_known_true(size > 1) for size in values["x"].shape[1:]):
-        return "an input of one channel or pixel leaves open what its layout is"
+        return "an input of one channel or pixel has no definite layout"
     if values.get("other") is None:
         return None
     if values["groups"] != 1:

@@ -218,7 +218,7 @@ class DerivedWeights:
                     current.on_devices.forget()
                 return True
             _warn_unseen(weight)
-            for part in snapshot.parts:  # what wrote one weight may have written others
+            for part in snapshot.parts:  # other weights may have been written too
                 if not part.is_current():
                     part.outdate_storages()
         return False
@@ -338,7 +338,9 @@ class DerivedWeights:
         parts: "Sequence[Part]",
     ) -> list[torch.Tensor]:
         values: list[torch.Tensor] = []
-        _synchronize(weights)  # a stream may still read what is written over or freed now
+        _synchronize(
+            weights
+        )  # a stream may still read old values that are overwritten or freed now
         begin_room()
         for part, (_, select) in zip(parts, self._programs, strict=True):
             values += part.update(select(weights))

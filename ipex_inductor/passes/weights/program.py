@@ -109,7 +109,7 @@ class Program:
     def run(self, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the derived tensors of these weights, in the order of `outputs`."""
         values: list[Any] = list(weights)
-        # No inference tensors: those could not be written again outside of inference mode.
+        # Inference tensors could not be written again outside of inference mode.
         with torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
             for step in self._joined:
                 if step is None:

@@ -141,7 +141,7 @@ def split(
             packable = _without_quantized(packable, weights, report)
         chosen = {n for n, size in packable.items() if budget.take(size)}
         pack_weights(gm.graph, chosen, report, arrange, why_plain)
-    for inner in gm.modules():  # bodies of higher-order ops, whose inputs are not ours to number
+    for inner in gm.modules():  # bodies of higher-order ops, whose inputs have no graph numbers
         if isinstance(inner, torch.fx.GraphModule) and inner is not gm:
             pack_weights(inner.graph, (), report)
             inner.recompile()

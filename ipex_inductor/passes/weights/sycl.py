@@ -34,7 +34,9 @@ def take(
         kind = _kind(window, value)
         one = kind == "rows" and all(isinstance(n, int) for n in value.shape)
         one = one and math.prod(value.shape[:-1]) == 1
-        reason = why_not(value.dtype, kind, one, binary, unary) if kind else "no template is for it"
+        reason = (
+            why_not(value.dtype, kind, one, binary, unary) if kind else "no template supports it"
+        )
         if reason:
             report.add("missed", f"SYCL: {name_of(node)}", reason)
             continue

@@ -51,12 +51,16 @@ class Computed(Protocol):
 
 @dataclass
 class _Alias:
+    """A tensor through which the weights of a storage can be written."""
+
     counter: torch.Tensor  # shares the alias's version, and holds no memory
     storage: int
     version: int  # at the last `settle`
 
 
 class _Doubt(NamedTuple):
+    """A reason to compare the contents of a storage at each call."""
+
     lasts: Callable[[], bool]
     is_work: bool  # a collective still runs; no later comparison of the memory would show it
 

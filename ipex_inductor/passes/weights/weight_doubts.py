@@ -27,7 +27,7 @@ from ipex_inductor.passes.weights.weight_access import (
 from ipex_inductor.passes.weights.weight_reader import any_reader
 from ipex_inductor.templates.tensor_reader import freed
 
-FULL = 1 << 18  # bytes whose contents are compared whole at each call: some 20 microseconds
+FULL = 1 << 18  # the most bytes compared in full at each call: some 20 microseconds
 SHARED = "they lie in shared memory, which another process may write at any time"
 BORROWED = "their memory belongs to another library (numpy, DLPack), which may write it at any time"
 UNVERSIONED = (
@@ -123,6 +123,8 @@ def _without_referrer(tensors: list[torch.Tensor]) -> int:
 
 
 class _Mapping(NamedTuple):
+    """A mapping of this process's memory: its addresses, and whether it is shared or a file."""
+
     begin: int
     end: int
     is_shared: bool

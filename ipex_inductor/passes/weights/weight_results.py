@@ -27,7 +27,7 @@ _shared: "weakref.WeakValueDictionary[Any, Part]" = weakref.WeakValueDictionary(
 class User(Protocol):
     """Protocol of what uses results, and requests them through `current`."""
 
-    current: Any  # None: they are asked for again
+    current: Any  # None: results are computed or looked up again
 
     def die(self) -> None:
         """Give up the results: a weight died."""
@@ -50,7 +50,7 @@ class Part:
         self.users: tuple[weakref.ref[User], ...] = ()
         self.watched: tuple[int, ...] = ()
         self._weights: list[weakref.ref[_Life]] = []
-        self._own: list[torch.Tensor] = []  # the values whose storage is no weight's
+        self._own: list[torch.Tensor] = []  # values that share no storage with a weight
         self._state: State | None = None
         self._ran = False  # whether the program ran on the weights in that state
         self._alone = False  # the weights' storage is released: nothing is left to compute from
@@ -192,7 +192,7 @@ class _Life:
     __slots__ = ("__weakref__", "parts")
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []  # computed from a weight whose storage is released
+        self.parts: list[Part] = []  # results that hold the data of a weight with released storage
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return OrderedDict, ()  # a saved weight is loaded without this package
