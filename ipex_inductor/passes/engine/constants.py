@@ -14,8 +14,6 @@ LARGEST = 1 << 22  # elements of a tensor that is computed
 class _Varies(Exception):
     """Raised if a value depends on an input, or is too large."""
 
-    pass
-
 
 def number(node: Any) -> float | None:
     """Return `node` if it is a number, or the element of a one-element constant; else None."""
