@@ -78,7 +78,7 @@ def _find_ignored(product: Node, between: Between) -> str | None:
     for scores in (node for node in nodes if node.target is aten.bmm.default):
         (query, key), value = scores.args, product.args[1]
         ignored = _check_factor(key, TRANSPOSED, HEADS_FIRST)
-        if views and ignored is None:  # else in three dimensions throughout
+        if views and ignored is None:  # without views all is in three dimensions
             ignored = _check_factor(query, HEADS_FIRST) or _check_factor(value, HEADS_FIRST)
             heads = [_heads(factor) for factor in (query, key, value)]
             heads += [shape(view)[:2] for view in views if len(shape(view)) == 4]
@@ -156,7 +156,7 @@ def _check_where(node: Node, between: Between) -> str | None:
     condition, *branches = node.args
     scores = [branch for branch in branches if between.get(branch)]
     fill: Any = branches[branches[0] in scores]
-    if between.get(condition):  # of all scores: this is torch's safe softmax
+    if between.get(condition):  # the condition depends on scores: torch's safe softmax
         is_zero = fill.target in (aten.full.default, aten.full_like.default) and fill.args[1] == 0
         return None if is_zero else "by what a row without scores is replaced"
     low, lowest = number(fill), LOST

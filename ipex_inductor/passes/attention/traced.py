@@ -46,7 +46,7 @@ def tried(rule: str, find: Callable[[Node], T | None], node: Node, report: Graph
     except Refused as refused:
         report.add("missed", rule, str(refused), user_line(node))
         return None
-    except Exception as error:  # no attention is worth all the other rules
+    except Exception as error:  # one failing rule must not disable the others
         report.add("missed", rule, f"{type(error).__name__}: {error}", user_line(node))
         return None
     if match is not None:

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 Node = torch.fx.Node
 
-LARGEST = 1 << 22  # elements of a tensor that is computed
+LARGEST = 1 << 22  # the most elements of a tensor that is computed
 
 
 class _Varies(Exception):

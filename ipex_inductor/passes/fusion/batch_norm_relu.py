@@ -96,7 +96,9 @@ def _match(node: Node, weights: Container[Node]) -> _Match | None:
         parts: Any = side_by_side.args[0]
         if side_by_side.args[1:] in ((1,), (-3,)) and _are_images(parts, whole):
             return _Match([*parts], norm, [*between, whole])
-    if (copy := _alone(whole, aten.clone.default)) and not copy.kwargs:  # one, side by side
+    if (
+        copy := _alone(whole, aten.clone.default)
+    ) and not copy.kwargs:  # a concatenation of one part
         return _Match([*copy.all_input_nodes], norm, [*between, copy])
     return _Match([whole], norm, between)
 

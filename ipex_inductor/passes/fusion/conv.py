@@ -112,9 +112,8 @@ def _pad_in_window(
 ) -> Tensor:
     extra = [0] * len(stride)
     sides = [*extra, *pad[-2::-2]][-len(extra) :]  # `pad` begins with the last dimension
-    own_padding = (
-        padding * len(extra) if len(padding) == 1 else padding
-    )  # "valid" comes as one zero
+    # The padding "valid" comes as one zero.
+    own_padding = padding * len(extra) if len(padding) == 1 else padding
     window = [both + more for both, more in zip(own_padding, sides, strict=True)]
     return torch.convolution(x, weight, bias, stride, window, dilation, False, extra, groups)
 

@@ -32,7 +32,7 @@ SYCL = "xpu"
 FEW_CHANNELS = 4  # the most input channels for which libraries have no good kernel
 
 GATED = "linear|linear+mul"  # two layers on one input, the activation of one times the other
-SHORTCUT = "conv|conv+add+relu"  # of both convolutions
+SHORTCUT = "conv|conv+add+relu"  # the sum of two convolutions
 POOLED = "conv+relu|max-pool"
 
 

@@ -61,6 +61,6 @@ def _why_not(parts: Any) -> str | None:
     values = [part.meta["val"] for part in parts]
     if len({value.dtype for value in values}) > 1:
         return "its parts are of several dtypes"
-    if len({value.dim() for value in values}) > 1:  # `torch.cat` leaves out empty ones
+    if len({value.dim() for value in values}) > 1:  # `torch.cat` skips empty parts of another rank
         return "its parts are of several ranks"
     return None

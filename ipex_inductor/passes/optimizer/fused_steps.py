@@ -99,12 +99,10 @@ def read(reading: Reading, node: Node) -> None:
     on = frozenset(flag for flag in rule.flags if options.get(flag))
     on |= {"decoupled_weight_decay"} if name == "AdamW" else frozenset()
     numbers: dict[str, Any] = {key: _number(reading, options[key]) for key in rule.numbers}
-    if isinstance(
-        options["lr"], Node
-    ):  # as a product it is not a rate that eager ops combine in fp32
-        numbers["lr"] = _Line(reading.terms, reading.terms.constant(1)).operate(
-            "mul", 1, numbers["lr"]
-        )
+    # As a product the rate is not one that eager ops combine in fp32.
+    if isinstance(options["lr"], Node):
+        one = _Line(reading.terms, reading.terms.constant(1))
+        numbers["lr"] = one.operate("mul", 1, numbers["lr"])
     numbers["first"] = options.get("is_first_step", False)
     wanted = {"param", "grad", "step", *rule.state(on)}
     lists: dict[str, list[Cell]] = {}

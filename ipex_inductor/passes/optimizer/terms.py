@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 
-class UnreadError(Exception):  # no error: the graph goes another way
+class UnreadError(Exception):  # not a failure: the graph is compiled in another way
     """Raised with the reason why a graph is not read."""
 
 

@@ -10,7 +10,7 @@ from ipex_inductor.passes.optimizer.terms import Cell, Term, Terms, UnreadError
 
 # Ints that are literals in lines. Floats are arguments, else each rate needs its own kernel.
 LITERALS = (-1, 0, 1, 2)
-SINGLE = "as_float32({})"  # of fp64
+SINGLE = "as_float32({})"  # rounds an fp64 term to fp32
 LINES = {
     "add": "{} + {}",
     "sub": "{} - {}",
@@ -20,7 +20,7 @@ LINES = {
     "sqrt": "sqrt({})",
     "pow": "pow({}, {})",
     "maximum": "maximum({}, {})",
-    # as torch's
+    # torch's formula
     "lerp": "where({2} < 0.5, {0} + {2} * ({1} - {0}), {1} - ({1} - {0}) * (1 - {2}))",
 }
 

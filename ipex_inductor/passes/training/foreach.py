@@ -25,7 +25,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 NAME = "foreach"
 FEWEST = 4  # the fewest nodes of a kind that are joined
-LARGEST = 1 << 22  # elements: such a kernel works longer than its launch takes (5 us on an H200)
+LARGEST = 1 << 22  # elements whose kernel takes longer than its launch (5 us on an H200)
 ALIVE = 1 << 25  # the most elements of one list: gradients stay in memory until the last is ready
 
 CONVERT = prims.convert_element_type.default

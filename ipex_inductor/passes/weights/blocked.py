@@ -55,10 +55,8 @@ FASTER: Mapping[tuple[str, torch.dtype], tuple[Bounds, Bounds]] = {
     ("x86-64:avx512_bf16", torch.float32): (Bounds(1, 8192), Bounds(64, 4096, 25)),
     ("x86-64:avx512_bf16", torch.float16): (Bounds(16, 8192), Bounds(64, 0)),
     ("x86-64:avx2", torch.float32): (Bounds(128, 4096), Bounds(128, 64)),
-    ("x86-64:avx2", torch.bfloat16): (
-        Bounds(128, 4096),
-        Bounds(128, 0),
-    ),  # a network's products are computed in fp32
+    # Convolutions in bf16 are computed in fp32 here (`upcast`).
+    ("x86-64:avx2", torch.bfloat16): (Bounds(128, 4096), Bounds(128, 0)),
 }
 # The most multiplications with zeros that pad the last vectors; they take 20 microseconds.
 WASTE = 1 << 20

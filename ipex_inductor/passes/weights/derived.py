@@ -93,12 +93,14 @@ class DerivedWeights:
         all_known = all(program.is_known for program in programs)
         self._unanalysed = compat.unanalysed if all_known else contextlib.nullcontext
         self._captured = captured
-        self._changed: Changed = _never_read  # with the first results, its reader is built
+        self._changed: Changed = _never_read  # replaced when the first results are computed
         self._snapshots: OrderedDict[tuple[int, ...], Snapshot] = OrderedDict()
         self._by_ends: dict[tuple[int, ...], Snapshot] = {}
         self._seconds = 0.0  # the time that computing all results took
         self._call_seconds = math.inf  # the least time that a call of the graph took
-        self.computed_now = False  # in this call; the caller times the graph then
+        self.computed_now = (
+            False  # whether this call computed results, so that the caller times the graph
+        )
         self.has_plain_graph = False  # whether the caller understands `PlainGraph`
         self.left: list[Part] = []  # of a model with a dead weight, until the next is computed
         collected = _made.get()
@@ -238,9 +240,8 @@ class DerivedWeights:
             contents = gather_contents(hashes, weights)
             if snapshot.current is not current or contents is None or current.contents is None:
                 return
-            if (
-                contents.unwatched < current.contents.unwatched
-            ):  # else go on with the present comparison
+            # Otherwise the present comparison goes on.
+            if contents.unwatched < current.contents.unwatched:
                 snapshot.current = replace(current, contents=contents)
 
     def _settle(self, inputs: list[Any], checks: list[Check]) -> list[torch.Tensor]:
@@ -338,9 +339,7 @@ class DerivedWeights:
         parts: "Sequence[Part]",
     ) -> list[torch.Tensor]:
         values: list[torch.Tensor] = []
-        _synchronize(
-            weights
-        )  # a stream may still read old values that are overwritten or freed now
+        _synchronize(weights)  # a stream may still read values that are overwritten now
         begin_room()
         for part, (_, select) in zip(parts, self._programs, strict=True):
             values += part.update(select(weights))

@@ -152,7 +152,7 @@ def _packed(graph: torch.fx.Graph, node: Node, product: Product) -> Node:
     try:
         with graph.inserting_before(node):
             packed = product.pack(graph)
-            # What torch reports as the strides of oneDNN's opaque layout.
+            # The strides that torch reports for oneDNN's opaque layout.
             strides = product.strides or (1, *[0] * (len(product.shape) - 1))
             packed.meta["val"] = product.weight.meta["val"].new_empty_strided(
                 product.shape, strides, dtype=product.dtype

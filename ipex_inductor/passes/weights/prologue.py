@@ -33,9 +33,8 @@ from ipex_inductor.reporting.decisions import GraphReport
 Node = torch.fx.Node
 
 CASTS = (torch.ops.prims.convert_element_type.default, torch.ops.aten._to_copy.default)
-WhyUnavailable = (
-    Callable[[], str | None] | None
-)  # returns why it is unavailable; None: it is not used
+# Returns why kernels are unavailable, or None; None in its place disables them.
+WhyUnavailable = Callable[[], str | None] | None
 GROUPED = torch.ops.ipex.conv_grouped.default
 # Calls that nothing is fused into: their inputs are materialized.
 CALLS = frozenset({torch.ops.ipex.conv.default, torch.ops.ipex.linear.default, *ARRANGED})

@@ -20,7 +20,7 @@ from ipex_inductor.templates.tensor_reader.weights_triton import Comparer, Devic
 
 AnyHashes = Hashes | DeviceHashes | None
 Launched = list[tuple[list[int], Comparer, int]]  # numbers of weights, their comparer, ticket
-SWEEP = 56  # calls
+SWEEP = 56  # calls within which all contents are compared
 LEAST, MOST = 1 << 12, 1 << 17  # bytes compared in turn at a call: 0.3 and 8 microseconds
 SAMPLE = 512  # bytes whose comparison in turn takes as long as the sample of one weight
 
@@ -52,7 +52,7 @@ class DeviceContents:
         """Begin to compare samples and some blocks in turn, in the current stream of each GPU."""
         launched: Launched = []
         with self._given_up_if_refused():
-            if not self.comparers:  # as memory that is allocated in a capture belongs to it
+            if not self.comparers:  # memory allocated during a capture would belong to it
                 if any(map(is_captured, self._by_device)):
                     return launched
                 contents = self._by_device.values()

@@ -25,7 +25,7 @@ from ipex_inductor.templates.tensor_reader.weights_cpp import (
 CHUNK = 1 << 16  # bytes that share a checksum; one is compared a call
 UNKNOWN = 2  # tensors that share a version counter, if they cannot be counted
 _version = attrgetter("_version")
-_open_storage = torch.Tensor.untyped_storage  # as it is before `weight_access` wraps it
+_open_storage = torch.Tensor.untyped_storage  # before `weight_access` wraps it
 
 
 class PythonReader:
@@ -117,5 +117,5 @@ def _word(hashes: Hashes, chunk: int) -> int:
 def _storage(tensor: torch.Tensor) -> int:
     try:
         return int(_open_storage(tensor)._cdata)
-    except Exception:  # none of its own, whatever a subclass raises
+    except Exception:  # no storage of its own; a subclass may raise anything
         return 0

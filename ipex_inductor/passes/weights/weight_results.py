@@ -76,7 +76,7 @@ class Part:
         for weight in weights:
             _life(weight).parts = [part for part in _life(weight).parts if part is not self]
         self.storages, self._weights = [], []  # callbacks of the old ones are dropped
-        self.hashes = [None] * len(weights)  # their pages are watched no more
+        self.hashes = [None] * len(weights)  # which stops watching their pages
         self.drop()
         storages = [open_storage(w) for w in weights]
         self.storages = [weakref.ref(s, _calls(self, Part.drop)) for s in storages]
