@@ -261,9 +261,8 @@ def _why_changed(x: torch.Tensor, y: torch.Tensor) -> str | None:
     """Return a reason if batch norm of `x` gives a `y` of another dtype or layout."""
     if x.dtype != y.dtype:
         return f"it converts {x.dtype} to {y.dtype}"
-    pairs = zip(
-        x.shape, x.stride(), y.stride(), strict=True
-    )  # the stride of one element does not count
+    # The stride of one element does not count.
+    pairs = zip(x.shape, x.stride(), y.stride(), strict=True)
     same = all(statically_known_true(n == 1) or statically_known_true(a == b) for n, a, b in pairs)
     return None if same else "it changes the layout"
 
