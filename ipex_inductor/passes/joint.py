@@ -1,4 +1,4 @@
-"""The one custom pass we give Inductor: rules on whole ops, then Inductor's decompositions."""
+"""The custom pass that is given to Inductor: rules on whole ops, then Inductor's decompositions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,12 +38,18 @@ WHOLE = whole_ops(RULES) | folding.WHOLE | attention.WHOLE | pool.WHOLE
 
 
 class JointPass(CustomGraphPass):
-    """All our work on one joint or inference graph, after the user's own passes.
+    """All rewrites of one joint or inference graph, after the user's own passes.
 
-    `identity` is what the generated code depends on beside the graph: Inductor's caches see it
-    through `uuid`, the only place where we enter their keys. `choose` has the last word on what
-    computes an op of ours on a GPU. `dtypes`: of products that others than oneDNN compute.
-    `strides` records how the results lie before anything changes.
+    Args:
+        identity: What the generated code depends on besides the graph. Inductor's caches see it
+            through `uuid`, the only part of their keys that this package sets.
+        rules_off: Names of rules that are off; "*" for all.
+        training: Whether the graph is for training.
+        report: Gets the decisions.
+        user_passes: The user's own passes, which run first.
+        choose: Returns the call that computes an op of ours on a GPU.
+        dtypes: The dtypes of products that kernels other than oneDNN's compute.
+        strides: Records the strides of the results before anything changes.
     """
 
     def __init__(
@@ -114,10 +120,10 @@ class JointPass(CustomGraphPass):
             weights = weights_of(graph)
         if "*" not in self.rules_off:
             channels_last.hold_strides(graph)
-        known = self.choose, weights, reduced_table(WHOLE), self.report
+        context = self.choose, weights, reduced_table(WHOLE), self.report
         if not {"*", batch_norm_relu.NAME} & self.rules_off:
-            batch_norm_relu.place(graph, *known)
-        library.place(graph, *known)
+            batch_norm_relu.place(graph, *context)
+        library.place(graph, *context)
         if not {"*", cats.NAME} & self.rules_off:
             cats.rewrite(graph, self.report)
 
@@ -133,19 +139,19 @@ class JointPass(CustomGraphPass):
         library.place_weight_gradients(graph, self.choose, table, self.report)
 
     def uuid(self) -> Any | None:
-        """What distinguishes our rewriting; None (no caching) if a user's pass has no uuid."""
+        """Return what identifies the rewrites; None (no caching) if a user's pass has no uuid."""
         uuids = compat.uuids_of(self.user_passes)
         return None if uuids is None else (self.identity, *uuids)
 
 
 def weights_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Parameters and buffers of an inference graph, and what is computed from them alone."""
+    """Return parameters and buffers of an inference graph, and nodes computed from them alone."""
     inputs = weight_inputs(graph, compat.static_inputs())
     return {*inputs, *weight_only(graph, inputs)}
 
 
 def _is_better_last(graph: torch.fx.Graph) -> bool:
-    """Whether Inductor would have the images of this graph channels-last."""
+    """Return whether Inductor would lower convolutions of this graph to channels-last."""
     images = graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
     gm = graph.owning_module
     if gm is None or not any(map(channels_last.is_on_cpu_or_gpu, images)):
@@ -154,5 +160,8 @@ def _is_better_last(graph: torch.fx.Graph) -> bool:
 
 
 def is_joint(graph: torch.fx.Graph) -> bool:
-    """Whether AOT autograd traced a backward too, as it also does when a model turns grad on."""
+    """Return whether AOT autograd traced a backward too.
+
+    It also does so when a model enables gradients itself.
+    """
     return any(n.op == "placeholder" and str(n.target).startswith("tangents") for n in graph.nodes)

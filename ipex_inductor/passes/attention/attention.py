@@ -1,8 +1,8 @@
-"""Attention written out by hand, as torch's scaled_dot_product_attention.
+"""Rewrite attention written out by hand as torch's scaled_dot_product_attention.
 
 Scales, masks and casts come in any number and order, so they are read from the graph one by one
-(`scores`); a rule would need a pattern for each way to write it. Inductor has some thirty of those,
-and what is left here may still meet one.
+(`scores`); a rule would need a pattern for each way to write it. Inductor has some thirty such
+patterns, and attention that this pass rejects may still match one of them.
 """
 
 import contextlib
@@ -44,28 +44,29 @@ aten = torch.ops.aten
 NAME = "softmax(q@k)@v"
 WHOLE = frozenset({"_softmax"})
 
-# Where two of oneDNN's products were measured to be faster than torch's kernel, by CPU and dtype:
-# while the scores [batch, heads, queries, keys] are few. (In bf16 that kernel's products want AMX.)
+# Sizes of the scores [batch, heads, queries, keys] for which two oneDNN GEMMs were measured to be
+# faster than torch's kernel, by CPU and dtype. (In bf16 that kernel's GEMMs need AMX.)
 FEW: dict[tuple[str, torch.dtype], Callable[..., bool]] = {
     ("x86-64:avx512_bf16", torch.bfloat16): lambda b, h, q, k: k <= 1024,
     ("x86-64:avx512_bf16", torch.float32): lambda b, h, q, k: b * h * q * k < 2**21,
 }
-# Keys and width, at most, where cuDNN's kernel, which torch takes first, is the slower one: 1.7 to
-# 3.6 times in windows of 49 and 64 with a bias, in bf16 on an H200 (benchmarks/attention_gpu.py).
+# The most keys and the largest width for which cuDNN's kernel, torch's first choice, is slower:
+# 1.7 to 3.6 times in windows of 49 and 64 with a bias, in bf16 on an H200
+# (benchmarks/attention_gpu.py).
 WINDOWS = {"sm_90": (64, 32)}
 NOTE = "with so few scores Inductor's own is faster on this CPU (benchmarks/left_to_inductor.py)"
 
 
 def fuse_attention(graph: torch.fx.Graph, report: GraphReport) -> None:
-    """Rewrite every product of a softmax of scores with a value; say why where not."""
+    """Rewrite every product of a softmax of scores with a value; report the outcome."""
     masks: dict[Any, Node] = {}  # layers that add the same masks share the sum
     for bmm in graph.find_nodes(op="call_function", target=aten.bmm.default):
-        found = attention_of(bmm)
-        if found is None:
+        match = attention_of(bmm)
+        if match is None:
             continue
-        product, where = found[0], user_line(found[0].node)
+        product, where = match[0], user_line(match[0].node)
         try:
-            kind, reason = _fuse(graph, product, without_widening(scores_of(*found)), masks)
+            kind, reason = _fuse(graph, product, without_widening(scores_of(*match)), masks)
         except Refused as refused:
             kind, reason = "missed", str(refused)
         report.add(kind, NAME, reason, where)
@@ -85,7 +86,10 @@ def _fuse(
 
 
 def _are_few(scores: Scores) -> bool:
-    """Whether products are faster for scores of these sizes; one that may change as it is now."""
+    """Return whether two GEMMs are faster than torch's kernel for scores of these sizes.
+
+    For a size that varies, its present value counts.
+    """
     few = FEW.get((architecture(), dtype(scores.q)))
     sizes = (*shape(scores.q)[:3], shape(scores.k)[-1])
     hints = [n if isinstance(n, int) else n.node.hint for n in sizes]
@@ -93,7 +97,7 @@ def _are_few(scores: Scores) -> bool:
 
 
 def _check(product: Product, scores: Scores) -> None:
-    """Raise `Refused` unless torch has a fused kernel for this."""
+    """Raise `Refused` unless torch has a fused kernel for this attention."""
     q, k, v = map(value, (scores.q, scores.k, product.b))
     if not q.dtype == k.dtype == v.dtype == dtype(product.node):
         raise Refused("query, key, value and result differ in dtype")
@@ -113,20 +117,20 @@ def _check(product: Product, scores: Scores) -> None:
             with kernels:
                 _attend(q, k, v, mask)
     except RuntimeError as error:
-        raise Refused(f"torch's attention does not take these: {error}") from error
+        raise Refused(f"torch's attention rejects these: {error}") from error
     if not kernels.fused:
         raise Refused("torch has no fused kernel for these shapes and strides")
 
 
 def _mask(steps: tuple[Step, ...], *tensors: Tensor) -> Tensor | None:
-    """What is added to the scores, as torch's kernels read it."""
+    """Return the sum of what is added to the scores, in a layout that torch's kernels read."""
     mask = mask_of(steps, *tensors)
     return side_by_side(mask) if mask is not None and lies_apart(mask) else mask
 
 
 @contextlib.contextmanager
 def _quickest(q: Tensor, keys: Any) -> Iterator[None]:
-    """Torch takes no other kernel inside than the memory-efficient one, where that is the best."""
+    """Restrict torch to its memory-efficient kernel where that was measured to be the fastest."""
     most = WINDOWS.get(current(q.device).arch) if q.device.type == "cuda" else None
     sizes = (keys, q.shape[-1])
     small = most is not None and all(map(_at_most, sizes, most))
@@ -150,14 +154,26 @@ def _attend(
     scale: float = 1.0,
     strided: bool = True,
 ) -> Tensor:
-    """Attention of a transposed key; `strided` lets the result keep the kernel's strides."""
+    """Return the attention of a transposed key.
+
+    Args:
+        q: The query [batch, heads, queries, width].
+        k: The transposed key [batch, heads, width, keys].
+        v: The value [batch, heads, keys, width].
+        mask: What is added to the scores; None for nothing.
+        scale: The factor of the scores.
+        strided: Whether the result may keep the kernel's strides; it is made contiguous otherwise.
+    """
     with _quickest(q, k.shape[-1]):
         result = F.scaled_dot_product_attention(q, k.transpose(-1, -2), v, mask, scale=scale)
     return result if strided else result.contiguous()
 
 
 def _is_copied(user: Node) -> bool:
-    """Whether `user` only transposes the result for a copy: nothing sees the kernel's strides."""
+    """Return whether `user` only permutes the result for a contiguous copy.
+
+    Nothing sees the kernel's strides then.
+    """
     return user.target is aten.permute.default and all(
         copy.target is aten.clone.default
         and copy.kwargs.get("memory_format") is torch.contiguous_format

@@ -1,4 +1,4 @@
-"""Which of torch's kernels attention gets, and how a mask must lie for there to be one."""
+"""Find out which of torch's attention kernels runs, and the mask layout that it needs."""
 
 from typing import Any
 
@@ -7,7 +7,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees whether torch chose a kernel; else it multiplies and normalises, as is done by hand."""
+    """Record whether torch runs a fused attention kernel.
+
+    Without one, torch multiplies and normalises as handwritten attention does.
+    """
 
     fused = False
 
@@ -18,21 +21,27 @@ class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def lies_apart(mask: Tensor) -> bool:
-    """Whether a mask on a GPU is none of torch's kernels': its columns are not side by side."""
+    """Return whether a mask on a GPU is in a layout that no kernel of torch's reads.
+
+    Torch's kernels need columns side by side (stride 1 in the last dimension).
+    """
     sizes = (*mask.shape, *mask.stride())
-    known = all(isinstance(size, int) for size in sizes)
-    return known and mask.device.type == "cuda" and mask.dim() > 1 and mask.stride(-1) != 1
+    is_static = all(isinstance(size, int) for size in sizes)
+    return is_static and mask.device.type == "cuda" and mask.dim() > 1 and mask.stride(-1) != 1
 
 
 def side_by_side(mask: Tensor) -> Tensor:
-    """A copy whose columns are, of all that differs: along what only repeats one is enough."""
-    for name, *given in side_by_side_calls(mask):
-        mask = getattr(mask, name)(*given)
+    """Return a copy of a mask whose columns are side by side.
+
+    Along an expanded dimension (stride 0) only one element is copied.
+    """
+    for name, *args in side_by_side_calls(mask):
+        mask = getattr(mask, name)(*args)
     return mask
 
 
 def side_by_side_calls(mask: Tensor) -> list[tuple[Any, ...]]:
-    """The methods, with their arguments, that copy it so."""
+    """Return the method calls of `side_by_side`: tuples of a method's name and its arguments."""
     pairs = enumerate(zip(mask.shape[:-1], mask.stride()[:-1], strict=True))
     repeated = [dim for dim, (size, stride) in pairs if size > 1 and stride == 0]
     return [*(("narrow", dim, 0, 1) for dim in repeated), ("contiguous",)]

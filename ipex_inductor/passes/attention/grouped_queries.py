@@ -1,9 +1,9 @@
-"""Attention whose keys several queries share: each key is read once, instead of written for each.
+"""Rewrite attention whose keys several queries share, so that each key is read once.
 
 A decoder with fewer heads of keys than of queries repeats keys and values for torch's attention
 (transformers' `repeat_kv` wherever there is a mask), so a token that reads a cache writes and reads
-it anew as many times. Where a head has few queries, those that share a key are made rows of one
-head. Read from Dynamo's graph, as `masks` is: AOT autograd takes attention apart.
+each key once per query head. Where a head has few queries, the queries that share a key are made
+rows of one head. The pass reads Dynamo's graph, as `masks` does: AOT autograd decomposes attention.
 
 Grouped-query attention: Ainslie et al. 2023, arXiv:2305.13245.
 """
@@ -34,12 +34,12 @@ Node = torch.fx.Node
 Calls = list[tuple[Any, ...]]
 
 NAME = "grouped-queries"
-# Of a head, then: so many rows are a block of torch's kernels, which reads the keys once.
+# The most rows of a head after grouping: one block of torch's kernels, which reads the keys once.
 MOST_ROWS = 64
 COPIES = ("contiguous", "clone")
 JOINS = ("reshape", "view", "flatten")
 REPEATS = ("repeat_interleave",)
-# As torch's kernels give it: as it is, whole heads side by side, or rows of all heads.
+# Layouts in which torch's kernels return the result: unchanged, whole heads, or rows of all heads.
 WHOLE = ("contiguous",)
 LAYOUTS: tuple[Calls, ...] = (
     [],
@@ -50,7 +50,7 @@ LAYOUTS: tuple[Calls, ...] = (
 
 @dataclass(frozen=True)
 class Group:
-    """The keys and values of a call before they are repeated, how often, and rows of a head."""
+    """The keys and values of a call before they are repeated, the repeats, and rows per head."""
 
     keys: Node
     values: Node
@@ -61,29 +61,33 @@ class Group:
         return f"{self.times} heads of queries share keys"
 
     def apart(self) -> Calls:
-        """Of queries [B, heads, rows, D], or a mask by heads: [B, heads of keys, all rows, D]."""
+        """Return the method calls that make the queries of a group rows of one head.
+
+        They turn queries [B, heads, rows, D], or a mask by heads, into [B, heads of keys, all rows,
+        D].
+        """
         return [("unflatten", 1, (-1, self.times)), ("flatten", 2, 3)]
 
     def together(self) -> Calls:
-        """Of the result, what undoes it."""
+        """Return the method calls that undo `apart` on the result."""
         last = ("permute", 0, 3, 1, 2, 4), ("flatten", 2, 3), ("transpose", 1, 2)
         return [("unflatten", 2, (self.times, self.rows)), *last]
 
     def of_mask(self, shape: torch.Size, heads: int) -> Calls:
-        """What makes a mask of `shape` one for these rows. Raises `Refused`."""
+        """Return the method calls that fit a mask of `shape` to grouped rows. Raises `Refused`."""
         new: Calls = [("unsqueeze", 0)] * (4 - len(shape))
         by_head, by_row = ([1] * (4 - len(shape)) + [*shape])[1:3]
         if by_head == heads and (by_row == self.rows):
             return new + self.apart()
         if by_head != 1:
-            raise Refused("the mask is not by heads and rows as the scores are")
+            raise Refused("the mask does not have the heads and rows of the scores")
         if by_row == 1:
             return []
         return [*new, ("expand", -1, self.times, -1, -1), ("unsqueeze", 1), ("flatten", 2, 3)]
 
 
 def found(graph: torch.fx.Graph, report: GraphReport, off: Collection[str] = ()) -> set[str]:
-    """The names of calls whose keys and values need not be repeated; says so of each."""
+    """Return the names of calls whose keys and values need not be repeated; report each of them."""
     on = not {"*", NAME} & {*off}
     nodes = attentions(graph) if on else ()
     return {node.name for node in nodes if tried(NAME, _shared, node, report)}
@@ -95,16 +99,19 @@ def change(graph: torch.fx.Graph, names: Collection[str]) -> None:
         group, call = _group(node), arguments(node)
         assert group is not None
         with graph.inserting_before(node):
-            given = {k: v for k, v in call.items() if k != "enable_gqa"}
-            given |= {"key": group.keys, "value": group.values}
-            given["query"] = methods(call["query"], group.apart())
+            arguments_after = {k: v for k, v in call.items() if k != "enable_gqa"}
+            arguments_after |= {"key": group.keys, "value": group.values}
+            arguments_after["query"] = methods(call["query"], group.apart())
             if isinstance(mask := call.get("attn_mask"), Node):
                 calls = group.of_mask(example(mask).shape, example(call["query"]).shape[1])
-                given["attn_mask"] = methods(mask, calls)
-            attention = graph.call_function(ATTEND, (), given)
-            attention.meta = {**node.meta, "example_value": attended(map_arg(given, example))}
+                arguments_after["attn_mask"] = methods(mask, calls)
+            attention = graph.call_function(ATTEND, (), arguments_after)
+            attention.meta = {
+                **node.meta,
+                "example_value": attended(map_arg(arguments_after, example)),
+            }
             result = methods(attention, group.together())
-            result = methods(result, _laid(example(result), example(node)))
+            result = methods(result, _match_strides(example(result), example(node)))
         node.replace_all_uses_with(result)
         graph.erase_node(node)
         _remove(call["key"], group.keys)
@@ -112,9 +119,10 @@ def change(graph: torch.fx.Graph, names: Collection[str]) -> None:
 
 
 def _remove(node: Node, first: Node) -> None:
-    """Erase what repeats `first`, if nobody else reads that.
+    """Erase the nodes that repeat `first`, as far as nothing else reads them.
 
-    One by one: fx would take writes by methods (`index_copy_`) for dead as well.
+    They are erased one by one: fx's dead code elimination would also erase in-place methods
+    (`index_copy_`).
     """
     while node is not first and not node.users:
         before = node.args[0]
@@ -124,7 +132,7 @@ def _remove(node: Node, first: Node) -> None:
 
 
 def _shared(node: Node) -> Group | None:
-    """The group of a call that may be rewritten. Raises `Refused`."""
+    """Return the group of a call that may be rewritten, None if there is none. Raises `Refused`."""
     group = _group(node)
     if group is not None:
         _check(node, group)
@@ -132,7 +140,7 @@ def _shared(node: Node) -> Group | None:
 
 
 def _group(node: Node) -> Group | None:
-    """What repeats its keys and values alike, where few queries share them; else None."""
+    """Return the group of a call whose keys and values are repeated for few queries, or None."""
     call = arguments(node)
     query, rows = example(call["query"]), example(call["query"]).shape[-2]
     if query.dim() != 4 or not isinstance(rows, int):
@@ -143,15 +151,18 @@ def _group(node: Node) -> Group | None:
             return None
         group = Group(call["key"], call["value"], heads[0] // heads[1], rows)
     else:
-        keys, values = _repeated(call["key"]), _repeated(call["value"])
+        keys, values = _find_repeated(call["key"]), _find_repeated(call["value"])
         if keys is None or values is None or keys[1] != values[1]:
             return None
         group = Group(keys[0], values[0], keys[1], rows)
     return group if group.times > 1 and group.times * rows <= MOST_ROWS else None
 
 
-def _repeated(node: Any) -> tuple[Node, int] | None:
-    """The [B, heads, tokens, D] each of whose heads `node` has so often, one after the other."""
+def _find_repeated(node: Any) -> tuple[Node, int] | None:
+    """Return the [B, heads, tokens, D] that `node` repeats, and how often; None if it is no repeat.
+
+    Each head is repeated in place: its copies follow one another.
+    """
     chain = _sources(node)
     node = next(chain, None)
     if node is not None and called(node) in REPEATS:
@@ -179,7 +190,7 @@ def _repeated(node: Any) -> tuple[Node, int] | None:
 
 
 def _sources(node: Any) -> Iterator[Node]:
-    """A node, its first argument, that one's, ... of tensors, but for plain copies."""
+    """Yield a node and the chain of first tensor arguments above it, without plain copies."""
     while isinstance(node, Node) and isinstance(example(node), Tensor):
         if called(node) not in COPIES:
             yield node
@@ -187,17 +198,20 @@ def _sources(node: Any) -> Iterator[Node]:
 
 
 def _only_adds(node: Node) -> bool:
-    """Whether it is `x.unsqueeze(...)`, or `x[...]` of whole dimensions; shapes say where."""
+    """Return whether a node is `x.unsqueeze(...)`, or `x[...]` of whole dimensions.
+
+    The caller compares shapes to see which dimension is added.
+    """
     if called(node) == "unsqueeze":
         return True
-    places = node.args[1] if called(node) == "getitem" else None
-    return isinstance(places, tuple) and all(
-        place is None or place is Ellipsis or place == slice(None) for place in places
+    index = node.args[1] if called(node) == "getitem" else None
+    return isinstance(index, tuple) and all(
+        item is None or item is Ellipsis or item == slice(None) for item in index
     )
 
 
 def _check(node: Node, group: Group) -> None:
-    """Raise `Refused` where the call says what is not known of rows of one head, or gains none."""
+    """Raise `Refused` unless the call can be rewritten and then has a fused kernel."""
     call = arguments(node)
     if call.get("is_causal"):
         raise Refused("is_causal hides keys by row")
@@ -206,33 +220,38 @@ def _check(node: Node, group: Group) -> None:
     read = [(call["key"], group.keys), (call["value"], group.values)]
     if any(copy is not first and may_be_written(copy, node) for copy, first in read):
         raise Refused("a tensor may be written before it is read")
-    made = _changed(call, group)
-    if not is_fused(made):
-        raise Refused("torch has no fused kernel for it so")
+    fake_call = _change_arguments(call, group)
+    if not is_fused(fake_call):
+        raise Refused("torch has no fused kernel for the rewritten call")
     wanted = example(node)
-    result = after(attended(made), group.together())
+    result = after(attended(fake_call), group.together())
     if not same(result.shape, wanted.shape) or result.dtype != wanted.dtype:
-        raise Refused("the result would have another form")
-    _laid(result, wanted)
+        raise Refused("the result would have another shape or dtype")
+    _match_strides(result, wanted)
 
 
-def _changed(call: dict[str, Any], group: Group) -> dict[str, Any]:
-    """The arguments afterwards, as fake tensors."""
-    made = {name: map_arg(part, example) for name, part in call.items() if name != "enable_gqa"}
-    heads, mask = made["query"].shape[1], made.get("attn_mask")
-    made |= {"query": after(made["query"], group.apart())}
+def _change_arguments(call: dict[str, Any], group: Group) -> dict[str, Any]:
+    """Return the fake arguments of the call after the rewrite."""
+    fake_call = {
+        name: map_arg(part, example) for name, part in call.items() if name != "enable_gqa"
+    }
+    heads, mask = fake_call["query"].shape[1], fake_call.get("attn_mask")
+    fake_call |= {"query": after(fake_call["query"], group.apart())}
     if mask is not None:
-        made |= {"attn_mask": after(mask, group.of_mask(mask.shape, heads))}
-    return made | {"key": example(group.keys), "value": example(group.values)}
+        fake_call |= {"attn_mask": after(mask, group.of_mask(mask.shape, heads))}
+    return fake_call | {"key": example(group.keys), "value": example(group.values)}
 
 
-def _laid(result: Tensor, wanted: Tensor) -> Calls:
-    """What gives a result the other's strides, but those of one element. Raises `Refused`."""
+def _match_strides(result: Tensor, wanted: Tensor) -> Calls:
+    """Return the method calls that give a result the strides of `wanted`. Raises `Refused`.
+
+    Strides of dimensions with one element are not compared.
+    """
     strides = _strides(wanted)
     for calls in LAYOUTS:
         if same(_strides(after(result, calls)), strides):
             return calls
-    raise Refused("the result would lie otherwise in memory")
+    raise Refused("the result would have other strides")
 
 
 def _strides(x: Tensor) -> list[Any]:

@@ -1,8 +1,8 @@
-"""Masks of attention: what constants say is dropped, or said as causal; others lie as kernels ask.
+"""Drop masks of attention that hide nothing, mark causal ones, and copy masks into kernels' layout.
 
-Read from Dynamo's graph: AOT autograd takes attention apart by the device, and whether a GPU has a
-fused kernel for it, forward and backward, may hang on the mask. What masks hold that come of
-inputs, or of sizes that vary, is not known. Attention by hand is for `scores`.
+The pass reads Dynamo's graph: AOT autograd decomposes attention by the device, and whether a GPU
+has a fused kernel for it, forward and backward, may depend on the mask. Masks computed from inputs
+or from sizes that vary are not known. Handwritten attention is read by `scores`.
 """
 
 from collections.abc import Collection, Mapping
@@ -41,7 +41,7 @@ OTHER_NUMBERS = "another kernel would drop other numbers (fallback_random)"
 
 
 class Change(Enum):
-    """What becomes of a call's mask."""
+    """A change of a call's mask."""
 
     DROPPED = "it hides nothing"
     CAUSAL = "is_causal says the same"
@@ -57,15 +57,16 @@ def found(
     report: GraphReport,
     off: Collection[str] = (),
 ) -> dict[str, Change]:
-    """The calls, by name, whose mask is better dropped or copied.
+    """Return the calls, by name, whose mask is better dropped or copied; report each of them.
 
-    `dropout_as_eager`: the very numbers are to be dropped that eager drops. `off`: rules that are.
-    Says of each call what became of its mask.
+    Args:
+        dropout_as_eager: Whether dropout must drop the very elements that eager drops.
+        off: Names of rules that are off; "*" for all.
     """
-    known: dict[Node, Tensor] = {}
+    constants: dict[Node, Tensor] = {}
     rules = {
-        NAME: lambda node: _constant(node, dropout_as_eager, known),
-        LAYOUT: lambda node: _apart(node, dropout_as_eager),
+        NAME: lambda node: _constant(node, dropout_as_eager, constants),
+        LAYOUT: lambda node: _judge_layout(node, dropout_as_eager),
     }
     on = {name: rule for name, rule in rules.items() if not {"*", name} & {*off}}
     calls: dict[str, Change] = {}
@@ -82,15 +83,20 @@ def _is_masked(attention: Node) -> bool:
 
 
 def change(graph: torch.fx.Graph, calls: Mapping[str, Change]) -> None:
-    """Rewrite the calls that `found` named; a result that somebody sees lies as it did."""
-    places = {node: number for number, node in enumerate(graph.nodes)}
+    """Rewrite the calls that `found` named; a result whose strides are seen keeps them."""
+    positions = {node: number for number, node in enumerate(graph.nodes)}
     copies: dict[Node, Node] = {}  # layers that read the same mask share its copy
-    for node in sorted((n for n in attentions(graph) if n.name in calls), key=places.__getitem__):
-        call, after = _changed(node, calls[node.name]), _attended(node, calls[node.name])
+    for node in sorted(
+        (n for n in attentions(graph) if n.name in calls), key=positions.__getitem__
+    ):
+        call, after = (
+            _change_arguments(node, calls[node.name]),
+            _compute_fake_result(node, calls[node.name]),
+        )
         if calls[node.name] is Change.COPIED:
             mask = call["attn_mask"]
             if mask not in copies or may_be_written(copies[mask], node):
-                copies[mask] = _copied(graph, mask, node)
+                copies[mask] = _copy_mask(graph, mask, node)
             call["attn_mask"] = copies[mask]
         node.args, node.kwargs = (), call
         if after.stride() != example(node).stride() and not _is_copied(node, after):
@@ -101,21 +107,21 @@ def change(graph: torch.fx.Graph, calls: Mapping[str, Change]) -> None:
             copy.args = (node,)
 
 
-def _copied(graph: torch.fx.Graph, mask: Node, reader: Node) -> Node:
-    """A node before that of who reads a mask, as it is then, with its columns side by side."""
+def _copy_mask(graph: torch.fx.Graph, mask: Node, reader: Node) -> Node:
+    """Insert a copy of a mask, with its columns side by side, before its reader; return it."""
     with graph.inserting_before(reader):
         return methods(mask, side_by_side_calls(example(mask)))
 
 
-def _constant(node: Node, dropout_as_eager: bool, known: dict[Node, Tensor]) -> Change:
-    """What constants say that the mask is. Raises `Refused`."""
+def _constant(node: Node, dropout_as_eager: bool, constants: dict[Node, Tensor]) -> Change:
+    """Return the change that the mask's constant elements allow. Raises `Refused`."""
     call = arguments(node)
     query, key, mask = (example(call[name]) for name in ("query", "key", "attn_mask"))
     if call.get("is_causal"):
         raise Refused("a mask beside is_causal is an error")
     if call.get("dropout_p") and dropout_as_eager:
         raise Refused(OTHER_NUMBERS)
-    constant = value(call["attn_mask"], known)
+    constant = value(call["attn_mask"], constants)
     scores = (*query.shape[:-1], key.shape[-2])
     if any(isinstance(size, torch.SymInt) for size in scores):
         raise Refused("sizes vary")
@@ -129,13 +135,18 @@ def _constant(node: Node, dropout_as_eager: bool, known: dict[Node, Tensor]) -> 
     return change
 
 
-def _apart(node: Node, dropout_as_eager: bool) -> Change | None:
-    """Whether a copy of the mask gets it a kernel. Raises `Refused` where it may not be copied."""
+def _judge_layout(node: Node, dropout_as_eager: bool) -> Change | None:
+    """Return `Change.COPIED` if a copy of the mask gets the call a fused kernel, else None.
+
+    Raises `Refused` where the mask may not be copied.
+    """
     call = arguments(node)
     mask = example(call["attn_mask"])
     if call.get("is_causal") or not lies_apart(mask):
         return None
-    if is_fused(_given(node, None)) or not is_fused(_given(node, Change.COPIED)):
+    if is_fused(_make_fake_arguments(node, None)) or not is_fused(
+        _make_fake_arguments(node, Change.COPIED)
+    ):
         return None
     if mask.requires_grad and torch.is_grad_enabled():
         raise Refused("the mask is to get a gradient")
@@ -146,57 +157,57 @@ def _apart(node: Node, dropout_as_eager: bool) -> Change | None:
 
 
 def _check_layout(node: Node, change: Change) -> None:
-    after = _attended(node, change)
+    after = _compute_fake_result(node, change)
     if after.shape != example(node).shape:
         raise Refused("the result has the mask's sizes")
     if after.stride() != example(node).stride() and not example(node).is_contiguous():
-        raise Refused("the result would lie otherwise in memory")
+        raise Refused("the result would have other strides")
 
 
-def _changed(node: Node, change: Change) -> dict[str, Any]:
-    """The arguments of a call, by name, with what is to be copied as its mask."""
+def _change_arguments(node: Node, change: Change) -> dict[str, Any]:
+    """Return the arguments of a call, by name, after the change; a mask is not copied yet."""
     call = arguments(node)
     if change is Change.COPIED:
-        return call | {"attn_mask": _bare(call["attn_mask"], node)}
-    kept = {name: given for name, given in call.items() if name != "attn_mask"}
-    return kept | {"is_causal": change is Change.CAUSAL}
+        return call | {"attn_mask": _strip_fill(call["attn_mask"], node)}
+    unmasked = {name: argument for name, argument in call.items() if name != "attn_mask"}
+    return unmasked | {"is_causal": change is Change.CAUSAL}
 
 
-def _given(node: Node, change: Change | None) -> dict[str, Any]:
-    """The fake arguments of a call as it is, or changed."""
-    call = _changed(node, change) if change else arguments(node)
-    given = {name: map_arg(argument, example) for name, argument in call.items()}
+def _make_fake_arguments(node: Node, change: Change | None) -> dict[str, Any]:
+    """Return the fake arguments of a call, after the change if there is one."""
+    call = _change_arguments(node, change) if change else arguments(node)
+    fake_arguments = {name: map_arg(argument, example) for name, argument in call.items()}
     if change is Change.COPIED:
-        given["attn_mask"] = side_by_side(given["attn_mask"])
-    return given
+        fake_arguments["attn_mask"] = side_by_side(fake_arguments["attn_mask"])
+    return fake_arguments
 
 
-def _attended(node: Node, change: Change) -> Tensor:
-    """The fake result of a call that was changed. Raises `Refused` where torch has none."""
-    return attended(_given(node, change))
+def _compute_fake_result(node: Node, change: Change) -> Tensor:
+    """Return the fake result of a changed call. Raises `Refused` where torch has none."""
+    return attended(_make_fake_arguments(node, change))
 
 
-def _bare(mask: Node, reader: Node) -> Node:
-    """What a mask is where a condition that constants say leaves all of it as it was.
+def _strip_fill(mask: Node, reader: Node) -> Node:
+    """Return the mask without a `where` whose constant condition leaves all of it as it is.
 
-    T5's bias is filled where a mask hides it, which makes one for each row of the batch.
+    T5's bias is filled where a mask hides it, which copies the bias for each row of the batch.
     """
     if mask.target not in WHERE or len(mask.args) != 3:
         return mask
-    condition, kept, _ = mask.args
-    if not isinstance(condition, Node) or not isinstance(kept, Node):
+    condition, bias, _ = mask.args
+    if not isinstance(condition, Node) or not isinstance(bias, Node):
         return mask
-    same = example(kept).dtype == example(mask).dtype and example(kept).dim() == 4
-    if not same or may_be_written(kept, reader):
+    same = example(bias).dtype == example(mask).dtype and example(bias).dim() == 4
+    if not same or may_be_written(bias, reader):
         return mask
     try:
-        return _bare(kept, reader) if bool(value(condition, {}).all()) else mask
+        return _strip_fill(bias, reader) if bool(value(condition, {}).all()) else mask
     except Refused:
         return mask
 
 
 def _broadcasts(shape: torch.Size, scores: tuple[int, ...]) -> bool:
-    """Whether a mask of `shape` leaves scores of theirs."""
+    """Return whether a mask of `shape` broadcasts to `scores` without widening them."""
     pairs = zip(reversed(shape), reversed(scores), strict=False)
     return len(shape) <= len(scores) and all(size in (1, whole) for size, whole in pairs)
 
@@ -206,17 +217,17 @@ def _hides_nothing(mask: Tensor) -> bool:
 
 
 def _is_triangle(mask: Tensor, keys: int) -> bool:
-    """Whether row i sees all up to column i, as it is, and nothing behind."""
-    seen = torch.ones(keys, keys, dtype=torch.bool).tril()
+    """Return whether row i of a mask leaves the columns up to i as they are and hides the rest."""
+    visible = torch.ones(keys, keys, dtype=torch.bool).tril()
     if mask.dtype is torch.bool:
-        return bool((mask == seen).all())
-    return bool((mask == torch.where(seen, 0.0, float("-inf"))).all())
+        return bool((mask == visible).all())
+    return bool((mask == torch.where(visible, 0.0, float("-inf"))).all())
 
 
 def _is_copied(node: Node, after: Tensor) -> bool:
-    """Whether all that is done with the result is to swap heads and rows, and copy that.
+    """Return whether the result is only used by a swap of heads and rows that is then copied.
 
-    Then nothing sees how it lies; as `after` lies there is nothing to copy.
+    Then nothing sees the result's strides; laid out as `after` is, there is nothing to copy.
     """
     swap, copy = _only_user(node), _only_user(_only_user(node))
     return (

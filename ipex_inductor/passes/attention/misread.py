@@ -1,10 +1,10 @@
-"""Attention that Inductor's own patterns take for another one.
+"""Keep attention from Inductor's own patterns where they would misread it.
 
-Those patterns (torch 2.11 to 2.15, `fuse_attention.py`) leave much out of the comparison: which
+The patterns (torch 2.11 to 2.15, `fuse_attention.py`) leave much out of the comparison: which
 dimension is normalised, how factors are permuted, viewed and expanded, `alpha` of a sum, what a
-mask is compared with and filled by, that a scale is a tensor or an added mask holds truth values.
-What they rewrite is then another function, without a word, or does not compile. So whatever may be
-one of them is judged here, and kept apart from them where it is not what they mean.
+mask is compared with and filled by, that a scale is a tensor or an added mask is boolean.
+The rewritten graph then computes another function without a warning, or does not compile. Every
+candidate for a pattern is therefore checked here, and hidden from them if it is not what they mean.
 """
 
 import math
@@ -21,12 +21,12 @@ from ipex_inductor.passes.engine.source import user_line
 from ipex_inductor.reporting.decisions import GraphReport
 
 Node = torch.fx.Node
-Between = dict[Any, bool]  # nodes, and whether they lead to the scores
+Between = dict[Any, bool]  # nodes, and whether the scores are among their inputs
 aten, prims = torch.ops.aten, torch.ops.prims
 
 NAME = "misread_attention"
 
-# How patterns mean factors to be permuted: a key in both ways, the latter first.
+# Permutations of factors that the patterns mean; a key has both, the transposition first.
 HEADS_FIRST, TRANSPOSED = ((0, 2, 1, 3),), ((0, 1, 3, 2), (0, 2, 1))
 
 
@@ -37,7 +37,7 @@ def keep_apart(graph: torch.fx.Graph, report: GraphReport) -> None:
         between = {} if is_backward(product) else _between(product)
         if not any(leads and node.target in NORMALISED for node, leads in between.items()):
             continue
-        ignored = _ignored(product, between)
+        ignored = _find_ignored(product, between)
         if ignored is None:
             left_to_inductor = True
         else:
@@ -49,22 +49,25 @@ def keep_apart(graph: torch.fx.Graph, report: GraphReport) -> None:
 
 
 def _between(product: Node) -> Between:
-    """What patterns may pass on their way from `product` up to the product of query and key."""
-    met, todo = set(), [product.args[0]]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, Node) and node.target in PASSED and node not in met:
-            met.add(node)
-            todo += () if node.target is aten.bmm.default else node.all_input_nodes
+    """Return the nodes from `product` up to the product of query and key that patterns may pass.
+
+    The values say whether a node leads to the scores.
+    """
+    reached, pending = set(), [product.args[0]]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, Node) and node.target in PASSED and node not in reached:
+            reached.add(node)
+            pending += () if node.target is aten.bmm.default else node.all_input_nodes
     between: Between = {}
-    for node in sorted(met):
+    for node in sorted(reached):
         is_product = node.target is aten.bmm.default
         between[node] = is_product or any(between.get(n) for n in node.all_input_nodes)
     return between
 
 
-def _ignored(product: Node, between: Between) -> str | None:
-    """What sets attention apart from that of the patterns, if anything does."""
+def _find_ignored(product: Node, between: Between) -> str | None:
+    """Return what distinguishes attention from what the patterns mean, None if nothing does."""
     nodes = [node for node, leads in reversed(between.items()) if leads]
     for node in nodes:
         check = CHECKS.get(node.target)
@@ -74,12 +77,12 @@ def _ignored(product: Node, between: Between) -> str | None:
     views = [node for node in nodes if node.target in VIEWS]
     for scores in (node for node in nodes if node.target is aten.bmm.default):
         (query, key), value = scores.args, product.args[1]
-        ignored = _changed(key, TRANSPOSED, HEADS_FIRST)
-        if views and ignored is None:  # else in three dimensions throughout
-            ignored = _changed(query, HEADS_FIRST) or _changed(value, HEADS_FIRST)
+        ignored = _check_factor(key, TRANSPOSED, HEADS_FIRST)
+        if views and ignored is None:  # without views all is in three dimensions
+            ignored = _check_factor(query, HEADS_FIRST) or _check_factor(value, HEADS_FIRST)
             heads = [_heads(factor) for factor in (query, key, value)]
             heads += [shape(view)[:2] for view in views if len(shape(view)) == 4]
-            if not all(same(heads[0], other) for other in heads):
+            if not all(same(heads[0], lead) for lead in heads):
                 ignored = ignored or "how batch and heads are flattened"
         if ignored is not None:
             return ignored
@@ -96,50 +99,50 @@ def _hide(graph: torch.fx.Graph, product: Node) -> None:
     product.update_arg(0, hidden)
 
 
-# What is between the products.
+# Checks of the operations between the products.
 
 
-def _normalised(node: Node, between: Between) -> str | None:
+def _check_softmax_dim(node: Node, between: Between) -> str | None:
     dims: Any = node.args[1] if len(node.args) > 1 else ()
     dims = tuple(dims) if isinstance(dims, (list, tuple)) else (dims,)
     return None if dims in ((-1,), (len(shape(node)) - 1,)) else "what dimension is normalised"
 
 
-def _viewed(node: Node, between: Between) -> str | None:
-    kept = same(shape(node)[-2:], shape(node.args[0])[-2:])
-    return None if kept else "that a view changes rows or columns"
+def _check_view(node: Node, between: Between) -> str | None:
+    is_same = same(shape(node)[-2:], shape(node.args[0])[-2:])
+    return None if is_same else "that a view changes rows or columns"
 
 
-def _expanded(node: Node, between: Between) -> str | None:
+def _check_expand(node: Node, between: Between) -> str | None:
     return None if same(shape(node), shape(node.args[0])) else "that a factor is expanded"
 
 
-def _added(node: Node, between: Between) -> str | None:
+def _check_add(node: Node, between: Between) -> str | None:
     if node.kwargs:
         return "that a mask is scaled as it is added"
     scores, mask = node.args if between.get(node.args[0]) else node.args[::-1]
     if not isinstance(mask, Node) or len(shape(mask)) < 2:
         return "that what is added is no matrix"
     if dtype(mask) == torch.bool:
-        return "that truth values are added"
+        return "that a boolean mask is added"
     return None if same(shape(node), shape(scores)) else "that a mask widens the scores"
 
 
-def _dropped_out(node: Node, between: Between) -> str | None:
-    x, other = node.args
+def _check_dropout(node: Node, between: Between) -> str | None:
+    x, factor = node.args
     drop = _dropout_of(x)
-    if drop is None or (isinstance(other, (int, float)) and math.isclose(other * (1 - drop), 1)):
+    if drop is None or (isinstance(factor, (int, float)) and math.isclose(factor * (1 - drop), 1)):
         return None
-    return "how dropout is made up for"
+    return "how dropout is rescaled"
 
 
-def _divided(node: Node, between: Between) -> str | None:
+def _check_div(node: Node, between: Between) -> str | None:
     by = node.args[1]
     return "that a scale is a tensor" if isinstance(by, Node) and not between.get(by) else None
 
 
 def _dropout_of(node: Any) -> float | None:
-    """The share that a product with `rand > share` drops."""
+    """Return the probability of a dropout, written as a product with `rand > p`, else None."""
     is_product = isinstance(node, Node) and node.target is aten.mul.Tensor
     for factor in node.all_input_nodes if is_product else ():
         mask = factor.args[0] if factor.target is prims.convert_element_type.default else factor
@@ -149,11 +152,11 @@ def _dropout_of(node: Any) -> float | None:
     return None
 
 
-def _chosen(node: Node, between: Between) -> str | None:
+def _check_where(node: Node, between: Between) -> str | None:
     condition, *branches = node.args
     scores = [branch for branch in branches if between.get(branch)]
     fill: Any = branches[branches[0] in scores]
-    if between.get(condition):  # of all scores: this is torch's safe softmax
+    if between.get(condition):  # the condition depends on scores: torch's safe softmax
         is_zero = fill.target in (aten.full.default, aten.full_like.default) and fill.args[1] == 0
         return None if is_zero else "by what a row without scores is replaced"
     low, lowest = number(fill), LOST
@@ -163,31 +166,31 @@ def _chosen(node: Node, between: Between) -> str | None:
         return "by what masked scores are replaced"
     with unset_fake_temporarily():
         mask = constant(condition)
-        kept = mask if mask is None or fill is branches[1] else ~mask
-        if kept is None or not kept.any(-1).all():
+        visible = mask if mask is None or fill is branches[1] else ~mask
+        if visible is None or not visible.any(-1).all():
             return "what a mask is compared with, and rows masked whole"
     return None
 
 
-def _compared(node: Node, between: Between) -> str | None:
+def _check_eq(node: Node, between: Between) -> str | None:
     return None if node.args[1] == -torch.inf else "what scores are compared with"
 
 
 Check = Callable[[Node, Between], str | None]
 NORMALISED: dict[Any, Check] = dict.fromkeys(
     (aten._softmax.default, aten._safe_softmax.default, aten.amax.default),
-    _normalised,
+    _check_softmax_dim,
 )
 CHECKS: dict[Any, Check] = {
     **NORMALISED,
-    **dict.fromkeys((aten.sum.dim_IntList, aten.any.dim), _normalised),
-    **dict.fromkeys(VIEWS, _viewed),
-    aten.expand.default: _expanded,
-    aten.add.Tensor: _added,
-    aten.mul.Tensor: _dropped_out,
-    aten.div.Tensor: _divided,
-    aten.where.self: _chosen,
-    aten.eq.Scalar: _compared,
+    **dict.fromkeys((aten.sum.dim_IntList, aten.any.dim), _check_softmax_dim),
+    **dict.fromkeys(VIEWS, _check_view),
+    aten.expand.default: _check_expand,
+    aten.add.Tensor: _check_add,
+    aten.mul.Tensor: _check_dropout,
+    aten.div.Tensor: _check_div,
+    aten.where.self: _check_where,
+    aten.eq.Scalar: _check_eq,
 }
 PASSED = {
     *CHECKS,
@@ -201,40 +204,43 @@ PASSED = {
 
 
 FLATTENED: dict[Any, Check | None] = {
-    **dict.fromkeys(VIEWS, _viewed),
-    aten.expand.default: _expanded,
+    **dict.fromkeys(VIEWS, _check_view),
+    aten.expand.default: _check_expand,
     **dict.fromkeys((aten.clone.default, prims.convert_element_type.default)),
     **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar)),
-    aten.div.Tensor: _divided,
+    aten.div.Tensor: _check_div,
 }
 
 
-def _changed(node: Any, *permutations: tuple[tuple[int, ...], ...]) -> str | None:
-    """What is done to a factor but to flatten, scale and permute it in these ways."""
+def _check_factor(node: Any, *permutations: tuple[tuple[int, ...], ...]) -> str | None:
+    """Return how a factor is changed other than by flattening, scaling and these permutations."""
     while node.target in FLATTENED and isinstance(node.args[0], Node):
         check = FLATTENED[node.target]
-        changed = check(node, {}) if check else None
-        if changed is not None:
-            return changed
+        reason = check(node, {}) if check else None
+        if reason is not None:
+            return reason
         node = node.args[0]
-    for known in permutations:
+    for accepted in permutations:
         if node.target is not aten.permute.default:
             return None
-        if tuple(node.args[1]) not in known:
+        if tuple(node.args[1]) not in accepted:
             return "how factors are permuted"
         node = node.args[0]
     return None
 
 
 def _heads(node: Any) -> Any:
-    """The dimensions of a factor before its matrices, before they were flattened."""
+    """Return the leading dimensions of a factor, before they were flattened."""
     while len(shape(node)) == 3 and node.target in FLATTENED:
         node = node.args[0]
     return shape(node)[:-2]
 
 
 def _make_scales_float(graph: torch.fx.Graph) -> None:
-    """In training, those patterns trace an int as a symbol, which Dynamo's guards do not find."""
+    """Convert int scales to floats.
+
+    In training, Inductor's patterns trace an int as a symbol that Dynamo's guards do not find.
+    """
     for op in (aten.mul.Tensor, aten.div.Tensor):
         for node in graph.find_nodes(op="call_function", target=op):
             if type(node.args[1]) is int and dtype(node.args[0]).is_floating_point:

@@ -1,14 +1,15 @@
-"""The scores of attention, read from the softmax up to the product of query and key.
+"""Read the scores of attention, from the softmax up to the product of query and key.
 
-What is done to the scores between the two products, done to zero, is the mask that torch's op adds.
+The operations on the scores between the two products, applied to zero, give the mask that torch's
+op adds.
 
-Masked by `where`, scores are replaced and not added to. The sum is the same where it rounds to the
+Scores masked by `where` are replaced and not added to. The sum is equal where it rounds to the
 mask's value, as it does for finite scores if that is the lowest number of fp32 or bf16: torch's
 kernels add in fp32, in which numbers around -2^128 are 2^104 apart, so a score below 2^103 in size
 is lost. A row masked whole is then uniform in both. The lowest number of fp16 is no such number:
-the lowest of fp32 takes its place, which is the same as long as a row keeps a score above -65400.
-With -inf, torch's kernels return zeros for a row masked whole, and eager NaN: such a fill is taken
-only where it is a constant, and all that constants do is seen to leave every row a score.
+the lowest of fp32 takes its place, which is equal as long as a row keeps a score above -65400.
+With -inf, torch's kernels return zeros for a row masked whole, and eager NaN: such a fill is
+accepted only where it is a constant and the constants leave every row a score.
 """
 
 import math
@@ -26,7 +27,7 @@ from ipex_inductor.passes.engine.rule import equal_shapes, same_size
 Node = torch.fx.Node
 aten, prims = torch.ops.aten, torch.ops.prims
 
-LOST = -(2.0**127)  # what is lower stays itself when a score is added in fp32
+LOST = -(2.0**127)  # a lower mask value absorbs a score that is added in fp32
 
 VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 FLATTEN = (*VIEWS, aten.clone.default, aten.expand.default)
@@ -36,12 +37,12 @@ Step = tuple[Callable[..., Tensor | None], tuple[Any, ...], tuple[Node, ...]]
 
 
 class Refused(Exception):
-    """Why what looks like attention is left alone."""
+    """Raised with the reason why something that looks like attention is not rewritten."""
 
 
 @dataclass(frozen=True)
 class Product:
-    """`node` as the product of `a` and `b`, which are copied and flattened by those in `path`."""
+    """The product `node` of `a` and `b`, which are copied and flattened by the nodes in `path`."""
 
     node: Node
     a: Node
@@ -51,7 +52,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Scores:
-    """`scale` * q @ k, where k [batch, heads, width, tokens], and what is done to that."""
+    """The scores: `scale` * q @ k, where k is [batch, heads, width, tokens], after `steps`."""
 
     q: Node
     k: Node
@@ -59,33 +60,33 @@ class Scores:
     steps: tuple[Step, ...] = ()
 
     def then(self, step: Callable[..., Tensor | None], *parameters: Any, of: Any = ()) -> "Scores":
-        """The scores after one more step."""
+        """Return the scores after one more step, which takes the tensors `of`."""
         return replace(self, steps=(*self.steps, (step, parameters, tuple(of))))
 
     @property
     def tensors(self) -> tuple[Node, ...]:
-        """What the steps take."""
+        """The tensors that the steps take."""
         return tuple(node for _, _, taken in self.steps for node in taken)
 
     @property
     def filled(self) -> bool:
-        """Whether scores were replaced."""
+        """True if some step replaces scores by a constant."""
         return any(step is _fill for step, _, _ in self.steps)
 
 
 def mask_of(steps: tuple[Step, ...], *tensors: Tensor) -> Tensor | None:
-    """What the steps add to the scores, in two or four dimensions; None if nothing."""
-    given: Iterator[Tensor] = iter(tensors)
+    """Return what the steps add to the scores, in two or four dimensions; None if nothing."""
+    remaining: Iterator[Tensor] = iter(tensors)
     mask: Tensor | None = None
     for step, parameters, taken in steps:
-        mask = step(mask, *(next(given) for _ in taken), *parameters)
+        mask = step(mask, *(next(remaining) for _ in taken), *parameters)
     if mask is None or mask.dim() == 2:
         return mask
     return mask[(None,) * (4 - mask.dim())]
 
 
 def without_widening(scores: Scores) -> Scores:
-    """Leave out that scores are widened behind all that is added, as for a softmax in fp32.
+    """Return the scores without an upcast behind all that is added, as for a softmax in fp32.
 
     The mask then keeps the dtype of the query, in which torch's kernels on GPUs read it.
     """
@@ -100,7 +101,7 @@ def without_widening(scores: Scores) -> Scores:
 
 
 def attention_of(bmm: Node) -> tuple[Product, Node] | None:
-    """The product of a softmax over its last dimension with a value, and that softmax."""
+    """Return the product of a softmax over its last dimension with a value, and that softmax."""
     users = list(bmm.users)
     product = _product(users[0] if len(users) == 1 and users[0].target in VIEWS else bmm)
     node: Any = product.a if product else None
@@ -113,7 +114,10 @@ def attention_of(bmm: Node) -> tuple[Product, Node] | None:
 
 
 def scores_of(product: Product, softmax: Node) -> Scores:
-    """The scores behind `softmax`. Raises `Refused` where they are none, or somebody else's too."""
+    """Return the scores that `softmax` normalises.
+
+    Raises `Refused` if there are none, or if something else reads them too.
+    """
     for node in (*product.path, product.a, softmax):
         if len(node.users) != 1:
             raise Refused(f"the probabilities have {len(node.users)} users")
@@ -123,7 +127,10 @@ def scores_of(product: Product, softmax: Node) -> Scores:
 
 
 def _check_rows(scores: Scores) -> None:
-    """What constants do to the scores must leave each row one; a fill by -inf must be constant."""
+    """Raise `Refused` if a row may be masked whole by -inf.
+
+    A fill by -inf must be a constant, and the constants must leave each row a score.
+    """
     mask: Tensor | None = None
     with unset_fake_temporarily():
         for step, parameters, taken in scores.steps:
@@ -141,24 +148,27 @@ def _product(node: Node) -> Product | None:
     if bmm.target is not aten.bmm.default:
         return None
     lead = shape(node)[:-2]
-    (a, path), (b, _) = (_unflattened(factor, lead) for factor in bmm.args)
+    (a, path), (b, _) = (_unflatten(factor, lead) for factor in bmm.args)
     return Product(node, a, b, path)
 
 
-def _unflattened(factor: Any, lead: Any) -> tuple[Any, tuple[Node, ...]]:
-    """What was copied and flattened to `factor`, with dimensions `lead` before its matrices."""
+def _unflatten(factor: Any, lead: Any) -> tuple[Any, tuple[Node, ...]]:
+    """Return what `factor` was flattened from, and the nodes on the way.
+
+    Its dimensions before the matrices are `lead`.
+    """
     wanted = (*lead, *shape(factor)[-2:])
-    node, found, path, seen = factor, factor, (), [factor]
+    node, source, path, visited = factor, factor, (), [factor]
     while node.target in FLATTEN:
         if not same(shape(node), shape(node.args[0])) and (
             node.target is aten.expand.default or same(shape(node), wanted)
         ):
             break
         node = node.args[0]
-        seen.append(node)
+        visited.append(node)
         if same(shape(node), wanted):
-            found, path = node, tuple(seen)
-    return found, path
+            source, path = node, tuple(visited)
+    return source, path
 
 
 # From the softmax up.
@@ -185,9 +195,9 @@ def _added(node: Node) -> Scores:
 
 
 def _either(node: Node, *operands: Any) -> tuple[Scores, Any]:
-    """The scores and the other operand, whichever is which."""
+    """Return the scores and the other operand of a node, in whichever order they come."""
     reasons = []
-    for operand, other in (operands, operands[::-1]):
+    for operand, addend in (operands, operands[::-1]):
         try:
             scores = _read(operand)
         except Refused as reason:
@@ -195,14 +205,14 @@ def _either(node: Node, *operands: Any) -> tuple[Scores, Any]:
             continue
         if not equal_shapes(value(operand), value(node)):
             raise Refused("the scores are broadcast to a mask")
-        return scores, other
+        return scores, addend
     raise min(reasons, key=lambda reason: "is no product" in str(reason))
 
 
 def _chosen(node: Node) -> Scores:
     condition, *branches = node.args
     scores, fill = _either(node, *branches)
-    keeps = branches[1] is fill  # or drops, what `condition` holds for
+    keeps = branches[1] is fill  # whether scores are kept or replaced where `condition` holds
     kind, low = dtype(node), number(fill)
     if low is None:
         raise Refused("masked scores become no constant")
@@ -215,7 +225,7 @@ def _chosen(node: Node) -> Scores:
     return scores.then(_fill, keeps, low, kind, of=[condition])
 
 
-def _cast(node: Node) -> Scores:
+def _read_cast(node: Node) -> Scores:
     scores = _read(node.args[0])
     if scores.filled and dtype(node) != torch.float32:
         raise Refused(f"masked scores are rounded to {dtype(node)}")
@@ -223,10 +233,10 @@ def _cast(node: Node) -> Scores:
 
 
 def _scaled(node: Node) -> Scores:
-    x, other = node.args[:2]
+    x, scalar = node.args[:2]
     if node.target is aten.mul.Tensor and number(x) is not None:
-        x, other = other, x
-    scores, factor = _read(x), number(other)
+        x, scalar = scalar, x
+    scores, factor = _read(x), number(scalar)
     if not factor or not math.isfinite(factor):
         raise Refused("the scale is not a number")
     if scores.tensors:
@@ -238,13 +248,13 @@ def _times(scale: float, node: Node, factor: float) -> float:
     return scale / factor if node.target is aten.div.Tensor else scale * factor
 
 
-def _viewed(node: Node) -> Scores:
+def _read_view(node: Node) -> Scores:
     product = _product(node)
     if product is not None:
         return _queried(product)
     source, shapes = node.args[0], [tuple(shape(n)) for n in (node.args[0], node)]
     if not all(isinstance(size, int) for sizes in shapes for size in sizes):
-        raise Refused("a view of unknown size is between")
+        raise Refused("a view of unknown size is between softmax and product")
     if shapes[0][-2:] != shapes[1][-2:]:
         raise Refused("a view between changes rows or columns")
     return _read(source).then(_view, *shapes)
@@ -263,14 +273,14 @@ def _queried(product: Product) -> Scores:
 READERS: dict[Any, Callable[[Node], Scores]] = {
     aten.add.Tensor: _added,
     aten.where.self: _chosen,
-    prims.convert_element_type.default: _cast,
+    prims.convert_element_type.default: _read_cast,
     aten.mul.Tensor: _scaled,
     aten.div.Tensor: _scaled,
-    **dict.fromkeys((*VIEWS, aten.bmm.default), _viewed),
+    **dict.fromkeys((*VIEWS, aten.bmm.default), _read_view),
 }
 
 
-# The same on zero, which is None until a mask comes.
+# The steps applied to zero, which is None until a mask is added.
 
 
 def _add(mask: Tensor | None, addend: Tensor, kind: torch.dtype) -> Tensor:
@@ -281,8 +291,8 @@ def _add(mask: Tensor | None, addend: Tensor, kind: torch.dtype) -> Tensor:
 def _fill(
     mask: Tensor | None, condition: Tensor, keeps: bool, low: float, kind: torch.dtype
 ) -> Tensor:
-    kept = condition.new_zeros((), dtype=kind) if mask is None else mask.to(kind)
-    return torch.where(condition, kept, low) if keeps else torch.where(condition, low, kept)
+    base = condition.new_zeros((), dtype=kind) if mask is None else mask.to(kind)
+    return torch.where(condition, base, low) if keeps else torch.where(condition, low, base)
 
 
 def _to(mask: Tensor | None, kind: torch.dtype) -> Tensor | None:
@@ -297,26 +307,26 @@ def _view(mask: Tensor | None, source: list[int], shape: list[int]) -> Tensor | 
 
 
 def value(node: Any) -> Any:
-    """The fake value of `node`."""
+    """Return the fake value of `node`."""
     return node.meta["val"]
 
 
 def shape(node: Any) -> Any:
-    """The sizes of `node`, numbers or symbols."""
+    """Return the sizes of `node`, ints or symbols."""
     return value(node).shape
 
 
 def dtype(node: Any) -> torch.dtype:
-    """The dtype of `node`."""
+    """Return the dtype of `node`."""
     kind: torch.dtype = value(node).dtype
     return kind
 
 
 def on_cpu(node: Any) -> bool:
-    """Whether `node` is computed on the CPU."""
+    """Return whether `node` is computed on the CPU."""
     return bool(value(node).device.type == "cpu")
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two shapes are known to be equal."""
+    """Return whether two shapes are known to be equal."""
     return len(a) == len(b) and all(map(same_size, a, b))

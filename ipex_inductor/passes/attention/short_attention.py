@@ -1,7 +1,7 @@
-"""Attention over few keys on a CPU, by a kernel of ours where it was measured to beat torch's.
+"""Compute attention over few keys on a CPU by a kernel of ours, where it was measured to be faster.
 
-Torch's kernel for the CPU goes over keys in parts and converts what its products take; while a
-head's scores fit the cache, whole rows and products on packed pairs take half the time and less.
+Torch's CPU kernel goes over keys in parts and converts the operands of its GEMMs. While a head's
+scores fit the cache, whole rows and GEMMs on packed pairs take half the time or less.
 """
 
 import math
@@ -18,25 +18,28 @@ Node = torch.fx.Node
 aten = torch.ops.aten
 
 TORCHS = aten._scaled_dot_product_flash_attention_for_cpu.default
-# Up to how many queries and keys, and how wide a head, it is faster, by CPU and dtype.
+# The most queries and keys and the largest head width for which our kernel is faster, by CPU and
+# dtype.
 FASTER: Mapping[tuple[str, torch.dtype], tuple[float, int, int]] = {
     ("x86-64:avx512_bf16", torch.bfloat16): (math.inf, 1024, 256),
     ("x86-64:avx512_bf16", torch.float32): (math.inf, 1024, 256),
     ("x86-64:avx2", torch.float32): (math.inf, 1024, 128),
     ("x86-64:avx2", torch.bfloat16): (6, 1024, 128),
 }
-LANES = 16  # what a head's width is a multiple of
+LANES = 16  # a head's width is a multiple of this
 
 
 def shorten(graph: torch.fx.Graph, report: GraphReport, why_not: Callable[[], str | None]) -> None:
-    """Give attention over few keys to our kernel; for inference alone, as it has no gradient.
+    """Replace attention over few keys by our kernel; for inference only, as it has no gradient.
 
-    `why_not` is asked where that would be faster: why there is no kernel here, or None.
+    Args:
+        why_not: Returns why our kernel is not available, or None. It is called only where the
+            kernel would be faster.
     """
-    found = [n for n in graph.find_nodes(op="call_function", target=TORCHS) if _is_faster(n)]
-    if not found or why_not() is not None:
+    attentions = [n for n in graph.find_nodes(op="call_function", target=TORCHS) if _is_faster(n)]
+    if not attentions or why_not() is not None:
         return
-    for node in found:
+    for node in attentions:
         q, k, v, *rest = node.args
         causal = rest[1] if len(rest) > 1 else node.kwargs.get("is_causal", False)
         scale = node.kwargs.get("scale")
@@ -51,11 +54,11 @@ def shorten(graph: torch.fx.Graph, report: GraphReport, why_not: Callable[[], st
         result.replace_all_uses_with(call)
         graph.erase_node(result)
         graph.erase_node(node)
-    report.add("choice", "attention over few keys", f"{len(found)} by our kernel")
+    report.add("choice", "attention over few keys", f"{len(attentions)} by our kernel")
 
 
 def _is_faster(node: Node) -> bool:
-    """Whether our kernel can do it, and was measured to be faster on such sizes."""
+    """Return whether our kernel supports `node` and was measured to be faster on its sizes."""
     q, k, v, *rest = node.args
     mask = node.kwargs.get("attn_mask")
     values: list[torch.Tensor] = [t.meta["val"] for t in (q, k, v, mask) if isinstance(t, Node)]
@@ -75,7 +78,7 @@ def _is_faster(node: Node) -> bool:
         and keys <= most
         and width % LANES == 0
         and width <= widest
-        and first.stride(3) == 1  # so the result, which lies as it, has its rows whole
+        and first.stride(3) == 1  # the result has the query's strides, so its rows are contiguous
         and not (rest[:1] or [node.kwargs.get("dropout_p", 0.0)])[0]
         and _is_number(node.kwargs.get("scale"))
     )

@@ -1,4 +1,4 @@
-"""Dynamo's graph, which writes to tensors in place: rules on attention's calls, who may write."""
+"""Helpers for rules on attention calls in Dynamo's graph, which writes to tensors in place."""
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -18,55 +18,62 @@ from ipex_inductor.reporting.decisions import GraphReport
 Node = torch.fx.Node
 T = TypeVar("T")
 
-# What writes to its first argument is called so, or like a method with "_" behind.
+# Functions that write to their first argument have these names, or a trailing "_" as methods do.
 PYTHONS = frozenset(dir(operator))  # iadd, and_ ...
 WRITERS = {"setitem"} | {n for n in PYTHONS if n[0] == "i" and PYTHONS & {n[1:], f"{n[1:]}_"}}
-# All else of these modules writes only where it is told to.
+# All other functions of these modules write only with `out=` or `inplace=`.
 WITHOUT_WRITERS = ("torch", "_operator", "operator", "builtins", "math")
 _NOBODY = nullcontext()
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
 def arguments(attention: Node) -> dict[str, Any]:
-    """What a call of torch's attention is given, by name."""
+    """Return the arguments of a call of torch's attention by name."""
     return dict(zip(ARGUMENTS, attention.args, strict=False)) | attention.kwargs
 
 
 def tried(rule: str, find: Callable[[Node], T | None], node: Node, report: GraphReport) -> T | None:
-    """What `find` makes of a call, whose text is said in the report; raises nothing."""
+    """Return what `find` returns for a call, None if it raises; report its text or the reason.
+
+    Args:
+        rule: The rule's name in the report.
+        find: Returns a match of the rule, None if there is none; raises `Refused` with a reason.
+        node: The call.
+        report: Gets the decision.
+    """
     try:
-        found = find(node)
+        match = find(node)
     except Refused as refused:
         report.add("missed", rule, str(refused), user_line(node))
         return None
-    except Exception as error:  # no attention is worth all the other rules
+    except Exception as error:  # one failing rule must not disable the others
         report.add("missed", rule, f"{type(error).__name__}: {error}", user_line(node))
         return None
-    if found is not None:
-        report.add("fired", rule, str(found), user_line(node))
+    if match is not None:
+        report.add("fired", rule, str(match), user_line(node))
         counters["ipex"][rule] += 1
-    return found
+    return match
 
 
-def attended(given: Mapping[str, Any], seen_by: AbstractContextManager[Any] = _NOBODY) -> Tensor:
-    """The fake result of torch's attention. Raises `Refused` where torch has none."""
+def attended(call: Mapping[str, Any], seen_by: AbstractContextManager[Any] = _NOBODY) -> Tensor:
+    """Return the fake result of torch's attention. Raises `Refused` where torch has none."""
     try:
-        with unset_fake_temporarily(), given["query"].fake_mode, seen_by:
+        with unset_fake_temporarily(), call["query"].fake_mode, seen_by:
             # `seen_by` is innermost, so that no call is answered from fake tensors' cache.
-            return ATTEND(**given)
+            return ATTEND(**call)
     except Exception as error:
-        raise Refused(f"torch's attention does not take it so: {error}") from error
+        raise Refused(f"torch's attention rejects the call: {error}") from error
 
 
-def is_fused(given: Mapping[str, Any]) -> bool:
-    """Whether torch has a kernel for it."""
+def is_fused(call: Mapping[str, Any]) -> bool:
+    """Return whether torch has a fused kernel for a call with these fake arguments."""
     kernels = Kernels()  # type: ignore[no-untyped-call]
-    attended(given, kernels)
+    attended(call, kernels)
     return kernels.fused
 
 
 def may_be_written(since: Node, until: Node) -> bool:
-    """Whether anything between two nodes may write to a tensor."""
+    """Return whether a node between two nodes may write to a tensor."""
     node = since.next
     while node is not until:
         if node.op != "root" and _may_write(node):
@@ -76,7 +83,7 @@ def may_be_written(since: Node, until: Node) -> bool:
 
 
 def _may_write(node: Node) -> bool:
-    """Whether a node may write to a tensor; what is not torch's or Python's own may."""
+    """Return whether a node may write to a tensor; functions outside torch and Python may."""
     target: Any = node.target
     if node.op in ("placeholder", "get_attr", "output"):
         return False
@@ -88,30 +95,31 @@ def _may_write(node: Node) -> bool:
         name, module = str(target), "torch"
     else:
         name, module = getattr(target, "__name__", ""), getattr(target, "__module__", None) or ""
-    told = "out" in node.kwargs or node.kwargs.get("inplace")
-    if module == "torch.nn.functional":  # by its place
-        told = told or any(argument is True for argument in node.args)
+    is_out = "out" in node.kwargs or node.kwargs.get("inplace")
+    if module == "torch.nn.functional":  # `inplace` may be positional
+        is_out = is_out or any(argument is True for argument in node.args)
     plain = name[2:-2] if name.startswith("__") else name
     writes = plain in WRITERS or (plain.endswith("_") and name not in PYTHONS)
-    known = node.op == "call_method" or module.split(".")[0] in WITHOUT_WRITERS
-    return bool(told or writes or not known or not name)
+    is_pure_module = node.op == "call_method" or module.split(".")[0] in WITHOUT_WRITERS
+    return bool(is_out or writes or not is_pure_module or not name)
 
 
 def methods(node: Node, calls: Iterable[tuple[Any, ...]]) -> Node:
-    """The last of new nodes that call these methods, a name and its arguments each, from `node` on.
+    """Insert a chain of method calls on `node`; return the last one.
 
-    They stand where the graph is told to insert, and have the fake tensors that they make.
+    Each call is a method's name and its arguments. The nodes stand at the graph's insertion point
+    and carry the fake tensors that they return.
     """
     for call in calls:
-        name, *given = call
+        name, *args = call
         value, meta = after(example(node), [call]), node.meta
-        node = node.graph.call_method(name, (node, *given))
+        node = node.graph.call_method(name, (node, *args))
         node.meta = {**meta, "example_value": value}
     return node
 
 
 def after(value: Tensor, calls: Iterable[tuple[Any, ...]]) -> Tensor:
-    """What those methods make of a tensor."""
-    for name, *given in calls:
-        value = getattr(value, name)(*given)
+    """Return the tensor after a chain of method calls."""
+    for name, *args in calls:
+        value = getattr(value, name)(*args)
     return value

@@ -1,4 +1,4 @@
-"""What Inductor computes wrongly, said in words that it computes right."""
+"""Rewrite ops that Inductor computes wrongly as ops that it computes right."""
 
 import math
 from collections.abc import Callable
@@ -20,14 +20,14 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Correction:
-    """One fault of Inductor.
+    """A fault of Inductor and its correction.
 
     Args:
-        name: the name in reports.
-        reason: what Inductor does.
-        ops: the ops that it compiles wrongly.
-        concerns: tells of a node whether the fault shows there.
-        right: computes what the op does, called with the op and its arguments.
+        name: The name in reports.
+        reason: What Inductor does.
+        ops: The ops that it compiles wrongly.
+        concerns: Returns whether the fault shows at a node.
+        right: Computes what the op does, called with the op and its arguments.
     """
 
     name: str
@@ -48,10 +48,10 @@ def correct(graph: torch.fx.Graph, report: GraphReport) -> None:
 
 
 def _hangs_over_the_border(node: torch.fx.Node) -> bool:
-    """Return whether windows hang over the border (`ceil_mode`) and padding counts.
+    """Return whether windows extend over the border (`ceil_mode`) and padding counts.
 
-    Eager then divides by what is inside, the backward of Inductor by the whole window, unless a
-    divisor is given.
+    Unless a divisor is given, eager then divides by the part inside, and Inductor's backward by the
+    whole window.
     """
     *_, ceil_mode, padding_counts, divisor = node.args
     return bool(ceil_mode and padding_counts and divisor is None)
@@ -68,7 +68,19 @@ def _pool_backward(
     padding_counts: bool,
     divisor: Any,
 ) -> Tensor:
-    """The backward with one divisor for all windows, of gradients that are scaled to it."""
+    """Return the backward with one divisor for all windows, of gradients scaled to it.
+
+    Args:
+        op: The backward op.
+        grad: The gradient of the pool's result.
+        x: The pool's input.
+        kernel: The window along each dimension.
+        stride: The stride along each dimension; empty for the window.
+        padding: The padding along each dimension.
+        ceil_mode: Whether windows may extend over the border.
+        padding_counts: Whether the divisor counts padding.
+        divisor: The given divisor, which is None here.
+    """
     scaled, windows = grad, list(zip(kernel, stride or kernel, padding, strict=True))
     for axis, (size, step, pad) in enumerate(windows, -len(windows)):
         start = torch.arange(grad.shape[axis], device=grad.device) * step - pad
@@ -79,7 +91,7 @@ def _pool_backward(
 
 
 def _may_be_of_nothing(node: torch.fx.Node) -> bool:
-    """Return whether there may be no elements to take the mean of."""
+    """Return whether the mean may be of no elements."""
     x, dims = node.args[0], node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
     if not isinstance(x, torch.fx.Node):
         return False
@@ -88,14 +100,22 @@ def _may_be_of_nothing(node: torch.fx.Node) -> bool:
     return not all(statically_known_true(shape[axis] > 0) for axis in axes)
 
 
-def _mean_apart(
+def _compute_mean_separately(
     op: Callable[..., tuple[Tensor, Tensor]],
     x: Tensor,
     dim: list[int] | None = None,
     correction: float | None = None,
     keepdim: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return the variance and the mean, not of one reduction: none of no elements has a mean."""
+    """Return the variance and the mean by two reductions; the mean of no elements is then nan.
+
+    Args:
+        op: The op `var_mean`.
+        x: The input.
+        dim: The dimensions to reduce; None or empty for all.
+        correction: The correction of the variance.
+        keepdim: Whether reduced dimensions stay.
+    """
     variance, _ = op(x, dim, correction=correction, keepdim=keepdim)
     return variance, x.mean(dim or [*range(x.ndim)], keepdim)
 
@@ -107,20 +127,31 @@ def _samples_in_order(
     size: list[int],
     samples: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the pooled values and their places, by the sample that eager takes of each axis."""
+    """Return the pooled values and their indices, with the samples in eager's order of axes.
+
+    Args:
+        op: The pool op.
+        x: The input.
+        kernel: The window along each dimension.
+        size: The sizes of the result.
+        samples: The random samples, whose last dimension is flipped.
+    """
     return op(x, kernel, size, samples.flip(-1))
 
 
 def _is_scaled(node: torch.fx.Node) -> bool:
-    """Return whether what is subtracted has a factor."""
+    """Return whether the subtrahend has a factor."""
     return bool((node.args[2] if len(node.args) > 2 else node.kwargs.get("alpha", 1)) != 1)
 
 
 def _add_negated(
-    op: Callable[..., list[Tensor]], tensors: list[Tensor], others: list[Tensor], alpha: float = 1
+    op: Callable[..., list[Tensor]],
+    tensors: list[Tensor],
+    subtrahends: list[Tensor],
+    alpha: float = 1,
 ) -> list[Tensor]:
-    """Return the differences as sums with the factor negated, rounded the same."""
-    result: list[Tensor] = aten._foreach_add.List(tensors, others, alpha=-alpha)
+    """Return the differences as sums with the factor negated; they round identically."""
+    result: list[Tensor] = aten._foreach_add.List(tensors, subtrahends, alpha=-alpha)
     return result
 
 
@@ -144,7 +175,7 @@ CORRECTIONS = (
         reason="Inductor's mean of no elements is 0 beside a variance, not nan",
         ops=(aten.var_mean.correction,),
         concerns=_may_be_of_nothing,
-        right=_mean_apart,
+        right=_compute_mean_separately,
     ),
     Correction(
         name="fractional_max_pool3d",

@@ -1,9 +1,9 @@
-"""Updates in place that Inductor would get wrong.
+"""Find updates in place that Inductor would get wrong.
 
 Inductor (torch 2.11 to 2.15) writes a scatter, an `index_put` or a list of sums straight into the
-operand if nothing reads that afterwards. It overlooks what the op itself reads of the operand at
-other places (`x[1:] = x[:-1]`), that its result may outlive what is copied into the operand later,
-and what such a copy is made of. Those ops are named here, and stay out of place.
+operand if nothing reads that afterwards. It overlooks that the op itself reads the operand at other
+places (`x[1:] = x[:-1]`), that its result may outlive what is copied into the operand later, and
+what such a copy is computed from. These ops are found here, and stay out of place.
 """
 
 import operator
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 NAME = "update in place"
 REASON = "Inductor would overwrite what is still to be read"
-# Their results are written before anything that follows: what they read is read by then.
+# Their results are written before later ops run, so their reads are done by then.
 DONE = ("mm", "addmm", "bmm", "baddbmm", "convolution")
 
 
@@ -30,11 +30,11 @@ def unsafe(
     """Return the nodes of `graph` that may not be written into an operand.
 
     Args:
-        report: Where that is noted.
-        graph: The graph behind all other passes.
-        written: The numbers of the arguments that an op would be written into.
+        report: Gets the number of such nodes.
+        graph: The graph after all other passes.
+        written: Returns the numbers of the arguments that an op would be written into.
     """
-    copied = _copied(graph)
+    copied = _find_copied(graph)
     held = []
     for node in graph.nodes:
         for operand in _operands(node, written):
@@ -47,55 +47,60 @@ def unsafe(
     return held
 
 
-def _copied(graph: torch.fx.Graph) -> dict[Node, Node]:
-    """What is copied into each input, the first time."""
-    found: dict[Node, Node] = {}
+def _find_copied(graph: torch.fx.Graph) -> dict[Node, Node]:
+    """Return the node that is first copied into each input."""
+    copied: dict[Node, Node] = {}
     for node in graph.find_nodes(op="call_function", target=aten.copy_.default):
         target, source = node.args[:2]
         if isinstance(target, Node) and isinstance(source, Node):
-            found.setdefault(target, source)
-    return found
+            copied.setdefault(target, source)
+    return copied
 
 
 def _nodes(value: Any) -> list[Node]:
-    found: list[Node] = []
-    torch.fx.map_arg(value, found.append)
-    return found
+    nodes: list[Node] = []
+    torch.fx.map_arg(value, nodes.append)
+    return nodes
 
 
 def _reads_elsewhere(node: Node, operand: Node, written: Callable[[Any], Collection[int]]) -> bool:
-    """Return whether what `node` reads beside its operands is made of `operand`."""
-    same = _alike(operand, written)
-    own = {*written(node.target)}
-    todo = [each for n, value in enumerate(node.args) if n not in own for each in _nodes(value)]
-    todo = [each for each in [*todo, *_nodes(node.kwargs)] if each is not operand]
-    met: set[Node] = set()
-    while todo:
-        each = todo.pop()
-        if each in met:
+    """Return whether arguments of `node` other than its operands depend on `operand`."""
+    aliases = _find_aliases(operand, written)
+    operand_numbers = {*written(node.target)}
+    pending = [
+        source
+        for n, value in enumerate(node.args)
+        if n not in operand_numbers
+        for source in _nodes(value)
+    ]
+    pending = [source for source in [*pending, *_nodes(node.kwargs)] if source is not operand]
+    visited: set[Node] = set()
+    while pending:
+        source = pending.pop()
+        if source in visited:
             continue
-        met.add(each)
-        if each in same or _storage(each) in same:
+        visited.add(source)
+        if source in aliases or _storage(source) in aliases:
             return True
-        if getattr(each.target, "_opname", "") not in DONE:
-            todo += each.all_input_nodes
+        if getattr(source.target, "_opname", "") not in DONE:
+            pending += source.all_input_nodes
     return False
 
 
-def _alike(operand: Node, written: Callable[[Any], Collection[int]]) -> set[Any]:
-    """Return nodes and storages that are one memory with `operand` if all is written in place."""
-    found: set[Any] = set()
+def _find_aliases(operand: Node, written: Callable[[Any], Collection[int]]) -> set[Any]:
+    """Return nodes and storages that share memory with `operand` if all is written in place."""
+    aliases: set[Any] = set()
     while True:
-        found |= {operand, _storage(operand)}
+        aliases |= {operand, _storage(operand)}
         source = operand.args[0] if operand.target is operator.getitem else operand
         operands = _operands(source, written) if isinstance(source, Node) else []
         if len(operands) != 1:
-            return found - {None}
+            return aliases - {None}
         (operand,) = operands
 
 
 def _operands(node: Node, written: Callable[[Any], Collection[int]]) -> list[Node]:
-    return [each for n in written(node.target) for each in _nodes(node.args[n])]
+    return [operand for n in written(node.target) for operand in _nodes(node.args[n])]
 
 
 def _storage(node: Node) -> int | None:

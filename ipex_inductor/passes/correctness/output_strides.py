@@ -1,7 +1,7 @@
-"""Results keep the strides that they were traced with behind Inductor's joint passes.
+"""Restore the traced strides of results after Inductor's joint passes.
 
-On GPUs Inductor pads products (`pad_mm`) and cuts the results off. A cut has the strides of what it
-is cut from. Inductor notes the strides that results are to have behind that pass, so the caller
+On GPUs Inductor pads products (`pad_mm`) and slices the results. A slice has the strides of the
+padded tensor. Inductor records the strides that results must have after that pass, so the caller
 gets a result that cannot be viewed as eager's can.
 """
 
@@ -23,10 +23,11 @@ NAME = "strides of results"
 
 
 class OutputStrides(CustomGraphPass):
-    """Restore the strides of results behind Inductor's joint passes, and the user's own.
+    """Pass that restores the strides of results after Inductor's joint passes and the user's.
 
     Args:
-        user_passes: those of `joint_custom_post_pass`, which run first.
+        report: Gets the decisions.
+        user_passes: The passes of `joint_custom_post_pass`, which run first.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class OutputStrides(CustomGraphPass):
         self._traced: dict[int, Tensor] = {}
 
     def record(self, graph: torch.fx.Graph) -> None:
-        """Note how the results of a traced graph lie."""
+        """Record the strides of the results of a traced graph."""
         outputs: Any = graph.output_node().args[0]
         results = compat.results_of(graph)
         if results is None:
@@ -46,7 +47,7 @@ class OutputStrides(CustomGraphPass):
         self._traced = {n: v for n, v in values.items() if v is not None and _is_dense(v)}
 
     def __call__(self, graph: torch.fx.Graph) -> None:
-        """Copy results that lie otherwise than those that were traced."""
+        """Copy results whose strides differ from the traced ones."""
         for user_pass in self._user_passes:
             user_pass(graph)
         try:
@@ -84,6 +85,6 @@ def _value(node: Any) -> Tensor | None:
 
 
 def _is_dense(value: Tensor) -> bool:
-    """Return whether elements fill a block of memory, each once, as sizes are now."""
+    """Return whether elements fill a block of memory, each once, for the present sizes."""
     sizes, strides = compat.hints(value), tuple(map(compat.hints, value.stride()))
     return None not in (*sizes, *strides) and fill_block(sizes, strides)

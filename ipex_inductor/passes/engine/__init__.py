@@ -1,1 +1,1 @@
-"""Rules, the ops that they match, and what every pass asks of a graph."""
+"""Rules, the ops that they match, and queries that every pass makes of a graph."""

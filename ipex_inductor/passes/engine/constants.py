@@ -1,4 +1,4 @@
-"""What a graph computes from none of its inputs: the value, now."""
+"""Values of nodes that depend on no input of their graph, computed now."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 Node = torch.fx.Node
 
-LARGEST = 1 << 22  # elements of a tensor that is computed
+LARGEST = 1 << 22  # the most elements of a tensor that is computed
 
 
 class _Varies(Exception):
-    pass
+    """Raised if a value depends on an input, or is too large."""
 
 
 def number(node: Any) -> float | None:
-    """A number, or the one element of a constant tensor, rounded as that is."""
+    """Return `node` if it is a number, or the element of a one-element constant; else None."""
     if isinstance(node, (int, float)):
         return node
     with unset_fake_temporarily():
@@ -25,15 +25,15 @@ def number(node: Any) -> float | None:
 
 
 def constant(node: Any, elements: int = LARGEST) -> Tensor | None:
-    """The value of `node` if it depends on no input and has at most so many `elements`."""
+    """Return the value of `node` if it depends on no input and is small enough; else None."""
     try:
         with unset_fake_temporarily(), torch.no_grad():
-            return _computed(node, elements)  # type: ignore[no-any-return]
+            return _compute(node, elements)  # type: ignore[no-any-return]
     except _Varies:
         return None
 
 
-def _computed(node: Any, elements: int = LARGEST) -> Any:
+def _compute(node: Any, elements: int = LARGEST) -> Any:
     value = node.meta.get("val") if isinstance(node, Node) else None
     if not isinstance(value, Tensor) or not isinstance(node.target, torch._ops.OpOverload):
         raise _Varies
@@ -41,5 +41,5 @@ def _computed(node: Any, elements: int = LARGEST) -> Any:
         raise _Varies
     if torch.Tag.nondeterministic_seeded in node.target.tags or node.target._schema.is_mutable:
         raise _Varies
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), _computed)
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), _compute)
     return node.target(*args, **kwargs)

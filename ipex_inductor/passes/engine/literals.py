@@ -1,7 +1,7 @@
-"""What a graph of Dynamo's, or of torch.export, makes of constants alone: the value, now.
+"""Values that a graph of Dynamo's or of torch.export computes from constants alone.
 
-Such graphs write to tensors in place, and name what they call in many ways, so all that may take
-part is listed. `constants` does the same on AOT autograd's graphs, which write nothing.
+Such graphs write to tensors in place, and name their calls in many ways, so all calls that may take
+part are listed. `constants` serves AOT autograd's graphs, which write nothing.
 """
 
 import math
@@ -18,7 +18,7 @@ from ipex_inductor.passes.engine.source import ATTENTION
 
 Node = torch.fx.Node
 
-LARGEST = 1 << 24  # elements of what is computed, not counting dimensions that are only expanded
+LARGEST = 1 << 24  # the most elements of a computed value, without expanded dimensions
 CPU = torch.device("cpu")
 
 
@@ -26,10 +26,10 @@ def _names(*lines: str) -> frozenset[str]:
     return frozenset(" ".join(lines).split())
 
 
-# Functions, methods and ops of these names: none writes to what it is given, and none is rounded
-# otherwise on another device.
+# Names of functions, methods and ops that write to no argument, and that round alike on all
+# devices.
 MADE = _names("arange eye full ones scalar_tensor tensor zeros")
-LIKE = _names(  # in the dtype or of the sizes of a tensor, whatever its values
+LIKE = _names(  # take dtype or sizes of a tensor, but not its values
     "full_like new_full new_ones new_zeros ones_like zeros_like"
 )
 COMPUTED = _names(
@@ -37,78 +37,82 @@ COMPUTED = _names(
     "cumsum diff eq ge gt invert le logical_and logical_not logical_or logical_xor lt masked_fill",
     "maximum minimum mul ne neg or or_ rsub stack sub sum tril triu where xor",
 )
-VIEWED = _names(  # perhaps the same memory
+VIEWED = _names(  # may share memory with the argument
     "bfloat16 bool broadcast_to contiguous detach double expand expand_as flatten float getitem",
     "half int long permute reshape select slice squeeze t to transpose type type_as unsqueeze",
     "view view_as",
 )
-COUNTED = _names("arange cumsum sum")  # the same on all devices for whole numbers alone
+COUNTED = _names("arange cumsum sum")  # equal on all devices for integers only
 KNOWN = MADE | LIKE | COMPUTED | VIEWED
-# What else may be given a constant, and does not write to it.
+# Other functions that may take a constant, and do not write to it.
 READERS = (torch.nn.functional.embedding, *ATTENTION)
 
 
 class Refused(Exception):
-    """Why nothing is known of a value: the text is the reason."""
+    """Raised with the reason why a value is not known."""
 
 
 def example(node: Any) -> Any:
-    """The fake tensor that Dynamo or torch.export kept of a node; None of what is none."""
+    """Return the fake tensor that Dynamo or torch.export stored for a node, or None."""
     return node.meta.get("example_value", node.meta.get("val")) if isinstance(node, Node) else None
 
 
-def value(node: Node, known: dict[Node, Tensor]) -> Tensor:
-    """What `node` is, on the CPU; one element of each dimension that it is only expanded in.
+def value(node: Node, constants: dict[Node, Tensor]) -> Tensor:
+    """Return the value of `node` on the CPU, with one element along each expanded dimension.
 
-    `known` keeps what was computed. Raises `Refused` for what may be another at another call, or on
-    another device, or is too large.
+    Raises `Refused` for a value that may differ at another call or on another device, or is too
+    large.
+
+    Args:
+        node: The node.
+        constants: The values computed so far; gets the new ones.
     """
     with unset_fake_temporarily(), torch.no_grad():
-        whole = _computed(node, known)
+        whole = _compute(node, constants)
         return whole[tuple(slice(None if step else 1) for step in whole.stride())]
 
 
-def _computed(node: Node, known: dict[Node, Tensor]) -> Tensor:
-    if node not in known:
+def _compute(node: Node, constants: dict[Node, Tensor]) -> Tensor:
+    if node not in constants:
         name, fake = called(node), example(node)
         _check_kind(node, name)
         _check_sizes(fake)
-        given, named = map_aggregate(
+        args, kwargs = map_aggregate(
             (node.args, node.kwargs),
-            lambda part: _argument(part, name, fake, known),
+            lambda part: _argument(part, name, fake, constants),
         )
-        _check_exact(node, name, fake, given)
+        _check_exact(node, name, fake, args)
         _check_unwritten(node)
         if name in MADE | LIKE:
-            named = {**named, "device": CPU}
+            kwargs = {**kwargs, "device": CPU}
         target: Any = node.target
-        call = getattr(type(given[0]), target) if node.op == "call_method" else target
+        call = getattr(type(args[0]), target) if node.op == "call_method" else target
         try:
-            made = call(*given, **named)
+            result = call(*args, **kwargs)
         except Exception as error:
             raise Refused(f"its value is not computed: {error}") from error
-        if (made.shape, made.dtype, made.device) != (fake.shape, fake.dtype, CPU):
+        if (result.shape, result.dtype, result.device) != (fake.shape, fake.dtype, CPU):
             raise Refused(f"{name} gives something else than Dynamo saw")
-        known[node] = made
-    return known[node]
+        constants[node] = result
+    return constants[node]
 
 
-def _argument(part: Any, name: str, fake: Tensor, known: dict[Node, Tensor]) -> Any:
-    """An argument of `name`, whose result is `fake`, on the CPU."""
-    if isinstance(part, (str, torch.device)):  # no other words are among what is listed
+def _argument(part: Any, name: str, fake: Tensor, constants: dict[Node, Tensor]) -> Any:
+    """Return an argument of the call `name`, whose result is `fake`, on the CPU."""
+    if isinstance(part, (str, torch.device)):  # no listed call takes other strings
         return CPU
     if not isinstance(part, Node):
         return part
     if not isinstance(example(part), Tensor):
         raise Refused(f"{part.name} is a size")
     if name not in LIKE:
-        return _computed(part, known)
+        return _compute(part, constants)
     shape = tuple(fake.shape) if name.endswith("_like") else ()
     return torch.empty(shape, dtype=example(part).dtype, device="meta")
 
 
 def called(node: Node) -> str:
-    """The name of torch's by which a node is called; "" for what is not torch's."""
+    """Return torch's name of what a node calls; "" for what is not torch's."""
     target = node.target
     if node.op == "call_method":
         name = str(target)
@@ -129,7 +133,7 @@ def _check_kind(node: Node, name: str) -> None:
 
 def _check_sizes(fake: Any) -> None:
     if not isinstance(fake, FakeTensor) or fake.layout is not torch.strided or fake.is_nested:
-        raise Refused("it comes of what is no plain tensor")
+        raise Refused("it is computed from something other than a plain tensor")
     if any(isinstance(size, torch.SymInt) for size in (*fake.shape, *fake.stride())):
         raise Refused("its sizes vary")
     steps = zip(fake.shape, fake.stride(), strict=True)
@@ -137,16 +141,16 @@ def _check_sizes(fake: Any) -> None:
         raise Refused(f"it has more than {LARGEST} elements")
 
 
-def _check_exact(node: Node, name: str, fake: Tensor, given: Any) -> None:
-    """Raise `Refused` where devices may differ: fractions counted up, or made whole numbers."""
+def _check_exact(node: Node, name: str, fake: Tensor, args: Any) -> None:
+    """Raise `Refused` where devices may differ: sums of fractions, or fractions made integers."""
     whole = not (fake.is_floating_point() or fake.dtype is torch.bool)
-    fractions = any(isinstance(part, Tensor) and part.is_floating_point() for part in given)
+    fractions = any(isinstance(part, Tensor) and part.is_floating_point() for part in args)
     if (name in COUNTED and not whole) or (whole and fractions and name not in LIKE):
         raise Refused(f"{node.name} may differ by device")
 
 
 def _check_unwritten(node: Node) -> None:
-    """Raise `Refused` where something may write to the memory of a node's value."""
+    """Raise `Refused` if something may write to the memory of a node's value."""
     for user in node.users:
         if user.op == "output" or (user.target in READERS and "max_norm" not in user.kwargs):
             continue

@@ -1,7 +1,7 @@
-"""Nodes of a graph that compute a product of oneDNN's, on a weight that it can pack.
+"""Find nodes of a graph that compute a product of oneDNN's, on a weight that it can pack.
 
-What a number that varies with sizes is part of is none: neither the kernel nor the layout of a
-weight can be chosen for it.
+A product with a number that varies with sizes is left out: neither its kernel nor the layout of its
+weight can be chosen.
 """
 
 import functools
@@ -23,7 +23,7 @@ Node = torch.fx.Node
 T = TypeVar("T")
 aten, ipex, mkldnn = torch.ops.aten, torch.ops.ipex, torch.ops.mkldnn
 
-# Their results are for one reader, most of them opaque: they may only ever run in the prologue.
+# Their results serve one reader, and most are opaque: they may only run in the prologue.
 PACKERS = (
     mkldnn._reorder_linear_weight.default,
     mkldnn._reorder_convolution_weight.default,
@@ -35,13 +35,13 @@ PACKERS = (
 _besides: ContextVar[frozenset[torch.dtype]] = ContextVar("besides", default=frozenset())
 
 
-# Why products could not be packed, by node; without it, what fails is raised.
+# Why products could not be packed, by node; if unset, errors are raised.
 _failures: ContextVar[dict[Node, str] | None] = ContextVar("failures", default=None)
 
 
 @contextmanager
 def sparing(report: GraphReport) -> Iterator[None]:
-    """Inside, a product whose packing fails stays as it is, and `report` says why."""
+    """Leave a product whose packing fails inside as it is; `report` gets the reason."""
     failures: dict[Node, str] = {}
     token = _failures.set(failures)
     try:
@@ -53,7 +53,7 @@ def sparing(report: GraphReport) -> Iterator[None]:
 
 
 def attempt(node: Node, work: Callable[[], T]) -> T | None:
-    """Return what `work` for the product `node` gives; None if it fails inside `sparing`."""
+    """Return what `work` for the product `node` returns; None if it fails inside `sparing`."""
     try:
         return work()
     except Exception as error:
@@ -66,19 +66,19 @@ def attempt(node: Node, work: Callable[[], T]) -> T | None:
 
 @dataclass(frozen=True)
 class Product:
-    """A node seen as `ipex` op: the arguments it would have, and its weight before packing."""
+    """A node seen as an `ipex` op: the arguments it would have, and its weight before packing."""
 
     op: Any
     weight: Node
     shape: tuple[int, ...]  # of the packed weight
     args: Callable[[Node], tuple[Any, ...]]  # of the packed weight
     pack: Callable[[torch.fx.Graph], Node]
-    strides: tuple[int, ...] = ()  # of the packed weight; none of oneDNN's opaque layout
-    dtype: torch.dtype | None = None  # of the packed weight, if it is another
+    strides: tuple[int, ...] = ()  # of the packed weight; empty for oneDNN's opaque layout
+    dtype: torch.dtype | None = None  # of the packed weight, if it differs
 
 
 def onednn_dtypes() -> frozenset[torch.dtype]:
-    """The dtypes in which this CPU's oneDNN has products (fp64 has none)."""
+    """Return the dtypes in which this CPU's oneDNN has products (fp64 has none)."""
     return _onednn_dtypes(architecture())
 
 
@@ -94,7 +94,7 @@ def _onednn_dtypes(_: str) -> frozenset[torch.dtype]:
 
 @contextmanager
 def also_in(dtypes: frozenset[torch.dtype]) -> Iterator[None]:
-    """Inside, products in these are as good as oneDNN's: other kernels were asked for."""
+    """Accept products in these dtypes too inside; kernels other than oneDNN's serve them."""
     token = _besides.set(dtypes)
     try:
         yield
@@ -103,7 +103,7 @@ def also_in(dtypes: frozenset[torch.dtype]) -> Iterator[None]:
 
 
 def why_not(*values: Any) -> str | None:
-    """Why oneDNN has no kernel for these tensors (x, weight, bias ...), None when it has."""
+    """Return why oneDNN has no kernel for these tensors (x, weight, bias ...), None when it has."""
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     first = tensors[0]
     backend: Any = torch.backends.mkldnn
@@ -111,8 +111,8 @@ def why_not(*values: Any) -> str | None:
         return "oneDNN is switched off (torch.backends.mkldnn)"
     if first.device.type != "cpu":
         return f"no fused kernel for {first.device.type} yet: Inductor's own is kept"
-    known = onednn_dtypes() | _besides.get()
-    if first.dtype not in known or any(v.dtype != first.dtype for v in tensors):
+    dtypes = onednn_dtypes() | _besides.get()
+    if first.dtype not in dtypes or any(v.dtype != first.dtype for v in tensors):
         return f"oneDNN has no kernel for {', '.join(str(v.dtype) for v in tensors)} on this CPU"
     if any(isinstance(size, int) and size == 0 for v in tensors for size in v.shape):
         return "a size is zero"
@@ -120,7 +120,7 @@ def why_not(*values: Any) -> str | None:
 
 
 def why_not_linear(x: Any, weight: Any, bias: Any, other: Any = None) -> str | None:
-    """Why oneDNN has no linear kernel for these tensors, None when it has."""
+    """Return why oneDNN has no linear kernel for these tensors, None when it has."""
     if bias is not None and (bias.dim() != 1 or bias.shape[0] != weight.shape[0]):
         return f"an addend of shape {tuple(bias.shape)} is no bias of {weight.shape[0]} elements"
     return why_not(x, weight, bias, other)
@@ -138,7 +138,20 @@ def why_not_conv(
     output_padding: Any,
     groups: Any,
 ) -> str | None:
-    """Why oneDNN has no convolution kernel for these arguments, None when it has."""
+    """Return why oneDNN has no convolution kernel for these arguments, None when it has.
+
+    Args:
+        x: The input [batch, channels, ...].
+        weight: The weight, in torch's layout.
+        bias: The bias, or None.
+        other: The addend, or None.
+        stride: The stride along each dimension.
+        padding: The padding along each dimension.
+        dilation: The dilation along each dimension.
+        transposed: Whether the convolution is transposed.
+        output_padding: The output padding of a transposed convolution.
+        groups: The number of groups.
+    """
     window = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     if reason := symbols(**window, output_padding=output_padding):
         return reason
@@ -154,15 +167,15 @@ def why_not_conv(
 
 
 def is_transpose(node: Node) -> bool:
-    """Whether `node` is the transpose of a matrix."""
+    """Return whether `node` is the transpose of a matrix."""
     return node.target is aten.permute.default and list(node.args[1]) == [1, 0]  # type: ignore[arg-type]
 
 
 def symbols(**arguments: Any) -> str | None:
     """Return a reason against numbers that vary with sizes, None if all numbers are known.
 
-    A symbol is a `torch.SymInt`, or a node that stands for one: comparing the former would make a
-    guard of it, comparing the latter fails.
+    A symbol is a `torch.SymInt`, or a node that stands for one: comparing the former would add a
+    guard, comparing the latter fails.
     """
     for name, value in arguments.items():
         numbers = value if isinstance(value, (list, tuple)) else [value]
@@ -175,13 +188,13 @@ def varies(node: Node) -> str | None:
     """Return a reason if a number among the arguments of `node` varies with sizes."""
     assert isinstance(node.target, torch._ops.OpOverload)
     schema = node.target._schema.arguments
-    given = {a.name: value for a, value in zip(schema, node.args, strict=False)}
+    arguments = {a.name: value for a, value in zip(schema, node.args, strict=False)}
     tensors = {a.name for a in schema if "Tensor" in str(a.type)}
-    return symbols(**{name: value for name, value in given.items() if name not in tensors})
+    return symbols(**{name: value for name, value in arguments.items() if name not in tensors})
 
 
 def packable(graph: torch.fx.Graph, weights: Container[Node]) -> Iterator[tuple[Node, Product]]:
-    """The products whose weight is among `weights`, and which oneDNN has."""
+    """Yield the products that oneDNN has and whose weight is among `weights`."""
     for node in list(graph.nodes):
         read = READERS.get(node.target) if node.op == "call_function" else None
         product = read(node) if read else None
@@ -242,32 +255,32 @@ def _convolution(node: Node) -> Product | None:
 
 
 def _ipex_conv(node: Node) -> Product | None:
-    x, weight, bias, other, *window, binary, unary, scalars, packed = node.args
+    x, weight, bias, addend, *window, binary, unary, scalars, packed = node.args
     if packed:
         return None
-    return _conv_product(node, x, weight, bias, window, other, binary, unary, scalars)
+    return _conv_product(node, x, weight, bias, window, addend, binary, unary, scalars)
 
 
 def _conv_product(
-    node: Node, x: Any, weight: Any, bias: Any, window: Any, other: Any, *words: Any
+    node: Node, x: Any, weight: Any, bias: Any, window: Any, addend: Any, *epilogue: Any
 ) -> Product | None:
-    stride, padding, dilation, transposed, output_padding, groups = given = window
-    values = (_value(x), _value(weight), _value(bias), _value(other))
-    if why_not_conv(*values, *given):
+    stride, padding, dilation, transposed, output_padding, groups = settings = window
+    values = (_value(x), _value(weight), _value(bias), _value(addend))
+    if why_not_conv(*values, *settings):
         return None
     if len(padding) == 1:  # "valid" comes as one zero
         padding = list(padding) * len(stride)
     sizes = list(x.meta["val"].shape)
-    known = sizes if all(isinstance(size, int) for size in sizes) else None
+    static_sizes = sizes if all(isinstance(size, int) for size in sizes) else None
     shape = tuple(weight.meta["val"].shape)
     if transposed:
-        if known is None:
+        if static_sizes is None:
             return None  # oneDNN blocks that weight by the size of the input
         shape = (shape[1] * groups, shape[0] // groups, *shape[2:])
-    last = not node.meta["val"].is_contiguous()  # eager gives one or the other
+    last = not node.meta["val"].is_contiguous()  # eager's result has one of the two formats
     result = "channels_last" if last else "contiguous"
     window = (stride, padding, dilation, transposed, output_padding, groups)
-    geometry = (stride, dilation, groups, known)
+    geometry = (stride, dilation, groups, static_sizes)
     packer, rest = (
         (PACKERS[2], (padding, output_padding, *geometry))
         if transposed
@@ -277,13 +290,16 @@ def _conv_product(
         ipex.conv.default,
         weight,
         shape,
-        lambda packed: (x, packed, bias, other, *window, *words, result),
+        lambda packed: (x, packed, bias, addend, *window, *epilogue, result),
         lambda g: g.call_function(packer, (weight, *rest)),
     )
 
 
 def _known_product(sizes: Any) -> int | None:
-    """The product of sizes that are all known, None otherwise: oneDNN's blocking depends on it."""
+    """Return the product of static sizes, None if one is a symbol.
+
+    OneDNN's blocking depends on the product.
+    """
     product = 1
     for size in sizes:
         if not isinstance(size, int):
@@ -292,18 +308,18 @@ def _known_product(sizes: Any) -> int | None:
     return product
 
 
-def _guarded(read: Callable[[Node], Product | None]) -> Callable[[Node], Product | None]:
+def _guard(read: Callable[[Node], Product | None]) -> Callable[[Node], Product | None]:
     @functools.wraps(read)
-    def guarded(node: Node) -> Product | None:
+    def read_if_static(node: Node) -> Product | None:
         return None if varies(node) else attempt(node, lambda: read(node))
 
-    return guarded
+    return read_if_static
 
 
 READERS: dict[Any, Callable[[Node], Product | None]] = {
-    aten.addmm.default: _guarded(_addmm),
-    aten.mm.default: _guarded(_mm),
-    aten.convolution.default: _guarded(_convolution),
-    ipex.linear.default: _guarded(_ipex_linear),
-    ipex.conv.default: _guarded(_ipex_conv),
+    aten.addmm.default: _guard(_addmm),
+    aten.mm.default: _guard(_mm),
+    aten.convolution.default: _guard(_convolution),
+    ipex.linear.default: _guard(_ipex_linear),
+    ipex.conv.default: _guard(_ipex_conv),
 }

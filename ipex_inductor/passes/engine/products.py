@@ -1,4 +1,4 @@
-"""Convolutions and linear layers of a graph seen as one thing, with the node beside them."""
+"""Convolutions and linear layers of a graph in one form, with their neighbouring nodes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from ipex_inductor.passes.engine.packable import varies
 Node = torch.fx.Node
 aten = torch.ops.aten
 
-# They keep the elements in order, so channels that lie one after the other still do.
+# They keep the order of elements, so consecutive channels stay consecutive.
 RESHAPES = (
     aten.view.default,
     aten._unsafe_view.default,
@@ -21,17 +21,17 @@ RESHAPES = (
 )
 
 
-Build = Callable[..., Node]  # a new node of an op and its arguments, `value` its fake value
+Build = Callable[..., Node]  # takes an op, its arguments and its fake `value`; returns a node
 
 
 @dataclass(frozen=True)
 class Product:
-    """`node` as the product of `x` and `weight`, plus `bias` or None.
+    """The node `node` as the product of `x` and `weight`, plus `bias` or None.
 
-    `outputs` and `inputs` number the dimensions of the weight along which those channels lie; along
-    dimension 1 lie the ones of a single group. `again` builds the product with another x, weight
-    and bias of the same shapes. `uneven` says why a number added to all of x does not add the same
-    to all of a channel's results, None where it does.
+    `outputs` and `inputs` number the dimensions of the weight along which output and input channels
+    lie; dimension 1 holds the channels of a single group. `again` builds the product with another
+    x, weight and bias of equal shapes. `uneven` says why a number added to all of x does not add
+    one number to all results of a channel, None where it does.
     """
 
     name: str
@@ -46,19 +46,19 @@ class Product:
     uneven: str | None = None
 
     def width(self, dim: int) -> int:
-        """How many channels lie along dimension `dim` of the weight, in all groups together."""
+        """Return how many channels of all groups lie along dimension `dim` of the weight."""
         size: int = self.weight.meta["val"].shape[dim]
         return size * self.groups if dim == 1 else size
 
 
 def as_product(node: Any) -> Product | None:
-    """`node` as a product, None if it is none."""
+    """Return `node` as a product, None if it is none."""
     read = READERS.get(node.target) if node.op == "call_function" else None
     return read(node) if read else None
 
 
 def product_before(norm: Node) -> tuple[Product | None, list[Node]]:
-    """The product whose result `norm` normalises, and the reshapes between, first to last."""
+    """Return the product that `norm` normalises, and the reshapes between, first to last."""
     node: Any = norm.args[0]
     between: list[Node] = []
     while node.target in RESHAPES:
@@ -68,7 +68,7 @@ def product_before(norm: Node) -> tuple[Product | None, list[Node]]:
 
 
 def product_after(norm: Node) -> tuple[Product | None, list[Node]]:
-    """A product of what `norm` returns, and the nodes between, of which it takes the last."""
+    """Return a product that reads the result of `norm`, and the nodes between, first to last."""
     node = next((user for user in norm.users if user.args[1] == 0), norm)
     between = [node]
     while len(node.users) == 1 and next(iter(node.users)).target in RESHAPES:
@@ -97,14 +97,16 @@ def _convolution(node: Node) -> Product | None:
         bias=bias,
         outputs=outputs,
         inputs=inputs,
-        again=lambda build, *own: build(node.target, *own, *window, value=node.meta["val"]),
+        again=lambda build, *operands: build(
+            node.target, *operands, *window, value=node.meta["val"]
+        ),
         groups=groups,  # type: ignore[arg-type]
         uneven=uneven,
     )
 
 
 def _linear(node: Node, x: Any, matrix: Any, bias: Any) -> Product:
-    """x [M, K] times a matrix [K, N], most often the weight [N, K] of a layer permuted."""
+    """Return x [M, K] times a matrix [K, N], most often the permuted weight [N, K] of a layer."""
     if matrix.target is aten.permute.default and list(matrix.args[1]) == [1, 0]:
         return Product("linear", node, x, matrix.args[0], bias, 0, 1, _with_permuted)
     return Product("linear", node, x, matrix, bias, 1, 0, _with_matrix)

@@ -1,9 +1,9 @@
 """The rule engine: a fusion is two functions and an equation.
 
-Both functions are traced, so a rule is written in plain torch. What Inductor's matcher does with
-a traced pattern is not exact enough (it ignores keywords the pattern leaves at their default:
-`gelu` matches `gelu(approximate="tanh")`), so patterns are built here with every default spelt
-out and every constant but the sizes of views fixed; those are checked by the shape of the result.
+Both functions are traced, so a rule is written in plain torch. Inductor's matcher is not exact
+enough on a traced pattern: it ignores keywords that the pattern leaves at their default, so `gelu`
+matches `gelu(approximate="tanh")`. Patterns are therefore built here with every default spelt out
+and every constant but the sizes of views fixed; the sizes are checked by the shape of the result.
 """
 
 import contextvars
@@ -46,13 +46,13 @@ OPEN: dict[Any, int] = {
     torch.ops.aten.convolution.default: 7,
 }
 
-# Commutative ops whose operands a rule may name in either order.
+# Commutative ops, whose operands may come in either order.
 COMMUTATIVE = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
 
 
 @dataclass(frozen=True)
 class Constant:
-    """An example argument that is no tensor: it matches any value, and must be met nowhere else."""
+    """An example argument that is no tensor; it matches any value, and must occur nowhere else."""
 
     value: Any
 
@@ -61,7 +61,7 @@ class Constant:
 class Form:
     """One way to write a pattern: the aten ops that it `needs`, and arguments to trace it with.
 
-    The arguments, by name: tensors, `Constant`s, or None for what this form lacks.
+    The arguments, by name, are tensors, `Constant`s, or None for what this form lacks.
     """
 
     needs: frozenset[str]
@@ -70,17 +70,20 @@ class Form:
 
 @dataclass(frozen=True)
 class Rule:
-    """`pattern => replacement`, named by the left-hand side of its `equation`.
+    """A rewrite `pattern => replacement`, named by the left-hand side of its `equation`.
 
     Pattern and replacement take the arguments of `forms` by name. `anchor` is an aten op of the
-    pattern, kept whole. `when` gets the matched values by name and the `result`, and returns None,
-    or the reason why this match must be left alone; what `weights` names must be a parameter, a
-    buffer or computed from those. Without a replacement the rule only reports
-    what it found: `note` says what was measured in favour of Inductor's own code. With `op`, which
-    has the pattern's own result and layout, `replacement` gives its arguments: nothing is traced.
-    A rule is for inference graphs, or for `training` graphs: there a match is refused, with a
-    reason, where the backward reads what would vanish; the backward itself is left alone. What a
-    rule `claims` without replacing it, no later rule rewrites either.
+    pattern, kept whole. `when` gets the matched values by name and the `result`; it returns None,
+    or the reason why this match is rejected. Arguments named in `weights` must be parameters,
+    buffers or computed from them.
+
+    Without a replacement the rule only reports its matches: `note` gives the measurement in favour
+    of Inductor's own code. With `op`, whose result and layout equal the pattern's, `replacement`
+    returns its arguments: nothing is traced.
+
+    A rule is for inference graphs, or for `training` graphs. There a match is rejected, with a
+    reason, where the backward reads what would vanish; the backward itself is not rewritten. A
+    match that a rule `claims` without replacing it is not rewritten by a later rule either.
     """
 
     equation: str
@@ -103,10 +106,12 @@ class Rule:
 
 @dataclass(frozen=True)
 class _Run:
+    """The state of one `apply_rules`."""
+
     off: frozenset[str]
     weights: Container[torch.fx.Node]
     report: GraphReport
-    told: set[tuple[str, torch.fx.Node]]  # two orders of operands may find the same match
+    reported: set[tuple[str, torch.fx.Node]]  # two operand orders may find one match twice
     claimed: set[torch.fx.Node]
 
 
@@ -123,7 +128,7 @@ def _running(run: _Run) -> Iterator[None]:
 
 
 def whole_ops(rules: Sequence[Rule]) -> frozenset[str]:
-    """The names of the ops that some rule needs whole and Inductor would decompose."""
+    """Return the names of the ops that some rule needs whole and Inductor would decompose."""
     return frozenset(rule.anchor for rule in rules) & frozenset(WHOLE)
 
 
@@ -134,7 +139,15 @@ def apply_rules(
     off: frozenset[str],
     report: GraphReport,
 ) -> None:
-    """Rewrite `graph` by every rule not in `off`; write what fired, and what did not, down."""
+    """Rewrite `graph` by every rule that is not in `off`; report the outcome of each match.
+
+    Args:
+        rules: The rules, in order.
+        graph: The graph, changed in place.
+        weights: Nodes that are parameters or buffers, or computed from them alone.
+        off: Names of rules that are off; "*" for all.
+        report: Gets the decisions.
+    """
     if "*" in off:
         return
     ops = {getattr(n.target, "overloadpacket", None) for n in graph.nodes}
@@ -148,27 +161,27 @@ def apply_rules(
 
 @functools.cache
 def matcher(rule: Rule, form: Form) -> PatternMatcherPass:
-    """One form of the rule as an Inductor pass of our own, built when a graph may hold it."""
-    own = PatternMatcherPass(pass_name=f"ipex {rule.name}")
+    """Return one form of a rule as an Inductor pass, built when a graph may contain it."""
+    matcher_pass = PatternMatcherPass(pass_name=f"ipex {rule.name}")
     arguments = form.example()
     for pattern in _patterns(rule, arguments):
         register_graph_pattern(
             pattern,
             extra_check=functools.partial(_accept, rule, arguments),
-            pass_dict=own,
+            pass_dict=matcher_pass,
         )(functools.partial(_rewrite, rule, arguments))
-    return own
+    return matcher_pass
 
 
 @torch.no_grad()
 def _patterns(rule: Rule, arguments: Mapping[str, Any]) -> list[PatternExpr]:
-    """The rule's pattern as expressions of Inductor's matcher, one an order of operands."""
+    """Return the rule's pattern as expressions for Inductor's matcher, one per operand order."""
     tensors = {k: v for k, v in arguments.items() if isinstance(v, torch.Tensor)}
     constants = {k: v.value for k, v in arguments.items() if isinstance(v, Constant)}
 
     def call(*values: torch.Tensor) -> torch.Tensor:
-        known = {**arguments, **constants, **dict(zip(tensors, values, strict=True))}
-        return rule.pattern(**known)
+        all_arguments = {**arguments, **constants, **dict(zip(tensors, values, strict=True))}
+        return rule.pattern(**all_arguments)
 
     with FakeTensorMode(), enable_python_dispatcher():
         fakes = [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype) for t in tensors.values()]
@@ -252,12 +265,12 @@ def _accept(rule: Rule, arguments: Mapping[str, Any], match: Match) -> bool:
         or (_read_elsewhere(match) if rule.training and rule.replacement else None)
         or rule.when({**values, "result": match.output_node().meta["val"]})
     )
-    told = (rule.name, match.output_node())
+    key = (rule.name, match.output_node())
     if reason is not None or rule.replacement is None:
-        if told not in run.told:
+        if key not in run.reported:
             kind = "left" if reason is None else "missed"
             run.report.add(kind, rule.name, reason or rule.note, where)
-        run.told.add(told)
+        run.reported.add(key)
         if reason is None and rule.claims:
             run.claimed.update(match.nodes)
         return False
@@ -279,34 +292,37 @@ def _not_weights(rule: Rule, match: Match) -> str | None:
 
 
 def _read_elsewhere(match: Match) -> str | None:
-    """A reason if anybody else reads what the rewriting would remove: all but views of inputs."""
+    """Return a reason if nodes outside the match read what the rewrite would remove.
+
+    Views of inputs are not counted.
+    """
     computed: set[torch.fx.Node] = set()
     for node in match.nodes:  # inputs first
-        kept = computed.isdisjoint(node.all_input_nodes) and node.target.is_view  # type: ignore[union-attr]
-        if kept or node is match.output_node():
+        is_input_view = computed.isdisjoint(node.all_input_nodes) and node.target.is_view  # type: ignore[union-attr]
+        if is_input_view or node is match.output_node():
             continue
         computed.add(node)
-        others = [user for user in node.users if user not in match.nodes]
-        if any(map(is_backward, others)):
+        outer_users = [user for user in node.users if user not in match.nodes]
+        if any(map(is_backward, outer_users)):
             return f"the backward reads {node}"
-        if others:
+        if outer_users:
             return f"{node} has {len(node.users)} users"
     return None
 
 
 def is_backward(node: torch.fx.Node) -> bool:
-    """Whether AOT autograd traced `node` in the backward."""
+    """Return whether AOT autograd traced `node` in the backward."""
     return node.meta.get("partitioner_tag") == "is_backward"
 
 
 def _rewrite(rule: Rule, arguments: Mapping[str, Any], match: Match, **matched: Any) -> None:
     assert rule.replacement is not None
     nodes = {k: v for k, v in matched.items() if isinstance(v, torch.fx.Node)}
-    known = {**dict.fromkeys(arguments), **matched}
+    all_arguments = {**dict.fromkeys(arguments), **matched}
     if rule.op is not None:
         output = match.output_node()
         with output.graph.inserting_before(output):
-            call = output.graph.call_function(rule.op, rule.replacement(**known))
+            call = output.graph.call_function(rule.op, rule.replacement(**all_arguments))
         call.meta = dict(output.meta)
         output.replace_all_uses_with(call)
         match.erase_nodes()
@@ -314,9 +330,11 @@ def _rewrite(rule: Rule, arguments: Mapping[str, Any], match: Match, **matched: 
         return
 
     def replacement(*values: torch.Tensor) -> torch.Tensor:
-        """Only tensors are traced: this closes over all else."""
+        """Return the replacement of these tensors; all other arguments are closed over."""
         assert rule.replacement is not None
-        result: torch.Tensor = rule.replacement(**known | dict(zip(nodes, values, strict=True)))
+        result: torch.Tensor = rule.replacement(
+            **all_arguments | dict(zip(nodes, values, strict=True))
+        )
         return result
 
     match.replace_by_example(replacement, list(nodes.values()))
@@ -327,7 +345,7 @@ def _value(matched: Any) -> Any:
 
 
 def _other_shape(rule: Rule, values: Mapping[str, Any], output: torch.fx.Node) -> str | None:
-    """A reason unless the pattern's own result has the dtype and shape found in the graph."""
+    """Return a reason unless the pattern's result has the dtype and shape found in the graph."""
     found = output.meta["val"]
     try:
         with V.fake_mode, torch.no_grad():
@@ -340,10 +358,10 @@ def _other_shape(rule: Rule, values: Mapping[str, Any], output: torch.fx.Node) -
 
 
 def equal_shapes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the shapes are known to be equal, whatever the symbols in them turn out to be."""
+    """Return whether two shapes are known to be equal, for all values of symbols."""
     return a.dim() == b.dim() and all(map(same_size, a.shape, b.shape))
 
 
 def same_size(a: Any, b: Any) -> bool:
-    """Whether two sizes are known to be equal."""
+    """Return whether two sizes are known to be equal."""
     return statically_known_true(a == b)

@@ -1,4 +1,4 @@
-"""What is read of a graph before anything is compiled: the user's lines, steps, attention."""
+"""Facts read from a graph before it is compiled: the user's lines, optimizer steps, attention."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,23 +7,23 @@ import torch
 
 ATTEND = torch.nn.functional.scaled_dot_product_attention
 ATTENTION = (ATTEND, torch.ops.aten.scaled_dot_product_attention.default)
-FUSED_STEPS: dict[Any, str] = {  # torch's own, and the optimizer of each
+FUSED_STEPS: dict[Any, str] = {  # torch's fused step ops and their optimizers
     torch._fused_adam_: "Adam",
     torch._fused_adamw_: "AdamW",
     torch._fused_sgd_: "SGD",
     torch._fused_adagrad_: "Adagrad",
 }
-OPTIMIZER_STEP = "optimizer-step"  # its rule, for options and reports
+OPTIMIZER_STEP = "optimizer-step"  # the rule's name in options and reports
 
 
 def user_line(node: torch.fx.Node) -> str:
-    """The innermost line of the user's source that made `node`, as file:line text."""
+    """Return the innermost line of the user's source that created `node`, as file:line text."""
     frames = [line.strip() for line in (node.stack_trace or "").splitlines() if "File " in line]
     return frames[-1] if frames else ""
 
 
 def is_step(gm: torch.fx.GraphModule) -> bool:
-    """Whether this is the step of an optimizer: its first operation's source, or its ops say so."""
+    """Return whether a graph is an optimizer's step, by its first operation's source or its ops."""
     calls = [n for n in gm.graph.nodes if n.op in ("call_function", "call_method")]
     first = next((n.stack_trace for n in calls if n.stack_trace), "")
     fused = any(n.target in FUSED_STEPS for n in calls)
@@ -31,6 +31,6 @@ def is_step(gm: torch.fx.GraphModule) -> bool:
 
 
 def attentions(graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
-    """The calls of torch's attention, before AOT autograd."""
+    """Yield the calls of torch's attention, before AOT autograd."""
     for op in ATTENTION:
         yield from graph.find_nodes(op="call_function", target=op)

@@ -1,4 +1,4 @@
-"""Ops kept whole while rules run, and then decomposed exactly as Inductor would have.
+"""Keep ops whole while rules run, and then decompose them exactly as Inductor would have.
 
 Inductor's decompositions insert casts in low precision and change between versions, so a rule
 that had to match them would be fragile.
@@ -39,19 +39,19 @@ WHOLE = (
     "silu",
 )
 
-# What describes the decomposed node itself, not where it came from.
+# Meta entries that describe the decomposed node itself, not its origin.
 _OWN_META = ("val", "tensor_meta")
 
 
 @functools.cache
 def overloads(names: frozenset[str]) -> frozenset[Any]:
-    """The overloads of the aten ops called `names`."""
+    """Return the overloads of the aten ops called `names`."""
     packets = [getattr(torch.ops.aten, name) for name in names]
     return frozenset(getattr(packet, o) for packet in packets for o in packet.overloads())
 
 
 def reduced_table(names: frozenset[str]) -> Table:
-    """Inductor's current decomposition table without the ops called `names`."""
+    """Return Inductor's current decomposition table without the ops called `names`."""
     whole = overloads(names)
     return {op: fn for op, fn in select_decomp_table().items() if op not in whole}
 
@@ -75,30 +75,30 @@ def inline(
     origins: bool = False,
     restrides: bool = True,
 ) -> None:
-    """Put the traced body of `fn` in the place of `node`; other nodes keep name and meta.
+    """Replace `node` by the traced body of `fn`; other nodes keep name and meta.
 
     Args:
         graph: The graph of `node`.
         node: The call that is replaced.
         fn: A function of the node's arguments.
         table: Decompositions for the trace; Inductor's by default.
-        traced_before: Bodies of earlier calls with the same `table`.
-        origins: Each node of the body is its own origin, by which Inductor names kernels, and not
-            what `node` was.
+        traced_before: Bodies of earlier calls with this `table`.
+        origins: Each node of the body is its own origin, by which Inductor names kernels; otherwise
+            `node` is.
         restrides: A result keeps the strides of `node`, on which the rest of the graph and the
-            caller rely. Without it, strides are what `fn` gives: of Inductor's decompositions, and
-            of GPU calls, which are offered for results that lie so.
+            caller rely. Without it, strides are those that `fn` gives: of Inductor's
+            decompositions, and of GPU calls, which are candidates for results of that layout.
     """
     inputs = list(dict.fromkeys(node.all_input_nodes))
     key = _key(fn, node, inputs)
     traced = None if traced_before is None or key is None else traced_before.get(key)
     if traced is None:
-        known = select_decomp_table() if table is None else table
-        traced = _traced(fn, node, inputs, known, restrides)
+        decompositions = select_decomp_table() if table is None else table
+        traced = _trace(fn, node, inputs, decompositions, restrides)
         if traced_before is not None and key is not None:
             traced_before[key] = traced
     copies = dict(zip(_placeholders(traced.graph), inputs, strict=True))
-    made = []
+    new_nodes = []
     with graph.inserting_before(node):
         for inner in traced.graph.nodes:
             if inner.op in ("placeholder", "output"):
@@ -106,14 +106,14 @@ def inline(
             if inner.op != "call_function":
                 raise AssertionError(f"decomposition of {node.target} holds {inner.op}")
             copies[inner] = graph.node_copy(inner, lambda n: copies[n])
-            own = {key: inner.meta[key] for key in _OWN_META if key in inner.meta}
-            copies[inner].meta = {**node.meta, **own}
+            own_meta = {key: inner.meta[key] for key in _OWN_META if key in inner.meta}
+            copies[inner].meta = {**node.meta, **own_meta}
             if origins:
                 copies[inner].meta["original_aten"] = inner.target
-            made.append(copies[inner])
+            new_nodes.append(copies[inner])
     (result,) = traced.graph.output_node().args
     _replace(graph, node, map_arg(result, lambda n: copies[n]))
-    for unused in reversed(made):  # results nobody asked for, such as the saved mean
+    for unused in reversed(new_nodes):  # unread results, such as the saved mean
         if not unused.users:
             graph.erase_node(unused)
 
@@ -129,7 +129,7 @@ def _replace(graph: torch.fx.Graph, node: torch.fx.Node, result: Any) -> None:
 
 
 def _key(fn: Any, node: torch.fx.Node, inputs: list[torch.fx.Node]) -> Any:
-    """What the body of `fn` depends on; None where sizes are symbols."""
+    """Return all that the body of `fn` depends on; None where sizes are symbols."""
     values = [n.meta["val"] for n in inputs]
     if not all(isinstance(value, torch.Tensor) for value in values):
         return None
@@ -137,33 +137,34 @@ def _key(fn: Any, node: torch.fx.Node, inputs: list[torch.fx.Node]) -> Any:
     if not all(isinstance(size, int) for fact in facts for size in fact[2:]):
         return None
     numbers = {n: i for i, n in enumerate(inputs)}
-    places = map_arg((node.args, node.kwargs), lambda n: f"input {numbers[n]}")
-    return fn, str(facts), str(places), str(_strides(node.meta.get("val")))
+    arguments = map_arg((node.args, node.kwargs), lambda n: f"input {numbers[n]}")
+    return fn, str(facts), str(arguments), str(_strides(node.meta.get("val")))
 
 
 def _strides(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
-        return [_strides(each) for each in value]
+        return [_strides(item) for item in value]
     return value.stride() if isinstance(value, Tensor) else None
 
 
 def lies_alike(value: Tensor, other: Tensor) -> bool:
     """Return whether both have equal strides wherever a size is larger than one.
 
-    Of sizes that vary, as they are now: a tracer would take a comparison of symbols into the graph.
+    Sizes that vary count with their present value: a tracer would add a comparison of symbols to
+    the graph.
     """
     return all(
-        (isinstance(size, int) and size == 1) or compat.hints(one) == compat.hints(two)
-        for size, one, two in zip(value.shape, value.stride(), other.stride(), strict=True)
+        (isinstance(size, int) and size == 1) or compat.hints(step) == compat.hints(other_step)
+        for size, step, other_step in zip(value.shape, value.stride(), other.stride(), strict=True)
     )
 
 
 def restrided(result: Any, like: Any) -> Any:
-    """Return `result` with the dimensions in memory in the order of `like`, a copy if need be.
+    """Return `result` with its dimensions ordered in memory as in `like`, copied if needed.
 
     Args:
         result: A tensor, or several.
-        like: Tensors of the same shapes; whatever is no tensor leaves `result` as it is.
+        like: Tensors of equal shapes; where it holds no tensor, `result` is returned unchanged.
     """
     if isinstance(result, (tuple, list)) and isinstance(like, (tuple, list)):
         return [restrided(*pair) for pair in zip(result, like, strict=False)]
@@ -176,9 +177,9 @@ def restrided(result: Any, like: Any) -> Any:
 
 
 def restriding(like: Tensor) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
-    """Return the calls, each on the result of the last, that copy a tensor in the order of `like`.
+    """Return the calls that copy a tensor so that its dimensions are ordered as in `like`.
 
-    The order of its dimensions in memory. Each call is an op, further arguments, and keywords.
+    Each call is an op, further arguments, and keywords; it takes the result of the one before.
     """
     aten = torch.ops.aten
     steps = [compat.hints(step) or 0 for step in like.stride()]
@@ -189,12 +190,12 @@ def restriding(like: Tensor) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 def keep_strides(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    """Let what reads `node` have the strides of its `val`, whatever its op gives.
+    """Give the readers of `node` the strides of its `val`, whatever its op returns.
 
-    For a call that was put in the place of another and has that one's `val`.
+    It is for a call that replaced another one and has the `val` of that one.
     """
     promised = node.meta["val"]
-    value = _evaluated(node)
+    value = _compute_value(node)
     if lies_alike(value, promised):
         return
     node.meta["val"], readers = value, list(node.users)
@@ -204,17 +205,17 @@ def keep_strides(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
 
 
 def copy_restrided(graph: torch.fx.Graph, node: torch.fx.Node, like: Tensor) -> torch.fx.Node:
-    """Return a copy of what `node` computes, in the order of dimensions that `like` has."""
+    """Return a copy of `node` whose dimensions are ordered in memory as in `like`."""
     last = node
     for op, args, kwargs in restriding(like):
         with graph.inserting_after(last):
             last = graph.call_function(op, (last, *args), kwargs)
         last.meta = {**node.meta, "val": None}
-        last.meta["val"] = _evaluated(last)
+        last.meta["val"] = _compute_value(last)
     return last
 
 
-def _evaluated(node: torch.fx.Node) -> Any:
+def _compute_value(node: torch.fx.Node) -> Any:
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     fake_mode = detect_fake_mode([n.meta["val"] for n in node.all_input_nodes])
     assert fake_mode is not None
@@ -226,7 +227,7 @@ def _placeholders(graph: torch.fx.Graph) -> list[torch.fx.Node]:
     return [node for node in graph.nodes if node.op == "placeholder"]
 
 
-def _traced(
+def _trace(
     fn: Callable[..., Any],
     node: torch.fx.Node,
     inputs: list[torch.fx.Node],
@@ -244,7 +245,7 @@ def _traced(
     fake_mode = detect_fake_mode(values)
     assert fake_mode is not None
     with fake_mode, enable_python_dispatcher():
-        # A tracer tells inputs apart by identity, and two nodes may share what stands for them.
+        # A tracer distinguishes inputs by identity, and two nodes may share a fake value.
         for number, value in enumerate(values):
             if isinstance(value, torch.Tensor) and any(value is v for v in values[:number]):
                 values[number] = value.detach()

@@ -1,7 +1,7 @@
-"""A batch norm and its relu in the convolution of one pixel behind them, where that was chosen.
+"""Fuse a batch norm and its ReLU into the 1 x 1 convolution behind them, where that was chosen.
 
-On a GPU, in inference; with the images that they read side by side, if they do. Else the graph
-stays as it is.
+The pass is for inference on a GPU. A concatenation that the batch norm reads is fused too. Without
+a choice the graph stays as it is.
 """
 
 import operator
@@ -25,8 +25,8 @@ CONVOLUTIONS = (aten.convolution.default, torch.ops.ipex.conv.default)
 
 
 @dataclass(frozen=True)
-class _Found:
-    """The parts that `norm` reads side by side, and nodes that nobody else needs, last first."""
+class _Match:
+    """The parts whose concatenation `norm` reads, and nodes with no other reader, last first."""
 
     parts: list[Node]
     norm: Node
@@ -40,36 +40,41 @@ def place(
     table: Table,
     report: GraphReport,
 ) -> None:
-    """Replace each such convolution with what it reads by one call, if that was chosen.
+    """Replace each such convolution, with its batch norm and ReLU, by one call if that was chosen.
 
-    `table`: what calls are decomposed by. `weights` are known not to change from call to call.
+    Args:
+        graph: The inference graph, changed in place.
+        choose: Returns the chosen call for a node, with the kind and the reason of the decision.
+        weights: Nodes that do not change from call to call.
+        table: Decompositions for the chosen calls.
+        report: Gets the decisions.
     """
     traced: dict[Any, torch.fx.GraphModule] = {}  # a model repeats its layers
     for target in CONVOLUTIONS:
         for node in graph.find_nodes(op="call_function", target=target):
-            found = _found(node, weights)
-            if found is None:
+            match = _match(node, weights)
+            if match is None:
                 continue
-            args = _arguments(node, found)
-            asked = torch.ops.ipex.conv_preactivated.default, args
-            made = together(graph, node, asked, choose, report, NAME, user_line(node))
-            if made is None:
+            args = _arguments(node, match)
+            call = torch.ops.ipex.conv_preactivated.default, args
+            replacement = together(graph, node, call, choose, report, NAME, user_line(node))
+            if replacement is None:
                 continue
-            for each in (node, *found.between):
-                graph.erase_node(each)
-            inline(graph, *made, table, traced, origins=True, restrides=False)
+            for unused in (node, *match.between):
+                graph.erase_node(unused)
+            inline(graph, *replacement, table, traced, origins=True, restrides=False)
 
 
-def _arguments(node: Node, found: _Found) -> tuple[Any, ...]:
+def _arguments(node: Node, match: _Match) -> tuple[Any, ...]:
     _, weight, bias, *_ = node.args
-    words: Any = ("none", []) if node.target is aten.convolution.default else node.args[11:13]
-    *stats, _, epsilon = found.norm.args[1:]
-    x, *more = found.parts
-    return (x, weight, bias, *stats, epsilon, more, *words)
+    epilogue: Any = ("none", []) if node.target is aten.convolution.default else node.args[11:13]
+    *stats, _, epsilon = match.norm.args[1:]
+    x, *more = match.parts
+    return (x, weight, bias, *stats, epsilon, more, *epilogue)
 
 
-def _found(node: Node, weights: Container[Node]) -> _Found | None:
-    """What a GPU's convolution of one pixel reads, if it alone reads that."""
+def _match(node: Node, weights: Container[Node]) -> _Match | None:
+    """Return the operands of a GPU's 1 x 1 convolution, if it is their only reader; else None."""
     image, weight, *_ = node.args
     plain = node.target is aten.convolution.default
     window = node.args[3:9] if plain else node.args[4:10]
@@ -90,29 +95,31 @@ def _found(node: Node, weights: Container[Node]) -> _Found | None:
     if side_by_side := _alone(whole, aten.cat.default):
         parts: Any = side_by_side.args[0]
         if side_by_side.args[1:] in ((1,), (-3,)) and _are_images(parts, whole):
-            return _Found([*parts], norm, [*between, whole])
-    if (copy := _alone(whole, aten.clone.default)) and not copy.kwargs:  # one, side by side
-        return _Found([*copy.all_input_nodes], norm, [*between, copy])
-    return _Found([whole], norm, between)
+            return _Match([*parts], norm, [*between, whole])
+    if (
+        copy := _alone(whole, aten.clone.default)
+    ) and not copy.kwargs:  # a concatenation of one part
+        return _Match([*copy.all_input_nodes], norm, [*between, copy])
+    return _Match([whole], norm, between)
 
 
 def _alone(node: Any, target: Any) -> Node | None:
-    """`node` if it calls `target` and one other reads it."""
-    found = isinstance(node, Node) and node.target is target and len(node.users) == 1
-    return node if found else None
+    """Return `node` if it calls `target` and has one reader, else None."""
+    matches = isinstance(node, Node) and node.target is target and len(node.users) == 1
+    return node if matches else None
 
 
 def _is_plain(norm: Node, weights: Container[Node]) -> bool:
-    """Whether its image stays of one dtype and of known sizes, and all else is a weight."""
+    """Return whether the image has one dtype and static sizes, and all else is a weight."""
     image: Any = norm.args[0]
     before, after = image.meta["val"], norm.meta["val"][0]
-    known = before.dim() == 4 and all(isinstance(size, int) for size in before.shape)
-    own = (n for n in norm.args[1:5] if n is not None)
-    return known and before.dtype == after.dtype and all(n in weights for n in own)
+    is_static = before.dim() == 4 and all(isinstance(size, int) for size in before.shape)
+    parameters = (n for n in norm.args[1:5] if n is not None)
+    return is_static and before.dtype == after.dtype and all(n in weights for n in parameters)
 
 
 def _are_images(parts: Any, whole: Node) -> bool:
-    """Whether they are of its dtype and dimensions, which `cat` does not ask of what is empty."""
+    """Return whether the parts have the dtype and rank of `whole`, which `cat` does not require."""
     values = [part.meta["val"] for part in parts]
     value = whole.meta["val"]
     return all(v.dim() == value.dim() and v.dtype == value.dtype for v in values)

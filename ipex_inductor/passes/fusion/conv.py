@@ -1,4 +1,4 @@
-"""Rules of the convolution family: convolution, transposed or not, x epilogue; pad before it."""
+"""Rules of convolutions: convolution, transposed or not, x epilogue; and a pad before it."""
 
 import functools
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ from ipex_inductor.passes.engine.rule import Constant, Form, Rule
 from ipex_inductor.passes.fusion import library
 from ipex_inductor.passes.fusion.epilogue import Producer, family
 
-# A window of numbers met nowhere else; over two dimensions, and it matches any number of them.
+# Window parameters whose numbers occur nowhere else; the 2D example matches any rank.
 WINDOW = {"stride": [2, 3], "padding": [5, 7], "dilation": [11, 13], "groups": 17}
 
 
 def producer(transposed: bool) -> Producer:
-    """Convolution, transposed or not, as what epilogues follow."""
+    """Return convolution, transposed or not, as the producer of an epilogue family."""
     name = "conv_transpose" if transposed else "conv"
 
     def product(
@@ -36,8 +36,8 @@ def producer(transposed: bool) -> Producer:
             x, weight, bias, stride, padding, dilation, transposed, extra, groups
         )
 
-    def fused(
-        *words: Any,
+    def build_arguments(
+        *epilogue: Any,
         x: Any,
         weight: Any,
         bias: Any,
@@ -47,23 +47,23 @@ def producer(transposed: bool) -> Producer:
         groups: int,
         output_padding: list[int] | None = None,
     ) -> tuple[Any, ...]:
-        other, *rest = words
+        addend, *rest = epilogue
         window = (stride, padding, dilation, transposed, output_padding or [0] * len(stride))
-        return x, weight, bias, other, *window, groups, *rest, ""
+        return x, weight, bias, addend, *window, groups, *rest, ""
 
     def when(values: Mapping[str, Any]) -> str | None:
         if values["x"].device.type in library.GPUS:
             return library.why_not(name, values)
-        x, weight, bias, other = (values.get(n) for n in ("x", "weight", "bias", "other"))
+        x, weight, bias, addend = (values.get(n) for n in ("x", "weight", "bias", "other"))
         names = ("stride", "padding", "dilation", "output_padding", "groups")
         window = {name: values.get(name) for name in names}
-        return why_not_conv(x, weight, bias, other, transposed=transposed, **window)
+        return why_not_conv(x, weight, bias, addend, transposed=transposed, **window)
 
     return Producer(
         name=name,
         product=product,
         op=torch.ops.ipex.conv.default,
-        fused=fused,
+        fused=build_arguments,
         forms=tuple(
             Form(frozenset({"convolution"}), functools.partial(_example, transposed, bias))
             for bias in (True, False)
@@ -73,7 +73,7 @@ def producer(transposed: bool) -> Producer:
 
 
 def _example(transposed: bool, bias: bool) -> dict[str, Any]:
-    """x [1, 34, 64, 64] and weight [68, 2, 3, 3], or [34, 4, 3, 3] if transposed."""
+    """Return x [1, 34, 64, 64] and weight [68, 2, 3, 3], or [34, 4, 3, 3] if transposed."""
     window: dict[str, Any] = dict(WINDOW)
     if transposed:
         window["output_padding"] = [1, 4]
@@ -85,7 +85,7 @@ def _example(transposed: bool, bias: bool) -> dict[str, Any]:
     }
 
 
-def _padded(
+def _pad_then_convolve(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -112,8 +112,9 @@ def _pad_in_window(
 ) -> Tensor:
     extra = [0] * len(stride)
     sides = [*extra, *pad[-2::-2]][-len(extra) :]  # `pad` begins with the last dimension
-    given = padding * len(extra) if len(padding) == 1 else padding  # "valid" comes as one zero
-    window = [both + more for both, more in zip(given, sides, strict=True)]
+    # The padding "valid" comes as one zero.
+    own_padding = padding * len(extra) if len(padding) == 1 else padding
+    window = [both + more for both, more in zip(own_padding, sides, strict=True)]
     return torch.convolution(x, weight, bias, stride, window, dilation, False, extra, groups)
 
 
@@ -138,7 +139,7 @@ def _padded_example(bias: bool) -> dict[str, Any]:
 
 PAD = Rule(
     equation="pad + conv => conv",
-    pattern=_padded,
+    pattern=_pad_then_convolve,
     replacement=_pad_in_window,
     forms=tuple(
         Form(frozenset({"convolution"}), functools.partial(_padded_example, bias))
@@ -148,5 +149,5 @@ PAD = Rule(
     when=_is_window,
 )
 
-# The pad first: what it leaves is a convolution like any other.
+# The pad comes first: it leaves a convolution like any other.
 RULES = (PAD, *family(producer(False)), *family(producer(True)))

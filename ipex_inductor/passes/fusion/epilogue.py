@@ -1,4 +1,4 @@
-"""A family of rules: one producer x every epilogue, as two tables."""
+"""Families of rules: one producer x every epilogue, as two tables."""
 
 import functools
 import math
@@ -16,11 +16,11 @@ from ipex_inductor.passes.engine.rule import Constant, Form, Rule, equal_shapes
 
 @dataclass(frozen=True)
 class Producer:
-    """`product(**arguments)` makes what epilogues follow; `op` has it with its epilogue.
+    """A product, `product(**arguments)`, that epilogues follow; `op` fuses it with its epilogue.
 
-    `fused` gives the arguments of `op`, from those of the product and the epilogue's words. `forms`
-    give the arguments of each way to write the product; `when` refuses, by their names and by the
-    words `binary` and `unary`.
+    `fused` returns the arguments of `op`, from the product's arguments and the epilogue: addend,
+    binary, unary and scalars. `forms` give the arguments of each way to write the product. `when`
+    returns why a match is refused, from its arguments, `binary` and `unary`.
     """
 
     name: str
@@ -38,8 +38,8 @@ class Producer:
 class Activation:
     """One way to write `unary` of `ops/epilogue.py`; `anchor` is the aten op that it ends in.
 
-    `fn` is for another spelling than the table's own. Of its scalars, those in `free` stand for any
-    number; `fixed` says what scalars the spelling means by itself.
+    `fn` is set for another spelling than the table's own. Of its scalars, the `free` ones stand for
+    any number; `fixed` holds the scalars that the spelling implies.
     """
 
     name: str
@@ -63,8 +63,8 @@ def _gelu_tanh_by_hand(x: Tensor) -> Tensor:
     return 0.5 * x * (1.0 + torch.tanh(inner))
 
 
-# A free scalar is a number met nowhere else in any example. aten drops arguments that are the
-# default, so F.elu(x) and F.elu(x, 0.5) are two spellings.
+# A free scalar is a number that occurs nowhere else in any example. Aten drops arguments that equal
+# the default, so F.elu(x) and F.elu(x, 0.5) are two spellings.
 ACTIVATIONS = (
     _simple("abs"),
     Activation("clamp", "hardtanh", "clamp", torch.clamp, free=(-0.31, 0.73)),
@@ -90,7 +90,7 @@ ACTIVATIONS = (
     _simple("silu"),
     _simple("sqrt"),
     _simple("square", "pow"),
-    Activation("pow", "pow", "pow", free=(2.43,)),  # behind square, which it would match too
+    Activation("pow", "pow", "pow", free=(2.43,)),  # after square, which it would match too
     _simple("tanh"),
 )
 
@@ -98,7 +98,7 @@ ANCHORS = {activation.name: activation.anchor for activation in ACTIVATIONS}
 
 
 def family(producer: Producer) -> tuple[Rule, ...]:
-    """Every rule of `producer`: + a tensor, + a tensor + relu, + each activation."""
+    """Return every rule of `producer`: + a tensor, + a tensor + relu, + each activation."""
     return (
         _binary(producer, "add", "relu"),
         *(_binary(producer, binary, "none") for binary in BINARY if binary != "none"),
@@ -111,15 +111,17 @@ def _unary(producer: Producer, activation: Activation) -> Rule:
     fn = activation.fn or UNARY[activation.unary].fn
 
     def pattern(**arguments: Any) -> Tensor:
-        values = _taken(arguments, scalars)
+        values = _pop_values(arguments, scalars)
         return fn(producer.product(**arguments), *values)
 
     def replacement(**arguments: Any) -> tuple[Any, ...]:
-        values = _taken(arguments, scalars) or activation.fixed
+        values = _pop_values(arguments, scalars) or activation.fixed
         return _fused(producer, arguments, None, "none", activation.unary, values)
 
-    words = {"binary": "none", "unary": activation.unary}
-    return _rule(producer, activation.name, activation.anchor, words, pattern, replacement, scalars)
+    epilogue = {"binary": "none", "unary": activation.unary}
+    return _rule(
+        producer, activation.name, activation.anchor, epilogue, pattern, replacement, scalars
+    )
 
 
 def _binary(producer: Producer, binary: str, unary: str) -> Rule:
@@ -130,15 +132,15 @@ def _binary(producer: Producer, binary: str, unary: str) -> Rule:
         return _fused(producer, arguments, other, binary, unary, ())
 
     name, anchor = (binary, binary) if unary == "none" else (f"{binary} + {unary}", unary)
-    words = {"binary": binary, "unary": unary}
-    return _rule(producer, name, anchor, words, pattern, replacement, {"other": None})
+    epilogue = {"binary": binary, "unary": unary}
+    return _rule(producer, name, anchor, epilogue, pattern, replacement, {"other": None})
 
 
 def _rule(
     producer: Producer,
     name: str,
     anchor: str,
-    words: Mapping[str, str],
+    epilogue: Mapping[str, str],
     pattern: Callable[..., Tensor],
     replacement: Callable[..., tuple[Any, ...]],
     more: Mapping[str, Any],
@@ -156,7 +158,7 @@ def _rule(
             return "a parameter of the activation is not a number"
         if name == "clamp" and scalars[0] > scalars[1]:
             return "the bounds are the wrong way round"
-        return producer.when({**values, **words})
+        return producer.when({**values, **epilogue})
 
     return Rule(
         equation=f"{producer.name} + {name} => {producer.op or 'left'}",
@@ -183,8 +185,8 @@ def _example(producer: Producer, form: Form, more: Mapping[str, Any]) -> dict[st
     return {**arguments, "other": torch.empty_like(producer.product(**plain))}
 
 
-def _taken(arguments: dict[str, Any], names: Mapping[str, Any]) -> tuple[float, ...]:
-    """The values of `names`, removed from `arguments`."""
+def _pop_values(arguments: dict[str, Any], names: Mapping[str, Any]) -> tuple[float, ...]:
+    """Remove the values of `names` from `arguments`; return them."""
     return tuple(arguments.pop(name) for name in names)
 
 
@@ -196,5 +198,5 @@ def _fused(
     unary: str,
     scalars: tuple[float, ...],
 ) -> tuple[Any, ...]:
-    words = (other, binary, unary, [float(scalar) for scalar in scalars])
-    return producer.fused(*words, **arguments)
+    epilogue = (other, binary, unary, [float(scalar) for scalar in scalars])
+    return producer.fused(*epilogue, **arguments)

@@ -1,6 +1,6 @@
-"""Several ops of ours, or of torch's, that one kernel of a GPU may compute, where that was chosen.
+"""Replace several ops by one GPU kernel, where that was chosen.
 
-Else the graph stays as it is: what each gets is chosen as of any other.
+Otherwise the graph stays as it is, and a call is chosen for each op by itself.
 """
 
 from collections.abc import Callable, Container
@@ -19,8 +19,8 @@ from ipex_inductor.reporting.decisions import GraphReport
 
 Node = torch.fx.Node
 Body = Callable[..., Tensor]
-# For a node of ours: what is to compute it, with its arguments; then the kind and the reason of
-# the decision. None for the body leaves it to Inductor.
+# Takes a node of ours; returns the function that computes it from its arguments, and the kind and
+# the reason of the decision. None for the function leaves it to Inductor.
 Choose = Callable[[Node], tuple[Body | None, str, str]]
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -29,10 +29,10 @@ POOLS = (
     prims._low_memory_max_pool_with_offsets.default,
 )
 SYCL = "xpu"
-FEW_CHANNELS = 4  # of an image, for which libraries have no good kernel
+FEW_CHANNELS = 4  # the most input channels for which libraries have no good kernel
 
 GATED = "linear|linear+mul"  # two layers on one input, the activation of one times the other
-SHORTCUT = "conv|conv+add+relu"  # of both convolutions
+SHORTCUT = "conv|conv+add+relu"  # the sum of two convolutions
 POOLED = "conv+relu|max-pool"
 
 
@@ -44,25 +44,31 @@ def place(
     report: GraphReport,
     traced: dict[Any, torch.fx.GraphModule],
 ) -> None:
-    """Replace ops that are chosen to be one; see `library.place`.
+    """Replace groups of ops for which one call is chosen; see `library.place`.
 
-    `traced` has what calls were traced into, as a model repeats its layers.
+    Args:
+        graph: The inference graph, changed in place.
+        choose: Returns the chosen call for a node, with the kind and the reason of the decision.
+        weights: Nodes that do not change from call to call.
+        table: Decompositions for the chosen calls.
+        report: Gets the decisions.
+        traced: Traced bodies of earlier calls, as a model repeats its layers.
     """
-    known = choose, table, report, traced
+    context = choose, table, report, traced
     for node in graph.find_nodes(op="call_function", target=torch.ops.ipex.linear.default):
         if gate := _gate(node):
-            _place_gated(graph, node, gate, *known)
+            _place_gated(graph, node, gate, *context)
     for node in graph.find_nodes(op="call_function", target=torch.ops.ipex.conv.default):
-        if other := _shortcut(node, weights):
-            _place_shortcut(graph, node, other, *known)
+        if shortcut := _shortcut(node, weights):
+            _place_shortcut(graph, node, shortcut, *context)
     for target in POOLS:
         for node in graph.find_nodes(op="call_function", target=target):
-            if made := _pooled_stem(node):
-                _place_pooled(graph, made, *known)
+            if pooled := _pooled_stem(node):
+                _place_pooled(graph, pooled, *context)
 
 
 def _gate(node: Node) -> Node | None:
-    """The layer of which a GPU's layer is multiplied by the activation, if a rule made them so."""
+    """Return the linear layer whose activation multiplies `node` on a GPU, if a rule made it so."""
     x, _, _, gate, binary, *_ = node.args
     if binary != "mul" or node.meta["val"].device.type in ("cpu", SYCL):
         return None
@@ -80,7 +86,17 @@ def _place_gated(
     report: GraphReport,
     traced: dict[Any, torch.fx.GraphModule],
 ) -> None:
-    """Replace a pair of layers by the call chosen for it, or by one product with both weights."""
+    """Replace a gated pair of layers by the call chosen for it, or by one GEMM with both weights.
+
+    Args:
+        graph: The graph, changed in place.
+        node: The layer that is multiplied.
+        gate: The layer with the activation.
+        choose: Returns the chosen call for a node.
+        table: Decompositions for the chosen calls.
+        report: Gets the decision.
+        traced: Traced bodies of earlier calls.
+    """
     x, weight, bias, *_ = node.args
     _, gate_weight, gate_bias, _, _, unary, *_ = gate.args
     with graph.inserting_before(node):
@@ -96,90 +112,117 @@ def _place_gated(
 
 
 def _shortcut(node: Node, weights: Container[Node]) -> Node | None:
-    """The convolution of one pixel that one of the same kind adds: one kernel may do both."""
-    other = addend(node, weights)
-    if other is None or node.meta["val"].device.type in ("cpu", SYCL):
+    """Return the 1 x 1 convolution that `node`, also 1 x 1, adds, if one kernel may do both."""
+    added_conv = addend(node, weights)
+    if added_conv is None or node.meta["val"].device.type in ("cpu", SYCL):
         return None
     weight, bias, _, *window, _, unary, _, _ = node.args[1:]
-    projection, own, *window_of_other = other.args[1:]
-    each = is_of_pixels(weight, window) and is_of_pixels(projection, window_of_other)
-    made, added = node.meta["val"], other.meta["val"]
-    known = all(isinstance(size, int) for size in (*made.shape, *added.shape))
-    alike = known and (made.shape, made.dtype) == (added.shape, added.dtype)
-    biased = bias is not None or own is not None
+    projection, added_bias, *window_of_other = added_conv.args[1:]
+    are_one_pixel = is_of_pixels(weight, window) and is_of_pixels(projection, window_of_other)
+    value, added = node.meta["val"], added_conv.meta["val"]
+    is_static = all(isinstance(size, int) for size in (*value.shape, *added.shape))
+    is_alike = is_static and (value.shape, value.dtype) == (added.shape, added.dtype)
+    biased = bias is not None or added_bias is not None
     stride: Any = window[0]
-    found = each and alike and biased and unary == "relu" and [*stride] == [1, 1]
-    return other if found else None
+    matches = are_one_pixel and is_alike and biased and unary == "relu" and [*stride] == [1, 1]
+    return added_conv if matches else None
 
 
 def _place_shortcut(
     graph: torch.fx.Graph,
     node: Node,
-    other: Node,
+    shortcut: Node,
     choose: Choose,
     table: Table,
     report: GraphReport,
     traced: dict[Any, torch.fx.GraphModule],
 ) -> None:
-    """Replace `node` and the shortcut that it adds, `other`, by one call, if that was chosen."""
+    """Replace `node` and the shortcut convolution that it adds by one call, if that was chosen.
+
+    Args:
+        graph: The graph, changed in place.
+        node: The convolution that adds.
+        shortcut: The convolution that is added.
+        choose: Returns the chosen call for a node.
+        table: Decompositions for the chosen call.
+        report: Gets the decision.
+        traced: Traced bodies of earlier calls.
+    """
     x, weight, bias, *_ = node.args
-    source, projection, own, stride, *_ = other.args
-    asked = (
+    source, projection, shortcut_bias, stride, *_ = shortcut.args
+    call = (
         torch.ops.ipex.conv_shortcut.default,
-        (x, weight, bias or own, source, projection, stride),
+        (x, weight, bias or shortcut_bias, source, projection, stride),
     )
-    found = together(graph, node, asked, choose, report, SHORTCUT, user_line(node))
-    if found is None:
+    replacement = together(graph, node, call, choose, report, SHORTCUT, user_line(node))
+    if replacement is None:
         return
-    ours, body = found
-    if own is not None:
+    ours, body = replacement
+    if shortcut_bias is not None:
         with graph.inserting_before(ours):
-            ours.args = (x, weight, total(graph, bias, own), source, projection, stride)
+            ours.args = (x, weight, total(graph, bias, shortcut_bias), source, projection, stride)
     graph.erase_node(node)
-    graph.erase_node(other)
+    graph.erase_node(shortcut)
     inline(graph, ours, body, table, traced, origins=True, restrides=False)
 
 
 def _pooled_stem(node: Any) -> Node | None:
-    """The values of a pool, if nobody asks for their places and it is one of a stem."""
-    stem, *around = node.args
+    """Return the values of a max pool over a small-channel convolution, else None.
+
+    Nothing may read the pool's indices.
+    """
+    stem, *pool_args = node.args
     if stem.target is not torch.ops.ipex.conv.default or len(stem.users) != 1:
         return None
     read = [user for user in node.users if user.users]
-    x, weight, _, other, _, _, dilation, transposed, _, groups, *words = stem.args
+    x, weight, _, stem_addend, _, _, dilation, transposed, _, groups, *epilogue = stem.args
     value = weight.meta["val"]
-    given = [*around, *([], [0], [1], False)[len(around) - 1 :]]
-    *sizes, ceil_mode = given
-    alike = [{*size} for size in sizes] == [{WINDOW}, {STEP}, {AROUND}, {1}] and not ceil_mode
-    found = (
+    settings = [*pool_args, *([], [0], [1], False)[len(pool_args) - 1 :]]
+    *sizes, ceil_mode = settings
+    is_supported_pool = [{*size} for size in sizes] == [
+        {WINDOW},
+        {STEP},
+        {AROUND},
+        {1},
+    ] and not ceil_mode
+    is_supported_stem = (
         stem.meta["val"].device.type not in ("cpu", SYCL)
         and value.dim() == 4
         and all(isinstance(n, int) for n in (*value.shape, *x.meta["val"].shape))
         and value.shape[1] <= FEW_CHANNELS
-        and (other, transposed, groups, {*dilation}) == (None, False, 1, {1})
-        and words[:2] == ["none", "relu"]
+        and (stem_addend, transposed, groups, {*dilation}) == (None, False, 1, {1})
+        and epilogue[:2] == ["none", "relu"]
     )
-    asked = len(read) == 1 and read[0].args[1] == 0
-    return read[0] if found and alike and asked else None
+    reads_values = len(read) == 1 and read[0].args[1] == 0
+    return read[0] if is_supported_stem and is_supported_pool and reads_values else None
 
 
 def _place_pooled(
     graph: torch.fx.Graph,
-    made: Node,
+    values: Node,
     choose: Choose,
     table: Table,
     report: GraphReport,
     traced: dict[Any, torch.fx.GraphModule],
 ) -> None:
-    """Replace a pool's values, `made`, and its stem by one call, if that was chosen."""
-    (pool,) = made.all_input_nodes
+    """Replace a pool's values and its small-channel convolution by one call, if that was chosen.
+
+    Args:
+        graph: The graph, changed in place.
+        values: The values of the pool.
+        choose: Returns the chosen call for a node.
+        table: Decompositions for the chosen call.
+        report: Gets the decision.
+        traced: Traced bodies of earlier calls.
+    """
+    (pool,) = values.all_input_nodes
     (stem,) = pool.all_input_nodes
     x, weight, bias, _, stride, padding, *_ = stem.args
-    asked = torch.ops.ipex.conv_pool.default, (x, weight, bias, stride, padding)
-    found = together(graph, made, asked, choose, report, POOLED, user_line(stem))
-    if found is None:
+    call = torch.ops.ipex.conv_pool.default, (x, weight, bias, stride, padding)
+    replacement = together(graph, values, call, choose, report, POOLED, user_line(stem))
+    if replacement is None:
         return
-    ours, body = found
+    ours, body = replacement
     for node in (*pool.users, pool, stem):
         graph.erase_node(node)
     inline(graph, ours, body, table, traced, origins=True, restrides=False)
@@ -187,62 +230,75 @@ def _place_pooled(
 
 def together(
     graph: torch.fx.Graph,
-    made: Node,
-    asked: tuple[Any, tuple[Any, ...]],
+    replaced: Node,
+    call: tuple[Any, tuple[Any, ...]],
     choose: Choose,
     report: GraphReport,
     subject: str,
     line: str,
 ) -> tuple[Node, Body] | None:
-    """An op of ours with its arguments in place of `made`, if a call was chosen for it."""
-    with graph.inserting_before(made):
-        ours = graph.call_function(*asked)
-    ours.meta = dict(made.meta)
-    made.replace_all_uses_with(ours)  # what follows it is part of the problem
+    """Replace a node by one call of an op of ours, if a call was chosen for it.
+
+    Args:
+        graph: The graph, changed in place.
+        replaced: The node whose result the op computes.
+        call: The op and its arguments.
+        choose: Returns the chosen call for a node.
+        report: Gets the decision.
+        subject: The name in the report.
+        line: The user's source line.
+
+    Returns:
+        The new node and the body of the chosen call; None if none was chosen.
+    """
+    with graph.inserting_before(replaced):
+        ours = graph.call_function(*call)
+    ours.meta = dict(replaced.meta)
+    replaced.replace_all_uses_with(ours)  # the choice also depends on the readers
     body, kind, reason = choose(ours)
     report.add(kind, subject, reason, line)
     if body is None:
-        ours.replace_all_uses_with(made)
+        ours.replace_all_uses_with(replaced)
         graph.erase_node(ours)
         return None
     return ours, body
 
 
 def is_of_pixels(weight: Any, window: Any) -> bool:
-    """Whether a convolution over a plane with that weight reads a pixel for each that it makes."""
+    """Return whether a 2D convolution of static sizes is 1 x 1 without padding or groups."""
     stride, padding, _, transposed, _, groups = window
     sizes = weight.meta["val"].shape
     if len(sizes) != 4 or len(stride) != 2 or transposed or groups != 1:
         return False
-    known = all(isinstance(size, int) for size in sizes)
-    return known and {*sizes[2:]} == {1} and {*padding} == {0}
+    is_static = all(isinstance(size, int) for size in sizes)
+    return is_static and {*sizes[2:]} == {1} and {*padding} == {0}
 
 
 def addend(node: Node, weights: Container[Node]) -> Node | None:
-    """The convolution that `node` adds, which nobody else reads, if their biases may be added.
+    """Return the convolution that `node` adds as its only reader, if their biases may be added.
 
-    So they may where both are known not to change, or there is one.
+    They may be added where both do not change from call to call, or there is only one.
     """
     if node.target is not torch.ops.ipex.conv.default or node.args[-4] != "add":
         return None
-    bias, other = node.args[2:4]
-    if not isinstance(other, Node) or other.target is not aten.convolution.default:
+    bias, added = node.args[2:4]
+    if not isinstance(added, Node) or added.target is not aten.convolution.default:
         return None
-    own = other.args[2]
-    known = own is None or (own in weights and (bias is None or bias in weights))
-    return other if known and len(other.users) == 1 and other not in node.args[:2] else None
+    added_bias = added.args[2]
+    may_add = added_bias is None or (added_bias in weights and (bias is None or bias in weights))
+    return added if may_add and len(added.users) == 1 and added not in node.args[:2] else None
 
 
-def total(graph: torch.fx.Graph, bias: Any, own: Any) -> Any:
-    """Both biases as one, rounded once."""
+def total(graph: torch.fx.Graph, bias: Any, added_bias: Any) -> Any:
+    """Return the sum of both biases as one node, rounded once."""
     if bias is None:
-        return own
-    made = _call(graph, aten.add.Tensor, _exact(graph, bias), _exact(graph, own))
-    return _call(graph, prims.convert_element_type.default, made, own.meta["val"].dtype)
+        return added_bias
+    exact_sum = _call(graph, aten.add.Tensor, _exact(graph, bias), _exact(graph, added_bias))
+    return _call(graph, prims.convert_element_type.default, exact_sum, added_bias.meta["val"].dtype)
 
 
 def _exact(graph: torch.fx.Graph, bias: Any) -> Node:
-    """In float64; what a fold rounded, as it was before."""
+    """Return a bias in float64; for a folded bias its value before rounding."""
     if bias.target is prims.convert_element_type.default:
         (source, _) = bias.args
         if source.meta["val"].dtype == torch.float64:

@@ -1,7 +1,7 @@
-"""Fusions that are already best as Inductor's own: recognised, reported as left, and not touched.
+"""Recognise fusions in which Inductor's own kernel is already the fastest, and report them.
 
 `benchmarks/left_to_inductor.py` measures each against the library kernels that a fused op of ours
-could call; the notes say what came out.
+could call; the notes give the result.
 """
 
 import functools
@@ -20,7 +20,7 @@ NO_BATCHED = "oneDNN has no batched product with an epilogue (benchmarks/left_to
 EPS = Constant(0.37)
 
 
-def _left(
+def _leave(
     name: str,
     pattern: Callable[..., Tensor],
     anchor: str,
@@ -59,7 +59,7 @@ def _affine() -> dict[str, Any]:
 
 
 def _add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As the language models write it: in fp32, then back."""
+    """Compute RMS norm as language models write it: in fp32, then cast back."""
     hidden = (x + y).to(torch.float32)
     variance = hidden.pow(2).mean(-1, keepdim=True)
     return weight * (hidden * torch.rsqrt(variance + eps)).to(x.dtype)
@@ -82,7 +82,7 @@ BMM = Producer(
     name="bmm",
     product=torch.baddbmm,
     op=None,
-    fused=lambda *words, **arguments: (),
+    fused=lambda *epilogue, **arguments: (),
     forms=(
         Form(
             frozenset({"baddbmm"}),
@@ -99,13 +99,13 @@ BMM = Producer(
 )
 
 RULES = (
-    _left(
+    _leave(
         "add + layer_norm",
         _add_layer_norm,
         "native_layer_norm",
         ({"add"}, lambda: {"x": torch.empty(2, 5, 17), "y": torch.empty(2, 5, 17), **_affine()}),
     ),
-    _left(
+    _leave(
         "embedding + layer_norm",
         _embedding_layer_norm,
         "native_layer_norm",
@@ -118,7 +118,7 @@ RULES = (
             },
         ),
     ),
-    _left(
+    _leave(
         "add + rms_norm",
         _add_rms_norm,
         "rsqrt",
@@ -127,7 +127,7 @@ RULES = (
             for dtype in (torch.float32, torch.bfloat16, torch.float16)
         ),
     ),
-    _left(
+    _leave(
         "div + add + softmax",
         _div_add_softmax,
         "_softmax",
@@ -140,7 +140,7 @@ RULES = (
             },
         ),
     ),
-    _left(
+    _leave(
         "view + transpose + contiguous + view",
         _shuffle,
         "clone",

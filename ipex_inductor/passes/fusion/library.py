@@ -1,7 +1,7 @@
-"""What a GPU's libraries have of a product with its epilogue: one call where that was chosen.
+"""Compute a product with its epilogue by one GPU library call or template, where that was chosen.
 
-Everything else is written in torch's ops again before Inductor's passes look, so that they find the
-graph they would have without us.
+Everything else is written in torch's ops again before Inductor's passes run, so that they find the
+graph that they would have without us.
 """
 
 import math
@@ -24,42 +24,46 @@ Node = torch.fx.Node
 aten, prims = torch.ops.aten, torch.ops.prims
 
 GPUS = ("cuda", "xpu")
-NARROW = 32  # channels of a result, for which libraries have no good kernel
+NARROW = 32  # the most output channels for which libraries have no good kernel
 
-# What follows convolutions of known nets, all of which our templates have behind theirs.
+# Activations behind convolutions of known networks; our templates fuse all of them.
 ACTIVATIONS = (
     *("elu", "gelu", "gelu_tanh", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu"),
     *("mish", "relu", "sigmoid", "silu", "tanh"),
 )
 
-# (binary, unary) behind each product that some call has: a library's, or a template of ours.
+# Epilogues (binary, unary) of each product that some library call or template of ours has.
 EPILOGUES = {
-    "conv": {("add", "relu"), ("add", "none"), *(("none", word) for word in ACTIVATIONS)},
-    # Others would keep layers on one input from being one product (`shared_input`).
+    "conv": {
+        ("add", "relu"),
+        ("add", "none"),
+        *(("none", activation) for activation in ACTIVATIONS),
+    },
+    # Others would keep layers on one input from being joined (`shared_input`).
     "linear": {("none", "relu"), ("none", "gelu_tanh"), ("none", "gelu")},
 }
 
-# Kernels in SYCL have every word besides.
+# SYCL kernels have every epilogue in these dtypes.
 SYCL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 HALVES = (torch.bfloat16, torch.float16)
-VECTOR = 16  # bytes, that a GPU reads or writes at once
+VECTOR = 16  # bytes that a GPU reads or writes at once
 
-# So many rows may be multiplied by a template of ours, behind which Inductor fuses any activation.
+# The most rows of a skinny GEMM by our template, behind which Inductor fuses any activation.
 FEW_ROWS = 32
 
 
 def why_not(product: str, values: Mapping[str, Any]) -> str | None:
-    """Why no call has this epilogue behind `product` on a GPU, None when one may."""
+    """Return why no call has this epilogue behind `product` on a GPU, None when one may."""
     if values["x"].device.type == SYCL:
-        known = {v.dtype for v in values.values() if isinstance(v, Tensor)}
-        odd = ", ".join(sorted(map(str, known - {*SYCL_DTYPES})))
+        dtypes = {v.dtype for v in values.values() if isinstance(v, Tensor)}
+        odd = ", ".join(sorted(map(str, dtypes - {*SYCL_DTYPES})))
         return f"no kernel in SYCL is for {odd}: Inductor's own follows" if odd else None
     if torch.version.hip:
         return "no fused kernel for ROCm yet: Inductor's own is kept"
-    words = (values["binary"], values["unary"])
-    ours = product == "linear" and words[0] == "none" and _has_few_rows(values["x"])
-    if not ours and words not in EPILOGUES.get(product, ()):
+    epilogue = (values["binary"], values["unary"])
+    ours = product == "linear" and epilogue[0] == "none" and _has_few_rows(values["x"])
+    if not ours and epilogue not in EPILOGUES.get(product, ()):
         return "no library of this GPU has the epilogue: Inductor's own kernel follows the product"
     return None
 
@@ -67,15 +71,23 @@ def why_not(product: str, values: Mapping[str, Any]) -> str | None:
 def why_not_gated(
     x: Tensor, weight: Tensor, bias: Tensor | None, gate: Tensor, gate_bias: Tensor | None
 ) -> str | None:
-    """Why no kernel of a GPU is asked for a gated pair of layers, None when one is."""
+    """Return why no GPU kernel serves a gated pair of layers, None when one may.
+
+    Args:
+        x: The input [..., K] of both layers.
+        weight: The weight [N, K] of the layer that is multiplied.
+        bias: Its bias [N], or None.
+        gate: The weight [N, K] of the layer with the activation.
+        gate_bias: Its bias [N], or None.
+    """
     if x.device.type == SYCL or torch.version.hip:
         return f"no fused pair for {'ROCm' if torch.version.hip else SYCL} yet"
     if _has_few_rows(x):
-        return "of few rows the layers are joined, or have an epilogue each"
+        return "for few rows the layers are joined, or get an epilogue each"
     if weight.shape != gate.shape or (bias is None) != (gate_bias is None):
-        return "both layers are not alike"
-    biases = (each for each in (bias, gate_bias) if each is not None)
-    if any(each.shape != weight.shape[:1] for each in biases):
+        return "the layers differ in weight shape or bias"
+    biases = (one_bias for one_bias in (bias, gate_bias) if one_bias is not None)
+    if any(one_bias.shape != weight.shape[:1] for one_bias in biases):
         return "an addend is no bias"
     return None
 
@@ -86,7 +98,7 @@ def _has_few_rows(x: Tensor) -> bool:
 
 
 def nothing(node: Node) -> tuple[None, str, str]:
-    """The `Choose` of who has no calls."""
+    """Choose no call: the `Choose` of a graph without library calls."""
     return None, "missed", "no call of a library is looked for here"
 
 
@@ -99,7 +111,12 @@ def place(
 ) -> None:
     """Replace every op of ours that is on a GPU by the call chosen for it, or by torch's ops.
 
-    `table`: what those are decomposed by. `weights` are known not to change from call to call.
+    Args:
+        graph: The inference graph, changed in place.
+        choose: Returns the chosen call for a node, with the kind and the reason of the decision.
+        weights: Nodes that do not change from call to call.
+        table: Decompositions for the chosen calls.
+        report: Gets the decisions.
     """
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
         if _has_templates(node) or _is_sycls(node, weights):
@@ -130,10 +147,10 @@ def place(
 
 
 def place_images(graph: torch.fx.Graph, choose: Choose, table: Table, report: GraphReport) -> None:
-    """Replace convolutions of a training graph for which there are templates by the call chosen.
+    """Replace convolutions of a training graph that have templates by the call chosen.
 
-    On NVIDIA GPUs. Without a choice the node stays as it is. What follows it is left out of the
-    question: statistics of its result do.
+    The pass is for NVIDIA GPUs. Without a choice the node stays as it is. The choice does not
+    consider what follows the convolution, which is the statistics of its result.
     """
     traced: dict[Any, torch.fx.GraphModule] = {}
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
@@ -158,74 +175,76 @@ def place_images(graph: torch.fx.Graph, choose: Choose, table: Table, report: Gr
 def place_weight_gradients(
     graph: torch.fx.Graph, choose: Choose, table: Table, report: GraphReport
 ) -> None:
-    """Replace what makes nothing but the weight's gradient of a stem, by the call chosen for it.
+    """Replace weight gradients of small-channel convolutions by the call chosen for them.
 
-    Without a choice the node stays as it is. What follows the gradient is left out of the question:
-    a weight of few channels is small.
+    Only a node that computes nothing but the weight's gradient is replaced. Without a choice it
+    stays as it is. The choice does not consider what follows the gradient: a weight of few channels
+    is small.
     """
     traced: dict[Any, torch.fx.GraphModule] = {}
     for node in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
         if not _is_stems(node):
             continue
-        (made,) = node.users
-        grad, x, weight, _, *around, _, _, groups, _ = node.args
+        (gradient,) = node.users
+        grad, x, weight, _, *window, _, _, groups, _ = node.args
         with graph.inserting_before(node):
-            args = (grad, x, weight, *around, groups)
+            args = (grad, x, weight, *window, groups)
             ours = graph.call_function(torch.ops.ipex.conv_weight_grad.default, args)
-        ours.meta = {**node.meta, "val": made.meta["val"]}
+        ours.meta = {**node.meta, "val": gradient.meta["val"]}
         body, kind, reason = choose(ours)
         report.add(kind, "weight gradient", reason, user_line(node))
         if body is None:
             graph.erase_node(ours)
             continue
-        made.replace_all_uses_with(ours)
-        graph.erase_node(made)
+        gradient.replace_all_uses_with(ours)
+        graph.erase_node(gradient)
         graph.erase_node(node)
         inline(graph, ours, body, table, traced, origins=True, restrides=False)
 
 
 def _is_stems(node: Any) -> bool:
-    """Whether it is the weight's gradient alone, on a GPU, of a convolution of few channels."""
-    _, _, weight, _, _, _, _, transposed, _, groups, asked = node.args
+    """Return whether `node` is only the weight gradient of a small-channel convolution on a GPU."""
+    _, _, weight, _, _, _, _, transposed, _, groups, output_mask = node.args
     value = weight.meta["val"]
-    known = value.dim() == 4 and all(isinstance(size, int) for size in value.shape)
-    if value.device.type != "cuda" or transposed or groups != 1 or [*asked] != ALONE:
+    is_static = value.dim() == 4 and all(isinstance(size, int) for size in value.shape)
+    if value.device.type != "cuda" or transposed or groups != 1 or [*output_mask] != ALONE:
         return False
-    return bool(known and value.shape[1] <= FEW_CHANNELS and len(node.users) == 1)
+    return bool(is_static and value.shape[1] <= FEW_CHANNELS and len(node.users) == 1)
 
 
 def _has_templates(node: Node) -> bool:
-    """Whether templates of ours are for such a convolution: of or to few channels, or in groups."""
+    """Return whether a convolution of few channels, in or out, or in groups has our templates."""
     x, weight, *_, groups = node.args
     assert isinstance(x, Node)
     assert isinstance(weight, Node)
     sizes = weight.meta["val"].shape
-    known = len(sizes) == 4 and all(isinstance(size, int) for size in sizes)
-    if x.meta["val"].device.type == "cpu" or not known:
+    is_static = len(sizes) == 4 and all(isinstance(size, int) for size in sizes)
+    if x.meta["val"].device.type == "cpu" or not is_static:
         return False
-    made, channels, *window = sizes
-    few = channels <= FEW_CHANNELS or made <= NARROW
-    return bool(groups != 1 or (few and {*window} != {1}))  # of one pixel it is a product
+    out_channels, channels, *window = sizes
+    few = channels <= FEW_CHANNELS or out_channels <= NARROW
+    return bool(groups != 1 or (few and {*window} != {1}))  # 1 x 1 convolutions are GEMMs
 
 
 def _is_sycls(node: Node, weights: Container[Node]) -> bool:
-    """Whether kernels in SYCL may be for it: on an Intel GPU, on a weight that can be packed."""
+    """Return whether a SYCL kernel may serve a node: on an Intel GPU, on a packable weight."""
     weight, value = node.args[1], node.meta["val"]
     plain = node.target is not aten.convolution.default or (value.dim() == 4 and not node.args[6])
     return value.device.type == SYCL and weight in weights and plain
 
 
 def _adopt(graph: torch.fx.Graph, node: Node) -> None:
-    """Make a plain convolution an op of ours, with nothing behind it."""
+    """Turn a plain convolution into `ipex::conv` without an epilogue, in place."""
     x, weight, bias, *window = node.args
     node.target = torch.ops.ipex.conv.default
     node.args = (x, weight, bias, None, *window, "none", "none", [], "")
 
 
 def _is_layer(node: Node, weights: Container[Node]) -> bool:
-    """Whether it is a linear layer that a template of ours may compute.
+    """Return whether a GEMM is a linear layer that a template of ours may compute.
 
-    On an Intel GPU any on a weight that can be packed, on others of few rows, or uneven ones.
+    On an Intel GPU any layer on a weight that can be packed is; on others, skinny or unaligned
+    GEMMs.
     """
     *bias, x, weight = node.args
     if node.kwargs or torch.version.hip or node.meta["val"].device.type == "cpu":
@@ -243,13 +262,13 @@ def _is_layer(node: Node, weights: Container[Node]) -> bool:
 
 
 def _is_uneven(result: Tensor) -> bool:
-    """Whether its rows do not begin at whole vectors, which libraries may be slow at."""
-    known = all(isinstance(n, int) for n in result.shape) and result.dtype in HALVES
-    return known and bool(result.shape[-1] * result.itemsize % VECTOR)
+    """Return whether rows do not begin at whole vectors, which can make libraries slow."""
+    is_static = all(isinstance(n, int) for n in result.shape) and result.dtype in HALVES
+    return is_static and bool(result.shape[-1] * result.itemsize % VECTOR)
 
 
 def _adopt_layer(node: Node) -> None:
-    """Make a product an op of ours, with nothing behind it."""
+    """Turn a GEMM into `ipex::linear` without an epilogue, in place."""
     *bias, x, transposed = node.args
     assert isinstance(transposed, Node)
     node.target = torch.ops.ipex.linear.default
@@ -258,18 +277,18 @@ def _adopt_layer(node: Node) -> None:
 
 
 def _takes_bias(node: Node, weights: Container[Node]) -> bool:
-    """Whether `node` adds a convolution whose bias it may add with its own.
+    """Return whether `node` adds a convolution whose bias it may add with its own.
 
-    cuDNN adds the bias of a convolution without a relu in a kernel of its own.
+    CuDNN adds the bias of a convolution without a ReLU in a separate kernel.
     """
-    other = addend(node, weights)
-    return other is not None and other.args[2] is not None
+    added_conv = addend(node, weights)
+    return added_conv is not None and added_conv.args[2] is not None
 
 
 def _take_bias(graph: torch.fx.Graph, node: Node) -> None:
-    x, weight, bias, other, *rest = node.args
-    assert isinstance(other, Node)
+    x, weight, bias, added_conv, *rest = node.args
+    assert isinstance(added_conv, Node)
     with graph.inserting_before(node):
-        total = joined.total(graph, bias, other.args[2])
-    other.args = (*other.args[:2], None, *other.args[3:])
-    node.args = (x, weight, total, other, *rest)
+        total = joined.total(graph, bias, added_conv.args[2])
+    added_conv.args = (*added_conv.args[:2], None, *added_conv.args[3:])
+    node.args = (x, weight, total, added_conv, *rest)

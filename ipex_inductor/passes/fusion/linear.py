@@ -1,4 +1,4 @@
-"""Rules of the linear family: linear x epilogue, and the gated pair of linears."""
+"""Rules of linear layers: linear x epilogue, and the gated pair of linear layers."""
 
 import functools
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ from ipex_inductor.passes.fusion import library
 from ipex_inductor.passes.fusion.epilogue import ANCHORS, Producer, family
 
 
-def _fused(*words: Any, x: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
-    return x, weight, bias, *words, False
+def _build_arguments(*epilogue: Any, x: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
+    return x, weight, bias, *epilogue, False
 
 
 def _example(lead: tuple[int, ...], bias: bool) -> dict[str, Any]:
-    """x [*lead, 16], weight [32, 16] and bias [32] or None: any sizes do."""
+    """Return x [*lead, 16], weight [32, 16] and bias [32] or None; any sizes would do."""
     return {
         "x": torch.empty(*lead, 16),
         "weight": torch.empty(32, 16),
@@ -45,7 +45,7 @@ LINEAR = Producer(
     name="linear",
     product=F.linear,
     op=torch.ops.ipex.linear.default,
-    fused=_fused,
+    fused=_build_arguments,
     forms=tuple(
         Form(frozenset({"addmm" if bias else "mm"}), functools.partial(_example, lead, bias))
         for lead in ((4,), (2, 4))
@@ -90,9 +90,9 @@ def _gated(unary: str) -> Rule:
 
 
 def _gated_example(form: Form) -> dict[str, Any]:
-    one, other = form.example(), form.example()
-    gate = {"gate": other["weight"], "gate_bias": other["bias"]}
-    return {"x": one["x"], **gate, "weight": one["weight"], "bias": one["bias"]}
+    layer, gate_layer = form.example(), form.example()
+    gate = {"gate": gate_layer["weight"], "gate_bias": gate_layer["bias"]}
+    return {"x": layer["x"], **gate, "weight": layer["weight"], "bias": layer["bias"]}
 
 
 def _add_layer_norm(
@@ -110,12 +110,12 @@ def _add_layer_norm(
 
 def _normed_example(form: Form) -> dict[str, Any]:
     example = form.example()
-    other = torch.empty(*example["x"].shape[:-1], 32)
+    addend = torch.empty(*example["x"].shape[:-1], 32)
     norm = {"gamma": torch.empty(32), "beta": torch.empty(32), "eps": Constant(0.37)}
-    return {**example, "other": other, "shape": Constant([32]), **norm}
+    return {**example, "other": addend, "shape": Constant([32]), **norm}
 
 
-# Of a sum that only the norm reads: where others read it too, it is written out anyway.
+# Matches a sum that only the norm reads: a sum with other readers is written to memory anyway.
 NORMED = Rule(
     equation="linear + add + layer_norm => left",
     pattern=_add_layer_norm,

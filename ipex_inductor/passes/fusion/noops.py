@@ -1,6 +1,6 @@
-"""What nobody can tell from its input, removed: clones that dropout leaves, views there and back.
+"""Remove ops without effect: clones that dropout leaves, and views that lead back to their origin.
 
-Inductor removes them too, but only behind our rules, which they would keep from firing.
+Inductor removes them too, but only after our rules, which they would keep from matching.
 """
 
 import operator
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def drop_noops(graph: torch.fx.Graph) -> None:
-    """Remove clones of what is used for nothing else, and views that lead back to their origin."""
+    """Remove clones of nodes without other readers, and views that lead back to their origin."""
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
@@ -26,11 +26,11 @@ def drop_noops(graph: torch.fx.Graph) -> None:
             origin = _origin(node)
         if origin is not None and origin.meta["val"].stride() == node.meta["val"].stride():
             node.replace_all_uses_with(origin)
-    graph.eliminate_dead_code()  # a view on the way there would count as a user
+    graph.eliminate_dead_code()  # else a dead view would count as a user
 
 
 def _is_own(node: Any) -> bool:
-    """Whether `node` was computed here, and none but its one user sees its memory."""
+    """Return whether `node` is computed in the graph, and only its one user sees its memory."""
     if not isinstance(node, Node) or node.op != "call_function" or len(node.users) != 1:
         return False
     if node.target is operator.getitem:
@@ -43,11 +43,11 @@ def _is_view(node: Any) -> bool:
 
 
 def _origin(node: Node) -> Node | None:
-    """The value with the shape of `node` that it is a view of a view of, if there is one."""
+    """Return the value with the shape of `node` that a chain of views leads back to, or None."""
     source: Any = node.args[0]
     while source.op == "call_function" and source.target is aten.view.default:
         source = source.args[0]
         if equal_shapes(source.meta["val"], node.meta["val"]):
-            found: Node = source
-            return found
+            origin: Node = source
+            return origin
     return None

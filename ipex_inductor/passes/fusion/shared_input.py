@@ -1,8 +1,8 @@
-"""Linear layers on the same input, of any widths, as one product on their weights side by side.
+"""Join linear layers on one input, of any widths, into one GEMM on concatenated weights.
 
-One call then does what three did; the weights are put side by side in the prologue. On a CPU that
-pays while the input has few rows (`benchmarks/shared_input.py`), on a GPU always, as it is filled
-better and what follows reads its columns in place (`benchmarks/nlp.py`).
+One call then replaces several; the prologue concatenates the weights. On a CPU that pays while the
+input has few rows (`benchmarks/shared_input.py`). On a GPU it always pays, as the GPU is filled
+better and readers take their columns in place (`benchmarks/nlp.py`).
 """
 
 import operator
@@ -23,12 +23,12 @@ Node = torch.fx.Node
 aten = torch.ops.aten
 
 NAME = "linear|linear"
-OURS = ("aten", "ipex", "prims")  # ops that ask for strides when they run
-FEW = 16  # rows up to which one call beats several on a CPU
+OURS = ("aten", "ipex", "prims")  # namespaces of ops that read strides at run time
+FEW = 16  # the most rows for which one call beats several on a CPU
 
 
 def join_linears(graph: torch.fx.Graph, weights: Container[Node], report: GraphReport) -> None:
-    """Join every group of linear layers that share their input; say why for those that do not."""
+    """Join every group of linear layers that share an input; report why others are not joined."""
     for group in _groups(graph, weights):
         reason = _why_not(group)
         if reason is None:
@@ -39,8 +39,8 @@ def join_linears(graph: torch.fx.Graph, weights: Container[Node], report: GraphR
 
 
 def _groups(graph: torch.fx.Graph, weights: Container[Node]) -> list[list[Node]]:
-    """Products on weights, two or more on one input, with a bias or all without."""
-    found: dict[Any, list[Node]] = {}
+    """Return groups of GEMMs on weights and one input, all with a bias or all without."""
+    groups: dict[Any, list[Node]] = {}
     for node in graph.nodes:
         if node.op != "call_function" or node.target not in (aten.addmm.default, aten.mm.default):
             continue
@@ -48,14 +48,17 @@ def _groups(graph: torch.fx.Graph, weights: Container[Node]) -> list[list[Node]]
         if node.kwargs or not is_transpose(transposed):
             continue
         parameters = (*bias, transposed.args[0])
-        # What is computed from weights may stand behind the first of the group.
+        # A node computed from weights might come after the first layer of the group.
         if all(n in weights and n.op == "placeholder" for n in parameters):
-            found.setdefault((node.target, *_source(x)), []).append(node)
-    return [group for group in found.values() if len(group) > 1]
+            groups.setdefault((node.target, *_source(x)), []).append(node)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def _source(x: Any) -> tuple[Any, ...]:
-    """Each layer views its input as a matrix anew: what is viewed, and as what."""
+    """Return the tensor that a layer's input is a view of, and the view's shape.
+
+    Each layer views its input as a matrix again, so the views differ.
+    """
     shape = str(x.meta["val"].shape)  # symbols have no hash
     return (x.args[0] if x.target is aten.view.default else x), shape
 
@@ -82,8 +85,8 @@ def _on_gpu(group: Sequence[Node]) -> bool:
 
 
 def _join(graph: torch.fx.Graph, group: Sequence[Node]) -> None:
-    """Compute the joint product where the first stands, and give each its share of the columns."""
-    # Columns of a product lie far apart: a CPU's kernels read copies faster.
+    """Compute the joint GEMM in place of the first layer, and split its columns."""
+    # Columns of the joint result are strided: kernels on a CPU read copies faster.
     copied = tuple(not _on_gpu(group) or _counts_on_strides(node) for node in group)
     first: Any = group[0]
     biases = [node.args[0] for node in group] if len(first.args) == 3 else []
@@ -99,7 +102,7 @@ def _join(graph: torch.fx.Graph, group: Sequence[Node]) -> None:
 
 
 def _counts_on_strides(node: Node) -> bool:
-    """Whether strides that were traced are used later: by `as_strided`, ops of others, callers."""
+    """Return whether traced strides are used later: by `as_strided`, foreign ops or callers."""
     for user in node.users:
         op = user.target
         if not isinstance(op, torch._ops.OpOverload) or op.namespace not in OURS:
@@ -112,9 +115,12 @@ def _counts_on_strides(node: Node) -> bool:
 
 
 def _product(copied: Sequence[bool], x: Tensor, *weights_and_biases: Tensor) -> list[Tensor]:
-    """The columns of each; those of which it is said are copied, as what follows was traced."""
+    """Return the columns of each layer; copies where `copied` says so.
+
+    Later nodes that were traced with contiguous strides need copies.
+    """
     count = len(copied)
     weights, biases = weights_and_biases[:count], weights_and_biases[count:]
     joint = F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
     shares = torch.split(joint, [len(weight) for weight in weights], -1)
-    return [s.contiguous() if own else s for s, own in zip(shares, copied, strict=True)]
+    return [s.contiguous() if is_copied else s for s, is_copied in zip(shares, copied, strict=True)]

@@ -1,10 +1,10 @@
-"""Concatenations on a GPU whose parts others read too: each part is computed once.
+"""Concatenate on a GPU so that each part is computed once, where parts have other readers too.
 
     cat([silu(a), silu(a) + b]) => ipex.cat([...]) where others read `silu(a)` as well
 
-Before torch 2.13 Inductor makes one kernel of such a concatenation, which computes all parts for
-each element of the result and takes one: for six parts behind activations on an H200 three times as
-long as copying them. From 2.13 on Inductor itself does what is done here.
+Before torch 2.13 Inductor compiles such a concatenation to one kernel, which computes all parts for
+each element of the result and selects one: for six parts behind activations on an H200 that takes
+three times as long as copying them. From 2.13 on Inductor itself does what is done here.
 """
 
 import operator
@@ -25,7 +25,7 @@ NAME = "shared-parts"
 
 
 def rewrite(graph: torch.fx.Graph, report: GraphReport) -> None:
-    """Replace concatenations on a GPU of which a part is computed for others too."""
+    """Replace concatenations on a GPU with a part that is also computed for other readers."""
     if not compat.computes_shared_parts_again():
         return
     for node in graph.find_nodes(op="call_function", target=aten.cat.default):
@@ -45,13 +45,13 @@ def _arguments(tensors: Any, dim: int = 0) -> tuple[Any, int]:
 
 
 def _is_shared(part: Node, cat: Node) -> bool:
-    """Whether loops over others' elements compute it too, or it is computed for them alone."""
-    others = [user for user in part.users if user is not cat]
-    return part.op == "call_function" and bool(others) and any(map(_is_loop, [*others, part]))
+    """Return whether a part is also computed in loops of other readers, or fused for them alone."""
+    readers = [user for user in part.users if user is not cat]
+    return part.op == "call_function" and bool(readers) and any(map(_is_loop, [*readers, part]))
 
 
 def _is_loop(node: Any) -> bool:
-    """Whether Inductor computes it within the loop of who reads it."""
+    """Return whether Inductor computes a node within the loop of its reader."""
     while node.target is operator.getitem or getattr(node.target, "is_view", False):
         node = node.args[0]
     return torch.Tag.pointwise in getattr(node.target, "tags", ())
@@ -61,6 +61,6 @@ def _why_not(parts: Any) -> str | None:
     values = [part.meta["val"] for part in parts]
     if len({value.dtype for value in values}) > 1:
         return "its parts are of several dtypes"
-    if len({value.dim() for value in values}) > 1:  # `torch.cat` leaves out empty ones
+    if len({value.dim() for value in values}) > 1:  # `torch.cat` skips empty parts of another rank
         return "its parts are of several ranks"
     return None

@@ -1,7 +1,7 @@
-"""Channels-last images in an inference graph, where Inductor would lower them so itself.
+"""Convert activations of an inference graph to channels-last, where Inductor would do so itself.
 
-Inductor converts on the way down, on a GPU weights at every call. Done here, conversions of weights
-are weight-only work, and what libraries and kernels of ours have for such images may be chosen.
+Inductor converts while it lowers, on a GPU weights at every call. Done here, conversions of weights
+are weight-only work, and libraries' and our kernels for channels-last may be chosen.
 """
 
 import operator
@@ -23,20 +23,20 @@ NAME = "channels-last"
 LAST = torch.channels_last
 DEVICES = ("cpu", "cuda")
 
-# Where convolutions have their images, and their weight.
+# Argument numbers of the activations and of the weight of a convolution.
 WEIGHT = 1
 IMAGES: dict[Any, tuple[int, ...]] = {
     aten.convolution.default: (0,),
     torch.ops.ipex.conv.default: (0, 3),
 }
 
-# Ops that are as well done in the layout they are given, beside all that is pointwise.
+# Ops that are equally fast in the layout of their input, besides all pointwise ops.
 FOLLOWING = frozenset(
     {
         operator.getitem,
         aten._adaptive_avg_pool2d.default,
         aten._native_batch_norm_legit_no_training.default,
-        aten._unsafe_index.Tensor,  # what is left of upsampling
+        aten._unsafe_index.Tensor,  # decomposed upsampling
         aten.avg_pool2d.default,
         aten.cat.default,
         aten.constant_pad_nd.default,
@@ -48,7 +48,7 @@ FOLLOWING = frozenset(
 
 
 def convert(graph: torch.fx.Graph, report: GraphReport) -> None:
-    """Have the convolutions over planes read and give channels-last; all others what they had.
+    """Have 2D convolutions read and return channels-last; all other nodes keep their layouts.
 
     Results of the graph keep their strides.
     """
@@ -60,23 +60,23 @@ def convert(graph: torch.fx.Graph, report: GraphReport) -> None:
 
 
 def hold_strides(graph: torch.fx.Graph) -> None:
-    """Have higher-order ops read what their bodies are compiled for.
+    """Have higher-order ops read the strides that their bodies are compiled for.
 
-    Inductor lowers a convolution to channels-last whatever the graph says of its strides, and makes
-    no copies for those ops; nor does it look at the format that a copy is asked for.
+    Inductor lowers a convolution to channels-last whatever strides the graph has, and makes no
+    copies for these ops; nor does it respect the memory format of a clone.
     """
     if not any(node.target in IMAGES for node in graph.nodes):
         return
     for node in list(graph.nodes):
         if not isinstance(node.target, torch._ops.HigherOrderOperator):
             continue
-        for each in node.all_input_nodes:
-            if each.op == "call_function" and isinstance(_val(each), Tensor):
+        for operand in node.all_input_nodes:
+            if operand.op == "call_function" and isinstance(_val(operand), Tensor):
                 with graph.inserting_before(node):
-                    order = [compat.hints(stride) for stride in _val(each).stride()]
-                    held = graph.call_function(inductor_prims.force_stride_order, (each, order))
-                held.meta["val"] = _val(each)
-                node.replace_input_with(each, held)
+                    order = [compat.hints(stride) for stride in _val(operand).stride()]
+                    held = graph.call_function(inductor_prims.force_stride_order, (operand, order))
+                held.meta["val"] = _val(operand)
+                node.replace_input_with(operand, held)
 
 
 def _is_converted(node: Node) -> bool:
@@ -86,20 +86,23 @@ def _is_converted(node: Node) -> bool:
 
 
 def is_on_cpu_or_gpu(node: Node) -> bool:
-    """Whether its result is on a CPU, or on a GPU of NVIDIA or AMD."""
+    """Return whether the result of a node is on a CPU, or on a GPU of NVIDIA or AMD."""
     return _val(node).device.type in DEVICES
 
 
 def _images(node: Node) -> list[Node]:
-    """Its images, and on a GPU the weight, which is packed on a CPU, whatever its layout."""
-    places = IMAGES[node.target] + (WEIGHT,) * _on_gpu(node)
-    given = (node.args[place] for place in places if place < len(node.args))
-    return [each for each in given if isinstance(each, Node)]
+    """Return the activations of a convolution, and on a GPU its weight.
+
+    On a CPU the weight is packed, whatever its layout.
+    """
+    numbers = IMAGES[node.target] + (WEIGHT,) * _on_gpu(node)
+    operands = (node.args[number] for number in numbers if number < len(node.args))
+    return [operand for operand in operands if isinstance(operand, Node)]
 
 
 def _on_gpu(node: Node) -> bool:
-    found: bool = _val(node).is_cuda
-    return found
+    is_cuda: bool = _val(node).is_cuda
+    return is_cuda
 
 
 def _val(node: Node) -> Any:
@@ -107,12 +110,12 @@ def _val(node: Node) -> Any:
 
 
 def _is_last(node: Node) -> bool:
-    found: bool = _val(node).is_contiguous(memory_format=LAST)
-    return found
+    is_last: bool = _val(node).is_contiguous(memory_format=LAST)
+    return is_last
 
 
 class _Conversion:
-    """One walk through the graph; `was` has the former value of each node with another layout."""
+    """One walk through the graph; `was` has the former value of each node whose layout changed."""
 
     def __init__(self, graph: torch.fx.Graph, converted: set[Node]) -> None:
         self.graph, self.converted = graph, converted
@@ -120,26 +123,28 @@ class _Conversion:
         self.copies: dict[tuple[Node, str], Node] = {}
 
     def run(self) -> None:
-        """Every node once, in order, so that what it reads is known."""
+        """Visit every node once, in order, so that its inputs are already converted."""
         for node in list(self.graph.nodes):
             if node in self.converted:
                 for image in _images(node):
                     if not _is_last(image):
                         node.replace_input_with(image, self._last(image, node))
                 self._know_again(node)
-            elif any(each in self.was for each in node.all_input_nodes):
+            elif any(operand in self.was for operand in node.all_input_nodes):
                 self._read_by(node)
 
     def _read_by(self, node: Node) -> None:
         if not _follows(node):
-            for each in node.all_input_nodes:
-                if each in self.was and not (_is_view(node) and _lies_alike(each, self.was[each])):
-                    node.replace_input_with(each, self._former(each, node))
-        if any(each in self.was for each in node.all_input_nodes):
+            for operand in node.all_input_nodes:
+                if operand in self.was and not (
+                    _is_view(node) and _lies_alike(operand, self.was[operand])
+                ):
+                    node.replace_input_with(operand, self._former(operand, node))
+        if any(operand in self.was for operand in node.all_input_nodes):
             self._know_again(node)
 
     def _know_again(self, node: Node) -> None:
-        """Its value, of the inputs that it has now."""
+        """Recompute the fake value of a node from its present inputs."""
         former = _val(node)
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), _val)
         with V.fake_mode:
@@ -151,11 +156,11 @@ class _Conversion:
         return self._copy(image, user, "last", lambda x: self._clone(x, LAST))
 
     def _former(self, image: Node, user: Node) -> Node:
-        """A copy in the layout that `image` had."""
+        """Return a copy of `image` in its former layout."""
         order = self.was[image].dim_order()
         back = sorted(range(len(order)), key=order.__getitem__)
 
-        def copied(x: Node) -> Node:
+        def make_copy(x: Node) -> Node:
             if [*order] == back == sorted(order):
                 return self._clone(x, torch.contiguous_format)
             inner = self._call(aten.permute.default, x, [*order])
@@ -163,10 +168,17 @@ class _Conversion:
                 aten.permute.default, self._clone(inner, torch.contiguous_format), back
             )
 
-        return self._copy(image, user, "former", copied)
+        return self._copy(image, user, "former", make_copy)
 
     def _copy(self, image: Node, user: Node, layout: str, make: Any) -> Node:
-        """One for all users; the first that asks stands before the others."""
+        """Return the copy of `image` in a layout, created before the first user and shared by all.
+
+        Args:
+            image: The node to copy.
+            user: The node that reads the copy; the first one comes before all others.
+            layout: The name of the layout.
+            make: Returns a new copy of a node.
+        """
         if (image, layout) not in self.copies:
             with self.graph.inserting_before(user):
                 self.copies[image, layout] = make(image)
@@ -183,7 +195,7 @@ class _Conversion:
 
 
 def _follows(node: Node) -> bool:
-    """Whether it does the same in another layout: no view by strides, no order of random draws."""
+    """Return whether a node gives equal results in another layout: no strides, no random draws."""
     if node.target in FOLLOWING:
         return True
     tags = getattr(node.target, "tags", ())
@@ -199,9 +211,9 @@ def _is_view(node: Node) -> bool:
 
 
 def _lies_alike(node: Node, former: Any) -> bool:
-    """Whether elements lie where they did: the stride of a single one says nothing."""
-    now = _val(node)
-    if not isinstance(now, Tensor):
+    """Return whether strides are unchanged; the stride of a single element does not count."""
+    value = _val(node)
+    if not isinstance(value, Tensor):
         return False
-    pairs = zip(now.shape, now.stride(), former.stride(), strict=True)
+    pairs = zip(value.shape, value.stride(), former.stride(), strict=True)
     return all(size == 1 or new == old for size, new, old in pairs)

@@ -1,13 +1,14 @@
-"""Batch norm in inference folded into the convolution or linear layer before it, or after it.
+"""Fold batch norms of inference into the convolution or linear layer before or after them.
 
 Batch norm is `x * scale + shift` in each channel, with `scale = gamma / sqrt(var + eps)` and
-`shift = beta - mean * scale`. A product takes it in as work on weights alone, which the prologue
-computes: in float64, rounded once.
+`shift = beta - mean * scale`. A product absorbs it by work on weights alone, which the prologue
+computes in float64, rounded once.
 
     product(x, w, b) * scale + shift == product(x, w * scale, b * scale + shift)
     product(x * scale + shift, w, b) == product(x, w * scale, b + sum(w * shift))
 
-Above the vectors run along the output channels of w, below along its input channels.
+In the first line the vectors run along the output channels of w, in the second along its input
+channels.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -33,7 +34,7 @@ NAMES = frozenset(
 )
 
 NORM = aten._native_batch_norm_legit_no_training.default
-TRAINING = (  # they use the statistics of the batch; seen only for the report
+TRAINING = (  # use the statistics of the batch; only reported
     aten._native_batch_norm_legit_functional.default,
     aten._native_batch_norm_legit.no_stats,
 )
@@ -45,10 +46,13 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 def fold_batch_norms(
     graph: torch.fx.Graph, weights: Iterable[Node], off: Collection[str], report: GraphReport
 ) -> None:
-    """Fold every batch norm of `graph` for which that is proven right; say why for the others.
+    """Fold every batch norm of `graph` where that is proven right; report why for the others.
 
-    `weights` are the nodes that hold parameters, buffers or what is computed from them alone;
-    `off` names the folds to leave out, "*" all.
+    Args:
+        graph: The graph, changed in place.
+        weights: Nodes that hold parameters or buffers, or are computed from them alone.
+        off: Names of folds to leave out; "*" for all.
+        report: Gets the decisions.
     """
     if "*" in off:
         return
@@ -58,15 +62,16 @@ def fold_batch_norms(
             report.add("missed", "batch_norm", reason, user_line(norm))
     folding = _Folding(graph, set(weights), off, report)
     norms = graph.find_nodes(op="call_function", target=NORM)
-    left = [norm for norm in norms if not folding.into_product_before(norm)]
-    for norm in reversed(left):  # of two in a row only the second is beside the product
+    remaining = [norm for norm in norms if not folding.into_product_before(norm)]
+    for norm in reversed(remaining):  # of two in a row only the last is next to the product
         folding.into_product_after(norm)
 
 
 class _Folding:
-    """The folds of one graph. `exact` maps each derived weight to its value before rounding.
+    """The folds of one graph.
 
-    `fakes` remembers what ops give for which arguments: a model repeats its layers.
+    `exact` maps each derived weight to its value before rounding. `fakes` caches the fake results
+    of ops by their arguments, as a model repeats its layers.
     """
 
     def __init__(
@@ -77,7 +82,7 @@ class _Folding:
         self.fakes: dict[str, torch.Tensor] = {}
 
     def into_product_before(self, norm: Node) -> bool:
-        """Fold `norm` into the product whose result it normalises, if that is legal."""
+        """Fold `norm` into the product that it normalises, if legal; return whether it was."""
         product, between = product_before(norm)
         if product is None:
             return False
@@ -89,7 +94,7 @@ class _Folding:
         )
         if not self._decide(f"{product.name}+batch_norm", reason, norm):
             return False
-        for node in (product.node, *between):  # to where the statistics are known
+        for node in (product.node, *between):  # move to where the statistics are available
             norm.prepend(node)
         build = _Builder(self, product.node)
         scale, shift = _affine(build, norm, width)
@@ -101,7 +106,7 @@ class _Folding:
         return True
 
     def into_product_after(self, norm: Node) -> None:
-        """Fold `norm` into the product that takes its result, if that is legal."""
+        """Fold `norm` into the product that reads its result, if that is legal."""
         product, between = product_after(norm)
         if product is None:
             if product_before(norm)[0] is None:
@@ -130,18 +135,18 @@ class _Folding:
         self._rebuild(build, product, build.times(weight, scale), bias)
 
     def _unfit(self, norm: Node, product: Product) -> str | None:
-        """What forbids to fold `norm` into `product` on either side."""
-        own = [n for n in (product.weight, product.bias, *norm.args[1:5]) if n is not None]
-        if not all(n in self.weights or n in self.exact for n in own):
+        """Return why `norm` cannot be folded into `product` on either side, None if it can."""
+        parameters = [n for n in (product.weight, product.bias, *norm.args[1:5]) if n is not None]
+        if not all(n in self.weights or n in self.exact for n in parameters):
             return "a weight, bias or statistic is not a parameter or buffer"
         if any(user.args[1] != 0 for user in norm.users):
             return "its saved statistics are used"
         x: Any = norm.args[0]
         return (
-            _odd_weights([n.meta["val"] for n in own])
+            _odd_weights([n.meta["val"] for n in parameters])
             or _no_bias(product)
             or _empty(product.node.meta["val"])
-            or _changed(x.meta["val"], norm.meta["val"][0])
+            or _why_changed(x.meta["val"], norm.meta["val"][0])
         )
 
     def _decide(self, name: str, reason: str | None, norm: Node) -> bool:
@@ -153,20 +158,27 @@ class _Folding:
         return reason is None
 
     def _rebuild(self, build: "_Builder", product: Product, weight: Node, bias: Node) -> None:
-        """Put the product of these float64 weights, here rounded, in the place of `product`."""
+        """Replace `product` by the product with these weights, rounded to its dtype.
+
+        Args:
+            build: Adds nodes before the product.
+            product: The product to replace.
+            weight: The new weight in float64.
+            bias: The new bias in float64.
+        """
         dtype = product.weight.meta["val"].dtype
         rounded = [build.cast(exact, dtype) for exact in (weight, bias)]
         self.exact.update(zip(rounded, (weight, bias), strict=True))
-        now = as_product(product.node)  # its x may have been the norm
-        assert now is not None
-        new = product.again(build, now.x, *rounded)
+        current = as_product(product.node)  # its x may have been the norm
+        assert current is not None
+        new = product.again(build, current.x, *rounded)
         new.meta = dict(product.node.meta)
         product.node.replace_all_uses_with(new)
         self.graph.erase_node(product.node)
 
 
 def _affine(build: "_Builder", norm: Node, width: int) -> tuple[Node, Node]:
-    """Scale and shift of `norm` in float64, for each of `width` channels of a product."""
+    """Return scale and shift of `norm` in float64, for each of `width` channels of a product."""
     _, gamma, beta, mean, variance, _, epsilon = norm.args
     scale = build(aten.rsqrt.default, build(aten.add.Tensor, build.double(variance), epsilon))
     if gamma is not None:
@@ -178,7 +190,7 @@ def _affine(build: "_Builder", norm: Node, width: int) -> tuple[Node, Node]:
 
 
 def _spread(build: "_Builder", vector: Node, width: int) -> Node:
-    """`vector` with each number repeated, so that it has `width`."""
+    """Return `vector` with each element repeated to a total of `width`."""
     (channels,) = vector.meta["val"].shape
     if channels == width:
         return vector
@@ -188,7 +200,7 @@ def _spread(build: "_Builder", vector: Node, width: int) -> Node:
 
 
 def _along(build: "_Builder", vector: Node, product: Product, dim: int) -> Node:
-    """`vector`, a number for each channel, as a factor of the weight along its dimension `dim`."""
+    """Return `vector`, one element per channel, as a factor of the weight along `dim`."""
     rows, columns, *window = product.weight.meta["val"].shape
     ones = [1] * len(window)
     if dim == 0:
@@ -206,16 +218,16 @@ def _remove(norm: Node) -> None:
 
 
 def _other_users(chain: Sequence[Node]) -> str | None:
-    """A reason unless each of `chain` feeds only the next."""
+    """Return a reason unless each node of `chain` feeds only the next."""
     shared = [node for node in chain if len(node.users) != 1]
     return f"{shared[0].name} has {len(shared[0].users)} users" if shared else None
 
 
 def _misaligned(norm: Node, side: Node, width: int) -> str | None:
-    """A reason unless each of the `width` channels of `side` lies in one channel of `norm`.
+    """Return a reason unless each of the `width` channels of `side` lies in one channel of `norm`.
 
     `side` [rows, width, ...] is the end of the product that faces the norm; reshapes between keep
-    the order of elements. So with the same rows, channels may only be cut into equal runs.
+    the order of elements. With equal rows, channels can then only be split into equal runs.
     """
     normed, product = norm.meta["val"][0].shape, side.meta["val"].shape
     channels = normed[1]
@@ -230,7 +242,7 @@ def _odd_weights(values: Sequence[torch.Tensor]) -> str | None:
     if any(value.dtype not in FLOATS for value in values):
         return f"weights of {', '.join(str(value.dtype) for value in values)}"
     if not all(isinstance(size, int) for value in values for size in value.shape):
-        return "a weight has no fixed shape"
+        return "a weight has a dynamic shape"
     return next(filter(None, map(_empty, values)), None)
 
 
@@ -245,20 +257,21 @@ def _empty(value: torch.Tensor) -> str | None:
     return "a size is zero" if any(statically_known_true(n == 0) for n in value.shape) else None
 
 
-def _changed(x: torch.Tensor, y: torch.Tensor) -> str | None:
-    """A reason if batch norm of `x` gives a `y` of another dtype or layout, which is to stay."""
+def _why_changed(x: torch.Tensor, y: torch.Tensor) -> str | None:
+    """Return a reason if batch norm of `x` gives a `y` of another dtype or layout."""
     if x.dtype != y.dtype:
-        return f"it makes {y.dtype} of {x.dtype}"
-    pairs = zip(x.shape, x.stride(), y.stride(), strict=True)  # one element has no stride
+        return f"it converts {x.dtype} to {y.dtype}"
+    # The stride of one element does not count.
+    pairs = zip(x.shape, x.stride(), y.stride(), strict=True)
     same = all(statically_known_true(n == 1) or statically_known_true(a == b) for n, a, b in pairs)
     return None if same else "it changes the layout"
 
 
 def _coarse(x: torch.Tensor) -> str | None:
-    """A reason unless the product of `x` itself is as precise as that of the normalised `x`.
+    """Return a reason unless the product of `x` itself is as precise as that of the normalised `x`.
 
-    Where products are rounded more coarsely than batch norm computes, and a mean is large against
-    its deviation, it must be taken off before the product. GPUs may multiply float32 as TF32.
+    Where products are rounded more coarsely than batch norm, and a mean is large against its
+    deviation, the mean must be subtracted before the product. GPUs may multiply float32 as TF32.
     """
     if x.dtype == torch.float64 or (x.dtype == torch.float32 and x.device.type == "cpu"):
         return None
@@ -272,13 +285,13 @@ def _neighbours(norm: Node) -> str:
 
 
 class _Builder:
-    """Adds nodes before `place`, with their fake values."""
+    """Builder of nodes before `place`, with their fake values."""
 
     def __init__(self, folding: _Folding, place: Node) -> None:
         self._folding, self._place = folding, place
 
     def __call__(self, op: Any, *args: Any, value: torch.Tensor | None = None) -> Node:
-        """The node `op(*args)`; `value` is its fake value if that is known."""
+        """Return a new node `op(*args)`; `value` is its fake value if that is known."""
         graph = self._folding.graph
         with graph.inserting_before(self._place):
             node = graph.call_function(op, args)
@@ -295,22 +308,22 @@ class _Builder:
         return self._folding.fakes[key]
 
     def times(self, a: Node, b: Node) -> Node:
-        """`a * b`."""
+        """Return `a * b`."""
         return self(aten.mul.Tensor, a, b)
 
     def plus(self, a: Node, b: Node) -> Node:
-        """`a + b`."""
+        """Return `a + b`."""
         return self(aten.add.Tensor, a, b)
 
     def cast(self, node: Any, dtype: torch.dtype) -> Node:
-        """`node` in another dtype."""
+        """Return `node` in another dtype."""
         return self(torch.ops.prims.convert_element_type.default, node, dtype)
 
     def double(self, node: Any) -> Node:
-        """`node` in float64; what another fold derived, as it was before rounding."""
+        """Return `node` in float64; for a weight of another fold its value before rounding."""
         return self._folding.exact.get(node) or self.cast(node, torch.float64)
 
 
 def _facts(value: torch.Tensor) -> tuple[Any, ...]:
-    """What the fake result of an op on `value` depends on."""
+    """Return all that the fake result of an op on `value` depends on."""
     return value.dtype, value.device, tuple(value.shape), value.stride()

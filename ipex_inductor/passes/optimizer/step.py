@@ -1,8 +1,8 @@
-"""The step of an optimizer, read from its Dynamo graph: which tensors it updates, and how.
+"""Read the step of an optimizer from its Dynamo graph: which tensors it updates, and how.
 
 Dynamo gives a step a graph of its own, of foreach or single-tensor ops. Whatever formula they
-spell is taken as it stands, so nothing here knows optimizers, or which torch they are of; what
-torch's own fused steps compute `fused_steps` knows.
+compute is taken as it stands, so nothing here depends on the optimizer or on torch's version.
+`fused_steps` has the formulas of torch's own fused steps.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ TENSORS = (Tensor, nn.Parameter, torch._subclasses.FakeTensor)
 
 
 def program_of(gm: torch.fx.GraphModule) -> tuple[Program, list[Tensor]]:
-    """All that `gm` does, as updates of its operands, and an example of each operand.
+    """Return all that `gm` does, as updates of its operands, and an example of each operand.
 
     Raises `UnreadError` if it does more.
     """
@@ -36,25 +36,25 @@ def program_of(gm: torch.fx.GraphModule) -> tuple[Program, list[Tensor]]:
         if node.op in ("placeholder", "get_attr"):
             reading.values[node] = operands.take(node)
         elif node.op == "output":
-            outputs = tuple(operands.returned(each, reading.values) for each in node.args[0])
+            outputs = tuple(operands.find_output(output, reading.values) for output in node.args[0])
         elif node.target is torch._C._set_grad_enabled:
             follows = bool(node.args[0])
         elif follows:
-            raise UnreadError("autograd follows what is computed")
+            raise UnreadError("autograd records the computation")
         elif node.op == "call_function" and node.target in FUSED_STEPS:
             fused_steps.read(reading, node)
         else:
             reading.read(node)
     if follows != begun:
-        raise UnreadError("gradients are switched on or off for what comes after")
-    given = operands.inputs + len(operands.attributes)
+        raise UnreadError("gradients are switched on or off for later code")
+    held_count = operands.inputs + len(operands.attributes)
     examples = operands.examples
     writing = Writing(terms, operands.cells, examples, reading.singles)
     program = Program(
         device=str(writing.device),
         attributes=tuple(operands.attributes),
-        made=tuple(Made(tuple(t.shape), t.stride(), dtype_name(t)) for t in examples[given:]),
-        written=tuple(n for n in writing.written if n < given),
+        made=tuple(Made(tuple(t.shape), t.stride(), dtype_name(t)) for t in examples[held_count:]),
+        written=tuple(n for n in writing.written if n < held_count),
         outputs=outputs,
         updates=writing.updates(),
     )
@@ -62,7 +62,7 @@ def program_of(gm: torch.fx.GraphModule) -> tuple[Program, list[Tensor]]:
 
 
 class _Operands:
-    """The tensors a graph is given, or makes to return them."""
+    """The tensors that a graph takes, or creates to return them."""
 
     def __init__(self, gm: torch.fx.GraphModule, terms: Terms) -> None:
         self.gm = gm
@@ -75,38 +75,38 @@ class _Operands:
         self._known: dict[int, Cell] = {}
 
     def take(self, node: torch.fx.Node) -> Cell:
-        """The cell of an input or attribute."""
+        """Return the cell of an input or attribute."""
         if node.op == "placeholder":
             if self.attributes:
                 raise UnreadError("an input after an attribute")
             self.inputs += 1
-            return self._add(_checked(node.meta.get("example_value")), (node, None))
+            return self._add(_check_tensor(node.meta.get("example_value")), (node, None))
         example = self.held.get(str(node.target))
         if id(example) in self._known:
             return self._known[id(example)]
         if type(example) not in TENSORS:
             raise UnreadError(f"an attribute that is a {type(example).__name__}")
         self.attributes.append(str(node.target))
-        cell = self._known[id(example)] = self._add(_checked(example), (node, None))
+        cell = self._known[id(example)] = self._add(_check_tensor(example), (node, None))
         return cell
 
-    def returned(self, value: Any, values: Mapping[torch.fx.Node, Any]) -> int | None:
-        """The operand that is an output."""
+    def find_output(self, value: Any, values: Mapping[torch.fx.Node, Any]) -> int | None:
+        """Return the number of the operand that is an output."""
         if value is None:
             return None
         cell = values.get(value) if isinstance(value, torch.fx.Node) else None
         if not isinstance(cell, Cell) or cell in self.cells or value.target in ALIASES:
-            raise UnreadError("an output that is no tensor of its own")
-        if cell.made is None:
+            raise UnreadError("an output that is not a new tensor")
+        if cell.operand is None:
             node, index = cell.origin
             example: Any = node.meta.get("example_value")
-            example = _checked(example if index is None else example[index])
+            example = _check_tensor(example if index is None else example[index])
             if tuple(example.shape) != cell.shape:
-                raise UnreadError("an output of another shape than what it is made of")
-            cell.made = len(self.cells)
-            made = self._add(example, cell.origin)
-            made.term, made.last = cell.term, cell.last
-        return cell.made
+                raise UnreadError("an output whose shape differs from its source")
+            cell.operand = len(self.cells)
+            output_cell = self._add(example, cell.origin)
+            output_cell.term, output_cell.last = cell.term, cell.last
+        return cell.operand
 
     def _add(self, example: Tensor, origin: tuple[torch.fx.Node, int | None]) -> Cell:
         leaf = self.terms.make("leaf", len(self.cells))
@@ -118,7 +118,7 @@ class _Operands:
         return cell
 
 
-def _checked(example: Any) -> Tensor:
+def _check_tensor(example: Any) -> Tensor:
     if type(example) not in TENSORS:
         raise UnreadError(f"a {type(example).__name__}")
     if example.layout is not torch.strided:

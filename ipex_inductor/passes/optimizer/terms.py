@@ -1,4 +1,4 @@
-"""What tensors hold after a graph of elementwise ops, as terms of what they held before.
+"""Read a graph of elementwise ops: the terms that its tensors hold, over what they held before.
 
 In-place ops, `_foreach_` ops and aliases are followed; anything else raises `UnreadError`.
 """
@@ -13,8 +13,8 @@ import torch
 from torch.fx import Node
 
 
-class UnreadError(Exception):  # no error: the graph goes another way
-    """Why a graph is not read."""
+class UnreadError(Exception):  # not a failure: the graph is compiled in another way
+    """Raised with the reason why a graph is not read."""
 
 
 FOLDED: dict[str, Callable[..., Any]] = {  # C++ would divide ints as ints
@@ -44,22 +44,22 @@ class Term:
 
 
 class Terms:
-    """Makes terms."""
+    """A table of terms, in which equal terms are one object."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], Term] = {}
 
     def make(self, op: str, *args: Any) -> Term:
-        """The term of that operation; of constants, the constant it is. Raises `UnreadError`."""
+        """Return the term of an operation, folded if it is on constants. Raises `UnreadError`."""
         if op in FOLDED and all(a.op == "const" for a in args):
             try:
                 return self.constant(float(FOLDED[op](*(a.args[0] for a in args))))
             except (ArithmeticError, ValueError) as error:
-                raise UnreadError(f"a constant that is none: {error}") from error
+                raise UnreadError(f"a constant that cannot be computed: {error}") from error
         return self._known.setdefault((op, *args), Term(op, args, len(self._known)))
 
     def constant(self, value: float) -> Term:
-        """A number of Python's; 1 and 1.0 are two."""
+        """Return the term of a Python number; 1 and 1.0 are two terms."""
         key = ("const", type(value), value.hex() if isinstance(value, float) else value)
         return self._known.setdefault(key, Term("const", (value,), len(self._known)))
 
@@ -68,41 +68,45 @@ class Terms:
 class Cell:
     """The memory of a tensor.
 
-    `origin` is the node it came from, and where in its list. `stored` is the op that rounds to its
-    dtype, where that is less than kernels compute in and somebody may see it.
+    `origin` is the node that the tensor came from, and its index in the list. `stored` is the op
+    that rounds to its dtype, where kernels compute in a wider one and the rounded value may be
+    seen.
     """
 
     term: Term
     shape: tuple[int, ...]
     origin: tuple[Node, int | None]
     stored: str = ""
-    last: int = -1  # when it was written last
-    made: int | None = None  # the operand it becomes when it is returned
+    last: int = -1  # the number of the last write
+    operand: int | None = None  # the operand that it becomes when it is returned
 
     @property
     def single(self) -> bool:
-        """Whether it has one element."""
+        """True if the tensor has one element."""
         return all(n == 1 for n in self.shape)
 
 
-# Of terms, and of whether an argument is a tensor: `add(a, -0.1, b)`, as torch once had it, is
-# refused like all that a signature here does not have.
+# Functions from terms to terms. Arguments that a signature here lacks are refused, such as
+# `add(a, -0.1, b)`, which torch once had.
 
 
 def _add(terms: Terms, a: Term, b: Term, *, alpha: Term | None = None) -> Term:
-    added = _scaled(terms, b, alpha)
+    added = _scale(terms, b, alpha)
     if a.op == added.op == "div" and a.args[1].op == "mul" and a.args[1].args[1] is added.args[1]:
-        # x / (y r) + z / r, as Adam has it with the rate in r. At a rate of 0 that is NaN where
-        # x is 0, and (x / y + z) / r, which eager steps have, is not.
+        # x / (y r) + z / r, as in Adam with the rate in r. At a rate of 0 it is NaN where x is 0;
+        # (x / y + z) / r, which eager steps compute, is not.
         top = terms.make("add", terms.make("div", a.args[0], a.args[1].args[0]), added.args[0])
         return terms.make("div", top, added.args[1])
     return terms.make("add", a, added)
 
 
 def _mul(terms: Terms, a: Term, b: Term) -> Term:
-    """A reciprocal times a number is that over it: an ulp apart, and finite for subnormals."""
+    """Return the product; a reciprocal times a number becomes a quotient.
+
+    The two are an ulp apart, and the quotient is finite for subnormals.
+    """
     if a.op == "div" and a.args[0] is terms.constant(1) and b.op == "const":
-        return terms.make("div", b, a.args[1])  # as `b / a` is under a mode of torch's functions
+        return terms.make("div", b, a.args[1])  # as `b / a` becomes under a torch function mode
     return terms.make("mul", a, b)
 
 
@@ -111,20 +115,20 @@ def _rsub(terms: Terms, a: Term, b: Term, *, alpha: Term | None = None) -> Term:
 
 
 def _sub(terms: Terms, a: Term, b: Term, *, alpha: Term | None = None) -> Term:
-    return terms.make("sub", a, _scaled(terms, b, alpha))
+    return terms.make("sub", a, _scale(terms, b, alpha))
 
 
-def _scaled(terms: Terms, b: Term, by: Term | None) -> Term:
+def _scale(terms: Terms, b: Term, by: Term | None) -> Term:
     one = by is None or (by.op == "const" and by.args[0] == 1)
     return b if one else terms.make("mul", by, b)
 
 
 def _addcmul(terms: Terms, a: Term, b: Term, c: Term, value: Term | None = None) -> Term:
-    return terms.make("add", a, _scaled(terms, terms.make("mul", b, c), value))
+    return terms.make("add", a, _scale(terms, terms.make("mul", b, c), value))
 
 
 def _addcdiv(terms: Terms, a: Term, b: Term, c: Term, value: Term | None = None) -> Term:
-    return terms.make("add", a, _scaled(terms, terms.make("div", b, c), value))
+    return terms.make("add", a, _scale(terms, terms.make("div", b, c), value))
 
 
 def _pow(terms: Terms, a: Term, b: Term) -> Term:
@@ -133,33 +137,33 @@ def _pow(terms: Terms, a: Term, b: Term) -> Term:
     return terms.make("pow", a, b)
 
 
-def _plain(op: str, count: int) -> Callable[..., Term]:
-    def made(terms: Terms, *args: Term) -> Term:
+def _make_op(op: str, count: int) -> Callable[..., Term]:
+    def build_term(terms: Terms, *args: Term) -> Term:
         if len(args) != count:
             raise TypeError(f"{len(args)} arguments")
         return terms.make(op, *args)
 
-    return made
+    return build_term
 
 
 def _number(value: float) -> Callable[..., Term]:
     return lambda terms, _: terms.constant(value)
 
 
-# By torch's name without `_foreach_` and the `_` of what happens in place.
+# By torch's name without `_foreach_` and the trailing `_` of in-place ops.
 OPS: dict[str, Callable[..., Term]] = {
     "add": _add,
     "sub": _sub,
     "mul": _mul,
     "rsub": _rsub,
-    "div": _plain("div", 2),
-    "neg": _plain("neg", 1),
-    "sqrt": _plain("sqrt", 1),
+    "div": _make_op("div", 2),
+    "neg": _make_op("neg", 1),
+    "sqrt": _make_op("sqrt", 1),
     "reciprocal": lambda terms, a: terms.make("div", terms.constant(1), a),
     "square": lambda terms, a: terms.make("mul", a, a),
     "pow": _pow,
-    "maximum": _plain("maximum", 2),
-    "lerp": _plain("lerp", 3),
+    "maximum": _make_op("maximum", 2),
+    "lerp": _make_op("lerp", 3),
     "fma": lambda terms, a, b, c: terms.make("add", c, terms.make("mul", a, b)),
     "addcmul": _addcmul,
     "addcdiv": _addcdiv,
@@ -172,17 +176,17 @@ OPS: dict[str, Callable[..., Term]] = {
     "ones_like": _number(1),
 }
 ALIASES = ("detach", "alias")
-# Those that a scalar must be, and so no tensor; torch's old signatures put one elsewhere.
+# Arguments that must be scalars, not tensors; torch's old signatures put a tensor elsewhere.
 NUMBERS = ("alpha", "value")
-LAYOUTS = ("memory_format", "non_blocking")  # say nothing of values
+LAYOUTS = ("memory_format", "non_blocking")  # without effect on values
 
 
 @dataclass(frozen=True)
 class _Call:
-    """An op by name; whether on lists, and in place."""
+    """An op by name; whether it is on lists, and whether in place."""
 
     name: str
-    each: bool = False
+    on_lists: bool = False
     writes: bool = False
 
 
@@ -190,14 +194,14 @@ def _calls() -> Iterator[tuple[Any, _Call]]:
     for name in OPS:
         for prefix in ("", "_foreach_"):
             for suffix in ("", "_"):
-                found = getattr(torch, f"{prefix}{name}{suffix}", None)
-                if found is not None:
-                    yield found, _Call(name, bool(prefix), bool(suffix))
+                function = getattr(torch, f"{prefix}{name}{suffix}", None)
+                if function is not None:
+                    yield function, _Call(name, bool(prefix), bool(suffix))
     for name in ("add", "sub", "mul", "truediv", "pow"):
         yield getattr(operator, name), _Call(name.replace("true", ""))
         yield getattr(operator, f"i{name}"), _Call(name.replace("true", ""), writes=True)
     yield operator.neg, _Call("neg")
-    yield "prims.fma.default", _Call("fma")  # which torch has once Dynamo or Inductor needed it
+    yield "prims.fma.default", _Call("fma")  # torch registers it once Dynamo or Inductor needs it
 
 
 CALLS = dict(_calls())
@@ -236,15 +240,15 @@ class Reading:
             raise UnreadError(f"`{name}` is none of the operations that steps are made of")
         kwargs = {k: v for k, v in node.kwargs.items() if k not in LAYOUTS}
         args = [self._value(a) for a in node.args]
-        given = {k: self._value(v) for k, v in kwargs.items()}
+        named_values = {k: self._value(v) for k, v in kwargs.items()}
         try:
             self.values[node] = (
-                self._each(node, call, args, given)
-                if call.each
-                else self._one(node, None, call, args, given)
+                self._each(node, call, args, named_values)
+                if call.on_lists
+                else self._one(node, None, call, args, named_values)
             )
         except TypeError as error:
-            raise UnreadError(f"`{name}` in a form that is not known: {error}") from error
+            raise UnreadError(f"`{name}` with unsupported arguments: {error}") from error
 
     def _method(self, name: str) -> _Call | str | None:
         if name in (*ALIASES, "item"):
@@ -255,7 +259,7 @@ class Reading:
     def _alias(self, node: Node, name: str) -> Any:
         cell = self._value(node.args[0])
         if not isinstance(cell, Cell):
-            raise UnreadError(f"`{name}` of what is no tensor")
+            raise UnreadError(f"`{name}` of something other than a tensor")
         if name != "item":
             return cell
         self.singles.add(cell.term)
@@ -265,7 +269,7 @@ class Reading:
         if isinstance(argument, Node):
             return self.values[argument]
         if isinstance(argument, (list, tuple)):
-            return [self._value(each) for each in argument]
+            return [self._value(item) for item in argument]
         if type(argument) in (int, float):
             return self.terms.constant(argument)
         raise UnreadError(f"an argument that is a {type(argument).__name__}")
@@ -274,7 +278,7 @@ class Reading:
         self, node: Node, call: _Call, args: list[Any], kwargs: dict[str, Any]
     ) -> list[Cell | Term]:
         lists = [a for a in (*args, *kwargs.values()) if isinstance(a, list)]
-        if not lists or len({len(each) for each in lists}) > 1:
+        if not lists or len({len(operands) for operands in lists}) > 1:
             raise UnreadError("lists of several lengths")
         return [
             self._one(
@@ -326,7 +330,7 @@ class Reading:
         return target
 
     def write(self, cell: Cell, term: Term) -> None:
-        """The cell holds it now, rounded to its dtype."""
+        """Store a term in a cell, rounded to its dtype."""
         cell.term = self.terms.make(cell.stored, term) if cell.stored else term
         cell.last = self._next()
 

@@ -1,4 +1,4 @@
-"""Terms of what tensors hold after a graph, as updates: lines of kernels, and their operands."""
+"""Turn terms of what tensors hold after a graph into updates: lines of kernels, and operands."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -8,9 +8,9 @@ from torch import Tensor
 from ipex_inductor.ops.update import Held, Row, Update
 from ipex_inductor.passes.optimizer.terms import Cell, Term, Terms, UnreadError
 
-# Python's ints that stand in lines. Floats are numbers, or each rate would be a kernel of its own.
+# Ints that are literals in lines. Floats are arguments, else each rate needs its own kernel.
 LITERALS = (-1, 0, 1, 2)
-SINGLE = "as_float32({})"  # of fp64
+SINGLE = "as_float32({})"  # rounds an fp64 term to fp32
 LINES = {
     "add": "{} + {}",
     "sub": "{} - {}",
@@ -20,13 +20,13 @@ LINES = {
     "sqrt": "sqrt({})",
     "pow": "pow({}, {})",
     "maximum": "maximum({}, {})",
-    # as torch's
+    # torch's formula
     "lerp": "where({2} < 0.5, {0} + {2} * ({1} - {0}), {1} - ({1} - {0}) * (1 - {2}))",
 }
 
 
 class Writing:
-    """The updates of a graph with those operands, read to its end.
+    """The updates of a graph with these operands, read to its end.
 
     Raises `UnreadError` where terms of `singles` are no numbers.
     """
@@ -46,48 +46,50 @@ class Writing:
         self.counters = self._counters(terms)
         counted = set(self.counters.values())
         self.elements = [n for n in self.written if n not in counted]
-        # Of what has one element, a row reads one number, ...
+        # A row reads one number of a one-element tensor, ...
         self.scalars = {
             n for n, c in enumerate(cells) if c.single and n not in self.elements
         } | counted
         self._scalar: dict[Term, bool] = {}
-        # ... but not of the gradients of parameters of one element.
+        # ... except of the gradient of a one-element parameter.
         self.scalars -= self._gradients(singles) - counted
         self._scalar = {}
         if not all(map(self._is_scalar, singles)):
             raise UnreadError("a tensor of one element that is combined with larger ones")
 
     def updates(self) -> dict[Update, list[Row]]:
-        """All rows, those of one update together."""
-        found: dict[Update, list[Row]] = {}
+        """Return all rows, grouped by their update."""
+        rows_of: dict[Update, list[Row]] = {}
         counted: set[int] = set()
         for operands in self._rows():
             update, row = self._row(operands)
             if row.step in counted:
                 raise UnreadError("a step that several parameters count")
             counted |= set() if row.step is None else {row.step}
-            found.setdefault(update, []).append(row)
-        if not found:
+            rows_of.setdefault(update, []).append(row)
+        if not rows_of:
             raise UnreadError("no tensor is written")
-        numbers = {n for rows in found.values() for row in rows for n in row.numbers}
+        numbers = {n for rows in rows_of.values() for row in rows for n in row.numbers}
         if any(isinstance(n, Held) and n.operand in counted for n in numbers):
             raise UnreadError("a step that one parameter counts and another reads")
-        return found
+        return rows_of
 
     def _counters(self, terms: Terms) -> dict[Term, int]:
-        """Steps: numbers that grow by 1, and that other tensors are computed with."""
+        """Return the step counters: numbers that grow by 1 and are used for other tensors."""
         ones = terms.constant(1), terms.constant(1.0)
-        found = {
+        counters = {
             self.cells[n].term: n
             for n in self.written
             if self.cells[n].single
             and self.cells[n].term in [terms.make("add", self.leaves[n], one) for one in ones]
         }
-        others = [self.cells[n].term for n in self.written if self.cells[n].term not in found]
-        return {term: found[term] for term in _below(others) if term in found}
+        other_terms = [
+            self.cells[n].term for n in self.written if self.cells[n].term not in counters
+        ]
+        return {term: counters[term] for term in _below(other_terms) if term in counters}
 
     def _gradients(self, singles: set[Term]) -> set[int]:
-        """Operands that only one row reads, of the row's shape, and none as a number."""
+        """Return operands that only one row reads, in the row's shape, and never as a number."""
         readers: dict[int, list[int]] = {}
         for operands in self._rows():
             for leaf in {leaf for n in operands for leaf in _leaves(self.cells[n].term)}:
@@ -102,18 +104,18 @@ class Writing:
         }
 
     def _is_scalar(self, term: Term) -> bool:
-        """Whether a row has one value of it."""
+        """Return whether a term has one value for a row."""
         if term not in self._scalar:
-            for each in _below([term]):
-                self._scalar[each] = each.op == "const" or (
-                    each.args[0] in self.scalars
-                    if each.op == "leaf"
-                    else all(self._scalar[a] for a in each.args)
+            for part in _below([term]):
+                self._scalar[part] = part.op == "const" or (
+                    part.args[0] in self.scalars
+                    if part.op == "leaf"
+                    else all(self._scalar[a] for a in part.args)
                 )
         return self._scalar[term]
 
     def _rows(self) -> Iterator[list[int]]:
-        """Operands that are written, together where they depend on the same; the last one first.
+        """Yield written operands, grouped where they depend on common operands; the last one first.
 
         What is written last is the parameter itself, in every optimizer of torch's.
         """
@@ -152,25 +154,25 @@ class Writing:
         scalars = ["now = step", "before = step - 1"] if steps else []
         lines: list[str] = []
         read = {a for term in below for a in term.terms}
-        rounded = self._rounded(below) if "float64" in map(self._dtype, operands) else set()
+        rounded = self._find_fp32_terms(below) if "float64" in map(self._dtype, operands) else set()
         for term in below:
             if term in text:
                 continue
             if term.op in ("leaf", "const"):
                 text[term] = _number(term, numbers)
             elif term.op.startswith("as_") and not (term in ends and term in read):
-                text[term] = text[term.args[0]]  # stored, and not what anybody reads
+                text[term] = text[term.args[0]]  # rounded only where it is stored
             else:
-                known = scalars if self._is_scalar(term) else lines
-                text[term] = f"{'s' if known is scalars else 't'}{len(known)}"
+                target_lines = scalars if self._is_scalar(term) else lines
+                text[term] = f"{'s' if target_lines is scalars else 't'}{len(target_lines)}"
                 line = _line(term, text, SINGLE if term in rounded else "{}")
-                known.append(f"{text[term]} = {line}")
-        kept = [names[n] for n in operands]
-        lines += [f"{name}_new = {text[end]}" for name, end in zip(kept, ends, strict=True)]
-        lines += [f"{name} = {name}_new" for name in kept]
+                target_lines.append(f"{text[term]} = {line}")
+        stored = [names[n] for n in operands]
+        lines += [f"{name}_new = {text[end]}" for name, end in zip(stored, ends, strict=True)]
+        lines += [f"{name} = {name}_new" for name in stored]
         update = Update(
             columns=tuple((name, dtype_name(self.examples[n])) for n, name in names.items()),
-            stored=tuple(kept),
+            stored=tuple(stored),
             numbers=tuple((name, self._held_as(n)) for name, n in numbers.items()),
             counted="".join(dtype_name(self.examples[n]) for n in steps),
             scalars=tuple(scalars),
@@ -178,11 +180,11 @@ class Writing:
         )
         return update, Row(tuple(names), next(iter(steps), None), tuple(numbers.values()))
 
-    def _rounded(self, below: Sequence[Term]) -> set[Term]:
-        """What torch computes in fp32, though elements are fp64: what is made of a rate in fp32.
+    def _find_fp32_terms(self, below: Sequence[Term]) -> set[Term]:
+        """Return the terms of an fp32 rate that torch computes in fp32, though elements are fp64.
 
-        Of the ops, that is, which eager steps have as well: `rate * x` and `rate / x`, where x is
-        a number of Python's or comes of the step, and sums and products with constants after that.
+        Only ops of eager steps count: `rate * x` and `rate / x`, where x is a Python number or
+        comes from the step, and then sums and products with constants.
         """
         counted = set(self.counters.values())
         rates = {
@@ -190,27 +192,27 @@ class Writing:
             for n in self.scalars - counted
             if self._dtype(n) == "float32" and self.cells[n].term is self.leaves[n]
         }
-        found: set[Term] = set()
-        made: set[Term] = set()  # of them, or of the opposite
+        fp32_terms: set[Term] = set()
+        derived: set[Term] = set()  # computed from these terms, or from their negation
         for term in below:
-            others = [a in made for a in term.terms if a.op != "const"]
-            follows = term.op in ("add", "sub", "mul") and any(others) and all(others)
+            are_derived = [a in derived for a in term.terms if a.op != "const"]
+            follows = term.op in ("add", "sub", "mul") and any(are_derived) and all(are_derived)
             if follows or (term.op in ("mul", "div") and term.terms[0] in rates):
-                found.add(term)
-            if term in found or (term.op == "neg" and term.terms[0] in made):
-                made.add(term)
-        return {term for term in found if self._is_scalar(term)}
+                fp32_terms.add(term)
+            if term in fp32_terms or (term.op == "neg" and term.terms[0] in derived):
+                derived.add(term)
+        return {term for term in fp32_terms if self._is_scalar(term)}
 
     def _dtype(self, operand: int) -> str:
         return dtype_name(self.examples[operand])
 
     def _held_as(self, number: float | Held) -> str:
-        """The dtype of a number that a device holds; the host knows the others."""
+        """Return the dtype of a number that a device holds; "" for numbers known to the host."""
         example = self.examples[number.operand] if isinstance(number, Held) else None
         return "" if example is None or example.device.type == "cpu" else dtype_name(example)
 
     def _names(self, operands: Sequence[int], below: Sequence[Term]) -> dict[int, str]:
-        """The columns of a row: what is written, then what is read."""
+        """Return the columns of a row: operands that are written, then operands that are read."""
         names = {n: f"state{place}" if place else "param" for place, n in enumerate(operands)}
         leaves = [term.args[0] for term in below if term.op == "leaf"]
         read = [n for n in leaves if n not in names and n not in self.scalars]
@@ -218,17 +220,17 @@ class Writing:
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """As `float32`."""
+    """Return a tensor's dtype, such as `float32`."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def _device(examples: Sequence[Tensor]) -> torch.device:
-    """Where the tensors are; beside those of a GPU, the host may hold numbers."""
-    found = {t.device for t in examples} or {torch.device("cpu")}
-    there = {device for device in found if device.type != "cpu"} or found
-    if len(there) > 1:
+    """Return the device of the tensors; besides a GPU's tensors, the host may hold numbers."""
+    devices = {t.device for t in examples} or {torch.device("cpu")}
+    accelerators = {device for device in devices if device.type != "cpu"} or devices
+    if len(accelerators) > 1:
         raise UnreadError("tensors of several devices")
-    return there.pop()
+    return accelerators.pop()
 
 
 def _number(term: Term, numbers: dict[str, float | Held]) -> str:
@@ -241,22 +243,22 @@ def _number(term: Term, numbers: dict[str, float | Held]) -> str:
 
 
 def _line(term: Term, text: Mapping[Term, str], rounded: str) -> str:
-    """With all that is read, and what comes of it, `rounded`."""
+    """Return the expression of a term, with its operands and its result `rounded`."""
     form = LINES.get(term.op) or f"{term.op}({{}})"
     return rounded.format(form.format(*(rounded.format(text[a]) for a in term.args)))
 
 
 def _below(terms: Sequence[Term]) -> list[Term]:
-    """These and all they are made of, each after what it is made of."""
-    found: set[Term] = set()
-    left = list(terms)
-    while left:
-        term = left.pop()
-        if term not in found:
-            found.add(term)
-            left += term.terms
-    return sorted(found, key=lambda each: each.serial)
+    """Return the terms and all terms they are made of, each after its arguments."""
+    visited: set[Term] = set()
+    pending = list(terms)
+    while pending:
+        term = pending.pop()
+        if term not in visited:
+            visited.add(term)
+            pending += term.terms
+    return sorted(visited, key=lambda item: item.serial)
 
 
 def _leaves(term: Term) -> list[int]:
-    return [each.args[0] for each in _below([term]) if each.op == "leaf"]
+    return [part.args[0] for part in _below([term]) if part.op == "leaf"]

@@ -1,12 +1,12 @@
-"""Small kernels of a training graph that do the same to many tensors on a GPU, as one kernel.
+"""Join small GPU kernels of a training graph that do equal work on many tensors into one kernel.
 
     convert_element_type(weight, dtype), ...    => foreach_convert([weight, ...], dtype)
     convert_element_type(gradient, dtype), ...  => foreach_convert([gradient, ...], dtype)
     add(counter, 1), ...                        => _foreach_add([counter, ...], 1)
 
-Under autocast a step of ResNet-50 has 161 of them, of 1 to 3 us each, which the host takes longer
-to launch. Inductor makes loops of what is elementwise, but no loop over tensors. Converted together
-is what is a kernel by itself anyway: between memory and calls of libraries.
+Under autocast a step of ResNet-50 has 161 such kernels, of 1 to 3 us each, which the host takes
+longer to launch. Inductor fuses elementwise ops into loops, but has no loop over tensors. Only
+conversions that are separate kernels anyway are joined: between memory and library calls.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,20 +24,20 @@ Node = torch.fx.Node
 aten, prims = torch.ops.aten, torch.ops.prims
 
 NAME = "foreach"
-FEWEST = 4  # of a kind that are worth it
-LARGEST = 1 << 22  # elements: such a kernel works longer than its launch takes (5 us on an H200)
-ALIVE = 1 << 25  # elements of one list: gradients wait in both dtypes until the last is there
+FEWEST = 4  # the fewest nodes of a kind that are joined
+LARGEST = 1 << 22  # elements whose kernel takes longer than its launch (5 us on an H200)
+ALIVE = 1 << 25  # the most elements of one list: gradients stay in memory until the last is ready
 
 CONVERT = prims.convert_element_type.default
 VIEWS = (aten.permute.default, aten.t.default, aten.transpose.int, aten.view.default)
-WEIGHT = {aten.convolution.default: 1, aten.convolution_backward.default: 2}  # which operand
+WEIGHT = {aten.convolution.default: 1, aten.convolution_backward.default: 2}  # operand numbers
 PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
 
 
 def gather(graph: torch.fx.Graph, report: GraphReport) -> None:
-    """Join what is alike in `graph`, which AOT autograd made for training, forward or backward."""
+    """Join nodes of one kind in `graph`, which AOT autograd traced for training."""
     changed = False
-    for kind, nodes in _alike(graph).items():
+    for kind, nodes in _group_by_kind(graph).items():
         for group in _portions(nodes):
             if len(group) >= FEWEST:
                 _join(graph, group, KINDS[kind[0]][1])
@@ -48,19 +48,19 @@ def gather(graph: torch.fx.Graph, report: GraphReport) -> None:
         graph.lint()
 
 
-def _alike(graph: torch.fx.Graph) -> dict[tuple[Any, ...], list[Node]]:
-    """By kind, device and dtypes, in the order of the graph."""
-    found: dict[tuple[Any, ...], list[Node]] = {}
+def _group_by_kind(graph: torch.fx.Graph) -> dict[tuple[Any, ...], list[Node]]:
+    """Return the nodes to join by kind, device and dtypes, in the order of the graph."""
+    groups: dict[tuple[Any, ...], list[Node]] = {}
     for node in graph.nodes:
         kind = next((name for name, (fits, *_) in KINDS.items() if fits(node)), None)
         if kind is not None:
-            source, made = node.args[0].meta["val"], node.meta["val"]
-            found.setdefault((kind, made.device, source.dtype, made.dtype), []).append(node)
-    return found
+            source, value = node.args[0].meta["val"], node.meta["val"]
+            groups.setdefault((kind, value.device, source.dtype, value.dtype), []).append(node)
+    return groups
 
 
 def _portions(nodes: list[Node]) -> Iterator[list[Node]]:
-    """Of at most `ALIVE` elements each."""
+    """Split `nodes` into groups of at most `ALIVE` elements."""
     group: list[Node] = []
     alive = 0
     for node in nodes:
@@ -74,31 +74,31 @@ def _portions(nodes: list[Node]) -> Iterator[list[Node]]:
 
 
 def _is_weight(node: Node) -> bool:
-    """A parameter's copy in another dtype that only calls of libraries read."""
+    """Return whether a node is a parameter's copy in another dtype, read by library calls only."""
     return _converts(node) and _source(node).op == "placeholder" and _read_by_libraries(node)
 
 
 def _is_gradient(node: Node) -> bool:
-    """What a call of a library computed, for the caller in another dtype."""
+    """Return whether a node converts the result of a library call for the caller."""
     if not _converts(node) or any(user.op != "output" for user in node.users):
         return False
-    made = _source(node)
-    while made.target in VIEWS:
-        made = _source(made)
-    if made.target is getitem:
-        return _source(made).target is aten.convolution_backward.default
-    return made.target in _products()
+    source = _source(node)
+    while source.target in VIEWS:
+        source = _source(source)
+    if source.target is getitem:
+        return _source(source).target is aten.convolution_backward.default
+    return source.target in _products()
 
 
 def _is_counter(node: Node) -> bool:
-    """How many batches there were, and one more."""
+    """Return whether a node adds 1 to a counter of batches that is written back."""
     if node.target is not aten.add.Tensor or node.args[1:] != (1,) or node.kwargs:
         return False
     written = [(user.target, user.args[0]) for user in node.users]
     return _is_small(node) and written == [(aten.copy_.default, node.args[0])]
 
 
-# What is gathered: whether a node is one, the op on all of them, what they are called.
+# The kinds to join: a predicate on nodes, the op on all of them, and the name in reports.
 KINDS: dict[str, tuple[Callable[[Node], bool], Any, str]] = {
     "weight": (_is_weight, ops.foreach.foreach_convert._opoverload, "weights converted"),
     "gradient": (_is_gradient, ops.foreach.foreach_convert._opoverload, "gradients converted"),
@@ -122,7 +122,7 @@ def _is_small(node: Node) -> bool:
 
 
 def on_gpu(device: torch.device) -> bool:
-    """Whether Inductor makes one kernel of a list there."""
+    """Return whether Inductor compiles list ops to one kernel on this device."""
     return device.type == "cuda"
 
 
@@ -133,7 +133,10 @@ def _source(node: Node) -> Node:
 
 
 def _read_by_libraries(node: Node) -> bool:
-    """Not as an image, whose conversion Inductor joins with that to another layout."""
+    """Return whether only library calls read the node, and not as an activation.
+
+    Inductor fuses the conversion of an activation with that to another layout.
+    """
     return all(
         user.op == "output"
         or user.target in _products()
@@ -144,16 +147,19 @@ def _read_by_libraries(node: Node) -> bool:
 
 
 def _operands(user: Node, node: Node) -> list[int]:
-    return [at for at, given in enumerate(user.args) if given is node]
+    return [at for at, argument in enumerate(user.args) if argument is node]
 
 
 def _products() -> tuple[Any, ...]:
-    """Products that are calls of libraries: a template of Inductor's converts by itself."""
+    """Return the GEMMs that are library calls.
+
+    With autotuning they may be templates of Inductor, which convert by themselves.
+    """
     return () if inductor.max_autotune or inductor.max_autotune_gemm else PRODUCTS
 
 
 def _join(graph: torch.fx.Graph, group: list[Node], op: Any) -> None:
-    """One call of `op` where all of them are known: behind the last of their sources."""
+    """Insert one call of `op` where all operands are available, and replace the nodes."""
     sources = [_source(node) for node in group]
     order = {node: at for at, node in enumerate(graph.nodes)}
     last = max(group, key=order.__getitem__) if _moves_down(sources) else group[0]

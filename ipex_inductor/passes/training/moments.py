@@ -1,10 +1,10 @@
-"""Statistics of batch norms in training on a GPU, by a kernel that reads an image once.
+"""Compute statistics of batch norms in training on a GPU by a kernel that reads an activation once.
 
     var_mean(x, [0, 2, 3]) => moments(column_moments(rows_of(x)))
 
-of a channels-last image that is in memory anyway: what Inductor would compute on the fly it reads
-there too, in its own kernel. As `var_mean` it is of the forward, and what the backward needs of it
-is a mean and a variance for each channel.
+The pass is for channels-last activations that are in memory anyway; an activation that Inductor
+would compute on the fly is computed inside its own reduction kernel. Like `var_mean`, the call
+belongs to the forward; the backward needs only a mean and a variance for each channel.
 """
 
 from collections.abc import Container
@@ -32,30 +32,30 @@ VIEWS = (aten.view.default, aten.reshape.default, aten.permute.default, aten.ali
 
 
 def rewrite(graph: torch.fx.Graph, report: GraphReport) -> None:
-    """Replace the statistics over all pixels of channels-last images in the forward of `graph`."""
+    """Replace the statistics over all pixels of channels-last activations in the forward."""
     for node in graph.find_nodes(op="call_function", target=aten.var_mean.correction):
-        here = nvidia(node.all_input_nodes[0].meta["val"].device)
-        if here is None or is_backward(node) or not _is_batch_norm(node):
+        target = nvidia(node.all_input_nodes[0].meta["val"].device)
+        if target is None or is_backward(node) or not _is_batch_norm(node):
             continue
         image = _source(node.args[0])
-        reason = _why_not(image, here)
+        reason = _why_not(image, target)
         if reason is None:
-            _replace(graph, node, image, here)
+            _replace(graph, node, image, target)
             counters["ipex"][NAME] += 1
         report.add("missed" if reason else "fired", NAME, reason or "", user_line(node))
 
 
 def _is_batch_norm(node: Node) -> bool:
-    """Of each channel, over all else, in fp32."""
+    """Return whether a `var_mean` is in fp32, of each channel, over all other dimensions."""
     dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-    around = node.kwargs.get("correction", 1), node.kwargs.get("keepdim", False)
+    options = node.kwargs.get("correction", 1), node.kwargs.get("keepdim", False)
     value = node.all_input_nodes[0].meta["val"]
-    whole = value.dim() > 2 and dims == [0, *range(2, value.dim())] and around == (0, True)
+    whole = value.dim() > 2 and dims == [0, *range(2, value.dim())] and options == (0, True)
     return whole and value.dtype == torch.float32
 
 
 def _source(x: object) -> Node:
-    """What `x`, in fp32, was converted from without a loss."""
+    """Return what `x`, in fp32, was losslessly converted from, or `x`."""
     assert isinstance(x, Node)
     if x.target is CONVERT and x.meta["val"].dtype == torch.float32:
         (source, _) = x.args
@@ -64,10 +64,10 @@ def _source(x: object) -> Node:
     return x
 
 
-def _why_not(image: Node, here: Target) -> str | None:
+def _why_not(image: Node, target: Target) -> str | None:
     value = image.meta["val"]
-    if here.arch not in FASTER:
-        return f"nobody measured it on {here.arch}"
+    if target.arch not in FASTER:
+        return f"nobody measured it on {target.arch}"
     if value.dim() != 4:
         return "it is not over a plane"
     if not all(isinstance(size, int) for size in (*value.shape, *value.stride())):
@@ -77,7 +77,7 @@ def _why_not(image: Node, here: Target) -> str | None:
     channels, count = value.shape[1], value.numel()
     if not (value.is_contiguous(memory_format=torch.channels_last) and count):
         return "its input is not channels-last"
-    if count < FASTER[here.arch] or channels < TILE.BLOCK_C:
+    if count < FASTER[target.arch] or channels < TILE.BLOCK_C:
         return "for so small an image Inductor's kernels are as fast"
     if channels % VECTOR:
         return f"its channels are no multiple of {VECTOR}"
@@ -85,16 +85,16 @@ def _why_not(image: Node, here: Target) -> str | None:
 
 
 def _is_written(image: Node) -> bool:
-    """Whether it is in memory as it is whoever reads it: of a convolution, or of a call of ours.
+    """Return whether an activation is in memory in any case: from a convolution or a call of ours.
 
-    A bias is added behind a convolution, by who reads its result; what follows a template of ours
-    may round to another dtype before it is written.
+    A bias is added after a convolution, by the reader of its result. What follows a template of
+    ours may round to another dtype before it is written.
     """
-    made = _through(image, VIEWS)
-    if made.target is aten.convolution.default:
-        return made.args[2] is None
+    source = _through(image, VIEWS)
+    if source.target is aten.convolution.default:
+        return source.args[2] is None
     ours = getattr(_through(image, (*VIEWS, CONVERT)).target, "namespace", "")
-    return ours == "ipex" or made.op == "placeholder"
+    return ours == "ipex" or source.op == "placeholder"
 
 
 def _through(node: Node, ops: Container[object]) -> Node:
@@ -103,12 +103,12 @@ def _through(node: Node, ops: Container[object]) -> Node:
     return node
 
 
-def _replace(graph: torch.fx.Graph, node: Node, image: Node, here: Target) -> None:
+def _replace(graph: torch.fx.Graph, node: Node, image: Node, target: Target) -> None:
     value = image.meta["val"]
     channels = value.shape[1]
     rows = value.numel() // channels
     before = node.args[0]
-    parts = parts_of(rows, channels, TILE, here.multiprocessors)
+    parts = parts_of(rows, channels, TILE, target.multiprocessors)
     node.args, node.kwargs = (image, parts, [*astuple(TILE)]), {}
     inline(graph, node, _var_mean, origins=True)
     if isinstance(before, Node) and not before.users:
@@ -118,4 +118,4 @@ def _replace(graph: torch.fx.Graph, node: Node, image: Node, here: Target) -> No
 def _var_mean(image: Tensor, parts: int, tile: list[int]) -> list[Tensor]:
     rows = rows_of(image)
     partial = torch.ops.ipex.column_moments(rows, parts, tile)
-    return [made.view(1, -1, 1, 1) for made in torch.ops.ipex.moments(partial, len(rows))]
+    return [moment.view(1, -1, 1, 1) for moment in torch.ops.ipex.moments(partial, len(rows))]

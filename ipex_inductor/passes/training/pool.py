@@ -1,7 +1,8 @@
-"""Max pools in training on GPUs: a kernel of ours with what is before it, and one for its backward.
+"""Compute max pools in training on GPUs, forward and backward, by kernels of ours.
 
-Of ResNet-50's step on an H200 (`benchmarks/train.py`) Inductor's backward of the pool took 729 of
-19,740 us, the batch norm with relu before the pool and the pool itself 310; memory takes 70 each.
+In a step of ResNet-50 on an H200 (`benchmarks/train.py`) Inductor's backward of the pool took 729
+of 19,740 us, the batch norm with ReLU before the pool and the pool itself 310; memory takes 70 us
+each.
 """
 
 import operator
@@ -22,15 +23,15 @@ Node = torch.fx.Node
 aten, prims = torch.ops.aten, torch.ops.prims
 
 NAME = "max-pool"
-FASTER = {"sm_90"}  # nobody measured it elsewhere
+FASTER = {"sm_90"}  # the only architecture where it was measured
 WHOLE = frozenset({"max_pool2d_with_indices_backward"})  # from torch 2.12 on it is decomposed
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-MOST_WINDOWS = 3  # that a pixel is in, to a side: the kernel asks each
+MOST_WINDOWS = 3  # windows a pixel is in along a dimension, at most: the kernel visits each
 LANE = 8  # channels that a thread reads at once
 
 
 def replace(graph: torch.fx.Graph, report: GraphReport) -> None:
-    """Give every max pool that has a backward, and that they are for, to kernels of ours."""
+    """Replace every max pool with a backward by kernels of ours, where they support it."""
     backward = aten.max_pool2d_with_indices_backward.default
     for node in graph.find_nodes(op="call_function", target=backward):
         reason = why_not(node)
@@ -42,14 +43,14 @@ def replace(graph: torch.fx.Graph, report: GraphReport) -> None:
         masked = _replace_backward(graph, node)
         graph.eliminate_dead_code()
         joined = _join(graph, pool)
-        said = ["its backward by a kernel of ours"]
-        said += ["the mask of the relu before it is as large as its result"] if masked else []
-        said += ["with the batch norm and the relu before it one kernel"] if joined else []
-        report.add("fired", NAME, "; ".join(said), line)
+        messages = ["its backward by a kernel of ours"]
+        messages += ["the mask of the relu before it is as large as its result"] if masked else []
+        messages += ["with the batch norm and the relu before it one kernel"] if joined else []
+        report.add("fired", NAME, "; ".join(messages), line)
 
 
 def why_not(node: Any) -> str | None:
-    """Why the kernel is not for this backward, None where it is."""
+    """Return why the kernel does not serve this backward, None where it does."""
     grad, x, *_, indices = node.args
     device = node.meta["val"].device
     if device.type != "cuda" or torch.version.hip:
@@ -79,17 +80,17 @@ def why_not(node: Any) -> str | None:
 
 
 def _pool(node: Any) -> Any:
-    """The pool that this is the backward of."""
-    (made,) = node.args[-1].args[0].all_input_nodes
-    return made
+    """Return the pool that `node` is the backward of."""
+    (pool,) = node.args[-1].args[0].all_input_nodes
+    return pool
 
 
 def _replace_backward(graph: torch.fx.Graph, node: Any) -> bool:
-    """Whether the mask behind it is another one now."""
+    """Replace the backward of a pool; return whether the ReLU mask behind it is fused."""
     grad, x, *_, indices = node.args
     offsets, window, image, stride, padding, _ = indices.args
     mask = _mask(node, x)
-    pooled = mask and _pooled(_pool(node))
+    pooled = mask and _values_of(_pool(node))
     last = mask if pooled else node
     last.target = torch.ops.ipex.max_pool_backward.default
     last.args = (grad, offsets, pooled or None, image, window, stride, padding)
@@ -103,21 +104,28 @@ def backward(
     offsets: Tensor,
     pooled: Tensor | None,
     image: list[int],
-    *around: list[int],
+    *window: list[int],
 ) -> Tensor:
-    """The gradient of the image, masked by where `pooled`, if that is given, is positive.
+    """Return the gradient of the activation, masked by the signs of `pooled` if that is given.
 
-    A value that a pool takes is that of the image in this place, so a mask of the image's signs is
-    one of the pool's, wherever a gradient goes; all else is zero.
+    A value that the pool selects is the activation at that place. So a mask of the activation's
+    signs equals one of the pool's result wherever a gradient goes; all other gradients are zero.
+
+    Args:
+        grad: The gradient of the pool's result.
+        offsets: The place in the window of each selected value.
+        pooled: The pool's result, or None for no mask.
+        image: Height and width of the activation.
+        window: Kernel, stride and padding.
     """
     if pooled is not None:
         grad = aten.threshold_backward(grad, pooled, 0)
-    rows = torch.ops.ipex.max_pool_backward(grad, offsets, image, *around)
+    rows = torch.ops.ipex.max_pool_backward(grad, offsets, image, *window)
     return image_of(rows, len(grad), *image)
 
 
 def _mask(node: Node, x: Node) -> Any:
-    """Relu's backward, which masks by the signs of `x`, if that alone reads `node`; else None."""
+    """Return ReLU's backward, masking by the signs of `x`, if it alone reads `node`; else None."""
     if len(node.users) != 1:
         return None
     user: Any = next(iter(node.users))
@@ -140,14 +148,14 @@ def _is_zero(node: Any) -> bool:
     return node.target is aten.full.default and node.args[:2] == ([], 0)
 
 
-def _pooled(pool: Any) -> Any:
-    """What the pool made, beside where from."""
-    made = (u for u in pool.users if u.target is operator.getitem and u.args[1] == 0)
-    return next(made, None)
+def _values_of(pool: Any) -> Any:
+    """Return the values of a pool, the first of its results; None if they are not read."""
+    values = (u for u in pool.users if u.target is operator.getitem and u.args[1] == 0)
+    return next(values, None)
 
 
 def _join(graph: torch.fx.Graph, pool: Any) -> bool:
-    """One op of the pool and of the batch norm and relu before it, if nobody else reads those."""
+    """Fuse a pool with the batch norm and ReLU before it, if they have no other readers."""
     relu, window, stride, padding, *_ = pool.args
     if relu.target is not aten.relu.default or len(relu.users) != 1:
         return False
@@ -160,31 +168,31 @@ def _join(graph: torch.fx.Graph, pool: Any) -> bool:
     x, weight, bias = norm.args[:3]
     value = x.meta["val"]
     mean, rstd = (_result(graph, norm, i) for i in (1, 2))
-    each = mean, rstd, weight, bias
-    plain = all(n is not None and n.meta["val"].dtype == torch.float32 for n in each)
+    factors = mean, rstd, weight, bias
+    plain = all(n is not None and n.meta["val"].dtype == torch.float32 for n in factors)
     plain &= pool.meta["val"][0].shape[2:] == sides(value.shape[2:], window, stride, padding)
     last = value.is_contiguous(memory_format=torch.channels_last)
     if not (plain and last and value.dtype == normed.meta["val"].dtype):
         return False
-    pool.args = (x, *each, window, stride, padding)
+    pool.args = (x, *factors, window, stride, padding)
     inline(graph, pool, forward)
     graph.eliminate_dead_code()
     return True
 
 
 def _result(graph: torch.fx.Graph, norm: Any, index: int) -> Any:
-    """What a batch norm gives in that place."""
+    """Return the result of a batch norm with this index."""
     for user in norm.users:
         if user.target is operator.getitem and user.args[1] == index:
             return user
     with graph.inserting_after(norm):
-        made = graph.call_function(operator.getitem, (norm, index))
-    made.meta["val"] = norm.meta["val"][index]
-    return made
+        result = graph.call_function(operator.getitem, (norm, index))
+    result.meta["val"] = norm.meta["val"][index]
+    return result
 
 
 def forward(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """What the pool made, and its offsets, as torch's own op has them."""
+    """Return the pool's values and offsets, as torch's own op does."""
     *_, window, stride, padding = rest
     size = sides(x.shape[2:], window, stride, padding)
     pooled, offsets = torch.ops.ipex.norm_relu_pool(x, *rest)

@@ -1,9 +1,10 @@
 """Rules on training graphs: a product and its epilogue in one call, on weights as they are.
 
-The result is the same tensor, so a rule is right wherever the backward does not read what vanishes:
-that of relu, sigmoid or tanh reads the result, that of a sum nothing. Weights change at every step,
-so nothing is folded, packed or joined here. `benchmarks/training_rules.py` measures what pays: for
-large linear layers, and those in bf16, a step is 1.00 to 1.29 of Inductor's speed.
+The result is an equal tensor, so a rule is correct wherever the backward does not read what
+vanishes: the backward of relu, sigmoid or tanh reads the result, that of a sum nothing. Weights
+change at every step, so nothing is folded, packed or joined here. `benchmarks/training_rules.py`
+measures what pays: for large linear layers, and for bf16 ones, a step is 1.00 to 1.29 of Inductor's
+speed.
 """
 
 import dataclasses
@@ -28,45 +29,48 @@ from ipex_inductor.reporting.decisions import GraphReport
 
 Why = Callable[[Mapping[str, Any]], str | None]
 
-# Multiplications of a linear layer in fp32. Below, torch's kernel and a second one for the epilogue
-# take 0.2 (of few) to 1.0 times as long as oneDNN's call on a weight that is not packed
+# The fewest multiplications of a linear layer in fp32. Below, torch's kernel and a second one for
+# the epilogue take 0.2 (of few) to 1.0 times as long as oneDNN's call on an unpacked weight
 # (`python benchmarks/plain.py --only linear`).
 LEAST = 1 << 26
 
 NO_WORD = "oneDNN has no such epilogue: Inductor's own kernel follows the product"
-# What no call has, by the name of the epilogue.
+# Epilogues that no call has, with the reason.
 LACKING = {
     "conv": {a.name: NO_WORD for a in ACTIVATIONS if not UNARY[a.unary].word},
     "linear": {a.name: NO_WORD for a in ACTIVATIONS if not UNARY[a.unary].word}
     | {"add+relu": "oneDNN's linear takes an addend or an activation, not both"},
 }
 ATTENTION = "Inductor's own patterns of attention hold its backward too"
-# What does not pay, by the name of the product or of the rule: a step against Inductor's own.
+# Products or rules that do not pay, by name, with the measured speed of a step.
 LEFT = {
     "conv": "0.92 to 1.02 of Inductor's speed in a step (benchmarks/training_rules.py)",
 }
 
 
-def rules(left: Mapping[str, str]) -> tuple[Rule, ...]:
-    """All rules for training graphs; those that `left` names only say so."""
+def rules(notes: Mapping[str, str]) -> tuple[Rule, ...]:
+    """Return all rules for training graphs.
+
+    Rules with an entry in `notes` (by rule or product) only report the note.
+    """
     return (
-        *_family(conv.producer(False), _why_not_conv, left),
-        *_family(linear.LINEAR, _why_not_linear, left),
+        *_family(conv.producer(False), _why_not_conv, notes),
+        *_family(linear.LINEAR, _why_not_linear, notes),
     )
 
 
-def _family(producer: Producer, why_not: Why, left: Mapping[str, str]) -> tuple[Rule, ...]:
+def _family(producer: Producer, why_not: Why, notes: Mapping[str, str]) -> tuple[Rule, ...]:
     def when(values: Mapping[str, Any]) -> str | None:
         return _why_not_here(values) or producer.when(values) or why_not(values)
 
-    def judged(rule: Rule) -> Rule:
+    def apply_note(rule: Rule) -> Rule:
         lacking = LACKING[producer.name].get(rule.name.removeprefix(f"{producer.name}+"))
-        note = lacking or left.get(rule.name) or left.get(producer.name)
+        note = lacking or notes.get(rule.name) or notes.get(producer.name)
         return _only_said(rule, note) if note else rule
 
     # Nothing is packed, so that any tensor will do as a weight.
-    made = family(dataclasses.replace(producer, when=when, weights=(), training=True))
-    return tuple(map(judged, made))
+    family_rules = family(dataclasses.replace(producer, when=when, weights=(), training=True))
+    return tuple(map(apply_note, family_rules))
 
 
 def _only_said(rule: Rule, note: str) -> Rule:
@@ -79,7 +83,10 @@ def _why_not_here(values: Mapping[str, Any]) -> str | None:
 
 
 def _why_not_linear(values: Mapping[str, Any]) -> str | None:
-    """A transposed weight would be copied at every step, and oneDNN reorders one in fp32."""
+    """Return why a linear layer is left to torch, None if oneDNN computes it.
+
+    A transposed weight would be copied at every step, and oneDNN reorders an fp32 weight.
+    """
     x, weight = values["x"], values["weight"]
     if not weight.is_contiguous():
         return "the weight is not contiguous"
@@ -97,7 +104,7 @@ def _why_not_conv(values: Mapping[str, Any]) -> str | None:
     if values["x"].dim() == 3:
         return "a convolution over a line is left to Inductor"
     if not all(statically_known_true(size > 1) for size in values["x"].shape[1:]):
-        return "an input of one channel or pixel leaves open what its layout is"
+        return "an input of one channel or pixel has no definite layout"
     if values.get("other") is None:
         return None
     if values["groups"] != 1:
@@ -107,14 +114,14 @@ def _why_not_conv(values: Mapping[str, Any]) -> str | None:
 
 
 def say_attention(graph: torch.fx.Graph, report: GraphReport) -> None:
-    """Say of all attention by hand, in the forward, whose it is."""
+    """Report that handwritten attention in the forward is left to Inductor's patterns."""
     for bmm in graph.find_nodes(op="call_function", target=torch.ops.aten.bmm.default):
         if not is_backward(bmm) and attention_of(bmm) is not None:
             report.add("left", attention.NAME, ATTENTION, user_line(bmm))
 
 
 def say_batch_norms(graph: torch.fx.Graph, report: GraphReport) -> None:
-    """Say of every batch norm why it is not folded."""
+    """Report for every batch norm why it is not folded."""
     for op in (folding.NORM, *folding.TRAINING):
         for norm in graph.find_nodes(op="call_function", target=op):
             reason = "training graph: the weights it would be folded into change at every step"

@@ -1,6 +1,6 @@
-"""Convolutions by a oneDNN whose primitives are kept, where that library is installed.
+"""Run convolutions by a oneDNN with cached primitives, where that library is installed.
 
-What torch's own needs at each call for descriptors is saved, some 25 microseconds
+It saves the descriptors that torch's oneDNN creates at each call, some 25 microseconds
 (`benchmarks/kept.py`).
 """
 
@@ -20,9 +20,13 @@ ipex = torch.ops.ipex
 
 
 class Most(NamedTuple):
-    """The most that a call may do: behind it the 25 microseconds that are saved no longer show.
+    """The largest call for which the 25 microseconds that are saved still show.
 
-    Products of numbers; `added`: bytes of a result with an addend, where torch adds in place.
+    Attributes:
+        dense: Multiplications of a convolution without groups.
+        grouped: Multiplications of a convolution with groups of several channels.
+        depthwise: Multiplications of a convolution with one channel a group.
+        added: Bytes of a result with an addend, where torch adds in place.
     """
 
     dense: float
@@ -31,9 +35,9 @@ class Most(NamedTuple):
     added: float
 
 
-# Where it is faster, by CPU and dtype (`benchmarks/kept.py`). On AVX2 torch's newer kernels lead
-# for groups of 8 channels (in bf16 on AMX too) and, in place, behind addends; descriptors take 45
-# microseconds there.
+# The largest calls for which cached primitives are faster, by CPU and dtype (`benchmarks/kept.py`).
+# On AVX2 torch's newer kernels lead for groups of 8 channels (in bf16 on AMX too) and, in place,
+# behind addends; descriptors take 45 microseconds there.
 FASTER: Mapping[tuple[str, torch.dtype], Most] = {
     ("x86-64:avx2", torch.float32): Most(128 << 20, 2 << 20, 8 << 20, 3 << 17),
     ("x86-64:amx", torch.bfloat16): Most(128 << 20, 1 << 20, 2 << 20, 1 << 20),
@@ -45,20 +49,22 @@ NOWHERE = Most(0, 0, 0, 0)
 
 
 def why_not_faster() -> str | None:
-    """Why torch's are kept on this CPU, None where some are slower."""
+    """Return why torch's convolutions are used on this CPU, None where some are slower."""
     arch = architecture()
     measured = any(arch == name for name, _ in FASTER)
     return None if measured else f"nobody measured them on {arch}: torch's are kept"
 
 
 def with_kept_primitive(product: Product, why_not: Callable[[], str | None]) -> Product | None:
-    """The same convolution by that library; None where torch's oneDNN keeps it.
+    """Return the convolution by a cached primitive, None where torch's oneDNN computes it.
 
-    `why_not` is asked of what it has here.
+    Args:
+        product: The product on oneDNN's packed weight.
+        why_not: Returns why cached primitives are not available, or None.
     """
     if product.op is not ipex.conv.default:
         return None
-    x, _, bias, other, *window, binary, unary, scalars, form = product.args(product.weight)
+    x, _, bias, addend, *window, binary, unary, scalars, form = product.args(product.weight)
     stride, padding, dilation, transposed, _, groups = window
     value, sizes = product.weight.meta["val"], [*x.meta["val"].shape]
     if (
@@ -71,14 +77,14 @@ def with_kept_primitive(product: Product, why_not: Callable[[], str | None]) -> 
     ):
         return None
     out = sides(sizes[2:], value.shape[2:], stride, padding, dilation)
-    around: Any = (value.shape[2:], out, stride, padding, dilation)
-    operands = bias is not None, other is not None
+    window_sizes: Any = (value.shape[2:], out, stride, padding, dilation)
+    operands = bias is not None, addend is not None
     geometry = Geometry(
         *(
             cached_primitives.TYPES[value.dtype],
             *sizes,
             len(value),
-            *map(tuple, around),
+            *map(tuple, window_sizes),
             groups,
             *operands,
         )
@@ -95,7 +101,7 @@ def with_kept_primitive(product: Product, why_not: Callable[[], str | None]) -> 
         cached_primitives.KEPT_CONV,
         product.weight,
         (size,),
-        lambda packed: (x, packed, bias, other, numbers, unary, scalars, tag),
+        lambda packed: (x, packed, bias, addend, numbers, unary, scalars, tag),
         lambda g: g.call_function(
             cached_primitives.KEPT_WEIGHT, (product.weight, groups, tag, size)
         ),
@@ -104,18 +110,18 @@ def with_kept_primitive(product: Product, why_not: Callable[[], str | None]) -> 
 
 
 def _is_one_pixel(x: Any, weight: torch.Tensor) -> bool:
-    """Whether images and window are one pixel each, as of a gate: all formats are the same."""
+    """Return whether image and kernel are 1 x 1, as in a gate: all memory formats are equal."""
     return bool(math.prod((*x.meta["val"].shape[2:], *weight.shape[2:])) == 1)
 
 
-def _is_faster(given: Geometry, dtype: torch.dtype) -> bool:
-    """Whether it is for a convolution of this kind and size."""
+def _is_faster(geometry: Geometry, dtype: torch.dtype) -> bool:
+    """Return whether a cached primitive is faster for a convolution of this kind and size."""
     onednn: Any = torch.backends.mkldnn
     if dtype == torch.float32 and onednn.conv.fp32_precision not in ("none", "ieee"):
-        return False  # torch's round their inputs, as they may, and multiply faster
+        return False  # torch may round its inputs then, and multiplies faster
     most = FASTER.get((architecture(), dtype), NOWHERE)
-    alone = given.groups == given.channels
-    kind = most.dense if given.groups == 1 else most.depthwise if alone else most.grouped
-    pixels = given.batch * math.prod(given.out)
-    fits = not given.added or pixels * given.made * dtype.itemsize <= most.added
-    return fits and pixels * math.prod(given.weight) <= kind
+    alone = geometry.groups == geometry.channels
+    kind = most.dense if geometry.groups == 1 else most.depthwise if alone else most.grouped
+    pixels = geometry.batch * math.prod(geometry.out)
+    fits = not geometry.added or pixels * geometry.made * dtype.itemsize <= most.added
+    return fits and pixels * math.prod(geometry.weight) <= kind

@@ -1,13 +1,13 @@
-"""Results of a graph's weight-only programs: when they are computed again, and what shares them.
+"""Results of a graph's weight-only programs: when they are recomputed, and which models share them.
 
 A weight has changed if its identity, version or address has, if an access that counts no version
 wrote it (`weight_access`), or if a sample of its contents differs, drawn anew at each call. It or
 its storage may have died, and identity or address passed on: both are watched. Weights are never
-held. Those whose storage is released (`templates/tensor_reader/freed.py`) hold what was computed
-from them.
+held. Released storage (`templates/tensor_reader/freed.py`) is the exception: the weight then holds
+the results computed from it.
 
 Computing pays for weights that stay. If they change again and again before the cost was paid back,
-or another process may write them, the graph that reads plain weights is asked for (`PlainGraph`).
+or another process may write them, `PlainGraph` requests the graph that reads plain weights.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ from ipex_inductor.templates.tensor_reader import freed
 from ipex_inductor.templates.tensor_reader.weights_cpp import FACTS, SAME, Changed
 from ipex_inductor.templates.tensor_reader.write_watch import UnwatchableError
 
-MOST_CALLS = 1000  # for which weights must stay before results are computed from them again
+MOST_CALLS = 1000  # the most calls for which weights must stay before results are recomputed
 
 _lock = threading.RLock()  # around all computing; callbacks of weak references never take it
 _made: ContextVar["list[DerivedWeights] | None"] = ContextVar("derived weights made", default=None)
@@ -65,11 +65,11 @@ _made: ContextVar["list[DerivedWeights] | None"] = ContextVar("derived weights m
 
 @contextlib.contextmanager
 def collecting() -> Iterator["list[DerivedWeights]"]:
-    """Collect the `DerivedWeights` that are made inside, as of the graph that is compiled there."""
-    made: list[DerivedWeights] = []
-    token = _made.set(made)
+    """Collect the `DerivedWeights` that are created inside, as for a graph compiled there."""
+    collected: list[DerivedWeights] = []
+    token = _made.set(collected)
     try:
-        yield made
+        yield collected
     finally:
         _made.reset(token)
 
@@ -77,10 +77,12 @@ def collecting() -> Iterator["list[DerivedWeights]"]:
 class DerivedWeights:
     """The results of one graph's programs, for each of the models that share the graph.
 
-    Graphs that run the same program on the same weights share its results.
+    Graphs that run equal programs on the same weights share the results.
 
     Args:
-        captured: CUDA graphs read the results, so new ones are written to the old addresses.
+        programs: The weight-only programs of the graph.
+        captured: Whether CUDA graphs read the results, so that new ones are written to the old
+            addresses.
     """
 
     def __init__(self, programs: Sequence[Program], captured: bool) -> None:
@@ -88,29 +90,34 @@ class DerivedWeights:
         self._ends = (numbers[0], numbers[-1]) if numbers else ()
         self._weights = taking(numbers)
         self._programs = [(p, taking([numbers.index(i) for i in p.inputs])) for p in programs]
-        known = all(program.is_known for program in programs)
-        self._unanalysed = compat.unanalysed if known else contextlib.nullcontext
+        all_known = all(program.is_known for program in programs)
+        self._unanalysed = compat.unanalysed if all_known else contextlib.nullcontext
         self._captured = captured
-        self._changed: Changed = _never_read  # with the first results, its reader is built
+        self._changed: Changed = _never_read  # replaced when the first results are computed
         self._snapshots: OrderedDict[tuple[int, ...], Snapshot] = OrderedDict()
         self._by_ends: dict[tuple[int, ...], Snapshot] = {}
-        self._seconds = 0.0  # that computing all results took
-        self._call_seconds = math.inf  # that a call of the graph took
-        self.computed_now = False  # in this call; the caller times the graph then
+        self._seconds = 0.0  # the time that computing all results took
+        self._call_seconds = math.inf  # the least time that a call of the graph took
+        self.computed_now = (
+            False  # whether this call computed results, so that the caller times the graph
+        )
         self.has_plain_graph = False  # whether the caller understands `PlainGraph`
-        self.left: list[Part] = []  # of a model of which a weight died, until the next is computed
-        made = _made.get()
-        if made is not None:
-            made.append(self)
+        self.left: list[Part] = []  # of a model with a dead weight, until the next is computed
+        collected = _made.get()
+        if collected is not None:
+            collected.append(self)
 
     def of(self, inputs: list[Any], checks: list[Check] | None = None) -> list[torch.Tensor]:
         """Return the results for these graph inputs, in the order of the programs.
 
         Args:
-            checks: gets the comparisons that GPUs have begun, which are waited for without it.
-                The caller asks `are_confirmed` behind its graph.
+            inputs: All inputs of the graph.
+            checks: Gets the comparisons that GPUs have begun; without it they are waited for. The
+                caller calls `are_confirmed` after its graph.
 
-        Raises `PlainGraph` if that is allowed and computing them does not pay or is not safe.
+        Raises:
+            PlainGraph: If the caller supports it, and computing results does not pay or is not
+                safe.
         """
         waits, checks = checks is None, [] if checks is None else checks
         snapshot = self._by_ends.get(tuple([id(inputs[n]) for n in self._ends]))
@@ -119,17 +126,18 @@ class DerivedWeights:
             if values is not None and (not waits or self.are_confirmed(inputs, checks)):
                 return values
         while True:
-            checks.clear()  # those of results that are outdated
+            checks.clear()  # they belong to outdated results
             with _lock, self._unanalysed():
                 values = self._settle(inputs, checks)
             if not waits or self.are_confirmed(inputs, checks):  # without the lock, as it may wait
                 return values
 
     def are_confirmed(self, inputs: list[Any], checks: list[Check]) -> bool:
-        """Return whether the weights were as the results were computed from; outdate those if not.
+        """Return whether the weights equal what the results were computed from; outdate others.
 
         Args:
-            checks: of the call of `of` that returned them.
+            inputs: All inputs of the graph.
+            checks: The comparisons that the call of `of` returned.
         """
         return all(
             self._is_rewritten(check.snapshot, check.current, inputs, number)
@@ -138,16 +146,17 @@ class DerivedWeights:
         )
 
     def note_call(self, seconds: float) -> None:
-        """Note how long the graph took behind results that were computed."""
+        """Note how long the graph took in a call in which results were computed."""
         self._call_seconds = min(self._call_seconds, seconds)
         self.computed_now = False
 
     def _current_values(
         self, snapshot: Snapshot, inputs: list[Any], checks: list[Check]
     ) -> list[torch.Tensor] | None:
-        """Count the call and return the results; None if they are to be computed.
+        """Count the call and return the results; None if they must be computed.
 
-        Nothing here holds old contents then, whose pages would stay as they were written.
+        On None nothing here holds old contents, whose pages would otherwise stay as they were
+        written.
         """
         current = snapshot.current  # read once: another thread may replace it
         if current is None or not self._is_current(snapshot, current, inputs, checks):
@@ -165,36 +174,53 @@ class DerivedWeights:
         inputs: list[Any],
         checks: list[Check],
     ) -> bool:
-        """Compare facts and contents; outdate results whose weights differ."""
+        """Compare facts and contents; outdate results whose weights differ.
+
+        Args:
+            snapshot: The results for one model.
+            current: What `snapshot.current` was when the call began.
+            inputs: All inputs of the graph.
+            checks: Gets the comparison that GPUs begin.
+
+        Returns:
+            Whether the results are up to date, as far as the CPU can tell.
+        """
         asks = current.contents.asks if current.contents is not None else 0
-        for _ in range(max(asks, 1)):  # each passes one that was written with what was there before
-            found = self._changed(inputs, current.read, current.contents)
-            if found == SAME and current.on_devices is not None:
+        for _ in range(max(asks, 1)):  # each skips a weight that was rewritten with equal contents
+            number = self._changed(inputs, current.read, current.contents)
+            if number == SAME and current.on_devices is not None:
                 checks.append(Check(snapshot, current, current.on_devices.launch()))
-            if found in (SAME, FACTS):
-                return found == SAME
-            if not self._is_rewritten(snapshot, current, inputs, found):
+            if number in (SAME, FACTS):
+                return number == SAME
+            if not self._is_rewritten(snapshot, current, inputs, number):
                 return False
         return True
 
     def _is_rewritten(
-        self, snapshot: Snapshot, current: Current, inputs: list[Any], found: int
+        self, snapshot: Snapshot, current: Current, inputs: list[Any], number: int
     ) -> bool:
-        """Return whether a weight holds what it held before; outdate its results if not."""
-        weight = inputs[self._numbers[found]]
+        """Return whether a weight holds its former contents; outdate its results if not.
+
+        Args:
+            snapshot: The results for one model.
+            current: What `snapshot.current` was when the call began.
+            inputs: All inputs of the graph.
+            number: The number of the weight, among the weights of the graph.
+        """
+        weight = inputs[self._numbers[number]]
         with _lock:
             try:
                 if current.contents is not None:
-                    current.contents.protect(found)
+                    current.contents.protect(number)
                 weight_access.outdate_if_written(any_reader().storage_of(weight))
             except UnwatchableError:  # other memory was mapped there
                 weight_access.outdate(any_reader().storage_of(weight))
-            if snapshot.current is current:  # written with what was there before
+            if snapshot.current is current:  # written with equal contents
                 if current.on_devices is not None:
                     current.on_devices.forget()
                 return True
             _warn_unseen(weight)
-            for part in snapshot.parts:  # what wrote one weight may have written others
+            for part in snapshot.parts:  # other weights may have been written too
                 if not part.is_current():
                     part.outdate_storages()
         return False
@@ -203,18 +229,19 @@ class DerivedWeights:
         """Have the kernel note writes to weights that stayed for `SWEEP` calls."""
         weights = self._weights(inputs)
         with _lock:
-            for part, (_, own) in zip(snapshot.parts, self._programs, strict=True):
+            for part, (_, select) in zip(snapshot.parts, self._programs, strict=True):
                 if not part.watch_writes():
                     continue
                 number = part.find_outdated()
                 if number is not None:
-                    _warn_unseen(own(weights)[number])
+                    _warn_unseen(select(weights)[number])
                     part.outdate_storages()
             hashes = self._hashes(snapshot.parts, len(weights))
             contents = gather_contents(hashes, weights)
             if snapshot.current is not current or contents is None or current.contents is None:
                 return
-            if contents.unwatched < current.contents.unwatched:  # else go on where it is
+            # Otherwise the present comparison goes on.
+            if contents.unwatched < current.contents.unwatched:
                 snapshot.current = replace(current, contents=contents)
 
     def _settle(self, inputs: list[Any], checks: list[Check]) -> list[torch.Tensor]:
@@ -248,7 +275,7 @@ class DerivedWeights:
         return snapshot
 
     def _make_room(self) -> None:
-        """Drop the models that were not used for longest while memory is scarce."""
+        """Drop the least recently used models while memory is scarce."""
         while self._snapshots:
             oldest = next(iter(self._snapshots.values()))
             if available_memory(oldest.device) > 2 * oldest.size:
@@ -256,30 +283,30 @@ class DerivedWeights:
             self.drop(oldest)
 
     def drop(self, snapshot: Snapshot) -> None:
-        """Drop the results for one model; nothing else holds those that only this graph uses."""
+        """Drop the results for one model; results that only this graph uses are freed."""
         self._snapshots.pop(snapshot.key, None)
         if self._by_ends.get(snapshot.ends) is snapshot:
             self._by_ends.pop(snapshot.ends, None)
 
     def _compute(self, weights: tuple[torch.Tensor, ...], snapshot: Snapshot) -> list[torch.Tensor]:
-        weight_access.settle()  # all: other graphs may have computed from memory that is new here
+        weight_access.settle()  # all storages, as other graphs may have computed from them
         doubts = lasting_doubts(weights)
-        storages = [open_storage(w) for w in weights]  # held: no address changes its owner
+        storages = [open_storage(w) for w in weights]  # held, so that no address is reused
         read = any_reader().read(weights)
         if self.has_plain_graph and sum(doubt.size for doubt in doubts) > FULL:
             raise snapshot.left(weights, MOST_CALLS, doubts[0].reason)
         parts = [
-            shared_part(program, own(snapshot.key), self._captured)
-            for program, own in self._programs
+            shared_part(program, select(snapshot.key), self._captured)
+            for program, select in self._programs
         ]
-        states = [state_of_part(read, own) for _, own in self._programs]
+        states = [state_of_part(read, select) for _, select in self._programs]
         outdated = [n for n, part in enumerate(parts) if not part.is_of(states[n])]
         watched = snapshot.is_new or snapshot.calls >= SWEEP
         watched &= are_worth_watching(weights)
         if outdated:
             self._refuse_unstable(weights, snapshot)
         began = time.perf_counter()
-        # First what shows writes: one that falls into the computing is seen at the next call.
+        # First the comparison is set up: a write during the computation shows at the next call.
         for n in outdated:
             parts[n].observe(self._programs[n][1](weights), states[n], watched)
         if outdated:
@@ -293,7 +320,7 @@ class DerivedWeights:
             self._seconds = time.perf_counter() - began
             self.computed_now = True
         if read and read == any_reader().read(weights):
-            read = self._freed(parts, weights, read)
+            read = self._free_weights(parts, weights, read)
             hashes = self._hashes(parts, len(weights))
             contents, on_devices = gather_contents(hashes, weights), gather_on_devices(hashes)
             snapshot.current = Current(read, contents, on_devices, values)
@@ -301,7 +328,7 @@ class DerivedWeights:
             for part in parts:
                 part.outdate()
         if outdated and snapshot.is_new:
-            give_back()  # what was needed on the way, and weights whose storage is released
+            give_back()  # temporaries, and released storage of weights
         snapshot.is_new = False
         del storages
         return values
@@ -312,10 +339,10 @@ class DerivedWeights:
         parts: "Sequence[Part]",
     ) -> list[torch.Tensor]:
         values: list[torch.Tensor] = []
-        _synchronize(weights)  # a stream may still read what is written over or freed now
+        _synchronize(weights)  # a stream may still read values that are overwritten now
         begin_room()
-        for part, (_, own) in zip(parts, self._programs, strict=True):
-            values += part.update(own(weights))
+        for part, (_, select) in zip(parts, self._programs, strict=True):
+            values += part.update(select(weights))
         _synchronize(weights)  # another stream may read it next
         return values
 
@@ -334,39 +361,50 @@ class DerivedWeights:
 
     def _hashes(self, parts: "Sequence[Part]", count: int) -> list[AnyHashes]:
         """Return the contents that the results were computed from, in the order of the weights."""
-        found: list[AnyHashes] = [None] * count
-        for part, (_, own) in zip(parts, self._programs, strict=True):
-            for number, hashes in zip(own(range(count)), part.hashes, strict=True):
-                found[number] = found[number] or hashes
-        return found
+        result: list[AnyHashes] = [None] * count
+        for part, (_, select) in zip(parts, self._programs, strict=True):
+            for number, hashes in zip(select(range(count)), part.hashes, strict=True):
+                result[number] = result[number] or hashes
+        return result
 
-    def _freed(
+    def _free_weights(
         self, parts: "Sequence[Part]", weights: tuple[torch.Tensor, ...], read: bytes
     ) -> bytes:
-        """Release what is to be dropped and read by nothing else; return what is read then."""
+        """Release the storage of weights that programs drop and nothing else reads.
+
+        Args:
+            parts: The results of each program.
+            weights: The weights of the graph.
+            read: The facts that were read of the weights.
+
+        Returns:
+            The facts that are read of the weights from now on.
+        """
         if not any(program.drops for program, _ in self._programs):
             return read
         readers = Counter(a for part in all_parts() for a in {*addresses_of(part)})
-        gone = False
-        for part, (program, own) in zip(parts, self._programs, strict=True):
+        is_any_freed = False
+        for part, (program, select) in zip(parts, self._programs, strict=True):
             if not program.drops:
                 continue
             if all(readers[a] == 1 for a in addresses_of(part)):
-                gone |= part.free_weights(own(weights))
+                is_any_freed |= part.free_weights(select(weights))
             else:
                 decisions.log.info("plain weights are not freed: another graph derives from them")
-        if not gone:
+        if not is_any_freed:
             return read
-        before, now = (memoryview(b).cast("q").tolist() for b in (read, any_reader().read(weights)))
+        before, after = (
+            memoryview(b).cast("q").tolist() for b in (read, any_reader().read(weights))
+        )
         for n, weight in enumerate(weights):
-            if not freed.is_freed(weight):  # as it was when it was read
+            if not freed.is_freed(weight):  # version and address as they were first read
                 for block in (len(weights), 2 * len(weights)):
-                    now[block + n] = before[block + n]
-        return array("q", now).tobytes()
+                    after[block + n] = before[block + n]
+        return array("q", after).tobytes()
 
 
 def refresh(model: torch.nn.Module | None) -> int:
-    """See `ipex_inductor.refresh`."""
+    """Recompute results at their next use: see `ipex_inductor.refresh`."""
     if not isinstance(model, torch.nn.Module | None):
         raise ArgumentError(
             "a module, a compiled module, or None for all weights",
@@ -383,7 +421,7 @@ def refresh(model: torch.nn.Module | None) -> int:
 
 
 def derived_memory() -> int:
-    """See `ipex_inductor.derived_memory`."""
+    """Return the bytes of all results: see `ipex_inductor.derived_memory`."""
     with _lock:
         values = [value for part in all_parts() for value in part.values]
     storages = {s._cdata: s.nbytes() for s in map(storage_of, values) if s is not None}
@@ -398,7 +436,10 @@ def taking(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
 def _note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Hear of steps; Dynamo traces this, and must find nothing in a step that it compiles."""
+    """Note an optimizer's step.
+
+    Dynamo traces this function, and must find nothing in a step that it compiles.
+    """
     if not torch.compiler.is_compiling():  # a compiled step counts versions
         weight_access.note_step(optimizer)
 

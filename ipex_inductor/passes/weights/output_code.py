@@ -1,4 +1,4 @@
-"""What our inner compiler returns for a split graph: the prologue, then Inductor's code."""
+"""Compiled code of a split graph: the prologue, then Inductor's code."""
 
 import copy
 import time
@@ -17,18 +17,18 @@ from ipex_inductor.reporting import decisions
 
 @dataclass
 class PrologueCode(OutputCode):
-    """Runs `programs` on the weights that changed, then `inner` on what it reads.
+    """Run `programs` on the weights that changed, then `inner` on the inputs that it reads.
 
-    An importable class of its own, so that AOTAutogradCache saves programs and graph together: a
-    wrapper function would not be saved, and a copied cache key would lose the prologue.
+    This is an importable class of its own, so that AOTAutogradCache saves programs and graph
+    together: a wrapper function would not be saved, and a copied cache key would lose the prologue.
     """
 
     inner: OutputCode
     programs: tuple[Program, ...]
-    reads: tuple[int, ...]  # the numbers of the inputs that `inner` takes before what is derived
+    reads: tuple[int, ...]  # numbers of the inputs that `inner` takes before the derived tensors
     captured: bool
     repeats: bool = False  # whether `inner` may run twice: see `pure.is_repeatable`
-    events: tuple[decisions.Event, ...] = ()  # what was decided, for a process that loads this
+    events: tuple[decisions.Event, ...] = ()  # decisions, repeated in a process that loads this
     _boxed_call: bool = True
     _derived: DerivedWeights | None = field(default=None, repr=False)
     _read: Callable[[list[Any]], tuple[Any, ...]] | None = field(default=None, repr=False)
@@ -39,7 +39,7 @@ class PrologueCode(OutputCode):
         self._read = taking(self.reads)
 
     def __call__(self, inputs: Any) -> Any:
-        """Boxed call: `inputs` is emptied, as Inductor's own graphs do.
+        """Run the graph; a boxed call, which empties `inputs` as Inductor's own graphs do.
 
         Contents of weights on GPUs are compared while `inner` runs. If one was written, results are
         computed again, and `inner` runs again.
@@ -52,23 +52,23 @@ class PrologueCode(OutputCode):
         if not checks:
             inputs[:] = *read(inputs), *values
             return self._run(derived, inputs)
-        kept = [*inputs]
+        saved_inputs = [*inputs]
         inputs[:] = *read(inputs), *values
         try:
             results = self.inner(inputs)
-        except Exception:  # as what was computed from weights that were written may be no index
-            if derived.are_confirmed(kept, checks):
+        except Exception:  # outdated results may hold invalid indices
+            if derived.are_confirmed(saved_inputs, checks):
                 raise
         else:
-            if derived.are_confirmed(kept, checks):
+            if derived.are_confirmed(saved_inputs, checks):
                 return results
             del results
         del values
-        checks.clear()  # they hold what is outdated
-        return self._run(derived, [*read(kept), *derived.of(kept)])
+        checks.clear()  # they hold outdated results
+        return self._run(derived, [*read(saved_inputs), *derived.of(saved_inputs)])
 
     def _run(self, derived: DerivedWeights, inputs: list[Any]) -> Any:
-        """Run `inner`, and note its time behind results that were computed."""
+        """Run `inner`, and note its time if results were computed in this call."""
         computed, derived.computed_now = derived.computed_now, False
         if not computed:
             return self.inner(inputs)
@@ -78,16 +78,16 @@ class PrologueCode(OutputCode):
         return results
 
     def prepare_for_serialization(self) -> None:
-        """Drop all that belongs to this process; an entry holds no weights."""
+        """Drop all that belongs to this process; a cache entry holds no weights."""
         self._derived = self._read = None
         self.inner = copy.copy(self.inner)
         self.inner.prepare_for_serialization()
 
     def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
-        """Make a graph that came out of the cache callable again."""
+        """Make a graph that was loaded from the cache callable again."""
         decisions.recall(self.events)
         self.inner = compat.reload_graph(self.inner, constants)
-        # What it looks for in them is a mode and symbols: they are none here, or of subclasses.
+        # It looks for a fake mode and symbols in them: there are none here, or of subclasses.
         self.inner.post_compile(example_inputs, constants, graph_kwargs)
         self.__post_init__()
 

@@ -1,8 +1,9 @@
-"""oneDNN's layout for every weight of a linear layer or convolution that is a parameter.
+"""Pack the weights of linear layers and convolutions into oneDNN's layout.
 
-Runs on the inference graph that goes to the inner compiler: packing is work on weights alone, so
-the prologue takes it out of the graph. What cannot be packed is written in torch's ops again, and
-what oneDNN cannot fuse behind a product stays an op of torch's behind it.
+The pass runs on the inference graph that goes to the inner compiler, and serves weights that are
+parameters: packing is work on weights alone, so the prologue takes it out of the graph. What cannot
+be packed is written in torch's ops again, and what oneDNN cannot fuse into a product stays a torch
+op behind it.
 """
 
 import functools
@@ -42,10 +43,10 @@ ARRANGED = {
 
 
 def transpose_weights(graph: torch.fx.Graph, weights: Container[Node]) -> None:
-    """Let every matrix product on one of `weights` take it as a linear layer does: transposed.
+    """Rewrite every GEMM on one of `weights` to read it transposed, as a linear layer does.
 
-    `x @ w` becomes `x @ transpose(transpose(w))`: the inner one is work on weights alone, which the
-    prologue does when it packs, and what matches `linear` matches this too.
+    `x @ w` becomes `x @ transpose(transpose(w))`: the inner transpose is work on weights alone,
+    which the prologue does when it packs, and patterns of `linear` match the result.
     """
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target not in (aten.addmm.default, aten.mm.default):
@@ -73,9 +74,14 @@ def fit_to_kernels(
 ) -> None:
     """Rewrite every product on one of `weights` that oneDNN has in another form only.
 
-    Of an epilogue that oneDNN does not have, what it does have stays with the product, and the rest
-    follows in torch's ops. A convolution over a line becomes one over a plane of height one, but
-    for those that `why_plain` has a reason to leave plain.
+    Of an epilogue that oneDNN does not have, the part that it has stays with the product, and the
+    rest follows in torch's ops. A convolution over a line becomes one over a plane of height one.
+
+    Args:
+        graph: The graph, changed in place.
+        weights: Nodes that are weights, or computed from weights alone.
+        report: Gets the decisions.
+        why_plain: Returns why a product is left on its plain weight, or None.
     """
     transpose_weights(graph, weights)
     for node, _ in packable(graph, weights):
@@ -96,30 +102,35 @@ def pack_weights(
     arrange: Callable[[Product], Product | None] | None = None,
     why_plain: WhyPlain | None = None,
 ) -> None:
-    """Give every product whose weight is among `weights` that weight packed by oneDNN.
+    """Pack the weight of every product whose weight is among `weights` for oneDNN.
 
-    Or as another product has it that `arrange` makes of oneDNN's; without one, `why_plain` may have
-    a reason to leave it to torch's own kernel.
+    Args:
+        graph: The graph, changed in place.
+        weights: Nodes that are weights, or computed from weights alone.
+        report: Gets the decisions.
+        arrange: Returns another product to use instead of oneDNN's, or None.
+        why_plain: Returns why a product is left to torch's own kernel, or None; called where
+            `arrange` has no other product.
     """
     for node in graph.nodes:
         if node.target in READERS and (reason := varies(node)):
             report.add("missed", "packed weights", reason, user_line(node))
     arranged: Counter[Any] = Counter()
-    left: set[Node] = set()
+    left_plain: set[Node] = set()
     for node, product in packable(graph, weights):
-        other = attempt(node, functools.partial(arrange, product)) if arrange else None
-        if other is None and product.weight.meta["val"].dtype not in onednn_dtypes():
+        arranged_product = attempt(node, functools.partial(arrange, product)) if arrange else None
+        if arranged_product is None and product.weight.meta["val"].dtype not in onednn_dtypes():
             continue
-        if why_plain and other is None:
+        if why_plain and arranged_product is None:
             reason = attempt(node, functools.partial(why_plain, product))
             if reason:
                 report.add("missed", "packed weights", reason, user_line(node))
-                left.add(node)
+                left_plain.add(node)
                 continue
-        call = attempt(node, functools.partial(_packed, graph, node, other or product))
+        call = attempt(node, functools.partial(_packed, graph, node, arranged_product or product))
         if call is None:
             continue
-        arranged.update([other.op] if other else [])
+        arranged.update([arranged_product.op] if arranged_product else [])
         node.replace_all_uses_with(call)
         graph.erase_node(node)
         keep_strides(graph, call)
@@ -127,18 +138,21 @@ def pack_weights(
         report.add("choice", "products on packed weights", f"{count} {ARRANGED[op]}")
     for node in list(graph.nodes):
         if node.target in REFERENCES and not node.args[-1]:
-            if node not in left:
+            if node not in left_plain:
                 report.add("missed", str(node.target), "its weight is not packed: unfused again")
             inline(graph, node, REFERENCES[node.target])
 
 
 def _packed(graph: torch.fx.Graph, node: Node, product: Product) -> Node:
-    """Return a call of `product`, on its weight packed, before `node`; no new nodes if it fails."""
+    """Insert a call of `product`, on its packed weight, before `node`; return it.
+
+    No new node is left if that fails.
+    """
     last = node.prev
     try:
         with graph.inserting_before(node):
             packed = product.pack(graph)
-            # What torch reports as the strides of oneDNN's opaque layout.
+            # The strides that torch reports for oneDNN's opaque layout.
             strides = product.strides or (1, *[0] * (len(product.shape) - 1))
             packed.meta["val"] = product.weight.meta["val"].new_empty_strided(
                 product.shape, strides, dtype=product.dtype
@@ -153,7 +167,7 @@ def _packed(graph: torch.fx.Graph, node: Node, product: Product) -> Node:
 
 
 def _fuses(node: Node, binary: Any, unary: Any) -> bool:
-    """Whether one call of oneDNN has this behind the product `node`, which is an `ipex` op.
+    """Return whether one oneDNN call fuses this epilogue into the product `node`, an `ipex` op.
 
     A grouped convolution with an addend is two calls inside torch, and fails in bf16 with a relu.
     """
@@ -168,12 +182,12 @@ def _fuses(node: Node, binary: Any, unary: Any) -> bool:
 
 
 def _has_pixels(node: Node) -> bool:
-    """Whether the result is known to be larger than one pixel."""
+    """Return whether the result is known to be larger than one pixel."""
     return any(isinstance(size, int) and size > 1 for size in node.meta["val"].shape[2:])
 
 
 def _split_epilogue(node: Node) -> Callable[..., Tensor] | None:
-    """The op of `node` as what oneDNN has of it and torch's ops behind; None if it has all."""
+    """Return `node` as a oneDNN product and torch's ops behind it; None if oneDNN fuses it all."""
     if node.target not in REFERENCES:
         return None
     *_, binary, unary, _, _ = node.args
@@ -183,9 +197,9 @@ def _split_epilogue(node: Node) -> Callable[..., Tensor] | None:
     rest = "none" if kept == binary else binary
     op: Any = node.target
 
-    def call(x: Tensor, weight: Tensor, bias: Tensor | None, other: Any, *more: Any) -> Tensor:
+    def call(x: Tensor, weight: Tensor, bias: Tensor | None, addend: Any, *more: Any) -> Tensor:
         *window, _, _, scalars, packed = more
-        first, second = (None, other) if kept == "none" else (other, None)
+        first, second = (None, addend) if kept == "none" else (addend, None)
         product = op(x, weight, bias, first, *window, kept, "none", [], packed)
         return epilogue.apply(product, second, str(rest), str(unary), scalars)
 
@@ -195,25 +209,25 @@ def _split_epilogue(node: Node) -> Callable[..., Tensor] | None:
 def _lay_over_a_plane(graph: torch.fx.Graph, node: Node) -> None:
     """Replace `node`, a convolution over a line, by `ipex::conv` over a plane of height one.
 
-    The node's strides are kept, by which the result's format is chosen later. What torch would give
-    over a plane says nothing of them: eager's results over a line are contiguous.
+    The node's strides are kept; the result's format is chosen by them later. Torch's strides over a
+    plane do not show them: eager's results over a line are contiguous.
     """
     x, weight, bias, *more = node.args
     plain = node.target is aten.convolution.default
     ours: Any = [None, *more, *NO_EPILOGUE[1:], ""] if plain else more
-    other, stride, padding, dilation, transposed, extra, *rest = ours
+    addend, stride, padding, dilation, transposed, extra, *rest = ours
 
     def call(op: Any, args: Any, value: Tensor) -> Node:
-        made = graph.call_function(op, args)
-        made.meta = {**node.meta, "val": value}
-        return made
+        new_node = graph.call_function(op, args)
+        new_node.meta = {**node.meta, "val": value}
+        return new_node
 
     def wide(line: Any) -> Node:
         return call(aten.unsqueeze.default, (line, 2), line.meta["val"].unsqueeze(2))
 
     with graph.inserting_before(node):
         window = ([1, *stride], [0, *padding], [1, *dilation], transposed, [0, *extra])
-        tensors = (wide(x), wide(weight), bias, None if other is None else wide(other))
+        tensors = (wide(x), wide(weight), bias, None if addend is None else wide(addend))
         value = node.meta["val"].unsqueeze(2)
         plane = call(ipex.conv.default, (*tensors, *window, *rest), value)
         line = call(aten.squeeze.dim, (plane, 2), value.squeeze(2))
@@ -222,12 +236,12 @@ def _lay_over_a_plane(graph: torch.fx.Graph, node: Node) -> None:
 
 
 def name_of(node: Node) -> str:
-    """What `node` computes, in the words of the rules: `conv+add+relu`."""
-    words = [str(word) for word in node.args[-4:-2] if word != "none"]
-    return "+".join([str(node.target.__name__).split(".")[0], *words])  # type: ignore[union-attr]
+    """Return the name of what `node` computes, as rules spell it: `conv+add+relu`."""
+    parts = [str(part) for part in node.args[-4:-2] if part != "none"]
+    return "+".join([str(node.target.__name__).split(".")[0], *parts])  # type: ignore[union-attr]
 
 
-# Our ops as torch's, for those whose weight is not a parameter.
+# Our ops written in torch's ops, for products whose weight is not a parameter.
 REFERENCES: dict[Any, Callable[..., Tensor]] = {
     ipex.linear.default: lambda *args: linear.reference(*args[:-1]),
     ipex.conv.default: lambda *args: conv.reference(*args[:-1]),

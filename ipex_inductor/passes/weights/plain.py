@@ -1,7 +1,7 @@
-"""Small fp32 products on plain weights, which torch's own kernels compute faster than oneDNN.
+"""Leave small fp32 products on plain weights, where torch's kernels are faster than oneDNN's.
 
-At each call torch's oneDNN makes descriptors, which take some 30 microseconds, and converts images
-that are not channels-last. For a small product that is most of the time.
+At each call torch's oneDNN creates descriptors, which takes some 30 microseconds, and converts
+images that are not channels-last. For a small product that is most of the time.
 """
 
 import math
@@ -21,8 +21,8 @@ class Most(NamedTuple):
 
     Attributes:
         products: Multiplications.
-        pixels: Pixels of all results, or rows of a linear layer. More of few channels each are
-            slower: the kernel gathers each pixel's window, and multiplies narrow matrices.
+        pixels: Pixels of all results, or rows of a linear layer. More pixels of few channels each
+            are slower: the kernel gathers each pixel's window, and multiplies narrow matrices.
     """
 
     products: float
@@ -31,7 +31,7 @@ class Most(NamedTuple):
 
 # By kind of product and memory format of a convolution's result: the largest for which all smaller
 # cases of `python benchmarks/plain.py` were faster, alone, with an addend and with a ReLU, on AMX
-# and on what such a CPU is with AVX-512 alone, or with AVX2.
+# and on such a CPU restricted to AVX-512 or AVX2.
 FASTER: dict[tuple[str, str], Most] = {
     ("one pixel", "contiguous"): Most(8 << 20, pixels=4096),
     ("one pixel", "channels_last"): Most(3 << 19, pixels=2048),
@@ -45,7 +45,7 @@ CPUS = ("x86-64:amx", "x86-64:avx512_bf16", "x86-64:avx512", "x86-64:avx2")  # m
 def why_plain(product: Product) -> str | None:
     """Return why oneDNN's kernel on a packed weight is not used for `product`, None if it is.
 
-    Of a size that varies the present value counts.
+    For a size that varies, its present value counts.
     """
     x, weight, bias, _, *window, _, _, _, form = product.args(product.weight)
     value = weight.meta["val"]
@@ -70,7 +70,15 @@ def why_plain(product: Product) -> str | None:
 
 
 def _sides(sizes: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> list[int]:
-    """Return height and width, or the length, of a convolution's result."""
+    """Return height and width, or the length, of a convolution's result.
+
+    Args:
+        sizes: Height and width, or the length, of the input.
+        kernel: The kernel's sizes along these dimensions.
+        stride: The stride along each dimension.
+        padding: The padding at either side.
+        dilation: The dilation along each dimension.
+    """
     sides = zip(sizes, kernel, stride, padding, dilation, strict=True)
     return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sides]
 

@@ -1,4 +1,4 @@
-"""A straight-line program over weights: what the prologue runs, as plain data."""
+"""Straight-line programs over weights, as plain data, which the weight prologue runs."""
 
 import contextlib
 import functools
@@ -16,21 +16,21 @@ from ipex_inductor.runtime import openmp
 CAST, PRODUCT, SCALED = "prims::convert_element_type", "aten::mul.Tensor", "scaled"
 OURS, BLOCKS, KEPT = "ipex::", "ipex::blocks", "ipex::kept_weight"
 WINOGRAD = "ipex::winograd_weight"
-PACKS = ("mkldnn::_reorder_", KEPT)  # what ops begin with for which oneDNN packs
-KNOWN = ("aten::", "prims::", "mkldnn::", OURS, "getitem")  # beginnings of what is not users'
-SERIAL = (1 << 15) - 1  # elements, up to which torch starts no threads
-PACKED_ALONE = 1 << 19  # elements, which one thread packs in 0.4 ms
+PACKS = ("mkldnn::_reorder_", KEPT)  # prefixes of the ops that pack by oneDNN
+KNOWN = ("aten::", "prims::", "mkldnn::", OURS, "getitem")  # prefixes of ops that are no user's
+SERIAL = (1 << 15) - 1  # the most elements for which torch starts no threads
+PACKED_ALONE = 1 << 19  # the most elements packed by one thread, in 0.4 ms
 
 
 def _cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_like(x, dtype=dtype).copy_(x)
 
 
-def _scaled(x: torch.Tensor, factors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`x` times `factors` in fp64, rounded once; where each row has its factor, by blocks of rows.
+def _scale(x: torch.Tensor, factors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return `x` times `factors` in fp64, rounded once.
 
-    Weights of ResNet-50 take a fifth of the time so: no new memory is touched for fp64, and no
-    thread waited for.
+    Where each row has its own factor, it is computed by blocks of rows. Weights of ResNet-50 then
+    take a fifth of the time: no new memory is touched for fp64, and no thread is waited for.
     """
     rows, formats = factors.numel(), [torch.contiguous_format]
     if x.dim() == 4:
@@ -40,24 +40,27 @@ def _scaled(x: torch.Tensor, factors: torch.Tensor, dtype: torch.dtype) -> torch
         return _cast(_cast(x, torch.float64) * factors, dtype)
     result = torch.empty_like(x, dtype=dtype)
     length = x.numel() // rows
-    flat, there = (t.as_strided((rows, length), (length, 1)) for t in (x, result))
+    flat, flat_result = (t.as_strided((rows, length), (length, 1)) for t in (x, result))
     at_once = max(1, SERIAL // length)
-    parts = (torch.split(t, at_once) for t in (flat, factors.reshape(rows, 1), there))
-    for part, own, out in zip(*parts, strict=True):
-        out.copy_(part.double().mul_(own))
+    parts = (torch.split(t, at_once) for t in (flat, factors.reshape(rows, 1), flat_result))
+    for part, row_factors, out in zip(*parts, strict=True):
+        out.copy_(part.double().mul_(row_factors))
     return result
 
 
-# What torch implements in slow Python, or in several passes: same bits, same strides.
+# Ops that torch implements in slow Python, or in several passes; these give equal bits and strides.
 DIRECT: dict[str, Callable[..., Any]] = {
     "getitem": operator.getitem,
     CAST: _cast,
-    SCALED: _scaled,
+    SCALED: _scale,
 }
 
 
-def _packed(run: "functools.partial[Any]") -> Any:
-    """What one of oneDNN's calls makes, which takes all threads for any weight, however small."""
+def _run_packing(run: "functools.partial[Any]") -> Any:
+    """Run one of oneDNN's packing calls; small weights are packed by one thread.
+
+    OneDNN would use all threads for any weight, however small.
+    """
     small = run.args[0].numel() <= PACKED_ALONE
     with openmp.one_thread() if small else contextlib.nullcontext():
         return run()
@@ -72,7 +75,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Step:
-    """One call: the op's full name (or "getitem") and its arguments, values as `Ref`."""
+    """One call: the op's full name (or "getitem") and its arguments, with values as `Ref`."""
 
     op: str
     args: tuple[Any, ...]
@@ -81,10 +84,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """`steps` over the graph inputs numbered `inputs`; `outputs` are the derived tensors.
+    """The program `steps` over the graph inputs numbered `inputs`; `outputs` are derived tensors.
 
-    `takes` says what the inputs are: dtype, shape and strides, on which the steps may depend.
-    `drops`: nothing else of the graph reads them, so their data may be freed behind it.
+    `takes` describes the inputs: dtype, shape and strides, on which the steps may depend.
+    `drops`: no other part of the graph reads the inputs, so their data may be freed afterwards.
     """
 
     inputs: tuple[int, ...]
@@ -95,38 +98,40 @@ class Program:
 
     @functools.cached_property
     def text(self) -> str:
-        """What it computes, whatever graph it came from: equal texts give equal results."""
+        """The text of the computation, without the graph: equal texts give equal results."""
         return repr((self.takes, self.steps, self.outputs))
 
     @functools.cached_property
     def is_known(self) -> bool:
-        """Whether all its ops are torch's or ours, not a user's, whose schema may be wrong."""
+        """True if all ops are torch's or ours; the schema of a user's op may be wrong."""
         return all(step.op.startswith(KNOWN) for step in self.steps)
 
     def run(self, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The derived tensors of these weights, in the order of `outputs`."""
+        """Return the derived tensors of these weights, in the order of `outputs`."""
         values: list[Any] = list(weights)
-        # No inference tensors: those could not be written again outside of inference mode.
+        # Inference tensors could not be written again outside of inference mode.
         with torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
             for step in self._joined:
                 if step is None:
                     values.append(None)
                     continue
-                kwargs = {name: _filled(value, values) for name, value in step.kwargs}
-                run = functools.partial(_function(step.op), *_filled(step.args, values), **kwargs)
-                values.append(_packed(run) if step.op.startswith(PACKS) else run())
+                kwargs = {name: _substitute_values(value, values) for name, value in step.kwargs}
+                run = functools.partial(
+                    _function(step.op), *_substitute_values(step.args, values), **kwargs
+                )
+                values.append(_run_packing(run) if step.op.startswith(PACKS) else run())
         return [values[ref.index] for ref in self.outputs]
 
     @functools.cached_property
     def _joined(self) -> tuple[Step | None, ...]:
-        """The steps, with widening, scaling and rounding as one; None for what that takes in."""
+        """The steps, with upcast, scaling and rounding fused; None for steps that were fused."""
         plan: list[Step | None] = list(self.steps)
         taken: Counter[int] = Counter(ref.index for ref in self.outputs)
         for step in self.steps:
             taken.update(_read_by((step.args, step.kwargs)))
 
         def alone(value: Any, op: str) -> int | None:
-            """The number of the step that gives `value`, if it has that op and no other reader."""
+            """Return the number of the step of `op` that gives `value` to one reader, or None."""
             number = value.index - len(self.inputs) if isinstance(value, Ref) else -1
             single = number >= 0 and taken[value.index] == 1 and self.steps[number].op == op
             return number if single and not self.steps[number].kwargs else None
@@ -150,7 +155,7 @@ def record(
     nodes: Sequence[torch.fx.Node],
     outputs: Sequence[torch.fx.Node],
 ) -> Program:
-    """The program of `nodes` in order; `inputs` maps placeholders to graph input numbers."""
+    """Return the program of `nodes` in order; `inputs` maps placeholders to graph input numbers."""
     refs = {node: Ref(i) for i, node in enumerate([*inputs, *nodes])}
 
     def step(node: torch.fx.Node) -> Step:
@@ -174,7 +179,7 @@ def _description(value: torch.Tensor) -> str:
 
 
 def _read_by(argument: Any) -> Iterator[int]:
-    """The numbers of the values in `argument`."""
+    """Yield the numbers of the values in `argument`."""
     if isinstance(argument, Ref):
         yield argument.index
     elif isinstance(argument, (tuple, list)):
@@ -182,21 +187,21 @@ def _read_by(argument: Any) -> Iterator[int]:
             yield from _read_by(part)
 
 
-def _filled(argument: Any, values: Sequence[Any]) -> Any:
-    """`argument` with the values that its `Ref`s stand for; tuples may become lists."""
+def _substitute_values(argument: Any, values: Sequence[Any]) -> Any:
+    """Return `argument` with the values of its `Ref`s; tuples may become lists."""
     if isinstance(argument, Ref):
         return values[argument.index]
     if isinstance(argument, (tuple, list)):
-        return [_filled(part, values) for part in argument]
+        return [_substitute_values(part, values) for part in argument]
     return argument
 
 
 @functools.cache
 def _function(name: str) -> Callable[..., Any]:
-    """The op called "namespace::name.overload" (or "namespace::name")."""
+    """Return the op called "namespace::name.overload" (or "namespace::name")."""
     if name in DIRECT:
         return DIRECT[name]
-    if name.startswith(OURS):  # a package is loaded where nothing else asks for them
+    if name.startswith(OURS):  # these modules are imported only where they are needed
         from ipex_inductor.ops.blocked import arranged
         from ipex_inductor.ops.winograd import transformed
         from ipex_inductor.templates.cpu.cached_primitives import laid_out

@@ -1,4 +1,4 @@
-"""The weight prologue: work that depends on weights alone, taken out of an inference graph."""
+"""Take work that depends on weights alone out of an inference graph: the weight prologue."""
 
 import functools
 import math
@@ -33,19 +33,20 @@ from ipex_inductor.reporting.decisions import GraphReport
 Node = torch.fx.Node
 
 CASTS = (torch.ops.prims.convert_element_type.default, torch.ops.aten._to_copy.default)
-Asked = Callable[[], str | None] | None  # why it cannot be had; None: it is not to be asked
+# Returns why kernels are unavailable, or None; None in its place disables them.
+WhyUnavailable = Callable[[], str | None] | None
 GROUPED = torch.ops.ipex.conv_grouped.default
-# Calls that nothing is fused into: what they read is there as it is.
+# Calls that nothing is fused into: their inputs are materialized.
 CALLS = frozenset({torch.ops.ipex.conv.default, torch.ops.ipex.linear.default, *ARRANGED})
-SMALL = 1 << 20  # bytes: such a tensor stays in cache, so it may grow
+SMALL = 1 << 20  # bytes; a tensor up to this size stays in cache, so it may grow
 
 
 @dataclass(frozen=True)
 class Split:
     """A graph without its weight-only work: `gm` takes the derived tensors as last inputs.
 
-    `reads`: the numbers, among all inputs of the graph that was split, of what it takes before.
-    `repeats`: it may run again on the same inputs: see `is_repeatable`.
+    `reads`: numbers, among all inputs of the original graph, of the inputs that come before them.
+    `repeats`: whether the graph may run again on equal inputs: see `is_repeatable`.
     """
 
     gm: torch.fx.GraphModule
@@ -56,32 +57,32 @@ class Split:
     repeats: bool
 
     def without_unread(self) -> "Split":
-        """The same if its code is not handed the weights that nothing but programs reads."""
+        """Return the split without graph inputs for weights that only programs read."""
         placeholders, static = self.gm.graph.find_nodes(op="placeholder"), {*self.static_input_idxs}
         unread = {n for n in static if not placeholders[n].users and _is_static(placeholders[n])}
         for n in unread:
             self.gm.graph.erase_node(placeholders[n])
         self.gm.recompile()
-        left = [n for n in range(len(placeholders)) if n not in unread]
+        remaining = [n for n in range(len(placeholders)) if n not in unread]
         return replace(
             self,
-            example_inputs=[self.example_inputs[n] for n in left],
-            static_input_idxs=[at for at, n in enumerate(left) if n in static],
-            reads=tuple(self.reads[n] for n in left if n < len(self.reads)),
+            example_inputs=[self.example_inputs[n] for n in remaining],
+            static_input_idxs=[at for at, n in enumerate(remaining) if n in static],
+            reads=tuple(self.reads[n] for n in remaining if n < len(self.reads)),
         )
 
 
 @dataclass
 class _Budget:
-    """The bytes that may still be kept, and how many tensors were too large for them."""
+    """The bytes that results may still take, and the number of tensors that did not fit."""
 
-    left: float
+    remaining: float
     refused: int = 0
 
     def take(self, size: int) -> bool:
-        """Whether `size` bytes fit; they are taken."""
-        fits = size <= self.left
-        self.left -= size if fits else 0
+        """Take `size` bytes if they fit; return whether they do."""
+        fits = size <= self.remaining
+        self.remaining -= size if fits else 0
         self.refused += not fits
         return fits
 
@@ -93,25 +94,33 @@ def split(
     report: GraphReport,
     limit: int = -1,
     sycl: WhyNot | None = None,
-    why_not_blocked: Asked = None,
-    why_not_kept: Asked = None,
+    why_not_blocked: WhyUnavailable = None,
+    why_not_kept: WhyUnavailable = None,
     narrow: frozenset[torch.dtype] = frozenset(),
     drops: bool = False,
     why_plain: WhyPlain | None = None,
     in_python: bool = False,
 ) -> Split | None:
-    """Pack and hoist the weight-only work of `gm` (changed in place), or None when there is none.
+    """Pack and hoist the weight-only work of `gm` (changed in place); None when there is none.
 
-    `static_input_idxs` are the inputs that are parameters or buffers. Without any, all that happens
-    is that our ops are unfused again. `limit`: bytes the results may take, negative for no bound.
-    `sycl`: kernels in SYCL come first, but for what it has a reason against.
-    `why_not_blocked`: asked where weights in blocks would be faster; without it none are in blocks.
-    `why_not_kept`: the same of oneDNN's kept primitives.
-    `narrow`: dtypes in which products are computed in fp32.
-    `drops`: weights on the CPU that nothing else reads are freed behind their program.
-    `why_plain`: why a product's weight is not packed.
-    `in_python`: Python calls the kernels. To call ours takes some 25 microseconds (row
-    `decision_transformer` of benchmarks/zoo.py), so that what has a reason to stay plain does.
+    Args:
+        gm: The inference graph.
+        example_inputs: Its fake inputs.
+        static_input_idxs: The inputs that are parameters or buffers. Without any, our ops are only
+            unfused again.
+        report: Gets the decisions.
+        limit: The most bytes that results may take, negative for no bound.
+        sycl: Returns why a SYCL kernel is not used; where it has no reason, SYCL kernels come
+            first.
+        why_not_blocked: Returns why weights in blocks are not available, called where they would be
+            faster; None disables them.
+        why_not_kept: Returns why oneDNN's cached primitives are not available, likewise.
+        narrow: The dtypes whose products are computed in fp32.
+        drops: Whether weights on the CPU that nothing else reads are freed after their program.
+        why_plain: Returns why a product's weight is not packed.
+        in_python: Whether Python calls the kernels. To call ours takes some 25 microseconds (row
+            `decision_transformer` of benchmarks/zoo.py), so products that `why_plain` has a reason
+            for stay plain.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     weights = weight_inputs(gm.graph, static_input_idxs)
@@ -120,18 +129,18 @@ def split(
             take(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report, sycl)
     budget = _Budget(limit if limit >= 0 else math.inf)
     stays = why_plain if in_python else None
-    arrange = functools.partial(_arranged, why_not_blocked, why_not_kept, stays, budget)
+    arrange = functools.partial(_arrange, why_not_blocked, why_not_kept, stays, budget)
     with also_in(narrow):
         fit_to_kernels(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report, why_plain)
         if weights and narrow:
-            known = {**weights, **weight_only(gm.graph, weights)}
-            upcast.widen(gm.graph, known, narrow, report, why_not_blocked)
+            weight_nodes = {**weights, **weight_only(gm.graph, weights)}
+            upcast.widen(gm.graph, weight_nodes, narrow, report, why_not_blocked)
         packable = _packed_sizes(gm.graph, {**weights, **weight_only(gm.graph, weights)})
         if limit < 0:
             packable = _without_quantized(packable, weights, report)
         chosen = {n for n, size in packable.items() if budget.take(size)}
         pack_weights(gm.graph, chosen, report, arrange, why_plain)
-    for inner in gm.modules():  # bodies of higher-order ops, whose inputs are not ours to number
+    for inner in gm.modules():  # bodies of higher-order ops, whose inputs have no graph numbers
         if isinstance(inner, torch.fx.GraphModule) and inner is not gm:
             pack_weights(inner.graph, (), report)
             inner.recompile()
@@ -153,7 +162,7 @@ def split(
     _replace_by_inputs(gm.graph, placeholders[-1], outputs)
     gm.recompile()
     if drops:
-        programs = _dropping(programs, weights, report)
+        programs = _mark_drops(programs, weights, report)
     count = len(placeholders)
     return Split(
         gm,
@@ -165,47 +174,57 @@ def split(
     )
 
 
-def _arranged(
-    in_blocks_not: Asked,
-    kept_not: Asked,
+def _arrange(
+    in_blocks_not: WhyUnavailable,
+    kept_not: WhyUnavailable,
     stays: WhyPlain | None,
     budget: _Budget,
     product: Product,
 ) -> Product | None:
-    """The product by a kernel of ours or a kept primitive, where that is faster and can be had."""
+    """Return the product by a kernel of ours or a cached primitive, where that is faster, or None.
+
+    Args:
+        in_blocks_not: Returns why weights in blocks are not available; None disables them.
+        kept_not: Returns why cached primitives are not available; None disables them.
+        stays: Returns why a product stays on its plain weight.
+        budget: Gives the bytes by which the weight grows.
+        product: The product on oneDNN's packed weight.
+    """
     if stays and stays(product):
         return None
-    if in_blocks_not and (found := in_blocks(product) or by_tiles(product)):
+    if in_blocks_not and (candidate := in_blocks(product) or by_tiles(product)):
         value = product.weight.meta["val"]
-        more = math.prod(found.shape) * (found.dtype or value.dtype).itemsize - _bytes(value)
-        if more <= budget.left and in_blocks_not() is None:
+        more = math.prod(candidate.shape) * (candidate.dtype or value.dtype).itemsize - _bytes(
+            value
+        )
+        if more <= budget.remaining and in_blocks_not() is None:
             budget.take(more)
-            return found
+            return candidate
     return with_kept_primitive(product, kept_not) if kept_not else None
 
 
 def weight_inputs(graph: torch.fx.Graph, numbers: Iterable[int]) -> dict[Node, int]:
-    """Those of the inputs with these numbers whose changes can be seen, and which can be hoisted.
+    """Return the inputs with these numbers that can be hoisted and whose changes can be seen.
 
-    Not what the graph itself writes; not a part of a tensor subclass (a DTensor's shard), whose
-    version stands still when the subclass is written; not the inputs of a higher-order op's body.
+    Left out are inputs that the graph writes, parts of a tensor subclass (a DTensor's shard), whose
+    version stands still when the subclass is written, and inputs of a higher-order op's body.
     """
     placeholders = graph.find_nodes(op="placeholder")
     written = written_inputs(graph)
-    found = {placeholders[i]: i for i in numbers if i < len(placeholders)}
+    inputs = {placeholders[i]: i for i in numbers if i < len(placeholders)}
     return {
         node: i
-        for node, i in found.items()
+        for node, i in inputs.items()
         if node not in written and compat.is_own_input(node) and _is_strided(node.meta.get("val"))
     }
 
 
-def _packed_sizes(graph: torch.fx.Graph, known: Container[Node]) -> dict[Node, int]:
-    """Those of `known` that can be packed, with the bytes all their packed copies will take."""
+def _packed_sizes(graph: torch.fx.Graph, weights: Container[Node]) -> dict[Node, int]:
+    """Return the weights that can be packed, with the bytes that all packed copies take."""
     sizes: dict[Node, int] = {}
     for node in graph.nodes:
         product = READERS[node.target](node) if node.target in READERS else None
-        if product is not None and product.weight in known and _is_static(product.weight):
+        if product is not None and product.weight in weights and _is_static(product.weight):
             size = _bytes(product.weight.meta["val"])
             sizes[product.weight] = sizes.get(product.weight, 0) + size
     return sizes
@@ -214,12 +233,12 @@ def _packed_sizes(graph: torch.fx.Graph, known: Container[Node]) -> dict[Node, i
 def _without_quantized(
     sizes: dict[Node, int], weights: dict[Node, int], report: GraphReport
 ) -> dict[Node, int]:
-    """Leave out weights that are stored in a byte an element and would be packed larger.
+    """Leave out weights that are stored in one byte an element and would be packed larger.
 
-    They were quantized to save memory: what is packed would take it again, beside them. A bound of
-    `weight_prologue_bytes` allows it.
+    They were quantized to save memory; packed copies would take it again, besides the originals. A
+    bound of `weight_prologue_bytes` allows them.
     """
-    left, grown = dict(sizes), 0
+    remaining, grown = dict(sizes), 0
     for node, size in sizes.items():
         sources = _sources(node, weights)
         values = [source.meta["val"] for source in sources]
@@ -227,31 +246,31 @@ def _without_quantized(
             continue
         if size > sum(map(_bytes, values)):
             grown += size
-            del left[node]
+            del remaining[node]
     if grown:
         reason = (
             f"{grown / 2**20:.1f} MiB would be packed of quantized weights: they are read as they"
         )
         report.add("missed", "weight prologue", f"{reason} are (weight_prologue_bytes allows it)")
-    return left
+    return remaining
 
 
 def _sources(node: Node, weights: Container[Node]) -> set[Node]:
     """Return the weights that a weight-only node is computed from."""
-    found, todo, seen = set(), [node], set()
-    while todo:
-        current = todo.pop()
-        if current in seen:
+    sources, pending, visited = set(), [node], set()
+    while pending:
+        current = pending.pop()
+        if current in visited:
             continue
-        seen.add(current)
+        visited.add(current)
         if current in weights:
-            found.add(current)
-        todo.extend(current.all_input_nodes)
-    return found
+            sources.add(current)
+        pending.extend(current.all_input_nodes)
+    return sources
 
 
 def written_inputs(graph: torch.fx.Graph) -> set[Node]:
-    """Inputs that some node of the graph writes to, or may write to (higher-order ops)."""
+    """Return the inputs that some node writes to, or may write to (higher-order ops)."""
     written: set[Node] = set()
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
@@ -265,21 +284,21 @@ def written_inputs(graph: torch.fx.Graph) -> set[Node]:
 
 
 def weight_only(graph: torch.fx.Graph, weights: Container[Node]) -> dict[Node, None]:
-    """Pure nodes that depend on weights and constants alone, in graph order."""
-    known: dict[Node, None] = {}
+    """Return the pure nodes that depend on weights and constants alone, in graph order."""
+    derived: dict[Node, None] = {}
     for node in graph.nodes:
         inputs = node.all_input_nodes
-        if inputs and is_pure(node) and all(n in weights or n in known for n in inputs):
-            known[node] = None
-    return known
+        if inputs and is_pure(node) and all(n in weights or n in derived for n in inputs):
+            derived[node] = None
+    return derived
 
 
 def _worth_hoisting(node: Node, derived: dict[Node, None]) -> bool:
-    """Whether to compute `node` ahead: the rest of the graph reads it, and it costs something.
+    """Return whether to compute `node` ahead: the graph's rest reads it, and it has a cost.
 
-    A view or a widening cast is free where it stands; a large tensor that is larger still than its
-    sources costs more to read than to compute, but for the blocks of a grouped convolution, which
-    are read in any case; what the caller gets, the caller may write.
+    A view or a widening cast is free where it stands. A large tensor that is larger than its
+    sources costs more to read than to compute, except for the blocks of a grouped convolution,
+    which are read in any case. A tensor that the caller gets may be written by the caller.
     """
     if node.target in PACKERS or node.target is torch.ops.ipex.sycl_packed.default:
         return True
@@ -297,22 +316,22 @@ def _worth_hoisting(node: Node, derived: dict[Node, None]) -> bool:
 
 
 def _read_by_the_rest(graph: torch.fx.Graph, outputs: Sequence[Node]) -> list[Node]:
-    """Return those of `outputs` that something reads which is not computed ahead itself.
+    """Return the outputs that are read by something that is not computed ahead itself.
 
     A packed weight has no such reader where its product is on weights too: the graph would take a
     tensor that it does not use.
     """
     cut, reached = {*outputs}, set[Node]()
-    todo = [node for node in graph.nodes if node.op == "output" or node.is_impure()]
-    while todo:
-        fresh = {*todo.pop().all_input_nodes} - reached
+    pending = [node for node in graph.nodes if node.op == "output" or node.is_impure()]
+    while pending:
+        fresh = {*pending.pop().all_input_nodes} - reached
         reached |= fresh
-        todo.extend(fresh - cut)
+        pending.extend(fresh - cut)
     return [node for node in outputs if node in reached]
 
 
 def _leaves_the_graph(node: Node) -> bool:
-    """Whether the caller gets `node` or a view of it, and could write it."""
+    """Return whether the caller gets `node` or a view of it, and could write it."""
     return any(
         user.op == "output" or (_is_view(user) and _leaves_the_graph(user)) for user in node.users
     )
@@ -335,18 +354,18 @@ def _bytes(value: torch.Tensor) -> int:
 
 
 def _ancestors(nodes: Sequence[Node], within: dict[Node, None]) -> set[Node]:
-    found: set[Node] = set()
-    todo = list(nodes)
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo.extend(n for n in node.all_input_nodes if n in within)
-    return found
+    ancestors: set[Node] = set()
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in ancestors:
+            ancestors.add(node)
+            pending.extend(n for n in node.all_input_nodes if n in within)
+    return ancestors
 
 
 def _independent(nodes: Iterable[Node]) -> list[list[Node]]:
-    """`nodes`, which come in graph order, in parts between which no value passes."""
+    """Return `nodes`, which come in graph order, in parts between which no value passes."""
     parts: dict[Node, list[Node]] = {}
     for node in nodes:
         joined = {id(parts[n]): parts[n] for n in node.all_input_nodes if n in parts}
@@ -360,20 +379,20 @@ def _program(part: list[Node], outputs: Sequence[Node], weights: dict[Node, int]
     return record(used, part, [n for n in part if n in outputs])
 
 
-def _dropping(
+def _mark_drops(
     programs: Sequence[Program], weights: dict[Node, int], report: GraphReport
 ) -> tuple[Program, ...]:
-    """Those whose weights nobody else reads say so."""
+    """Set `drops` on the programs that are the only readers of their weights."""
     unread = {i for n, i in weights.items() if not n.users and n.meta["val"].device.type == "cpu"}
     readers = Counter(i for program in programs for i in program.inputs)
     alone = {i for i in unread if readers[i] == 1}
-    found = tuple(replace(p, drops=alone.issuperset(p.inputs)) for p in programs)
-    dropped = {i for program in found if program.drops for i in program.inputs}
+    marked = tuple(replace(p, drops=alone.issuperset(p.inputs)) for p in programs)
+    dropped = {i for program in marked if program.drops for i in program.inputs}
     size = sum(_bytes(n.meta["val"]) for n, i in weights.items() if i in dropped) / 2**20
     if dropped:
-        said = f"{len(dropped)}, {size:.1f} MiB, are freed if nothing else has them"
-        report.add("hoisted", "plain weights", said)
-    return found
+        message = f"{len(dropped)}, {size:.1f} MiB, are freed if nothing else has them"
+        report.add("hoisted", "plain weights", message)
+    return marked
 
 
 def _summary(outputs: Sequence[Node], programs: Sequence[Program]) -> str:

@@ -1,4 +1,4 @@
-"""Graphs and nodes whose only effect are their results."""
+"""Find graphs and nodes whose only effects are their results."""
 
 import math
 import operator
@@ -41,24 +41,25 @@ def is_pure(node: Node) -> bool:
 
 
 def is_repeatable(graph: torch.fx.Graph, weights: Collection[Node]) -> bool:
-    """Return whether a graph may run again on the same inputs, and gives the same results then.
+    """Return whether a graph may run again on equal inputs, and gives equal results then.
 
-    It writes no input, draws no random number, takes part in no collective, asserts nothing, which
-    on a GPU would end the process, and has no operator of a user, whose schema may be wrong. Its
-    inputs must be held meanwhile, which larger ones are not.
+    It writes no input, draws no random number and takes part in no collective. It asserts nothing,
+    which on a GPU would end the process, and has no user's operator, whose schema may be wrong.
+    Inputs must be held meanwhile, so large ones rule it out.
 
     Args:
-        weights: inputs that are held anyway.
+        graph: The graph.
+        weights: Inputs that are held anyway.
     """
-    others = (n for n in graph.find_nodes(op="placeholder") if n not in weights)
-    if sum(map(_bytes, others)) > HELD:
+    unheld = (n for n in graph.find_nodes(op="placeholder") if n not in weights)
+    if sum(map(_bytes, unheld)) > HELD:
         return False
     calls = (n for n in graph.nodes if n.op not in ("placeholder", "get_attr", "output"))
     return all(_is_arithmetic(n) or (is_pure(n) and _is_known(n)) for n in calls)
 
 
 def _is_arithmetic(node: Node) -> bool:
-    """Return whether a node computes a size: a number of Python's, by Python's or torch's own."""
+    """Return whether a node computes a size: a Python number, by a function of Python or torch."""
     module = getattr(node.target, "__module__", None)
     named = module in ("_operator", "math", "torch") and not isinstance(
         node.target, torch._ops.OpOverload

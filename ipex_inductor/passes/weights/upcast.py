@@ -1,9 +1,9 @@
-"""Products in bf16 and fp16 of an inference graph, computed in fp32 where this CPU has none.
+"""Compute bf16 and fp16 products of an inference graph in fp32, where the CPU lacks such products.
 
 Without AVX-512 oneDNN has no products in 16 bits, with it but without AMX none in fp16, and torch's
-own take five to ten times as long as in fp32, its attention in fp16 up to five times. What is
-multiplied is made wide, weights by the prologue, and sums are rounded once, behind the epilogue;
-where the next product reads them, not at all, as Inductor has it of its own casts.
+own take five to ten times as long as in fp32, its attention in fp16 up to five times. Operands are
+upcast, weights by the prologue, and sums are rounded once, behind the epilogue. Where the next
+product reads them they are not rounded at all, as Inductor treats its own casts.
 """
 
 import math
@@ -30,23 +30,23 @@ aten, ipex = torch.ops.aten, torch.ops.ipex
 CAST = torch.ops.prims.convert_element_type.default
 
 NAME = "wide-products"
-CPUS = frozenset({"x86-64", "x86-64:avx2", "x86-64:avx512_bf16"})  # that were measured
+CPUS = frozenset({"x86-64", "x86-64:avx2", "x86-64:avx512_bf16"})  # measured
 NARROW = frozenset({torch.bfloat16, torch.float16})
 PRODUCTS = {*READERS, aten.bmm.default, aten.baddbmm.default}
 ATTENTION = frozenset({torch.float16})  # in bf16 torch's takes as long as in fp32
-FEW = 8  # rows up to which two tensors that are no weights are as well multiplied as they are
-# Numbers of a weight that no cache holds: in fp16 torch multiplies one row by it as fast as it is
+FEW = 8  # the most rows for which two tensors that are no weights are multiplied in 16 bits
+# Elements of a weight that no cache holds: in fp16 torch multiplies one row by it as fast as it is
 # read, which is twice as fast as in fp32.
 LARGE = 8 << 20
 
 
 def dtypes(rules_off: frozenset[str] = frozenset()) -> frozenset[torch.dtype]:
-    """Those in which this CPU multiplies in fp32 alone; none where the rule is off."""
+    """Return the dtypes in which this CPU multiplies in fp32 only; none where the rule is off."""
     backend: Any = torch.backends.mkldnn
     if {"*", NAME} & rules_off:
         return frozenset()
-    here = architecture() in CPUS and backend.is_available() and backend.enabled
-    return NARROW - onednn_dtypes() if here else frozenset()
+    is_supported = architecture() in CPUS and backend.is_available() and backend.enabled
+    return NARROW - onednn_dtypes() if is_supported else frozenset()
 
 
 def widen(
@@ -56,9 +56,14 @@ def widen(
     report: GraphReport,
     why_not_blocked: Callable[[], str | None] | None,
 ) -> None:
-    """Rewrite products in `narrow` in place, but for those on `weights` that a kernel of ours has.
+    """Upcast products in `narrow` in place, except products on `weights` that our kernel computes.
 
-    `why_not_blocked` says why that is not to be had; without it there is none.
+    Args:
+        graph: The graph.
+        weights: Nodes that are weights, or computed from weights alone.
+        narrow: The dtypes to upcast.
+        report: Gets the decision.
+        why_not_blocked: Returns why our kernel is not available; None disables it.
     """
     wide: dict[Node, Node] = {}
     count = 0
@@ -67,7 +72,7 @@ def widen(
             continue
         if _by_ours(node, weights, narrow, why_not_blocked):
             continue
-        on_weight = any(each in weights for each in node.all_input_nodes)
+        on_weight = any(source in weights for source in node.all_input_nodes)
         if not (_is_a_row(node, narrow) if on_weight else _has_few_rows(node)):
             _compute_wide(graph, node, wide, narrow)
             count += 1
@@ -79,7 +84,7 @@ def widen(
 def widen_attention(
     graph: torch.fx.Graph, narrow: frozenset[torch.dtype], report: GraphReport
 ) -> None:
-    """Have torch's attention in fp32 where it is slow as it is; the result is rounded once."""
+    """Compute torch's attention in fp32 where it is slow in `narrow`; round the result once."""
     wide: dict[Node, Node] = {}
     count = 0
     for node in graph.find_nodes(op="call_function", target=TORCHS):
@@ -95,31 +100,34 @@ def widen_attention(
 def _attend_wide(
     graph: torch.fx.Graph, node: Node, wide: dict[Node, Node], narrow: frozenset[torch.dtype]
 ) -> bool:
-    """Whether `node` is in fp32 now: not where its result would lie otherwise."""
+    """Compute attention in fp32; return whether that was done.
+
+    It is not done where the result's strides would change.
+    """
     (result,) = node.users
     old = result.meta["val"]
-    given = [each for each in node.all_input_nodes if _is_narrow(each, narrow)]
-    made = {each: wide.get(each) or _cast_behind(graph, each) for each in given}
+    sources = [operand for operand in node.all_input_nodes if _is_narrow(operand, narrow)]
+    casts = {operand: wide.get(operand) or _cast_behind(graph, operand) for operand in sources}
     with graph.inserting_before(node):
         call = graph.call_function(
             TORCHS,
-            torch.fx.map_arg(node.args, lambda each: made.get(each, each)),
-            torch.fx.map_arg(node.kwargs, lambda each: made.get(each, each)),
+            torch.fx.map_arg(node.args, lambda operand: casts.get(operand, operand)),
+            torch.fx.map_arg(node.kwargs, lambda operand: casts.get(operand, operand)),
         )
-        values = torch.fx.map_arg((call.args, call.kwargs), lambda each: each.meta["val"])
+        values = torch.fx.map_arg((call.args, call.kwargs), lambda operand: operand.meta["val"])
         call.meta["val"] = TORCHS(*values[0], **values[1])
         first = graph.call_function(operator.getitem, (call, 0))
         first.meta["val"] = call.meta["val"][0]
         rounded = _cast(graph, first, old.dtype)
     if rounded.meta["val"].stride() != old.stride():
-        for each in (rounded, first, call, *(made[n] for n in given if n not in wide)):
-            graph.erase_node(each)
+        for unused in (rounded, first, call, *(casts[n] for n in sources if n not in wide)):
+            graph.erase_node(unused)
         return False
-    wide |= made
+    wide |= casts
     result.replace_all_uses_with(rounded)
     rounded.meta = dict(result.meta)
-    for each in (result, node):
-        graph.erase_node(each)
+    for unused in (result, node):
+        graph.erase_node(unused)
     return True
 
 
@@ -131,7 +139,7 @@ def _cast_behind(graph: torch.fx.Graph, node: Node) -> Node:
 def _by_ours(
     node: Node, weights: Container[Node], narrow: frozenset[torch.dtype], why_not: Any
 ) -> bool:
-    """Whether a kernel of ours multiplies `node` as it is."""
+    """Return whether a kernel of ours multiplies `node` in its own dtype."""
     product = _product(node, narrow)
     if product is None or why_not is None or product.weight not in weights:
         return False
@@ -139,7 +147,7 @@ def _by_ours(
 
 
 def _product(node: Node, narrow: frozenset[torch.dtype]) -> Product | None:
-    """`node` as a product on a weight [N, K], if it is one."""
+    """Return `node` as a product on a weight [N, K], None if it is no such product."""
     read = READERS.get(node.target)
     with also_in(narrow):
         return read(node) if read else None
@@ -148,23 +156,26 @@ def _product(node: Node, narrow: frozenset[torch.dtype]) -> Product | None:
 def _compute_wide(
     graph: torch.fx.Graph, node: Node, wide: dict[Node, Node], narrow: frozenset[torch.dtype]
 ) -> None:
-    """`node` in fp32, rounded behind it; `wide` has what was widened before."""
-    for given in node.all_input_nodes:
-        if _is_narrow(given, narrow):
-            _make_wide(graph, given, wide)
+    """Compute `node` in fp32 and round it behind; `wide` maps nodes to their upcast ones."""
+    for source in node.all_input_nodes:
+        if _is_narrow(source, narrow):
+            _make_wide(graph, source, wide)
     value = node.meta["val"]
-    node.args = torch.fx.map_arg(node.args, lambda each: wide.get(each, each))
-    known = dict(node.meta)
+    node.args = torch.fx.map_arg(node.args, lambda operand: wide.get(operand, operand))
+    meta = dict(node.meta)
     node.meta["val"] = value.new_empty_strided(value.shape, value.stride(), dtype=torch.float32)
     with graph.inserting_after(node):
         rounded = _cast(graph, node, value.dtype)
     node.replace_all_uses_with(rounded, delete_user_cb=lambda user: user is not rounded)
-    rounded.meta = known
+    rounded.meta = meta
     wide[rounded] = node
 
 
 def _make_wide(graph: torch.fx.Graph, node: Node, wide: dict[Node, Node]) -> None:
-    """Let `wide` have `node`; of a transpose, which a linear layer's weight is, the transpose."""
+    """Add the upcast of `node` to `wide`.
+
+    Of a transpose, as a linear layer's weight is, the source is upcast, and then transposed.
+    """
     if node in wide:
         return
     with graph.inserting_after(node):
@@ -180,7 +191,7 @@ def _make_wide(graph: torch.fx.Graph, node: Node, wide: dict[Node, Node]) -> Non
 
 def _cast(graph: torch.fx.Graph, node: Node, dtype: torch.dtype) -> Node:
     cast = graph.call_function(CAST, (node, dtype))
-    cast.meta["val"] = CAST(node.meta["val"], dtype)  # which lies densely, whatever that does
+    cast.meta["val"] = CAST(node.meta["val"], dtype)  # dense, whatever the strides of `node`
     return cast
 
 
@@ -190,7 +201,7 @@ def _is_narrow(node: Node, narrow: frozenset[torch.dtype]) -> bool:
 
 
 def _is_a_row(node: Node, narrow: frozenset[torch.dtype]) -> bool:
-    """Of fp16, that torch multiplies as fast by its weight as that is read."""
+    """Return whether torch multiplies one fp16 row by its weight as fast as the weight is read."""
     product = _product(node, narrow)
     if product is None or not _has_few_rows(node, 1):
         return False
@@ -199,7 +210,7 @@ def _is_a_row(node: Node, narrow: frozenset[torch.dtype]) -> bool:
 
 
 def _has_few_rows(node: Node, few: int = FEW) -> bool:
-    """Of a matrix product; a convolution has none."""
+    """Return whether a matrix product has at most `few` rows; a convolution never has."""
     if node.target in (aten.convolution.default, ipex.conv.default):
         return False
     sizes = [*node.meta["val"].shape[:-1]]

@@ -1,13 +1,13 @@
-"""Notice what may have written a weight without counting a version.
+"""Notice accesses that may have written a weight without counting a version.
 
 Torch counts the versions that its operators write. It counts none for a write through `.data` (the
 alias has a counter of its own), through memory that was handed out (`numpy()`, DLPack,
 `untyped_storage()`), by a collective of `torch.distributed`, or by its fused optimizers. With the
-first results computed from a weight, these accesses are wrapped for the process. A wrapper does
-nothing but note the storage concerned, if results in use were computed from it:
+first results computed from a weight, these accesses are wrapped for the process. A wrapper only
+notes the storage concerned, if results in use were computed from it:
 
 - An alias is remembered by its counter, without its memory: a version that moved is a write.
-- Memory that was handed out is *in doubt* as long as somebody may hold it. The contents of the
+- Memory that was handed out is *in doubt* as long as something may hold it. The contents of the
   weights in it are compared in full at each call.
 - A step of an optimizer concerns the parameters that it holds.
 """
@@ -25,40 +25,44 @@ import torch
 from ipex_inductor import compat
 from ipex_inductor.passes.weights.weight_reader import any_reader
 
-MANY_ALIASES = 4096  # noted between two calls, before they are looked at
+MANY_ALIASES = 4096  # the most aliases noted between two calls before they are settled
 OWN = 2  # references to a storage: that of one tensor, and that of its object in Python
-COLLECTIVES = (  # methods of a process group that write tensors they are given
+COLLECTIVES = (  # methods of a process group that write their arguments
     *("broadcast", "allreduce", "allreduce_coalesced", "reduce", "allgather", "_allgather_base"),
     *("allgather_coalesced", "allgather_into_tensor_coalesced", "gather", "scatter"),
     *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "alltoall"),
     *("alltoall_base", "recv", "recv_anysource", "all_gather_single", "all_to_all_single"),
     *("all_gather_single_coalesced", "reduce_scatter_single", "reduce_scatter_single_coalesced"),
 )
-# Of torch, as they were before they were wrapped.
+# Torch's accessors, before they are wrapped.
 _data = vars(torch._C.TensorBase)["data"]
 open_storage = torch.Tensor.untyped_storage
 
 
 class Computed(Protocol):
-    """Results computed from weights."""
+    """Protocol of results computed from weights."""
 
     def outdate(self) -> object:
-        """Have them computed again at their next use."""
+        """Have the results computed again at their next use."""
 
     def is_current(self) -> bool:
-        """Return whether all contents they were computed from are known to be as they were."""
+        """Return whether all contents the results were computed from are known to be unchanged."""
 
 
 @dataclass
 class _Alias:
+    """A tensor through which the weights of a storage can be written."""
+
     counter: torch.Tensor  # shares the alias's version, and holds no memory
     storage: int
-    version: int  # when it was last looked at
+    version: int  # at the last `settle`
 
 
 class _Doubt(NamedTuple):
+    """A reason to compare the contents of a storage at each call."""
+
     lasts: Callable[[], bool]
-    is_work: bool  # of a collective that still runs, which no later look at the memory would show
+    is_work: bool  # a collective still runs; no later comparison of the memory would show it
 
 
 _lock = threading.RLock()
@@ -70,7 +74,7 @@ _doubts: dict[int, list[_Doubt]] = {}  # by storage
 
 
 def is_quiet() -> bool:
-    """Return whether nothing is to be settled."""
+    """Return whether `settle` has nothing to do."""
     return not (_aliases or _doubts)
 
 
@@ -79,9 +83,9 @@ def watch(weights: Sequence[torch.Tensor], computed: Computed) -> None:
     install()
     with _lock:
         for storage in {open_storage(weight)._cdata for weight in weights}:
-            others = [ref for ref in _computed.get(storage, ()) if ref() not in (None, computed)]
-            gone = functools.partial(_forget, storage)
-            _computed[storage] = (*others, weakref.ref(computed, gone))
+            watchers = [ref for ref in _computed.get(storage, ()) if ref() not in (None, computed)]
+            on_death = functools.partial(_forget, storage)
+            _computed[storage] = (*watchers, weakref.ref(computed, on_death))
 
 
 def unwatch(storages: Iterable[int], computed: Computed) -> None:
@@ -92,20 +96,20 @@ def unwatch(storages: Iterable[int], computed: Computed) -> None:
                 _forget(storage, ref)
 
 
-def _forget(storage: int, gone: "weakref.ref[Computed]") -> None:
-    if left := tuple(ref for ref in _computed.get(storage, ()) if ref is not gone):
-        _computed[storage] = left
+def _forget(storage: int, watcher: "weakref.ref[Computed]") -> None:
+    if remaining := tuple(ref for ref in _computed.get(storage, ()) if ref is not watcher):
+        _computed[storage] = remaining
     else:
         _computed.pop(storage, None)
 
 
 def count_holders(storage: torch.UntypedStorage) -> int:
-    """Return how many references to a storage there are, that of its Python object among them."""
+    """Return the number of references to a storage, including that of its Python object."""
     return int(torch._C._storage_Use_Count(storage._cdata))
 
 
 def has_more_holders(handle: "weakref.ref[torch.UntypedStorage]", count: int) -> bool:
-    """Return whether a storage is alive and more than `count` references to it are."""
+    """Return whether a storage is alive and has more than `count` references."""
     storage = handle()
     return storage is not None and count_holders(storage) > count
 
@@ -117,7 +121,7 @@ def is_held(handle: "weakref.ref[torch.UntypedStorage]") -> bool:
 
 
 def is_alive(handle: "weakref.ref[Any]") -> bool:
-    """Return whether an object is still there."""
+    """Return whether an object is alive."""
     return handle() is not None
 
 
@@ -160,7 +164,7 @@ def _counter_of(alias: torch.Tensor) -> torch.Tensor | None:
 
 
 def doubt(storage: int, lasts: Callable[[], bool], is_work: bool = False) -> None:
-    """Compare the contents of a storage at the next call, and as long as `lasts()`."""
+    """Compare the contents of a storage at the next call, and at each call while `lasts()`."""
     if storage in _computed:
         _doubts.setdefault(storage, []).append(_Doubt(lasts, is_work))
 
@@ -174,7 +178,7 @@ def outdate(storage: int) -> None:
 
 
 def outdate_if_written(storage: int) -> None:
-    """Compare the contents of all weights in a storage; outdate results of others than they are."""
+    """Compare the contents of all weights in a storage; outdate results of changed ones."""
     doubt(storage, lambda: False)
     settle((storage,))
 
@@ -190,16 +194,16 @@ def settle(only: Container[int] | None = None) -> frozenset[int]:
         concerned = [s for s in _doubts if only is None or s in only]
         for storage in concerned:
             doubts = _doubts[storage]
-            left = [doubt for doubt in doubts if doubt.lasts()]  # first: it may end meanwhile
+            lasting = [doubt for doubt in doubts if doubt.lasts()]  # first: it may end meanwhile
             for ref in _computed.get(storage, ()):
                 computed = ref()
                 if computed is not None and not computed.is_current():
                     computed.outdate()
-            # What was outdated is looked at again when results are computed from it.
+            # Outdated storages are checked again when results are computed from them.
             if storage not in _computed:
-                left = [doubt for doubt in left if doubt.is_work]
-            if left:
-                _doubts[storage] = left
+                lasting = [doubt for doubt in lasting if doubt.is_work]
+            if lasting:
+                _doubts[storage] = lasting
             else:
                 _doubts.pop(storage, None)
         return frozenset(s for s in concerned if s in _doubts)
@@ -241,7 +245,10 @@ def _get_data(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Another memory shows by its address; the same may have been written through `value`."""
+    """Set `.data`, and note `value` as an alias.
+
+    Other memory shows by its address; equal memory may have been written through `value`.
+    """
     _data.__set__(tensor, value)
     if _computed and value is not tensor and (storage := _storage_of(tensor)):
         outdate(storage)
@@ -267,7 +274,7 @@ def _note_storage(method: Callable[..., Any], tensor: Any, *args: Any, **kwargs:
 
 
 def _note_capsule(method: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
-    """Note that whatever reads a DLPack capsule holds the tensor, or its memory."""
+    """Doubt the storage while a reader of a DLPack capsule may hold the tensor or its memory."""
     capsule = method(tensor, *args, **kwargs)
     if _computed and (storage := _storage_of(tensor)):
         users, held = tensor._use_count(), weakref.ref(tensor)
@@ -294,7 +301,7 @@ def _note_collective(method: Callable[..., Any], *args: Any, **kwargs: Any) -> A
 def _is_running(work: Any) -> bool:
     try:
         return work is not None and not work.is_completed()
-    except RuntimeError:  # it failed, which `wait` tells
+    except RuntimeError:  # it failed; `wait` raises the error
         return False
 
 
@@ -321,7 +328,10 @@ def note_step(optimizer: torch.optim.Optimizer) -> None:
 
 @functools.cache
 def install() -> None:
-    """Wrap the accesses, once a process. Dynamo neither compiles nor traces what does that."""
+    """Wrap the accesses, once per process.
+
+    Dynamo neither compiles nor traces the wrappers.
+    """
     any_reader()
     data = property(_get_data, _set_data, _delete_data, doc=_data.__doc__)
     wrappers: list[Callable[..., Any]] = [_get_data, _set_data, _delete_data]
@@ -345,7 +355,7 @@ def _wrap(
 ) -> Iterable[Callable[..., Any]]:
     for name in names:
         method = getattr(owner, name, None)
-        if method is not None:  # else of another torch
+        if method is not None:  # else this torch does not have it
             wrapper = _wrapper(method, note)
             if isinstance(owner, type):  # where pickle looks for it
                 wrapper.__module__, wrapper.__qualname__ = (

@@ -1,8 +1,8 @@
-"""Find weights whose memory something else can write without torch's noticing.
+"""Find weights whose memory can be written without torch's notice.
 
 Memory that torch allocated itself is written through torch, and so is a file that is mapped for
 this process alone. Shared memory has writers in other processes. Memory that another library
-allocated (numpy, DLPack, a buffer of Python's) has writers that torch does not know.
+allocated (numpy, DLPack, Python's buffers) has writers that torch does not know.
 """
 
 import functools
@@ -27,7 +27,7 @@ from ipex_inductor.passes.weights.weight_access import (
 from ipex_inductor.passes.weights.weight_reader import any_reader
 from ipex_inductor.templates.tensor_reader import freed
 
-FULL = 1 << 18  # bytes whose contents are compared whole at each call: some 20 microseconds
+FULL = 1 << 18  # the most bytes compared in full at each call: some 20 microseconds
 SHARED = "they lie in shared memory, which another process may write at any time"
 BORROWED = "their memory belongs to another library (numpy, DLPack), which may write it at any time"
 UNVERSIONED = (
@@ -46,7 +46,7 @@ class Doubt(NamedTuple):
 
 
 def lasting_doubts(weights: Sequence[torch.Tensor]) -> list[Doubt]:
-    """Return the storages of weights that something but torch may write."""
+    """Return the storages of weights that something other than torch may write."""
     reader = any_reader()
     mappings: list[_Mapping] = []
     doubts = {}
@@ -57,15 +57,15 @@ def lasting_doubts(weights: Sequence[torch.Tensor]) -> list[Doubt]:
         borrowed = owner.deleter != reader.allocator
         if not reader.allocator:  # unknown
             borrowed = not open_storage(weight).resizable()
-        found = ("", is_alive)
+        cause = ("", is_alive)
         if is_held(handle):
-            found = OPEN, is_held
+            cause = OPEN, is_held
         elif weight.device.type != "cpu" and weight.is_inference():
-            found = UNVERSIONED, is_alive
+            cause = UNVERSIONED, is_alive
         elif weight.device.type == "cpu" and borrowed:
             mappings = mappings or _mappings()
-            found = _why_written(weight, mappings), is_alive
-        reason, lasts = found
+            cause = _why_written(weight, mappings), is_alive
+        reason, lasts = cause
         if reason:
             lasting = functools.partial(lasts, handle)
             doubts[owner.storage] = Doubt(owner.storage, weight.nbytes, reason, lasting)
@@ -73,14 +73,14 @@ def lasting_doubts(weights: Sequence[torch.Tensor]) -> list[Doubt]:
 
 
 def note_holders(weights: Sequence[torch.Tensor]) -> None:
-    """Note what shares the weights' memory and counts no versions with them.
+    """Note tensors and arrays that share the weights' memory and count no versions with them.
 
-    As a flat vector whose parts parameters are (`vector_to_parameters`), or an array of another
-    library. Tensors are looked for among all objects of Python, only if a storage has more holders
+    Examples are a flat vector whose parts are parameters (`vector_to_parameters`), or an array of
+    another library. All Python objects are searched for tensors only if a storage has more holders
     than these weights.
     """
     owners = any_reader().owners(weights)
-    own = {id(weight) for weight in weights}
+    weight_ids = {id(weight) for weight in weights}
     counters = {owner.counter for owner in owners}
     handles = {owner.storage: open_storage(w) for w, owner in zip(weights, owners, strict=True)}
     tensors = Counter(s for _, s in {(owner.counter, owner.storage) for owner in owners})
@@ -88,30 +88,33 @@ def note_holders(weights: Sequence[torch.Tensor]) -> None:
     if not shared:
         return
     objects = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
-    found: Counter[int] = Counter()
-    others: dict[int, list[torch.Tensor]] = {}
+    explained_count: Counter[int] = Counter()
+    single_use: dict[int, list[torch.Tensor]] = {}
     for tensor, owner in zip(objects, any_reader().owners(objects), strict=True):
         if owner.storage not in shared:
             continue
-        if id(tensor) in own:
-            found[owner.storage] += 1
+        if id(tensor) in weight_ids:
+            explained_count[owner.storage] += 1
         elif tensor._use_count() == 1:  # else a capsule of DLPack holds it, or a view of it
-            found[owner.storage] += 1
-            others.setdefault(owner.storage, []).append(tensor)
+            explained_count[owner.storage] += 1
+            single_use.setdefault(owner.storage, []).append(tensor)
         if owner.counter not in counters:
             weight_access.note_alias(tensor, owner.storage)
     del objects
     for storage in shared:
-        handle, explained = weakref.ref(handles[storage]), found[storage] + OWN - 1
+        handle, explained = weakref.ref(handles[storage]), explained_count[storage] + OWN - 1
         if not handles[storage].resizable():  # as numpy() leaves it
-            explained -= _without_referrer(others.get(storage, []))
+            explained -= _without_referrer(single_use.get(storage, []))
         if count_holders(handles[storage]) > explained:
             lasts = functools.partial(has_more_holders, handle, explained)
             weight_access.doubt(storage, lasts)
 
 
 def _without_referrer(tensors: list[torch.Tensor]) -> int:
-    """Return how many tensors no container holds: arrays of numpy, which Python does not list."""
+    """Return how many tensors no container holds.
+
+    They belong to arrays of numpy, which Python's garbage collector does not list.
+    """
     if not tensors:
         return 0
     referrers = [r for r in gc.get_referrers(*tensors) if r is not tensors]
@@ -120,6 +123,8 @@ def _without_referrer(tensors: list[torch.Tensor]) -> int:
 
 
 class _Mapping(NamedTuple):
+    """A mapping of this process's memory: its addresses, and whether it is shared or a file."""
+
     begin: int
     end: int
     is_shared: bool
@@ -132,17 +137,17 @@ def _mappings() -> list[_Mapping]:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
         return []
-    found = []
+    mappings = []
     for line in lines:
         addresses, permissions, _, _, _, *path = line.split(maxsplit=5)
         begin, _, end = addresses.partition("-")
         is_file = bool(path) and path[0].startswith("/")
-        found.append(_Mapping(int(begin, 16), int(end, 16), permissions[3] == "s", is_file))
-    return found
+        mappings.append(_Mapping(int(begin, 16), int(end, 16), permissions[3] == "s", is_file))
+    return mappings
 
 
 def _why_written(weight: torch.Tensor, mappings: Sequence[_Mapping]) -> str:
-    """Return why memory that torch did not allocate may be written; "" if it is this process's."""
+    """Return why memory that torch did not allocate may be written; "" if it may not be."""
     if torch.cuda.is_available() and weight.is_pinned():
         return ""
     address = weight.data_ptr()

@@ -1,4 +1,4 @@
-"""Read and compare weights by Python alone, where no C++ library for it can be built."""
+"""Read and compare weights in Python, where the C++ library cannot be built."""
 
 import ctypes
 import functools
@@ -25,16 +25,16 @@ from ipex_inductor.templates.tensor_reader.weights_cpp import (
 CHUNK = 1 << 16  # bytes that share a checksum; one is compared a call
 UNKNOWN = 2  # tensors that share a version counter, if they cannot be counted
 _version = attrgetter("_version")
-_open_storage = torch.Tensor.untyped_storage  # as it is before `weight_access` wraps it
+_open_storage = torch.Tensor.untyped_storage  # before `weight_access` wraps it
 
 
 class PythonReader:
-    """The functions of `Reader`, a weight after the other: some 0.1 microseconds each."""
+    """The functions of `Reader`, one weight at a time: some 0.1 microseconds each."""
 
     allocator = 0
 
     def read(self, weights: Sequence[torch.Tensor]) -> bytes:
-        """Return identities, versions (-1: inference tensor) and addresses, a block of each."""
+        """Return identities, versions (-1: inference tensor) and addresses, one block of each."""
         try:
             versions = list(map(_version, weights))
         except RuntimeError:
@@ -46,7 +46,7 @@ class PythonReader:
             return b""
 
     def owners(self, tensors: Sequence[torch.Tensor]) -> list[Owner]:
-        """Return the storage of each tensor; the rest is unknown."""
+        """Return the storage of each tensor; the other fields of `Owner` are unknown."""
         return [Owner(0, _storage(tensor), 0) for tensor in tensors]
 
     def counters(self, tensors: tuple[torch.Tensor, ...]) -> bytes:
@@ -54,12 +54,15 @@ class PythonReader:
         return array("q", [*map(_version, tensors), *[UNKNOWN] * len(tensors)]).tobytes()
 
     def storage_of(self, tensor: torch.Tensor) -> int:
-        """Return where a tensor's storage lies, 0 if it has none."""
+        """Return the address of a tensor's storage, 0 if it has none."""
         with torch._C.DisableTorchFunction():
             return _storage(tensor)
 
     def changed(self, numbers: Sequence[int]) -> Changed:
-        """Return a function as `Reader.changed` does; it compares one chunk of contents a call."""
+        """Return a function that compares weights, as `Reader.changed` does.
+
+        It compares one chunk of contents a call.
+        """
         position = 0
 
         def compare(inputs: list[Any], read: bytes, contents: Contents | None) -> int:
@@ -87,7 +90,7 @@ _by_python = PythonReader()
 
 
 def any_reader() -> AnyReader:
-    """Return the functions of C++ if they can be built, else those of Python."""
+    """Return the C++ reader if it can be built, else the Python one."""
     return reader() or _by_python
 
 
@@ -114,5 +117,5 @@ def _word(hashes: Hashes, chunk: int) -> int:
 def _storage(tensor: torch.Tensor) -> int:
     try:
         return int(_open_storage(tensor)._cdata)
-    except Exception:  # none of its own, whatever a subclass raises
+    except Exception:  # no storage of its own; a subclass may raise anything
         return 0

@@ -1,4 +1,4 @@
-"""Results of one weight-only program on one set of weights, which graphs of a process share."""
+"""Results of one weight-only program on one set of weights, shared by graphs of a process."""
 
 import weakref
 from collections import OrderedDict
@@ -25,20 +25,20 @@ _shared: "weakref.WeakValueDictionary[Any, Part]" = weakref.WeakValueDictionary(
 
 
 class User(Protocol):
-    """What uses results, and asks for them by `current`."""
+    """Protocol of what uses results, and requests them through `current`."""
 
-    current: Any  # None: they are asked for again
+    current: Any  # None: results are computed or looked up again
 
     def die(self) -> None:
-        """Give them up: a weight died."""
+        """Give up the results: a weight died."""
 
 
 class Part:
-    """What one program returned for one set of weights; it lives as long as a snapshot holds it.
+    """Results of one program for one set of weights, alive as long as a snapshot holds them.
 
     Attributes:
-        hashes: the contents of each weight that it was computed from; None: not compared.
-        watched: addresses of the weights' storages.
+        hashes: The contents of each weight that they were computed from; None: not compared.
+        watched: Addresses of the weights' storages.
     """
 
     def __init__(self, program: Program) -> None:
@@ -50,13 +50,13 @@ class Part:
         self.users: tuple[weakref.ref[User], ...] = ()
         self.watched: tuple[int, ...] = ()
         self._weights: list[weakref.ref[_Life]] = []
-        self._own: list[torch.Tensor] = []  # the values whose storage is no weight's
+        self._own: list[torch.Tensor] = []  # values that share no storage with a weight
         self._state: State | None = None
-        self._ran = False  # on the weights in that state
+        self._ran = False  # whether the program ran on the weights in that state
         self._alone = False  # the weights' storage is released: nothing is left to compute from
 
     def is_of(self, state: State) -> bool:
-        """Return whether the values are those of weights in that state."""
+        """Return whether the values were computed from weights in this state."""
         return bool(state) and self._state == state
 
     def observe(self, weights: Sequence[torch.Tensor], state: State, watched: bool) -> None:
@@ -65,16 +65,18 @@ class Part:
         Raises `DroppedWeightError` if a weight's storage is released.
 
         Args:
-            watched: have the kernel note writes.
+            weights: The weights of the program.
+            state: Their versions and addresses.
+            watched: Whether the kernel notes writes.
         """
         if any(map(freed.is_freed, weights)):
-            came = "one that was packed otherwise, as for other sizes, and freed"
-            raise DroppedWeightError("a weight with data", came, freed.TODO)
+            detail = "one that was packed otherwise, as for other sizes, and freed"
+            raise DroppedWeightError("a weight with data", detail, freed.TODO)
         self._alone = False
         for weight in weights:
             _life(weight).parts = [part for part in _life(weight).parts if part is not self]
-        self.storages, self._weights = [], []  # what happens to the old ones no longer matters
-        self.hashes = [None] * len(weights)  # their pages are watched no more
+        self.storages, self._weights = [], []  # callbacks of the old ones are dropped
+        self.hashes = [None] * len(weights)  # which stops watching their pages
         self.drop()
         storages = [open_storage(w) for w in weights]
         self.storages = [weakref.ref(s, _calls(self, Part.drop)) for s in storages]
@@ -85,7 +87,7 @@ class Part:
         self._state, self._ran = state, False
 
     def watch_writes(self) -> bool:
-        """Have the kernel note writes from now on; return whether it did not of some before."""
+        """Have the kernel note writes from now on; return whether that is new for some weight."""
         begun = False
         for number, content in enumerate(self.hashes):
             if not isinstance(content, Hashes) or content.pages:
@@ -119,7 +121,7 @@ class Part:
             return False
         self._state = state_of_part(any_reader().read(tuple(weights)), tuple)
         self._alone, self.hashes = True, [None] * len(weights)
-        for user in self.users:  # they know the weights by where they lay
+        for user in self.users:  # they know the weights by their old addresses
             if (snapshot := user()) is not None:
                 snapshot.current = None
         for weight in weights:
@@ -127,11 +129,11 @@ class Part:
         return True
 
     def is_current(self) -> bool:
-        """Return whether all contents that the values were computed from are as they were."""
+        """Return whether all contents that the values were computed from are unchanged."""
         return self.find_outdated() is None
 
     def find_outdated(self) -> int | None:
-        """Return the number of the first weight that is not known to be as it was."""
+        """Return the number of the first weight that is not known to be unchanged, or None."""
         if self._alone:
             return None
         for number, (hashes, ref) in enumerate(zip(self.hashes, self.storages, strict=False)):
@@ -146,7 +148,10 @@ class Part:
         return None
 
     def outdate(self) -> int:
-        """As `drop`, if the values can be computed again."""
+        """Drop the values if they can be computed again; return how many were up to date.
+
+        They cannot be where the weights' storage is released.
+        """
         return 0 if self._alone else self.drop()
 
     def outdate_storages(self) -> None:
@@ -168,7 +173,7 @@ class Part:
         return valid
 
     def free(self) -> None:
-        """Drop the values and their addresses: nothing can ask for them again."""
+        """Drop the values and their addresses for good; the users give up."""
         self.drop()
         self.values, self._own = [], []
         for user in self.users:
@@ -178,7 +183,7 @@ class Part:
 
 
 class _Life:
-    """Carried by a weight, and dead with it.
+    """Lifetime marker that a weight carries, and that dies with it.
 
     A weak reference to the weight itself would keep users from `torch.utils.swap_tensors`, which
     `module.to` and `load_state_dict` may use.
@@ -187,7 +192,7 @@ class _Life:
     __slots__ = ("__weakref__", "parts")
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []  # computed from a weight whose storage is released
+        self.parts: list[Part] = []  # results that hold the data of a weight with released storage
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return OrderedDict, ()  # a saved weight is loaded without this package
@@ -202,7 +207,7 @@ def _life(weight: torch.Tensor) -> _Life:
 
 
 def _calls(part: Part, method: Callable[[Part], object]) -> Callable[[object], None]:
-    """Return a callback that does not keep `part` alive."""
+    """Return a callback that calls `method` and does not keep `part` alive."""
     weak = weakref.ref(part)
 
     def call(_: object) -> None:
@@ -220,12 +225,17 @@ def shared_part(program: Program, key: tuple[int, ...], captured: bool) -> Part:
     return part
 
 
-def state_of_part(read: bytes, own: Callable[[Sequence[Any]], tuple[Any, ...]]) -> State:
-    """Return what was read of the weights of a part, which is found by their identities."""
+def state_of_part(read: bytes, select: Callable[[Sequence[Any]], tuple[Any, ...]]) -> State:
+    """Return versions and addresses of the weights of a part.
+
+    Args:
+        read: Identities, versions and addresses of all weights of the graph.
+        own: Returns the elements of a block that belong to the part's weights.
+    """
     numbers = memoryview(read).cast("q").tolist()
     count = len(numbers) // 3
     blocks = numbers[count : 2 * count], numbers[2 * count :]
-    return tuple(n for block in blocks for n in own(block)) if numbers else ()
+    return tuple(n for block in blocks for n in select(block)) if numbers else ()
 
 
 def _hashes(weight: torch.Tensor, watched: bool) -> Hashes | DeviceHashes | None:
@@ -237,7 +247,7 @@ def _hashes(weight: torch.Tensor, watched: bool) -> Hashes | DeviceHashes | None
     address, size = weight.data_ptr(), elements * weight.element_size()
     if weight.device.type != "cpu":
         return hash_on_device(address, size, weight.device)
-    pages = _watch(address, size) if watched else None  # first: a write behind it shows
+    pages = _watch(address, size) if watched else None  # first, so that later writes show
     (owner,) = any_reader().owners((weight,))
     is_own = owner.deleter == any_reader().allocator  # else a mapped file, or pinned memory
     return replace(any_reader().hashes(address, size), pages=pages, in_turn=not is_own)
@@ -245,7 +255,7 @@ def _hashes(weight: torch.Tensor, watched: bool) -> Hashes | DeviceHashes | None
 
 def _watch(address: int, size: int) -> WatchedPages | None:
     """Have the kernel note writes to memory; return None where it does not."""
-    kernel = write_watch.kernel() if reader() else None  # Python's reader asks for no notes
+    kernel = write_watch.kernel() if reader() else None  # the Python reader does not query it
     try:
         return kernel.watch(address, size) if kernel else None
     except write_watch.UnwatchableError as error:
@@ -254,7 +264,7 @@ def _watch(address: int, size: int) -> WatchedPages | None:
 
 
 def _holds(storage: torch.UntypedStorage, hashes: Hashes | DeviceHashes) -> bool:
-    """Return whether that memory still is the storage's."""
+    """Return whether the hashed memory still belongs to the storage."""
     if not hashes.size:
         return True
     begin = storage.data_ptr()
@@ -272,26 +282,28 @@ def addresses_of(part: Part) -> list[int]:
 
 
 def _settle(
-    old: list[torch.Tensor], new: list[torch.Tensor], own: list[torch.Tensor]
+    old: list[torch.Tensor], new: list[torch.Tensor], owned: list[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Return the new values, at the old addresses where they fit.
 
     Args:
-        own: the old values that share no storage with a weight.
+        old: The former values, or none.
+        new: The new values.
+        owned: The old values that share no storage with a weight.
     """
 
     def fits(a: torch.Tensor, b: torch.Tensor) -> bool:
         same = a is not b and a.device == b.device and a.dtype == b.dtype and a.shape == b.shape
         strided = a.layout == b.layout == torch.strided
-        return same and strided and a.stride() == b.stride() and any(a is o for o in own)
+        return same and strided and a.stride() == b.stride() and any(a is o for o in owned)
 
     with torch.inference_mode(False), torch.no_grad():
         return [_write(a, b) if fits(a, b) else b for a, b in zip(old or new, new, strict=True)]
 
 
 def _write(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """Write what has the same shape and strides to `old`, elements of which may share memory."""
-    if torch._debug_has_internal_overlap(old) != 1:  # which is what `copy_` refuses
+    """Write a value of equal shape and strides to `old`, whose elements may share memory."""
+    if torch._debug_has_internal_overlap(old) != 1:  # `copy_` raises on 1
         return old.copy_(new)
     span = 1 + sum((size - 1) * step for size, step in zip(old.shape, old.stride(), strict=True))
     if old.numel():

@@ -11,16 +11,16 @@ from ipex_inductor.passes.weights.weight_contents import DeviceContents, Launche
 from ipex_inductor.passes.weights.weight_results import Part
 from ipex_inductor.templates.tensor_reader.weights_cpp import Contents
 
-UNPAID = 3  # times that weights change before computing was paid back, until plain ones are read
+UNPAID = 3  # how often weights change before computing is paid back until plain ones are read
 
 
 class PlainGraph(Exception):
-    """Asks for the graph that reads plain weights.
+    """Requests the graph that reads plain weights.
 
     Attributes:
-        weights: those that the results would have been computed from.
-        calls: how many calls they must stay as they are before results are computed again.
-        resume: allows that; to be called then.
+        weights: The weights that the results would have been computed from.
+        calls: The number of calls for which the weights must stay before results are recomputed.
+        resume: Allows recomputing; called after that many calls.
     """
 
     def __init__(
@@ -35,9 +35,9 @@ class PlainGraph(Exception):
 
 
 class Owner(Protocol):
-    """What holds the results of a graph for all its models."""
+    """Protocol of the owner of one graph's results for all its models."""
 
-    left: list[Part]  # of a model of which a weight died
+    left: list[Part]  # of a model with a dead weight
 
     def drop(self, snapshot: "Snapshot") -> None:
         """Drop the results for one model."""
@@ -45,7 +45,7 @@ class Owner(Protocol):
 
 @dataclass(frozen=True)
 class Current:
-    """Results that are up to date, and what was read of the weights; replaced whole."""
+    """Results that are up to date, and what was read of the weights; replaced as a whole."""
 
     read: bytes
     contents: Contents | None
@@ -57,10 +57,10 @@ class Snapshot:
     """One graph's results for one model.
 
     Attributes:
-        calls: made since the results were computed.
-        unpaid: how often in a row they were outdated before computing was paid back.
-        resumes: whether they may be computed though they were not paid back before.
-        storages: addresses of the weights' storages.
+        calls: Calls since the results were computed.
+        unpaid: How often in a row they were outdated before computing was paid back.
+        resumes: Whether they may be computed though they were not paid back before.
+        storages: Addresses of the weights' storages.
     """
 
     def __init__(self, owner: Owner, key: tuple[int, ...]) -> None:
@@ -74,7 +74,7 @@ class Snapshot:
         self._owner = weakref.ref(owner)
 
     def hold(self, parts: "Sequence[Part]") -> None:
-        """Hold `parts`, and learn when they are outdated."""
+        """Hold `parts`, and be notified when they are outdated."""
         self.parts = list(parts)
         self.storages = frozenset(storage for part in parts for storage in part.watched)
         for part in parts:
@@ -82,14 +82,20 @@ class Snapshot:
             part.users = (*users, weakref.ref(self))
 
     def left(self, weights: tuple[torch.Tensor, ...], calls: int, reason: str) -> PlainGraph:
-        """Give up the results; return the request for the graph without them."""
+        """Give up the results; return the request for the graph without them.
+
+        Args:
+            weights: The weights of the graph.
+            calls: The number of calls for which the weights must stay.
+            reason: Why the results are given up.
+        """
         for part in self.parts:
             part.outdate()
         self.current = None
         return PlainGraph(weights, calls, reason, self.resume)
 
     def resume(self) -> None:
-        """Allow results to be computed once more; the next time unpaid ends that."""
+        """Allow results to be computed once more; if that is not paid back, give up again."""
         self.resumes, self.unpaid = True, UNPAID - 1
 
     def die(self) -> None:
@@ -97,17 +103,17 @@ class Snapshot:
         self.current = None
         owner = self._owner()
         if owner is not None:
-            owner.left = self.parts  # those of weights that live on serve the model that follows
+            owner.left = self.parts  # parts of weights that live on serve the next model
             owner.drop(self)
 
     @property
     def size(self) -> int:
-        """The bytes of the results."""
+        """The size of the results in bytes."""
         return sum(value.nbytes for part in self.parts for value in part.values)
 
     @property
     def device(self) -> torch.device:
-        """Where the results lie."""
+        """The device of the results."""
         devices = (value.device for part in self.parts for value in part.values)
         return next(devices, torch.device("cpu"))
 

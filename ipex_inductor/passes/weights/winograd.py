@@ -1,8 +1,8 @@
-"""Convolutions of 3 x 3 pixels by Winograd's way, where a kernel of ours was measured to be faster.
+"""Compute 3 x 3 convolutions by Winograd's algorithm, where our kernel was measured to be faster.
 
-What it saves, 20 of 36 products of each pair of channels in fp32 and 108 of 144 in bf16, has to pay
-for the transforms of images and sums, and for a weight of 16 or 36 numbers instead of 9, which in
-bf16 is in fp32 besides (`benchmarks/winograd.py`).
+It saves 20 of 36 products of each pair of channels in fp32, and 108 of 144 in bf16. That must pay
+for the transforms of activations and sums, and for a weight of 16 or 36 elements instead of 9,
+which is stored in fp32 even in bf16 (`benchmarks/winograd.py`).
 """
 
 import math
@@ -23,20 +23,26 @@ WINDOW, ONE = (3, 3), [1, 1]
 
 
 class Bounds(NamedTuple):
-    """From how many channels, read and made, and how many tiles on.
+    """The fewest channels, input and output, and the fewest tiles for which it is faster.
 
-    `share`: what is left of products at most; tiles over the border of a small result waste some.
-    `pairs`: tiles times pairs of channels; with fewer, what each call costs is most of its time.
+    Attributes:
+        channels: The fewest input channels.
+        channels_out: The fewest output channels.
+        tiles: The fewest tiles.
+        share: The largest share of products that may be left; tiles over the border of a small
+            result waste some.
+        pairs: The fewest tiles times pairs of channels; with fewer, the cost of each call
+            dominates.
     """
 
     channels: int
-    made: int
+    channels_out: int
     tiles: int
     share: float
     pairs: int = 0
 
 
-# Where it is faster, by CPU and dtype (`benchmarks/winograd.py`).
+# Bounds where it is faster, by CPU and dtype (`benchmarks/winograd.py`).
 FASTER: Mapping[tuple[str, torch.dtype], Bounds] = {
     ("x86-64:avx2", torch.float32): Bounds(32, 32, 9, 0.6),
     ("x86-64:avx512_bf16", torch.float32): Bounds(16, 16, 4, 0.6),
@@ -45,10 +51,10 @@ FASTER: Mapping[tuple[str, torch.dtype], Bounds] = {
 
 
 def by_tiles(product: Product) -> Product | None:
-    """The same convolution on a transformed weight; None where oneDNN's is kept."""
+    """Return the convolution on a transformed weight, None where oneDNN's kernel is used."""
     if product.op is not ipex.conv.default:
         return None
-    x, _, bias, other, *window, binary, unary, scalars, form = product.args(product.weight)
+    x, _, bias, addend, *window, binary, unary, scalars, form = product.args(product.weight)
     stride, padding, dilation, transposed, _, groups = window
     value, sizes = product.weight.meta["val"], [*x.meta["val"].shape]
     if (
@@ -70,7 +76,7 @@ def by_tiles(product: Product) -> Product | None:
         ipex.winograd.default,
         product.weight,
         shape,
-        lambda packed: (x, packed, bias, other, [*padding], binary, unary),
+        lambda packed: (x, packed, bias, addend, [*padding], binary, unary),
         lambda g: g.call_function(ipex.winograd_weight.default, (product.weight,)),
         strides=tuple(math.prod(shape[i:]) for i in range(1, 5)),
         dtype=torch.float32,
@@ -78,15 +84,19 @@ def by_tiles(product: Product) -> Product | None:
 
 
 def _is_faster(sizes: list[int], padding: list[int], weight: torch.Tensor) -> bool:
-    """Whether it was measured to be for images and a weight of these sizes."""
+    """Return whether Winograd's algorithm was measured to be faster for these sizes."""
     bounds = FASTER.get((architecture(), weight.dtype))
-    made, channels = weight.shape[:2]
-    if bounds is None or made % PANEL or channels % PANEL:
+    channels_out, channels = weight.shape[:2]
+    if bounds is None or channels_out % PANEL or channels % PANEL:
         return False
     sides = [size + 2 * more - 2 for size, more in zip(sizes[2:], padding, strict=True)]
     tile = TILE[weight.dtype]
     tiles = math.prod(-(-side // tile) for side in sides)
     share = tiles * (tile + 2) ** 2 / (math.prod(sides) * math.prod(WINDOW))
     tiles *= sizes[0]
-    many = channels >= bounds.channels and made >= bounds.made and tiles >= bounds.tiles
-    return many and share <= bounds.share and tiles * channels * made >= bounds.pairs
+    many = (
+        channels >= bounds.channels
+        and channels_out >= bounds.channels_out
+        and tiles >= bounds.tiles
+    )
+    return many and share <= bounds.share and tiles * channels * channels_out >= bounds.pairs
