@@ -1,4 +1,4 @@
-"""`ipex::persistent` to our Triton template: products of rows that sum up many terms."""
+"""Lowering of `ipex::persistent` (persistent GEMM) to our Triton template, for large K."""
 
 from typing import Any
 
@@ -17,11 +17,11 @@ from ipex_inductor.templates.triton.persistent import VECTOR, Tile
 
 def _lower(x: Any, weight: Any, bias: Any, tile: list[int]) -> Any:
     chosen = Tile(*tile)
-    multiprocessors, room = facts(selector_hook.arch_of(x.get_device()))
-    programs = multiprocessors * max(1, room // chosen.shared(x.get_dtype().itemsize))
-    known = persistent.constants(*sizes(x, weight), bias is not None, chosen, programs)
+    multiprocessors, shared_memory = facts(selector_hook.arch_of(x.get_device()))
+    programs = multiprocessors * max(1, shared_memory // chosen.shared(x.get_dtype().itemsize))
+    constants = persistent.constants(*sizes(x, weight), bias is not None, chosen, programs)
     operands = x, weight, bias
-    return lowered("ipex_persistent", persistent.SOURCE, chosen, operands, VECTOR, **known)
+    return lowered("ipex_persistent", persistent.SOURCE, chosen, operands, VECTOR, **constants)
 
 
 def _why_not(tile: Tile, problem: Problem, rows: int) -> str | None:
