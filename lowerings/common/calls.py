@@ -76,7 +76,7 @@ def always(problem: Problem) -> None:
 def why_not(problem: Problem) -> str | None:
     """Return why neither cuDNN nor cuBLASLt may compute `problem`; None if they may."""
     if not problem.arch.startswith("sm_"):
-        return f"no library is known that has it on {problem.arch}"
+        return f"no library is known to support it on {problem.arch}"
     return why_odd(problem)
 
 
@@ -87,7 +87,7 @@ def why_odd(problem: Problem) -> str | None:
         return "its sizes vary"
     dtypes = {operand.dtype for operand in operands}
     if len(dtypes) != 1 or not dtypes <= DTYPES:
-        return f"no library has it in {', '.join(sorted(dtypes))}"
+        return f"no library supports it in {', '.join(sorted(dtypes))}"
     if any(size == 0 for operand in operands for size in operand.shape):
         return "a size is zero"
     return None

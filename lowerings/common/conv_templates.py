@@ -40,7 +40,7 @@ from ipex_inductor.templates.triton import (
 
 FEW_CHANNELS = 4
 # Triton truncates fp32 to TF32 where libraries round. Its error exceeds what verification allows.
-NO_TF32 = "without TF32 its products in fp32 are slow"
+NO_TF32 = "fp32 GEMMs are slow without TF32"
 STAGES = 2  # for templates without a loop, where nothing can be pipelined
 
 
@@ -53,16 +53,16 @@ def why_not_ours(problem: Problem) -> str | None:
     if problem.symbols:
         return "its sizes vary"
     if constants["transposed"] or len(x.shape) != 4:
-        return "it is transposed or not over a plane"
+        return "it is transposed or not 2-D"
     if {len(ints(constants[name])) for name in ("stride", "dilation")} != {2}:
-        return "its strides are one number for both sides"
+        return "its stride or dilation is one number for both dimensions"
     dtypes = {operand.dtype for operand in operands.values()}
     if len(dtypes) != 1 or not dtypes <= DTYPES:
-        return f"no template has it in {', '.join(sorted(dtypes))}"
+        return f"no template supports it in {', '.join(sorted(dtypes))}"
     if any(size == 0 for operand in operands.values() for size in operand.shape):
         return "a size is zero"
     if "other" in operands and not is_channels_last(operands["other"]):
-        return "what is added is not channels-last"
+        return "its addend is not channels-last"
     if not is_channels_last(weight) and not is_channels_last(x):
         return "its result is not channels-last"
     return None
@@ -148,7 +148,7 @@ def _why_not_stem(tile: conv_small_channel.Tile, problem: Problem) -> str | None
     operands, constants = named(problem), problem.constants
     x, weight = operands["x"], operands["weight"]
     if len(weight.shape) == 4 and (int(weight.shape[1]) > FEW_CHANNELS or constants["groups"] != 1):
-        return "it has more than a few channels"
+        return "it is grouped or has too many channels for the small-channel template"
     reason = why_not_ours(problem)
     if reason is not None:
         return reason
@@ -158,7 +158,7 @@ def _why_not_stem(tile: conv_small_channel.Tile, problem: Problem) -> str | None
     if not last and not empty(x, torch.device("meta")).is_contiguous():
         return "its input is neither channels-last nor contiguous"
     if constants["dilation"] != (1, 1):
-        return "its window is dilated"
+        return "its kernel is dilated"
     image, window = ints(x.shape[1:]), ints(weight.shape[2:])
     patch_runs = runs(
         image, window, ints(constants["stride"]), both(ints(constants["padding"])), last
@@ -253,14 +253,14 @@ def _why_not_depthwise(tile: Any, problem: Problem) -> str | None:
     operands, constants = named(problem), problem.constants
     x, weight = operands["x"], operands["weight"]
     if constants["groups"] == 1 or not constants["groups"] == x.shape[1] == weight.shape[0]:
-        return "its channels are not each by itself"
+        return "it is not a depthwise convolution"
     reason = why_not_ours(problem)
     if reason is not None:
         return reason
     if not is_channels_last(x):
         return "its input is not channels-last"
     taps_ = math.prod(ints(weight.shape[2:]))
-    return None if taps_ <= conv_depthwise.MOST_TAPS else "its window is too large"
+    return None if taps_ <= conv_depthwise.MOST_TAPS else "its kernel is too large"
 
 
 def _taps(tile: Any, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
@@ -307,13 +307,13 @@ def _why_not_grouped(tile: conv_grouped.Tile, problem: Problem) -> str | None:
     operands, constants = named(problem), problem.constants
     x, weight = operands["x"], operands["weight"]
     if constants["groups"] == 1 or constants["groups"] == x.shape[1] == weight.shape[0]:
-        return "it is not in groups of several channels"
+        return "it has no groups of several channels"
     if reason := why_not_multiplied(problem):
         return reason
     if math.prod(ints(weight.shape[2:])) > conv_grouped.MOST_PLACES:
-        return "its window is too large"
+        return "its kernel is too large"
     if tile.BLOCK_N > conv_grouped.WIDE and not problem.arch.startswith("sm_90"):
-        return "its sums fit where tensor cores read shared memory, and were timed on Hopper alone"
+        return "its wide tile was measured on Hopper only, whose tensor cores read shared memory"
     fits = conv_grouped.fits(tile, ints(weight.shape), *ints([constants["groups"]]))
     return None if fits else "the tile does not fit"
 

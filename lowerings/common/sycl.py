@@ -65,7 +65,7 @@ def why_not(dtype: torch.dtype, gather: str, few: bool, binary: str, unary: str)
     """
     reason = _why_not_on(torch.device("cpu"), dtype, gather, few, binary, unary)
     if reason and dtype in WORDS:  # An option requested the kernel for this dtype.
-        say(f"SYCL's CPU device does not compute, oneDNN does: {reason}")
+        say(f"oneDNN is used instead of SYCL's CPU device: {reason}")
     return reason
 
 
@@ -247,7 +247,11 @@ def _why_not_conv(block: str, problem: Problem) -> str | None:
     if (constants["groups"] == 1) != bool(block):
         return "it is grouped" if block else "it is not grouped"
     lies = problem.symbols or is_channels_last(x) or x.stride[-1] == 1
-    return _why_not(block, problem) if lies else "its image lies neither way"
+    return (
+        _why_not(block, problem)
+        if lies
+        else "its activation is not channels-last, and its rows are not contiguous"
+    )
 
 
 def _ready(block: str, problem: Problem, device: torch.device) -> str:

@@ -72,7 +72,9 @@ def _why_not_separate(call: Call, problem: Problem) -> str | None:
         return reason
     conv_problem = apart(problem)
     return (
-        call.why_not(conv_problem) if call.has_epilogue(conv_problem) else "it has another epilogue"
+        call.why_not(conv_problem)
+        if call.has_epilogue(conv_problem)
+        else "its epilogue is not supported"
     )
 
 
@@ -111,23 +113,19 @@ def _why_not(tile: Tile, problem: Problem) -> str | None:
     if len({first.dtype, *(o.dtype for o in more_parts)}) > 1:
         return "its parts are of several dtypes"
     if len({o.shape for o in more_parts}) > 1:
-        return "its parts are of several widths"
+        return "its parts have different channel counts"
     widths = [int(o.shape[1]) for o in (first, *more_parts)]
     if any(width % VECTOR for width in widths):
-        return "its pixels do not begin at whole vectors"
+        return "its pixels are not aligned to vectors"
     if more_parts and batch_norm_relu.lane(widths[1]) > tile.BLOCK_K:
-        return "a part is wider than a step"
+        return "a part has more channels than a K step"
     batch, _, *image = ints(first.shape)
     multiprocessors, shared_memory = facts(problem.arch)
     columns = int(operands["weight"].shape[0])
     if not batch_norm_relu.fits(tile, batch * math.prod(image), columns, multiprocessors):
         return "the tile does not fit"
     itemsize = getattr(torch, first.dtype).itemsize
-    return (
-        None
-        if tile.shared(itemsize) <= shared_memory
-        else "there is no shared memory for its stages"
-    )
+    return None if tile.shared(itemsize) <= shared_memory else "its stages exceed the shared memory"
 
 
 def _parts(operands: dict[str, Operand]) -> list[Operand]:

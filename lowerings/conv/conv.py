@@ -241,12 +241,12 @@ def _why_not_cudnn(problem: Problem) -> str | None:
 
 def _why_not_gemm(problem: Problem) -> str | None:
     if len(named(problem)["x"].shape) == 4 and not conv_templates.is_product(problem):
-        return "its window is more than one pixel"
+        return "it is no 1x1 convolution with stride 1 and without padding"
     return _why_not(problem)
 
 
 def _why_not_activation(problem: Problem) -> str | None:
-    no_bias = "cuBLASLt's epilogue is behind a bias" if "bias" not in named(problem) else None
+    no_bias = "cuBLASLt's epilogue needs a bias" if "bias" not in named(problem) else None
     return no_bias or _why_not_gemm(problem)
 
 
@@ -269,7 +269,7 @@ def _why_not_padded(problem: Problem) -> str | None:
         return (
             "the small-channel template is faster for so few channels (benchmarks/few_channels.py)"
         )
-    return None if channels % vector else "its pixels are whole vectors as they are"
+    return None if channels % vector else "its pixels are already whole vectors"
 
 
 # Calls that compute the op on a GPU. The first is Inductor's default.

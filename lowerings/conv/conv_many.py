@@ -47,11 +47,11 @@ def _why_not(problem: Problem) -> str | None:
     operands, constants = named(problem), problem.constants
     x = operands["x"]
     if constants["groups"] != 1 or int(x.shape[1]) < conv_fprop.FEWEST_CHANNELS:
-        return "it is grouped, or of few channels"
+        return "it is grouped or has too few channels"
     if reason := why_not_multiplied(problem):
         return reason
     short = int(x.shape[1]) <= weight_stationary.MOST_TERMS and not is_xe(problem.arch)
-    return "as a streamed product it is faster" if short and is_product(problem) else None
+    return "the weight-stationary GEMM is faster" if short and is_product(problem) else None
 
 
 def _why_not_fprop(tile: conv_fprop.Tile, problem: Problem) -> str | None:
@@ -60,10 +60,10 @@ def _why_not_fprop(tile: conv_fprop.Tile, problem: Problem) -> str | None:
         return reason
     out_channels, channels, *window = ints(named(problem)["weight"].shape)
     if math.prod(window) > conv_fprop.MOST_PLACES:
-        return "its window is too large"
+        return "its kernel is too large"
     wide = tile.BLOCK_N > conv_fprop.NARROW and problem.arch.startswith("sm_")
     if wide and _intensity(problem) > conv_fprop.MOST_INTENSE:
-        return "it is bound by arithmetic, where cuDNN is faster"
+        return "it is compute-bound, where cuDNN is faster"
     return None if conv_fprop.fits(tile, channels, out_channels) else "the tile does not fit"
 
 
@@ -73,7 +73,7 @@ def _why_not_boxes(tile: conv_tma.Tile, problem: Problem) -> str | None:
         return reason
     out_channels, channels, *window = ints(named(problem)["weight"].shape)
     if math.prod(window) > conv_tma.MOST_PLACES:
-        return "its window is too large"
+        return "its kernel is too large"
     image, elements = named(problem)["x"], _pixels(problem) * out_channels
     return why_not_in_boxes(tile, problem, image, [channels], out_channels, elements)
 
@@ -99,15 +99,15 @@ def why_not_in_boxes(
     if not problem.arch.startswith("sm_90"):
         return "it is for Hopper's copy engine"
     if any(channels % conv_tma.FEWEST_TERMS for channels in terms):
-        return "its channels are no whole steps"
+        return "its channels are not a multiple of the K step"
     stride = ints(problem.constants["stride"])
     if any(size % step for size, step in zip(ints(image.shape[2:]), stride, strict=True)):
-        return "its strides do not divide the image"
+        return "its strides do not divide the activation"
     if not conv_tma.fits(tile, out_channels):
         return "the tile does not fit"
     multiprocessors, shared_memory = facts(problem.arch)
     if shared_by_boxes(tile, terms, getattr(torch, image.dtype)) > shared_memory:
-        return "it takes more shared memory than there is"
+        return "it exceeds the shared memory"
     blocks = elements / (tile.BLOCK_M * tile.BLOCK_N)
     return None if 2 * blocks >= multiprocessors else "it has too few blocks"
 

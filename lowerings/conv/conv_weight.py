@@ -35,12 +35,12 @@ def _why_not(tile: Tile, problem: Problem) -> str | None:
     } != {2}:
         return "it is not over a plane"
     if constants["groups"] != 1 or int(x.shape[1]) > FEW_CHANNELS:
-        return "it has more than a few channels"
+        return "it is grouped or has too many channels for the small-channel template"
     if constants["dilation"] != (1, 1):
-        return "its window is dilated"
+        return "its kernel is dilated"
     dtypes = {operand.dtype for operand in operands.values()}
     if len(dtypes) != 1 or not dtypes <= DTYPES:
-        return f"no template has it in {', '.join(sorted(dtypes))}"
+        return f"no template supports it in {', '.join(sorted(dtypes))}"
     if x.dtype == "float32":
         return NO_TF32
     if any(size == 0 for operand in operands.values() for size in operand.shape):
@@ -67,7 +67,7 @@ def _why_not_tile(tile: Tile, problem: Problem, patch_runs: Runs) -> str | None:
     _, shared_memory = facts(problem.arch)
     itemsize = getattr(torch, grad.dtype).itemsize
     if not tile.fitting(shared_memory, conv_small_channel_weight.terms_of(patch_runs), itemsize):
-        return "its stages take more shared memory than there is"
+        return "its stages exceed the shared memory"
     return None
 
 

@@ -98,12 +98,12 @@ def _why_not(problem: Problem) -> str | None:
     operands = named(problem)
     source, projection = operands["source"], operands["projection"]
     if {source.dtype, projection.dtype} != {operands["x"].dtype}:
-        return "its factors are of several dtypes"
+        return "its operands have different dtypes"
     if 0 in (*source.shape, *projection.shape):
         return "a size is zero"
     if not is_channels_last(source):
         return "the shortcut's input is not channels-last"
-    return "no template has it on Intel's GPUs" if is_xe(problem.arch) else None
+    return "no template supports it on Intel GPUs" if is_xe(problem.arch) else None
 
 
 def _sizes(problem: Problem) -> tuple[int, int, tuple[int, int]]:

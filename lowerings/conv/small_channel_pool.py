@@ -90,7 +90,7 @@ def _why_not(tile: Tile, problem: Problem) -> str | None:
     operands, constants = named(problem), problem.constants
     x, weight = operands["x"], operands["weight"]
     if len(x.shape) == 4 and int(weight.shape[1]) > FEW_CHANNELS:
-        return "it has more than a few channels"
+        return "it has too many channels for the small-channel template"
     if reason := why_not_ours(apart(problem)):
         return reason
     if x.dtype not in HALVES:
@@ -102,7 +102,7 @@ def _why_not(tile: Tile, problem: Problem) -> str | None:
         return "its input is neither channels-last nor contiguous"
     image, window = ints(x.shape[1:]), ints(weight.shape[2:])
     if math.prod(image) > MOST:
-        return "the places within an image are no numbers of 32 bits"
+        return "its activation has too many elements for 32-bit indices"
     stride, padding = ints(constants["stride"]), both(ints(constants["padding"]))
     patch_runs = runs(image, window, stride, padding, last)
     fits = conv_small_channel_pool.fits(tile, int(weight.shape[0]), patch_runs.terms)

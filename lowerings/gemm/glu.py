@@ -41,15 +41,15 @@ def _why_not(tile: Tile, problem: Problem) -> str | None:
     if problem.constants["unary"] not in glu.UNARY:
         return "the template has no such activation"
     if ("bias" in operands) != ("gate_bias" in operands):
-        return "one layer alone has a bias"
+        return "only one of the layers has a bias"
     if operands["gate"] != operands["weight"]:
-        return "both weights are not alike"
+        return "its weights differ in shape, layout or dtype"
     columns, terms = ints(operands["weight"].shape)
     fewest = {**FEWEST, "columns": tile.BLOCK_N}
     if reason := why_too_small(fewest, rows_of_layer(problem), columns, terms):
         return reason
     if terms * getattr(torch, operands["x"].dtype).itemsize % VECTOR:
-        return "its rows do not begin where the copy engine does"
+        return "its rows are not aligned for TMA"
     return None
 
 

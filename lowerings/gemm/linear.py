@@ -84,7 +84,7 @@ def _addmm_activation(
 def _why_not_activation(problem: Problem) -> str | None:
     bias = named(problem).get("bias")
     if bias is None:
-        return "cuBLASLt's epilogue is behind a bias"
+        return "cuBLASLt's epilogue needs a bias"
     if bias.stride != (1,):
         return "its bias is not contiguous"
     return why_not(problem)
@@ -107,9 +107,7 @@ def _run_padded(
 def _why_not_padded(problem: Problem) -> str | None:
     if reason := why_not(problem):
         return reason
-    return (
-        None if software_pipelined.is_uneven(problem) else "its rows are whole vectors as they are"
-    )
+    return None if software_pipelined.is_uneven(problem) else "its rows are already whole vectors"
 
 
 # Calls that compute the op on a GPU. The first is Inductor's default.

@@ -29,13 +29,13 @@ def _why_not(tile: Tile, problem: Problem, rows: int) -> str | None:
         return "it is for Hopper's copy engine"
     operands = named(problem)
     if "other" in operands and tile.BLOCK_M * tile.BLOCK_N > persistent.MOST_ADDED:
-        return "there are no registers left for what is added"
+        return "there are too few registers for an addend"
     columns, terms = ints(operands["weight"].shape[:2])
     fewest = {**persistent.FEWEST, "columns": tile.BLOCK_N}
     if reason := why_too_small(fewest, rows, columns, terms):
         return reason
     if terms * getattr(torch, operands["x"].dtype).itemsize % VECTOR:
-        return "its rows do not begin where the copy engine does"
+        return "its rows are not aligned for TMA"
     return None
 
 

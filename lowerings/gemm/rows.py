@@ -178,7 +178,7 @@ def why_no_pixels(problem: Problem) -> str | None:
     if x.dtype == "float32":
         return NO_TF32
     if not is_product(problem):
-        return "its window is more than one pixel"
+        return "it is no 1x1 convolution with stride 1 and without padding"
     return None if is_channels_last(x) else "its input is not channels-last"
 
 

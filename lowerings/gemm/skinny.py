@@ -126,11 +126,11 @@ def _why_not(tile: Tile, one_row: bool, problem: Problem) -> str | None:
     if weight.stride[1] != 1:
         return "the rows of its weight are not contiguous"
     if size * int(x.stride[-1]) >= 2**31:
-        return "the terms of a row lie too far apart"
+        return "the elements of a row are too far apart"
     itemsize = getattr(torch, x.dtype).itemsize
     count, shared_memory = facts(problem.arch)
     if tile.shared(rows, itemsize) > shared_memory:
-        return "its stages take more shared memory than there is"
+        return "its stages exceed the shared memory"
     terms = tile.terms(size, itemsize)
     programs = -(-columns // tile.columns) * -(-size // terms)
     if programs < LEAST * count or (tile.parts > 1 and programs > 2 * ENOUGH * count):

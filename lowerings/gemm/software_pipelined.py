@@ -39,15 +39,15 @@ def _why_not(tile: Tile, problem: Problem, rows: int) -> str | None:
         return reason
     uneven = is_uneven(problem)
     if problem.arch.startswith(software_pipelined.UNEVEN) and not uneven:
-        return "the copy engine writes its rows"
+        return "TMA can write its rows"
     if terms * itemsize % VECTOR:
-        return "its rows do not begin at whole vectors"
+        return "its rows are not aligned to vectors"
     lanes = 64 if problem.arch.startswith(software_pipelined.CDNA) else 32
     if "other" in operands and tile.is_full(lanes) and uneven:
-        return "there are no registers left for what is added number by number"
+        return "there are too few registers for an addend that is read element by element"
     multiprocessors, shared_memory = facts(problem.arch)
     if tile.shared(itemsize, problem.arch) > shared_memory:
-        return "it takes more shared memory than there is"
+        return "it exceeds the shared memory"
     blocks = rows * columns / (tile.BLOCK_M * tile.BLOCK_N)
     return None if 2 * blocks >= multiprocessors else "it has too few blocks"
 

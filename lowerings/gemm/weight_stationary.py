@@ -53,16 +53,16 @@ def why_not_streams(
         each_of_terms: K of each GEMM that is summed up.
     """
     if rows < weight_stationary.FEWEST_ROWS:
-        return "it has too few rows to stream"
+        return "M is too small for the weight-stationary template"
     if max(each_of_terms) > weight_stationary.MOST_TERMS:
-        return "it sums up too many terms to hold a block of the weight"
+        return "K is too large to keep a block of the weight"
     return None if weight_stationary.fits(tile, columns) else "the tile does not fit"
 
 
 def why_too_few(tile: Tile, programs: int) -> str | None:
     """Return why so many programs of a multiprocessor are too few, or None."""
     enough = programs * tile.num_stages >= weight_stationary.IN_FLIGHT
-    return None if enough else "there is no shared memory for what should be on its way"
+    return None if enough else "there is too little shared memory for enough loads in flight"
 
 
 LINEAR_CALLS, CONV_CALLS = products(

@@ -116,7 +116,7 @@ class Launch:
         attributes = self.gm._buffers | self.gm._parameters
         tensors: list[Any] = [*inputs, *(attributes[name] for name in self.program.attributes)]
         if [_look(t) for t in tensors] != self.looks:
-            return self._op_by_op("a tensor is not of the dtype, layout and device it was", inputs)
+            return self._op_by_op("a tensor's dtype, layout or device changed", inputs)
         addresses = [t.data_ptr() for t in tensors]
         if self._shares(addresses):
             return self._op_by_op("memory that is written is shared", inputs)

@@ -42,7 +42,7 @@ class SyclKernel:
             NotBuiltError: a graph is captured, which would keep the tables of this step.
         """
         if self._device.type == "xpu" and torch.xpu.is_current_stream_capturing():
-            raise NotBuiltError("a graph is captured, and tables of kernels are one step's")
+            raise NotBuiltError("a graph is captured, but kernel tables belong to one step")
         numbers = array("q", (self._word(n, on, addresses, tensors) for n, on in self._numbers))
         table = self._rows.table
         tables = self._rows.at(addresses), table.chunks, numbers

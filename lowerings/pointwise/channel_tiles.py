@@ -52,7 +52,7 @@ def tiled(off: frozenset[str], report: GraphReport) -> Iterator[None]:
     is_off = bool({"*", NAME} & off)
     if type(V.choices) not in (InductorChoices, _Choices):
         if not is_off:
-            report.add("missed", NAME, "Inductor's choices have a handler of somebody else")
+            report.add("missed", NAME, "Inductor's handler of choices was replaced by another one")
         yield
         return
     choices = InductorChoices() if is_off else _Choices()

@@ -95,15 +95,15 @@ class Chooser:
             return None, "missed", self._off
         problem = problem_of(node, selector_hook.arch_of(device), settings_of(device.type))
         if problem is None:
-            return None, "missed", "no record can say what it computes"
+            return None, "missed", "a record cannot describe it"
         candidates = calls(problem)
         if len(candidates) < 2:
             reasons = filter(None, (call.why_not(problem) for call in _with_epilogue(problem)))
-            return None, "missed", next(reasons, "no library has this epilogue")
+            return None, "missed", next(reasons, "no library supports this epilogue")
         if all(call.apart for call in candidates):
             fused = (call for call in CALLS[problem.op] if not call.apart)
             reasons = filter(None, (call.why_not(problem) for call in fused))
-            return None, "missed", next(reasons, "no kernel has it")
+            return None, "missed", next(reasons, "no kernel supports it")
         choices = tuple(call.choice for call in candidates)
         default, key = candidates[0], encode(problem)
         selector_hook.tell(selector_hook.Offer(problem, choices, default.choice))
