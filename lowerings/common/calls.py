@@ -52,9 +52,8 @@ class Call:
         with its own library.
         """
         if self.parameters:
-            template = (
-                f"{compat.TEMPLATES}, {self.version}"  # The Triton of that torch compiles it.
-            )
+            # The Triton of that torch compiles the template.
+            template = f"{compat.TEMPLATES}, {self.version}"
             return Choice("template", self.name, {**self.parameters}, template)
         return Choice("library", self.name, {}, compat.TEMPLATES if self.epilogues else "")
 

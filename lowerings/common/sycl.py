@@ -64,7 +64,7 @@ def why_not(dtype: torch.dtype, gather: str, few: bool, binary: str, unary: str)
         unary: unary op of the epilogue.
     """
     reason = _why_not_on(torch.device("cpu"), dtype, gather, few, binary, unary)
-    if reason and dtype in WORDS:  # An option requested the kernel for this dtype.
+    if reason and dtype in WORDS:  # The option requested it for this dtype.
         say(f"oneDNN is used instead of SYCL's CPU device: {reason}")
     return reason
 

@@ -48,9 +48,8 @@ def _template(one_row: bool, how: Tile) -> Any:
 def _few_rows(x: Any, weight: Any, terms: int, tile: list[int]) -> Any:
     how = Tile._make(tile)
     x, weight = map(ir.ExternKernel.realize_input, (x, weight))
-    weight = ir.ExternKernel.require_stride_order(
-        weight, [1, 0]
-    )  # The layout of a computed weight is not fixed yet.
+    # The layout of a computed weight is not fixed yet.
+    weight = ir.ExternKernel.require_stride_order(weight, [1, 0])
     rows, size = (int(n) for n in x.get_size())
     columns = int(weight.get_size()[0])
     parts = how.parts if how.joined else -(-size // terms)

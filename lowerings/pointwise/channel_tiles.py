@@ -95,9 +95,8 @@ class _Choices(InductorChoices):
 def _tiling(features: Any) -> tuple[dict[str, Any], tuple[int, int, int]] | None:
     """Return the tiling by rows and channels of a loop that gains, and its tile, or None."""
     gpu, count = nvidia(V.graph.get_current_device_or_throw()), features.numel
-    is_loop = (
-        isinstance(count, sympy.Integer) and features.reduction_numel == 1
-    )  # static, and no reduction
+    # Only loops of static size without a reduction gain.
+    is_loop = isinstance(count, sympy.Integer) and features.reduction_numel == 1
     if not is_loop or gpu is None or count < FASTER.get(gpu.arch, sympy.oo):
         return None
     vectors = [dep for node in features.scheduler_nodes() for dep in _of_channels(node)]

@@ -111,10 +111,8 @@ def obeyed(
     Settings of other dtypes are left out. Users of bf16 often set the precision of fp32 GEMMs to
     "high", and their problems would otherwise not match records.
     """
-    affecting, affected_dtypes = (
-        {},
-        {"float32" if dtype == "complex64" else dtype for dtype in dtypes},
-    )
+    affecting: dict[str, Constant] = {}
+    affected_dtypes = {"float32" if dtype == "complex64" else dtype for dtype in dtypes}
     for name, value in settings.items():
         setting = SETTINGS.get(name)
         if setting is None or (setting.word in op and setting.dtype in ("", *affected_dtypes)):

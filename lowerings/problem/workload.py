@@ -284,9 +284,8 @@ def _record_sizes(sizes: Sequence[Any], names: "Mapping[sympy.Expr, str]") -> tu
 def _record_size(size: Any, names: "Mapping[sympy.Expr, str]") -> int | str:
     expr = sympy.sympify(size.node.expr if isinstance(size, torch.SymInt) else size)
     symbols = {e: sympy.Symbol(name, integer=True, positive=True) for e, name in names.items()}
-    expr = expr.subs(
-        symbols, simultaneous=True
-    )  # At once, as torch may use these names for other symbols.
+    # All are replaced at once, as torch may use these names for other symbols.
+    expr = expr.subs(symbols, simultaneous=True)
     if expr.is_Integer:
         return int(expr)
     if not {str(s) for s in expr.free_symbols} <= set(names.values()):
@@ -351,9 +350,8 @@ def _argument(value: Any, written: Mapping[Node, str]) -> str:
         return written[value]
     if isinstance(value, (torch.dtype, torch.device)):
         return str(value)
-    return repr(_record_value(value)).replace(
-        "inf", "1e999"
-    )  # 1e999 is a literal that is read as infinity.
+    # 1e999 is a literal that is read as infinity.
+    return repr(_record_value(value)).replace("inf", "1e999")
 
 
 def _evaluate(node: ast.expr, values: Mapping[str, Tensor]) -> Any:

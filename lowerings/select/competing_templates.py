@@ -19,10 +19,8 @@ from ipex_inductor.autotune.select import Selection
 from ipex_inductor.lowerings.problem.workload import function_of, named, widened
 
 CONV, LINEAR = (str(op) for op in (torch.ops.ipex.conv.default, torch.ops.ipex.linear.default))
-FACTORS = {
-    "aten.mm.default": (0, 1),
-    "aten.addmm.default": (1, 2),
-}  # positions of the two GEMM factors
+# Positions of the two GEMM factors among the operands.
+FACTORS = {"aten.mm.default": (0, 1), "aten.addmm.default": (1, 2)}
 SMALL = 8  # M, N and K of the matrices on which epilogues are compared
 
 
@@ -88,9 +86,8 @@ def _is_convolution(torch_problem: Problem, problem: Problem) -> bool:
         return False
     fused_ops = [problem.constants["binary"], problem.constants["unary"]]
     fused_ops = [name for name in fused_ops if name != "none"]
-    epilogue_ops = re.findall(r"aten\.(\w+)\.", torch_problem.epilogue)[
-        ::-1
-    ]  # the outermost op is first in the text
+    # The outermost op is first in the epilogue's text.
+    epilogue_ops = re.findall(r"aten\.(\w+)\.", torch_problem.epilogue)[::-1]
     operands = zip(torch_problem.operands[:2], problem.operands[:2], strict=True)
     same_epilogue = (
         epilogue_ops == fused_ops if fused_ops else torch_problem.epilogue == problem.epilogue

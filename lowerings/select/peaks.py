@@ -74,9 +74,8 @@ def work(problem: Problem) -> tuple[int, int]:
 
 @functools.lru_cache(1024)
 def _work(key: bytes) -> tuple[int, int]:
-    problem = decode_problem(
-        key
-    )  # A problem holds dicts and has no hash, so its encoded form is the cache's key.
+    # A problem holds dicts and has no hash, so its encoded form is the cache's key.
+    problem = decode_problem(key)
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         operands = [empty(o, torch.device("cpu")) for o in problem.operands]
         result = function_of(problem, library.plain(problem))(*operands)

@@ -40,11 +40,8 @@ from ipex_inductor.lowerings.select import competing_templates, peaks, prefilter
 from ipex_inductor.reporting import decisions
 from ipex_inductor.target import device as target
 
-PASSING = (
-    SPENT,
-    "OutOfMemoryError",
-    "want of memory",
-)  # parts of reasons that may not apply another time
+# Parts of reasons that may not apply another time.
+PASSING = (SPENT, "OutOfMemoryError", "want of memory")
 MODELLED = ("cuda", "xpu")  # device types that may have a cost model
 JOINED = tuple(f"ipex.conv_{name}.default" for name in ("pool", "preactivated", "shortcut"))
 COMMAND = (sys.executable, "-P", "-m", "ipex_inductor.lowerings.tune.tuner")

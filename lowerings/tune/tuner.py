@@ -107,9 +107,8 @@ class Tuner:
         outcomes += wrong
         measured = self._raced(candidates, trials, device, deadline) if candidates else []
         outcomes += measured
-        if not any(
-            o.timing for o in measured
-        ):  # Without a measured candidate no other was skipped in its favor.
+        # Without a measured candidate, no other one was skipped in its favor.
+        if not any(o.timing for o in measured):
             outcomes = [o for o in outcomes if o.reason]
         if not outcomes:
             raise ValueError("the time was up before anything was measured")
