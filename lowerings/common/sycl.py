@@ -202,20 +202,10 @@ def _conv(
         scalars: scalars of the unary op.
         form: unused.
     """
-    padding_2d = [*padding] * 2 if len(padding) == 1 else padding  # "valid" comes as one zero
+    pads = [*padding] * 2 if len(padding) == 1 else padding  # "valid" comes as one zero
     last = x.is_contiguous(memory_format=torch.channels_last)
     result: Tensor = torch.ops.ipex.sycl_conv(
-        *(
-            x,
-            packed,
-            weight.shape[0],
-            bias,
-            other,
-            [*weight.shape[2:]],
-            stride,
-            padding_2d,
-            dilation,
-        ),
+        *(x, packed, weight.shape[0], bias, other, [*weight.shape[2:]], stride, pads, dilation),
         *(groups, binary, unary, scalars, last, block),
     )
     return result

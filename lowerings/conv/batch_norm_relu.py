@@ -39,8 +39,8 @@ VECTOR = 8  # 16-bit elements that are loaded at once
 
 def apart(problem: Problem) -> Problem:
     """Return the problem of the convolution that reads the result of norm and ReLU."""
-    operands_by_name = named(problem)
-    x, weight = operands_by_name["x"], operands_by_name["weight"]
+    by_name = named(problem)
+    x, weight = by_name["x"], by_name["weight"]
     batch, _, height, width = ints(x.shape)
     channels = int(weight.shape[1])
     strides = height * width * channels, 1, width * channels, channels
@@ -48,10 +48,10 @@ def apart(problem: Problem) -> Problem:
     operands = (
         activation,
         weight,
-        *([operands_by_name["bias"]] if "bias" in operands_by_name else []),
+        *([by_name["bias"]] if "bias" in by_name else []),
     )
     constants = {name: problem.constants[name] for name in ("unary", "scalars")}
-    constants |= {} if "bias" in operands_by_name else {"bias": None}
+    constants |= {} if "bias" in by_name else {"bias": None}
     geometry = ((tuple(v) if isinstance(v, list) else v) for v in op.WINDOW)
     constants |= dict(zip(NAMES, geometry, strict=True))
     constants |= {"other": None, "binary": "none", "packed": ""}
